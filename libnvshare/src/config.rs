@@ -1,0 +1,178 @@
+//! What the environment asks for. Read once, at the first `cuInit`.
+
+use std::env;
+use std::fmt;
+use std::sync::OnceLock;
+
+use nvshare_proto::env as names;
+use nvshare_proto::units::{self, MIB};
+use nvshare_proto::MemoryMode;
+
+use crate::log::{self, Level};
+
+/// The settings of this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Config {
+    /// Limit in bytes on each device that has none of its own.
+    limit: Option<u64>,
+    /// Limits by the program's own device index.
+    device_limits: Vec<(usize, u64)>,
+    pub(crate) memory: MemoryMode,
+    /// One program may allocate more than the GPU has.
+    pub(crate) oversubscribe: bool,
+    /// Evicted memory comes back in bulk.
+    pub(crate) restore: bool,
+    pub(crate) log: Level,
+}
+
+/// Why the environment cannot be followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Error {
+    variable: String,
+    reason: String,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.variable, self.reason)
+    }
+}
+
+impl Config {
+    /// The limit of a device in bytes, by the program's own index.
+    pub(crate) fn limit(&self, index: usize) -> Option<u64> {
+        self.device_limits.iter().find(|(of, _)| *of == index).map(|&(_, limit)| limit).or(self.limit)
+    }
+
+    fn parse(variables: impl Iterator<Item = (String, String)>) -> Result<Self, Error> {
+        let mut config = Self {
+            limit: None,
+            device_limits: Vec::new(),
+            memory: MemoryMode::Managed,
+            oversubscribe: false,
+            restore: true,
+            log: Level::Warn,
+        };
+        let mut variables: Vec<_> = variables.filter(|(_, value)| !value.is_empty()).collect();
+        // The general names sort before the particular ones, which overrule them.
+        variables.sort();
+        for (variable, value) in variables {
+            config.apply(&variable, &value).map_err(|reason| Error { variable, reason })?;
+        }
+        Ok(config)
+    }
+
+    fn apply(&mut self, variable: &str, value: &str) -> Result<(), String> {
+        match variable {
+            names::MEM_LIMIT => self.limit = Some(parse_limit(value)?),
+            names::MEM_LIMIT_MB => self.limit = Some(parse_limit_mb(value)?),
+            names::MEMORY => {
+                self.memory = match value {
+                    "managed" => MemoryMode::Managed,
+                    "off" => MemoryMode::Off,
+                    _ => return Err(format!("{value:?} is no memory mode; accepted: managed, off")),
+                }
+            }
+            names::LOG => {
+                self.log = match value {
+                    "off" => Level::Off,
+                    "error" => Level::Error,
+                    "warn" => Level::Warn,
+                    "info" => Level::Info,
+                    "debug" => Level::Debug,
+                    _ => return Err(format!("{value:?} is no level; accepted: off, error, warn, info, debug")),
+                }
+            }
+            names::DEBUG => {
+                if parse_switch(value)? {
+                    self.log = Level::Debug;
+                }
+            }
+            names::ENABLE_SINGLE_OVERSUB => self.oversubscribe = parse_switch(value)?,
+            names::RESTORE => self.restore = parse_switch(value)?,
+            _ => {
+                // `NVSHARE_MEM_LIMIT_MB` itself is matched above.
+                let index = variable.strip_prefix(names::MEM_LIMIT).and_then(|rest| rest.strip_prefix('_'));
+                if let Some(index) = index.and_then(|index| index.parse().ok()) {
+                    self.device_limits.push((index, parse_limit(value)?));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn parse_limit(value: &str) -> Result<u64, String> {
+    units::parse_bytes(value).map_err(|error| error.to_string()).and_then(not_zero)
+}
+
+fn parse_limit_mb(value: &str) -> Result<u64, String> {
+    let mib: u64 = value.trim().parse().map_err(|_| format!("{value:?} is no number of MiB"))?;
+    mib.checked_mul(MIB).ok_or_else(|| format!("{value:?} MiB are too many")).and_then(not_zero)
+}
+
+fn not_zero(limit: u64) -> Result<u64, String> {
+    if limit == 0 { Err("a limit of 0 lets nothing run; leave it out for no limit".to_owned()) } else { Ok(limit) }
+}
+
+fn parse_switch(value: &str) -> Result<bool, String> {
+    match value {
+        "1" | "true" | "on" | "yes" => Ok(true),
+        "0" | "false" | "off" | "no" => Ok(false),
+        _ => Err(format!("{value:?} is no switch; accepted: 1, 0")),
+    }
+}
+
+/// The settings. An error is logged once and stays: limits fail closed.
+pub(crate) fn get() -> Result<&'static Config, &'static Error> {
+    static CONFIG: OnceLock<Result<Config, Error>> = OnceLock::new();
+    CONFIG
+        .get_or_init(|| {
+            let variables = env::vars_os().filter_map(|(name, value)| {
+                let name = name.into_string().ok().filter(|name| name.starts_with("NVSHARE_"))?;
+                Some((name, value.to_string_lossy().into_owned()))
+            });
+            let config = Config::parse(variables);
+            match &config {
+                Ok(config) => log::set_level(config.log),
+                Err(error) => log::error(format_args!("{error}")),
+            }
+            config
+        })
+        .as_ref()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvshare_proto::units::GIB;
+
+    fn parse(variables: &[(&str, &str)]) -> Result<Config, String> {
+        Config::parse(variables.iter().map(|&(n, v)| (n.to_owned(), v.to_owned()))).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn limits_in_general_and_by_device() {
+        let config = parse(&[("NVSHARE_MEM_LIMIT_1", "2g"), ("NVSHARE_MEM_LIMIT", "8GiB")]).unwrap();
+        assert_eq!(config.limit(0), Some(8 * GIB));
+        assert_eq!(config.limit(1), Some(2 * GIB));
+        assert_eq!(parse(&[("NVSHARE_MEM_LIMIT_MB", "512")]).unwrap().limit(0), Some(GIB / 2));
+        assert_eq!(parse(&[]).unwrap().limit(0), None);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_refused_by_name() {
+        for (variable, value) in [
+            ("NVSHARE_MEM_LIMIT", "8 potatoes"),
+            ("NVSHARE_MEM_LIMIT", "0"),
+            ("NVSHARE_MEM_LIMIT_0", "-1"),
+            ("NVSHARE_MEM_LIMIT_MB", "8g"),
+            ("NVSHARE_MEMORY", "swap"),
+            ("NVSHARE_LOG", "loud"),
+            ("NVSHARE_RESTORE", "maybe"),
+        ] {
+            let error = parse(&[(variable, value)]).unwrap_err();
+            assert!(error.starts_with(variable), "{error}");
+        }
+    }
+}

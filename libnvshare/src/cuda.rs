@@ -1,0 +1,114 @@
+//! The driver API's types, as far as they are looked at.
+//!
+//! Codes and flags are plain integers, never Rust enums: a driver newer than any header may return values that
+//! nobody knows, and those are ordinary values here.
+
+#![allow(non_camel_case_types, reason = "the driver API's own names")]
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::fmt;
+
+/// `CUresult`.
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CUresult(pub(crate) c_int);
+
+impl CUresult {
+    pub(crate) const SUCCESS: Self = Self(0);
+    pub(crate) const INVALID_VALUE: Self = Self(1);
+    pub(crate) const OUT_OF_MEMORY: Self = Self(2);
+    pub(crate) const NOT_READY: Self = Self(600);
+    pub(crate) const NOT_SUPPORTED: Self = Self(801);
+
+    pub(crate) fn ok(self) -> Result<(), Self> {
+        if self == Self::SUCCESS { Ok(()) } else { Err(self) }
+    }
+}
+
+impl fmt::Debug for CUresult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CUDA error {}", self.0)
+    }
+}
+
+macro_rules! handles {
+    ($($(#[$doc:meta])* $name:ident)*) => {$(
+        $(#[$doc])*
+        #[repr(transparent)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub(crate) struct $name(pub(crate) *mut c_void);
+
+        impl $name {
+            #[allow(dead_code, reason = "not every kind of handle is ever made here")]
+            pub(crate) const NULL: Self = Self(std::ptr::null_mut());
+        }
+
+        // SAFETY: the driver's handles are opaque words that it accepts from any thread.
+        unsafe impl Send for $name {}
+        // SAFETY: as above.
+        unsafe impl Sync for $name {}
+    )*};
+}
+
+handles! {
+    /// `CUcontext`
+    CUcontext
+    /// `CUstream`
+    CUstream
+    /// `CUevent`
+    CUevent
+    /// `CUfunction`
+    CUfunction
+    /// `CUgraphExec`
+    CUgraphExec
+    /// `CUgraph`
+    CUgraph
+    /// `CUarray`
+    CUarray
+}
+
+/// `CUdeviceptr`: an address in the unified space.
+pub(crate) type CUdeviceptr = u64;
+/// `CUdeviceptr` of the driver API before 3.2.
+pub(crate) type CUdeviceptrV1 = c_uint;
+/// `CUdevice`: an ordinal in the program's own view.
+pub(crate) type CUdevice = c_int;
+
+/// `CUmemLocation`, which is passed by value.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CUmemLocation {
+    pub(crate) kind: c_int,
+    pub(crate) id: c_int,
+}
+
+/// The legacy default stream's explicit handle.
+pub(crate) const CU_STREAM_LEGACY: usize = 1;
+/// The calling thread's default stream's explicit handle.
+pub(crate) const CU_STREAM_PER_THREAD: usize = 2;
+pub(crate) const CU_STREAM_NON_BLOCKING: c_uint = 1;
+pub(crate) const CU_STREAM_CAPTURE_STATUS_NONE: c_int = 0;
+pub(crate) const CU_STREAM_CAPTURE_MODE_RELAXED: c_int = 2;
+pub(crate) const CU_EVENT_DISABLE_TIMING: c_uint = 2;
+pub(crate) const CU_MEM_ATTACH_GLOBAL: c_uint = 1;
+/// The host, as the target of a prefetch.
+pub(crate) const CU_DEVICE_CPU: CUdevice = -1;
+pub(crate) const CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS: c_int = 89;
+
+/// The stream that a `CUlaunchConfig` names.
+///
+/// # Safety
+/// `config` is null or points to a `CUlaunchConfig`: seven 32-bit words (grid, block, shared memory), then the
+/// stream, 8-byte aligned.
+pub(crate) unsafe fn config_stream(config: *const c_void) -> CUstream {
+    #[repr(C)]
+    struct LaunchConfig {
+        grid_block_shared: [c_uint; 7],
+        stream: CUstream,
+    }
+    if config.is_null() {
+        return CUstream::NULL;
+    }
+    // SAFETY: not null, so it points to a configuration that begins with these fields.
+    unsafe { (*config.cast::<LaunchConfig>()).stream }
+}

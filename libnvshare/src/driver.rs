@@ -1,0 +1,230 @@
+//! The real driver: opening it, and calling it on our own behalf.
+//!
+//! Every call that the library adds is made with [`Relaxed`] in force where it could disturb a stream capture of
+//! another thread.
+
+use std::ffi::{CString, c_int, c_void};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use crate::cuda::{
+    CU_EVENT_DISABLE_TIMING, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE,
+    CU_STREAM_NON_BLOCKING, CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult, CUstream,
+};
+use crate::log;
+use crate::table::{ENTRIES, real};
+
+const LIBRARY: &str = "libcuda.so.1";
+
+const CLOSED: u8 = 0;
+const OPENING: u8 = 1;
+const OPEN: u8 = 2;
+static STATE: AtomicU8 = AtomicU8::new(CLOSED);
+static OPENER: AtomicI32 = AtomicI32::new(0);
+static SWAPS: OnceLock<Vec<(usize, usize)>> = OnceLock::new();
+
+/// Opens the driver and learns the addresses of its functions, once.
+///
+/// The driver's own initialisers may look up symbols while it is being loaded: the thread that opens it finds the
+/// table empty then, and is not made to wait for itself.
+pub(crate) fn open() {
+    if STATE.load(Ordering::Acquire) == OPEN {
+        return;
+    }
+    // SAFETY: no arguments, cannot fail.
+    let me = unsafe { libc::gettid() };
+    if STATE.compare_exchange(CLOSED, OPENING, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        while STATE.load(Ordering::Acquire) == OPENING && OPENER.load(Ordering::Acquire) != me {
+            std::thread::yield_now();
+        }
+        return;
+    }
+    OPENER.store(me, Ordering::Release);
+    // SAFETY: the driver's initialisers are what the program is about to run anyway.
+    match unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) } {
+        Ok(library) => learn(library),
+        Err(error) => log::error(format_args!("{LIBRARY} cannot be opened: {error}")),
+    }
+    STATE.store(OPEN, Ordering::Release);
+}
+
+fn learn(library: Library) {
+    let handle = library.into_raw();
+    let mut swaps = Vec::with_capacity(ENTRIES.len());
+    for entry in ENTRIES {
+        let Ok(name) = CString::new(entry.name) else { continue };
+        // SAFETY: an open library's handle and a C string. The library is never closed. Our own `dlsym` is not
+        // asked: it would answer with the hook.
+        let address = unsafe { crate::dl::real_dlsym(handle, name.as_ptr()) };
+        if address.is_null() {
+            continue;
+        }
+        entry.real.store(address.cast(), Ordering::Release);
+        if let Some(hook) = entry.hook {
+            swaps.push((address as usize, hook.0 as usize));
+        }
+    }
+    swaps.sort_unstable();
+    let _ = SWAPS.set(swaps);
+}
+
+/// The hook that stands for a driver's function.
+pub(crate) fn hook_of(address: *mut c_void) -> Option<*mut c_void> {
+    open();
+    let swaps = SWAPS.get()?;
+    let at = swaps.binary_search_by_key(&(address as usize), |&(real, _)| real).ok()?;
+    swaps.get(at).map(|&(_, hook)| hook as *mut c_void)
+}
+
+/// While this lives, the calling thread's driver calls do not disturb stream captures of other threads.
+#[derive(Debug)]
+pub(crate) struct Relaxed {
+    before: c_int,
+}
+
+impl Relaxed {
+    pub(crate) fn begin() -> Self {
+        Self { before: exchange(CU_STREAM_CAPTURE_MODE_RELAXED) }
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        exchange(self.before);
+    }
+}
+
+fn exchange(mut mode: c_int) -> c_int {
+    if let Some(exchange) = real::cuThreadExchangeStreamCaptureMode.get() {
+        // SAFETY: reads and writes the one word. Before `cuInit` it fails and changes nothing.
+        unsafe { exchange(&raw mut mode) };
+    }
+    mode
+}
+
+macro_rules! call {
+    ($name:ident($($arg:expr),*)) => {
+        match real::$name.get() {
+            // SAFETY: the arguments' types are those of the driver's function; the wrapper around this says why
+            // what they point to is valid.
+            Some(function) => unsafe { function($($arg),*) }.ok(),
+            None => Err(CUresult::NOT_SUPPORTED),
+        }
+    };
+}
+
+pub(crate) fn current_context() -> Result<CUcontext, CUresult> {
+    let mut context = CUcontext::NULL;
+    call!(cuCtxGetCurrent(&raw mut context))?;
+    if context == CUcontext::NULL { Err(CUresult(201)) } else { Ok(context) }
+}
+
+pub(crate) fn current_device() -> Result<CUdevice, CUresult> {
+    let mut device = 0;
+    call!(cuCtxGetDevice(&raw mut device))?;
+    Ok(device)
+}
+
+/// Makes a context current in this thread without the hook's bookkeeping.
+pub(crate) fn set_context(context: CUcontext) -> Result<(), CUresult> {
+    call!(cuCtxSetCurrent(context))
+}
+
+pub(crate) fn synchronize_context() -> Result<(), CUresult> {
+    call!(cuCtxSynchronize())
+}
+
+pub(crate) fn device_count() -> Result<c_int, CUresult> {
+    let mut count = 0;
+    call!(cuDeviceGetCount(&raw mut count))?;
+    Ok(count)
+}
+
+pub(crate) fn device(ordinal: c_int) -> Result<CUdevice, CUresult> {
+    let mut device = 0;
+    call!(cuDeviceGet(&raw mut device, ordinal))?;
+    Ok(device)
+}
+
+pub(crate) fn device_attribute(device: CUdevice, attribute: c_int) -> Result<c_int, CUresult> {
+    let mut value = 0;
+    call!(cuDeviceGetAttribute(&raw mut value, attribute, device))?;
+    Ok(value)
+}
+
+pub(crate) fn device_uuid(device: CUdevice) -> Result<[u8; 16], CUresult> {
+    let mut uuid = [0; 16];
+    // The second form tells MIG instances apart; older drivers lack it.
+    call!(cuDeviceGetUuid_v2(&raw mut uuid, device)).or_else(|_| call!(cuDeviceGetUuid(&raw mut uuid, device)))?;
+    Ok(uuid)
+}
+
+pub(crate) fn device_total(device: CUdevice) -> Result<u64, CUresult> {
+    let mut total = 0usize;
+    call!(cuDeviceTotalMem_v2(&raw mut total, device))?;
+    Ok(total as u64)
+}
+
+pub(crate) fn primary_is_active(device: CUdevice) -> bool {
+    let (mut flags, mut active) = (0, 0);
+    call!(cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active)).is_ok() && active != 0
+}
+
+pub(crate) fn create_stream() -> Result<CUstream, CUresult> {
+    let mut stream = CUstream::NULL;
+    call!(cuStreamCreate(&raw mut stream, CU_STREAM_NON_BLOCKING))?;
+    Ok(stream)
+}
+
+pub(crate) fn synchronize_stream(stream: CUstream) -> Result<(), CUresult> {
+    call!(cuStreamSynchronize(stream))
+}
+
+pub(crate) fn stream_context(stream: CUstream) -> Result<CUcontext, CUresult> {
+    let mut context = CUcontext::NULL;
+    call!(cuStreamGetCtx(stream, &raw mut context))?;
+    Ok(context)
+}
+
+pub(crate) fn is_non_blocking(stream: CUstream) -> bool {
+    let mut flags = 0;
+    call!(cuStreamGetFlags(stream, &raw mut flags)).is_ok() && flags & CU_STREAM_NON_BLOCKING != 0
+}
+
+/// Whether a stream is capturing; what cannot be asked is not.
+pub(crate) fn is_capturing(stream: CUstream) -> bool {
+    let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
+    call!(cuStreamIsCapturing(stream, &raw mut status)).is_ok() && status != CU_STREAM_CAPTURE_STATUS_NONE
+}
+
+/// An event of our own.
+#[derive(Debug)]
+pub(crate) struct Event(CUevent);
+
+impl Event {
+    /// An event behind all work on a stream of the current context. Must be called with [`Relaxed`] in force.
+    pub(crate) fn behind(stream: CUstream) -> Result<Self, CUresult> {
+        let mut event = CUevent::NULL;
+        call!(cuEventCreate(&raw mut event, CU_EVENT_DISABLE_TIMING))?;
+        let event = Self(event);
+        call!(cuEventRecord(event.0, stream))?;
+        Ok(event)
+    }
+
+    /// Whether the work before it is complete. An event that cannot be asked any more holds nobody up.
+    pub(crate) fn is_complete(&self) -> bool {
+        call!(cuEventQuery(self.0)) != Err(CUresult::NOT_READY)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let _ = call!(cuEventDestroy_v2(self.0));
+    }
+}
+
+pub(crate) fn prefetch(address: CUdeviceptr, bytes: u64, to: CUdevice, stream: CUstream) -> Result<(), CUresult> {
+    call!(cuMemPrefetchAsync(address, bytes as usize, to, stream))
+}

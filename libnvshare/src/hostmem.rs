@@ -1,0 +1,71 @@
+//! How much memory the host can take for this process: an eviction is charged to the process's own cgroup, and a
+//! cgroup that runs over its limit has the process killed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Left to the program itself.
+const MARGIN: u64 = 256 << 20;
+
+/// Bytes that can be evicted to the host without harm.
+pub(crate) fn room() -> u64 {
+    let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_available(&text));
+    let cgroup = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    cgroup_rooms(&cgroup)
+        .chain(available)
+        .min()
+        .map_or(u64::MAX, |room| room.saturating_sub(MARGIN))
+}
+
+fn mem_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// What each cgroup from the process's own to the root has left.
+fn cgroup_rooms(cgroups: &str) -> impl Iterator<Item = u64> {
+    let v2 = cgroups.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned);
+    let v1 = cgroups.lines().find_map(|line| {
+        let (_, rest) = line.split_once(':')?;
+        let (controllers, path) = rest.split_once(':')?;
+        controllers.split(',').any(|controller| controller == "memory").then(|| path.to_owned())
+    });
+    let up = |root: &'static str, path: String| {
+        let path = PathBuf::from(root).join(path.trim_start_matches('/'));
+        path.ancestors().take_while(|dir| dir.starts_with(root)).map(Path::to_owned).collect::<Vec<_>>()
+    };
+    let v2 = v2.into_iter().flat_map(move |path| up("/sys/fs/cgroup", path));
+    let v1 = v1.into_iter().flat_map(move |path| up("/sys/fs/cgroup/memory", path));
+    v2.filter_map(|dir| left(&dir, "memory.max", "memory.current"))
+        .chain(v1.filter_map(|dir| left(&dir, "memory.limit_in_bytes", "memory.usage_in_bytes")))
+}
+
+fn left(dir: &Path, limit: &str, usage: &str) -> Option<u64> {
+    // Without a limit the file says "max", which is no number.
+    let limit: u64 = fs::read_to_string(dir.join(limit)).ok()?.trim().parse().ok()?;
+    let usage: u64 = fs::read_to_string(dir.join(usage)).ok()?.trim().parse().ok()?;
+    Some(limit.saturating_sub(usage))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_the_kernel_writes() {
+        assert_eq!(mem_available("MemTotal:       10 kB\nMemAvailable:    2048 kB\n"), Some(2 << 20));
+        assert_eq!(mem_available("MemTotal:       10 kB\n"), None);
+    }
+
+    #[test]
+    fn a_limit_is_read_and_its_absence_is_none() {
+        let dir = std::env::temp_dir().join(format!("nvshare-hostmem-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("memory.current"), "100\n").unwrap();
+        fs::write(dir.join("memory.max"), "max\n").unwrap();
+        assert_eq!(left(&dir, "memory.max", "memory.current"), None);
+        fs::write(dir.join("memory.max"), "300\n").unwrap();
+        assert_eq!(left(&dir, "memory.max", "memory.current"), Some(200));
+        fs::remove_dir_all(dir).unwrap();
+    }
+}

@@ -1,0 +1,85 @@
+//! The process's allocation list.
+//!
+//! Keyed by base address, as programs free. Each allocation knows how much of it is on the card: eviction takes
+//! from its end, so one number says it, and restoring brings back exactly what was taken.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, OnceLock};
+
+use dashmap::DashMap;
+
+use crate::cuda::{CUcontext, CUdevice, CUdeviceptr};
+
+/// An allocation that the program made.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    pub(crate) base: CUdeviceptr,
+    pub(crate) size: u64,
+    pub(crate) device: CUdevice,
+    pub(crate) context: CUcontext,
+    /// It can be moved.
+    pub(crate) managed: bool,
+    place: Mutex<Place>,
+}
+
+/// Where an allocation is. Locked while a piece of it is being moved, so that it is not freed meanwhile.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// Bytes from the base that are on the card.
+    pub(crate) present: u64,
+    /// It was on the card once: what is absent now was evicted and has contents.
+    pub(crate) lived: bool,
+    /// The program freed it.
+    pub(crate) freed: bool,
+}
+
+impl Allocation {
+    pub(crate) fn new(
+        base: CUdeviceptr,
+        size: u64,
+        device: CUdevice,
+        context: CUcontext,
+        managed: bool,
+        resident: bool,
+    ) -> Self {
+        let place = Place { present: if resident { size } else { 0 }, lived: resident, freed: false };
+        Self { base, size, device, context, managed, place: Mutex::new(place) }
+    }
+
+    pub(crate) fn place(&self) -> MutexGuard<'_, Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn list() -> &'static DashMap<CUdeviceptr, Arc<Allocation>> {
+    static LIST: OnceLock<DashMap<CUdeviceptr, Arc<Allocation>>> = OnceLock::new();
+    LIST.get_or_init(DashMap::new)
+}
+
+pub(crate) fn insert(allocation: Allocation) {
+    list().insert(allocation.base, Arc::new(allocation));
+}
+
+/// Puts an allocation back that could not be freed.
+pub(crate) fn put_back(allocation: Arc<Allocation>) {
+    list().insert(allocation.base, allocation);
+}
+
+/// Takes an allocation off the list; `None` for a pointer that was never on it.
+pub(crate) fn remove(base: CUdeviceptr) -> Option<Arc<Allocation>> {
+    list().remove(&base).map(|(_, allocation)| allocation)
+}
+
+/// The allocations of a device, largest first, then by address: always in the same order.
+pub(crate) fn of_device(device: CUdevice) -> Vec<Arc<Allocation>> {
+    let mut found: Vec<Arc<Allocation>> =
+        list().iter().filter(|entry| entry.device == device).map(|entry| Arc::clone(&entry)).collect();
+    found.sort_by_key(|allocation| (std::cmp::Reverse(allocation.size), allocation.base));
+    found
+}
+
+/// Takes every allocation of a context off the list.
+pub(crate) fn remove_context(context: CUcontext) -> Vec<Arc<Allocation>> {
+    let bases: Vec<CUdeviceptr> =
+        list().iter().filter(|entry| entry.context == context).map(|entry| entry.base).collect();
+    bases.into_iter().filter_map(remove).collect()
+}

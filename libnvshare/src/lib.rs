@@ -1,0 +1,41 @@
+//! `libnvshare.so`: preloaded into a program, it shares the GPU with others.
+//!
+//! The way of a call: the [table](table) makes a hook of each entry point; a submission passes the [gate] and
+//! goes to the [driver]; an allocation passes the books of its [device](devices) into the [ledger]; the
+//! [session] closes the gate, has the [mover] drain and evict, restore and open again, as the scheduler says.
+//!
+//! The library is a guest. It never exits, panics, prints to standard output or touches signals; when anything
+//! of its own fails, the program runs on as if alone. Limits are the exception: they fail closed.
+
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    clippy::print_stderr
+)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
+mod capture;
+mod config;
+mod contexts;
+mod counters;
+mod cuda;
+mod devices;
+mod dl;
+mod driver;
+mod entry;
+mod fork;
+mod gate;
+mod hostmem;
+mod init;
+mod ledger;
+mod log;
+mod memory;
+mod mover;
+mod resolve;
+mod session;
+mod streams;
+mod table;
+mod window;

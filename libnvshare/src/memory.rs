@@ -1,0 +1,406 @@
+//! `cuMemAlloc` and its kin: quota, then managed memory, then the ledger.
+
+use std::ffi::c_uint;
+
+use nvshare_proto::MemoryMode;
+
+use crate::cuda::{
+    CU_MEM_ATTACH_GLOBAL, CUcontext, CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult,
+};
+use crate::devices::{Admission, Device};
+use crate::ledger::Allocation;
+use crate::table::real;
+use crate::{devices, driver, gate, ledger, mover, session};
+
+type Alloc = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize) -> CUresult;
+type AllocV1 = unsafe extern "C-unwind" fn(*mut CUdeviceptrV1, c_uint) -> CUresult;
+type AllocPitch = unsafe extern "C-unwind" fn(*mut CUdeviceptr, *mut usize, usize, usize, c_uint) -> CUresult;
+type AllocPitchV1 =
+    unsafe extern "C-unwind" fn(*mut CUdeviceptrV1, *mut c_uint, c_uint, c_uint, c_uint) -> CUresult;
+type AllocManaged = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize, c_uint) -> CUresult;
+type Free = unsafe extern "C-unwind" fn(CUdeviceptr) -> CUresult;
+type FreeV1 = unsafe extern "C-unwind" fn(CUdeviceptrV1) -> CUresult;
+type GetInfo = unsafe extern "C-unwind" fn(*mut usize, *mut usize) -> CUresult;
+type GetInfoV1 = unsafe extern "C-unwind" fn(*mut c_uint, *mut c_uint) -> CUresult;
+type TotalMem = unsafe extern "C-unwind" fn(*mut usize, CUdevice) -> CUresult;
+type TotalMemV1 = unsafe extern "C-unwind" fn(*mut c_uint, CUdevice) -> CUresult;
+
+/// What an allocation is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Device memory that we hand out as managed memory, and populate.
+    Device,
+    /// Managed memory that the program asked for: it may want it on the host first.
+    Managed,
+    /// The driver's own device memory: it counts and cannot be moved.
+    Plain,
+}
+
+/// The device and context that the calling thread would allocate in; `None`: the driver has to say why not.
+fn target() -> Option<(&'static Device, CUcontext)> {
+    let ordinal = driver::current_device().ok()?;
+    let context = driver::current_context().ok()?;
+    session::start();
+    let device = devices::get(ordinal)?;
+    session::uses(device);
+    Some((device, context))
+}
+
+/// Makes an allocation by `make`, which returns its address, under the limits and into the ledger.
+fn allocate(
+    device: &'static Device,
+    context: CUcontext,
+    bytes: u64,
+    kind: Kind,
+    make: impl Fn() -> Result<CUdeviceptr, CUresult>,
+) -> Result<CUdeviceptr, CUresult> {
+    loop {
+        let pass = gate::try_enter();
+        let inside = pass.is_some();
+        // Between the grant and the open gate, or between the closed gate and the drain: nearly over.
+        if !inside && device.account().holding {
+            gate::pause();
+            continue;
+        }
+        // The driver's own memory is on the card wherever the lock is.
+        let admission = device.admit(bytes, inside || kind == Kind::Plain);
+        let made = match admission {
+            Ok(Admission::Lacks(lacks)) => {
+                leave(pass);
+                if !device.wait_for_room(lacks, kind == Kind::Plain, session::wake) {
+                    return Err(CUresult::OUT_OF_MEMORY);
+                }
+                continue;
+            }
+            Ok(admission) => make()
+                .inspect(|&base| {
+                    let resident = admission == Admission::Resident;
+                    let managed = kind != Kind::Plain;
+                    ledger::insert(Allocation::new(base, bytes, device.ordinal, context, managed, resident));
+                    if kind == Kind::Device && resident {
+                        mover::populate(base, bytes, device);
+                    }
+                })
+                .inspect_err(|_| {
+                    device.release(bytes, if admission == Admission::Absent { bytes } else { 0 });
+                }),
+            Err(error) => Err(error),
+        };
+        leave(pass);
+        if made.is_ok() && device.is_usage_stale() {
+            session::wake();
+        }
+        return made;
+    }
+}
+
+fn leave(pass: Option<gate::Pass>) {
+    if let Some(pass) = pass {
+        gate::leave(pass, CUresult::SUCCESS);
+    }
+}
+
+fn managed(bytes: usize, flags: c_uint) -> Result<CUdeviceptr, CUresult> {
+    let mut base = 0;
+    let real = real::cuMemAllocManaged.get().ok_or(CUresult::NOT_SUPPORTED)?;
+    // SAFETY: a place for the address, and values.
+    unsafe { real(&raw mut base, bytes, flags) }.ok()?;
+    Ok(base)
+}
+
+/// Writes an address where the caller wants it.
+///
+/// # Safety
+/// `place` is writable.
+unsafe fn answer<T>(made: Result<T, CUresult>, place: *mut T) -> CUresult {
+    match made {
+        Ok(value) => {
+            // SAFETY: promised by the caller.
+            unsafe { *place = value };
+            CUresult::SUCCESS
+        }
+        Err(error) => error,
+    }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn alloc(real: Alloc, place: *mut CUdeviceptr, bytes: usize) -> CUresult {
+    // What the driver refuses, it refuses itself.
+    let Some((device, context)) = (!place.is_null() && bytes > 0).then(target).flatten() else {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(place, bytes) };
+    };
+    let made = match device.memory {
+        MemoryMode::Managed => {
+            allocate(device, context, bytes as u64, Kind::Device, || managed(bytes, CU_MEM_ATTACH_GLOBAL))
+        }
+        MemoryMode::Off => allocate(device, context, bytes as u64, Kind::Plain, || {
+            let mut base = 0;
+            // SAFETY: a place for the address, and a value.
+            unsafe { real(&raw mut base, bytes) }.ok()?;
+            Ok(base)
+        }),
+    };
+    // SAFETY: not null, and where the driver would write.
+    unsafe { answer(made, place) }
+}
+
+/// The 32-bit form of CUDA 3.1: its addresses do not reach managed memory, so it stays the driver's own.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn alloc_v1(real: AllocV1, place: *mut CUdeviceptrV1, bytes: c_uint) -> CUresult {
+    let Some((device, context)) = (!place.is_null() && bytes > 0).then(target).flatten() else {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(place, bytes) };
+    };
+    let made = allocate(device, context, u64::from(bytes), Kind::Plain, || {
+        let mut base = 0;
+        // SAFETY: a place for the address, and a value.
+        unsafe { real(&raw mut base, bytes) }.ok()?;
+        Ok(CUdeviceptr::from(base))
+    });
+    // SAFETY: not null, and where the driver would write; the address came from 32 bits.
+    unsafe { answer(made.map(|base| base as CUdeviceptrV1), place) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn alloc_pitch(
+    real: AllocPitch,
+    place: *mut CUdeviceptr,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element: c_uint,
+) -> CUresult {
+    let valid = !place.is_null() && !pitch.is_null() && width > 0 && height > 0;
+    let Some((device, context)) = valid.then(target).flatten() else {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(place, pitch, width, height, element) };
+    };
+    // The pitch is the driver's to choose: a single row tells it.
+    let mut row = 0;
+    let mut row_pitch = 0;
+    // SAFETY: places for both answers, and values.
+    let asked = unsafe { real(&raw mut row, &raw mut row_pitch, width, 1, element) };
+    if asked != CUresult::SUCCESS {
+        return asked;
+    }
+    if let Some(free) = real::cuMemFree_v2.get() {
+        // SAFETY: what was allocated above.
+        unsafe { free(row) };
+    }
+    let Some(bytes) = row_pitch.checked_mul(height) else { return CUresult::OUT_OF_MEMORY };
+    let made = match device.memory {
+        MemoryMode::Managed => {
+            allocate(device, context, bytes as u64, Kind::Device, || managed(bytes, CU_MEM_ATTACH_GLOBAL))
+        }
+        MemoryMode::Off => allocate(device, context, bytes as u64, Kind::Plain, || {
+            let (mut base, mut same) = (0, 0);
+            // SAFETY: places for both answers, and values.
+            unsafe { real(&raw mut base, &raw mut same, width, height, element) }.ok()?;
+            Ok(base)
+        }),
+    };
+    // SAFETY: neither is null, and both are where the driver would write.
+    unsafe {
+        let result = answer(made, place);
+        if result == CUresult::SUCCESS {
+            *pitch = row_pitch;
+        }
+        result
+    }
+}
+
+/// The 32-bit form of CUDA 3.1. See [`alloc_v1`].
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn alloc_pitch_v1(
+    real: AllocPitchV1,
+    place: *mut CUdeviceptrV1,
+    pitch: *mut c_uint,
+    width: c_uint,
+    height: c_uint,
+    element: c_uint,
+) -> CUresult {
+    let valid = !place.is_null() && !pitch.is_null() && width > 0 && height > 0;
+    let Some((device, context)) = valid.then(target).flatten() else {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(place, pitch, width, height, element) };
+    };
+    // The rows' padding is not known before; it is small beside what such a program allocates.
+    let made = allocate(device, context, u64::from(width) * u64::from(height), Kind::Plain, || {
+        let mut base = 0;
+        // SAFETY: a place for the address, the caller's for the pitch, and values.
+        unsafe { real(&raw mut base, pitch, width, height, element) }.ok()?;
+        Ok(CUdeviceptr::from(base))
+    });
+    // SAFETY: not null, and where the driver would write; the address came from 32 bits.
+    unsafe { answer(made.map(|base| base as CUdeviceptrV1), place) }
+}
+
+/// The program's own managed memory counts, and is evicted and restored, like ours.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn alloc_managed(
+    real: AllocManaged,
+    place: *mut CUdeviceptr,
+    bytes: usize,
+    flags: c_uint,
+) -> CUresult {
+    let Some((device, context)) = (!place.is_null() && bytes > 0).then(target).flatten() else {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(place, bytes, flags) };
+    };
+    let made = allocate(device, context, bytes as u64, Kind::Managed, || managed(bytes, flags));
+    // SAFETY: not null, and where the driver would write.
+    unsafe { answer(made, place) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn free(real: Free, base: CUdeviceptr) -> CUresult {
+    free_with(base, || {
+        // SAFETY: the caller's argument.
+        unsafe { real(base) }
+    })
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn free_v1(real: FreeV1, base: CUdeviceptrV1) -> CUresult {
+    free_with(CUdeviceptr::from(base), || {
+        // SAFETY: the caller's argument.
+        unsafe { real(base) }
+    })
+}
+
+fn free_with(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
+    // A pointer that we never saw is the driver's business alone.
+    let Some(allocation) = ledger::remove(base) else { return call() };
+    // A piece that is being moved is waited for.
+    let mut place = allocation.place();
+    let result = call();
+    if result != CUresult::SUCCESS {
+        drop(place);
+        ledger::put_back(allocation);
+        return result;
+    }
+    place.freed = true;
+    let absent = allocation.size - place.present;
+    drop(place);
+    if let Some(device) = devices::get(allocation.device) {
+        device.release(allocation.size, absent);
+        session::freed(device);
+    }
+    result
+}
+
+/// A context is gone, and its memory with it.
+pub(crate) fn forget_context(context: CUcontext) {
+    for allocation in ledger::remove_context(context) {
+        let mut place = allocation.place();
+        place.freed = true;
+        let absent = allocation.size - place.present;
+        drop(place);
+        if let Some(device) = devices::get(allocation.device) {
+            device.release(allocation.size, absent);
+            session::freed(device);
+        }
+    }
+}
+
+/// What the program may have, and has left, on the current device; `None`: nothing is known to be different from
+/// what the driver says.
+fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
+    let device = devices::get(driver::current_device().ok()?)?;
+    let account = device.account();
+    let total = device.limit.unwrap_or(u64::MAX).min(account.capacity.unwrap_or(driver_total)).min(driver_total);
+    let left = total.saturating_sub(account.allocated);
+    // With a scheduler, memory of others is not in the way: it moves. Without one, the card has what it has.
+    let free = if account.capacity.is_some() { left } else { left.min(driver_free) };
+    Some((free, total))
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn get_info(real: GetInfo, free: *mut usize, total: *mut usize) -> CUresult {
+    let (mut driver_free, mut driver_total) = (0, 0);
+    // SAFETY: places for both answers.
+    let result = unsafe { real(&raw mut driver_free, &raw mut driver_total) };
+    if result != CUresult::SUCCESS {
+        return result;
+    }
+    let (our_free, our_total) =
+        view(driver_free as u64, driver_total as u64).unwrap_or((driver_free as u64, driver_total as u64));
+    // SAFETY: the caller's places, each of which may be null.
+    unsafe {
+        if let Some(free) = free.as_mut() {
+            *free = our_free as usize;
+        }
+        if let Some(total) = total.as_mut() {
+            *total = our_total as usize;
+        }
+    }
+    CUresult::SUCCESS
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn get_info_v1(real: GetInfoV1, free: *mut c_uint, total: *mut c_uint) -> CUresult {
+    let (mut driver_free, mut driver_total) = (0, 0);
+    // SAFETY: places for both answers.
+    let result = unsafe { real(&raw mut driver_free, &raw mut driver_total) };
+    if result != CUresult::SUCCESS {
+        return result;
+    }
+    let (our_free, our_total) = view(u64::from(driver_free), u64::from(driver_total))
+        .unwrap_or((u64::from(driver_free), u64::from(driver_total)));
+    // SAFETY: the caller's places, each of which may be null.
+    unsafe {
+        if let Some(free) = free.as_mut() {
+            *free = our_free.try_into().unwrap_or(c_uint::MAX);
+        }
+        if let Some(total) = total.as_mut() {
+            *total = our_total.try_into().unwrap_or(c_uint::MAX);
+        }
+    }
+    CUresult::SUCCESS
+}
+
+/// The process's limit on a device, if it has one; readable before any session.
+fn limit_of(device: CUdevice) -> Option<u64> {
+    crate::config::get().ok()?.limit(usize::try_from(device).ok()?)
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn total_mem(real: TotalMem, bytes: *mut usize, device: CUdevice) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(bytes, device) };
+    if result == CUresult::SUCCESS
+        && let Some(limit) = limit_of(device)
+    {
+        // SAFETY: the driver wrote it.
+        unsafe { *bytes = (*bytes).min(limit.try_into().unwrap_or(usize::MAX)) };
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn total_mem_v1(real: TotalMemV1, bytes: *mut c_uint, device: CUdevice) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(bytes, device) };
+    if result == CUresult::SUCCESS
+        && let Some(limit) = limit_of(device)
+    {
+        // SAFETY: the driver wrote it.
+        unsafe { *bytes = (*bytes).min(limit.try_into().unwrap_or(c_uint::MAX)) };
+    }
+    result
+}

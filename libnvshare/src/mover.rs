@@ -1,0 +1,353 @@
+//! The thread that moves memory: drains, evicts, restores.
+//!
+//! A prefetch call blocks for its whole length, so it has a thread of its own. It works off a queue of jobs in
+//! their order, so that what was ordered out is out before anything comes back in.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nvshare_proto::units::{GIB, MIB, gib_per_second};
+use nvshare_proto::{GpuUuid, Room};
+
+use crate::cuda::{CU_DEVICE_CPU, CUdeviceptr, CUresult};
+use crate::devices::{self, Device};
+use crate::driver::{self, Relaxed};
+use crate::ledger::Allocation;
+use crate::streams::{self, Fence};
+use crate::{config, counters, gate, hostmem, ledger, log};
+
+/// What the session orders.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Job {
+    /// Wait until all submitted work is complete. The gate is closed.
+    Drain,
+    /// Bring back what is absent, as far as there is room.
+    Restore,
+    /// Move this much to the host. The gate is closed.
+    Evict(Room),
+    /// See whether all submitted work is complete, without closing the gate.
+    Probe,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Done {
+    /// Everything is complete.
+    Drained,
+    /// What could be restored is; these devices lack room for the rest.
+    Restored { lacking: Vec<Room> },
+    /// This much is on the host now.
+    Evicted(Room),
+    /// The order is done but for what the host cannot take.
+    EvictionEnds { gpu: GpuUuid, short: u64 },
+    /// All work is complete that was submitted until this many submissions were counted.
+    Quiet { submissions: u64 },
+    /// It is not.
+    Busy,
+}
+
+struct Queue {
+    jobs: VecDeque<(Job, u64)>,
+}
+
+static QUEUE: Mutex<Queue> = Mutex::new(Queue { jobs: VecDeque::new() });
+static POSTED: Condvar = Condvar::new();
+/// Jobs of an earlier generation are given up, evictions excepted.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+/// Grows whenever a drain comes nearer to its end.
+static PROGRESS: AtomicU64 = AtomicU64::new(0);
+/// Held while a job uses contexts.
+static STILL: Mutex<()> = Mutex::new(());
+
+/// Pieces that one prefetch call moves. Larger ones are faster, and a free of the allocation waits for one.
+const PIECE: u64 = GIB;
+/// Evicted memory is reported when this much is on the host.
+const REPORT: u64 = 256 * MIB;
+/// The driver moves managed memory in blocks of this size.
+const BLOCK: u64 = 2 * MIB;
+/// Smaller allocations share their pages with others and stay.
+const SMALLEST_EVICTED: u64 = 64 * 1024;
+
+/// Orders a job.
+pub(crate) fn post(job: Job) {
+    lock(&QUEUE).jobs.push_back((job, GENERATION.load(Ordering::SeqCst)));
+    POSTED.notify_one();
+}
+
+/// Gives up what was ordered so far and can be given up.
+pub(crate) fn cancel() {
+    GENERATION.fetch_add(1, Ordering::SeqCst);
+}
+
+/// See [`PROGRESS`].
+pub(crate) fn progress() -> u64 {
+    PROGRESS.load(Ordering::Relaxed)
+}
+
+/// While the answer lives, no job uses a context.
+pub(crate) fn hold_still() -> MutexGuard<'static, ()> {
+    lock(&STILL)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The thread's life. `report` takes what is done to the session.
+pub(crate) fn run(report: impl Fn(Done)) {
+    loop {
+        let (job, generation) = next();
+        let cancelled = || GENERATION.load(Ordering::SeqCst) != generation;
+        if !matches!(job, Job::Evict(_)) && cancelled() {
+            continue;
+        }
+        let _still = hold_still();
+        let _relaxed = Relaxed::begin();
+        match job {
+            Job::Drain => {
+                if drain(cancelled) {
+                    report(Done::Drained);
+                }
+            }
+            Job::Restore => {
+                if let Some(lacking) = restore(cancelled) {
+                    report(Done::Restored { lacking });
+                }
+            }
+            Job::Evict(Room { gpu, bytes }) => {
+                let short = evict(gpu, bytes, &report);
+                report(Done::EvictionEnds { gpu, short });
+            }
+            Job::Probe => report(probe(cancelled)),
+        }
+    }
+}
+
+fn next() -> (Job, u64) {
+    let mut queue = lock(&QUEUE);
+    loop {
+        if let Some(job) = queue.jobs.pop_front() {
+            return job;
+        }
+        queue = POSTED.wait(queue).unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+/// Waits until nobody is inside the gate and all submitted work is complete. False: given up.
+fn drain(cancelled: impl Fn() -> bool) -> bool {
+    let begin = Instant::now();
+    while !gate::nobody_inside() {
+        if cancelled() {
+            return false;
+        }
+        gate::pause();
+    }
+    PROGRESS.fetch_add(1, Ordering::Relaxed);
+    let mut fence = streams::fence();
+    if !wait_for(&mut fence, &cancelled) {
+        return false;
+    }
+    let took = begin.elapsed();
+    counters::drained(took.as_nanos() as u64);
+    log::debug(format_args!("drained in {:.1} ms", took.as_secs_f64() * 1e3));
+    true
+}
+
+fn wait_for(fence: &mut Fence, given_up: &impl Fn() -> bool) -> bool {
+    let mut left = usize::MAX;
+    loop {
+        let now = fence.poll();
+        if now < left {
+            left = now;
+            PROGRESS.fetch_add(1, Ordering::Relaxed);
+        }
+        if given_up() {
+            return false;
+        }
+        if left == 0 {
+            break;
+        }
+        gate::pause();
+    }
+    fence.look_at_whole_contexts();
+    !given_up()
+}
+
+/// Whether the process has nothing to do, as far as one can see without closing the gate.
+fn probe(cancelled: impl Fn() -> bool) -> Done {
+    let submissions = gate::totals().0;
+    if !gate::nobody_inside() {
+        return Done::Busy;
+    }
+    let mut fence = streams::fence();
+    if wait_for(&mut fence, &|| cancelled() || gate::totals().0 != submissions) {
+        Done::Quiet { submissions }
+    } else {
+        Done::Busy
+    }
+}
+
+/// Brings allocations back, largest first, as far as there is room. What lacks room is returned; `None`: given up.
+fn restore(cancelled: impl Fn() -> bool) -> Option<Vec<Room>> {
+    let in_bulk = config::get().is_ok_and(|config| config.restore);
+    let mut lacking = Vec::new();
+    let mut idle = true;
+    for device in devices::used() {
+        let begin = Instant::now();
+        let mut restored = 0;
+        let mut lacks = 0;
+        let stream = match streams::stream_of_ours(device.ordinal) {
+            Ok(stream) => stream,
+            // No context: nothing is allocated.
+            Err(_) => continue,
+        };
+        for allocation in ledger::of_device(device.ordinal) {
+            if cancelled() {
+                let _ = driver::synchronize_stream(stream);
+                return None;
+            }
+            let mut place = allocation.place();
+            let absent = allocation.size - place.present;
+            if place.freed || absent == 0 {
+                continue;
+            }
+            let bytes = device.update(|account| {
+                if account.free {
+                    return absent;
+                }
+                let bytes = absent.min(account.room.max(0) as u64);
+                account.room -= bytes as i64;
+                bytes
+            });
+            lacks += absent - bytes;
+            if bytes == 0 {
+                continue;
+            }
+            if in_bulk && let Err(error) = pieces(&allocation, place.present, bytes, device.ordinal, stream) {
+                // The pages come by faults then: slower, and right.
+                log::warn(format_args!("restore of {bytes} bytes at {:#x}: {error:?}", allocation.base));
+            }
+            if place.lived {
+                restored += bytes;
+            }
+            idle = false;
+            place.present += bytes;
+            place.lived = true;
+            device.update(|account| account.absent = account.absent.saturating_sub(bytes));
+        }
+        let _ = driver::synchronize_stream(stream);
+        if restored > 0 {
+            let took = begin.elapsed();
+            counters::restored(restored, took.as_nanos() as u64);
+            log_moved("restored", restored, took);
+        }
+        if lacks > 0 {
+            lacking.push(Room { gpu: device.uuid, bytes: lacks });
+        }
+    }
+    if idle {
+        // What is absent is not on the list yet: its allocation is under way.
+        gate::pause();
+    }
+    Some(lacking)
+}
+
+/// Prefetches a range of an allocation.
+fn pieces(
+    allocation: &Allocation,
+    from: u64,
+    bytes: u64,
+    to: i32,
+    stream: crate::cuda::CUstream,
+) -> Result<(), CUresult> {
+    let mut at = from;
+    while at < from + bytes {
+        let piece = PIECE.min(from + bytes - at);
+        driver::prefetch(allocation.base + at, piece, to, stream)?;
+        at += piece;
+    }
+    Ok(())
+}
+
+/// Moves memory to the host, from the ends of the largest allocations. Returns what could not be moved.
+fn evict(gpu: GpuUuid, bytes: u64, report: &impl Fn(Done)) -> u64 {
+    let Some(device) = devices::by_uuid(gpu) else { return bytes };
+    let Ok(stream) = streams::stream_of_ours(device.ordinal) else { return bytes };
+    let begin = Instant::now();
+    let allowed = bytes.min(hostmem::room());
+    let mut moved = 0;
+    let mut unreported = 0;
+    for allocation in ledger::of_device(device.ordinal) {
+        while moved < allowed {
+            let piece = match evict_piece(&allocation, allowed - moved, device, stream) {
+                Ok(piece) => piece,
+                Err(error) => {
+                    log::warn(format_args!("eviction at {:#x}: {error:?}", allocation.base));
+                    0
+                }
+            };
+            if piece == 0 {
+                break;
+            }
+            moved += piece;
+            unreported += piece;
+            if unreported >= REPORT {
+                report(Done::Evicted(Room { gpu, bytes: unreported }));
+                unreported = 0;
+            }
+        }
+    }
+    if unreported > 0 {
+        report(Done::Evicted(Room { gpu, bytes: unreported }));
+    }
+    let took = begin.elapsed();
+    counters::evicted(moved, took.as_nanos() as u64);
+    log_moved("evicted", moved, took);
+    bytes.saturating_sub(moved)
+}
+
+/// Moves the last piece of an allocation that is on the card; 0: there is none.
+fn evict_piece(
+    allocation: &Allocation,
+    wanted: u64,
+    device: &Device,
+    stream: crate::cuda::CUstream,
+) -> Result<u64, CUresult> {
+    let mut place = allocation.place();
+    if place.freed || !place.lived || !allocation.managed || allocation.size < SMALLEST_EVICTED {
+        return Ok(0);
+    }
+    // Whole blocks, counted from the base; a little more than was asked for rather than less.
+    let piece = wanted.min(PIECE).next_multiple_of(BLOCK).min(place.present);
+    if piece == 0 {
+        return Ok(0);
+    }
+    let from = (place.present - piece).next_multiple_of(BLOCK).min(place.present - 1);
+    let piece = place.present - from;
+    driver::prefetch(allocation.base + from, piece, CU_DEVICE_CPU, stream)?;
+    driver::synchronize_stream(stream)?;
+    place.present = from;
+    device.update(|account| account.absent += piece);
+    Ok(piece)
+}
+
+/// Gives fresh managed memory its pages on the card in one go: first touches by a kernel take ten times as long.
+pub(crate) fn populate(base: CUdeviceptr, bytes: u64, device: &Device) {
+    let _relaxed = Relaxed::begin();
+    let populated = streams::stream_of_ours_here()
+        .and_then(|stream| driver::prefetch(base, bytes, device.ordinal, stream));
+    if let Err(error) = populated {
+        log::debug(format_args!("populate {bytes} bytes: {error:?}; they come by faults"));
+    }
+}
+
+fn log_moved(what: &str, bytes: u64, took: Duration) {
+    log::info(format_args!(
+        "{what} {} MiB in {:.3} s ({:.1} GiB/s)",
+        bytes / MIB,
+        took.as_secs_f64(),
+        gib_per_second(bytes, took)
+    ));
+}

@@ -1,0 +1,462 @@
+//! The client's side of the protocol, as a state machine without IO: what happened goes in, what is to be done
+//! comes out. It obeys the scheduler and decides nothing but what to do without one.
+
+use std::time::{Duration, Instant};
+
+use nvshare_proto::{ClientMessage, Epoch, Gate, Hold, Room, SchedulerMessage};
+
+use crate::mover::Job;
+
+/// Something happened.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Input {
+    /// The scheduler said this.
+    Message(SchedulerMessage),
+    /// The connection to the scheduler is gone.
+    Lost,
+    /// There is no scheduler to be found.
+    Nobody,
+    /// Threads sleep at the gate.
+    Asked,
+    /// In answer to [`Action::Begin`]: the gate is open.
+    Began,
+    /// In answer to [`Action::Begin`]: memory is absent.
+    StillAbsent,
+    /// All submitted work is complete.
+    Drained,
+    /// What could be restored is.
+    Restored {
+        /// What lacks room.
+        lacking: Vec<Room>,
+    },
+    /// All work is complete that was submitted until this many submissions were counted.
+    Quiet {
+        /// How many.
+        submissions: u64,
+    },
+    /// Some work is not.
+    Busy,
+    /// In answer to [`Action::TryIdle`]: the gate is closed and nothing is under way.
+    WentIdle,
+    /// Time passed.
+    Tick {
+        /// [`crate::mover::progress`].
+        progress: u64,
+        /// Submissions counted so far.
+        submissions: u64,
+    },
+}
+
+/// Something is to be done.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Action {
+    /// Say this to the scheduler.
+    Send(ClientMessage),
+    /// Say what is allocated and counted.
+    Report,
+    /// Close the gate; memory allocated from now on is absent.
+    Close,
+    /// Open the gate if nothing is absent: answered by [`Input::Began`] or [`Input::StillAbsent`].
+    Begin {
+        /// Even if something is: it comes by faults.
+        anyway: bool,
+    },
+    /// Bound work in flight, or stop doing so.
+    Bound(bool),
+    /// Order this from the mover.
+    Post(Job),
+    /// Have it give up.
+    Cancel,
+    /// Close the gate if nothing was submitted since; answered by [`Input::WentIdle`], or not.
+    TryIdle {
+        /// Submissions counted when all work was complete.
+        submissions: u64,
+    },
+    /// Room came.
+    Give(Room),
+    /// Room will not come.
+    Refuse(nvshare_proto::GpuUuid),
+    /// What the GPU's clients may fill.
+    Capacity(Room),
+    /// Give back this much unused room; what is missing, evict (if the flag says so).
+    Return {
+        /// How much.
+        room: Room,
+        /// The gate is closed: memory may be moved.
+        evict: bool,
+    },
+    /// Give back all unused room.
+    ReturnAll,
+    /// Room is not counted from now on.
+    Unlimit,
+    /// Room is counted again, from what was last reported.
+    Limit,
+    /// Counters.
+    CountHandOver,
+    /// Counters.
+    CountDeferral,
+    /// Tell the user, once.
+    WarnAlone,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// The gate is closed.
+    Parked,
+    /// The lock is granted; memory comes back.
+    Restoring { epoch: Epoch },
+    /// The gate is open.
+    Running { epoch: Epoch },
+    /// The gate is closed again; work completes.
+    Draining { epoch: Epoch, patience: Duration, progress: u64, since: Instant },
+    /// The gate is closed, nothing is under way, and the lock may or may not still be ours.
+    Idle { epoch: Epoch },
+    /// On its own: no scheduler, or it does not schedule. Memory comes back and the gate opens.
+    Freeing,
+    /// On its own, gate open.
+    Free,
+}
+
+/// How long a parked program waits for a lost scheduler before it goes on alone.
+const RETURN_PATIENCE: Duration = Duration::from_secs(5);
+/// Without a submission for this long, it is asked whether all work is complete.
+const QUIET_AFTER: Duration = Duration::from_millis(20);
+
+/// Restores after which what is still absent is left to page faults.
+const MOST_ATTEMPTS: u32 = 1000;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    phase: Phase,
+    connected: bool,
+    lost_at: Option<Instant>,
+    /// REQ_LOCK is sent and not answered.
+    asked: bool,
+    /// Threads sleep at the gate.
+    asleep: bool,
+    /// Somebody waits for what we hold.
+    waiters: bool,
+    /// Submissions at a tick, and since when they are that many.
+    last_submission: (u64, Instant),
+    probing: bool,
+    /// Restores since the grant.
+    attempts: u32,
+    warned: bool,
+    actions: Vec<Action>,
+}
+
+impl Machine {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            phase: Phase::Parked,
+            connected: false,
+            lost_at: None,
+            asked: false,
+            asleep: false,
+            waiters: false,
+            last_submission: (0, now),
+            probing: false,
+            attempts: 0,
+            warned: false,
+            actions: Vec::new(),
+        }
+    }
+
+    /// What to say of the gate when registering.
+    pub(crate) fn gate(&self) -> Gate {
+        if self.phase == Phase::Free { Gate::Open } else { Gate::Closed }
+    }
+
+    /// Whether time matters: ticks are wanted this often.
+    pub(crate) fn tick_every(&self) -> Option<Duration> {
+        match self.phase {
+            Phase::Draining { .. } => Some(Duration::from_millis(5)),
+            Phase::Running { .. } if self.waiters => Some(Duration::from_millis(5)),
+            _ if !self.connected => Some(Duration::from_millis(250)),
+            _ => None,
+        }
+    }
+
+    /// Whether the process runs under a grant.
+    pub(crate) fn is_running(&self) -> bool {
+        matches!(self.phase, Phase::Running { .. })
+    }
+
+    /// Whether the lock is elsewhere, or may be.
+    pub(crate) fn is_parked(&self) -> bool {
+        matches!(self.phase, Phase::Parked)
+    }
+
+    /// Takes in what happened; returns what is to be done, in this order.
+    pub(crate) fn handle(&mut self, input: Input, now: Instant) -> Vec<Action> {
+        match input {
+            Input::Message(message) => self.message(message, now),
+            Input::Lost => self.lost(now),
+            Input::Nobody => {
+                self.connected = false;
+                if !self.warned {
+                    self.warned = true;
+                    self.act(Action::WarnAlone);
+                }
+                if self.lost_at.is_none() && !matches!(self.phase, Phase::Free | Phase::Freeing) {
+                    self.go_alone();
+                }
+            }
+            Input::Asked => {
+                self.asleep = true;
+                self.ask();
+            }
+            Input::Began => self.began(now),
+            Input::StillAbsent => {
+                // An allocation that is just being made is restored a moment later; one that never can be comes
+                // by faults.
+                self.attempts += 1;
+                let action =
+                    if self.attempts > MOST_ATTEMPTS { Action::Begin { anyway: true } } else { Action::Post(Job::Restore) };
+                self.act(action);
+            }
+            Input::Restored { lacking } => self.restored(lacking),
+            Input::Drained => self.drained(),
+            Input::Quiet { submissions } => {
+                self.probing = false;
+                if self.is_running() && self.waiters {
+                    self.act(Action::TryIdle { submissions });
+                }
+            }
+            Input::Busy => {
+                self.probing = false;
+                self.last_submission.1 = now;
+            }
+            Input::WentIdle => {
+                if let Phase::Running { epoch } = self.phase {
+                    self.phase = Phase::Idle { epoch };
+                    self.act(Action::CountHandOver);
+                    self.act(Action::Report);
+                    self.act(Action::Send(ClientMessage::Idle { epoch }));
+                    self.ask();
+                }
+            }
+            Input::Tick { progress, submissions } => self.tick(progress, submissions, now),
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    fn act(&mut self, action: Action) {
+        self.actions.push(action);
+    }
+
+    fn message(&mut self, message: SchedulerMessage, now: Instant) {
+        match message {
+            SchedulerMessage::Registered { hold, .. } => self.registered(hold, now),
+            SchedulerMessage::Capacity(room) => self.act(Action::Capacity(room)),
+            SchedulerMessage::LockOk { epoch, room, .. } => self.granted(epoch, room),
+            SchedulerMessage::DropLock { epoch, patience_ms } => {
+                self.drop_lock(epoch, Duration::from_millis(patience_ms.into()), now);
+            }
+            SchedulerMessage::Evict(room) => {
+                if matches!(self.phase, Phase::Idle { .. }) {
+                    // The lock was taken.
+                    self.phase = Phase::Parked;
+                    self.ask();
+                }
+                self.act(Action::Return { room, evict: self.phase == Phase::Parked });
+            }
+            SchedulerMessage::Room(room) => {
+                self.act(Action::Give(room));
+                if matches!(self.phase, Phase::Restoring { .. }) {
+                    self.act(Action::Post(Job::Restore));
+                }
+            }
+            SchedulerMessage::NoRoom { gpu } => {
+                self.act(Action::Refuse(gpu));
+                if matches!(self.phase, Phase::Restoring { .. }) {
+                    self.act(Action::Begin { anyway: true });
+                }
+            }
+            SchedulerMessage::Waiters { waiting } => {
+                self.waiters = waiting;
+                self.last_submission.1 = now;
+                if self.is_running() {
+                    self.act(Action::Bound(waiting));
+                    self.act(Action::Report);
+                }
+            }
+            SchedulerMessage::SchedOff => self.go_alone(),
+            SchedulerMessage::SchedOn { epoch } => self.adopted(epoch),
+            SchedulerMessage::AskCounters => self.act(Action::Report),
+        }
+    }
+
+    fn registered(&mut self, hold: Hold, now: Instant) {
+        self.connected = true;
+        self.lost_at = None;
+        self.waiters = false;
+        self.asked = false;
+        self.last_submission.1 = now;
+        match hold {
+            Hold::Parked => {
+                if !matches!(self.phase, Phase::Parked) {
+                    self.phase = Phase::Parked;
+                    self.act(Action::Limit);
+                }
+                self.ask();
+            }
+            Hold::Running(epoch) => self.adopted(epoch),
+            Hold::Free => self.go_alone(),
+        }
+    }
+
+    /// The scheduler takes us as we are: running, or about to.
+    fn adopted(&mut self, epoch: Epoch) {
+        self.act(Action::Limit);
+        match self.phase {
+            Phase::Free | Phase::Running { .. } => self.phase = Phase::Running { epoch },
+            _ => self.granted(epoch, Vec::new()),
+        }
+    }
+
+    fn granted(&mut self, epoch: Epoch, room: Vec<Room>) {
+        room.into_iter().for_each(|room| self.act(Action::Give(room)));
+        self.asked = false;
+        match self.phase {
+            Phase::Free | Phase::Freeing => return,
+            Phase::Running { .. } => {
+                self.phase = Phase::Running { epoch };
+                self.act(Action::Send(ClientMessage::Running { epoch }));
+                return;
+            }
+            Phase::Draining { .. } => self.act(Action::Cancel),
+            Phase::Parked | Phase::Idle { .. } | Phase::Restoring { .. } => {}
+        }
+        self.phase = Phase::Restoring { epoch };
+        self.act(Action::Begin { anyway: false });
+    }
+
+    fn began(&mut self, now: Instant) {
+        self.asleep = false;
+        self.attempts = 0;
+        self.last_submission.1 = now;
+        match self.phase {
+            Phase::Restoring { epoch } => {
+                self.phase = Phase::Running { epoch };
+                self.act(Action::Bound(self.waiters));
+                self.act(Action::Send(ClientMessage::Running { epoch }));
+                self.act(Action::Report);
+            }
+            Phase::Freeing => self.phase = Phase::Free,
+            _ => {}
+        }
+    }
+
+    fn restored(&mut self, lacking: Vec<Room>) {
+        match self.phase {
+            Phase::Restoring { .. } if !lacking.is_empty() => {
+                self.act(Action::Report);
+                lacking.into_iter().for_each(|room| self.act(Action::Send(ClientMessage::NeedRoom(room))));
+            }
+            Phase::Restoring { .. } | Phase::Freeing => self.act(Action::Begin { anyway: false }),
+            _ => {}
+        }
+    }
+
+    fn drop_lock(&mut self, epoch: Epoch, patience: Duration, now: Instant) {
+        match self.phase {
+            Phase::Running { epoch: current } if current == epoch => self.act(Action::Close),
+            Phase::Restoring { epoch: current } if current == epoch => {}
+            // Another grant's, or IDLE has crossed it.
+            _ => return,
+        }
+        self.probing = false;
+        self.phase = Phase::Draining { epoch, patience, progress: u64::MAX, since: now };
+        self.act(Action::Cancel);
+        self.act(Action::Post(Job::Drain));
+    }
+
+    fn drained(&mut self) {
+        let Phase::Draining { epoch, .. } = self.phase else { return };
+        self.phase = Phase::Parked;
+        self.act(Action::CountHandOver);
+        self.act(Action::Report);
+        self.act(Action::ReturnAll);
+        self.act(Action::Send(ClientMessage::LockReleased { epoch }));
+        self.ask();
+    }
+
+    fn ask(&mut self) {
+        let closed = matches!(self.phase, Phase::Parked | Phase::Idle { .. });
+        if self.asleep && closed && self.connected && !self.asked {
+            self.asked = true;
+            self.act(Action::Report);
+            self.act(Action::Send(ClientMessage::ReqLock));
+        }
+    }
+
+    fn lost(&mut self, now: Instant) {
+        self.connected = false;
+        self.asked = false;
+        self.waiters = false;
+        self.probing = false;
+        self.lost_at = Some(now);
+        match self.phase {
+            Phase::Running { .. } => {
+                self.phase = Phase::Free;
+                self.act(Action::Unlimit);
+                self.act(Action::Bound(false));
+            }
+            Phase::Restoring { .. } => self.go_alone(),
+            Phase::Draining { .. } => {
+                self.act(Action::Cancel);
+                self.go_alone();
+            }
+            Phase::Parked | Phase::Idle { .. } | Phase::Freeing | Phase::Free => {}
+        }
+    }
+
+    fn go_alone(&mut self) {
+        self.asked = false;
+        if self.phase == Phase::Free {
+            return;
+        }
+        self.act(Action::Unlimit);
+        if self.is_running() {
+            self.phase = Phase::Free;
+            self.act(Action::Bound(false));
+        } else {
+            self.phase = Phase::Freeing;
+            self.act(Action::Begin { anyway: false });
+        }
+    }
+
+    fn tick(&mut self, progress: u64, submissions: u64, now: Instant) {
+        match &mut self.phase {
+            Phase::Draining { epoch, patience, progress: last, since } => {
+                if *last != progress {
+                    (*last, *since) = (progress, now);
+                } else if now.duration_since(*since) >= *patience {
+                    // It may depend on a thread that sleeps at our gate.
+                    let epoch = *epoch;
+                    self.phase = Phase::Restoring { epoch };
+                    self.act(Action::Cancel);
+                    self.act(Action::CountDeferral);
+                    self.act(Action::Send(ClientMessage::DropDeferred { epoch }));
+                    self.act(Action::Begin { anyway: false });
+                }
+            }
+            Phase::Running { .. } if self.waiters => {
+                if self.last_submission.0 != submissions {
+                    self.last_submission = (submissions, now);
+                } else if !self.probing && now.duration_since(self.last_submission.1) >= QUIET_AFTER {
+                    self.probing = true;
+                    self.act(Action::Post(Job::Probe));
+                }
+            }
+            Phase::Parked | Phase::Idle { .. } => {
+                if self.lost_at.is_some_and(|lost| now.duration_since(lost) >= RETURN_PATIENCE) {
+                    self.go_alone();
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! The connection to the scheduler, and the thread that keeps it.
+//!
+//! Nothing of this exists before the program first allocates memory or submits work. Then two threads do: this
+//! one reads and writes frames and obeys ([`machine`]), the other moves memory ([`crate::mover`]).
+
+mod machine;
+mod wire;
+
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
+
+use nvshare_proto::units::{GIB, MIB};
+use nvshare_proto::{ClientMessage, MemoryMode, Register, Reply, Request, Room};
+
+use crate::devices::Device;
+use crate::mover::{self, Done, Job};
+use crate::{config, counters, devices, gate, log};
+use machine::{Action, Input, Machine};
+use wire::Wire;
+
+/// Wakes the session's thread.
+static BELL: AtomicI32 = AtomicI32::new(-1);
+/// Threads came to the closed gate.
+static ASKED: AtomicBool = AtomicBool::new(false);
+/// What the mover has done.
+static DONE: Mutex<Vec<Done>> = Mutex::new(Vec::new());
+
+/// Unused room beyond this goes back to the scheduler.
+const MOST_UNUSED: u64 = 2 * GIB;
+/// Freed memory is offered at once from this much on.
+const OFFER_STEP: u64 = 64 * MIB;
+/// Attempts to find a scheduler.
+const RECONNECT_EVERY: Duration = Duration::from_secs(1);
+
+/// First contact: closes the gate, finds out about devices, and starts the threads. Later calls do nothing.
+pub(crate) fn start() {
+    static START: Once = Once::new();
+    if START.is_completed() {
+        return;
+    }
+    START.call_once(|| {
+        let Ok(config) = config::get() else {
+            // `cuInit` said no; a program that goes on nevertheless gets nothing by us.
+            gate::open(false);
+            return;
+        };
+        devices::discover(config);
+        // SAFETY: no pointers.
+        let bell = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        BELL.store(bell, Ordering::SeqCst);
+        crate::fork::watch();
+        gate::close();
+        let started = bell >= 0
+            && spawn("nvshare-mover", || mover::run(report))
+            && spawn("nvshare-session", run);
+        if started {
+            wire::send_counters_at_exit();
+        } else {
+            log::warn(format_args!("threads cannot be started; the program runs as if alone"));
+            devices::all().for_each(Device::unlimit);
+            gate::open(false);
+        }
+    });
+}
+
+/// Starts a thread of ours that no signal of the host's is delivered to.
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
+    // SAFETY: signal sets are plain memory, filled before use; the thread's mask is put back as it was.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        let mut before = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+        spawned.is_ok()
+    }
+}
+
+/// A thread sleeps at the gate.
+pub(crate) fn ask_for_lock() {
+    if !ASKED.swap(true, Ordering::SeqCst) {
+        wake();
+    }
+}
+
+/// Something changed that the scheduler may have to know.
+pub(crate) fn wake() {
+    let one = 1u64;
+    // SAFETY: eight readable bytes. A bell that cannot be rung is being rung already, or does not exist.
+    unsafe { libc::write(BELL.load(Ordering::Relaxed), (&raw const one).cast(), size_of::<u64>()) };
+}
+
+/// A device is in use from now on.
+pub(crate) fn uses(device: &Device) {
+    if device.mark_used() {
+        wake();
+    }
+}
+
+/// Memory of a device was freed.
+pub(crate) fn freed(device: &Device) {
+    let account = device.account();
+    let spare = account.room.max(0) as u64;
+    if !account.free && (spare > MOST_UNUSED || (!account.holding && spare >= OFFER_STEP)) {
+        wake();
+    }
+}
+
+/// In a forked child: the connection is the parent's.
+pub(crate) fn after_fork_in_child() {
+    wire::close_after_fork();
+    BELL.store(-1, Ordering::SeqCst);
+}
+
+fn report(done: Done) {
+    DONE.lock().unwrap_or_else(PoisonError::into_inner).push(done);
+    wake();
+}
+
+/// The thread's life.
+fn run() {
+    let mut session = Session {
+        machine: Machine::new(Instant::now()),
+        wire: None,
+        next_attempt: Instant::now(),
+        told: Vec::new(),
+    };
+    loop {
+        session.turn();
+    }
+}
+
+struct Session {
+    machine: Machine,
+    wire: Option<Wire>,
+    next_attempt: Instant,
+    /// What the scheduler was told to be lacking, by device.
+    told: Vec<(nvshare_proto::GpuUuid, u64)>,
+}
+
+impl Session {
+    /// Waits until something happens, and deals with it.
+    fn turn(&mut self) {
+        self.connect_if_due();
+        let timeout = self.timeout();
+        let readable = wire::wait(self.wire.as_ref(), BELL.load(Ordering::Relaxed), timeout);
+        if readable {
+            self.read();
+        }
+        let done = std::mem::take(&mut *DONE.lock().unwrap_or_else(PoisonError::into_inner));
+        for done in done {
+            self.done(done);
+        }
+        if ASKED.swap(false, Ordering::SeqCst) && gate::anybody_asleep() {
+            self.feed(Input::Asked);
+        }
+        self.tell_needs();
+        if self.machine.tick_every().is_some() {
+            let input = Input::Tick { progress: mover::progress(), submissions: gate::totals().0 };
+            self.feed(input);
+        }
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        let reconnect = self.wire.is_none().then(|| self.next_attempt.saturating_duration_since(Instant::now()));
+        [self.machine.tick_every(), reconnect].into_iter().flatten().min()
+    }
+
+    fn connect_if_due(&mut self) {
+        if self.wire.is_some() || Instant::now() < self.next_attempt {
+            return;
+        }
+        self.next_attempt = Instant::now() + RECONNECT_EVERY;
+        match Wire::connect() {
+            Ok(wire) => {
+                self.wire = Some(wire);
+                let memory = config::get().map_or(MemoryMode::Off, |config| config.memory);
+                let register = Register {
+                    pid: std::process::id(),
+                    name: program_name(),
+                    memory,
+                    gate: self.machine.gate(),
+                    usage: devices::used().map(Device::usage).collect(),
+                };
+                self.told = register.usage.iter().map(|usage| (usage.gpu, 0)).collect();
+                self.send(&Request::Register(register));
+            }
+            Err(error) => {
+                log::debug(format_args!("{error}"));
+                self.feed(Input::Nobody);
+            }
+        }
+    }
+
+    fn read(&mut self) {
+        let Some(wire) = &mut self.wire else { return };
+        let replies = wire.receive();
+        let (replies, error) = match replies {
+            Ok(replies) => (replies, None),
+            Err((replies, error)) => (replies, Some(error)),
+        };
+        for reply in replies {
+            match reply {
+                Reply::Client(message) => {
+                    log::debug(format_args!("received {message:?}"));
+                    self.feed(Input::Message(message));
+                }
+                Reply::Refused { reason } => {
+                    log::error(format_args!("the scheduler refuses this process: {reason}"));
+                    self.next_attempt = Instant::now() + Duration::from_secs(60);
+                }
+                Reply::Admin(_) => {}
+            }
+        }
+        if let Some(error) = error {
+            self.lose(&error);
+        }
+    }
+
+    fn lose(&mut self, why: &str) {
+        if self.wire.take().is_some() {
+            log::warn(format_args!("connection to the scheduler lost: {why}; the program goes on"));
+            self.next_attempt = self.next_attempt.max(Instant::now() + Duration::from_millis(100));
+            self.feed(Input::Lost);
+        }
+    }
+
+    fn send(&mut self, request: &Request) {
+        let Some(wire) = &mut self.wire else { return };
+        if let Err(error) = wire.send(request) {
+            self.lose(&error);
+        }
+    }
+
+    fn say(&mut self, message: ClientMessage) {
+        log::debug(format_args!("sent {message:?}"));
+        self.send(&Request::Client(message));
+    }
+
+    fn done(&mut self, done: Done) {
+        match done {
+            Done::Drained => self.feed(Input::Drained),
+            Done::Restored { lacking } => self.feed(Input::Restored { lacking }),
+            Done::Quiet { submissions } => self.feed(Input::Quiet { submissions }),
+            Done::Busy => self.feed(Input::Busy),
+            Done::Evicted(room) => {
+                self.tell_usage(room.gpu);
+                self.say(ClientMessage::Room(room));
+            }
+            Done::EvictionEnds { gpu, short } => {
+                self.tell_usage(gpu);
+                self.say(ClientMessage::Counters(counters::snapshot()));
+                self.say(ClientMessage::Evicted { gpu, short });
+            }
+        }
+    }
+
+    fn feed(&mut self, input: Input) {
+        for action in self.machine.handle(input, Instant::now()) {
+            self.act(action);
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Send(message) => self.say(message),
+            Action::Report => self.tell_everything(),
+            Action::Close => {
+                gate::close();
+                devices::all().for_each(Device::let_go);
+            }
+            Action::Begin { anyway } => self.begin(anyway),
+            Action::Bound(bounded) => gate::set_bounded(bounded),
+            Action::Post(job) => mover::post(job),
+            Action::Cancel => mover::cancel(),
+            Action::TryIdle { submissions } => self.try_idle(submissions),
+            Action::Give(Room { gpu, bytes }) => {
+                if let Some(device) = devices::by_uuid(gpu) {
+                    device.give(bytes);
+                    self.forget_told(gpu);
+                }
+            }
+            Action::Refuse(gpu) => {
+                if let Some(device) = devices::by_uuid(gpu) {
+                    device.refuse();
+                    self.forget_told(gpu);
+                }
+            }
+            Action::Capacity(Room { gpu, bytes }) => {
+                if let Some(device) = devices::by_uuid(gpu) {
+                    device.update(|account| account.capacity = Some(bytes));
+                }
+            }
+            Action::Return { room, evict } => self.give_back(room, evict),
+            Action::ReturnAll => self.return_unused(0),
+            Action::Unlimit => devices::all().for_each(Device::unlimit),
+            Action::Limit => devices::all().for_each(Device::limit),
+            Action::CountHandOver => counters::hand_over(),
+            Action::CountDeferral => counters::deferral(),
+            Action::WarnAlone => log::warn(format_args!(
+                "no scheduler at {}; the program runs as if alone and joins when there is one",
+                wire::path().display()
+            )),
+        }
+    }
+
+    /// Opens the gate if all that is allocated may be touched.
+    fn begin(&mut self, anyway: bool) {
+        // A device that is not held yet holds the others back: all or none.
+        if devices::all().all(|device| device.hold(anyway)) {
+            gate::open(false);
+            self.feed(Input::Began);
+        } else {
+            devices::all().for_each(Device::let_go);
+            self.feed(Input::StillAbsent);
+        }
+    }
+
+    /// Closes the gate if nothing was submitted since all work was complete.
+    fn try_idle(&mut self, submissions: u64) {
+        gate::close();
+        devices::all().for_each(Device::let_go);
+        if gate::nobody_inside() && gate::totals().0 == submissions {
+            self.feed(Input::WentIdle);
+            if gate::anybody_asleep() {
+                self.feed(Input::Asked);
+            }
+        } else {
+            devices::all().for_each(|device| {
+                device.hold(true);
+            });
+            gate::open(true);
+            self.feed(Input::Busy);
+        }
+    }
+
+    /// Obeys an EVICT.
+    fn give_back(&mut self, Room { gpu, bytes }: Room, evict: bool) {
+        let Some(device) = devices::by_uuid(gpu) else { return };
+        let unused = device.take_unused(bytes);
+        self.tell_usage(gpu);
+        if unused > 0 {
+            self.say(ClientMessage::Room(Room { gpu, bytes: unused }));
+        }
+        if evict && unused < bytes {
+            mover::post(Job::Evict(Room { gpu, bytes: bytes - unused }));
+        } else {
+            self.say(ClientMessage::Evicted { gpu, short: 0 });
+        }
+    }
+
+    /// Gives unused room back beyond what is to be kept.
+    fn return_unused(&mut self, keep: u64) {
+        for device in devices::used() {
+            let excess = device.unused().saturating_sub(keep);
+            if excess > 0 {
+                let bytes = device.take_unused(excess);
+                self.tell_usage(device.uuid);
+                self.say(ClientMessage::Room(Room { gpu: device.uuid, bytes }));
+            }
+        }
+    }
+
+    /// Says what is new on each device: its use, what allocations wait for, what is not needed.
+    fn tell_needs(&mut self) {
+        if self.wire.is_none() {
+            return;
+        }
+        for device in devices::used() {
+            let gpu = device.uuid;
+            if !self.told.iter().any(|(told, _)| *told == gpu) {
+                self.told.push((gpu, 0));
+                self.tell_usage(gpu);
+            }
+            let lacking = device.lacking();
+            let told = self.told.iter_mut().find(|(told, _)| *told == gpu);
+            if let Some((_, told)) = told
+                && *told != lacking
+            {
+                *told = lacking;
+                if lacking > 0 {
+                    self.tell_usage(gpu);
+                    self.say(ClientMessage::NeedRoom(Room { gpu, bytes: lacking }));
+                }
+            }
+            if device.is_usage_stale() {
+                self.tell_usage(gpu);
+            }
+        }
+        let keep = if self.machine.is_running() { MOST_UNUSED } else { u64::MAX };
+        self.return_unused(if self.machine.is_parked() { 0 } else { keep });
+    }
+
+    fn forget_told(&mut self, gpu: nvshare_proto::GpuUuid) {
+        if let Some((_, told)) = self.told.iter_mut().find(|(told, _)| *told == gpu) {
+            *told = 0;
+        }
+    }
+
+    fn tell_usage(&mut self, gpu: nvshare_proto::GpuUuid) {
+        if let Some(device) = devices::by_uuid(gpu) {
+            self.say(ClientMessage::Usage(device.usage()));
+        }
+    }
+
+    fn tell_everything(&mut self) {
+        for device in devices::used() {
+            self.tell_usage(device.uuid);
+        }
+        self.say(ClientMessage::Counters(counters::snapshot()));
+    }
+}
+
+fn program_name() -> String {
+    let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    name.trim().chars().take(64).collect()
+}

@@ -1,0 +1,8 @@
+//! One command, one file.
+
+pub(crate) mod clients;
+pub(crate) mod run;
+pub(crate) mod set_tq;
+pub(crate) mod status;
+pub(crate) mod switch;
+mod table;

@@ -1,0 +1,49 @@
+//! `nvshare-ctl run -- CMD`
+
+use std::env;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::Args;
+use nvshare_proto::env::LIBRARY;
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The library to preload [default: beside this program, or in ../lib/nvshare]
+    #[arg(long, value_name = "PATH", env = "NVSHARE_LIBRARY")]
+    library: Option<PathBuf>,
+
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// Becomes the program: its signals, its exit code and its terminal are its own.
+pub(crate) fn run(options: &Options) -> Result<(), String> {
+    let library = match &options.library {
+        Some(path) => path.clone(),
+        None => find()?,
+    };
+    if !library.is_file() {
+        return Err(format!("{}: no such library", library.display()));
+    }
+    let mut preload = OsString::from(&library);
+    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let (program, arguments) = options.command.split_first().ok_or("no program is named")?;
+    let error = Command::new(program).args(arguments).env("LD_PRELOAD", preload).exec();
+    Err(format!("{}: {error}", Path::new(program).display()))
+}
+
+fn find() -> Result<PathBuf, String> {
+    let here = env::current_exe().map_err(|error| error.to_string())?;
+    let here = here.parent().unwrap_or(Path::new("/"));
+    let places = [here.join("libnvshare.so"), here.join("../lib/nvshare/libnvshare.so")];
+    places.iter().find(|place| place.is_file()).cloned().ok_or_else(|| {
+        format!("libnvshare.so is neither in {} nor in ../lib/nvshare; name it by --library or {LIBRARY}", here.display())
+    })
+}

@@ -1,0 +1,617 @@
+//! Decides who holds each GPU's lock and whose memory is on the card.
+//!
+//! A pure state machine: events and the time come in, outputs go out, nothing else is touched. Each event is
+//! applied to the state and then the state is looked at as a whole ([`Core::reconcile`]): there is one place
+//! that grants, one that asks for the lock back, one that makes room. A lost or late event can therefore delay
+//! a decision and not derail it.
+//!
+//! Invariants, each with a property test in `tests/core_properties.rs`:
+//! - clients that hold a GPU at the same time fit it together;
+//! - what clients may have resident on a GPU never exceeds its capacity, once they registered in time;
+//! - who wants the lock gets it;
+//! - a client that is gone holds nothing.
+
+pub mod policy;
+mod reconcile;
+mod state;
+mod status;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use nvshare_proto::units::{Bytes, MIB};
+use nvshare_proto::{ClientMessage, Epoch, Gate, GpuUuid, Hold, Register, Room, SchedulerMessage, Usage};
+
+use policy::next;
+use state::{Account, Client, Gpu, Phase};
+pub use state::{ClientId, Time};
+
+/// What an administrator chose at the start.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Names this run of the scheduler in its grants.
+    pub boot: u64,
+    /// How long a client keeps the lock while somebody waits.
+    pub quantum: Duration,
+    /// What clients may fill on each GPU together, in bytes; none: what the GPU has, less the reserve.
+    pub gpu_memory: Option<u64>,
+    /// Bytes of each GPU that are left to contexts, modules and the driver.
+    pub reserve: u64,
+    /// One client at a time, even where memory fits.
+    pub exclusive: bool,
+    /// After this long without an answer, a client is reported as stuck.
+    pub grace: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            boot: 1,
+            quantum: Duration::from_secs(30),
+            gpu_memory: None,
+            reserve: 1536 * MIB,
+            exclusive: false,
+            grace: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Something happened.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// A process registered on its connection.
+    Registered {
+        /// The connection.
+        client: ClientId,
+        /// The process as the kernel names it, if it can.
+        pid: Option<u32>,
+        /// What it said.
+        register: Register,
+    },
+    /// A registered process sent a message.
+    Message {
+        /// Who.
+        client: ClientId,
+        /// What.
+        message: ClientMessage,
+    },
+    /// A connection ended.
+    Disconnected {
+        /// Whose.
+        client: ClientId,
+        /// Whether its process is known to live on, or still to be giving its memory back.
+        process_remains: bool,
+    },
+    /// A process is gone with everything it had.
+    Exited {
+        /// As the kernel named it.
+        pid: u32,
+    },
+    /// What a GPU's clients may fill together, now known better.
+    Capacity(Room),
+    /// The time that [`Core::next_deadline`] named has come.
+    Deadline,
+}
+
+/// Something is to be done.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Output {
+    /// Send a message.
+    Send {
+        /// To whom.
+        client: ClientId,
+        /// What.
+        message: SchedulerMessage,
+    },
+    /// Something that an administrator would want to read in the log.
+    Note {
+        /// Whether it asks for attention.
+        warning: bool,
+        /// One line.
+        text: String,
+    },
+}
+
+/// The scheduler's decisions. See the module's documentation.
+#[derive(Debug)]
+pub struct Core {
+    config: Config,
+    scheduling: bool,
+    clients: BTreeMap<ClientId, Client>,
+    gpus: BTreeMap<GpuUuid, Gpu>,
+    gone: VecDeque<nvshare_proto::ClientStatus>,
+    last_epoch: u64,
+    advanced_to: Time,
+    deadline: Option<Time>,
+    outputs: VecDeque<Output>,
+}
+
+impl Core {
+    /// A scheduler without clients.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            scheduling: true,
+            clients: BTreeMap::new(),
+            gpus: BTreeMap::new(),
+            gone: VecDeque::new(),
+            last_epoch: 0,
+            advanced_to: Time::ZERO,
+            deadline: None,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Takes in one event. `now` never goes back.
+    pub fn handle(&mut self, event: Event, now: Time) {
+        self.advance(now);
+        match event {
+            Event::Registered { client, pid, register } => self.on_registered(client, pid, register, now),
+            Event::Message { client, message } => self.on_message(client, message, now),
+            Event::Disconnected { client, process_remains } => {
+                self.on_disconnected(client, process_remains, now);
+            }
+            Event::Exited { pid } => {
+                for gpu in self.gpus.values_mut() {
+                    gpu.departed.remove(&pid);
+                }
+                self.clear_blocked();
+            }
+            Event::Capacity(Room { gpu, bytes }) => self.on_capacity(gpu, bytes),
+            Event::Deadline => {}
+        }
+        self.reconcile(now);
+    }
+
+    /// What is to be done next; call until there is nothing.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// When [`Event::Deadline`] is due, if nothing else happens.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Time> {
+        self.deadline
+    }
+
+    /// Sets the quantum of one GPU, or of all and of those to come. Returns a line that says what was done.
+    ///
+    /// # Errors
+    /// When no client has used that GPU yet.
+    pub fn set_quantum(
+        &mut self,
+        gpu: Option<GpuUuid>,
+        quantum: Duration,
+        now: Time,
+    ) -> Result<String, String> {
+        self.advance(now);
+        let text = match gpu {
+            Some(uuid) => {
+                let gpu = self.gpus.get_mut(&uuid).ok_or_else(|| self_unknown(uuid))?;
+                gpu.quantum = quantum;
+                format!("quantum of {uuid} is {} s", quantum.as_secs_f64())
+            }
+            None => {
+                self.config.quantum = quantum;
+                self.gpus.values_mut().for_each(|gpu| gpu.quantum = quantum);
+                format!("quantum of every GPU is {} s", quantum.as_secs_f64())
+            }
+        };
+        self.reconcile(now);
+        Ok(text)
+    }
+
+    /// Switches scheduling on: everybody who runs is taken as a holder, and who does not fit is asked to leave.
+    pub fn switch_on(&mut self, now: Time) -> String {
+        self.advance(now);
+        if self.scheduling {
+            return "scheduling was on".to_owned();
+        }
+        self.scheduling = true;
+        for id in self.clients.keys().copied().collect::<Vec<_>>() {
+            let epoch = self.new_epoch();
+            self.adopt(id, epoch, now);
+            self.send(id, SchedulerMessage::SchedOn { epoch });
+        }
+        self.reconcile(now);
+        "scheduling is on".to_owned()
+    }
+
+    /// Switches scheduling off: everybody runs.
+    ///
+    /// # Errors
+    /// When not everything fits, unless `force`d: page faults would then move memory.
+    pub fn switch_off(&mut self, force: bool, now: Time) -> Result<String, String> {
+        self.advance(now);
+        for (uuid, gpu) in &self.gpus {
+            let demand: u64 = self.clients.values().filter_map(|c| c.accounts.get(uuid)).map(|a| a.usage.allocated).sum();
+            if demand > gpu.capacity && !force {
+                return Err(format!(
+                    "{uuid}: clients have {} together and {} fit; page faults would move the rest (--force does it anyway)",
+                    Bytes(demand),
+                    Bytes(gpu.capacity)
+                ));
+            }
+        }
+        self.scheduling = false;
+        self.deadline = None;
+        for (id, client) in &mut self.clients {
+            client.phase = Phase::Free;
+            client.wants = false;
+            self.outputs.push_back(Output::Send { client: *id, message: SchedulerMessage::SchedOff });
+        }
+        Ok("scheduling is off".to_owned())
+    }
+
+    /// Asks every client for its counters.
+    pub fn ask_counters(&mut self) -> Vec<ClientId> {
+        let ids: Vec<ClientId> = self.clients.keys().copied().collect();
+        for &id in &ids {
+            self.send(id, SchedulerMessage::AskCounters);
+        }
+        ids
+    }
+
+    fn on_registered(&mut self, id: ClientId, pid: Option<u32>, register: Register, now: Time) {
+        let pid = pid.unwrap_or(register.pid);
+        let gate = register.gate;
+        self.note(format!("client {id} is {} (pid {pid})", register.name));
+        let client = Client::new(pid, register, now);
+        let usage: Vec<Usage> = client.accounts.values().map(|a| a.usage).collect();
+        self.clients.insert(id, client);
+        let hold = match gate {
+            _ if !self.scheduling => {
+                self.with(id, |client| client.phase = Phase::Free);
+                Hold::Free
+            }
+            Gate::Open => {
+                let epoch = self.new_epoch();
+                self.adopt(id, epoch, now);
+                Hold::Running(epoch)
+            }
+            Gate::Closed => Hold::Parked,
+        };
+        self.send(id, SchedulerMessage::Registered { client: id, hold });
+        for usage in usage {
+            self.meet_gpu(id, usage);
+            let resident = usage.allocated.saturating_sub(usage.absent);
+            if let Some(gpu) = self.gpus.get_mut(&usage.gpu) {
+                // The same process is back: what was charged to it is what it says now.
+                gpu.departed.remove(&pid);
+            }
+            self.with_account(id, usage.gpu, |account| account.budget = resident);
+        }
+        self.wake(id);
+    }
+
+    /// Takes a client that runs already as a holder.
+    fn adopt(&mut self, id: ClientId, epoch: Epoch, now: Time) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        client.phase = Phase::Running { epoch };
+        client.wants = false;
+        for (uuid, account) in &mut client.accounts {
+            account.budget = account.resident();
+            account.evicting = 0;
+            if let Some(gpu) = self.gpus.get_mut(uuid) {
+                gpu.turn_started.get_or_insert(now);
+            }
+        }
+    }
+
+    /// A client uses a GPU from now on.
+    fn meet_gpu(&mut self, id: ClientId, usage: Usage) {
+        let capacity = self.config.gpu_memory.unwrap_or(usage.total.saturating_sub(self.config.reserve));
+        let quantum = self.config.quantum;
+        let gpu = self.gpus.entry(usage.gpu).or_insert_with(|| Gpu::new(capacity, quantum));
+        let bytes = gpu.capacity;
+        self.send(id, SchedulerMessage::Capacity(Room { gpu: usage.gpu, bytes }));
+    }
+
+    fn on_capacity(&mut self, uuid: GpuUuid, bytes: u64) {
+        let quantum = self.config.quantum;
+        let gpu = self.gpus.entry(uuid).or_insert_with(|| Gpu::new(bytes, quantum));
+        if gpu.capacity == bytes {
+            return;
+        }
+        gpu.capacity = bytes;
+        let users: Vec<ClientId> =
+            self.clients.iter().filter(|(_, c)| c.accounts.contains_key(&uuid)).map(|(id, _)| *id).collect();
+        for id in users {
+            self.send(id, SchedulerMessage::Capacity(Room { gpu: uuid, bytes }));
+        }
+        self.clear_blocked();
+    }
+
+    fn on_message(&mut self, id: ClientId, message: ClientMessage, now: Time) {
+        let Some(phase) = self.clients.get(&id).map(|client| client.phase) else { return };
+        match message {
+            ClientMessage::Usage(usage) => self.on_usage(id, usage),
+            ClientMessage::Counters(counters) => self.on_counters(id, counters),
+            ClientMessage::ReqLock => self.on_req_lock(id, phase, now),
+            ClientMessage::Running { epoch } if phase == (Phase::Granted { epoch }) => {
+                self.on_running(id, epoch, now);
+            }
+            ClientMessage::LockReleased { epoch } => match phase {
+                Phase::Running { epoch: current }
+                | Phase::Granted { epoch: current }
+                | Phase::Dropping { epoch: current, .. }
+                    if current == epoch =>
+                {
+                    self.park(id, now);
+                }
+                _ => {}
+            },
+            ClientMessage::DropDeferred { epoch } => match phase {
+                Phase::Dropping { epoch: current, .. } if current == epoch => self.on_deferred(id, epoch, now),
+                _ => {}
+            },
+            ClientMessage::Idle { epoch } => match phase {
+                Phase::Running { epoch: current } if current == epoch => {
+                    self.with(id, |client| client.phase = Phase::Idle { epoch, since: now });
+                }
+                // It was asked to leave meanwhile: an idle client has nothing left to drain.
+                Phase::Dropping { epoch: current, .. } if current == epoch => self.park(id, now),
+                _ => {}
+            },
+            ClientMessage::NeedRoom(Room { gpu, bytes }) => {
+                self.with_account(id, gpu, |account| account.needs = bytes);
+            }
+            ClientMessage::Room(Room { gpu, bytes }) => {
+                self.with_account(id, gpu, |account| {
+                    account.budget = account.budget.saturating_sub(bytes);
+                    account.evicting = account.evicting.saturating_sub(bytes);
+                });
+                self.clear_blocked();
+            }
+            ClientMessage::Evicted { gpu, short } => {
+                self.with_account(id, gpu, |account| {
+                    account.evicting = 0;
+                    account.unmovable = short;
+                });
+                if short > 0 {
+                    self.warn(format!(
+                        "client {id}: {} of {gpu} stay where they are, its host memory cannot take them",
+                        Bytes(short)
+                    ));
+                }
+            }
+            // A grant that is over.
+            ClientMessage::Running { .. } => {}
+        }
+    }
+
+    fn on_usage(&mut self, id: ClientId, usage: Usage) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let known = client.accounts.contains_key(&usage.gpu);
+        let account = client.accounts.entry(usage.gpu).or_insert_with(|| Account::new(usage));
+        if account.usage.allocated != usage.allocated {
+            account.unmovable = 0;
+        }
+        account.usage = usage;
+        if !known {
+            self.meet_gpu(id, usage);
+        }
+        self.clear_blocked();
+    }
+
+    fn on_counters(&mut self, id: ClientId, counters: nvshare_proto::Counters) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let before = std::mem::replace(&mut client.counters, counters);
+        let gpus: Vec<GpuUuid> = client.accounts.keys().copied().collect();
+        for uuid in gpus {
+            let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
+            blend(&mut gpu.evict_rate, counters.evicted - before.evicted.min(counters.evicted), counters.evict_ns.saturating_sub(before.evict_ns));
+            blend(&mut gpu.restore_rate, counters.restored - before.restored.min(counters.restored), counters.restore_ns.saturating_sub(before.restore_ns));
+        }
+    }
+
+    fn on_req_lock(&mut self, id: ClientId, phase: Phase, now: Time) {
+        match phase {
+            Phase::Parked => {
+                self.with(id, |client| {
+                    if !client.wants {
+                        client.waiting_since = now;
+                    }
+                    client.wants = true;
+                });
+                self.wake(id);
+            }
+            // It kept its place: nobody took it, so it goes on at once.
+            Phase::Idle { .. } => self.with(id, |client| {
+                client.wants = true;
+                client.waiting_since = now;
+                client.phase = Phase::Chosen;
+            }),
+            // It closed its gate while a grant was on its way, or asks twice.
+            Phase::Chosen | Phase::Granted { .. } | Phase::Running { .. } | Phase::Dropping { .. } => {}
+            Phase::Free => self.send(id, SchedulerMessage::SchedOff),
+        }
+    }
+
+    fn on_running(&mut self, id: ClientId, epoch: Epoch, now: Time) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        client.phase = Phase::Running { epoch };
+        let from = client.switch_from.take();
+        let claims = std::mem::take(&mut client.claims);
+        for uuid in client.accounts.keys() {
+            let Some(gpu) = self.gpus.get_mut(uuid) else { continue };
+            if claims || gpu.turn_started.is_none() {
+                gpu.turn_started = Some(now);
+                gpu.turns += 1;
+            }
+            if let Some(from) = from {
+                gpu.record_switch(now.saturating_sub(from));
+            }
+        }
+    }
+
+    /// The client's gate is closed and its work complete.
+    fn park(&mut self, id: ClientId, now: Time) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        client.phase = Phase::Parked;
+        client.wants = false;
+        client.claims = false;
+        client.reported_stuck = false;
+        client.accounts.values_mut().for_each(|account| account.needs = 0);
+        for uuid in client.accounts.keys() {
+            if let Some(gpu) = self.gpus.get_mut(uuid) {
+                gpu.released.push(id);
+                gpu.freed_at = Some(now);
+                gpu.deferrals = 0;
+            }
+        }
+    }
+
+    fn on_deferred(&mut self, id: ClientId, epoch: Epoch, now: Time) {
+        self.with(id, |client| client.phase = Phase::Running { epoch });
+        let gpus: Vec<GpuUuid> =
+            self.clients.get(&id).map(|c| c.accounts.keys().copied().collect()).unwrap_or_default();
+        let mut reopened = Vec::new();
+        for uuid in gpus {
+            let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
+            let retry = patience(gpu.deferrals) * RETRY_FACTOR;
+            gpu.deferrals += 1;
+            gpu.not_before = now + retry;
+            reopened.append(&mut gpu.released);
+            for (&other, client) in &mut self.clients {
+                if !client.accounts.contains_key(&uuid) {
+                    continue;
+                }
+                match client.phase {
+                    // Who was to come waits on.
+                    Phase::Chosen => {
+                        client.phase = Phase::Parked;
+                        client.claims = false;
+                    }
+                    Phase::Dropping { .. } => reopened.push(other),
+                    _ => {}
+                }
+            }
+        }
+        // The drain may depend on work of another member that sleeps at its gate by now: all of them go on.
+        for other in reopened {
+            self.with(other, |client| {
+                if matches!(client.phase, Phase::Parked | Phase::Dropping { .. }) {
+                    client.phase = Phase::Chosen;
+                }
+            });
+        }
+        self.note(format!("client {id} could not drain and goes on; asked again later"));
+    }
+
+    fn on_disconnected(&mut self, id: ClientId, process_remains: bool, now: Time) {
+        let Some(mut client) = self.clients.remove(&id) else { return };
+        if client.phase.holds() {
+            for uuid in client.accounts.keys() {
+                if let Some(gpu) = self.gpus.get_mut(uuid) {
+                    gpu.freed_at = Some(now);
+                }
+            }
+        }
+        if process_remains {
+            for (uuid, account) in &client.accounts {
+                if let Some(gpu) = self.gpus.get_mut(uuid) {
+                    *gpu.departed.entry(client.pid).or_default() += account.budget;
+                }
+            }
+        }
+        for gpu in self.gpus.values_mut() {
+            gpu.released.retain(|&other| other != id);
+        }
+        self.note(format!("client {id} is gone ({}, pid {})", client.name, client.pid));
+        client.accounts.values_mut().for_each(|account| account.budget = 0);
+        self.remember(id, &client);
+        self.clear_blocked();
+    }
+
+    /// Charges the time since the last event to those who ran or waited.
+    fn advance(&mut self, now: Time) {
+        let passed = now.saturating_sub(self.advanced_to);
+        self.advanced_to = self.advanced_to.max(now);
+        if passed.is_zero() {
+            return;
+        }
+        let mut running: BTreeMap<GpuUuid, u32> = BTreeMap::new();
+        for client in self.clients.values().filter(|c| c.phase.runs()) {
+            for uuid in client.accounts.keys() {
+                *running.entry(*uuid).or_default() += 1;
+            }
+        }
+        for client in self.clients.values_mut() {
+            if client.phase.runs() {
+                let beside = client.accounts.keys().filter_map(|uuid| running.get(uuid)).max();
+                client.held += passed;
+                client.virtual_time += passed / beside.copied().unwrap_or(1).max(1);
+            } else if client.wants {
+                client.waited += passed;
+            }
+        }
+    }
+
+    /// A client asks for the lock after a pause: see [`next::on_wake`].
+    fn wake(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get(&id) else { return };
+        let active = self.clients.iter().filter(|(other, c)| {
+            **other != id
+                && (c.phase.stays() || c.wants)
+                && c.accounts.keys().any(|gpu| client.accounts.contains_key(gpu))
+        });
+        let virtual_time = next::on_wake(client.virtual_time, active.map(|(_, c)| c.virtual_time));
+        self.with(id, |client| client.virtual_time = virtual_time);
+    }
+
+    fn clear_blocked(&mut self) {
+        self.clients.values_mut().for_each(|client| client.blocked = None);
+    }
+
+    fn new_epoch(&mut self) -> Epoch {
+        self.last_epoch += 1;
+        Epoch { boot: self.config.boot, counter: self.last_epoch }
+    }
+
+    fn with(&mut self, id: ClientId, change: impl FnOnce(&mut Client)) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            change(client);
+        }
+    }
+
+    fn with_account(&mut self, id: ClientId, gpu: GpuUuid, change: impl FnOnce(&mut Account)) {
+        if let Some(account) = self.clients.get_mut(&id).and_then(|c| c.accounts.get_mut(&gpu)) {
+            change(account);
+        }
+    }
+
+    fn send(&mut self, client: ClientId, message: SchedulerMessage) {
+        self.outputs.push_back(Output::Send { client, message });
+    }
+
+    fn note(&mut self, text: String) {
+        self.outputs.push_back(Output::Note { warning: false, text });
+    }
+
+    fn warn(&mut self, text: String) {
+        self.outputs.push_back(Output::Note { warning: true, text });
+    }
+}
+
+/// A deferred drain is tried again after this many times the patience that it used up, so that at most a fifth
+/// of a client's time is lost to drains that fail.
+const RETRY_FACTOR: u32 = 4;
+
+/// How long a drain may make no progress: 200 ms, doubled by each deferral in a row, so that a kernel of any
+/// length is waited for in the end.
+fn patience(deferrals: u32) -> Duration {
+    Duration::from_millis(200) * 2u32.pow(deferrals.min(8))
+}
+
+/// A measured rate moves the known one half of the way.
+fn blend(rate: &mut f64, bytes: u64, nanos: u64) {
+    if bytes >= 64 * MIB && nanos > 0 {
+        *rate = (*rate + bytes as f64 / nanos as f64 * 1e9) / 2.0;
+    }
+}
+
+fn self_unknown(uuid: GpuUuid) -> String {
+    format!("unknown GPU {uuid}: no client has used it")
+}

@@ -1,0 +1,68 @@
+//! Who gives memory back so that the next client fits, and how much.
+//!
+//! In this order: room that was given and not used, from anybody, since it costs nothing; then memory of clients
+//! that do not run, those first whose next turn is furthest away (Belady's rule: who does not want the lock at
+//! all, then the last of the queue). Never more than is needed.
+
+/// What a client could give back on the GPU in question, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Candidate {
+    /// The client.
+    pub id: u64,
+    /// Room that it has and does not use.
+    pub unused: u64,
+    /// Resident memory that could be moved to the host; 0 for clients that run.
+    pub movable: u64,
+    /// How many turns are taken before its own; `None`: it does not want the lock.
+    pub turns_ahead: Option<usize>,
+}
+
+/// Who is told to give back how many bytes, so that `needed` bytes become free if that is possible at all.
+#[must_use]
+pub fn choose(needed: u64, candidates: &[Candidate]) -> Vec<(u64, u64)> {
+    let mut order: Vec<&Candidate> = candidates.iter().collect();
+    order.sort_by_key(|c| (c.turns_ahead.is_some(), std::cmp::Reverse(c.turns_ahead), c.id));
+    let mut given = vec![0; order.len()];
+    let mut left = needed;
+    for (candidate, given) in order.iter().zip(&mut given) {
+        let bytes = candidate.unused.min(left);
+        *given += bytes;
+        left -= bytes;
+    }
+    for (candidate, given) in order.iter().zip(&mut given) {
+        let bytes = candidate.movable.min(left);
+        *given += bytes;
+        left -= bytes;
+    }
+    order.iter().zip(given).filter(|&(_, bytes)| bytes > 0).map(|(c, bytes)| (c.id, bytes)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(id: u64, unused: u64, movable: u64, turns_ahead: Option<usize>) -> Candidate {
+        Candidate { id, unused, movable, turns_ahead }
+    }
+
+    #[test]
+    fn unused_room_first_then_the_furthest_turn() {
+        let candidates = [
+            candidate(1, 2, 0, None),
+            candidate(2, 0, 12, Some(0)),
+            candidate(3, 0, 12, Some(1)),
+            candidate(4, 0, 3, None),
+        ];
+        assert_eq!(choose(1, &candidates), [(1, 1)]);
+        assert_eq!(choose(4, &candidates), [(1, 2), (4, 2)]);
+        assert_eq!(choose(10, &candidates), [(1, 2), (4, 3), (3, 5)]);
+        assert_eq!(choose(18, &candidates), [(1, 2), (4, 3), (3, 12), (2, 1)]);
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_asked_for() {
+        assert_eq!(choose(100, &[candidate(1, 2, 3, Some(0))]), [(1, 5)]);
+        assert!(choose(100, &[]).is_empty());
+        assert!(choose(0, &[candidate(1, 2, 3, Some(0))]).is_empty());
+    }
+}

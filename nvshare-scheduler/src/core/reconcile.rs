@@ -1,0 +1,432 @@
+//! Looks at the state as a whole and does what it asks for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use nvshare_proto::units::{Bytes, GIB};
+use nvshare_proto::{GpuUuid, MemoryMode, Room, SchedulerMessage};
+
+use super::policy::turn::Turn;
+use super::policy::victims::Candidate;
+use super::policy::{next, together, turn, victims};
+use super::state::{Account, ClientId, Phase, Time};
+use super::{Core, patience};
+
+/// Room given beyond what was asked for, so that not each allocation asks: at most this, and at most a quarter of
+/// what is free.
+const SPARE_ROOM: u64 = GIB;
+
+impl Core {
+    pub(super) fn reconcile(&mut self, now: Time) {
+        self.deadline = None;
+        if !self.scheduling {
+            return;
+        }
+        self.end_finished_turns();
+        self.split_sets_that_outgrew(now);
+        let mut contested = self.choose(now);
+        self.make_room(now);
+        contested.extend(self.gpus_of(|phase| phase == Phase::Chosen));
+        self.tell_who_waits(&contested);
+        self.report_stuck(now);
+    }
+
+    /// A GPU that nobody holds has no turn.
+    fn end_finished_turns(&mut self) {
+        let held: BTreeSet<GpuUuid> = self.gpus_of(|phase| phase.holds());
+        for (uuid, gpu) in &mut self.gpus {
+            if !held.contains(uuid) {
+                gpu.turn_started = None;
+            }
+        }
+    }
+
+    /// Members whose demand grew until they no longer fit: those least behind leave.
+    fn split_sets_that_outgrew(&mut self, now: Time) {
+        for uuid in self.gpus.keys().copied().collect::<Vec<_>>() {
+            let members = self.by_turn(|c| c.phase.stays() && c.accounts.contains_key(&uuid));
+            if self.fit(uuid, &members) {
+                continue;
+            }
+            let mut kept: Vec<ClientId> = Vec::new();
+            for id in members {
+                kept.push(id);
+                if self.fit(uuid, &kept) || kept.len() == 1 {
+                    continue;
+                }
+                kept.pop();
+                self.ask_to_leave(id, now);
+            }
+            if let Some(gpu) = self.gpus.get_mut(&uuid) {
+                gpu.turn_started = gpu.turn_started.map(|_| now);
+            }
+        }
+    }
+
+    /// Makes waiters next: those who fit beside the others at once, those who do not when the turn is over.
+    /// Returns the GPUs on which somebody has to wait.
+    fn choose(&mut self, now: Time) -> BTreeSet<GpuUuid> {
+        let mut contested_gpus = BTreeSet::new();
+        // GPUs that a waiter further ahead will take when it can.
+        let mut spoken_for: BTreeSet<GpuUuid> = BTreeSet::new();
+        for id in self.by_turn(|c| c.waits() && c.blocked.is_none()) {
+            let gpus = self.gpus_used_by(id);
+            let contested: Vec<GpuUuid> =
+                gpus.iter().copied().filter(|&gpu| !self.fits_beside_members(gpu, id)).collect();
+            if contested.is_empty() {
+                self.with(id, |client| client.phase = Phase::Chosen);
+                continue;
+            }
+            contested_gpus.extend(contested.iter().copied());
+            let taken = contested.iter().any(|gpu| spoken_for.contains(gpu));
+            match (!taken).then(|| self.turns_end(id, &contested)).flatten() {
+                Some(ends) if ends <= now => self.claim(id, &contested, now),
+                Some(ends) => self.wake_at(ends),
+                None => {}
+            }
+            spoken_for.extend(gpus);
+        }
+        contested_gpus
+    }
+
+    /// When the turns on these GPUs are over for a waiter; `None` while that is not known.
+    fn turns_end(&self, id: ClientId, contested: &[GpuUuid]) -> Option<Time> {
+        let mut ends = Time::ZERO;
+        for &uuid in contested {
+            let gpu = self.gpus.get(&uuid)?;
+            let leavers = self.leavers(uuid, id);
+            // A turn that has not begun cannot be over.
+            if leavers.iter().any(|id| self.clients.get(id).is_some_and(|c| c.phase == Phase::Chosen || c.claims)) {
+                return None;
+            }
+            let mut idle_since = Some(Time::ZERO);
+            for leaver in &leavers {
+                let since = match self.clients.get(leaver).map(|c| c.phase) {
+                    Some(Phase::Idle { since, .. }) => Some(since),
+                    _ => None,
+                };
+                idle_since = idle_since.zip(since).map(|(a, b)| a.max(b));
+            }
+            let to_move = self.deficit(uuid, id).saturating_sub(self.free(uuid));
+            let turn = Turn {
+                started: gpu.turn_started,
+                quantum: gpu.quantum,
+                not_before: gpu.not_before,
+                idle_since,
+                move_cost: if to_move == 0 { Duration::ZERO } else { gpu.move_cost(to_move) },
+            };
+            ends = ends.max(turn::ends(&turn)?);
+        }
+        Some(ends)
+    }
+
+    /// The turn passes to a waiter: who does not fit beside it leaves.
+    fn claim(&mut self, id: ClientId, contested: &[GpuUuid], now: Time) {
+        for &uuid in contested {
+            for leaver in self.leavers(uuid, id) {
+                self.ask_to_leave(leaver, now);
+            }
+            if let Some(gpu) = self.gpus.get_mut(&uuid) {
+                gpu.released.clear();
+            }
+        }
+        self.with(id, |client| {
+            client.phase = Phase::Chosen;
+            client.claims = true;
+        });
+    }
+
+    /// Members of a GPU that cannot stay beside a waiter: all but the first, in the order of their turn, that fit.
+    fn leavers(&self, uuid: GpuUuid, id: ClientId) -> Vec<ClientId> {
+        let mut kept = vec![id];
+        let mut leavers = Vec::new();
+        for member in self.by_turn(|c| c.phase.stays() && c.accounts.contains_key(&uuid)) {
+            kept.push(member);
+            if !self.fit(uuid, &kept) {
+                kept.pop();
+                leavers.push(member);
+            }
+        }
+        leavers
+    }
+
+    fn ask_to_leave(&mut self, id: ClientId, now: Time) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        match client.phase {
+            Phase::Chosen => {
+                client.phase = Phase::Parked;
+                client.claims = false;
+            }
+            // Its gate is closed and its work complete: there is nothing to ask.
+            Phase::Idle { .. } => {
+                client.phase = Phase::Parked;
+                for uuid in client.accounts.keys() {
+                    if let Some(gpu) = self.gpus.get_mut(uuid) {
+                        gpu.freed_at = Some(now);
+                    }
+                }
+            }
+            Phase::Granted { epoch } | Phase::Running { epoch } => {
+                client.phase = Phase::Dropping { epoch, since: now };
+                let deferrals = client.accounts.keys().filter_map(|uuid| self.gpus.get(uuid)).map(|g| g.deferrals).max();
+                let patience_ms = patience(deferrals.unwrap_or(0)).as_millis() as u32;
+                self.send(id, SchedulerMessage::DropLock { epoch, patience_ms });
+            }
+            Phase::Parked | Phase::Dropping { .. } | Phase::Free => {}
+        }
+    }
+
+    /// Gives room to those who are next and to allocations that wait, and takes it from those who do not run.
+    fn make_room(&mut self, now: Time) {
+        // What those further ahead will take as soon as the rest of it is there.
+        let mut reserved: BTreeMap<GpuUuid, u64> = BTreeMap::new();
+        for id in self.by_turn(|c| c.accounts.values().any(|account| account.needs > 0)) {
+            for uuid in self.gpus_used_by(id) {
+                self.serve_need(id, uuid, &mut reserved);
+            }
+        }
+        for id in self.by_turn(|c| c.phase == Phase::Chosen) {
+            self.grant_or_evict(id, now, &mut reserved);
+        }
+    }
+
+    fn serve_need(&mut self, id: ClientId, uuid: GpuUuid, reserved: &mut BTreeMap<GpuUuid, u64>) {
+        let Some(account) = self.account(id, uuid) else { return };
+        let needs = account.needs;
+        if needs == 0 {
+            return;
+        }
+        let free = self.free(uuid).saturating_sub(reserved.get(&uuid).copied().unwrap_or(0));
+        if needs <= free {
+            let bytes = needs + self.spare(uuid, free - needs);
+            self.with_account(id, uuid, |account| {
+                account.needs = 0;
+                account.budget += bytes;
+            });
+            self.send(id, SchedulerMessage::Room(Room { gpu: uuid, bytes }));
+            return;
+        }
+        *reserved.entry(uuid).or_default() += needs;
+        if self.clients.values().any(|c| matches!(c.phase, Phase::Dropping { .. }) && c.accounts.contains_key(&uuid)) {
+            return;
+        }
+        if !self.order_evictions(uuid, needs - free, id) {
+            self.with_account(id, uuid, |account| account.needs = 0);
+            self.send(id, SchedulerMessage::NoRoom { gpu: uuid });
+            self.warn(format!("client {id}: no room for {} more on {uuid}", Bytes(needs)));
+        }
+    }
+
+    fn grant_or_evict(&mut self, id: ClientId, now: Time, reserved: &mut BTreeMap<GpuUuid, u64>) {
+        let gpus = self.gpus_used_by(id);
+        let leaving = gpus.iter().any(|&uuid| {
+            let mut holders = self.ids(|c| c.phase.holds() && c.accounts.contains_key(&uuid));
+            holders.push(id);
+            !self.fit(uuid, &holders)
+        });
+        let own_move = gpus.iter().any(|&uuid| self.account(id, uuid).is_some_and(|a| a.evicting > 0));
+        if leaving || own_move {
+            return;
+        }
+        let mut complete = true;
+        for &uuid in &gpus {
+            let deficit = self.deficit(uuid, id);
+            let reserved = reserved.entry(uuid).or_default();
+            let free = self.free(uuid).saturating_sub(*reserved);
+            *reserved += deficit;
+            if deficit <= free {
+                continue;
+            }
+            complete = false;
+            if !self.order_evictions(uuid, deficit - free, id) {
+                let text = format!("{} of {uuid} cannot be freed for it", Bytes(deficit - free));
+                self.warn(format!("client {id} waits: {text}"));
+                self.with(id, |client| {
+                    client.phase = Phase::Parked;
+                    client.claims = false;
+                    client.blocked = Some(text);
+                });
+                return;
+            }
+        }
+        if complete {
+            self.grant(id, &gpus, now);
+        }
+    }
+
+    fn grant(&mut self, id: ClientId, gpus: &[GpuUuid], now: Time) {
+        let epoch = self.new_epoch();
+        let mut room = Vec::new();
+        let mut quantum = Duration::MAX;
+        let mut moved = false;
+        let mut freed_at = None;
+        for &uuid in gpus {
+            let deficit = self.deficit(uuid, id);
+            let bytes = deficit + self.spare(uuid, self.free(uuid) - deficit.min(self.free(uuid)));
+            moved |= self.account(id, uuid).is_some_and(|a| a.usage.absent > 0);
+            if let Some(gpu) = self.gpus.get_mut(&uuid) {
+                quantum = quantum.min(gpu.quantum);
+                freed_at = freed_at.max(gpu.freed_at.take());
+            }
+            self.with_account(id, uuid, |account| account.budget += bytes);
+            room.push(Room { gpu: uuid, bytes });
+        }
+        self.with(id, |client| {
+            client.phase = Phase::Granted { epoch };
+            client.wants = false;
+            client.switch_from = freed_at.filter(|&freed| !moved && client.waiting_since < freed && freed <= now);
+        });
+        let quantum_ms = quantum.as_millis().try_into().unwrap_or(u64::MAX);
+        self.send(id, SchedulerMessage::LockOk { epoch, quantum_ms, room });
+    }
+
+    /// Orders as much as is needed beyond what is on its way. False: it cannot be had.
+    fn order_evictions(&mut self, uuid: GpuUuid, needed: u64, for_client: ClientId) -> bool {
+        let on_its_way: u64 =
+            self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(|a| a.evicting).sum();
+        let missing = needed.saturating_sub(on_its_way);
+        if missing == 0 {
+            return true;
+        }
+        let queue = self.by_turn(|c| c.waits());
+        let candidates: Vec<Candidate> = self
+            .clients
+            .iter()
+            .filter(|(id, _)| **id != for_client)
+            .filter_map(|(&id, client)| {
+                let account = client.accounts.get(&uuid)?;
+                if account.evicting > 0 {
+                    return None;
+                }
+                let parked = client.phase == Phase::Parked && client.memory == MemoryMode::Managed;
+                Some(Candidate {
+                    id,
+                    unused: account.unused(),
+                    movable: if parked {
+                        (account.budget - account.unused()).saturating_sub(account.unmovable)
+                    } else {
+                        0
+                    },
+                    turns_ahead: queue.iter().position(|&waiter| waiter == id),
+                })
+            })
+            .collect();
+        let orders = victims::choose(missing, &candidates);
+        let possible: u64 = orders.iter().map(|&(_, bytes)| bytes).sum();
+        if possible < missing {
+            return on_its_way > 0;
+        }
+        for (victim, bytes) in orders {
+            self.with_account(victim, uuid, |account| account.evicting += bytes);
+            self.send(victim, SchedulerMessage::Evict(Room { gpu: uuid, bytes }));
+        }
+        true
+    }
+
+    /// Holders learn whether somebody waits for what they hold.
+    fn tell_who_waits(&mut self, contested: &BTreeSet<GpuUuid>) {
+        for id in self.ids(|c| c.phase.holds()) {
+            let waiting = self.gpus_used_by(id).iter().any(|gpu| contested.contains(gpu));
+            let Some(client) = self.clients.get_mut(&id) else { continue };
+            if client.told_waiting != waiting {
+                client.told_waiting = waiting;
+                self.send(id, SchedulerMessage::Waiters { waiting });
+            }
+        }
+    }
+
+    fn report_stuck(&mut self, now: Time) {
+        let grace = self.config.grace;
+        for id in self.ids(|c| matches!(c.phase, Phase::Dropping { .. }) && !c.reported_stuck) {
+            let Some(Phase::Dropping { since, .. }) = self.clients.get(&id).map(|c| c.phase) else { continue };
+            if now < since + grace {
+                self.wake_at(since + grace);
+                continue;
+            }
+            self.with(id, |client| client.reported_stuck = true);
+            self.warn(format!(
+                "client {id} was asked for the lock {:.0} s ago and does not answer; it keeps the GPU",
+                (now - since).as_secs_f64()
+            ));
+        }
+    }
+
+    fn wake_at(&mut self, time: Time) {
+        self.deadline = Some(self.deadline.map_or(time, |deadline| deadline.min(time)));
+    }
+
+    /// What a client wants resident when it runs: all that it has allocated, or what one client may have.
+    fn demand(&self, uuid: GpuUuid, id: ClientId) -> u64 {
+        let capacity = self.gpus.get(&uuid).map_or(0, |gpu| gpu.capacity);
+        self.account(id, uuid)
+            .map_or(0, |account| account.usage.allocated.saturating_add(account.needs))
+            .min(capacity)
+    }
+
+    /// What it lacks for that.
+    fn deficit(&self, uuid: GpuUuid, id: ClientId) -> u64 {
+        self.demand(uuid, id).saturating_sub(self.account(id, uuid).map_or(0, |account| account.budget))
+    }
+
+    /// What nobody may fill, in bytes.
+    pub(super) fn free(&self, uuid: GpuUuid) -> u64 {
+        let Some(gpu) = self.gpus.get(&uuid) else { return 0 };
+        let charged: u64 = self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(|a| a.budget).sum();
+        gpu.capacity.saturating_sub(charged + gpu.departed.values().sum::<u64>())
+    }
+
+    fn spare(&self, uuid: GpuUuid, free: u64) -> u64 {
+        let contested = self.clients.values().any(|c| {
+            (c.waits() || c.phase == Phase::Chosen) && c.accounts.contains_key(&uuid)
+        });
+        if contested { 0 } else { SPARE_ROOM.min(free / 4) }
+    }
+
+    /// Whether these clients fit a GPU together, beside what others have there and cannot be moved.
+    fn fit(&self, uuid: GpuUuid, members: &[ClientId]) -> bool {
+        let Some(gpu) = self.gpus.get(&uuid) else { return true };
+        let pinned: u64 = self
+            .clients
+            .iter()
+            .filter(|(id, _)| !members.contains(id))
+            .filter_map(|(_, client)| {
+                let account = client.accounts.get(&uuid)?;
+                Some(if client.memory == MemoryMode::Off { account.budget } else { account.unmovable })
+            })
+            .chain(gpu.departed.values().copied())
+            .sum();
+        let demands: Vec<u64> = members.iter().map(|&id| self.demand(uuid, id)).collect();
+        together::fits(gpu.capacity, pinned, &demands, self.config.exclusive)
+    }
+
+    fn fits_beside_members(&self, uuid: GpuUuid, id: ClientId) -> bool {
+        let mut members = self.ids(|c| c.phase.stays() && c.accounts.contains_key(&uuid));
+        members.push(id);
+        self.fit(uuid, &members)
+    }
+
+    fn account(&self, id: ClientId, uuid: GpuUuid) -> Option<&Account> {
+        self.clients.get(&id)?.accounts.get(&uuid)
+    }
+
+    fn gpus_used_by(&self, id: ClientId) -> Vec<GpuUuid> {
+        self.clients.get(&id).map(|c| c.accounts.keys().copied().collect()).unwrap_or_default()
+    }
+
+    fn gpus_of(&self, phase: impl Fn(Phase) -> bool) -> BTreeSet<GpuUuid> {
+        self.clients.values().filter(|c| phase(c.phase)).flat_map(|c| c.accounts.keys().copied()).collect()
+    }
+
+    fn ids(&self, which: impl Fn(&super::Client) -> bool) -> Vec<ClientId> {
+        self.clients.iter().filter(|(_, c)| which(c)).map(|(id, _)| *id).collect()
+    }
+
+    /// Clients in the order of their turn.
+    pub(super) fn by_turn(&self, which: impl Fn(&super::Client) -> bool) -> Vec<ClientId> {
+        let mut ids = self.ids(which);
+        ids.sort_by_key(|id| {
+            self.clients.get(id).map(|c| next::key(c.virtual_time, c.waiting_since, *id))
+        });
+        ids
+    }
+}

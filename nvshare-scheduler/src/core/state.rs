@@ -1,0 +1,227 @@
+//! What the core knows of clients and GPUs.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use nvshare_proto::{Counters, Epoch, GpuUuid, MemoryMode, Register, Usage};
+
+/// Time since the scheduler started. The core never looks at a clock.
+pub type Time = Duration;
+
+/// A client's number: the shell's number of its connection.
+pub type ClientId = u64;
+
+/// Where a client stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Its gate is closed.
+    Parked,
+    /// It is next: holders leave and room is made for it.
+    Chosen,
+    /// LOCK_OK is sent; it restores.
+    Granted { epoch: Epoch },
+    /// Its gate is open.
+    Running { epoch: Epoch },
+    /// DROP_LOCK is sent; it drains.
+    Dropping { epoch: Epoch, since: Time },
+    /// It closed its own gate, and keeps its place until somebody takes it.
+    Idle { epoch: Epoch, since: Time },
+    /// Scheduling is off: it runs and nothing is counted.
+    Free,
+}
+
+impl Phase {
+    /// Its work may be on the GPU, or may be let through without a further word from here.
+    pub(crate) fn holds(self) -> bool {
+        matches!(
+            self,
+            Self::Granted { .. } | Self::Running { .. } | Self::Dropping { .. } | Self::Idle { .. }
+        )
+    }
+
+    /// It holds or will hold the lock, and nobody asked it to leave.
+    pub(crate) fn stays(self) -> bool {
+        self == Self::Chosen || (self.holds() && !matches!(self, Self::Dropping { .. }))
+    }
+
+    /// Wall-clock time is charged: from open gate to drained.
+    pub(crate) fn runs(self) -> bool {
+        matches!(self, Self::Running { .. } | Self::Dropping { .. })
+    }
+
+    pub(crate) fn name(self, wants: bool) -> &'static str {
+        match self {
+            Self::Parked if wants => "waiting",
+            Self::Parked => "parked",
+            Self::Chosen => "next",
+            Self::Granted { .. } => "restoring",
+            Self::Running { .. } => "running",
+            Self::Dropping { .. } => "draining",
+            Self::Idle { .. } => "idle",
+            Self::Free => "free",
+        }
+    }
+}
+
+/// A client's memory on one GPU, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Account {
+    /// As the client last said.
+    pub(crate) usage: Usage,
+    /// What it may have resident: room given minus room given back.
+    pub(crate) budget: u64,
+    /// Ordered back and not yet answered.
+    pub(crate) evicting: u64,
+    /// What a waiting allocation needs beyond the budget.
+    pub(crate) needs: u64,
+    /// Could not be moved when it was last asked, because its host has no memory for it.
+    pub(crate) unmovable: u64,
+}
+
+impl Account {
+    pub(crate) fn new(usage: Usage) -> Self {
+        Self { usage, budget: 0, evicting: 0, needs: 0, unmovable: 0 }
+    }
+
+    /// On the card, as the client last said.
+    pub(crate) fn resident(&self) -> u64 {
+        self.usage.allocated.saturating_sub(self.usage.absent)
+    }
+
+    /// Given and not used.
+    pub(crate) fn unused(&self) -> u64 {
+        self.budget.saturating_sub(self.resident())
+    }
+}
+
+/// A registered process.
+#[derive(Debug)]
+pub(crate) struct Client {
+    /// As the kernel says, or as the process itself says where the kernel cannot tell.
+    pub(crate) pid: u32,
+    pub(crate) name: String,
+    pub(crate) memory: MemoryMode,
+    pub(crate) phase: Phase,
+    /// Work waits at its gate.
+    pub(crate) wants: bool,
+    pub(crate) waiting_since: Time,
+    pub(crate) accounts: BTreeMap<GpuUuid, Account>,
+    /// See [`super::policy::next`].
+    pub(crate) virtual_time: Duration,
+    pub(crate) held: Duration,
+    pub(crate) waited: Duration,
+    pub(crate) told_waiting: bool,
+    /// A new turn begins when it runs.
+    pub(crate) claims: bool,
+    /// It waits, and this line says for what that will not come by itself.
+    pub(crate) blocked: Option<String>,
+    /// Since its grant: no memory had to move for it, and it waited when the lock was freed at this time.
+    pub(crate) switch_from: Option<Time>,
+    pub(crate) reported_stuck: bool,
+    pub(crate) counters: Counters,
+}
+
+impl Client {
+    pub(crate) fn new(pid: u32, register: Register, now: Time) -> Self {
+        Self {
+            pid,
+            name: register.name,
+            memory: register.memory,
+            phase: Phase::Parked,
+            wants: false,
+            waiting_since: now,
+            accounts: register.usage.into_iter().map(|u| (u.gpu, Account::new(u))).collect(),
+            virtual_time: Duration::ZERO,
+            held: Duration::ZERO,
+            waited: Duration::ZERO,
+            told_waiting: false,
+            claims: false,
+            blocked: None,
+            switch_from: None,
+            reported_stuck: false,
+            counters: Counters::default(),
+        }
+    }
+
+    /// It waits for the lock and is not next yet.
+    pub(crate) fn waits(&self) -> bool {
+        self.wants && self.phase == Phase::Parked
+    }
+}
+
+/// One GPU.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    /// What clients may fill together, in bytes.
+    pub(crate) capacity: u64,
+    pub(crate) quantum: Duration,
+    /// When the turn's first client ran.
+    pub(crate) turn_started: Option<Time>,
+    /// A deferred drain may be tried again at this time.
+    pub(crate) not_before: Time,
+    /// Drains deferred in a row.
+    pub(crate) deferrals: u32,
+    /// Who gave the lock back in the hand-over under way.
+    pub(crate) released: Vec<ClientId>,
+    /// When the lock was last given back.
+    pub(crate) freed_at: Option<Time>,
+    /// Measured rates of moving memory, in bytes per second.
+    pub(crate) evict_rate: f64,
+    pub(crate) restore_rate: f64,
+    pub(crate) turns: u64,
+    /// The last hand-overs with nothing to move, from drained to open gate.
+    pub(crate) switches: VecDeque<Duration>,
+    /// Memory of clients that are gone while their process is not, by process.
+    pub(crate) departed: BTreeMap<u32, u64>,
+}
+
+/// Until measured: what managed memory does over PCIe 3 (evict, restore), in bytes per second.
+const ASSUMED_RATES: (f64, f64) = (4e9, 8e9);
+/// Hand-overs whose duration is kept.
+const SWITCHES_KEPT: usize = 4096;
+
+impl Gpu {
+    pub(crate) fn new(capacity: u64, quantum: Duration) -> Self {
+        Self {
+            capacity,
+            quantum,
+            turn_started: None,
+            not_before: Time::ZERO,
+            deferrals: 0,
+            released: Vec::new(),
+            freed_at: None,
+            evict_rate: ASSUMED_RATES.0,
+            restore_rate: ASSUMED_RATES.1,
+            turns: 0,
+            switches: VecDeque::new(),
+            departed: BTreeMap::new(),
+        }
+    }
+
+    /// What it costs to move this much out and as much in.
+    pub(crate) fn move_cost(&self, bytes: u64) -> Duration {
+        let bytes = bytes as f64;
+        Duration::try_from_secs_f64(bytes / self.evict_rate + bytes / self.restore_rate)
+            .unwrap_or(Duration::MAX)
+    }
+
+    pub(crate) fn record_switch(&mut self, took: Duration) {
+        if self.switches.len() == SWITCHES_KEPT {
+            self.switches.pop_front();
+        }
+        self.switches.push_back(took);
+    }
+
+    /// Count, median, 99th percentile and longest of the hand-overs kept, in microseconds.
+    pub(crate) fn switch_summary(&self) -> [u64; 4] {
+        let mut sorted: Vec<Duration> = self.switches.iter().copied().collect();
+        sorted.sort_unstable();
+        let micros = |d: Option<&Duration>| d.map_or(0, |d| d.as_micros() as u64);
+        [
+            sorted.len() as u64,
+            micros(sorted.get(sorted.len() / 2)),
+            micros(sorted.get(sorted.len() * 99 / 100)),
+            micros(sorted.last()),
+        ]
+    }
+}

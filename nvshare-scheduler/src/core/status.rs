@@ -1,0 +1,76 @@
+//! The state as an administrator sees it.
+
+use std::collections::BTreeMap;
+
+use nvshare_proto::{ClientStatus, GpuStatus, SchedulerStatus};
+
+use super::state::{Client, ClientId, Time};
+use super::{Core, Phase};
+
+/// Clients that are gone and still shown.
+const GONE_KEPT: usize = 32;
+
+impl Core {
+    /// About the scheduler itself.
+    #[must_use]
+    pub fn status(&self, now: Time) -> SchedulerStatus {
+        SchedulerStatus {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_s: now.as_secs(),
+            scheduling: self.scheduling,
+            quantum_ms: self.config.quantum.as_millis() as u64,
+        }
+    }
+
+    /// A row for each GPU.
+    #[must_use]
+    pub fn gpu_status(&self) -> Vec<GpuStatus> {
+        let row = |(&uuid, gpu): (_, &super::Gpu)| GpuStatus {
+            gpu: uuid,
+            capacity: gpu.capacity,
+            allocated: self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(|a| a.usage.allocated).sum(),
+            resident: gpu.capacity.saturating_sub(self.free(uuid)),
+            quantum_ms: gpu.quantum.as_millis() as u64,
+            holders: self.by_turn(|c| (c.phase.holds() || c.phase == Phase::Free) && c.accounts.contains_key(&uuid)),
+            waiters: self.by_turn(|c| (c.waits() || c.phase == Phase::Chosen) && c.accounts.contains_key(&uuid)),
+            turns: gpu.turns,
+            switch_us: gpu.switch_summary(),
+        };
+        self.gpus.iter().map(row).collect()
+    }
+
+    /// A row for each client, and for the last few that are gone.
+    #[must_use]
+    pub fn client_status(&self) -> Vec<ClientStatus> {
+        let gone: BTreeMap<_, _> = self.gone.iter().map(|status| (status.client, status.clone())).collect();
+        gone.into_values().chain(self.clients.iter().map(|(&id, client)| describe(id, client))).collect()
+    }
+
+    pub(super) fn remember(&mut self, id: ClientId, client: &Client) {
+        if self.gone.len() == GONE_KEPT {
+            self.gone.pop_front();
+        }
+        let state = "gone".to_owned();
+        self.gone.push_back(ClientStatus { gone: true, state, ..describe(id, client) });
+    }
+}
+
+fn describe(id: ClientId, client: &Client) -> ClientStatus {
+    let state = match &client.blocked {
+        Some(why) => format!("waiting: {why}"),
+        None => client.phase.name(client.wants).to_owned(),
+    };
+    ClientStatus {
+        client: id,
+        pid: client.pid,
+        name: client.name.clone(),
+        state,
+        gone: false,
+        usage: client.accounts.values().map(|a| a.usage).collect(),
+        resident: client.accounts.values().map(|a| a.budget).sum(),
+        held_ms: client.held.as_millis() as u64,
+        waited_ms: client.waited.as_millis() as u64,
+        counters: client.counters,
+    }
+}

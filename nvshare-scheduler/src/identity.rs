@@ -1,0 +1,92 @@
+//! Who is at the other end of a connection, as the kernel says.
+
+#![allow(unsafe_code, reason = "the process descriptor of a peer is asked for by a raw system call")]
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::UnixStream;
+
+/// A peer's process.
+#[derive(Debug)]
+pub struct Peer {
+    /// Its number, where it is in our view of processes.
+    pub pid: Option<u32>,
+    /// Becomes readable when the process is gone, and with it all that it had of the GPU.
+    descriptor: Option<AsyncFd<OwnedFd>>,
+}
+
+/// `SO_PEERPIDFD`, since Linux 6.5.
+const SO_PEERPIDFD: i32 = 77;
+
+impl Peer {
+    /// Asks the kernel.
+    #[must_use]
+    pub fn of(stream: &UnixStream) -> Self {
+        // In another pid namespace the number is 0.
+        let pid = stream.peer_cred().ok().and_then(|cred| cred.pid()).filter(|&pid| pid > 0);
+        let descriptor = peer_descriptor(stream).or_else(|_| pid.map_or(Err(io::ErrorKind::NotFound.into()), open));
+        Self {
+            pid: pid.map(i32::cast_unsigned),
+            descriptor: descriptor.and_then(|fd| register(fd)).ok(),
+        }
+    }
+
+    /// Whether the process is known to live.
+    #[must_use]
+    pub fn lives(&self) -> bool {
+        let Some(descriptor) = &self.descriptor else { return false };
+        let mut watched = libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry, no waiting.
+        let ready = unsafe { libc::poll(&raw mut watched, 1, 0) };
+        ready == 0
+    }
+
+    /// Waits until the process is gone; for ever where that cannot be known.
+    pub async fn gone(&self) {
+        match &self.descriptor {
+            Some(descriptor) => {
+                let _ = descriptor.readable().await;
+            }
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// The descriptor of the process that connected, even if its number is somebody else's by now.
+fn peer_descriptor(stream: &UnixStream) -> io::Result<OwnedFd> {
+    let mut descriptor: i32 = -1;
+    let mut length = size_of::<i32>() as libc::socklen_t;
+    // SAFETY: a place for the answer and its length.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut descriptor).cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 || descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+fn register(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an owned descriptor gives the same one for as long as it lives.
+    unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }.map_err(io::Error::from)
+}
+
+fn open(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: two integers.
+    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
+}

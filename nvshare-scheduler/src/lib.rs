@@ -1,0 +1,9 @@
+//! The scheduler of nvshare: a pure [core] that decides, and a thin shell ([server]) that talks.
+
+#![deny(unsafe_code)]
+
+pub mod core;
+pub mod identity;
+pub mod nvml;
+pub mod server;
+pub mod sockets;

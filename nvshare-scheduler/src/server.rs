@@ -1,0 +1,400 @@
+//! The shell around the core: connections become events, outputs become frames.
+//!
+//! One task owns the core and is the only one that touches it. Each connection has a task of its own, which reads
+//! frames into events and writes what the core has for it. A connection that does not read is cut off; nothing
+//! that a client does or does not do holds up the others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::SinkExt;
+use nvshare_proto::codec::Frames;
+use nvshare_proto::units::{MAX_QUANTUM, MIN_QUANTUM};
+use nvshare_proto::{
+    AdminReply, AdminRequest, ClientMessage, GpuUuid, Register, Reply, Request, Room, SchedulerMessage,
+};
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep_until};
+use tokio_stream::StreamExt;
+use tokio_util::codec::Framed;
+use tracing::{debug, info, warn};
+
+use crate::core::{ClientId, Config, Core, Event, Output, Time};
+use crate::identity::Peer;
+use crate::nvml::Nvml;
+use crate::sockets::Sockets;
+
+/// Frames that wait for a client that does not read, before it is cut off.
+const BACKLOG: usize = 256;
+/// How long `status` waits for clients' counters.
+const COUNTERS_PATIENCE: Duration = Duration::from_millis(100);
+/// How often strangers on the GPUs are looked for.
+const LOOK_AROUND_EVERY: Duration = Duration::from_secs(5);
+/// Longest list of GPUs that a client may register.
+const MOST_GPUS: usize = 64;
+
+/// What connections tell the core's task.
+#[derive(Debug)]
+enum Command {
+    /// A process registers; frames for it go here.
+    Register { client: ClientId, pid: Option<u32>, register: Register, frames: mpsc::Sender<Reply> },
+    /// From a registered process.
+    Message { client: ClientId, message: ClientMessage },
+    /// A registered process's connection ended.
+    Disconnected { client: ClientId, process_remains: bool },
+    /// A process is gone.
+    Exited { pid: u32 },
+    /// An administrator asks.
+    Admin { request: AdminRequest, answer: oneshot::Sender<Vec<Reply>> },
+}
+
+/// Serves until `shutdown` is done.
+pub async fn run(sockets: Sockets, config: Config, nvml: Nvml, shutdown: impl Future<Output = ()>) {
+    let (commands, received) = mpsc::channel(1024);
+    let keeper = tokio::spawn(Keeper::new(config, nvml).run(received));
+    tokio::pin!(shutdown);
+    loop {
+        let (accepted, may_change) = tokio::select! {
+            accepted = sockets.clients().accept() => (accepted, false),
+            accepted = sockets.admin().accept() => (accepted, true),
+            () = &mut shutdown => break,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                tokio::spawn(connection(stream, may_change, commands.clone()));
+            }
+            Err(error) => {
+                // Out of descriptors, say: that passes, and must not become a busy loop.
+                warn!("a connection cannot be accepted: {error}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+    keeper.abort();
+}
+
+/// One connection, from its first frame to its end.
+async fn connection(stream: UnixStream, may_change: bool, commands: mpsc::Sender<Command>) {
+    let peer = Peer::of(&stream);
+    let mut framed = Framed::new(stream, Frames::<Request, Reply>::default());
+    loop {
+        let request = match framed.next().await {
+            Some(Ok(request)) => request,
+            Some(Err(error)) => {
+                debug!("a connection is refused: {error}");
+                let _ = framed.send(Reply::Refused { reason: error.to_string() }).await;
+                return;
+            }
+            None => return,
+        };
+        match request {
+            Request::Admin(request) => {
+                for reply in administer(request, may_change, &commands).await {
+                    if framed.send(reply).await.is_err() {
+                        return;
+                    }
+                }
+            }
+            Request::Register(register) => return client(framed, peer, register, commands).await,
+            Request::Client(_) => {
+                let reason = "a process registers before it says anything else".to_owned();
+                let _ = framed.send(Reply::Refused { reason }).await;
+                return;
+            }
+        }
+    }
+}
+
+async fn administer(request: AdminRequest, may_change: bool, commands: &mpsc::Sender<Command>) -> Vec<Reply> {
+    if !may_change && request != AdminRequest::Status {
+        let reason = "changes are accepted on the administrators' socket only".to_owned();
+        return vec![Reply::Refused { reason }];
+    }
+    let (answer, answered) = oneshot::channel();
+    let sent = commands.send(Command::Admin { request, answer }).await;
+    match (sent, answered.await) {
+        (Ok(()), Ok(replies)) => replies,
+        _ => vec![Reply::Refused { reason: "the scheduler is stopping".to_owned() }],
+    }
+}
+
+/// A registered process's connection.
+async fn client(
+    mut framed: Framed<UnixStream, Frames<Request, Reply>>,
+    peer: Peer,
+    register: Register,
+    commands: mpsc::Sender<Command>,
+) {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let client = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+    let pid = peer.pid;
+    let (frames, mut outgoing) = mpsc::channel(BACKLOG);
+    if register.usage.len() > MOST_GPUS {
+        let reason = format!("{} GPUs in one registration; at most {MOST_GPUS}", register.usage.len());
+        let _ = framed.send(Reply::Refused { reason }).await;
+        return;
+    }
+    if commands.send(Command::Register { client, pid, register, frames }).await.is_err() {
+        return;
+    }
+    let mut process_gone = false;
+    loop {
+        let refusal = tokio::select! {
+            // What the core has to say goes first: it may be the reason for the end.
+            biased;
+            reply = outgoing.recv() => match reply {
+                Some(reply) => {
+                    let last = matches!(reply, Reply::Refused { .. });
+                    if framed.send(reply).await.is_err() || last { break }
+                    None
+                }
+                // The core cut it off.
+                None => break,
+            },
+            () = peer.gone(), if !process_gone => {
+                // A child may have inherited the socket; the process that registered is gone.
+                process_gone = true;
+                break;
+            }
+            request = framed.next() => match request {
+                Some(Ok(Request::Client(message))) => {
+                    if commands.send(Command::Message { client, message }).await.is_err() { break }
+                    None
+                }
+                Some(Ok(Request::Register(_))) => Some("this connection is registered already".to_owned()),
+                Some(Ok(Request::Admin(_))) => Some("an administrator's request on a client's connection".to_owned()),
+                Some(Err(error)) => Some(error.to_string()),
+                None => break,
+            },
+        };
+        if let Some(reason) = refusal {
+            warn!("client {client} is refused: {reason}");
+            let _ = framed.send(Reply::Refused { reason }).await;
+            break;
+        }
+    }
+    let process_remains = !process_gone && peer.lives();
+    let _ = commands.send(Command::Disconnected { client, process_remains }).await;
+    if let (true, Some(pid)) = (process_remains, pid) {
+        drop(framed);
+        peer.gone().await;
+        let _ = commands.send(Command::Exited { pid }).await;
+    }
+}
+
+/// An administrator who waits for fresh counters.
+struct Waiting {
+    clients: BTreeSet<ClientId>,
+    until: Instant,
+    answer: oneshot::Sender<Vec<Reply>>,
+}
+
+/// Owns the core.
+struct Keeper {
+    core: Core,
+    nvml: Nvml,
+    fixed_memory: bool,
+    reserve: u64,
+    started: Instant,
+    frames: BTreeMap<ClientId, mpsc::Sender<Reply>>,
+    pids: BTreeMap<ClientId, u32>,
+    gpus: BTreeSet<GpuUuid>,
+    waiting: Vec<Waiting>,
+}
+
+impl Keeper {
+    fn new(config: Config, nvml: Nvml) -> Self {
+        Self {
+            fixed_memory: config.gpu_memory.is_some(),
+            reserve: config.reserve,
+            core: Core::new(config),
+            nvml,
+            started: Instant::now(),
+            frames: BTreeMap::new(),
+            pids: BTreeMap::new(),
+            gpus: BTreeSet::new(),
+            waiting: Vec::new(),
+        }
+    }
+
+    fn now(&self) -> Time {
+        self.started.elapsed()
+    }
+
+    async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        let mut look_around = tokio::time::interval(LOOK_AROUND_EVERY);
+        look_around.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let deadline = self.core.next_deadline().map(|time| self.started + time);
+            let counters = self.waiting.iter().map(|waiting| waiting.until).min();
+            tokio::select! {
+                command = commands.recv() => match command {
+                    Some(command) => self.obey(command),
+                    None => return,
+                },
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    let now = self.now();
+                    self.core.handle(Event::Deadline, now);
+                }
+                () = sleep_until(counters.unwrap_or_else(Instant::now)), if counters.is_some() => {}
+                _ = look_around.tick() => self.look_around(),
+            }
+            self.deliver();
+            self.answer_status();
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        let now = self.now();
+        match command {
+            Command::Register { client, pid, register, frames } => {
+                if let Some(unknown) = register.usage.iter().find(|usage| !self.nvml.knows(usage.gpu)) {
+                    refuse(&frames, format!("unknown GPU {}", unknown.gpu));
+                    return;
+                }
+                self.frames.insert(client, frames);
+                self.pids.insert(client, pid.unwrap_or(register.pid));
+                let gpus: Vec<GpuUuid> = register.usage.iter().map(|usage| usage.gpu).collect();
+                self.core.handle(Event::Registered { client, pid, register }, now);
+                self.meet(&gpus);
+            }
+            Command::Message { client, message } => {
+                if !self.frames.contains_key(&client) {
+                    return;
+                }
+                if let ClientMessage::Counters(_) = message {
+                    for waiting in &mut self.waiting {
+                        waiting.clients.remove(&client);
+                    }
+                }
+                let gpu = if let ClientMessage::Usage(usage) = message { Some(usage.gpu) } else { None };
+                if let Some(gpu) = gpu.filter(|&gpu| !self.nvml.knows(gpu)) {
+                    self.cut_off(client, format!("unknown GPU {gpu}"));
+                    return;
+                }
+                self.core.handle(Event::Message { client, message }, now);
+                if let Some(gpu) = gpu {
+                    self.meet(&[gpu]);
+                }
+            }
+            Command::Disconnected { client, process_remains } => {
+                self.frames.remove(&client);
+                self.pids.remove(&client);
+                self.core.handle(Event::Disconnected { client, process_remains }, now);
+            }
+            Command::Exited { pid } => self.core.handle(Event::Exited { pid }, now),
+            Command::Admin { request, answer } => self.administer(request, answer, now),
+        }
+    }
+
+    fn administer(&mut self, request: AdminRequest, answer: oneshot::Sender<Vec<Reply>>, now: Time) {
+        let outcome = match request {
+            AdminRequest::Status => {
+                let clients = self.core.ask_counters().into_iter().collect();
+                self.waiting.push(Waiting { clients, until: Instant::now() + COUNTERS_PATIENCE, answer });
+                return;
+            }
+            AdminRequest::SetQuantum { gpu, millis } => {
+                let quantum = Duration::from_millis(millis);
+                if (MIN_QUANTUM..=MAX_QUANTUM).contains(&quantum) {
+                    self.core.set_quantum(gpu, quantum, now)
+                } else {
+                    Err(format!("a quantum of {} s is out of range", quantum.as_secs_f64()))
+                }
+            }
+            AdminRequest::On => Ok(self.core.switch_on(now)),
+            AdminRequest::Off { force } => self.core.switch_off(force, now),
+        };
+        let reply = match outcome {
+            Ok(text) => {
+                info!("{text}");
+                Reply::Admin(AdminReply::Done { text })
+            }
+            Err(reason) => Reply::Refused { reason },
+        };
+        let _ = answer.send(vec![reply]);
+    }
+
+    /// Answers administrators whose counters are there, or late.
+    fn answer_status(&mut self) {
+        let now = Instant::now();
+        let ready = self.waiting.extract_if(.., |waiting| waiting.clients.is_empty() || waiting.until <= now);
+        for waiting in ready {
+            let time = self.started.elapsed();
+            let rows = std::iter::once(AdminReply::Scheduler(self.core.status(time)))
+                .chain(self.core.gpu_status().into_iter().map(AdminReply::Gpu))
+                .chain(self.core.client_status().into_iter().map(AdminReply::Client))
+                .chain(std::iter::once(AdminReply::End));
+            let _ = waiting.answer.send(rows.map(Reply::Admin).collect());
+        }
+    }
+
+    /// Sends what the core has for clients, and logs what it has for administrators.
+    fn deliver(&mut self) {
+        while let Some(output) = self.core.poll_output() {
+            match output {
+                Output::Send { client, message } => self.send(client, message),
+                Output::Note { warning: true, text } => warn!("{text}"),
+                Output::Note { warning: false, text } => info!("{text}"),
+            }
+        }
+    }
+
+    fn send(&mut self, client: ClientId, message: SchedulerMessage) {
+        log_grant(client, &message);
+        let Some(frames) = self.frames.get(&client) else { return };
+        if frames.try_send(Reply::Client(message)).is_err() {
+            warn!("client {client} does not read; it is cut off");
+            // Its task ends with its channel, and says that it is gone.
+            self.frames.remove(&client);
+        }
+    }
+
+    fn cut_off(&mut self, client: ClientId, reason: String) {
+        if let Some(frames) = self.frames.remove(&client) {
+            warn!("client {client} is refused: {reason}");
+            refuse(&frames, reason);
+        }
+    }
+
+    /// GPUs that clients use: how much of each there is.
+    fn meet(&mut self, gpus: &[GpuUuid]) {
+        for &gpu in gpus {
+            if self.gpus.insert(gpu) {
+                self.measure(gpu);
+            }
+        }
+    }
+
+    fn measure(&mut self, gpu: GpuUuid) {
+        if self.fixed_memory {
+            return;
+        }
+        let clients = self.pids.values().copied().collect();
+        if let Some(bytes) = self.nvml.available(gpu, &clients) {
+            let room = Room { gpu, bytes: bytes.saturating_sub(self.reserve) };
+            let now = self.now();
+            self.core.handle(Event::Capacity(room), now);
+        }
+    }
+
+    fn look_around(&mut self) {
+        for gpu in self.gpus.clone() {
+            self.measure(gpu);
+        }
+    }
+}
+
+fn refuse(frames: &mpsc::Sender<Reply>, reason: String) {
+    let _ = frames.try_send(Reply::Refused { reason });
+}
+
+fn log_grant(client: ClientId, message: &SchedulerMessage) {
+    match message {
+        SchedulerMessage::AskCounters => {}
+        message => debug!("client {client}: {message:?}"),
+    }
+}

@@ -1,0 +1,21 @@
+//! What the parts of nvshare agree on: messages and their bytes, units, socket paths, environment names.
+//!
+//! This crate knows nothing of sockets, of CUDA or (without its `tokio` feature) of an async runtime.
+
+#![forbid(unsafe_code)]
+
+pub mod codec;
+pub mod env;
+mod gpu;
+mod message;
+pub mod paths;
+pub mod units;
+
+pub use gpu::{GpuUuid, ParseGpuUuidError};
+pub use message::{
+    AdminReply, AdminRequest, ClientMessage, ClientStatus, Counters, Epoch, Gate, GpuStatus, Hold,
+    MemoryMode, Register, Reply, Request, Room, SchedulerMessage, SchedulerStatus, Usage,
+};
+
+/// Version of the wire protocol. Both ends of a connection must speak the same one.
+pub const VERSION: u16 = 1;

@@ -1,0 +1,338 @@
+//! Every message that crosses a socket.
+//!
+//! Memory moves between the scheduler's ledger and a client's by [`Room`] in both directions: room that the
+//! scheduler gives may be filled by the client, room that the client gives back is free for others. What is in
+//! flight belongs to nobody, so the sum never exceeds the GPU's capacity.
+
+use serde::{Deserialize, Serialize};
+
+use crate::GpuUuid;
+
+/// Names one grant of the lock. An answer that carries another epoch than the current one is stale and ignored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Epoch {
+    /// Chosen anew at each start of a scheduler.
+    pub boot: u64,
+    /// Counts that scheduler's grants.
+    pub counter: u64,
+}
+
+/// What a client, or `nvshare-ctl`, sends to the scheduler.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Request {
+    /// A process with a GPU introduces itself; once per connection.
+    Register(Register),
+    /// From a registered process.
+    Client(ClientMessage),
+    /// From an administrator; what changes anything is accepted on the administrators' socket alone.
+    Admin(AdminRequest),
+}
+
+/// What the scheduler sends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Reply {
+    /// To a registered process.
+    Client(SchedulerMessage),
+    /// To an administrator.
+    Admin(AdminReply),
+    /// What was asked is refused; on a client's connection, the last frame of it.
+    Refused {
+        /// One line, lower case, no full stop.
+        reason: String,
+    },
+}
+
+/// How the library hands out device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MemoryMode {
+    /// `cuMemAlloc` gives managed memory, which can be evicted and restored in bulk.
+    Managed,
+    /// `cuMemAlloc` is the driver's own: quota and gate only, nothing can be evicted.
+    Off,
+}
+
+/// Whether a process's work is let through when it registers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Gate {
+    /// Work waits for the lock.
+    Closed,
+    /// The process runs already: it joined late, or its scheduler was restarted.
+    Open,
+}
+
+/// A process introduces itself, with the state that it has.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Register {
+    /// As the process sees itself; a name to show, not an identity.
+    pub pid: u32,
+    /// The program's name, to show.
+    pub name: String,
+    /// How it hands out memory.
+    pub memory: MemoryMode,
+    /// Whether its work runs already.
+    pub gate: Gate,
+    /// The GPUs that it uses so far.
+    pub usage: Vec<Usage>,
+}
+
+/// What a process has on one GPU. The first one that names a GPU says that the process uses it from now on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// Bytes of memory that the driver says this GPU has.
+    pub total: u64,
+    /// The process's own limit in bytes; 0: none.
+    pub limit: u64,
+    /// Bytes allocated, wherever they are.
+    pub allocated: u64,
+    /// Bytes of these that are not on the card: evicted, or allocated while parked and never touched.
+    pub absent: u64,
+}
+
+/// Bytes of a GPU's memory that change hands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Room {
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// How many bytes.
+    pub bytes: u64,
+}
+
+/// What a registered process says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ClientMessage {
+    /// What it has allocated changed.
+    Usage(Usage),
+    /// Work waits at its closed gate.
+    ReqLock,
+    /// Its gate is open under this grant: everything is restored and the quantum starts.
+    Running {
+        /// The grant.
+        epoch: Epoch,
+    },
+    /// The gate is closed and all submitted work is complete, in answer to DROP_LOCK.
+    LockReleased {
+        /// The grant that ends.
+        epoch: Epoch,
+    },
+    /// The drain made no progress; the gate is open again.
+    DropDeferred {
+        /// The grant that goes on.
+        epoch: Epoch,
+    },
+    /// Nothing was submitted for a while and all work is complete. The gate is closed: the lock may be taken
+    /// without asking, and the process says REQ_LOCK when it has work again.
+    Idle {
+        /// The grant that may end.
+        epoch: Epoch,
+    },
+    /// An allocation waits for this much more than the room it has.
+    NeedRoom(Room),
+    /// This much is free for others: evicted, or freed by the program.
+    Room(Room),
+    /// An EVICT is done as far as it can be.
+    Evicted {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// Bytes of the order that could not leave, because the host has no memory for them.
+        short: u64,
+    },
+    /// The library's own counters, since the process started.
+    Counters(Counters),
+}
+
+/// What the scheduler says to a registered process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum SchedulerMessage {
+    /// The answer to [`Register`].
+    Registered {
+        /// The client's number at this scheduler.
+        client: u64,
+        /// What becomes of its gate.
+        hold: Hold,
+    },
+    /// How much of a GPU's memory its clients may fill together, in bytes; sent when the client first uses the
+    /// GPU and when it changes.
+    Capacity(Room),
+    /// The lock is granted; all the room that the client needs comes with it.
+    LockOk {
+        /// The grant.
+        epoch: Epoch,
+        /// How long the client may keep the lock once it runs, if somebody waits; milliseconds.
+        quantum_ms: u64,
+        /// Room given with the grant.
+        room: Vec<Room>,
+    },
+    /// Close the gate, drain, answer LOCK_RELEASED or DROP_DEFERRED.
+    DropLock {
+        /// The grant that is to end.
+        epoch: Epoch,
+        /// Milliseconds without progress after which the drain is given up.
+        patience_ms: u32,
+    },
+    /// Give back this much: unused room first, then memory moved to the host.
+    Evict(Room),
+    /// Room for an allocation that waits.
+    Room(Room),
+    /// There is no room to be made for the allocation that waits.
+    NoRoom {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// Whether somebody waits for what this client holds: while so, work in flight is bounded and idleness is
+    /// reported.
+    Waiters {
+        /// Somebody waits.
+        waiting: bool,
+    },
+    /// Scheduling is off: run.
+    SchedOff,
+    /// Scheduling is on again; the client goes on under this grant until told otherwise.
+    SchedOn {
+        /// The grant.
+        epoch: Epoch,
+    },
+    /// Send the counters.
+    AskCounters,
+}
+
+/// What becomes of a client's gate when it has registered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Hold {
+    /// Closed until LOCK_OK.
+    Parked,
+    /// It goes on under this grant.
+    Running(Epoch),
+    /// Scheduling is off: open.
+    Free,
+}
+
+/// Counted by the library in its process.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    /// Launches, copies and fills that went through the gate.
+    pub gated: u64,
+    /// Those that ran without it: from driver callbacks, from inside another call, or through an entry point
+    /// that the library does not know.
+    pub passed_by: u64,
+    /// Bytes of managed memory allocated now.
+    pub managed: u64,
+    /// Times that the lock was given back, by DROP_LOCK or IDLE.
+    pub hand_overs: u64,
+    /// Drains given up.
+    pub deferrals: u64,
+    /// Bytes moved to the host.
+    pub evicted: u64,
+    /// Time that took, in nanoseconds.
+    pub evict_ns: u64,
+    /// Bytes moved back to the card.
+    pub restored: u64,
+    /// Time that took, in nanoseconds.
+    pub restore_ns: u64,
+    /// Time from DROP_LOCK to drained, in nanoseconds.
+    pub drain_ns: u64,
+}
+
+/// What an administrator asks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum AdminRequest {
+    /// Everything there is to show.
+    Status,
+    /// Sets the quantum of one GPU, or of all and of those to come.
+    SetQuantum {
+        /// The GPU; none: all.
+        gpu: Option<GpuUuid>,
+        /// The quantum in milliseconds.
+        millis: u64,
+    },
+    /// Scheduling on.
+    On,
+    /// Scheduling off: everybody runs. Refused while not everything fits, unless forced.
+    Off {
+        /// Even if not everything fits.
+        force: bool,
+    },
+}
+
+/// The answer to an administrator: rows and [`AdminReply::End`], or one [`AdminReply::Done`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum AdminReply {
+    /// About the scheduler itself.
+    Scheduler(SchedulerStatus),
+    /// About a GPU.
+    Gpu(GpuStatus),
+    /// About a client.
+    Client(ClientStatus),
+    /// No more rows.
+    End,
+    /// It is done.
+    Done {
+        /// One line that says what.
+        text: String,
+    },
+}
+
+/// A scheduler, as `status` shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SchedulerStatus {
+    /// Its version.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime_s: u64,
+    /// Whether it schedules.
+    pub scheduling: bool,
+    /// The quantum of GPUs to come, in milliseconds.
+    pub quantum_ms: u64,
+}
+
+/// A GPU, as `status` shows it. Sizes in bytes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GpuStatus {
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// What clients may fill together.
+    pub capacity: u64,
+    /// What they have allocated.
+    pub allocated: u64,
+    /// What is charged as resident, unused room included.
+    pub resident: u64,
+    /// Its quantum, in milliseconds.
+    pub quantum_ms: u64,
+    /// Clients that hold the lock.
+    pub holders: Vec<u64>,
+    /// Clients that wait, in the order of their turn.
+    pub waiters: Vec<u64>,
+    /// Turns taken.
+    pub turns: u64,
+    /// From drained to the next program's open gate where nothing had to move: count, median, 99th percentile
+    /// and longest, in microseconds.
+    pub switch_us: [u64; 4],
+}
+
+/// A client, as `status` shows it. Sizes in bytes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ClientStatus {
+    /// Its number.
+    pub client: u64,
+    /// Its process as the kernel names it, or as it names itself where the kernel cannot tell.
+    pub pid: u32,
+    /// Its program.
+    pub name: String,
+    /// `running`, `waiting`, …
+    pub state: String,
+    /// Whether it is gone; the last few are kept.
+    pub gone: bool,
+    /// What it has on each GPU.
+    pub usage: Vec<Usage>,
+    /// What is charged to it on all GPUs together.
+    pub resident: u64,
+    /// Time that it held the lock, from open gate to drained, in milliseconds.
+    pub held_ms: u64,
+    /// Time that it waited for the lock, in milliseconds.
+    pub waited_ms: u64,
+    /// Its own counters.
+    pub counters: Counters,
+}

@@ -1,0 +1,33 @@
+//! Where the sockets are.
+
+use std::env;
+use std::path::PathBuf;
+
+/// Clients' socket of a scheduler that runs as root. Its directory may be mounted into containers.
+pub const SYSTEM_SOCKET: &str = "/var/run/nvshare/scheduler.sock";
+/// Administrators' socket of a scheduler that runs as root.
+pub const SYSTEM_ADMIN_SOCKET: &str = "/var/run/nvshare-admin/admin.sock";
+
+/// The clients' socket: `$NVSHARE_SOCKET`, else root's, else `$XDG_RUNTIME_DIR/nvshare/scheduler.sock`.
+///
+/// `prefer_system` says that root's is wanted: the process is root, or that socket exists.
+#[must_use]
+pub fn clients_socket(prefer_system: bool) -> PathBuf {
+    socket(crate::env::SOCKET, SYSTEM_SOCKET, "scheduler.sock", prefer_system)
+}
+
+/// The administrators' socket: `$NVSHARE_ADMIN_SOCKET`, else root's, else `$XDG_RUNTIME_DIR/nvshare/admin.sock`.
+#[must_use]
+pub fn admin_socket(prefer_system: bool) -> PathBuf {
+    socket(crate::env::ADMIN_SOCKET, SYSTEM_ADMIN_SOCKET, "admin.sock", prefer_system)
+}
+
+fn socket(variable: &str, system: &str, name: &str, prefer_system: bool) -> PathBuf {
+    match (env::var_os(variable), env::var_os("XDG_RUNTIME_DIR")) {
+        (Some(path), _) if !path.is_empty() => PathBuf::from(path),
+        (_, Some(runtime)) if !prefer_system && !runtime.is_empty() => {
+            PathBuf::from(runtime).join("nvshare").join(name)
+        }
+        _ => PathBuf::from(system),
+    }
+}

@@ -1,0 +1,132 @@
+//! Sizes and times as people write them.
+//!
+//! Sizes are powers of two throughout: `8GiB`, `8Gi`, `8g` and `8GB` are all 8 × 2³⁰ bytes, as HAMi-core's users
+//! expect of `8g` and Kubernetes' users of `8Gi`. What does not parse is an error, never a guess: a mistyped
+//! limit must not become "unlimited".
+
+use std::fmt;
+use std::time::Duration;
+
+/// 2²⁰ bytes.
+pub const MIB: u64 = 1 << 20;
+/// 2³⁰ bytes.
+pub const GIB: u64 = 1 << 30;
+
+/// Forms that [`parse_bytes`] accepts, for error messages.
+pub const ACCEPTED_SIZES: &str = "8GiB, 8Gi, 8g, 8192m, 8388608k or a number of bytes";
+/// Forms that [`parse_quantum`] accepts, for error messages.
+pub const ACCEPTED_QUANTA: &str = "seconds from 0.01 to 86400, fractions allowed";
+
+/// Shortest quantum that a scheduler accepts: below this, turns cost more than they give.
+pub const MIN_QUANTUM: Duration = Duration::from_millis(10);
+/// Longest quantum that a scheduler accepts.
+pub const MAX_QUANTUM: Duration = Duration::from_secs(86_400);
+
+/// Why a text is no size or no time.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no {what}; accepted: {accepted}")]
+pub struct ParseError {
+    text: String,
+    what: &'static str,
+    accepted: &'static str,
+}
+
+/// Reads a size in bytes.
+///
+/// # Errors
+/// When the text is empty, negative, not a number, of an unknown unit, or more than 2⁶⁴ − 1 bytes.
+pub fn parse_bytes(text: &str) -> Result<u64, ParseError> {
+    let error = || ParseError { text: text.to_owned(), what: "size", accepted: ACCEPTED_SIZES };
+    let trimmed = text.trim();
+    let digits = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(digits);
+    let shift = match unit.trim_start().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "ki" | "kb" | "kib" => 10,
+        "m" | "mi" | "mb" | "mib" => 20,
+        "g" | "gi" | "gb" | "gib" => 30,
+        "t" | "ti" | "tb" | "tib" => 40,
+        _ => return Err(error()),
+    };
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(1 << shift).ok_or_else(error);
+    }
+    let fraction: f64 = number.parse().map_err(|_| error())?;
+    let bytes = fraction * (1u64 << shift) as f64;
+    if shift == 0 || !bytes.is_finite() || bytes >= u64::MAX as f64 {
+        return Err(error());
+    }
+    Ok(bytes as u64)
+}
+
+/// Reads a quantum in seconds, with fractions.
+///
+/// # Errors
+/// When the text is not a number, or not within [`MIN_QUANTUM`] and [`MAX_QUANTUM`].
+pub fn parse_quantum(text: &str) -> Result<Duration, ParseError> {
+    let error = || ParseError { text: text.to_owned(), what: "quantum", accepted: ACCEPTED_QUANTA };
+    let seconds: f64 = text.trim().parse().map_err(|_| error())?;
+    let quantum = Duration::try_from_secs_f64(seconds).map_err(|_| error())?;
+    if (MIN_QUANTUM..=MAX_QUANTUM).contains(&quantum) { Ok(quantum) } else { Err(error()) }
+}
+
+/// A size for people: `12.00 GiB`, `512.0 MiB`, `17 B`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(bytes) = *self;
+        let text = match bytes {
+            0 => "0".to_owned(),
+            b if b >= GIB => format!("{:.2} GiB", b as f64 / GIB as f64),
+            b if b >= MIB => format!("{:.1} MiB", b as f64 / MIB as f64),
+            b if b >= 1024 => format!("{:.1} KiB", b as f64 / 1024.0),
+            b => format!("{b} B"),
+        };
+        f.pad(&text)
+    }
+}
+
+/// GiB per second over a span, or 0 where no time passed.
+#[must_use]
+pub fn gib_per_second(bytes: u64, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { bytes as f64 / GIB as f64 / time.as_secs_f64() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_in_every_accepted_form() {
+        for text in ["8GiB", "8Gi", "8g", "8G", "8gb", "8192m", "8192MiB", "8388608k", "8589934592", " 8 GiB ", "0.0078125t"] {
+            assert_eq!(parse_bytes(text), Ok(8 * GIB), "{text}");
+        }
+        assert_eq!(parse_bytes("1.5g"), Ok(3 * GIB / 2));
+        assert_eq!(parse_bytes("0"), Ok(0));
+    }
+
+    #[test]
+    fn sizes_that_are_none() {
+        for text in ["", "g", "-1g", "8x", "8 g b", "1.5", "1e9", "NaN", "inf", "0x10", "8Gib8", "99999999999999999999", "99999999t", "1.2.3g"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn quanta() {
+        assert_eq!(parse_quantum("30"), Ok(Duration::from_secs(30)));
+        assert_eq!(parse_quantum("0.25"), Ok(Duration::from_millis(250)));
+        for text in ["", "0", "-1", "NaN", "inf", "thirty", "30s", "1e99", "0.001", "86401"] {
+            assert!(parse_quantum(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_for_people() {
+        for (bytes, text) in [(0, "0"), (17, "17 B"), (1536, "1.5 KiB"), (512 * MIB, "512.0 MiB"), (12 * GIB, "12.00 GiB")] {
+            assert_eq!(Bytes(bytes).to_string(), text);
+        }
+    }
+}
