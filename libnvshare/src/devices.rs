@@ -250,10 +250,24 @@ impl Device {
         self.update(|account| account.refused = true);
     }
 
-    /// Takes up to `bytes` of unused room; how much.
-    pub(crate) fn take_unused(&self, bytes: u64) -> u64 {
+    /// Takes room for up to `absent` bytes that come back to the card; how much.
+    pub(crate) fn take_for_restore(&self, absent: u64) -> u64 {
         self.update(|account| {
-            let taken = bytes.min(account.room.max(0) as u64);
+            let bytes = if account.free { absent } else { absent.min(account.room.max(0) as u64) };
+            if !account.free {
+                account.room -= bytes as i64;
+            }
+            account.absent = account.absent.saturating_sub(bytes);
+            bytes
+        })
+    }
+
+    /// Takes up to `bytes` of unused room; how much. What is absent and about to come back, if it is, keeps its
+    /// room.
+    pub(crate) fn take_unused(&self, bytes: u64, coming_back: bool) -> u64 {
+        self.update(|account| {
+            let kept = if coming_back { account.absent } else { 0 };
+            let taken = bytes.min((account.room.max(0) as u64).saturating_sub(kept));
             account.room -= taken as i64;
             taken
         })

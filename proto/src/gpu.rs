@@ -1,13 +1,13 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A GPU's UUID, written the way NVIDIA's tools write it: `GPU-` and five groups of hexadecimal digits.
 ///
 /// Outside a program's own environment everything speaks of GPUs by this name: an index means another GPU as
 /// soon as `CUDA_VISIBLE_DEVICES` differs.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuUuid(pub [u8; 16]);
 
 /// The text is no GPU UUID.
@@ -53,6 +53,23 @@ impl FromStr for GpuUuid {
             *byte = (high * 16 + low) as u8;
         }
         Ok(Self(bytes))
+    }
+}
+
+/// On the wire sixteen bytes, for people a text.
+impl Serialize for GpuUuid {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() { serializer.collect_str(self) } else { self.0.serialize(serializer) }
+    }
+}
+
+impl<'de> Deserialize<'de> for GpuUuid {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if deserializer.is_human_readable() {
+            String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+        } else {
+            <[u8; 16]>::deserialize(deserializer).map(Self)
+        }
     }
 }
 

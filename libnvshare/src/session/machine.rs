@@ -44,6 +44,8 @@ pub(crate) enum Input {
         progress: u64,
         /// Submissions counted so far.
         submissions: u64,
+        /// An allocation waits for room: the program has work, though it submits none.
+        lacking: bool,
     },
 }
 
@@ -117,10 +119,24 @@ enum Phase {
     Free,
 }
 
+/// What is known of submitted work while the program submits none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Probe {
+    /// Nothing.
+    None,
+    /// The mover looks.
+    Looking,
+    /// All work is complete that was submitted until `submissions` were counted, since this time.
+    Complete { submissions: u64, since: Instant },
+}
+
 /// How long a parked program waits for a lost scheduler before it goes on alone.
 const RETURN_PATIENCE: Duration = Duration::from_secs(5);
 /// Without a submission for this long, it is asked whether all work is complete.
-const QUIET_AFTER: Duration = Duration::from_millis(20);
+const PROBE_AFTER: Duration = Duration::from_millis(5);
+/// Without a submission for this long after all work was complete, the program is idle. Less would take a program
+/// that waits for each of its steps to be idle between them.
+const IDLE_AFTER: Duration = Duration::from_millis(25);
 
 /// Restores after which what is still absent is left to page faults.
 const MOST_ATTEMPTS: u32 = 1000;
@@ -139,7 +155,7 @@ pub(crate) struct Machine {
     waiters: bool,
     /// Submissions at a tick, and since when they are that many.
     last_submission: (u64, Instant),
-    probing: bool,
+    probe: Probe,
     /// Restores since the grant.
     attempts: u32,
     warned: bool,
@@ -156,7 +172,7 @@ impl Machine {
             asleep: false,
             waiters: false,
             last_submission: (0, now),
-            probing: false,
+            probe: Probe::None,
             attempts: 0,
             warned: false,
             actions: Vec::new(),
@@ -218,14 +234,9 @@ impl Machine {
             }
             Input::Restored { lacking } => self.restored(lacking),
             Input::Drained => self.drained(),
-            Input::Quiet { submissions } => {
-                self.probing = false;
-                if self.is_running() && self.waiters {
-                    self.act(Action::TryIdle { submissions });
-                }
-            }
+            Input::Quiet { submissions } => self.probe = Probe::Complete { submissions, since: now },
             Input::Busy => {
-                self.probing = false;
+                self.probe = Probe::None;
                 self.last_submission.1 = now;
             }
             Input::WentIdle => {
@@ -237,7 +248,7 @@ impl Machine {
                     self.ask();
                 }
             }
-            Input::Tick { progress, submissions } => self.tick(progress, submissions, now),
+            Input::Tick { progress, submissions, lacking } => self.tick(progress, submissions, lacking, now),
         }
         std::mem::take(&mut self.actions)
     }
@@ -367,7 +378,7 @@ impl Machine {
             // Another grant's, or IDLE has crossed it.
             _ => return,
         }
-        self.probing = false;
+        self.probe = Probe::None;
         self.phase = Phase::Draining { epoch, patience, progress: u64::MAX, since: now };
         self.act(Action::Cancel);
         self.act(Action::Post(Job::Drain));
@@ -396,7 +407,7 @@ impl Machine {
         self.connected = false;
         self.asked = false;
         self.waiters = false;
-        self.probing = false;
+        self.probe = Probe::None;
         self.lost_at = Some(now);
         match self.phase {
             Phase::Running { .. } => {
@@ -428,7 +439,7 @@ impl Machine {
         }
     }
 
-    fn tick(&mut self, progress: u64, submissions: u64, now: Instant) {
+    fn tick(&mut self, progress: u64, submissions: u64, lacking: bool, now: Instant) {
         match &mut self.phase {
             Phase::Draining { epoch, patience, progress: last, since } => {
                 if *last != progress {
@@ -443,20 +454,34 @@ impl Machine {
                     self.act(Action::Begin { anyway: false });
                 }
             }
-            Phase::Running { .. } if self.waiters => {
-                if self.last_submission.0 != submissions {
-                    self.last_submission = (submissions, now);
-                } else if !self.probing && now.duration_since(self.last_submission.1) >= QUIET_AFTER {
-                    self.probing = true;
-                    self.act(Action::Post(Job::Probe));
-                }
-            }
+            Phase::Running { .. } if self.waiters => self.look_for_idleness(submissions, lacking, now),
             Phase::Parked | Phase::Idle { .. } => {
                 if self.lost_at.is_some_and(|lost| now.duration_since(lost) >= RETURN_PATIENCE) {
                     self.go_alone();
                 }
             }
             _ => {}
+        }
+    }
+
+    fn look_for_idleness(&mut self, submissions: u64, lacking: bool, now: Instant) {
+        if self.last_submission.0 != submissions || lacking {
+            self.last_submission = (submissions, now);
+            if self.probe != Probe::Looking {
+                self.probe = Probe::None;
+            }
+            return;
+        }
+        match self.probe {
+            Probe::None if now.duration_since(self.last_submission.1) >= PROBE_AFTER => {
+                self.probe = Probe::Looking;
+                self.act(Action::Post(Job::Probe));
+            }
+            Probe::Complete { submissions, since } if now.duration_since(since) >= IDLE_AFTER => {
+                self.probe = Probe::None;
+                self.act(Action::TryIdle { submissions });
+            }
+            Probe::None | Probe::Looking | Probe::Complete { .. } => {}
         }
     }
 }

@@ -158,8 +158,11 @@ impl Session {
         }
         self.tell_needs();
         if self.machine.tick_every().is_some() {
-            let input = Input::Tick { progress: mover::progress(), submissions: gate::totals().0 };
-            self.feed(input);
+            self.feed(Input::Tick {
+                progress: mover::progress(),
+                submissions: gate::totals().0,
+                lacking: devices::used().any(|device| device.lacking() > 0),
+            });
         }
     }
 
@@ -339,7 +342,7 @@ impl Session {
     /// Obeys an EVICT.
     fn give_back(&mut self, Room { gpu, bytes }: Room, evict: bool) {
         let Some(device) = devices::by_uuid(gpu) else { return };
-        let unused = device.take_unused(bytes);
+        let unused = device.take_unused(bytes, !evict);
         self.tell_usage(gpu);
         if unused > 0 {
             self.say(ClientMessage::Room(Room { gpu, bytes: unused }));
@@ -356,7 +359,7 @@ impl Session {
         for device in devices::used() {
             let excess = device.unused().saturating_sub(keep);
             if excess > 0 {
-                let bytes = device.take_unused(excess);
+                let bytes = device.take_unused(excess, false);
                 self.tell_usage(device.uuid);
                 self.say(ClientMessage::Room(Room { gpu: device.uuid, bytes }));
             }

@@ -367,7 +367,9 @@ impl Core {
             ClientMessage::Evicted { gpu, short } => {
                 self.with_account(id, gpu, |account| {
                     account.evicting = 0;
-                    account.unmovable = short;
+                    // If the host could not take all of this, it can take nothing more now. What is no longer
+                    // there was not short.
+                    account.stays_until = (short > 0 && account.budget > 0).then_some(now + HOST_RETRY);
                 });
                 if short > 0 {
                     self.warn(format!(
@@ -385,14 +387,17 @@ impl Core {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let known = client.accounts.contains_key(&usage.gpu);
         let account = client.accounts.entry(usage.gpu).or_insert_with(|| Account::new(usage));
-        if account.usage.allocated != usage.allocated {
-            account.unmovable = 0;
+        let changed = account.usage.allocated != usage.allocated;
+        if changed {
+            account.stays_until = None;
         }
         account.usage = usage;
         if !known {
             self.meet_gpu(id, usage);
         }
-        self.clear_blocked();
+        if changed {
+            self.clear_blocked();
+        }
     }
 
     fn on_counters(&mut self, id: ClientId, counters: nvshare_proto::Counters) {
@@ -604,6 +609,9 @@ const RETRY_FACTOR: u32 = 4;
 fn patience(deferrals: u32) -> Duration {
     Duration::from_millis(200) * 2u32.pow(deferrals.min(8))
 }
+
+/// After this long, a host that had no memory for an eviction is asked again.
+const HOST_RETRY: Duration = Duration::from_secs(10);
 
 /// A measured rate moves the known one half of the way.
 fn blend(rate: &mut f64, bytes: u64, nanos: u64) {

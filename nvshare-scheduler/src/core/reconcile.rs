@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use nvshare_proto::units::{Bytes, GIB};
-use nvshare_proto::{GpuUuid, MemoryMode, Room, SchedulerMessage};
+use nvshare_proto::{GpuUuid, Room, SchedulerMessage};
 
 use super::policy::turn::Turn;
 use super::policy::victims::Candidate;
@@ -12,8 +12,8 @@ use super::policy::{next, together, turn, victims};
 use super::state::{Account, ClientId, Phase, Time};
 use super::{Core, patience};
 
-/// Room given beyond what was asked for, so that not each allocation asks: at most this, and at most a quarter of
-/// what is free.
+/// Room given, or made, beyond what an allocation asked for, so that not each one asks. Of free memory, a quarter
+/// at most is given so.
 const SPARE_ROOM: u64 = GIB;
 
 impl Core {
@@ -23,6 +23,7 @@ impl Core {
             return;
         }
         self.end_finished_turns();
+        self.ask_hosts_again(now);
         self.split_sets_that_outgrew(now);
         let mut contested = self.choose(now);
         self.make_room(now);
@@ -31,13 +32,32 @@ impl Core {
         self.report_stuck(now);
     }
 
-    /// A GPU that nobody holds has no turn.
+    /// A GPU that nobody holds or is about to has no turn.
     fn end_finished_turns(&mut self) {
-        let held: BTreeSet<GpuUuid> = self.gpus_of(|phase| phase.holds());
+        let held: BTreeSet<GpuUuid> = self.gpus_of(|phase| phase.holds() || phase == Phase::Chosen);
         for (uuid, gpu) in &mut self.gpus {
             if !held.contains(uuid) {
                 gpu.turn_started = None;
             }
+        }
+    }
+
+    /// A host that had no memory may have some by now.
+    fn ask_hosts_again(&mut self, now: Time) {
+        let mut next: Option<Time> = None;
+        let mut over = false;
+        for account in self.clients.values_mut().flat_map(|c| c.accounts.values_mut()) {
+            if account.stays_until.is_some_and(|until| until <= now) {
+                account.stays_until = None;
+                over = true;
+            }
+            next = next.into_iter().chain(account.stays_until).min();
+        }
+        if over {
+            self.clear_blocked();
+        }
+        if let Some(next) = next {
+            self.wake_at(next);
         }
     }
 
@@ -71,6 +91,9 @@ impl Core {
         let mut spoken_for: BTreeSet<GpuUuid> = BTreeSet::new();
         for id in self.by_turn(|c| c.waits() && c.blocked.is_none()) {
             let gpus = self.gpus_used_by(id);
+            if self.block_if_hopeless(id) {
+                continue;
+            }
             let contested: Vec<GpuUuid> =
                 gpus.iter().copied().filter(|&gpu| !self.fits_beside_members(gpu, id)).collect();
             if contested.is_empty() {
@@ -198,7 +221,7 @@ impl Core {
         }
         let free = self.free(uuid).saturating_sub(reserved.get(&uuid).copied().unwrap_or(0));
         if needs <= free {
-            let bytes = needs + self.spare(uuid, free - needs);
+            let bytes = needs + self.spare(uuid, free - needs, id);
             self.with_account(id, uuid, |account| {
                 account.needs = 0;
                 account.budget += bytes;
@@ -210,7 +233,9 @@ impl Core {
         if self.clients.values().any(|c| matches!(c.phase, Phase::Dropping { .. }) && c.accounts.contains_key(&uuid)) {
             return;
         }
-        if !self.order_evictions(uuid, needs - free, id) {
+        // A program that grows will grow more: room is made in large pieces, as far as there is any.
+        let ahead = needs - free + SPARE_ROOM.min(self.capacity(uuid).saturating_sub(self.demand(uuid, id)));
+        if !self.order_evictions(uuid, ahead, id) && !self.order_evictions(uuid, needs - free, id) {
             self.with_account(id, uuid, |account| account.needs = 0);
             self.send(id, SchedulerMessage::NoRoom { gpu: uuid });
             self.warn(format!("client {id}: no room for {} more on {uuid}", Bytes(needs)));
@@ -220,12 +245,15 @@ impl Core {
     fn grant_or_evict(&mut self, id: ClientId, now: Time, reserved: &mut BTreeMap<GpuUuid, u64>) {
         let gpus = self.gpus_used_by(id);
         let leaving = gpus.iter().any(|&uuid| {
-            let mut holders = self.ids(|c| c.phase.holds() && c.accounts.contains_key(&uuid));
-            holders.push(id);
-            !self.fit(uuid, &holders)
+            let mut members = self.ids(|c| c.phase.holds() && c.accounts.contains_key(&uuid));
+            members.push(id);
+            members.len() > 1 && !self.fit(uuid, &members)
         });
         let own_move = gpus.iter().any(|&uuid| self.account(id, uuid).is_some_and(|a| a.evicting > 0));
         if leaving || own_move {
+            return;
+        }
+        if self.block_if_hopeless(id) {
             return;
         }
         let mut complete = true;
@@ -238,20 +266,28 @@ impl Core {
                 continue;
             }
             complete = false;
-            if !self.order_evictions(uuid, deficit - free, id) {
-                let text = format!("{} of {uuid} cannot be freed for it", Bytes(deficit - free));
-                self.warn(format!("client {id} waits: {text}"));
-                self.with(id, |client| {
-                    client.phase = Phase::Parked;
-                    client.claims = false;
-                    client.blocked = Some(text);
-                });
-                return;
-            }
+            // If this is not possible, what others were promised, or are about to give back, is in the way.
+            self.order_evictions(uuid, deficit - free, id);
         }
         if complete {
             self.grant(id, &gpus, now);
         }
+    }
+
+    /// A client for which no room can be made waits until something changes; who looks at the log reads why, once.
+    fn block_if_hopeless(&mut self, id: ClientId) -> bool {
+        let Some(uuid) = self.gpus_used_by(id).into_iter().find(|&uuid| !self.fit(uuid, &[id])) else {
+            return false;
+        };
+        let why = format!("what others have on {uuid} cannot be moved and leaves no room for it");
+        let Some(client) = self.clients.get_mut(&id) else { return true };
+        client.phase = Phase::Parked;
+        client.claims = false;
+        client.blocked = Some(why.clone());
+        if !std::mem::replace(&mut client.reported_blocked, true) {
+            self.warn(format!("client {id} waits: {why}"));
+        }
+        true
     }
 
     fn grant(&mut self, id: ClientId, gpus: &[GpuUuid], now: Time) {
@@ -262,7 +298,7 @@ impl Core {
         let mut freed_at = None;
         for &uuid in gpus {
             let deficit = self.deficit(uuid, id);
-            let bytes = deficit + self.spare(uuid, self.free(uuid) - deficit.min(self.free(uuid)));
+            let bytes = deficit + self.spare(uuid, self.free(uuid).saturating_sub(deficit), id);
             moved |= self.account(id, uuid).is_some_and(|a| a.usage.absent > 0);
             if let Some(gpu) = self.gpus.get_mut(&uuid) {
                 quantum = quantum.min(gpu.quantum);
@@ -274,6 +310,7 @@ impl Core {
         self.with(id, |client| {
             client.phase = Phase::Granted { epoch };
             client.wants = false;
+            client.reported_blocked = false;
             client.switch_from = freed_at.filter(|&freed| !moved && client.waiting_since < freed && freed <= now);
         });
         let quantum_ms = quantum.as_millis().try_into().unwrap_or(u64::MAX);
@@ -298,15 +335,16 @@ impl Core {
                 if account.evicting > 0 {
                     return None;
                 }
-                let parked = client.phase == Phase::Parked && client.memory == MemoryMode::Managed;
+                // Who holds the lock needs the room for all that it has allocated.
+                let parked = client.phase == Phase::Parked;
+                let kept = if parked { account.resident() } else { self.demand(uuid, id) };
+                let unused = account.budget.saturating_sub(kept);
+                let resident = account.budget - unused;
+                let movable = if parked { resident.saturating_sub(account.pinned(client.memory)) } else { 0 };
                 Some(Candidate {
                     id,
-                    unused: account.unused(),
-                    movable: if parked {
-                        (account.budget - account.unused()).saturating_sub(account.unmovable)
-                    } else {
-                        0
-                    },
+                    unused,
+                    movable,
                     turns_ahead: queue.iter().position(|&waiter| waiter == id),
                 })
             })
@@ -357,10 +395,13 @@ impl Core {
 
     /// What a client wants resident when it runs: all that it has allocated, or what one client may have.
     fn demand(&self, uuid: GpuUuid, id: ClientId) -> u64 {
-        let capacity = self.gpus.get(&uuid).map_or(0, |gpu| gpu.capacity);
         self.account(id, uuid)
             .map_or(0, |account| account.usage.allocated.saturating_add(account.needs))
-            .min(capacity)
+            .min(self.capacity(uuid))
+    }
+
+    fn capacity(&self, uuid: GpuUuid) -> u64 {
+        self.gpus.get(&uuid).map_or(0, |gpu| gpu.capacity)
     }
 
     /// What it lacks for that.
@@ -375,9 +416,10 @@ impl Core {
         gpu.capacity.saturating_sub(charged + gpu.departed.values().sum::<u64>())
     }
 
-    fn spare(&self, uuid: GpuUuid, free: u64) -> u64 {
-        let contested = self.clients.values().any(|c| {
-            (c.waits() || c.phase == Phase::Chosen) && c.accounts.contains_key(&uuid)
+    /// Room to give a client beyond what it asks for: none while others wait.
+    fn spare(&self, uuid: GpuUuid, free: u64, id: ClientId) -> u64 {
+        let contested = self.clients.iter().any(|(&other, c)| {
+            other != id && (c.waits() || c.phase == Phase::Chosen) && c.accounts.contains_key(&uuid)
         });
         if contested { 0 } else { SPARE_ROOM.min(free / 4) }
     }
@@ -390,8 +432,7 @@ impl Core {
             .iter()
             .filter(|(id, _)| !members.contains(id))
             .filter_map(|(_, client)| {
-                let account = client.accounts.get(&uuid)?;
-                Some(if client.memory == MemoryMode::Off { account.budget } else { account.unmovable })
+                Some(client.accounts.get(&uuid)?.pinned(client.memory))
             })
             .chain(gpu.departed.values().copied())
             .sum();

@@ -74,23 +74,23 @@ pub(crate) struct Account {
     pub(crate) evicting: u64,
     /// What a waiting allocation needs beyond the budget.
     pub(crate) needs: u64,
-    /// Could not be moved when it was last asked, because its host has no memory for it.
-    pub(crate) unmovable: u64,
+    /// It cannot be moved before this time: its host has no memory for it.
+    pub(crate) stays_until: Option<Time>,
 }
 
 impl Account {
     pub(crate) fn new(usage: Usage) -> Self {
-        Self { usage, budget: 0, evicting: 0, needs: 0, unmovable: 0 }
+        Self { usage, budget: 0, evicting: 0, needs: 0, stays_until: None }
+    }
+
+    /// What cannot be moved while the client does not run.
+    pub(crate) fn pinned(&self, memory: MemoryMode) -> u64 {
+        if memory == MemoryMode::Off || self.stays_until.is_some() { self.budget } else { 0 }
     }
 
     /// On the card, as the client last said.
     pub(crate) fn resident(&self) -> u64 {
         self.usage.allocated.saturating_sub(self.usage.absent)
-    }
-
-    /// Given and not used.
-    pub(crate) fn unused(&self) -> u64 {
-        self.budget.saturating_sub(self.resident())
     }
 }
 
@@ -118,6 +118,7 @@ pub(crate) struct Client {
     /// Since its grant: no memory had to move for it, and it waited when the lock was freed at this time.
     pub(crate) switch_from: Option<Time>,
     pub(crate) reported_stuck: bool,
+    pub(crate) reported_blocked: bool,
     pub(crate) counters: Counters,
 }
 
@@ -139,6 +140,7 @@ impl Client {
             blocked: None,
             switch_from: None,
             reported_stuck: false,
+            reported_blocked: false,
             counters: Counters::default(),
         }
     }

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""The main job on a real card. first_light.py SCENARIO ..., each of: alone turns faults moves fit switch capture.
+
+Run on a machine with a GPU, PyTorch and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl as they come."""
+import mmap
+from harness import *
+
+SUM = {}
+
+
+def warm_host(gib):
+    """Touches host memory: a virtual machine may get its memory only when it is first used, and evictions would be blamed for that."""
+    t = time.time()
+    m = mmap.mmap(-1, gib << 30)
+    for at in range(0, gib << 30, 4096):
+        m[at] = 1
+    m.close()
+    print(f"  touched {gib} GiB of host memory in {time.time() - t:.1f} s", flush=True)
+
+
+def native_sum(*arguments):
+    """The checksum of a native run, and its time: every row is held against it."""
+    key = " ".join(map(str, arguments))
+    if key not in SUM:
+        job = Job("job.py", "native", *arguments).finish()
+        SUM[key] = job.result
+    return SUM[key]
+
+
+def alone(pairs=5):
+    """Total time with set-up, native and under nvshare, interleaved."""
+    ratios = []
+    for i in range(pairs):
+        native = Job("job.py", f"native{i}", "--gib", 12, "--steps", 300).finish()
+        with Scheduler("--gpu-memory", "100GiB", log="info") as s:
+            under = Job("job.py", f"under{i}", "--gib", 12, "--steps", 300, scheduler=s).finish()
+        t = [round(j.result["setup_s"] + j.result["total_s"], 3) for j in (native, under)]
+        ratios.append(t[1] / t[0])
+        row(scenario="alone", native_s=t[0], under_s=t[1], ratio=round(t[1] / t[0], 4), native_setup=native.result["setup_s"], under_setup=under.result["setup_s"], native_wall=round(native.wall, 2), under_wall=round(under.wall, 2),
+            same_sum=native.result["sum"] == under.result["sum"], **under.counted())
+    ratios.sort()
+    row(scenario="alone", ratio=f"median {ratios[len(ratios) // 2]:.4f} min {ratios[0]:.4f} max {ratios[-1]:.4f}")
+
+
+def turns(quanta=(10, 5, 2), steps=800, restore=True, scenario="turns", mib="128"):
+    args = ["--gib", 12, "--steps", steps, "--dirty", "one"]
+    native = native_sum(*args)
+    for tq in quanta:
+        with Scheduler("--gpu-memory", "16GiB", "--tq", str(tq)) as s:
+            env = {} if restore else dict(NVSHARE_RESTORE="0")
+            jobs, both = start_together(lambda go: [Job("job.py", n, *args, scheduler=s, go=go, env=env, log=f"{scenario}-{tq}-{n}.log") for n in "ab"])
+            for job in jobs:
+                row(scenario=scenario, tq=tq, job=job.name, alone_s=native["total_s"], total_s=job.result.get("total_s"), both_s=round(both, 2), useful=round(2 * native["total_s"] / both, 4), same_sum=job.result.get("sum") == native["sum"],
+                    step_p50=job.result["step_ms"]["p50"], step_p50_alone=native["step_ms"]["p50"], step_max=job.result["step_ms"]["max"], **job.counted())
+            print(s.ctl("status").stdout, flush=True)
+
+
+def faults():
+    """The control: restore switched off, so that page faults bring the memory back."""
+    turns(quanta=(10,), steps=300, restore=False, scenario="faults")
+    turns(quanta=(10,), steps=300, scenario="faults")
+
+
+def moves():
+    bare = Job("bare_moves.py", "bare").finish().result
+    row(scenario="moves", what="bare", **bare)
+    for mib in (1024, 256, 128, 20, 2):
+        with Scheduler("--gpu-memory", "16GiB", "--tq", "1") as s:
+            jobs, _ = start_together(lambda go: [Job("blocks_job.py", n, "--mib", mib, "--seconds", 16, scheduler=s, go=go, log=f"moves-{mib}-{n}.log") for n in "ab"])
+            for job in jobs:
+                c = job.counted()
+                near = mib if f"evict_{mib}" in bare else 256
+                row(scenario="moves", what=f"{mib} MiB", job=job.name, restore_of_pinned=round(c.get("restore_gib_s", 0) / bare["pinned_h2d"], 3), evict_of_bare=round(c.get("evict_gib_s", 0) / bare[f"evict_{near}"], 3), wrong=job.result.get("wrong_words"), passes=job.result.get("passes"), **c)
+
+
+def fit():
+    """Two jobs that fit: native time slicing against nvshare."""
+    for args in (["--gib", 2, "--steps", 800, "--cpu-ms", 12], ["--gib", 4, "--steps", 400]):
+        for i in range(3):
+            jobs, native = start_together(lambda go: [Job("job.py", n, *args, go=go) for n in "ab"])
+            sums = [j.result["sum"] for j in jobs]
+            with Scheduler("--gpu-memory", "100GiB", log="info") as s:
+                jobs, under = start_together(lambda go: [Job("job.py", n, *args, scheduler=s, go=go) for n in "ab"])
+                counted = jobs[0].counted()
+            row(scenario="fit", args=" ".join(map(str, args)), native_s=round(native, 3), under_s=round(under, 3), ratio=round(under / native, 4), same_sum=sums == [j.result["sum"] for j in jobs], **counted)
+
+
+def switch():
+    """Hand-overs with nothing to move: one at a time, memory for both."""
+    with Scheduler("--gpu-memory", "100GiB", "--exclusive", "--tq", "0.1", log="info") as s:
+        jobs, both = start_together(lambda go: [Job("job.py", n, "--gib", 2, "--seconds", 30, scheduler=s, go=go) for n in "ab"])
+        n, p50, p99, longest = s.status()["gpus"][0]["switch_us"]
+        for job in jobs:
+            row(scenario="switch", job=job.name, switches=n, p50_ms=p50 / 1e3, p99_ms=p99 / 1e3, max_ms=longest / 1e3, **job.counted())
+
+
+def capture():
+    """PyTorch captures a CUDA graph while another program takes the lock."""
+    with Scheduler("--gpu-memory", "16GiB", "--tq", "0.5", log="info") as s:
+        other = Job("job.py", "other", "--gib", 12, "--seconds", 40, scheduler=s)
+        job = Job("capture_job.py", "capture", scheduler=s).finish()
+        other.finish()
+        row(scenario="capture", **{k: job.result.get(k) for k in ("captures", "replays", "wrong", "error")}, returncode=job.process.returncode, **job.counted())
+
+
+if __name__ == "__main__":
+    print(card(), flush=True)
+    wanted = sys.argv[1:] or ["alone", "turns", "faults", "moves", "fit", "switch", "capture"]
+    if {"turns", "faults", "moves", "capture"} & {w.split(":")[0] for w in wanted}:
+        warm_host(48)
+    for scenario in wanted:
+        name, _, argument = scenario.partition(":")
+        begin = time.time()
+        if argument:
+            globals()[name](tuple(float(x) for x in argument.split(",")))
+        else:
+            globals()[name]()
+        print(f"  {name} took {time.time() - begin:.0f} s", flush=True)
+    for scenario in dict.fromkeys(r["scenario"] for r in ROWS):
+        table(scenario)
+    print(card())

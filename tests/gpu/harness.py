@@ -1,0 +1,129 @@
+"""Runs jobs natively and under nvshare on a real card, and prints a table of rows that count.
+
+A row under nvshare counts only with the library's own counters beside it, read from the scheduler: launches gated > 0,
+passed by = 0, and hand-overs with what was evicted and restored where turns are taken.
+"""
+import json, os, pathlib, shutil, signal, subprocess, sys, tempfile, time
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+DIST = ROOT / "dist"
+OUT = pathlib.Path(os.environ.get("OUT", tempfile.mkdtemp()))
+GIB = 2**30
+ROWS = []
+
+
+def row(**fields):
+    """Writes a row as it comes."""
+    ROWS.append(fields)
+    with open(OUT / "rows.jsonl", "a") as f:
+        f.write(json.dumps(fields) + "\n")
+    print("  " + "  ".join(f"{k}={v}" for k, v in fields.items()), flush=True)
+
+
+def table(name, columns=None):
+    """Prints all rows of a scenario once more, aligned."""
+    rows = [r for r in ROWS if r.get("scenario") == name]
+    if not rows:
+        return
+    columns = columns or [c for c in dict.fromkeys(k for r in rows for k in r) if c != "scenario"]
+    cells = [columns] + [[str(r.get(c, "")) for c in columns] for r in rows]
+    widths = [max(len(r[i]) for r in cells) for i in range(len(columns))]
+    print(f"\n== {name}")
+    for r in cells:
+        print("  ".join(c.ljust(w) for c, w in zip(r, widths)).rstrip())
+    sys.stdout.flush()
+
+
+class Scheduler:
+    """A scheduler of its own, with its sockets in a fresh directory."""
+
+    def __init__(self, *arguments, log="debug"):
+        self.dir = tempfile.mkdtemp(prefix="nvshare-")
+        self.env = dict(os.environ, NVSHARE_SOCKET=f"{self.dir}/scheduler.sock", NVSHARE_ADMIN_SOCKET=f"{self.dir}/admin.sock")
+        self.log = OUT / f"scheduler-{len(list(OUT.glob('scheduler-*')))}.log"
+        self.process = subprocess.Popen([DIST / "bin/nvshare-scheduler", "--log", log, *arguments], env=self.env, stderr=open(self.log, "w"))
+        while not os.path.exists(self.env["NVSHARE_ADMIN_SOCKET"]):
+            time.sleep(0.01)
+            if self.process.poll() is not None:
+                raise SystemExit(open(self.log).read())
+
+    def ctl(self, *arguments):
+        return subprocess.run([DIST / "bin/nvshare-ctl", *arguments], env=self.env, capture_output=True, text=True)
+
+    def status(self):
+        return json.loads(self.ctl("status", "--json").stdout)
+
+    def client(self, pid):
+        found = [c for c in self.status()["clients"] if c["pid"] == pid]
+        return found[-1] if found else None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait(10)
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+class Job:
+    """A workload, native (no scheduler) or under nvshare."""
+
+    def __init__(self, script, *arguments, scheduler=None, go=None, env=None, log=None):
+        command = [sys.executable, str(HERE / "workloads" / script) if "/" not in script else script, *map(str, arguments)]
+        environment = dict(os.environ, **(env or {}))
+        self.scheduler = scheduler
+        if scheduler:
+            environment.update(scheduler.env)
+            environment.setdefault("NVSHARE_LOG", "info")
+            command = [str(DIST / "bin/nvshare-ctl"), "run", "--library", str(DIST / "lib/nvshare/libnvshare.so"), "--", *command]
+        if go:
+            environment["GO"] = str(go)
+        self.name = str(arguments[0])
+        self.log = OUT / (log or f"job-{self.name}.log")
+        self.begin = time.time()
+        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=open(self.log, "a"), text=True)
+
+    def finish(self, timeout=500):
+        out, _ = self.process.communicate(timeout=timeout)
+        self.wall = time.time() - self.begin
+        self.result = json.loads(out.strip().splitlines()[-1]) if self.process.returncode == 0 and out.strip() else {}
+        if self.process.returncode != 0:
+            print(f"  {self.name} failed with {self.process.returncode}:", open(self.log).read()[-2000:], flush=True)
+        self.counters = self.scheduler.client(self.process.pid) if self.scheduler else None
+        return self
+
+    def counted(self):
+        """What makes a row count."""
+        if not self.counters:
+            return dict(gated=0, passed_by="?")
+        c = self.counters["counters"]
+        restore = c["restored"] / GIB / (c["restore_ns"] / 1e9) if c["restore_ns"] else 0
+        evict = c["evicted"] / GIB / (c["evict_ns"] / 1e9) if c["evict_ns"] else 0
+        return dict(gated=c["gated"], passed_by=c["passed_by"], hand_overs=c["hand_overs"], deferrals=c["deferrals"], evicted_gib=round(c["evicted"] / GIB, 2), restored_gib=round(c["restored"] / GIB, 2),
+                    evict_gib_s=round(evict, 1), restore_gib_s=round(restore, 1), held_s=round(self.counters["held_ms"] / 1e3, 2))
+
+
+def start_together(jobs_of):
+    """Starts jobs that wait for each other: `jobs_of(go)` makes them; returns them finished, and the time from GO until all were done."""
+    go = pathlib.Path(tempfile.mkdtemp()) / "go"
+    jobs = jobs_of(go)
+    while not all(os.path.exists(f"{go}.{job.name}") for job in jobs):
+        time.sleep(0.01)
+        for job in jobs:
+            if job.process.poll() is not None:
+                job.finish()
+                for other in jobs:
+                    other.process.kill()
+                raise SystemExit(f"{job.name} ended before GO")
+    begin = time.time()
+    go.touch()
+    for job in jobs:
+        job.finish()
+    return jobs, max(job.result.get("end", time.time()) for job in jobs) - begin
+
+
+def card():
+    query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.used", "--format=csv,noheader"], capture_output=True, text=True).stdout.strip()
+    return query

@@ -1,0 +1,33 @@
+#!/usr/bin/env python3
+"""What the card does by itself: pinned copies, and bare cuMemPrefetchAsync of 8 GiB in blocks of several sizes, one thread. One JSON line."""
+import ctypes, json, time
+cu = ctypes.CDLL("libcuda.so.1"); u64, size_t = ctypes.c_uint64, ctypes.c_size_t
+def call(name, *args):
+    r = getattr(cu, name)(*args)
+    if r: raise SystemExit(f"{name}: CUDA error {r}")
+ctx, s = ctypes.c_void_p(), ctypes.c_void_p()
+call("cuInit", 0); call("cuDevicePrimaryCtxRetain", ctypes.byref(ctx), 0); call("cuCtxSetCurrent", ctx); call("cuStreamCreate", ctypes.byref(s), 1)
+def timed(f, gib):
+    t = time.perf_counter(); f(); call("cuStreamSynchronize", s); return round(gib / (time.perf_counter() - t), 1)
+out = {}
+h, d, G4 = ctypes.c_void_p(), u64(), 4 << 30
+call("cuMemHostAlloc", ctypes.byref(h), size_t(G4), 0); call("cuMemAlloc_v2", ctypes.byref(d), size_t(G4))
+for _ in range(3):
+    out["pinned_h2d"] = timed(lambda: call("cuMemcpyHtoDAsync_v2", d, h, size_t(G4), s), 4)
+    out["pinned_d2h"] = timed(lambda: call("cuMemcpyDtoHAsync_v2", h, d, size_t(G4), s), 4)
+call("cuMemFree_v2", d); call("cuMemFreeHost", h)
+for mib in (2, 20, 128, 256, 1024):
+    n = 8192 // mib; bs = []
+    for _ in range(n):
+        b = u64(); call("cuMemAllocManaged", ctypes.byref(b), size_t(mib << 20), 1); bs.append(b)
+    for b in bs: call("cuMemsetD32Async", b, 7, size_t(mib << 18), s)
+    call("cuStreamSynchronize", s)
+    best = [0, 0]; first = 0
+    for r in range(4):
+        e = timed(lambda: [call("cuMemPrefetchAsync", b, size_t(mib << 20), -1, s) for b in bs], n * mib / 1024)
+        q = timed(lambda: [call("cuMemPrefetchAsync", b, size_t(mib << 20), 0, s) for b in bs], n * mib / 1024)
+        if r == 0: first = e
+        else: best = [best[0] + e / 3, best[1] + q / 3]
+    out[f"evict_{mib}"], out[f"restore_{mib}"], out[f"first_evict_{mib}"] = round(best[0], 1), round(best[1], 1), first
+    for b in bs: call("cuMemFree_v2", b)
+print(json.dumps(out), flush=True)
