@@ -283,6 +283,7 @@ impl<C: Fn() -> bool + Sync> Restore<'_, C> {
         if self.in_bulk
             && allocation.managed
             && let Err(error) = pieces(allocation, place.present, bytes, self.device.ordinal, stream)
+            && error != CUresult::DEINITIALIZED
         {
             // The pages come by faults then: slower, and right.
             log::warn(format_args!("restore of {bytes} bytes at {:#x}: {error:?}", allocation.base));
@@ -319,6 +320,8 @@ fn evict(gpu: GpuUuid, bytes: u64, report: &impl Fn(Done)) -> u64 {
         while moved < allowed {
             let piece = match evict_piece(&allocation, allowed - moved, device, stream) {
                 Ok(piece) => piece,
+                // The program exits, and its memory goes with it.
+                Err(CUresult::DEINITIALIZED) => return 0,
                 Err(error) => {
                     log::warn(format_args!("eviction at {:#x}: {error:?}", allocation.base));
                     0

@@ -275,6 +275,7 @@ pub(crate) fn wait_for_window(key: StreamKey) {
             return;
         }
         let mut full = false;
+        let _relaxed = Relaxed::begin();
         for context in contexts().iter_mut() {
             let Some(stream) = context.stream(key) else { continue };
             let was_full = stream.marks.len() >= MARKS;

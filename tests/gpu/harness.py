@@ -88,9 +88,10 @@ class Job:
     def finish(self, timeout=500):
         out, _ = self.process.communicate(timeout=timeout)
         self.wall = time.time() - self.begin
-        self.result = json.loads(out.strip().splitlines()[-1]) if self.process.returncode == 0 and out.strip() else {}
+        lines = [line for line in out.splitlines() if line.startswith("{")]
+        self.result = json.loads(lines[-1]) if lines else {}
         if self.process.returncode != 0:
-            print(f"  {self.name} failed with {self.process.returncode}:", open(self.log).read()[-2000:], flush=True)
+            print(f"  {self.name} failed with {self.process.returncode}:", out[-1500:], open(self.log).read()[-1500:], flush=True)
         self.counters = self.scheduler.client(self.process.pid) if self.scheduler else None
         return self
 

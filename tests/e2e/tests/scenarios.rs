@@ -1,0 +1,146 @@
+//! The five named scenarios, on the simulated driver: alone; two that fit; two that do not; a capture under
+//! contention; a kill in a hand-over.
+
+use std::time::Duration;
+
+use nvshare_harness::{Program, Ran, Running, Scheduler, World, wait_until};
+
+/// A card of 1 GiB with a fast link, so that a hand-over takes some ten milliseconds.
+const SMALL: &[(&str, &str)] = &[
+    ("NVSIM_MEMORY", "1GiB"),
+    ("NVSIM_SCALE", "16"),
+    ("NVSIM_TO_DEVICE", "12"),
+    ("NVSIM_TO_HOST", "6"),
+    ("NVSIM_FAULT", "1"),
+];
+
+/// How often the card changed from one process's kernels to another's.
+fn changes(ran: &[Ran]) -> usize {
+    let mut ran = ran.to_vec();
+    ran.sort_by_key(|kernel| kernel.begin_ns);
+    ran.windows(2).filter(|pair| pair[0].process != pair[1].process).count()
+}
+
+#[test]
+fn alone() {
+    let world = World::simulated(SMALL);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let job = Program::workload(&world, "alone", "--memory 512MiB --block 64MiB --steps 20 --full-check").start().finish();
+    job.intact();
+    let status = Scheduler::status(&world);
+    let client = status.client(job.pid);
+    // 8 blocks: filled once, stepped 20 times, and read back 32 pieces each.
+    assert_eq!(client.counters.gated, 8 + 8 * 20 + 8 * 32);
+    assert_eq!(client.counters.passed_by, 0);
+    assert_eq!(client.counters.hand_overs, 0);
+    assert_eq!(client.counters.evicted, 0);
+    let (moved, _) = world.observe();
+    assert_eq!((moved.faulted, moved.pushed_out), (0, 0));
+    // What was allocated under the lock was populated before a kernel touched it.
+    assert_eq!(moved.touched, 0);
+}
+
+#[test]
+fn two_that_fit_run_together() {
+    let world = World::simulated(SMALL);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2"]);
+    let args = "--memory 448MiB --block 64MiB --steps 60 --kernel-us 1000";
+    let jobs = ["a", "b"].map(|name| Program::workload(&world, name, args).waits_for_go().start());
+    Running::go(&[&jobs[0], &jobs[1]]);
+    let jobs = jobs.map(Running::finish);
+    let status = Scheduler::status(&world);
+    for job in &jobs {
+        job.intact();
+        assert_eq!(status.client(job.pid).counters.hand_overs, 0);
+        assert_eq!(status.client(job.pid).counters.passed_by, 0);
+    }
+    let (moved, ran) = world.observe();
+    assert_eq!((moved.faulted, moved.pushed_out, moved.evicted), (0, 0, 0));
+    assert!(changes(&ran) > 20, "their kernels alternate: {}", changes(&ran));
+}
+
+#[test]
+fn two_that_do_not_fit_take_turns() {
+    let world = World::simulated(SMALL);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.5"]);
+    let args = "--memory 768MiB --block 64MiB --seconds 5 --kernel-us 1000 --full-check";
+    let jobs = ["a", "b"].map(|name| Program::workload(&world, name, args).waits_for_go().start());
+    Running::go(&[&jobs[0], &jobs[1]]);
+    let jobs = jobs.map(Running::finish);
+    let status = Scheduler::status(&world);
+    let mut hand_overs = 0;
+    for job in &jobs {
+        job.intact();
+        let counters = status.client(job.pid).counters;
+        assert_eq!(counters.passed_by, 0);
+        assert!(counters.hand_overs >= 3, "{counters:?}");
+        // Everything that left came back, but for what the last turn did not need.
+        assert!(counters.evicted >= 512 << 20, "{counters:?}");
+        assert!(counters.restored <= counters.evicted, "{counters:?}");
+        hand_overs += counters.hand_overs as usize;
+    }
+    let (moved, ran) = world.observe();
+    // Memory moved in bulk: no kernel ever found a page absent, and the card was never overfull.
+    assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+    // Kernels of one never ran in the other's turn.
+    assert!(changes(&ran) <= hand_overs + 2, "{} changes in {hand_overs} hand-overs", changes(&ran));
+}
+
+#[test]
+fn without_restore_page_faults_bring_the_memory_back() {
+    let world = World::simulated(SMALL);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.5"]);
+    let args = "--memory 768MiB --block 64MiB --seconds 3 --kernel-us 1000 --full-check";
+    let jobs = ["a", "b"].map(|name| Program::workload(&world, name, args).env("NVSHARE_RESTORE", "0").waits_for_go().start());
+    Running::go(&[&jobs[0], &jobs[1]]);
+    for job in jobs {
+        job.finish().intact();
+    }
+    let (moved, _) = world.observe();
+    assert!(moved.faulted >= 512 << 20, "{moved:?}");
+    assert_eq!(moved.restored, 0, "{moved:?}");
+}
+
+#[test]
+fn a_capture_under_contention_is_not_broken() {
+    let world = World::simulated(SMALL);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2"]);
+    let graphs = "--memory 640MiB --block 64MiB --seconds 4 --kernel-us 1000 --graph --full-check";
+    let steady = "--memory 640MiB --block 64MiB --seconds 4 --kernel-us 1000 --full-check";
+    let jobs = [("graphs", graphs), ("steady", steady)]
+        .map(|(name, args)| Program::workload(&world, name, args).waits_for_go().start());
+    Running::go(&[&jobs[0], &jobs[1]]);
+    let jobs = jobs.map(Running::finish);
+    let status = Scheduler::status(&world);
+    for job in &jobs {
+        assert!(job.intact().steps >= 5);
+        assert!(status.client(job.pid).counters.hand_overs >= 3, "{:?}", status.client(job.pid));
+    }
+}
+
+#[test]
+fn who_is_killed_in_a_hand_over_leaves_its_room() {
+    let world = World::simulated(SMALL);
+    // A slow way out: the kill comes in the middle of it.
+    let mut scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.5"]);
+    let args = "--memory 768MiB --block 32MiB --kernel-us 1000";
+    let victim = Program::workload(&world, "victim", &format!("{args} --seconds 60"))
+        .env("NVSIM_TO_HOST", "0.5")
+        .start();
+    wait_until("the first one holds the lock", Duration::from_secs(10), || {
+        let status = Scheduler::status(&world);
+        status.clients.iter().find(|c| c.pid == victim.pid() && c.state == "running").map(|_| ())
+    });
+    let other = Program::workload(&world, "other", &format!("{args} --steps 40 --full-check")).start();
+    wait_until("memory of the first one leaves", Duration::from_secs(20), || {
+        let status = Scheduler::status(&world);
+        let counters = &status.clients.iter().find(|c| c.pid == victim.pid())?.state;
+        (counters == "waiting" || counters == "parked").then_some(())
+    });
+    victim.signal(libc::SIGKILL);
+    let _ = victim.finish();
+    other.finish().intact();
+    assert!(scheduler.lives());
+    let status = Scheduler::status(&world);
+    assert_eq!(status.gpus[0].resident, 0, "{status:?}");
+}

@@ -1,0 +1,129 @@
+//! A running scheduler, and what its command line says.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use nvshare_proto::{ClientStatus, GpuStatus, SchedulerStatus};
+use serde::Deserialize;
+
+use crate::{Artifacts, World, wait_until};
+
+/// What `nvshare-ctl status --json` prints.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Status {
+    /// The scheduler.
+    pub scheduler: SchedulerStatus,
+    /// The GPUs in use.
+    pub gpus: Vec<GpuStatus>,
+    /// The clients, and the last few that are gone.
+    pub clients: Vec<ClientStatus>,
+}
+
+impl Status {
+    /// The client of a process.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn client(&self, pid: u32) -> &ClientStatus {
+        self.clients.iter().rev().find(|c| c.pid == pid).unwrap_or_else(|| panic!("no client {pid} in {self:?}"))
+    }
+}
+
+/// A scheduler that runs until it is dropped.
+#[derive(Debug)]
+pub struct Scheduler {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Scheduler {
+    /// Starts one in a world, with arguments of its own, and waits until it serves.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[must_use]
+    pub fn start(world: &World, arguments: &[&str]) -> Self {
+        let log = world.dir().join("scheduler.log");
+        let file = File::options().create(true).append(true).open(&log).expect("a log");
+        let child = Self::command(world, arguments).stderr(file).spawn().expect("the scheduler runs");
+        let mut scheduler = Self { child, log };
+        wait_until("the scheduler serves", Duration::from_secs(10), || {
+            let ended = scheduler.child.try_wait().expect("a child");
+            assert!(ended.is_none(), "the scheduler ended: {}", scheduler.log());
+            let connected = std::os::unix::net::UnixStream::connect(world.admin_socket());
+            connected.is_ok().then_some(())
+        });
+        scheduler
+    }
+
+    /// The command that starts one.
+    #[must_use]
+    pub fn command(world: &World, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&Artifacts::get().scheduler);
+        command.args(["--log", "debug"]).args(arguments).envs(world.environment()).stdin(Stdio::null());
+        command
+    }
+
+    /// What it has logged so far.
+    ///
+    /// # Panics
+    /// When the log cannot be read.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).expect("a log")
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it still runs.
+    ///
+    /// # Panics
+    /// When the system does not say.
+    pub fn lives(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_none()
+    }
+
+    /// Ends it without a chance to clean up.
+    ///
+    /// # Panics
+    /// When the system does not let us.
+    pub fn kill(mut self) {
+        self.child.kill().expect("a child");
+        self.child.wait().expect("a child");
+    }
+
+    /// Runs `nvshare-ctl`.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    #[must_use]
+    pub fn ctl(world: &World, arguments: &[&str]) -> Output {
+        Command::new(&Artifacts::get().ctl).args(arguments).envs(world.environment()).output().expect("nvshare-ctl runs")
+    }
+
+    /// `nvshare-ctl status --json`
+    ///
+    /// # Panics
+    /// When it fails.
+    #[must_use]
+    pub fn status(world: &World) -> Status {
+        let output = Self::ctl(world, &["status", "--json"]);
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).expect("status is JSON")
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        // SAFETY: a child of ours that was not waited for.
+        unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGTERM) };
+        let _ = self.child.wait();
+    }
+}

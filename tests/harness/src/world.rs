@@ -1,0 +1,181 @@
+//! A folder of its own for each test: sockets, logs, and the simulated cards.
+
+use std::ffi::OsString;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::Artifacts;
+
+/// What a simulated card has moved so far, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moved {
+    /// Brought in because a kernel or a copy touched it.
+    pub faulted: u64,
+    /// First touched by a kernel or a copy.
+    pub touched: u64,
+    /// Pushed out because the card was full.
+    pub pushed_out: u64,
+    /// Prefetched to the card.
+    pub restored: u64,
+    /// Prefetched to the host.
+    pub evicted: u64,
+}
+
+/// A kernel that ran on a simulated card.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Ran {
+    /// Whose it was.
+    pub process: u32,
+    /// On which card.
+    pub gpu: u32,
+    /// When it began, in nanoseconds of the monotonic clock.
+    pub begin_ns: u64,
+    /// When it ended.
+    pub end_ns: u64,
+}
+
+/// A folder with sockets and, unless the machine's own driver is used, simulated cards.
+#[derive(Debug)]
+pub struct World {
+    dir: PathBuf,
+    simulated: bool,
+    settings: Vec<(OsString, OsString)>,
+}
+
+impl World {
+    /// Simulated cards, with settings `NVSIM_…` of the simulator.
+    ///
+    /// # Panics
+    /// When the folder cannot be made.
+    #[must_use]
+    pub fn simulated(settings: &[(&str, &str)]) -> Self {
+        let world = Self::new(true, settings);
+        let lib = world.dir.join("lib");
+        std::fs::create_dir(&lib).expect("a folder");
+        symlink(&Artifacts::get().simulator, lib.join("libcuda.so.1")).expect("a link");
+        world
+    }
+
+    /// The machine's own driver.
+    #[must_use]
+    pub fn real() -> Self {
+        Self::new(false, &[])
+    }
+
+    fn new(simulated: bool, settings: &[(&str, &str)]) -> Self {
+        static LAST: AtomicU32 = AtomicU32::new(0);
+        let name = format!("nvshare-{}-{}", std::process::id(), LAST.fetch_add(1, Ordering::Relaxed));
+        let dir = std::env::temp_dir().join(name);
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let settings = settings.iter().map(|(name, value)| (name.into(), value.into())).collect();
+        Self { dir, simulated, settings }
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Clients' socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("scheduler.sock")
+    }
+
+    /// Administrators' socket.
+    #[must_use]
+    pub fn admin_socket(&self) -> PathBuf {
+        self.dir.join("admin.sock")
+    }
+
+    /// The environment of programs in this world.
+    pub(crate) fn environment(&self) -> Vec<(OsString, OsString)> {
+        let mut environment = vec![
+            ("NVSHARE_SOCKET".into(), self.socket().into()),
+            ("NVSHARE_ADMIN_SOCKET".into(), self.admin_socket().into()),
+        ];
+        if self.simulated {
+            environment.push(("NVSIM_DIR".into(), self.dir.clone().into()));
+            environment.push(("LD_LIBRARY_PATH".into(), self.dir.join("lib").into()));
+        }
+        environment.extend(self.settings.iter().cloned());
+        environment
+    }
+
+    /// Asks the simulator, in this process: what moved on a card, and the kernels that ran.
+    ///
+    /// # Panics
+    /// When the simulator cannot be loaded, or shows another world: a process can look at one only.
+    #[must_use]
+    pub fn observe(&self) -> (Moved, Vec<Ran>) {
+        assert!(self.simulated, "a real card does not tell");
+        // A program of its own looks: the simulator in one process shows one world.
+        let mut command = std::process::Command::new(std::env::current_exe().expect("this program"));
+        command.env_clear().envs(self.environment()).env(OBSERVER, &Artifacts::get().simulator);
+        let output = command.output().expect("this program runs");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let line = text.lines().find_map(|line| line.strip_prefix("observed ")).unwrap_or_else(|| panic!("{output:?}"));
+        let numbers: Vec<u64> = line.split(' ').map(|n| n.parse().expect("a number")).collect();
+        let (moved, ran) = numbers.split_at(5);
+        let moved = Moved {
+            faulted: moved[0],
+            touched: moved[1],
+            pushed_out: moved[2],
+            restored: moved[3],
+            evicted: moved[4],
+        };
+        let ran = ran
+            .chunks_exact(4)
+            .map(|r| Ran { process: r[0] as u32, gpu: r[1] as u32, begin_ns: r[2], end_ns: r[3] })
+            .collect();
+        (moved, ran)
+    }
+}
+
+const OBSERVER: &str = "NVSHARE_HARNESS_OBSERVER";
+
+/// Runs before `main` of every program with this harness: if it is asked to observe, it does that and ends.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static OBSERVE: extern "C" fn() = {
+    extern "C" fn observe() {
+        if let Some(simulator) = std::env::var_os(OBSERVER) {
+            // SAFETY: the simulator that this build made; its functions have these signatures.
+            unsafe {
+                let library = libloading::Library::new(simulator).expect("the simulator");
+                let init: libloading::Symbol<'_, unsafe extern "C" fn(u32) -> i32> = library.get(b"cuInit").expect("cuInit");
+                assert_eq!(init(0), 0);
+                let moved: libloading::Symbol<'_, unsafe extern "C" fn(i32, *mut [u64; 5]) -> i32> =
+                    library.get(b"nvsimMoved").expect("nvsimMoved");
+                let trace: libloading::Symbol<'_, unsafe extern "C" fn(*mut Ran, usize, *mut usize) -> i32> =
+                    library.get(b"nvsimTrace").expect("nvsimTrace");
+                let mut numbers = [0u64; 5];
+                assert_eq!(moved(0, &raw mut numbers), 0);
+                let mut ran = vec![Ran { process: 0, gpu: 0, begin_ns: 0, end_ns: 0 }; 1 << 16];
+                let mut count = 0;
+                assert_eq!(trace(ran.as_mut_ptr(), ran.len(), &raw mut count), 0);
+                let ran = ran[..count]
+                    .iter()
+                    .flat_map(|r| [u64::from(r.process), u64::from(r.gpu), r.begin_ns, r.end_ns]);
+                let text: Vec<String> = numbers.into_iter().chain(ran).map(|n| n.to_string()).collect();
+                println!("observed {}", text.join(" "));
+                std::process::exit(0);
+            }
+        }
+    }
+    observe
+};
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("logs are kept in {}", self.dir.display());
+        } else {
+            let _ = std::fs::remove_dir_all(&self.dir);
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! What is simulated: a T4 unless the environment says otherwise.
+
+use std::env;
+use std::path::PathBuf;
+
+use nvshare_proto::units::{GIB, parse_bytes};
+
+/// The card and its link. Sizes and rates as a program sees them; the real stores are smaller by `scale`.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    /// Where the world's file is: processes that name the same folder share the cards.
+    pub(crate) dir: PathBuf,
+    pub(crate) gpus: u32,
+    /// Bytes of each card.
+    pub(crate) memory: u64,
+    /// A block of 2 MiB is this many times smaller in the stores.
+    pub(crate) scale: u64,
+    /// Bytes per second of a bulk copy to the card, and from it.
+    pub(crate) to_device: f64,
+    pub(crate) to_host: f64,
+    /// Bytes per second that page faults move.
+    pub(crate) fault: f64,
+    /// Bytes per second of first touches by a kernel.
+    pub(crate) first_touch: f64,
+}
+
+impl Config {
+    /// From `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
+    /// `NVSIM_TO_HOST`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`.
+    pub(crate) fn from_env() -> Self {
+        let number = |name: &str, default: f64| {
+            env::var(name).ok().and_then(|text| text.parse::<f64>().ok()).filter(|n| *n > 0.0).unwrap_or(default)
+        };
+        // T4: 12 GB by faults took 47 s; PCIe 3 x16 moves 12 GB/s one way, managed memory leaves at half of it.
+        Self {
+            dir: env::var_os("NVSIM_DIR").map_or_else(|| env::temp_dir().join("nvsim"), PathBuf::from),
+            gpus: number("NVSIM_GPUS", 1.0) as u32,
+            memory: env::var("NVSIM_MEMORY").ok().and_then(|text| parse_bytes(&text).ok()).unwrap_or(16 * GIB),
+            scale: (number("NVSIM_SCALE", 64.0) as u64).clamp(1, 512).next_power_of_two(),
+            to_device: number("NVSIM_TO_DEVICE", 12.0) * 1e9,
+            to_host: number("NVSIM_TO_HOST", 6.0) * 1e9,
+            fault: number("NVSIM_FAULT", 0.256) * 1e9,
+            first_touch: number("NVSIM_FIRST_TOUCH", 5.0) * 1e9,
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Streams: each works off its queue in its order, on a thread of its own.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// A piece of work, which a graph may run many times.
+pub(crate) type Work = Arc<dyn Fn() + Send + Sync>;
+
+/// A point in a stream: everything up to that many pieces of work.
+#[derive(Debug, Clone)]
+pub(crate) struct Point {
+    queue: Arc<Queue>,
+    count: u64,
+}
+
+impl Point {
+    pub(crate) fn is_reached(&self) -> bool {
+        self.queue.state().completed >= self.count
+    }
+
+    pub(crate) fn wait(&self) {
+        let mut state = self.queue.state();
+        while state.completed < self.count {
+            state = self.queue.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<Item>,
+    submitted: u64,
+    completed: u64,
+    has_thread: bool,
+}
+
+struct Item {
+    after: Vec<Point>,
+    work: Option<Work>,
+}
+
+impl std::fmt::Debug for Item {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Item").field("after", &self.after.len()).finish_non_exhaustive()
+    }
+}
+
+/// The queue of a stream.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Queue {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Appends work that begins when everything before it here, and the points named, are reached.
+    pub(crate) fn submit(self: &Arc<Self>, work: Option<Work>, after: Vec<Point>) -> Point {
+        let mut state = self.state();
+        state.submitted += 1;
+        let count = state.submitted;
+        state.waiting.push_back(Item { after, work });
+        if !std::mem::replace(&mut state.has_thread, true) {
+            let queue = Arc::clone(self);
+            std::thread::Builder::new().name("nvsim-stream".to_owned()).spawn(move || queue.run()).expect("a thread");
+        }
+        self.changed.notify_all();
+        Point { queue: Arc::clone(self), count }
+    }
+
+    /// Everything that was submitted so far.
+    pub(crate) fn end(self: &Arc<Self>) -> Point {
+        Point { queue: Arc::clone(self), count: self.state().submitted }
+    }
+
+    fn run(&self) {
+        loop {
+            let item = {
+                let mut state = self.state();
+                loop {
+                    match state.waiting.pop_front() {
+                        Some(item) => break item,
+                        None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                    }
+                }
+            };
+            item.after.iter().for_each(Point::wait);
+            if let Some(work) = item.work {
+                work();
+            }
+            self.state().completed += 1;
+            self.changed.notify_all();
+        }
+    }
+}

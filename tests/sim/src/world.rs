@@ -1,0 +1,533 @@
+//! The cards, as all processes see them: one file that each maps.
+//!
+//! Memory has two stores that share nothing. A block (2 MiB of a program's memory) is on the host, or on the card,
+//! or was never touched; a kernel reaches the card's store alone. Moving a block copies its bytes and overwrites
+//! those that it leaves, so that data read from the wrong store is wrong.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::config::Config;
+
+/// Bytes of a program's memory in a block.
+pub(crate) const BLOCK: u64 = 2 << 20;
+/// What is left of a block where it is no longer.
+const POISON: u8 = 0xdb;
+/// Blocks that all programs on a card may have together.
+const MOST_BLOCKS: usize = 64 * 1024;
+const MOST_GPUS: usize = 4;
+/// Kernels whose time is kept.
+pub(crate) const TRACE: usize = 1 << 16;
+
+/// Where a block is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Place {
+    Free = 0,
+    Untouched = 1,
+    Host = 2,
+    Device = 3,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    place: Place,
+    owner: u32,
+    /// On the card: which frame.
+    frame: u32,
+    /// It never leaves the card.
+    pinned: u32,
+    last_use: u64,
+}
+
+/// A kernel that ran.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ran {
+    pub(crate) process: u32,
+    pub(crate) gpu: u32,
+    pub(crate) begin_ns: u64,
+    pub(crate) end_ns: u64,
+}
+
+/// What moved, in bytes of the programs' memory.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub(crate) struct Moved {
+    /// Brought in because a kernel or a copy touched it.
+    pub(crate) faulted: AtomicU64,
+    /// First touched by a kernel or a copy.
+    pub(crate) touched: AtomicU64,
+    /// Pushed out because the card was full.
+    pub(crate) pushed_out: AtomicU64,
+    /// Moved by prefetch to the card, and to the host.
+    pub(crate) restored: AtomicU64,
+    pub(crate) evicted: AtomicU64,
+}
+
+#[repr(C)]
+struct Gpu {
+    lock: libc::pthread_mutex_t,
+    /// Held by the kernel that runs.
+    compute: libc::pthread_mutex_t,
+    frames: u32,
+    clock: u64,
+    /// Until when each direction of the link is busy, in ns of the monotonic clock.
+    link_busy_until: [AtomicU64; 2],
+    moved: Moved,
+    free_frames: u32,
+    frame_stack: [u32; MOST_BLOCKS],
+    blocks: [Block; MOST_BLOCKS],
+}
+
+#[repr(C)]
+struct Header {
+    ready: AtomicU32,
+    gpus: u32,
+    ran: AtomicU64,
+    trace: [Ran; TRACE],
+    gpu: [Gpu; MOST_GPUS],
+}
+
+/// The mapped world.
+#[derive(Debug)]
+pub(crate) struct World {
+    config: Config,
+    header: *mut Header,
+    device_store: *mut u8,
+    host_store: *mut u8,
+    real_block: usize,
+    frames: usize,
+}
+
+// SAFETY: everything behind the pointers is shared between processes, and guarded by the locks within.
+unsafe impl Send for World {}
+// SAFETY: as above.
+unsafe impl Sync for World {}
+
+/// Which way a block moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    ToDevice,
+    ToHost,
+}
+
+/// Why a block is wanted on the card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Why {
+    Touch,
+    Prefetch,
+}
+
+/// A lock of a card, held.
+struct Held<'a>(&'a World, usize, bool);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let gpu = self.0.gpu(self.1);
+        // SAFETY: a lock that this thread holds.
+        unsafe {
+            libc::pthread_mutex_unlock(if self.2 { &raw mut (*gpu).compute } else { &raw mut (*gpu).lock });
+        }
+    }
+}
+
+pub(crate) fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a place for the answer.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+impl World {
+    /// Maps the world, making it if this process is the first.
+    pub(crate) fn open(config: Config) -> io::Result<Self> {
+        std::fs::create_dir_all(&config.dir)?;
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(config.dir.join("world"))?;
+        // SAFETY: a descriptor.
+        unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) };
+        let real_block = (BLOCK / config.scale) as usize;
+        let frames = ((config.memory / BLOCK) as usize).min(MOST_BLOCKS);
+        let page = 4096;
+        let header_bytes = size_of::<Header>().next_multiple_of(page);
+        let device_bytes = frames * real_block * MOST_GPUS;
+        let host_bytes = MOST_BLOCKS * real_block * MOST_GPUS;
+        let length = header_bytes + device_bytes + host_bytes;
+        let fresh = file.metadata()?.len() == 0;
+        if fresh {
+            file.set_len(length as u64)?;
+        } else if file.metadata()?.len() != length as u64 {
+            return Err(io::Error::other("this world was made with other sizes"));
+        }
+        // SAFETY: a new mapping of a file of this length.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = base.cast::<u8>();
+        let world = Self {
+            header: base.cast(),
+            // SAFETY: within the mapping.
+            device_store: unsafe { base.add(header_bytes) },
+            // SAFETY: within the mapping.
+            host_store: unsafe { base.add(header_bytes + device_bytes) },
+            real_block,
+            frames,
+            config,
+        };
+        if fresh {
+            world.make();
+        }
+        // The mapping would keep the file, and so the lock, for as long as it lives.
+        // SAFETY: a descriptor.
+        unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) };
+        Ok(world)
+    }
+
+    fn make(&self) {
+        // SAFETY: a fresh file is zeroes, which every field but the locks takes as its beginning; no other process
+        // looks before the file's lock is released.
+        unsafe {
+            (*self.header).gpus = self.config.gpus.min(MOST_GPUS as u32);
+            for g in 0..MOST_GPUS {
+                let gpu = self.gpu(g);
+                let mut attributes = std::mem::zeroed();
+                libc::pthread_mutexattr_init(&raw mut attributes);
+                libc::pthread_mutexattr_setpshared(&raw mut attributes, libc::PTHREAD_PROCESS_SHARED);
+                libc::pthread_mutexattr_setrobust(&raw mut attributes, libc::PTHREAD_MUTEX_ROBUST);
+                libc::pthread_mutex_init(&raw mut (*gpu).lock, &raw const attributes);
+                libc::pthread_mutex_init(&raw mut (*gpu).compute, &raw const attributes);
+                (*gpu).frames = self.frames as u32;
+                (*gpu).free_frames = self.frames as u32;
+                for i in 0..self.frames {
+                    (*gpu).frame_stack[i] = (self.frames - 1 - i) as u32;
+                }
+            }
+            (*self.header).ready.store(1, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn gpu(&self, gpu: usize) -> *mut Gpu {
+        // SAFETY: the array is part of the mapping; callers name existing cards.
+        unsafe { (&raw mut (*self.header).gpu).cast::<Gpu>().add(gpu) }
+    }
+
+    fn hold(&self, gpu: usize, compute: bool) -> Held<'_> {
+        let at = self.gpu(gpu);
+        // SAFETY: locks that were made with the world. One whose owner died is ours, and the state it guards is
+        // whole: each change is a few plain stores.
+        unsafe {
+            let mutex = if compute { &raw mut (*at).compute } else { &raw mut (*at).lock };
+            if libc::pthread_mutex_lock(mutex) == libc::EOWNERDEAD {
+                libc::pthread_mutex_consistent(mutex);
+            }
+        }
+        Held(self, gpu, compute)
+    }
+
+    /// The card's store of a frame.
+    fn frame_bytes(&self, gpu: usize, frame: u32) -> *mut u8 {
+        // SAFETY: within the mapping.
+        unsafe { self.device_store.add((gpu * self.frames + frame as usize) * self.real_block) }
+    }
+
+    fn host_bytes(&self, gpu: usize, block: u32) -> *mut u8 {
+        // SAFETY: within the mapping.
+        unsafe { self.host_store.add((gpu * MOST_BLOCKS + block as usize) * self.real_block) }
+    }
+
+    fn block(&self, gpu: usize, block: u32) -> *mut Block {
+        // SAFETY: callers name existing blocks.
+        unsafe { (&raw mut (*self.gpu(gpu)).blocks).cast::<Block>().add(block as usize) }
+    }
+
+    /// Copies a block from one store to the other and overwrites what it leaves.
+    fn copy(&self, gpu: usize, block: u32, frame: u32, way: Way) {
+        let (host, device) = (self.host_bytes(gpu, block), self.frame_bytes(gpu, frame));
+        let (from, to) = if way == Way::ToDevice { (host, device) } else { (device, host) };
+        // SAFETY: two stores of a block's size that do not overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, to, self.real_block);
+            std::ptr::write_bytes(from, POISON, self.real_block);
+        }
+    }
+
+    /// Takes blocks for an allocation; `None`: there are none left.
+    pub(crate) fn allocate(&self, gpu: usize, count: usize, pinned: bool) -> Option<Vec<u32>> {
+        self.reap(gpu);
+        let held = self.hold(gpu, false);
+        let me = std::process::id();
+        let mut found = Vec::with_capacity(count);
+        for index in 0..MOST_BLOCKS as u32 {
+            if found.len() == count {
+                break;
+            }
+            // SAFETY: an existing block, under the card's lock.
+            if unsafe { (*self.block(gpu, index)).place } == Place::Free {
+                found.push(index);
+            }
+        }
+        if found.len() < count {
+            return None;
+        }
+        for &index in &found {
+            let block =
+                Block { place: Place::Untouched, owner: me, frame: 0, pinned: u32::from(pinned), last_use: 0 };
+            // SAFETY: an existing block, under the card's lock.
+            unsafe { *self.block(gpu, index) = block };
+        }
+        drop(held);
+        if pinned {
+            for &index in &found {
+                if self.bring(gpu, index, Why::Prefetch).is_none() {
+                    self.free(gpu, &found);
+                    return None;
+                }
+            }
+        }
+        Some(found)
+    }
+
+    /// Gives blocks back.
+    pub(crate) fn free(&self, gpu: usize, blocks: &[u32]) {
+        let _held = self.hold(gpu, false);
+        for &index in blocks {
+            self.free_block(gpu, index);
+        }
+    }
+
+    /// Under the card's lock.
+    fn free_block(&self, gpu: usize, index: u32) {
+        // SAFETY: an existing block, under the card's lock.
+        unsafe {
+            let block = self.block(gpu, index);
+            if (*block).place == Place::Device {
+                self.release_frame(gpu, (*block).frame);
+            }
+            std::ptr::write_bytes(self.host_bytes(gpu, index), POISON, self.real_block);
+            *block = Block { place: Place::Free, owner: 0, frame: 0, pinned: 0, last_use: 0 };
+        }
+    }
+
+    /// Under the card's lock.
+    fn release_frame(&self, gpu: usize, frame: u32) {
+        let at = self.gpu(gpu);
+        // SAFETY: the stack has room for every frame, under the card's lock.
+        unsafe {
+            (*at).frame_stack[(*at).free_frames as usize] = frame;
+            (*at).free_frames += 1;
+        }
+    }
+
+    /// Frees what processes that are gone have left.
+    pub(crate) fn reap(&self, gpu: usize) {
+        let _held = self.hold(gpu, false);
+        self.reap_held(gpu);
+    }
+
+    /// Under the card's lock.
+    fn reap_held(&self, gpu: usize) {
+        let mut alive = (0, true);
+        for index in 0..MOST_BLOCKS as u32 {
+            // SAFETY: an existing block, under the card's lock.
+            let (place, owner) = unsafe { ((*self.block(gpu, index)).place, (*self.block(gpu, index)).owner) };
+            if place == Place::Free {
+                continue;
+            }
+            if alive.0 != owner {
+                alive = (owner, is_alive(owner));
+            }
+            if !alive.1 {
+                self.free_block(gpu, index);
+            }
+        }
+    }
+
+    /// Brings a block to the card. The time that its bytes take on the way is returned; `None`: the card is full
+    /// of what cannot leave.
+    pub(crate) fn bring(&self, gpu: usize, index: u32, why: Why) -> Option<Duration> {
+        let held = self.hold(gpu, false);
+        let at = self.gpu(gpu);
+        let mut took = 0.0;
+        // SAFETY: an existing block and the card's fields, under its lock.
+        unsafe {
+            (*at).clock += 1;
+            let block = self.block(gpu, index);
+            (*block).last_use = (*at).clock;
+            if (*block).place == Place::Device {
+                return Some(Duration::ZERO);
+            }
+            if (*at).free_frames == 0 {
+                self.reap_held(gpu);
+            }
+            if (*at).free_frames == 0 {
+                self.push_out(gpu)?;
+                took += BLOCK as f64 / self.config.to_host;
+            }
+            (*at).free_frames -= 1;
+            let frame = (*at).frame_stack[(*at).free_frames as usize];
+            let counted = match ((*block).place, why) {
+                (Place::Host, Why::Touch) => {
+                    self.copy(gpu, index, frame, Way::ToDevice);
+                    took += BLOCK as f64 / self.config.fault;
+                    &(*at).moved.faulted
+                }
+                (Place::Host, Why::Prefetch) => {
+                    self.copy(gpu, index, frame, Way::ToDevice);
+                    took += BLOCK as f64 / self.config.to_device;
+                    &(*at).moved.restored
+                }
+                (_, why) => {
+                    std::ptr::write_bytes(self.frame_bytes(gpu, frame), 0, self.real_block);
+                    if why == Why::Touch {
+                        took += BLOCK as f64 / self.config.first_touch;
+                    }
+                    &(*at).moved.touched
+                }
+            };
+            if counted as *const _ != &raw const (*at).moved.touched || why == Why::Touch {
+                counted.fetch_add(BLOCK, Ordering::Relaxed);
+            }
+            (*block).place = Place::Device;
+            (*block).frame = frame;
+        }
+        drop(held);
+        Some(Duration::from_secs_f64(took))
+    }
+
+    /// Makes room by moving out what was not used for longest. Under the card's lock.
+    fn push_out(&self, gpu: usize) -> Option<()> {
+        let at = self.gpu(gpu);
+        let mut oldest: Option<(u64, u32)> = None;
+        for index in 0..MOST_BLOCKS as u32 {
+            // SAFETY: an existing block, under the card's lock.
+            let block = unsafe { *self.block(gpu, index) };
+            if block.place == Place::Device && block.pinned == 0 && oldest.is_none_or(|(use_, _)| block.last_use < use_) {
+                oldest = Some((block.last_use, index));
+            }
+        }
+        let (_, index) = oldest?;
+        // SAFETY: an existing block on the card, under its lock.
+        unsafe {
+            let block = self.block(gpu, index);
+            self.copy(gpu, index, (*block).frame, Way::ToHost);
+            self.release_frame(gpu, (*block).frame);
+            (*block).place = Place::Host;
+            (*at).moved.pushed_out.fetch_add(BLOCK, Ordering::Relaxed);
+        }
+        Some(())
+    }
+
+    /// Moves a block to the host. Memory never touched gets its pages there.
+    pub(crate) fn evict(&self, gpu: usize, index: u32) -> Duration {
+        let _held = self.hold(gpu, false);
+        // SAFETY: an existing block, under the card's lock.
+        unsafe {
+            let block = self.block(gpu, index);
+            match (*block).place {
+                Place::Device if (*block).pinned == 0 => {
+                    self.copy(gpu, index, (*block).frame, Way::ToHost);
+                    self.release_frame(gpu, (*block).frame);
+                }
+                Place::Untouched => std::ptr::write_bytes(self.host_bytes(gpu, index), 0, self.real_block),
+                _ => return Duration::ZERO,
+            }
+            (*block).place = Place::Host;
+            (*self.gpu(gpu)).moved.evicted.fetch_add(BLOCK, Ordering::Relaxed);
+        }
+        Duration::from_secs_f64(BLOCK as f64 / self.config.to_host)
+    }
+
+    /// Looks at, and may change, a block's bytes on the card, where it must be.
+    pub(crate) fn with_device_bytes<T>(&self, gpu: usize, index: u32, look: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
+        let _held = self.hold(gpu, false);
+        // SAFETY: an existing block, under the card's lock; while it is held nothing else refers to the frame.
+        unsafe {
+            let block = *self.block(gpu, index);
+            if block.place != Place::Device {
+                return None;
+            }
+            let bytes = self.frame_bytes(gpu, block.frame);
+            Some(look(std::slice::from_raw_parts_mut(bytes, self.real_block)))
+        }
+    }
+
+    /// Occupies the link for a transfer and sleeps until it is over. Transfers of all processes queue.
+    pub(crate) fn transfer(&self, gpu: usize, way: Way, took: Duration) {
+        if took.is_zero() {
+            return;
+        }
+        // SAFETY: the card's field, which is atomic.
+        let busy = unsafe { &(*self.gpu(gpu)).link_busy_until[usize::from(way == Way::ToHost)] };
+        let now = now_ns();
+        let took = took.as_nanos() as u64;
+        let before = busy
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |until| Some(until.max(now) + took))
+            .unwrap_or_default();
+        let until = before.max(now) + took;
+        std::thread::sleep(Duration::from_nanos(until - now));
+    }
+
+    /// Runs a kernel: one at a time on each card, whoever launches it.
+    pub(crate) fn run_kernel(&self, gpu: usize, body: impl FnOnce()) {
+        let held = self.hold(gpu, true);
+        let begin_ns = now_ns();
+        body();
+        let ran = Ran { process: std::process::id(), gpu: gpu as u32, begin_ns, end_ns: now_ns() };
+        // SAFETY: the trace's slot is this kernel's alone, once a round.
+        unsafe {
+            let at = (*self.header).ran.fetch_add(1, Ordering::SeqCst) as usize % TRACE;
+            (*self.header).trace[at] = ran;
+        }
+        drop(held);
+    }
+
+    /// Bytes free on a card.
+    pub(crate) fn free_bytes(&self, gpu: usize) -> u64 {
+        let _held = self.hold(gpu, false);
+        // SAFETY: the card's field, under its lock.
+        u64::from(unsafe { (*self.gpu(gpu)).free_frames }) * BLOCK
+    }
+
+    /// What moved on a card so far: faulted, touched, pushed out, restored, evicted.
+    pub(crate) fn moved(&self, gpu: usize) -> [u64; 5] {
+        // SAFETY: the card's fields, which are atomic.
+        let moved = unsafe { &(*self.gpu(gpu)).moved };
+        [&moved.faulted, &moved.touched, &moved.pushed_out, &moved.restored, &moved.evicted]
+            .map(|counter| counter.load(Ordering::Relaxed))
+    }
+
+    /// The kernels that ran, oldest first, as far as they are kept.
+    pub(crate) fn trace(&self) -> Vec<Ran> {
+        // SAFETY: a copy of plain data; a slot that is being written may be torn, which only the newest is.
+        unsafe {
+            let ran = (*self.header).ran.load(Ordering::SeqCst) as usize;
+            let kept = ran.min(TRACE);
+            (ran - kept..ran).map(|i| (*self.header).trace[i % TRACE]).collect()
+        }
+    }
+}
+
+/// Whether a process has what it had: one that has ended and was not waited for has nothing.
+fn is_alive(process: u32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{process}/stat")) else { return false };
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    !matches!(state, Some('Z' | 'X'))
+}

@@ -1,0 +1,189 @@
+//! A program that uses a GPU as programs do, and knows what its memory must hold.
+//!
+//! It fills its memory with a pattern, adds to all of it in every step, and reads it back in the end. One JSON
+//! line says what came of it. With `GO=path` it touches `path.NAME` when it is set up, and starts when `path`
+//! exists.
+
+mod driver;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use driver::{CudaError, Driver};
+use nvshare_proto::units::{MIB, parse_bytes};
+use serde::Serialize;
+
+/// Uses a GPU, and checks what it did.
+#[derive(Debug, Parser)]
+struct Options {
+    /// A name for the result's line
+    name: String,
+    /// Device memory
+    #[arg(long, default_value = "1GiB", value_parser = parse_bytes)]
+    memory: u64,
+    /// Memory of each allocation
+    #[arg(long, default_value = "256MiB", value_parser = parse_bytes)]
+    block: u64,
+    /// Passes over the memory; 0: as many as fit into --seconds
+    #[arg(long, default_value_t = 0)]
+    steps: u32,
+    /// How long, without --steps
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    /// Least length of each kernel in microseconds; there is one for each allocation in each step
+    #[arg(long, default_value_t = 500)]
+    kernel_us: u32,
+    /// Host work between steps, in milliseconds
+    #[arg(long, default_value_t = 0)]
+    host_ms: u64,
+    /// Never wait for the GPU between steps
+    #[arg(long)]
+    ahead: bool,
+    /// Capture each step as a graph, slowly, and launch that
+    #[arg(long)]
+    graph: bool,
+    /// Free and allocate one block anew in each step
+    #[arg(long)]
+    churn: bool,
+    /// Read back every word, not a sample of each 2 MiB
+    #[arg(long)]
+    full_check: bool,
+    /// What the pattern begins with
+    #[arg(long, default_value_t = 1)]
+    seed: u32,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Outcome {
+    name: String,
+    steps: u32,
+    setup_s: f64,
+    seconds: f64,
+    /// Longest step.
+    longest_s: f64,
+    words_checked: u64,
+    wrong_words: u64,
+    free: u64,
+    total: u64,
+    error: Option<String>,
+}
+
+/// An allocation and the value that was added to it since it was filled.
+struct Block {
+    address: u64,
+    bytes: u64,
+    seed: u32,
+    added: u32,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let mut outcome = Outcome { name: options.name.clone(), ..Outcome::default() };
+    if let Err(error) = run(&options, &mut outcome) {
+        outcome.error = Some(error);
+    }
+    let good = outcome.error.is_none() && outcome.wrong_words == 0;
+    println!("{}", serde_json::to_string(&outcome).unwrap_or_default());
+    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn run(options: &Options, outcome: &mut Outcome) -> Result<(), String> {
+    let begin = Instant::now();
+    let driver = Driver::open()?;
+    let text = |error: CudaError| error.to_string();
+    let mut blocks = Vec::new();
+    let mut left = options.memory;
+    while left > 0 {
+        let bytes = options.block.min(left);
+        left -= bytes;
+        let seed = options.seed.wrapping_add(blocks.len() as u32 * 7919);
+        blocks.push(fill(&driver, bytes, seed).map_err(text)?);
+    }
+    driver.synchronize().map_err(text)?;
+    (outcome.free, outcome.total) = driver.memory().map_err(text)?;
+    outcome.setup_s = begin.elapsed().as_secs_f64();
+    wait_for_go(&options.name);
+    let start = Instant::now();
+    let limit = Duration::from_secs_f64(options.seconds);
+    while if options.steps > 0 { outcome.steps < options.steps } else { start.elapsed() < limit } {
+        let began = Instant::now();
+        step(&driver, options, &mut blocks, outcome.steps).map_err(text)?;
+        outcome.longest_s = outcome.longest_s.max(began.elapsed().as_secs_f64());
+        outcome.steps += 1;
+        std::thread::sleep(Duration::from_millis(options.host_ms));
+    }
+    driver.synchronize().map_err(text)?;
+    outcome.seconds = start.elapsed().as_secs_f64();
+    for block in &blocks {
+        check(&driver, block, options.full_check, outcome).map_err(text)?;
+    }
+    Ok(())
+}
+
+fn fill(driver: &Driver, bytes: u64, seed: u32) -> Result<Block, CudaError> {
+    let address = driver.allocate(bytes)?;
+    driver.launch(true, address, bytes, seed, 0)?;
+    Ok(Block { address, bytes, seed, added: 0 })
+}
+
+fn step(driver: &Driver, options: &Options, blocks: &mut [Block], number: u32) -> Result<(), CudaError> {
+    let value = number.wrapping_mul(2_246_822_519).wrapping_add(1);
+    if options.churn && !blocks.is_empty() {
+        driver.synchronize()?;
+        let at = number as usize % blocks.len();
+        let old = &blocks[at];
+        driver.free(old.address)?;
+        blocks[at] = fill(driver, old.bytes, old.seed.wrapping_add(1))?;
+    }
+    let launch_all = |pause: Duration| {
+        for block in &*blocks {
+            driver.launch(false, block.address, block.bytes, value, options.kernel_us)?;
+            std::thread::sleep(pause);
+        }
+        Ok(())
+    };
+    if options.graph {
+        // Slowly, so that other programs have their chance in the middle of it.
+        let exec = driver.capture(|| launch_all(Duration::from_millis(5)))?;
+        driver.launch_graph(exec)?;
+    } else {
+        launch_all(Duration::ZERO)?;
+    }
+    for block in blocks.iter_mut() {
+        block.added = block.added.wrapping_add(value);
+    }
+    if options.ahead { Ok(()) } else { driver.synchronize() }
+}
+
+/// Holds every word read against what `fill` and the steps must have left.
+fn check(driver: &Driver, block: &Block, full: bool, outcome: &mut Outcome) -> Result<(), CudaError> {
+    const BLOCK: u64 = 2 * MIB;
+    let mut words = vec![0u32; if full { BLOCK as usize / 4 } else { 64 * 1024 / 4 }];
+    for at in (0..block.bytes).step_by(BLOCK as usize) {
+        let length = words.len().min((block.bytes - at) as usize / 4);
+        let words = &mut words[..length];
+        driver.read(words, block.address + at)?;
+        let expected = |i: usize| {
+            block
+                .seed
+                .wrapping_add(((at / BLOCK) as u32).wrapping_mul(0x9e37_79b1))
+                .wrapping_add((i % 1024) as u32 * 2_654_435)
+                .wrapping_add(block.added)
+        };
+        outcome.wrong_words += words.iter().enumerate().filter(|&(i, &word)| word != expected(i)).count() as u64;
+        outcome.words_checked += length as u64;
+    }
+    Ok(())
+}
+
+/// The barrier of several programs that start together.
+fn wait_for_go(name: &str) {
+    let Some(go) = std::env::var_os("GO") else { return };
+    let mut mine = go.clone();
+    mine.push(format!(".{name}"));
+    let _ = std::fs::write(mine, "");
+    while !std::path::Path::new(&go).exists() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
