@@ -323,7 +323,10 @@ impl Machine {
         self.act(Action::Limit);
         match self.phase {
             Phase::Free | Phase::Running { .. } => self.phase = Phase::Running { epoch },
-            _ => self.granted(epoch, Vec::new()),
+            _ => {
+                self.phase = Phase::Parked;
+                self.granted(epoch, Vec::new());
+            }
         }
     }
 

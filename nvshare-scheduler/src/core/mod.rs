@@ -361,6 +361,7 @@ impl Core {
                 self.with_account(id, gpu, |account| {
                     account.budget = account.budget.saturating_sub(bytes);
                     account.evicting = account.evicting.saturating_sub(bytes);
+                    account.evicting_since = now;
                 });
                 self.clear_blocked();
             }
@@ -369,7 +370,7 @@ impl Core {
                     account.evicting = 0;
                     // If the host could not take all of this, it can take nothing more now. What is no longer
                     // there was not short.
-                    account.stays_until = (short > 0 && account.budget > 0).then_some(now + HOST_RETRY);
+                    account.stays_until = (short > 0 && account.budget > 0).then_some(now + RETRY);
                 });
                 if short > 0 {
                     self.warn(format!(
@@ -610,8 +611,8 @@ fn patience(deferrals: u32) -> Duration {
     Duration::from_millis(200) * 2u32.pow(deferrals.min(8))
 }
 
-/// After this long, a host that had no memory for an eviction is asked again.
-const HOST_RETRY: Duration = Duration::from_secs(10);
+/// After this long, a client that could not give memory back is asked again.
+const RETRY: Duration = Duration::from_secs(10);
 
 /// A measured rate moves the known one half of the way.
 fn blend(rate: &mut f64, bytes: u64, nanos: u64) {

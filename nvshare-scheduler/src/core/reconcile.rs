@@ -10,7 +10,7 @@ use super::policy::turn::Turn;
 use super::policy::victims::Candidate;
 use super::policy::{next, together, turn, victims};
 use super::state::{Account, ClientId, Phase, Time};
-use super::{Core, patience};
+use super::{Core, RETRY, patience};
 
 /// Room given, or made, beyond what an allocation asked for, so that not each one asks. Of free memory, a quarter
 /// at most is given so.
@@ -205,7 +205,7 @@ impl Core {
         let mut reserved: BTreeMap<GpuUuid, u64> = BTreeMap::new();
         for id in self.by_turn(|c| c.accounts.values().any(|account| account.needs > 0)) {
             for uuid in self.gpus_used_by(id) {
-                self.serve_need(id, uuid, &mut reserved);
+                self.serve_need(id, uuid, now, &mut reserved);
             }
         }
         for id in self.by_turn(|c| c.phase == Phase::Chosen) {
@@ -213,7 +213,7 @@ impl Core {
         }
     }
 
-    fn serve_need(&mut self, id: ClientId, uuid: GpuUuid, reserved: &mut BTreeMap<GpuUuid, u64>) {
+    fn serve_need(&mut self, id: ClientId, uuid: GpuUuid, now: Time, reserved: &mut BTreeMap<GpuUuid, u64>) {
         let Some(account) = self.account(id, uuid) else { return };
         let needs = account.needs;
         if needs == 0 {
@@ -230,12 +230,15 @@ impl Core {
             return;
         }
         *reserved.entry(uuid).or_default() += needs;
-        if self.clients.values().any(|c| matches!(c.phase, Phase::Dropping { .. }) && c.accounts.contains_key(&uuid)) {
+        // Who is leaving, or dying, is about to make room.
+        let leaving = |c: &super::Client| matches!(c.phase, Phase::Dropping { .. }) && c.accounts.contains_key(&uuid);
+        let dying = self.gpus.get(&uuid).is_some_and(|gpu| !gpu.departed.is_empty());
+        if dying || self.clients.values().any(leaving) {
             return;
         }
         // A program that grows will grow more: room is made in large pieces, as far as there is any.
         let ahead = needs - free + SPARE_ROOM.min(self.capacity(uuid).saturating_sub(self.demand(uuid, id)));
-        if !self.order_evictions(uuid, ahead, id) && !self.order_evictions(uuid, needs - free, id) {
+        if !self.order_evictions(uuid, ahead, id, now) && !self.order_evictions(uuid, needs - free, id, now) {
             self.with_account(id, uuid, |account| account.needs = 0);
             self.send(id, SchedulerMessage::NoRoom { gpu: uuid });
             self.warn(format!("client {id}: no room for {} more on {uuid}", Bytes(needs)));
@@ -267,7 +270,7 @@ impl Core {
             }
             complete = false;
             // If this is not possible, what others were promised, or are about to give back, is in the way.
-            self.order_evictions(uuid, deficit - free, id);
+            self.order_evictions(uuid, deficit - free, id, now);
         }
         if complete {
             self.grant(id, &gpus, now);
@@ -318,7 +321,7 @@ impl Core {
     }
 
     /// Orders as much as is needed beyond what is on its way. False: it cannot be had.
-    fn order_evictions(&mut self, uuid: GpuUuid, needed: u64, for_client: ClientId) -> bool {
+    fn order_evictions(&mut self, uuid: GpuUuid, needed: u64, for_client: ClientId, now: Time) -> bool {
         let on_its_way: u64 =
             self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(|a| a.evicting).sum();
         let missing = needed.saturating_sub(on_its_way);
@@ -332,7 +335,7 @@ impl Core {
             .filter(|(id, _)| **id != for_client)
             .filter_map(|(&id, client)| {
                 let account = client.accounts.get(&uuid)?;
-                if account.evicting > 0 {
+                if account.evicting > 0 || account.stays_until.is_some() {
                     return None;
                 }
                 // Who holds the lock needs the room for all that it has allocated.
@@ -355,7 +358,10 @@ impl Core {
             return on_its_way > 0;
         }
         for (victim, bytes) in orders {
-            self.with_account(victim, uuid, |account| account.evicting += bytes);
+            self.with_account(victim, uuid, |account| {
+                account.evicting += bytes;
+                account.evicting_since = now;
+            });
             self.send(victim, SchedulerMessage::Evict(Room { gpu: uuid, bytes }));
         }
         true
@@ -387,6 +393,23 @@ impl Core {
                 (now - since).as_secs_f64()
             ));
         }
+        for id in self.ids(|c| c.accounts.values().any(|account| account.evicting > 0)) {
+            for uuid in self.gpus_used_by(id) {
+                let Some(since) = self.account(id, uuid).filter(|a| a.evicting > 0).map(|a| a.evicting_since) else {
+                    continue;
+                };
+                if now < since + grace {
+                    self.wake_at(since + grace);
+                    continue;
+                }
+                self.with_account(id, uuid, |account| {
+                    account.evicting = 0;
+                    account.stays_until = Some(now + RETRY);
+                });
+                self.wake_at(now);
+                self.warn(format!("client {id} was asked for memory of {uuid} and does not answer; others go on without it"));
+            }
+        }
     }
 
     fn wake_at(&mut self, time: Time) {
@@ -395,9 +418,10 @@ impl Core {
 
     /// What a client wants resident when it runs: all that it has allocated, or what one client may have.
     fn demand(&self, uuid: GpuUuid, id: ClientId) -> u64 {
-        self.account(id, uuid)
-            .map_or(0, |account| account.usage.allocated.saturating_add(account.needs))
-            .min(self.capacity(uuid))
+        let Some(account) = self.account(id, uuid) else { return 0 };
+        // Room that does not come back is as good as used.
+        let stuck = if account.stays_until.is_some() { account.budget } else { 0 };
+        account.usage.allocated.saturating_add(account.needs).max(stuck).min(self.capacity(uuid))
     }
 
     fn capacity(&self, uuid: GpuUuid) -> u64 {

@@ -72,15 +72,17 @@ pub(crate) struct Account {
     pub(crate) budget: u64,
     /// Ordered back and not yet answered.
     pub(crate) evicting: u64,
+    /// When the order was given, or last followed in part.
+    pub(crate) evicting_since: Time,
     /// What a waiting allocation needs beyond the budget.
     pub(crate) needs: u64,
-    /// It cannot be moved before this time: its host has no memory for it.
+    /// Nothing comes back before this time: the host has no memory for it, or the client does not answer.
     pub(crate) stays_until: Option<Time>,
 }
 
 impl Account {
     pub(crate) fn new(usage: Usage) -> Self {
-        Self { usage, budget: 0, evicting: 0, needs: 0, stays_until: None }
+        Self { usage, budget: 0, evicting: 0, evicting_since: Time::ZERO, needs: 0, stays_until: None }
     }
 
     /// What cannot be moved while the client does not run.

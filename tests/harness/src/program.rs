@@ -139,19 +139,23 @@ impl Running {
         self.dir.join(format!("go.{}", self.name)).exists()
     }
 
-    /// Lets all that wait in a world start together.
+    /// Lets all that wait in a world start together; when that was, in nanoseconds of the monotonic clock.
     ///
     /// # Panics
     /// When they are not set up in time.
-    pub fn go(programs: &[&Self]) {
+    pub fn go(programs: &[&Self]) -> u64 {
         for program in programs {
             wait_until(&format!("{} is set up: {}", program.name, program.log()), Duration::from_secs(120), || {
                 program.is_ready().then_some(())
             });
         }
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: a place for the answer.
+        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
         if let Some(program) = programs.first() {
             std::fs::write(program.dir.join("go"), "").expect("a file");
         }
+        now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
     }
 
     /// Sends it a signal.

@@ -1,0 +1,128 @@
+//! The command line: every command gets an answer, a refused one says why and exits non-zero.
+
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use nvshare_harness::{Artifacts, Program, Running, Scheduler, World, wait_until};
+
+const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
+const JOB: &str = "--memory 768MiB --block 64MiB --kernel-us 1000";
+
+fn text(output: &Output) -> (bool, String, String) {
+    let read = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.success(), read(&output.stdout), read(&output.stderr))
+}
+
+#[test]
+fn set_tq_is_obeyed_at_once() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "300"]);
+    let jobs = ["a", "b"].map(|name| Program::workload(&world, name, &format!("{JOB} --seconds 4")).waits_for_go().start());
+    Running::go(&[&jobs[0], &jobs[1]]);
+    wait_until("one waits", Duration::from_secs(3), || {
+        (Scheduler::status(&world).gpus[0].waiters.len() == 1).then_some(())
+    });
+    let turns = Scheduler::status(&world).gpus[0].turns;
+    let gpu = Scheduler::status(&world).gpus[0].gpu.to_string();
+    let (good, out, _) = text(&Scheduler::ctl(&world, &["set-tq", "0.25", "--gpu", &gpu]));
+    assert!(good && out.contains(&gpu) && out.contains("0.25 s"), "{out}");
+    wait_until("turns are taken", Duration::from_secs(4), || {
+        (Scheduler::status(&world).gpus[0].turns >= turns + 3).then_some(())
+    });
+    for job in jobs.map(Running::finish) {
+        job.intact();
+    }
+}
+
+#[test]
+fn quanta_that_are_none_are_refused() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--tq", "7"]);
+    for value in ["0", "-3", "NaN", "inf", "soon", "", "1e99"] {
+        let (good, _, error) = text(&Scheduler::ctl(&world, &["set-tq", value]));
+        assert!(!good && error.contains("is no quantum; accepted: seconds"), "{value}: {error}");
+    }
+    assert_eq!(Scheduler::status(&world).scheduler.quantum_ms, 7000);
+}
+
+#[test]
+fn off_lets_everybody_run_if_all_fits_and_on_takes_turns_again() {
+    // Forced off, page faults move memory: fast ones, or the test would wait for them.
+    let world = World::simulated(&[CARD[0], CARD[1], ("NVSIM_FAULT", "10")]);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.3"]);
+    let jobs = ["a", "b"].map(|name| Program::workload(&world, name, &format!("{JOB} --seconds 5")).waits_for_go().start());
+    Running::go(&[&jobs[0], &jobs[1]]);
+    wait_until("turns are taken", Duration::from_secs(4), || {
+        (Scheduler::status(&world).gpus[0].turns >= 3).then_some(())
+    });
+    let (good, _, error) = text(&Scheduler::ctl(&world, &["off"]));
+    assert!(!good && error.contains("--force"), "{error}");
+    assert!(Scheduler::status(&world).scheduler.scheduling);
+    let (good, out, _) = text(&Scheduler::ctl(&world, &["off", "--force"]));
+    assert!(good && out.contains("scheduling is off"), "{out}");
+    wait_until("both run", Duration::from_secs(3), || {
+        let status = Scheduler::status(&world);
+        (status.clients.iter().filter(|c| c.state == "free").count() == 2).then_some(())
+    });
+    let (good, out, _) = text(&Scheduler::ctl(&world, &["on"]));
+    assert!(good && out.contains("scheduling is on"), "{out}");
+    let turns = Scheduler::status(&world).gpus[0].turns;
+    wait_until("turns are taken again", Duration::from_secs(4), || {
+        (Scheduler::status(&world).gpus[0].turns >= turns + 2).then_some(())
+    });
+    for job in jobs.map(Running::finish) {
+        job.intact();
+    }
+}
+
+#[test]
+fn json_holds_what_a_row_of_measurements_needs() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let job = Program::workload(&world, "job", &format!("{JOB} --steps 3")).start().finish();
+    let output = Scheduler::ctl(&world, &["clients", "--all", "--json"]);
+    let clients: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let client = clients.as_array().expect("a list").iter().find(|c| c["pid"] == job.pid).expect("the client");
+    for counter in ["gated", "passed_by", "managed", "hand_overs", "evicted", "evict_ns", "restored", "restore_ns"] {
+        assert!(client["counters"][counter].is_u64(), "{counter}: {client}");
+    }
+    assert!(client["held_ms"].is_u64());
+    assert_eq!(client["usage"][0]["gpu"], "GPU-51600000-0000-4000-8000-000000000000");
+    // Without --all, only who is there.
+    let output = Scheduler::ctl(&world, &["clients", "--json"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "[]");
+    let (good, out, _) = text(&Scheduler::ctl(&world, &["clients"]));
+    assert!(good && out == "no clients\n", "{out}");
+}
+
+#[test]
+fn without_a_scheduler_every_command_says_so() {
+    let world = World::simulated(CARD);
+    for arguments in [&["status"][..], &["clients"], &["set-tq", "5"], &["on"], &["off"]] {
+        let (good, out, error) = text(&Scheduler::ctl(&world, arguments));
+        assert!(!good && out.is_empty(), "{arguments:?}: {out}");
+        assert!(error.starts_with("nvshare-ctl: no scheduler answers at "), "{error}");
+    }
+}
+
+#[test]
+fn run_becomes_the_program() {
+    let artifacts = Artifacts::get();
+    let run = |library: &str, arguments: &[&str]| {
+        let library = ["run", "--library", library, "--"].into_iter();
+        let mut command = Command::new(&artifacts.ctl);
+        text(&command.args(library.chain(arguments.iter().copied())).env("LD_PRELOAD", "").output().expect("it runs"))
+    };
+    let library = artifacts.library.to_string_lossy().into_owned();
+    let output = Command::new(&artifacts.ctl)
+        .args(["run", "--library", &library, "--", "sh", "-c", "echo $LD_PRELOAD; exit 42"])
+        .env_remove("LD_PRELOAD")
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(42));
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), library);
+    let (good, _, error) = run(&library, &["/no/such/program"]);
+    assert!(!good && error.contains("/no/such/program"), "{error}");
+    let (good, _, error) = run("/no/such/library.so", &["true"]);
+    assert!(!good && error.contains("/no/such/library.so: no such library"), "{error}");
+}

@@ -1,0 +1,130 @@
+//! Everything fails open: a scheduler that is absent, dies, comes back, or is started twice.
+
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use nvshare_harness::{Program, Running, Scheduler, World, wait_until};
+
+const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
+const JOB: &str = "--memory 768MiB --block 64MiB --kernel-us 1000";
+
+#[test]
+fn without_a_scheduler_programs_run_and_join_later() {
+    let world = World::simulated(CARD);
+    let job = Program::workload(&world, "early", &format!("{JOB} --seconds 4")).waits_for_go().start();
+    Running::go(&[&job]);
+    let warnings = |log: &str| log.lines().filter(|line| line.starts_with("[NVSHARE][WARN]")).count();
+    assert_eq!(warnings(&job.log()), 1, "{}", job.log());
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    wait_until("it joins", Duration::from_secs(3), || {
+        let status = Scheduler::status(&world);
+        status.clients.iter().find(|c| c.pid == job.pid() && c.state == "running" && c.resident == 768 << 20).map(|_| ())
+    });
+    let job = job.finish();
+    job.intact();
+    assert_eq!(warnings(&job.log), 1, "{}", job.log);
+}
+
+#[test]
+fn a_scheduler_that_is_killed_stops_nobody_and_gets_everybody_back() {
+    let world = World::simulated(CARD);
+    let arguments = ["--gpu-memory", "1GiB", "--tq", "0.4"];
+    let scheduler = Scheduler::start(&world, &arguments);
+    let jobs = ["a", "b"].map(|name| {
+        Program::workload(&world, name, &format!("{JOB} --seconds 9 --full-check")).waits_for_go().start()
+    });
+    Running::go(&[&jobs[0], &jobs[1]]);
+    std::thread::sleep(Duration::from_millis(1500));
+    scheduler.kill();
+    std::thread::sleep(Duration::from_millis(500));
+    let _scheduler = Scheduler::start(&world, &arguments);
+    wait_until("both are back and take turns", Duration::from_secs(6), || {
+        let status = Scheduler::status(&world);
+        let turns = status.gpus.first().is_some_and(|gpu| gpu.turns >= 4);
+        (status.clients.iter().filter(|c| !c.gone).count() == 2 && turns).then_some(())
+    });
+    for job in jobs.map(Running::finish) {
+        job.intact();
+        assert!(job.log.contains("connection to the scheduler lost"), "{}", job.log);
+    }
+    let (moved, _) = world.observe();
+    assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+}
+
+#[test]
+fn parked_programs_go_on_when_a_scheduler_does_not_come_back() {
+    let world = World::simulated(CARD);
+    let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "60"]);
+    let jobs = ["a", "b"].map(|name| Program::workload(&world, name, &format!("{JOB} --steps 20")).waits_for_go().start());
+    Running::go(&[&jobs[0], &jobs[1]]);
+    std::thread::sleep(Duration::from_millis(200));
+    scheduler.kill();
+    for job in jobs.map(Running::finish) {
+        job.intact();
+    }
+}
+
+#[test]
+fn a_second_scheduler_refuses_and_names_the_first() {
+    let world = World::simulated(CARD);
+    let first = Scheduler::start(&world, &[]);
+    let second = Scheduler::command(&world, &[]).output().expect("the scheduler runs");
+    assert!(!second.status.success());
+    let log = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(log.contains("another scheduler serves") && log.contains(&format!("pid {}", first.pid())), "{log}");
+    // The first one is not disturbed.
+    assert_eq!(Scheduler::status(&world).scheduler.pid, first.pid());
+}
+
+#[test]
+fn stale_sockets_are_replaced_and_anything_else_is_left_alone() {
+    let world = World::simulated(CARD);
+    // A socket that nobody listens on any more.
+    drop(UnixListener::bind(world.socket()).expect("a socket"));
+    assert!(world.socket().exists());
+    drop(Scheduler::start(&world, &[]));
+    assert!(!world.socket().exists(), "a scheduler takes its sockets with it");
+
+    for (what, make) in [
+        ("a directory", (|path| std::fs::create_dir(path)) as fn(&std::path::Path) -> std::io::Result<()>),
+        ("a file", |path| std::fs::write(path, "precious")),
+    ] {
+        make(&world.socket()).expect("something in the way");
+        let output = Scheduler::command(&world, &[]).output().expect("the scheduler runs");
+        assert!(!output.status.success());
+        let log = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(log.contains(&format!("is {what}, not a socket")), "{log}");
+        assert!(world.socket().exists());
+        let _ = std::fs::remove_dir(world.socket());
+        let _ = std::fs::remove_file(world.socket());
+    }
+
+    // A place where nobody may make anything, not even root.
+    let output =
+        Scheduler::command(&world, &["--socket", "/proc/nvshare/scheduler.sock"]).output().expect("the scheduler runs");
+    assert!(!output.status.success());
+    let log = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(log.contains("/proc/nvshare"), "{log}");
+}
+
+#[test]
+fn a_stopped_program_holds_up_nobody_that_fits_beside_it() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2", "--grace", "0.5"]);
+    // Mostly asleep: it is not to be stopped while it holds a lock of the simulator.
+    let args = "--memory 768MiB --block 64MiB --kernel-us 10 --host-ms 1000 --seconds 60";
+    let stopped = Program::workload(&world, "stopped", args).waits_for_go().start();
+    Running::go(&[&stopped]);
+    std::thread::sleep(Duration::from_millis(500));
+    stopped.signal(libc::SIGSTOP);
+    let small = Program::workload(&world, "small", "--memory 128MiB --block 64MiB --steps 20").start().finish();
+    small.intact();
+    let large = Program::workload(&world, "large", &format!("{JOB} --steps 5")).start();
+    wait_until("the stopped one is reported", Duration::from_secs(5), || {
+        let log = std::fs::read_to_string(world.dir().join("scheduler.log")).unwrap_or_default();
+        log.contains("does not answer").then_some(())
+    });
+    stopped.signal(libc::SIGKILL);
+    let _ = stopped.finish();
+    large.finish().intact();
+}

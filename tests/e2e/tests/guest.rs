@@ -1,0 +1,91 @@
+//! The library as a guest: what it leaves alone.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nvshare_harness::{Artifacts, Program, Scheduler, World};
+
+#[test]
+fn a_program_without_cuda_gets_no_thread_and_no_socket() {
+    let world = World::simulated(&[]);
+    let _scheduler = Scheduler::start(&world, &[]);
+    let mut child = Command::new("sleep")
+        .arg("1")
+        .env("LD_PRELOAD", &Artifacts::get().library)
+        .env("NVSHARE_SOCKET", world.socket())
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("sleep runs");
+    std::thread::sleep(Duration::from_millis(300));
+    let proc = format!("/proc/{}", child.id());
+    let maps = std::fs::read_to_string(format!("{proc}/maps")).expect("maps");
+    assert!(maps.contains("libnvshare.so"), "the library is loaded");
+    assert!(!maps.contains("libcuda"), "the driver is not");
+    assert_eq!(std::fs::read_dir(format!("{proc}/task")).expect("tasks").count(), 1);
+    let descriptors: BTreeSet<String> = std::fs::read_dir(format!("{proc}/fd"))
+        .expect("descriptors")
+        .filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok())
+        .map(|path| path.to_string_lossy().into_owned())
+        .collect();
+    assert!(descriptors.iter().all(|path| !path.contains("socket") && !path.contains("eventfd")), "{descriptors:?}");
+    assert!(child.wait().expect("a child").success());
+    assert!(Scheduler::status(&world).clients.is_empty());
+}
+
+#[test]
+fn it_never_writes_to_standard_output_and_survives_closed_streams() {
+    let world = World::simulated(&[("NVSIM_MEMORY", "1GiB")]);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let job = Program::workload(&world, "verbose", "--memory 256MiB --block 64MiB --steps 2").start().finish();
+    job.intact();
+    assert_eq!(job.out.lines().count(), 1, "{}", job.out);
+    // Standard streams closed, and logging on: the program's exit code says that its data was intact.
+    let artifacts = Artifacts::get();
+    let line = format!(
+        "exec {} closed --memory 256MiB --block 64MiB --steps 2 <&- >&- 2>&-",
+        artifacts.workload.display()
+    );
+    let mut command = Command::new("sh");
+    command.args(["-c", &line]);
+    let closed =
+        Program::of(&world, "closed", command).env("LD_PRELOAD", &artifacts.library.to_string_lossy()).start().finish();
+    assert!(closed.status.code().is_some(), "{:?}", closed.status);
+}
+
+/// The symbols that a shared object exports.
+fn exports(path: &std::path::Path) -> BTreeSet<String> {
+    let output = Command::new("nm").args(["--dynamic", "--defined-only", "--format=posix"]).arg(path).output().expect("nm");
+    assert!(output.status.success());
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+}
+
+#[test]
+fn exactly_the_drivers_names_are_exported() {
+    let exported = exports(&Artifacts::get().library);
+    let golden = include_str!("golden/exports.txt");
+    let golden: BTreeSet<String> = golden.lines().map(str::to_owned).collect();
+    let missing: Vec<_> = golden.difference(&exported).collect();
+    let extra: Vec<_> = exported.difference(&golden).collect();
+    assert!(missing.is_empty() && extra.is_empty(), "missing {missing:?}, extra {extra:?}");
+}
+
+#[test]
+fn help_is_as_documented() {
+    let artifacts = Artifacts::get();
+    let help = |program: &std::path::Path, arguments: &[&str]| {
+        let output = Command::new(program).args(arguments).env_clear().output().expect("it runs");
+        assert!(output.status.success());
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let mut text = help(&artifacts.scheduler, &["--help"]);
+    for arguments in
+        [&["--help"][..], &["status", "--help"], &["clients", "--help"], &["set-tq", "--help"], &["on", "--help"], &["off", "--help"], &["run", "--help"]]
+    {
+        text.push_str("\n----\n");
+        text.push_str(&help(&artifacts.ctl, arguments));
+    }
+    let golden = include_str!("golden/help.txt");
+    assert!(text == golden, "the help texts changed; if that is meant, update tests/golden/help.txt to\n{text}");
+}

@@ -1,0 +1,132 @@
+//! Limits fail closed: quota, odd arguments, and what programs are told of memory.
+
+use std::process::Command;
+
+use nvshare_harness::{Artifacts, Program, Scheduler, World};
+
+const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
+const MIB: u64 = 1 << 20;
+
+fn has_line(log: &str, level: &str, words: &[&str]) -> bool {
+    log.lines().any(|line| line.starts_with(&format!("[NVSHARE][{level}]")) && words.iter().all(|word| line.contains(word)))
+}
+
+#[test]
+fn over_quota_is_out_of_memory_and_nothing_else_changes() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let job = Program::workload(&world, "over", "--memory 512MiB --block 64MiB --steps 1")
+        .env("NVSHARE_MEM_LIMIT", "256MiB")
+        .start()
+        .finish();
+    let outcome = job.outcome.expect("an account");
+    assert_eq!(outcome.error.as_deref(), Some("cuMemAlloc: CUDA error 2"));
+    // What was allocated before the refusal is still charged, and no more: the last the library said.
+    let status = Scheduler::status(&world);
+    assert_eq!(status.client(job.pid).counters.managed, 256 * MIB);
+
+    let within = Program::workload(&world, "within", "--memory 256MiB --block 64MiB --steps 3 --churn")
+        .env("NVSHARE_MEM_LIMIT_0", "256m")
+        .start()
+        .finish();
+    within.intact();
+}
+
+#[test]
+fn without_a_scheduler_a_limit_holds_all_the_same() {
+    let world = World::simulated(CARD);
+    let job = Program::workload(&world, "over", "--memory 512MiB --block 64MiB --steps 1")
+        .env("NVSHARE_MEM_LIMIT", "256MiB")
+        .start()
+        .finish();
+    assert_eq!(job.outcome.expect("an account").error.as_deref(), Some("cuMemAlloc: CUDA error 2"));
+}
+
+#[test]
+fn a_program_larger_than_the_gpu_is_refused_unless_it_may_be() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "512MiB"]);
+    let large = |name| Program::workload(&world, name, "--memory 640MiB --block 64MiB --steps 3 --kernel-us 100");
+    let refused = large("refused").start().finish();
+    assert_eq!(refused.outcome.expect("an account").error.as_deref(), Some("cuMemAlloc: CUDA error 2"));
+    large("allowed").env("NVSHARE_ENABLE_SINGLE_OVERSUB", "1").start().finish().intact();
+}
+
+#[test]
+fn a_limit_that_cannot_be_read_fails_closed() {
+    let world = World::simulated(CARD);
+    for value in ["1 banana", "-1g", "0", "1GiBs"] {
+        let job =
+            Program::workload(&world, "odd", "--memory 64MiB --steps 1").env("NVSHARE_MEM_LIMIT", value).start().finish();
+        assert_eq!(job.outcome.as_ref().expect("an account").error.as_deref(), Some("cuInit: CUDA error 1"), "{value}");
+        assert!(has_line(&job.log, "ERROR", &["NVSHARE_MEM_LIMIT"]), "{value}: {}", job.log);
+        assert_eq!(job.log.lines().filter(|line| line.contains("NVSHARE_MEM_LIMIT")).count(), 1, "{}", job.log);
+    }
+}
+
+#[test]
+fn programs_see_their_limit_or_the_capacity() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "768MiB"]);
+    let args = "--memory 128MiB --block 64MiB --steps 1";
+    let limited = Program::workload(&world, "limited", args).env("NVSHARE_MEM_LIMIT", "256MiB").start().finish();
+    assert_eq!((limited.intact().free, limited.intact().total), (128 * MIB, 256 * MIB));
+    let unlimited = Program::workload(&world, "unlimited", args).start().finish();
+    assert_eq!((unlimited.intact().free, unlimited.intact().total), (640 * MIB, 768 * MIB));
+    let native = Program::workload(&world, "native", args).alone().start().finish();
+    assert_eq!(native.intact().total, 1024 * MIB);
+}
+
+#[test]
+fn odd_arguments_get_the_drivers_own_answers() {
+    // The same calls with and without the library must answer alike.
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &[]);
+    let source = r#"
+        #include <dlfcn.h>
+        #include <stdio.h>
+        #include <stddef.h>
+        typedef unsigned long long ptr;
+        int main(void) {
+            void *cuda = dlopen("libcuda.so.1", RTLD_NOW), *context;
+            #define GET(ret, name, ...) ret (*name)(__VA_ARGS__) = dlsym(cuda, #name)
+            GET(int, cuInit, unsigned); GET(int, cuDevicePrimaryCtxRetain, void **, int); GET(int, cuCtxSetCurrent, void *);
+            GET(int, cuMemAlloc_v2, ptr *, size_t); GET(int, cuMemFree_v2, ptr); GET(int, cuMemAllocManaged, ptr *, size_t, unsigned);
+            GET(int, cuMemAllocPitch_v2, ptr *, size_t *, size_t, size_t, unsigned); GET(int, cuMemGetInfo_v2, size_t *, size_t *);
+            ptr p = 0; size_t pitch = 0;
+            printf("alloc before init %d\n", cuMemAlloc_v2(&p, 64));
+            cuInit(0);
+            printf("alloc without context %d\n", cuMemAlloc_v2(&p, 64));
+            cuDevicePrimaryCtxRetain(&context, 0); cuCtxSetCurrent(context);
+            printf("alloc of 0 bytes %d, managed %d\n", cuMemAlloc_v2(&p, 0), cuMemAllocManaged(&p, 0, 1));
+            printf("alloc to nowhere %d\n", cuMemAlloc_v2(NULL, 64));
+            printf("free of an unknown pointer %d, of null %d\n", cuMemFree_v2(0xdead0000), cuMemFree_v2(0));
+            printf("alloc %d free %d free again %d\n", cuMemAlloc_v2(&p, 64), cuMemFree_v2(p), cuMemFree_v2(p));
+            printf("pitch %d: %zu\n", cuMemAllocPitch_v2(&p, &pitch, 1000, 10, 4), pitch);
+            printf("pitch of nothing %d\n", cuMemAllocPitch_v2(&p, &pitch, 0, 10, 4));
+            printf("no such function: %d\n", dlsym(cuda, "cuMemcpyAtoA_v2") == NULL);
+            return 0;
+        }
+    "#;
+    let program = compile(&world, "odd", source);
+    let run = |preload: bool| {
+        let program = Program::of(&world, if preload { "under" } else { "native" }, Command::new(&program));
+        let library = Artifacts::get().library.to_string_lossy().into_owned();
+        let finished = if preload { program.env("LD_PRELOAD", &library) } else { program }.start().finish();
+        assert!(finished.status.success(), "{finished:?}");
+        finished.out
+    };
+    let native = run(false);
+    assert!(native.contains("free of an unknown pointer 1"), "{native}");
+    assert_eq!(run(true), native);
+}
+
+/// Compiles a small C program.
+fn compile(world: &World, name: &str, source: &str) -> std::path::PathBuf {
+    let file = world.dir().join(format!("{name}.c"));
+    let program = world.dir().join(name);
+    std::fs::write(&file, source).expect("a file");
+    let status = Command::new("cc").args(["-o"]).arg(&program).arg(&file).args(["-ldl", "-w"]).status().expect("a C compiler");
+    assert!(status.success());
+    program
+}

@@ -1,0 +1,160 @@
+//! What a connection may not do: each gets a clear answer, and the scheduler serves on.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use nvshare_harness::{Program, Scheduler, World};
+use nvshare_proto::{
+    AdminRequest, ClientMessage, Gate, GpuUuid, MemoryMode, Register, Reply, Request, Usage, codec,
+};
+
+fn register() -> Request {
+    let usage = Usage { gpu: GpuUuid([9; 16]), total: 1 << 30, limit: 0, allocated: 0, absent: 0 };
+    Request::Register(Register {
+        pid: 1,
+        name: "test".into(),
+        memory: MemoryMode::Managed,
+        gate: Gate::Closed,
+        usage: vec![usage],
+    })
+}
+
+/// Sends bytes; what comes back until the end of the connection, or until nothing more comes.
+fn exchange(world: &World, frames: &[Vec<u8>]) -> Vec<Reply> {
+    let mut stream = UnixStream::connect(world.socket()).expect("a connection");
+    stream.set_read_timeout(Some(Duration::from_millis(700))).expect("a timeout");
+    for frame in frames {
+        // The scheduler may have closed the connection already.
+        let _ = stream.write_all(frame);
+    }
+    let mut bytes = Vec::new();
+    let mut chunk = [0; 4096];
+    while let Ok(read @ 1..) = stream.read(&mut chunk) {
+        bytes.extend_from_slice(&chunk[..read]);
+    }
+    let mut replies = Vec::new();
+    while let Some((used, reply)) = codec::decode(&bytes).expect("a frame") {
+        bytes.drain(..used);
+        replies.push(reply);
+    }
+    replies
+}
+
+fn refusal(replies: &[Reply]) -> &str {
+    match replies.last() {
+        Some(Reply::Refused { reason }) => reason,
+        other => panic!("no refusal but {other:?}"),
+    }
+}
+
+#[test]
+fn what_is_no_frame_is_refused_with_a_reason() {
+    let world = World::simulated(&[]);
+    let mut scheduler = Scheduler::start(&world, &[]);
+    let good = codec::encode(&register()).expect("a frame");
+    let mut other_version = good.clone();
+    other_version[4] = 99;
+    let mut cut = good.clone();
+    cut.truncate(10);
+    cut[..4].copy_from_slice(&6u32.to_le_bytes());
+    let mut longer = good.clone();
+    longer.extend_from_slice(b"xx");
+    let length = (longer.len() - 4) as u32;
+    longer[..4].copy_from_slice(&length.to_le_bytes());
+    for (frame, words) in [
+        (vec![0xff; 64], "at most 65536"),
+        ((64 * 1024 + 1u32).to_le_bytes().to_vec(), "at most 65536"),
+        (vec![1, 0, 0, 0, 7], "too short"),
+        (vec![0, 0, 0, 0], "too short"),
+        (other_version, "protocol version 99; this is version 1"),
+        (cut, "malformed message"),
+        (longer, "2 bytes left over"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), "at most 65536"),
+        ([vec![6, 0, 0, 0, 1, 0], vec![0xee; 4]].concat(), "malformed message"),
+    ] {
+        let replies = exchange(&world, std::slice::from_ref(&frame));
+        assert!(refusal(&replies).contains(words), "{frame:x?}: {replies:?}");
+    }
+    // A huge collection inside a small frame allocates nothing.
+    let mut huge = codec::encode(&register()).expect("a frame");
+    let at = huge.len() - (16 + 8 * 4) - 8;
+    huge[at..at + 8].copy_from_slice(&u64::MAX.to_le_bytes());
+    assert!(refusal(&exchange(&world, &[huge])).contains("malformed message"));
+    assert!(scheduler.lives());
+}
+
+#[test]
+fn order_matters() {
+    let world = World::simulated(&[]);
+    let _scheduler = Scheduler::start(&world, &[]);
+    let frame = |request: &Request| codec::encode(request).expect("a frame");
+    let early = exchange(&world, &[frame(&Request::Client(ClientMessage::ReqLock))]);
+    assert!(refusal(&early).contains("registers before"), "{early:?}");
+    let twice = exchange(&world, &[frame(&register()), frame(&register())]);
+    assert!(refusal(&twice).contains("registered already"), "{twice:?}");
+    let mixed = exchange(&world, &[frame(&register()), frame(&Request::Admin(AdminRequest::On))]);
+    assert!(refusal(&mixed).contains("administrator's request"), "{mixed:?}");
+    // Clients may look and not touch.
+    let change = exchange(&world, &[frame(&Request::Admin(AdminRequest::SetQuantum { gpu: None, millis: 5000 }))]);
+    assert!(refusal(&change).contains("administrators' socket"), "{change:?}");
+    let look = exchange(&world, &[frame(&Request::Admin(AdminRequest::Status))]);
+    assert!(matches!(look[0], Reply::Admin(_)), "{look:?}");
+}
+
+#[test]
+fn stale_and_absurd_messages_change_nothing_for_others() {
+    let world = World::simulated(&[("NVSIM_MEMORY", "1GiB")]);
+    let mut scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let frame = |message: ClientMessage| codec::encode(&Request::Client(message)).expect("a frame");
+    let gpu = GpuUuid([9; 16]);
+    let epoch = nvshare_proto::Epoch { boot: 1, counter: 77 };
+    let most = nvshare_proto::Room { gpu, bytes: u64::MAX };
+    let usage = Usage { gpu, total: u64::MAX, limit: u64::MAX, allocated: u64::MAX, absent: u64::MAX };
+    let frames: Vec<Vec<u8>> = std::iter::once(codec::encode(&register()).expect("a frame"))
+        .chain(
+            [
+                ClientMessage::LockReleased { epoch },
+                ClientMessage::Running { epoch },
+                ClientMessage::Idle { epoch },
+                ClientMessage::DropDeferred { epoch },
+                ClientMessage::Room(most),
+                ClientMessage::Usage(usage),
+                ClientMessage::NeedRoom(most),
+                ClientMessage::Room(most),
+                ClientMessage::Evicted { gpu, short: u64::MAX },
+                ClientMessage::Usage(Usage { absent: 0, ..usage }),
+                ClientMessage::ReqLock,
+                ClientMessage::ReqLock,
+            ]
+            .map(frame),
+        )
+        .collect();
+    let _ = exchange(&world, &frames);
+    assert!(scheduler.lives());
+    Program::workload(&world, "honest", "--memory 512MiB --block 64MiB --steps 5").start().finish().intact();
+}
+
+#[test]
+fn who_does_not_read_is_cut_off() {
+    let world = World::simulated(&[]);
+    let mut scheduler = Scheduler::start(&world, &[]);
+    let mut deaf = UnixStream::connect(world.socket()).expect("a connection");
+    deaf.set_write_timeout(Some(Duration::from_secs(1))).expect("a timeout");
+    deaf.write_all(&codec::encode(&register()).expect("a frame")).expect("sent");
+    // Each status makes the scheduler ask for counters, which this one never reads nor answers.
+    for _ in 0..20 {
+        assert!(Scheduler::ctl(&world, &["status"]).status.success());
+    }
+    assert!(scheduler.lives());
+}
+
+#[test]
+fn an_unknown_gpu_is_named_in_the_refusal() {
+    let world = World::simulated(&[]);
+    let _scheduler = Scheduler::start(&world, &[]);
+    let output = Scheduler::ctl(&world, &["set-tq", "5", "--gpu", "GPU-00000000-0000-0000-0000-000000000001"]);
+    assert!(!output.status.success());
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("unknown GPU GPU-00000000-0000-0000-0000-000000000001"), "{text}");
+}

@@ -1,0 +1,449 @@
+"""Checks manifests/ without a cluster: schemas, and what schemas cannot say. Run by check.sh."""
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path, PurePosixPath
+
+import kubernetes_validate
+import yaml
+from kubernetes_validate import utils
+
+VERSIONS = ("1.29", "1.33", "1.37")
+
+LIBRARY_IN_IMAGE = "/usr/lib/nvshare/libnvshare.so"
+LIBRARY_ON_HOST = "/var/lib/nvshare/lib"
+LIBRARY = "libnvshare.so"
+READY = "nvidia.com/gpu.present"
+
+# Every document that each folder is to have: nothing unseen, nothing lost.
+EXPECTED = {
+    "manifests": ["DaemonSet/nvshare-scheduler", "Namespace/nvshare"],
+    "manifests/examples": ["ConfigMap/multiply", "Namespace/nvshare-examples", "Pod/limited", "Pod/unlimited"],
+}
+
+# Volume types that the Pod Security level "restricted" allows.
+RESTRICTED_VOLUMES = {
+    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret",
+}  # fmt: skip
+
+
+class Unusable(Exception):
+    """The check cannot be made."""
+
+
+class Sources:
+    """What the programs' sources say."""
+
+    def __init__(self, root):
+        def text(path):
+            return (root / path).read_text()
+
+        def one(pattern, path):
+            found = re.findall(pattern, text(path), re.MULTILINE)
+            if len(found) != 1:
+                raise Unusable(f"{path}: {len(found)} matches of {pattern}, not one")
+            return found[0]
+
+        self.socket = one(r'const SYSTEM_SOCKET: &str = "(.+)";', "proto/src/paths.rs")
+        self.admin_socket = one(r'const SYSTEM_ADMIN_SOCKET: &str = "(.+)";', "proto/src/paths.rs")
+        self.variables = set(re.findall(r'&str = "(NVSHARE_\w+)";', text("proto/src/env.rs")))
+        options = re.findall(r"#\[arg\(long\b.*\]\n\s+(\w+):", text("nvshare-scheduler/src/main.rs"))
+        self.options = {"--" + name.replace("_", "-") for name in options}
+        self.version = one(r'\[workspace\.package\]\nversion = "(.+)"', "Cargo.toml")
+        if not self.variables or not self.options:
+            raise Unusable("no variables in proto/src/env.rs, or no options in nvshare-scheduler/src/main.rs")
+
+
+def directory_of(path):
+    return str(PurePosixPath(path).parent)
+
+
+def render(root, folder):
+    done = subprocess.run(["kubectl", "kustomize", root / folder], capture_output=True, text=True, timeout=60)
+    if done.returncode != 0:
+        return [], [f"{folder}: does not render: {done.stderr.strip()}"]
+    return [document for document in yaml.safe_load_all(done.stdout) if document], []
+
+
+def title(document):
+    return f"{document.get('kind')}/{document.get('metadata', {}).get('name')}"
+
+
+def check_schema(document, versions):
+    for version in versions:
+        # An older schema would be taken in silence for a version that is not there.
+        if version not in map(utils.major_minor, utils.all_versions()):
+            yield f"kubernetes-validate has no schemas of Kubernetes {version}"
+            continue
+        try:
+            kubernetes_validate.validate(document, version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            yield f"Kubernetes {version}: {'.'.join(map(str, error.path))}: {error.message[:300]}"
+        except kubernetes_validate.SchemaNotFoundError as error:
+            yield error.message
+
+
+def containers_of(pod):
+    for kind in ("initContainers", "containers", "ephemeralContainers"):
+        yield from pod.get(kind) or []
+
+
+def host_paths(pod):
+    """Host path and declared type of each volume that has one."""
+    volumes = pod.get("volumes") or []
+    return {v["name"]: (v["hostPath"].get("path"), v["hostPath"].get("type")) for v in volumes if "hostPath" in v}
+
+
+def mounts_of(pod, container):
+    """Host path → (path in the container, read-only)."""
+    paths = host_paths(pod)
+    return {
+        paths[mount["name"]][0]: (mount["mountPath"], mount.get("readOnly", False))
+        for mount in container.get("volumeMounts") or []
+        if mount["name"] in paths
+    }
+
+
+def environment(container):
+    return {entry["name"]: entry.get("value") for entry in container.get("env") or []}
+
+
+def check_pod(pod):
+    """What holds for every pod."""
+    for field in ("hostPID", "hostIPC", "hostNetwork", "shareProcessNamespace"):
+        if pod.get(field):
+            yield f"{field} is on"
+    if pod.get("automountServiceAccountToken") is not False:
+        yield "a service account token is mounted"
+    volumes = {volume["name"]: volume for volume in pod.get("volumes") or []}
+    for name, volume in volumes.items():
+        for source in volume.get("projected", {}).get("sources", []):
+            if "serviceAccountToken" in source:
+                yield f"volume {name} has a service account token"
+    for name, (path, kind) in host_paths(pod).items():
+        if kind not in ("Directory", "DirectoryOrCreate"):
+            yield f"hostPath {path} is not declared a directory ({kind})"
+        if PurePosixPath(path).suffix in (".sock", ".so"):
+            yield f"hostPath {path} is a file, not its directory"
+    used = set()
+    for container in containers_of(pod):
+        where = f"container {container['name']}"
+        for mount in container.get("volumeMounts") or []:
+            used.add(mount["name"])
+            if mount["name"] not in volumes:
+                yield f"{where}: no volume {mount['name']}"
+            if "subPath" in mount or "subPathExpr" in mount:
+                yield f"{where}: {mount['mountPath']} mounts a part of a volume, which may be a file"
+            if mount.get("mountPropagation", "None") != "None":
+                yield f"{where}: {mount['mountPath']} propagates mounts"
+        yield from (f"{where}: {finding}" for finding in check_container(pod, container))
+    for name in volumes.keys() - used:
+        yield f"volume {name} is not used"
+    for toleration in pod.get("tolerations") or []:
+        if toleration.get("key") == "nvidia.com/gpu" and toleration.get("operator") == "Exists":
+            break
+    else:
+        yield "nvidia.com/gpu is not tolerated"
+    node = pod.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    terms = node.get("nodeSelectorTerms") or []
+    wanted = {"key": READY, "operator": "In", "values": ["true"]}
+    if not terms or any(wanted not in (term.get("matchExpressions") or []) for term in terms):
+        yield f"nodes without {READY} are not excluded"
+
+
+def check_container(pod, container):
+    security = container.get("securityContext", {})
+    capabilities = security.get("capabilities", {})
+    if security.get("privileged"):
+        yield "privileged"
+    if security.get("allowPrivilegeEscalation") is not False:
+        yield "privilege escalation is allowed"
+    if capabilities.get("drop") != ["ALL"] or capabilities.get("add"):
+        yield "does not drop all capabilities"
+    if security.get("procMount", "Default") != "Default":
+        yield "/proc is not masked"
+    seccomp = security.get("seccompProfile", pod.get("securityContext", {}).get("seccompProfile", {}))
+    if seccomp.get("type") != "RuntimeDefault":
+        yield "seccomp is not RuntimeDefault"
+    resources = container.get("resources", {})
+    for group, names in (("requests", ("cpu", "memory")), ("limits", ("memory",))):
+        for name in names:
+            if name not in resources.get(group, {}):
+                yield f"resources: no {group} of {name}"
+    if any(port.get("hostPort") for port in container.get("ports") or []):
+        yield "takes a port of the host"
+    tag = container["image"].rpartition("/")[2].partition(":")[2]
+    if tag in ("", "latest"):
+        yield f"image {container['image']} has no fixed tag"
+
+
+def check_scheduler(daemon, sources):
+    spec = daemon["spec"]
+    template = spec["template"]
+    pod = template["spec"]
+    labels = template["metadata"]["labels"]
+    if not spec["selector"]["matchLabels"].items() <= labels.items():
+        yield "the selector does not match the pods' labels"
+    for label in ("name", "component", "part-of"):
+        for place, found in (("DaemonSet", daemon["metadata"].get("labels", {})), ("pods", labels)):
+            if f"app.kubernetes.io/{label}" not in found:
+                yield f"{place}: no label app.kubernetes.io/{label}"
+    strategy = spec.get("updateStrategy", {})
+    if strategy.get("type") != "RollingUpdate" or strategy.get("rollingUpdate", {}).get("maxSurge", 0) != 0:
+        yield "updates do not replace one scheduler by the next (RollingUpdate, maxSurge 0)"
+    if pod.get("priorityClassName") != "system-node-critical":
+        yield "the priority is not system-node-critical"
+    if pod.get("enableServiceLinks") is not False:
+        yield "services' variables are put into the environment"
+
+    images = {container["image"] for container in containers_of(pod)}
+    if images != {f"nvshare:{sources.version}"}:
+        yield f"images {sorted(images)}, and the workspace is nvshare:{sources.version}"
+    for container in containers_of(pod):
+        if container.get("securityContext", {}).get("readOnlyRootFilesystem") is not True:
+            yield f"container {container['name']}: the root file system can be written"
+        if environment(container).get("NVIDIA_VISIBLE_DEVICES") != "void":
+            yield f"container {container['name']}: NVIDIA's runtime may change its read-only root file system"
+
+    clients, administrators = directory_of(sources.socket), directory_of(sources.admin_socket)
+    if clients == administrators:
+        yield "both sockets are in one directory"
+    wanted = {path: "DirectoryOrCreate" for path in (clients, administrators, LIBRARY_ON_HOST)}
+    if dict(host_paths(pod).values()) != wanted:
+        yield f"host directories {dict(host_paths(pod).values())}, not {wanted}"
+
+    if [container["name"] for container in pod["containers"]] != ["scheduler"]:
+        yield "there is not one container, the scheduler"
+        return
+    scheduler = pod["containers"][0]
+    if scheduler.get("command") != ["nvshare-scheduler"]:
+        yield "the scheduler's container runs something else"
+    options = options_of(scheduler.get("args") or [])
+    for name in options.keys() - sources.options:
+        yield f"the scheduler has no option {name}"
+    if options.get("--socket") != sources.socket:
+        yield f"--socket is {options.get('--socket')}, and paths.rs says {sources.socket}"
+    if options.get("--admin-socket") != sources.admin_socket:
+        yield f"--admin-socket is {options.get('--admin-socket')}, and paths.rs says {sources.admin_socket}"
+    if mounts_of(pod, scheduler) != {path: (path, False) for path in (clients, administrators)}:
+        yield f"the scheduler mounts {mounts_of(pod, scheduler)}, not its sockets' two directories"
+
+    probe = ["nvshare-ctl", "--socket", sources.admin_socket, "status", "--json"]
+    for kind in ("livenessProbe", "readinessProbe"):
+        found = scheduler.get(kind, {})
+        if found.get("exec", {}).get("command") != probe:
+            yield f"{kind} is not {' '.join(probe)}"
+        if found.get("timeoutSeconds", 1) <= 5:
+            yield f"{kind} gives up before nvshare-ctl does (5 s)"
+
+    init = pod.get("initContainers") or []
+    if [container["name"] for container in init] != ["library"]:
+        yield "there is not one init container, the library's"
+        return
+    if mounts_of(pod, init[0]) != {LIBRARY_ON_HOST: (LIBRARY_ON_HOST, False)}:
+        yield f"the init container mounts {mounts_of(pod, init[0])}, not {LIBRARY_ON_HOST}"
+    yield from (f"the library's installation {finding}" for finding in check_install(init[0]))
+
+
+def options_of(words):
+    options = {}
+    words = iter(words)
+    for word in words:
+        name, equals, value = word.partition("=")
+        options[name] = value if equals else next(words, None)
+    return options
+
+
+def check_install(container):
+    """Runs the init container's command on directories of our own, and watches how it puts the library in place."""
+    command, args = container.get("command"), container.get("args") or []
+    if command != ["/bin/sh", "-c"] or len(args) != 4 or args[2:] != [LIBRARY_IN_IMAGE, LIBRARY_ON_HOST]:
+        yield f"is not: /bin/sh -c SCRIPT NAME {LIBRARY_IN_IMAGE} {LIBRARY_ON_HOST}"
+        return
+    script = args[0]
+    if "$(" in script or "$$" in script:
+        yield "has text that Kubernetes expands: $( or $$"
+    if re.search(r"[\s\"'=<>]/[\w.]", script):
+        yield "names paths of its own"
+        return
+    if not re.search(r"^mv ", script, re.MULTILINE):
+        yield "has no mv"
+    with tempfile.TemporaryDirectory() as place:
+        yield from run_install(command, args, Path(place))
+
+
+def run_install(command, args, place):
+    image, host, tools, log = place / "image", place / "host", place / "tools", place / "log"
+    for directory in (image, host, tools):
+        directory.mkdir()
+    log.touch()
+    for tool in ("cp", "mv", "ln", "install", "dd", "tee"):
+        real = shutil.which(tool)
+        if real is None:
+            raise Unusable(f"{tool} is missing")
+        # Notes its words in a line, then is the real one; or writes half of what it should, and fails.
+        note = f'for word in {tool} "$@"; do echo "$word"; done | paste -sd "\\t" >>"{log}"'
+        half = f'if [ {tool} = "${{HALF-}}" ]; then for last in "$@"; do :; done; echo half >"$last"; exit 1; fi'
+        (tools / tool).write_text(f'#!/bin/sh\n{note}\n{half}\nexec {real} "$@"\n')
+        (tools / tool).chmod(0o755)
+    source, target = image / LIBRARY, host / LIBRARY
+    variables = {"PATH": f"{tools}:{os.environ['PATH']}", "POD_UID": "0f0e"}
+    words = [*command, args[0], args[1], str(source), str(host)]
+
+    def run(**more):
+        return subprocess.run(words, env=variables | more, capture_output=True, text=True, timeout=30, umask=0o077)
+
+    # A library that cannot be copied, because there is none or no room: the old one stays.
+    target.write_text("old")
+    for lack, half in (("a library", ""), ("room", "cp")):
+        if run(HALF=half).returncode == 0:
+            yield f"succeeds without {lack}"
+        if not target.exists():
+            yield f"without {lack}: leaves no library behind"
+        elif target.read_text() != "old":
+            yield f"without {lack}: leaves half a library behind"
+        target.write_text("old")
+        source.write_text("new")
+        source.chmod(0o600)
+
+    # As it should be, and over what a killed attempt left.
+    log.write_text("")
+    with target.open() as mapped:
+        before = os.fstat(mapped.fileno()).st_ino
+        (host / f".{LIBRARY}.0f0e").write_text("half")
+        done = run()
+        if done.returncode != 0:
+            yield f"fails: {done.stderr.strip()}"
+            return
+        if mapped.read() != "old" or target.stat().st_ino == before:
+            yield "writes into the file that programs have mapped"
+    if target.read_text() != "new":
+        yield "does not put the library in place"
+    if stat.S_IMODE(target.stat().st_mode) != 0o644:
+        yield "leaves a library that not everybody may read"
+    if [path.name for path in host.iterdir()] != [LIBRARY]:
+        yield f"leaves {sorted(path.name for path in host.iterdir())}"
+    moves = [line.split("\t") for line in log.read_text().splitlines()]
+    for tool, *operands in moves:
+        operands = [word for word in operands if not word.startswith("-")]
+        if tool == "mv":
+            origin, destination = Path(operands[0]), Path(operands[-1])
+            if destination != target or origin.parent != host or origin == target:
+                yield f"does not rename within {LIBRARY_ON_HOST}: mv {' '.join(operands)}"
+        elif operands and Path(operands[-1]) in (host, target):
+            yield f"writes over the library: {tool} {' '.join(operands)}"
+    if not any(tool == "mv" for tool, *_ in moves):
+        yield "renames nothing"
+
+
+def check_example(pod, sources):
+    clients = directory_of(sources.socket)
+    security = pod.get("securityContext", {})
+    for volume in pod.get("volumes") or []:
+        for kind in volume.keys() - {"name", "hostPath"} - RESTRICTED_VOLUMES:
+            yield f"volume {volume['name']}: {kind} is more than hostPath and what restricted allows"
+    # Made by the scheduler's pod alone: an empty directory would mean to run without nvshare, in silence.
+    wanted = {clients: "Directory", LIBRARY_ON_HOST: "Directory"}
+    if dict(host_paths(pod).values()) != wanted:
+        yield f"host directories {dict(host_paths(pod).values())}, not {wanted}"
+    for container in containers_of(pod):
+        where = f"container {container['name']}"
+        own = container.get("securityContext", {})
+        if own.get("runAsNonRoot", security.get("runAsNonRoot")) is not True:
+            yield f"{where}: may run as root"
+        if own.get("runAsUser", security.get("runAsUser")) == 0:
+            yield f"{where}: runs as root"
+        if "nvidia.com/gpu" in container.get("resources", {}).get("limits", {}):
+            yield f"{where}: has a GPU to itself"
+        mounts = mounts_of(pod, container)
+        for path, (_, read_only) in mounts.items():
+            if read_only is not True:
+                yield f"{where}: {path} can be written"
+        found = environment(container)
+        library = str(PurePosixPath(mounts.get(LIBRARY_ON_HOST, ("nowhere",))[0]) / LIBRARY)
+        if found.get("LD_PRELOAD") != library:
+            yield f"{where}: LD_PRELOAD is {found.get('LD_PRELOAD')}, and the library is {library}"
+        if found.get("NVSHARE_SOCKET") != sources.socket:
+            yield f"{where}: NVSHARE_SOCKET is {found.get('NVSHARE_SOCKET')}, and paths.rs says {sources.socket}"
+        if mounts.get(clients, ("nowhere",))[0] != clients:
+            yield f"{where}: {clients} is not mounted there"
+        for name in found:
+            if name.startswith("NVSHARE_") and name not in sources.variables:
+                yield f"{where}: env.rs has no {name}"
+        if "NVIDIA_VISIBLE_DEVICES" not in found:
+            yield f"{where}: no NVIDIA_VISIBLE_DEVICES"
+
+
+def check_kustomization(root):
+    """The image is set in one place."""
+    folder = root / "manifests"
+    images = {image["name"] for image in yaml.safe_load((folder / "kustomization.yaml").read_text()).get("images", [])}
+    daemon = yaml.safe_load((folder / "scheduler.yaml").read_text())
+    for container in containers_of(daemon["spec"]["template"]["spec"]):
+        if container["image"] not in images:
+            yield f"manifests: kustomize does not set image {container['image']}"
+
+
+def check(root, versions=VERSIONS):
+    """All that is wrong."""
+    sources = Sources(root)
+    findings = []
+    for folder, expected in EXPECTED.items():
+        documents, failures = render(root, folder)
+        if failures:
+            return failures
+        # The generator of a ConfigMap appends a hash.
+        found = sorted(re.sub(r"^(ConfigMap/.+)-[a-z0-9]{10}$", r"\1", title(document)) for document in documents)
+        if found != expected:
+            findings.append(f"{folder}: has {found}, not {expected}")
+        limits = []
+        namespace = next((d["metadata"]["name"] for d in documents if d["kind"] == "Namespace"), None)
+        for document in documents:
+            where = f"{folder}: {title(document)}"
+            found = list(check_schema(document, versions))
+            findings += [f"{where}: {finding}" for finding in found]
+            if found:
+                # Of the wrong shape.
+                continue
+            if document["kind"] == "Namespace":
+                labels = document["metadata"].get("labels", {})
+                if labels.get("pod-security.kubernetes.io/enforce") != "privileged":
+                    findings.append(f"{where}: refuses hostPath (Pod Security)")
+                continue
+            if document["metadata"].get("namespace") != namespace:
+                findings.append(f"{where}: is not in the namespace {namespace}")
+            own = []
+            if document["kind"] == "DaemonSet":
+                own += check_pod(document["spec"]["template"]["spec"])
+                own += check_scheduler(document, sources)
+            elif document["kind"] == "Pod":
+                own += check_pod(document["spec"])
+                own += check_example(document["spec"], sources)
+                limits += [environment(c).get("NVSHARE_MEM_LIMIT") for c in containers_of(document["spec"])]
+            findings += [f"{where}: {finding}" for finding in own]
+        if folder == "manifests/examples" and sorted(map(str, limits)) != ["8GiB", "None"]:
+            findings.append(f"{folder}: not one pod with NVSHARE_MEM_LIMIT=8GiB and one without: {limits}")
+    return findings + list(check_kustomization(root))
+
+
+def main():
+    try:
+        findings = check(Path(__file__).resolve().parents[2])
+        for finding in findings:
+            print(f"manifests: {finding}", file=sys.stderr)
+        if findings:
+            return 1
+        print(f"manifests: {', '.join(EXPECTED)} are good for Kubernetes {', '.join(VERSIONS)}")
+    except (Unusable, OSError, subprocess.SubprocessError) as error:
+        print(f"manifests: cannot be checked: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

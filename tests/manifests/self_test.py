@@ -1,0 +1,210 @@
+"""Breaks copies of the manifests on purpose: check.py must find each break. Run by check.sh --self-test."""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from check import Unusable, check
+
+SCHEDULER = "manifests/scheduler.yaml"
+KUSTOMIZATION = "manifests/kustomization.yaml"
+LIMITED = "manifests/examples/limited.yaml"
+UNLIMITED = "manifests/examples/unlimited.yaml"
+DROP = '            capabilities:\n              drop: ["ALL"]\n'
+# What is broken, in which file, from what, to what, and what must be found.
+BREAKS = [
+    ("broken YAML", SCHEDULER, "kind: DaemonSet", "kind: [DaemonSet", "does not render"),
+    ("a missing file", KUSTOMIZATION, "  - scheduler.yaml\n", "  - planner.yaml\n", "does not render"),
+    ("a document lost", KUSTOMIZATION, "  - scheduler.yaml\n", "", "not ['DaemonSet/nvshare-scheduler'"),
+    ("a field that does not exist", SCHEDULER,
+     "terminationGracePeriodSeconds", "terminationGraceSeconds", "Kubernetes 1.29"),
+    ("a field of the wrong type", SCHEDULER, "maxSurge: 0", "maxSurge: [0]", "Kubernetes 1.33"),
+    ("a kind that does not exist", SCHEDULER,
+     "kind: DaemonSet", "kind: DemonSet", "Couldn't find schema for kind DemonSet"),
+    ("an API that does not exist", SCHEDULER, "apps/v1", "apps/v1beta2", "Couldn't find schema"),
+    ("privileged", SCHEDULER, DROP, DROP + "            privileged: true\n", "container library: privileged"),
+    ("escalation", SCHEDULER,
+     "allowPrivilegeEscalation: false", "allowPrivilegeEscalation: true", "privilege escalation"),
+    ("capabilities kept", SCHEDULER, DROP, "", "does not drop all capabilities"),
+    ("a capability dropped", SCHEDULER, 'drop: ["ALL"]', 'drop: ["NET_RAW"]', "does not drop all capabilities"),
+    ("a capability added", SCHEDULER,
+     DROP, DROP + '              add: ["SYS_ADMIN"]\n', "does not drop all capabilities"),
+    ("capabilities of an example", LIMITED, 'drop: ["ALL"]', "drop: []", "does not drop all capabilities"),
+    ("no seccomp", SCHEDULER, "type: RuntimeDefault", "type: Unconfined", "seccomp is not RuntimeDefault"),
+    ("a writable root", SCHEDULER, "readOnlyRootFilesystem: true", "readOnlyRootFilesystem: false", "root file system"),
+    ("host processes", SCHEDULER, "      terminationG", "      hostPID: true\n      terminationG", "hostPID is on"),
+    ("host network", LIMITED,
+     "  restartPolicy: Never", "  restartPolicy: Never\n  hostNetwork: true", "hostNetwork is on"),
+    ("a token", SCHEDULER,
+     "automountServiceAccountToken: false", "automountServiceAccountToken: true", "token is mounted"),
+    ("a token by default", LIMITED, "  automountServiceAccountToken: false\n", "", "token is mounted"),
+    ("a host port", LIMITED,
+     "      resources:", "      ports: [{containerPort: 1, hostPort: 1}]\n      resources:", "port of the host"),
+    ("the socket's file", LIMITED, "path: /var/run/nvshare\n        type: Directory",
+     "path: /var/run/nvshare/scheduler.sock\n        type: Socket", "scheduler.sock is a file"),
+    ("the socket by subPath", LIMITED, "mountPath: /var/run/nvshare\n",
+     "mountPath: /var/run/nvshare/scheduler.sock\n          subPath: scheduler.sock\n", "a part of a volume"),
+    ("a file as a directory", LIMITED, "path: /var/lib/nvshare/lib\n        type: Directory",
+     "path: /var/lib/nvshare/lib/libnvshare.so\n        type: File", "is not declared a directory (File)"),
+    ("a directory of no type", SCHEDULER,
+     "path: /var/run/nvshare\n            type: DirectoryOrCreate", "path: /var/run/nvshare", "(None)"),
+    ("one host directory too many", SCHEDULER,
+     "path: /var/run/nvshare-admin\n", "path: /var/run\n", "host directories"),
+    ("the example makes directories", LIMITED, "type: Directory\n", "type: DirectoryOrCreate\n", "host directories"),
+    ("the example sees the administrators", UNLIMITED,
+     "path: /var/run/nvshare\n", "path: /var/run/nvshare-admin\n", "host directories"),
+    ("a writable library", UNLIMITED,
+     "mountPath: /nvshare/lib\n          readOnly: true", "mountPath: /nvshare/lib", "can be written"),
+    ("a volume that is not there", LIMITED,
+     "        - name: program\n", "        - name: programme\n", "no volume programme"),
+    ("propagation", LIMITED,
+     "mountPath: /nvshare/lib\n", "mountPath: /nvshare/lib\n          mountPropagation: HostToContainer\n", "propagates"),
+    ("copied over the library", SCHEDULER,
+     'mv -f "$new" "$2/libnvshare.so"', 'cp "$new" "$2/libnvshare.so"; rm "$new"', "have mapped"),
+    ("written over the library", SCHEDULER,
+     'mv -f "$new" "$2/libnvshare.so"', 'cat "$1" >"$2/libnvshare.so"; rm "$new"', "have mapped"),
+    ("renamed from elsewhere", SCHEDULER,
+     'new="$2/.libnvshare.so.$POD_UID"', 'new="$1.$POD_UID"', "does not rename within"),
+    ("no temporary file", SCHEDULER, 'new="$2/.libnvshare.so.$POD_UID"', 'new="$2/libnvshare.so"', "installation"),
+    ("removed before the rename", SCHEDULER, 'rm -f "$new"', 'rm -f "$2/libnvshare.so"', "leaves no library"),
+    ("a link", SCHEDULER, 'mv -f "$new" "$2/libnvshare.so"', 'ln -f "$new" "$2/libnvshare.so"; rm "$new"', "has no mv"),
+    ("a private library", SCHEDULER, "chmod 0644", "chmod 0600", "not everybody may read"),
+    ("errors ignored", SCHEDULER, "set -eu", "set -u", "half a library"),
+    ("litter", SCHEDULER, "mv -f", 'cp "$new" "$new.1"\n              mv -f', "leaves ['.libnvshare.so.0f0e.1'"),
+    ("expanded by Kubernetes", SCHEDULER, 'sync "$new"', 'sync "$(echo "$new")"', "Kubernetes expands"),
+    ("a path in the script", SCHEDULER, 'sync "$new"', "sync /var/lib", "paths of its own"),
+    ("another library", SCHEDULER,
+     "- /usr/lib/nvshare/libnvshare.so", "- /usr/lib/libnvshare.so", "is not: /bin/sh -c"),
+    ("no requests", SCHEDULER, "memory: 16Mi", "ephemeral-storage: 16Mi", "no requests of memory"),
+    ("no requests in an example", LIMITED, "cpu: 500m", "ephemeral-storage: 1Gi", "no requests of cpu"),
+    ("no limit", SCHEDULER, "              memory: 128Mi\n", "", "no limits of memory"),
+    ("another socket", SCHEDULER,
+     "- /var/run/nvshare/scheduler.sock", "- /var/run/nvshare/nvshare.sock", "--socket is"),
+    ("another administrators' socket", SCHEDULER,
+     "- /var/run/nvshare-admin/admin.sock", "- /var/run/nvshare/admin.sock", "--admin-socket is"),
+    ("another socket in an example", LIMITED,
+     "value: /var/run/nvshare/scheduler.sock", "value: /run/nvshare/scheduler.sock", "NVSHARE_SOCKET is"),
+    ("sockets moved in the sources", "proto/src/paths.rs",
+     "/var/run/nvshare/scheduler.sock", "/run/nvshare.d/scheduler.sock", "paths.rs says"),
+    ("the socket's directory elsewhere", LIMITED,
+     "mountPath: /var/run/nvshare\n", "mountPath: /run/nvshare\n", "is not mounted there"),
+    ("the library elsewhere", LIMITED, "mountPath: /nvshare/lib", "mountPath: /nvshare/lib64", "LD_PRELOAD is"),
+    ("no library", UNLIMITED, "name: LD_PRELOAD", "name: LD_PRELOADED", "LD_PRELOAD is None"),
+    ("an unknown option", SCHEDULER,
+     "- --admin-socket", "- --administrators-socket", "no option --administrators-socket"),
+    ("an unknown variable", LIMITED, "NVSHARE_MEM_LIMIT", "NVSHARE_MEMORY_LIMIT", "env.rs has no NVSHARE_MEMORY_LIMIT"),
+    ("another limit", LIMITED, "value: 8GiB", "value: 8 GB", "not one pod with NVSHARE_MEM_LIMIT=8GiB"),
+    ("root in an example", LIMITED, "runAsUser: 1000", "runAsUser: 0", "runs as root"),
+    ("perhaps root", UNLIMITED, "  runAsNonRoot: true", "  runAsNonRoot: false", "may run as root"),
+    ("a GPU to itself", LIMITED,
+     "          memory: 12Gi", "          memory: 12Gi\n          nvidia.com/gpu: 1", "has a GPU to itself"),
+    ("a volume that restricted refuses", LIMITED,
+     "configMap:\n        name: multiply", "nfs:\n        server: s\n        path: /p", "nfs is more"),
+    ("another probe", SCHEDULER, "admin.sock, status, --json]", "admin.sock, clients]", "livenessProbe is not"),
+    ("an impatient probe", SCHEDULER, "timeoutSeconds: 6", "timeoutSeconds: 1", "gives up before"),
+    ("two schedulers at once", SCHEDULER,
+     "maxSurge: 0\n      maxUnavailable: 1", "maxSurge: 1\n      maxUnavailable: 0", "maxSurge 0"),
+    ("updated by hand", SCHEDULER, "type: RollingUpdate", "type: OnDelete", "RollingUpdate"),
+    ("no priority", SCHEDULER,
+     "priorityClassName: system-node-critical", "priorityClassName: high", "system-node-critical"),
+    ("a toleration lost", SCHEDULER, "key: nvidia.com/gpu\n", "key: gpu\n", "nvidia.com/gpu is not tolerated"),
+    ("every node", SCHEDULER, "key: nvidia.com/gpu.present", "key: gpu.present", "are not excluded"),
+    ("NVIDIA's hooks", SCHEDULER, "value: void", "value: all", "NVIDIA's runtime"),
+    ("another pod's labels", SCHEDULER,
+     "        app.kubernetes.io/component: scheduler\n    spec:", "        app.kubernetes.io/component: planner\n    spec:", "selector"),
+    ("a label lost", KUSTOMIZATION, "app.kubernetes.io/part-of", "part-of", "no label app.kubernetes.io/part-of"),
+    ("another version", KUSTOMIZATION, "newTag: 0.1.0", "newTag: 0.0.9", "and the workspace is"),
+    ("no tag", "manifests/examples/kustomization.yaml",
+     "    newTag: 2.5.1-cuda12.4-cudnn9-runtime\n", "", "no fixed tag"),
+    ("an image that is not set", SCHEDULER, "image: nvshare\n", "image: nvshare:0.1.0\n", "does not set image"),
+    ("hostPath refused", "manifests/namespace.yaml", "enforce: privileged", "enforce: restricted", "refuses hostPath"),
+    ("hostPath refused to examples", "manifests/examples/namespace.yaml",
+     "enforce: privileged", "enforce: baseline", "refuses hostPath"),
+    ("another namespace", KUSTOMIZATION, "namespace: nvshare\n", "", "is not in the namespace"),
+]  # fmt: skip
+
+
+def copy(root, place):
+    shutil.copytree(root / "manifests", place / "manifests")
+    for path in ("proto/src/paths.rs", "proto/src/env.rs", "nvshare-scheduler/src/main.rs", "Cargo.toml"):
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / path, place / path)
+
+
+def self_test(root):
+    """Which breaks are not found."""
+    missed = []
+
+    def expect(name, findings, wanted):
+        if not any(wanted in finding for finding in findings):
+            missed.append(f"{name}: nothing says “{wanted}” in {findings}")
+
+    with tempfile.TemporaryDirectory() as place:
+        copy(root, Path(place))
+        missed += [f"a copy with no break: {finding}" for finding in check(Path(place))]
+
+    for name, path, old, new, wanted in BREAKS:
+        with tempfile.TemporaryDirectory() as place:
+            place = Path(place)
+            copy(root, place)
+            text = (place / path).read_text()
+            if old not in text:
+                missed.append(f"{name}: {path} has no “{old}”")
+                continue
+            (place / path).write_text(text.replace(old, new))
+            try:
+                expect(name, check(place), wanted)
+            except Unusable as error:
+                expect(name, [str(error)], wanted)
+
+    expect("a version without schemas", check(root, ("1.99",)), "no schemas of Kubernetes 1.99")
+
+    with tempfile.TemporaryDirectory() as place:
+        place = Path(place)
+        copy(root, place)
+        (place / "proto/src/paths.rs").write_text("")
+        try:
+            check(place)
+            missed.append("sources without sockets: accepted")
+        except Unusable:
+            pass
+
+    missed += [finding for tool in ("kubectl", "python3", "pip") for finding in without(tool)]
+    return missed, len(BREAKS) + 5
+
+
+def without(tool):
+    """check.sh on a machine that lacks a tool."""
+    with tempfile.TemporaryDirectory() as place:
+        place = Path(place)
+        (place / "bin").mkdir()
+        for name in {"dirname", "mktemp", "mkdir", "rm", "cp", "cmp", "kubectl", "python3"} - {tool}:
+            (place / "bin" / name).symlink_to(shutil.which(name))
+        if tool == "pip":
+            # As on Debian without python3-venv.
+            (place / "bin/python3").unlink()
+            (place / "bin/python3").write_text('#!/bin/sh\n[ "$2" != venv ]\n')
+            (place / "bin/python3").chmod(0o755)
+        script = Path(__file__).with_name("check.sh")
+        command = ["/bin/sh", script, place / "environment"]
+        alone = {"PATH": str(place / "bin")}
+        done = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=60)
+        wanted = "virtual environment" if tool == "pip" else f"{tool} is missing"
+        if done.returncode == 0 or wanted not in done.stderr:
+            yield f"without {tool}: check.sh exits {done.returncode} and says: {done.stderr.strip()}"
+
+
+def main():
+    missed, number = self_test(Path(__file__).resolve().parents[2])
+    for finding in missed:
+        print(f"self-test: {finding}", file=sys.stderr)
+    if missed:
+        return 1
+    print(f"self-test: all of {number} breaks are found")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
