@@ -125,7 +125,7 @@ def check_pod(pod):
         for source in volume.get("projected", {}).get("sources", []):
             if "serviceAccountToken" in source:
                 yield f"volume {name} has a service account token"
-    for name, (path, kind) in host_paths(pod).items():
+    for path, kind in host_paths(pod).values():
         if kind not in ("Directory", "DirectoryOrCreate"):
             yield f"hostPath {path} is not declared a directory ({kind})"
         if PurePosixPath(path).suffix in (".sock", ".so"):

@@ -37,45 +37,17 @@ impl Artifacts {
     /// As [`Artifacts::get`].
     #[must_use]
     pub fn build(release: bool) -> Self {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut command = Command::new(cargo);
-        command.args(["build", "--message-format=json-render-diagnostics", "--quiet"]);
-        PACKAGES.iter().for_each(|package| {
-            command.args(["-p", package]);
-        });
-        if release {
-            command.arg("--release");
-        }
-        // What cargo sets for this program's own build must not look like a change to theirs.
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR" {
-                command.env_remove(name);
-            }
-        }
-        let workspace = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let output = command.current_dir(workspace).stderr(Stdio::inherit()).output().expect("cargo runs");
-        assert!(output.status.success(), "cargo build failed");
         let mut artifacts = Self::default();
-        for line in String::from_utf8_lossy(&output.stdout).lines() {
-            let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
-            if message["reason"] != "compiler-artifact" {
-                continue;
-            }
-            let executable = message["executable"].as_str();
-            let shared = message["filenames"]
-                .as_array()
-                .and_then(|files| files.iter().filter_map(|f| f.as_str()).find(|f| f.ends_with(".so")));
-            let place = match message["target"]["name"].as_str() {
-                Some("nvshare") => (&mut artifacts.library, shared),
-                Some("cuda") => (&mut artifacts.simulator, shared),
-                Some("nvshare-scheduler") => (&mut artifacts.scheduler, executable),
-                Some("nvshare-ctl") => (&mut artifacts.ctl, executable),
-                Some("nvshare-workload") => (&mut artifacts.workload, executable),
+        for (name, path) in cargo_build(&PACKAGES, release) {
+            let place = match name.as_str() {
+                "nvshare" => &mut artifacts.library,
+                "cuda" => &mut artifacts.simulator,
+                "nvshare-scheduler" => &mut artifacts.scheduler,
+                "nvshare-ctl" => &mut artifacts.ctl,
+                "nvshare-workload" => &mut artifacts.workload,
                 _ => continue,
             };
-            if let (place, Some(path)) = place {
-                *place = PathBuf::from(path);
-            }
+            *place = path;
         }
         for (what, path) in [
             ("library", &artifacts.library),
@@ -88,4 +60,46 @@ impl Artifacts {
         }
         artifacts
     }
+
+    /// Builds the driver that does nothing, in release mode; where it is.
+    ///
+    /// # Panics
+    /// As [`Artifacts::get`].
+    #[must_use]
+    pub fn stub() -> PathBuf {
+        let built = cargo_build(&["nvshare-stub"], true);
+        built.into_iter().find(|(name, _)| name == "stubcuda").expect("cargo says where the stub is").1
+    }
+}
+
+/// Builds packages; the shared libraries and programs that came of it, by target name.
+fn cargo_build(packages: &[&str], release: bool) -> Vec<(String, PathBuf)> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--message-format=json-render-diagnostics", "--quiet"]);
+    packages.iter().for_each(|package| {
+        command.args(["-p", package]);
+    });
+    if release {
+        command.arg("--release");
+    }
+    // What cargo sets for this program's own build must not look like a change to theirs.
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR" {
+            command.env_remove(name);
+        }
+    }
+    let workspace = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let output = command.current_dir(workspace).stderr(Stdio::inherit()).output().expect("cargo runs");
+    assert!(output.status.success(), "cargo build failed");
+    let artifact = |line: &str| {
+        let message = serde_json::from_str::<serde_json::Value>(line).ok()?;
+        if message["reason"] != "compiler-artifact" {
+            return None;
+        }
+        let files = message["filenames"].as_array()?.iter().filter_map(|file| file.as_str());
+        let path = message["executable"].as_str().or_else(|| files.into_iter().find(|file| file.ends_with(".so")))?;
+        Some((message["target"]["name"].as_str()?.to_owned(), PathBuf::from(path)))
+    };
+    String::from_utf8_lossy(&output.stdout).lines().filter_map(artifact).collect()
 }

@@ -1,0 +1,203 @@
+//! The bytes of every message. A change here is a change of the protocol: raise `VERSION` with it.
+
+use std::collections::BTreeSet;
+
+use nvshare_proto::codec::{Error, MAX_FRAME, decode, encode};
+use nvshare_proto::{
+    AdminReply, AdminRequest, ClientMessage, ClientStatus, Counters, Epoch, Gate, GpuStatus, GpuUuid, Hold,
+    MemoryMode, Register, Reply, Request, Room, SchedulerMessage, SchedulerStatus, Usage,
+};
+use proptest::prelude::*;
+
+const GPU: GpuUuid = GpuUuid([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
+const EPOCH: Epoch = Epoch { boot: 0x1122_3344_5566_7788, counter: 9 };
+const ROOM: Room = Room { gpu: GPU, bytes: 8 << 30 };
+const USAGE: Usage = Usage { gpu: GPU, total: 16 << 30, limit: 0, allocated: 12 << 30, absent: 8 << 30 };
+const COUNTERS: Counters = Counters {
+    gated: 1,
+    passed_by: 2,
+    managed: 3,
+    hand_overs: 4,
+    deferrals: 5,
+    evicted: 6,
+    evict_ns: 7,
+    restored: 8,
+    restore_ns: 9,
+    drain_ns: 10,
+};
+
+fn requests() -> Vec<(&'static str, Request)> {
+    use ClientMessage as C;
+    let register = |memory, gate| {
+        Request::Register(Register { pid: 7, name: "python3".into(), memory, gate, usage: vec![USAGE] })
+    };
+    vec![
+        ("register, managed, closed", register(MemoryMode::Managed, Gate::Closed)),
+        ("register, off, open", register(MemoryMode::Off, Gate::Open)),
+        ("usage", Request::Client(C::Usage(USAGE))),
+        ("req_lock", Request::Client(C::ReqLock)),
+        ("running", Request::Client(C::Running { epoch: EPOCH })),
+        ("lock_released", Request::Client(C::LockReleased { epoch: EPOCH })),
+        ("drop_deferred", Request::Client(C::DropDeferred { epoch: EPOCH })),
+        ("idle", Request::Client(C::Idle { epoch: EPOCH })),
+        ("need_room", Request::Client(C::NeedRoom(ROOM))),
+        ("room", Request::Client(C::Room(ROOM))),
+        ("evicted", Request::Client(C::Evicted { gpu: GPU, short: 5 })),
+        ("counters", Request::Client(C::Counters(COUNTERS))),
+        ("status", Request::Admin(AdminRequest::Status)),
+        ("set_quantum", Request::Admin(AdminRequest::SetQuantum { gpu: None, millis: 30_000 })),
+        ("set_quantum of a gpu", Request::Admin(AdminRequest::SetQuantum { gpu: Some(GPU), millis: 250 })),
+        ("on", Request::Admin(AdminRequest::On)),
+        ("off", Request::Admin(AdminRequest::Off { force: true })),
+    ]
+}
+
+fn replies() -> Vec<(&'static str, Reply)> {
+    use SchedulerMessage as S;
+    let registered = |hold| Reply::Client(S::Registered { client: 3, hold });
+    let gpu = GpuStatus {
+        gpu: GPU,
+        capacity: 16,
+        allocated: 24,
+        resident: 15,
+        quantum_ms: 30_000,
+        holders: vec![1],
+        waiters: vec![2, 3],
+        turns: 5,
+        switch_us: [1, 2, 3, 4],
+    };
+    let client = ClientStatus {
+        client: 3,
+        pid: 7,
+        name: "python3".into(),
+        state: "running".into(),
+        gone: false,
+        usage: vec![USAGE],
+        resident: 4,
+        held_ms: 5,
+        waited_ms: 6,
+        counters: COUNTERS,
+    };
+    let scheduler = SchedulerStatus {
+        version: "0.1.0".into(),
+        pid: 1,
+        uptime_s: 2,
+        scheduling: true,
+        quantum_ms: 30_000,
+    };
+    vec![
+        ("registered, parked", registered(Hold::Parked)),
+        ("registered, running", registered(Hold::Running(EPOCH))),
+        ("registered, free", registered(Hold::Free)),
+        ("capacity", Reply::Client(S::Capacity(ROOM))),
+        ("lock_ok", Reply::Client(S::LockOk { epoch: EPOCH, quantum_ms: 30_000, room: vec![ROOM] })),
+        ("drop_lock", Reply::Client(S::DropLock { epoch: EPOCH, patience_ms: 200 })),
+        ("evict", Reply::Client(S::Evict(ROOM))),
+        ("room for a client", Reply::Client(S::Room(ROOM))),
+        ("no_room", Reply::Client(S::NoRoom { gpu: GPU })),
+        ("waiters", Reply::Client(S::Waiters { waiting: true })),
+        ("sched_off", Reply::Client(S::SchedOff)),
+        ("sched_on", Reply::Client(S::SchedOn { epoch: EPOCH })),
+        ("ask_counters", Reply::Client(S::AskCounters)),
+        ("status of the scheduler", Reply::Admin(AdminReply::Scheduler(scheduler))),
+        ("status of a gpu", Reply::Admin(AdminReply::Gpu(gpu))),
+        ("status of a client", Reply::Admin(AdminReply::Client(client))),
+        ("end of status", Reply::Admin(AdminReply::End)),
+        ("done", Reply::Admin(AdminReply::Done { text: "scheduling is on".into() })),
+        ("refused", Reply::Refused { reason: "no".into() }),
+    ]
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn every_message_has_the_bytes_it_had() {
+    let mut lines = Vec::new();
+    for (name, request) in requests() {
+        let frame = encode(&request).unwrap();
+        assert_eq!(decode::<Request>(&frame).unwrap(), Some((frame.len(), request)), "{name}");
+        lines.push(format!("{name}: {}", hex(&frame)));
+    }
+    for (name, reply) in replies() {
+        let frame = encode(&reply).unwrap();
+        assert_eq!(decode::<Reply>(&frame).unwrap(), Some((frame.len(), reply)), "{name}");
+        lines.push(format!("{name}: {}", hex(&frame)));
+    }
+    let text = lines.join("\n") + "\n";
+    let golden = include_str!("wire.golden");
+    assert!(text == golden, "the wire changed; it was\n{golden}\nand is\n{text}");
+}
+
+/// The name of a variant, without what it carries.
+fn variant(value: &impl std::fmt::Debug) -> String {
+    let text = format!("{value:?}");
+    text.split(|c: char| !c.is_alphanumeric()).take(if text.starts_with("Client(") || text.starts_with("Admin(") { 2 } else { 1 }).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn no_message_is_left_out() {
+    // Counted by hand from message.rs; the exhaustive matches below fail to compile when one is added.
+    fn of_client(message: &ClientMessage) -> usize {
+        match message {
+            ClientMessage::Usage(_)
+            | ClientMessage::ReqLock
+            | ClientMessage::Running { .. }
+            | ClientMessage::LockReleased { .. }
+            | ClientMessage::DropDeferred { .. }
+            | ClientMessage::Idle { .. }
+            | ClientMessage::NeedRoom(_)
+            | ClientMessage::Room(_)
+            | ClientMessage::Evicted { .. }
+            | ClientMessage::Counters(_) => 10,
+        }
+    }
+    fn of_scheduler(message: &SchedulerMessage) -> usize {
+        match message {
+            SchedulerMessage::Registered { .. }
+            | SchedulerMessage::Capacity(_)
+            | SchedulerMessage::LockOk { .. }
+            | SchedulerMessage::DropLock { .. }
+            | SchedulerMessage::Evict(_)
+            | SchedulerMessage::Room(_)
+            | SchedulerMessage::NoRoom { .. }
+            | SchedulerMessage::Waiters { .. }
+            | SchedulerMessage::SchedOff
+            | SchedulerMessage::SchedOn { .. }
+            | SchedulerMessage::AskCounters => 11,
+        }
+    }
+    let requests: BTreeSet<String> = requests().iter().map(|(_, request)| variant(request)).collect();
+    assert_eq!(requests.len(), 1 + of_client(&ClientMessage::ReqLock) + 4, "{requests:?}");
+    let replies: BTreeSet<String> = replies().iter().map(|(_, reply)| variant(reply)).collect();
+    assert_eq!(replies.len(), of_scheduler(&SchedulerMessage::SchedOff) + 5 + 1, "{replies:?}");
+}
+
+#[test]
+fn a_message_that_does_not_fit_a_frame_is_not_sent() {
+    let reply = Reply::Refused { reason: "x".repeat(MAX_FRAME) };
+    assert!(matches!(encode(&reply), Err(Error::TooLong(_))));
+}
+
+#[test]
+fn half_a_frame_is_waited_for() {
+    let frame = encode(&Request::Client(ClientMessage::ReqLock)).unwrap();
+    for length in 0..frame.len() {
+        assert!(matches!(decode::<Request>(&frame[..length]), Ok(None)), "{length}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn bytes_that_mean_nothing_are_an_error_and_nothing_worse(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let mut frame = ((bytes.len() + 2) as u32).to_le_bytes().to_vec();
+        frame.extend_from_slice(&nvshare_proto::VERSION.to_le_bytes());
+        frame.extend_from_slice(&bytes);
+        if let Ok(Some((used, request))) = decode::<Request>(&frame) {
+            // What can be read is written the same.
+            prop_assert_eq!(used, frame.len());
+            prop_assert_eq!(encode(&request).unwrap(), frame);
+        }
+    }
+}
