@@ -51,6 +51,8 @@ pub(crate) struct Account {
     pub(crate) free: bool,
     /// What waiting allocations lack.
     pub(crate) needs: u64,
+    /// Allocations that wait.
+    waiting: u32,
     /// The scheduler has no room for them.
     refused: bool,
     /// What the scheduler was last told: allocated, and on the card.
@@ -124,6 +126,7 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
             holding: false,
             free: false,
             needs: 0,
+            waiting: 0,
             refused: false,
             reported: (0, 0),
         }),
@@ -148,8 +151,13 @@ impl Device {
 
     /// Changes the books, and wakes who waits for a change.
     pub(crate) fn update<T>(&self, change: impl FnOnce(&mut Account) -> T) -> T {
-        let result = change(&mut self.lock());
-        self.changed.notify_all();
+        let mut account = self.lock();
+        let result = change(&mut account);
+        let waiting = account.waiting > 0;
+        drop(account);
+        if waiting {
+            self.changed.notify_all();
+        }
         result
     }
 
@@ -159,8 +167,8 @@ impl Device {
     }
 
     /// What the process may allocate at most: its limit, and what the GPU can hold.
-    pub(crate) fn most(&self) -> u64 {
-        let capacity = self.lock().capacity.unwrap_or(self.total);
+    fn most(&self, account: &Account) -> u64 {
+        let capacity = account.capacity.unwrap_or(self.total);
         let capacity = if self.oversubscribe { u64::MAX } else { capacity };
         self.limit.unwrap_or(u64::MAX).min(capacity)
     }
@@ -173,8 +181,8 @@ impl Device {
     /// # Errors
     /// Out of memory when it exceeds the limit or the GPU; the books are unchanged.
     pub(crate) fn admit(&self, bytes: u64, inside: bool) -> Result<Admission, CUresult> {
-        let most = self.most();
         let mut account = self.lock();
+        let most = self.most(&account);
         let allocated = account.allocated.saturating_add(bytes);
         if allocated > most {
             drop(account);
@@ -222,6 +230,7 @@ impl Device {
         let deadline = Instant::now() + PATIENCE;
         let mut account = self.lock();
         account.needs = account.needs.max(lacks);
+        account.waiting += 1;
         account.refused = false;
         drop(account);
         ask();
@@ -230,6 +239,7 @@ impl Device {
             let Some(left) = deadline.checked_duration_since(Instant::now()) else { break };
             (account, _) = self.changed.wait_timeout(account, left).unwrap_or_else(PoisonError::into_inner);
         }
+        account.waiting -= 1;
         let refused = account.refused || Instant::now() >= deadline;
         if refused || account.free {
             account.needs = 0;
@@ -337,6 +347,6 @@ impl Device {
     /// Whether the scheduler's idea of what is allocated is too old.
     pub(crate) fn is_usage_stale(&self) -> bool {
         let account = self.lock();
-        account.allocated.abs_diff(account.reported.0) > REPORT_STEP
+        !account.free && account.allocated.abs_diff(account.reported.0) > REPORT_STEP
     }
 }

@@ -4,6 +4,7 @@
 
 pub mod core;
 pub mod identity;
+mod limits;
 pub mod nvml;
 pub mod server;
 pub mod sockets;

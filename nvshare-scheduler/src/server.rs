@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -16,19 +17,22 @@ use nvshare_proto::{
     AdminReply, AdminRequest, ClientMessage, GpuUuid, Register, Reply, Request, Room, SchedulerMessage,
 };
 use tokio::net::UnixStream;
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, sleep_until};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::StreamExt;
 use tokio_util::codec::Framed;
 use tracing::{debug, info, warn};
 
 use crate::core::{ClientId, Config, Core, Event, Output, Time};
 use crate::identity::Peer;
+use crate::limits;
 use crate::nvml::Nvml;
 use crate::sockets::Sockets;
 
 /// Frames that wait for a client that does not read, before it is cut off.
 const BACKLOG: usize = 256;
+/// A connection that says nothing for this long is closed, unless it is a registered client's.
+const FIRST_FRAME_PATIENCE: Duration = Duration::from_secs(10);
 /// How long `status` waits for clients' counters.
 const COUNTERS_PATIENCE: Duration = Duration::from_millis(100);
 /// How often strangers on the GPUs are looked for.
@@ -45,8 +49,8 @@ enum Command {
     Message { client: ClientId, message: ClientMessage },
     /// A registered process's connection ended.
     Disconnected { client: ClientId, process_remains: bool },
-    /// A process is gone.
-    Exited { pid: u32 },
+    /// The process of a client that had disconnected is gone.
+    Exited { client: ClientId },
     /// An administrator asks.
     Admin { request: AdminRequest, answer: oneshot::Sender<Vec<Reply>> },
 }
@@ -55,6 +59,8 @@ enum Command {
 pub async fn run(sockets: Sockets, config: Config, nvml: Nvml, shutdown: impl Future<Output = ()>) {
     let (commands, received) = mpsc::channel(1024);
     let keeper = tokio::spawn(Keeper::new(config, nvml).run(received));
+    // What clients open must leave descriptors for administrators.
+    let clients = Arc::new(Semaphore::new(limits::clients()));
     tokio::pin!(shutdown);
     loop {
         let (accepted, may_change) = tokio::select! {
@@ -64,7 +70,15 @@ pub async fn run(sockets: Sockets, config: Config, nvml: Nvml, shutdown: impl Fu
         };
         match accepted {
             Ok((stream, _)) => {
-                tokio::spawn(connection(stream, may_change, commands.clone()));
+                let place = if may_change { None } else { Some(Arc::clone(&clients).try_acquire_owned()) };
+                let commands = commands.clone();
+                tokio::spawn(async move {
+                    match place {
+                        Some(Err(_)) => refuse_one_more(stream).await,
+                        _ => connection(stream, may_change, commands).await,
+                    }
+                    drop(place);
+                });
             }
             Err(error) => {
                 // Out of descriptors, say: that passes, and must not become a busy loop.
@@ -76,19 +90,28 @@ pub async fn run(sockets: Sockets, config: Config, nvml: Nvml, shutdown: impl Fu
     keeper.abort();
 }
 
+async fn refuse_one_more(stream: UnixStream) {
+    warn!("too many connections: one more is refused");
+    let mut framed = Framed::new(stream, Frames::<Request, Reply>::default());
+    let reason = "too many connections".to_owned();
+    let _ = timeout(FIRST_FRAME_PATIENCE, framed.send(Reply::Refused { reason })).await;
+}
+
 /// One connection, from its first frame to its end.
 async fn connection(stream: UnixStream, may_change: bool, commands: mpsc::Sender<Command>) {
     let peer = Peer::of(&stream);
     let mut framed = Framed::new(stream, Frames::<Request, Reply>::default());
     loop {
-        let request = match framed.next().await {
-            Some(Ok(request)) => request,
-            Some(Err(error)) => {
+        let request = match timeout(FIRST_FRAME_PATIENCE, framed.next()).await {
+            // It says nothing.
+            Err(_) => return,
+            Ok(Some(Ok(request))) => request,
+            Ok(Some(Err(error))) => {
                 debug!("a connection is refused: {error}");
                 let _ = framed.send(Reply::Refused { reason: error.to_string() }).await;
                 return;
             }
-            None => return,
+            Ok(None) => return,
         };
         match request {
             Request::Admin(request) => {
@@ -178,10 +201,10 @@ async fn client(
     }
     let process_remains = !process_gone && peer.lives();
     let _ = commands.send(Command::Disconnected { client, process_remains }).await;
-    if let (true, Some(pid)) = (process_remains, pid) {
+    if process_remains {
         drop(framed);
         peer.gone().await;
-        let _ = commands.send(Command::Exited { pid }).await;
+        let _ = commands.send(Command::Exited { client }).await;
     }
 }
 
@@ -285,7 +308,7 @@ impl Keeper {
                 self.pids.remove(&client);
                 self.core.handle(Event::Disconnected { client, process_remains }, now);
             }
-            Command::Exited { pid } => self.core.handle(Event::Exited { pid }, now),
+            Command::Exited { client } => self.core.handle(Event::Exited { client }, now),
             Command::Admin { request, answer } => self.administer(request, answer, now),
         }
     }

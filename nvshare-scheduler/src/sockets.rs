@@ -2,10 +2,11 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
 
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 
 /// Why a socket cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -36,13 +37,11 @@ pub enum Error {
     },
 }
 
-/// A listening socket and its guard.
+/// A listening socket.
 #[derive(Debug)]
 struct Bound {
     listener: UnixListener,
     path: PathBuf,
-    /// Locked for as long as this scheduler serves the path; released by the kernel whatever happens.
-    _guard: File,
 }
 
 impl Drop for Bound {
@@ -56,6 +55,8 @@ impl Drop for Bound {
 pub struct Sockets {
     clients: Bound,
     admin: Bound,
+    /// Locked for as long as this scheduler lives; released by the kernel whatever happens.
+    _guard: File,
 }
 
 impl Sockets {
@@ -64,7 +65,10 @@ impl Sockets {
     /// # Errors
     /// When another scheduler serves a path, something else is there, or the system refuses.
     pub fn bind(clients: &Path, admin: &Path) -> Result<Self, Error> {
-        Ok(Self { clients: bind(clients, 0o755, 0o666)?, admin: bind(admin, 0o700, 0o600)? })
+        let admin_directory = prepare(admin, 0o700)?;
+        let guard = guard(&admin_directory, admin)?;
+        prepare(clients, 0o755)?;
+        Ok(Self { clients: bind(clients, 0o666)?, admin: bind(admin, 0o600)?, _guard: guard })
     }
 
     /// Where clients connect.
@@ -80,20 +84,32 @@ impl Sockets {
     }
 }
 
-fn bind(path: &Path, directory_mode: u32, mode: u32) -> Result<Bound, Error> {
-    let at = |path: &Path| {
-        let path = path.to_owned();
-        move |error| Error::Io { path, error }
-    };
-    let directory = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+fn at(path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
+    let path = path.to_owned();
+    move |error| Error::Io { path, error }
+}
+
+/// Makes a socket's folder if it is not there.
+fn prepare(socket: &Path, mode: u32) -> Result<PathBuf, Error> {
+    let directory = socket.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !directory.exists() {
-        DirBuilder::new().recursive(true).mode(directory_mode).create(directory).map_err(at(directory))?;
+        DirBuilder::new().recursive(true).mode(mode).create(directory).map_err(at(directory))?;
         // The process's umask does not decide who may connect.
-        fs::set_permissions(directory, Permissions::from_mode(directory_mode)).map_err(at(directory))?;
+        fs::set_permissions(directory, Permissions::from_mode(mode)).map_err(at(directory))?;
     }
-    let guard = guard(path)?;
+    Ok(directory.to_owned())
+}
+
+fn bind(path: &Path, mode: u32) -> Result<Bound, Error> {
     match fs::symlink_metadata(path) {
-        Ok(found) if found.file_type().is_socket() => fs::remove_file(path).map_err(at(path))?,
+        Ok(found) if found.file_type().is_socket() => {
+            // A socket's file outlives its scheduler; only a connection tells whether anybody listens.
+            if let Ok(stream) = StdStream::connect(path) {
+                let pid = peer_pid(stream).map_or_else(|| "unknown".to_owned(), |pid| pid.to_string());
+                return Err(Error::Taken { path: path.to_owned(), pid });
+            }
+            fs::remove_file(path).map_err(at(path))?;
+        }
         Ok(found) => {
             let what = if found.is_dir() { "a directory" } else { "a file" };
             return Err(Error::InTheWay { path: path.to_owned(), what });
@@ -103,27 +119,33 @@ fn bind(path: &Path, directory_mode: u32, mode: u32) -> Result<Bound, Error> {
     }
     let listener = UnixListener::bind(path).map_err(at(path))?;
     fs::set_permissions(path, Permissions::from_mode(mode)).map_err(at(path))?;
-    Ok(Bound { listener, path: path.to_owned(), _guard: guard })
+    Ok(Bound { listener, path: path.to_owned() })
 }
 
-/// Locks the file beside a socket that says whose the socket is. A socket's file alone cannot tell whether anybody
-/// listens.
-fn guard(path: &Path) -> Result<File, Error> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".lock");
-    let lock = PathBuf::from(name);
-    let io = |error| Error::Io { path: lock.clone(), error };
-    let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&lock).map_err(io)?;
+fn peer_pid(stream: StdStream) -> Option<i32> {
+    stream.set_nonblocking(true).ok()?;
+    UnixStream::from_std(stream).ok()?.peer_cred().ok()?.pid()
+}
+
+/// Locks the file beside the administrators' socket that says whose it is: of two schedulers that start at the same
+/// moment, one gets it. Nobody but the owner can open it, so nobody else can keep a scheduler from starting.
+fn guard(directory: &Path, socket: &Path) -> Result<File, Error> {
+    let lock = directory.join("nvshare-scheduler.lock");
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let mut file = options.open(&lock).map_err(at(&lock))?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut pid = String::new();
             let _ = file.read_to_string(&mut pid);
-            return Err(Error::Taken { path: path.to_owned(), pid: pid.trim().to_owned() });
+            return Err(Error::Taken { path: socket.to_owned(), pid: pid.trim().to_owned() });
         }
-        Err(TryLockError::Error(error)) => return Err(io(error)),
+        Err(TryLockError::Error(error)) => return Err(at(&lock)(error)),
     }
-    file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(io)?;
+    let written =
+        file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
+    written.map_err(at(&lock))?;
     Ok(file)
 }
 

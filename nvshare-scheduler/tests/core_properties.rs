@@ -45,6 +45,8 @@ struct Plan {
     defers_every: Option<u64>,
     /// Its host has no memory for evictions.
     cannot_evict: bool,
+    /// It runs when it registers: it was there before its scheduler.
+    runs_already: bool,
     starts_at: u64,
     dies_at: Option<u64>,
 }
@@ -245,12 +247,20 @@ impl World {
     fn happen(&mut self, what: Later) {
         match what {
             Later::Start(i) => {
-                self.models[i].connected = true;
+                let now = self.now;
+                let model = &mut self.models[i];
+                model.connected = true;
+                if model.plan.runs_already {
+                    model.resident.values_mut().for_each(|bytes| *bytes = model.allocated);
+                    model.state = State::Running(Epoch { boot: 0, counter: 0 });
+                    model.since = now;
+                }
+                let gate = if model.plan.runs_already { Gate::Open } else { Gate::Closed };
                 let register = Register {
                     pid: 1000 + i as u32,
                     name: format!("model{i}"),
                     memory: MemoryMode::Managed,
-                    gate: Gate::Closed,
+                    gate,
                     usage: self.models[i].plan.gpus.clone().into_iter().map(|g| self.usage(i, g)).collect(),
                 };
                 let pid = Some(register.pid);
@@ -264,7 +274,7 @@ impl World {
             }
             Later::Exited(i) => {
                 self.models[i].dead = true;
-                self.event(Event::Exited { pid: 1000 + i as u32 });
+                self.event(Event::Exited { client: i as u64 });
             }
             Later::Say(i, message) => {
                 if self.models[i].connected {
@@ -413,6 +423,10 @@ impl World {
     fn obey(&mut self, i: usize, message: SchedulerMessage) {
         self.account(i);
         match message {
+            SchedulerMessage::Registered { hold: Hold::Running(epoch), .. } => {
+                assert!(self.models[i].plan.runs_already);
+                self.models[i].state = State::Running(epoch);
+            }
             SchedulerMessage::Registered { hold, .. } => assert_eq!(hold, Hold::Parked),
             SchedulerMessage::LockOk { epoch, room, .. } => {
                 for Room { gpu, bytes } in room {
@@ -502,6 +516,7 @@ fn plan() -> impl Strategy<Value = Plan> {
             // Who defers each time keeps the GPU: that is tested on its own.
             defers_every: defers_every.filter(|&n| n > 1),
             cannot_evict: false,
+            runs_already: false,
             starts_at,
             dies_at: dies_at.filter(|&dies| dies > starts_at),
         })
@@ -512,10 +527,14 @@ proptest! {
 
     #[test]
     fn invariants_hold_and_nobody_starves(
-        plans in prop::collection::vec(plan(), 1..7),
+        mut plans in prop::collection::vec(plan(), 1..7),
+        first_runs_already in prop::bool::weighted(0.2),
         exclusive in prop::bool::weighted(0.2),
         seed in any::<u64>(),
     ) {
+        if first_runs_already {
+            plans[0] = Plan { runs_already: true, starts_at: 0, dies_at: None, ..plans[0].clone() };
+        }
         let total: u64 = plans.iter().map(|p| p.work + p.work / 100 * p.pause).sum();
         let mut world = World::new(plans, config(exclusive), seed);
         // Everybody's work one after the other, its pauses, and as much again and more for hand-overs.
@@ -541,6 +560,7 @@ fn steady(gib: u64, work: u64) -> Plan {
         grows_every: None,
         defers_every: None,
         cannot_evict: false,
+        runs_already: false,
         starts_at: 0,
         dies_at: None,
     }

@@ -1,5 +1,6 @@
-//! Tasks of the project: `cargo demo`, `cargo dist-local`.
+//! Tasks of the project: `cargo demo`, `cargo dist-local`, `cargo break-rules`.
 
+mod break_rules;
 mod demo;
 mod dist;
 
@@ -19,6 +20,8 @@ struct Options {
 enum Task {
     /// Run programs that together need more memory than the GPU has, and show what happens
     Demo(demo::Options),
+    /// Break each safety rule on purpose, and see its test go red
+    BreakRules,
     /// Make dist/ and a release tarball: stripped programs, the library, the papers
     Dist,
 }
@@ -26,6 +29,7 @@ enum Task {
 fn main() -> ExitCode {
     let done = match Options::parse().task {
         Task::Demo(options) => demo::run(&options),
+        Task::BreakRules => break_rules::run(),
         Task::Dist => dist::run(),
     };
     match done {

@@ -23,7 +23,7 @@ use nvshare_proto::units::{Bytes, MIB};
 use nvshare_proto::{ClientMessage, Epoch, Gate, GpuUuid, Hold, Register, Room, SchedulerMessage, Usage};
 
 use policy::next;
-use state::{Account, Client, Gpu, Phase};
+use state::{Account, Client, Departed, Gpu, Phase};
 pub use state::{ClientId, Time};
 
 /// What an administrator chose at the start.
@@ -82,10 +82,10 @@ pub enum Event {
         /// Whether its process is known to live on, or still to be giving its memory back.
         process_remains: bool,
     },
-    /// A process is gone with everything it had.
+    /// The process of a client that had disconnected is gone, with everything it had.
     Exited {
-        /// As the kernel named it.
-        pid: u32,
+        /// Whose process.
+        client: ClientId,
     },
     /// What a GPU's clients may fill together, now known better.
     Capacity(Room),
@@ -152,9 +152,9 @@ impl Core {
             Event::Disconnected { client, process_remains } => {
                 self.on_disconnected(client, process_remains, now);
             }
-            Event::Exited { pid } => {
+            Event::Exited { client } => {
                 for gpu in self.gpus.values_mut() {
-                    gpu.departed.remove(&pid);
+                    gpu.departed.remove(&client);
                 }
                 self.clear_blocked();
             }
@@ -211,7 +211,7 @@ impl Core {
         self.scheduling = true;
         for id in self.clients.keys().copied().collect::<Vec<_>>() {
             let epoch = self.new_epoch();
-            self.adopt(id, epoch, now);
+            self.adopt(id, epoch);
             self.send(id, SchedulerMessage::SchedOn { epoch });
         }
         self.reconcile(now);
@@ -254,48 +254,42 @@ impl Core {
     }
 
     fn on_registered(&mut self, id: ClientId, pid: Option<u32>, register: Register, now: Time) {
-        let pid = pid.unwrap_or(register.pid);
         let gate = register.gate;
-        self.note(format!("client {id} is {} (pid {pid})", register.name));
         let client = Client::new(pid, register, now);
+        self.note(format!("client {id} is {} (pid {})", client.name, client.pid));
         let usage: Vec<Usage> = client.accounts.values().map(|a| a.usage).collect();
         self.clients.insert(id, client);
+        let epoch = self.new_epoch();
         let hold = match gate {
-            _ if !self.scheduling => {
-                self.with(id, |client| client.phase = Phase::Free);
-                Hold::Free
-            }
-            Gate::Open => {
-                let epoch = self.new_epoch();
-                self.adopt(id, epoch, now);
-                Hold::Running(epoch)
-            }
+            _ if !self.scheduling => Hold::Free,
+            Gate::Open => Hold::Running(epoch),
             Gate::Closed => Hold::Parked,
         };
         self.send(id, SchedulerMessage::Registered { client: id, hold });
         for usage in usage {
             self.meet_gpu(id, usage);
-            let resident = usage.allocated.saturating_sub(usage.absent);
             if let Some(gpu) = self.gpus.get_mut(&usage.gpu) {
                 // The same process is back: what was charged to it is what it says now.
-                gpu.departed.remove(&pid);
+                gpu.departed.retain(|_, departed| departed.process.is_none() || departed.process != pid);
             }
-            self.with_account(id, usage.gpu, |account| account.budget = resident);
+            self.with_account(id, usage.gpu, |account| account.budget = account.resident());
+        }
+        match hold {
+            Hold::Free => self.with(id, |client| client.phase = Phase::Free),
+            Hold::Running(epoch) => self.adopt(id, epoch),
+            Hold::Parked => {}
         }
         self.wake(id);
     }
 
     /// Takes a client that runs already as a holder.
-    fn adopt(&mut self, id: ClientId, epoch: Epoch, now: Time) {
+    fn adopt(&mut self, id: ClientId, epoch: Epoch) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         client.phase = Phase::Running { epoch };
         client.wants = false;
-        for (uuid, account) in &mut client.accounts {
+        for account in client.accounts.values_mut() {
             account.budget = account.resident();
             account.evicting = 0;
-            if let Some(gpu) = self.gpus.get_mut(uuid) {
-                gpu.turn_started.get_or_insert(now);
-            }
         }
     }
 
@@ -518,7 +512,8 @@ impl Core {
         if process_remains {
             for (uuid, account) in &client.accounts {
                 if let Some(gpu) = self.gpus.get_mut(uuid) {
-                    *gpu.departed.entry(client.pid).or_default() += account.budget;
+                    let departed = Departed { process: client.process, bytes: account.budget };
+                    gpu.departed.insert(id, departed);
                 }
             }
         }

@@ -22,7 +22,7 @@ impl Core {
         if !self.scheduling {
             return;
         }
-        self.end_finished_turns();
+        self.see_to_turns(now);
         self.ask_hosts_again(now);
         self.split_sets_that_outgrew(now);
         let mut contested = self.choose(now);
@@ -32,12 +32,15 @@ impl Core {
         self.report_stuck(now);
     }
 
-    /// A GPU that nobody holds or is about to has no turn.
-    fn end_finished_turns(&mut self) {
-        let held: BTreeSet<GpuUuid> = self.gpus_of(|phase| phase.holds() || phase == Phase::Chosen);
+    /// A GPU that nobody holds or is about to has no turn; one that somebody runs on has one.
+    fn see_to_turns(&mut self, now: Time) {
+        let held = self.gpus_of(|phase| phase.holds() || phase == Phase::Chosen);
+        let run_on = self.gpus_of(Phase::runs);
         for (uuid, gpu) in &mut self.gpus {
             if !held.contains(uuid) {
                 gpu.turn_started = None;
+            } else if run_on.contains(uuid) {
+                gpu.turn_started.get_or_insert(now);
             }
         }
     }
@@ -437,7 +440,7 @@ impl Core {
     pub(super) fn free(&self, uuid: GpuUuid) -> u64 {
         let Some(gpu) = self.gpus.get(&uuid) else { return 0 };
         let charged: u64 = self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(|a| a.budget).sum();
-        gpu.capacity.saturating_sub(charged + gpu.departed.values().sum::<u64>())
+        gpu.capacity.saturating_sub(charged + gpu.departed())
     }
 
     /// Room to give a client beyond what it asks for: none while others wait.
@@ -458,7 +461,7 @@ impl Core {
             .filter_map(|(_, client)| {
                 Some(client.accounts.get(&uuid)?.pinned(client.memory))
             })
-            .chain(gpu.departed.values().copied())
+            .chain([gpu.departed()])
             .sum();
         let demands: Vec<u64> = members.iter().map(|&id| self.demand(uuid, id)).collect();
         together::fits(gpu.capacity, pinned, &demands, self.config.exclusive)

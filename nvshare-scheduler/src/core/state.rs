@@ -101,6 +101,8 @@ impl Account {
 pub(crate) struct Client {
     /// As the kernel says, or as the process itself says where the kernel cannot tell.
     pub(crate) pid: u32,
+    /// As the kernel says.
+    pub(crate) process: Option<u32>,
     pub(crate) name: String,
     pub(crate) memory: MemoryMode,
     pub(crate) phase: Phase,
@@ -125,9 +127,10 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn new(pid: u32, register: Register, now: Time) -> Self {
+    pub(crate) fn new(process: Option<u32>, register: Register, now: Time) -> Self {
         Self {
-            pid,
+            pid: process.unwrap_or(register.pid),
+            process,
             name: register.name,
             memory: register.memory,
             phase: Phase::Parked,
@@ -153,6 +156,14 @@ impl Client {
     }
 }
 
+/// What a client that is gone has left on a GPU, until its process is gone too or comes back.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Departed {
+    /// Its process, if the kernel named it.
+    pub(crate) process: Option<u32>,
+    pub(crate) bytes: u64,
+}
+
 /// One GPU.
 #[derive(Debug)]
 pub(crate) struct Gpu {
@@ -175,8 +186,8 @@ pub(crate) struct Gpu {
     pub(crate) turns: u64,
     /// The last hand-overs with nothing to move, from drained to open gate.
     pub(crate) switches: VecDeque<Duration>,
-    /// Memory of clients that are gone while their process is not, by process.
-    pub(crate) departed: BTreeMap<u32, u64>,
+    /// Memory of clients that are gone while their process is not.
+    pub(crate) departed: BTreeMap<ClientId, Departed>,
 }
 
 /// Until measured: what managed memory does over PCIe 3 (evict, restore), in bytes per second.
@@ -207,6 +218,11 @@ impl Gpu {
         let bytes = bytes as f64;
         Duration::try_from_secs_f64(bytes / self.evict_rate + bytes / self.restore_rate)
             .unwrap_or(Duration::MAX)
+    }
+
+    /// Bytes that clients have left that are gone while their process is not.
+    pub(crate) fn departed(&self) -> u64 {
+        self.departed.values().map(|departed| departed.bytes).sum()
     }
 
     pub(crate) fn record_switch(&mut self, took: Duration) {

@@ -167,14 +167,16 @@ impl Running {
     /// Waits for its end.
     ///
     /// # Panics
-    /// When it takes longer than two minutes.
+    /// When it takes longer than two minutes, or `NVSHARE_TEST_PATIENCE` in seconds.
     #[must_use]
     pub fn finish(mut self) -> Finished {
         let begin = Instant::now();
+        let patience = std::env::var("NVSHARE_TEST_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(120);
+        let patience = Duration::from_secs(patience);
         let status = loop {
             match self.child.try_wait().expect("a child") {
                 Some(status) => break status,
-                None if begin.elapsed() > Duration::from_secs(120) => {
+                None if begin.elapsed() > patience => {
                     let log = self.log();
                     let _ = self.child.kill();
                     panic!("{} does not end; its log ends with {}", self.name, tail(&log));

@@ -1,0 +1,155 @@
+//! Breaks each safety rule on purpose and sees its test go red: a test that cannot fail proves nothing.
+//!
+//! Works on a copy of the tracked files, in a target folder of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+/// A rule, how it is broken, and who must notice.
+struct Rule {
+    what: &'static str,
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+    package: &'static str,
+    test: &'static str,
+}
+
+const RULES: &[Rule] = &[
+    Rule {
+        what: "every evicted piece is restored before the gate opens",
+        file: "libnvshare/src/mover.rs",
+        from: "        driver::prefetch(allocation.base + at, piece, to, stream)?;\n",
+        to: "        if allocation.base & (1 << 26) == 0 {\n            driver::prefetch(allocation.base + at, piece, to, stream)?;\n        }\n",
+        package: "nvshare-e2e",
+        test: "two_that_do_not_fit_take_turns",
+    },
+    Rule {
+        what: "the lock is given back only when all work is complete",
+        file: "libnvshare/src/mover.rs",
+        from: "    if !wait_for(&mut fence, &cancelled) {\n        return false;\n    }\n    let took",
+        to: "    fence.poll();\n    let took",
+        package: "nvshare-e2e",
+        test: "two_that_do_not_fit_take_turns",
+    },
+    Rule {
+        what: "nothing is submitted through a closed gate",
+        file: "libnvshare/src/gate.rs",
+        from: "        STATE.store(CLOSED, Ordering::SeqCst);\n",
+        to: "",
+        package: "nvshare-e2e",
+        test: "two_that_do_not_fit_take_turns",
+    },
+    Rule {
+        what: "every allocation is on the list",
+        file: "libnvshare/src/ledger.rs",
+        from: "    list().insert(allocation.base, Arc::new(allocation));\n",
+        to: "    if allocation.base & (3 << 26) != 0 {\n        list().insert(allocation.base, Arc::new(allocation));\n    }\n",
+        package: "nvshare-e2e",
+        test: "two_that_do_not_fit_take_turns",
+    },
+    Rule {
+        what: "a drain does not look at a context while a capture is open",
+        file: "libnvshare/src/streams.rs",
+        from: "    let captures = capture::open();\n",
+        to: "    let captures = capture::open();\n    let _ = driver::synchronize_context();\n",
+        package: "nvshare-e2e",
+        test: "a_capture_under_contention_is_not_broken",
+    },
+    Rule {
+        what: "over quota is refused",
+        file: "libnvshare/src/devices.rs",
+        from: "        if allocated > most {\n",
+        to: "        if allocated > most && bytes == 0 {\n",
+        package: "nvshare-e2e",
+        test: "over_quota_is_out_of_memory_and_nothing_else_changes",
+    },
+    Rule {
+        what: "nobody runs while another still drains",
+        file: "nvshare-scheduler/src/core/reconcile.rs",
+        from: "        if leaving || own_move {\n",
+        to: "        if (leaving && id > 1000) || own_move {\n",
+        package: "nvshare-scheduler",
+        test: "invariants_hold_and_nobody_starves",
+    },
+    Rule {
+        what: "room that is given is charged",
+        file: "nvshare-scheduler/src/core/reconcile.rs",
+        from: "            self.with_account(id, uuid, |account| account.budget += bytes);\n            room.push",
+        to: "            room.push",
+        package: "nvshare-scheduler",
+        test: "invariants_hold_and_nobody_starves",
+    },
+    Rule {
+        what: "a turn that nobody began still ends",
+        file: "nvshare-scheduler/src/core/reconcile.rs",
+        from: "                gpu.turn_started.get_or_insert(now);\n",
+        to: "",
+        package: "nvshare-scheduler",
+        test: "invariants_hold_and_nobody_starves",
+    },
+    Rule {
+        what: "what a dead process had is free when it is gone",
+        file: "nvshare-scheduler/src/core/mod.rs",
+        from: "                    gpu.departed.remove(&client);\n",
+        to: "                    let _ = (&gpu, client);\n",
+        package: "nvshare-scheduler",
+        test: "invariants_hold_and_nobody_starves",
+    },
+];
+
+pub(crate) fn run() -> Result<(), String> {
+    let workspace = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
+    let copy = workspace.join("target/broken/source");
+    let target = workspace.join("target/broken/target");
+    let _ = std::fs::remove_dir_all(&copy);
+    let listed = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
+        .current_dir(&workspace)
+        .output()
+        .map_err(|error| format!("git: {error}"))?;
+    for file in String::from_utf8_lossy(&listed.stdout).split('\0').filter(|file| !file.is_empty()) {
+        let to = copy.join(file);
+        std::fs::create_dir_all(to.parent().unwrap_or(&copy)).map_err(|error| error.to_string())?;
+        std::fs::copy(workspace.join(file), to).map_err(|error| format!("{file}: {error}"))?;
+    }
+    let mut unnoticed = 0;
+    for rule in RULES {
+        let begin = Instant::now();
+        let noticed = break_one(&copy, &target, rule)?;
+        let verdict = if noticed { "red, as it must be" } else { "NOT NOTICED" };
+        println!("{verdict}: {} ({}, {:.0} s)", rule.what, rule.test, begin.elapsed().as_secs_f64());
+        unnoticed += usize::from(!noticed);
+    }
+    if unnoticed == 0 { Ok(()) } else { Err(format!("{unnoticed} broken rules were not noticed")) }
+}
+
+/// Whether the test notices.
+fn break_one(copy: &Path, target: &Path, rule: &Rule) -> Result<bool, String> {
+    let path = copy.join(rule.file);
+    let good = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", rule.file))?;
+    if good.matches(rule.from).count() != 1 {
+        return Err(format!("{}: the place to break is not there once: {}", rule.file, rule.what));
+    }
+    std::fs::write(&path, good.replace(rule.from, rule.to)).map_err(|error| error.to_string())?;
+    let cargo = |arguments: &[&str]| {
+        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        command.args(arguments).args(["-p", rule.package, "--quiet"]).current_dir(copy);
+        // A failing property is not to be shrunk, nor written down.
+        command.env("CARGO_TARGET_DIR", target).env("PROPTEST_MAX_SHRINK_ITERS", "0");
+        command.env("PROPTEST_CASES", "1500").env("NVSHARE_TEST_PATIENCE", "40");
+        command.env_remove("CARGO_MANIFEST_DIR");
+        command.output().map_err(|error| format!("cargo: {error}"))
+    };
+    // It must be the test that fails, not the compiler.
+    let built = cargo(&["test", "--no-run"])?.status.success();
+    let tested = cargo(&["test", rule.test]);
+    std::fs::write(&path, good).map_err(|error| error.to_string())?;
+    if !built {
+        return Err(format!("broken so, it does not compile: {}", rule.what));
+    }
+    let tested = tested?;
+    let text = String::from_utf8_lossy(&tested.stdout);
+    Ok(!tested.status.success() && text.contains(rule.test) && text.contains("FAILED"))
+}
