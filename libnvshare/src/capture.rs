@@ -1,27 +1,32 @@
 //! Stream captures: nothing runs on a capturing stream, and nothing of ours may break it.
 //!
-//! Open captures are counted, so that streams are asked only while there are any. When the first one opens, an
-//! event is recorded on each context's legacy stream: once a capture is open on a stream that synchronises with
-//! the legacy stream, recording there would break it, and the program cannot submit there either.
+//! Open captures are kept in a list, so that streams are asked only while there are any. Once a capture is open on
+//! a stream that synchronises with its context's legacy stream, an event recorded on that would break it, and the
+//! program cannot submit there either: an event from before the capture stands for all there is.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::cuda::{CUcontext, CUgraph, CUresult, CUstream};
-use crate::driver::{self, Event, Relaxed};
+use crate::driver::{self, Event};
 use crate::streams::StreamKey;
 
+/// How many captures are open, for a look without a lock.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
-static LEGACY_EVENTS: Mutex<LegacyEvents> = Mutex::new(LegacyEvents { blocking: 0, events: Vec::new() });
+static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
 /// Held by who begins a capture, and by who needs that none begins.
 static BEGINNING: Mutex<()> = Mutex::new(());
 
 #[derive(Debug)]
-struct LegacyEvents {
-    /// Open captures on streams that synchronise with the legacy stream.
-    blocking: usize,
-    events: Vec<(CUcontext, Arc<Event>)>,
+struct Capture {
+    stream: StreamKey,
+    context: CUcontext,
+    /// Behind the work that was on the stream when the capture began.
+    before: Option<Arc<Event>>,
+    /// The stream synchronises with the legacy stream; behind that, when the capture began, stood this event.
+    legacy: Option<Arc<Event>>,
+    blocking: bool,
 }
 
 /// What may be done with a context's legacy stream while captures are open.
@@ -29,12 +34,12 @@ struct LegacyEvents {
 pub(crate) enum Legacy {
     /// Recording there disturbs none of them.
     Free,
-    /// It would; this event stands behind all that was submitted there.
-    Recorded(Arc<Event>),
+    /// It would; what was submitted there is behind this event, if there is anything.
+    Stands(Option<Arc<Event>>),
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+fn captures() -> MutexGuard<'static, Vec<Capture>> {
+    CAPTURES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Captures that are open in this process.
@@ -49,38 +54,60 @@ pub(crate) fn is_capturing(stream: StreamKey) -> bool {
 
 /// While the answer lives, no capture begins.
 pub(crate) fn hold_off() -> MutexGuard<'static, ()> {
-    lock(&BEGINNING)
+    BEGINNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// See [`Legacy`].
-pub(crate) fn legacy_event(context: CUcontext) -> Legacy {
-    let legacy = lock(&LEGACY_EVENTS);
-    if legacy.blocking == 0 {
+pub(crate) fn legacy(context: CUcontext) -> Legacy {
+    let captures = captures();
+    let mut of_context = captures.iter().filter(|capture| capture.blocking && capture.context == context).peekable();
+    if of_context.peek().is_none() {
         return Legacy::Free;
     }
-    legacy.events.iter().find(|(of, _)| *of == context).map_or(Legacy::Free, |(_, event)| Legacy::Recorded(Arc::clone(event)))
+    // Only the first of several could record one, and the others have it too.
+    Legacy::Stands(of_context.find_map(|capture| capture.legacy.clone()))
+}
+
+/// The event behind the work that was on a stream when a capture began there; `None`: none began there.
+pub(crate) fn before(stream: StreamKey) -> Option<Option<Arc<Event>>> {
+    captures().iter().find(|capture| capture.stream == stream).map(|capture| capture.before.clone())
+}
+
+/// A stream is about to be destroyed, and a capture on it with it.
+pub(crate) fn forget(stream: StreamKey) {
+    if open() > 0 {
+        remove(|capture| capture.stream == stream);
+    }
+}
+
+fn remove(which: impl Fn(&Capture) -> bool) {
+    let mut captures = captures();
+    captures.retain(|capture| !which(capture));
+    OPEN.store(captures.len(), Ordering::SeqCst);
 }
 
 /// Begins a capture by `call`, with the books kept.
-fn beginning(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
+fn beginning(stream: StreamKey, call: impl FnOnce() -> CUresult) -> CUresult {
     let _alone = hold_off();
-    let blocking = !driver::is_non_blocking(stream);
-    let context = driver::stream_context(stream).or_else(|_| driver::current_context());
-    let mut recorded = None;
-    if blocking && lock(&LEGACY_EVENTS).blocking == 0 {
-        let _relaxed = Relaxed::begin();
-        if let (Ok(context), Ok(event)) = (context, Event::behind(StreamKey::LEGACY.handle())) {
-            recorded = Some((context, Arc::new(event)));
-        }
+    let context = driver::context_of(stream.handle());
+    let blocking = !driver::is_non_blocking(stream.handle());
+    let behind = |context, stream: StreamKey| {
+        driver::in_context(context, || Event::behind(stream.handle())).ok().map(Arc::new)
+    };
+    let (mut before, mut legacy_event) = (None, None);
+    if let Ok(context) = context {
+        before = behind(context, stream);
+        legacy_event = match legacy(context) {
+            Legacy::Free if blocking => behind(context, StreamKey::LEGACY),
+            Legacy::Free => None,
+            Legacy::Stands(event) => event,
+        };
     }
     let result = call();
-    let mut legacy = lock(&LEGACY_EVENTS);
-    if result == CUresult::SUCCESS {
-        OPEN.fetch_add(1, Ordering::SeqCst);
-        if blocking {
-            legacy.blocking += 1;
-        }
-        legacy.events.extend(recorded);
+    if let (CUresult::SUCCESS, Ok(context)) = (result, context) {
+        let mut captures = captures();
+        captures.push(Capture { stream, context, before, legacy: legacy_event, blocking });
+        OPEN.store(captures.len(), Ordering::SeqCst);
     }
     result
 }
@@ -93,21 +120,21 @@ type End = unsafe extern "C-unwind" fn(CUstream, *mut CUgraph) -> CUresult;
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn begin_v1(real: BeginV1, stream: CUstream) -> CUresult {
+pub(crate) unsafe fn begin_v1<const PER_THREAD: bool>(real: BeginV1, stream: CUstream) -> CUresult {
     // SAFETY: the caller's arguments.
-    beginning(stream, || unsafe { real(stream) })
+    beginning(StreamKey::new(stream, PER_THREAD), || unsafe { real(stream) })
 }
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn begin(real: Begin, stream: CUstream, mode: c_int) -> CUresult {
+pub(crate) unsafe fn begin<const PER_THREAD: bool>(real: Begin, stream: CUstream, mode: c_int) -> CUresult {
     // SAFETY: the caller's arguments.
-    beginning(stream, || unsafe { real(stream, mode) })
+    beginning(StreamKey::new(stream, PER_THREAD), || unsafe { real(stream, mode) })
 }
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn begin_to_graph(
+pub(crate) unsafe fn begin_to_graph<const PER_THREAD: bool>(
     real: BeginToGraph,
     stream: CUstream,
     graph: CUgraph,
@@ -117,26 +144,19 @@ pub(crate) unsafe fn begin_to_graph(
     mode: c_int,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    beginning(stream, || unsafe { real(stream, graph, dependencies, data, count, mode) })
+    let call = || unsafe { real(stream, graph, dependencies, data, count, mode) };
+    beginning(StreamKey::new(stream, PER_THREAD), call)
 }
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn end(real: End, stream: CUstream, graph: *mut CUgraph) -> CUresult {
-    let was_capturing = open() > 0 && driver::is_capturing(stream);
-    let blocking = !driver::is_non_blocking(stream);
+pub(crate) unsafe fn end<const PER_THREAD: bool>(real: End, stream: CUstream, graph: *mut CUgraph) -> CUresult {
+    let key = StreamKey::new(stream, PER_THREAD);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(stream, graph) };
-    // A capture that was broken ends as well, with an error.
-    if was_capturing {
-        OPEN.fetch_sub(1, Ordering::SeqCst);
-        let mut legacy = lock(&LEGACY_EVENTS);
-        if blocking {
-            legacy.blocking = legacy.blocking.saturating_sub(1);
-        }
-        if legacy.blocking == 0 {
-            legacy.events.clear();
-        }
+    // A capture that was broken ends as well, with an error; one that this thread may not end goes on.
+    if open() > 0 && !driver::is_capturing(key.handle()) {
+        remove(|capture| capture.stream == key);
     }
     result
 }

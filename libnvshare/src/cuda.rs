@@ -21,6 +21,11 @@ impl CUresult {
     pub(crate) const NOT_READY: Self = Self(600);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
 
+    /// One of the errors that a stream capture is to blame for.
+    pub(crate) fn is_of_capture(self) -> bool {
+        (900..=908).contains(&self.0)
+    }
+
     pub(crate) fn ok(self) -> Result<(), Self> {
         if self == Self::SUCCESS { Ok(()) } else { Err(self) }
     }

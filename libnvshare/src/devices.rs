@@ -20,12 +20,13 @@ pub(crate) struct Device {
     pub(crate) ordinal: CUdevice,
     pub(crate) uuid: GpuUuid,
     /// Bytes that the driver says it has.
-    pub(crate) total: u64,
+    total: u64,
     /// The process's limit in bytes.
     pub(crate) limit: Option<u64>,
     /// How memory is handed out on it.
     pub(crate) memory: MemoryMode,
-    oversubscribe: bool,
+    /// One program may have more than fits: what does not comes and goes by page faults.
+    pub(crate) oversubscribe: bool,
     /// Memory was asked for or work submitted: the scheduler is told of it.
     used: AtomicBool,
     account: Mutex<Account>,
@@ -34,38 +35,57 @@ pub(crate) struct Device {
 }
 
 /// A process's memory on one device, in bytes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Account {
     /// Allocated, wherever it is.
     pub(crate) allocated: u64,
-    /// Of these, not on the card: evicted, or never brought there.
-    pub(crate) absent: u64,
-    /// What may become resident beyond what is. Below zero for a moment when a process that ran alone joins a
-    /// scheduler.
-    pub(crate) room: i64,
+    /// Of these, on the card as far as the ledger goes: room was taken for them.
+    charged: u64,
+    /// What may be charged beyond that. Below zero for a moment when a process that ran alone joins a scheduler.
+    room: i64,
     /// What the GPU's clients may fill together, as the scheduler says.
     pub(crate) capacity: Option<u64>,
     /// The process holds the lock: new memory becomes resident at once.
     pub(crate) holding: bool,
     /// There is no scheduler, or it does not schedule: room is not counted.
-    pub(crate) free: bool,
+    free: bool,
     /// What waiting allocations lack.
-    pub(crate) needs: u64,
+    needs: u64,
     /// Allocations that wait.
     waiting: u32,
     /// The scheduler has no room for them.
     refused: bool,
-    /// What the scheduler was last told: allocated, and on the card.
+    /// What the scheduler was last told: allocated and charged.
     reported: (u64, u64),
+}
+
+impl Account {
+    /// Allocated and not charged: evicted, or not brought to the card yet.
+    fn absent(&self) -> u64 {
+        self.allocated - self.charged
+    }
+
+    /// Takes up to this much room; how much.
+    fn charge(&mut self, bytes: u64) -> u64 {
+        let bytes = if self.free { bytes } else { bytes.min(self.room.max(0) as u64) };
+        if !self.free {
+            self.room -= bytes as i64;
+        }
+        self.charged += bytes;
+        bytes
+    }
+
+    /// Gives room back that was taken.
+    fn discharge(&mut self, bytes: u64) {
+        self.charged = self.charged.saturating_sub(bytes);
+    }
 }
 
 /// How an allocation enters the books.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// It may become resident.
-    Resident,
-    /// It stays off the card until the lock is granted.
-    Absent,
+    /// It is allocated, and this much of it is charged: it may be on the card.
+    Charged(u64),
     /// It has to wait for this much room, outside the gate.
     Lacks(u64),
 }
@@ -96,8 +116,9 @@ pub(crate) fn by_uuid(uuid: GpuUuid) -> Option<&'static Device> {
 pub(crate) fn discover(config: &Config) {
     DEVICES.get_or_init(|| {
         let count = driver::device_count().unwrap_or(0).max(0) as usize;
+        let warn = |index: usize, error: &CUresult| log::warn(format_args!("device {index}: {error:?}"));
         (0..count.min(MOST))
-            .filter_map(|index| describe(index, config).inspect_err(|e| log::warn(format_args!("device {index}: {e:?}"))).ok())
+            .filter_map(|index| describe(index, config).inspect_err(|error| warn(index, error)).ok())
             .collect()
     });
 }
@@ -118,18 +139,7 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
         memory,
         oversubscribe: config.oversubscribe,
         used: AtomicBool::new(false),
-        account: Mutex::new(Account {
-            allocated: 0,
-            absent: 0,
-            room: 0,
-            capacity: None,
-            holding: false,
-            free: false,
-            needs: 0,
-            waiting: 0,
-            refused: false,
-            reported: (0, 0),
-        }),
+        account: Mutex::new(Account::default()),
         changed: Condvar::new(),
     })
 }
@@ -150,7 +160,7 @@ impl Device {
     }
 
     /// Changes the books, and wakes who waits for a change.
-    pub(crate) fn update<T>(&self, change: impl FnOnce(&mut Account) -> T) -> T {
+    fn update<T>(&self, change: impl FnOnce(&mut Account) -> T) -> T {
         let mut account = self.lock();
         let result = change(&mut account);
         let waiting = account.waiting > 0;
@@ -166,66 +176,66 @@ impl Device {
         !self.used.load(Ordering::Relaxed) && !self.used.swap(true, Ordering::Relaxed)
     }
 
-    /// What the process may allocate at most: its limit, and what the GPU can hold.
-    fn most(&self, account: &Account) -> u64 {
-        let capacity = account.capacity.unwrap_or(self.total);
-        let capacity = if self.oversubscribe { u64::MAX } else { capacity };
-        self.limit.unwrap_or(u64::MAX).min(capacity)
+    /// What one process may have on the card at most.
+    fn capacity(&self, account: &Account) -> u64 {
+        account.capacity.unwrap_or(self.total)
     }
 
     /// Enters an allocation into the books, if limits allow.
     ///
-    /// `inside`: the caller holds the gate open, so that what it is about to make resident is seen by the next
-    /// drain.
+    /// `resident`: it is about to be on the card. The caller then holds the gate open, so that the next drain sees
+    /// it.
     ///
     /// # Errors
     /// Out of memory when it exceeds the limit or the GPU; the books are unchanged.
-    pub(crate) fn admit(&self, bytes: u64, inside: bool) -> Result<Admission, CUresult> {
+    pub(crate) fn admit(&self, bytes: u64, resident: bool) -> Result<Admission, CUresult> {
         let mut account = self.lock();
-        let most = self.most(&account);
+        let capacity = self.capacity(&account);
+        let most = self.limit.unwrap_or(u64::MAX).min(if self.oversubscribe { u64::MAX } else { capacity });
         let allocated = account.allocated.saturating_add(bytes);
         if allocated > most {
             drop(account);
             log::info(format_args!("allocation of {bytes} bytes refused: {} of {most} are in use", allocated - bytes));
             return Err(CUresult::OUT_OF_MEMORY);
         }
-        if !inside {
+        if !resident {
             account.allocated = allocated;
-            account.absent += bytes;
-            return Ok(Admission::Absent);
+            return Ok(Admission::Charged(0));
         }
-        let resident = account.allocated - account.absent;
-        // What exceeds the GPU comes and goes by page faults; its room is that of the whole GPU.
-        let wanted = if self.oversubscribe {
-            bytes.min(account.capacity.unwrap_or(self.total).saturating_sub(resident))
-        } else {
-            bytes
-        };
+        let wanted = if self.oversubscribe { bytes.min(capacity.saturating_sub(account.charged)) } else { bytes };
         let lacks = (wanted as i64).saturating_sub(account.room);
         if lacks > 0 && !account.free {
             return Ok(Admission::Lacks(lacks as u64));
         }
         account.allocated = allocated;
-        if !account.free {
-            account.room -= wanted as i64;
-        }
-        Ok(Admission::Resident)
+        Ok(Admission::Charged(account.charge(wanted)))
     }
 
-    /// Takes an allocation out of the books, `absent` bytes of which were off the card.
-    pub(crate) fn release(&self, bytes: u64, absent: u64) {
+    /// Takes an allocation out of the books, `charged` bytes of which were charged.
+    pub(crate) fn release(&self, bytes: u64, charged: u64) {
         self.update(|account| {
             account.allocated = account.allocated.saturating_sub(bytes);
-            account.absent = account.absent.saturating_sub(absent);
+            account.discharge(charged);
             if !account.free {
-                account.room += (bytes - absent.min(bytes)) as i64;
+                account.room += charged as i64;
             }
         });
     }
 
+    /// Charges up to this much for what comes back to the card; how much.
+    pub(crate) fn charge(&self, bytes: u64) -> u64 {
+        self.update(|account| account.charge(bytes))
+    }
+
+    /// What was charged has left the card; its room is the scheduler's.
+    pub(crate) fn discharge(&self, bytes: u64) {
+        self.update(|account| account.discharge(bytes));
+    }
+
     /// Waits until more room may be there. False: there will be none.
     ///
-    /// `even_parked`: it is needed also while the lock is elsewhere. `ask` tells the session that `needs` changed.
+    /// `even_parked`: it is needed also while the lock is elsewhere. `ask` tells the session that something is
+    /// needed.
     pub(crate) fn wait_for_room(&self, lacks: u64, even_parked: bool, ask: impl FnOnce()) -> bool {
         let deadline = Instant::now() + PATIENCE;
         let mut account = self.lock();
@@ -250,33 +260,29 @@ impl Device {
     /// Room came from the scheduler.
     pub(crate) fn give(&self, bytes: u64) {
         self.update(|account| {
-            account.room += bytes as i64;
+            account.room = account.room.saturating_add_unsigned(bytes);
             account.needs = 0;
         });
     }
 
     /// The scheduler has no room for what waits.
     pub(crate) fn refuse(&self) {
-        self.update(|account| account.refused = true);
+        self.update(|account| {
+            account.refused = account.waiting > 0;
+            account.needs = 0;
+        });
     }
 
-    /// Takes room for up to `absent` bytes that come back to the card; how much.
-    pub(crate) fn take_for_restore(&self, absent: u64) -> u64 {
-        self.update(|account| {
-            let bytes = if account.free { absent } else { absent.min(account.room.max(0) as u64) };
-            if !account.free {
-                account.room -= bytes as i64;
-            }
-            account.absent = account.absent.saturating_sub(bytes);
-            bytes
-        })
+    /// What the GPU's clients may fill together.
+    pub(crate) fn set_capacity(&self, bytes: u64) {
+        self.update(|account| account.capacity = Some(bytes));
     }
 
     /// Takes up to `bytes` of unused room; how much. What is absent and about to come back, if it is, keeps its
     /// room.
     pub(crate) fn take_unused(&self, bytes: u64, coming_back: bool) -> u64 {
         self.update(|account| {
-            let kept = if coming_back { account.absent } else { 0 };
+            let kept = if coming_back { account.absent() } else { 0 };
             let taken = bytes.min((account.room.max(0) as u64).saturating_sub(kept));
             account.room -= taken as i64;
             taken
@@ -295,15 +301,16 @@ impl Device {
     pub(crate) fn limit(&self) {
         self.update(|account| {
             account.free = false;
-            account.room = account.reported.1 as i64 - (account.allocated - account.absent) as i64;
+            account.room = account.reported.1 as i64 - account.charged as i64;
         });
     }
 
-    /// The lock is ours: memory becomes resident when it is allocated. False: some is absent, and the lock is no
-    /// use yet, unless `anyway`.
+    /// The lock is ours: memory becomes resident when it is allocated. False: some is absent that would fit, and
+    /// the lock is no use yet, unless `anyway`.
     pub(crate) fn hold(&self, anyway: bool) -> bool {
         self.update(|account| {
-            if account.absent > 0 && !anyway {
+            let never_fits = account.allocated.saturating_sub(self.capacity(account));
+            if account.absent() > never_fits && !anyway {
                 return false;
             }
             account.holding = true;
@@ -333,14 +340,25 @@ impl Device {
 
     /// What the scheduler is told.
     pub(crate) fn usage(&self) -> Usage {
+        self.tell(&mut self.lock())
+    }
+
+    /// What a scheduler is told that knows nothing of us yet: it charges what is charged, and there is no unused
+    /// room.
+    pub(crate) fn usage_to_register(&self) -> Usage {
         let mut account = self.lock();
-        account.reported = (account.allocated, account.allocated - account.absent);
+        account.room = 0;
+        self.tell(&mut account)
+    }
+
+    fn tell(&self, account: &mut Account) -> Usage {
+        account.reported = (account.allocated, account.charged);
         Usage {
             gpu: self.uuid,
             total: self.total,
             limit: self.limit.unwrap_or(0),
             allocated: account.allocated,
-            absent: account.absent,
+            absent: account.absent(),
         }
     }
 

@@ -3,51 +3,44 @@
 //! Every call that the library adds is made with [`Relaxed`] in force where it could disturb a stream capture of
 //! another thread.
 
+use std::cell::Cell;
 use std::ffi::{CString, c_int, c_void};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::cuda::{
     CU_EVENT_DISABLE_TIMING, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE,
-    CU_STREAM_NON_BLOCKING, CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult, CUstream,
+    CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult, CUstream,
 };
 use crate::log;
 use crate::table::{ENTRIES, real};
 
 const LIBRARY: &str = "libcuda.so.1";
 
-const CLOSED: u8 = 0;
-const OPENING: u8 = 1;
-const OPEN: u8 = 2;
-static STATE: AtomicU8 = AtomicU8::new(CLOSED);
-static OPENER: AtomicI32 = AtomicI32::new(0);
+static OPEN: AtomicBool = AtomicBool::new(false);
 static SWAPS: OnceLock<Vec<(usize, usize)>> = OnceLock::new();
 
-/// Opens the driver and learns the addresses of its functions, once.
+/// Opens the driver and learns the addresses of its functions.
 ///
-/// The driver's own initialisers may look up symbols while it is being loaded: the thread that opens it finds the
-/// table empty then, and is not made to wait for itself.
+/// Nobody waits here: another thread may be opening it while it holds the loader's lock, and this one may hold that
+/// lock too. Two that open it learn the same. The driver's own initialisers may look up symbols while it is being
+/// loaded: the thread that loads it finds the table empty then.
 pub(crate) fn open() {
-    if STATE.load(Ordering::Acquire) == OPEN {
+    thread_local! {
+        static OPENING: Cell<bool> = const { Cell::new(false) };
+    }
+    if OPEN.load(Ordering::Acquire) || OPENING.replace(true) {
         return;
     }
-    // SAFETY: no arguments, cannot fail.
-    let me = unsafe { libc::gettid() };
-    if STATE.compare_exchange(CLOSED, OPENING, Ordering::AcqRel, Ordering::Acquire).is_err() {
-        while STATE.load(Ordering::Acquire) == OPENING && OPENER.load(Ordering::Acquire) != me {
-            std::thread::yield_now();
-        }
-        return;
-    }
-    OPENER.store(me, Ordering::Release);
     // SAFETY: the driver's initialisers are what the program is about to run anyway.
     match unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) } {
         Ok(library) => learn(library),
         Err(error) => log::error(format_args!("{LIBRARY} cannot be opened: {error}")),
     }
-    STATE.store(OPEN, Ordering::Release);
+    OPEN.store(true, Ordering::Release);
+    OPENING.set(false);
 }
 
 fn learn(library: Library) {
@@ -132,6 +125,31 @@ pub(crate) fn set_context(context: CUcontext) -> Result<(), CUresult> {
     call!(cuCtxSetCurrent(context))
 }
 
+/// Does something with a context current, and leaves the thread's own as it was.
+pub(crate) fn in_context<T>(
+    context: CUcontext,
+    body: impl FnOnce() -> Result<T, CUresult>,
+) -> Result<T, CUresult> {
+    let _relaxed = Relaxed::begin();
+    let before = current_context().unwrap_or(CUcontext::NULL);
+    if before == context {
+        return body();
+    }
+    set_context(context)?;
+    let result = body();
+    let _ = set_context(before);
+    result
+}
+
+/// The context that a stream belongs to; the current one for the default streams.
+pub(crate) fn context_of(stream: CUstream) -> Result<CUcontext, CUresult> {
+    if stream.0 as usize <= CU_STREAM_PER_THREAD {
+        return current_context();
+    }
+    // A green context's streams have no plain context of their own: the current one will do.
+    stream_context(stream).or_else(|_| current_context())
+}
+
 pub(crate) fn synchronize_context() -> Result<(), CUresult> {
     call!(cuCtxSynchronize())
 }
@@ -182,7 +200,7 @@ pub(crate) fn synchronize_stream(stream: CUstream) -> Result<(), CUresult> {
     call!(cuStreamSynchronize(stream))
 }
 
-pub(crate) fn stream_context(stream: CUstream) -> Result<CUcontext, CUresult> {
+fn stream_context(stream: CUstream) -> Result<CUcontext, CUresult> {
     let mut context = CUcontext::NULL;
     call!(cuStreamGetCtx(stream, &raw mut context))?;
     Ok(context)
@@ -210,6 +228,16 @@ impl Event {
         call!(cuEventCreate(&raw mut event, CU_EVENT_DISABLE_TIMING))?;
         let event = Self(event);
         call!(cuEventRecord(event.0, stream))?;
+        Ok(event)
+    }
+
+    /// An event behind all work in a context, which must be current, whatever thread submitted it. Breaks captures
+    /// that are open in the context. Drivers before 12.5 cannot.
+    pub(crate) fn behind_everything(context: CUcontext) -> Result<Self, CUresult> {
+        let mut event = CUevent::NULL;
+        call!(cuEventCreate(&raw mut event, CU_EVENT_DISABLE_TIMING))?;
+        let event = Self(event);
+        call!(cuCtxRecordEvent(context, event.0))?;
         Ok(event)
     }
 

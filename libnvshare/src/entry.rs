@@ -115,7 +115,7 @@ macro_rules! real_slot {
 macro_rules! entry_points {
     (
         gated { $( $gclass:ident $gname:ident $gargs:tt $(and $gtwin:ident)? on $stream:expr; )* }
-        handled { $( $hclass:ident $hname:ident $hargs:tt $(and $htwin:ident)? = $handler:path; )* }
+        handled { $( $hclass:ident $hname:ident $hargs:tt = $handler:path; )* }
         called { $( $cname:ident $cargs:tt $(and $ctwin:ident)?; )* }
         forwarded { $( $fname:ident )* }
     ) => {
@@ -129,7 +129,7 @@ macro_rules! entry_points {
             use $crate::entry::{Real, real_slot};
 
             $( real_slot!($gname, $gargs); $( real_slot!($gtwin, $gargs); )? )*
-            $( real_slot!($hname, $hargs); $( real_slot!($htwin, $hargs); )? )*
+            $( real_slot!($hname, $hargs); )*
             $( real_slot!($cname, $cargs); $( real_slot!($ctwin, $cargs); )? )*
         }
 
@@ -145,7 +145,7 @@ macro_rules! entry_points {
             const NULL: CUstream = CUstream::NULL;
 
             $( gated_hook!($gname, false, $gargs, $stream); $( gated_hook!($gtwin, true, $gargs, $stream); )? )*
-            $( handled_hook!($hname, $hargs, $handler); $( handled_hook!($htwin, $hargs, $handler); )? )*
+            $( handled_hook!($hname, $hargs, $handler); )*
         }
 
         /// Every function that is hooked or called.
@@ -154,10 +154,7 @@ macro_rules! entry_points {
                 $crate::entry::entry!($gname, hooked),
                 $( $crate::entry::entry!($gtwin, hooked), )?
             )*
-            $(
-                $crate::entry::entry!($hname, hooked),
-                $( $crate::entry::entry!($htwin, hooked), )?
-            )*
+            $( $crate::entry::entry!($hname, hooked), )*
             $(
                 $crate::entry::entry!($cname, called),
                 $( $crate::entry::entry!($ctwin, called), )?

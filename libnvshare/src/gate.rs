@@ -127,6 +127,7 @@ fn enter_slowly(stream: StreamKey, frame: usize) -> Pass {
             }
             DORMANT => session::start(),
             _ => {
+                session::uses_current();
                 // Nothing runs on a capturing stream, and a capture must not be held up half-way.
                 if capture::is_capturing(stream) {
                     return outside;
@@ -145,6 +146,7 @@ fn leave_slowly(slot: &Slot, pass: &Pass, result: CUresult) {
         return;
     }
     if pass.extra == Extra::Meet && streams::meet(pass.stream) {
+        session::uses_current();
         slot.learn(pass.stream);
     }
     if STATE.load(Ordering::Relaxed) == BOUNDED {

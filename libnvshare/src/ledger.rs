@@ -24,7 +24,8 @@ pub(crate) struct Allocation {
 /// Where an allocation is. Locked while a piece of it is being moved, so that it is not freed meanwhile.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// Bytes from the base that are on the card.
+    /// Bytes from the base that are charged, and so on the card. What is beyond them is not, unless the device is
+    /// oversubscribed: page faults may have brought it there.
     pub(crate) present: u64,
     /// It was on the card once: what is absent now was evicted and has contents.
     pub(crate) lived: bool,
@@ -39,9 +40,9 @@ impl Allocation {
         device: CUdevice,
         context: CUcontext,
         managed: bool,
-        resident: bool,
+        present: u64,
     ) -> Self {
-        let place = Place { present: if resident { size } else { 0 }, lived: resident, freed: false };
+        let place = Place { present, lived: present > 0, freed: false };
         Self { base, size, device, context, managed, place: Mutex::new(place) }
     }
 

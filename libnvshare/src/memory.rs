@@ -63,8 +63,7 @@ fn allocate(
             continue;
         }
         // The driver's own memory is on the card wherever the lock is.
-        let admission = device.admit(bytes, inside || kind == Kind::Plain);
-        let made = match admission {
+        let made = match device.admit(bytes, inside || kind == Kind::Plain) {
             Ok(Admission::Lacks(lacks)) => {
                 leave(pass);
                 if !device.wait_for_room(lacks, kind == Kind::Plain, session::wake) {
@@ -72,18 +71,15 @@ fn allocate(
                 }
                 continue;
             }
-            Ok(admission) => make()
+            Ok(Admission::Charged(charged)) => make()
                 .inspect(|&base| {
-                    let resident = admission == Admission::Resident;
                     let managed = kind != Kind::Plain;
-                    ledger::insert(Allocation::new(base, bytes, device.ordinal, context, managed, resident));
-                    if kind == Kind::Device && resident {
-                        mover::populate(base, bytes, device);
+                    ledger::insert(Allocation::new(base, bytes, device.ordinal, context, managed, charged));
+                    if kind == Kind::Device && charged > 0 {
+                        mover::populate(base, charged, device);
                     }
                 })
-                .inspect_err(|_| {
-                    device.release(bytes, if admission == Admission::Absent { bytes } else { 0 });
-                }),
+                .inspect_err(|_| device.release(bytes, charged)),
             Err(error) => Err(error),
         };
         leave(pass);
@@ -291,13 +287,17 @@ fn free_with(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
         return result;
     }
     place.freed = true;
-    let absent = allocation.size - place.present;
+    let charged = place.present;
     drop(place);
+    forget(&allocation, charged);
+    result
+}
+
+fn forget(allocation: &Allocation, charged: u64) {
     if let Some(device) = devices::get(allocation.device) {
-        device.release(allocation.size, absent);
+        device.release(allocation.size, charged);
         session::freed(device);
     }
-    result
 }
 
 /// A context is gone, and its memory with it.
@@ -305,12 +305,9 @@ pub(crate) fn forget_context(context: CUcontext) {
     for allocation in ledger::remove_context(context) {
         let mut place = allocation.place();
         place.freed = true;
-        let absent = allocation.size - place.present;
+        let charged = place.present;
         drop(place);
-        if let Some(device) = devices::get(allocation.device) {
-            device.release(allocation.size, absent);
-            session::freed(device);
-        }
+        forget(&allocation, charged);
     }
 }
 

@@ -18,11 +18,14 @@ use crate::ledger::Allocation;
 use crate::streams::{self, Fence};
 use crate::{config, counters, gate, hostmem, ledger, log};
 
+/// Ties an answer to its order.
+pub(crate) type Ticket = u64;
+
 /// What the session orders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Job {
     /// Wait until all submitted work is complete. The gate is closed.
-    Drain,
+    Drain(Ticket),
     /// Bring back what is absent, as far as there is room.
     Restore,
     /// Move this much to the host. The gate is closed.
@@ -35,7 +38,7 @@ pub(crate) enum Job {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Done {
     /// Everything is complete.
-    Drained,
+    Drained(Ticket),
     /// What could be restored is; these devices lack room for the rest.
     Restored { lacking: Vec<Room> },
     /// This much is on the host now.
@@ -108,9 +111,9 @@ pub(crate) fn run(report: impl Fn(Done)) {
         let _still = hold_still();
         let _relaxed = Relaxed::begin();
         match job {
-            Job::Drain => {
+            Job::Drain(ticket) => {
                 if drain(cancelled) {
-                    report(Done::Drained);
+                    report(Done::Drained(ticket));
                 }
             }
             Job::Restore => {
@@ -169,12 +172,10 @@ fn wait_for(fence: &mut Fence, given_up: &impl Fn() -> bool) -> bool {
             return false;
         }
         if left == 0 {
-            break;
+            return true;
         }
         gate::pause();
     }
-    fence.look_at_whole_contexts();
-    !given_up()
 }
 
 /// Whether the process has nothing to do, as far as one can see without closing the gate.
@@ -275,7 +276,7 @@ impl<C: Fn() -> bool + Sync> Restore<'_, C> {
         if place.freed || absent == 0 {
             return;
         }
-        let bytes = self.device.take_for_restore(absent);
+        let bytes = self.device.charge(absent);
         self.lacks.fetch_add(absent - bytes, Ordering::Relaxed);
         if bytes == 0 {
             return;
@@ -365,10 +366,12 @@ fn evict_piece(
     }
     let from = (place.present - piece).next_multiple_of(BLOCK).min(place.present - 1);
     let piece = place.present - from;
-    driver::prefetch(allocation.base + from, piece, CU_DEVICE_CPU, stream)?;
+    // What page faults have brought beyond that leaves with it.
+    let until = if device.oversubscribe { allocation.size } else { place.present };
+    driver::prefetch(allocation.base + from, until - from, CU_DEVICE_CPU, stream)?;
     driver::synchronize_stream(stream)?;
     place.present = from;
-    device.update(|account| account.absent += piece);
+    device.discharge(piece);
     Ok(piece)
 }
 

@@ -8,12 +8,12 @@ use std::ffi::{c_int, c_uint};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUresult, CUstream};
 use crate::driver::{self, Event, Relaxed};
 use crate::window::{MARKS, Window};
-use crate::{capture, gate};
+use crate::{capture, gate, log};
 
 /// A stream as the gate knows it: its handle, with the default streams by their explicit handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,7 +101,18 @@ impl Context {
         self.streams.swap_remove(at);
         self.orphans.retain(|event| !event.is_complete());
         if !driver::is_capturing(key.handle()) {
-            self.orphans.extend(Event::behind(key.handle()).map(Arc::new));
+            let last = driver::in_context(self.handle, || Event::behind(key.handle()));
+            self.orphans.extend(last.map(Arc::new));
+        }
+    }
+
+    /// What another record of the same context knows.
+    fn merge(&mut self, other: Self) {
+        other.streams.iter().for_each(|stream| self.meet(stream.key));
+        self.per_thread |= other.per_thread;
+        self.orphans.extend(other.orphans);
+        if self.ours.is_empty() {
+            self.ours = other.ours;
         }
     }
 }
@@ -143,14 +154,11 @@ pub(crate) fn meet(key: StreamKey) -> bool {
     if !meet_context(current) {
         return false;
     }
-    let owner = match key {
-        StreamKey::LEGACY | StreamKey::PER_THREAD => current,
-        // A green context's streams have no plain context of their own: the current one will do.
-        _ => driver::stream_context(key.handle()).unwrap_or(current),
-    };
+    let owner = driver::context_of(key.handle()).unwrap_or(current);
     let mut contexts = contexts();
-    let known = contexts.iter_mut().find(|context| context.handle == owner || context.handle == current);
-    let Some(context) = known else { return false };
+    let at = |handle| move |context: &Context| context.handle == handle;
+    let found = contexts.iter().position(at(owner)).or_else(|| contexts.iter().position(at(current)));
+    let Some(context) = found.and_then(|at| contexts.get_mut(at)) else { return false };
     context.meet(key);
     true
 }
@@ -170,8 +178,12 @@ pub(crate) fn take_context(handle: CUcontext) -> Taken {
 impl Taken {
     /// The context lives on.
     pub(crate) fn put_back(self) {
-        if let Some(context) = self.0 {
-            contexts().push(ManuallyDrop::into_inner(context));
+        let Some(context) = self.0.map(ManuallyDrop::into_inner) else { return };
+        let mut contexts = contexts();
+        // Another thread may have met it again meanwhile.
+        match contexts.iter_mut().find(|known| known.handle == context.handle) {
+            Some(known) => known.merge(context),
+            None => contexts.push(context),
         }
     }
 }
@@ -210,74 +222,100 @@ fn our_stream(context: &mut Context, which: usize) -> Result<CUstream, CUresult>
 #[derive(Debug)]
 pub(crate) struct Fence {
     events: Vec<Arc<Event>>,
-    /// Contexts in which a thread's own default stream was used.
-    whole: Vec<CUcontext>,
+    /// Where no event could be recorded yet.
+    missing: Vec<Missing>,
+}
+
+/// A place that a capture keeps an event from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    Stream(CUcontext, StreamKey),
+    /// Threads' own default streams, which only a look at the whole context reaches.
+    Whole(CUcontext),
 }
 
 /// Records an event on every stream that could carry work. Must be called with [`Relaxed`] in force, and with
 /// nobody inside the gate if nothing that was submitted is to be missed.
 pub(crate) fn fence() -> Fence {
-    let mut fence = Fence { events: Vec::new(), whole: Vec::new() };
-    let captures = capture::open();
-    for context in contexts().iter_mut() {
-        if driver::set_context(context.handle).is_err() {
-            continue;
-        }
-        if context.per_thread {
-            fence.whole.push(context.handle);
-        }
+    let mut fence = Fence { events: Vec::new(), missing: Vec::new() };
+    for context in contexts().iter() {
         fence.events.extend(context.orphans.iter().cloned());
-        for stream in &context.streams {
-            let handle = stream.key.handle();
-            let may_record = match stream.key {
-                // An event on the legacy stream breaks a capture on a stream that synchronises with it; then
-                // nothing can have been submitted to it since the capture began, and that event serves.
-                StreamKey::LEGACY if captures > 0 => match capture::legacy_event(context.handle) {
-                    capture::Legacy::Free => true,
-                    capture::Legacy::Recorded(event) => {
-                        fence.events.push(event);
-                        false
-                    }
-                },
-                _ => captures == 0 || !driver::is_capturing(handle),
-            };
-            if may_record {
-                fence.events.extend(Event::behind(handle).map(Arc::new));
-            }
-        }
+        fence.missing.extend(context.streams.iter().map(|stream| Missing::Stream(context.handle, stream.key)));
+        fence.missing.extend(context.per_thread.then_some(Missing::Whole(context.handle)));
     }
+    fence.record();
     fence
 }
 
 impl Fence {
     /// Drops what is complete; how much is left.
     pub(crate) fn poll(&mut self) -> usize {
+        if !self.missing.is_empty() {
+            self.record();
+        }
         self.events.retain(|event| !event.is_complete());
-        self.events.len()
+        self.events.len() + self.missing.len()
     }
 
-    /// Waits for threads' own default streams, which no event of another thread can reach. Not while a capture is
-    /// open: looking at a whole context would break it.
-    pub(crate) fn look_at_whole_contexts(&mut self) {
-        for context in self.whole.drain(..) {
-            let _quiet = capture::hold_off();
-            if capture::open() == 0 && driver::set_context(context).is_ok() {
-                let _ = driver::synchronize_context();
+    /// Records what can be recorded without breaking a capture.
+    fn record(&mut self) {
+        // None may begin between the look and the record.
+        let _quiet = capture::hold_off();
+        let events = &mut self.events;
+        self.missing.retain(|&missing| match record_one(missing) {
+            Ok(event) => {
+                events.extend(event);
+                false
+            }
+            Err(error) if error.is_of_capture() => true,
+            // The stream is gone, by a way that we did not see, and its work with it.
+            Err(error) => {
+                log::debug(format_args!("no event for {missing:?}: {error:?}"));
+                false
+            }
+        });
+    }
+}
+
+/// An event for a place, if it needs one.
+fn record_one(missing: Missing) -> Result<Option<Arc<Event>>, CUresult> {
+    const IN_THE_WAY: CUresult = CUresult(900);
+    match missing {
+        Missing::Stream(context, key) => {
+            driver::set_context(context)?;
+            if key == StreamKey::LEGACY
+                && capture::open() > 0
+                && let capture::Legacy::Stands(event) = capture::legacy(context)
+            {
+                return Ok(event);
+            }
+            if capture::is_capturing(key) {
+                // Nothing runs on it now. What ran before is known where a capture began; where one was joined, it
+                // is only known when that is over.
+                return capture::before(key).ok_or(IN_THE_WAY);
+            }
+            Event::behind(key.handle()).map(|event| Some(Arc::new(event)))
+        }
+        Missing::Whole(_) if capture::open() > 0 => Err(IN_THE_WAY),
+        Missing::Whole(context) => {
+            driver::set_context(context)?;
+            match Event::behind_everything(context) {
+                Ok(event) => Ok(Some(Arc::new(event))),
+                Err(CUresult::NOT_SUPPORTED) => driver::synchronize_context().map(|()| None),
+                Err(error) => Err(error),
             }
         }
     }
 }
 
+/// A launch waits no longer than this for an older one: what that waits for may be this launch.
+const WINDOW_PATIENCE: Duration = Duration::from_millis(200);
+
 /// Waits until a stream may take another launch.
 pub(crate) fn wait_for_window(key: StreamKey) {
-    loop {
-        if capture::is_capturing(key) {
-            return;
-        }
-        let mut full = false;
-        let _relaxed = Relaxed::begin();
-        for context in contexts().iter_mut() {
-            let Some(stream) = context.stream(key) else { continue };
+    let begin = Instant::now();
+    while gate::is_bounded() && begin.elapsed() < WINDOW_PATIENCE && !capture::is_capturing(key) {
+        let full = with_stream(key, |stream| {
             let was_full = stream.marks.len() >= MARKS;
             while let Some((event, recorded)) = stream.marks.front() {
                 if !event.is_complete() {
@@ -288,9 +326,9 @@ pub(crate) fn wait_for_window(key: StreamKey) {
                 }
                 stream.marks.pop_front();
             }
-            full |= stream.marks.len() >= MARKS;
-        }
-        if !full || !gate::is_bounded() {
+            stream.marks.len() >= MARKS
+        });
+        if full != Some(true) {
             return;
         }
         gate::pause();
@@ -302,21 +340,25 @@ pub(crate) fn count_launch(key: StreamKey) {
     if capture::is_capturing(key) {
         return;
     }
-    let Ok(current) = driver::current_context() else { return };
-    for context in contexts().iter_mut() {
-        if matches!(key, StreamKey::LEGACY | StreamKey::PER_THREAD) && context.handle != current {
-            continue;
-        }
-        let Some(stream) = context.stream(key) else { continue };
-        if !stream.window.launched() {
-            return;
-        }
-        let _relaxed = Relaxed::begin();
-        if let Ok(event) = Event::behind(key.handle()) {
+    with_stream(key, |stream| {
+        if stream.window.launched() && stream.marks.len() <= MARKS
+            && let Ok(event) = Event::behind(key.handle())
+        {
             stream.marks.push_back((event, Instant::now()));
         }
-        return;
-    }
+    });
+}
+
+/// Does something with what is known of a stream of the calling thread, in RELAXED mode.
+fn with_stream<T>(key: StreamKey, body: impl FnOnce(&mut Stream) -> T) -> Option<T> {
+    let _relaxed = Relaxed::begin();
+    let current = driver::current_context().ok()?;
+    let default = matches!(key, StreamKey::LEGACY | StreamKey::PER_THREAD);
+    contexts()
+        .iter_mut()
+        .filter(|context| !default || context.handle == current)
+        .find_map(|context| context.stream(key))
+        .map(body)
 }
 
 type Create = unsafe extern "C-unwind" fn(*mut CUstream, c_uint) -> CUresult;
@@ -361,6 +403,7 @@ unsafe fn met_new(result: CUresult, stream: *mut CUstream) -> CUresult {
 pub(crate) unsafe fn destroy(real: Destroy, stream: CUstream) -> CUresult {
     let key = StreamKey::new(stream, false);
     if key.address() > CU_STREAM_PER_THREAD {
+        capture::forget(key);
         let _relaxed = Relaxed::begin();
         let mut known = false;
         for context in contexts().iter_mut() {

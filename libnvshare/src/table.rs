@@ -143,15 +143,20 @@ handled {
     stream cuStreamCreateWithPriority(phStream: *mut CUstream, flags: c_uint, priority: c_int) = streams::create_with_priority;
     stream cuStreamDestroy(hStream: CUstream) = streams::destroy;
     stream cuStreamDestroy_v2(hStream: CUstream) = streams::destroy;
-    capture cuStreamBeginCapture(hStream: CUstream) and cuStreamBeginCapture_ptsz = capture::begin_v1;
-    capture cuStreamBeginCapture_v2(hStream: CUstream, mode: c_int) and cuStreamBeginCapture_v2_ptsz = capture::begin;
-    capture cuStreamBeginCaptureToGraph(hStream: CUstream, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, mode: c_int) and cuStreamBeginCaptureToGraph_ptsz = capture::begin_to_graph;
-    capture cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) and cuStreamEndCapture_ptsz = capture::end;
+    capture cuStreamBeginCapture(hStream: CUstream) = capture::begin_v1::<false>;
+    capture cuStreamBeginCapture_ptsz(hStream: CUstream) = capture::begin_v1::<true>;
+    capture cuStreamBeginCapture_v2(hStream: CUstream, mode: c_int) = capture::begin::<false>;
+    capture cuStreamBeginCapture_v2_ptsz(hStream: CUstream, mode: c_int) = capture::begin::<true>;
+    capture cuStreamBeginCaptureToGraph(hStream: CUstream, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, mode: c_int) = capture::begin_to_graph::<false>;
+    capture cuStreamBeginCaptureToGraph_ptsz(hStream: CUstream, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, mode: c_int) = capture::begin_to_graph::<true>;
+    capture cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) = capture::end::<false>;
+    capture cuStreamEndCapture_ptsz(hStream: CUstream, phGraph: *mut CUgraph) = capture::end::<true>;
 }
 
 called {
     cuCtxGetCurrent(pctx: *mut CUcontext);
     cuCtxGetDevice(device: *mut CUdevice);
+    cuCtxRecordEvent(hCtx: CUcontext, hEvent: CUevent);
     cuCtxSynchronize();
     cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
     cuDeviceGetAttribute(pi: *mut c_int, attrib: c_int, dev: CUdevice);
@@ -179,7 +184,7 @@ forwarded {
     cuCoredumpSetAttribute cuCoredumpSetAttributeGlobal cuCtxAttach cuCtxDisablePeerAccess
     cuCtxEnablePeerAccess cuCtxFromGreenCtx cuCtxGetApiVersion cuCtxGetCacheConfig cuCtxGetDevice_v2
     cuCtxGetDevResource cuCtxGetExecAffinity cuCtxGetFlags cuCtxGetId cuCtxGetLimit cuCtxGetSharedMemConfig
-    cuCtxGetStreamPriorityRange cuCtxRecordEvent cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetFlags
+    cuCtxGetStreamPriorityRange cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetFlags
     cuCtxSetLimit cuCtxSetSharedMemConfig cuCtxSynchronize_v2 cuCtxWaitEvent cuDestroyExternalMemory
     cuDestroyExternalSemaphore cuDeviceCanAccessPeer cuDeviceComputeCapability cuDeviceGetByPCIBusId
     cuDeviceGetDefaultMemPool cuDeviceGetDevResource cuDeviceGetExecAffinitySupport

@@ -9,11 +9,13 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 
+use crate::core::Identity;
+
 /// A peer's process.
 #[derive(Debug)]
 pub struct Peer {
-    /// Its number, where it is in our view of processes.
-    pub pid: Option<u32>,
+    /// What the kernel says of it.
+    pub identity: Identity,
     /// Becomes readable when the process is gone, and with it all that it had of the GPU.
     descriptor: Option<AsyncFd<OwnedFd>>,
 }
@@ -28,9 +30,10 @@ impl Peer {
         // In another pid namespace the number is 0.
         let pid = stream.peer_cred().ok().and_then(|cred| cred.pid()).filter(|&pid| pid > 0);
         let descriptor = peer_descriptor(stream).or_else(|_| pid.map_or(Err(io::ErrorKind::NotFound.into()), open));
+        let process = descriptor.as_ref().ok().and_then(unique);
         Self {
-            pid: pid.map(i32::cast_unsigned),
-            descriptor: descriptor.and_then(|fd| register(fd)).ok(),
+            identity: Identity { pid: pid.map(i32::cast_unsigned), process },
+            descriptor: descriptor.and_then(register).ok(),
         }
     }
 
@@ -74,6 +77,21 @@ fn peer_descriptor(stream: &UnixStream) -> io::Result<OwnedFd> {
     }
     // SAFETY: a new descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// What tells a process from all others: since Linux 6.9 each has an inode of its own in pidfs.
+fn unique(descriptor: &OwnedFd) -> Option<u64> {
+    const PID_FS_MAGIC: u64 = 0x5049_4446;
+    // SAFETY: zeroes are a valid value of both structures, which the calls fill.
+    unsafe {
+        let mut filesystem: libc::statfs = std::mem::zeroed();
+        let mut file: libc::stat = std::mem::zeroed();
+        let fd = descriptor.as_raw_fd();
+        let known = libc::fstatfs(fd, &raw mut filesystem) == 0
+            && filesystem.f_type as u64 == PID_FS_MAGIC
+            && libc::fstat(fd, &raw mut file) == 0;
+        known.then_some(file.st_ino)
+    }
 }
 
 fn register(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {

@@ -8,7 +8,7 @@ use clap::Parser;
 use nvshare_proto::units::{self, Bytes};
 use nvshare_proto::{VERSION, paths};
 use nvshare_scheduler::core::Config;
-use nvshare_scheduler::{nvml, server, sockets};
+use nvshare_scheduler::{server, sockets};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
@@ -84,7 +84,7 @@ async fn run(options: Options) -> Result<(), Box<dyn std::error::Error>> {
             _ = interrupt.recv() => {}
         }
     };
-    server::run(sockets, config, nvml::Nvml::open(), shutdown).await;
+    server::run(sockets, config, shutdown).await?;
     info!("stopped");
     Ok(())
 }

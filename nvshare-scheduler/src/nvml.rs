@@ -1,64 +1,86 @@
 //! What NVML knows of GPUs. Without it, clients say how much memory a GPU has.
+//!
+//! NVML is asked on a thread of its own: a call may take seconds, or never return when a GPU has fallen off its
+//! bus, and nobody waits for it.
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::mpsc;
 
+use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
-use nvshare_proto::GpuUuid;
+use nvshare_proto::{GpuUuid, Room};
 use tracing::{debug, info};
 
-/// The management library, if there is one.
-#[derive(Debug)]
-pub struct Nvml(Option<nvml_wrapper::Nvml>);
+/// A question: how much of this GPU is there, less what processes have that are not these clients'?
+type Question = (GpuUuid, BTreeSet<u32>);
 
-impl Nvml {
-    /// Opens it. If it is absent or too old, one line says so and everything else works.
-    #[must_use]
-    pub fn open() -> Self {
-        match nvml_wrapper::Nvml::init() {
-            Ok(nvml) => {
-                debug!("NVML {:?}, driver {:?}", nvml.sys_nvml_version(), nvml.sys_driver_version());
-                Self(Some(nvml))
+/// NVML, on its thread.
+#[derive(Debug)]
+pub struct Watch {
+    questions: mpsc::Sender<Question>,
+    /// Not answered yet.
+    asked: BTreeSet<GpuUuid>,
+}
+
+impl Watch {
+    /// Starts the thread, which opens NVML and answers by `answer`. If NVML is absent or too old, one line says so
+    /// and everything else works.
+    pub fn start(answer: impl Fn(Room) + Send + 'static) -> Self {
+        let (questions, received) = mpsc::channel::<Question>();
+        let work = move || {
+            let nvml = match Nvml::init() {
+                Ok(nvml) => nvml,
+                Err(error) => {
+                    info!("no NVML ({error}): GPUs are as large as their clients say");
+                    return;
+                }
+            };
+            debug!("NVML {:?}, driver {:?}", nvml.sys_nvml_version(), nvml.sys_driver_version());
+            for (gpu, clients) in received {
+                match available(&nvml, gpu, &clients) {
+                    Some(bytes) => answer(Room { gpu, bytes }),
+                    None => debug!("NVML does not know {gpu}: it is as large as its clients say"),
+                }
             }
-            Err(error) => {
-                info!("no NVML ({error}): GPUs are as large as their clients say");
-                Self(None)
-            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("nvml".to_owned()).spawn(work) {
+            info!("no thread for NVML ({error}): GPUs are as large as their clients say");
+        }
+        Self { questions, asked: BTreeSet::new() }
+    }
+
+    /// Asks, unless the last question about this GPU is still open.
+    pub fn ask(&mut self, gpu: GpuUuid, clients: BTreeSet<u32>) {
+        if self.asked.insert(gpu) && self.questions.send((gpu, clients)).is_err() {
+            debug!("NVML is not there to be asked about {gpu}");
         }
     }
 
-    /// Without NVML.
-    #[must_use]
-    pub fn absent() -> Self {
-        Self(None)
+    /// The answer about a GPU has come.
+    pub fn answered(&mut self, gpu: GpuUuid) {
+        self.asked.remove(&gpu);
     }
+}
 
-    /// Whether a GPU exists; without NVML, any may.
-    #[must_use]
-    pub fn knows(&self, gpu: GpuUuid) -> bool {
-        self.0.as_ref().is_none_or(|nvml| nvml.device_by_uuid(gpu.to_string()).is_ok())
-    }
-
-    /// Bytes of a GPU's memory, less what processes have there that are no clients. A client's own figure would be
-    /// of no use: NVML does not see managed memory.
-    #[must_use]
-    pub fn available(&self, gpu: GpuUuid, clients: &BTreeSet<u32>) -> Option<u64> {
-        let device = self.0.as_ref()?.device_by_uuid(gpu.to_string()).ok()?;
-        let total = device.memory_info().ok()?.total;
-        let compute = device.running_compute_processes().unwrap_or_default();
-        let graphics = device.running_graphics_processes().unwrap_or_default();
-        let mut counted = BTreeSet::new();
-        let strangers: u64 = compute
-            .into_iter()
-            .chain(graphics)
-            // A number that is not in our view of processes may be a client's by another name.
-            .filter(|process| !clients.contains(&process.pid) && Path::new("/proc").join(process.pid.to_string()).exists())
-            .filter(|process| counted.insert(process.pid))
-            .map(|process| match process.used_gpu_memory {
-                UsedGpuMemory::Used(bytes) => bytes,
-                UsedGpuMemory::Unavailable => 0,
-            })
-            .sum();
-        Some(total.saturating_sub(strangers))
-    }
+/// Bytes of a GPU's memory, less what strangers have there. A client's own figure would be of no use: NVML does not
+/// see managed memory.
+fn available(nvml: &Nvml, gpu: GpuUuid, clients: &BTreeSet<u32>) -> Option<u64> {
+    let device = nvml.device_by_uuid(gpu.to_string()).ok()?;
+    let total = device.memory_info().ok()?.total;
+    let compute = device.running_compute_processes().unwrap_or_default();
+    let graphics = device.running_graphics_processes().unwrap_or_default();
+    let mut counted = BTreeSet::new();
+    let strangers: u64 = compute
+        .into_iter()
+        .chain(graphics)
+        // A number that is not in our view of processes may be a client's by another name.
+        .filter(|process| !clients.contains(&process.pid) && Path::new("/proc").join(process.pid.to_string()).exists())
+        .filter(|process| counted.insert(process.pid))
+        .map(|process| match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => bytes,
+            UsedGpuMemory::Unavailable => 0,
+        })
+        .sum();
+    Some(total.saturating_sub(strangers))
 }

@@ -23,42 +23,56 @@ use tokio_stream::StreamExt;
 use tokio_util::codec::Framed;
 use tracing::{debug, info, warn};
 
-use crate::core::{ClientId, Config, Core, Event, Output, Time};
+use crate::core::{ClientId, Config, Core, Event, Identity, MOST_GPUS_EACH, Output, Time};
 use crate::identity::Peer;
 use crate::limits;
-use crate::nvml::Nvml;
+use crate::nvml::Watch;
 use crate::sockets::Sockets;
 
 /// Frames that wait for a client that does not read, before it is cut off.
 const BACKLOG: usize = 256;
 /// A connection that says nothing for this long is closed, unless it is a registered client's.
 const FIRST_FRAME_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the socket of a process that is gone is read on.
+const LAST_WORDS: Duration = Duration::from_millis(2);
 /// How long `status` waits for clients' counters.
 const COUNTERS_PATIENCE: Duration = Duration::from_millis(100);
 /// How often strangers on the GPUs are looked for.
 const LOOK_AROUND_EVERY: Duration = Duration::from_secs(5);
-/// Longest list of GPUs that a client may register.
-const MOST_GPUS: usize = 64;
+/// GPUs whose memory is looked after.
+const MOST_GPUS_WATCHED: usize = 256;
+/// Longest name of a program that is shown.
+const LONGEST_NAME: usize = 64;
 
 /// What connections tell the core's task.
 #[derive(Debug)]
 enum Command {
     /// A process registers; frames for it go here.
-    Register { client: ClientId, pid: Option<u32>, register: Register, frames: mpsc::Sender<Reply> },
+    Register { client: ClientId, identity: Identity, register: Register, frames: mpsc::Sender<Reply> },
     /// From a registered process.
     Message { client: ClientId, message: ClientMessage },
     /// A registered process's connection ended.
     Disconnected { client: ClientId, process_remains: bool },
     /// The process of a client that had disconnected is gone.
     Exited { client: ClientId },
+    /// Bytes of a GPU, as NVML says.
+    Available(Room),
     /// An administrator asks.
     Admin { request: AdminRequest, answer: oneshot::Sender<Vec<Reply>> },
 }
 
 /// Serves until `shutdown` is done.
-pub async fn run(sockets: Sockets, config: Config, nvml: Nvml, shutdown: impl Future<Output = ()>) {
+///
+/// # Errors
+/// When the core's task ends by itself, which is a defect: better to be started anew than to accept connections
+/// that nobody serves.
+pub async fn run(sockets: Sockets, config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Stopped> {
     let (commands, received) = mpsc::channel(1024);
-    let keeper = tokio::spawn(Keeper::new(config, nvml).run(received));
+    let answers = commands.clone();
+    let nvml = Watch::start(move |room| {
+        let _ = answers.blocking_send(Command::Available(room));
+    });
+    let mut keeper = tokio::spawn(Keeper::new(config, nvml).run(received));
     // What clients open must leave descriptors for administrators.
     let clients = Arc::new(Semaphore::new(limits::clients()));
     tokio::pin!(shutdown);
@@ -67,6 +81,7 @@ pub async fn run(sockets: Sockets, config: Config, nvml: Nvml, shutdown: impl Fu
             accepted = sockets.clients().accept() => (accepted, false),
             accepted = sockets.admin().accept() => (accepted, true),
             () = &mut shutdown => break,
+            _ = &mut keeper => return Err(Stopped),
         };
         match accepted {
             Ok((stream, _)) => {
@@ -88,7 +103,13 @@ pub async fn run(sockets: Sockets, config: Config, nvml: Nvml, shutdown: impl Fu
         }
     }
     keeper.abort();
+    Ok(())
 }
+
+/// The core's task has ended.
+#[derive(Debug, thiserror::Error)]
+#[error("the scheduler's core has stopped; this is a defect")]
+pub struct Stopped;
 
 async fn refuse_one_more(stream: UnixStream) {
     warn!("too many connections: one more is refused");
@@ -148,19 +169,21 @@ async fn administer(request: AdminRequest, may_change: bool, commands: &mpsc::Se
 async fn client(
     mut framed: Framed<UnixStream, Frames<Request, Reply>>,
     peer: Peer,
-    register: Register,
+    mut register: Register,
     commands: mpsc::Sender<Command>,
 ) {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let client = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-    let pid = peer.pid;
+    let identity = peer.identity;
     let (frames, mut outgoing) = mpsc::channel(BACKLOG);
-    if register.usage.len() > MOST_GPUS {
-        let reason = format!("{} GPUs in one registration; at most {MOST_GPUS}", register.usage.len());
+    // It is shown to people and sent in frames.
+    register.name = register.name.chars().filter(|c| !c.is_control()).take(LONGEST_NAME).collect();
+    if register.usage.len() > MOST_GPUS_EACH {
+        let reason = format!("{} GPUs in one registration; at most {MOST_GPUS_EACH}", register.usage.len());
         let _ = framed.send(Reply::Refused { reason }).await;
         return;
     }
-    if commands.send(Command::Register { client, pid, register, frames }).await.is_err() {
+    if commands.send(Command::Register { client, identity, register, frames }).await.is_err() {
         return;
     }
     let mut process_gone = false;
@@ -178,8 +201,12 @@ async fn client(
                 None => break,
             },
             () = peer.gone(), if !process_gone => {
-                // A child may have inherited the socket; the process that registered is gone.
+                // A child may have inherited the socket; the process that registered is gone. Its last words, if
+                // any, are here already.
                 process_gone = true;
+                while let Ok(Some(Ok(Request::Client(message)))) = timeout(LAST_WORDS, framed.next()).await {
+                    let _ = commands.send(Command::Message { client, message }).await;
+                }
                 break;
             }
             request = framed.next() => match request {
@@ -218,7 +245,7 @@ struct Waiting {
 /// Owns the core.
 struct Keeper {
     core: Core,
-    nvml: Nvml,
+    nvml: Watch,
     fixed_memory: bool,
     reserve: u64,
     started: Instant,
@@ -229,7 +256,7 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn new(config: Config, nvml: Nvml) -> Self {
+    fn new(config: Config, nvml: Watch) -> Self {
         Self {
             fixed_memory: config.gpu_memory.is_some(),
             reserve: config.reserve,
@@ -273,16 +300,12 @@ impl Keeper {
     fn obey(&mut self, command: Command) {
         let now = self.now();
         match command {
-            Command::Register { client, pid, register, frames } => {
-                if let Some(unknown) = register.usage.iter().find(|usage| !self.nvml.knows(usage.gpu)) {
-                    refuse(&frames, format!("unknown GPU {}", unknown.gpu));
-                    return;
-                }
+            Command::Register { client, identity, register, frames } => {
                 self.frames.insert(client, frames);
-                self.pids.insert(client, pid.unwrap_or(register.pid));
+                self.pids.insert(client, identity.pid.unwrap_or(register.pid));
                 let gpus: Vec<GpuUuid> = register.usage.iter().map(|usage| usage.gpu).collect();
-                self.core.handle(Event::Registered { client, pid, register }, now);
-                self.meet(&gpus);
+                self.core.handle(Event::Registered { client, identity, register }, now);
+                gpus.into_iter().for_each(|gpu| self.meet(gpu));
             }
             Command::Message { client, message } => {
                 if !self.frames.contains_key(&client) {
@@ -294,14 +317,15 @@ impl Keeper {
                     }
                 }
                 let gpu = if let ClientMessage::Usage(usage) = message { Some(usage.gpu) } else { None };
-                if let Some(gpu) = gpu.filter(|&gpu| !self.nvml.knows(gpu)) {
-                    self.cut_off(client, format!("unknown GPU {gpu}"));
-                    return;
-                }
                 self.core.handle(Event::Message { client, message }, now);
                 if let Some(gpu) = gpu {
-                    self.meet(&[gpu]);
+                    self.meet(gpu);
                 }
+            }
+            Command::Available(Room { gpu, bytes }) => {
+                self.nvml.answered(gpu);
+                let room = Room { gpu, bytes: bytes.saturating_sub(self.reserve) };
+                self.core.handle(Event::Capacity(room), now);
             }
             Command::Disconnected { client, process_remains } => {
                 self.frames.remove(&client);
@@ -376,31 +400,16 @@ impl Keeper {
         }
     }
 
-    fn cut_off(&mut self, client: ClientId, reason: String) {
-        if let Some(frames) = self.frames.remove(&client) {
-            warn!("client {client} is refused: {reason}");
-            refuse(&frames, reason);
-        }
-    }
-
-    /// GPUs that clients use: how much of each there is.
-    fn meet(&mut self, gpus: &[GpuUuid]) {
-        for &gpu in gpus {
-            if self.gpus.insert(gpu) {
-                self.measure(gpu);
-            }
+    /// A GPU that a client uses: how much of it there is.
+    fn meet(&mut self, gpu: GpuUuid) {
+        if self.gpus.len() < MOST_GPUS_WATCHED && self.gpus.insert(gpu) {
+            self.measure(gpu);
         }
     }
 
     fn measure(&mut self, gpu: GpuUuid) {
-        if self.fixed_memory {
-            return;
-        }
-        let clients = self.pids.values().copied().collect();
-        if let Some(bytes) = self.nvml.available(gpu, &clients) {
-            let room = Room { gpu, bytes: bytes.saturating_sub(self.reserve) };
-            let now = self.now();
-            self.core.handle(Event::Capacity(room), now);
+        if !self.fixed_memory {
+            self.nvml.ask(gpu, self.pids.values().copied().collect());
         }
     }
 
@@ -409,10 +418,6 @@ impl Keeper {
             self.measure(gpu);
         }
     }
-}
-
-fn refuse(frames: &mpsc::Sender<Reply>, reason: String) {
-    let _ = frames.try_send(Reply::Refused { reason });
 }
 
 fn log_grant(client: ClientId, message: &SchedulerMessage) {

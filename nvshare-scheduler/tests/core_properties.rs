@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use nvshare_proto::{ClientMessage, Epoch, Gate, GpuUuid, Hold, MemoryMode, Register, Room, SchedulerMessage, Usage};
-use nvshare_scheduler::core::{Config, Core, Event, Output};
+use nvshare_scheduler::core::{Config, Core, Event, Identity, Output};
 use proptest::prelude::*;
 
 const CAPACITY: u64 = 16 << 30;
@@ -92,12 +92,17 @@ struct World {
     agenda: Vec<(Duration, u64, Later)>,
     sequence: u64,
     seed: u64,
+    exclusive: bool,
+    /// A client that is no model and never answers.
+    silent: Option<u64>,
+    notes: Vec<String>,
     /// When a channel delivers next: messages of one direction keep their order.
     busy: BTreeMap<(usize, bool), Duration>,
 }
 
 impl World {
     fn new(plans: Vec<Plan>, config: Config, seed: u64) -> Self {
+        let exclusive = config.exclusive;
         let mut world = Self {
             core: Core::new(config),
             models: Vec::new(),
@@ -105,6 +110,9 @@ impl World {
             agenda: Vec::new(),
             sequence: 0,
             seed: seed | 1,
+            exclusive,
+            silent: None,
+            notes: Vec::new(),
             busy: BTreeMap::new(),
         };
         for (i, plan) in plans.into_iter().enumerate() {
@@ -184,8 +192,10 @@ impl World {
     fn event(&mut self, event: Event) {
         self.core.handle(event, self.now);
         while let Some(output) = self.core.poll_output() {
-            if let Output::Send { client, message } = output {
-                self.deliver(client as usize, message);
+            match output {
+                Output::Send { client, .. } if Some(client) == self.silent => {}
+                Output::Send { client, message } => self.deliver(client as usize, message),
+                Output::Note { text, .. } => self.notes.push(text),
             }
         }
         self.check();
@@ -206,6 +216,7 @@ impl World {
                 .filter(users)
                 .filter(|m| matches!(m.state, State::Running(_) | State::Draining(_)))
                 .collect();
+            assert!(!self.exclusive || running.len() <= 1, "{} run where one may", running.len());
             if running.len() > 1 {
                 let demand: u64 = running.iter().map(|m| m.resident[&gpu]).sum();
                 assert!(demand <= CAPACITY, "a run set of {} GiB", demand / GIB);
@@ -263,8 +274,8 @@ impl World {
                     gate,
                     usage: self.models[i].plan.gpus.clone().into_iter().map(|g| self.usage(i, g)).collect(),
                 };
-                let pid = Some(register.pid);
-                self.event(Event::Registered { client: i as u64, pid, register });
+                let identity = Identity { pid: Some(register.pid), process: Some(i as u64) };
+                self.event(Event::Registered { client: i as u64, identity, register });
                 self.at(self.now, Later::Work(i));
             }
             Later::Die(i) => {
@@ -486,7 +497,7 @@ impl World {
                 self.models[i].waiters = waiting;
                 self.at(self.now, Later::Work(i));
             }
-            SchedulerMessage::Capacity(_) | SchedulerMessage::AskCounters => {}
+            SchedulerMessage::Capacity(_) | SchedulerMessage::AskCounters | SchedulerMessage::Pong => {}
             SchedulerMessage::SchedOff | SchedulerMessage::SchedOn { .. } => unreachable!("nobody switches here"),
         }
     }
@@ -611,6 +622,37 @@ fn an_idle_holder_gives_way_before_its_quantum_is_over() {
 }
 
 #[test]
+fn who_was_there_before_its_scheduler_gives_way_when_its_quantum_is_over() {
+    let there = Plan { runs_already: true, ..steady(12, 60_000) };
+    let mut world = World::new(vec![there, Plan { starts_at: 100, ..steady(12, 500) }], config(false), 3);
+    world.run(MS(5_000));
+    assert!(world.models[1].served >= MS(500), "{:?}", world.models[1].served);
+}
+
+#[test]
+fn who_never_runs_under_its_grant_does_not_keep_the_gpu_from_others() {
+    // A client that registers, asks, and is never heard of again.
+    let mut world = World::new(vec![steady(12, 60_000), Plan { starts_at: 3_000, ..steady(2, 500) }], config(false), 3);
+    let usage = Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated: 12 * GIB, absent: 12 * GIB };
+    let register = Register {
+        pid: 9,
+        name: "frozen".into(),
+        memory: MemoryMode::Managed,
+        gate: Gate::Closed,
+        usage: vec![usage],
+    };
+    world.core.handle(Event::Registered { client: 77, identity: Identity::default(), register }, MS(0));
+    world.core.handle(Event::Message { client: 77, message: ClientMessage::ReqLock }, MS(0));
+    let granted = std::iter::from_fn(|| world.core.poll_output())
+        .any(|o| matches!(o, Output::Send { client: 77, message: SchedulerMessage::LockOk { .. } }));
+    assert!(granted);
+    world.silent = Some(77);
+    world.run(MS(30_000));
+    assert!(world.models[1].served >= MS(500), "the small one fits beside it");
+    assert!(world.notes.iter().any(|note| note.contains("client 77 does not answer")), "{:?}", world.notes);
+}
+
+#[test]
 fn who_always_defers_keeps_the_gpu_and_nothing_else() {
     let deferring = Plan { defers_every: Some(1), ..steady(12, 60_000) };
     let mut world = World::new(
@@ -657,7 +699,7 @@ fn a_grant_comes_with_all_the_room_or_not_at_all() {
             gate: Gate::Closed,
             usage: vec![usage],
         };
-        core.handle(Event::Registered { client, pid: None, register }, MS(0));
+        core.handle(Event::Registered { client, identity: Identity::default(), register }, MS(0));
     }
     while core.poll_output().is_some() {}
     let first = handle(&mut core, 1, ClientMessage::ReqLock, 1);

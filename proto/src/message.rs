@@ -140,6 +140,8 @@ pub enum ClientMessage {
     },
     /// The library's own counters, since the process started.
     Counters(Counters),
+    /// Work waits, and nothing was heard for a while: is anybody there?
+    Ping,
 }
 
 /// What the scheduler says to a registered process.
@@ -195,6 +197,8 @@ pub enum SchedulerMessage {
     },
     /// Send the counters.
     AskCounters,
+    /// The answer to PING.
+    Pong,
 }
 
 /// What becomes of a client's gate when it has registered.

@@ -44,6 +44,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("room", Request::Client(C::Room(ROOM))),
         ("evicted", Request::Client(C::Evicted { gpu: GPU, short: 5 })),
         ("counters", Request::Client(C::Counters(COUNTERS))),
+        ("ping", Request::Client(C::Ping)),
         ("status", Request::Admin(AdminRequest::Status)),
         ("set_quantum", Request::Admin(AdminRequest::SetQuantum { gpu: None, millis: 30_000 })),
         ("set_quantum of a gpu", Request::Admin(AdminRequest::SetQuantum { gpu: Some(GPU), millis: 250 })),
@@ -99,6 +100,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ("sched_off", Reply::Client(S::SchedOff)),
         ("sched_on", Reply::Client(S::SchedOn { epoch: EPOCH })),
         ("ask_counters", Reply::Client(S::AskCounters)),
+        ("pong", Reply::Client(S::Pong)),
         ("status of the scheduler", Reply::Admin(AdminReply::Scheduler(scheduler))),
         ("status of a gpu", Reply::Admin(AdminReply::Gpu(gpu))),
         ("status of a client", Reply::Admin(AdminReply::Client(client))),
@@ -150,7 +152,8 @@ fn no_message_is_left_out() {
             | ClientMessage::NeedRoom(_)
             | ClientMessage::Room(_)
             | ClientMessage::Evicted { .. }
-            | ClientMessage::Counters(_) => 10,
+            | ClientMessage::Counters(_)
+            | ClientMessage::Ping => 11,
         }
     }
     fn of_scheduler(message: &SchedulerMessage) -> usize {
@@ -165,7 +168,8 @@ fn no_message_is_left_out() {
             | SchedulerMessage::Waiters { .. }
             | SchedulerMessage::SchedOff
             | SchedulerMessage::SchedOn { .. }
-            | SchedulerMessage::AskCounters => 11,
+            | SchedulerMessage::AskCounters
+            | SchedulerMessage::Pong => 12,
         }
     }
     let requests: BTreeSet<String> = requests().iter().map(|(_, request)| variant(request)).collect();

@@ -28,8 +28,8 @@ const RULES: &[Rule] = &[
     Rule {
         what: "the lock is given back only when all work is complete",
         file: "libnvshare/src/mover.rs",
-        from: "    if !wait_for(&mut fence, &cancelled) {\n        return false;\n    }\n    let took",
-        to: "    fence.poll();\n    let took",
+        from: "    if !wait_for(&mut fence, &cancelled) {\n        return false;\n    }\n",
+        to: "    fence.poll();\n",
         package: "nvshare-e2e",
         test: "two_that_do_not_fit_take_turns",
     },
@@ -52,8 +52,8 @@ const RULES: &[Rule] = &[
     Rule {
         what: "a drain does not look at a context while a capture is open",
         file: "libnvshare/src/streams.rs",
-        from: "    let captures = capture::open();\n",
-        to: "    let captures = capture::open();\n    let _ = driver::synchronize_context();\n",
+        from: "    fence.record();\n    fence\n",
+        to: "    let _ = driver::synchronize_context();\n    fence.record();\n    fence\n",
         package: "nvshare-e2e",
         test: "a_capture_under_contention_is_not_broken",
     },
@@ -76,7 +76,7 @@ const RULES: &[Rule] = &[
     Rule {
         what: "room that is given is charged",
         file: "nvshare-scheduler/src/core/reconcile.rs",
-        from: "            self.with_account(id, uuid, |account| account.budget += bytes);\n            room.push",
+        from: "            self.with_account(id, uuid, |account| add(&mut account.budget, bytes));\n            room.push",
         to: "            room.push",
         package: "nvshare-scheduler",
         test: "invariants_hold_and_nobody_starves",
@@ -84,10 +84,10 @@ const RULES: &[Rule] = &[
     Rule {
         what: "a turn that nobody began still ends",
         file: "nvshare-scheduler/src/core/reconcile.rs",
-        from: "                gpu.turn_started.get_or_insert(now);\n",
+        from: "            } else if run_on.contains(uuid) {\n                gpu.turn_started.get_or_insert(now);\n",
         to: "",
         package: "nvshare-scheduler",
-        test: "invariants_hold_and_nobody_starves",
+        test: "who_was_there_before_its_scheduler_gives_way_when_its_quantum_is_over",
     },
     Rule {
         what: "what a dead process had is free when it is gone",

@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 
 use nvshare_proto::{ClientMessage, Epoch, Gate, Hold, Room, SchedulerMessage};
 
-use crate::mover::Job;
+use crate::mover::{Job, Ticket};
 
 /// Something happened.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Input {
     /// The scheduler said this.
     Message(SchedulerMessage),
+    /// There is a connection, and REGISTER goes out on it.
+    Registering,
     /// The connection to the scheduler is gone.
     Lost,
     /// There is no scheduler to be found.
@@ -22,8 +24,8 @@ pub(crate) enum Input {
     Began,
     /// In answer to [`Action::Begin`]: memory is absent.
     StillAbsent,
-    /// All submitted work is complete.
-    Drained,
+    /// All submitted work is complete, in answer to the drain of this ticket.
+    Drained(Ticket),
     /// What could be restored is.
     Restored {
         /// What lacks room.
@@ -36,6 +38,8 @@ pub(crate) enum Input {
     },
     /// Some work is not.
     Busy,
+    /// In answer to [`Action::TryIdle`]: some work is not, the gate is closed, and memory is absent.
+    BusyAndAbsent,
     /// In answer to [`Action::TryIdle`]: the gate is closed and nothing is under way.
     WentIdle,
     /// Time passed.
@@ -97,6 +101,8 @@ pub(crate) enum Action {
     CountHandOver,
     /// Counters.
     CountDeferral,
+    /// Connect and register anew: what the scheduler knows of the gate is wrong.
+    Reconnect,
     /// Tell the user, once.
     WarnAlone,
 }
@@ -132,6 +138,8 @@ enum Probe {
 
 /// How long a parked program waits for a lost scheduler before it goes on alone.
 const RETURN_PATIENCE: Duration = Duration::from_secs(5);
+/// A scheduler that has said nothing for this long while a program waits is asked whether it lives.
+const PING_AFTER: Duration = Duration::from_secs(5);
 /// Without a submission for this long, it is asked whether all work is complete.
 const PROBE_AFTER: Duration = Duration::from_millis(5);
 /// Without a submission for this long after all work was complete, the program is idle. Less would take a program
@@ -146,7 +154,11 @@ const MOST_ATTEMPTS: u32 = 1000;
 pub(crate) struct Machine {
     phase: Phase,
     connected: bool,
-    lost_at: Option<Instant>,
+    /// Since when no scheduler answers: it is lost, or has not answered REGISTER or PING.
+    silent_since: Option<Instant>,
+    /// When the scheduler was last heard or asked.
+    heard_at: Instant,
+    last_drain: Ticket,
     /// REQ_LOCK is sent and not answered.
     asked: bool,
     /// Threads sleep at the gate.
@@ -167,7 +179,9 @@ impl Machine {
         Self {
             phase: Phase::Parked,
             connected: false,
-            lost_at: None,
+            silent_since: None,
+            heard_at: now,
+            last_drain: 0,
             asked: false,
             asleep: false,
             waiters: false,
@@ -190,6 +204,7 @@ impl Machine {
             Phase::Draining { .. } => Some(Duration::from_millis(5)),
             Phase::Running { .. } if self.waiters => Some(Duration::from_millis(5)),
             _ if !self.connected => Some(Duration::from_millis(250)),
+            Phase::Parked | Phase::Idle { .. } if self.asleep => Some(Duration::from_secs(1)),
             _ => None,
         }
     }
@@ -207,7 +222,16 @@ impl Machine {
     /// Takes in what happened; returns what is to be done, in this order.
     pub(crate) fn handle(&mut self, input: Input, now: Instant) -> Vec<Action> {
         match input {
-            Input::Message(message) => self.message(message, now),
+            Input::Message(message) => {
+                self.heard_at = now;
+                if self.connected {
+                    self.silent_since = None;
+                }
+                self.message(message, now);
+            }
+            Input::Registering => {
+                self.silent_since.get_or_insert(now);
+            }
             Input::Lost => self.lost(now),
             Input::Nobody => {
                 self.connected = false;
@@ -215,7 +239,7 @@ impl Machine {
                     self.warned = true;
                     self.act(Action::WarnAlone);
                 }
-                if self.lost_at.is_none() && !matches!(self.phase, Phase::Free | Phase::Freeing) {
+                if self.silent_since.is_none() && !matches!(self.phase, Phase::Free | Phase::Freeing) {
                     self.go_alone();
                 }
             }
@@ -233,11 +257,18 @@ impl Machine {
                 self.act(action);
             }
             Input::Restored { lacking } => self.restored(lacking),
-            Input::Drained => self.drained(),
+            Input::Drained(ticket) => self.drained(ticket),
             Input::Quiet { submissions } => self.probe = Probe::Complete { submissions, since: now },
             Input::Busy => {
                 self.probe = Probe::None;
                 self.last_submission.1 = now;
+            }
+            Input::BusyAndAbsent => {
+                self.probe = Probe::None;
+                if let Phase::Running { epoch } = self.phase {
+                    self.phase = Phase::Restoring { epoch };
+                    self.act(Action::Post(Job::Restore));
+                }
             }
             Input::WentIdle => {
                 if let Phase::Running { epoch } = self.phase {
@@ -296,18 +327,25 @@ impl Machine {
             SchedulerMessage::SchedOff => self.go_alone(),
             SchedulerMessage::SchedOn { epoch } => self.adopted(epoch),
             SchedulerMessage::AskCounters => self.act(Action::Report),
+            // That it was heard is all there is to it.
+            SchedulerMessage::Pong => {}
         }
     }
 
     fn registered(&mut self, hold: Hold, now: Instant) {
+        if hold == Hold::Parked && matches!(self.phase, Phase::Free | Phase::Running { .. }) {
+            // The gate opened while the answer was on its way: that has to be known.
+            self.reconnect();
+            return;
+        }
         self.connected = true;
-        self.lost_at = None;
+        self.silent_since = None;
         self.waiters = false;
         self.asked = false;
         self.last_submission.1 = now;
         match hold {
             Hold::Parked => {
-                if !matches!(self.phase, Phase::Parked) {
+                if self.phase != Phase::Parked {
                     self.phase = Phase::Parked;
                     self.act(Action::Limit);
                 }
@@ -316,6 +354,11 @@ impl Machine {
             Hold::Running(epoch) => self.adopted(epoch),
             Hold::Free => self.go_alone(),
         }
+    }
+
+    fn reconnect(&mut self) {
+        self.connected = false;
+        self.act(Action::Reconnect);
     }
 
     /// The scheduler takes us as we are: running, or about to.
@@ -383,12 +426,16 @@ impl Machine {
         }
         self.probe = Probe::None;
         self.phase = Phase::Draining { epoch, patience, progress: u64::MAX, since: now };
+        self.last_drain += 1;
         self.act(Action::Cancel);
-        self.act(Action::Post(Job::Drain));
+        self.act(Action::Post(Job::Drain(self.last_drain)));
     }
 
-    fn drained(&mut self) {
+    fn drained(&mut self, ticket: Ticket) {
         let Phase::Draining { epoch, .. } = self.phase else { return };
+        if ticket != self.last_drain {
+            return;
+        }
         self.phase = Phase::Parked;
         self.act(Action::CountHandOver);
         self.act(Action::Report);
@@ -411,7 +458,7 @@ impl Machine {
         self.asked = false;
         self.waiters = false;
         self.probe = Probe::None;
-        self.lost_at = Some(now);
+        self.silent_since = Some(now);
         match self.phase {
             Phase::Running { .. } => {
                 self.phase = Phase::Free;
@@ -458,12 +505,21 @@ impl Machine {
                 }
             }
             Phase::Running { .. } if self.waiters => self.look_for_idleness(submissions, lacking, now),
-            Phase::Parked | Phase::Idle { .. } => {
-                if self.lost_at.is_some_and(|lost| now.duration_since(lost) >= RETURN_PATIENCE) {
-                    self.go_alone();
-                }
-            }
+            Phase::Parked | Phase::Idle { .. } => self.wait_for_the_scheduler(now),
             _ => {}
+        }
+    }
+
+    /// A parked program with work waits for a scheduler that answers, and not for ever.
+    fn wait_for_the_scheduler(&mut self, now: Instant) {
+        if let Some(since) = self.silent_since {
+            if now.duration_since(since) >= RETURN_PATIENCE {
+                self.reconnect();
+                self.go_alone();
+            }
+        } else if self.asleep && now.duration_since(self.heard_at) >= PING_AFTER {
+            self.silent_since = Some(now);
+            self.act(Action::Send(ClientMessage::Ping));
         }
     }
 
@@ -579,10 +635,10 @@ mod tests {
     fn gives_the_lock_back_only_when_drained() {
         let mut client = Client::running_contended();
         let dropped = client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
-        assert_eq!(dropped, [Action::Close, Action::Cancel, Action::Post(Job::Drain)]);
+        assert_eq!(dropped, [Action::Close, Action::Cancel, Action::Post(Job::Drain(1))]);
         client.feed(Input::Asked);
         assert_eq!(client.tick(100, 1, 0), []);
-        let released = client.feed(Input::Drained);
+        let released = client.feed(Input::Drained(1));
         assert_eq!(
             released,
             [
@@ -596,7 +652,7 @@ mod tests {
             ]
         );
         // A second answer of the mover means nothing.
-        assert_eq!(client.feed(Input::Drained), []);
+        assert_eq!(client.feed(Input::Drained(1)), []);
     }
 
     #[test]
@@ -683,11 +739,52 @@ mod tests {
         assert_eq!(parked.feed(Input::Lost), []);
         assert_eq!(parked.feed(Input::Nobody), [Action::WarnAlone]);
         assert_eq!(parked.tick(4900, 0, 0), []);
-        assert_eq!(parked.tick(200, 0, 0), [Action::Unlimit, Action::Begin { anyway: false }]);
+        assert_eq!(
+            parked.tick(200, 0, 0),
+            [Action::Reconnect, Action::Unlimit, Action::Begin { anyway: false }]
+        );
 
         let mut draining = Client::running_contended();
         draining.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
         assert_eq!(draining.feed(Input::Lost), [Action::Cancel, Action::Unlimit, Action::Begin { anyway: false }]);
+    }
+
+    #[test]
+    fn a_scheduler_that_hangs_is_as_good_as_lost() {
+        let mut client = Client::registered(Hold::Parked);
+        client.feed(Input::Asked);
+        assert_eq!(client.tick(5000, 0, 0), [Action::Send(ClientMessage::Ping)]);
+        client.now += MS(100);
+        client.hear(SchedulerMessage::Pong);
+        assert_eq!(client.tick(4900, 0, 0), []);
+        assert_eq!(client.tick(100, 0, 0), [Action::Send(ClientMessage::Ping)]);
+        assert_eq!(client.tick(4900, 0, 0), []);
+        let alone = client.tick(100, 0, 0);
+        assert_eq!(alone, [Action::Reconnect, Action::Unlimit, Action::Begin { anyway: false }]);
+    }
+
+    #[test]
+    fn a_gate_that_opened_before_the_answer_to_register_is_registered_as_it_is() {
+        let mut client = Client::new();
+        client.feed(Input::Registering);
+        assert_eq!(client.tick(5100, 0, 0), [Action::Reconnect, Action::Unlimit, Action::Begin { anyway: false }]);
+        client.feed(Input::Began);
+        let late = client.hear(SchedulerMessage::Registered { client: 1, hold: Hold::Parked });
+        assert_eq!(late, [Action::Reconnect]);
+        assert_eq!(client.machine.gate(), Gate::Open);
+    }
+
+    #[test]
+    fn an_answer_to_an_earlier_drain_gives_nothing_back() {
+        let mut client = Client::running_contended();
+        client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
+        client.tick(1, 5, 0);
+        client.tick(300, 5, 0);
+        client.feed(Input::Began);
+        // The first drain ended just when it was given up; the second has just begun.
+        client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 400 });
+        assert_eq!(client.feed(Input::Drained(1)), []);
+        assert!(!client.feed(Input::Drained(2)).is_empty());
     }
 
     #[test]

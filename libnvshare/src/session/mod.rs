@@ -15,7 +15,7 @@ use nvshare_proto::{ClientMessage, MemoryMode, Register, Reply, Request, Room};
 
 use crate::devices::Device;
 use crate::mover::{self, Done, Job};
-use crate::{config, counters, devices, gate, log};
+use crate::{config, counters, devices, driver, gate, log};
 use machine::{Action, Input, Machine};
 use wire::Wire;
 
@@ -99,11 +99,19 @@ pub(crate) fn uses(device: &Device) {
     }
 }
 
+/// The calling thread's device is in use.
+pub(crate) fn uses_current() {
+    if let Ok(ordinal) = driver::current_device()
+        && let Some(device) = devices::get(ordinal)
+    {
+        uses(device);
+    }
+}
+
 /// Memory of a device was freed.
 pub(crate) fn freed(device: &Device) {
-    let account = device.account();
-    let spare = account.room.max(0) as u64;
-    if !account.free && (spare > MOST_UNUSED || (!account.holding && spare >= OFFER_STEP)) {
+    let unused = device.unused();
+    if unused > MOST_UNUSED || (unused >= OFFER_STEP && !device.account().holding) {
         wake();
     }
 }
@@ -153,7 +161,9 @@ impl Session {
         for done in done {
             self.done(done);
         }
-        if ASKED.swap(false, Ordering::SeqCst) && gate::anybody_asleep() {
+        ASKED.store(false, Ordering::SeqCst);
+        // Also who came while the gate was open for a moment, and did not wake in time.
+        if gate::anybody_asleep() {
             self.feed(Input::Asked);
         }
         self.tell_needs();
@@ -185,9 +195,10 @@ impl Session {
                     name: program_name(),
                     memory,
                     gate: self.machine.gate(),
-                    usage: devices::used().map(Device::usage).collect(),
+                    usage: devices::used().map(Device::usage_to_register).collect(),
                 };
                 self.told = register.usage.iter().map(|usage| (usage.gpu, 0)).collect();
+                self.feed(Input::Registering);
                 self.send(&Request::Register(register));
             }
             Err(error) => {
@@ -205,6 +216,10 @@ impl Session {
             Err((replies, error)) => (replies, Some(error)),
         };
         for reply in replies {
+            // What was said on a connection that is gone holds no more.
+            if self.wire.is_none() {
+                return;
+            }
             match reply {
                 Reply::Client(message) => {
                     log::debug(format_args!("received {message:?}"));
@@ -244,7 +259,7 @@ impl Session {
 
     fn done(&mut self, done: Done) {
         match done {
-            Done::Drained => self.feed(Input::Drained),
+            Done::Drained(ticket) => self.feed(Input::Drained(ticket)),
             Done::Restored { lacking } => self.feed(Input::Restored { lacking }),
             Done::Quiet { submissions } => self.feed(Input::Quiet { submissions }),
             Done::Busy => self.feed(Input::Busy),
@@ -282,19 +297,25 @@ impl Session {
             Action::Give(Room { gpu, bytes }) => {
                 if let Some(device) = devices::by_uuid(gpu) {
                     device.give(bytes);
-                    self.forget_told(gpu);
+                    self.now_told(device, 0);
                 }
             }
             Action::Refuse(gpu) => {
                 if let Some(device) = devices::by_uuid(gpu) {
                     device.refuse();
-                    self.forget_told(gpu);
+                    // What is lacking still, the scheduler knows.
+                    self.now_told(device, device.lacking());
                 }
             }
             Action::Capacity(Room { gpu, bytes }) => {
                 if let Some(device) = devices::by_uuid(gpu) {
-                    device.update(|account| account.capacity = Some(bytes));
+                    device.set_capacity(bytes);
                 }
+            }
+            Action::Reconnect => {
+                log::debug(format_args!("registering again"));
+                self.wire = None;
+                self.next_attempt = Instant::now();
             }
             Action::Return { room, evict } => self.give_back(room, evict),
             Action::ReturnAll => self.return_unused(0),
@@ -323,19 +344,22 @@ impl Session {
 
     /// Closes the gate if nothing was submitted since all work was complete.
     fn try_idle(&mut self, submissions: u64) {
+        let unchanged = || gate::nobody_inside() && gate::totals().0 == submissions;
+        if !unchanged() {
+            self.feed(Input::Busy);
+            return;
+        }
         gate::close();
         devices::all().for_each(Device::let_go);
-        if gate::nobody_inside() && gate::totals().0 == submissions {
+        if unchanged() {
             self.feed(Input::WentIdle);
-            if gate::anybody_asleep() {
-                self.feed(Input::Asked);
-            }
-        } else {
-            devices::all().for_each(|device| {
-                device.hold(true);
-            });
+        } else if devices::all().all(|device| device.hold(false)) {
             gate::open(true);
             self.feed(Input::Busy);
+        } else {
+            // Memory was allocated in the moment that the gate was closed.
+            devices::all().for_each(Device::let_go);
+            self.feed(Input::BusyAndAbsent);
         }
     }
 
@@ -373,32 +397,27 @@ impl Session {
         }
         for device in devices::used() {
             let gpu = device.uuid;
-            if !self.told.iter().any(|(told, _)| *told == gpu) {
-                self.told.push((gpu, 0));
-                self.tell_usage(gpu);
-            }
             let lacking = device.lacking();
-            let told = self.told.iter_mut().find(|(told, _)| *told == gpu);
-            if let Some((_, told)) = told
-                && *told != lacking
-            {
-                *told = lacking;
+            // The first usage also says that the device is in use from now on.
+            if self.now_told(device, lacking) || device.is_usage_stale() {
+                self.tell_usage(gpu);
                 if lacking > 0 {
-                    self.tell_usage(gpu);
                     self.say(ClientMessage::NeedRoom(Room { gpu, bytes: lacking }));
                 }
-            }
-            if device.is_usage_stale() {
-                self.tell_usage(gpu);
             }
         }
         let keep = if self.machine.is_running() { MOST_UNUSED } else { u64::MAX };
         self.return_unused(if self.machine.is_parked() { 0 } else { keep });
     }
 
-    fn forget_told(&mut self, gpu: nvshare_proto::GpuUuid) {
-        if let Some((_, told)) = self.told.iter_mut().find(|(told, _)| *told == gpu) {
-            *told = 0;
+    /// The scheduler knows that this much is lacking on a device. True: that is news.
+    fn now_told(&mut self, device: &Device, lacking: u64) -> bool {
+        match self.told.iter_mut().find(|(told, _)| *told == device.uuid) {
+            Some((_, told)) => std::mem::replace(told, lacking) != lacking,
+            None => {
+                self.told.push((device.uuid, lacking));
+                true
+            }
         }
     }
 

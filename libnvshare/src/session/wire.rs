@@ -130,7 +130,12 @@ pub(super) fn close_after_fork() {
 /// Has the counters sent a last time when the program exits.
 pub(super) fn send_counters_at_exit() {
     extern "C" fn last_word() {
-        let Ok(_writing) = WRITING.try_lock() else { return };
+        // The session may just be writing; its thread is not to be waited for, should it be stuck.
+        let Some(_writing) = (0..50).find_map(|_| {
+            WRITING.try_lock().inspect_err(|_| std::thread::sleep(Duration::from_micros(100))).ok()
+        }) else {
+            return;
+        };
         let descriptor = DESCRIPTOR.load(Ordering::SeqCst);
         if descriptor < 0 {
             return;

@@ -24,7 +24,7 @@ use nvshare_proto::{ClientMessage, Epoch, Gate, GpuUuid, Hold, Register, Room, S
 
 use policy::next;
 use state::{Account, Client, Departed, Gpu, Phase};
-pub use state::{ClientId, Time};
+pub use state::{ClientId, Identity, Time};
 
 /// What an administrator chose at the start.
 #[derive(Debug, Clone)]
@@ -63,8 +63,8 @@ pub enum Event {
     Registered {
         /// The connection.
         client: ClientId,
-        /// The process as the kernel names it, if it can.
-        pid: Option<u32>,
+        /// What the kernel says of the process.
+        identity: Identity,
         /// What it said.
         register: Register,
     },
@@ -147,7 +147,9 @@ impl Core {
     pub fn handle(&mut self, event: Event, now: Time) {
         self.advance(now);
         match event {
-            Event::Registered { client, pid, register } => self.on_registered(client, pid, register, now),
+            Event::Registered { client, identity, register } => {
+                self.on_registered(client, identity, register, now);
+            }
             Event::Message { client, message } => self.on_message(client, message, now),
             Event::Disconnected { client, process_remains } => {
                 self.on_disconnected(client, process_remains, now);
@@ -225,7 +227,7 @@ impl Core {
     pub fn switch_off(&mut self, force: bool, now: Time) -> Result<String, String> {
         self.advance(now);
         for (uuid, gpu) in &self.gpus {
-            let demand: u64 = self.clients.values().filter_map(|c| c.accounts.get(uuid)).map(|a| a.usage.allocated).sum();
+            let demand = sum(self.clients.values().filter_map(|c| c.accounts.get(uuid)).map(|a| a.usage.allocated));
             if demand > gpu.capacity && !force {
                 return Err(format!(
                     "{uuid}: clients have {} together and {} fit; page faults would move the rest (--force does it anyway)",
@@ -253,9 +255,9 @@ impl Core {
         ids
     }
 
-    fn on_registered(&mut self, id: ClientId, pid: Option<u32>, register: Register, now: Time) {
+    fn on_registered(&mut self, id: ClientId, identity: Identity, register: Register, now: Time) {
         let gate = register.gate;
-        let client = Client::new(pid, register, now);
+        let client = Client::new(identity, register, now);
         self.note(format!("client {id} is {} (pid {})", client.name, client.pid));
         let usage: Vec<Usage> = client.accounts.values().map(|a| a.usage).collect();
         self.clients.insert(id, client);
@@ -270,7 +272,8 @@ impl Core {
             self.meet_gpu(id, usage);
             if let Some(gpu) = self.gpus.get_mut(&usage.gpu) {
                 // The same process is back: what was charged to it is what it says now.
-                gpu.departed.retain(|_, departed| departed.process.is_none() || departed.process != pid);
+                let same = |departed: &Departed| departed.process.is_some() && departed.process == identity.process;
+                gpu.departed.retain(|_, departed| !same(departed));
             }
             self.with_account(id, usage.gpu, |account| account.budget = account.resident());
         }
@@ -295,6 +298,11 @@ impl Core {
 
     /// A client uses a GPU from now on.
     fn meet_gpu(&mut self, id: ClientId, usage: Usage) {
+        if self.gpus.len() >= MOST_GPUS {
+            // A machine has no more: most of these are somebody's invention.
+            let clients = &self.clients;
+            self.gpus.retain(|uuid, _| clients.values().any(|client| client.accounts.contains_key(uuid)));
+        }
         let capacity = self.config.gpu_memory.unwrap_or(usage.total.saturating_sub(self.config.reserve));
         let quantum = self.config.quantum;
         let gpu = self.gpus.entry(usage.gpu).or_insert_with(|| Gpu::new(capacity, quantum));
@@ -323,12 +331,13 @@ impl Core {
             ClientMessage::Usage(usage) => self.on_usage(id, usage),
             ClientMessage::Counters(counters) => self.on_counters(id, counters),
             ClientMessage::ReqLock => self.on_req_lock(id, phase, now),
-            ClientMessage::Running { epoch } if phase == (Phase::Granted { epoch }) => {
-                self.on_running(id, epoch, now);
-            }
+            ClientMessage::Running { epoch } => match phase {
+                Phase::Granted { epoch: current, .. } if current == epoch => self.on_running(id, epoch, now),
+                _ => {}
+            },
             ClientMessage::LockReleased { epoch } => match phase {
                 Phase::Running { epoch: current }
-                | Phase::Granted { epoch: current }
+                | Phase::Granted { epoch: current, .. }
                 | Phase::Dropping { epoch: current, .. }
                     if current == epoch =>
                 {
@@ -373,13 +382,15 @@ impl Core {
                     ));
                 }
             }
-            // A grant that is over.
-            ClientMessage::Running { .. } => {}
+            ClientMessage::Ping => self.send(id, SchedulerMessage::Pong),
         }
     }
 
     fn on_usage(&mut self, id: ClientId, usage: Usage) {
         let Some(client) = self.clients.get_mut(&id) else { return };
+        if client.accounts.len() >= MOST_GPUS_EACH && !client.accounts.contains_key(&usage.gpu) {
+            return;
+        }
         let known = client.accounts.contains_key(&usage.gpu);
         let account = client.accounts.entry(usage.gpu).or_insert_with(|| Account::new(usage));
         let changed = account.usage.allocated != usage.allocated;
@@ -467,13 +478,14 @@ impl Core {
         self.with(id, |client| client.phase = Phase::Running { epoch });
         let gpus: Vec<GpuUuid> =
             self.clients.get(&id).map(|c| c.accounts.keys().copied().collect()).unwrap_or_default();
-        let mut reopened = Vec::new();
+        let mut released = Vec::new();
+        let mut draining = Vec::new();
         for uuid in gpus {
             let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
             let retry = patience(gpu.deferrals) * RETRY_FACTOR;
             gpu.deferrals += 1;
             gpu.not_before = now + retry;
-            reopened.append(&mut gpu.released);
+            released.append(&mut gpu.released);
             for (&other, client) in &mut self.clients {
                 if !client.accounts.contains_key(&uuid) {
                     continue;
@@ -484,18 +496,26 @@ impl Core {
                         client.phase = Phase::Parked;
                         client.claims = false;
                     }
-                    Phase::Dropping { .. } => reopened.push(other),
+                    Phase::Dropping { .. } => draining.push(other),
                     _ => {}
                 }
             }
         }
-        // The drain may depend on work of another member that sleeps at its gate by now: all of them go on.
-        for other in reopened {
+        // The drain may depend on work of another member that sleeps at its gate by now: all of them go on. Who has
+        // given the lock back gets it again; who has not answered yet is told at once, whatever its answer will be.
+        for other in released {
             self.with(other, |client| {
-                if matches!(client.phase, Phase::Parked | Phase::Dropping { .. }) {
+                if client.phase == Phase::Parked {
                     client.phase = Phase::Chosen;
                 }
             });
+        }
+        for other in draining {
+            let epoch = self.new_epoch();
+            let until = now + self.config.grace;
+            self.with(other, |client| client.phase = Phase::Granted { epoch, until });
+            let quantum_ms = self.config.quantum.as_millis() as u64;
+            self.send(other, SchedulerMessage::LockOk { epoch, quantum_ms, room: Vec::new() });
         }
         self.note(format!("client {id} could not drain and goes on; asked again later"));
     }
@@ -512,8 +532,10 @@ impl Core {
         if process_remains {
             for (uuid, account) in &client.accounts {
                 if let Some(gpu) = self.gpus.get_mut(uuid) {
-                    let departed = Departed { process: client.process, bytes: account.budget };
-                    gpu.departed.insert(id, departed);
+                    if account.budget > 0 {
+                        let departed = Departed { process: client.process, bytes: account.budget };
+                        gpu.departed.insert(id, departed);
+                    }
                 }
             }
         }
@@ -609,11 +631,21 @@ fn patience(deferrals: u32) -> Duration {
 /// After this long, a client that could not give memory back is asked again.
 const RETRY: Duration = Duration::from_secs(10);
 
+/// GPUs that one client may use.
+pub const MOST_GPUS_EACH: usize = 64;
+/// GPUs that are remembered when nobody uses them.
+const MOST_GPUS: usize = 256;
+
 /// A measured rate moves the known one half of the way.
 fn blend(rate: &mut f64, bytes: u64, nanos: u64) {
     if bytes >= 64 * MIB && nanos > 0 {
         *rate = (*rate + bytes as f64 / nanos as f64 * 1e9) / 2.0;
     }
+}
+
+/// What clients say is not to be trusted to add up.
+fn sum(bytes: impl Iterator<Item = u64>) -> u64 {
+    bytes.fold(0, u64::saturating_add)
 }
 
 fn self_unknown(uuid: GpuUuid) -> String {

@@ -10,7 +10,7 @@ use super::policy::turn::Turn;
 use super::policy::victims::Candidate;
 use super::policy::{next, together, turn, victims};
 use super::state::{Account, ClientId, Phase, Time};
-use super::{Core, RETRY, patience};
+use super::{Core, RETRY, patience, sum};
 
 /// Room given, or made, beyond what an allocation asked for, so that not each one asks. Of free memory, a quarter
 /// at most is given so.
@@ -71,7 +71,13 @@ impl Core {
             if self.fit(uuid, &members) {
                 continue;
             }
+            let not_before = self.gpus.get(&uuid).map_or(Time::ZERO, |gpu| gpu.not_before);
+            if now < not_before {
+                self.wake_at(not_before);
+                continue;
+            }
             let mut kept: Vec<ClientId> = Vec::new();
+            let mut asked = false;
             for id in members {
                 kept.push(id);
                 if self.fit(uuid, &kept) || kept.len() == 1 {
@@ -79,8 +85,9 @@ impl Core {
                 }
                 kept.pop();
                 self.ask_to_leave(id, now);
+                asked = true;
             }
-            if let Some(gpu) = self.gpus.get_mut(&uuid) {
+            if let (true, Some(gpu)) = (asked, self.gpus.get_mut(&uuid)) {
                 gpu.turn_started = gpu.turn_started.map(|_| now);
             }
         }
@@ -192,7 +199,7 @@ impl Core {
                     }
                 }
             }
-            Phase::Granted { epoch } | Phase::Running { epoch } => {
+            Phase::Granted { epoch, .. } | Phase::Running { epoch } => {
                 client.phase = Phase::Dropping { epoch, since: now };
                 let deferrals = client.accounts.keys().filter_map(|uuid| self.gpus.get(uuid)).map(|g| g.deferrals).max();
                 let patience_ms = patience(deferrals.unwrap_or(0)).as_millis() as u32;
@@ -227,21 +234,24 @@ impl Core {
             let bytes = needs + self.spare(uuid, free - needs, id);
             self.with_account(id, uuid, |account| {
                 account.needs = 0;
-                account.budget += bytes;
+                add(&mut account.budget, bytes);
             });
             self.send(id, SchedulerMessage::Room(Room { gpu: uuid, bytes }));
             return;
         }
-        *reserved.entry(uuid).or_default() += needs;
-        // Who is leaving, or dying, is about to make room.
+        add(reserved.entry(uuid).or_default(), needs);
+        // Who is leaving is about to be asked for room.
         let leaving = |c: &super::Client| matches!(c.phase, Phase::Dropping { .. }) && c.accounts.contains_key(&uuid);
-        let dying = self.gpus.get(&uuid).is_some_and(|gpu| !gpu.departed.is_empty());
-        if dying || self.clients.values().any(leaving) {
+        if self.clients.values().any(leaving) {
             return;
         }
         // A program that grows will grow more: room is made in large pieces, as far as there is any.
-        let ahead = needs - free + SPARE_ROOM.min(self.capacity(uuid).saturating_sub(self.demand(uuid, id)));
-        if !self.order_evictions(uuid, ahead, id, now) && !self.order_evictions(uuid, needs - free, id, now) {
+        let ahead = (needs - free).saturating_add(SPARE_ROOM.min(self.capacity(uuid).saturating_sub(self.demand(uuid, id))));
+        let ordered =
+            self.order_evictions(uuid, ahead, id, now) || self.order_evictions(uuid, needs - free, id, now);
+        // Who is dying makes room as well, in its time.
+        let dying = self.gpus.get(&uuid).is_some_and(|gpu| gpu.departed() > 0);
+        if !ordered && !dying {
             self.with_account(id, uuid, |account| account.needs = 0);
             self.send(id, SchedulerMessage::NoRoom { gpu: uuid });
             self.warn(format!("client {id}: no room for {} more on {uuid}", Bytes(needs)));
@@ -267,7 +277,7 @@ impl Core {
             let deficit = self.deficit(uuid, id);
             let reserved = reserved.entry(uuid).or_default();
             let free = self.free(uuid).saturating_sub(*reserved);
-            *reserved += deficit;
+            add(reserved, deficit);
             if deficit <= free {
                 continue;
             }
@@ -300,21 +310,24 @@ impl Core {
         let epoch = self.new_epoch();
         let mut room = Vec::new();
         let mut quantum = Duration::MAX;
+        let mut until = now + self.config.grace;
         let mut moved = false;
         let mut freed_at = None;
         for &uuid in gpus {
             let deficit = self.deficit(uuid, id);
             let bytes = deficit + self.spare(uuid, self.free(uuid).saturating_sub(deficit), id);
             moved |= self.account(id, uuid).is_some_and(|a| a.usage.absent > 0);
+            let absent = self.account(id, uuid).map_or(0, |account| account.usage.absent);
             if let Some(gpu) = self.gpus.get_mut(&uuid) {
                 quantum = quantum.min(gpu.quantum);
+                until = until.saturating_add(gpu.move_cost(absent));
                 freed_at = freed_at.max(gpu.freed_at.take());
             }
-            self.with_account(id, uuid, |account| account.budget += bytes);
+            self.with_account(id, uuid, |account| add(&mut account.budget, bytes));
             room.push(Room { gpu: uuid, bytes });
         }
         self.with(id, |client| {
-            client.phase = Phase::Granted { epoch };
+            client.phase = Phase::Granted { epoch, until };
             client.wants = false;
             client.reported_blocked = false;
             client.switch_from = freed_at.filter(|&freed| !moved && client.waiting_since < freed && freed <= now);
@@ -325,8 +338,7 @@ impl Core {
 
     /// Orders as much as is needed beyond what is on its way. False: it cannot be had.
     fn order_evictions(&mut self, uuid: GpuUuid, needed: u64, for_client: ClientId, now: Time) -> bool {
-        let on_its_way: u64 =
-            self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(|a| a.evicting).sum();
+        let on_its_way = sum(self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(|a| a.evicting));
         let missing = needed.saturating_sub(on_its_way);
         if missing == 0 {
             return true;
@@ -356,13 +368,13 @@ impl Core {
             })
             .collect();
         let orders = victims::choose(missing, &candidates);
-        let possible: u64 = orders.iter().map(|&(_, bytes)| bytes).sum();
+        let possible = sum(orders.iter().map(|&(_, bytes)| bytes));
         if possible < missing {
             return on_its_way > 0;
         }
         for (victim, bytes) in orders {
             self.with_account(victim, uuid, |account| {
-                account.evicting += bytes;
+                add(&mut account.evicting, bytes);
                 account.evicting_since = now;
             });
             self.send(victim, SchedulerMessage::Evict(Room { gpu: uuid, bytes }));
@@ -382,19 +394,31 @@ impl Core {
         }
     }
 
+    /// Who does not answer in time is reported, and no longer waited for where others can do without.
     fn report_stuck(&mut self, now: Time) {
         let grace = self.config.grace;
-        for id in self.ids(|c| matches!(c.phase, Phase::Dropping { .. }) && !c.reported_stuck) {
-            let Some(Phase::Dropping { since, .. }) = self.clients.get(&id).map(|c| c.phase) else { continue };
-            if now < since + grace {
-                self.wake_at(since + grace);
+        for id in self.ids(|c| !c.reported_stuck) {
+            let (due, what) = match self.clients.get(&id).map(|c| c.phase) {
+                Some(Phase::Dropping { since, .. }) => (since + grace, "give the lock back"),
+                Some(Phase::Granted { until, .. }) => (until, "run under its grant"),
+                _ => continue,
+            };
+            if now < due {
+                self.wake_at(due);
                 continue;
             }
-            self.with(id, |client| client.reported_stuck = true);
-            self.warn(format!(
-                "client {id} was asked for the lock {:.0} s ago and does not answer; it keeps the GPU",
-                (now - since).as_secs_f64()
-            ));
+            self.with(id, |client| {
+                client.reported_stuck = true;
+                // Its turn counts as begun, so that it can be over.
+                client.claims = false;
+            });
+            for uuid in self.gpus_used_by(id) {
+                if let Some(gpu) = self.gpus.get_mut(&uuid) {
+                    gpu.turn_started.get_or_insert(now);
+                }
+            }
+            self.wake_at(now);
+            self.warn(format!("client {id} does not answer: it should {what} and keeps the GPU"));
         }
         for id in self.ids(|c| c.accounts.values().any(|account| account.evicting > 0)) {
             for uuid in self.gpus_used_by(id) {
@@ -439,8 +463,8 @@ impl Core {
     /// What nobody may fill, in bytes.
     pub(super) fn free(&self, uuid: GpuUuid) -> u64 {
         let Some(gpu) = self.gpus.get(&uuid) else { return 0 };
-        let charged: u64 = self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(|a| a.budget).sum();
-        gpu.capacity.saturating_sub(charged + gpu.departed())
+        let charged = self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(|a| a.budget);
+        gpu.capacity.saturating_sub(sum(charged.chain([gpu.departed()])))
     }
 
     /// Room to give a client beyond what it asks for: none while others wait.
@@ -454,15 +478,15 @@ impl Core {
     /// Whether these clients fit a GPU together, beside what others have there and cannot be moved.
     fn fit(&self, uuid: GpuUuid, members: &[ClientId]) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
-        let pinned: u64 = self
+        let pinned = self
             .clients
             .iter()
             .filter(|(id, _)| !members.contains(id))
             .filter_map(|(_, client)| {
                 Some(client.accounts.get(&uuid)?.pinned(client.memory))
             })
-            .chain([gpu.departed()])
-            .sum();
+            .chain([gpu.departed()]);
+        let pinned = sum(pinned);
         let demands: Vec<u64> = members.iter().map(|&id| self.demand(uuid, id)).collect();
         together::fits(gpu.capacity, pinned, &demands, self.config.exclusive)
     }
@@ -497,4 +521,8 @@ impl Core {
         });
         ids
     }
+}
+
+fn add(to: &mut u64, bytes: u64) {
+    *to = to.saturating_add(bytes);
 }

@@ -18,8 +18,8 @@ pub(crate) enum Phase {
     Parked,
     /// It is next: holders leave and room is made for it.
     Chosen,
-    /// LOCK_OK is sent; it restores.
-    Granted { epoch: Epoch },
+    /// LOCK_OK is sent; it restores, which should not take longer than this.
+    Granted { epoch: Epoch, until: Time },
     /// Its gate is open.
     Running { epoch: Epoch },
     /// DROP_LOCK is sent; it drains.
@@ -96,13 +96,22 @@ impl Account {
     }
 }
 
+/// What the kernel says of a client's process.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// Its number, where it is in our view of processes.
+    pub pid: Option<u32>,
+    /// What tells it from every other process, in whatever view.
+    pub process: Option<u64>,
+}
+
 /// A registered process.
 #[derive(Debug)]
 pub(crate) struct Client {
     /// As the kernel says, or as the process itself says where the kernel cannot tell.
     pub(crate) pid: u32,
-    /// As the kernel says.
-    pub(crate) process: Option<u32>,
+    /// What the kernel tells its process from others by, if it does.
+    pub(crate) process: Option<u64>,
     pub(crate) name: String,
     pub(crate) memory: MemoryMode,
     pub(crate) phase: Phase,
@@ -127,10 +136,10 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn new(process: Option<u32>, register: Register, now: Time) -> Self {
+    pub(crate) fn new(identity: Identity, register: Register, now: Time) -> Self {
         Self {
-            pid: process.unwrap_or(register.pid),
-            process,
+            pid: identity.pid.unwrap_or(register.pid),
+            process: identity.process,
             name: register.name,
             memory: register.memory,
             phase: Phase::Parked,
@@ -159,8 +168,8 @@ impl Client {
 /// What a client that is gone has left on a GPU, until its process is gone too or comes back.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Departed {
-    /// Its process, if the kernel named it.
-    pub(crate) process: Option<u32>,
+    /// Its process, if the kernel tells it from others.
+    pub(crate) process: Option<u64>,
     pub(crate) bytes: u64,
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use nvshare_proto::{ClientStatus, GpuStatus, SchedulerStatus};
 
 use super::state::{Client, ClientId, Time};
-use super::{Core, Phase};
+use super::{Core, Phase, sum};
 
 /// Clients that are gone and still shown.
 const GONE_KEPT: usize = 32;
@@ -29,7 +29,7 @@ impl Core {
         let row = |(&uuid, gpu): (_, &super::Gpu)| GpuStatus {
             gpu: uuid,
             capacity: gpu.capacity,
-            allocated: self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(|a| a.usage.allocated).sum(),
+            allocated: sum(self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(|a| a.usage.allocated)),
             resident: gpu.capacity.saturating_sub(self.free(uuid)),
             quantum_ms: gpu.quantum.as_millis() as u64,
             holders: self.by_turn(|c| (c.phase.holds() || c.phase == Phase::Free) && c.accounts.contains_key(&uuid)),
@@ -68,7 +68,7 @@ fn describe(id: ClientId, client: &Client) -> ClientStatus {
         state,
         gone: false,
         usage: client.accounts.values().map(|a| a.usage).collect(),
-        resident: client.accounts.values().map(|a| a.budget).sum(),
+        resident: sum(client.accounts.values().map(|a| a.budget)),
         held_ms: client.held.as_millis() as u64,
         waited_ms: client.waited.as_millis() as u64,
         counters: client.counters,

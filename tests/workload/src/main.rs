@@ -136,8 +136,10 @@ fn step(driver: &Driver, options: &Options, blocks: &mut [Block], number: u32) -
         driver.free(old.address)?;
         blocks[at] = fill(driver, old.bytes, old.seed.wrapping_add(1))?;
     }
+    // Forward and backward in turn, as training does.
     let launch_all = |pause: Duration| {
-        for block in &*blocks {
+        for i in 0..blocks.len() {
+            let block = &blocks[if number % 2 == 0 { i } else { blocks.len() - 1 - i }];
             driver.launch(false, block.address, block.bytes, value, options.kernel_us)?;
             std::thread::sleep(pause);
         }
