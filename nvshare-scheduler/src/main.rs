@@ -28,9 +28,10 @@ struct Options {
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     gpu_memory: Option<u64>,
 
-    /// Memory of each GPU that is left to contexts, modules and the driver
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, default_value = "1536MiB")]
-    reserve: u64,
+    /// Memory of each GPU that is left to contexts, modules and the driver [default: 1536MiB, and of a small
+    /// GPU an eighth at most]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    reserve: Option<u64>,
 
     /// Quantum: how long a client keeps a GPU while another waits, in seconds
     #[arg(long, value_name = "SECONDS", value_parser = units::parse_quantum, default_value = "30")]

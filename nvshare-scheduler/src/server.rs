@@ -247,7 +247,6 @@ struct Keeper {
     core: Core,
     nvml: Watch,
     fixed_memory: bool,
-    reserve: u64,
     started: Instant,
     frames: BTreeMap<ClientId, mpsc::Sender<Reply>>,
     pids: BTreeMap<ClientId, u32>,
@@ -259,7 +258,6 @@ impl Keeper {
     fn new(config: Config, nvml: Watch) -> Self {
         Self {
             fixed_memory: config.gpu_memory.is_some(),
-            reserve: config.reserve,
             core: Core::new(config),
             nvml,
             started: Instant::now(),
@@ -322,10 +320,9 @@ impl Keeper {
                     self.meet(gpu);
                 }
             }
-            Command::Available(Room { gpu, bytes }) => {
-                self.nvml.answered(gpu);
-                let room = Room { gpu, bytes: bytes.saturating_sub(self.reserve) };
-                self.core.handle(Event::Capacity(room), now);
+            Command::Available(room) => {
+                self.nvml.answered(room.gpu);
+                self.core.handle(Event::Available(room), now);
             }
             Command::Disconnected { client, process_remains } => {
                 self.frames.remove(&client);

@@ -35,8 +35,9 @@ pub struct Config {
     pub quantum: Duration,
     /// What clients may fill on each GPU together, in bytes; none: what the GPU has, less the reserve.
     pub gpu_memory: Option<u64>,
-    /// Bytes of each GPU that are left to contexts, modules and the driver.
-    pub reserve: u64,
+    /// Bytes of each GPU that are left to contexts, modules and the driver; none: 1536 MiB, and of a small GPU an
+    /// eighth at most.
+    pub reserve: Option<u64>,
     /// One client at a time, even where memory fits.
     pub exclusive: bool,
     /// After this long without an answer, a client is reported as stuck.
@@ -49,10 +50,19 @@ impl Default for Config {
             boot: 1,
             quantum: Duration::from_secs(30),
             gpu_memory: None,
-            reserve: 1536 * MIB,
+            reserve: None,
             exclusive: false,
             grace: Duration::from_secs(10),
         }
+    }
+}
+
+impl Config {
+    /// What clients may fill together on a GPU of this many bytes.
+    #[must_use]
+    pub fn usable(&self, total: u64) -> u64 {
+        let reserve = self.reserve.unwrap_or((1536 * MIB).min(total / 8));
+        self.gpu_memory.unwrap_or(total.saturating_sub(reserve))
     }
 }
 
@@ -87,8 +97,8 @@ pub enum Event {
         /// Whose process.
         client: ClientId,
     },
-    /// What a GPU's clients may fill together, now known better.
-    Capacity(Room),
+    /// Bytes of a GPU, less what strangers have there, now known better.
+    Available(Room),
     /// The time that [`Core::next_deadline`] named has come.
     Deadline,
 }
@@ -160,7 +170,7 @@ impl Core {
                 }
                 self.clear_blocked();
             }
-            Event::Capacity(Room { gpu, bytes }) => self.on_capacity(gpu, bytes),
+            Event::Available(Room { gpu, bytes }) => self.on_capacity(gpu, self.config.usable(bytes)),
             Event::Deadline => {}
         }
         self.reconcile(now);
@@ -303,7 +313,7 @@ impl Core {
             let clients = &self.clients;
             self.gpus.retain(|uuid, _| clients.values().any(|client| client.accounts.contains_key(uuid)));
         }
-        let capacity = self.config.gpu_memory.unwrap_or(usage.total.saturating_sub(self.config.reserve));
+        let capacity = self.config.usable(usage.total);
         let quantum = self.config.quantum;
         let gpu = self.gpus.entry(usage.gpu).or_insert_with(|| Gpu::new(capacity, quantum));
         let bytes = gpu.capacity;
