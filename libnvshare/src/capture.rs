@@ -60,7 +60,8 @@ pub(crate) fn hold_off() -> MutexGuard<'static, ()> {
 /// See [`Legacy`].
 pub(crate) fn legacy(context: CUcontext) -> Legacy {
     let captures = captures();
-    let mut of_context = captures.iter().filter(|capture| capture.blocking && capture.context == context).peekable();
+    let mut of_context =
+        captures.iter().filter(|capture| capture.blocking && capture.context == context).peekable();
     if of_context.peek().is_none() {
         return Legacy::Free;
     }
@@ -150,7 +151,11 @@ pub(crate) unsafe fn begin_to_graph<const PER_THREAD: bool>(
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn end<const PER_THREAD: bool>(real: End, stream: CUstream, graph: *mut CUgraph) -> CUresult {
+pub(crate) unsafe fn end<const PER_THREAD: bool>(
+    real: End,
+    stream: CUstream,
+    graph: *mut CUgraph,
+) -> CUresult {
     let key = StreamKey::new(stream, PER_THREAD);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(stream, graph) };

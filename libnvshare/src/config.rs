@@ -4,9 +4,9 @@ use std::env;
 use std::fmt;
 use std::sync::OnceLock;
 
+use nvshare_proto::MemoryMode;
 use nvshare_proto::env as names;
 use nvshare_proto::units::{self, MIB};
-use nvshare_proto::MemoryMode;
 
 use crate::log::{self, Level};
 
@@ -80,7 +80,9 @@ impl Config {
                     "warn" => Level::Warn,
                     "info" => Level::Info,
                     "debug" => Level::Debug,
-                    _ => return Err(format!("{value:?} is no level; accepted: off, error, warn, info, debug")),
+                    _ => {
+                        return Err(format!("{value:?} is no level; accepted: off, error, warn, info, debug"));
+                    }
                 }
             }
             names::DEBUG => {
@@ -112,7 +114,11 @@ fn parse_limit_mb(value: &str) -> Result<u64, String> {
 }
 
 fn not_zero(limit: u64) -> Result<u64, String> {
-    if limit == 0 { Err("a limit of 0 lets nothing run; leave it out for no limit".to_owned()) } else { Ok(limit) }
+    if limit == 0 {
+        Err("a limit of 0 lets nothing run; leave it out for no limit".to_owned())
+    } else {
+        Ok(limit)
+    }
 }
 
 fn parse_switch(value: &str) -> Result<bool, String> {

@@ -29,7 +29,12 @@ fn met(result: CUresult) -> CUresult {
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn create(real: Create, context: *mut CUcontext, flags: c_uint, device: CUdevice) -> CUresult {
+pub(crate) unsafe fn create(
+    real: Create,
+    context: *mut CUcontext,
+    flags: c_uint,
+    device: CUdevice,
+) -> CUresult {
     // SAFETY: the caller's arguments.
     met(unsafe { real(context, flags, device) })
 }
@@ -112,7 +117,8 @@ pub(crate) unsafe fn destroy(real: OfContext, context: CUcontext) -> CUresult {
 /// As for the driver's function.
 pub(crate) unsafe fn release_primary(real: OfDevice, device: CUdevice) -> CUresult {
     let _still = mover::hold_still();
-    let primary = PRIMARY.lock().unwrap_or_else(PoisonError::into_inner).iter().find(|(of, _)| *of == device).copied();
+    let primary =
+        PRIMARY.lock().unwrap_or_else(PoisonError::into_inner).iter().find(|(of, _)| *of == device).copied();
     let taken = primary.map(|(_, context)| (context, streams::take_context(context)));
     // SAFETY: the caller's arguments.
     let result = unsafe { real(device) };

@@ -195,14 +195,18 @@ impl Device {
         let allocated = account.allocated.saturating_add(bytes);
         if allocated > most {
             drop(account);
-            log::info(format_args!("allocation of {bytes} bytes refused: {} of {most} are in use", allocated - bytes));
+            log::info(format_args!(
+                "allocation of {bytes} bytes refused: {} of {most} are in use",
+                allocated - bytes
+            ));
             return Err(CUresult::OUT_OF_MEMORY);
         }
         if !resident {
             account.allocated = allocated;
             return Ok(Admission::Charged(0));
         }
-        let wanted = if self.oversubscribe { bytes.min(capacity.saturating_sub(account.charged)) } else { bytes };
+        let wanted =
+            if self.oversubscribe { bytes.min(capacity.saturating_sub(account.charged)) } else { bytes };
         let lacks = (wanted as i64).saturating_sub(account.room);
         if lacks > 0 && !account.free {
             return Ok(Admission::Lacks(lacks as u64));

@@ -110,12 +110,20 @@ mod shims {
 /// Where the shim jumps to.
 unsafe extern "C" fn choose_dlsym(name: *const c_char) -> *const c_void {
     // SAFETY: the program's argument to `dlsym`: null or a C string.
-    if unsafe { is_ours(name) } { our_dlsym as *const c_void } else { real(&REAL_DLSYM, c"dlsym", missing_dlsym as *const c_void) }
+    if unsafe { is_ours(name) } {
+        our_dlsym as *const c_void
+    } else {
+        real(&REAL_DLSYM, c"dlsym", missing_dlsym as *const c_void)
+    }
 }
 
 unsafe extern "C" fn choose_dlvsym(name: *const c_char) -> *const c_void {
     // SAFETY: the program's argument to `dlvsym`: null or a C string.
-    if unsafe { is_ours(name) } { our_dlvsym as *const c_void } else { real(&REAL_DLVSYM, c"dlvsym", missing_dlvsym as *const c_void) }
+    if unsafe { is_ours(name) } {
+        our_dlvsym as *const c_void
+    } else {
+        real(&REAL_DLVSYM, c"dlvsym", missing_dlvsym as *const c_void)
+    }
 }
 
 /// Whether a name is one of the driver's that have a hook. Exact names only: `cudnn…` and `cublas…` are not ours.

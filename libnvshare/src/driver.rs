@@ -12,7 +12,8 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::cuda::{
     CU_EVENT_DISABLE_TIMING, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE,
-    CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult, CUstream,
+    CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult,
+    CUstream,
 };
 use crate::log;
 use crate::table::{ENTRIES, real};
@@ -175,7 +176,8 @@ pub(crate) fn device_attribute(device: CUdevice, attribute: c_int) -> Result<c_i
 pub(crate) fn device_uuid(device: CUdevice) -> Result<[u8; 16], CUresult> {
     let mut uuid = [0; 16];
     // The second form tells MIG instances apart; older drivers lack it.
-    call!(cuDeviceGetUuid_v2(&raw mut uuid, device)).or_else(|_| call!(cuDeviceGetUuid(&raw mut uuid, device)))?;
+    call!(cuDeviceGetUuid_v2(&raw mut uuid, device))
+        .or_else(|_| call!(cuDeviceGetUuid(&raw mut uuid, device)))?;
     Ok(uuid)
 }
 
@@ -253,6 +255,11 @@ impl Drop for Event {
     }
 }
 
-pub(crate) fn prefetch(address: CUdeviceptr, bytes: u64, to: CUdevice, stream: CUstream) -> Result<(), CUresult> {
+pub(crate) fn prefetch(
+    address: CUdeviceptr,
+    bytes: u64,
+    to: CUdevice,
+    stream: CUstream,
+) -> Result<(), CUresult> {
     call!(cuMemPrefetchAsync(address, bytes as usize, to, stream))
 }

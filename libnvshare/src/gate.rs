@@ -62,8 +62,8 @@ pub(crate) fn enter(stream: StreamKey) -> Pass {
     let frame = frame();
     let slot = slots::current();
     // SAFETY: slots live for ever.
-    if let Some(mine) = unsafe { slot.as_ref() } {
-        if mine.is_outside() && mine.knows(stream) {
+    if let Some(mine) = unsafe { slot.as_ref() }
+        && mine.is_outside() && mine.knows(stream) {
             mine.step_in(frame);
             if STATE.load(Ordering::SeqCst) == OPEN {
                 mine.count();
@@ -71,7 +71,6 @@ pub(crate) fn enter(stream: StreamKey) -> Pass {
             }
             mine.step_out();
         }
-    }
     enter_slowly(stream, frame)
 }
 

@@ -11,10 +11,7 @@ const MARGIN: u64 = 256 << 20;
 pub(crate) fn room() -> u64 {
     let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_available(&text));
     let cgroup = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    cgroup_rooms(&cgroup)
-        .chain(available)
-        .min()
-        .map_or(u64::MAX, |room| room.saturating_sub(MARGIN))
+    cgroup_rooms(&cgroup).chain(available).min().map_or(u64::MAX, |room| room.saturating_sub(MARGIN))
 }
 
 fn mem_available(meminfo: &str) -> Option<u64> {

@@ -3,7 +3,7 @@
 //! Keyed by base address, as programs free. Each allocation knows how much of it is on the card: eviction takes
 //! from its end, so one number says it, and restoring brings back exactly what was taken.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use dashmap::DashMap;
 

@@ -15,6 +15,7 @@
     clippy::print_stdout,
     clippy::print_stderr
 )]
+#![allow(rustdoc::private_intra_doc_links, reason = "nothing here is public but the driver's own names")]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 mod capture;

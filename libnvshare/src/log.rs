@@ -70,7 +70,8 @@ impl Write for Line {
         let room = self.bytes.len() - 1 - self.used;
         let text = text.as_bytes();
         let taken = text.len().min(room);
-        if let (Some(to), Some(from)) = (self.bytes.get_mut(self.used..self.used + taken), text.get(..taken)) {
+        if let (Some(to), Some(from)) = (self.bytes.get_mut(self.used..self.used + taken), text.get(..taken))
+        {
             to.copy_from_slice(from);
         }
         self.used += taken;

@@ -4,9 +4,7 @@ use std::ffi::c_uint;
 
 use nvshare_proto::MemoryMode;
 
-use crate::cuda::{
-    CU_MEM_ATTACH_GLOBAL, CUcontext, CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult,
-};
+use crate::cuda::{CU_MEM_ATTACH_GLOBAL, CUcontext, CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult};
 use crate::devices::{Admission, Device};
 use crate::ledger::Allocation;
 use crate::table::real;
@@ -316,7 +314,8 @@ pub(crate) fn forget_context(context: CUcontext) {
 fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
     let device = devices::get(driver::current_device().ok()?)?;
     let account = device.account();
-    let total = device.limit.unwrap_or(u64::MAX).min(account.capacity.unwrap_or(driver_total)).min(driver_total);
+    let total =
+        device.limit.unwrap_or(u64::MAX).min(account.capacity.unwrap_or(driver_total)).min(driver_total);
     let left = total.saturating_sub(account.allocated);
     // With a scheduler, memory of others is not in the way: it moves. Without one, the card has what it has.
     let free = if account.capacity.is_some() { left } else { left.min(driver_free) };

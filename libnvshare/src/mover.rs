@@ -299,7 +299,13 @@ impl<C: Fn() -> bool + Sync> Restore<'_, C> {
 }
 
 /// Prefetches a range of an allocation.
-fn pieces(allocation: &Allocation, from: u64, bytes: u64, to: CUdevice, stream: CUstream) -> Result<(), CUresult> {
+fn pieces(
+    allocation: &Allocation,
+    from: u64,
+    bytes: u64,
+    to: CUdevice,
+    stream: CUstream,
+) -> Result<(), CUresult> {
     let mut at = from;
     while at < from + bytes {
         let piece = PIECE.min(from + bytes - at);

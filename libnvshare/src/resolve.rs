@@ -89,9 +89,8 @@ unsafe fn swap_answer(result: CUresult, symbol: *const c_char, pfn: *mut *mut c_
 /// A driver newer than the table hands out functions that submit work past the gate: count that.
 fn note_unknown(symbol: &CStr) {
     static KNOWN: OnceLock<HashSet<&str>> = OnceLock::new();
-    let known = KNOWN.get_or_init(|| {
-        ENTRIES.iter().map(|e| e.name).chain(FORWARDED.iter().copied()).map(base).collect()
-    });
+    let known = KNOWN
+        .get_or_init(|| ENTRIES.iter().map(|e| e.name).chain(FORWARDED.iter().copied()).map(base).collect());
     let Ok(name) = symbol.to_str() else { return };
     if !known.contains(base(name)) {
         counters::unknown_entry_point(name);
@@ -102,7 +101,9 @@ fn note_unknown(symbol: &CStr) {
 fn base(name: &str) -> &str {
     let name = name.strip_suffix("_ptds").or_else(|| name.strip_suffix("_ptsz")).unwrap_or(name);
     match name.rsplit_once("_v") {
-        Some((base, version)) if version.len() == 1 && version.as_bytes().iter().all(u8::is_ascii_digit) => base,
+        Some((base, version)) if version.len() == 1 && version.as_bytes().iter().all(u8::is_ascii_digit) => {
+            base
+        }
         _ => name,
     }
 }
@@ -116,7 +117,9 @@ mod tests {
         for name in ["cuLaunchKernel", "cuMemAlloc_v2", "cuMemcpyHtoD_v2_ptds", "cuGetProcAddress_v2"] {
             assert!(is_hooked(name), "{name}");
         }
-        for name in ["", "cu", "cuLaunchKernel2", "cudnnCreate", "cublasCreate_v2", "cuEventQuery", "cuDeviceGet"] {
+        for name in
+            ["", "cu", "cuLaunchKernel2", "cudnnCreate", "cublasCreate_v2", "cuEventQuery", "cuDeviceGet"]
+        {
             assert!(!is_hooked(name), "{name}");
         }
     }

@@ -240,7 +240,9 @@ pub(crate) fn fence() -> Fence {
     let mut fence = Fence { events: Vec::new(), missing: Vec::new() };
     for context in contexts().iter() {
         fence.events.extend(context.orphans.iter().cloned());
-        fence.missing.extend(context.streams.iter().map(|stream| Missing::Stream(context.handle, stream.key)));
+        fence
+            .missing
+            .extend(context.streams.iter().map(|stream| Missing::Stream(context.handle, stream.key)));
         fence.missing.extend(context.per_thread.then_some(Missing::Whole(context.handle)));
     }
     fence.record();
@@ -341,7 +343,8 @@ pub(crate) fn count_launch(key: StreamKey) {
         return;
     }
     with_stream(key, |stream| {
-        if stream.window.launched() && stream.marks.len() <= MARKS
+        if stream.window.launched()
+            && stream.marks.len() <= MARKS
             && let Ok(event) = Event::behind(key.handle())
         {
             stream.marks.push_back((event, Instant::now()));

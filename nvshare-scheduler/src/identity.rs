@@ -29,7 +29,8 @@ impl Peer {
     pub fn of(stream: &UnixStream) -> Self {
         // In another pid namespace the number is 0.
         let pid = stream.peer_cred().ok().and_then(|cred| cred.pid()).filter(|&pid| pid > 0);
-        let descriptor = peer_descriptor(stream).or_else(|_| pid.map_or(Err(io::ErrorKind::NotFound.into()), open));
+        let descriptor =
+            peer_descriptor(stream).or_else(|_| pid.map_or(Err(io::ErrorKind::NotFound.into()), open));
         let process = descriptor.as_ref().ok().and_then(unique);
         Self {
             identity: Identity { pid: pid.map(i32::cast_unsigned), process },

@@ -53,7 +53,11 @@ struct Options {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let options = Options::parse();
-    tracing_subscriber::fmt().with_max_level(options.log).with_target(false).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_max_level(options.log)
+        .with_target(false)
+        .with_writer(std::io::stderr)
+        .init();
     match run(options).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

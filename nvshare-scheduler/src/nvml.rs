@@ -75,7 +75,9 @@ fn available(nvml: &Nvml, gpu: GpuUuid, clients: &BTreeSet<u32>) -> Option<u64> 
         .into_iter()
         .chain(graphics)
         // A number that is not in our view of processes may be a client's by another name.
-        .filter(|process| !clients.contains(&process.pid) && Path::new("/proc").join(process.pid.to_string()).exists())
+        .filter(|process| {
+            !clients.contains(&process.pid) && Path::new("/proc").join(process.pid.to_string()).exists()
+        })
         .filter(|process| counted.insert(process.pid))
         .map(|process| match process.used_gpu_memory {
             UsedGpuMemory::Used(bytes) => bytes,

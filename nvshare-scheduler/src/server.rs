@@ -66,7 +66,11 @@ enum Command {
 /// # Errors
 /// When the core's task ends by itself, which is a defect: better to be started anew than to accept connections
 /// that nobody serves.
-pub async fn run(sockets: Sockets, config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Stopped> {
+pub async fn run(
+    sockets: Sockets,
+    config: Config,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), Stopped> {
     let (commands, received) = mpsc::channel(1024);
     let answers = commands.clone();
     let nvml = Watch::start(move |room| {

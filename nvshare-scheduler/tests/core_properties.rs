@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use nvshare_proto::{ClientMessage, Epoch, Gate, GpuUuid, Hold, MemoryMode, Register, Room, SchedulerMessage, Usage};
+use nvshare_proto::{
+    ClientMessage, Epoch, Gate, GpuUuid, Hold, MemoryMode, Register, Room, SchedulerMessage, Usage,
+};
 use nvshare_scheduler::core::{Config, Core, Event, Identity, Output};
 use proptest::prelude::*;
 
@@ -208,7 +210,8 @@ impl World {
             let users = |m: &&Model| !m.dead && m.connected && m.plan.gpus.contains(&gpu);
             // A process that is dying has its memory until it is gone.
             let owners = |m: &&Model| !m.dead && m.plan.gpus.contains(&gpu);
-            let resident: u64 = self.models.iter().filter(owners).map(|m| m.resident[&gpu] + m.room[&gpu]).sum();
+            let resident: u64 =
+                self.models.iter().filter(owners).map(|m| m.resident[&gpu] + m.room[&gpu]).sum();
             assert!(resident <= CAPACITY, "{} GiB resident on {gpu}", resident as f64 / GIB as f64);
             let running: Vec<&Model> = self
                 .models
@@ -450,12 +453,14 @@ impl World {
             SchedulerMessage::DropLock { epoch, .. } => match self.models[i].state {
                 State::Running(current) | State::Restoring(current) if current == epoch => {
                     self.models[i].drains += 1;
-                    let defers = self.models[i].plan.defers_every.is_some_and(|n| self.models[i].drains % n == 0);
+                    let defers =
+                        self.models[i].plan.defers_every.is_some_and(|n| self.models[i].drains.is_multiple_of(n));
                     if defers && matches!(self.models[i].state, State::Running(_)) {
                         self.say(i, ClientMessage::DropDeferred { epoch });
                     } else {
                         let ran = matches!(self.models[i].state, State::Running(_));
-                        self.models[i].state = if ran { State::Draining(epoch) } else { State::Withdrawing(epoch) };
+                        self.models[i].state =
+                            if ran { State::Draining(epoch) } else { State::Withdrawing(epoch) };
                         self.after(10, 60_000, Later::Drained(i, epoch));
                     }
                 }
@@ -498,7 +503,9 @@ impl World {
                 self.at(self.now, Later::Work(i));
             }
             SchedulerMessage::Capacity(_) | SchedulerMessage::AskCounters | SchedulerMessage::Pong => {}
-            SchedulerMessage::SchedOff | SchedulerMessage::SchedOn { .. } => unreachable!("nobody switches here"),
+            SchedulerMessage::SchedOff | SchedulerMessage::SchedOn { .. } => {
+                unreachable!("nobody switches here")
+            }
         }
     }
 }
@@ -597,7 +604,8 @@ fn two_that_fit_are_never_interrupted() {
 
 #[test]
 fn a_small_one_runs_beside_whoever_has_the_turn() {
-    let mut world = World::new(vec![steady(2, 20_000), steady(12, 20_000), steady(12, 20_000)], config(false), 9);
+    let mut world =
+        World::new(vec![steady(2, 20_000), steady(12, 20_000), steady(12, 20_000)], config(false), 9);
     world.run(MS(20_000));
     assert_eq!(world.models[0].drains, 0);
     assert!(world.models[0].served >= MS(19_000), "{:?}", world.models[0].served);
@@ -606,7 +614,8 @@ fn a_small_one_runs_beside_whoever_has_the_turn() {
 #[test]
 fn who_has_work_in_bursts_is_not_moved_out_at_each_pause() {
     // 60 ms of host work in each 160 ms; moving 8 GiB costs seconds at the rates assumed at first.
-    let mut world = World::new(vec![Plan { pause: 60, ..steady(12, 60_000) }, steady(12, 60_000)], config(false), 3);
+    let mut world =
+        World::new(vec![Plan { pause: 60, ..steady(12, 60_000) }, steady(12, 60_000)], config(false), 3);
     world.run(MS(10_000));
     assert!(world.models[0].drains <= 8, "{} drains in 10 s of quanta of 1 s", world.models[0].drains);
 }
@@ -632,7 +641,8 @@ fn who_was_there_before_its_scheduler_gives_way_when_its_quantum_is_over() {
 #[test]
 fn who_never_runs_under_its_grant_does_not_keep_the_gpu_from_others() {
     // A client that registers, asks, and is never heard of again.
-    let mut world = World::new(vec![steady(12, 60_000), Plan { starts_at: 3_000, ..steady(2, 500) }], config(false), 3);
+    let mut world =
+        World::new(vec![steady(12, 60_000), Plan { starts_at: 3_000, ..steady(2, 500) }], config(false), 3);
     let usage = Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated: 12 * GIB, absent: 12 * GIB };
     let register = Register {
         pid: 9,
@@ -671,7 +681,11 @@ fn who_cannot_evict_keeps_others_waiting_until_it_is_gone() {
     let mut world = World::new(vec![stuck, Plan { starts_at: 200, ..steady(12, 500) }], config(false), 5);
     world.run(MS(7_500));
     assert_eq!(world.models[1].served, Duration::ZERO);
-    assert!(world.core.client_status().iter().any(|c| c.state.starts_with("waiting: ")), "{:?}", world.core.client_status());
+    assert!(
+        world.core.client_status().iter().any(|c| c.state.starts_with("waiting: ")),
+        "{:?}",
+        world.core.client_status()
+    );
     world.run(MS(20_000));
     assert!(world.models[1].served >= MS(500));
 }
@@ -703,11 +717,16 @@ fn a_grant_comes_with_all_the_room_or_not_at_all() {
     }
     while core.poll_output().is_some() {}
     let first = handle(&mut core, 1, ClientMessage::ReqLock, 1);
-    let Some((1, SchedulerMessage::LockOk { epoch: one, .. })) = first.first().cloned() else { panic!("{first:?}") };
+    let Some((1, SchedulerMessage::LockOk { epoch: one, .. })) = first.first().cloned() else {
+        panic!("{first:?}")
+    };
     handle(&mut core, 1, ClientMessage::Running { epoch: one }, 2);
     let usage = Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated: 12 * GIB, absent: 0 };
     handle(&mut core, 1, ClientMessage::Usage(usage), 2);
-    assert_eq!(handle(&mut core, 2, ClientMessage::ReqLock, 3), [(1, SchedulerMessage::Waiters { waiting: true })]);
+    assert_eq!(
+        handle(&mut core, 2, ClientMessage::ReqLock, 3),
+        [(1, SchedulerMessage::Waiters { waiting: true })]
+    );
     core.handle(Event::Deadline, MS(1002));
     let mut drop = Vec::new();
     while let Some(Output::Send { client, message }) = core.poll_output() {

@@ -79,8 +79,8 @@ pub fn decode<T: DeserializeOwned>(buffer: &[u8]) -> Result<Option<(usize, T)>, 
     if theirs != VERSION {
         return Err(Error::Version { theirs });
     }
-    let (message, used) = bincode::serde::decode_from_slice(body, config())
-        .map_err(|e| Error::Malformed(e.to_string()))?;
+    let (message, used) =
+        bincode::serde::decode_from_slice(body, config()).map_err(|e| Error::Malformed(e.to_string()))?;
     if used != body.len() {
         return Err(Error::Malformed(format!("{} bytes left over", body.len() - used)));
     }

@@ -59,7 +59,11 @@ impl FromStr for GpuUuid {
 /// On the wire sixteen bytes, for people a text.
 impl Serialize for GpuUuid {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if serializer.is_human_readable() { serializer.collect_str(self) } else { self.0.serialize(serializer) }
+        if serializer.is_human_readable() {
+            serializer.collect_str(self)
+        } else {
+            self.0.serialize(serializer)
+        }
     }
 }
 
@@ -88,7 +92,14 @@ mod tests {
 
     #[test]
     fn what_is_no_uuid_is_refused() {
-        for text in ["", "0", "GPU-", "GPU-0f1e2d3c", "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0", "GPU-zf1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"] {
+        for text in [
+            "",
+            "0",
+            "GPU-",
+            "GPU-0f1e2d3c",
+            "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0",
+            "GPU-zf1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0",
+        ] {
             assert!(text.parse::<GpuUuid>().is_err(), "{text}");
         }
     }

@@ -100,7 +100,19 @@ mod tests {
 
     #[test]
     fn sizes_in_every_accepted_form() {
-        for text in ["8GiB", "8Gi", "8g", "8G", "8gb", "8192m", "8192MiB", "8388608k", "8589934592", " 8 GiB ", "0.0078125t"] {
+        for text in [
+            "8GiB",
+            "8Gi",
+            "8g",
+            "8G",
+            "8gb",
+            "8192m",
+            "8192MiB",
+            "8388608k",
+            "8589934592",
+            " 8 GiB ",
+            "0.0078125t",
+        ] {
             assert_eq!(parse_bytes(text), Ok(8 * GIB), "{text}");
         }
         assert_eq!(parse_bytes("1.5g"), Ok(3 * GIB / 2));
@@ -109,7 +121,22 @@ mod tests {
 
     #[test]
     fn sizes_that_are_none() {
-        for text in ["", "g", "-1g", "8x", "8 g b", "1.5", "1e9", "NaN", "inf", "0x10", "8Gib8", "99999999999999999999", "99999999t", "1.2.3g"] {
+        for text in [
+            "",
+            "g",
+            "-1g",
+            "8x",
+            "8 g b",
+            "1.5",
+            "1e9",
+            "NaN",
+            "inf",
+            "0x10",
+            "8Gib8",
+            "99999999999999999999",
+            "99999999t",
+            "1.2.3g",
+        ] {
             assert!(parse_bytes(text).is_err(), "{text}");
         }
     }
@@ -125,7 +152,9 @@ mod tests {
 
     #[test]
     fn sizes_for_people() {
-        for (bytes, text) in [(0, "0"), (17, "17 B"), (1536, "1.5 KiB"), (512 * MIB, "512.0 MiB"), (12 * GIB, "12.00 GiB")] {
+        for (bytes, text) in
+            [(0, "0"), (17, "17 B"), (1536, "1.5 KiB"), (512 * MIB, "512.0 MiB"), (12 * GIB, "12.00 GiB")]
+        {
             assert_eq!(Bytes(bytes).to_string(), text);
         }
     }

@@ -135,7 +135,10 @@ fn every_message_has_the_bytes_it_had() {
 /// The name of a variant, without what it carries.
 fn variant(value: &impl std::fmt::Debug) -> String {
     let text = format!("{value:?}");
-    text.split(|c: char| !c.is_alphanumeric()).take(if text.starts_with("Client(") || text.starts_with("Admin(") { 2 } else { 1 }).collect::<Vec<_>>().join(" ")
+    text.split(|c: char| !c.is_alphanumeric())
+        .take(if text.starts_with("Client(") || text.starts_with("Admin(") { 2 } else { 1 })
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 #[test]

@@ -54,7 +54,9 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let world = if card.is_some() { World::real() } else { World::simulated(&[]) };
     match card {
         Some(total) => println!("real driver, a card of {}", Bytes(total)),
-        None => println!("simulated driver: a card of {} with the link and the faults of a T4", Bytes(16 * GIB)),
+        None => {
+            println!("simulated driver: a card of {} with the link and the faults of a T4", Bytes(16 * GIB))
+        }
     }
     println!(
         "{} programs of {} each; together they may fill {}; TQ {} s; memory comes back {}",
@@ -64,18 +66,22 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         options.tq,
         if options.faults { "by page faults" } else { "in bulk" }
     );
-    let mut scheduler = Scheduler::start(&world, &["--gpu-memory", &capacity.to_string(), "--tq", &options.tq]);
+    let mut scheduler =
+        Scheduler::start(&world, &["--gpu-memory", &capacity.to_string(), "--tq", &options.tq]);
     // A step is a kernel on each block.
     let step = f64::from(KERNEL_US) / 1e6 * (memory / BLOCK) as f64;
     let steps = (options.seconds / step).ceil().max(1.0);
     // The simulated stores keep 32 KiB of each 2 MiB, which a sample of 64 KiB reads whole.
     let check = if card.is_some() { "--full-check" } else { "" };
-    let arguments = format!("--memory {memory} --block {BLOCK} --steps {steps} --kernel-us {KERNEL_US} {check}");
-    let names: Vec<String> = (0..options.programs).map(|i| char::from(b'a' + (i % 26) as u8).to_string()).collect();
+    let arguments =
+        format!("--memory {memory} --block {BLOCK} --steps {steps} --kernel-us {KERNEL_US} {check}");
+    let names: Vec<String> =
+        (0..options.programs).map(|i| char::from(b'a' + (i % 26) as u8).to_string()).collect();
     let programs: Vec<Running> = names
         .iter()
         .map(|name| {
-            let program = Program::workload(&world, name, &arguments).env("NVSHARE_LOG", "info").waits_for_go();
+            let program =
+                Program::workload(&world, name, &arguments).env("NVSHARE_LOG", "info").waits_for_go();
             if options.faults { program.env("NVSHARE_RESTORE", "0") } else { program }.start()
         })
         .collect();
@@ -95,7 +101,8 @@ fn watch(world: &World, names: &[String], programs: Vec<Running>) -> Vec<Finishe
     let begin = Instant::now();
     let live = std::io::stdout().is_terminal();
     let pids: Vec<u32> = programs.iter().map(Running::pid).collect();
-    let waiting: Vec<_> = programs.into_iter().map(|program| std::thread::spawn(|| program.finish())).collect();
+    let waiting: Vec<_> =
+        programs.into_iter().map(|program| std::thread::spawn(|| program.finish())).collect();
     let mut last = String::new();
     while !waiting.iter().all(std::thread::JoinHandle::is_finished) {
         let status = Scheduler::status(world);
@@ -182,7 +189,10 @@ fn real_card() -> Option<u64> {
     let failed = unsafe {
         transmute_copy::<_, unsafe extern "C" fn(c_uint) -> c_int>(&init)(0)
             | transmute_copy::<_, unsafe extern "C" fn(*mut c_int, c_int) -> c_int>(&get)(&raw mut device, 0)
-            | transmute_copy::<_, unsafe extern "C" fn(*mut usize, c_int) -> c_int>(&total)(&raw mut bytes, device)
+            | transmute_copy::<_, unsafe extern "C" fn(*mut usize, c_int) -> c_int>(&total)(
+                &raw mut bytes,
+                device,
+            )
     };
     (failed == 0).then_some(bytes as u64)
 }

@@ -20,7 +20,8 @@ pub(crate) fn run() -> Result<(), String> {
     ];
     for (from, to) in places {
         let to = dist.join(to);
-        std::fs::create_dir_all(to.parent().unwrap_or(&dist)).map_err(|e| format!("{}: {e}", to.display()))?;
+        std::fs::create_dir_all(to.parent().unwrap_or(&dist))
+            .map_err(|e| format!("{}: {e}", to.display()))?;
         call(Command::new("strip").args(["--strip-unneeded", "-o"]).arg(&to).arg(from))?;
     }
     for paper in ["README.md", "LICENSE", "CHANGELOG.md"] {

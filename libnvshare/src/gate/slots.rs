@@ -8,8 +8,8 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::streams::StreamKey;
 
@@ -54,9 +54,7 @@ pub(super) fn acquire() -> *const Slot {
     }
     // SAFETY: no arguments, cannot fail.
     let me = unsafe { libc::gettid() };
-    let free = |slot: &&Slot| {
-        slot.owner.compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    };
+    let free = |slot: &&Slot| slot.owner.compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     let slot: *const Slot = match all().find(free) {
         Some(slot) => slot,
         None => push(me),
@@ -151,7 +149,10 @@ impl Slot {
     #[inline(always)]
     pub(super) fn knows(&self, stream: StreamKey) -> bool {
         self.met_at.load(Ordering::Relaxed) == crate::streams::generation()
-            && self.met.get(stream.bucket(REMEMBERED)).is_some_and(|met| met.load(Ordering::Relaxed) == stream.address())
+            && self
+                .met
+                .get(stream.bucket(REMEMBERED))
+                .is_some_and(|met| met.load(Ordering::Relaxed) == stream.address())
     }
 
     pub(super) fn learn(&self, stream: StreamKey) {

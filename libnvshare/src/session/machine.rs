@@ -252,8 +252,11 @@ impl Machine {
                 // An allocation that is just being made is restored a moment later; one that never can be comes
                 // by faults.
                 self.attempts += 1;
-                let action =
-                    if self.attempts > MOST_ATTEMPTS { Action::Begin { anyway: true } } else { Action::Post(Job::Restore) };
+                let action = if self.attempts > MOST_ATTEMPTS {
+                    Action::Begin { anyway: true }
+                } else {
+                    Action::Post(Job::Restore)
+                };
                 self.act(action);
             }
             Input::Restored { lacking } => self.restored(lacking),
@@ -608,7 +611,8 @@ mod tests {
         let mut client = Client::registered(Hold::Parked);
         assert_eq!(client.feed(Input::Asked), [Action::Report, Action::Send(ClientMessage::ReqLock)]);
         assert_eq!(client.feed(Input::Asked), []);
-        let granted = client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![room(8)] });
+        let granted =
+            client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![room(8)] });
         assert_eq!(granted, [Action::Give(room(8)), Action::Begin { anyway: false }]);
         assert_eq!(client.feed(Input::StillAbsent), [Action::Post(Job::Restore)]);
         assert_eq!(client.feed(Input::Restored { lacking: vec![] }), [Action::Begin { anyway: false }]);
@@ -623,7 +627,10 @@ mod tests {
         client.feed(Input::StillAbsent);
         let asked = client.feed(Input::Restored { lacking: vec![room(5)] });
         assert_eq!(asked, [Action::Report, Action::Send(ClientMessage::NeedRoom(room(5)))]);
-        assert_eq!(client.hear(SchedulerMessage::Room(room(5))), [Action::Give(room(5)), Action::Post(Job::Restore)]);
+        assert_eq!(
+            client.hear(SchedulerMessage::Room(room(5))),
+            [Action::Give(room(5)), Action::Post(Job::Restore)]
+        );
         // There is none to be had: page faults then, rather than never.
         assert_eq!(
             client.hear(SchedulerMessage::NoRoom { gpu: GPU }),
@@ -690,10 +697,16 @@ mod tests {
     #[test]
     fn an_eviction_moves_memory_only_behind_a_closed_gate() {
         let mut client = Client::running_contended();
-        assert_eq!(client.hear(SchedulerMessage::Evict(room(3))), [Action::Return { room: room(3), evict: false }]);
+        assert_eq!(
+            client.hear(SchedulerMessage::Evict(room(3))),
+            [Action::Return { room: room(3), evict: false }]
+        );
         client.feed(Input::WentIdle);
         // From an idle client this says as well that the lock is gone.
-        assert_eq!(client.hear(SchedulerMessage::Evict(room(3))), [Action::Return { room: room(3), evict: true }]);
+        assert_eq!(
+            client.hear(SchedulerMessage::Evict(room(3))),
+            [Action::Return { room: room(3), evict: true }]
+        );
         assert!(client.machine.is_parked());
     }
 
@@ -709,7 +722,9 @@ mod tests {
         assert_eq!(client.feed(Input::Quiet { submissions: 11 }), []);
         assert_eq!(client.tick(24, 0, 11), []);
         assert_eq!(client.tick(2, 0, 11), [Action::TryIdle { submissions: 11 }]);
-        assert!(client.feed(Input::WentIdle).contains(&Action::Send(ClientMessage::Idle { epoch: epoch(1) })));
+        assert!(
+            client.feed(Input::WentIdle).contains(&Action::Send(ClientMessage::Idle { epoch: epoch(1) }))
+        );
         // Work again: the lock may still be ours, and is asked for.
         assert!(client.feed(Input::Asked).contains(&Action::Send(ClientMessage::ReqLock)));
     }
@@ -746,7 +761,10 @@ mod tests {
 
         let mut draining = Client::running_contended();
         draining.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
-        assert_eq!(draining.feed(Input::Lost), [Action::Cancel, Action::Unlimit, Action::Begin { anyway: false }]);
+        assert_eq!(
+            draining.feed(Input::Lost),
+            [Action::Cancel, Action::Unlimit, Action::Begin { anyway: false }]
+        );
     }
 
     #[test]
@@ -767,7 +785,10 @@ mod tests {
     fn a_gate_that_opened_before_the_answer_to_register_is_registered_as_it_is() {
         let mut client = Client::new();
         client.feed(Input::Registering);
-        assert_eq!(client.tick(5100, 0, 0), [Action::Reconnect, Action::Unlimit, Action::Begin { anyway: false }]);
+        assert_eq!(
+            client.tick(5100, 0, 0),
+            [Action::Reconnect, Action::Unlimit, Action::Begin { anyway: false }]
+        );
         client.feed(Input::Began);
         let late = client.hear(SchedulerMessage::Registered { client: 1, hold: Hold::Parked });
         assert_eq!(late, [Action::Reconnect]);
@@ -791,7 +812,10 @@ mod tests {
     fn scheduling_may_be_switched_off_and_on_at_any_moment() {
         let mut client = Client::registered(Hold::Parked);
         client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![] });
-        assert_eq!(client.hear(SchedulerMessage::SchedOff), [Action::Unlimit, Action::Begin { anyway: false }]);
+        assert_eq!(
+            client.hear(SchedulerMessage::SchedOff),
+            [Action::Unlimit, Action::Begin { anyway: false }]
+        );
         // Before it was free, it is to be counted again.
         assert_eq!(
             client.hear(SchedulerMessage::SchedOn { epoch: epoch(2) }),

@@ -51,9 +51,8 @@ pub(crate) fn start() {
         BELL.store(bell, Ordering::SeqCst);
         crate::fork::watch();
         gate::close();
-        let started = bell >= 0
-            && spawn("nvshare-mover", || mover::run(report))
-            && spawn("nvshare-session", run);
+        let started =
+            bell >= 0 && spawn("nvshare-mover", || mover::run(report)) && spawn("nvshare-session", run);
         if started {
             wire::send_counters_at_exit();
         } else {
@@ -177,7 +176,8 @@ impl Session {
     }
 
     fn timeout(&self) -> Option<Duration> {
-        let reconnect = self.wire.is_none().then(|| self.next_attempt.saturating_duration_since(Instant::now()));
+        let reconnect =
+            self.wire.is_none().then(|| self.next_attempt.saturating_duration_since(Instant::now()));
         [self.machine.tick_every(), reconnect].into_iter().flatten().min()
     }
 

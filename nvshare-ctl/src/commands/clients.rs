@@ -62,8 +62,20 @@ pub(super) fn print(status: &Status, all: bool) {
         })
         .collect();
     let head = [
-        "CLIENT", "PROGRAM", "STATE", "PID", "ALLOCATED", "RESIDENT", "GATED", "PASSED BY", "HAND-OVERS", "EVICTED",
-        "RESTORED", "GiB/s", "HELD s", "WAITED s",
+        "CLIENT",
+        "PROGRAM",
+        "STATE",
+        "PID",
+        "ALLOCATED",
+        "RESIDENT",
+        "GATED",
+        "PASSED BY",
+        "HAND-OVERS",
+        "EVICTED",
+        "RESTORED",
+        "GiB/s",
+        "HELD s",
+        "WAITED s",
     ];
     table::print(&head, &rows);
 }

@@ -44,6 +44,9 @@ fn find() -> Result<PathBuf, String> {
     let here = here.parent().unwrap_or(Path::new("/"));
     let places = [here.join("libnvshare.so"), here.join("../lib/nvshare/libnvshare.so")];
     places.iter().find(|place| place.is_file()).cloned().ok_or_else(|| {
-        format!("libnvshare.so is neither in {} nor in ../lib/nvshare; name it by --library or {LIBRARY}", here.display())
+        format!(
+            "libnvshare.so is neither in {} nor in ../lib/nvshare; name it by --library or {LIBRARY}",
+            here.display()
+        )
     })
 }

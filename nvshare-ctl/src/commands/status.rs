@@ -33,7 +33,11 @@ pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Result<(), String
     }
     println!();
     let list = |ids: &[u64]| {
-        if ids.is_empty() { "-".to_owned() } else { ids.iter().map(u64::to_string).collect::<Vec<_>>().join(",") }
+        if ids.is_empty() {
+            "-".to_owned()
+        } else {
+            ids.iter().map(u64::to_string).collect::<Vec<_>>().join(",")
+        }
     };
     let rows: Vec<Vec<String>> = status
         .gpus

@@ -11,7 +11,11 @@ pub(super) fn print(head: &[&str], rows: &[Vec<String>]) {
         let padded: Vec<String> = cells
             .zip(&widths)
             .enumerate()
-            .map(|(i, (cell, &width))| if i < 3 { format!("{cell:<width$}") } else { format!("{cell:>width$}") })
+            .map(
+                |(i, (cell, &width))| {
+                    if i < 3 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+                },
+            )
             .collect();
         println!("{}", padded.join("  ").trim_end());
     };

@@ -1,7 +1,7 @@
 //! Decides who holds each GPU's lock and whose memory is on the card.
 //!
 //! A pure state machine: events and the time come in, outputs go out, nothing else is touched. Each event is
-//! applied to the state and then the state is looked at as a whole ([`Core::reconcile`]): there is one place
+//! applied to the state and then the state is looked at as a whole (`reconcile`): there is one place
 //! that grants, one that asks for the lock back, one that makes room. A lost or late event can therefore delay
 //! a decision and not derail it.
 //!
@@ -237,7 +237,8 @@ impl Core {
     pub fn switch_off(&mut self, force: bool, now: Time) -> Result<String, String> {
         self.advance(now);
         for (uuid, gpu) in &self.gpus {
-            let demand = sum(self.clients.values().filter_map(|c| c.accounts.get(uuid)).map(|a| a.usage.allocated));
+            let demand =
+                sum(self.clients.values().filter_map(|c| c.accounts.get(uuid)).map(|a| a.usage.allocated));
             if demand > gpu.capacity && !force {
                 return Err(format!(
                     "{uuid}: clients have {} together and {} fit; page faults would move the rest (--force does it anyway)",
@@ -282,7 +283,8 @@ impl Core {
             self.meet_gpu(id, usage);
             if let Some(gpu) = self.gpus.get_mut(&usage.gpu) {
                 // The same process is back: what was charged to it is what it says now.
-                let same = |departed: &Departed| departed.process.is_some() && departed.process == identity.process;
+                let same =
+                    |departed: &Departed| departed.process.is_some() && departed.process == identity.process;
                 gpu.departed.retain(|_, departed| !same(departed));
             }
             self.with_account(id, usage.gpu, |account| account.budget = account.resident());
@@ -356,7 +358,9 @@ impl Core {
                 _ => {}
             },
             ClientMessage::DropDeferred { epoch } => match phase {
-                Phase::Dropping { epoch: current, .. } if current == epoch => self.on_deferred(id, epoch, now),
+                Phase::Dropping { epoch: current, .. } if current == epoch => {
+                    self.on_deferred(id, epoch, now)
+                }
                 _ => {}
             },
             ClientMessage::Idle { epoch } => match phase {
@@ -422,8 +426,16 @@ impl Core {
         let gpus: Vec<GpuUuid> = client.accounts.keys().copied().collect();
         for uuid in gpus {
             let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
-            blend(&mut gpu.evict_rate, counters.evicted - before.evicted.min(counters.evicted), counters.evict_ns.saturating_sub(before.evict_ns));
-            blend(&mut gpu.restore_rate, counters.restored - before.restored.min(counters.restored), counters.restore_ns.saturating_sub(before.restore_ns));
+            blend(
+                &mut gpu.evict_rate,
+                counters.evicted - before.evicted.min(counters.evicted),
+                counters.evict_ns.saturating_sub(before.evict_ns),
+            );
+            blend(
+                &mut gpu.restore_rate,
+                counters.restored - before.restored.min(counters.restored),
+                counters.restore_ns.saturating_sub(before.restore_ns),
+            );
         }
     }
 
@@ -541,12 +553,11 @@ impl Core {
         }
         if process_remains {
             for (uuid, account) in &client.accounts {
-                if let Some(gpu) = self.gpus.get_mut(uuid) {
-                    if account.budget > 0 {
+                if let Some(gpu) = self.gpus.get_mut(uuid)
+                    && account.budget > 0 {
                         let departed = Departed { process: client.process, bytes: account.budget };
                         gpu.departed.insert(id, departed);
                     }
-                }
             }
         }
         for gpu in self.gpus.values_mut() {

@@ -129,7 +129,10 @@ impl Core {
             let gpu = self.gpus.get(&uuid)?;
             let leavers = self.leavers(uuid, id);
             // A turn that has not begun cannot be over.
-            if leavers.iter().any(|id| self.clients.get(id).is_some_and(|c| c.phase == Phase::Chosen || c.claims)) {
+            if leavers
+                .iter()
+                .any(|id| self.clients.get(id).is_some_and(|c| c.phase == Phase::Chosen || c.claims))
+            {
                 return None;
             }
             let mut idle_since = Some(Time::ZERO);
@@ -201,7 +204,8 @@ impl Core {
             }
             Phase::Granted { epoch, .. } | Phase::Running { epoch } => {
                 client.phase = Phase::Dropping { epoch, since: now };
-                let deferrals = client.accounts.keys().filter_map(|uuid| self.gpus.get(uuid)).map(|g| g.deferrals).max();
+                let deferrals =
+                    client.accounts.keys().filter_map(|uuid| self.gpus.get(uuid)).map(|g| g.deferrals).max();
                 let patience_ms = patience(deferrals.unwrap_or(0)).as_millis() as u32;
                 self.send(id, SchedulerMessage::DropLock { epoch, patience_ms });
             }
@@ -241,12 +245,14 @@ impl Core {
         }
         add(reserved.entry(uuid).or_default(), needs);
         // Who is leaving is about to be asked for room.
-        let leaving = |c: &super::Client| matches!(c.phase, Phase::Dropping { .. }) && c.accounts.contains_key(&uuid);
+        let leaving =
+            |c: &super::Client| matches!(c.phase, Phase::Dropping { .. }) && c.accounts.contains_key(&uuid);
         if self.clients.values().any(leaving) {
             return;
         }
         // A program that grows will grow more: room is made in large pieces, as far as there is any.
-        let ahead = (needs - free).saturating_add(SPARE_ROOM.min(self.capacity(uuid).saturating_sub(self.demand(uuid, id))));
+        let ahead = (needs - free)
+            .saturating_add(SPARE_ROOM.min(self.capacity(uuid).saturating_sub(self.demand(uuid, id))));
         let ordered =
             self.order_evictions(uuid, ahead, id, now) || self.order_evictions(uuid, needs - free, id, now);
         // Who is dying makes room as well, in its time.
@@ -330,7 +336,8 @@ impl Core {
             client.phase = Phase::Granted { epoch, until };
             client.wants = false;
             client.reported_blocked = false;
-            client.switch_from = freed_at.filter(|&freed| !moved && client.waiting_since < freed && freed <= now);
+            client.switch_from =
+                freed_at.filter(|&freed| !moved && client.waiting_since < freed && freed <= now);
         });
         let quantum_ms = quantum.as_millis().try_into().unwrap_or(u64::MAX);
         self.send(id, SchedulerMessage::LockOk { epoch, quantum_ms, room });
@@ -422,7 +429,8 @@ impl Core {
         }
         for id in self.ids(|c| c.accounts.values().any(|account| account.evicting > 0)) {
             for uuid in self.gpus_used_by(id) {
-                let Some(since) = self.account(id, uuid).filter(|a| a.evicting > 0).map(|a| a.evicting_since) else {
+                let Some(since) = self.account(id, uuid).filter(|a| a.evicting > 0).map(|a| a.evicting_since)
+                else {
                     continue;
                 };
                 if now < since + grace {
@@ -434,7 +442,9 @@ impl Core {
                     account.stays_until = Some(now + RETRY);
                 });
                 self.wake_at(now);
-                self.warn(format!("client {id} was asked for memory of {uuid} and does not answer; others go on without it"));
+                self.warn(format!(
+                    "client {id} was asked for memory of {uuid} and does not answer; others go on without it"
+                ));
             }
         }
     }
@@ -482,9 +492,7 @@ impl Core {
             .clients
             .iter()
             .filter(|(id, _)| !members.contains(id))
-            .filter_map(|(_, client)| {
-                Some(client.accounts.get(&uuid)?.pinned(client.memory))
-            })
+            .filter_map(|(_, client)| Some(client.accounts.get(&uuid)?.pinned(client.memory)))
             .chain([gpu.departed()]);
         let pinned = sum(pinned);
         let demands: Vec<u64> = members.iter().map(|&id| self.demand(uuid, id)).collect();
@@ -516,9 +524,7 @@ impl Core {
     /// Clients in the order of their turn.
     pub(super) fn by_turn(&self, which: impl Fn(&super::Client) -> bool) -> Vec<ClientId> {
         let mut ids = self.ids(which);
-        ids.sort_by_key(|id| {
-            self.clients.get(id).map(|c| next::key(c.virtual_time, c.waiting_since, *id))
-        });
+        ids.sort_by_key(|id| self.clients.get(id).map(|c| next::key(c.virtual_time, c.waiting_since, *id)));
         ids
     }
 }

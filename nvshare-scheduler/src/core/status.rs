@@ -29,11 +29,17 @@ impl Core {
         let row = |(&uuid, gpu): (_, &super::Gpu)| GpuStatus {
             gpu: uuid,
             capacity: gpu.capacity,
-            allocated: sum(self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(|a| a.usage.allocated)),
+            allocated: sum(self
+                .clients
+                .values()
+                .filter_map(|c| c.accounts.get(&uuid))
+                .map(|a| a.usage.allocated)),
             resident: gpu.capacity.saturating_sub(self.free(uuid)),
             quantum_ms: gpu.quantum.as_millis() as u64,
-            holders: self.by_turn(|c| (c.phase.holds() || c.phase == Phase::Free) && c.accounts.contains_key(&uuid)),
-            waiters: self.by_turn(|c| (c.waits() || c.phase == Phase::Chosen) && c.accounts.contains_key(&uuid)),
+            holders: self
+                .by_turn(|c| (c.phase.holds() || c.phase == Phase::Free) && c.accounts.contains_key(&uuid)),
+            waiters: self
+                .by_turn(|c| (c.waits() || c.phase == Phase::Chosen) && c.accounts.contains_key(&uuid)),
             turns: gpu.turns,
             switch_us: gpu.switch_summary(),
         };

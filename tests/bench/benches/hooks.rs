@@ -18,7 +18,17 @@ use criterion::Criterion;
 use nvshare_harness::Artifacts;
 
 type Launch = unsafe extern "C" fn(
-    usize, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, usize, *mut c_void, *mut c_void,
+    usize,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    usize,
+    *mut c_void,
+    *mut c_void,
 ) -> c_int;
 type Alloc = unsafe extern "C" fn(*mut u64, usize) -> c_int;
 type Free = unsafe extern "C" fn(u64) -> c_int;
@@ -64,15 +74,20 @@ fn launch(function: Launch) -> c_int {
 fn benches(criterion: &mut Criterion) {
     let driver = Driver::open();
     unsafe { driver.hooked::<unsafe extern "C" fn(c_uint) -> c_int>(c"cuInit")(0) };
-    for (name, function) in
-        [("launch/direct", driver.direct::<Launch>(c"cuLaunchKernel")), ("launch/hooked", driver.hooked(c"cuLaunchKernel"))]
-    {
+    for (name, function) in [
+        ("launch/direct", driver.direct::<Launch>(c"cuLaunchKernel")),
+        ("launch/hooked", driver.hooked(c"cuLaunchKernel")),
+    ] {
         // The first one starts the session.
         assert_eq!(launch(function), 0);
         criterion.bench_function(name, |b| b.iter(|| launch(black_box(function))));
     }
     for (name, alloc, free) in [
-        ("alloc and free/direct", driver.direct::<Alloc>(c"cuMemAlloc_v2"), driver.direct::<Free>(c"cuMemFree_v2")),
+        (
+            "alloc and free/direct",
+            driver.direct::<Alloc>(c"cuMemAlloc_v2"),
+            driver.direct::<Free>(c"cuMemFree_v2"),
+        ),
         ("alloc and free/hooked", driver.hooked(c"cuMemAlloc_v2"), driver.hooked(c"cuMemFree_v2")),
     ] {
         let mut live = vec![0u64; LIVE];
@@ -98,8 +113,14 @@ fn benches(criterion: &mut Criterion) {
             });
         });
     }
-    for (name, symbol) in [("dlsym/not ours", c"cuEventQueryNot"), ("dlsym/other", c"malloc"), ("dlsym/hooked", c"cuLaunchKernel")] {
-        criterion.bench_function(name, |b| b.iter(|| unsafe { libc::dlsym(driver.library, black_box(symbol).as_ptr()) }));
+    for (name, symbol) in [
+        ("dlsym/not ours", c"cuEventQueryNot"),
+        ("dlsym/other", c"malloc"),
+        ("dlsym/hooked", c"cuLaunchKernel"),
+    ] {
+        criterion.bench_function(name, |b| {
+            b.iter(|| unsafe { libc::dlsym(driver.library, black_box(symbol).as_ptr()) })
+        });
     }
 }
 

@@ -17,7 +17,8 @@ fn text(output: &Output) -> (bool, String, String) {
 fn set_tq_is_obeyed_at_once() {
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "300"]);
-    let jobs = ["a", "b"].map(|name| Program::workload(&world, name, &format!("{JOB} --seconds 4")).waits_for_go().start());
+    let jobs = ["a", "b"]
+        .map(|name| Program::workload(&world, name, &format!("{JOB} --seconds 4")).waits_for_go().start());
     Running::go(&[&jobs[0], &jobs[1]]);
     wait_until("one waits", Duration::from_secs(3), || {
         (Scheduler::status(&world).gpus[0].waiters.len() == 1).then_some(())
@@ -50,7 +51,8 @@ fn off_lets_everybody_run_if_all_fits_and_on_takes_turns_again() {
     // Forced off, page faults move memory: fast ones, or the test would wait for them.
     let world = World::simulated(&[CARD[0], CARD[1], ("NVSIM_FAULT", "10")]);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.3"]);
-    let jobs = ["a", "b"].map(|name| Program::workload(&world, name, &format!("{JOB} --seconds 5")).waits_for_go().start());
+    let jobs = ["a", "b"]
+        .map(|name| Program::workload(&world, name, &format!("{JOB} --seconds 5")).waits_for_go().start());
     Running::go(&[&jobs[0], &jobs[1]]);
     wait_until("turns are taken", Duration::from_secs(4), || {
         (Scheduler::status(&world).gpus[0].turns >= 3).then_some(())
@@ -82,8 +84,11 @@ fn json_holds_what_a_row_of_measurements_needs() {
     let job = Program::workload(&world, "job", &format!("{JOB} --steps 3")).start().finish();
     let output = Scheduler::ctl(&world, &["clients", "--all", "--json"]);
     let clients: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let client = clients.as_array().expect("a list").iter().find(|c| c["pid"] == job.pid).expect("the client");
-    for counter in ["gated", "passed_by", "managed", "hand_overs", "evicted", "evict_ns", "restored", "restore_ns"] {
+    let client =
+        clients.as_array().expect("a list").iter().find(|c| c["pid"] == job.pid).expect("the client");
+    for counter in
+        ["gated", "passed_by", "managed", "hand_overs", "evicted", "evict_ns", "restored", "restore_ns"]
+    {
         assert!(client["counters"][counter].is_u64(), "{counter}: {client}");
     }
     assert!(client["held_ms"].is_u64());
@@ -111,7 +116,13 @@ fn run_becomes_the_program() {
     let run = |library: &str, arguments: &[&str]| {
         let library = ["run", "--library", library, "--"].into_iter();
         let mut command = Command::new(&artifacts.ctl);
-        text(&command.args(library.chain(arguments.iter().copied())).env("LD_PRELOAD", "").output().expect("it runs"))
+        text(
+            &command
+                .args(library.chain(arguments.iter().copied()))
+                .env("LD_PRELOAD", "")
+                .output()
+                .expect("it runs"),
+        )
     };
     let library = artifacts.library.to_string_lossy().into_owned();
     let output = Command::new(&artifacts.ctl)

@@ -18,7 +18,11 @@ fn without_a_scheduler_programs_run_and_join_later() {
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     wait_until("it joins", Duration::from_secs(3), || {
         let status = Scheduler::status(&world);
-        status.clients.iter().find(|c| c.pid == job.pid() && c.state == "running" && c.resident == 768 << 20).map(|_| ())
+        status
+            .clients
+            .iter()
+            .find(|c| c.pid == job.pid() && c.state == "running" && c.resident == 768 << 20)
+            .map(|_| ())
     });
     let job = job.finish();
     job.intact();
@@ -55,7 +59,8 @@ fn a_scheduler_that_is_killed_stops_nobody_and_gets_everybody_back() {
 fn parked_programs_go_on_when_a_scheduler_does_not_come_back() {
     let world = World::simulated(CARD);
     let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "60"]);
-    let jobs = ["a", "b"].map(|name| Program::workload(&world, name, &format!("{JOB} --steps 20")).waits_for_go().start());
+    let jobs = ["a", "b"]
+        .map(|name| Program::workload(&world, name, &format!("{JOB} --steps 20")).waits_for_go().start());
     Running::go(&[&jobs[0], &jobs[1]]);
     std::thread::sleep(Duration::from_millis(200));
     scheduler.kill();
@@ -71,7 +76,10 @@ fn a_second_scheduler_refuses_and_names_the_first() {
     let second = Scheduler::command(&world, &[]).output().expect("the scheduler runs");
     assert!(!second.status.success());
     let log = String::from_utf8_lossy(&second.stderr).into_owned();
-    assert!(log.contains("another scheduler serves") && log.contains(&format!("pid {}", first.pid())), "{log}");
+    assert!(
+        log.contains("another scheduler serves") && log.contains(&format!("pid {}", first.pid())),
+        "{log}"
+    );
     // The first one is not disturbed.
     assert_eq!(Scheduler::status(&world).scheduler.pid, first.pid());
 }
@@ -100,8 +108,9 @@ fn stale_sockets_are_replaced_and_anything_else_is_left_alone() {
     }
 
     // A place where nobody may make anything, not even root.
-    let output =
-        Scheduler::command(&world, &["--socket", "/proc/nvshare/scheduler.sock"]).output().expect("the scheduler runs");
+    let output = Scheduler::command(&world, &["--socket", "/proc/nvshare/scheduler.sock"])
+        .output()
+        .expect("the scheduler runs");
     assert!(!output.status.success());
     let log = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(log.contains("/proc/nvshare"), "{log}");
@@ -117,7 +126,8 @@ fn a_stopped_program_holds_up_nobody_that_fits_beside_it() {
     Running::go(&[&stopped]);
     std::thread::sleep(Duration::from_millis(500));
     stopped.signal(libc::SIGSTOP);
-    let small = Program::workload(&world, "small", "--memory 128MiB --block 64MiB --steps 20").start().finish();
+    let small =
+        Program::workload(&world, "small", "--memory 128MiB --block 64MiB --steps 20").start().finish();
     small.intact();
     let large = Program::workload(&world, "large", &format!("{JOB} --steps 5")).start();
     wait_until("the stopped one is reported", Duration::from_secs(5), || {

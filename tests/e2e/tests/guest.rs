@@ -28,7 +28,10 @@ fn a_program_without_cuda_gets_no_thread_and_no_socket() {
         .filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok())
         .map(|path| path.to_string_lossy().into_owned())
         .collect();
-    assert!(descriptors.iter().all(|path| !path.contains("socket") && !path.contains("eventfd")), "{descriptors:?}");
+    assert!(
+        descriptors.iter().all(|path| !path.contains("socket") && !path.contains("eventfd")),
+        "{descriptors:?}"
+    );
     assert!(child.wait().expect("a child").success());
     assert!(Scheduler::status(&world).clients.is_empty());
 }
@@ -37,7 +40,8 @@ fn a_program_without_cuda_gets_no_thread_and_no_socket() {
 fn it_never_writes_to_standard_output_and_survives_closed_streams() {
     let world = World::simulated(&[("NVSIM_MEMORY", "1GiB")]);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-    let job = Program::workload(&world, "verbose", "--memory 256MiB --block 64MiB --steps 2").start().finish();
+    let job =
+        Program::workload(&world, "verbose", "--memory 256MiB --block 64MiB --steps 2").start().finish();
     job.intact();
     assert_eq!(job.out.lines().count(), 1, "{}", job.out);
     // Standard streams closed, and logging on: the program's exit code says that its data was intact.
@@ -48,14 +52,20 @@ fn it_never_writes_to_standard_output_and_survives_closed_streams() {
     );
     let mut command = Command::new("sh");
     command.args(["-c", &line]);
-    let closed =
-        Program::of(&world, "closed", command).env("LD_PRELOAD", &artifacts.library.to_string_lossy()).start().finish();
+    let closed = Program::of(&world, "closed", command)
+        .env("LD_PRELOAD", &artifacts.library.to_string_lossy())
+        .start()
+        .finish();
     assert!(closed.status.code().is_some(), "{:?}", closed.status);
 }
 
 /// The symbols that a shared object exports.
 fn exports(path: &std::path::Path) -> BTreeSet<String> {
-    let output = Command::new("nm").args(["--dynamic", "--defined-only", "--format=posix"]).arg(path).output().expect("nm");
+    let output = Command::new("nm")
+        .args(["--dynamic", "--defined-only", "--format=posix"])
+        .arg(path)
+        .output()
+        .expect("nm");
     assert!(output.status.success());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
@@ -80,12 +90,21 @@ fn help_is_as_documented() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let mut text = help(&artifacts.scheduler, &["--help"]);
-    for arguments in
-        [&["--help"][..], &["status", "--help"], &["clients", "--help"], &["set-tq", "--help"], &["on", "--help"], &["off", "--help"], &["run", "--help"]]
-    {
+    for arguments in [
+        &["--help"][..],
+        &["status", "--help"],
+        &["clients", "--help"],
+        &["set-tq", "--help"],
+        &["on", "--help"],
+        &["off", "--help"],
+        &["run", "--help"],
+    ] {
         text.push_str("\n----\n");
         text.push_str(&help(&artifacts.ctl, arguments));
     }
     let golden = include_str!("golden/help.txt");
-    assert!(text == golden, "the help texts changed; if that is meant, update tests/golden/help.txt to\n{text}");
+    assert!(
+        text == golden,
+        "the help texts changed; if that is meant, update tests/golden/help.txt to\n{text}"
+    );
 }

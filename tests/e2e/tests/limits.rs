@@ -8,7 +8,9 @@ const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")]
 const MIB: u64 = 1 << 20;
 
 fn has_line(log: &str, level: &str, words: &[&str]) -> bool {
-    log.lines().any(|line| line.starts_with(&format!("[NVSHARE][{level}]")) && words.iter().all(|word| line.contains(word)))
+    log.lines().any(|line| {
+        line.starts_with(&format!("[NVSHARE][{level}]")) && words.iter().all(|word| line.contains(word))
+    })
 }
 
 #[test]
@@ -46,7 +48,8 @@ fn without_a_scheduler_a_limit_holds_all_the_same() {
 fn a_program_larger_than_the_gpu_is_refused_unless_it_may_be() {
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "512MiB"]);
-    let large = |name| Program::workload(&world, name, "--memory 640MiB --block 64MiB --steps 3 --kernel-us 100");
+    let large =
+        |name| Program::workload(&world, name, "--memory 640MiB --block 64MiB --steps 3 --kernel-us 100");
     let refused = large("refused").start().finish();
     assert_eq!(refused.outcome.expect("an account").error.as_deref(), Some("cuMemAlloc: CUDA error 2"));
     large("allowed").env("NVSHARE_ENABLE_SINGLE_OVERSUB", "1").start().finish().intact();
@@ -56,11 +59,22 @@ fn a_program_larger_than_the_gpu_is_refused_unless_it_may_be() {
 fn a_limit_that_cannot_be_read_fails_closed() {
     let world = World::simulated(CARD);
     for value in ["1 banana", "-1g", "0", "1GiBs"] {
-        let job =
-            Program::workload(&world, "odd", "--memory 64MiB --steps 1").env("NVSHARE_MEM_LIMIT", value).start().finish();
-        assert_eq!(job.outcome.as_ref().expect("an account").error.as_deref(), Some("cuInit: CUDA error 1"), "{value}");
+        let job = Program::workload(&world, "odd", "--memory 64MiB --steps 1")
+            .env("NVSHARE_MEM_LIMIT", value)
+            .start()
+            .finish();
+        assert_eq!(
+            job.outcome.as_ref().expect("an account").error.as_deref(),
+            Some("cuInit: CUDA error 1"),
+            "{value}"
+        );
         assert!(has_line(&job.log, "ERROR", &["NVSHARE_MEM_LIMIT"]), "{value}: {}", job.log);
-        assert_eq!(job.log.lines().filter(|line| line.contains("NVSHARE_MEM_LIMIT")).count(), 1, "{}", job.log);
+        assert_eq!(
+            job.log.lines().filter(|line| line.contains("NVSHARE_MEM_LIMIT")).count(),
+            1,
+            "{}",
+            job.log
+        );
     }
 }
 
@@ -69,7 +83,8 @@ fn programs_see_their_limit_or_the_capacity() {
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "768MiB"]);
     let args = "--memory 128MiB --block 64MiB --steps 1";
-    let limited = Program::workload(&world, "limited", args).env("NVSHARE_MEM_LIMIT", "256MiB").start().finish();
+    let limited =
+        Program::workload(&world, "limited", args).env("NVSHARE_MEM_LIMIT", "256MiB").start().finish();
     assert_eq!((limited.intact().free, limited.intact().total), (128 * MIB, 256 * MIB));
     let unlimited = Program::workload(&world, "unlimited", args).start().finish();
     assert_eq!((unlimited.intact().free, unlimited.intact().total), (640 * MIB, 768 * MIB));
@@ -126,7 +141,13 @@ fn compile(world: &World, name: &str, source: &str) -> std::path::PathBuf {
     let file = world.dir().join(format!("{name}.c"));
     let program = world.dir().join(name);
     std::fs::write(&file, source).expect("a file");
-    let status = Command::new("cc").args(["-o"]).arg(&program).arg(&file).args(["-ldl", "-w"]).status().expect("a C compiler");
+    let status = Command::new("cc")
+        .args(["-o"])
+        .arg(&program)
+        .arg(&file)
+        .args(["-ldl", "-w"])
+        .status()
+        .expect("a C compiler");
     assert!(status.success());
     program
 }

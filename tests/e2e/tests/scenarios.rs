@@ -25,7 +25,9 @@ fn changes(ran: &[Ran], after_ns: u64) -> usize {
 fn alone() {
     let world = World::simulated(SMALL);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-    let job = Program::workload(&world, "alone", "--memory 512MiB --block 64MiB --steps 20 --full-check").start().finish();
+    let job = Program::workload(&world, "alone", "--memory 512MiB --block 64MiB --steps 20 --full-check")
+        .start()
+        .finish();
     job.intact();
     let status = Scheduler::status(&world);
     let client = status.client(job.pid);
@@ -91,7 +93,8 @@ fn without_restore_page_faults_bring_the_memory_back() {
     let world = World::simulated(SMALL);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.5"]);
     let args = "--memory 768MiB --block 64MiB --seconds 3 --kernel-us 1000 --full-check";
-    let jobs = ["a", "b"].map(|name| Program::workload(&world, name, args).env("NVSHARE_RESTORE", "0").waits_for_go().start());
+    let jobs = ["a", "b"]
+        .map(|name| Program::workload(&world, name, args).env("NVSHARE_RESTORE", "0").waits_for_go().start());
     Running::go(&[&jobs[0], &jobs[1]]);
     for job in jobs {
         job.finish().intact();

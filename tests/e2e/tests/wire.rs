@@ -96,7 +96,8 @@ fn order_matters() {
     let mixed = exchange(&world, &[frame(&register()), frame(&Request::Admin(AdminRequest::On))]);
     assert!(refusal(&mixed).contains("administrator's request"), "{mixed:?}");
     // Clients may look and not touch.
-    let change = exchange(&world, &[frame(&Request::Admin(AdminRequest::SetQuantum { gpu: None, millis: 5000 }))]);
+    let change =
+        exchange(&world, &[frame(&Request::Admin(AdminRequest::SetQuantum { gpu: None, millis: 5000 }))]);
     assert!(refusal(&change).contains("administrators' socket"), "{change:?}");
     let look = exchange(&world, &[frame(&Request::Admin(AdminRequest::Status))]);
     assert!(matches!(look[0], Reply::Admin(_)), "{look:?}");
@@ -153,7 +154,8 @@ fn who_does_not_read_is_cut_off() {
 fn an_unknown_gpu_is_named_in_the_refusal() {
     let world = World::simulated(&[]);
     let _scheduler = Scheduler::start(&world, &[]);
-    let output = Scheduler::ctl(&world, &["set-tq", "5", "--gpu", "GPU-00000000-0000-0000-0000-000000000001"]);
+    let output =
+        Scheduler::ctl(&world, &["set-tq", "5", "--gpu", "GPU-00000000-0000-0000-0000-000000000001"]);
     assert!(!output.status.success());
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("unknown GPU GPU-00000000-0000-0000-0000-000000000001"), "{text}");

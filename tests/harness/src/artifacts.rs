@@ -19,7 +19,8 @@ pub struct Artifacts {
     pub workload: PathBuf,
 }
 
-const PACKAGES: [&str; 5] = ["libnvshare", "nvshare-sim", "nvshare-scheduler", "nvshare-ctl", "nvshare-workload"];
+const PACKAGES: [&str; 5] =
+    ["libnvshare", "nvshare-sim", "nvshare-scheduler", "nvshare-ctl", "nvshare-workload"];
 
 impl Artifacts {
     /// Builds what the tests run, once a process, in the profile of this program.
@@ -98,7 +99,9 @@ fn cargo_build(packages: &[&str], release: bool) -> Vec<(String, PathBuf)> {
             return None;
         }
         let files = message["filenames"].as_array()?.iter().filter_map(|file| file.as_str());
-        let path = message["executable"].as_str().or_else(|| files.into_iter().find(|file| file.ends_with(".so")))?;
+        let path = message["executable"]
+            .as_str()
+            .or_else(|| files.into_iter().find(|file| file.ends_with(".so")))?;
         Some((message["target"]["name"].as_str()?.to_owned(), PathBuf::from(path)))
     };
     String::from_utf8_lossy(&output.stdout).lines().filter_map(artifact).collect()

@@ -13,6 +13,12 @@ pub use world::{Moved, Ran, World};
 
 use std::time::{Duration, Instant};
 
+/// How long a program may take: two minutes, or `NVSHARE_TEST_PATIENCE` in seconds.
+pub(crate) fn patience() -> Duration {
+    let seconds = std::env::var("NVSHARE_TEST_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(120);
+    Duration::from_secs(seconds)
+}
+
 /// Looks again and again until it sees what it waits for.
 ///
 /// # Panics

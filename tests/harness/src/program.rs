@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-use crate::{Artifacts, World, wait_until};
+use crate::{Artifacts, World, patience, wait_until};
 
 /// The workload's own account.
 #[derive(Debug, Clone, Deserialize)]
@@ -145,9 +145,11 @@ impl Running {
     /// When they are not set up in time.
     pub fn go(programs: &[&Self]) -> u64 {
         for program in programs {
-            wait_until(&format!("{} is set up: {}", program.name, program.log()), Duration::from_secs(120), || {
-                program.is_ready().then_some(())
-            });
+            wait_until(
+                &format!("{} is set up: {}", program.name, program.log()),
+                patience(),
+                || program.is_ready().then_some(()),
+            );
         }
         let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: a place for the answer.
@@ -167,12 +169,11 @@ impl Running {
     /// Waits for its end.
     ///
     /// # Panics
-    /// When it takes longer than two minutes, or `NVSHARE_TEST_PATIENCE` in seconds.
+    /// When it takes too long.
     #[must_use]
     pub fn finish(mut self) -> Finished {
         let begin = Instant::now();
-        let patience = std::env::var("NVSHARE_TEST_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(120);
-        let patience = Duration::from_secs(patience);
+        let patience = patience();
         let status = loop {
             match self.child.try_wait().expect("a child") {
                 Some(status) => break status,
@@ -196,7 +197,10 @@ impl Finished {
     /// # Panics
     /// When it was not, or there is none.
     pub fn intact(&self) -> &Outcome {
-        let outcome = self.outcome.as_ref().unwrap_or_else(|| panic!("no account: {:?} {}", self.status, tail(&self.log)));
+        let outcome = self
+            .outcome
+            .as_ref()
+            .unwrap_or_else(|| panic!("no account: {:?} {}", self.status, tail(&self.log)));
         assert_eq!(outcome.error, None, "{}", tail(&self.log));
         assert_eq!(outcome.wrong_words, 0, "of {}", outcome.words_checked);
         assert!(outcome.words_checked > 0);

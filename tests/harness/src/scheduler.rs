@@ -28,7 +28,11 @@ impl Status {
     /// When there is none.
     #[must_use]
     pub fn client(&self, pid: u32) -> &ClientStatus {
-        self.clients.iter().rev().find(|c| c.pid == pid).unwrap_or_else(|| panic!("no client {pid} in {self:?}"))
+        self.clients
+            .iter()
+            .rev()
+            .find(|c| c.pid == pid)
+            .unwrap_or_else(|| panic!("no client {pid} in {self:?}"))
     }
 }
 
@@ -105,7 +109,11 @@ impl Scheduler {
     /// When it cannot be run.
     #[must_use]
     pub fn ctl(world: &World, arguments: &[&str]) -> Output {
-        Command::new(&Artifacts::get().ctl).args(arguments).envs(world.environment()).output().expect("nvshare-ctl runs")
+        Command::new(&Artifacts::get().ctl)
+            .args(arguments)
+            .envs(world.environment())
+            .output()
+            .expect("nvshare-ctl runs")
     }
 
     /// `nvshare-ctl status --json`

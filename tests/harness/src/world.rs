@@ -118,7 +118,10 @@ impl World {
         command.env_clear().envs(self.environment()).env(OBSERVER, &Artifacts::get().simulator);
         let output = command.output().expect("this program runs");
         let text = String::from_utf8_lossy(&output.stdout);
-        let line = text.lines().find_map(|line| line.strip_prefix("observed ")).unwrap_or_else(|| panic!("{output:?}"));
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("observed "))
+            .unwrap_or_else(|| panic!("{output:?}"));
         let numbers: Vec<u64> = line.split(' ').map(|n| n.parse().expect("a number")).collect();
         let (moved, ran) = numbers.split_at(5);
         let moved = Moved {
@@ -147,7 +150,8 @@ static OBSERVE: extern "C" fn() = {
             // SAFETY: the simulator that this build made; its functions have these signatures.
             unsafe {
                 let library = libloading::Library::new(simulator).expect("the simulator");
-                let init: libloading::Symbol<'_, unsafe extern "C" fn(u32) -> i32> = library.get(b"cuInit").expect("cuInit");
+                let init: libloading::Symbol<'_, unsafe extern "C" fn(u32) -> i32> =
+                    library.get(b"cuInit").expect("cuInit");
                 assert_eq!(init(0), 0);
                 let moved: libloading::Symbol<'_, unsafe extern "C" fn(i32, *mut [u64; 5]) -> i32> =
                     library.get(b"nvsimMoved").expect("nvsimMoved");

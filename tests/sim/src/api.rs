@@ -12,8 +12,8 @@ use std::time::Duration;
 use nvshare_proto::units::GIB;
 
 use crate::process::{
-    self, CAPTURE_INVALIDATED, Context, Failure, Graph, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_READY, Process,
-    SUCCESS, Stream,
+    self, CAPTURE_INVALIDATED, Context, Failure, Graph, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE,
+    NOT_FOUND, NOT_READY, Process, SUCCESS, Stream,
 };
 use crate::stream::Work;
 use crate::world::{BLOCK, Way};
@@ -361,7 +361,8 @@ fn copy_now(handle: usize, per_thread: bool, work: Result<Work, Failure>) -> Res
 
 fn record(event: usize, stream: usize, per_thread: bool) -> Result<(), Failure> {
     with_stream(stream, per_thread, |p, stream| {
-        let legacy = p.tables().contexts.get(&stream.context).is_some_and(|c| Arc::ptr_eq(&c.legacy, &stream));
+        let legacy =
+            p.tables().contexts.get(&stream.context).is_some_and(|c| Arc::ptr_eq(&c.legacy, &stream));
         if legacy {
             // Whatever the thread's mode: it stands behind the blocking streams, and they are capturing.
             p.break_captures(|other| other.context == stream.context && !other.non_blocking)?;
@@ -394,7 +395,8 @@ fn write_work(to: u64, from: usize, bytes: usize) -> Result<Work, Failure> {
             let end = (to + bytes as u64).min(start + BLOCK);
             for address in begin..end {
                 // SAFETY: within the caller's buffer, which lives until the copy is done.
-                store[at(address - start, store.len())] = unsafe { *((from as u64 + (address - to)) as *const u8) };
+                store[at(address - start, store.len())] =
+                    unsafe { *((from as u64 + (address - to)) as *const u8) };
             }
         });
     }))

@@ -29,13 +29,20 @@ impl Config {
     /// `NVSIM_TO_HOST`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`.
     pub(crate) fn from_env() -> Self {
         let number = |name: &str, default: f64| {
-            env::var(name).ok().and_then(|text| text.parse::<f64>().ok()).filter(|n| *n > 0.0).unwrap_or(default)
+            env::var(name)
+                .ok()
+                .and_then(|text| text.parse::<f64>().ok())
+                .filter(|n| *n > 0.0)
+                .unwrap_or(default)
         };
         // T4: 12 GB by faults took 47 s; PCIe 3 x16 moves 12 GB/s one way, managed memory leaves at half of it.
         Self {
             dir: env::var_os("NVSIM_DIR").map_or_else(|| env::temp_dir().join("nvsim"), PathBuf::from),
             gpus: number("NVSIM_GPUS", 1.0) as u32,
-            memory: env::var("NVSIM_MEMORY").ok().and_then(|text| parse_bytes(&text).ok()).unwrap_or(16 * GIB),
+            memory: env::var("NVSIM_MEMORY")
+                .ok()
+                .and_then(|text| parse_bytes(&text).ok())
+                .unwrap_or(16 * GIB),
             scale: (number("NVSIM_SCALE", 64.0) as u64).clamp(1, 512).next_power_of_two(),
             to_device: number("NVSIM_TO_DEVICE", 12.0) * 1e9,
             to_host: number("NVSIM_TO_HOST", 6.0) * 1e9,

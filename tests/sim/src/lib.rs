@@ -7,7 +7,10 @@
 //! What it does not do: time slicing below a kernel (kernels of all processes run one at a time), anything that
 //! computes but the two kernels of the workload client.
 
-#![allow(clippy::undocumented_unsafe_blocks, reason = "the exported functions hand raw arguments on by one line each")]
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "the exported functions hand raw arguments on by one line each"
+)]
 
 mod api;
 mod config;

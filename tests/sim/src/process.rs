@@ -118,7 +118,9 @@ pub(crate) fn init() -> Result<(), Failure> {
             tables: Mutex::default(),
             next_handle: AtomicU64::new(0x1000),
             // Addresses differ between processes, as they would.
-            next_address: AtomicU64::new(0x7000_0000_0000 + u64::from(std::process::id()) * (1 << 30) * 64 % (1 << 40)),
+            next_address: AtomicU64::new(
+                0x7000_0000_0000 + u64::from(std::process::id()) * (1 << 30) * 64 % (1 << 40),
+            ),
             sticky: AtomicI32::new(0),
         })
     });
@@ -231,8 +233,13 @@ impl Process {
 
     /// Breaks the captures of a context, or of those streams; an error if there was one.
     pub(crate) fn break_captures(&self, which: impl Fn(&Stream) -> bool) -> Result<(), Failure> {
-        let streams: Vec<Arc<Stream>> = self.tables().streams.values().filter(|s| which(s)).cloned().collect();
-        let broken = streams.iter().filter(|stream| stream.is_capturing()).map(|stream| stream.break_capture()).count();
+        let streams: Vec<Arc<Stream>> =
+            self.tables().streams.values().filter(|s| which(s)).cloned().collect();
+        let broken = streams
+            .iter()
+            .filter(|stream| stream.is_capturing())
+            .map(|stream| stream.break_capture())
+            .count();
         if broken > 0 { Err(CAPTURE_UNSUPPORTED) } else { Ok(()) }
     }
 
@@ -324,7 +331,9 @@ impl Process {
         for index in first..=last {
             let block = allocation.blocks[index as usize];
             owed += match way {
-                Way::ToDevice => self.world.bring(allocation.gpu, block, Why::Prefetch).ok_or(OUT_OF_MEMORY)?,
+                Way::ToDevice => {
+                    self.world.bring(allocation.gpu, block, Why::Prefetch).ok_or(OUT_OF_MEMORY)?
+                }
                 Way::ToHost => self.world.evict(allocation.gpu, block),
             };
             if owed > Duration::from_millis(4) {

@@ -65,7 +65,10 @@ impl Queue {
         state.waiting.push_back(Item { after, work });
         if !std::mem::replace(&mut state.has_thread, true) {
             let queue = Arc::clone(self);
-            std::thread::Builder::new().name("nvsim-stream".to_owned()).spawn(move || queue.run()).expect("a thread");
+            std::thread::Builder::new()
+                .name("nvsim-stream".to_owned())
+                .spawn(move || queue.run())
+                .expect("a thread");
         }
         self.changed.notify_all();
         Point { queue: Arc::clone(self), count }

@@ -147,7 +147,12 @@ impl World {
     /// Maps the world, making it if this process is the first.
     pub(crate) fn open(config: Config) -> io::Result<Self> {
         std::fs::create_dir_all(&config.dir)?;
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(config.dir.join("world"))?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(config.dir.join("world"))?;
         // SAFETY: a descriptor.
         unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) };
         let real_block = (BLOCK / config.scale) as usize;
@@ -288,8 +293,13 @@ impl World {
             return None;
         }
         for &index in &found {
-            let block =
-                Block { place: Place::Untouched, owner: me, frame: 0, pinned: u32::from(pinned), last_use: 0 };
+            let block = Block {
+                place: Place::Untouched,
+                owner: me,
+                frame: 0,
+                pinned: u32::from(pinned),
+                last_use: 0,
+            };
             // SAFETY: an existing block, under the card's lock.
             unsafe { *self.block(gpu, index) = block };
         }
@@ -347,7 +357,8 @@ impl World {
         let mut alive = (0, true);
         for index in 0..MOST_BLOCKS as u32 {
             // SAFETY: an existing block, under the card's lock.
-            let (place, owner) = unsafe { ((*self.block(gpu, index)).place, (*self.block(gpu, index)).owner) };
+            let (place, owner) =
+                unsafe { ((*self.block(gpu, index)).place, (*self.block(gpu, index)).owner) };
             if place == Place::Free {
                 continue;
             }
@@ -402,7 +413,7 @@ impl World {
                     &(*at).moved.touched
                 }
             };
-            if counted as *const _ != &raw const (*at).moved.touched || why == Why::Touch {
+            if !std::ptr::eq(counted, &raw const (*at).moved.touched) || why == Why::Touch {
                 counted.fetch_add(BLOCK, Ordering::Relaxed);
             }
             (*block).place = Place::Device;
@@ -419,7 +430,10 @@ impl World {
         for index in 0..MOST_BLOCKS as u32 {
             // SAFETY: an existing block, under the card's lock.
             let block = unsafe { *self.block(gpu, index) };
-            if block.place == Place::Device && block.pinned == 0 && oldest.is_none_or(|(use_, _)| block.last_use < use_) {
+            if block.place == Place::Device
+                && block.pinned == 0
+                && oldest.is_none_or(|(use_, _)| block.last_use < use_)
+            {
                 oldest = Some((block.last_use, index));
             }
         }
@@ -456,7 +470,12 @@ impl World {
     }
 
     /// Looks at, and may change, a block's bytes on the card, where it must be.
-    pub(crate) fn with_device_bytes<T>(&self, gpu: usize, index: u32, look: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
+    pub(crate) fn with_device_bytes<T>(
+        &self,
+        gpu: usize,
+        index: u32,
+        look: impl FnOnce(&mut [u8]) -> T,
+    ) -> Option<T> {
         let _held = self.hold(gpu, false);
         // SAFETY: an existing block, under the card's lock; while it is held nothing else refers to the frame.
         unsafe {

@@ -2,7 +2,10 @@
 
 #![allow(non_snake_case, reason = "the driver's own names")]
 #![allow(clippy::missing_safety_doc, reason = "each is the driver's function of that name")]
-#![allow(clippy::undocumented_unsafe_blocks, reason = "answers go where the driver's contract says that there is a place")]
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "answers go where the driver's contract says that there is a place"
+)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};

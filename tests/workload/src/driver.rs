@@ -122,19 +122,49 @@ impl Driver {
     }
 
     /// `fill` or `step` over a range, on the stream.
-    pub(crate) fn launch(&self, fill: bool, address: u64, bytes: u64, value: u32, micros: u32) -> Result<(), CudaError> {
+    pub(crate) fn launch(
+        &self,
+        fill: bool,
+        address: u64,
+        bytes: u64,
+        value: u32,
+        micros: u32,
+    ) -> Result<(), CudaError> {
         let (mut address, mut words, mut value, mut micros) = (address, bytes / 4, value, micros);
-        let mut params: [*mut c_void; 4] =
-            [(&raw mut address).cast(), (&raw mut words).cast(), (&raw mut value).cast(), (&raw mut micros).cast()];
+        let mut params: [*mut c_void; 4] = [
+            (&raw mut address).cast(),
+            (&raw mut words).cast(),
+            (&raw mut value).cast(),
+            (&raw mut micros).cast(),
+        ];
         let function = if fill { self.fill } else { self.step };
         call!(
             self,
             "cuLaunchKernel",
             (
-                *mut c_void, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, *mut c_void,
-                *mut *mut c_void, *mut *mut c_void
+                *mut c_void,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                *mut c_void,
+                *mut *mut c_void,
+                *mut *mut c_void
             ),
-            function, 264, 1, 1, 256, 1, 1, 0, self.stream, params.as_mut_ptr(), ptr::null_mut()
+            function,
+            264,
+            1,
+            1,
+            256,
+            1,
+            1,
+            0,
+            self.stream,
+            params.as_mut_ptr(),
+            ptr::null_mut()
         )
     }
 
@@ -143,18 +173,14 @@ impl Driver {
     }
 
     pub(crate) fn read(&self, to: &mut [u32], from: u64) -> Result<(), CudaError> {
-        call!(
-            self,
-            "cuMemcpyDtoH",
-            (*mut c_void, u64, usize),
-            to.as_mut_ptr().cast(),
-            from,
-            size_of_val(to)
-        )
+        call!(self, "cuMemcpyDtoH", (*mut c_void, u64, usize), to.as_mut_ptr().cast(), from, size_of_val(to))
     }
 
     /// Captures what `body` submits to the stream, into a graph that can be launched.
-    pub(crate) fn capture(&self, body: impl FnOnce() -> Result<(), CudaError>) -> Result<*mut c_void, CudaError> {
+    pub(crate) fn capture(
+        &self,
+        body: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<*mut c_void, CudaError> {
         call!(self, "cuStreamBeginCapture", (*mut c_void, c_int), self.stream, 0)?;
         let submitted = body();
         let mut graph = ptr::null_mut();

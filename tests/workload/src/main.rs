@@ -139,7 +139,7 @@ fn step(driver: &Driver, options: &Options, blocks: &mut [Block], number: u32) -
     // Forward and backward in turn, as training does.
     let launch_all = |pause: Duration| {
         for i in 0..blocks.len() {
-            let block = &blocks[if number % 2 == 0 { i } else { blocks.len() - 1 - i }];
+            let block = &blocks[if number.is_multiple_of(2) { i } else { blocks.len() - 1 - i }];
             driver.launch(false, block.address, block.bytes, value, options.kernel_us)?;
             std::thread::sleep(pause);
         }
@@ -173,7 +173,8 @@ fn check(driver: &Driver, block: &Block, full: bool, outcome: &mut Outcome) -> R
                 .wrapping_add((i % 1024) as u32 * 2_654_435)
                 .wrapping_add(block.added)
         };
-        outcome.wrong_words += words.iter().enumerate().filter(|&(i, &word)| word != expected(i)).count() as u64;
+        outcome.wrong_words +=
+            words.iter().enumerate().filter(|&(i, &word)| word != expected(i)).count() as u64;
         outcome.words_checked += length as u64;
     }
     Ok(())
