@@ -81,7 +81,9 @@ impl Config {
                     "info" => Level::Info,
                     "debug" => Level::Debug,
                     _ => {
-                        return Err(format!("{value:?} is no level; accepted: off, error, warn, info, debug"));
+                        return Err(format!(
+                            "{value:?} is no level; accepted: off, error, warn, info, debug"
+                        ));
                     }
                 }
             }

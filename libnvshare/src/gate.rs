@@ -63,14 +63,16 @@ pub(crate) fn enter(stream: StreamKey) -> Pass {
     let slot = slots::current();
     // SAFETY: slots live for ever.
     if let Some(mine) = unsafe { slot.as_ref() }
-        && mine.is_outside() && mine.knows(stream) {
-            mine.step_in(frame);
-            if STATE.load(Ordering::SeqCst) == OPEN {
-                mine.count();
-                return Pass { slot, stream, extra: Extra::Nothing };
-            }
-            mine.step_out();
+        && mine.is_outside()
+        && mine.knows(stream)
+    {
+        mine.step_in(frame);
+        if STATE.load(Ordering::SeqCst) == OPEN {
+            mine.count();
+            return Pass { slot, stream, extra: Extra::Nothing };
         }
+        mine.step_out();
+    }
     enter_slowly(stream, frame)
 }
 

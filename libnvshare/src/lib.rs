@@ -1,6 +1,6 @@
 //! `libnvshare.so`: preloaded into a program, it shares the GPU with others.
 //!
-//! The way of a call: the [table](table) makes a hook of each entry point; a submission passes the [gate] and
+//! The way of a call: the [table] makes a hook of each entry point; a submission passes the [gate] and
 //! goes to the [driver]; an allocation passes the books of its [device](devices) into the [ledger]; the
 //! [session] closes the gate, has the [mover] drain and evict, restore and open again, as the scheduler says.
 //!

@@ -453,8 +453,10 @@ impl World {
             SchedulerMessage::DropLock { epoch, .. } => match self.models[i].state {
                 State::Running(current) | State::Restoring(current) if current == epoch => {
                     self.models[i].drains += 1;
-                    let defers =
-                        self.models[i].plan.defers_every.is_some_and(|n| self.models[i].drains.is_multiple_of(n));
+                    let defers = self.models[i]
+                        .plan
+                        .defers_every
+                        .is_some_and(|n| self.models[i].drains.is_multiple_of(n));
                     if defers && matches!(self.models[i].state, State::Running(_)) {
                         self.say(i, ClientMessage::DropDeferred { epoch });
                     } else {

@@ -554,10 +554,11 @@ impl Core {
         if process_remains {
             for (uuid, account) in &client.accounts {
                 if let Some(gpu) = self.gpus.get_mut(uuid)
-                    && account.budget > 0 {
-                        let departed = Departed { process: client.process, bytes: account.budget };
-                        gpu.departed.insert(id, departed);
-                    }
+                    && account.budget > 0
+                {
+                    let departed = Departed { process: client.process, bytes: account.budget };
+                    gpu.departed.insert(id, departed);
+                }
             }
         }
         for gpu in self.gpus.values_mut() {

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 /// How long a program may take: two minutes, or `NVSHARE_TEST_PATIENCE` in seconds.
 pub(crate) fn patience() -> Duration {
-    let seconds = std::env::var("NVSHARE_TEST_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(120);
+    let seconds =
+        std::env::var("NVSHARE_TEST_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(120);
     Duration::from_secs(seconds)
 }
 

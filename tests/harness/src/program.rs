@@ -145,11 +145,9 @@ impl Running {
     /// When they are not set up in time.
     pub fn go(programs: &[&Self]) -> u64 {
         for program in programs {
-            wait_until(
-                &format!("{} is set up: {}", program.name, program.log()),
-                patience(),
-                || program.is_ready().then_some(()),
-            );
+            wait_until(&format!("{} is set up: {}", program.name, program.log()), patience(), || {
+                program.is_ready().then_some(())
+            });
         }
         let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: a place for the answer.
