@@ -9,6 +9,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 DIST = ROOT / "dist"
 OUT = pathlib.Path(os.environ.get("OUT", tempfile.mkdtemp()))
+LOGS = OUT / "logs"
 GIB = 2**30
 ROWS = []
 
@@ -41,7 +42,8 @@ class Scheduler:
     def __init__(self, *arguments, log="debug"):
         self.dir = tempfile.mkdtemp(prefix="nvshare-")
         self.env = dict(os.environ, NVSHARE_SOCKET=f"{self.dir}/scheduler.sock", NVSHARE_ADMIN_SOCKET=f"{self.dir}/admin.sock")
-        self.log = OUT / f"scheduler-{len(list(OUT.glob('scheduler-*')))}.log"
+        LOGS.mkdir(exist_ok=True)
+        self.log = LOGS / f"scheduler-{len(list(LOGS.glob('scheduler-*')))}.log"
         self.process = subprocess.Popen([DIST / "bin/nvshare-scheduler", "--log", log, *arguments], env=self.env, stderr=open(self.log, "w"))
         while not os.path.exists(self.env["NVSHARE_ADMIN_SOCKET"]):
             time.sleep(0.01)
@@ -81,7 +83,8 @@ class Job:
         if go:
             environment["GO"] = str(go)
         self.name = str(arguments[0])
-        self.log = OUT / (log or f"job-{self.name}.log")
+        LOGS.mkdir(exist_ok=True)
+        self.log = LOGS / (log or f"job-{self.name}.log")
         self.begin = time.time()
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=open(self.log, "a"), text=True)
 

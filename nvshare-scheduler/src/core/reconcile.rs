@@ -296,15 +296,20 @@ impl Core {
         }
     }
 
-    /// A client for which no room can be made waits until something changes; who looks at the log reads why, once.
+    /// Whether no room can be made for a client: it waits until something changes. Who looks at the log reads why,
+    /// once; that a process which has ended still gives its memory back is nothing to read about.
     fn block_if_hopeless(&mut self, id: ClientId) -> bool {
         let Some(uuid) = self.gpus_used_by(id).into_iter().find(|&uuid| !self.fit(uuid, &[id])) else {
             return false;
         };
+        let passing = self.gpus.get(&uuid).is_some_and(|gpu| gpu.departed() > 0);
         let why = format!("what others have on {uuid} cannot be moved and leaves no room for it");
         let Some(client) = self.clients.get_mut(&id) else { return true };
         client.phase = Phase::Parked;
         client.claims = false;
+        if passing {
+            return true;
+        }
         client.blocked = Some(why.clone());
         if !std::mem::replace(&mut client.reported_blocked, true) {
             self.warn(format!("client {id} waits: {why}"));
