@@ -4,8 +4,8 @@
 //! their order, so that what was ordered out is out before anything comes back in.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nvshare_proto::units::{GIB, MIB, gib_per_second};
@@ -70,8 +70,6 @@ const PIECE: u64 = GIB;
 const REPORT: u64 = 256 * MIB;
 /// The driver moves managed memory in blocks of this size.
 const BLOCK: u64 = 2 * MIB;
-/// Threads that restore at the same time.
-const RESTORERS: usize = 4;
 /// Smaller allocations share their pages with others and stay.
 const SMALLEST_EVICTED: u64 = 64 * 1024;
 
@@ -193,109 +191,73 @@ fn probe(cancelled: impl Fn() -> bool) -> Done {
 }
 
 /// Brings allocations back, largest first, as far as there is room. What lacks room is returned; `None`: given up.
-fn restore(cancelled: impl Fn() -> bool + Sync) -> Option<Vec<Room>> {
+fn restore(cancelled: impl Fn() -> bool) -> Option<Vec<Room>> {
     let mut lacking = Vec::new();
-    let mut touched = false;
+    let mut idle = true;
     for device in devices::used() {
+        // Without a context nothing is allocated.
+        let Ok(stream) = streams::stream_of_ours(device.ordinal) else { continue };
         let begin = Instant::now();
-        let work = Restore {
-            device,
-            allocations: ledger::of_device(device.ordinal),
-            cancelled: &cancelled,
-            in_bulk: config::get().is_ok_and(|config| config.restore),
-            next: AtomicUsize::new(0),
-            touched: AtomicU64::new(0),
-            restored: AtomicU64::new(0),
-            lacks: AtomicU64::new(0),
-        };
-        work.run();
-        touched |= work.touched.into_inner() > 0;
-        let restored = work.restored.into_inner();
+        let mut restored = 0;
+        let mut lacks = 0;
+        for allocation in ledger::of_device(device.ordinal) {
+            if cancelled() {
+                break;
+            }
+            let back = bring_back(&allocation, device, stream);
+            idle &= back.bytes == 0;
+            restored += if back.lived { back.bytes } else { 0 };
+            lacks += back.lacks;
+        }
+        let _ = driver::synchronize_stream(stream);
         if restored > 0 {
             let took = begin.elapsed();
             counters::restored(restored, took.as_nanos() as u64);
             log_moved("restored", restored, took);
         }
-        let lacks = work.lacks.into_inner();
         if lacks > 0 {
             lacking.push(Room { gpu: device.uuid, bytes: lacks });
         }
     }
-    if !touched {
+    if idle {
         // What is absent is not on the list yet: its allocation is under way.
         gate::pause();
     }
     (!cancelled()).then_some(lacking)
 }
 
-/// The allocations of a device that come back. A call for a small one is mostly the driver's own work on the host,
-/// so several threads are faster than one.
-struct Restore<'a, C> {
-    device: &'static Device,
-    allocations: Vec<Arc<Allocation>>,
-    cancelled: &'a C,
-    in_bulk: bool,
-    next: AtomicUsize,
-    touched: AtomicU64,
-    restored: AtomicU64,
-    lacks: AtomicU64,
+/// What came back of an allocation.
+#[derive(Debug, Default)]
+struct Back {
+    bytes: u64,
+    /// It was on the card before, and so has contents.
+    lived: bool,
+    /// There was no room for this much.
+    lacks: u64,
 }
 
-impl<C: Fn() -> bool + Sync> Restore<'_, C> {
-    fn run(&self) {
-        let absent = |allocation: &&Arc<Allocation>| allocation.place().present < allocation.size;
-        let helpers = self.allocations.iter().filter(absent).count().min(RESTORERS).saturating_sub(1);
-        std::thread::scope(|scope| {
-            for which in 1..=helpers {
-                let builder = std::thread::Builder::new().name("nvshare-restore".to_owned());
-                // Without a helper it takes a little longer.
-                let _ = builder.spawn_scoped(scope, move || {
-                    let _relaxed = Relaxed::begin();
-                    self.work(which);
-                });
-            }
-            self.work(0);
-        });
+fn bring_back(allocation: &Allocation, device: &Device, stream: CUstream) -> Back {
+    let mut place = allocation.place();
+    let absent = allocation.size - place.present;
+    if place.freed || absent == 0 {
+        return Back::default();
     }
-
-    fn work(&self, which: usize) {
-        // Without a context nothing is allocated.
-        let Ok(stream) = streams::stream_of_ours(self.device.ordinal, which) else { return };
-        while let Some(allocation) = self.allocations.get(self.next.fetch_add(1, Ordering::Relaxed)) {
-            if (self.cancelled)() {
-                break;
-            }
-            self.bring_back(allocation, stream);
-        }
-        let _ = driver::synchronize_stream(stream);
+    let bytes = device.charge(absent);
+    let back = Back { bytes, lived: place.lived, lacks: absent - bytes };
+    if bytes == 0 {
+        return back;
     }
-
-    fn bring_back(&self, allocation: &Allocation, stream: CUstream) {
-        let mut place = allocation.place();
-        let absent = allocation.size - place.present;
-        if place.freed || absent == 0 {
-            return;
-        }
-        let bytes = self.device.charge(absent);
-        self.lacks.fetch_add(absent - bytes, Ordering::Relaxed);
-        if bytes == 0 {
-            return;
-        }
-        if self.in_bulk
-            && allocation.managed
-            && let Err(error) = pieces(allocation, place.present, bytes, self.device.ordinal, stream)
-            && error != CUresult::DEINITIALIZED
-        {
-            // The pages come by faults then: slower, and right.
-            log::warn(format_args!("restore of {bytes} bytes at {:#x}: {error:?}", allocation.base));
-        }
-        self.touched.fetch_add(bytes, Ordering::Relaxed);
-        if place.lived {
-            self.restored.fetch_add(bytes, Ordering::Relaxed);
-        }
-        place.present += bytes;
-        place.lived = true;
+    let in_bulk = allocation.managed && config::get().is_ok_and(|config| config.restore);
+    if in_bulk
+        && let Err(error) = pieces(allocation, place.present, bytes, device.ordinal, stream)
+        && error != CUresult::DEINITIALIZED
+    {
+        // The pages come by faults then: slower, and right.
+        log::warn(format_args!("restore of {bytes} bytes at {:#x}: {error:?}", allocation.base));
     }
+    place.present += bytes;
+    place.lived = true;
+    back
 }
 
 /// Prefetches a range of an allocation.
@@ -318,7 +280,7 @@ fn pieces(
 /// Moves memory to the host, from the ends of the largest allocations. Returns what could not be moved.
 fn evict(gpu: GpuUuid, bytes: u64, report: &impl Fn(Done)) -> u64 {
     let Some(device) = devices::by_uuid(gpu) else { return bytes };
-    let Ok(stream) = streams::stream_of_ours(device.ordinal, 0) else { return bytes };
+    let Ok(stream) = streams::stream_of_ours(device.ordinal) else { return bytes };
     let begin = Instant::now();
     let allowed = bytes.min(hostmem::room());
     let mut moved = 0;

@@ -64,8 +64,8 @@ pub(crate) struct Context {
     streams: Vec<Stream>,
     /// A thread's own default stream was used: only a look at the whole context sees it.
     per_thread: bool,
-    /// Our own streams, for moving memory.
-    ours: Vec<CUstream>,
+    /// Our own stream, for moving memory.
+    ours: Option<CUstream>,
     /// The last events of streams that are destroyed.
     orphans: Vec<Arc<Event>>,
 }
@@ -111,9 +111,7 @@ impl Context {
         other.streams.iter().for_each(|stream| self.meet(stream.key));
         self.per_thread |= other.per_thread;
         self.orphans.extend(other.orphans);
-        if self.ours.is_empty() {
-            self.ours = other.ours;
-        }
+        self.ours = self.ours.or(other.ours);
     }
 }
 
@@ -138,7 +136,7 @@ pub(crate) fn meet_context(handle: CUcontext) -> bool {
             device,
             streams: Vec::new(),
             per_thread: false,
-            ours: Vec::new(),
+            ours: None,
             orphans: Vec::new(),
         };
         context.meet(StreamKey::LEGACY);
@@ -188,14 +186,13 @@ impl Taken {
     }
 }
 
-/// Makes a context of a device current, and returns one of our own streams in it. Must be called with [`Relaxed`]
-/// in force.
-pub(crate) fn stream_of_ours(device: CUdevice, which: usize) -> Result<CUstream, CUresult> {
+/// Makes a context of a device current, and returns our own stream in it. Must be called with [`Relaxed`] in force.
+pub(crate) fn stream_of_ours(device: CUdevice) -> Result<CUstream, CUresult> {
     let mut contexts = contexts();
     let context =
         contexts.iter_mut().find(|context| context.device == device).ok_or(CUresult::NOT_SUPPORTED)?;
     driver::set_context(context.handle)?;
-    our_stream(context, which)
+    our_stream(context)
 }
 
 /// Our own stream in the calling thread's context. Must be called with [`Relaxed`] in force.
@@ -205,17 +202,18 @@ pub(crate) fn stream_of_ours_here() -> Result<CUstream, CUresult> {
     let mut contexts = contexts();
     let context =
         contexts.iter_mut().find(|context| context.handle == current).ok_or(CUresult::NOT_SUPPORTED)?;
-    our_stream(context, 0)
+    our_stream(context)
 }
 
 /// The context must be current.
-fn our_stream(context: &mut Context, which: usize) -> Result<CUstream, CUresult> {
-    while context.ours.len() <= which {
-        let stream = driver::create_stream()?;
-        context.ours.push(stream);
-        context.meet(StreamKey::new(stream, false));
+fn our_stream(context: &mut Context) -> Result<CUstream, CUresult> {
+    if let Some(stream) = context.ours {
+        return Ok(stream);
     }
-    context.ours.get(which).copied().ok_or(CUresult::NOT_SUPPORTED)
+    let stream = driver::create_stream()?;
+    context.ours = Some(stream);
+    context.meet(StreamKey::new(stream, false));
+    Ok(stream)
 }
 
 /// Events behind all work that was submitted so far.
