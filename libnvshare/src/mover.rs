@@ -206,7 +206,7 @@ fn restore(cancelled: impl Fn() -> bool) -> Option<Vec<Room>> {
             }
             let back = bring_back(&allocation, device, stream);
             idle &= back.bytes == 0;
-            restored += if back.lived { back.bytes } else { 0 };
+            restored += back.restored;
             lacks += back.lacks;
         }
         let _ = driver::synchronize_stream(stream);
@@ -230,8 +230,8 @@ fn restore(cancelled: impl Fn() -> bool) -> Option<Vec<Room>> {
 #[derive(Debug, Default)]
 struct Back {
     bytes: u64,
-    /// It was on the card before, and so has contents.
-    lived: bool,
+    /// It was on the card before, and so has contents; these moved.
+    restored: u64,
     /// There was no room for this much.
     lacks: u64,
 }
@@ -243,17 +243,19 @@ fn bring_back(allocation: &Allocation, device: &Device, stream: CUstream) -> Bac
         return Back::default();
     }
     let bytes = device.charge(absent);
-    let back = Back { bytes, lived: place.lived, lacks: absent - bytes };
+    let mut back = Back { bytes, restored: 0, lacks: absent - bytes };
     if bytes == 0 {
         return back;
     }
-    let in_bulk = allocation.managed && config::get().is_ok_and(|config| config.restore);
-    if in_bulk
-        && let Err(error) = pieces(allocation, place.present, bytes, device.ordinal, stream)
-        && error != CUresult::DEINITIALIZED
-    {
-        // The pages come by faults then: slower, and right.
-        log::warn(format_args!("restore of {bytes} bytes at {:#x}: {error:?}", allocation.base));
+    if allocation.managed && config::get().is_ok_and(|config| config.restore) {
+        match pieces(allocation, place.present, bytes, device.ordinal, stream) {
+            Ok(()) => back.restored = if place.lived { bytes } else { 0 },
+            Err(CUresult::DEINITIALIZED) => {}
+            // The pages come by faults then: slower, and right.
+            Err(error) => {
+                log::warn(format_args!("restore of {bytes} bytes at {:#x}: {error:?}", allocation.base))
+            }
+        }
     }
     place.present += bytes;
     place.lived = true;
