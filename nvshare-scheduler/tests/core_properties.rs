@@ -63,6 +63,8 @@ struct Model {
     resident: BTreeMap<GpuUuid, u64>,
     room: BTreeMap<GpuUuid, u64>,
     asked: bool,
+    /// Its last grant called it back from leaving.
+    recalled: bool,
     waiters: bool,
     needs: bool,
     served: Duration,
@@ -131,6 +133,7 @@ impl World {
                 resident: zero(0),
                 room: zero(0),
                 asked: false,
+                recalled: false,
                 waiters: false,
                 needs: false,
                 served: Duration::ZERO,
@@ -232,7 +235,15 @@ impl World {
 
     /// Runs until all work is done or time is over; who is not done then starved.
     fn run(&mut self, limit: Duration) {
+        let mut events = 0;
         loop {
+            events += 1;
+            assert!(
+                events < 200_000,
+                "one message follows another without end at {:?}: {:?}",
+                self.now,
+                self.core.client_status()
+            );
             let next = self.agenda.iter().map(|(time, sequence, _)| (*time, *sequence)).min();
             let deadline = self.core.next_deadline();
             if next.map(|(time, _)| time).into_iter().chain(deadline).min().is_none_or(|time| time > limit) {
@@ -321,16 +332,29 @@ impl World {
     }
 
     fn begin(&mut self, i: usize, epoch: Epoch) {
+        let mut lacking = Vec::new();
         for gpu in self.models[i].plan.gpus.clone() {
             let model = &mut self.models[i];
             let absent = model.allocated - model.resident[&gpu];
             let room = model.room.get_mut(&gpu).unwrap();
-            assert!(*room >= absent, "granted without the room for what is absent");
-            *room -= absent;
-            *model.resident.get_mut(&gpu).unwrap() += absent;
+            let brought = absent.min(*room);
+            *room -= brought;
+            *model.resident.get_mut(&gpu).unwrap() += brought;
+            if brought < absent {
+                lacking.push(ClientMessage::NeedRoom(Room { gpu, bytes: absent - brought }));
+            }
+        }
+        if !lacking.is_empty() {
+            // Only who had begun to leave when it was told to go on has given some of its room back.
+            assert!(self.models[i].recalled, "granted without the room for what is absent");
+            self.models[i].needs = true;
+            self.tell_usage(i);
+            lacking.into_iter().for_each(|message| self.say(i, message));
+            return;
         }
         let now = self.now;
         let model = &mut self.models[i];
+        model.needs = false;
         model.state = State::Running(epoch);
         model.since = now;
         if let Some(since) = model.wanted_since.take() {
@@ -443,6 +467,7 @@ impl World {
             }
             SchedulerMessage::Registered { hold, .. } => assert_eq!(hold, Hold::Parked),
             SchedulerMessage::LockOk { epoch, room, .. } => {
+                self.models[i].recalled = room.is_empty();
                 for Room { gpu, bytes } in room {
                     *self.models[i].room.get_mut(&gpu).unwrap() += bytes;
                 }
@@ -494,12 +519,19 @@ impl World {
                 *self.models[i].room.get_mut(&gpu).unwrap() += bytes;
                 if self.models[i].needs {
                     self.models[i].needs = false;
-                    if matches!(self.models[i].state, State::Running(_)) {
-                        self.grow(i);
+                    match self.models[i].state {
+                        State::Running(_) => self.grow(i),
+                        State::Restoring(epoch) => self.begin(i, epoch),
+                        _ => {}
                     }
                 }
             }
-            SchedulerMessage::NoRoom { .. } => self.models[i].needs = false,
+            SchedulerMessage::NoRoom { gpu } => {
+                let model = &mut self.models[i];
+                let restored = model.resident[&gpu] == model.allocated || !model.recalled;
+                assert!(restored || !model.needs, "called back where there is no room");
+                model.needs = false;
+            }
             SchedulerMessage::Waiters { waiting } => {
                 self.models[i].waiters = waiting;
                 self.at(self.now, Later::Work(i));

@@ -304,7 +304,8 @@ impl Core {
         client.wants = false;
         for account in client.accounts.values_mut() {
             account.budget = account.resident();
-            account.evicting = 0;
+            account.order = None;
+            account.promised = None;
         }
     }
 
@@ -377,14 +378,16 @@ impl Core {
             ClientMessage::Room(Room { gpu, bytes }) => {
                 self.with_account(id, gpu, |account| {
                     account.budget = account.budget.saturating_sub(bytes);
-                    account.evicting = account.evicting.saturating_sub(bytes);
-                    account.evicting_since = now;
+                    if let Some(order) = &mut account.order {
+                        order.bytes = order.bytes.saturating_sub(bytes);
+                        order.since = now;
+                    }
                 });
                 self.clear_blocked();
             }
             ClientMessage::Evicted { gpu, short } => {
                 self.with_account(id, gpu, |account| {
-                    account.evicting = 0;
+                    account.order = None;
                     // If the host could not take all of this, it can take nothing more now. What is no longer
                     // there was not short.
                     account.stays_until = (short > 0 && account.budget > 0).then_some(now + RETRY);
@@ -456,8 +459,10 @@ impl Core {
                 client.waiting_since = now;
                 client.phase = Phase::Chosen;
             }),
+            // It is next already, maybe without having asked (see `on_deferred`), and may yet have to wait.
+            Phase::Chosen => self.with(id, |client| client.wants = true),
             // It closed its gate while a grant was on its way, or asks twice.
-            Phase::Chosen | Phase::Granted { .. } | Phase::Running { .. } | Phase::Dropping { .. } => {}
+            Phase::Granted { .. } | Phase::Running { .. } | Phase::Dropping { .. } => {}
             Phase::Free => self.send(id, SchedulerMessage::SchedOff),
         }
     }
@@ -486,7 +491,10 @@ impl Core {
         client.wants = false;
         client.claims = false;
         client.reported_stuck = false;
-        client.accounts.values_mut().for_each(|account| account.needs = 0);
+        for account in client.accounts.values_mut() {
+            account.needs = 0;
+            account.promised = None;
+        }
         for uuid in client.accounts.keys() {
             if let Some(gpu) = self.gpus.get_mut(uuid) {
                 gpu.released.push(id);
@@ -652,6 +660,9 @@ fn patience(deferrals: u32) -> Duration {
 
 /// After this long, a client that could not give memory back is asked again.
 const RETRY: Duration = Duration::from_secs(10);
+
+/// How long room that an allocation waited for is kept for it.
+const PROMISE: Duration = Duration::from_millis(500);
 
 /// GPUs that one client may use.
 pub const MOST_GPUS_EACH: usize = 64;

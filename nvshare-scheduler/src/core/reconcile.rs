@@ -9,8 +9,8 @@ use nvshare_proto::{GpuUuid, Room, SchedulerMessage};
 use super::policy::turn::Turn;
 use super::policy::victims::Candidate;
 use super::policy::{next, together, turn, victims};
-use super::state::{Account, ClientId, Phase, Time};
-use super::{Core, RETRY, patience, sum};
+use super::state::{Account, ClientId, Order, Phase, Promise, Time};
+use super::{Core, PROMISE, RETRY, patience, sum};
 
 /// Room given, or made, beyond what an allocation asked for, so that not each one asks. Of free memory, a quarter
 /// at most is given so.
@@ -24,6 +24,7 @@ impl Core {
         }
         self.see_to_turns(now);
         self.ask_hosts_again(now);
+        self.end_promises(now);
         self.split_sets_that_outgrew(now);
         let mut contested = self.choose(now);
         self.make_room(now);
@@ -58,6 +59,18 @@ impl Core {
         }
         if over {
             self.clear_blocked();
+        }
+        if let Some(next) = next {
+            self.wake_at(next);
+        }
+    }
+
+    /// Room that an allocation waited for and did not use is room like any other.
+    fn end_promises(&mut self, now: Time) {
+        let mut next: Option<Time> = None;
+        for account in self.clients.values_mut().flat_map(|c| c.accounts.values_mut()) {
+            account.promised = account.promised.filter(|promise| promise.until > now);
+            next = next.into_iter().chain(account.promised.map(|promise| promise.until)).min();
         }
         if let Some(next) = next {
             self.wake_at(next);
@@ -237,6 +250,8 @@ impl Core {
         if needs <= free {
             let bytes = needs + self.spare(uuid, free - needs, id);
             self.with_account(id, uuid, |account| {
+                let allocated = account.wanted();
+                account.promised = Some(Promise { allocated, until: now + PROMISE });
                 account.needs = 0;
                 add(&mut account.budget, bytes);
             });
@@ -271,7 +286,7 @@ impl Core {
             members.push(id);
             members.len() > 1 && !self.fit(uuid, &members)
         });
-        let own_move = gpus.iter().any(|&uuid| self.account(id, uuid).is_some_and(|a| a.evicting > 0));
+        let own_move = gpus.iter().any(|&uuid| self.account(id, uuid).is_some_and(|a| a.order.is_some()));
         if leaving || own_move {
             return;
         }
@@ -350,7 +365,8 @@ impl Core {
 
     /// Orders as much as is needed beyond what is on its way. False: it cannot be had.
     fn order_evictions(&mut self, uuid: GpuUuid, needed: u64, for_client: ClientId, now: Time) -> bool {
-        let on_its_way = sum(self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(|a| a.evicting));
+        let orders = self.clients.values().filter_map(|c| c.accounts.get(&uuid)?.order);
+        let on_its_way = sum(orders.map(|order| order.bytes));
         let missing = needed.saturating_sub(on_its_way);
         if missing == 0 {
             return true;
@@ -362,7 +378,7 @@ impl Core {
             .filter(|(id, _)| **id != for_client)
             .filter_map(|(&id, client)| {
                 let account = client.accounts.get(&uuid)?;
-                if account.evicting > 0 || account.stays_until.is_some() {
+                if account.order.is_some() || account.stays_until.is_some() {
                     return None;
                 }
                 // Who holds the lock needs the room for all that it has allocated.
@@ -386,8 +402,7 @@ impl Core {
         }
         for (victim, bytes) in orders {
             self.with_account(victim, uuid, |account| {
-                add(&mut account.evicting, bytes);
-                account.evicting_since = now;
+                account.order = Some(Order { bytes, since: now });
             });
             self.send(victim, SchedulerMessage::Evict(Room { gpu: uuid, bytes }));
         }
@@ -432,10 +447,9 @@ impl Core {
             self.wake_at(now);
             self.warn(format!("client {id} does not answer: it should {what} and keeps the GPU"));
         }
-        for id in self.ids(|c| c.accounts.values().any(|account| account.evicting > 0)) {
+        for id in self.ids(|c| c.accounts.values().any(|account| account.order.is_some())) {
             for uuid in self.gpus_used_by(id) {
-                let Some(since) = self.account(id, uuid).filter(|a| a.evicting > 0).map(|a| a.evicting_since)
-                else {
+                let Some(Order { since, .. }) = self.account(id, uuid).and_then(|a| a.order) else {
                     continue;
                 };
                 if now < since + grace {
@@ -443,7 +457,7 @@ impl Core {
                     continue;
                 }
                 self.with_account(id, uuid, |account| {
-                    account.evicting = 0;
+                    account.order = None;
                     account.stays_until = Some(now + RETRY);
                 });
                 self.wake_at(now);
@@ -463,7 +477,7 @@ impl Core {
         let Some(account) = self.account(id, uuid) else { return 0 };
         // Room that does not come back is as good as used.
         let stuck = if account.stays_until.is_some() { account.budget } else { 0 };
-        account.usage.allocated.saturating_add(account.needs).max(stuck).min(self.capacity(uuid))
+        account.wanted().max(stuck).min(self.capacity(uuid))
     }
 
     fn capacity(&self, uuid: GpuUuid) -> u64 {

@@ -63,6 +63,26 @@ impl Phase {
     }
 }
 
+/// An EVICT on its way or being followed, until EVICTED answers it. Room that the client gives back by itself
+/// meanwhile does not: what was ordered may still leave after it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Order {
+    /// Bytes that are still to come back.
+    pub(crate) bytes: u64,
+    /// When it was given, or last followed in part.
+    pub(crate) since: Time,
+}
+
+/// What an allocation waited for is not asked back before it could be made: else two that grow would take the same
+/// room from each other without end.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Promise {
+    /// What the client will have allocated then, in bytes.
+    pub(crate) allocated: u64,
+    /// Who has not used it by now does not need it.
+    pub(crate) until: Time,
+}
+
 /// A client's memory on one GPU, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Account {
@@ -70,24 +90,32 @@ pub(crate) struct Account {
     pub(crate) usage: Usage,
     /// What it may have resident: room given minus room given back.
     pub(crate) budget: u64,
-    /// Ordered back and not yet answered.
-    pub(crate) evicting: u64,
-    /// When the order was given, or last followed in part.
-    pub(crate) evicting_since: Time,
+    /// It was told to give room back and has not answered yet.
+    pub(crate) order: Option<Order>,
     /// What a waiting allocation needs beyond the budget.
     pub(crate) needs: u64,
+    /// Room that a waiting allocation was given and may not have used yet.
+    pub(crate) promised: Option<Promise>,
     /// Nothing comes back before this time: the host has no memory for it, or the client does not answer.
     pub(crate) stays_until: Option<Time>,
 }
 
 impl Account {
     pub(crate) fn new(usage: Usage) -> Self {
-        Self { usage, budget: 0, evicting: 0, evicting_since: Time::ZERO, needs: 0, stays_until: None }
+        Self { usage, budget: 0, order: None, needs: 0, promised: None, stays_until: None }
     }
 
     /// What cannot be moved while the client does not run.
     pub(crate) fn pinned(&self, memory: MemoryMode) -> u64 {
         if memory == MemoryMode::Off || self.stays_until.is_some() { self.budget } else { 0 }
+    }
+
+    /// What it has allocated, and is about to.
+    pub(crate) fn wanted(&self) -> u64 {
+        // What waits for room is an allocation to come, or one that is absent and counted already.
+        let needed = if self.needs > 0 { self.budget.saturating_add(self.needs) } else { 0 };
+        let promised = self.promised.map_or(0, |promise| promise.allocated);
+        self.usage.allocated.max(needed).max(promised)
     }
 
     /// On the card, as the client last said.
