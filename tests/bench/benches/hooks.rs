@@ -122,6 +122,15 @@ fn benches(criterion: &mut Criterion) {
             b.iter(|| unsafe { libc::dlsym(driver.library, black_box(symbol).as_ptr()) })
         });
     }
+    // A program that never comes near CUDA.
+    let library = std::env::var_os("LD_PRELOAD").expect("preloaded");
+    for (name, preload) in
+        [("start-up of true/plain", "".as_ref()), ("start-up of true/preloaded", library.as_os_str())]
+    {
+        criterion.bench_function(name, |b| {
+            b.iter(|| Command::new("true").env("LD_PRELOAD", preload).status().expect("it runs"))
+        });
+    }
 }
 
 fn main() {

@@ -169,9 +169,17 @@ impl Running {
     /// # Panics
     /// When it takes too long.
     #[must_use]
-    pub fn finish(mut self) -> Finished {
+    pub fn finish(self) -> Finished {
+        self.finish_within(patience())
+    }
+
+    /// The same for a program that may take longer, or less.
+    ///
+    /// # Panics
+    /// When it takes too long.
+    #[must_use]
+    pub fn finish_within(mut self, patience: Duration) -> Finished {
         let begin = Instant::now();
-        let patience = patience();
         let status = loop {
             match self.child.try_wait().expect("a child") {
                 Some(status) => break status,
