@@ -22,6 +22,10 @@ pub(crate) struct Config {
     pub(crate) oversubscribe: bool,
     /// Evicted memory comes back in bulk.
     pub(crate) restore: bool,
+    /// Memory asked for as device memory looks like it, though it is managed.
+    pub(crate) disguise: bool,
+    /// Sizes, from and to, of device memory that stays the driver's own.
+    plain: Vec<(u64, u64)>,
     pub(crate) log: Level,
 }
 
@@ -41,7 +45,12 @@ impl fmt::Display for Error {
 impl Config {
     /// The limit of a device in bytes, by the program's own index.
     pub(crate) fn limit(&self, index: usize) -> Option<u64> {
-        self.device_limits.iter().find(|(of, _)| *of == index).map(|&(_, limit)| limit).or(self.limit)
+        self.device_limits.iter().rev().find(|(of, _)| *of == index).map(|&(_, limit)| limit).or(self.limit)
+    }
+
+    /// Whether device memory of this size stays the driver's own.
+    pub(crate) fn is_plain(&self, bytes: u64) -> bool {
+        self.plain.iter().any(|&(from, to)| (from..=to).contains(&bytes))
     }
 
     fn parse(variables: impl Iterator<Item = (String, String)>) -> Result<Self, Error> {
@@ -51,6 +60,8 @@ impl Config {
             memory: MemoryMode::Managed,
             oversubscribe: false,
             restore: true,
+            disguise: true,
+            plain: Vec::new(),
             log: Level::Warn,
         };
         let mut variables: Vec<_> = variables.filter(|(_, value)| !value.is_empty()).collect();
@@ -64,7 +75,7 @@ impl Config {
 
     fn apply(&mut self, variable: &str, value: &str) -> Result<(), String> {
         match variable {
-            names::MEM_LIMIT => self.limit = Some(parse_limit(value)?),
+            names::MEM_LIMIT | names::HAMI_MEM_LIMIT => self.limit = Some(parse_limit(value)?),
             names::MEM_LIMIT_MB => self.limit = Some(parse_limit_mb(value)?),
             names::MEMORY => {
                 self.memory = match value {
@@ -87,16 +98,29 @@ impl Config {
                     }
                 }
             }
+            names::HAMI_LOG_LEVEL => {
+                self.log = match value.trim().parse::<u32>() {
+                    Ok(0) => Level::Error,
+                    Ok(1..=2) => Level::Warn,
+                    Ok(3) => Level::Info,
+                    Ok(4..) => Level::Debug,
+                    Err(_) => return Err(format!("{value:?} is no level; accepted: 0 to 4")),
+                }
+            }
             names::DEBUG => {
                 if parse_switch(value)? {
                     self.log = Level::Debug;
                 }
             }
             names::ENABLE_SINGLE_OVERSUB => self.oversubscribe = parse_switch(value)?,
+            names::DISGUISE => self.disguise = parse_switch(value)?,
+            names::PLAIN => self.plain = parse_sizes(value)?,
             names::RESTORE => self.restore = parse_switch(value)?,
             _ => {
                 // `NVSHARE_MEM_LIMIT_MB` itself is matched above.
-                let index = variable.strip_prefix(names::MEM_LIMIT).and_then(|rest| rest.strip_prefix('_'));
+                let index = [names::MEM_LIMIT, names::HAMI_MEM_LIMIT]
+                    .iter()
+                    .find_map(|name| variable.strip_prefix(name)?.strip_prefix('_'));
                 if let Some(index) = index.and_then(|index| index.parse().ok()) {
                     self.device_limits.push((index, parse_limit(value)?));
                 }
@@ -123,6 +147,21 @@ fn not_zero(limit: u64) -> Result<u64, String> {
     }
 }
 
+/// `all`, or sizes and ranges of sizes: `2MiB,64MiB-1GiB`.
+fn parse_sizes(value: &str) -> Result<Vec<(u64, u64)>, String> {
+    if value == "all" {
+        return Ok(vec![(0, u64::MAX)]);
+    }
+    let size = |text: &str| units::parse_bytes(text.trim()).map_err(|error| error.to_string());
+    value
+        .split(',')
+        .map(|item| match item.split_once('-') {
+            Some((from, to)) => Ok((size(from)?, size(to)?)),
+            None => size(item).map(|size| (size, size)),
+        })
+        .collect()
+}
+
 fn parse_switch(value: &str) -> Result<bool, String> {
     match value {
         "1" | "true" | "on" | "yes" => Ok(true),
@@ -137,7 +176,7 @@ pub(crate) fn get() -> Result<&'static Config, &'static Error> {
     CONFIG
         .get_or_init(|| {
             let variables = env::vars_os().filter_map(|(name, value)| {
-                let name = name.into_string().ok().filter(|name| name.starts_with("NVSHARE_"))?;
+                let name = name.into_string().ok().filter(|name| names::is_of_library(name))?;
                 Some((name, value.to_string_lossy().into_owned()))
             });
             let config = Config::parse(variables);
@@ -166,6 +205,24 @@ mod tests {
         assert_eq!(config.limit(1), Some(2 * GIB));
         assert_eq!(parse(&[("NVSHARE_MEM_LIMIT_MB", "512")]).unwrap().limit(0), Some(GIB / 2));
         assert_eq!(parse(&[]).unwrap().limit(0), None);
+        let hami = [("CUDA_DEVICE_MEMORY_LIMIT", "1g"), ("CUDA_DEVICE_MEMORY_LIMIT_1", "2048m")];
+        assert_eq!(parse(&hami).unwrap().limit(0), Some(GIB));
+        assert_eq!(parse(&hami).unwrap().limit(1), Some(2 * GIB));
+        let both = [("CUDA_DEVICE_MEMORY_LIMIT_0", "1g"), ("NVSHARE_MEM_LIMIT_0", "2g")];
+        assert_eq!(parse(&both).unwrap().limit(0), Some(2 * GIB));
+    }
+
+    #[test]
+    fn sizes_that_stay_plain() {
+        let config = parse(&[("NVSHARE_PLAIN", "2MiB, 1GiB-2GiB")]).unwrap();
+        for (bytes, expected) in
+            [(2 << 20, true), ((2 << 20) + 1, false), (GIB, true), (2 * GIB, true), (3 * GIB, false)]
+        {
+            assert_eq!(config.is_plain(bytes), expected, "{bytes}");
+        }
+        assert!(parse(&[("NVSHARE_PLAIN", "all")]).unwrap().is_plain(7));
+        assert!(!parse(&[]).unwrap().is_plain(7));
+        assert!(parse(&[("NVSHARE_PLAIN", "some")]).unwrap_err().starts_with("NVSHARE_PLAIN: "));
     }
 
     #[test]

@@ -71,6 +71,10 @@ handles! {
     CUgraph
     /// `CUarray`
     CUarray
+    /// `CUmipmappedArray`
+    CUmipmappedArray
+    /// `CUmemoryPool`
+    CUmemoryPool
 }
 
 /// `CUdeviceptr`: an address in the unified space.
@@ -96,6 +100,7 @@ pub(crate) const CU_STREAM_NON_BLOCKING: c_uint = 1;
 pub(crate) const CU_STREAM_CAPTURE_STATUS_NONE: c_int = 0;
 pub(crate) const CU_STREAM_CAPTURE_MODE_RELAXED: c_int = 2;
 pub(crate) const CU_EVENT_DISABLE_TIMING: c_uint = 2;
+pub(crate) const CU_MEM_LOCATION_TYPE_DEVICE: c_int = 1;
 pub(crate) const CU_MEM_ATTACH_GLOBAL: c_uint = 1;
 /// The host, as the target of a prefetch.
 pub(crate) const CU_DEVICE_CPU: CUdevice = -1;

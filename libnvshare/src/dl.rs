@@ -126,7 +126,8 @@ unsafe extern "C" fn choose_dlvsym(name: *const c_char) -> *const c_void {
     }
 }
 
-/// Whether a name is one of the driver's that have a hook. Exact names only: `cudnn…` and `cublas…` are not ours.
+/// Whether a name is one of the driver's that have a hook, or a look-up itself. Exact names only: `cudnn…` and
+/// `cublas…` are not ours.
 unsafe fn is_ours(name: *const c_char) -> bool {
     if name.is_null() {
         return false;
@@ -136,7 +137,10 @@ unsafe fn is_ours(name: *const c_char) -> bool {
         *name as u8 == b'c' && *name.add(1) as u8 == b'u' && (*name.add(2) as u8).is_ascii_uppercase()
     };
     if !looks_like {
-        return false;
+        // SAFETY: as above.
+        let first = unsafe { *name } as u8;
+        // SAFETY: a C string.
+        return first == b'd' && matches!(unsafe { CStr::from_ptr(name) }.to_bytes(), b"dlsym" | b"dlvsym");
     }
     // SAFETY: a C string.
     let name = unsafe { CStr::from_ptr(name) };
@@ -146,7 +150,8 @@ unsafe fn is_ours(name: *const c_char) -> bool {
 unsafe extern "C" fn our_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     // SAFETY: the caller's own arguments.
     let found = unsafe { real_dlsym(handle, name) };
-    resolve::swap(found)
+    // SAFETY: a C string: it was looked up.
+    unsafe { swap(found, name) }
 }
 
 unsafe extern "C" fn our_dlvsym(
@@ -159,7 +164,25 @@ unsafe extern "C" fn our_dlvsym(
     let real = unsafe { std::mem::transmute::<*const c_void, Dlvsym>(real) };
     // SAFETY: the caller's own arguments.
     let found = unsafe { real(handle, name, version) };
-    resolve::swap(found)
+    // SAFETY: a C string: it was looked up.
+    unsafe { swap(found, name) }
+}
+
+/// A second library that looks symbols up for the program, and stands before this one, asks for the C library's
+/// `dlsym` to hand on to: it gets ours.
+///
+/// # Safety
+/// The name is a C string.
+unsafe fn swap(found: *mut c_void, name: *const c_char) -> *mut c_void {
+    let is = |cache, name| found.cast_const() == real(cache, name, ptr::null()) && !found.is_null();
+    if is(&REAL_DLSYM, c"dlsym") {
+        shims::dlsym as *mut c_void
+    } else if is(&REAL_DLVSYM, c"dlvsym") {
+        shims::dlvsym as *mut c_void
+    } else {
+        // SAFETY: promised by the caller.
+        unsafe { resolve::swap(found, name) }
+    }
 }
 
 /// The C library's own look-up, which never sees a hook unless `handle`'s scope holds this library.

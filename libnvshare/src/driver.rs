@@ -21,7 +21,8 @@ use crate::table::{ENTRIES, real};
 const LIBRARY: &str = "libcuda.so.1";
 
 static OPEN: AtomicBool = AtomicBool::new(false);
-static SWAPS: OnceLock<Vec<(usize, usize)>> = OnceLock::new();
+/// The driver's address, its name and the hook's address, by the first.
+static SWAPS: OnceLock<Vec<(usize, &'static str, usize)>> = OnceLock::new();
 
 /// Opens the driver and learns the addresses of its functions.
 ///
@@ -57,19 +58,22 @@ fn learn(library: Library) {
         }
         entry.real.store(address.cast(), Ordering::Release);
         if let Some(hook) = entry.hook {
-            swaps.push((address as usize, hook.0 as usize));
+            swaps.push((address as usize, entry.name, hook.0 as usize));
         }
     }
     swaps.sort_unstable();
     let _ = SWAPS.set(swaps);
 }
 
-/// The hook that stands for a driver's function.
-pub(crate) fn hook_of(address: *mut c_void) -> Option<*mut c_void> {
+/// The hook that stands for a driver's function. Of several functions at one address, as a linker may leave them
+/// behind, the one is meant whose name `is_meant`.
+pub(crate) fn hook_of(address: *mut c_void, is_meant: impl Fn(&str) -> bool) -> Option<*mut c_void> {
     open();
     let swaps = SWAPS.get()?;
-    let at = swaps.binary_search_by_key(&(address as usize), |&(real, _)| real).ok()?;
-    swaps.get(at).map(|&(_, hook)| hook as *mut c_void)
+    let first = swaps.partition_point(|&(real, ..)| real < address as usize);
+    let here = || swaps.iter().skip(first).take_while(|(real, ..)| *real == address as usize);
+    let meant = here().find(|(_, name, _)| is_meant(name)).or_else(|| here().next());
+    meant.map(|&(.., hook)| hook as *mut c_void)
 }
 
 /// While this lives, the calling thread's driver calls do not disturb stream captures of other threads.
@@ -253,6 +257,13 @@ impl Drop for Event {
     fn drop(&mut self) {
         let _ = call!(cuEventDestroy_v2(self.0));
     }
+}
+
+/// Where the allocation begins that a pointer leads into.
+pub(crate) fn base_of(pointer: CUdeviceptr) -> Result<CUdeviceptr, CUresult> {
+    let mut base = 0;
+    call!(cuMemGetAddressRange_v2(&raw mut base, std::ptr::null_mut(), pointer))?;
+    Ok(base)
 }
 
 pub(crate) fn prefetch(

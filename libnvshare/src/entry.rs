@@ -140,7 +140,7 @@ macro_rules! entry_points {
             use $crate::cuda::*;
             use $crate::entry::{gated_hook, handled_hook};
             use $crate::streams::StreamKey;
-            use $crate::{capture, contexts, init, memory, resolve, streams};
+            use $crate::{callbacks, capture, contexts, init, memory, plain, pointers, resolve, streams};
 
             const NULL: CUstream = CUstream::NULL;
 

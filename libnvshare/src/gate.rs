@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::cuda::CUresult;
 use crate::streams::{self, StreamKey};
-use crate::{capture, session};
+use crate::{callbacks, capture, session};
 use slots::Slot;
 
 /// Open.
@@ -128,6 +128,11 @@ fn enter_slowly(stream: StreamKey, frame: usize) -> Pass {
             }
             DORMANT => session::start(),
             _ => {
+                // The drain that the gate is closed for may be waiting for this thread.
+                if callbacks::running() {
+                    mine.count_passed_by();
+                    return outside;
+                }
                 session::uses_current();
                 // Nothing runs on a capturing stream, and a capture must not be held up half-way.
                 if capture::is_capturing(stream) {

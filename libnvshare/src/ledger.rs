@@ -9,6 +9,17 @@ use dashmap::DashMap;
 
 use crate::cuda::{CUcontext, CUdevice, CUdeviceptr};
 
+/// What an allocation is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Device memory that we hand out as managed memory, and populate.
+    Device,
+    /// Managed memory that the program asked for: it may want it on the host first.
+    Managed,
+    /// The driver's own device memory: it counts and cannot be moved.
+    Plain,
+}
+
 /// An allocation that the program made.
 #[derive(Debug)]
 pub(crate) struct Allocation {
@@ -16,8 +27,7 @@ pub(crate) struct Allocation {
     pub(crate) size: u64,
     pub(crate) device: CUdevice,
     pub(crate) context: CUcontext,
-    /// It can be moved.
-    pub(crate) managed: bool,
+    pub(crate) kind: Kind,
     place: Mutex<Place>,
 }
 
@@ -39,11 +49,16 @@ impl Allocation {
         size: u64,
         device: CUdevice,
         context: CUcontext,
-        managed: bool,
+        kind: Kind,
         present: u64,
     ) -> Self {
         let place = Place { present, lived: present > 0, freed: false };
-        Self { base, size, device, context, managed, place: Mutex::new(place) }
+        Self { base, size, device, context, kind, place: Mutex::new(place) }
+    }
+
+    /// It can be moved.
+    pub(crate) fn is_movable(&self) -> bool {
+        self.kind != Kind::Plain
     }
 
     pub(crate) fn place(&self) -> MutexGuard<'_, Place> {
@@ -58,6 +73,11 @@ fn list() -> &'static DashMap<CUdeviceptr, Arc<Allocation>> {
 
 pub(crate) fn insert(allocation: Allocation) {
     list().insert(allocation.base, Arc::new(allocation));
+}
+
+/// What the allocation at this address is made of; `None`: none begins there.
+pub(crate) fn kind(base: CUdeviceptr) -> Option<Kind> {
+    list().get(&base).map(|allocation| allocation.kind)
 }
 
 /// Puts an allocation back that could not be freed.

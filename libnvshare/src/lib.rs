@@ -18,6 +18,7 @@
 #![allow(rustdoc::private_intra_doc_links, reason = "nothing here is public but the driver's own names")]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
+mod callbacks;
 mod capture;
 mod config;
 mod contexts;
@@ -35,6 +36,8 @@ mod ledger;
 mod log;
 mod memory;
 mod mover;
+mod plain;
+mod pointers;
 mod resolve;
 mod session;
 mod streams;

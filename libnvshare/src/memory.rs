@@ -6,9 +6,9 @@ use nvshare_proto::MemoryMode;
 
 use crate::cuda::{CU_MEM_ATTACH_GLOBAL, CUcontext, CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult};
 use crate::devices::{Admission, Device};
-use crate::ledger::Allocation;
+use crate::ledger::{Allocation, Kind};
 use crate::table::real;
-use crate::{devices, driver, gate, ledger, mover, session};
+use crate::{callbacks, devices, driver, gate, ledger, mover, plain, pointers, session};
 
 type Alloc = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize) -> CUresult;
 type AllocV1 = unsafe extern "C-unwind" fn(*mut CUdeviceptrV1, c_uint) -> CUresult;
@@ -23,19 +23,12 @@ type GetInfoV1 = unsafe extern "C-unwind" fn(*mut c_uint, *mut c_uint) -> CUresu
 type TotalMem = unsafe extern "C-unwind" fn(*mut usize, CUdevice) -> CUresult;
 type TotalMemV1 = unsafe extern "C-unwind" fn(*mut c_uint, CUdevice) -> CUresult;
 
-/// What an allocation is made of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// Device memory that we hand out as managed memory, and populate.
-    Device,
-    /// Managed memory that the program asked for: it may want it on the host first.
-    Managed,
-    /// The driver's own device memory: it counts and cannot be moved.
-    Plain,
-}
-
 /// The device and context that the calling thread would allocate in; `None`: the driver has to say why not.
-fn target() -> Option<(&'static Device, CUcontext)> {
+pub(crate) fn target() -> Option<(&'static Device, CUcontext)> {
+    // What the driver's own thread asks for, the driver answers.
+    if callbacks::running() {
+        return None;
+    }
     let ordinal = driver::current_device().ok()?;
     let context = driver::current_context().ok()?;
     session::start();
@@ -45,13 +38,30 @@ fn target() -> Option<(&'static Device, CUcontext)> {
 }
 
 /// Makes an allocation by `make`, which returns its address, under the limits and into the ledger.
-fn allocate(
+pub(crate) fn allocate(
     device: &'static Device,
     context: CUcontext,
     bytes: u64,
     kind: Kind,
     make: impl Fn() -> Result<CUdeviceptr, CUresult>,
 ) -> Result<CUdeviceptr, CUresult> {
+    admitted(device, bytes, kind, |charged| {
+        let base = make()?;
+        ledger::insert(Allocation::new(base, bytes, device.ordinal, context, kind, charged));
+        if kind == Kind::Device && charged > 0 {
+            mover::populate(base, charged, device);
+        }
+        Ok(base)
+    })
+}
+
+/// Makes something that takes memory by `make`, which is told how much of it is charged, under the limits.
+pub(crate) fn admitted<T>(
+    device: &'static Device,
+    bytes: u64,
+    kind: Kind,
+    make: impl Fn(u64) -> Result<T, CUresult>,
+) -> Result<T, CUresult> {
     loop {
         let pass = gate::try_enter();
         let inside = pass.is_some();
@@ -69,15 +79,7 @@ fn allocate(
                 }
                 continue;
             }
-            Ok(Admission::Charged(charged)) => make()
-                .inspect(|&base| {
-                    let managed = kind != Kind::Plain;
-                    ledger::insert(Allocation::new(base, bytes, device.ordinal, context, managed, charged));
-                    if kind == Kind::Device && charged > 0 {
-                        mover::populate(base, charged, device);
-                    }
-                })
-                .inspect_err(|_| device.release(bytes, charged)),
+            Ok(Admission::Charged(charged)) => make(charged).inspect_err(|_| device.release(bytes, charged)),
             Err(error) => Err(error),
         };
         leave(pass);
@@ -102,11 +104,16 @@ fn managed(bytes: usize, flags: c_uint) -> Result<CUdeviceptr, CUresult> {
     Ok(base)
 }
 
+/// How device memory of this size is handed out.
+fn mode(device: &Device, bytes: u64) -> MemoryMode {
+    if pointers::needs_plain(bytes) { MemoryMode::Off } else { device.memory }
+}
+
 /// Writes an address where the caller wants it.
 ///
 /// # Safety
 /// `place` is writable.
-unsafe fn answer<T>(made: Result<T, CUresult>, place: *mut T) -> CUresult {
+pub(crate) unsafe fn answer<T>(made: Result<T, CUresult>, place: *mut T) -> CUresult {
     match made {
         Ok(value) => {
             // SAFETY: promised by the caller.
@@ -125,7 +132,7 @@ pub(crate) unsafe fn alloc(real: Alloc, place: *mut CUdeviceptr, bytes: usize) -
         // SAFETY: the caller's arguments.
         return unsafe { real(place, bytes) };
     };
-    let made = match device.memory {
+    let made = match mode(device, bytes as u64) {
         MemoryMode::Managed => {
             allocate(device, context, bytes as u64, Kind::Device, || managed(bytes, CU_MEM_ATTACH_GLOBAL))
         }
@@ -187,7 +194,7 @@ pub(crate) unsafe fn alloc_pitch(
         unsafe { free(row) };
     }
     let Some(bytes) = row_pitch.checked_mul(height) else { return CUresult::OUT_OF_MEMORY };
-    let made = match device.memory {
+    let made = match mode(device, bytes as u64) {
         MemoryMode::Managed => {
             allocate(device, context, bytes as u64, Kind::Device, || managed(bytes, CU_MEM_ATTACH_GLOBAL))
         }
@@ -273,7 +280,7 @@ pub(crate) unsafe fn free_v1(real: FreeV1, base: CUdeviceptrV1) -> CUresult {
     })
 }
 
-fn free_with(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
+pub(crate) fn free_with(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
     // A pointer that we never saw is the driver's business alone.
     let Some(allocation) = ledger::remove(base) else { return call() };
     // A piece that is being moved is waited for.
@@ -300,6 +307,7 @@ fn forget(allocation: &Allocation, charged: u64) {
 
 /// A context is gone, and its memory with it.
 pub(crate) fn forget_context(context: CUcontext) {
+    plain::forget_context(context);
     for allocation in ledger::remove_context(context) {
         let mut place = allocation.place();
         place.freed = true;
@@ -325,47 +333,47 @@ fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn get_info(real: GetInfo, free: *mut usize, total: *mut usize) -> CUresult {
-    let (mut driver_free, mut driver_total) = (0, 0);
-    // SAFETY: places for both answers.
-    let result = unsafe { real(&raw mut driver_free, &raw mut driver_total) };
-    if result != CUresult::SUCCESS {
-        return result;
-    }
-    let (our_free, our_total) =
-        view(driver_free as u64, driver_total as u64).unwrap_or((driver_free as u64, driver_total as u64));
-    // SAFETY: the caller's places, each of which may be null.
-    unsafe {
-        if let Some(free) = free.as_mut() {
-            *free = our_free as usize;
+    // SAFETY: the caller's arguments; whether they may be null is the driver's to say.
+    let result = unsafe { real(free, total) };
+    if result == CUresult::SUCCESS {
+        // SAFETY: the driver wrote what is not null.
+        let (free, total) = unsafe { (free.as_mut(), total.as_mut()) };
+        let driver =
+            (free.as_deref().map_or(usize::MAX, |&f| f), total.as_deref().map_or(usize::MAX, |&t| t));
+        if let Some((our_free, our_total)) = view(driver.0 as u64, driver.1 as u64) {
+            if let Some(free) = free {
+                *free = our_free as usize;
+            }
+            if let Some(total) = total {
+                *total = our_total as usize;
+            }
         }
-        if let Some(total) = total.as_mut() {
-            *total = our_total as usize;
-        }
     }
-    CUresult::SUCCESS
+    result
 }
 
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn get_info_v1(real: GetInfoV1, free: *mut c_uint, total: *mut c_uint) -> CUresult {
-    let (mut driver_free, mut driver_total) = (0, 0);
-    // SAFETY: places for both answers.
-    let result = unsafe { real(&raw mut driver_free, &raw mut driver_total) };
-    if result != CUresult::SUCCESS {
-        return result;
-    }
-    let (our_free, our_total) = view(u64::from(driver_free), u64::from(driver_total))
-        .unwrap_or((u64::from(driver_free), u64::from(driver_total)));
-    // SAFETY: the caller's places, each of which may be null.
-    unsafe {
-        if let Some(free) = free.as_mut() {
-            *free = our_free.try_into().unwrap_or(c_uint::MAX);
+    // SAFETY: the caller's arguments; whether they may be null is the driver's to say.
+    let result = unsafe { real(free, total) };
+    if result == CUresult::SUCCESS {
+        // SAFETY: the driver wrote what is not null.
+        let (free, total) = unsafe { (free.as_mut(), total.as_mut()) };
+        let driver = (
+            free.as_deref().map_or(u64::MAX, |&f| f.into()),
+            total.as_deref().map_or(u64::MAX, |&t| t.into()),
+        );
+        if let Some((our_free, our_total)) = view(driver.0, driver.1) {
+            if let Some(free) = free {
+                *free = our_free.try_into().unwrap_or(c_uint::MAX);
+            }
+            if let Some(total) = total {
+                *total = our_total.try_into().unwrap_or(c_uint::MAX);
+            }
         }
-        if let Some(total) = total.as_mut() {
-            *total = our_total.try_into().unwrap_or(c_uint::MAX);
-        }
     }
-    CUresult::SUCCESS
+    result
 }
 
 /// The process's limit on a device, if it has one; readable before any session.

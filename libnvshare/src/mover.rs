@@ -247,7 +247,7 @@ fn bring_back(allocation: &Allocation, device: &Device, stream: CUstream) -> Bac
     if bytes == 0 {
         return back;
     }
-    if allocation.managed && config::get().is_ok_and(|config| config.restore) {
+    if allocation.is_movable() && config::get().is_ok_and(|config| config.restore) {
         match pieces(allocation, place.present, bytes, device.ordinal, stream) {
             Ok(()) => back.restored = if place.lived { bytes } else { 0 },
             Err(CUresult::DEINITIALIZED) => {}
@@ -326,7 +326,7 @@ fn evict_piece(
     stream: CUstream,
 ) -> Result<u64, CUresult> {
     let mut place = allocation.place();
-    if place.freed || !place.lived || !allocation.managed || allocation.size < SMALLEST_EVICTED {
+    if place.freed || !place.lived || !allocation.is_movable() || allocation.size < SMALLEST_EVICTED {
         return Ok(0);
     }
     // Whole blocks, counted from the base; a little more than was asked for rather than less.

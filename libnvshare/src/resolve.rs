@@ -23,12 +23,17 @@ pub(crate) fn is_hooked(name: &str) -> bool {
     names.binary_search(&name).is_ok()
 }
 
-/// The hook for a driver's address, or the address itself.
-pub(crate) fn swap(found: *mut c_void) -> *mut c_void {
+/// The hook for a driver's address that was found under a name, or the address itself.
+///
+/// # Safety
+/// The name is a C string.
+pub(crate) unsafe fn swap(found: *mut c_void, name: *const c_char) -> *mut c_void {
     if found.is_null() {
         return found;
     }
-    driver::hook_of(found).unwrap_or(found)
+    // SAFETY: promised by the caller.
+    let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default();
+    driver::hook_of(found, |of| of == name || base(of) == base(name)).unwrap_or(found)
 }
 
 type GetProcAddress = unsafe extern "C-unwind" fn(*const c_char, *mut *mut c_void, c_int, u64) -> CUresult;
@@ -76,7 +81,8 @@ unsafe fn swap_answer(result: CUresult, symbol: *const c_char, pfn: *mut *mut c_
     }
     // SAFETY: the driver succeeded, so it wrote here.
     let found = unsafe { *pfn };
-    let given = swap(found);
+    // SAFETY: the driver read it as a C string.
+    let given = unsafe { swap(found, symbol) };
     if given != found {
         // SAFETY: as above.
         unsafe { *pfn = given };

@@ -138,6 +138,36 @@ handled {
     view cuMemGetInfo_v2(free: *mut usize, total: *mut usize) = memory::get_info;
     view cuDeviceTotalMem(bytes: *mut c_uint, dev: CUdevice) = memory::total_mem_v1;
     view cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) = memory::total_mem;
+    // stream-ordered, physical and array memory: counted
+    allocate cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = plain::alloc_async;
+    allocate cuMemAllocAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = plain::alloc_async;
+    allocate cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) = plain::alloc_from_pool_async;
+    allocate cuMemAllocFromPoolAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) = plain::alloc_from_pool_async;
+    free cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) = plain::free_async;
+    free cuMemFreeAsync_ptsz(dptr: CUdeviceptr, hStream: CUstream) = plain::free_async;
+    allocate cuMemPoolCreate(pool: *mut CUmemoryPool, poolProps: *const c_void) = plain::pool_create;
+    free cuMemPoolDestroy(pool: CUmemoryPool) = plain::pool_destroy;
+    allocate cuMemCreate(handle: *mut c_ulonglong, size: usize, prop: *const c_void, flags: c_ulonglong) = plain::create;
+    free cuMemRelease(handle: c_ulonglong) = plain::release;
+    allocate cuMemMap(ptr: CUdeviceptr, size: usize, offset: usize, handle: c_ulonglong, flags: c_ulonglong) = plain::map;
+    free cuMemUnmap(ptr: CUdeviceptr, size: usize) = plain::unmap;
+    allocate cuMemRetainAllocationHandle(handle: *mut c_ulonglong, addr: *mut c_void) = plain::retain;
+    allocate cuArrayCreate(pHandle: *mut CUarray, pAllocateArray: *const c_void) = plain::array_create_v1;
+    allocate cuArrayCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const c_void) = plain::array_create;
+    allocate cuArray3DCreate(pHandle: *mut CUarray, pAllocateArray: *const c_void) = plain::array_3d_create_v1;
+    allocate cuArray3DCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const c_void) = plain::array_3d_create;
+    allocate cuMipmappedArrayCreate(pHandle: *mut CUmipmappedArray, pMipmappedArrayDesc: *const c_void, numMipmapLevels: c_uint) = plain::mipmapped_create;
+    free cuArrayDestroy(hArray: CUarray) = plain::array_destroy;
+    free cuMipmappedArrayDestroy(hMipmappedArray: CUmipmappedArray) = plain::mipmapped_destroy;
+    // pointers, seen by the program and by other processes
+    view cuPointerGetAttribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) = pointers::get_attribute;
+    view cuPointerGetAttributes(numAttributes: c_uint, attributes: *const c_int, data: *const *mut c_void, ptr: CUdeviceptr) = pointers::get_attributes;
+    share cuIpcGetMemHandle(pHandle: *mut c_void, dptr: CUdeviceptr) = pointers::ipc_get_mem_handle;
+    // callbacks
+    callback cuLaunchHostFunc(hStream: CUstream, func: *const c_void, userData: *mut c_void) = callbacks::launch_host_func::<false>;
+    callback cuLaunchHostFunc_ptsz(hStream: CUstream, func: *const c_void, userData: *mut c_void) = callbacks::launch_host_func::<true>;
+    callback cuStreamAddCallback(hStream: CUstream, callback: *const c_void, userData: *mut c_void, flags: c_uint) = callbacks::add_callback::<false>;
+    callback cuStreamAddCallback_ptsz(hStream: CUstream, callback: *const c_void, userData: *mut c_void, flags: c_uint) = callbacks::add_callback::<true>;
     // streams and capture
     stream cuStreamCreate(phStream: *mut CUstream, Flags: c_uint) = streams::create;
     stream cuStreamCreateWithPriority(phStream: *mut CUstream, flags: c_uint, priority: c_int) = streams::create_with_priority;
@@ -164,6 +194,7 @@ called {
     cuDeviceGetUuid(uuid: *mut [u8; 16], dev: CUdevice);
     cuDeviceGetUuid_v2(uuid: *mut [u8; 16], dev: CUdevice);
     cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int);
+    cuMemGetAddressRange_v2(pbase: *mut CUdeviceptr, psize: *mut usize, dptr: CUdeviceptr);
     cuEventCreate(phEvent: *mut CUevent, Flags: c_uint);
     cuEventDestroy_v2(hEvent: CUevent);
     cuEventQuery(hEvent: CUevent);
@@ -176,8 +207,8 @@ called {
 }
 
 forwarded {
-    cuArray3DCreate cuArray3DCreate_v2 cuArray3DGetDescriptor cuArray3DGetDescriptor_v2 cuArrayCreate
-    cuArrayCreate_v2 cuArrayDestroy cuArrayGetDescriptor cuArrayGetDescriptor_v2 cuArrayGetMemoryRequirements
+    cuArray3DGetDescriptor cuArray3DGetDescriptor_v2
+    cuArrayGetDescriptor cuArrayGetDescriptor_v2 cuArrayGetMemoryRequirements
     cuArrayGetPlane cuArrayGetSparseProperties cuCheckpointProcessCheckpoint
     cuCheckpointProcessGetRestoreThreadId cuCheckpointProcessGetState cuCheckpointProcessLock
     cuCheckpointProcessRestore cuCheckpointProcessUnlock cuCoredumpGetAttribute cuCoredumpGetAttributeGlobal
@@ -239,26 +270,26 @@ forwarded {
     cuGraphNodeSetParams cuGraphReleaseUserObject cuGraphRemoveDependencies cuGraphRemoveDependencies_v2
     cuGraphRetainUserObject cuGreenCtxCreate cuGreenCtxDestroy cuGreenCtxGetDevResource cuGreenCtxGetId
     cuGreenCtxRecordEvent cuGreenCtxStreamCreate cuGreenCtxWaitEvent cuImportExternalMemory
-    cuImportExternalSemaphore cuIpcCloseMemHandle cuIpcGetEventHandle cuIpcGetMemHandle cuIpcOpenEventHandle
+    cuImportExternalSemaphore cuIpcCloseMemHandle cuIpcGetEventHandle cuIpcOpenEventHandle
     cuIpcOpenMemHandle cuIpcOpenMemHandle_v2 cuKernelGetAttribute cuKernelGetFunction cuKernelGetLibrary
-    cuKernelGetName cuKernelGetParamInfo cuKernelSetAttribute cuKernelSetCacheConfig cuLaunchHostFunc
-    cuLaunchHostFunc_ptsz cuLibraryEnumerateKernels cuLibraryGetGlobal cuLibraryGetKernel
+    cuKernelGetName cuKernelGetParamInfo cuKernelSetAttribute cuKernelSetCacheConfig
+    cuLibraryEnumerateKernels cuLibraryGetGlobal cuLibraryGetKernel
     cuLibraryGetKernelCount cuLibraryGetManaged cuLibraryGetModule cuLibraryGetUnifiedFunction
     cuLibraryLoadData cuLibraryLoadFromFile cuLibraryUnload cuLinkAddData cuLinkAddData_v2 cuLinkAddFile
     cuLinkAddFile_v2 cuLinkComplete cuLinkCreate cuLinkCreate_v2 cuLinkDestroy cuLogsCurrent cuLogsDumpToFile
     cuLogsDumpToMemory cuLogsRegisterCallback cuLogsUnregisterCallback cuMemAddressFree cuMemAddressReserve
-    cuMemAdvise cuMemAdvise_v2 cuMemAllocAsync cuMemAllocAsync_ptsz cuMemAllocFromPoolAsync
-    cuMemAllocFromPoolAsync_ptsz cuMemAllocHost cuMemAllocHost_v2 cuMemCreate cuMemExportToShareableHandle
-    cuMemFreeAsync cuMemFreeAsync_ptsz cuMemFreeHost cuMemGetAccess cuMemGetAddressRange
-    cuMemGetAddressRange_v2 cuMemGetAllocationGranularity cuMemGetAllocationPropertiesFromHandle
+    cuMemAdvise cuMemAdvise_v2
+    cuMemAllocHost cuMemAllocHost_v2 cuMemExportToShareableHandle
+    cuMemFreeHost cuMemGetAccess cuMemGetAddressRange
+    cuMemGetAllocationGranularity cuMemGetAllocationPropertiesFromHandle
     cuMemGetAttribute cuMemGetAttribute_v2 cuMemGetDefaultMemPool cuMemGetHandleForAddressRange
     cuMemGetMemPool cuMemHostAlloc cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags
-    cuMemHostRegister cuMemHostRegister_v2 cuMemHostUnregister cuMemImportFromShareableHandle cuMemMap
-    cuMemPoolCreate cuMemPoolDestroy cuMemPoolExportPointer cuMemPoolExportToShareableHandle
+    cuMemHostRegister cuMemHostRegister_v2 cuMemHostUnregister cuMemImportFromShareableHandle
+    cuMemPoolExportPointer cuMemPoolExportToShareableHandle
     cuMemPoolGetAccess cuMemPoolGetAttribute cuMemPoolImportFromShareableHandle cuMemPoolImportPointer
     cuMemPoolSetAccess cuMemPoolSetAttribute cuMemPoolTrimTo cuMemRangeGetAttribute cuMemRangeGetAttributes
-    cuMemRelease cuMemRetainAllocationHandle cuMemSetAccess cuMemSetMemPool cuMemUnmap cuMipmappedArrayCreate
-    cuMipmappedArrayDestroy cuMipmappedArrayGetLevel cuMipmappedArrayGetMemoryRequirements
+    cuMemSetAccess cuMemSetMemPool
+    cuMipmappedArrayGetLevel cuMipmappedArrayGetMemoryRequirements
     cuMipmappedArrayGetSparseProperties cuModuleEnumerateFunctions cuModuleGetFunction
     cuModuleGetFunctionCount cuModuleGetGlobal cuModuleGetGlobal_v2 cuModuleGetLoadingMode cuModuleGetSurfRef
     cuModuleGetTexRef cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuModuleUnload
@@ -267,9 +298,9 @@ forwarded {
     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cuOccupancyMaxActiveClusters
     cuOccupancyMaxPotentialBlockSize cuOccupancyMaxPotentialBlockSizeWithFlags
     cuOccupancyMaxPotentialClusterSize cuParamSetf cuParamSeti cuParamSetSize cuParamSetTexRef cuParamSetv
-    cuPointerGetAttribute cuPointerGetAttributes cuPointerSetAttribute cuProfilerInitialize cuProfilerStart
-    cuProfilerStop cuSignalExternalSemaphoresAsync cuSignalExternalSemaphoresAsync_ptsz cuStreamAddCallback
-    cuStreamAddCallback_ptsz cuStreamAttachMemAsync cuStreamAttachMemAsync_ptsz cuStreamCopyAttributes
+    cuPointerSetAttribute cuProfilerInitialize cuProfilerStart
+    cuProfilerStop cuSignalExternalSemaphoresAsync cuSignalExternalSemaphoresAsync_ptsz
+    cuStreamAttachMemAsync cuStreamAttachMemAsync_ptsz cuStreamCopyAttributes
     cuStreamCopyAttributes_ptsz cuStreamGetAttribute cuStreamGetAttribute_ptsz cuStreamGetCaptureInfo
     cuStreamGetCaptureInfo_ptsz cuStreamGetCaptureInfo_v2 cuStreamGetCaptureInfo_v2_ptsz
     cuStreamGetCaptureInfo_v3 cuStreamGetCaptureInfo_v3_ptsz cuStreamGetCtx_ptsz cuStreamGetCtx_v2

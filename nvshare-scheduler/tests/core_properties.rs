@@ -531,6 +531,8 @@ impl World {
                 let restored = model.resident[&gpu] == model.allocated || !model.recalled;
                 assert!(restored || !model.needs, "called back where there is no room");
                 model.needs = false;
+                let excused = |m: &Model| m.plan.cannot_evict || m.plan.dies_at.is_some();
+                assert!(self.models.iter().any(excused), "no room, though everybody gives way");
             }
             SchedulerMessage::Waiters { waiting } => {
                 self.models[i].waiters = waiting;

@@ -12,6 +12,11 @@ pub const MEM_LIMIT_MB: &str = "NVSHARE_MEM_LIMIT_MB";
 pub const MEMORY: &str = "NVSHARE_MEMORY";
 /// What the library logs to standard error: `off`, `error`, `warn`, `info` or `debug`.
 pub const LOG: &str = "NVSHARE_LOG";
+/// Device memory that stays the driver's own, so that it can be shared with other processes: `all`, or sizes and
+/// ranges of sizes (`2MiB,64MiB-1GiB`).
+pub const PLAIN: &str = "NVSHARE_PLAIN";
+/// `0`: managed memory that stands for device memory says that it is managed.
+pub const DISGUISE: &str = "NVSHARE_DISGUISE";
 /// `1`: the same as `NVSHARE_LOG=debug`.
 pub const DEBUG: &str = "NVSHARE_DEBUG";
 /// `1`: one program may allocate more than the GPU has.
@@ -20,3 +25,14 @@ pub const ENABLE_SINGLE_OVERSUB: &str = "NVSHARE_ENABLE_SINGLE_OVERSUB";
 pub const RESTORE: &str = "NVSHARE_RESTORE";
 /// The library to preload, for `nvshare-ctl run`.
 pub const LIBRARY: &str = "NVSHARE_LIBRARY";
+
+/// HAMi's names, accepted from its users: `NVSHARE_MEM_LIMIT`, also with a device's index behind it.
+pub const HAMI_MEM_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT";
+/// `NVSHARE_LOG` as a number: 0 errors, 1 and 2 warnings, 3 info, 4 debug.
+pub const HAMI_LOG_LEVEL: &str = "LIBCUDA_LOG_LEVEL";
+
+/// Whether the library reads a variable of this name.
+#[must_use]
+pub fn is_of_library(name: &str) -> bool {
+    name.starts_with("NVSHARE_") || name.starts_with(HAMI_MEM_LIMIT) || name == HAMI_LOG_LEVEL
+}

@@ -3,10 +3,11 @@
 //! Nothing of this exists before the program first allocates memory or submits work. Then two threads do: this
 //! one reads and writes frames and obeys ([`machine`]), the other moves memory ([`crate::mover`]).
 
+mod descriptor;
 mod machine;
 mod wire;
 
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,10 +18,10 @@ use crate::devices::Device;
 use crate::mover::{self, Done, Job};
 use crate::{config, counters, devices, driver, gate, log};
 use machine::{Action, Input, Machine};
-use wire::Wire;
+use wire::{Bell, Wire};
 
 /// Wakes the session's thread.
-static BELL: AtomicI32 = AtomicI32::new(-1);
+static BELL: Bell = Bell::new();
 /// Threads came to the closed gate.
 static ASKED: AtomicBool = AtomicBool::new(false);
 /// What the mover has done.
@@ -46,13 +47,9 @@ pub(crate) fn start() {
             return;
         };
         devices::discover(config);
-        // SAFETY: no pointers.
-        let bell = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        BELL.store(bell, Ordering::SeqCst);
         crate::fork::watch();
         gate::close();
-        let started =
-            bell >= 0 && spawn("nvshare-mover", || mover::run(report)) && spawn("nvshare-session", run);
+        let started = spawn("nvshare-mover", || mover::run(report)) && spawn("nvshare-session", run);
         if started {
             wire::send_counters_at_exit();
         } else {
@@ -86,9 +83,7 @@ pub(crate) fn ask_for_lock() {
 
 /// Something changed that the scheduler may have to know.
 pub(crate) fn wake() {
-    let one = 1u64;
-    // SAFETY: eight readable bytes. A bell that cannot be rung is being rung already, or does not exist.
-    unsafe { libc::write(BELL.load(Ordering::Relaxed), (&raw const one).cast(), size_of::<u64>()) };
+    BELL.ring();
 }
 
 /// A device is in use from now on.
@@ -118,7 +113,7 @@ pub(crate) fn freed(device: &Device) {
 /// In a forked child: the connection is the parent's.
 pub(crate) fn after_fork_in_child() {
     wire::close_after_fork();
-    BELL.store(-1, Ordering::SeqCst);
+    BELL.close();
 }
 
 fn report(done: Done) {
@@ -152,7 +147,7 @@ impl Session {
     fn turn(&mut self) {
         self.connect_if_due();
         let timeout = self.timeout();
-        let readable = wire::wait(self.wire.as_ref(), BELL.load(Ordering::Relaxed), timeout);
+        let readable = wire::wait(self.wire.as_ref(), &BELL, timeout);
         if readable {
             self.read();
         }

@@ -1,19 +1,22 @@
 //! The socket: frames in, frames out.
 
 use std::io::{ErrorKind, Read};
+use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use nvshare_proto::{ClientMessage, Reply, Request, codec, paths};
 
+use super::descriptor::Descriptor;
 use crate::counters;
 
-/// The descriptor, for a forked child to close and for the last word at exit; -1: none.
-static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+/// The connection's, also for a forked child to close and for the last word at exit.
+static DESCRIPTOR: Descriptor = Descriptor::none();
+/// Why it cannot be used any more.
+const CLOSED_BY_HOST: &str = "the program closed its descriptor";
 /// Held while a frame is written, so that two never mix.
 static WRITING: Mutex<()> = Mutex::new(());
 
@@ -29,14 +32,18 @@ pub(super) fn path() -> PathBuf {
 /// A connection to the scheduler.
 #[derive(Debug)]
 pub(super) struct Wire {
-    stream: UnixStream,
+    /// Closed only if it still is ours.
+    stream: ManuallyDrop<UnixStream>,
     buffer: Vec<u8>,
 }
 
 impl Drop for Wire {
     fn drop(&mut self) {
         let _writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
-        DESCRIPTOR.store(-1, Ordering::SeqCst);
+        if DESCRIPTOR.take().is_some() {
+            // SAFETY: it is used no more.
+            unsafe { ManuallyDrop::drop(&mut self.stream) };
+        }
     }
 }
 
@@ -47,19 +54,22 @@ impl Wire {
         let describe = |error: std::io::Error| format!("{}: {error}", path.display());
         let stream = UnixStream::connect(&path).map_err(describe)?;
         stream.set_write_timeout(Some(WRITE_PATIENCE)).map_err(describe)?;
-        DESCRIPTOR.store(stream.as_raw_fd(), Ordering::SeqCst);
-        Ok(Self { stream, buffer: Vec::new() })
+        DESCRIPTOR.set(stream.as_raw_fd());
+        Ok(Self { stream: ManuallyDrop::new(stream), buffer: Vec::new() })
     }
 
     /// Sends a frame.
     pub(super) fn send(&mut self, request: &Request) -> Result<(), String> {
         let frame = codec::encode(request).map_err(|error| error.to_string())?;
         let _writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
-        write_all(self.stream.as_raw_fd(), &frame)
+        write_all(DESCRIPTOR.get().ok_or(CLOSED_BY_HOST)?, &frame)
     }
 
     /// Reads what has come; an error comes with what was whole before it.
     pub(super) fn receive(&mut self) -> Result<Vec<Reply>, (Vec<Reply>, String)> {
+        if DESCRIPTOR.get().is_none() {
+            return Err((Vec::new(), CLOSED_BY_HOST.to_owned()));
+        }
         let mut chunk = [0; 4096];
         let read = match self.stream.read(&mut chunk) {
             Ok(0) => return Err((Vec::new(), "closed by the scheduler".to_owned())),
@@ -100,8 +110,16 @@ fn write_all(descriptor: i32, mut bytes: &[u8]) -> Result<(), String> {
 }
 
 /// Waits until the scheduler says something (true), the bell rings, or the time is over.
-pub(super) fn wait(wire: Option<&Wire>, bell: i32, timeout: Option<Duration>) -> bool {
-    let socket = wire.map_or(-1, |wire| wire.stream.as_raw_fd());
+pub(super) fn wait(wire: Option<&Wire>, bell: &Bell, timeout: Option<Duration>) -> bool {
+    let socket = match (wire, DESCRIPTOR.get()) {
+        // What it was connected by is gone: reading says so.
+        (Some(_), None) => return true,
+        (Some(_), Some(number)) => number,
+        (None, _) => -1,
+    };
+    // Without a bell nobody can wake us.
+    let bell = bell.heard();
+    let timeout = if bell < 0 { Some(timeout.unwrap_or(DEAF).min(DEAF)) } else { timeout };
     let mut watched = [
         libc::pollfd { fd: bell, events: libc::POLLIN, revents: 0 },
         libc::pollfd { fd: socket, events: libc::POLLIN, revents: 0 },
@@ -111,17 +129,73 @@ pub(super) fn wait(wire: Option<&Wire>, bell: i32, timeout: Option<Duration>) ->
     unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, millis) };
     let [bell_state, socket_state] = watched;
     if bell_state.revents != 0 {
-        let mut rings = 0u64;
-        // SAFETY: eight writable bytes; the descriptor does not block.
-        unsafe { libc::read(bell, (&raw mut rings).cast(), size_of::<u64>()) };
+        let mut rings = [0u8; 64];
+        // SAFETY: writable bytes of the given length; the descriptor does not block.
+        unsafe { libc::read(bell, rings.as_mut_ptr().cast(), rings.len()) };
     }
     socket_state.revents != 0
 }
 
+/// How often a thread that cannot be woken looks by itself.
+const DEAF: Duration = Duration::from_millis(20);
+
+/// Wakes the session's thread out of its wait.
+///
+/// Two sockets: if the host closes them, the wait ends, where it would not for an `eventfd`; each is a file of its
+/// own, where an `eventfd` cannot be told from another; and ringing raises no SIGPIPE, as a pipe would.
+#[derive(Debug)]
+pub(super) struct Bell {
+    reading: Descriptor,
+    writing: Descriptor,
+}
+
+impl Bell {
+    pub(super) const fn new() -> Self {
+        Self { reading: Descriptor::none(), writing: Descriptor::none() }
+    }
+
+    /// Rings. A bell that cannot be rung is being rung already, or the thread looks by itself.
+    pub(super) fn ring(&self) {
+        if let Some(number) = self.writing.get() {
+            // SAFETY: a readable byte; the descriptor does not block.
+            unsafe { libc::send(number, c"!".as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+        }
+    }
+
+    /// Where it is heard; a new one if the host took the old one. -1: none.
+    fn heard(&self) -> i32 {
+        if let (Some(number), Some(_)) = (self.reading.get(), self.writing.get()) {
+            return number;
+        }
+        self.close();
+        let mut ends = [-1; 2];
+        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: a place for two descriptors.
+        if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } != 0 {
+            return -1;
+        }
+        let [reading, writing] = ends;
+        self.reading.set(reading);
+        self.writing.set(writing);
+        // Who rang meanwhile was not heard.
+        self.ring();
+        reading
+    }
+
+    /// There is none any more.
+    pub(super) fn close(&self) {
+        for end in [&self.reading, &self.writing] {
+            if let Some(number) = end.take() {
+                // SAFETY: a descriptor of ours.
+                unsafe { libc::close(number) };
+            }
+        }
+    }
+}
+
 /// In a forked child: the parent's connection must not live on in it.
 pub(super) fn close_after_fork() {
-    let descriptor = DESCRIPTOR.swap(-1, Ordering::SeqCst);
-    if descriptor >= 0 {
+    if let Some(descriptor) = DESCRIPTOR.take() {
         // SAFETY: a descriptor of ours, which nothing in the child uses.
         unsafe { libc::close(descriptor) };
     }
@@ -136,10 +210,7 @@ pub(super) fn send_counters_at_exit() {
         }) else {
             return;
         };
-        let descriptor = DESCRIPTOR.load(Ordering::SeqCst);
-        if descriptor < 0 {
-            return;
-        }
+        let Some(descriptor) = DESCRIPTOR.get() else { return };
         let counters = Request::Client(ClientMessage::Counters(counters::snapshot()));
         if let Ok(frame) = codec::encode(&counters) {
             // SAFETY: readable bytes of the given length; a short write loses a line of statistics.

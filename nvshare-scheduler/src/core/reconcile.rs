@@ -272,10 +272,24 @@ impl Core {
             self.order_evictions(uuid, ahead, id, now) || self.order_evictions(uuid, needs - free, id, now);
         // Who is dying makes room as well, in its time.
         let dying = self.gpus.get(&uuid).is_some_and(|gpu| gpu.departed() > 0);
-        if !ordered && !dying {
+        if !ordered && !dying && self.fit(uuid, &[id]) {
+            // Who is in the way gives it back when its turn is over.
+            self.want_turn(id, now);
+        } else if !ordered && !dying {
             self.with_account(id, uuid, |account| account.needs = 0);
             self.send(id, SchedulerMessage::NoRoom { gpu: uuid });
             self.warn(format!("client {id}: no room for {} more on {uuid}", Bytes(needs)));
+        }
+    }
+
+    /// Memory that is parked waits for its turn like work does.
+    fn want_turn(&mut self, id: ClientId, now: Time) {
+        if let Some(client) = self.clients.get_mut(&id)
+            && client.phase == Phase::Parked
+            && !std::mem::replace(&mut client.wants, true)
+        {
+            client.waiting_since = now;
+            self.wake_at(now);
         }
     }
 
@@ -365,8 +379,9 @@ impl Core {
 
     /// Orders as much as is needed beyond what is on its way. False: it cannot be had.
     fn order_evictions(&mut self, uuid: GpuUuid, needed: u64, for_client: ClientId, now: Time) -> bool {
-        let orders = self.clients.values().filter_map(|c| c.accounts.get(&uuid)?.order);
-        let on_its_way = sum(orders.map(|order| order.bytes));
+        let orders = || self.clients.values().filter_map(|c| c.accounts.get(&uuid)?.order);
+        let on_its_way = sum(orders().map(|order| order.bytes));
+        let unanswered = orders().next().is_some();
         let missing = needed.saturating_sub(on_its_way);
         if missing == 0 {
             return true;
@@ -398,7 +413,7 @@ impl Core {
         let orders = victims::choose(missing, &candidates);
         let possible = sum(orders.iter().map(|&(_, bytes)| bytes));
         if possible < missing {
-            return on_its_way > 0;
+            return unanswered;
         }
         for (victim, bytes) in orders {
             self.with_account(victim, uuid, |account| {

@@ -2,11 +2,13 @@
 //! simulated driver or on a real one.
 
 mod artifacts;
+mod guest;
 mod program;
 mod scheduler;
 mod world;
 
 pub use artifacts::Artifacts;
+pub use guest::guest;
 pub use program::{Finished, Outcome, Program, Running};
 pub use scheduler::{Scheduler, Status};
 pub use world::{Moved, Ran, World};

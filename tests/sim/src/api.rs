@@ -140,11 +140,78 @@ api! {
         unsafe { libc::free(memory) };
         SUCCESS
     }
+    fn cuMemGetAddressRange_v2(base: *mut u64, bytes: *mut usize, address: u64) {
+        match process::get().and_then(|p| p.find(address, 1)) {
+            // SAFETY: each may be null.
+            Ok(found) => unsafe {
+                if let Some(base) = base.as_mut() { *base = found.base }
+                if let Some(bytes) = bytes.as_mut() { *bytes = found.blocks.len() * BLOCK as usize }
+                SUCCESS
+            },
+            Err(failure) => failure,
+        }
+    }
+    fn cuMemAllocAsync(place: *mut u64, bytes: usize, stream: usize) { unsafe { give(place, process::get().and_then(|p| { p.stream(stream, false)?; p.allocate(bytes as u64, false) })) } }
+    fn cuMemFreeAsync(base: u64, stream: usize) { status(with_stream(stream, false, |p, s| { s.queue.end().wait(); p.free(base) })) }
+    fn cuMemCreate(handle: *mut u64, bytes: usize, properties: *const c_int, _flags: u64) {
+        if properties.is_null() || bytes == 0 { return INVALID_VALUE }
+        unsafe { give(handle, process::get().and_then(|p| p.allocate(bytes as u64, false))) }
+    }
+    fn cuMemAddressReserve(place: *mut u64, bytes: usize, _alignment: usize, _address: u64, _flags: u64) {
+        unsafe { give(place, process::get().map(|p| p.reserve(bytes as u64))) }
+    }
+    fn cuMemAddressFree(_address: u64, _bytes: usize) { SUCCESS }
+    fn cuMemMap(address: u64, bytes: usize, _offset: usize, handle: u64, _flags: u64) {
+        status(process::get().and_then(|p| { p.find(handle, 1)?; p.tables().mappings.push((address, bytes as u64, handle)); Ok(()) }))
+    }
+    fn cuMemSetAccess(_address: u64, _bytes: usize, _access: *const c_void, _count: usize) { SUCCESS }
+    fn cuMemUnmap(address: u64, bytes: usize) {
+        status(process::get().and_then(|p| {
+            let end = address + bytes as u64;
+            let (gone, left) = std::mem::take(&mut p.tables().mappings).into_iter().partition::<Vec<_>, _>(|m| (address..end).contains(&m.0));
+            p.tables().mappings = left;
+            if gone.is_empty() { return Err(INVALID_VALUE) }
+            gone.into_iter().try_for_each(|(_, _, handle)| p.free_physical(handle))
+        }))
+    }
+    fn cuMemRelease(handle: u64) {
+        status(process::get().and_then(|p| {
+            p.find(handle, 1)?;
+            if !p.tables().released.insert(handle) { return Err(INVALID_VALUE) }
+            p.free_physical(handle)
+        }))
+    }
+    fn cuArray3DCreate_v2(place: *mut u64, descriptor: *const usize) {
+        if descriptor.is_null() { return INVALID_VALUE }
+        // SAFETY: three extents, a format (one byte here) and the channels.
+        let bytes = unsafe { *descriptor * (*descriptor.add(1)).max(1) * (*descriptor.add(2)).max(1) };
+        unsafe { give(place, process::get().and_then(|p| p.allocate(bytes as u64, false))) }
+    }
+    fn cuArrayDestroy(array: u64) { status(process::get().and_then(|p| p.free(array))) }
+    fn cuIpcGetMemHandle(handle: *mut [u8; 64], address: u64) {
+        let found = process::get().and_then(|p| p.find(address, 1)).and_then(|found| if found.managed { Err(INVALID_VALUE) } else { Ok([7; 64]) });
+        unsafe { give(handle, found) }
+    }
+    fn cuPointerGetAttributes(count: c_uint, attributes: *const c_int, places: *const *mut c_void, address: u64) {
+        if attributes.is_null() || places.is_null() { return INVALID_VALUE }
+        for i in 0..count as usize {
+            // SAFETY: this many of both.
+            let failure = unsafe { cuPointerGetAttribute(*places.add(i), *attributes.add(i), address) };
+            if failure != SUCCESS { return failure }
+        }
+        SUCCESS
+    }
+    fn cuStreamAddCallback(stream: usize, function: Option<extern "C" fn(usize, c_int, *mut c_void)>, data: *mut c_void, _flags: c_uint) {
+        let Some(function) = function else { return INVALID_VALUE };
+        let data = data as usize;
+        status(submit(stream, false, Ok(Arc::new(move || function(stream, 0, data as *mut c_void)))))
+    }
     fn cuPointerGetAttribute(place: *mut c_void, attribute: c_int, address: u64) {
         let found = process::get().and_then(|p| p.find(address, 1));
         match (attribute, found) {
             (_, Err(failure)) => failure,
             (2, Ok(_)) => unsafe { give(place.cast::<c_uint>(), Ok(2)) },
+            (4, Ok(allocation)) if allocation.managed => unsafe { give(place.cast::<u64>(), Ok(address)) },
             (8, Ok(allocation)) => unsafe { give(place.cast::<c_uint>(), Ok(c_uint::from(allocation.managed))) },
             _ => INVALID_VALUE,
         }
@@ -252,7 +319,8 @@ api! {
     fn cuLaunchKernel_ptsz(function: usize, _gx: c_uint, _gy: c_uint, _gz: c_uint, _bx: c_uint, _by: c_uint, _bz: c_uint, _shared: c_uint, stream: usize, params: *mut *mut c_void, _extra: *mut *mut c_void) {
         status(kernel_work(function, params).and_then(|work| submit(stream, true, Ok(work))))
     }
-    fn cuLaunchHostFunc(stream: usize, function: extern "C" fn(*mut c_void), data: *mut c_void) {
+    fn cuLaunchHostFunc(stream: usize, function: Option<extern "C" fn(*mut c_void)>, data: *mut c_void) {
+        let Some(function) = function else { return INVALID_VALUE };
         let data = data as usize;
         status(submit(stream, false, Ok(Arc::new(move || function(data as *mut c_void)))))
     }

@@ -85,6 +85,10 @@ pub(crate) struct Tables {
     pub(crate) functions: HashMap<usize, String>,
     pub(crate) graphs: HashMap<usize, Arc<Graph>>,
     pub(crate) memory: BTreeMap<u64, Arc<Allocation>>,
+    /// Physical memory that is mapped: where, how much, which.
+    pub(crate) mappings: Vec<(u64, u64, u64)>,
+    /// Physical memory without a handle: it lives while it is mapped.
+    pub(crate) released: std::collections::HashSet<u64>,
 }
 
 /// The process.
@@ -258,10 +262,29 @@ impl Process {
         Ok(base)
     }
 
+    /// Addresses for a mapping.
+    pub(crate) fn reserve(&self, size: u64) -> u64 {
+        self.next_address.fetch_add(size.next_multiple_of(BLOCK), Ordering::Relaxed)
+    }
+
+    /// Frees physical memory that has neither a handle nor a mapping.
+    pub(crate) fn free_physical(&self, handle: u64) -> Result<(), Failure> {
+        let mut tables = self.tables();
+        let mapped = tables.mappings.iter().any(|&(_, _, of)| of == handle);
+        if mapped || !tables.released.remove(&handle) {
+            return Ok(());
+        }
+        drop(tables);
+        self.free(handle)
+    }
+
     pub(crate) fn free(&self, base: u64) -> Result<(), Failure> {
-        let allocation = self.tables().memory.remove(&base).ok_or(INVALID_VALUE)?;
+        if !self.tables().memory.contains_key(&base) {
+            return Err(INVALID_VALUE);
+        }
         // Freeing waits for the work that may use it, as the driver's does.
         self.synchronize(|_| true);
+        let allocation = self.tables().memory.remove(&base).ok_or(INVALID_VALUE)?;
         self.world.free(allocation.gpu, &allocation.blocks);
         Ok(())
     }

@@ -50,6 +50,21 @@ stub! {
         unsafe { give(place, NEXT.fetch_add((bytes as u64).next_multiple_of(512), Ordering::Relaxed)) }
     }
     fn cuMemFree_v2(_base: u64) { 0 }
+    fn cuMemAllocAsync(place: *mut u64, bytes: usize, _stream: usize) {
+        unsafe { give(place, NEXT.fetch_add((bytes as u64).next_multiple_of(512), Ordering::Relaxed)) }
+    }
+    fn cuMemFreeAsync(_base: u64, _stream: usize) { 0 }
+    fn cuMemCreate(place: *mut u64, _bytes: usize, _properties: *const c_void, _flags: u64) {
+        unsafe { give(place, NEXT.fetch_add(512, Ordering::Relaxed)) }
+    }
+    fn cuMemMap(_address: u64, _bytes: usize, _offset: usize, _handle: u64, _flags: u64) { 0 }
+    fn cuMemUnmap(_address: u64, _bytes: usize) { 0 }
+    fn cuMemRelease(_handle: u64) { 0 }
+    fn cuArray3DCreate_v2(place: *mut u64, _descriptor: *const c_void) {
+        unsafe { give(place, NEXT.fetch_add(512, Ordering::Relaxed)) }
+    }
+    fn cuArrayDestroy(_array: u64) { 0 }
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) { unsafe { give(free, 1 << 45); give(total, 1 << 45) } }
     fn cuMemPrefetchAsync(_address: u64, _bytes: usize, _device: c_int, _stream: usize) { 0 }
     fn cuStreamCreate(stream: *mut usize, _flags: c_uint) { unsafe { give(stream, 0x2000) } }
     fn cuStreamGetCtx(_stream: usize, context: *mut usize) { unsafe { give(context, 0x10) } }

@@ -1,0 +1,110 @@
+//! What the program and other processes see of a pointer.
+//!
+//! Memory that the program asked for as device memory looks like device memory: libraries choose other ways for
+//! managed memory. What managed memory cannot do stays visible: it has no IPC handle.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::config;
+use crate::cuda::{CUdeviceptr, CUresult};
+use crate::ledger::{self, Kind};
+use crate::{driver, log};
+
+type GetAttribute = unsafe extern "C-unwind" fn(*mut c_void, c_int, CUdeviceptr) -> CUresult;
+type GetAttributes =
+    unsafe extern "C-unwind" fn(c_uint, *const c_int, *const *mut c_void, CUdeviceptr) -> CUresult;
+type IpcGetMemHandle = unsafe extern "C-unwind" fn(*mut c_void, CUdeviceptr) -> CUresult;
+
+const CU_POINTER_ATTRIBUTE_HOST_POINTER: c_int = 4;
+const CU_POINTER_ATTRIBUTE_IS_MANAGED: c_int = 8;
+
+/// Whether a pointer leads into memory that was asked for as device memory and is managed.
+fn is_in_disguise(pointer: CUdeviceptr) -> bool {
+    config::get().is_ok_and(|config| config.disguise) && is_ours(pointer)
+}
+
+fn is_ours(pointer: CUdeviceptr) -> bool {
+    // The driver knows where each allocation begins, ours among them.
+    ledger::kind(pointer).or_else(|| ledger::kind(driver::base_of(pointer).ok()?)) == Some(Kind::Device)
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn get_attribute(
+    real: GetAttribute,
+    data: *mut c_void,
+    attribute: c_int,
+    pointer: CUdeviceptr,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(data, attribute, pointer) };
+    let told = matches!(attribute, CU_POINTER_ATTRIBUTE_IS_MANAGED | CU_POINTER_ATTRIBUTE_HOST_POINTER);
+    if result != CUresult::SUCCESS || !told || !is_in_disguise(pointer) {
+        return result;
+    }
+    if attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER {
+        // As for device memory.
+        return CUresult::INVALID_VALUE;
+    }
+    // SAFETY: the driver wrote a `CUdevice_attribute`-sized answer for this attribute: an unsigned integer.
+    unsafe { data.cast::<c_uint>().write_unaligned(0) };
+    result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn get_attributes(
+    real: GetAttributes,
+    count: c_uint,
+    attributes: *const c_int,
+    data: *const *mut c_void,
+    pointer: CUdeviceptr,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(count, attributes, data, pointer) };
+    if result != CUresult::SUCCESS || attributes.is_null() || data.is_null() || !is_in_disguise(pointer) {
+        return result;
+    }
+    for i in 0..count as usize {
+        // SAFETY: the driver accepted this many of both, and wrote an answer of the attribute's size.
+        unsafe {
+            let place = *data.add(i);
+            match *attributes.add(i) {
+                CU_POINTER_ATTRIBUTE_IS_MANAGED => place.cast::<c_uint>().write_unaligned(0),
+                CU_POINTER_ATTRIBUTE_HOST_POINTER => {
+                    place.cast::<*mut c_void>().write_unaligned(std::ptr::null_mut());
+                }
+                _ => {}
+            }
+        }
+    }
+    result
+}
+
+/// Another process is to see memory: from now on, memory is handed out that can be shared.
+static SHARES: AtomicBool = AtomicBool::new(false);
+
+/// Whether new device memory has to be the driver's own: the program shares memory, or names this size.
+pub(crate) fn needs_plain(bytes: u64) -> bool {
+    SHARES.load(Ordering::Relaxed) || config::get().is_ok_and(|config| config.is_plain(bytes))
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn ipc_get_mem_handle(
+    real: IpcGetMemHandle,
+    handle: *mut c_void,
+    pointer: CUdeviceptr,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(handle, pointer) };
+    if result != CUresult::SUCCESS && is_ours(pointer) && !SHARES.swap(true, Ordering::Relaxed) {
+        log::warn(format_args!(
+            "the program shares memory with another process (CUDA IPC), which managed memory cannot do; memory \
+             that it allocates from now on can be shared and is not moved. NVSHARE_PLAIN=all, or the sizes in \
+             question, has it from the start"
+        ));
+    }
+    result
+}

@@ -1,0 +1,80 @@
+//! Descriptors of ours in a process that is not.
+//!
+//! A host may close every descriptor that it did not open, and get the same number for a file of its own: what is
+//! written there then is in the host's file. So before each use the file behind the number is looked at.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+/// A descriptor, and the file that it stood for when it was ours.
+#[derive(Debug)]
+pub(super) struct Descriptor {
+    number: AtomicI32,
+    device: AtomicU64,
+    inode: AtomicU64,
+}
+
+impl Descriptor {
+    /// None.
+    pub(super) const fn none() -> Self {
+        Self { number: AtomicI32::new(-1), device: AtomicU64::new(0), inode: AtomicU64::new(0) }
+    }
+
+    /// From now on it stands for this one.
+    pub(super) fn set(&self, number: c_int) {
+        let (device, inode) = file_of(number).unwrap_or((0, 0));
+        self.number.store(-1, Ordering::SeqCst);
+        self.device.store(device, Ordering::SeqCst);
+        self.inode.store(inode, Ordering::SeqCst);
+        self.number.store(number, Ordering::SeqCst);
+    }
+
+    /// It is no more; its number, if it still is ours.
+    pub(super) fn take(&self) -> Option<c_int> {
+        let number = self.get();
+        self.number.store(-1, Ordering::SeqCst);
+        number
+    }
+
+    /// Its number, if it still is ours.
+    pub(super) fn get(&self) -> Option<c_int> {
+        let number = self.number.load(Ordering::SeqCst);
+        let file = (self.device.load(Ordering::SeqCst), self.inode.load(Ordering::SeqCst));
+        (number >= 0 && file_of(number) == Some(file)).then_some(number)
+    }
+}
+
+fn file_of(number: c_int) -> Option<(u64, u64)> {
+    let mut stat = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: a place for the answer.
+    if unsafe { libc::fstat(number, stat.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: written.
+    let stat = unsafe { stat.assume_init() };
+    Some((stat.st_dev, stat.st_ino))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::fd::{AsRawFd, IntoRawFd};
+
+    #[test]
+    fn another_file_under_the_same_number_is_not_ours() {
+        let descriptor = Descriptor::none();
+        assert_eq!(descriptor.get(), None);
+        let number = File::open("/proc/self/status").unwrap().into_raw_fd();
+        descriptor.set(number);
+        assert_eq!(descriptor.get(), Some(number));
+        let other = File::open("/dev/null").unwrap();
+        // SAFETY: both are this test's own.
+        unsafe { libc::dup2(other.as_raw_fd(), number) };
+        assert_eq!(descriptor.get(), None);
+        // SAFETY: as above.
+        unsafe { libc::close(number) };
+        assert_eq!(descriptor.take(), None);
+    }
+}

@@ -1,0 +1,170 @@
+//! Hosts that do what hosts do, one small program in C for each way (`tests/guests/`), under the real library and the
+//! real daemon, on the simulated driver.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+use nvshare_harness::{Artifacts, Finished, Program, Scheduler, World, guest};
+
+const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
+
+/// A guest under nvshare.
+fn under(world: &World, name: &str, arguments: &[&str]) -> Program {
+    let mut command = Command::new(guest(name, false));
+    command.args(arguments);
+    Program::of(world, name, command).env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy())
+}
+
+fn passed(guest: Finished) -> Finished {
+    assert!(guest.status.success(), "{}: {}", guest.status, guest.log);
+    guest
+}
+
+/// A guest alone with a scheduler.
+fn passes(name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Finished {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let program =
+        variables.iter().fold(under(&world, name, arguments), |p, (name, value)| p.env(name, value));
+    passed(program.start().finish())
+}
+
+/// A guest that takes turns with another program, which must come through as well.
+fn passes_under_turns(name: &str) {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let other =
+        Program::workload(&world, "other", "--memory 640MiB --block 64MiB --steps 100 --kernel-us 2000");
+    let (guest, other) = (under(&world, name, &[]).start(), other.start());
+    let guest = passed(guest.finish());
+    other.finish().intact();
+    let client = Scheduler::status(&world);
+    assert!(client.client(guest.pid).counters.hand_overs > 0, "no turns were taken");
+}
+
+#[test]
+fn accounting() {
+    passes("accounting", &[], &[]);
+}
+
+#[test]
+fn over_quota() {
+    passes("over_quota", &[], &[("NVSHARE_MEM_LIMIT", "100MiB")]);
+    // HAMi's name for it.
+    passes("over_quota", &[], &[("CUDA_DEVICE_MEMORY_LIMIT_0", "100m")]);
+}
+
+#[test]
+fn a_million_allocations_from_sixteen_threads() {
+    let world = World::simulated(&[]);
+    let stub = world.dir().join("stub");
+    std::fs::create_dir(&stub).expect("a folder");
+    symlink(Artifacts::stub(), stub.join("libcuda.so.1")).expect("a link");
+    let program = under(&world, "million", &[])
+        .env("LD_LIBRARY_PATH", &stub.to_string_lossy())
+        .env("NVSHARE_MEM_LIMIT", "1024GiB")
+        .env("NVSHARE_LOG", "warn");
+    passed(program.start().finish());
+}
+
+#[test]
+fn pointers() {
+    passes("pointers", &[], &[]);
+    passes("pointers", &["plainly"], &[("NVSHARE_DISGUISE", "0")]);
+}
+
+#[test]
+fn ipc() {
+    let log = passes("ipc", &[], &[]).log;
+    assert!(log.contains("NVSHARE_PLAIN=all"), "{log}");
+    passes("ipc", &["from the start"], &[("NVSHARE_PLAIN", "4MiB")]);
+}
+
+#[test]
+fn callbacks_that_call_cuda() {
+    passes_under_turns("callback");
+}
+
+#[test]
+fn threads_by_the_thousand() {
+    passes("threads", &[], &[]);
+}
+
+#[test]
+fn cancelled_threads_and_long_jumps() {
+    passes_under_turns("cancel");
+}
+
+#[test]
+fn forks_before_and_after() {
+    passes("forks", &[], &[]);
+}
+
+#[test]
+fn exit_from_another_thread() {
+    passes("exits", &[], &[]);
+}
+
+#[test]
+fn closed_and_full_descriptors() {
+    passes("descriptors", &[], &[]);
+}
+
+#[test]
+fn signals_of_the_host() {
+    passes("signals", &[], &[]);
+}
+
+#[test]
+fn every_door_gives_the_same_hook() {
+    let plugin = guest("plugin", true);
+    let deep = plugin.with_file_name("deep.so");
+    std::fs::copy(&plugin, &deep).expect("a copy");
+    passes("doors", &[&plugin.to_string_lossy(), &deep.to_string_lossy()], &[]);
+}
+
+#[test]
+fn a_second_library_with_its_own_dlsym() {
+    let library = Artifacts::get().library.to_string_lossy().into_owned();
+    let other = guest("other_dlsym", true).to_string_lossy().into_owned();
+    for order in [format!("{library}:{other}"), format!("{other}:{library}")] {
+        let finished = passes("accounting", &[], &[("LD_PRELOAD", &order)]);
+        assert!(finished.status.success());
+    }
+}
+
+/// The functions that a driver has and we hook.
+fn hooked(driver: &Path) -> Vec<String> {
+    let output =
+        Command::new("nm").args(["-D", "--defined-only", "-f", "posix"]).arg(driver).output().expect("nm");
+    let exported = String::from_utf8_lossy(&output.stdout).into_owned();
+    let ours = include_str!("golden/exports.txt");
+    exported
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .filter(|name| ours.lines().any(|ours| ours == *name))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn of_nothing_but_zeros_comes_the_drivers_own_answer() {
+    let world = World::simulated(CARD);
+    let names = hooked(&Artifacts::get().simulator);
+    assert!(names.len() > 40, "{names:?}");
+    let zeros = guest("zeros", false);
+    for name in names {
+        let run = |preload: bool| {
+            let mut command = Command::new(&zeros);
+            command.arg(&name);
+            let program =
+                Program::of(&world, &format!("{name}-{preload}"), command).env("NVSHARE_LOG", "off");
+            let library = Artifacts::get().library.to_string_lossy();
+            let program = if preload { program.env("LD_PRELOAD", &library) } else { program };
+            let finished = program.start().finish();
+            (finished.status.code(), finished.out)
+        };
+        assert_eq!(run(true), run(false), "{name}");
+    }
+}

@@ -1,0 +1,29 @@
+/* Callbacks that call CUDA, under turns: they neither sleep at the gate nor wait for room. */
+#include "guest.h"
+static volatile int ran;
+static void host_func(void *data) {
+    size_t left, total;
+    FN(cuMemGetInfo_v2)(&left, &total);
+    launch(*(uint64_t *)data, 0, 10, NULL);
+    uint64_t base;
+    if (FN(cuMemAlloc_v2)(&base, MIB) == 0) FN(cuMemFree_v2)(base);
+    __sync_fetch_and_add(&ran, 1);
+}
+static void callback(void *stream, int status, void *data) { (void)stream, (void)status; host_func(data); }
+
+int main(void) {
+    start();
+    load_kernel();
+    uint64_t memory = alloc(600 * MIB);
+    void *stream;
+    CHECK(FN(cuStreamCreate)(&stream, 1));
+    for (int i = 0; i < 200; i++) {
+        if (i % 8 == 0) CHECK(FN(cuStreamSynchronize)(stream));
+        CHECK(launch(memory, 600 * MIB / 4, 5000, stream));
+        CHECK(i % 2 ? FN(cuLaunchHostFunc)(stream, host_func, &memory) : FN(cuStreamAddCallback)(stream, callback, &memory, 0));
+    }
+    CHECK(FN(cuStreamSynchronize)(stream));
+    EXPECT(ran == 200);
+    EXPECT(FN(cuStreamAddCallback)((void *)0xdead0, callback, &memory, 0) != 0);
+    return 0;
+}

@@ -1,0 +1,28 @@
+/* A plugin of its own scope, a linked look-up and the driver's own look-up all give the same hook; odd requests the driver's answer. */
+#include "guest.h"
+int main(int argc, char **argv) {
+    EXPECT(argc == 3);
+    /* Asked for before cuInit. */
+    void *direct = look_up("cuLaunchKernel");
+    void *plugin = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+    if (!plugin) { fprintf(stderr, "%s\n", dlerror()); return 1; }
+    void *(*ask)(const char *) = dlsym(plugin, "plugin_look_up");
+    EXPECT(ask && ask("cuLaunchKernel") == direct);
+    /* Bound to its own libraries first, a plugin has libc's own dlsym: it works, and what it submits is not seen. */
+    plugin = dlopen(argv[2], RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
+    ask = dlsym(plugin, "plugin_look_up");
+    EXPECT(ask && ask("cuLaunchKernel"));
+    start();
+    void *found = NULL;
+    CHECK(FN(cuGetProcAddress_v2)("cuLaunchKernel", &found, 13000, 0ul, NULL));
+    EXPECT(found == direct);
+    EXPECT(dlsym(driver, "cuLaunchKernel") == direct && dlvsym(driver, "cuNoSuchThing", "LIBCUDA") == NULL);
+    /* A version and flags that nobody knows, names that are not there, places that are null. */
+    FN(cuGetProcAddress_v2)("cuLaunchKernel", &found, 99999, 0xffful, NULL);
+    EXPECT(FN(cuGetProcAddress_v2)("cuNoSuchThing", &found, 13000, 0ul, NULL) != 0);
+    EXPECT(FN(cuGetProcAddress_v2)(NULL, &found, 13000, 0ul, NULL) != 0);
+    EXPECT(FN(cuGetProcAddress_v2)("cuLaunchKernel", NULL, 13000, 0ul, NULL) != 0);
+    EXPECT(dlsym(driver, "cuNoSuchThing") == NULL && dlsym(driver, "cudnnCreate") == NULL && dlerror() != NULL);
+    EXPECT(dlsym(RTLD_DEFAULT, "malloc") != NULL && dlsym(RTLD_NEXT, "malloc") != NULL);
+    return 0;
+}

@@ -1,0 +1,59 @@
+/* What the guests share: the driver by dlopen and dlsym, as the CUDA runtime does it, and checks that name their line. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MIB (1024 * 1024ul)
+#define CHECK(x) do { long got_ = (long)(x); if (got_) { fprintf(stderr, "%s:%d: %s: %ld\n", __FILE__, __LINE__, #x, got_); _exit(1); } } while (0)
+#define EXPECT(x) do { if (!(x)) { fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #x); _exit(1); } } while (0)
+
+static void *driver;
+static void *look_up(const char *name) {
+    if (!driver) driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!driver) { fprintf(stderr, "%s\n", dlerror()); _exit(1); }
+    void *found = dlsym(driver, name);
+    if (!found) { fprintf(stderr, "%s is missing\n", name); _exit(1); }
+    return found;
+}
+#define FN(name) ((int (*)())look_up(#name))
+
+static void *context;
+static void start(void) {
+    CHECK(FN(cuInit)(0));
+    CHECK(FN(cuDevicePrimaryCtxRetain)(&context, 0));
+    CHECK(FN(cuCtxSetCurrent)(context));
+}
+
+static uint64_t alloc(size_t bytes) {
+    uint64_t base = 0;
+    CHECK(FN(cuMemAlloc_v2)(&base, bytes));
+    return base;
+}
+
+static size_t free_bytes(void) {
+    size_t left = 0, total = 0;
+    CHECK(FN(cuMemGetInfo_v2)(&left, &total));
+    return left;
+}
+
+static void *step_function;
+static void load_kernel(void) {
+    void *module;
+    CHECK(FN(cuModuleLoadData)(&module, ".version 7.0\n.target sm_52\n.address_size 64\n.visible .entry step(.param .u64 a, .param .u64 n, .param .u32 v, .param .u32 t) { ret; }\n"));
+    CHECK(FN(cuModuleGetFunction)(&step_function, module, "step"));
+}
+/* A kernel that adds one to each word of a range and lasts so many microseconds. */
+static int launch(uint64_t address, uint64_t words, uint32_t micros, void *stream) {
+    uint32_t one = 1;
+    void *params[] = {&address, &words, &one, &micros};
+    int (*call)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **) = look_up("cuLaunchKernel");
+    return call(step_function, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL);
+}

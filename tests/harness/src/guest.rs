@@ -1,0 +1,25 @@
+//! Programs in C that behave as hosts do, each in a way of its own: `tests/guests/`.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Compiles a guest, or a library that a guest opens; where it is.
+///
+/// # Panics
+/// When there is no C compiler, or it refuses.
+#[must_use]
+pub fn guest(name: &str, shared: bool) -> PathBuf {
+    let guests = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../guests");
+    let built = std::env::temp_dir().join(format!("nvshare-guests-{}", std::process::id()));
+    std::fs::create_dir_all(&built).expect("a folder");
+    let out = built.join(if shared { format!("{name}.so") } else { name.to_owned() });
+    // The driver's functions are called without prototypes, as old C allows.
+    let mut compile = Command::new("cc");
+    compile.args(["-std=gnu11", "-O1", "-w", "-pthread", "-o"]).arg(&out);
+    if shared {
+        compile.args(["-shared", "-fPIC"]);
+    }
+    let status = compile.arg(guests.join(format!("{name}.c"))).arg("-ldl").status().expect("a C compiler");
+    assert!(status.success(), "{name}.c");
+    out
+}
