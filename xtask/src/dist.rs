@@ -5,10 +5,22 @@ use std::process::Command;
 
 use nvshare_harness::Artifacts;
 
+/// The oldest glibc that a portable build runs with.
+const OLDEST_GLIBC: &str = "2.17";
+
 /// Makes `dist/` from a release build, and packs it.
+///
+/// With cargo-zigbuild and patchelf at hand the build is portable: any glibc since 2.17 will do, libgcc_s is not needed,
+/// and a musl program that inherits the preload still starts. Otherwise it needs the glibc that it was built with.
 pub(crate) fn run() -> Result<(), String> {
-    let artifacts = Artifacts::build(true);
     let workspace = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
+    let artifacts = match portable(&workspace)? {
+        Some(artifacts) => artifacts,
+        None => {
+            println!("not portable: cargo-zigbuild (with ziglang) and patchelf are not at hand");
+            Artifacts::build(true)
+        }
+    };
     let dist = workspace.join("dist");
     let _ = std::fs::remove_dir_all(&dist);
     let places = [
@@ -23,6 +35,11 @@ pub(crate) fn run() -> Result<(), String> {
         std::fs::create_dir_all(to.parent().unwrap_or(&dist))
             .map_err(|e| format!("{}: {e}", to.display()))?;
         call(Command::new("strip").args(["--strip-unneeded", "-o"]).arg(&to).arg(from))?;
+    }
+    if artifacts.library.starts_with(portable_target(&workspace)) {
+        // The loader is there anyway; where it has another name, as with musl, it would be missed.
+        let library = dist.join("lib/nvshare/libnvshare.so");
+        call(Command::new("patchelf").args(["--remove-needed", LOADER]).arg(library))?;
     }
     for paper in ["README.md", "LICENSE", "CHANGELOG.md"] {
         copy(&workspace.join(paper), &dist.join(paper))?;
@@ -43,6 +60,45 @@ pub(crate) fn run() -> Result<(), String> {
     )?;
     println!("{}\n{}", dist.display(), tarball.display());
     Ok(())
+}
+
+#[cfg(target_arch = "x86_64")]
+const LOADER: &str = "ld-linux-x86-64.so.2";
+#[cfg(target_arch = "aarch64")]
+const LOADER: &str = "ld-linux-aarch64.so.1";
+
+fn portable_target(workspace: &Path) -> PathBuf {
+    workspace.join("target/portable")
+}
+
+/// Builds against an old glibc, if the tools for it are at hand.
+fn portable(workspace: &Path) -> Result<Option<Artifacts>, String> {
+    let has = |program: &str| {
+        Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
+    };
+    if !has("cargo-zigbuild") || !has("patchelf") {
+        return Ok(None);
+    }
+    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let target = portable_target(workspace);
+    let packages = ["libnvshare", "nvshare-scheduler", "nvshare-ctl", "nvshare-workload"];
+    call(
+        Command::new("cargo-zigbuild")
+            .args(["zigbuild", "--quiet", "--release", "--target"])
+            .arg(format!("{triple}.{OLDEST_GLIBC}"))
+            .args(packages.map(|package| format!("--package={package}")))
+            .arg("--target-dir")
+            .arg(&target)
+            .current_dir(workspace),
+    )?;
+    let built = target.join(triple).join("release");
+    Ok(Some(Artifacts {
+        library: built.join("libnvshare.so"),
+        scheduler: built.join("nvshare-scheduler"),
+        ctl: built.join("nvshare-ctl"),
+        workload: built.join("nvshare-workload"),
+        ..Artifacts::default()
+    }))
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), String> {
