@@ -51,7 +51,7 @@ class Scheduler:
                 raise SystemExit(open(self.log).read())
 
     def ctl(self, *arguments):
-        return subprocess.run([DIST / "bin/nvshare-ctl", *arguments], env=self.env, capture_output=True, text=True)
+        return subprocess.run([DIST / "bin/nvshare-ctl", *arguments], env=self.env, capture_output=True, text=True, timeout=20)
 
     def status(self):
         return json.loads(self.ctl("status", "--json").stdout)
@@ -69,6 +69,20 @@ class Scheduler:
         shutil.rmtree(self.dir, ignore_errors=True)
 
 
+def tree(pid):
+    """A process and all below it."""
+    above = {}
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            above[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            pass  # it has just ended
+    found = [pid]
+    for at in found:
+        found += [child for child, parent in above.items() if parent == at]
+    return found
+
+
 class Job:
     """A workload, native (no scheduler) or under nvshare."""
 
@@ -83,30 +97,66 @@ class Job:
         if go:
             environment["GO"] = str(go)
         self.name = str(arguments[0])
+        self.clients, self.managed = {}, 0
         LOGS.mkdir(exist_ok=True)
         self.log = LOGS / (log or f"job-{self.name}.log")
         self.begin = time.time()
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=open(self.log, "a"), text=True)
 
-    def finish(self, timeout=500):
-        out, _ = self.process.communicate(timeout=timeout)
+    def look(self, others=()):
+        """Notes what the scheduler knows of the job and of its children: of all its clients but the jobs `others`."""
+        theirs = {job.process.pid for job in others}
+        try:
+            self.clients.update((c["pid"], c) for c in self.scheduler.status()["clients"] if c["pid"] not in theirs)
+        except (ValueError, subprocess.TimeoutExpired):
+            return  # no answer: what was seen last stands
+        self.managed = max(self.managed, sum(c["counters"]["managed"] for c in self.clients.values() if not c["gone"]))
+
+    def output(self, timeout):
+        try:
+            return self.process.communicate(timeout=max(timeout, 0.01))[0]
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self):
+        for pid in tree(self.process.pid):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def finish(self, timeout=500, every=None, others=()):
+        """Waits for the end; looks at the job's clients meanwhile, `every` so many seconds, and once more at the end."""
+        until = time.time() + timeout
+        while (out := self.output(min(every or timeout, until - time.time()))) is None and time.time() < until:
+            if self.scheduler:
+                self.look(others)
+        if out is None:
+            print(f"  {self.name} is killed: not done in {timeout} s", flush=True)
+            self.kill()
+            out = self.output(20) or ""
         self.wall = time.time() - self.begin
+        with open(self.log, "a") as f:
+            f.write(out)
         lines = [line for line in out.splitlines() if line.startswith("{")]
         self.result = json.loads(lines[-1]) if lines else {}
         if self.process.returncode != 0:
             print(f"  {self.name} failed with {self.process.returncode}:", out[-1500:], open(self.log).read()[-1500:], flush=True)
         self.counters = self.scheduler.client(self.process.pid) if self.scheduler else None
+        if self.scheduler and every:
+            self.look(others)
         return self
 
-    def counted(self):
-        """What makes a row count."""
-        if not self.counters:
+    def counted(self, clients=None):
+        """What makes a row count; summed over these clients, else the job's own process."""
+        clients = clients or ([self.counters] if self.counters else [])
+        if not clients:
             return dict(gated=0, passed_by="?")
-        c = self.counters["counters"]
+        c = {name: sum(client["counters"][name] for client in clients) for name in clients[0]["counters"]}
         restore = c["restored"] / GIB / (c["restore_ns"] / 1e9) if c["restore_ns"] else 0
         evict = c["evicted"] / GIB / (c["evict_ns"] / 1e9) if c["evict_ns"] else 0
         return dict(gated=c["gated"], passed_by=c["passed_by"], hand_overs=c["hand_overs"], deferrals=c["deferrals"], evicted_gib=round(c["evicted"] / GIB, 2), restored_gib=round(c["restored"] / GIB, 2),
-                    evict_gib_s=round(evict, 1), restore_gib_s=round(restore, 1), held_s=round(self.counters["held_ms"] / 1e3, 2))
+                    evict_gib_s=round(evict, 1), restore_gib_s=round(restore, 1), held_s=round(sum(client["held_ms"] for client in clients) / 1e3, 2))
 
 
 def start_together(jobs_of):
@@ -129,5 +179,5 @@ def start_together(jobs_of):
 
 
 def card():
-    query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.used", "--format=csv,noheader"], capture_output=True, text=True).stdout.strip()
+    query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.used", "--format=csv,noheader"], capture_output=True, text=True, timeout=60).stdout.strip()
     return query
