@@ -146,6 +146,8 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
 
 /// An allocation waits this long for room before the program sees the driver's own out-of-memory.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The scheduler's first word takes less than this where there is one.
+const FIRST_CONTACT: Duration = Duration::from_millis(500);
 /// Growth beyond this is reported at once.
 const REPORT_STEP: u64 = 64 << 20;
 
@@ -279,7 +281,15 @@ impl Device {
 
     /// What the GPU's clients may fill together.
     pub(crate) fn set_capacity(&self, bytes: u64) {
-        self.update(|account| account.capacity = Some(bytes));
+        self.lock().capacity = Some(bytes);
+        self.changed.notify_all();
+    }
+
+    /// Waits, for a moment, until the scheduler has said what the GPU's clients may fill, or there is none.
+    pub(crate) fn wait_for_capacity(&self) {
+        let unknown = |account: &mut Account| account.capacity.is_none() && !account.free;
+        let account = self.lock();
+        drop(self.changed.wait_timeout_while(account, FIRST_CONTACT, unknown));
     }
 
     /// Takes up to `bytes` of unused room; how much. What is absent and about to come back, if it is, keeps its
@@ -299,6 +309,7 @@ impl Device {
             account.free = true;
             account.needs = 0;
         });
+        self.changed.notify_all();
     }
 
     /// Room is counted again. The scheduler has charged what it was last told.

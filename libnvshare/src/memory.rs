@@ -320,7 +320,9 @@ pub(crate) fn forget_context(context: CUcontext) {
 /// What the program may have, and has left, on the current device; `None`: nothing is known to be different from
 /// what the driver says.
 fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
-    let device = devices::get(driver::current_device().ok()?)?;
+    // Programs size their pools by this before they allocate anything: the first contact is due, and the answer to it.
+    let (device, _) = target()?;
+    device.wait_for_capacity();
     let account = device.account();
     let total =
         device.limit.unwrap_or(u64::MAX).min(account.capacity.unwrap_or(driver_total)).min(driver_total);
@@ -376,9 +378,12 @@ pub(crate) unsafe fn get_info_v1(real: GetInfoV1, free: *mut c_uint, total: *mut
     result
 }
 
-/// The process's limit on a device, if it has one; readable before any session.
+/// What the process can have on a device at most, as far as it is known: its limit from the start, and what the
+/// scheduler lets programs fill once the device is in use.
 fn limit_of(device: CUdevice) -> Option<u64> {
-    crate::config::get().ok()?.limit(usize::try_from(device).ok()?)
+    let limit = crate::config::get().ok()?.limit(usize::try_from(device).ok()?);
+    let capacity = devices::get(device).and_then(|device| device.account().capacity);
+    limit.into_iter().chain(capacity).min()
 }
 
 /// # Safety

@@ -56,6 +56,19 @@ fn over_quota() {
 }
 
 #[test]
+fn memory_is_looked_at_before_any_is_allocated() {
+    const MIB: u64 = 1 << 20;
+    let seen = |bytes: u64| (bytes * MIB).to_string();
+    passes("looks_first", &[&seen(100)], &[("NVSHARE_MEM_LIMIT", "100MiB")]);
+    // What the scheduler lets programs fill together, limit or not.
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "512MiB"]);
+    passed(under(&world, "looks_first", &[&seen(512)]).start().finish());
+    // Without a scheduler, what there is.
+    passed(under(&World::simulated(CARD), "looks_first", &[&seen(1024)]).start().finish());
+}
+
+#[test]
 fn a_million_allocations_from_sixteen_threads() {
     let world = World::simulated(&[]);
     let stub = world.dir().join("stub");
