@@ -161,6 +161,15 @@ macro_rules! entry_points {
             )*
         ];
 
+        /// What is done about each function, for the page.
+        #[cfg(test)]
+        pub(crate) static DEEDS: &[(&str, &str)] = &[
+            $( (stringify!($gname), stringify!($gclass)), $( (stringify!($gtwin), stringify!($gclass)), )? )*
+            $( (stringify!($hname), stringify!($hclass)), )*
+            $( (stringify!($cname), "forward"), $( (stringify!($ctwin), "forward"), )? )*
+            $( (stringify!($fname), "forward"), )*
+        ];
+
         /// Names that are left alone.
         pub(crate) static FORWARDED: &[&str] = &[$( stringify!($fname) ),*];
     };

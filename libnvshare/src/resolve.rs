@@ -142,6 +142,26 @@ mod tests {
         }
     }
 
+    /// The page about the table; `NVSHARE_UPDATE=1 cargo test -p libnvshare` writes it anew.
+    #[test]
+    fn the_page_is_of_this_table() {
+        let deeds: std::collections::BTreeMap<&str, &str> = crate::table::DEEDS.iter().copied().collect();
+        let mut page = include_str!("entry-points.head.md").to_owned();
+        for (name, deed) in deeds {
+            let done = match deed {
+                "submit" | "copy" | "fill" => "gated",
+                "forward" => "left alone",
+                _ => "handled",
+            };
+            page.push_str(&format!("| `{name}` | {deed} | {done} |\n"));
+        }
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/entry-points.md");
+        if std::env::var_os("NVSHARE_UPDATE").is_some() {
+            std::fs::write(path, &page).unwrap();
+        }
+        assert!(std::fs::read_to_string(path).unwrap() == page, "docs/entry-points.md is of another table");
+    }
+
     #[test]
     fn no_name_is_in_the_table_twice() {
         let mut seen = HashSet::new();

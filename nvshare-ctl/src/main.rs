@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use commands::{clients, run, set_tq, status, switch};
+use commands::{clients, doctor, run, set_tq, status, switch};
 
 /// Shows and tunes an nvshare scheduler, and runs programs under it.
 #[derive(Debug, Parser)]
@@ -36,6 +36,8 @@ enum Command {
     On,
     /// Switch scheduling off: everybody runs
     Off(switch::OffOptions),
+    /// Look at this machine: the driver's entry points, the library, the scheduler
+    Doctor(doctor::Options),
     /// Run a program that shares its GPUs
     Run(run::Options),
 }
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Command::SetTq(options) => set_tq::run(&scheduler, &options),
         Command::On => switch::on(&scheduler),
         Command::Off(options) => switch::off(&scheduler, &options),
+        Command::Doctor(options) => doctor::run(&scheduler, &options),
         Command::Run(options) => run::run(&options),
     };
     match done {

@@ -1,6 +1,7 @@
 //! One command, one file.
 
 pub(crate) mod clients;
+pub(crate) mod doctor;
 pub(crate) mod run;
 pub(crate) mod set_tq;
 pub(crate) mod status;

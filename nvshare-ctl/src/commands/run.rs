@@ -39,7 +39,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     Err(format!("{}: {error}", Path::new(program).display()))
 }
 
-fn find() -> Result<PathBuf, String> {
+pub(crate) fn find() -> Result<PathBuf, String> {
     let here = env::current_exe().map_err(|error| error.to_string())?;
     let here = here.parent().unwrap_or(Path::new("/"));
     let places = [here.join("libnvshare.so"), here.join("../lib/nvshare/libnvshare.so")];

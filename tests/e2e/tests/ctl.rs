@@ -137,3 +137,33 @@ fn run_becomes_the_program() {
     let (good, _, error) = run("/no/such/library.so", &["true"]);
     assert!(!good && error.contains("/no/such/library.so: no such library"), "{error}");
 }
+
+#[test]
+fn doctor_names_what_a_newer_driver_has_beyond() {
+    let world = World::simulated(&[]);
+    let _scheduler = Scheduler::start(&world, &[]);
+    let artifacts = Artifacts::get();
+    let doctor = |driver: &std::path::Path| {
+        Command::new(&artifacts.ctl)
+            .args(["doctor", "--json", "--driver"])
+            .arg(driver)
+            .env("NVSHARE_ADMIN_SOCKET", world.admin_socket())
+            .output()
+            .expect("it runs")
+    };
+    let known = doctor(&artifacts.simulator);
+    assert!(known.status.success(), "{known:?}");
+    assert!(String::from_utf8_lossy(&known.stdout).contains("\"unknown\": []"), "{known:?}");
+    // The simulator with one function more.
+    let newer = world.dir().join("newer.so");
+    let source = world.dir().join("newer.c");
+    std::fs::write(&source, "int cuInit(int f) { return f; } int cuLaunchTomorrow(void) { return 0; }")
+        .expect("a file");
+    let built =
+        Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&newer).arg(&source).status().expect("cc");
+    assert!(built.success());
+    let unknown = doctor(&newer);
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&unknown.stdout).contains("\"cuLaunchTomorrow\""), "{unknown:?}");
+    assert!(!doctor(&source).status.success(), "what is no library is said so");
+}

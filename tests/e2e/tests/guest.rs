@@ -97,6 +97,7 @@ fn help_is_as_documented() {
         &["set-tq", "--help"],
         &["on", "--help"],
         &["off", "--help"],
+        &["doctor", "--help"],
         &["run", "--help"],
     ] {
         text.push_str("\n----\n");
