@@ -189,6 +189,11 @@ pub(crate) fn get() -> Result<&'static Config, &'static Error> {
         .as_ref()
 }
 
+/// The `nvshare-ctl run` that started this process or an ancestor.
+pub(crate) fn run() -> Option<u64> {
+    env::var(names::RUN).ok()?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

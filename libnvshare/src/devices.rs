@@ -8,6 +8,7 @@ use nvshare_proto::{GpuUuid, MemoryMode, Usage};
 
 use crate::config::Config;
 use crate::cuda::{CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, CUdevice, CUresult};
+use crate::quota::{self, Seat};
 use crate::{driver, log};
 
 /// Devices that one process can have.
@@ -57,9 +58,16 @@ pub(crate) struct Account {
     refused: bool,
     /// What the scheduler was last told: allocated and charged.
     reported: (u64, u64),
+    /// The limit is shared with the tenant's other processes.
+    seat: Option<Seat>,
 }
 
 impl Account {
+    /// What counts towards the limit: of all processes of the tenant, where that is known.
+    pub(crate) fn used(&self) -> u64 {
+        self.seat.map_or(self.allocated, |seat| seat.used())
+    }
+
     /// Allocated and not charged: evicted, or not brought to the card yet.
     fn absent(&self) -> u64 {
         self.allocated - self.charged
@@ -204,6 +212,7 @@ impl Device {
             return Err(CUresult::OUT_OF_MEMORY);
         }
         if !resident {
+            self.charge_quota(&account, bytes)?;
             account.allocated = allocated;
             return Ok(Admission::Charged(0));
         }
@@ -213,14 +222,39 @@ impl Device {
         if lacks > 0 && !account.free {
             return Ok(Admission::Lacks(lacks as u64));
         }
+        self.charge_quota(&account, bytes)?;
         account.allocated = allocated;
         Ok(Admission::Charged(account.charge(wanted)))
+    }
+
+    /// Charges the tenant, if the limit is shared.
+    fn charge_quota(&self, account: &Account, bytes: u64) -> Result<(), CUresult> {
+        let Some(seat) = account.seat else { return Ok(()) };
+        let limit = self.limit.unwrap_or(u64::MAX);
+        seat.charge(bytes, limit).map_err(|used| {
+            log::info(format_args!(
+                "allocation of {bytes} bytes refused: {used} of {limit} are in use by this program's processes"
+            ));
+            CUresult::OUT_OF_MEMORY
+        })
+    }
+
+    /// The limit is shared from now on, or no more. What there is counts, even if it is too much by then.
+    pub(crate) fn share_quota(&self, page: Option<quota::Mapped>) {
+        let mut account = self.lock();
+        account.seat = page.and_then(|page| page.seat(self.uuid));
+        if let Some(seat) = account.seat {
+            let _ = seat.charge(account.allocated, u64::MAX);
+        }
     }
 
     /// Takes an allocation out of the books, `charged` bytes of which were charged.
     pub(crate) fn release(&self, bytes: u64, charged: u64) {
         self.update(|account| {
             account.allocated = account.allocated.saturating_sub(bytes);
+            if let Some(seat) = account.seat {
+                seat.discharge(bytes);
+            }
             account.discharge(charged);
             if !account.free {
                 account.room += charged as i64;

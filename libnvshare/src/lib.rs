@@ -38,6 +38,7 @@ mod memory;
 mod mover;
 mod plain;
 mod pointers;
+mod quota;
 mod resolve;
 mod session;
 mod streams;

@@ -324,9 +324,11 @@ fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
     let (device, _) = target()?;
     device.wait_for_capacity();
     let account = device.account();
-    let total =
-        device.limit.unwrap_or(u64::MAX).min(account.capacity.unwrap_or(driver_total)).min(driver_total);
-    let left = total.saturating_sub(account.allocated);
+    let fits = account.capacity.unwrap_or(driver_total).min(driver_total);
+    let limit = device.limit.unwrap_or(u64::MAX);
+    let total = limit.min(fits);
+    // The limit is the tenant's, the card's room each program's own: it moves.
+    let left = limit.saturating_sub(account.used()).min(fits.saturating_sub(account.allocated));
     // With a scheduler, memory of others is not in the way: it moves. Without one, the card has what it has.
     let free = if account.capacity.is_some() { left } else { left.min(driver_free) };
     Some((free, total))

@@ -8,3 +8,4 @@ mod limits;
 pub mod nvml;
 pub mod server;
 pub mod sockets;
+pub mod tenants;

@@ -28,6 +28,7 @@ use crate::identity::Peer;
 use crate::limits;
 use crate::nvml::Watch;
 use crate::sockets::Sockets;
+use crate::tenants::{Seat, Tenant, Tenants};
 
 /// Frames that wait for a client that does not read, before it is cut off.
 const BACKLOG: usize = 256;
@@ -79,6 +80,7 @@ pub async fn run(
     let mut keeper = tokio::spawn(Keeper::new(config, nvml).run(received));
     // What clients open must leave descriptors for administrators.
     let clients = Arc::new(Semaphore::new(limits::clients()));
+    let tenants = Arc::new(Tenants::default());
     tokio::pin!(shutdown);
     loop {
         let (accepted, may_change) = tokio::select! {
@@ -90,11 +92,11 @@ pub async fn run(
         match accepted {
             Ok((stream, _)) => {
                 let place = if may_change { None } else { Some(Arc::clone(&clients).try_acquire_owned()) };
-                let commands = commands.clone();
+                let (commands, tenants) = (commands.clone(), Arc::clone(&tenants));
                 tokio::spawn(async move {
                     match place {
                         Some(Err(_)) => refuse_one_more(stream).await,
-                        _ => connection(stream, may_change, commands).await,
+                        _ => connection(stream, may_change, &tenants, commands).await,
                     }
                     drop(place);
                 });
@@ -123,7 +125,12 @@ async fn refuse_one_more(stream: UnixStream) {
 }
 
 /// One connection, from its first frame to its end.
-async fn connection(stream: UnixStream, may_change: bool, commands: mpsc::Sender<Command>) {
+async fn connection(
+    stream: UnixStream,
+    may_change: bool,
+    tenants: &Tenants,
+    commands: mpsc::Sender<Command>,
+) {
     let peer = Peer::of(&stream);
     let mut framed = Framed::new(stream, Frames::<Request, Reply>::default());
     loop {
@@ -146,7 +153,7 @@ async fn connection(stream: UnixStream, may_change: bool, commands: mpsc::Sender
                     }
                 }
             }
-            Request::Register(register) => return client(framed, peer, register, commands).await,
+            Request::Register(register) => return client(framed, peer, register, tenants, commands).await,
             Request::Client(_) => {
                 let reason = "a process registers before it says anything else".to_owned();
                 let _ = framed.send(Reply::Refused { reason }).await;
@@ -174,6 +181,7 @@ async fn client(
     mut framed: Framed<UnixStream, Frames<Request, Reply>>,
     peer: Peer,
     mut register: Register,
+    tenants: &Tenants,
     commands: mpsc::Sender<Command>,
 ) {
     static LAST: AtomicU64 = AtomicU64::new(0);
@@ -187,6 +195,8 @@ async fn client(
         let _ = framed.send(Reply::Refused { reason }).await;
         return;
     }
+    // Held for as long as the connection is: what its process had is free then.
+    let _seat = seat(&framed, &peer, &register, tenants).await;
     if commands.send(Command::Register { client, identity, register, frames }).await.is_err() {
         return;
     }
@@ -237,6 +247,22 @@ async fn client(
         peer.gone().await;
         let _ = commands.send(Command::Exited { client }).await;
     }
+}
+
+/// The process's place in its tenant, if it has one; it is told of it. Without, its limits are its own.
+async fn seat(
+    framed: &Framed<UnixStream, Frames<Request, Reply>>,
+    peer: &Peer,
+    register: &Register,
+    tenants: &Tenants,
+) -> Option<Seat> {
+    let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
+    let tenant = Tenant::of(peer.identity.pid, user, register.run)?;
+    let joined = match tenants.join(tenant) {
+        Ok(seat) => seat.tell(framed.get_ref()).await.map(|()| seat),
+        Err(error) => Err(error),
+    };
+    joined.inspect_err(|error| warn!("a process keeps its limits for itself: {error}")).ok()
 }
 
 /// An administrator who waits for fresh counters.

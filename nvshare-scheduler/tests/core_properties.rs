@@ -286,6 +286,7 @@ impl World {
                     name: format!("model{i}"),
                     memory: MemoryMode::Managed,
                     gate,
+                    run: None,
                     usage: self.models[i].plan.gpus.clone().into_iter().map(|g| self.usage(i, g)).collect(),
                 };
                 let identity = Identity { pid: Some(register.pid), process: Some(i as u64) };
@@ -538,7 +539,10 @@ impl World {
                 self.models[i].waiters = waiting;
                 self.at(self.now, Later::Work(i));
             }
-            SchedulerMessage::Capacity(_) | SchedulerMessage::AskCounters | SchedulerMessage::Pong => {}
+            SchedulerMessage::Capacity(_)
+            | SchedulerMessage::Quota { .. }
+            | SchedulerMessage::AskCounters
+            | SchedulerMessage::Pong => {}
             SchedulerMessage::SchedOff | SchedulerMessage::SchedOn { .. } => {
                 unreachable!("nobody switches here")
             }
@@ -685,6 +689,7 @@ fn who_never_runs_under_its_grant_does_not_keep_the_gpu_from_others() {
         name: "frozen".into(),
         memory: MemoryMode::Managed,
         gate: Gate::Closed,
+        run: None,
         usage: vec![usage],
     };
     world.core.handle(Event::Registered { client: 77, identity: Identity::default(), register }, MS(0));
@@ -747,6 +752,7 @@ fn a_grant_comes_with_all_the_room_or_not_at_all() {
             name: "x".into(),
             memory: MemoryMode::Managed,
             gate: Gate::Closed,
+            run: None,
             usage: vec![usage],
         };
         core.handle(Event::Registered { client, identity: Identity::default(), register }, MS(0));

@@ -17,6 +17,8 @@ pub const LOG: &str = "NVSHARE_LOG";
 pub const PLAIN: &str = "NVSHARE_PLAIN";
 /// `0`: managed memory that stands for device memory says that it is managed.
 pub const DISGUISE: &str = "NVSHARE_DISGUISE";
+/// Which `nvshare-ctl run` started the process: set by it, so that what it starts shares one limit.
+pub const RUN: &str = "NVSHARE_RUN";
 /// `1`: the same as `NVSHARE_LOG=debug`.
 pub const DEBUG: &str = "NVSHARE_DEBUG";
 /// `1`: one program may allocate more than the GPU has.

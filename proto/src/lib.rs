@@ -9,6 +9,7 @@ pub mod env;
 mod gpu;
 mod message;
 pub mod paths;
+pub mod quota;
 pub mod units;
 
 pub use gpu::{GpuUuid, ParseGpuUuidError};
@@ -18,4 +19,4 @@ pub use message::{
 };
 
 /// Version of the wire protocol. Both ends of a connection must speak the same one.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;

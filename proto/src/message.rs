@@ -71,6 +71,8 @@ pub struct Register {
     pub memory: MemoryMode,
     /// Whether its work runs already.
     pub gate: Gate,
+    /// The `nvshare-ctl run` that started it or its ancestor.
+    pub run: Option<u64>,
     /// The GPUs that it uses so far.
     pub usage: Vec<Usage>,
 }
@@ -194,6 +196,11 @@ pub enum SchedulerMessage {
     SchedOn {
         /// The grant.
         epoch: Epoch,
+    },
+    /// The process shares its limits with others: the descriptor of their page comes along with this frame.
+    Quota {
+        /// Its row in the page.
+        row: u32,
     },
     /// Send the counters.
     AskCounters,

@@ -29,7 +29,14 @@ const COUNTERS: Counters = Counters {
 fn requests() -> Vec<(&'static str, Request)> {
     use ClientMessage as C;
     let register = |memory, gate| {
-        Request::Register(Register { pid: 7, name: "python3".into(), memory, gate, usage: vec![USAGE] })
+        Request::Register(Register {
+            pid: 7,
+            name: "python3".into(),
+            memory,
+            gate,
+            run: Some(9),
+            usage: vec![USAGE],
+        })
     };
     vec![
         ("register, managed, closed", register(MemoryMode::Managed, Gate::Closed)),
@@ -99,6 +106,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ("waiters", Reply::Client(S::Waiters { waiting: true })),
         ("sched_off", Reply::Client(S::SchedOff)),
         ("sched_on", Reply::Client(S::SchedOn { epoch: EPOCH })),
+        ("quota", Reply::Client(S::Quota { row: 2 })),
         ("ask_counters", Reply::Client(S::AskCounters)),
         ("pong", Reply::Client(S::Pong)),
         ("status of the scheduler", Reply::Admin(AdminReply::Scheduler(scheduler))),
@@ -171,8 +179,9 @@ fn no_message_is_left_out() {
             | SchedulerMessage::Waiters { .. }
             | SchedulerMessage::SchedOff
             | SchedulerMessage::SchedOn { .. }
+            | SchedulerMessage::Quota { .. }
             | SchedulerMessage::AskCounters
-            | SchedulerMessage::Pong => 12,
+            | SchedulerMessage::Pong => 13,
         }
     }
     let requests: BTreeSet<String> = requests().iter().map(|(_, request)| variant(request)).collect();

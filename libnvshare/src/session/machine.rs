@@ -330,8 +330,8 @@ impl Machine {
             SchedulerMessage::SchedOff => self.go_alone(),
             SchedulerMessage::SchedOn { epoch } => self.adopted(epoch),
             SchedulerMessage::AskCounters => self.act(Action::Report),
-            // That it was heard is all there is to it.
-            SchedulerMessage::Pong => {}
+            // The page is the session's own business; that the answer was heard is all there is to it.
+            SchedulerMessage::Quota { .. } | SchedulerMessage::Pong => {}
         }
     }
 

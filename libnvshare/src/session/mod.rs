@@ -12,11 +12,11 @@ use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use nvshare_proto::units::{GIB, MIB};
-use nvshare_proto::{ClientMessage, MemoryMode, Register, Reply, Request, Room};
+use nvshare_proto::{ClientMessage, MemoryMode, Register, Reply, Request, Room, SchedulerMessage};
 
 use crate::devices::Device;
 use crate::mover::{self, Done, Job};
-use crate::{config, counters, devices, driver, gate, log};
+use crate::{config, counters, devices, driver, gate, log, quota};
 use machine::{Action, Input, Machine};
 use wire::{Bell, Wire};
 
@@ -190,6 +190,7 @@ impl Session {
                     name: program_name(),
                     memory,
                     gate: self.machine.gate(),
+                    run: config::run(),
                     usage: devices::used().map(Device::usage_to_register).collect(),
                 };
                 self.told = register.usage.iter().map(|usage| (usage.gpu, 0)).collect();
@@ -216,6 +217,7 @@ impl Session {
                 return;
             }
             match reply {
+                Reply::Client(SchedulerMessage::Quota { row }) => self.share_quota(row),
                 Reply::Client(message) => {
                     log::debug(format_args!("received {message:?}"));
                     self.feed(Input::Message(message));
@@ -232,8 +234,19 @@ impl Session {
         }
     }
 
+    /// The process shares its limits with others of its tenant.
+    fn share_quota(&mut self, row: u32) {
+        let Some(descriptor) = self.wire.as_mut().and_then(Wire::take_passed) else { return };
+        match quota::Mapped::map(&descriptor, row as usize) {
+            Ok(page) => devices::all().for_each(|device| device.share_quota(Some(page))),
+            Err(error) => log::warn(format_args!("the page of the limits cannot be mapped: {error}")),
+        }
+    }
+
     fn lose(&mut self, why: &str) {
         if self.wire.take().is_some() {
+            // What this process had is the scheduler's to take back.
+            devices::all().for_each(|device| device.share_quota(None));
             log::warn(format_args!("connection to the scheduler lost: {why}; the program goes on"));
             self.next_attempt = self.next_attempt.max(Instant::now() + Duration::from_millis(100));
             self.feed(Input::Lost);
@@ -310,6 +323,7 @@ impl Session {
             Action::Reconnect => {
                 log::debug(format_args!("registering again"));
                 self.wire = None;
+                devices::all().for_each(|device| device.share_quota(None));
                 self.next_attempt = Instant::now();
             }
             Action::Return { room, evict } => self.give_back(room, evict),

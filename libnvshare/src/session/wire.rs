@@ -1,8 +1,8 @@
 //! The socket: frames in, frames out.
 
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind};
 use std::mem::ManuallyDrop;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -35,6 +35,8 @@ pub(super) struct Wire {
     /// Closed only if it still is ours.
     stream: ManuallyDrop<UnixStream>,
     buffer: Vec<u8>,
+    /// Came along with a frame.
+    passed: Option<OwnedFd>,
 }
 
 impl Drop for Wire {
@@ -55,7 +57,12 @@ impl Wire {
         let stream = UnixStream::connect(&path).map_err(describe)?;
         stream.set_write_timeout(Some(WRITE_PATIENCE)).map_err(describe)?;
         DESCRIPTOR.set(stream.as_raw_fd());
-        Ok(Self { stream: ManuallyDrop::new(stream), buffer: Vec::new() })
+        Ok(Self { stream: ManuallyDrop::new(stream), buffer: Vec::new(), passed: None })
+    }
+
+    /// The descriptor that came along with a frame.
+    pub(super) fn take_passed(&mut self) -> Option<OwnedFd> {
+        self.passed.take()
     }
 
     /// Sends a frame.
@@ -71,7 +78,7 @@ impl Wire {
             return Err((Vec::new(), CLOSED_BY_HOST.to_owned()));
         }
         let mut chunk = [0; 4096];
-        let read = match self.stream.read(&mut chunk) {
+        let read = match receive_with(self.stream.as_raw_fd(), &mut chunk, &mut self.passed) {
             Ok(0) => return Err((Vec::new(), "closed by the scheduler".to_owned())),
             Ok(read) => read,
             Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(Vec::new()),
@@ -89,6 +96,38 @@ impl Wire {
                 Err(error) => return Err((replies, error.to_string())),
             }
         }
+    }
+}
+
+/// Reads, and takes a descriptor that comes along.
+fn receive_with(descriptor: i32, bytes: &mut [u8], passed: &mut Option<OwnedFd>) -> io::Result<usize> {
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // Aligned as control messages have to be, with room for more descriptors than anybody sends.
+    let mut control = [0u64; 32];
+    // SAFETY: a message of one part, and room for control messages, in buffers that live on. What the kernel wrote
+    // there is walked with the macros that are made for it; each descriptor is new and ours.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = size_of_val(&control) as _;
+        let read = libc::recvmsg(descriptor, &raw mut message, libc::MSG_CMSG_CLOEXEC);
+        if read < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let mut header = libc::CMSG_FIRSTHDR(&raw const message);
+        while let Some(control) = header.as_ref() {
+            if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
+                let count = (control.cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<i32>();
+                let numbers = libc::CMSG_DATA(header).cast::<i32>();
+                for i in 0..count {
+                    *passed = Some(OwnedFd::from_raw_fd(numbers.add(i).read_unaligned()));
+                }
+            }
+            header = libc::CMSG_NXTHDR(&raw const message, header);
+        }
+        Ok(read as usize)
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::hash::{BuildHasher, RandomState};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{self, Command};
 
 use clap::Args;
-use nvshare_proto::env::LIBRARY;
+use nvshare_proto::env::{LIBRARY, RUN};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -35,8 +36,13 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         preload.push(others);
     }
     let (program, arguments) = options.command.split_first().ok_or("no program is named")?;
-    let error = Command::new(program).args(arguments).env("LD_PRELOAD", preload).exec();
+    let error = Command::new(program).args(arguments).env("LD_PRELOAD", preload).env(RUN, unique()).exec();
     Err(format!("{}: {error}", Path::new(program).display()))
+}
+
+/// What no other run of this user has: what it starts shares one limit.
+fn unique() -> String {
+    RandomState::new().hash_one(process::id()).to_string()
 }
 
 pub(crate) fn find() -> Result<PathBuf, String> {

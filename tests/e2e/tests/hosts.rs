@@ -56,6 +56,11 @@ fn over_quota() {
 }
 
 #[test]
+fn a_runs_processes_share_one_limit() {
+    passes("tenant", &[], &[("NVSHARE_MEM_LIMIT", "100MiB"), ("NVSHARE_RUN", "7")]);
+}
+
+#[test]
 fn memory_is_looked_at_before_any_is_allocated() {
     const MIB: u64 = 1 << 20;
     let seen = |bytes: u64| (bytes * MIB).to_string();

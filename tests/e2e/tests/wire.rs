@@ -16,6 +16,7 @@ fn register() -> Request {
         name: "test".into(),
         memory: MemoryMode::Managed,
         gate: Gate::Closed,
+        run: None,
         usage: vec![usage],
     })
 }
@@ -67,11 +68,11 @@ fn what_is_no_frame_is_refused_with_a_reason() {
         ((64 * 1024 + 1u32).to_le_bytes().to_vec(), "at most 65536"),
         (vec![1, 0, 0, 0, 7], "too short"),
         (vec![0, 0, 0, 0], "too short"),
-        (other_version, "protocol version 99; this is version 1"),
+        (other_version, "protocol version 99; this is version 2"),
         (cut, "malformed message"),
         (longer, "2 bytes left over"),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), "at most 65536"),
-        ([vec![6, 0, 0, 0, 1, 0], vec![0xee; 4]].concat(), "malformed message"),
+        ([vec![6, 0, 0, 0, 2, 0], vec![0xee; 4]].concat(), "malformed message"),
     ] {
         let replies = exchange(&world, std::slice::from_ref(&frame));
         assert!(refusal(&replies).contains(words), "{frame:x?}: {replies:?}");

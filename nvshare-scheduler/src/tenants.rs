@@ -1,0 +1,246 @@
+//! Tenants: whose processes share one quota.
+//!
+//! A tenant is a container, as the kernel's control groups tell, or what one `nvshare-ctl run` started, as long as one
+//! user's processes say so; else a process is by itself. Each tenant has a [`Page`] in memory that its processes map.
+
+#![allow(unsafe_code, reason = "shared memory, and a descriptor that is sent along with a frame")]
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nvshare_proto::quota::{Page, ROWS};
+use nvshare_proto::{Reply, SchedulerMessage, codec};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+
+/// Whose processes share a quota.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tenant {
+    /// By the identifier that the runtime gave it.
+    Container(String),
+    /// What a user's `nvshare-ctl run` started.
+    Run {
+        /// Whose.
+        user: u32,
+        /// Which, as its processes say.
+        run: u64,
+    },
+}
+
+impl Tenant {
+    /// The tenant of a process: by what the kernel says of it, and else by what it says.
+    #[must_use]
+    pub fn of(pid: Option<u32>, user: Option<u32>, run: Option<u64>) -> Option<Self> {
+        let groups = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok());
+        let container = groups.as_deref().and_then(container_of).map(|id| Self::Container(id.to_owned()));
+        container.or_else(|| Some(Self::Run { user: user?, run: run? }))
+    }
+}
+
+/// The container that `/proc/PID/cgroup` names: the innermost part of the path that a runtime made.
+fn container_of(groups: &str) -> Option<&str> {
+    groups.lines().find_map(|line| {
+        let path = line.splitn(3, ':').nth(2)?;
+        path.rsplit('/').find_map(|part| {
+            // systemd's form is `docker-ID.scope`, cgroupfs's the bare identifier.
+            let name = part.strip_suffix(".scope").unwrap_or(part);
+            let id = name.rsplit_once('-').map_or(name, |(_, id)| id);
+            (id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(id)
+        })
+    })
+}
+
+/// All tenants with processes.
+#[derive(Debug, Default)]
+pub struct Tenants {
+    pages: Mutex<BTreeMap<Tenant, Arc<Shared>>>,
+}
+
+/// A tenant's page, and whose rows are taken.
+#[derive(Debug)]
+struct Shared {
+    descriptor: OwnedFd,
+    page: NonNull<Page>,
+    taken: Mutex<Vec<bool>>,
+}
+
+// SAFETY: the page is atomics alone, and stays mapped for as long as this lives.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn new() -> io::Result<Self> {
+        let size = size_of::<Page>();
+        // SAFETY: a C string, integers, and a descriptor of our own; sealed, so that nobody can take pages away.
+        unsafe {
+            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+            let descriptor = libc::memfd_create(c"nvshare-quota".as_ptr(), flags);
+            if descriptor < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let descriptor = OwnedFd::from_raw_fd(descriptor);
+            let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+            if libc::ftruncate(descriptor.as_raw_fd(), size as libc::off_t) != 0
+                || libc::fcntl(descriptor.as_raw_fd(), libc::F_ADD_SEALS, seals) != 0
+            {
+                return Err(io::Error::last_os_error());
+            }
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let fd = descriptor.as_raw_fd();
+            let page = libc::mmap(std::ptr::null_mut(), size, protection, libc::MAP_SHARED, fd, 0);
+            if page == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            let page = NonNull::new(page.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+            Ok(Self { descriptor, page, taken: Mutex::default() })
+        }
+    }
+
+    fn page(&self) -> &Page {
+        // SAFETY: mapped for as long as this lives, zeroed by the kernel, which is a valid page, and atomics alone.
+        unsafe { self.page.as_ref() }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: mapped by us with this size, and used by nobody any more.
+        unsafe { libc::munmap(self.page.as_ptr().cast(), size_of::<Page>()) };
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A process's place in its tenant. What it had is free when this is dropped.
+#[derive(Debug)]
+pub struct Seat {
+    shared: Arc<Shared>,
+    row: usize,
+}
+
+impl Tenants {
+    /// A place for one more process of a tenant.
+    ///
+    /// # Errors
+    /// When there is no memory for its page, or the tenant has too many processes.
+    pub fn join(&self, tenant: Tenant) -> io::Result<Seat> {
+        let mut pages = lock(&self.pages);
+        pages.retain(|_, shared| Arc::strong_count(shared) > 1);
+        let shared = match pages.get(&tenant) {
+            Some(shared) => Arc::clone(shared),
+            None => {
+                let shared = Arc::new(Shared::new()?);
+                pages.insert(tenant, Arc::clone(&shared));
+                shared
+            }
+        };
+        let mut taken = lock(&shared.taken);
+        taken.resize(ROWS, false);
+        let row = taken.iter().position(|taken| !taken).ok_or(io::ErrorKind::QuotaExceeded)?;
+        if let Some(taken) = taken.get_mut(row) {
+            *taken = true;
+        }
+        drop(taken);
+        Ok(Seat { shared, row })
+    }
+}
+
+impl Seat {
+    /// Tells the process: a frame, with the page's descriptor along with it.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub async fn tell(&self, stream: &UnixStream) -> io::Result<()> {
+        let row = self.row as u32;
+        let frame =
+            codec::encode(&Reply::Client(SchedulerMessage::Quota { row })).map_err(io::Error::other)?;
+        let sent = stream
+            .async_io(Interest::WRITABLE, || {
+                send_with(stream.as_raw_fd(), &frame, self.shared.descriptor.as_raw_fd())
+            })
+            .await?;
+        // The first frame of a connection fits its empty buffer whole.
+        if sent == frame.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut taken = lock(&self.shared.taken);
+        let page = self.shared.page();
+        page.reclaim(self.row);
+        if let Some(taken) = taken.get_mut(self.row) {
+            *taken = false;
+        }
+        if !taken.contains(&true) {
+            // What was lost between two steps of a process that was killed is found again here.
+            page.clear();
+        }
+    }
+}
+
+fn send_with(socket: i32, frame: &[u8], descriptor: i32) -> io::Result<usize> {
+    let mut part = libc::iovec { iov_base: frame.as_ptr().cast_mut().cast(), iov_len: frame.len() };
+    // Aligned as control messages have to be.
+    let mut control = [0u64; 8];
+    // SAFETY: a message of one part and one control message with one descriptor, in buffers that live on and are
+    // large enough.
+    let sent = unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = libc::CMSG_SPACE(size_of::<i32>() as u32) as _;
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(size_of::<i32>() as u32) as _;
+        libc::CMSG_DATA(header).cast::<i32>().write_unaligned(descriptor);
+        libc::sendmsg(socket, &raw const message, libc::MSG_NOSIGNAL)
+    };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn containers_by_their_control_groups() {
+        let id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+        for (groups, expected) in [
+            (format!("0::/system.slice/docker-{id}.scope\n"), Some(id)),
+            (format!("12:devices:/docker/{id}\n0::/\n"), Some(id)),
+            (format!("0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{id}.scope\n"), Some(id)),
+            (format!("0::/kubepods/besteffort/pod1/{id}/inner\n"), Some(id)),
+            (format!("0::/machine.slice/libpod-{id}.scope/container\n"), Some(id)),
+            ("0::/user.slice/user-1000.slice/session-3.scope\n".to_owned(), None),
+            ("0::/\n".to_owned(), None),
+            (String::new(), None),
+        ] {
+            assert_eq!(container_of(&groups), expected, "{groups}");
+        }
+    }
+
+    #[test]
+    fn a_seat_that_is_left_is_free_again() {
+        let tenants = Tenants::default();
+        let run = || Tenant::Run { user: 1, run: 2 };
+        let (a, b) = (tenants.join(run()).unwrap(), tenants.join(run()).unwrap());
+        assert_eq!((a.row, b.row), (0, 1));
+        assert_eq!(a.shared.page().charge(a.row, 0, 70, 100), Ok(()));
+        assert_eq!(b.shared.page().charge(b.row, 0, 70, 100), Err(70));
+        drop(a);
+        assert_eq!(b.shared.page().charge(b.row, 0, 70, 100), Ok(()));
+        assert_eq!(tenants.join(run()).unwrap().row, 0);
+        let other = tenants.join(Tenant::Container("x".into())).unwrap();
+        assert_eq!(other.shared.page().used(0), 0);
+        assert!((0..ROWS - 1).map(|_| tenants.join(run())).collect::<io::Result<Vec<_>>>().is_ok());
+    }
+}

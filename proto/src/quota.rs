@@ -1,0 +1,153 @@
+//! The page through which the processes of a tenant share one quota.
+//!
+//! The scheduler hands each process of a tenant the same page and a row of its own in it. What a process allocates is
+//! added to the tenant's sum by compare and exchange, so two processes cannot both pass the last byte, and to its own
+//! row, so that the scheduler can take back what a process had that was killed.
+//!
+//! Nothing in the page is trusted: a tenant that scribbles over it harms its own quota.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::GpuUuid;
+
+/// GPUs that a tenant can use.
+pub const GPUS: usize = 64;
+/// Processes that a tenant can have at a time.
+pub const ROWS: usize = 512;
+
+/// See the module's documentation. All zeroes is an empty page.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Page {
+    /// Which GPU each column is; 0: none yet.
+    gpus: [AtomicU64; GPUS],
+    /// Bytes of all processes, by column.
+    used: [AtomicU64; GPUS],
+    /// Bytes of each process, by column.
+    rows: [[AtomicU64; GPUS]; ROWS],
+}
+
+impl Page {
+    /// The column of a GPU, which may be new; `None` when there are too many.
+    #[must_use]
+    pub fn column(&self, gpu: GpuUuid) -> Option<usize> {
+        let (halves, _) = gpu.0.as_chunks::<8>();
+        // A machine's GPUs are few: eight bytes of their sixteen tell them apart, if all sixteen went in.
+        let mixed =
+            |name: u64, half: &[u8; 8]| name.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from_le_bytes(*half);
+        let name = halves.iter().fold(1, mixed).max(1);
+        self.gpus.iter().position(|column| {
+            column
+                .compare_exchange(0, name, Ordering::SeqCst, Ordering::SeqCst)
+                .map_or_else(|known| known == name, |_| true)
+        })
+    }
+
+    /// Bytes that the tenant's processes have on a GPU together.
+    #[must_use]
+    pub fn used(&self, column: usize) -> u64 {
+        self.used.get(column).map_or(0, |used| used.load(Ordering::SeqCst))
+    }
+
+    /// Adds to what a process has, unless the tenant would have more than `limit` then.
+    ///
+    /// # Errors
+    /// What the tenant has, when it would; nothing is changed.
+    pub fn charge(&self, row: usize, column: usize, bytes: u64, limit: u64) -> Result<(), u64> {
+        let (Some(used), Some(own)) = (self.used.get(column), self.cell(row, column)) else { return Ok(()) };
+        used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |used| {
+            used.checked_add(bytes).filter(|&sum| sum <= limit)
+        })?;
+        // In this order: who is killed in between leaves too much in the sum, never too little.
+        own.fetch_add(bytes, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Takes from what a process has.
+    pub fn discharge(&self, row: usize, column: usize, bytes: u64) {
+        let (Some(used), Some(own)) = (self.used.get(column), self.cell(row, column)) else { return };
+        take(own, bytes);
+        take(used, bytes);
+    }
+
+    /// A process is gone: what it had is free.
+    pub fn reclaim(&self, row: usize) {
+        for (column, used) in self.used.iter().enumerate() {
+            if let Some(own) = self.cell(row, column) {
+                take(used, own.swap(0, Ordering::SeqCst));
+            }
+        }
+    }
+
+    /// The last process is gone: nothing is used.
+    pub fn clear(&self) {
+        self.used.iter().for_each(|used| used.store(0, Ordering::SeqCst));
+    }
+
+    fn cell(&self, row: usize, column: usize) -> Option<&AtomicU64> {
+        self.rows.get(row)?.get(column)
+    }
+}
+
+fn take(from: &AtomicU64, bytes: u64) {
+    let _ = from.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |value| Some(value.saturating_sub(bytes)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page() -> Box<Page> {
+        let zeroes = || std::array::from_fn(|_| AtomicU64::new(0));
+        Box::new(Page { gpus: zeroes(), used: zeroes(), rows: std::array::from_fn(|_| zeroes()) })
+    }
+
+    #[test]
+    fn columns_are_found_again() {
+        let page = page();
+        let gpu = |n: usize| GpuUuid(std::array::from_fn(|i| if i == 0 { n as u8 } else { 7 }));
+        for round in 0..2 {
+            for n in 0..GPUS {
+                assert_eq!(page.column(gpu(n)), Some(n), "round {round}");
+            }
+        }
+        assert_eq!(page.column(gpu(GPUS)), None);
+    }
+
+    #[test]
+    fn the_last_byte_goes_to_one() {
+        let page = page();
+        assert_eq!(page.charge(0, 0, 60, 100), Ok(()));
+        assert_eq!(page.charge(1, 0, 40, 100), Ok(()));
+        assert_eq!(page.charge(1, 0, 1, 100), Err(100));
+        assert_eq!(page.charge(1, 1, 100, 100), Ok(()), "another GPU");
+        page.discharge(0, 0, 10);
+        assert_eq!(page.charge(1, 0, 11, 100), Err(90));
+        page.reclaim(0);
+        assert_eq!(page.used(0), 40);
+        assert_eq!(page.charge(1, 0, u64::MAX, u64::MAX), Err(40), "no overflow");
+        page.discharge(1, 0, 1000);
+        assert_eq!(page.used(0), 0, "no underflow");
+        assert_eq!(page.charge(ROWS, 0, 1000, 100), Ok(()), "no such row: not counted");
+    }
+
+    #[test]
+    fn many_threads_never_pass_the_limit() {
+        const LIMIT: u64 = 1000;
+        let page = &*page();
+        std::thread::scope(|scope| {
+            for row in 0..8 {
+                scope.spawn(move || {
+                    for i in 0..50_000u64 {
+                        let bytes = (i * 7 + row as u64) % 300 + 1;
+                        if page.charge(row, 0, bytes, LIMIT).is_ok() {
+                            assert!(page.used(0) <= LIMIT);
+                            page.discharge(row, 0, bytes);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(page.used(0), 0);
+    }
+}
