@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::resolve;
+use crate::{nvml, resolve};
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
@@ -126,7 +126,7 @@ unsafe extern "C" fn choose_dlvsym(name: *const c_char) -> *const c_void {
     }
 }
 
-/// Whether a name is one of the driver's that have a hook, or a look-up itself. Exact names only: `cudnn…` and
+/// Whether a name is one of the driver's or NVML's that have a hook, or a look-up itself. Exact names only: `cudnn…` and
 /// `cublas…` are not ours.
 unsafe fn is_ours(name: *const c_char) -> bool {
     if name.is_null() {
@@ -139,8 +139,12 @@ unsafe fn is_ours(name: *const c_char) -> bool {
     if !looks_like {
         // SAFETY: as above.
         let first = unsafe { *name } as u8;
+        if first != b'd' && first != b'n' {
+            return false;
+        }
         // SAFETY: a C string.
-        return first == b'd' && matches!(unsafe { CStr::from_ptr(name) }.to_bytes(), b"dlsym" | b"dlvsym");
+        let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+        return matches!(name, b"dlsym" | b"dlvsym") || nvml::hook_of(name).is_some();
     }
     // SAFETY: a C string.
     let name = unsafe { CStr::from_ptr(name) };
@@ -181,7 +185,12 @@ unsafe fn swap(found: *mut c_void, name: *const c_char) -> *mut c_void {
         shims::dlvsym as *mut c_void
     } else {
         // SAFETY: promised by the caller.
-        unsafe { resolve::swap(found, name) }
+        let text = unsafe { CStr::from_ptr(name) }.to_bytes();
+        match nvml::hook_of(text).filter(|_| !found.is_null()) {
+            Some(hook) => hook,
+            // SAFETY: promised by the caller.
+            None => unsafe { resolve::swap(found, name) },
+        }
     }
 }
 

@@ -36,6 +36,7 @@ mod ledger;
 mod log;
 mod memory;
 mod mover;
+mod nvml;
 mod plain;
 mod pointers;
 mod quota;

@@ -154,6 +154,18 @@ async fn connection(
                 }
             }
             Request::Register(register) => return client(framed, peer, register, tenants, commands).await,
+            Request::Look { run } => {
+                let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
+                let shown = match Tenant::of(peer.identity.pid, user, run) {
+                    Some(tenant) => tenants.show(&tenant, framed.get_ref()).await,
+                    None => Err(std::io::ErrorKind::NotFound.into()),
+                };
+                if shown.is_err() {
+                    let reason = "there is no tenant to look at".to_owned();
+                    let _ = framed.send(Reply::Refused { reason }).await;
+                }
+                return;
+            }
             Request::Client(_) => {
                 let reason = "a process registers before it says anything else".to_owned();
                 let _ = framed.send(Reply::Refused { reason }).await;
@@ -228,7 +240,7 @@ async fn client(
                     if commands.send(Command::Message { client, message }).await.is_err() { break }
                     None
                 }
-                Some(Ok(Request::Register(_))) => Some("this connection is registered already".to_owned()),
+                Some(Ok(Request::Register(_) | Request::Look { .. })) => Some("this connection is registered already".to_owned()),
                 Some(Ok(Request::Admin(_))) => Some("an administrator's request on a client's connection".to_owned()),
                 Some(Err(error)) => Some(error.to_string()),
                 None => break,

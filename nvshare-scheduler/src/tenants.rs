@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use nvshare_proto::quota::{Page, ROWS};
+use nvshare_proto::quota::{NO_ROW, Page, ROWS};
 use nvshare_proto::{Reply, SchedulerMessage, codec};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -151,22 +151,32 @@ impl Tenants {
     }
 }
 
+impl Tenants {
+    /// The page of a tenant that has processes, for somebody who only looks: told as a seat is.
+    ///
+    /// # Errors
+    /// Those of the socket, or that there is no such tenant.
+    pub async fn show(&self, tenant: &Tenant, stream: &UnixStream) -> io::Result<()> {
+        let shared = lock(&self.pages).get(tenant).cloned().ok_or(io::ErrorKind::NotFound)?;
+        tell(&shared, NO_ROW, stream).await
+    }
+}
+
+async fn tell(shared: &Shared, row: u32, stream: &UnixStream) -> io::Result<()> {
+    let frame = codec::encode(&Reply::Client(SchedulerMessage::Quota { row })).map_err(io::Error::other)?;
+    let send = || send_with(stream.as_raw_fd(), &frame, shared.descriptor.as_raw_fd());
+    let sent = stream.async_io(Interest::WRITABLE, send).await?;
+    // The first frame of a connection fits its empty buffer whole.
+    if sent == frame.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
 impl Seat {
     /// Tells the process: a frame, with the page's descriptor along with it.
     ///
     /// # Errors
     /// Those of the socket.
     pub async fn tell(&self, stream: &UnixStream) -> io::Result<()> {
-        let row = self.row as u32;
-        let frame =
-            codec::encode(&Reply::Client(SchedulerMessage::Quota { row })).map_err(io::Error::other)?;
-        let sent = stream
-            .async_io(Interest::WRITABLE, || {
-                send_with(stream.as_raw_fd(), &frame, self.shared.descriptor.as_raw_fd())
-            })
-            .await?;
-        // The first frame of a connection fits its empty buffer whole.
-        if sent == frame.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+        tell(&self.shared, self.row as u32, stream).await
     }
 }
 

@@ -22,6 +22,11 @@ pub struct Epoch {
 pub enum Request {
     /// A process with a GPU introduces itself; once per connection.
     Register(Register),
+    /// A process that only looks: the answer is the page of its tenant's quota, if it has one.
+    Look {
+        /// The `nvshare-ctl run` that started it or its ancestor.
+        run: Option<u64>,
+    },
     /// From a registered process.
     Client(ClientMessage),
     /// From an administrator; what changes anything is accepted on the administrators' socket alone.

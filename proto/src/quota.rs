@@ -14,6 +14,8 @@ use crate::GpuUuid;
 pub const GPUS: usize = 64;
 /// Processes that a tenant can have at a time.
 pub const ROWS: usize = 512;
+/// The row of a process that only looks: nothing is counted there.
+pub const NO_ROW: u32 = u32::MAX;
 
 /// See the module's documentation. All zeroes is an empty page.
 #[repr(C)]

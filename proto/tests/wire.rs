@@ -41,6 +41,7 @@ fn requests() -> Vec<(&'static str, Request)> {
     vec![
         ("register, managed, closed", register(MemoryMode::Managed, Gate::Closed)),
         ("register, off, open", register(MemoryMode::Off, Gate::Open)),
+        ("look", Request::Look { run: Some(9) }),
         ("usage", Request::Client(C::Usage(USAGE))),
         ("req_lock", Request::Client(C::ReqLock)),
         ("running", Request::Client(C::Running { epoch: EPOCH })),
@@ -185,7 +186,7 @@ fn no_message_is_left_out() {
         }
     }
     let requests: BTreeSet<String> = requests().iter().map(|(_, request)| variant(request)).collect();
-    assert_eq!(requests.len(), 1 + of_client(&ClientMessage::ReqLock) + 4, "{requests:?}");
+    assert_eq!(requests.len(), 2 + of_client(&ClientMessage::ReqLock) + 4, "{requests:?}");
     let replies: BTreeSet<String> = replies().iter().map(|(_, reply)| variant(reply)).collect();
     assert_eq!(replies.len(), of_scheduler(&SchedulerMessage::SchedOff) + 5 + 1, "{replies:?}");
 }

@@ -61,6 +61,20 @@ fn a_runs_processes_share_one_limit() {
 }
 
 #[test]
+fn nvml_says_the_same() {
+    let world = World::simulated(CARD);
+    symlink(guest("nvml", true), world.dir().join("lib/libnvidia-ml.so.1")).expect("a link");
+    let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let program =
+        under(&world, "looks_by_nvml", &[]).env("NVSHARE_MEM_LIMIT", "100MiB").env("NVSHARE_RUN", "7");
+    passed(program.start().finish());
+    drop(scheduler);
+    // Nobody to ask, and nothing to hide: what NVML says.
+    let said = passed(under(&world, "looks_by_nvml", &["alone"]).start().finish()).out;
+    assert_eq!(said, "512 of 1024 in 1\n");
+}
+
+#[test]
 fn memory_is_looked_at_before_any_is_allocated() {
     const MIB: u64 = 1 << 20;
     let seen = |bytes: u64| (bytes * MIB).to_string();
