@@ -789,3 +789,56 @@ fn a_grant_comes_with_all_the_room_or_not_at_all() {
         "{granted:?}"
     );
 }
+
+#[test]
+fn an_eviction_stands_until_it_is_answered() {
+    let mut core = Core::new(config(false));
+    let mut now = 0;
+    let mut say = |core: &mut Core, client: u64, message: ClientMessage| {
+        now += 1;
+        core.handle(Event::Message { client, message }, MS(now));
+        let sends = std::iter::from_fn(|| core.poll_output());
+        sends
+            .filter_map(|output| match output {
+                Output::Send { client, message } => Some((client, message)),
+                Output::Note { .. } => None,
+            })
+            .collect::<Vec<_>>()
+    };
+    let usage = |absent| Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated: 12 * GIB, absent };
+    let epoch = |sent: &[(u64, SchedulerMessage)], to: u64| {
+        sent.iter().find_map(|(client, message)| match message {
+            SchedulerMessage::LockOk { epoch, .. } if *client == to => Some(*epoch),
+            _ => None,
+        })
+    };
+    for client in [1, 2] {
+        let register = Register {
+            pid: client as u32,
+            name: "x".into(),
+            memory: MemoryMode::Managed,
+            gate: Gate::Closed,
+            run: None,
+            usage: vec![usage(12 * GIB)],
+        };
+        core.handle(Event::Registered { client, identity: Identity::default(), register }, MS(0));
+    }
+    while core.poll_output().is_some() {}
+    let one = epoch(&say(&mut core, 1, ClientMessage::ReqLock), 1).expect("a grant");
+    say(&mut core, 1, ClientMessage::Running { epoch: one });
+    say(&mut core, 1, ClientMessage::Usage(usage(0)));
+    say(&mut core, 2, ClientMessage::ReqLock);
+    say(&mut core, 1, ClientMessage::LockReleased { epoch: one });
+    say(&mut core, 1, ClientMessage::ReqLock);
+    // Room that it gave back by itself crosses the order; what was ordered is still to leave.
+    let granted = say(&mut core, 1, ClientMessage::Room(Room { gpu: gpu(0), bytes: 8 * GIB }));
+    let two = epoch(&granted, 2).expect("a grant");
+    say(&mut core, 2, ClientMessage::Running { epoch: two });
+    say(&mut core, 2, ClientMessage::Usage(usage(0)));
+    say(&mut core, 2, ClientMessage::LockReleased { epoch: two });
+    say(&mut core, 2, ClientMessage::Room(Room { gpu: gpu(0), bytes: 12 * GIB }));
+    let sent = say(&mut core, 2, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
+    assert_eq!(epoch(&sent, 1), None, "granted while its memory is leaving");
+    let sent = say(&mut core, 1, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
+    assert!(epoch(&sent, 1).is_some(), "{sent:?}");
+}

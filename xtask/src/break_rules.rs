@@ -18,6 +18,46 @@ struct Rule {
 
 const RULES: &[Rule] = &[
     Rule {
+        what: "physical memory counts for as long as it is mapped",
+        file: "libnvshare/src/plain.rs",
+        from: "            if let Some(charge) = charge {\n                physical.mappings",
+        to: "            if let Some(charge) = charge.filter(|_| address == 0) {\n                physical.mappings",
+        package: "nvshare-e2e",
+        test: "accounting",
+    },
+    Rule {
+        what: "a tenant's processes do not pass their limit together",
+        file: "proto/src/quota.rs",
+        from: "used.checked_add(bytes).filter(|&sum| sum <= limit)",
+        to: "used.checked_add(bytes).filter(|&sum| sum <= limit || limit < u64::MAX)",
+        package: "nvshare-e2e",
+        test: "a_runs_processes_share_one_limit",
+    },
+    Rule {
+        what: "what a killed process had of its tenant's limit is free",
+        file: "nvshare-scheduler/src/tenants.rs",
+        from: "        page.reclaim(self.row);\n",
+        to: "",
+        package: "nvshare-e2e",
+        test: "a_runs_processes_share_one_limit",
+    },
+    Rule {
+        what: "nothing is written to a descriptor that is the host's by now",
+        file: "libnvshare/src/session/descriptor.rs",
+        from: "        (number >= 0 && file_of(number) == Some(file)).then_some(number)\n",
+        to: "        (number >= 0 && file.0 < u64::MAX).then_some(number)\n",
+        package: "libnvshare",
+        test: "another_file_under_the_same_number_is_not_ours",
+    },
+    Rule {
+        what: "an eviction stands until it is answered",
+        file: "nvshare-scheduler/src/core/reconcile.rs",
+        from: "self.account(id, uuid).is_some_and(|a| a.order.is_some())",
+        to: "self.account(id, uuid).is_some_and(|a| a.order.is_some_and(|order| order.bytes > 0))",
+        package: "nvshare-scheduler",
+        test: "an_eviction_stands_until_it_is_answered",
+    },
+    Rule {
         what: "every evicted piece is restored before the gate opens",
         file: "libnvshare/src/mover.rs",
         from: "        driver::prefetch(allocation.base + at, piece, to, stream)?;\n",
