@@ -12,6 +12,9 @@ use nvshare_scheduler::{server, sockets};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
+/// Clients of an earlier scheduler look for a new one once a second.
+const SETTLE: Duration = Duration::from_millis(1300);
+
 /// Grants each GPU's lock to the programs that share it, in memory-aware time quanta.
 #[derive(Debug, Parser)]
 #[command(name = "nvshare-scheduler", version)]
@@ -80,6 +83,7 @@ async fn run(options: Options) -> Result<(), Box<dyn std::error::Error>> {
         reserve: options.reserve,
         exclusive: options.exclusive,
         grace: options.grace,
+        settle: SETTLE,
     };
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -830,9 +830,9 @@ fn an_eviction_stands_until_it_is_answered() {
     say(&mut core, 2, ClientMessage::ReqLock);
     say(&mut core, 1, ClientMessage::LockReleased { epoch: one });
     say(&mut core, 1, ClientMessage::ReqLock);
-    // Room that it gave back by itself crosses the order; what was ordered is still to leave.
-    let granted = say(&mut core, 1, ClientMessage::Room(Room { gpu: gpu(0), bytes: 8 * GIB }));
-    let two = epoch(&granted, 2).expect("a grant");
+    // Room that it gave back by itself, its spare among it, crosses the order; what was ordered is still to leave.
+    let granted = say(&mut core, 1, ClientMessage::Room(Room { gpu: gpu(0), bytes: 9 * GIB }));
+    let two = epoch(&granted, 2).unwrap_or_else(|| panic!("{granted:?}; {:?}", core.client_status()));
     say(&mut core, 2, ClientMessage::Running { epoch: two });
     say(&mut core, 2, ClientMessage::Usage(usage(0)));
     say(&mut core, 2, ClientMessage::LockReleased { epoch: two });
@@ -841,4 +841,30 @@ fn an_eviction_stands_until_it_is_answered() {
     assert_eq!(epoch(&sent, 1), None, "granted while its memory is leaving");
     let sent = say(&mut core, 1, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
     assert!(epoch(&sent, 1).is_some(), "{sent:?}");
+}
+
+#[test]
+fn who_was_parked_before_its_scheduler_waits_for_those_who_run() {
+    let mut core = Core::new(Config { settle: MS(1300), ..config(false) });
+    let usage = |absent| Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated: 12 * GIB, absent };
+    let register = |client: u64, gate, absent| {
+        let usage = vec![usage(absent)];
+        let register =
+            Register { pid: 1, name: "x".into(), memory: MemoryMode::Managed, gate, run: None, usage };
+        Event::Registered { client, identity: Identity::default(), register }
+    };
+    let granted = |core: &mut Core| {
+        std::iter::from_fn(|| core.poll_output())
+            .any(|o| matches!(o, Output::Send { client: 1, message: SchedulerMessage::LockOk { .. } }))
+    };
+    core.handle(register(1, Gate::Closed, 8 * GIB), MS(100));
+    core.handle(Event::Message { client: 1, message: ClientMessage::ReqLock }, MS(101));
+    assert!(!granted(&mut core), "what the other fills is not known yet");
+    assert_eq!(core.next_deadline(), Some(MS(1300)));
+    core.handle(register(2, Gate::Open, 0), MS(900));
+    core.handle(Event::Deadline, MS(1300));
+    assert!(!granted(&mut core), "the other runs");
+    // The other is gone, with what it had.
+    core.handle(Event::Disconnected { client: 2, process_remains: false }, MS(1400));
+    assert!(granted(&mut core));
 }

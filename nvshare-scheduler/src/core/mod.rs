@@ -42,6 +42,9 @@ pub struct Config {
     pub exclusive: bool,
     /// After this long without an answer, a client is reported as stuck.
     pub grace: Duration,
+    /// When clients come back from an earlier scheduler, nobody is granted anything for this long after the start:
+    /// those who run must be known before what they fill is given away.
+    pub settle: Duration,
 }
 
 impl Default for Config {
@@ -53,6 +56,7 @@ impl Default for Config {
             reserve: None,
             exclusive: false,
             grace: Duration::from_secs(10),
+            settle: Duration::ZERO,
         }
     }
 }
@@ -127,6 +131,8 @@ pub enum Output {
 pub struct Core {
     config: Config,
     scheduling: bool,
+    /// Nothing is granted before: see [`Config::settle`].
+    settled_at: Time,
     clients: BTreeMap<ClientId, Client>,
     gpus: BTreeMap<GpuUuid, Gpu>,
     gone: VecDeque<nvshare_proto::ClientStatus>,
@@ -143,6 +149,7 @@ impl Core {
         Self {
             config,
             scheduling: true,
+            settled_at: Time::ZERO,
             clients: BTreeMap::new(),
             gpus: BTreeMap::new(),
             gone: VecDeque::new(),
@@ -271,6 +278,10 @@ impl Core {
         let client = Client::new(identity, register, now);
         self.note(format!("client {id} is {} (pid {})", client.name, client.pid));
         let usage: Vec<Usage> = client.accounts.values().map(|a| a.usage).collect();
+        if usage.iter().any(|usage| usage.allocated > 0) {
+            // It was there before this scheduler, and others may have been as well.
+            self.settled_at = self.config.settle;
+        }
         self.clients.insert(id, client);
         let epoch = self.new_epoch();
         let hold = match gate {

@@ -23,6 +23,10 @@ impl Core {
             return;
         }
         self.see_to_turns(now);
+        if now < self.settled_at {
+            self.wake_at(self.settled_at);
+            return;
+        }
         self.ask_hosts_again(now);
         self.end_promises(now);
         self.split_sets_that_outgrew(now);
