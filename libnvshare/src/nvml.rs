@@ -4,7 +4,7 @@
 //! scheduler instead of a session, and no thread.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -164,19 +164,21 @@ fn index_of(handle: Handle) -> Option<usize> {
 /// How long what the scheduler said is good: a program may watch memory for hours.
 const FRESH: Duration = Duration::from_secs(5);
 
-/// What the tenant's processes use of a GPU, as their page says. `None` where there is no scheduler, or no tenant.
+/// What the tenant's processes use of a GPU, as their page says, if there is a scheduler to ask.
 fn used_by_tenant(gpu: GpuUuid) -> Option<u64> {
-    static PAGE: std::sync::Mutex<Option<(Instant, Option<Mapped>)>> = std::sync::Mutex::new(None);
-    let mut known = PAGE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    static KNOWN: Mutex<Option<(Instant, Option<Option<Mapped>>)>> = Mutex::new(None);
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let page = match *known {
-        // A page that was found stays; whether there is one is asked again.
-        Some((_, Some(page))) => Some(page),
-        Some((asked, None)) if asked.elapsed() < FRESH => None,
+        Some((asked, page)) if asked.elapsed() < FRESH => page,
         _ => {
-            let page = session::look();
+            // A page may be another one by now; the old one stays mapped, which is little for each time.
+            let page = match *known {
+                Some((_, Some(Some(page)))) if page.is_in_use() => Some(Some(page)),
+                _ => session::look(),
+            };
             *known = Some((Instant::now(), page));
             page
         }
     };
-    page?.seat(gpu).map(|seat| seat.used())
+    Some(page?.and_then(|page| page.seat(gpu)).map_or(0, |seat| seat.used()))
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nvshare_proto::GpuUuid;
-use nvshare_proto::quota::Page;
+use nvshare_proto::quota::{GPUS, Page};
 
 /// This process's place in its tenant's page, for one GPU.
 #[derive(Debug, Clone, Copy)]
@@ -66,6 +66,11 @@ impl Mapped {
         }
         // SAFETY: mapped with this size, for ever; atomics alone, of which any bytes are valid.
         Ok(Self { page: unsafe { &*page.cast::<Page>() }, row })
+    }
+
+    /// Whether anybody of the tenant uses anything: a page that nobody uses may be an old one.
+    pub(crate) fn is_in_use(&self) -> bool {
+        (0..GPUS).any(|column| self.page.used(column) > 0)
     }
 
     /// The place for a GPU.

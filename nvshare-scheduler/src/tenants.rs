@@ -78,7 +78,8 @@ impl Shared {
         // SAFETY: a C string, integers, and a descriptor of our own; sealed, so that nobody can take pages away.
         unsafe {
             let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-            let descriptor = libc::memfd_create(c"nvshare-quota".as_ptr(), flags);
+            // The C library has a name for it since 2.27 only.
+            let descriptor = libc::syscall(libc::SYS_memfd_create, c"nvshare-quota".as_ptr(), flags) as i32;
             if descriptor < 0 {
                 return Err(io::Error::last_os_error());
             }

@@ -28,6 +28,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     start();
+    EXPECT(free_bytes() == 100 * MIB);
     alloc(60 * MIB);
     char said[64] = {0};
     int out[2];

@@ -34,10 +34,13 @@ const OFFER_STEP: u64 = 64 * MIB;
 /// Attempts to find a scheduler.
 const RECONNECT_EVERY: Duration = Duration::from_secs(1);
 
-/// Asks the scheduler for the page of this process's tenant, once and without a session; `None`: there is none.
-pub(crate) fn look() -> Option<quota::Mapped> {
-    let (row, descriptor) = wire::look(config::run())?;
-    quota::Mapped::map(&descriptor, row as usize).ok()
+/// Asks the scheduler for the page of this process's tenant, once and without a session: the page, or that there is
+/// none because the tenant has no processes; `None`: nobody answers.
+pub(crate) fn look() -> Option<Option<quota::Mapped>> {
+    match wire::look(config::run())? {
+        Some((row, descriptor)) => quota::Mapped::map(&descriptor, row as usize).ok().map(Some),
+        None => Some(None),
+    }
 }
 
 /// First contact: closes the gate, finds out about devices, and starts the threads. Later calls do nothing.

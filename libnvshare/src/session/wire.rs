@@ -102,8 +102,9 @@ impl Wire {
 /// How long a process that only looks waits.
 const LOOK_PATIENCE: Duration = Duration::from_millis(200);
 
-/// Asks for the page of this process's tenant on a connection of its own: its row, and the descriptor.
-pub(super) fn look(run: Option<u64>) -> Option<(u32, OwnedFd)> {
+/// Asks for the page of this process's tenant on a connection of its own: its row and the descriptor, or that the
+/// tenant has no processes; `None`: nobody answers.
+pub(super) fn look(run: Option<u64>) -> Option<Option<(u32, OwnedFd)>> {
     let stream = UnixStream::connect(path()).ok()?;
     stream.set_read_timeout(Some(LOOK_PATIENCE)).ok()?;
     stream.set_write_timeout(Some(LOOK_PATIENCE)).ok()?;
@@ -111,7 +112,8 @@ pub(super) fn look(run: Option<u64>) -> Option<(u32, OwnedFd)> {
     let (mut bytes, mut passed) = ([0; 256], None);
     let read = receive_with(stream.as_raw_fd(), &mut bytes, &mut passed).ok()?;
     match codec::decode(bytes.get(..read)?) {
-        Ok(Some((_, Reply::Client(SchedulerMessage::Quota { row })))) => Some((row, passed?)),
+        Ok(Some((_, Reply::Client(SchedulerMessage::Quota { row })))) => Some(Some((row, passed?))),
+        Ok(Some((_, Reply::Refused { .. }))) => Some(None),
         _ => None,
     }
 }
