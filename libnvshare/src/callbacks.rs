@@ -48,27 +48,19 @@ impl Drop for Mark {
 struct Wanted {
     function: *const c_void,
     data: *mut c_void,
-    /// It runs once. In a graph it runs each time that the graph does: nobody tells when the last time was.
-    once: bool,
 }
 
 impl Wanted {
-    fn keep(function: *const c_void, data: *mut c_void, stream: StreamKey) -> *mut c_void {
-        let once = !capture::is_capturing(stream);
-        Box::into_raw(Box::new(Self { function, data, once })).cast()
+    fn keep(function: *const c_void, data: *mut c_void) -> *mut c_void {
+        Box::into_raw(Box::new(Self { function, data })).cast()
     }
 
     /// # Safety
-    /// What [`keep`](Self::keep) returned, and if it runs once, for the first time.
+    /// What [`keep`](Self::keep) returned, for the first time.
     unsafe fn take(kept: *mut c_void) -> (*const c_void, *mut c_void) {
-        let kept = kept.cast::<Self>();
-        // SAFETY: promised by the caller.
-        let (function, data, once) = unsafe { ((*kept).function, (*kept).data, (*kept).once) };
-        if once {
-            // SAFETY: as above, and nobody else will come for it.
-            drop(unsafe { Box::from_raw(kept) });
-        }
-        (function, data)
+        // SAFETY: promised by the caller; nobody else will come for it.
+        let kept = unsafe { Box::from_raw(kept.cast::<Self>()) };
+        (kept.function, kept.data)
     }
 }
 
@@ -88,23 +80,23 @@ unsafe extern "C-unwind" fn run_callback(stream: CUstream, status: CUresult, kep
     unsafe { transmute::<*const c_void, StreamCallback>(function)(stream, status, data) };
 }
 
-/// Has the driver run a function of the program between ours.
+/// Has the driver run a function of the program, by `call`, between two of ours.
 ///
-/// # Safety
-/// `call` hands on its argument to the driver as what its function gets.
-unsafe fn wrapped(
+/// Not in a capture: in a graph it runs as often as the graph does, and the program may ask for it and change it. It is
+/// the program's own there, and unmarked. No capture begins between the look and the call.
+fn wrapped(
     function: *const c_void,
     data: *mut c_void,
+    between: *const c_void,
     stream: StreamKey,
-    call: impl FnOnce(*mut c_void) -> CUresult,
+    call: impl FnOnce(*const c_void, *mut c_void) -> CUresult,
 ) -> CUresult {
-    let kept = Wanted::keep(function, data, stream);
-    let result = call(kept);
-    if result != CUresult::SUCCESS {
-        // SAFETY: the driver refused it and will not run it.
-        drop(unsafe { Box::from_raw(kept.cast::<Wanted>()) });
+    let _alone = capture::hold_off();
+    if function.is_null() || capture::is_capturing(stream) {
+        return call(function, data);
     }
-    result
+    // If it fails, it may be for what went wrong earlier, and be run all the same: then the few bytes stay.
+    call(between, Wanted::keep(function, data))
 }
 
 /// # Safety
@@ -115,16 +107,10 @@ pub(crate) unsafe fn launch_host_func<const TWIN: bool>(
     function: *const c_void,
     data: *mut c_void,
 ) -> CUresult {
-    if function.is_null() {
-        // SAFETY: the caller's arguments.
-        return unsafe { real(stream, function, data) };
-    }
-    // SAFETY: what the driver runs is given what was kept for it.
-    unsafe {
-        wrapped(function, data, StreamKey::new(stream, TWIN), |kept| {
-            real(stream, run_host_func as *const c_void, kept)
-        })
-    }
+    wrapped(function, data, run_host_func as *const c_void, StreamKey::new(stream, TWIN), |function, data| {
+        // SAFETY: the caller's arguments, or ours in their place.
+        unsafe { real(stream, function, data) }
+    })
 }
 
 /// # Safety
@@ -136,16 +122,10 @@ pub(crate) unsafe fn add_callback<const TWIN: bool>(
     data: *mut c_void,
     flags: c_uint,
 ) -> CUresult {
-    if function.is_null() {
-        // SAFETY: the caller's arguments.
-        return unsafe { real(stream, function, data, flags) };
-    }
-    // SAFETY: what the driver runs is given what was kept for it.
-    unsafe {
-        wrapped(function, data, StreamKey::new(stream, TWIN), |kept| {
-            real(stream, run_callback as *const c_void, kept, flags)
-        })
-    }
+    wrapped(function, data, run_callback as *const c_void, StreamKey::new(stream, TWIN), |function, data| {
+        // SAFETY: the caller's arguments, or ours in their place.
+        unsafe { real(stream, function, data, flags) }
+    })
 }
 
 const _: () = assert!(size_of::<c_int>() == size_of::<CUresult>());

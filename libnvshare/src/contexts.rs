@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Mutex, PoisonError};
 
 use crate::cuda::{CUcontext, CUdevice, CUresult};
-use crate::{driver, memory, mover, streams};
+use crate::{driver, gate, memory, mover, streams};
 
 /// Primary contexts, by device.
 static PRIMARY: Mutex<Vec<(CUdevice, CUcontext)>> = Mutex::new(Vec::new());
@@ -100,6 +100,10 @@ pub(crate) unsafe fn retain_primary(real: Retain, context: *mut CUcontext, devic
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn destroy(real: OfContext, context: CUcontext) -> CUresult {
+    if gate::is_forked() {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(context) };
+    }
     // Nothing of ours may be under way in it, and nothing of ours may be left in it.
     let _still = mover::hold_still();
     let taken = streams::take_context(context);
@@ -116,6 +120,10 @@ pub(crate) unsafe fn destroy(real: OfContext, context: CUcontext) -> CUresult {
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn release_primary(real: OfDevice, device: CUdevice) -> CUresult {
+    if gate::is_forked() {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(device) };
+    }
     let _still = mover::hold_still();
     let primary =
         PRIMARY.lock().unwrap_or_else(PoisonError::into_inner).iter().find(|(of, _)| *of == device).copied();
@@ -124,7 +132,7 @@ pub(crate) unsafe fn release_primary(real: OfDevice, device: CUdevice) -> CUresu
     let result = unsafe { real(device) };
     if let Some((context, taken)) = taken {
         // Somebody else may still retain it.
-        if driver::primary_is_active(device) {
+        if result != CUresult::SUCCESS || driver::primary_is_active(device) {
             taken.put_back();
         } else {
             memory::forget_context(context);

@@ -126,7 +126,13 @@ fn enter_slowly(stream: StreamKey, frame: usize) -> Pass {
                 }
                 mine.step_out();
             }
-            DORMANT => session::start(),
+            DORMANT => {
+                session::start();
+                // Before `cuInit` there is nothing to share, and the driver says so.
+                if STATE.load(Ordering::SeqCst) == DORMANT {
+                    return outside;
+                }
+            }
             _ => {
                 // The drain that the gate is closed for may be waiting for this thread.
                 if callbacks::running() {
@@ -248,6 +254,11 @@ pub(crate) fn after_fork_in_child() {
     FORKED.store(true, Ordering::Relaxed);
     STATE.store(OPEN, Ordering::SeqCst);
     slots::forget_current();
+}
+
+/// Whether this is a forked child of a process with a session: nothing of ours is of use in it.
+pub(crate) fn is_forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
 }
 
 /// A short pause for those who poll.

@@ -11,7 +11,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use nvshare_proto::GpuUuid;
 
 use crate::quota::Mapped;
-use crate::{config, devices, session};
+use crate::{config, devices, gate, session};
 
 /// `nvmlDevice_t`
 type Handle = *mut c_void;
@@ -132,6 +132,10 @@ pub(crate) unsafe extern "C-unwind" fn nvmlDeviceGetMemoryInfo_v2(
 
 /// Total and used bytes as the program is to see them; `None`: as NVML says.
 fn view(handle: Handle, total: u64, used: u64) -> Option<(u64, u64)> {
+    // In a forked child our locks may be held for ever.
+    if gate::is_forked() {
+        return None;
+    }
     let config = config::get().ok()?;
     let uuid = uuid_of(handle)?;
     let device = devices::by_uuid(uuid);

@@ -14,7 +14,8 @@ use crate::cuda::{
 };
 use crate::devices::{self, Device};
 use crate::ledger::Kind;
-use crate::{memory, session};
+use crate::streams::StreamKey;
+use crate::{callbacks, capture, driver, memory, session};
 
 /// What was charged for something that is no allocation by address; given back when it is dropped.
 #[derive(Debug)]
@@ -74,7 +75,11 @@ impl Properties {
     unsafe fn device(properties: *const c_void) -> Option<&'static Device> {
         // SAFETY: promised by the caller.
         let properties = unsafe { properties.cast::<Self>().as_ref() }?;
-        if properties.location.kind != CU_MEM_LOCATION_TYPE_DEVICE {
+        // Before `cuInit`, and on its own threads, the driver answers.
+        if properties.location.kind != CU_MEM_LOCATION_TYPE_DEVICE
+            || callbacks::running()
+            || driver::device_count().is_err()
+        {
             return None;
         }
         session::start();
@@ -118,6 +123,12 @@ pub(crate) unsafe fn pool_destroy(real: PoolDestroy, pool: CUmemoryPool) -> CUre
     result
 }
 
+/// Whether an allocation on a stream becomes a node of a graph: that takes memory when the graph runs, of the graph's
+/// own pool.
+fn in_graph(stream: CUstream) -> bool {
+    [false, true].into_iter().any(|twin| capture::is_capturing(StreamKey::new(stream, twin)))
+}
+
 /// # Safety
 /// `place` is null or where the driver would write.
 unsafe fn ordered(
@@ -144,8 +155,9 @@ pub(crate) unsafe fn alloc_async(
     bytes: usize,
     stream: CUstream,
 ) -> CUresult {
+    let on = memory::target().filter(|_| !in_graph(stream));
     // SAFETY: the caller's arguments, `place` or a place of ours.
-    unsafe { ordered(memory::target(), place, bytes, |place| real(place, bytes, stream)) }
+    unsafe { ordered(on, place, bytes, |place| real(place, bytes, stream)) }
 }
 
 /// # Safety
@@ -159,6 +171,7 @@ pub(crate) unsafe fn alloc_from_pool_async(
 ) -> CUresult {
     let known = lock(&POOLS).get(&(pool.0 as usize)).copied();
     let on = match known {
+        _ if in_graph(stream) => None,
         // A default pool: the current device's, as good as always.
         None => memory::target(),
         Some(None) => None,
@@ -326,6 +339,13 @@ static ARRAYS: Mutex<BTreeMap<usize, (CUcontext, Charge)>> = Mutex::new(BTreeMap
 /// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory comes with it.
 const UNBACKED: c_uint = 0x40 | 0x80;
 
+/// `CUDA_ARRAY3D_LAYERED` and `CUDA_ARRAY3D_CUBEMAP`.
+const LAYERED: c_uint = 0x1 | 0x4;
+
+fn product(of: [u64; 4]) -> u64 {
+    of.into_iter().fold(1, u64::saturating_mul)
+}
+
 /// What an array is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
@@ -343,16 +363,25 @@ impl Shape {
         }
         // `CUarray_format`; of what is not listed, most take four bytes or less.
         let component = match self.format {
-            0x01 | 0x08 | 0xc0 | 0xc1 | 0xc2 | 0xc3 | 0xc4 | 0xc5 => 1,
-            0x02 | 0x09 | 0x10 => 2,
+            0x01 | 0x08 | 0xc0..=0xc2 | 0xc6..=0xc8 => 1,
+            0x02 | 0x09 | 0x10 | 0xc3..=0xc5 | 0xc9..=0xcb => 2,
             _ => 4,
         };
         let mut extent = self.extent.map(|n| n.max(1));
         let mut sum = 0u64;
         for _ in 0..levels.clamp(1, 32) {
-            let texels = extent.iter().fold(1u64, |product, &n| product.saturating_mul(n));
-            sum = sum.saturating_add(texels.saturating_mul(component * u64::from(self.channels.max(1))));
-            extent = extent.map(|n| (n / 2).max(1));
+            let [width, height, depth] = extent;
+            sum = sum.saturating_add(match self.format {
+                // Compressed: blocks of four by four texels, whatever the channels.
+                0x91..=0x9e => {
+                    let block = if matches!(self.format, 0x91 | 0x92 | 0x97 | 0x98) { 8 } else { 16 };
+                    product([width.div_ceil(4), height.div_ceil(4), depth, block])
+                }
+                _ => product([width, height, depth, component * u64::from(self.channels.max(1))]),
+            });
+            // Layers and faces of a cube do not become fewer.
+            let layers = if self.flags & LAYERED == 0 { (depth / 2).max(1) } else { depth };
+            extent = [(width / 2).max(1), (height / 2).max(1), layers];
         }
         sum.checked_next_multiple_of(512).unwrap_or(sum)
     }
@@ -503,6 +532,8 @@ mod tests {
             (shape([256, 256, 256], 0x10, 1, 0), 1, 32 << 20),
             (shape([1024, 1024, 1], 0x20, 1, 0), 2, 5 << 20),
             (shape([1024, 1024, 1], 0x20, 1, 0x40), 1, 0),
+            (shape([1024, 1024, 0], 0x91, 4, 0), 1, 1 << 19),
+            (shape([1024, 1024, 6], 0x01, 1, 0x4), 2, (6 << 20) + (6 << 18)),
             (shape([u64::MAX; 3], 0x20, 4, 0), 1, u64::MAX),
         ] {
             if expected == u64::MAX {

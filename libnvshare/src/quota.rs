@@ -6,6 +6,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use nvshare_proto::GpuUuid;
 use nvshare_proto::quota::{GPUS, Page};
 
+use crate::gate;
+
 /// This process's place in its tenant's page, for one GPU.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seat {
@@ -22,12 +24,15 @@ impl Seat {
 
     /// See [`Page::charge`].
     pub(crate) fn charge(&self, bytes: u64, limit: u64) -> Result<(), u64> {
-        self.page.charge(self.row, self.column, bytes, limit)
+        // A forked child has its parent's row and none of its memory.
+        if gate::is_forked() { Ok(()) } else { self.page.charge(self.row, self.column, bytes, limit) }
     }
 
     /// See [`Page::discharge`].
     pub(crate) fn discharge(&self, bytes: u64) {
-        self.page.discharge(self.row, self.column, bytes);
+        if !gate::is_forked() {
+            self.page.discharge(self.row, self.column, bytes);
+        }
     }
 }
 

@@ -208,7 +208,7 @@ async fn client(
         return;
     }
     // Held for as long as the connection is: what its process had is free then.
-    let _seat = seat(&framed, &peer, &register, tenants).await;
+    let seat = seat(&framed, &peer, &register, tenants).await;
     if commands.send(Command::Register { client, identity, register, frames }).await.is_err() {
         return;
     }
@@ -252,6 +252,8 @@ async fn client(
             break;
         }
     }
+    // It may come back at once, on another connection, and is counted anew then.
+    drop(seat);
     let process_remains = !process_gone && peer.lives();
     let _ = commands.send(Command::Disconnected { client, process_remains }).await;
     if process_remains {

@@ -148,6 +148,8 @@ impl Tenants {
             *taken = true;
         }
         drop(taken);
+        // Its last owner may have added to it after it was taken back.
+        shared.page().reclaim(row);
         Ok(Seat { shared, row })
     }
 }

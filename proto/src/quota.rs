@@ -68,8 +68,8 @@ impl Page {
     /// Takes from what a process has.
     pub fn discharge(&self, row: usize, column: usize, bytes: u64) {
         let (Some(used), Some(own)) = (self.used.get(column), self.cell(row, column)) else { return };
-        take(own, bytes);
-        take(used, bytes);
+        // What was taken back already is not taken from the others.
+        take(used, take(own, bytes));
     }
 
     /// A process is gone: what it had is free.
@@ -91,8 +91,11 @@ impl Page {
     }
 }
 
-fn take(from: &AtomicU64, bytes: u64) {
-    let _ = from.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |value| Some(value.saturating_sub(bytes)));
+/// Takes up to this much; how much.
+fn take(from: &AtomicU64, bytes: u64) -> u64 {
+    let less = |value: u64| Some(value.saturating_sub(bytes));
+    let before = from.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).unwrap_or_else(|same| same);
+    before.min(bytes)
 }
 
 #[cfg(test)]
@@ -130,6 +133,9 @@ mod tests {
         assert_eq!(page.charge(1, 0, u64::MAX, u64::MAX), Err(40), "no overflow");
         page.discharge(1, 0, 1000);
         assert_eq!(page.used(0), 0, "no underflow");
+        assert_eq!(page.charge(0, 0, 50, 100), Ok(()));
+        page.discharge(1, 0, 1000);
+        assert_eq!(page.used(0), 50, "what is free already is not taken from the others");
         assert_eq!(page.charge(ROWS, 0, 1000, 100), Ok(()), "no such row: not counted");
     }
 

@@ -46,7 +46,7 @@ pub(crate) fn look() -> Option<Option<quota::Mapped>> {
 /// First contact: closes the gate, finds out about devices, and starts the threads. Later calls do nothing.
 pub(crate) fn start() {
     static START: Once = Once::new();
-    if START.is_completed() {
+    if START.is_completed() || driver::device_count().is_err() {
         return;
     }
     START.call_once(|| {
@@ -253,9 +253,9 @@ impl Session {
     }
 
     fn lose(&mut self, why: &str) {
+        // What this process had is the scheduler's to take back.
+        devices::all().for_each(|device| device.share_quota(None));
         if self.wire.take().is_some() {
-            // What this process had is the scheduler's to take back.
-            devices::all().for_each(|device| device.share_quota(None));
             log::warn(format_args!("connection to the scheduler lost: {why}; the program goes on"));
             self.next_attempt = self.next_attempt.max(Instant::now() + Duration::from_millis(100));
             self.feed(Input::Lost);
@@ -331,8 +331,8 @@ impl Session {
             }
             Action::Reconnect => {
                 log::debug(format_args!("registering again"));
-                self.wire = None;
                 devices::all().for_each(|device| device.share_quota(None));
+                self.wire = None;
                 self.next_attempt = Instant::now();
             }
             Action::Return { room, evict } => self.give_back(room, evict),
