@@ -71,8 +71,10 @@ fn list() -> &'static DashMap<CUdeviceptr, Arc<Allocation>> {
     LIST.get_or_init(DashMap::new)
 }
 
-pub(crate) fn insert(allocation: Allocation) {
-    list().insert(allocation.base, Arc::new(allocation));
+/// Enters an allocation. Returns what was there before: the driver gives an address again only when it was freed, so
+/// that was, without our seeing it.
+pub(crate) fn insert(allocation: Allocation) -> Option<Arc<Allocation>> {
+    list().insert(allocation.base, Arc::new(allocation))
 }
 
 /// What the allocation at this address is made of; `None`: none begins there.

@@ -47,7 +47,14 @@ pub(crate) fn allocate(
 ) -> Result<CUdeviceptr, CUresult> {
     admitted(device, bytes, kind, |charged| {
         let base = make()?;
-        ledger::insert(Allocation::new(base, bytes, device.ordinal, context, kind, charged));
+        let allocation = Allocation::new(base, bytes, device.ordinal, context, kind, charged);
+        if let Some(gone) = ledger::insert(allocation) {
+            let mut place = gone.place();
+            place.freed = true;
+            let charged = place.present;
+            drop(place);
+            forget(&gone, charged);
+        }
         if kind == Kind::Device && charged > 0 {
             mover::populate(base, charged, device);
         }

@@ -175,12 +175,12 @@ fn used_by_tenant(gpu: GpuUuid) -> Option<u64> {
     let page = match *known {
         Some((asked, page)) if asked.elapsed() < FRESH => page,
         _ => {
-            // A page may be another one by now; the old one stays mapped, which is little for each time.
-            let page = match *known {
-                Some((_, Some(Some(page)))) if page.is_in_use() => Some(Some(page)),
-                _ => session::look(),
-            };
-            *known = Some((Instant::now(), page));
+            // The scheduler may be another one by now, and have another page.
+            let page = session::look();
+            if let Some((_, Some(Some(old)))) = known.replace((Instant::now(), page)) {
+                // SAFETY: nobody but this function had it, and nobody has it any more.
+                unsafe { old.unmap() };
+            }
             page
         }
     };

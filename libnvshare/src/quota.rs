@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nvshare_proto::GpuUuid;
-use nvshare_proto::quota::{GPUS, Page};
+use nvshare_proto::quota::Page;
 
 use crate::gate;
 
@@ -73,9 +73,14 @@ impl Mapped {
         Ok(Self { page: unsafe { &*page.cast::<Page>() }, row })
     }
 
-    /// Whether anybody of the tenant uses anything: a page that nobody uses may be an old one.
-    pub(crate) fn is_in_use(&self) -> bool {
-        (0..GPUS).any(|column| self.page.used(column) > 0)
+    /// Lets the page go.
+    ///
+    /// # Safety
+    /// Nobody uses it, or a seat of it, any more.
+    pub(crate) unsafe fn unmap(self) {
+        let page: *const Page = self.page;
+        // SAFETY: mapped by `map` with this size; promised by the caller.
+        unsafe { libc::munmap(page.cast_mut().cast(), size_of::<Page>()) };
     }
 
     /// The place for a GPU.

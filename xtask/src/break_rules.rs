@@ -84,8 +84,8 @@ const RULES: &[Rule] = &[
     Rule {
         what: "every allocation is on the list",
         file: "libnvshare/src/ledger.rs",
-        from: "    list().insert(allocation.base, Arc::new(allocation));\n",
-        to: "    if allocation.base & (3 << 26) != 0 {\n        list().insert(allocation.base, Arc::new(allocation));\n    }\n",
+        from: "    list().insert(allocation.base, Arc::new(allocation))\n",
+        to: "    if allocation.base & (3 << 26) == 0 {\n        return None;\n    }\n    list().insert(allocation.base, Arc::new(allocation))\n",
         package: "nvshare-e2e",
         test: "two_that_do_not_fit_take_turns",
     },
