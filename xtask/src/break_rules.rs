@@ -42,6 +42,14 @@ const RULES: &[Rule] = &[
         test: "a_runs_processes_share_one_limit",
     },
     Rule {
+        what: "who comes back on another connection counts once",
+        file: "nvshare-scheduler/src/server.rs",
+        from: "    drop(seat);\n",
+        to: "    let _kept = &seat;\n",
+        package: "nvshare-e2e",
+        test: "who_comes_back_counts_once",
+    },
+    Rule {
         what: "nothing is written to a descriptor that is the host's by now",
         file: "libnvshare/src/session/descriptor.rs",
         from: "        (number >= 0 && file_of(number) == Some(file)).then_some(number)\n",

@@ -61,6 +61,13 @@ fn a_runs_processes_share_one_limit() {
 }
 
 #[test]
+fn who_comes_back_counts_once() {
+    let log = passes("rejoins", &[], &[("NVSHARE_MEM_LIMIT", "100MiB"), ("NVSHARE_RUN", "7")]).log;
+    let registered = log.lines().filter(|line| line.contains("received Registered")).count();
+    assert!(registered >= 3, "it came back {registered} times: {log}");
+}
+
+#[test]
 fn nvml_says_the_same() {
     let world = World::simulated(CARD);
     symlink(guest("nvml", true), world.dir().join("lib/libnvidia-ml.so.1")).expect("a link");
