@@ -5,7 +5,7 @@
 //! answers.
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_uint, c_void};
 use std::mem::transmute;
 
 use crate::capture;
@@ -127,5 +127,3 @@ pub(crate) unsafe fn add_callback<const TWIN: bool>(
         unsafe { real(stream, function, data, flags) }
     })
 }
-
-const _: () = assert!(size_of::<c_int>() == size_of::<CUresult>());

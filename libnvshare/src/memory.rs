@@ -49,11 +49,7 @@ pub(crate) fn allocate(
         let base = make()?;
         let allocation = Allocation::new(base, bytes, device.ordinal, context, kind, charged);
         if let Some(gone) = ledger::insert(allocation) {
-            let mut place = gone.place();
-            place.freed = true;
-            let charged = place.present;
-            drop(place);
-            forget(&gone, charged);
+            forget(&gone);
         }
         if kind == Kind::Device && charged > 0 {
             mover::populate(base, charged, device);
@@ -299,13 +295,17 @@ pub(crate) fn free_with(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> C
         return result;
     }
     place.freed = true;
-    let charged = place.present;
     drop(place);
-    forget(&allocation, charged);
+    forget(&allocation);
     result
 }
 
-fn forget(allocation: &Allocation, charged: u64) {
+/// An allocation that is off the list is gone: what was charged for it is given back.
+fn forget(allocation: &Allocation) {
+    let mut place = allocation.place();
+    place.freed = true;
+    let charged = place.present;
+    drop(place);
     if let Some(device) = devices::get(allocation.device) {
         device.release(allocation.size, charged);
         session::freed(device);
@@ -316,11 +316,7 @@ fn forget(allocation: &Allocation, charged: u64) {
 pub(crate) fn forget_context(context: CUcontext) {
     plain::forget_context(context);
     for allocation in ledger::remove_context(context) {
-        let mut place = allocation.place();
-        place.freed = true;
-        let charged = place.present;
-        drop(place);
-        forget(&allocation, charged);
+        forget(&allocation);
     }
 }
 

@@ -15,7 +15,7 @@ use crate::cuda::{
 use crate::devices::{self, Device};
 use crate::ledger::Kind;
 use crate::streams::StreamKey;
-use crate::{callbacks, capture, driver, memory, session};
+use crate::{callbacks, capture, memory, session};
 
 /// What was charged for something that is no allocation by address; given back when it is dropped.
 #[derive(Debug)]
@@ -75,11 +75,8 @@ impl Properties {
     unsafe fn device(properties: *const c_void) -> Option<&'static Device> {
         // SAFETY: promised by the caller.
         let properties = unsafe { properties.cast::<Self>().as_ref() }?;
-        // Before `cuInit`, and on its own threads, the driver answers.
-        if properties.location.kind != CU_MEM_LOCATION_TYPE_DEVICE
-            || callbacks::running()
-            || driver::device_count().is_err()
-        {
+        // What the driver's own thread asks for, the driver answers.
+        if properties.location.kind != CU_MEM_LOCATION_TYPE_DEVICE || callbacks::running() {
             return None;
         }
         session::start();
@@ -125,8 +122,8 @@ pub(crate) unsafe fn pool_destroy(real: PoolDestroy, pool: CUmemoryPool) -> CUre
 
 /// Whether an allocation on a stream becomes a node of a graph: that takes memory when the graph runs, of the graph's
 /// own pool.
-fn in_graph(stream: CUstream) -> bool {
-    [false, true].into_iter().any(|twin| capture::is_capturing(StreamKey::new(stream, twin)))
+fn in_graph(stream: CUstream, twin: bool) -> bool {
+    capture::is_capturing(StreamKey::new(stream, twin))
 }
 
 /// # Safety
@@ -149,20 +146,20 @@ unsafe fn ordered(
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn alloc_async(
+pub(crate) unsafe fn alloc_async<const TWIN: bool>(
     real: AllocAsync,
     place: *mut CUdeviceptr,
     bytes: usize,
     stream: CUstream,
 ) -> CUresult {
-    let on = memory::target().filter(|_| !in_graph(stream));
+    let on = memory::target().filter(|_| !in_graph(stream, TWIN));
     // SAFETY: the caller's arguments, `place` or a place of ours.
     unsafe { ordered(on, place, bytes, |place| real(place, bytes, stream)) }
 }
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn alloc_from_pool_async(
+pub(crate) unsafe fn alloc_from_pool_async<const TWIN: bool>(
     real: AllocFromPoolAsync,
     place: *mut CUdeviceptr,
     bytes: usize,
@@ -171,7 +168,7 @@ pub(crate) unsafe fn alloc_from_pool_async(
 ) -> CUresult {
     let known = lock(&POOLS).get(&(pool.0 as usize)).copied();
     let on = match known {
-        _ if in_graph(stream) => None,
+        _ if in_graph(stream, TWIN) => None,
         // A default pool: the current device's, as good as always.
         None => memory::target(),
         Some(None) => None,

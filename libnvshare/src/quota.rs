@@ -44,8 +44,8 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
-    /// Maps the page that the scheduler sent. It stays mapped: threads may be looking at it whenever the scheduler is
-    /// lost, and there is one for each time that it comes back.
+    /// Maps the page that the scheduler sent. That of a session stays mapped: threads may be looking at it whenever the
+    /// scheduler is lost, and there is one for each time that it comes back.
     pub(crate) fn map(descriptor: &OwnedFd, row: usize) -> io::Result<Self> {
         let size = size_of::<Page>();
         // The scheduler's own pages cannot shrink under us; who stands in for it must not be able to either.
@@ -69,7 +69,7 @@ impl Mapped {
         if page == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: mapped with this size, for ever; atomics alone, of which any bytes are valid.
+        // SAFETY: mapped with this size, until who calls `unmap` says that nobody uses it; atomics alone, of which any bytes are valid.
         Ok(Self { page: unsafe { &*page.cast::<Page>() }, row })
     }
 

@@ -139,10 +139,10 @@ handled {
     view cuDeviceTotalMem(bytes: *mut c_uint, dev: CUdevice) = memory::total_mem_v1;
     view cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) = memory::total_mem;
     // stream-ordered, physical and array memory: counted
-    allocate cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = plain::alloc_async;
-    allocate cuMemAllocAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = plain::alloc_async;
-    allocate cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) = plain::alloc_from_pool_async;
-    allocate cuMemAllocFromPoolAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) = plain::alloc_from_pool_async;
+    allocate cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = plain::alloc_async::<false>;
+    allocate cuMemAllocAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = plain::alloc_async::<true>;
+    allocate cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) = plain::alloc_from_pool_async::<false>;
+    allocate cuMemAllocFromPoolAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) = plain::alloc_from_pool_async::<true>;
     free cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) = plain::free_async;
     free cuMemFreeAsync_ptsz(dptr: CUdeviceptr, hStream: CUstream) = plain::free_async;
     allocate cuMemPoolCreate(pool: *mut CUmemoryPool, poolProps: *const c_void) = plain::pool_create;

@@ -624,6 +624,17 @@ fn steady(gib: u64, work: u64) -> Plan {
     }
 }
 
+/// A client of 12 GiB, so much of them absent, registers.
+fn registered(client: u64, gate: Gate, absent: u64) -> Event {
+    let usage = vec![twelve_gib(absent)];
+    let register = Register { pid: 9, name: "x".into(), memory: MemoryMode::Managed, gate, run: None, usage };
+    Event::Registered { client, identity: Identity::default(), register }
+}
+
+fn twelve_gib(absent: u64) -> Usage {
+    Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated: 12 * GIB, absent }
+}
+
 #[test]
 fn two_that_do_not_fit_take_equal_turns() {
     let mut world = World::new(vec![steady(12, 20_000), steady(12, 20_000)], config(false), 7);
@@ -683,16 +694,7 @@ fn who_never_runs_under_its_grant_does_not_keep_the_gpu_from_others() {
     // A client that registers, asks, and is never heard of again.
     let mut world =
         World::new(vec![steady(12, 60_000), Plan { starts_at: 3_000, ..steady(2, 500) }], config(false), 3);
-    let usage = Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated: 12 * GIB, absent: 12 * GIB };
-    let register = Register {
-        pid: 9,
-        name: "frozen".into(),
-        memory: MemoryMode::Managed,
-        gate: Gate::Closed,
-        run: None,
-        usage: vec![usage],
-    };
-    world.core.handle(Event::Registered { client: 77, identity: Identity::default(), register }, MS(0));
+    world.core.handle(registered(77, Gate::Closed, 12 * GIB), MS(0));
     world.core.handle(Event::Message { client: 77, message: ClientMessage::ReqLock }, MS(0));
     let granted = std::iter::from_fn(|| world.core.poll_output())
         .any(|o| matches!(o, Output::Send { client: 77, message: SchedulerMessage::LockOk { .. } }));
@@ -746,16 +748,7 @@ fn a_grant_comes_with_all_the_room_or_not_at_all() {
         std::mem::take(&mut sent)
     };
     for client in [1, 2] {
-        let usage = Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated: 12 * GIB, absent: 12 * GIB };
-        let register = Register {
-            pid: client as u32,
-            name: "x".into(),
-            memory: MemoryMode::Managed,
-            gate: Gate::Closed,
-            run: None,
-            usage: vec![usage],
-        };
-        core.handle(Event::Registered { client, identity: Identity::default(), register }, MS(0));
+        core.handle(registered(client, Gate::Closed, 12 * GIB), MS(0));
     }
     while core.poll_output().is_some() {}
     let first = handle(&mut core, 1, ClientMessage::ReqLock, 1);
@@ -763,8 +756,7 @@ fn a_grant_comes_with_all_the_room_or_not_at_all() {
         panic!("{first:?}")
     };
     handle(&mut core, 1, ClientMessage::Running { epoch: one }, 2);
-    let usage = Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated: 12 * GIB, absent: 0 };
-    handle(&mut core, 1, ClientMessage::Usage(usage), 2);
+    handle(&mut core, 1, ClientMessage::Usage(twelve_gib(0)), 2);
     assert_eq!(
         handle(&mut core, 2, ClientMessage::ReqLock, 3),
         [(1, SchedulerMessage::Waiters { waiting: true })]
@@ -805,7 +797,6 @@ fn an_eviction_stands_until_it_is_answered() {
             })
             .collect::<Vec<_>>()
     };
-    let usage = |absent| Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated: 12 * GIB, absent };
     let epoch = |sent: &[(u64, SchedulerMessage)], to: u64| {
         sent.iter().find_map(|(client, message)| match message {
             SchedulerMessage::LockOk { epoch, .. } if *client == to => Some(*epoch),
@@ -813,20 +804,12 @@ fn an_eviction_stands_until_it_is_answered() {
         })
     };
     for client in [1, 2] {
-        let register = Register {
-            pid: client as u32,
-            name: "x".into(),
-            memory: MemoryMode::Managed,
-            gate: Gate::Closed,
-            run: None,
-            usage: vec![usage(12 * GIB)],
-        };
-        core.handle(Event::Registered { client, identity: Identity::default(), register }, MS(0));
+        core.handle(registered(client, Gate::Closed, 12 * GIB), MS(0));
     }
     while core.poll_output().is_some() {}
     let one = epoch(&say(&mut core, 1, ClientMessage::ReqLock), 1).expect("a grant");
     say(&mut core, 1, ClientMessage::Running { epoch: one });
-    say(&mut core, 1, ClientMessage::Usage(usage(0)));
+    say(&mut core, 1, ClientMessage::Usage(twelve_gib(0)));
     say(&mut core, 2, ClientMessage::ReqLock);
     say(&mut core, 1, ClientMessage::LockReleased { epoch: one });
     say(&mut core, 1, ClientMessage::ReqLock);
@@ -834,7 +817,7 @@ fn an_eviction_stands_until_it_is_answered() {
     let granted = say(&mut core, 1, ClientMessage::Room(Room { gpu: gpu(0), bytes: 9 * GIB }));
     let two = epoch(&granted, 2).unwrap_or_else(|| panic!("{granted:?}; {:?}", core.client_status()));
     say(&mut core, 2, ClientMessage::Running { epoch: two });
-    say(&mut core, 2, ClientMessage::Usage(usage(0)));
+    say(&mut core, 2, ClientMessage::Usage(twelve_gib(0)));
     say(&mut core, 2, ClientMessage::LockReleased { epoch: two });
     say(&mut core, 2, ClientMessage::Room(Room { gpu: gpu(0), bytes: 12 * GIB }));
     let sent = say(&mut core, 2, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
@@ -846,22 +829,15 @@ fn an_eviction_stands_until_it_is_answered() {
 #[test]
 fn who_was_parked_before_its_scheduler_waits_for_those_who_run() {
     let mut core = Core::new(Config { settle: MS(1300), ..config(false) });
-    let usage = |absent| Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated: 12 * GIB, absent };
-    let register = |client: u64, gate, absent| {
-        let usage = vec![usage(absent)];
-        let register =
-            Register { pid: 1, name: "x".into(), memory: MemoryMode::Managed, gate, run: None, usage };
-        Event::Registered { client, identity: Identity::default(), register }
-    };
     let granted = |core: &mut Core| {
         std::iter::from_fn(|| core.poll_output())
             .any(|o| matches!(o, Output::Send { client: 1, message: SchedulerMessage::LockOk { .. } }))
     };
-    core.handle(register(1, Gate::Closed, 8 * GIB), MS(100));
+    core.handle(registered(1, Gate::Closed, 8 * GIB), MS(100));
     core.handle(Event::Message { client: 1, message: ClientMessage::ReqLock }, MS(101));
     assert!(!granted(&mut core), "what the other fills is not known yet");
     assert_eq!(core.next_deadline(), Some(MS(1300)));
-    core.handle(register(2, Gate::Open, 0), MS(900));
+    core.handle(registered(2, Gate::Open, 0), MS(900));
     core.handle(Event::Deadline, MS(1300));
     assert!(!granted(&mut core), "the other runs");
     // The other is gone, with what it had.
