@@ -154,8 +154,8 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
 
 /// An allocation waits this long for room before the program sees the driver's own out-of-memory.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The scheduler's first word takes less than this where there is one.
-const FIRST_CONTACT: Duration = Duration::from_millis(500);
+/// More than the session waits for the answer of a scheduler that is there; where there is none it says so at once.
+const FIRST_CONTACT: Duration = Duration::from_secs(6);
 /// Growth beyond this is reported at once.
 const REPORT_STEP: u64 = 64 << 20;
 

@@ -16,23 +16,21 @@ int main(void) {
     start();
     load_kernel();
     memory = alloc(600 * MIB);
-    for (int i = 0; i < 20; i++) {
+    signal(SIGUSR1, jump);
+    do {
         pthread_t thread;
         CHECK(pthread_create(&thread, NULL, work, NULL));
         CHECK(launch(memory, 600 * MIB / 4, 2000, NULL));
         usleep(1000);
         CHECK(pthread_cancel(thread));
         CHECK(pthread_join(thread, NULL));
-    }
-    signal(SIGUSR1, jump);
-    for (volatile int i = 0; i < 20; i++) {
         if (sigsetjmp(out, 1) == 0) {
             launch(memory, 64, 1, NULL);
             raise(SIGUSR1);
         }
         CHECK(launch(memory, 600 * MIB / 4, 20000, NULL));
         CHECK(FN(cuCtxSynchronize)());
-    }
+    } while (goes_on());
     CHECK(FN(cuCtxSynchronize)());
     return 0;
 }

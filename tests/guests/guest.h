@@ -38,6 +38,12 @@ static uint64_t alloc(size_t bytes) {
     return base;
 }
 
+/* Whether there is to be another round: until the file is there that STOP names; without one, there is no other. */
+static int goes_on(void) {
+    const char *stop = getenv("STOP");
+    return stop && access(stop, F_OK) != 0;
+}
+
 static size_t free_bytes(void) {
     size_t left = 0, total = 0;
     CHECK(FN(cuMemGetInfo_v2)(&left, &total));

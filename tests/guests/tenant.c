@@ -50,7 +50,7 @@ int main(int argc, char **argv) {
     EXPECT(free_bytes() == 10 * MIB);
     kill(holder, SIGKILL);
     waitpid(holder, &status, 0);
-    for (int i = 0; free_bytes() != 40 * MIB; i++) { EXPECT(i < 1000); usleep(1000); }
+    for (int i = 0; free_bytes() != 40 * MIB; i++) { EXPECT(i < 20000); usleep(1000); }
     pid_t pids[8];
     for (int i = 0; i < 8; i++) pids[i] = child(argv[0], "fill", out[1], in[0]);
     for (int i = 0; i < 8; i++) { EXPECT(read(out[0], &count, sizeof count) == sizeof count); sum += count; }
@@ -59,6 +59,6 @@ int main(int argc, char **argv) {
     close(in[1]);
     close(in[0]);
     for (int i = 0; i < 8; i++) kill(pids[i], SIGKILL), waitpid(pids[i], &status, 0);
-    for (int i = 0; free_bytes() != 40 * MIB; i++) { EXPECT(i < 1000); usleep(1000); }
+    for (int i = 0; free_bytes() != 40 * MIB; i++) { EXPECT(i < 20000); usleep(1000); }
     return 0;
 }

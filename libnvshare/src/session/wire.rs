@@ -99,8 +99,8 @@ impl Wire {
     }
 }
 
-/// How long a process that only looks waits.
-const LOOK_PATIENCE: Duration = Duration::from_millis(200);
+/// How long a process that only looks waits for a scheduler that is there and does not answer.
+const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Asks for the page of this process's tenant on a connection of its own: its row and the descriptor, or that the
 /// tenant has no processes; `None`: nobody answers.

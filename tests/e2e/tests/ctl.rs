@@ -1,7 +1,6 @@
 //! The command line: every command gets an answer, a refused one says why and exits non-zero.
 
 use std::process::{Command, Output};
-use std::time::Duration;
 
 use nvshare_harness::{Artifacts, Program, Running, Scheduler, World, wait_until};
 
@@ -13,23 +12,25 @@ fn text(output: &Output) -> (bool, String, String) {
     (output.status.success(), read(&output.stdout), read(&output.stderr))
 }
 
+/// Two programs that do not fit together, until they are told to stop.
+fn two_jobs(world: &World) -> [Running; 2] {
+    let jobs = ["a", "b"].map(|name| Program::workload(world, name, JOB).until_told().waits_for_go().start());
+    Running::go(&[&jobs[0], &jobs[1]]);
+    jobs
+}
+
 #[test]
 fn set_tq_is_obeyed_at_once() {
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "300"]);
-    let jobs = ["a", "b"]
-        .map(|name| Program::workload(&world, name, &format!("{JOB} --seconds 4")).waits_for_go().start());
-    Running::go(&[&jobs[0], &jobs[1]]);
-    wait_until("one waits", Duration::from_secs(3), || {
-        (Scheduler::status(&world).gpus[0].waiters.len() == 1).then_some(())
-    });
+    let jobs = two_jobs(&world);
+    Scheduler::until(&world, "one waits", |status| status.gpus[0].waiters.len() == 1);
     let turns = Scheduler::status(&world).gpus[0].turns;
     let gpu = Scheduler::status(&world).gpus[0].gpu.to_string();
     let (good, out, _) = text(&Scheduler::ctl(&world, &["set-tq", "0.25", "--gpu", &gpu]));
     assert!(good && out.contains(&gpu) && out.contains("0.25 s"), "{out}");
-    wait_until("turns are taken", Duration::from_secs(4), || {
-        (Scheduler::status(&world).gpus[0].turns >= turns + 3).then_some(())
-    });
+    Scheduler::until(&world, "turns are taken", |status| status.gpus[0].turns >= turns + 3);
+    world.stop();
     for job in jobs.map(Running::finish) {
         job.intact();
     }
@@ -51,27 +52,21 @@ fn off_lets_everybody_run_if_all_fits_and_on_takes_turns_again() {
     // Forced off, page faults move memory: fast ones, or the test would wait for them.
     let world = World::simulated(&[CARD[0], CARD[1], ("NVSIM_FAULT", "10")]);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.3"]);
-    let jobs = ["a", "b"]
-        .map(|name| Program::workload(&world, name, &format!("{JOB} --seconds 5")).waits_for_go().start());
-    Running::go(&[&jobs[0], &jobs[1]]);
-    wait_until("turns are taken", Duration::from_secs(4), || {
-        (Scheduler::status(&world).gpus[0].turns >= 3).then_some(())
-    });
+    let jobs = two_jobs(&world);
+    Scheduler::until(&world, "turns are taken", |status| status.gpus[0].turns >= 3);
     let (good, _, error) = text(&Scheduler::ctl(&world, &["off"]));
     assert!(!good && error.contains("--force"), "{error}");
     assert!(Scheduler::status(&world).scheduler.scheduling);
     let (good, out, _) = text(&Scheduler::ctl(&world, &["off", "--force"]));
     assert!(good && out.contains("scheduling is off"), "{out}");
-    wait_until("both run", Duration::from_secs(3), || {
-        let status = Scheduler::status(&world);
-        (status.clients.iter().filter(|c| c.state == "free").count() == 2).then_some(())
+    Scheduler::until(&world, "both run", |status| {
+        status.clients.iter().filter(|client| client.state == "free").count() == 2
     });
     let (good, out, _) = text(&Scheduler::ctl(&world, &["on"]));
     assert!(good && out.contains("scheduling is on"), "{out}");
     let turns = Scheduler::status(&world).gpus[0].turns;
-    wait_until("turns are taken again", Duration::from_secs(4), || {
-        (Scheduler::status(&world).gpus[0].turns >= turns + 2).then_some(())
-    });
+    Scheduler::until(&world, "turns are taken again", |status| status.gpus[0].turns >= turns + 2);
+    world.stop();
     for job in jobs.map(Running::finish) {
         job.intact();
     }
@@ -94,8 +89,9 @@ fn json_holds_what_a_row_of_measurements_needs() {
     assert!(client["held_ms"].is_u64());
     assert_eq!(client["usage"][0]["gpu"], "GPU-51600000-0000-4000-8000-000000000000");
     // Without --all, only who is there.
-    let output = Scheduler::ctl(&world, &["clients", "--json"]);
-    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "[]");
+    wait_until("it is known to be gone", || {
+        Scheduler::ctl(&world, &["clients", "--json"]).stdout.trim_ascii() == b"[]"
+    });
     let (good, out, _) = text(&Scheduler::ctl(&world, &["clients"]));
     assert!(good && out == "no clients\n", "{out}");
 }

@@ -1,29 +1,26 @@
 //! Everything fails open: a scheduler that is absent, dies, comes back, or is started twice.
 
 use std::os::unix::net::UnixListener;
-use std::time::Duration;
 
 use nvshare_harness::{Program, Running, Scheduler, World, wait_until};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
+/// What a program says that has lost its scheduler.
+const LOST: &str = "connection to the scheduler lost";
 const JOB: &str = "--memory 768MiB --block 64MiB --kernel-us 1000";
 
 #[test]
 fn without_a_scheduler_programs_run_and_join_later() {
     let world = World::simulated(CARD);
-    let job = Program::workload(&world, "early", &format!("{JOB} --seconds 4")).waits_for_go().start();
+    let job = Program::workload(&world, "early", JOB).until_told().waits_for_go().start();
     Running::go(&[&job]);
     let warnings = |log: &str| log.lines().filter(|line| line.starts_with("[NVSHARE][WARN]")).count();
     assert_eq!(warnings(&job.log()), 1, "{}", job.log());
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-    wait_until("it joins", Duration::from_secs(3), || {
-        let status = Scheduler::status(&world);
-        status
-            .clients
-            .iter()
-            .find(|c| c.pid == job.pid() && c.state == "running" && c.resident == 768 << 20)
-            .map(|_| ())
+    Scheduler::until(&world, "it joins", |status| {
+        status.find(job.pid()).is_some_and(|client| client.state == "running" && client.resident == 768 << 20)
     });
+    world.stop();
     let job = job.finish();
     job.intact();
     assert_eq!(warnings(&job.log), 1, "{}", job.log);
@@ -35,21 +32,21 @@ fn a_scheduler_that_is_killed_stops_nobody_and_gets_everybody_back() {
     let arguments = ["--gpu-memory", "1GiB", "--tq", "0.4"];
     let scheduler = Scheduler::start(&world, &arguments);
     let jobs = ["a", "b"].map(|name| {
-        Program::workload(&world, name, &format!("{JOB} --seconds 9 --full-check")).waits_for_go().start()
+        let job = Program::workload(&world, name, &format!("{JOB} --full-check"));
+        job.until_told().waits_for_go().start()
     });
     Running::go(&[&jobs[0], &jobs[1]]);
-    std::thread::sleep(Duration::from_millis(1500));
+    Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 2);
     scheduler.kill();
-    std::thread::sleep(Duration::from_millis(500));
+    wait_until("both notice", || jobs.iter().all(|job| job.log().contains(LOST)));
     let _scheduler = Scheduler::start(&world, &arguments);
-    wait_until("both are back and take turns", Duration::from_secs(6), || {
-        let status = Scheduler::status(&world);
-        let turns = status.gpus.first().is_some_and(|gpu| gpu.turns >= 4);
-        (status.clients.iter().filter(|c| !c.gone).count() == 2 && turns).then_some(())
+    Scheduler::until(&world, "both are back and take turns", |status| {
+        status.clients.iter().filter(|client| !client.gone).count() == 2
+            && status.gpus.first().is_some_and(|gpu| gpu.turns >= 4)
     });
+    world.stop();
     for job in jobs.map(Running::finish) {
         job.intact();
-        assert!(job.log.contains("connection to the scheduler lost"), "{}", job.log);
     }
     let (moved, _) = world.observe();
     assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
@@ -59,11 +56,13 @@ fn a_scheduler_that_is_killed_stops_nobody_and_gets_everybody_back() {
 fn parked_programs_go_on_when_a_scheduler_does_not_come_back() {
     let world = World::simulated(CARD);
     let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "60"]);
-    let jobs = ["a", "b"]
-        .map(|name| Program::workload(&world, name, &format!("{JOB} --steps 20")).waits_for_go().start());
+    let jobs =
+        ["a", "b"].map(|name| Program::workload(&world, name, JOB).until_told().waits_for_go().start());
     Running::go(&[&jobs[0], &jobs[1]]);
-    std::thread::sleep(Duration::from_millis(200));
+    Scheduler::until(&world, "one is parked", |status| status.gpus[0].waiters.len() == 1);
     scheduler.kill();
+    wait_until("both notice", || jobs.iter().all(|job| job.log().contains(LOST)));
+    world.stop();
     for job in jobs.map(Running::finish) {
         job.intact();
     }
@@ -119,21 +118,16 @@ fn stale_sockets_are_replaced_and_anything_else_is_left_alone() {
 #[test]
 fn a_stopped_program_holds_up_nobody_that_fits_beside_it() {
     let world = World::simulated(CARD);
-    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2", "--grace", "0.5"]);
-    // Mostly asleep: it is not to be stopped while it holds a lock of the simulator.
-    let args = "--memory 768MiB --block 64MiB --kernel-us 10 --host-ms 1000 --seconds 60";
-    let stopped = Program::workload(&world, "stopped", args).waits_for_go().start();
-    Running::go(&[&stopped]);
-    std::thread::sleep(Duration::from_millis(500));
+    let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2", "--grace", "0.5"]);
+    // It has its memory and waits for a word that never comes, away from the simulator and its locks.
+    let stopped = Program::workload(&world, "stopped", JOB).waits_for_go().start();
+    wait_until("it is set up", || stopped.is_ready());
     stopped.signal(libc::SIGSTOP);
     let small =
         Program::workload(&world, "small", "--memory 128MiB --block 64MiB --steps 20").start().finish();
     small.intact();
     let large = Program::workload(&world, "large", &format!("{JOB} --steps 5")).start();
-    wait_until("the stopped one is reported", Duration::from_secs(5), || {
-        let log = std::fs::read_to_string(world.dir().join("scheduler.log")).unwrap_or_default();
-        log.contains("does not answer").then_some(())
-    });
+    wait_until("the stopped one is reported", || scheduler.log().contains("does not answer"));
     stopped.signal(libc::SIGKILL);
     let _ = stopped.finish();
     large.finish().intact();

@@ -1,8 +1,8 @@
 //! The library as a guest: what it leaves alone.
 
 use std::collections::BTreeSet;
+use std::io::{Read, Write};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use nvshare_harness::{Artifacts, Program, Scheduler, World};
 
@@ -10,14 +10,17 @@ use nvshare_harness::{Artifacts, Program, Scheduler, World};
 fn a_program_without_cuda_gets_no_thread_and_no_socket() {
     let world = World::simulated(&[]);
     let _scheduler = Scheduler::start(&world, &[]);
-    let mut child = Command::new("sleep")
-        .arg("1")
+    let mut child = Command::new("cat")
         .env("LD_PRELOAD", &Artifacts::get().library)
         .env("NVSHARE_SOCKET", world.socket())
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
         .spawn()
-        .expect("sleep runs");
-    std::thread::sleep(Duration::from_millis(300));
+        .expect("cat runs");
+    // When it answers it is well past its start.
+    let mut stdin = child.stdin.take().expect("a pipe");
+    stdin.write_all(b"!").expect("it reads");
+    child.stdout.as_mut().expect("a pipe").read_exact(&mut [0]).expect("it answers");
     let proc = format!("/proc/{}", child.id());
     let maps = std::fs::read_to_string(format!("{proc}/maps")).expect("maps");
     assert!(maps.contains("libnvshare.so"), "the library is loaded");
@@ -32,6 +35,7 @@ fn a_program_without_cuda_gets_no_thread_and_no_socket() {
         descriptors.iter().all(|path| !path.contains("socket") && !path.contains("eventfd")),
         "{descriptors:?}"
     );
+    drop(stdin);
     assert!(child.wait().expect("a child").success());
     assert!(Scheduler::status(&world).clients.is_empty());
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use nvshare_harness::{Artifacts, Finished, Program, Scheduler, World, guest};
+use nvshare_harness::{Artifacts, Finished, Program, Scheduler, World, guest, wait_until};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
@@ -34,13 +34,13 @@ fn passes(name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Finishe
 fn passes_under_turns(name: &str) {
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    let other =
-        Program::workload(&world, "other", "--memory 640MiB --block 64MiB --steps 100 --kernel-us 2000");
-    let (guest, other) = (under(&world, name, &[]).start(), other.start());
+    let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
+    let (guest, other) = (under(&world, name, &[]).until_told().start(), other.until_told().start());
+    Scheduler::until_turns(&world, &[&guest, &other], 5);
+    world.stop();
     let guest = passed(guest.finish());
     other.finish().intact();
-    let client = Scheduler::status(&world);
-    assert!(client.client(guest.pid).counters.hand_overs > 0, "no turns were taken");
+    assert!(Scheduler::status(&world).client(guest.pid).counters.hand_overs >= 5);
 }
 
 #[test]
@@ -62,9 +62,19 @@ fn a_runs_processes_share_one_limit() {
 
 #[test]
 fn who_comes_back_counts_once() {
-    let log = passes("rejoins", &[], &[("NVSHARE_MEM_LIMIT", "100MiB"), ("NVSHARE_RUN", "7")]).log;
-    let registered = log.lines().filter(|line| line.contains("received Registered")).count();
-    assert!(registered >= 3, "it came back {registered} times: {log}");
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let guest = under(&world, "rejoins", &[])
+        .env("NVSHARE_MEM_LIMIT", "100MiB")
+        .env("NVSHARE_RUN", "7")
+        .until_told()
+        .start();
+    wait_until("it comes back three times", || {
+        assert!(guest.lives(), "{}", guest.log());
+        guest.log().matches("received Registered").count() > 3
+    });
+    world.stop();
+    passed(guest.finish());
 }
 
 #[test]

@@ -1,9 +1,7 @@
 //! The five named scenarios, on the simulated driver: alone; two that fit; two that do not; a capture under
 //! contention; a kill in a hand-over.
 
-use std::time::Duration;
-
-use nvshare_harness::{Program, Ran, Running, Scheduler, World, wait_until};
+use nvshare_harness::{Program, Ran, Running, Scheduler, World};
 
 /// A card of 1 GiB with a fast link, so that a hand-over takes some ten milliseconds.
 const SMALL: &[(&str, &str)] = &[
@@ -65,9 +63,12 @@ fn two_that_fit_run_together() {
 fn two_that_do_not_fit_take_turns() {
     let world = World::simulated(SMALL);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.5"]);
-    let args = "--memory 768MiB --block 64MiB --seconds 5 --kernel-us 1000 --full-check";
-    let jobs = ["a", "b"].map(|name| Program::workload(&world, name, args).waits_for_go().start());
+    let args = "--memory 768MiB --block 64MiB --kernel-us 1000 --full-check";
+    let jobs =
+        ["a", "b"].map(|name| Program::workload(&world, name, args).until_told().waits_for_go().start());
     let go = Running::go(&[&jobs[0], &jobs[1]]);
+    Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 4);
+    world.stop();
     let jobs = jobs.map(Running::finish);
     let status = Scheduler::status(&world);
     let mut hand_overs = 0;
@@ -75,7 +76,7 @@ fn two_that_do_not_fit_take_turns() {
         job.intact();
         let counters = status.client(job.pid).counters;
         assert_eq!(counters.passed_by, 0);
-        assert!(counters.hand_overs >= 3, "{counters:?}");
+        assert!(counters.hand_overs >= 4, "{counters:?}");
         // Everything that left came back, but for what the last turn did not need.
         assert!(counters.evicted >= 512 << 20, "{counters:?}");
         assert!(counters.restored <= counters.evicted, "{counters:?}");
@@ -92,10 +93,14 @@ fn two_that_do_not_fit_take_turns() {
 fn without_restore_page_faults_bring_the_memory_back() {
     let world = World::simulated(SMALL);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.5"]);
-    let args = "--memory 768MiB --block 64MiB --seconds 3 --kernel-us 1000 --full-check";
-    let jobs = ["a", "b"]
-        .map(|name| Program::workload(&world, name, args).env("NVSHARE_RESTORE", "0").waits_for_go().start());
+    let args = "--memory 768MiB --block 64MiB --kernel-us 1000 --full-check";
+    let jobs = ["a", "b"].map(|name| {
+        let job = Program::workload(&world, name, args).env("NVSHARE_RESTORE", "0");
+        job.until_told().waits_for_go().start()
+    });
     Running::go(&[&jobs[0], &jobs[1]]);
+    Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 3);
+    world.stop();
     for job in jobs {
         job.finish().intact();
     }
@@ -108,16 +113,16 @@ fn without_restore_page_faults_bring_the_memory_back() {
 fn a_capture_under_contention_is_not_broken() {
     let world = World::simulated(SMALL);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2"]);
-    let graphs = "--memory 640MiB --block 64MiB --seconds 4 --kernel-us 1000 --graph --full-check";
-    let steady = "--memory 640MiB --block 64MiB --seconds 4 --kernel-us 1000 --full-check";
-    let jobs = [("graphs", graphs), ("steady", steady)]
-        .map(|(name, args)| Program::workload(&world, name, args).waits_for_go().start());
+    let steady = "--memory 640MiB --block 64MiB --kernel-us 1000 --full-check";
+    let graphs = format!("{steady} --graph");
+    let jobs = [("graphs", graphs.as_str()), ("steady", steady)]
+        .map(|(name, args)| Program::workload(&world, name, args).until_told().waits_for_go().start());
     Running::go(&[&jobs[0], &jobs[1]]);
-    let jobs = jobs.map(Running::finish);
-    let status = Scheduler::status(&world);
-    for job in &jobs {
-        assert!(job.intact().steps >= 5);
-        assert!(status.client(job.pid).counters.hand_overs >= 3, "{:?}", status.client(job.pid));
+    Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 4);
+    world.stop();
+    for job in jobs.map(Running::finish) {
+        job.intact();
+        assert!(Scheduler::status(&world).client(job.pid).counters.hand_overs >= 4);
     }
 }
 
@@ -127,23 +132,17 @@ fn who_is_killed_in_a_hand_over_leaves_its_room() {
     // A slow way out: the kill comes in the middle of it.
     let mut scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.5"]);
     let args = "--memory 768MiB --block 32MiB --kernel-us 1000";
-    let victim = Program::workload(&world, "victim", &format!("{args} --seconds 60"))
-        .env("NVSIM_TO_HOST", "0.5")
-        .start();
-    wait_until("the first one holds the lock", Duration::from_secs(10), || {
-        let status = Scheduler::status(&world);
-        status.clients.iter().find(|c| c.pid == victim.pid() && c.state == "running").map(|_| ())
+    let victim = Program::workload(&world, "victim", args).until_told().env("NVSIM_TO_HOST", "0.5").start();
+    Scheduler::until(&world, "the first one holds the lock", |status| {
+        status.find(victim.pid()).is_some_and(|client| client.state == "running")
     });
     let other = Program::workload(&world, "other", &format!("{args} --steps 40 --full-check")).start();
-    wait_until("memory of the first one leaves", Duration::from_secs(20), || {
-        let status = Scheduler::status(&world);
-        let counters = &status.clients.iter().find(|c| c.pid == victim.pid())?.state;
-        (counters == "waiting" || counters == "parked").then_some(())
+    Scheduler::until(&world, "memory of the first one leaves", |status| {
+        status.find(victim.pid()).is_some_and(|client| client.state == "waiting" || client.state == "parked")
     });
     victim.signal(libc::SIGKILL);
     let _ = victim.finish();
     other.finish().intact();
     assert!(scheduler.lives());
-    let status = Scheduler::status(&world);
-    assert_eq!(status.gpus[0].resident, 0, "{status:?}");
+    Scheduler::until(&world, "all is free", |status| status.gpus[0].resident == 0);
 }

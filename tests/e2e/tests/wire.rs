@@ -1,6 +1,7 @@
 //! What a connection may not do: each gets a clear answer, and the scheduler serves on.
 
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -21,14 +22,14 @@ fn register() -> Request {
     })
 }
 
-/// Sends bytes; what comes back until the end of the connection, or until nothing more comes.
+/// Sends bytes and that there will be no more; what comes back until the end of the connection.
 fn exchange(world: &World, frames: &[Vec<u8>]) -> Vec<Reply> {
     let mut stream = UnixStream::connect(world.socket()).expect("a connection");
-    stream.set_read_timeout(Some(Duration::from_millis(700))).expect("a timeout");
     for frame in frames {
         // The scheduler may have closed the connection already.
         let _ = stream.write_all(frame);
     }
+    let _ = stream.shutdown(Shutdown::Write);
     let mut bytes = Vec::new();
     let mut chunk = [0; 4096];
     while let Ok(read @ 1..) = stream.read(&mut chunk) {

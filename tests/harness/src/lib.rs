@@ -15,24 +15,22 @@ pub use world::{Moved, Ran, World};
 
 use std::time::{Duration, Instant};
 
-/// How long a program may take: two minutes, or `NVSHARE_TEST_PATIENCE` in seconds.
+/// How long a program, or what a test waits for, may take: two minutes, or `NVSHARE_TEST_PATIENCE` in seconds.
 pub(crate) fn patience() -> Duration {
     let seconds =
         std::env::var("NVSHARE_TEST_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(120);
     Duration::from_secs(seconds)
 }
 
-/// Looks again and again until it sees what it waits for.
+/// Looks again and again until what a test waits for is so. There is no shorter patience than that of the tests: how
+/// fast a machine is decides how long a test takes, and not what comes of it.
 ///
 /// # Panics
-/// When that takes longer than `patience`; `what` says what was waited for.
-pub fn wait_until<T>(what: &str, patience: Duration, mut look: impl FnMut() -> Option<T>) -> T {
+/// When it does not become so; `what` says what was waited for.
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begin = Instant::now();
-    loop {
-        if let Some(seen) = look() {
-            return seen;
-        }
-        assert!(begin.elapsed() < patience, "waited {patience:?} in vain: {what}");
+    while !is_so() {
+        assert!(begin.elapsed() < patience(), "waited {:?} in vain: {what}", patience());
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -81,6 +81,14 @@ impl Program {
         self
     }
 
+    /// It goes on until [`World::stop`]: what a test waits for comes sooner or later, on any machine.
+    #[must_use]
+    pub fn until_told(mut self) -> Self {
+        let stop = self.dir.join("stop");
+        self.command.env("STOP", stop);
+        self
+    }
+
     /// Starts it.
     ///
     /// # Panics
@@ -133,6 +141,17 @@ impl Running {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// Whether it still runs.
+    #[must_use]
+    pub fn lives(&self) -> bool {
+        // SAFETY: a child of ours that was not waited for; it is looked at and left as it is.
+        unsafe {
+            let mut state: libc::siginfo_t = std::mem::zeroed();
+            let how = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+            libc::waitid(libc::P_PID, self.child.id(), &raw mut state, how) == 0 && state.si_pid() == 0
+        }
+    }
+
     /// Whether it is set up and waits.
     #[must_use]
     pub fn is_ready(&self) -> bool {
@@ -145,9 +164,7 @@ impl Running {
     /// When they are not set up in time.
     pub fn go(programs: &[&Self]) -> u64 {
         for program in programs {
-            wait_until(&format!("{} is set up: {}", program.name, program.log()), patience(), || {
-                program.is_ready().then_some(())
-            });
+            wait_until(&format!("{} is set up: {}", program.name, program.log()), || program.is_ready());
         }
         let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: a place for the answer.

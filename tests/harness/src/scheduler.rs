@@ -3,12 +3,11 @@
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
 
 use nvshare_proto::{ClientStatus, GpuStatus, SchedulerStatus};
 use serde::Deserialize;
 
-use crate::{Artifacts, World, wait_until};
+use crate::{Artifacts, Running, World, wait_until};
 
 /// What `nvshare-ctl status --json` prints.
 #[derive(Debug, Clone, Deserialize)]
@@ -22,17 +21,19 @@ pub struct Status {
 }
 
 impl Status {
+    /// The client of a process, if there is one.
+    #[must_use]
+    pub fn find(&self, pid: u32) -> Option<&ClientStatus> {
+        self.clients.iter().rev().find(|client| client.pid == pid)
+    }
+
     /// The client of a process.
     ///
     /// # Panics
     /// When there is none.
     #[must_use]
     pub fn client(&self, pid: u32) -> &ClientStatus {
-        self.clients
-            .iter()
-            .rev()
-            .find(|c| c.pid == pid)
-            .unwrap_or_else(|| panic!("no client {pid} in {self:?}"))
+        self.find(pid).unwrap_or_else(|| panic!("no client {pid} in {self:?}"))
     }
 }
 
@@ -54,11 +55,10 @@ impl Scheduler {
         let file = File::options().create(true).append(true).open(&log).expect("a log");
         let child = Self::command(world, arguments).stderr(file).spawn().expect("the scheduler runs");
         let mut scheduler = Self { child, log };
-        wait_until("the scheduler serves", Duration::from_secs(10), || {
+        wait_until("the scheduler serves", || {
             let ended = scheduler.child.try_wait().expect("a child");
             assert!(ended.is_none(), "the scheduler ended: {}", scheduler.log());
-            let connected = std::os::unix::net::UnixStream::connect(world.admin_socket());
-            connected.is_ok().then_some(())
+            std::os::unix::net::UnixStream::connect(world.admin_socket()).is_ok()
         });
         scheduler
     }
@@ -125,6 +125,27 @@ impl Scheduler {
         let output = Self::ctl(world, &["status", "--json"]);
         assert!(output.status.success(), "{output:?}");
         serde_json::from_slice(&output.stdout).expect("status is JSON")
+    }
+
+    /// Waits until programs have taken so many turns each; or until one of them has ended, which says why itself.
+    ///
+    /// # Panics
+    /// When they take none.
+    pub fn until_turns(world: &World, programs: &[&Running], turns: u64) {
+        Self::until(world, "turns are taken", |status| {
+            let took = |program: &&Running| {
+                status.find(program.pid()).is_some_and(|client| client.counters.hand_overs >= turns)
+            };
+            programs.iter().all(took) || programs.iter().any(|program| !program.lives())
+        });
+    }
+
+    /// Waits for something that `status` shows.
+    ///
+    /// # Panics
+    /// When it does not become so.
+    pub fn until(world: &World, what: &str, mut is_so: impl FnMut(&Status) -> bool) {
+        wait_until(what, || is_so(&Self::status(world)));
     }
 }
 

@@ -92,6 +92,14 @@ impl World {
         self.dir.join("admin.sock")
     }
 
+    /// Tells the programs that go on until they are told to stop.
+    ///
+    /// # Panics
+    /// When they cannot be told.
+    pub fn stop(&self) {
+        std::fs::write(self.dir.join("stop"), "").expect("a file");
+    }
+
     /// The environment of programs in this world.
     pub(crate) fn environment(&self) -> Vec<(OsString, OsString)> {
         let mut environment = vec![

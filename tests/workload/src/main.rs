@@ -2,10 +2,11 @@
 //!
 //! It fills its memory with a pattern, adds to all of it in every step, and reads it back in the end. One JSON
 //! line says what came of it. With `GO=path` it touches `path.NAME` when it is set up, and starts when `path`
-//! exists.
+//! exists. With `STOP=path` it goes on until `path` exists, however long that is.
 
 mod driver;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -106,7 +107,13 @@ fn run(options: &Options, outcome: &mut Outcome) -> Result<(), String> {
     wait_for_go(&options.name);
     let start = Instant::now();
     let limit = Duration::from_secs_f64(options.seconds);
-    while if options.steps > 0 { outcome.steps < options.steps } else { start.elapsed() < limit } {
+    let stop = std::env::var_os("STOP").map(PathBuf::from);
+    let goes_on = |steps| match &stop {
+        Some(stop) => !stop.exists(),
+        None if options.steps > 0 => steps < options.steps,
+        None => start.elapsed() < limit,
+    };
+    while goes_on(outcome.steps) {
         let began = Instant::now();
         step(&driver, options, &mut blocks, outcome.steps).map_err(text)?;
         outcome.longest_s = outcome.longest_s.max(began.elapsed().as_secs_f64());
