@@ -3,7 +3,7 @@
 //! A name that is not ours goes to the real look-up by a tail jump, so that `RTLD_NEXT` and `RTLD_DEFAULT` mean
 //! what they meant to the caller: an ordinary forwarding function would make every caller look as if it were
 //! this library. The real `dlsym` itself cannot be found with `dlsym`; it is read from the C library's own symbol
-//! table ([`find_in_libc`]).
+//! table ([`find_in_loaded`]).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -219,7 +219,8 @@ fn real(cache: &AtomicPtr<c_void>, name: &'static CStr, missing: *const c_void) 
     if !known.is_null() {
         return known;
     }
-    let found = find_in_libc(name);
+    // Since glibc 2.34 the look-up functions are in libc, before in libdl.
+    let found = find_in_loaded(name, &["/libc.so.6", "/libdl.so.2"]);
     if found.is_null() {
         return missing;
     }
@@ -227,23 +228,24 @@ fn real(cache: &AtomicPtr<c_void>, name: &'static CStr, missing: *const c_void) 
     found
 }
 
-/// A function of the C library by name, read from its ELF tables. Calls nothing that could look up a symbol.
-fn find_in_libc(name: &'static CStr) -> *const c_void {
-    struct Search {
-        name: &'static CStr,
+/// A function by name, read from the ELF tables of libraries whose paths end so and that are loaded. Calls nothing that
+/// could look up a symbol, and loads nothing.
+pub(crate) fn find_in_loaded(name: &CStr, libraries: &[&str]) -> *const c_void {
+    struct Search<'a> {
+        name: &'a CStr,
+        libraries: &'a [&'a str],
         found: *const c_void,
     }
 
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
         // SAFETY: `dl_iterate_phdr` passes a valid description and the pointer given to it below.
-        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search>()) };
+        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
         if info.dlpi_name.is_null() {
             return 0;
         }
         // SAFETY: the loader's name of the object, a C string.
         let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
-        // Since glibc 2.34 the look-up functions are in libc, before in libdl.
-        if !path.ends_with(b"/libc.so.6") && !path.ends_with(b"/libdl.so.2") {
+        if !search.libraries.iter().any(|end| path.ends_with(end.as_bytes())) {
             return 0;
         }
         // SAFETY: an object that the loader has mapped, described by it.
@@ -251,7 +253,7 @@ fn find_in_libc(name: &'static CStr) -> *const c_void {
         c_int::from(!search.found.is_null())
     }
 
-    let mut search = Search { name, found: ptr::null() };
+    let mut search = Search { name, libraries, found: ptr::null() };
     // SAFETY: the callback matches, and the pointer is valid for the length of the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
     search.found
@@ -333,10 +335,11 @@ mod tests {
 
     #[test]
     fn the_c_librarys_own_look_up_is_found() {
-        let found = find_in_libc(c"dlsym");
+        let libc = ["/libc.so.6", "/libdl.so.2"];
+        let found = find_in_loaded(c"dlsym", &libc);
         assert!(!found.is_null());
         assert_eq!(found, libc::dlsym as *const c_void);
-        assert!(find_in_libc(c"no such symbol").is_null());
+        assert!(find_in_loaded(c"no such symbol", &libc).is_null());
     }
 
     #[test]

@@ -44,4 +44,5 @@ mod resolve;
 mod session;
 mod streams;
 mod table;
+mod unwind;
 mod window;

@@ -1,6 +1,7 @@
 //! `cuMemAlloc` and its kin: quota, then managed memory, then the ledger.
 
 use std::ffi::c_uint;
+use std::sync::Arc;
 
 use nvshare_proto::MemoryMode;
 
@@ -8,6 +9,7 @@ use crate::cuda::{CU_MEM_ATTACH_GLOBAL, CUcontext, CUdevice, CUdeviceptr, CUdevi
 use crate::devices::{Admission, Device};
 use crate::ledger::{Allocation, Kind};
 use crate::table::real;
+use crate::unwind::OnUnwind;
 use crate::{callbacks, devices, driver, gate, ledger, mover, plain, pointers, session};
 
 type Alloc = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize) -> CUresult;
@@ -82,7 +84,12 @@ pub(crate) fn admitted<T>(
                 }
                 continue;
             }
-            Ok(Admission::Charged(charged)) => make(charged).inspect_err(|_| device.release(bytes, charged)),
+            Ok(Admission::Charged(charged)) => {
+                let undo = OnUnwind::new(|| device.release(bytes, charged));
+                let made = make(charged);
+                undo.done();
+                made.inspect_err(|_| device.release(bytes, charged))
+            }
             Err(error) => Err(error),
         };
         leave(pass);
@@ -286,9 +293,11 @@ pub(crate) unsafe fn free_v1(real: FreeV1, base: CUdeviceptrV1) -> CUresult {
 pub(crate) fn free_with(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
     // A pointer that we never saw is the driver's business alone.
     let Some(allocation) = ledger::remove(base) else { return call() };
+    let undo = OnUnwind::new(|| ledger::put_back(Arc::clone(&allocation)));
     // A piece that is being moved is waited for.
     let mut place = allocation.place();
     let result = call();
+    undo.done();
     if result != CUresult::SUCCESS {
         drop(place);
         ledger::put_back(allocation);

@@ -26,6 +26,14 @@ const RULES: &[Rule] = &[
         test: "accounting",
     },
     Rule {
+        what: "what was charged for a call that is unwound is given back",
+        file: "libnvshare/src/memory.rs",
+        from: "OnUnwind::new(|| device.release(bytes, charged))",
+        to: "OnUnwind::new(|| ())",
+        package: "nvshare-e2e",
+        test: "threads_that_are_cancelled_inside_the_driver",
+    },
+    Rule {
         what: "a tenant's processes do not pass their limit together",
         file: "proto/src/quota.rs",
         from: "used.checked_add(bytes).filter(|&sum| sum <= limit)",

@@ -106,15 +106,17 @@ fn memory_is_looked_at_before_any_is_allocated() {
 
 #[test]
 fn a_million_allocations_from_sixteen_threads() {
-    let world = World::simulated(&[]);
-    let stub = world.dir().join("stub");
-    std::fs::create_dir(&stub).expect("a folder");
-    symlink(Artifacts::stub(), stub.join("libcuda.so.1")).expect("a link");
-    let program = under(&world, "million", &[])
-        .env("LD_LIBRARY_PATH", &stub.to_string_lossy())
-        .env("NVSHARE_MEM_LIMIT", "1024GiB")
-        .env("NVSHARE_LOG", "warn");
+    let world = World::with_driver(&Artifacts::stub());
+    let program =
+        under(&world, "million", &[]).env("NVSHARE_MEM_LIMIT", "1024GiB").env("NVSHARE_LOG", "warn");
     passed(program.start().finish());
+}
+
+#[test]
+fn threads_that_are_cancelled_inside_the_driver() {
+    let world = World::with_driver(&guest("stuck_driver", true));
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    passed(under(&world, "cancel_inside", &[]).start().finish());
 }
 
 #[test]

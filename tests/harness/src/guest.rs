@@ -17,7 +17,7 @@ pub fn guest(name: &str, shared: bool) -> PathBuf {
     let mut compile = Command::new("cc");
     compile.args(["-std=gnu11", "-O1", "-w", "-pthread", "-o"]).arg(&out);
     if shared {
-        compile.args(["-shared", "-fPIC"]);
+        compile.args(["-shared", "-fPIC", "-fexceptions"]);
     }
     let status = compile.arg(guests.join(format!("{name}.c"))).arg("-ldl").status().expect("a C compiler");
     assert!(status.success(), "{name}.c");

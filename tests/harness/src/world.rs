@@ -51,27 +51,37 @@ impl World {
     /// When the folder cannot be made.
     #[must_use]
     pub fn simulated(settings: &[(&str, &str)]) -> Self {
-        let world = Self::new(true, settings);
-        let lib = world.dir.join("lib");
-        std::fs::create_dir(&lib).expect("a folder");
-        symlink(&Artifacts::get().simulator, lib.join("libcuda.so.1")).expect("a link");
-        world
+        Self::new(Some(&Artifacts::get().simulator), settings)
+    }
+
+    /// A driver that a test brings along.
+    ///
+    /// # Panics
+    /// When the folder cannot be made.
+    #[must_use]
+    pub fn with_driver(driver: &Path) -> Self {
+        Self::new(Some(driver), &[])
     }
 
     /// The machine's own driver.
     #[must_use]
     pub fn real() -> Self {
-        Self::new(false, &[])
+        Self::new(None, &[])
     }
 
-    fn new(simulated: bool, settings: &[(&str, &str)]) -> Self {
+    fn new(driver: Option<&Path>, settings: &[(&str, &str)]) -> Self {
         static LAST: AtomicU32 = AtomicU32::new(0);
         let name = format!("nvshare-{}-{}", std::process::id(), LAST.fetch_add(1, Ordering::Relaxed));
         let dir = std::env::temp_dir().join(name);
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).expect("a folder");
+        if let Some(driver) = driver {
+            let lib = dir.join("lib");
+            std::fs::create_dir(&lib).expect("a folder");
+            symlink(driver, lib.join("libcuda.so.1")).expect("a link");
+        }
         let settings = settings.iter().map(|(name, value)| (name.into(), value.into())).collect();
-        Self { dir, simulated, settings }
+        Self { dir, simulated: driver.is_some(), settings }
     }
 
     /// The folder.

@@ -1,0 +1,38 @@
+/* A driver in which calls wait until the thread is cancelled: in a cancellation point, with our hook below it. */
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+static volatile int stuck, inside;
+void stuck_from_now(int yes) { stuck = yes; }
+int stuck_inside(void) { return inside; }
+static int call(void) {
+    if (stuck) __sync_fetch_and_add(&inside, 1);
+    while (stuck) pause();
+    return 0;
+}
+static int give(uint64_t *place) {
+    static uint64_t next = 1ul << 40;
+    int result = call();
+    *place = __sync_fetch_and_add(&next, 1 << 20);
+    return result;
+}
+int cuInit(unsigned flags) { return 0; }
+int cuDeviceGetCount(int *count) { return *count = 1, 0; }
+int cuDeviceGet(int *device, int ordinal) { return *device = 0, 0; }
+int cuDeviceGetUuid(char *uuid, int device) { return memset(uuid, 7, 16), 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { return *bytes = 1ul << 40, 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) { return *value = 1, 0; }
+int cuCtxGetCurrent(uint64_t *context) { return *context = 16, 0; }
+int cuCtxGetDevice(int *device) { return *device = 0, 0; }
+int cuCtxSetCurrent(void *context) { return 0; }
+int cuThreadExchangeStreamCaptureMode(int *mode) { return 0; }
+int cuMemAllocManaged(uint64_t *base, size_t bytes, unsigned flags) { return give(base); }
+int cuMemAllocAsync(uint64_t *base, size_t bytes, void *stream) { return give(base); }
+int cuMemFree_v2(uint64_t base) { return call(); }
+int cuMemAlloc_v2(uint64_t *base, size_t bytes) { return give(base); }
+int cuMemGetInfo_v2(size_t *left, size_t *total) { return *left = *total = 1ul << 40, 0; }
+int cuMemPrefetchAsync(uint64_t base, size_t bytes, int device, void *stream) { return 0; }
+int cuStreamCreate(uint64_t *stream, unsigned flags) { return *stream = 0x2000, 0; }
+int cuStreamSynchronize(void *stream) { return call(); }
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { return call(); }
+int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **params, void **extra) { return call(); }
