@@ -59,7 +59,7 @@ pub(crate) struct Account {
     /// What the scheduler was last told: allocated and charged.
     reported: (u64, u64),
     /// The limit is shared with the tenant's other processes.
-    seat: Option<Seat>,
+    pub(crate) seat: Option<Seat>,
 }
 
 impl Account {

@@ -144,7 +144,7 @@ unsafe fn is_ours(name: *const c_char) -> bool {
         }
         // SAFETY: a C string.
         let name = unsafe { CStr::from_ptr(name) }.to_bytes();
-        return matches!(name, b"dlsym" | b"dlvsym") || nvml::hook_of(name).is_some();
+        return matches!(name, b"dlsym" | b"dlvsym") || nvml::is_hooked(name);
     }
     // SAFETY: a C string.
     let name = unsafe { CStr::from_ptr(name) };
@@ -186,7 +186,7 @@ unsafe fn swap(found: *mut c_void, name: *const c_char) -> *mut c_void {
     } else {
         // SAFETY: promised by the caller.
         let text = unsafe { CStr::from_ptr(name) }.to_bytes();
-        match nvml::hook_of(text).filter(|_| !found.is_null()) {
+        match (!found.is_null()).then(|| nvml::swap(found, text)).flatten() {
             Some(hook) => hook,
             // SAFETY: promised by the caller.
             None => unsafe { resolve::swap(found, name) },

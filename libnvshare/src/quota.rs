@@ -22,6 +22,11 @@ impl Seat {
         self.page.used(self.column)
     }
 
+    /// The tenant's processes that have memory on the GPU, and how much, as they know themselves.
+    pub(crate) fn processes(&self) -> Vec<(u32, u64)> {
+        self.page.processes(self.column).collect()
+    }
+
     /// See [`Page::charge`].
     pub(crate) fn charge(&self, bytes: u64, limit: u64) -> Result<(), u64> {
         // A forked child has its parent's row and none of its memory.
@@ -70,7 +75,9 @@ impl Mapped {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: mapped with this size, until who calls `unmap` says that nobody uses it; atomics alone, of which any bytes are valid.
-        Ok(Self { page: unsafe { &*page.cast::<Page>() }, row })
+        let page = unsafe { &*page.cast::<Page>() };
+        page.enter(row, std::process::id());
+        Ok(Self { page, row })
     }
 
     /// Lets the page go.

@@ -6,7 +6,7 @@
 //!
 //! Nothing in the page is trusted: a tenant that scribbles over it harms its own quota.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::GpuUuid;
 
@@ -27,6 +27,8 @@ pub struct Page {
     used: [AtomicU64; GPUS],
     /// Bytes of each process, by column.
     rows: [[AtomicU64; GPUS]; ROWS],
+    /// Which process each row is, as it knows itself; 0: nobody.
+    pids: [AtomicU32; ROWS],
 }
 
 impl Page {
@@ -49,6 +51,21 @@ impl Page {
     #[must_use]
     pub fn used(&self, column: usize) -> u64 {
         self.used.get(column).map_or(0, |used| used.load(Ordering::SeqCst))
+    }
+
+    /// A process takes its row.
+    pub fn enter(&self, row: usize, pid: u32) {
+        if let Some(place) = self.pids.get(row) {
+            place.store(pid, Ordering::SeqCst);
+        }
+    }
+
+    /// Processes that have something on a GPU, and how many bytes.
+    pub fn processes(&self, column: usize) -> impl Iterator<Item = (u32, u64)> {
+        self.pids.iter().enumerate().filter_map(move |(row, pid)| {
+            let (pid, bytes) = (pid.load(Ordering::SeqCst), self.cell(row, column)?.load(Ordering::SeqCst));
+            (pid != 0 && bytes != 0).then_some((pid, bytes))
+        })
     }
 
     /// Adds to what a process has, unless the tenant would have more than `limit` then.
@@ -74,6 +91,7 @@ impl Page {
 
     /// A process is gone: what it had is free.
     pub fn reclaim(&self, row: usize) {
+        self.enter(row, 0);
         for (column, used) in self.used.iter().enumerate() {
             if let Some(own) = self.cell(row, column) {
                 take(used, own.swap(0, Ordering::SeqCst));
@@ -104,7 +122,9 @@ mod tests {
 
     fn page() -> Box<Page> {
         let zeroes = || std::array::from_fn(|_| AtomicU64::new(0));
-        Box::new(Page { gpus: zeroes(), used: zeroes(), rows: std::array::from_fn(|_| zeroes()) })
+        let rows = std::array::from_fn(|_| zeroes());
+        let pids = std::array::from_fn(|_| AtomicU32::new(0));
+        Box::new(Page { gpus: zeroes(), used: zeroes(), rows, pids })
     }
 
     #[test]
@@ -126,6 +146,12 @@ mod tests {
         assert_eq!(page.charge(1, 0, 40, 100), Ok(()));
         assert_eq!(page.charge(1, 0, 1, 100), Err(100));
         assert_eq!(page.charge(1, 1, 100, 100), Ok(()), "another GPU");
+        page.enter(1, 4711);
+        assert_eq!(
+            page.processes(0).collect::<Vec<_>>(),
+            [(4711, 40)],
+            "who has not said who it is is not shown"
+        );
         page.discharge(0, 0, 10);
         assert_eq!(page.charge(1, 0, 11, 100), Err(90));
         page.reclaim(0);
@@ -133,6 +159,7 @@ mod tests {
         assert_eq!(page.charge(1, 0, u64::MAX, u64::MAX), Err(40), "no overflow");
         page.discharge(1, 0, 1000);
         assert_eq!(page.used(0), 0, "no underflow");
+        assert_eq!(page.processes(0).count(), 0);
         assert_eq!(page.charge(0, 0, 50, 100), Ok(()));
         page.discharge(1, 0, 1000);
         assert_eq!(page.used(0), 50, "what is free already is not taken from the others");

@@ -2,8 +2,36 @@
 #include "guest.h"
 struct memory { uint64_t total, free, used; };
 struct memory_v2 { unsigned version; uint64_t total, reserved, free, used; };
+struct process { unsigned pid; uint64_t used; };
+struct process_v2 { unsigned pid; uint64_t used; unsigned gpu_instance, compute_instance; };
+struct detail { unsigned pid; uint64_t used; unsigned gpu_instance, compute_instance; uint64_t protected_; };
+struct details { unsigned version, mode, count; struct detail *list; };
 static struct memory memory;
-static void look(void) {
+/* One process of ours computes and none paints, whatever the list; the machine's others are not shown. */
+static void look_for_processes(void *nvml, void *device, unsigned pid, uint64_t used) {
+    struct process v1[4];
+    struct process_v2 v2[4];
+    struct detail detail[4];
+    struct details details = {.version = 0x1000018, .mode = 0, .count = 4, .list = detail};
+    unsigned count = 0;
+    int (*v1_of)() = dlsym(nvml, "nvmlDeviceGetComputeRunningProcesses"), (*v2_of)() = dlsym(nvml, "nvmlDeviceGetComputeRunningProcesses_v3");
+    int (*details_of)() = dlsym(nvml, "nvmlDeviceGetRunningProcessDetailList");
+    EXPECT(v2_of(device, &count, NULL) == 7 && count == 1);
+    EXPECT(v2_of(device, NULL, v2) == 2 && details_of(device, NULL) == 2);
+    CHECK(v2_of(device, &count, v2));
+    EXPECT(count == 1 && v2[0].pid == pid && v2[0].used == used && v2[0].gpu_instance == 0xffffffff);
+    count = 4;
+    CHECK(v1_of(device, &count, v1));
+    EXPECT(count == 1 && v1[0].pid == pid && v1[0].used == used);
+    CHECK(details_of(device, &details));
+    EXPECT(details.count == 1 && detail[0].pid == pid && detail[0].used == used);
+    count = details.count = 4;
+    details.mode = 1;
+    CHECK(((int (*)())dlsym(nvml, "nvmlDeviceGetGraphicsRunningProcesses_v3"))(device, &count, v2));
+    CHECK(details_of(device, &details));
+    EXPECT(count == 0 && details.count == 0);
+}
+static void look(unsigned pid) {
     void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW), *device;
     EXPECT(nvml);
     CHECK(((int (*)())dlsym(nvml, "nvmlInit_v2"))());
@@ -16,10 +44,11 @@ static void look(void) {
     EXPECT(get(device, NULL) == 2 && get_v2(device, NULL) == 2);
     second.version = 1;
     EXPECT(get_v2(device, &second) == 25);
+    if (pid) look_for_processes(nvml, device, pid, memory.used);
 }
 int main(int argc, char **argv) {
     if (argc > 1) {
-        look();
+        look(strcmp(argv[1], "alone") ? getppid() : 0);
         int threads = 0;
         char line[256];
         FILE *status = fopen("/proc/self/status", "r");
@@ -37,7 +66,7 @@ int main(int argc, char **argv) {
     read(out[0], said, sizeof said - 1);
     if (strcmp(said, "60 of 100 in 1\n")) { fprintf(stderr, "it says %s", said); return 1; }
     alloc(10 * MIB);
-    look();
+    look(getpid());
     EXPECT(memory.total == 100 * MIB && memory.used == 70 * MIB && memory.free == 30 * MIB);
     return 0;
 }

@@ -1,6 +1,10 @@
 /* A libnvidia-ml.so.1 that knows one GPU of 1 GiB, half of which somebody uses. */
 #include <string.h>
 typedef unsigned long long u64;
+struct process { unsigned pid; u64 used; };
+struct process_v2 { unsigned pid; u64 used; unsigned gpu_instance, compute_instance; };
+struct detail { unsigned pid; u64 used; unsigned gpu_instance, compute_instance; u64 protected_; };
+struct details { unsigned version, mode, count; struct detail *list; };
 struct memory { u64 total, free, used; };
 struct memory_v2 { unsigned version; u64 total, reserved, free, used; };
 int nvmlInit_v2(void) { return 0; }
@@ -16,4 +20,25 @@ int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory) {
     if (!memory || memory->version != 0x2000028) return memory ? 25 : 2;
     *memory = (struct memory_v2){memory->version, 1ull << 30, 1 << 20, (1ull << 29) - (1 << 20), 1ull << 29};
     return 0;
+}
+
+/* Strangers compute and paint. */
+static const unsigned strangers[] = {1, 2, 3};
+#define LIST(name, type) \
+    int name(void *device, unsigned *count, type *list) { \
+        if (!count) return 2; \
+        unsigned room = *count; \
+        *count = 3; \
+        if (room < 3) return 7; \
+        for (int i = 0; i < 3; i++) list[i] = (type){.pid = strangers[i], .used = 5}; \
+        return 0; \
+    }
+LIST(nvmlDeviceGetComputeRunningProcesses, struct process)
+LIST(nvmlDeviceGetComputeRunningProcesses_v2, struct process_v2)
+LIST(nvmlDeviceGetComputeRunningProcesses_v3, struct process_v2)
+LIST(nvmlDeviceGetGraphicsRunningProcesses, struct process)
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, struct process_v2)
+LIST(list_details, struct detail)
+int nvmlDeviceGetRunningProcessDetailList(void *device, struct details *details) {
+    return details ? list_details(device, &details->count, details->list) : 2;
 }
