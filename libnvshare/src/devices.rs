@@ -38,8 +38,10 @@ pub(crate) struct Device {
 /// A process's memory on one device, in bytes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Account {
-    /// Allocated, wherever it is.
+    /// Allocated, wherever it is; with what the driver keeps.
     pub(crate) allocated: u64,
+    /// Of these, what the driver keeps for itself.
+    pub(crate) kept: u64,
     /// Of these, on the card as far as the ledger goes: room was taken for them.
     charged: u64,
     /// What may be charged beyond that. Below zero for a moment when a process that ran alone joins a scheduler.
@@ -200,8 +202,7 @@ impl Device {
     /// Out of memory when it exceeds the limit or the GPU; the books are unchanged.
     pub(crate) fn admit(&self, bytes: u64, resident: bool) -> Result<Admission, CUresult> {
         let mut account = self.lock();
-        let capacity = self.capacity(&account);
-        let most = self.limit.unwrap_or(u64::MAX).min(if self.oversubscribe { u64::MAX } else { capacity });
+        let most = self.most(&account);
         let allocated = account.allocated.saturating_add(bytes);
         if allocated > most {
             drop(account);
@@ -216,8 +217,8 @@ impl Device {
             account.allocated = allocated;
             return Ok(Admission::Charged(0));
         }
-        let wanted =
-            if self.oversubscribe { bytes.min(capacity.saturating_sub(account.charged)) } else { bytes };
+        let fits = self.capacity(&account).saturating_sub(account.charged);
+        let wanted = if self.oversubscribe { bytes.min(fits) } else { bytes };
         let lacks = (wanted as i64).saturating_sub(account.room);
         if lacks > 0 && !account.free {
             return Ok(Admission::Lacks(lacks as u64));
@@ -260,6 +261,43 @@ impl Device {
                 account.room += charged as i64;
             }
         });
+    }
+
+    /// What the driver keeps for itself on the card, as of now. It counts like an allocation that cannot be moved,
+    /// wanted or not.
+    pub(crate) fn set_kept(&self, bytes: u64) {
+        self.update(|account| {
+            let before = std::mem::replace(&mut account.kept, bytes);
+            let (more, less) = (bytes.saturating_sub(before), before.saturating_sub(bytes));
+            account.allocated = (account.allocated + more).saturating_sub(less);
+            account.charged = (account.charged + more).saturating_sub(less);
+            if !account.free {
+                account.room += less as i64 - more as i64;
+            }
+            if let Some(seat) = account.seat {
+                seat.discharge(less);
+                let _ = seat.charge(more, u64::MAX);
+            }
+        });
+    }
+
+    /// What the process may have at most.
+    fn most(&self, account: &Account) -> u64 {
+        let fits = if self.oversubscribe { u64::MAX } else { self.capacity(account) };
+        self.limit.unwrap_or(u64::MAX).min(fits)
+    }
+
+    /// Whether the process, or its tenant, has more than it may.
+    pub(crate) fn is_over_limit(&self) -> bool {
+        let account = self.lock();
+        account.allocated > self.most(&account) || account.used() > self.limit.unwrap_or(u64::MAX)
+    }
+
+    /// Whether so much more would be within the limits, were nothing kept.
+    pub(crate) fn has_left(&self, bytes: u64) -> bool {
+        let account = self.lock();
+        let fits = |used: u64, most: u64| used.saturating_sub(account.kept).saturating_add(bytes) <= most;
+        fits(account.allocated, self.most(&account)) && fits(account.used(), self.limit.unwrap_or(u64::MAX))
     }
 
     /// Charges up to this much for what comes back to the card; how much.

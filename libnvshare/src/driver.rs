@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::cuda::{
-    CU_EVENT_DISABLE_TIMING, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE,
-    CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult,
-    CUstream,
+    CU_EVENT_DISABLE_TIMING, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+    CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE,
+    CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemoryPool,
+    CUresult, CUstream,
 };
 use crate::log;
 use crate::table::{ENTRIES, real};
@@ -257,6 +258,50 @@ impl Drop for Event {
     fn drop(&mut self) {
         let _ = call!(cuEventDestroy_v2(self.0));
     }
+}
+
+/// The pool that stream-ordered allocations on a device are of where the program says nothing else.
+pub(crate) fn default_pool(device: CUdevice) -> Result<CUmemoryPool, CUresult> {
+    let mut pool = CUmemoryPool::NULL;
+    call!(cuDeviceGetDefaultMemPool(&raw mut pool, device))?;
+    Ok(pool)
+}
+
+fn pool_attribute(pool: CUmemoryPool, attribute: c_int) -> Result<u64, CUresult> {
+    let mut value = 0u64;
+    call!(cuMemPoolGetAttribute(pool, attribute, (&raw mut value).cast()))?;
+    Ok(value)
+}
+
+/// Bytes that a pool has from the card and has not handed out.
+pub(crate) fn pool_unused(pool: CUmemoryPool) -> Result<u64, CUresult> {
+    let reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+    Ok(reserved.saturating_sub(pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?))
+}
+
+/// Gives up what a pool has not handed out.
+pub(crate) fn trim_pool(pool: CUmemoryPool) -> Result<(), CUresult> {
+    call!(cuMemPoolTrimTo(pool, 0))
+}
+
+/// Bytes of a device that graphs have, or had and may have again.
+pub(crate) fn graph_memory(device: CUdevice) -> Result<u64, CUresult> {
+    let mut value = 0u64;
+    let place = (&raw mut value).cast();
+    call!(cuDeviceGetGraphMemAttribute(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, place))?;
+    Ok(value)
+}
+
+/// Gives up what no graph has that runs.
+pub(crate) fn trim_graph_memory(device: CUdevice) -> Result<(), CUresult> {
+    call!(cuDeviceGraphMemTrim(device))
+}
+
+/// Frees memory when the work on a stream is complete.
+pub(crate) fn free_behind(base: CUdeviceptr, stream: CUstream) -> Result<(), CUresult> {
+    let _relaxed = Relaxed::begin();
+    synchronize_stream(stream)?;
+    call!(cuMemFree_v2(base))
 }
 
 /// Where the allocation begins that a pointer leads into.

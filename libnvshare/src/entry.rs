@@ -140,7 +140,8 @@ macro_rules! entry_points {
             use $crate::cuda::*;
             use $crate::entry::{gated_hook, handled_hook};
             use $crate::streams::StreamKey;
-            use $crate::{callbacks, capture, contexts, init, memory, plain, pointers, resolve, streams};
+            use $crate::plain::{arrays, graphs, kept, ordered, physical};
+            use $crate::{callbacks, capture, contexts, init, memory, pointers, resolve, streams};
 
             const NULL: CUstream = CUstream::NULL;
 

@@ -77,9 +77,9 @@ pub(crate) fn insert(allocation: Allocation) -> Option<Arc<Allocation>> {
     list().insert(allocation.base, Arc::new(allocation))
 }
 
-/// What the allocation at this address is made of; `None`: none begins there.
-pub(crate) fn kind(base: CUdeviceptr) -> Option<Kind> {
-    list().get(&base).map(|allocation| allocation.kind)
+/// The allocation at this address; `None`: none begins there.
+pub(crate) fn find(base: CUdeviceptr) -> Option<Arc<Allocation>> {
+    list().get(&base).map(|allocation| Arc::clone(&allocation))
 }
 
 /// Puts an allocation back that could not be freed.

@@ -8,9 +8,10 @@ use nvshare_proto::MemoryMode;
 use crate::cuda::{CU_MEM_ATTACH_GLOBAL, CUcontext, CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult};
 use crate::devices::{Admission, Device};
 use crate::ledger::{Allocation, Kind};
+use crate::plain::{arrays, kept};
 use crate::table::real;
 use crate::unwind::OnUnwind;
-use crate::{callbacks, devices, driver, gate, ledger, mover, plain, pointers, session};
+use crate::{callbacks, devices, driver, gate, ledger, mover, pointers, session};
 
 type Alloc = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize) -> CUresult;
 type AllocV1 = unsafe extern "C-unwind" fn(*mut CUdeviceptrV1, c_uint) -> CUresult;
@@ -79,10 +80,11 @@ pub(crate) fn admitted<T>(
         let made = match device.admit(bytes, inside || kind == Kind::Plain) {
             Ok(Admission::Lacks(lacks)) => {
                 leave(pass);
-                if !device.wait_for_room(lacks, kind == Kind::Plain, session::wake) {
-                    return Err(CUresult::OUT_OF_MEMORY);
+                let waited = device.wait_for_room(lacks, kind == Kind::Plain, session::wake);
+                if waited || kept::give_up(device) {
+                    continue;
                 }
-                continue;
+                return Err(CUresult::OUT_OF_MEMORY);
             }
             Ok(Admission::Charged(charged)) => {
                 let undo = OnUnwind::new(|| device.release(bytes, charged));
@@ -90,7 +92,13 @@ pub(crate) fn admitted<T>(
                 undo.done();
                 made.inspect_err(|_| device.release(bytes, charged))
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                leave(pass);
+                if kept::give_up(device) {
+                    continue;
+                }
+                return Err(error);
+            }
         };
         leave(pass);
         if made.is_ok() && device.is_usage_stale() {
@@ -323,10 +331,11 @@ fn forget(allocation: &Allocation) {
 
 /// A context is gone, and its memory with it.
 pub(crate) fn forget_context(context: CUcontext) {
-    plain::forget_context(context);
+    arrays::forget_context(context);
     for allocation in ledger::remove_context(context) {
         forget(&allocation);
     }
+    devices::used().for_each(kept::look);
 }
 
 /// What the program may have, and has left, on the current device; `None`: nothing is known to be different from
@@ -335,6 +344,7 @@ fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
     // Programs size their pools by this before they allocate anything: the first contact is due, and the answer to it.
     let (device, _) = target()?;
     device.wait_for_capacity();
+    kept::look(device);
     let account = device.account();
     let fits = account.capacity.unwrap_or(driver_total).min(driver_total);
     let limit = device.limit.unwrap_or(u64::MAX);

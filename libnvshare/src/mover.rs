@@ -15,6 +15,7 @@ use crate::cuda::{CU_DEVICE_CPU, CUdevice, CUdeviceptr, CUresult, CUstream};
 use crate::devices::{self, Device};
 use crate::driver::{self, Relaxed};
 use crate::ledger::Allocation;
+use crate::plain::kept;
 use crate::streams::{self, Fence};
 use crate::{config, counters, gate, hostmem, ledger, log};
 
@@ -284,6 +285,13 @@ fn evict(gpu: GpuUuid, bytes: u64, report: &impl Fn(Done)) -> u64 {
     let Some(device) = devices::by_uuid(gpu) else { return bytes };
     let Ok(stream) = streams::stream_of_ours(device.ordinal) else { return bytes };
     let begin = Instant::now();
+    // What the driver keeps and does not use costs nothing to give up.
+    let mut given = 0;
+    if kept::give_up(device) {
+        given = device.take_unused(bytes, false);
+        report(Done::Evicted(Room { gpu, bytes: given }));
+    }
+    let bytes = bytes - given;
     let allowed = bytes.min(hostmem::room());
     let mut moved = 0;
     let mut unreported = 0;

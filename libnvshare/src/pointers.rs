@@ -26,7 +26,8 @@ fn is_in_disguise(pointer: CUdeviceptr) -> bool {
 
 fn is_ours(pointer: CUdeviceptr) -> bool {
     // The driver knows where each allocation begins, ours among them.
-    ledger::kind(pointer).or_else(|| ledger::kind(driver::base_of(pointer).ok()?)) == Some(Kind::Device)
+    let found = ledger::find(pointer).or_else(|| ledger::find(driver::base_of(pointer).ok()?));
+    found.is_some_and(|allocation| allocation.kind == Kind::Device)
 }
 
 /// # Safety

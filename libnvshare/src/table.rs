@@ -9,7 +9,6 @@ use crate::entry::entry_points;
 entry_points! {
 gated {
     // submit
-    submit cuGraphLaunch(hGraphExec: CUgraphExec, hStream: CUstream) and cuGraphLaunch_ptsz on hStream;
     submit cuGraphUpload(hGraphExec: CUgraphExec, hStream: CUstream) and cuGraphUpload_ptsz on hStream;
     submit cuLaunch(f: CUfunction) on NULL;
     submit cuLaunchCooperativeKernel(f: CUfunction, gridDimX: c_uint, gridDimY: c_uint, gridDimZ: c_uint, blockDimX: c_uint, blockDimY: c_uint, blockDimZ: c_uint, sharedMemBytes: c_uint, hStream: CUstream, kernelParams: *mut *mut c_void) and cuLaunchCooperativeKernel_ptsz on hStream;
@@ -138,27 +137,33 @@ handled {
     view cuMemGetInfo_v2(free: *mut usize, total: *mut usize) = memory::get_info;
     view cuDeviceTotalMem(bytes: *mut c_uint, dev: CUdevice) = memory::total_mem_v1;
     view cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) = memory::total_mem;
+    // graphs: they allocate when they run
+    submit cuGraphLaunch(hGraphExec: CUgraphExec, hStream: CUstream) = kept::graph_launch::<false>;
+    submit cuGraphLaunch_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) = kept::graph_launch::<true>;
+    allocate cuGraphAddMemAllocNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = graphs::add_mem_alloc_node;
+    allocate cuGraphAddNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = graphs::add_node;
+    allocate cuGraphAddNode_v2(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = graphs::add_node_v2;
     // stream-ordered, physical and array memory: counted
-    allocate cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = plain::alloc_async::<false>;
-    allocate cuMemAllocAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = plain::alloc_async::<true>;
-    allocate cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) = plain::alloc_from_pool_async::<false>;
-    allocate cuMemAllocFromPoolAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) = plain::alloc_from_pool_async::<true>;
-    free cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) = plain::free_async;
-    free cuMemFreeAsync_ptsz(dptr: CUdeviceptr, hStream: CUstream) = plain::free_async;
-    allocate cuMemPoolCreate(pool: *mut CUmemoryPool, poolProps: *const c_void) = plain::pool_create;
-    free cuMemPoolDestroy(pool: CUmemoryPool) = plain::pool_destroy;
-    allocate cuMemCreate(handle: *mut c_ulonglong, size: usize, prop: *const c_void, flags: c_ulonglong) = plain::create;
-    free cuMemRelease(handle: c_ulonglong) = plain::release;
-    allocate cuMemMap(ptr: CUdeviceptr, size: usize, offset: usize, handle: c_ulonglong, flags: c_ulonglong) = plain::map;
-    free cuMemUnmap(ptr: CUdeviceptr, size: usize) = plain::unmap;
-    allocate cuMemRetainAllocationHandle(handle: *mut c_ulonglong, addr: *mut c_void) = plain::retain;
-    allocate cuArrayCreate(pHandle: *mut CUarray, pAllocateArray: *const c_void) = plain::array_create_v1;
-    allocate cuArrayCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const c_void) = plain::array_create;
-    allocate cuArray3DCreate(pHandle: *mut CUarray, pAllocateArray: *const c_void) = plain::array_3d_create_v1;
-    allocate cuArray3DCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const c_void) = plain::array_3d_create;
-    allocate cuMipmappedArrayCreate(pHandle: *mut CUmipmappedArray, pMipmappedArrayDesc: *const c_void, numMipmapLevels: c_uint) = plain::mipmapped_create;
-    free cuArrayDestroy(hArray: CUarray) = plain::array_destroy;
-    free cuMipmappedArrayDestroy(hMipmappedArray: CUmipmappedArray) = plain::mipmapped_destroy;
+    allocate cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = ordered::alloc_async::<false>;
+    allocate cuMemAllocAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = ordered::alloc_async::<true>;
+    allocate cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) = ordered::alloc_from_pool_async::<false>;
+    allocate cuMemAllocFromPoolAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) = ordered::alloc_from_pool_async::<true>;
+    free cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) = ordered::free_async::<false>;
+    free cuMemFreeAsync_ptsz(dptr: CUdeviceptr, hStream: CUstream) = ordered::free_async::<true>;
+    allocate cuMemPoolCreate(pool: *mut CUmemoryPool, poolProps: *const c_void) = ordered::pool_create;
+    free cuMemPoolDestroy(pool: CUmemoryPool) = ordered::pool_destroy;
+    allocate cuMemCreate(handle: *mut c_ulonglong, size: usize, prop: *const c_void, flags: c_ulonglong) = physical::create;
+    free cuMemRelease(handle: c_ulonglong) = physical::release;
+    allocate cuMemMap(ptr: CUdeviceptr, size: usize, offset: usize, handle: c_ulonglong, flags: c_ulonglong) = physical::map;
+    free cuMemUnmap(ptr: CUdeviceptr, size: usize) = physical::unmap;
+    allocate cuMemRetainAllocationHandle(handle: *mut c_ulonglong, addr: *mut c_void) = physical::retain;
+    allocate cuArrayCreate(pHandle: *mut CUarray, pAllocateArray: *const c_void) = arrays::array_create_v1;
+    allocate cuArrayCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const c_void) = arrays::array_create;
+    allocate cuArray3DCreate(pHandle: *mut CUarray, pAllocateArray: *const c_void) = arrays::array_3d_create_v1;
+    allocate cuArray3DCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const c_void) = arrays::array_3d_create;
+    allocate cuMipmappedArrayCreate(pHandle: *mut CUmipmappedArray, pMipmappedArrayDesc: *const c_void, numMipmapLevels: c_uint) = arrays::mipmapped_create;
+    free cuArrayDestroy(hArray: CUarray) = arrays::array_destroy;
+    free cuMipmappedArrayDestroy(hMipmappedArray: CUmipmappedArray) = arrays::mipmapped_destroy;
     // pointers, seen by the program and by other processes
     view cuPointerGetAttribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) = pointers::get_attribute;
     view cuPointerGetAttributes(numAttributes: c_uint, attributes: *const c_int, data: *const *mut c_void, ptr: CUdeviceptr) = pointers::get_attributes;
@@ -191,9 +196,14 @@ called {
     cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
     cuDeviceGetAttribute(pi: *mut c_int, attrib: c_int, dev: CUdevice);
     cuDeviceGetCount(count: *mut c_int);
+    cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, dev: CUdevice);
+    cuDeviceGetGraphMemAttribute(device: CUdevice, attr: c_int, value: *mut c_void);
+    cuDeviceGraphMemTrim(device: CUdevice);
     cuDeviceGetUuid(uuid: *mut [u8; 16], dev: CUdevice);
     cuDeviceGetUuid_v2(uuid: *mut [u8; 16], dev: CUdevice);
     cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int);
+    cuMemPoolGetAttribute(pool: CUmemoryPool, attr: c_int, value: *mut c_void);
+    cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize);
     cuMemGetAddressRange_v2(pbase: *mut CUdeviceptr, psize: *mut usize, dptr: CUdeviceptr);
     cuEventCreate(phEvent: *mut CUevent, Flags: c_uint);
     cuEventDestroy_v2(hEvent: CUevent);
@@ -218,10 +228,10 @@ forwarded {
     cuCtxGetStreamPriorityRange cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetFlags
     cuCtxSetLimit cuCtxSetSharedMemConfig cuCtxSynchronize_v2 cuCtxWaitEvent cuDestroyExternalMemory
     cuDestroyExternalSemaphore cuDeviceCanAccessPeer cuDeviceComputeCapability cuDeviceGetByPCIBusId
-    cuDeviceGetDefaultMemPool cuDeviceGetDevResource cuDeviceGetExecAffinitySupport
-    cuDeviceGetGraphMemAttribute cuDeviceGetHostAtomicCapabilities cuDeviceGetLuid cuDeviceGetMemPool
+    cuDeviceGetDevResource cuDeviceGetExecAffinitySupport
+    cuDeviceGetHostAtomicCapabilities cuDeviceGetLuid cuDeviceGetMemPool
     cuDeviceGetName cuDeviceGetNvSciSyncAttributes cuDeviceGetP2PAtomicCapabilities cuDeviceGetP2PAttribute
-    cuDeviceGetPCIBusId cuDeviceGetProperties cuDeviceGetTexture1DLinearMaxWidth cuDeviceGraphMemTrim
+    cuDeviceGetPCIBusId cuDeviceGetProperties cuDeviceGetTexture1DLinearMaxWidth
     cuDevicePrimaryCtxSetFlags cuDevicePrimaryCtxSetFlags_v2
     cuDeviceRegisterAsyncNotification cuDeviceSetGraphMemAttribute cuDeviceSetMemPool
     cuDeviceUnregisterAsyncNotification cuDevResourceGenerateDesc cuDevSmResourceSplitByCount
@@ -240,8 +250,8 @@ forwarded {
     cuGraphAddChildGraphNode cuGraphAddDependencies cuGraphAddDependencies_v2 cuGraphAddEmptyNode
     cuGraphAddEventRecordNode cuGraphAddEventWaitNode cuGraphAddExternalSemaphoresSignalNode
     cuGraphAddExternalSemaphoresWaitNode cuGraphAddHostNode cuGraphAddKernelNode cuGraphAddKernelNode_v2
-    cuGraphAddMemAllocNode cuGraphAddMemcpyNode cuGraphAddMemFreeNode cuGraphAddMemsetNode cuGraphAddNode
-    cuGraphAddNode_v2 cuGraphBatchMemOpNodeGetParams cuGraphBatchMemOpNodeSetParams
+    cuGraphAddMemcpyNode cuGraphAddMemFreeNode cuGraphAddMemsetNode
+    cuGraphBatchMemOpNodeGetParams cuGraphBatchMemOpNodeSetParams
     cuGraphChildGraphNodeGetGraph cuGraphClone cuGraphConditionalHandleCreate cuGraphCreate
     cuGraphDebugDotPrint cuGraphDestroy cuGraphDestroyNode cuGraphEventRecordNodeGetEvent
     cuGraphEventRecordNodeSetEvent cuGraphEventWaitNodeGetEvent cuGraphEventWaitNodeSetEvent
@@ -286,8 +296,8 @@ forwarded {
     cuMemGetMemPool cuMemHostAlloc cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags
     cuMemHostRegister cuMemHostRegister_v2 cuMemHostUnregister cuMemImportFromShareableHandle
     cuMemPoolExportPointer cuMemPoolExportToShareableHandle
-    cuMemPoolGetAccess cuMemPoolGetAttribute cuMemPoolImportFromShareableHandle cuMemPoolImportPointer
-    cuMemPoolSetAccess cuMemPoolSetAttribute cuMemPoolTrimTo cuMemRangeGetAttribute cuMemRangeGetAttributes
+    cuMemPoolGetAccess cuMemPoolImportFromShareableHandle cuMemPoolImportPointer
+    cuMemPoolSetAccess cuMemPoolSetAttribute cuMemRangeGetAttribute cuMemRangeGetAttributes
     cuMemSetAccess cuMemSetMemPool
     cuMipmappedArrayGetLevel cuMipmappedArrayGetMemoryRequirements
     cuMipmappedArrayGetSparseProperties cuModuleEnumerateFunctions cuModuleGetFunction

@@ -19,7 +19,7 @@ struct Rule {
 const RULES: &[Rule] = &[
     Rule {
         what: "physical memory counts for as long as it is mapped",
-        file: "libnvshare/src/plain.rs",
+        file: "libnvshare/src/plain/physical.rs",
         from: "            if let Some(charge) = charge {\n                physical.mappings",
         to: "            if let Some(charge) = charge.filter(|_| address == 0) {\n                physical.mappings",
         package: "nvshare-e2e",
@@ -32,6 +32,14 @@ const RULES: &[Rule] = &[
         to: "OnUnwind::new(|| ())",
         package: "nvshare-e2e",
         test: "threads_that_are_cancelled_inside_the_driver",
+    },
+    Rule {
+        what: "what the driver keeps in pools is given up for others",
+        file: "libnvshare/src/mover.rs",
+        from: "if kept::give_up(device) {",
+        to: "if bytes == 0 && kept::give_up(device) {",
+        package: "nvshare-e2e",
+        test: "what_the_driver_keeps_counts_and_gives_way",
     },
     Rule {
         what: "a tenant's processes do not pass their limit together",

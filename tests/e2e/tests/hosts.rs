@@ -49,6 +49,25 @@ fn accounting() {
 }
 
 #[test]
+fn what_the_driver_keeps_counts_and_gives_way() {
+    passes("keeps", &[], &[("NVSHARE_MEM_LIMIT", "100MiB")]);
+
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let keeper = under(&world, "keeps", &["for others"]).until_told().start();
+    wait_until("it keeps memory", || {
+        assert!(keeper.lives(), "{}", keeper.log());
+        keeper.out() == "kept\n"
+    });
+    let other = Program::workload(&world, "other", "--memory 960MiB --block 64MiB --steps 5 --full-check");
+    other.start().finish().intact();
+    world.stop();
+    passed(keeper.finish());
+    let (moved, _) = world.observe();
+    assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+}
+
+#[test]
 fn over_quota() {
     passes("over_quota", &[], &[("NVSHARE_MEM_LIMIT", "100MiB")]);
     // HAMi's name for it.

@@ -141,6 +141,12 @@ impl Running {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// What it has printed so far.
+    #[must_use]
+    pub fn out(&self) -> String {
+        std::fs::read_to_string(&self.out).unwrap_or_default()
+    }
+
     /// Whether it still runs.
     #[must_use]
     pub fn lives(&self) -> bool {

@@ -21,6 +21,8 @@ use crate::world::{BLOCK, Way};
 const VERSION: c_int = 13_000;
 const CAPTURING: c_int = 1;
 const NON_BLOCKING: c_uint = 1;
+/// The handle of the first card's default pool.
+const POOLS: usize = 0x900;
 
 fn status(result: Result<(), Failure>) -> c_int {
     result.err().unwrap_or(SUCCESS)
@@ -125,7 +127,12 @@ api! {
         let made = process::get().and_then(|p| p.allocate((row * height) as u64, false));
         unsafe { match give(place, made) { SUCCESS => give(pitch, Ok(row)), failure => failure } }
     }
-    fn cuMemFree_v2(base: u64) { status(process::get().and_then(|p| if base == 0 { Ok(()) } else { p.free(base) })) }
+    fn cuMemFree_v2(base: u64) { status(process::get().and_then(|p| {
+        if base == 0 { return Ok(()) }
+        if !p.is_pooled(base) { return p.free(base) }
+        p.synchronize(|_| true);
+        p.free_ordered(base)
+    })) }
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         let known = process::get().and_then(|p| p.current_gpu().map(|gpu| (p.world.free_bytes(gpu) as usize, p.world.config().memory as usize)));
         unsafe { match known { Ok((f, t)) => { give(free, Ok(f)); give(total, Ok(t)) } Err(failure) => failure } }
@@ -151,8 +158,32 @@ api! {
             Err(failure) => failure,
         }
     }
-    fn cuMemAllocAsync(place: *mut u64, bytes: usize, stream: usize) { unsafe { give(place, process::get().and_then(|p| { p.stream(stream, false)?; p.allocate(bytes as u64, false) })) } }
-    fn cuMemFreeAsync(base: u64, stream: usize) { status(with_stream(stream, false, |p, s| { s.queue.end().wait(); p.free(base) })) }
+    fn cuMemAllocAsync(place: *mut u64, bytes: usize, stream: usize) {
+        unsafe { give(place, process::get().and_then(|p| {
+            let stream = p.stream(stream, false)?;
+            if !stream.is_capturing() { return p.allocate_ordered(bytes as u64) }
+            let node = p.graph_node(bytes as u64)?;
+            if stream.record_node(node) { Ok(node.base()) } else { Err(CAPTURE_INVALIDATED) }
+        })) }
+    }
+    fn cuMemFreeAsync(base: u64, stream: usize) { status(with_stream(stream, false, |p, s| { s.queue.end().wait(); p.free_ordered(base) })) }
+    fn cuDeviceGetDefaultMemPool(pool: *mut usize, device: c_int) { unsafe { give(pool, process::get().map(|_| POOLS + device as usize)) } }
+    fn cuMemPoolSetAttribute(_pool: usize, attribute: c_int, value: *const u64) {
+        if value.is_null() || attribute != 4 { return INVALID_VALUE }
+        // SAFETY: not null.
+        status(process::get().map(|p| p.tables().pool.threshold = unsafe { *value }))
+    }
+    fn cuMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut u64) {
+        unsafe { give(value, process::get().and_then(|p| {
+            let (used, idle) = p.pool_bytes(pool.checked_sub(POOLS).ok_or(INVALID_VALUE)?);
+            match attribute { 5 => Ok(used + idle), 7 => Ok(used), _ => Err(INVALID_VALUE) }
+        })) }
+    }
+    fn cuMemPoolTrimTo(pool: usize, _keep: usize) { status(process::get().and_then(|p| { p.trim_pool(pool.checked_sub(POOLS).ok_or(INVALID_VALUE)?); Ok(()) })) }
+    fn cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: *mut u64) {
+        unsafe { give(value, process::get().and_then(|p| if attribute == 2 { Ok(p.graph_bytes(device as usize)) } else { Err(INVALID_VALUE) })) }
+    }
+    fn cuDeviceGraphMemTrim(device: c_int) { status(process::get().and_then(|p| p.trim_graphs(device as usize))) }
     fn cuMemCreate(handle: *mut u64, bytes: usize, properties: *const c_int, _flags: u64) {
         if properties.is_null() || bytes == 0 { return INVALID_VALUE }
         unsafe { give(handle, process::get().and_then(|p| p.allocate(bytes as u64, false))) }
@@ -270,8 +301,10 @@ api! {
         })) }
     }
     fn cuGraphLaunch(exec: usize, stream: usize) {
-        status(process::get().and_then(|p| p.tables().graphs.get(&exec).cloned().ok_or(INVALID_HANDLE)).and_then(|graph: Arc<Graph>| {
-            submit(stream, false, Ok(Arc::new(move || graph.0.iter().for_each(|work| work()))))
+        status(process::get().and_then(|p| {
+            let graph: Arc<Graph> = p.tables().graphs.get(&exec).cloned().ok_or(INVALID_HANDLE)?;
+            graph.nodes.iter().try_for_each(|&node| p.allocate_for_graph(node))?;
+            submit(stream, false, Ok(Arc::new(move || graph.works.iter().for_each(|work| work()))))
         }))
     }
     fn cuGraphExecDestroy(exec: usize) { status(process::get().map(|p| { p.tables().graphs.remove(&exec); })) }

@@ -14,6 +14,7 @@
 
 mod api;
 mod config;
+mod pool;
 mod process;
 mod stream;
 mod world;

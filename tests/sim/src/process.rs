@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::config::Config;
+use crate::pool::{Node, Pool};
 use crate::stream::{Point, Queue, Work};
 use crate::world::{BLOCK, Way, Why, World};
 
@@ -49,6 +50,7 @@ pub(crate) struct Stream {
 #[derive(Default)]
 struct Capture {
     works: Vec<Work>,
+    nodes: Vec<Node>,
     broken: bool,
 }
 
@@ -59,11 +61,15 @@ impl std::fmt::Debug for Capture {
 }
 
 /// A captured graph.
-pub(crate) struct Graph(pub(crate) Vec<Work>);
+pub(crate) struct Graph {
+    pub(crate) works: Vec<Work>,
+    /// What it allocates.
+    pub(crate) nodes: Vec<Node>,
+}
 
 impl std::fmt::Debug for Graph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Graph").field(&self.0.len()).finish()
+        f.debug_struct("Graph").field("works", &self.works.len()).field("nodes", &self.nodes).finish()
     }
 }
 
@@ -89,6 +95,7 @@ pub(crate) struct Tables {
     pub(crate) mappings: Vec<(u64, u64, u64)>,
     /// Physical memory without a handle: it lives while it is mapped.
     pub(crate) released: std::collections::HashSet<u64>,
+    pub(crate) pool: Pool,
 }
 
 /// The process.
@@ -392,8 +399,18 @@ impl Stream {
         Ok(())
     }
 
+    /// Records an allocation. False: the stream does not capture.
+    pub(crate) fn record_node(&self, node: Node) -> bool {
+        let mut capture = self.capture();
+        capture.as_mut().map(|capture| capture.nodes.push(node)).is_some()
+    }
+
     pub(crate) fn end_capture(&self) -> Result<Graph, Failure> {
         let capture = self.capture().take().ok_or(CAPTURE_UNMATCHED)?;
-        if capture.broken { Err(CAPTURE_INVALIDATED) } else { Ok(Graph(capture.works)) }
+        if capture.broken {
+            Err(CAPTURE_INVALIDATED)
+        } else {
+            Ok(Graph { works: capture.works, nodes: capture.nodes })
+        }
     }
 }

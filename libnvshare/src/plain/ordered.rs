@@ -1,0 +1,166 @@
+//! Stream-ordered allocations, of the driver's pools and of the program's own.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::Mutex;
+
+use super::{Properties, graphs, kept, lock};
+use crate::cuda::{CUcontext, CUdevice, CUdeviceptr, CUmemoryPool, CUresult, CUstream};
+use crate::devices::{self, Device};
+use crate::ledger::Kind;
+use crate::streams::StreamKey;
+use crate::{capture, driver, ledger, memory};
+
+type AllocAsync = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize, CUstream) -> CUresult;
+type AllocFromPoolAsync =
+    unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize, CUmemoryPool, CUstream) -> CUresult;
+type FreeAsync = unsafe extern "C-unwind" fn(CUdeviceptr, CUstream) -> CUresult;
+type PoolCreate = unsafe extern "C-unwind" fn(*mut CUmemoryPool, *const c_void) -> CUresult;
+type PoolDestroy = unsafe extern "C-unwind" fn(CUmemoryPool) -> CUresult;
+
+/// The program's own pools, by the device that they are on; `None`: on none.
+static POOLS: Mutex<BTreeMap<usize, Option<CUdevice>>> = Mutex::new(BTreeMap::new());
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn pool_create(
+    real: PoolCreate,
+    pool: *mut CUmemoryPool,
+    properties: *const c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(pool, properties) };
+    if result == CUresult::SUCCESS && !pool.is_null() {
+        // SAFETY: the driver accepted both.
+        let (pool, device) = unsafe { (*pool, Properties::device(properties)) };
+        lock(&POOLS).insert(pool.0 as usize, device.map(|device| device.ordinal));
+    }
+    result
+}
+
+/// Does something with each pool of a device, none of which goes away meanwhile.
+pub(super) fn each_pool(device: CUdevice, mut body: impl FnMut(CUmemoryPool)) {
+    let own = lock(&POOLS);
+    driver::default_pool(device).into_iter().for_each(&mut body);
+    own.iter()
+        .filter(|(_, of)| **of == Some(device))
+        .for_each(|(&pool, _)| body(CUmemoryPool(pool as *mut c_void)));
+}
+
+/// Allocations of the pool live on until they are freed.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn pool_destroy(real: PoolDestroy, pool: CUmemoryPool) -> CUresult {
+    let known = lock(&POOLS).remove(&(pool.0 as usize));
+    // SAFETY: the caller's argument.
+    let result = unsafe { real(pool) };
+    if let (true, Some(device)) = (result != CUresult::SUCCESS, known) {
+        lock(&POOLS).insert(pool.0 as usize, device);
+    }
+    result
+}
+
+/// Whether an allocation on a stream becomes a node of a graph.
+fn in_graph(stream: CUstream, twin: bool) -> bool {
+    capture::is_capturing(StreamKey::new(stream, twin))
+}
+
+/// # Safety
+/// `place` is null or where the driver would write.
+unsafe fn ordered(
+    on: Option<(&'static Device, CUcontext)>,
+    place: *mut CUdeviceptr,
+    bytes: usize,
+    real: impl Fn(*mut CUdeviceptr) -> CUresult,
+) -> CUresult {
+    let Some((device, context)) = on.filter(|_| !place.is_null() && bytes > 0) else { return real(place) };
+    kept::uses_pools();
+    let made = memory::allocate(device, context, bytes as u64, Kind::Plain, || {
+        let mut base = 0;
+        real(&raw mut base).ok()?;
+        Ok(base)
+    });
+    // SAFETY: not null, and where the driver would write.
+    unsafe { memory::answer(made, place) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn alloc_async<const TWIN: bool>(
+    real: AllocAsync,
+    place: *mut CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+) -> CUresult {
+    let on = memory::target();
+    if in_graph(stream, TWIN) {
+        return match graphs::admit(on.map(|(device, _)| device), bytes as u64) {
+            // SAFETY: the caller's arguments.
+            Ok(()) => unsafe { real(place, bytes, stream) },
+            Err(error) => error,
+        };
+    }
+    // SAFETY: the caller's arguments, `place` or a place of ours.
+    unsafe { ordered(on, place, bytes, |place| real(place, bytes, stream)) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn alloc_from_pool_async<const TWIN: bool>(
+    real: AllocFromPoolAsync,
+    place: *mut CUdeviceptr,
+    bytes: usize,
+    pool: CUmemoryPool,
+    stream: CUstream,
+) -> CUresult {
+    if in_graph(stream, TWIN) {
+        return match graphs::admit(memory::target().map(|(device, _)| device), bytes as u64) {
+            // SAFETY: the caller's arguments.
+            Ok(()) => unsafe { real(place, bytes, pool, stream) },
+            Err(error) => error,
+        };
+    }
+    let known = lock(&POOLS).get(&(pool.0 as usize)).copied();
+    let on = match known {
+        // A default pool: the current device's, as good as always.
+        None => memory::target(),
+        Some(None) => None,
+        Some(Some(device)) => {
+            memory::target().and_then(|(_, context)| Some((devices::get(device)?, context)))
+        }
+    };
+    // SAFETY: the caller's arguments, `place` or a place of ours.
+    unsafe { ordered(on, place, bytes, |place| real(place, bytes, pool, stream)) }
+}
+
+/// The driver frees what `cuMemAlloc` returned in stream order too. Should it not do so for managed memory, that is
+/// freed once the stream's work is complete.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn free_async<const TWIN: bool>(
+    real: FreeAsync,
+    base: CUdeviceptr,
+    stream: CUstream,
+) -> CUresult {
+    let known = ledger::find(base);
+    let is_ours = known.as_ref().is_some_and(|allocation| allocation.kind == Kind::Device);
+    let result = memory::free_with(base, || {
+        // SAFETY: the caller's arguments.
+        let result = unsafe { real(base, stream) };
+        if result == CUresult::INVALID_VALUE && is_ours && !in_graph(stream, TWIN) {
+            return match driver::free_behind(base, StreamKey::new(stream, TWIN).handle()) {
+                Ok(()) => CUresult::SUCCESS,
+                Err(error) => error,
+            };
+        }
+        result
+    });
+    if let (CUresult::SUCCESS, Some(allocation)) = (result, known)
+        && allocation.kind == Kind::Plain
+    {
+        kept::freed(allocation.size);
+    }
+    result
+}

@@ -1,0 +1,74 @@
+/* What the driver keeps counts: memory of a pool whose allocations are freed, and of graphs. It gives way to what is wanted. */
+#include "guest.h"
+
+static void *graph_that_allocates(void *stream, size_t bytes) {
+    uint64_t base;
+    void *graph, *exec;
+    CHECK(FN(cuStreamBeginCapture_v2)(stream, 2));
+    CHECK(FN(cuMemAllocAsync)(&base, bytes, stream));
+    CHECK(launch(base, bytes / 4, 10, stream));
+    CHECK(FN(cuStreamEndCapture)(stream, &graph));
+    CHECK(FN(cuGraphInstantiateWithFlags)(&exec, graph, 0ul));
+    return exec;
+}
+
+int main(int argc, char **argv) {
+    start();
+    load_kernel();
+    void *pool, *stream;
+    uint64_t a, b, all = ~0ul;
+    CHECK(FN(cuStreamCreate)(&stream, 1));
+    CHECK(FN(cuDeviceGetDefaultMemPool)(&pool, 0));
+    CHECK(FN(cuMemPoolSetAttribute)(pool, 4, &all));
+    if (argc > 1) {
+        /* 600 MiB that nobody uses stand in nobody's way. */
+        CHECK(FN(cuMemAllocAsync)(&a, 600 * MIB, stream));
+        CHECK(FN(cuMemFreeAsync)(a, stream));
+        CHECK(launch(alloc(4 * MIB), 64, 1, NULL));
+        CHECK(FN(cuCtxSynchronize)());
+        printf("kept\n"), fflush(stdout);
+        while (goes_on()) usleep(1000);
+        return 0;
+    }
+    EXPECT(free_bytes() == 100 * MIB);
+    CHECK(FN(cuMemAllocAsync)(&a, 60 * MIB, stream));
+    CHECK(FN(cuMemFreeAsync)(a, stream));
+    EXPECT(free_bytes() == 40 * MIB);
+    CHECK(FN(cuMemAllocAsync)(&a, 60 * MIB, stream));
+    EXPECT(free_bytes() == 40 * MIB);
+    EXPECT(FN(cuMemAlloc_v2)(&b, 41 * MIB) == 2);
+    CHECK(FN(cuMemFree_v2)(a));
+    EXPECT(free_bytes() == 40 * MIB);
+    b = alloc(80 * MIB);
+    EXPECT(free_bytes() == 20 * MIB);
+    CHECK(FN(cuMemFree_v2)(b));
+    EXPECT(free_bytes() == 100 * MIB);
+
+    void *exec = graph_that_allocates(stream, 50 * MIB);
+    EXPECT(free_bytes() == 100 * MIB);
+    for (int i = 0; i < 3; i++) CHECK(FN(cuGraphLaunch)(exec, stream));
+    EXPECT(free_bytes() == 50 * MIB);
+    CHECK(FN(cuStreamSynchronize)(stream));
+    b = alloc(80 * MIB);
+    EXPECT(free_bytes() == 20 * MIB);
+    /* Nobody knows before what a graph takes: the first launch is over the limit, the next is refused. */
+    CHECK(FN(cuGraphLaunch)(exec, stream));
+    uint64_t busy = b;
+    CHECK(launch(busy, 64, 200000, stream));
+    EXPECT(FN(cuGraphLaunch)(exec, stream) == 2);
+    CHECK(FN(cuStreamSynchronize)(stream));
+    CHECK(FN(cuMemFree_v2)(b));
+    CHECK(FN(cuGraphLaunch)(exec, stream));
+    CHECK(FN(cuStreamSynchronize)(stream));
+    /* What could never be is refused at once. */
+    void *graph;
+    CHECK(FN(cuStreamBeginCapture_v2)(stream, 2));
+    EXPECT(FN(cuMemAllocAsync)(&a, 101 * MIB, stream) == 2);
+    CHECK(FN(cuStreamEndCapture)(stream, &graph));
+    /* What cuMemAlloc gave is freed in order as well. */
+    b = alloc(4 * MIB);
+    CHECK(FN(cuMemFreeAsync)(b, stream));
+    CHECK(FN(cuDeviceGraphMemTrim)(0));
+    EXPECT(free_bytes() == 100 * MIB);
+    return 0;
+}

@@ -1,0 +1,141 @@
+//! Memory in stream order: the default pool, which may keep what is freed, and what graphs allocate when they run.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use crate::process::{Allocation, Failure, INVALID_VALUE, OUT_OF_MEMORY, Process};
+use crate::world::BLOCK;
+
+/// What a graph allocates when it runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Node {
+    base: u64,
+    bytes: u64,
+    gpu: usize,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    /// Handed out, by base.
+    used: HashSet<u64>,
+    /// Freed and kept.
+    idle: Vec<Arc<Allocation>>,
+    /// Anything but zero: what is freed is kept.
+    pub(crate) threshold: u64,
+    /// Of graphs, by base.
+    graphs: BTreeMap<u64, usize>,
+}
+
+fn bytes(allocation: &Allocation) -> u64 {
+    allocation.blocks.len() as u64 * BLOCK
+}
+
+impl Process {
+    pub(crate) fn allocate_ordered(&self, size: u64) -> Result<u64, Failure> {
+        let gpu = self.current_gpu()?;
+        let mut tables = self.tables();
+        let count = size.div_ceil(BLOCK) as usize;
+        let again = tables.pool.idle.iter().position(|a| a.gpu == gpu && a.blocks.len() == count);
+        if let Some(again) = again {
+            let allocation = tables.pool.idle.swap_remove(again);
+            let base = allocation.base;
+            tables.memory.insert(base, allocation);
+            tables.pool.used.insert(base);
+            return Ok(base);
+        }
+        drop(tables);
+        let base = self.allocate(size, false)?;
+        self.tables().pool.used.insert(base);
+        Ok(base)
+    }
+
+    /// Frees what any function allocated.
+    pub(crate) fn free_ordered(&self, base: u64) -> Result<(), Failure> {
+        let mut tables = self.tables();
+        if tables.memory.get(&base).ok_or(INVALID_VALUE)?.managed {
+            // Nobody has said that the driver does this.
+            return Err(INVALID_VALUE);
+        }
+        if tables.pool.used.remove(&base) && tables.pool.threshold > 0 {
+            let allocation = tables.memory.remove(&base).ok_or(INVALID_VALUE)?;
+            tables.pool.idle.push(allocation);
+            return Ok(());
+        }
+        drop(tables);
+        self.free(base)
+    }
+
+    /// Whether an allocation is the pool's.
+    pub(crate) fn is_pooled(&self, base: u64) -> bool {
+        self.tables().pool.used.contains(&base)
+    }
+
+    /// Bytes that the pool has handed out, and that it keeps.
+    pub(crate) fn pool_bytes(&self, gpu: usize) -> (u64, u64) {
+        let tables = self.tables();
+        let used = tables.pool.used.iter().filter_map(|base| tables.memory.get(base));
+        let idle = tables.pool.idle.iter();
+        (
+            used.filter(|a| a.gpu == gpu).map(|a| bytes(a)).sum(),
+            idle.filter(|a| a.gpu == gpu).map(|a| bytes(a)).sum(),
+        )
+    }
+
+    pub(crate) fn trim_pool(&self, gpu: usize) {
+        let mut tables = self.tables();
+        let (gone, left) = std::mem::take(&mut tables.pool.idle).into_iter().partition(|a| a.gpu == gpu);
+        tables.pool.idle = left;
+        drop(tables);
+        let gone: Vec<Arc<Allocation>> = gone;
+        gone.iter().for_each(|allocation| self.world.free(gpu, &allocation.blocks));
+    }
+
+    /// An allocation that a graph makes.
+    pub(crate) fn graph_node(&self, bytes: u64) -> Result<Node, Failure> {
+        if bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        Ok(Node { base: self.reserve(bytes), bytes, gpu: self.current_gpu()? })
+    }
+
+    /// A graph is about to run.
+    pub(crate) fn allocate_for_graph(&self, node: Node) -> Result<(), Failure> {
+        if self.tables().pool.graphs.contains_key(&node.base) {
+            return Ok(());
+        }
+        let count = node.bytes.div_ceil(BLOCK) as usize;
+        let blocks = self.world.allocate(node.gpu, count, true).ok_or(OUT_OF_MEMORY)?;
+        let allocation = Allocation { base: node.base, gpu: node.gpu, blocks, managed: false };
+        let mut tables = self.tables();
+        tables.memory.insert(node.base, Arc::new(allocation));
+        tables.pool.graphs.insert(node.base, node.gpu);
+        Ok(())
+    }
+
+    pub(crate) fn graph_bytes(&self, gpu: usize) -> u64 {
+        let tables = self.tables();
+        let graphs = tables.pool.graphs.iter().filter(|(_, on)| **on == gpu);
+        graphs.filter_map(|(base, _)| tables.memory.get(base)).map(|a| bytes(a)).sum()
+    }
+
+    /// Gives up what graphs have, unless one may be running.
+    pub(crate) fn trim_graphs(&self, gpu: usize) -> Result<(), Failure> {
+        let mut tables = self.tables();
+        if !tables.streams.values().all(|stream| stream.queue.end().is_reached()) {
+            return Ok(());
+        }
+        let gone: Vec<u64> =
+            tables.pool.graphs.iter().filter(|(_, on)| **on == gpu).map(|(b, _)| *b).collect();
+        gone.iter().for_each(|base| {
+            tables.pool.graphs.remove(base);
+        });
+        drop(tables);
+        gone.into_iter().try_for_each(|base| self.free(base))
+    }
+}
+
+impl Node {
+    pub(crate) fn base(self) -> u64 {
+        self.base
+    }
+}
