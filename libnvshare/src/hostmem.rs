@@ -1,5 +1,8 @@
 //! How much memory the host can take for this process: an eviction is charged to the process's own cgroup, and a
 //! cgroup that runs over its limit has the process killed.
+//!
+//! What was evicted once costs nothing the next time: the driver keeps the host's pages until the memory is freed
+//! (measured; the mover counts what is new).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,7 +44,24 @@ fn left(dir: &Path, limit: &str, usage: &str) -> Option<u64> {
     // Without a limit the file says "max", which is no number.
     let limit: u64 = fs::read_to_string(dir.join(limit)).ok()?.trim().parse().ok()?;
     let usage: u64 = fs::read_to_string(dir.join(usage)).ok()?.trim().parse().ok()?;
-    Some(limit.saturating_sub(usage))
+    let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+    Some(limit.saturating_sub(usage.saturating_sub(reclaimable(&stat))))
+}
+
+/// What a cgroup's `memory.stat` says that the kernel drops when it needs room: a program that reads files fills its
+/// cgroup to the limit with their pages, and has room all the same. Of those in active use, half, as in `MemAvailable`.
+fn reclaimable(stat: &str) -> u64 {
+    // Version 1 counts the cgroup alone under the bare names and its children under these as well.
+    let field = |name: &str| {
+        let of = |prefix: &str| {
+            let value =
+                |line: &str| line.strip_prefix(prefix)?.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
+            stat.lines().find_map(value)
+        };
+        of("total_").or_else(|| of("")).unwrap_or(0u64)
+    };
+    let unwritten = field("file_dirty") + field("file_writeback") + field("dirty") + field("writeback");
+    (field("inactive_file") + field("active_file") / 2).saturating_sub(unwritten)
 }
 
 #[cfg(test)]
@@ -55,6 +75,14 @@ mod tests {
     }
 
     #[test]
+    fn pages_of_files_are_no_obstacle() {
+        assert_eq!(reclaimable("inactive_file 100\nactive_file 50\n"), 125);
+        assert_eq!(reclaimable("inactive_file 1\ntotal_inactive_file 100\ntotal_dirty 20\n"), 80);
+        assert_eq!(reclaimable("file_dirty 7\n"), 0);
+        assert_eq!(reclaimable(""), 0);
+    }
+
+    #[test]
     fn a_limit_is_read_and_its_absence_is_none() {
         let dir = std::env::temp_dir().join(format!("nvshare-hostmem-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
@@ -63,6 +91,11 @@ mod tests {
         assert_eq!(left(&dir, "memory.max", "memory.current"), None);
         fs::write(dir.join("memory.max"), "300\n").unwrap();
         assert_eq!(left(&dir, "memory.max", "memory.current"), Some(200));
+        fs::write(dir.join("memory.stat"), "anon 20\ninactive_file 30\nactive_file 40\nfile_dirty 5\n")
+            .unwrap();
+        assert_eq!(left(&dir, "memory.max", "memory.current"), Some(245));
+        fs::write(dir.join("memory.current"), "10\n").unwrap();
+        assert_eq!(left(&dir, "memory.max", "memory.current"), Some(300));
         fs::remove_dir_all(dir).unwrap();
     }
 }

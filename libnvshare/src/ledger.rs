@@ -39,6 +39,8 @@ pub(crate) struct Place {
     pub(crate) present: u64,
     /// It was on the card once: what is absent now was evicted and has contents.
     pub(crate) lived: bool,
+    /// Bytes up to its end that have pages on the host: they were evicted once, and cost the host nothing the next time.
+    pub(crate) hosted: u64,
     /// The program freed it.
     pub(crate) freed: bool,
 }
@@ -52,7 +54,7 @@ impl Allocation {
         kind: Kind,
         present: u64,
     ) -> Self {
-        let place = Place { present, lived: present > 0, freed: false };
+        let place = Place { present, lived: present > 0, hosted: 0, freed: false };
         Self { base, size, device, context, kind, place: Mutex::new(place) }
     }
 

@@ -292,12 +292,12 @@ fn evict(gpu: GpuUuid, bytes: u64, report: &impl Fn(Done)) -> u64 {
         report(Done::Evicted(Room { gpu, bytes: given }));
     }
     let bytes = bytes - given;
-    let allowed = bytes.min(hostmem::room());
+    let mut host = hostmem::room();
     let mut moved = 0;
     let mut unreported = 0;
     for allocation in ledger::of_device(device.ordinal) {
-        while moved < allowed {
-            let piece = match evict_piece(&allocation, allowed - moved, device, stream) {
+        while moved < bytes {
+            let piece = match evict_piece(&allocation, bytes - moved, &mut host, device, stream) {
                 Ok(piece) => piece,
                 // The program exits, and its memory goes with it.
                 Err(CUresult::DEINITIALIZED) => return 0,
@@ -326,10 +326,32 @@ fn evict(gpu: GpuUuid, bytes: u64, report: &impl Fn(Done)) -> u64 {
     bytes.saturating_sub(moved)
 }
 
-/// Moves the last piece of an allocation that is on the card; 0: there is none.
+/// The piece of an allocation that leaves next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Piece {
+    /// It is from here to where what is present ends.
+    from: u64,
+    /// Bytes that the host has no pages for yet.
+    fresh: u64,
+}
+
+/// Chooses the end of what is `present`: `wanted` bytes, in whole blocks counted from the base, and so a little more
+/// rather than less, but no more than `host` bytes that are not hosted yet. `None`: there is nothing, or no room for it.
+fn choose_piece(size: u64, present: u64, hosted: u64, wanted: u64, host: u64) -> Option<Piece> {
+    let piece = wanted.min(PIECE).next_multiple_of(BLOCK).min(present);
+    let from = (present - piece).next_multiple_of(BLOCK).min(present.checked_sub(1)?);
+    let unhosted = present.min(size - hosted);
+    // What the host cannot take stays.
+    let least = unhosted.saturating_sub(host).next_multiple_of(BLOCK);
+    let from = from.max(least);
+    (from < present).then(|| Piece { from, fresh: unhosted.saturating_sub(from) })
+}
+
+/// Moves the last piece of an allocation that is on the card; 0: there is none, or none that the host can take.
 fn evict_piece(
     allocation: &Allocation,
     wanted: u64,
+    host: &mut u64,
     device: &Device,
     stream: CUstream,
 ) -> Result<u64, CUresult> {
@@ -337,18 +359,16 @@ fn evict_piece(
     if place.freed || !place.lived || !allocation.is_movable() || allocation.size < SMALLEST_EVICTED {
         return Ok(0);
     }
-    // Whole blocks, counted from the base; a little more than was asked for rather than less.
-    let piece = wanted.min(PIECE).next_multiple_of(BLOCK).min(place.present);
-    if piece == 0 {
-        return Ok(0);
-    }
-    let from = (place.present - piece).next_multiple_of(BLOCK).min(place.present - 1);
+    let chosen = choose_piece(allocation.size, place.present, place.hosted, wanted, *host);
+    let Some(Piece { from, fresh }) = chosen else { return Ok(0) };
     let piece = place.present - from;
     // What page faults have brought beyond that leaves with it.
     let until = if device.oversubscribe { allocation.size } else { place.present };
     driver::prefetch(allocation.base + from, until - from, CU_DEVICE_CPU, stream)?;
     driver::synchronize_stream(stream)?;
     place.present = from;
+    place.hosted = place.hosted.max(allocation.size - from);
+    *host -= fresh;
     device.discharge(piece);
     Ok(piece)
 }
@@ -370,4 +390,36 @@ fn log_moved(what: &str, bytes: u64, took: Duration) {
         took.as_secs_f64(),
         gib_per_second(bytes, took)
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_come_from_the_end_in_whole_blocks_that_the_host_can_take() {
+        const NOTHING: Option<Piece> = None;
+        let piece = |from, fresh| Some(Piece { from: from * MIB, fresh: fresh * MIB });
+        for (size, present, hosted, wanted, host, expected) in [
+            (64, 64, 0, 10, 1000, piece(54, 10)),
+            (64, 64, 0, 9, 1000, piece(54, 10)),
+            (64, 54, 10, 100, 1000, piece(0, 54)),
+            (64, 0, 64, 10, 1000, NOTHING),
+            // The last block may be a part.
+            (63, 63, 0, 1, 1000, piece(62, 1)),
+            // The host can take ten.
+            (64, 64, 0, 64, 10, piece(54, 10)),
+            (64, 64, 0, 64, 11, piece(54, 10)),
+            (64, 54, 10, 64, 0, NOTHING),
+            // What was there before costs nothing.
+            (64, 64, 30, 64, 0, piece(34, 0)),
+            (64, 64, 30, 64, 10, piece(24, 10)),
+            (64, 20, 64, 64, 0, piece(0, 0)),
+            // No more at once than one call is to move.
+            (4096, 4096, 0, 4096, 5000, piece(3072, 1024)),
+        ] {
+            let chosen = choose_piece(size * MIB, present * MIB, hosted * MIB, wanted * MIB, host * MIB);
+            assert_eq!(chosen, expected, "{:?}", (size, present, hosted, wanted, host));
+        }
+    }
 }
