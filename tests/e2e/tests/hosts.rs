@@ -8,6 +8,7 @@ use std::process::Command;
 use nvshare_harness::{Artifacts, Finished, Program, Scheduler, World, guest, wait_until};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
+const TWO_CARDS: &[(&str, &str)] = &[CARD[0], CARD[1], ("NVSIM_GPUS", "2")];
 
 /// A guest under nvshare.
 fn under(world: &World, name: &str, arguments: &[&str]) -> Program {
@@ -77,6 +78,39 @@ fn over_quota() {
 #[test]
 fn a_runs_processes_share_one_limit() {
     passes("tenant", &[], &[("NVSHARE_MEM_LIMIT", "100MiB"), ("NVSHARE_RUN", "7")]);
+}
+
+#[test]
+fn a_tenants_processes_may_see_different_gpus() {
+    let world = World::simulated(TWO_CARDS);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let program =
+        under(&world, "sees_others", &[]).env("NVSHARE_MEM_LIMIT", "100MiB").env("NVSHARE_RUN", "7");
+    passed(program.start().finish());
+}
+
+#[test]
+fn programs_with_two_gpus_take_turns_with_both() {
+    let world = World::simulated(TWO_CARDS);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let start = |name: &str| {
+        let program = Program::of(&world, name, Command::new(guest("two_gpus", false)));
+        program.env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy()).until_told().start()
+    };
+    let (a, b) = (start("a"), start("b"));
+    // One more, on the second GPU alone.
+    let one = Program::workload(&world, "one", "--memory 512MiB --block 64MiB --kernel-us 2000 --full-check");
+    let one = one.env("CUDA_VISIBLE_DEVICES", "1").until_told().start();
+    Scheduler::until_turns(&world, &[&a, &b, &one], 4);
+    world.stop();
+    let (a, b) = (passed(a.finish()), passed(b.finish()));
+    one.finish().intact();
+    let status = Scheduler::status(&world);
+    assert_eq!(status.gpus.len(), 2);
+    for pid in [a.pid, b.pid] {
+        let client = status.client(pid);
+        assert!(client.counters.hand_overs >= 4, "{client:?}");
+    }
 }
 
 #[test]

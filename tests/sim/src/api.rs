@@ -57,9 +57,9 @@ macro_rules! api {
 api! {
     fn cuInit(_flags: c_uint) { status(process::init()) }
     fn cuDriverGetVersion(version: *mut c_int) { unsafe { give(version, Ok(VERSION)) } }
-    fn cuDeviceGetCount(count: *mut c_int) { unsafe { give(count, process::get().map(|p| p.world.config().gpus as c_int)) } }
+    fn cuDeviceGetCount(count: *mut c_int) { unsafe { give(count, process::get().map(|p| p.world.config().visible.len() as c_int)) } }
     fn cuDeviceGet(device: *mut c_int, ordinal: c_int) {
-        let known = process::get().and_then(|p| if (0..p.world.config().gpus as c_int).contains(&ordinal) { Ok(ordinal) } else { Err(101) });
+        let known = process::get().and_then(|p| p.gpu_of(ordinal).map(|_| ordinal));
         unsafe { give(device, known) }
     }
     fn cuDeviceGetName(name: *mut c_char, length: c_int, _device: c_int) {
@@ -69,37 +69,39 @@ api! {
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), name, text.len()) };
         SUCCESS
     }
-    fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) { unsafe { give(uuid, Ok(uuid_of(device))) } }
-    fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) { unsafe { give(uuid, Ok(uuid_of(device))) } }
+    fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) { unsafe { give(uuid, process::get().and_then(|p| p.gpu_of(device)).map(uuid_of)) } }
+    fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) { unsafe { give(uuid, process::get().and_then(|p| p.gpu_of(device)).map(uuid_of)) } }
     fn cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) { unsafe { give(bytes, process::get().map(|p| p.world.config().memory as usize)) } }
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, _device: c_int) {
         let concurrent = i32::from(std::env::var_os("NVSIM_NO_CONCURRENT_ACCESS").is_none());
         unsafe { give(value, Ok(match attribute { 16 => 40, 41 | 83 => 1, 75 => 7, 76 => 5, 89 => concurrent, _ => 0 })) }
     }
     fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) {
-        unsafe { give(context, process::get().map(|p| {
+        unsafe { give(context, process::get().and_then(|p| {
+            let gpu = p.gpu_of(device)?;
             let mut tables = p.tables();
-            let known = tables.primary.get(&(device as usize)).copied();
+            let known = tables.primary.get(&gpu).copied();
             let handle = known.unwrap_or_else(|| p.handle());
-            tables.primary.insert(device as usize, handle);
-            let new = || Context { gpu: device as usize, retained: 0, legacy: p.new_stream(handle, false) };
+            tables.primary.insert(gpu, handle);
+            let new = || Context { gpu, retained: 0, legacy: p.new_stream(handle, false) };
             tables.contexts.entry(handle).or_insert_with(new).retained += 1;
-            handle
+            Ok(handle)
         })) }
     }
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) { status(process::get().and_then(|p| release_primary(p, device, false))) }
     fn cuDevicePrimaryCtxReset_v2(device: c_int) { status(process::get().and_then(|p| release_primary(p, device, true))) }
     fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) {
-        let state = process::get().map(|p| c_int::from(p.tables().primary.contains_key(&(device as usize))));
+        let state = process::get().and_then(|p| { let gpu = p.gpu_of(device)?; Ok(c_int::from(p.tables().primary.contains_key(&gpu))) });
         unsafe { give(flags, Ok(0)); give(active, state) }
     }
     fn cuCtxCreate_v2(context: *mut usize, _flags: c_uint, device: c_int) {
-        unsafe { give(context, process::get().map(|p| {
+        unsafe { give(context, process::get().and_then(|p| {
+            let gpu = p.gpu_of(device)?;
             let handle = p.handle();
-            let new = Context { gpu: device as usize, retained: 1, legacy: p.new_stream(handle, false) };
+            let new = Context { gpu, retained: 1, legacy: p.new_stream(handle, false) };
             p.tables().contexts.insert(handle, new);
             process::set_current_context(handle);
-            handle
+            Ok(handle)
         })) }
     }
     fn cuCtxDestroy_v2(context: usize) { status(process::get().and_then(|p| destroy_context(p, context))) }
@@ -111,7 +113,7 @@ api! {
         unsafe { give(context, Ok(current)) }
     }
     fn cuCtxGetCurrent(context: *mut usize) { unsafe { give(context, Ok(process::current_context())) } }
-    fn cuCtxGetDevice(device: *mut c_int) { unsafe { give(device, process::get().and_then(|p| p.current_gpu()).map(|gpu| gpu as c_int)) } }
+    fn cuCtxGetDevice(device: *mut c_int) { unsafe { give(device, process::get().and_then(|p| Ok(p.ordinal_of(p.current_gpu()?)))) } }
     fn cuCtxSynchronize() { status(process::get().and_then(|p| {
         let context = process::current_context();
         // Whatever the thread's mode.
@@ -167,7 +169,7 @@ api! {
         })) }
     }
     fn cuMemFreeAsync(base: u64, stream: usize) { status(with_stream(stream, false, |p, s| { s.queue.end().wait(); p.free_ordered(base) })) }
-    fn cuDeviceGetDefaultMemPool(pool: *mut usize, device: c_int) { unsafe { give(pool, process::get().map(|_| POOLS + device as usize)) } }
+    fn cuDeviceGetDefaultMemPool(pool: *mut usize, device: c_int) { unsafe { give(pool, process::get().and_then(|p| Ok(POOLS + p.gpu_of(device)?))) } }
     fn cuMemPoolSetAttribute(_pool: usize, attribute: c_int, value: *const u64) {
         if value.is_null() || attribute != 4 { return INVALID_VALUE }
         // SAFETY: not null.
@@ -181,9 +183,9 @@ api! {
     }
     fn cuMemPoolTrimTo(pool: usize, _keep: usize) { status(process::get().and_then(|p| { p.trim_pool(pool.checked_sub(POOLS).ok_or(INVALID_VALUE)?); Ok(()) })) }
     fn cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: *mut u64) {
-        unsafe { give(value, process::get().and_then(|p| if attribute == 2 { Ok(p.graph_bytes(device as usize)) } else { Err(INVALID_VALUE) })) }
+        unsafe { give(value, process::get().and_then(|p| if attribute == 2 { Ok(p.graph_bytes(p.gpu_of(device)?)) } else { Err(INVALID_VALUE) })) }
     }
-    fn cuDeviceGraphMemTrim(device: c_int) { status(process::get().and_then(|p| p.trim_graphs(device as usize))) }
+    fn cuDeviceGraphMemTrim(device: c_int) { status(process::get().and_then(|p| p.trim_graphs(p.gpu_of(device)?))) }
     fn cuMemCreate(handle: *mut u64, bytes: usize, properties: *const c_int, _flags: u64) {
         if properties.is_null() || bytes == 0 { return INVALID_VALUE }
         unsafe { give(handle, process::get().and_then(|p| p.allocate(bytes as u64, false))) }
@@ -390,9 +392,9 @@ api! {
     }
 }
 
-fn uuid_of(device: c_int) -> [u8; 16] {
+fn uuid_of(gpu: usize) -> [u8; 16] {
     let mut uuid = *b"\x51\x60\0\0\0\0\x40\0\x80\0\0\0\0\0\0\0";
-    uuid[15] = device as u8;
+    uuid[15] = gpu as u8;
     uuid
 }
 
@@ -405,7 +407,8 @@ fn destroy_context(p: &Process, context: usize) -> Result<(), Failure> {
 }
 
 fn release_primary(p: &Process, device: c_int, reset: bool) -> Result<(), Failure> {
-    let handle = p.tables().primary.get(&(device as usize)).copied().ok_or(INVALID_CONTEXT)?;
+    let gpu = p.gpu_of(device)?;
+    let handle = p.tables().primary.get(&gpu).copied().ok_or(INVALID_CONTEXT)?;
     let last = match p.tables().contexts.get_mut(&handle) {
         Some(context) => {
             context.retained -= 1;
@@ -414,7 +417,7 @@ fn release_primary(p: &Process, device: c_int, reset: bool) -> Result<(), Failur
         None => true,
     };
     if last {
-        p.tables().primary.remove(&(device as usize));
+        p.tables().primary.remove(&gpu);
         destroy_context(p, handle)?;
     }
     Ok(())

@@ -11,6 +11,8 @@ pub(crate) struct Config {
     /// Where the world's file is: processes that name the same folder share the cards.
     pub(crate) dir: PathBuf,
     pub(crate) gpus: u32,
+    /// Those that the process sees, in its own order.
+    pub(crate) visible: Vec<usize>,
     /// Bytes of each card.
     pub(crate) memory: u64,
     /// A block of 2 MiB is this many times smaller in the stores.
@@ -25,7 +27,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// From `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
+    /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
     /// `NVSIM_TO_HOST`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`.
     pub(crate) fn from_env() -> Self {
         let number = |name: &str, default: f64| {
@@ -35,10 +37,19 @@ impl Config {
                 .filter(|n| *n > 0.0)
                 .unwrap_or(default)
         };
+        let gpus = number("NVSIM_GPUS", 1.0) as u32;
+        let visible = env::var("CUDA_VISIBLE_DEVICES").map_or_else(
+            |_| (0..gpus as usize).collect(),
+            // What is none ends the list, as with the driver.
+            |list| {
+                list.split(',').map_while(|i| i.trim().parse().ok().filter(|&i| i < gpus as usize)).collect()
+            },
+        );
         // T4: 12 GB by faults took 47 s; PCIe 3 x16 moves 12 GB/s one way, managed memory leaves at half of it.
         Self {
             dir: env::var_os("NVSIM_DIR").map_or_else(|| env::temp_dir().join("nvsim"), PathBuf::from),
-            gpus: number("NVSIM_GPUS", 1.0) as u32,
+            gpus,
+            visible,
             memory: env::var("NVSIM_MEMORY")
                 .ok()
                 .and_then(|text| parse_bytes(&text).ok())

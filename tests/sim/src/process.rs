@@ -15,6 +15,7 @@ pub(crate) const SUCCESS: i32 = 0;
 pub(crate) const INVALID_VALUE: i32 = 1;
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
 pub(crate) const NOT_INITIALIZED: i32 = 3;
+pub(crate) const INVALID_DEVICE: i32 = 101;
 pub(crate) const INVALID_CONTEXT: i32 = 201;
 pub(crate) const INVALID_HANDLE: i32 = 400;
 pub(crate) const NOT_FOUND: i32 = 500;
@@ -170,6 +171,22 @@ impl Process {
             0 => Ok(()),
             failure => Err(failure),
         }
+    }
+
+    /// The card behind a device that the process sees.
+    pub(crate) fn gpu_of(&self, device: i32) -> Result<usize, Failure> {
+        let index = usize::try_from(device).map_err(|_| INVALID_DEVICE)?;
+        self.world.config().visible.get(index).copied().ok_or(INVALID_DEVICE)
+    }
+
+    /// The device that a card is to the process.
+    pub(crate) fn ordinal_of(&self, gpu: usize) -> i32 {
+        self.world
+            .config()
+            .visible
+            .iter()
+            .position(|&visible| visible == gpu)
+            .map_or(-1, |index| index as i32)
     }
 
     /// The current context's card.
