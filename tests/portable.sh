@@ -26,7 +26,7 @@ for program in musl glibc; do
     [ $status = 42 ] || fail "a $program program ends with $status"
 done
 # What unwinds through the library is the host's, by the host's unwinder.
-cc -w -shared -fPIC -fexceptions -o "$work/libcuda.so.1" tests/guests/stuck_driver.c
+cc -w -shared -fPIC -fexceptions -o "$work/libcuda.so.1" tests/guests/odd_driver.c
 cc -w -pthread -o "$work/cancel" tests/guests/cancel_inside.c -ldl
 NVSHARE_LOG=error NVSHARE_SOCKET=$work/none LD_LIBRARY_PATH=$work LD_PRELOAD=$library "$work/cancel" || fail 'a cancelled thread'
 exit $failed

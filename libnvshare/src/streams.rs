@@ -57,6 +57,15 @@ struct Stream {
     marks: VecDeque<(Event, Instant)>,
 }
 
+impl Stream {
+    fn new(key: StreamKey) -> Self {
+        Self { key, window: Window::new(), marks: VecDeque::new() }
+    }
+}
+
+/// Threads whose own default streams are known at a time, unless more of them have work in flight.
+const MOST_OWN: usize = 64;
+
 #[derive(Debug)]
 pub(crate) struct Context {
     handle: CUcontext,
@@ -64,6 +73,8 @@ pub(crate) struct Context {
     streams: Vec<Stream>,
     /// A thread's own default stream was used: only a look at the whole context sees it.
     per_thread: bool,
+    /// Threads' own default streams that are bounded, by thread.
+    own: Vec<(libc::pid_t, Stream)>,
     /// Our own stream, for moving memory.
     ours: Option<CUstream>,
     /// The last events of streams that are destroyed.
@@ -92,8 +103,26 @@ impl Context {
         if key == StreamKey::PER_THREAD {
             self.per_thread = true;
         } else if self.stream(key).is_none() {
-            self.streams.push(Stream { key, window: Window::new(), marks: VecDeque::new() });
+            self.streams.push(Stream::new(key));
         }
+    }
+
+    /// The calling thread's own default stream.
+    fn own_stream(&mut self) -> Option<&mut Stream> {
+        // SAFETY: it takes nothing and cannot fail.
+        let me = unsafe { libc::gettid() };
+        let at = self.own.iter().position(|(thread, _)| *thread == me).unwrap_or_else(|| {
+            if self.own.len() >= MOST_OWN {
+                // Threads come and go: what is complete holds nobody up.
+                self.own.retain_mut(|(_, stream)| {
+                    stream.marks.retain(|(event, _)| !event.is_complete());
+                    !stream.marks.is_empty()
+                });
+            }
+            self.own.push((me, Stream::new(StreamKey::PER_THREAD)));
+            self.own.len() - 1
+        });
+        self.own.get_mut(at).map(|(_, stream)| stream)
     }
 
     fn forget_stream(&mut self, key: StreamKey) {
@@ -110,6 +139,7 @@ impl Context {
     fn merge(&mut self, other: Self) {
         other.streams.iter().for_each(|stream| self.meet(stream.key));
         self.per_thread |= other.per_thread;
+        self.own.extend(other.own);
         self.orphans.extend(other.orphans);
         self.ours = self.ours.or(other.ours);
     }
@@ -136,6 +166,7 @@ pub(crate) fn meet_context(handle: CUcontext) -> bool {
             device,
             streams: Vec::new(),
             per_thread: false,
+            own: Vec::new(),
             ours: None,
             orphans: Vec::new(),
         };
@@ -358,7 +389,9 @@ fn with_stream<T>(key: StreamKey, body: impl FnOnce(&mut Stream) -> T) -> Option
     contexts()
         .iter_mut()
         .filter(|context| !default || context.handle == current)
-        .find_map(|context| context.stream(key))
+        .find_map(
+            |context| if key == StreamKey::PER_THREAD { context.own_stream() } else { context.stream(key) },
+        )
         .map(body)
 }
 

@@ -21,20 +21,20 @@ int main(void) {
     CHECK(FN(cuInit)(0));
     const char *names[CALLS] = {"cuLaunchKernel", "cuStreamSynchronize", "cuMemcpyDtoH_v2", "cuMemAlloc_v2", "cuMemAllocAsync", "cuMemFree_v2"};
     for (int i = 0; i < CALLS; i++) call[i] = look_up(names[i]);
-    void (*stuck_from_now)(int) = look_up("stuck_from_now");
-    int (*inside)(void) = look_up("stuck_inside");
+    void (*waits)(int) = look_up("odd_waits");
+    int (*inside)(void) = look_up("odd_inside");
     memory = alloc(MIB);
     size_t before = free_bytes();
     for (intptr_t i = 0; i < CALLS; i++) {
         pthread_t thread;
         void *result;
-        stuck_from_now(1);
+        waits(1);
         CHECK(pthread_create(&thread, NULL, work, (void *)i));
         while (inside() <= i) usleep(1000);
         CHECK(pthread_cancel(thread));
         CHECK(pthread_join(thread, &result));
         EXPECT(result == PTHREAD_CANCELED);
-        stuck_from_now(0);
+        waits(0);
         CHECK(launch(0, 0, 0, NULL));
         if (free_bytes() != before) { fprintf(stderr, "%s: %ld bytes\n", names[i], (long)(before - free_bytes())); return 1; }
     }

@@ -42,6 +42,14 @@ const RULES: &[Rule] = &[
         test: "what_the_driver_keeps_counts_and_gives_way",
     },
     Rule {
+        what: "while somebody waits, work in flight is bounded, on threads' own streams too",
+        file: "libnvshare/src/streams.rs",
+        from: "if key == StreamKey::PER_THREAD { context.own_stream() }",
+        to: "if key == StreamKey::PER_THREAD { None }",
+        package: "nvshare-e2e",
+        test: "default_streams_of_threads",
+    },
+    Rule {
         what: "a tenant's processes do not pass their limit together",
         file: "proto/src/quota.rs",
         from: "used.checked_add(bytes).filter(|&sum| sum <= limit)",

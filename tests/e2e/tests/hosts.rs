@@ -167,7 +167,7 @@ fn a_million_allocations_from_sixteen_threads() {
 
 #[test]
 fn threads_that_are_cancelled_inside_the_driver() {
-    let world = World::with_driver(&guest("stuck_driver", true));
+    let world = World::with_driver(&guest("odd_driver", true));
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     passed(under(&world, "cancel_inside", &[]).start().finish());
 }
@@ -188,6 +188,23 @@ fn ipc() {
 #[test]
 fn callbacks_that_call_cuda() {
     passes_under_turns("callback");
+}
+
+#[test]
+fn default_streams_of_threads() {
+    passes_under_turns("per_thread");
+}
+
+#[test]
+fn an_allocator_of_its_own() {
+    passes("own_malloc", &[], &[]);
+}
+
+#[test]
+fn what_a_newer_driver_says_goes_through() {
+    let world = World::with_driver(&guest("odd_driver", true));
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    passed(under(&world, "unknown", &[]).start().finish());
 }
 
 #[test]

@@ -1,19 +1,21 @@
-/* A driver in which calls wait until the thread is cancelled: in a cancellation point, with our hook below it. */
+/* A driver whose calls wait until the thread is cancelled, in a cancellation point with our hook below it; or which says
+   what no driver has said yet. */
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
-static volatile int stuck, inside;
-void stuck_from_now(int yes) { stuck = yes; }
-int stuck_inside(void) { return inside; }
+static volatile int stuck, inside, answer;
+void odd_waits(int yes) { stuck = yes; }
+int odd_inside(void) { return inside; }
+void odd_answers(int code) { answer = code; }
 static int call(void) {
     if (stuck) __sync_fetch_and_add(&inside, 1);
     while (stuck) pause();
-    return 0;
+    return answer;
 }
 static int give(uint64_t *place) {
     static uint64_t next = 1ul << 40;
     int result = call();
-    *place = __sync_fetch_and_add(&next, 1 << 20);
+    if (!result) *place = __sync_fetch_and_add(&next, 1 << 20);
     return result;
 }
 int cuInit(unsigned flags) { return 0; }
@@ -34,5 +36,15 @@ int cuMemGetInfo_v2(size_t *left, size_t *total) { return *left = *total = 1ul <
 int cuMemPrefetchAsync(uint64_t base, size_t bytes, int device, void *stream) { return 0; }
 int cuStreamCreate(uint64_t *stream, unsigned flags) { return *stream = 0x2000, 0; }
 int cuStreamSynchronize(void *stream) { return call(); }
+int cuMemFreeAsync(uint64_t base, void *stream) { return call(); }
+int cuMemCreate(uint64_t *handle, size_t bytes, void *properties, unsigned long flags) { return give(handle); }
+int cuMemRelease(uint64_t handle) { return call(); }
+int cuArray3DCreate_v2(uint64_t *array, void *shape) { return give(array); }
+int cuArrayDestroy(uint64_t array) { return call(); }
+int cuMemAllocPitch_v2(uint64_t *base, size_t *pitch, size_t width, size_t height, unsigned element) { return *pitch = width, give(base); }
+int cuLaunchKernelEx(void *config, void *f, void **params, void **extra) { return call(); }
+int cuLaunchHostFunc(void *stream, void *function, void *data) { return call(); }
+int cuGraphLaunch(void *exec, void *stream) { return call(); }
+int cuPointerGetAttribute(void *data, int attribute, uint64_t pointer) { return call(); }
 int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { return call(); }
 int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **params, void **extra) { return call(); }
