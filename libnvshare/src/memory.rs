@@ -11,7 +11,7 @@ use crate::ledger::{Allocation, Kind};
 use crate::plain::{arrays, kept};
 use crate::table::real;
 use crate::unwind::OnUnwind;
-use crate::{callbacks, devices, driver, gate, ledger, mover, pointers, session};
+use crate::{callbacks, devices, driver, gate, ledger, mover, pointers, session, streams};
 
 type Alloc = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize) -> CUresult;
 type AllocV1 = unsafe extern "C-unwind" fn(*mut CUdeviceptrV1, c_uint) -> CUresult;
@@ -35,6 +35,8 @@ pub(crate) fn target() -> Option<(&'static Device, CUcontext)> {
     let ordinal = driver::current_device().ok()?;
     let context = driver::current_context().ok()?;
     session::start();
+    // Its creation may have gone by a way that is not seen, and its memory is to be moved.
+    streams::meet_context(context);
     let device = devices::get(ordinal)?;
     session::uses(device);
     Some((device, context))

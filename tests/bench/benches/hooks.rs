@@ -1,21 +1,23 @@
 //! What the hooks add to a call, over a driver that does nothing: `cargo bench -p nvshare-bench`.
 //!
 //! The program starts itself again with the library preloaded and the stub as its driver. Each row `…/direct`
-//! calls the stub, `…/hooked` the same through the library, in the same process. There is no scheduler: the gate
-//! is open.
+//! calls the stub, `…/hooked` the same through the library, in the same process. The gate is open: there is no
+//! scheduler, but for the program that says what its first calls take with one.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "every call is one of the stub's functions")]
 #![allow(missing_docs, reason = "criterion's macros make public functions")]
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 use std::hint::black_box;
 use std::mem::transmute_copy;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
 
 use criterion::Criterion;
-use nvshare_harness::Artifacts;
+use nvshare_harness::{Artifacts, Scheduler, World, guest};
 
 type Launch = unsafe extern "C" fn(
     usize,
@@ -71,6 +73,27 @@ fn launch(function: Launch) -> c_int {
     unsafe { function(1, 1, 1, 1, 1, 1, 1, 0, 0x3000, ptr::null_mut(), ptr::null_mut()) }
 }
 
+/// How long it takes until each of several threads has made so many launches.
+fn together(threads: usize, count: u64, function: Launch) -> Duration {
+    let barrier = &Barrier::new(threads + 1);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(move || {
+                launch(function);
+                barrier.wait();
+                (0..count).for_each(|_| {
+                    launch(black_box(function));
+                });
+                barrier.wait();
+            });
+        }
+        barrier.wait();
+        let begin = Instant::now();
+        barrier.wait();
+        begin.elapsed()
+    })
+}
+
 fn benches(criterion: &mut Criterion) {
     let driver = Driver::open();
     unsafe { driver.hooked::<unsafe extern "C" fn(c_uint) -> c_int>(c"cuInit")(0) };
@@ -81,6 +104,14 @@ fn benches(criterion: &mut Criterion) {
         // The first one starts the session.
         assert_eq!(launch(function), 0);
         criterion.bench_function(name, |b| b.iter(|| launch(black_box(function))));
+    }
+    // As many threads as there are processors: time per launch of each.
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    for (name, function) in [
+        ("launch, a thread on each processor/direct", driver.direct::<Launch>(c"cuLaunchKernel")),
+        ("launch, a thread on each processor/hooked", driver.hooked(c"cuLaunchKernel")),
+    ] {
+        criterion.bench_function(name, |b| b.iter_custom(|count| together(threads, count, function)));
     }
     for (name, alloc, free) in [
         (
@@ -131,6 +162,22 @@ fn benches(criterion: &mut Criterion) {
             b.iter(|| Command::new("true").env("LD_PRELOAD", preload).status().expect("it runs"))
         });
     }
+    // The least that uses a GPU, from its start to its end.
+    let world = World::with_driver(&Artifacts::stub());
+    let first = guest("first", false);
+    let first_calls = |preload: &OsStr| {
+        let mut command = Command::new(&first);
+        command.env("LD_PRELOAD", preload).env("NVSHARE_SOCKET", world.socket());
+        assert!(command.status().expect("it runs").success());
+    };
+    let mut bench = |name, preload: &OsStr| {
+        criterion.bench_function(name, |b| b.iter(|| first_calls(preload)));
+    };
+    bench("first calls/plain", "".as_ref());
+    bench("first calls/no scheduler", library.as_os_str());
+    let scheduler = Scheduler::start(&world, &[]);
+    bench("first calls/with a scheduler", library.as_os_str());
+    drop(scheduler);
 }
 
 fn main() {
