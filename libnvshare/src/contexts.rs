@@ -4,7 +4,8 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Mutex, PoisonError};
 
 use crate::cuda::{CUcontext, CUdevice, CUresult};
-use crate::{driver, gate, memory, mover, streams};
+use crate::plain::kept;
+use crate::{devices, driver, gate, memory, mover, streams};
 
 /// Primary contexts, by device.
 static PRIMARY: Mutex<Vec<(CUdevice, CUcontext)>> = Mutex::new(Vec::new());
@@ -136,6 +137,7 @@ pub(crate) unsafe fn release_primary(real: OfDevice, device: CUdevice) -> CUresu
             taken.put_back();
         } else {
             memory::forget_context(context);
+            devices::get(device).into_iter().for_each(kept::forget);
         }
     }
     result

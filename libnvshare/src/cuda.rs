@@ -99,6 +99,7 @@ pub(crate) const CU_STREAM_PER_THREAD: usize = 2;
 pub(crate) const CU_STREAM_NON_BLOCKING: c_uint = 1;
 pub(crate) const CU_STREAM_CAPTURE_STATUS_NONE: c_int = 0;
 pub(crate) const CU_STREAM_CAPTURE_MODE_RELAXED: c_int = 2;
+pub(crate) const CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: c_int = 4;
 pub(crate) const CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: c_int = 5;
 pub(crate) const CU_MEMPOOL_ATTR_USED_MEM_CURRENT: c_int = 7;
 pub(crate) const CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: c_int = 2;

@@ -8,6 +8,7 @@ use nvshare_proto::{GpuUuid, MemoryMode, Usage};
 
 use crate::config::Config;
 use crate::cuda::{CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, CUdevice, CUresult};
+use crate::ledger::Kind;
 use crate::quota::{self, Seat};
 use crate::{driver, log};
 
@@ -41,7 +42,7 @@ pub(crate) struct Account {
     /// Allocated, wherever it is; with what the driver keeps.
     pub(crate) allocated: u64,
     /// Of these, what the driver keeps for itself.
-    pub(crate) kept: u64,
+    pub(crate) kept: Kept,
     /// Of these, on the card as far as the ledger goes: room was taken for them.
     charged: u64,
     /// What may be charged beyond that. Below zero for a moment when a process that ran alone joins a scheduler.
@@ -62,6 +63,21 @@ pub(crate) struct Account {
     reported: (u64, u64),
     /// The limit is shared with the tenant's other processes.
     pub(crate) seat: Option<Seat>,
+}
+
+/// What the driver keeps for itself on a device, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Kept {
+    /// Freed, and kept by its pool.
+    pub(crate) pools: u64,
+    /// Of graphs.
+    pub(crate) graphs: u64,
+}
+
+impl Kept {
+    pub(crate) fn sum(self) -> u64 {
+        self.pools + self.graphs
+    }
 }
 
 impl Account {
@@ -193,39 +209,42 @@ impl Device {
         account.capacity.unwrap_or(self.total)
     }
 
-    /// Enters an allocation into the books, if limits allow.
+    /// Enters an allocation into the books, if limits allow. One of a pool takes first what the pool has kept.
     ///
-    /// `resident`: it is about to be on the card. The caller then holds the gate open, so that the next drain sees
-    /// it.
+    /// `holding`: the caller holds the gate open, so that the next drain sees the allocation, and what can be moved is
+    /// about to be on the card. What cannot be moved is there wherever the lock is.
     ///
     /// # Errors
     /// Out of memory when it exceeds the limit or the GPU; the books are unchanged.
-    pub(crate) fn admit(&self, bytes: u64, resident: bool) -> Result<Admission, CUresult> {
+    pub(crate) fn admit(&self, bytes: u64, kind: Kind, holding: bool) -> Result<Admission, CUresult> {
         let mut account = self.lock();
         let most = self.most(&account);
-        let allocated = account.allocated.saturating_add(bytes);
+        let again = if kind == Kind::Ordered { bytes.min(account.kept.pools) } else { 0 };
+        let more = bytes - again;
+        let allocated = account.allocated.saturating_add(more);
         if allocated > most {
             drop(account);
             log::info(format_args!(
                 "allocation of {bytes} bytes refused: {} of {most} are in use",
-                allocated - bytes
+                allocated - more
             ));
             return Err(CUresult::OUT_OF_MEMORY);
         }
-        if !resident {
+        if !holding && kind.is_movable() {
             self.charge_quota(&account, bytes)?;
             account.allocated = allocated;
             return Ok(Admission::Charged(0));
         }
         let fits = self.capacity(&account).saturating_sub(account.charged);
-        let wanted = if self.oversubscribe { bytes.min(fits) } else { bytes };
+        let wanted = if self.oversubscribe { more.min(fits) } else { more };
         let lacks = (wanted as i64).saturating_sub(account.room);
         if lacks > 0 && !account.free {
             return Ok(Admission::Lacks(lacks as u64));
         }
-        self.charge_quota(&account, bytes)?;
+        self.charge_quota(&account, more)?;
+        account.kept.pools -= again;
         account.allocated = allocated;
-        Ok(Admission::Charged(account.charge(wanted)))
+        Ok(Admission::Charged(again + account.charge(wanted)))
     }
 
     /// Charges the tenant, if the limit is shared.
@@ -265,10 +284,10 @@ impl Device {
 
     /// What the driver keeps for itself on the card, as of now. It counts like an allocation that cannot be moved,
     /// wanted or not.
-    pub(crate) fn set_kept(&self, bytes: u64) {
+    pub(crate) fn set_kept(&self, kept: Kept) {
         self.update(|account| {
-            let before = std::mem::replace(&mut account.kept, bytes);
-            let (more, less) = (bytes.saturating_sub(before), before.saturating_sub(bytes));
+            let before = std::mem::replace(&mut account.kept, kept).sum();
+            let (more, less) = (kept.sum().saturating_sub(before), before.saturating_sub(kept.sum()));
             account.allocated = (account.allocated + more).saturating_sub(less);
             account.charged = (account.charged + more).saturating_sub(less);
             if !account.free {
@@ -281,22 +300,29 @@ impl Device {
         });
     }
 
+    /// An allocation of a pool is freed, `charged` bytes of which were charged: the pool keeps them.
+    pub(crate) fn keep(&self, bytes: u64, charged: u64) {
+        self.release(bytes - charged, 0);
+        self.update(|account| account.kept.pools += charged);
+    }
+
     /// What the process may have at most.
     fn most(&self, account: &Account) -> u64 {
         let fits = if self.oversubscribe { u64::MAX } else { self.capacity(account) };
         self.limit.unwrap_or(u64::MAX).min(fits)
     }
 
-    /// Whether the process, or its tenant, has more than it may.
-    pub(crate) fn is_over_limit(&self) -> bool {
+    /// Whether graphs have brought the process, or its tenant, over its limit.
+    pub(crate) fn is_over_limit_by_graphs(&self) -> bool {
         let account = self.lock();
-        account.allocated > self.most(&account) || account.used() > self.limit.unwrap_or(u64::MAX)
+        account.kept.graphs > 0 && self.limit.is_some_and(|limit| account.used() > limit)
     }
 
     /// Whether so much more would be within the limits, were nothing kept.
     pub(crate) fn has_left(&self, bytes: u64) -> bool {
         let account = self.lock();
-        let fits = |used: u64, most: u64| used.saturating_sub(account.kept).saturating_add(bytes) <= most;
+        let fits =
+            |used: u64, most: u64| used.saturating_sub(account.kept.sum()).saturating_add(bytes) <= most;
         fits(account.allocated, self.most(&account)) && fits(account.used(), self.limit.unwrap_or(u64::MAX))
     }
 

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::cuda::{
-    CU_EVENT_DISABLE_TIMING, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
-    CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE,
-    CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemoryPool,
-    CUresult, CUstream,
+    CU_EVENT_DISABLE_TIMING, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_STREAM_CAPTURE_MODE_RELAXED,
+    CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD, CUcontext, CUdevice,
+    CUdeviceptr, CUevent, CUmemoryPool, CUresult, CUstream,
 };
 use crate::log;
 use crate::table::{ENTRIES, real};
@@ -273,10 +273,12 @@ fn pool_attribute(pool: CUmemoryPool, attribute: c_int) -> Result<u64, CUresult>
     Ok(value)
 }
 
-/// Bytes that a pool has from the card and has not handed out.
-pub(crate) fn pool_unused(pool: CUmemoryPool) -> Result<u64, CUresult> {
+/// Bytes that a pool has from the card, has not handed out, and does not give back by itself.
+pub(crate) fn pool_keeps(pool: CUmemoryPool) -> Result<u64, CUresult> {
     let reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
-    Ok(reserved.saturating_sub(pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?))
+    let threshold = pool_attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)?;
+    let used = pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+    Ok(reserved.min(threshold).saturating_sub(used))
 }
 
 /// Gives up what a pool has not handed out.
@@ -295,13 +297,6 @@ pub(crate) fn graph_memory(device: CUdevice) -> Result<u64, CUresult> {
 /// Gives up what no graph has that runs.
 pub(crate) fn trim_graph_memory(device: CUdevice) -> Result<(), CUresult> {
     call!(cuDeviceGraphMemTrim(device))
-}
-
-/// Frees memory when the work on a stream is complete.
-pub(crate) fn free_behind(base: CUdeviceptr, stream: CUstream) -> Result<(), CUresult> {
-    let _relaxed = Relaxed::begin();
-    synchronize_stream(stream)?;
-    call!(cuMemFree_v2(base))
 }
 
 /// Where the allocation begins that a pointer leads into.

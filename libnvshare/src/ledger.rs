@@ -18,6 +18,15 @@ pub(crate) enum Kind {
     Managed,
     /// The driver's own device memory: it counts and cannot be moved.
     Plain,
+    /// The same, of a pool, which may keep it when it is freed.
+    Ordered,
+}
+
+impl Kind {
+    /// It can be moved; what cannot is on the card wherever the lock is.
+    pub(crate) fn is_movable(self) -> bool {
+        matches!(self, Self::Device | Self::Managed)
+    }
 }
 
 /// An allocation that the program made.
@@ -60,7 +69,7 @@ impl Allocation {
 
     /// It can be moved.
     pub(crate) fn is_movable(&self) -> bool {
-        self.kind != Kind::Plain
+        self.kind.is_movable()
     }
 
     pub(crate) fn place(&self) -> MutexGuard<'_, Place> {

@@ -8,7 +8,7 @@ use nvshare_proto::MemoryMode;
 use crate::cuda::{CU_MEM_ATTACH_GLOBAL, CUcontext, CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult};
 use crate::devices::{Admission, Device};
 use crate::ledger::{Allocation, Kind};
-use crate::plain::{arrays, kept};
+use crate::plain::{arrays, kept, later};
 use crate::table::real;
 use crate::unwind::OnUnwind;
 use crate::{callbacks, devices, driver, gate, ledger, mover, pointers, session, streams};
@@ -50,8 +50,7 @@ pub(crate) fn allocate(
     kind: Kind,
     make: impl Fn() -> Result<CUdeviceptr, CUresult>,
 ) -> Result<CUdeviceptr, CUresult> {
-    admitted(device, bytes, kind, |charged| {
-        let base = make()?;
+    admitted(device, bytes, kind, make, |base, charged| {
         let allocation = Allocation::new(base, bytes, device.ordinal, context, kind, charged);
         if let Some(gone) = ledger::insert(allocation) {
             forget(&gone);
@@ -59,17 +58,20 @@ pub(crate) fn allocate(
         if kind == Kind::Device && charged > 0 {
             mover::populate(base, charged, device);
         }
-        Ok(base)
+        base
     })
 }
 
-/// Makes something that takes memory by `make`, which is told how much of it is charged, under the limits.
-pub(crate) fn admitted<T>(
+/// Makes something that takes memory by `make`, under the limits, and enters it by `enter`, which is told how much of it
+/// is charged, before the gate can close.
+pub(crate) fn admitted<T, U>(
     device: &'static Device,
     bytes: u64,
     kind: Kind,
-    make: impl Fn(u64) -> Result<T, CUresult>,
-) -> Result<T, CUresult> {
+    make: impl Fn() -> Result<T, CUresult>,
+    enter: impl Fn(T, u64) -> U,
+) -> Result<U, CUresult> {
+    later::sweep();
     loop {
         let pass = gate::try_enter();
         let inside = pass.is_some();
@@ -78,35 +80,38 @@ pub(crate) fn admitted<T>(
             gate::pause();
             continue;
         }
-        // The driver's own memory is on the card wherever the lock is.
-        let made = match device.admit(bytes, inside || kind == Kind::Plain) {
+        match device.admit(bytes, kind, inside) {
             Ok(Admission::Lacks(lacks)) => {
                 leave(pass);
-                let waited = device.wait_for_room(lacks, kind == Kind::Plain, session::wake);
-                if waited || kept::give_up(device) {
-                    continue;
+                let waited = device.wait_for_room(lacks, !kind.is_movable(), session::wake);
+                if !waited && !kept::give_up(device) {
+                    return Err(CUresult::OUT_OF_MEMORY);
                 }
-                return Err(CUresult::OUT_OF_MEMORY);
             }
             Ok(Admission::Charged(charged)) => {
                 let undo = OnUnwind::new(|| device.release(bytes, charged));
-                let made = make(charged);
+                let made = make();
                 undo.done();
-                made.inspect_err(|_| device.release(bytes, charged))
+                let made = match made {
+                    Ok(made) => Ok(enter(made, charged)),
+                    Err(error) => {
+                        device.release(bytes, charged);
+                        Err(error)
+                    }
+                };
+                leave(pass);
+                if made.is_ok() && device.is_usage_stale() {
+                    session::wake();
+                }
+                return made;
             }
             Err(error) => {
                 leave(pass);
-                if kept::give_up(device) {
-                    continue;
+                if !kept::give_up(device) {
+                    return Err(error);
                 }
-                return Err(error);
             }
-        };
-        leave(pass);
-        if made.is_ok() && device.is_usage_stale() {
-            session::wake();
         }
-        return made;
     }
 }
 
@@ -314,8 +319,14 @@ pub(crate) fn free_with(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> C
         return result;
     }
     place.freed = true;
+    let charged = place.present;
     drop(place);
-    forget(&allocation);
+    match devices::get(allocation.device) {
+        Some(device) if allocation.kind == Kind::Ordered && kept::is_kept_by_pools() => {
+            kept::freed(device, allocation.size, charged);
+        }
+        _ => forget(&allocation),
+    }
     result
 }
 
@@ -334,10 +345,10 @@ fn forget(allocation: &Allocation) {
 /// A context is gone, and its memory with it.
 pub(crate) fn forget_context(context: CUcontext) {
     arrays::forget_context(context);
+    later::forget_context(context);
     for allocation in ledger::remove_context(context) {
         forget(&allocation);
     }
-    devices::used().for_each(kept::look);
 }
 
 /// What the program may have, and has left, on the current device; `None`: nothing is known to be different from
@@ -346,6 +357,7 @@ fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
     // Programs size their pools by this before they allocate anything: the first contact is due, and the answer to it.
     let (device, _) = target()?;
     device.wait_for_capacity();
+    later::sweep();
     kept::look(device);
     let account = device.account();
     let fits = account.capacity.unwrap_or(driver_total).min(driver_total);

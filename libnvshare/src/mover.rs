@@ -15,7 +15,7 @@ use crate::cuda::{CU_DEVICE_CPU, CUdevice, CUdeviceptr, CUresult, CUstream};
 use crate::devices::{self, Device};
 use crate::driver::{self, Relaxed};
 use crate::ledger::Allocation;
-use crate::plain::kept;
+use crate::plain::{kept, later};
 use crate::streams::{self, Fence};
 use crate::{config, counters, gate, hostmem, ledger, log};
 
@@ -155,6 +155,8 @@ fn drain(cancelled: impl Fn() -> bool) -> bool {
     }
     let took = begin.elapsed();
     counters::drained(took.as_nanos() as u64);
+    later::sweep();
+    devices::used().for_each(kept::look);
     log::debug(format_args!("drained in {:.1} ms", took.as_secs_f64() * 1e3));
     true
 }

@@ -9,7 +9,6 @@ use crate::entry::entry_points;
 entry_points! {
 gated {
     // submit
-    submit cuGraphUpload(hGraphExec: CUgraphExec, hStream: CUstream) and cuGraphUpload_ptsz on hStream;
     submit cuLaunch(f: CUfunction) on NULL;
     submit cuLaunchCooperativeKernel(f: CUfunction, gridDimX: c_uint, gridDimY: c_uint, gridDimZ: c_uint, blockDimX: c_uint, blockDimY: c_uint, blockDimZ: c_uint, sharedMemBytes: c_uint, hStream: CUstream, kernelParams: *mut *mut c_void) and cuLaunchCooperativeKernel_ptsz on hStream;
     submit cuLaunchCooperativeKernelMultiDevice(launchParamsList: *mut c_void, numDevices: c_uint, flags: c_uint) on NULL;
@@ -140,6 +139,9 @@ handled {
     // graphs: they allocate when they run
     submit cuGraphLaunch(hGraphExec: CUgraphExec, hStream: CUstream) = kept::graph_launch::<false>;
     submit cuGraphLaunch_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) = kept::graph_launch::<true>;
+    submit cuGraphUpload(hGraphExec: CUgraphExec, hStream: CUstream) = kept::graph_launch::<false>;
+    submit cuGraphUpload_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) = kept::graph_launch::<true>;
+    free cuDeviceGraphMemTrim(device: CUdevice) = graphs::trim;
     allocate cuGraphAddMemAllocNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = graphs::add_mem_alloc_node;
     allocate cuGraphAddNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = graphs::add_node;
     allocate cuGraphAddNode_v2(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = graphs::add_node_v2;
@@ -151,6 +153,8 @@ handled {
     free cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) = ordered::free_async::<false>;
     free cuMemFreeAsync_ptsz(dptr: CUdeviceptr, hStream: CUstream) = ordered::free_async::<true>;
     allocate cuMemPoolCreate(pool: *mut CUmemoryPool, poolProps: *const c_void) = ordered::pool_create;
+    allocate cuMemPoolSetAttribute(pool: CUmemoryPool, attr: c_int, value: *mut c_void) = ordered::pool_set_attribute;
+    free cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize) = ordered::pool_trim_to;
     free cuMemPoolDestroy(pool: CUmemoryPool) = ordered::pool_destroy;
     allocate cuMemCreate(handle: *mut c_ulonglong, size: usize, prop: *const c_void, flags: c_ulonglong) = physical::create;
     free cuMemRelease(handle: c_ulonglong) = physical::release;
@@ -198,12 +202,10 @@ called {
     cuDeviceGetCount(count: *mut c_int);
     cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, dev: CUdevice);
     cuDeviceGetGraphMemAttribute(device: CUdevice, attr: c_int, value: *mut c_void);
-    cuDeviceGraphMemTrim(device: CUdevice);
     cuDeviceGetUuid(uuid: *mut [u8; 16], dev: CUdevice);
     cuDeviceGetUuid_v2(uuid: *mut [u8; 16], dev: CUdevice);
     cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int);
     cuMemPoolGetAttribute(pool: CUmemoryPool, attr: c_int, value: *mut c_void);
-    cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize);
     cuMemGetAddressRange_v2(pbase: *mut CUdeviceptr, psize: *mut usize, dptr: CUdeviceptr);
     cuEventCreate(phEvent: *mut CUevent, Flags: c_uint);
     cuEventDestroy_v2(hEvent: CUevent);
@@ -297,7 +299,7 @@ forwarded {
     cuMemHostRegister cuMemHostRegister_v2 cuMemHostUnregister cuMemImportFromShareableHandle
     cuMemPoolExportPointer cuMemPoolExportToShareableHandle
     cuMemPoolGetAccess cuMemPoolImportFromShareableHandle cuMemPoolImportPointer
-    cuMemPoolSetAccess cuMemPoolSetAttribute cuMemRangeGetAttribute cuMemRangeGetAttributes
+    cuMemPoolSetAccess cuMemRangeGetAttribute cuMemRangeGetAttributes
     cuMemSetAccess cuMemSetMemPool
     cuMipmappedArrayGetLevel cuMipmappedArrayGetMemoryRequirements
     cuMipmappedArrayGetSparseProperties cuModuleEnumerateFunctions cuModuleGetFunction

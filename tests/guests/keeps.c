@@ -44,6 +44,18 @@ int main(int argc, char **argv) {
     CHECK(FN(cuMemFree_v2)(b));
     EXPECT(free_bytes() == 100 * MIB);
 
+    /* What the pool hands out again is no more than before. */
+    CHECK(FN(cuMemAllocAsync)(&a, 35 * MIB, stream));
+    CHECK(FN(cuMemFreeAsync)(a, stream));
+    CHECK(FN(cuMemAllocAsync)(&a, 35 * MIB, stream));
+    b = alloc(65 * MIB);
+    EXPECT(FN(cuMemAlloc_v2)(&(uint64_t){0}, 1) == 2);
+    CHECK(FN(cuMemFreeAsync)(a, stream));
+    EXPECT(free_bytes() == 0);
+    CHECK(FN(cuMemPoolTrimTo)(pool, 0ul));
+    EXPECT(free_bytes() == 35 * MIB);
+    CHECK(FN(cuMemFree_v2)(b));
+
     void *exec = graph_that_allocates(stream, 50 * MIB);
     EXPECT(free_bytes() == 100 * MIB);
     for (int i = 0; i < 3; i++) CHECK(FN(cuGraphLaunch)(exec, stream));
@@ -66,9 +78,13 @@ int main(int argc, char **argv) {
     EXPECT(FN(cuMemAllocAsync)(&a, 101 * MIB, stream) == 2);
     CHECK(FN(cuStreamEndCapture)(stream, &graph));
     /* What cuMemAlloc gave is freed in order as well. */
-    b = alloc(4 * MIB);
-    CHECK(FN(cuMemFreeAsync)(b, stream));
     CHECK(FN(cuDeviceGraphMemTrim)(0));
+    b = alloc(4 * MIB);
+    CHECK(launch(b, 64, 300000, stream));
+    CHECK(FN(cuMemFreeAsync)(b, stream));
+    EXPECT(FN(cuMemFreeAsync)(b, stream) != 0);
+    EXPECT(free_bytes() == 96 * MIB);
+    CHECK(FN(cuStreamSynchronize)(stream));
     EXPECT(free_bytes() == 100 * MIB);
     return 0;
 }

@@ -127,14 +127,13 @@ pub(crate) fn swap(found: *mut c_void, name: &[u8]) -> Option<*mut c_void> {
     Some(hook.0)
 }
 
-/// A function of NVML that we call: from where the program has its own.
-fn helper(name: &CStr) -> Option<*mut c_void> {
-    let known = HOOKS.iter().map(|(real, _)| real.address.load(Ordering::Relaxed)).find(|a| !a.is_null())?;
+/// A function of NVML that we call: of the library that a function is of which the program called.
+fn helper(nvml: *const c_void, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: zeroes are a valid answer, which the call fills; the name that it gives is the loader's and lives as long
     // as the library, which is not loaded anew, only found.
     unsafe {
         let mut place: libc::Dl_info = std::mem::zeroed();
-        if libc::dladdr(known, &raw mut place) == 0 {
+        if libc::dladdr(nvml, &raw mut place) == 0 {
             return None;
         }
         let library = libc::dlopen(place.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
@@ -148,24 +147,24 @@ fn helper(name: &CStr) -> Option<*mut c_void> {
     }
 }
 
-fn uuid_of(handle: Handle) -> Option<GpuUuid> {
+fn uuid_of(handle: Handle, nvml: *const c_void) -> Option<GpuUuid> {
     type Uuid = unsafe extern "C-unwind" fn(Handle, *mut c_char, c_uint) -> Return;
     let mut text = [0u8; 96];
     // SAFETY: NVML's function has this signature; a buffer of the given length; NVML ends what it writes with a zero.
     let result = unsafe {
-        let uuid = std::mem::transmute::<*mut c_void, Uuid>(helper(c"nvmlDeviceGetUUID")?);
+        let uuid = std::mem::transmute::<*mut c_void, Uuid>(helper(nvml, c"nvmlDeviceGetUUID")?);
         uuid(handle, text.as_mut_ptr().cast(), text.len() as c_uint)
     };
     let text = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
     (result == SUCCESS).then(|| text.parse().ok()).flatten()
 }
 
-fn index_of(handle: Handle) -> Option<usize> {
+fn index_of(handle: Handle, nvml: *const c_void) -> Option<usize> {
     type Index = unsafe extern "C-unwind" fn(Handle, *mut c_uint) -> Return;
     let mut index = 0;
     // SAFETY: NVML's function has this signature; a place for the answer.
     let result = unsafe {
-        let get = std::mem::transmute::<*mut c_void, Index>(helper(c"nvmlDeviceGetIndex")?);
+        let get = std::mem::transmute::<*mut c_void, Index>(helper(nvml, c"nvmlDeviceGetIndex")?);
         get(handle, &raw mut index)
     };
     (result == SUCCESS).then_some(index as usize)
@@ -181,19 +180,19 @@ struct View {
 }
 
 impl View {
-    /// `None`: as NVML says, for nothing is different.
-    fn of(handle: Handle) -> Option<Self> {
+    /// `nvml` is a function of the library that knows the handle. `None`: as NVML says, for nothing is different.
+    fn of(handle: Handle, nvml: *const c_void) -> Option<Self> {
         // In a forked child our locks may be held for ever.
         if gate::is_forked() {
             return None;
         }
         let config = config::get().ok()?;
-        let gpu = uuid_of(handle)?;
+        let gpu = uuid_of(handle, nvml)?;
         let device = devices::by_uuid(gpu);
         // Without CUDA, the program's own index is NVML's: as good as any.
         let limit = match device {
             Some(device) => device.limit,
-            None => config.limit(index_of(handle)?),
+            None => config.limit(index_of(handle, nvml)?),
         };
         let capacity = device.and_then(|device| device.account().capacity);
         let total = limit.into_iter().chain(capacity).min()?;

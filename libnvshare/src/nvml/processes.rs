@@ -140,7 +140,7 @@ pub(super) unsafe fn compute<E: Entry>(
     // SAFETY: as above.
     let count = unsafe { count.cast::<c_uint>().as_mut() };
     if let (SUCCESS | INSUFFICIENT_SIZE, Some(room), Some(count)) = (result, room, count)
-        && let Some(own) = View::of(device).and_then(|view| view.processes())
+        && let Some(own) = View::of(device, real as *const c_void).and_then(|view| view.processes())
     {
         // SAFETY: the caller says that there is so much room.
         return unsafe { fill::<E>(&own, room as usize, count, list.cast()) };
@@ -161,7 +161,7 @@ pub(super) unsafe fn others<E: Entry>(
     // SAFETY: null, or the count that NVML wrote.
     let count = unsafe { count.cast::<c_uint>().as_mut() };
     if let (SUCCESS, Some(count), false) = (result, count, list.is_null())
-        && let Some(own) = View::of(device).and_then(|view| view.processes())
+        && let Some(own) = View::of(device, real as *const c_void).and_then(|view| view.processes())
     {
         // SAFETY: NVML wrote so many.
         unsafe { keep::<E>(&own, count, list.cast()) };
@@ -179,7 +179,7 @@ pub(super) unsafe fn details(real: Details, device: Handle, list: *mut c_void) -
     // SAFETY: as above.
     let list = unsafe { list.cast::<DetailList>().as_mut() };
     if let (SUCCESS | INSUFFICIENT_SIZE, Some(room), Some(list)) = (result, room, list)
-        && let Some(own) = View::of(device).and_then(|view| view.processes())
+        && let Some(own) = View::of(device, real as *const c_void).and_then(|view| view.processes())
     {
         if COMPUTING.contains(&list.mode) {
             // SAFETY: the caller says that there is so much room.

@@ -3,9 +3,10 @@
 use std::ffi::{c_int, c_void};
 
 use super::{Properties, kept};
-use crate::cuda::{CUgraph, CUresult};
-use crate::devices::Device;
+use crate::cuda::{CUdevice, CUgraph, CUresult};
+use crate::devices::{self, Device};
 
+type Trim = unsafe extern "C-unwind" fn(CUdevice) -> CUresult;
 type AddMemAllocNode =
     unsafe extern "C-unwind" fn(*mut c_void, CUgraph, *const c_void, usize, *mut c_void) -> CUresult;
 type AddNode =
@@ -130,4 +131,13 @@ pub(crate) unsafe fn add_node_v2(
         Ok(()) => unsafe { real(node, graph, dependencies, data, count, params) },
         Err(error) => error,
     }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn trim(real: Trim, device: CUdevice) -> CUresult {
+    // SAFETY: the caller's argument.
+    let result = unsafe { real(device) };
+    devices::get(device).into_iter().for_each(kept::look);
+    result
 }

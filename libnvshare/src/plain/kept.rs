@@ -3,49 +3,65 @@
 //! It is on the card, so it counts, towards the limit and for the scheduler, although nobody asked for it. The driver
 //! gives up what is not in use when it is told to (`cuMemPoolTrimTo`, `cuDeviceGraphMemTrim`), as it does by itself when
 //! the card is full. Here it is told so before an allocation is refused, and before anything of the process is evicted.
+//!
+//! A pool keeps what is freed only up to its release threshold, which is zero unless the program says otherwise: what is
+//! beyond it goes back at the next synchronisation, and is not counted. Until the driver is asked again, what was freed
+//! counts as kept; what the pool hands out next is taken from that.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use nvshare_proto::units::MIB;
 
 use super::ordered;
 use crate::cuda::{CUgraphExec, CUresult, CUstream};
-use crate::devices::{self, Device};
+use crate::devices::{self, Device, Kept};
 use crate::driver::{self, Relaxed};
 use crate::streams::StreamKey;
-use crate::{gate, memory, session};
+use crate::{gate, session};
 
-/// The process has allocated in stream order.
+/// A pool has a release threshold.
 static POOLS: AtomicBool = AtomicBool::new(false);
 /// The process has made graphs that allocate.
 static GRAPHS: AtomicBool = AtomicBool::new(false);
+/// Launches of graphs since the last new node.
+static LAUNCHES: AtomicU32 = AtomicU32::new(0);
+/// A device is over its limit by what graphs took.
+static OVER: AtomicBool = AtomicBool::new(false);
 /// Bytes that went back to pools since the last look.
 static FREED: AtomicU64 = AtomicU64::new(0);
 
 /// So much may go back to pools between two looks.
 const LOOK_AFTER: u64 = 64 * MIB;
 
-/// Pools are in use.
+/// A pool keeps what is freed from now on.
 pub(super) fn uses_pools() {
     POOLS.store(true, Ordering::Relaxed);
 }
 
-/// Graphs that allocate are in use.
+/// There are graphs that allocate, or one more.
 pub(super) fn uses_graphs() {
+    LAUNCHES.store(0, Ordering::Relaxed);
     GRAPHS.store(true, Ordering::Relaxed);
 }
 
-/// An allocation went back to its pool.
-pub(super) fn freed(bytes: u64) {
+/// Whether pools keep what is freed.
+pub(crate) fn is_kept_by_pools() -> bool {
+    POOLS.load(Ordering::Relaxed)
+}
+
+/// An allocation of a pool is freed, `charged` bytes of which were charged.
+pub(crate) fn freed(device: &Device, bytes: u64, charged: u64) {
+    device.keep(bytes, charged);
     if FREED.fetch_add(bytes, Ordering::Relaxed) + bytes >= LOOK_AFTER {
         FREED.store(0, Ordering::Relaxed);
-        devices::used().for_each(look);
+        look(device);
     }
 }
 
 /// Whether there is anything to look at.
 fn in_use() -> bool {
-    POOLS.load(Ordering::Relaxed) || GRAPHS.load(Ordering::Relaxed)
+    // A forked child may have inherited a lock that nobody will open.
+    (POOLS.load(Ordering::Relaxed) || GRAPHS.load(Ordering::Relaxed)) && !gate::is_forked()
 }
 
 /// Asks the driver what it keeps on a device, and enters that into the books.
@@ -54,28 +70,32 @@ pub(crate) fn look(device: &Device) {
         return;
     }
     let _relaxed = Relaxed::begin();
-    let mut kept = 0;
+    let mut kept = Kept::default();
     if POOLS.load(Ordering::Relaxed) {
-        ordered::each_pool(device.ordinal, |pool| kept += driver::pool_unused(pool).unwrap_or(0));
+        ordered::each_pool(device.ordinal, |pool| kept.pools += driver::pool_keeps(pool).unwrap_or(0));
     }
     if GRAPHS.load(Ordering::Relaxed) {
-        kept += driver::graph_memory(device.ordinal).unwrap_or(0);
+        kept.graphs = driver::graph_memory(device.ordinal).unwrap_or(0);
     }
     device.set_kept(kept);
-    if device.lacking() > 0 || device.is_usage_stale() {
+    if device.is_over_limit_by_graphs() {
+        OVER.store(true, Ordering::Relaxed);
+    }
+    if device.lacking() > 0 || device.unused() > 0 || device.is_usage_stale() {
         session::wake();
     }
 }
 
-/// Has the driver give up what it keeps on a device and does not use. True: it had something.
+/// Has the driver give up what it keeps on a device and does not use. True: the books have less than before.
 pub(crate) fn give_up(device: &Device) -> bool {
     if !in_use() {
         return false;
     }
+    let kept = || device.account().kept.sum();
+    let before = kept();
     look(device);
-    let before = device.account().kept;
-    if before == 0 {
-        return false;
+    if kept() < before {
+        return true;
     }
     let _relaxed = Relaxed::begin();
     if POOLS.load(Ordering::Relaxed) {
@@ -87,13 +107,19 @@ pub(crate) fn give_up(device: &Device) -> bool {
         let _ = driver::trim_graph_memory(device.ordinal);
     }
     look(device);
-    device.account().kept < before
+    kept() < before
+}
+
+/// The device's contexts are gone, and its pools with them.
+pub(crate) fn forget(device: &Device) {
+    ordered::forget_pools(device.ordinal);
+    device.set_kept(Kept::default());
 }
 
 type GraphLaunch = unsafe extern "C-unwind" fn(CUgraphExec, CUstream) -> CUresult;
 
-/// What a graph allocates it takes when it runs, and nobody knows before how much that is. So it counts from then on,
-/// and who is over the limit by it runs no other graph until the driver has given up enough.
+/// Launches a graph, or uploads it. What it allocates it takes then, and nobody knows before how much that is. So it
+/// counts from then on, and who is over the limit by it runs no other graph until the driver has given up enough.
 ///
 /// # Safety
 /// As for the driver's function.
@@ -102,20 +128,32 @@ pub(crate) unsafe fn graph_launch<const TWIN: bool>(
     exec: CUgraphExec,
     stream: CUstream,
 ) -> CUresult {
-    let device =
-        if GRAPHS.load(Ordering::Relaxed) { memory::target().map(|(device, _)| device) } else { None };
-    if let Some(device) = device
-        && device.is_over_limit()
-        && (!give_up(device) || device.is_over_limit())
-    {
+    if OVER.load(Ordering::Relaxed) && is_still_over() {
         return CUresult::OUT_OF_MEMORY;
     }
     let pass = gate::enter(StreamKey::new(stream, TWIN));
     // SAFETY: the caller's arguments.
     let result = unsafe { real(exec, stream) };
     gate::leave(pass, result);
-    if let Some(device) = device {
-        look(device);
+    if GRAPHS.load(Ordering::Relaxed) {
+        // The first launches of new nodes take memory, later ones hardly ever.
+        let launches = LAUNCHES.fetch_add(1, Ordering::Relaxed);
+        if launches < 16 || launches.is_multiple_of(64) {
+            devices::used().for_each(look);
+        }
     }
     result
+}
+
+/// Whether a device is over its limit whatever the driver can give up.
+fn is_still_over() -> bool {
+    let over = || devices::used().any(Device::is_over_limit_by_graphs);
+    if over() {
+        devices::used().for_each(|device| {
+            give_up(device);
+        });
+    }
+    let over = over();
+    OVER.store(over, Ordering::Relaxed);
+    over
 }

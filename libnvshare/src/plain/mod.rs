@@ -7,6 +7,7 @@
 pub(crate) mod arrays;
 pub(crate) mod graphs;
 pub(crate) mod kept;
+pub(crate) mod later;
 pub(crate) mod ordered;
 pub(crate) mod physical;
 
@@ -42,8 +43,8 @@ fn charged<T>(
     bytes: u64,
     make: impl Fn() -> Result<T, CUresult>,
 ) -> Result<(T, Charge), CUresult> {
-    memory::admitted(device, bytes, Kind::Plain, |charged| {
-        Ok((make()?, Charge { device: device.ordinal, bytes, charged }))
+    memory::admitted(device, bytes, Kind::Plain, make, |made, charged| {
+        (made, Charge { device: device.ordinal, bytes, charged })
     })
 }
 

@@ -1,21 +1,25 @@
 //! Stream-ordered allocations, of the driver's pools and of the program's own.
 
 use std::collections::BTreeMap;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 
-use super::{Properties, graphs, kept, lock};
-use crate::cuda::{CUcontext, CUdevice, CUdeviceptr, CUmemoryPool, CUresult, CUstream};
+use super::{Properties, graphs, kept, later, lock};
+use crate::cuda::{
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CUcontext, CUdevice, CUdeviceptr, CUmemoryPool, CUresult, CUstream,
+};
 use crate::devices::{self, Device};
 use crate::ledger::Kind;
 use crate::streams::StreamKey;
-use crate::{capture, driver, ledger, memory};
+use crate::{capture, driver, gate, ledger, memory};
 
 type AllocAsync = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize, CUstream) -> CUresult;
 type AllocFromPoolAsync =
     unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize, CUmemoryPool, CUstream) -> CUresult;
 type FreeAsync = unsafe extern "C-unwind" fn(CUdeviceptr, CUstream) -> CUresult;
 type PoolCreate = unsafe extern "C-unwind" fn(*mut CUmemoryPool, *const c_void) -> CUresult;
+type PoolSetAttribute = unsafe extern "C-unwind" fn(CUmemoryPool, c_int, *mut c_void) -> CUresult;
+type PoolTrimTo = unsafe extern "C-unwind" fn(CUmemoryPool, usize) -> CUresult;
 type PoolDestroy = unsafe extern "C-unwind" fn(CUmemoryPool) -> CUresult;
 
 /// The program's own pools, by the device that they are on; `None`: on none.
@@ -30,7 +34,7 @@ pub(crate) unsafe fn pool_create(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let result = unsafe { real(pool, properties) };
-    if result == CUresult::SUCCESS && !pool.is_null() {
+    if result == CUresult::SUCCESS && !pool.is_null() && !gate::is_forked() {
         // SAFETY: the driver accepted both.
         let (pool, device) = unsafe { (*pool, Properties::device(properties)) };
         lock(&POOLS).insert(pool.0 as usize, device.map(|device| device.ordinal));
@@ -52,13 +56,55 @@ pub(super) fn each_pool(device: CUdevice, mut body: impl FnMut(CUmemoryPool)) {
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn pool_destroy(real: PoolDestroy, pool: CUmemoryPool) -> CUresult {
+    if gate::is_forked() {
+        // SAFETY: the caller's argument.
+        return unsafe { real(pool) };
+    }
     let known = lock(&POOLS).remove(&(pool.0 as usize));
     // SAFETY: the caller's argument.
     let result = unsafe { real(pool) };
-    if let (true, Some(device)) = (result != CUresult::SUCCESS, known) {
-        lock(&POOLS).insert(pool.0 as usize, device);
+    match (result, known) {
+        (CUresult::SUCCESS, Some(Some(device))) => devices::get(device).into_iter().for_each(kept::look),
+        (CUresult::SUCCESS, _) | (_, None) => {}
+        (_, Some(device)) => {
+            lock(&POOLS).insert(pool.0 as usize, device);
+        }
     }
     result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn pool_set_attribute(
+    real: PoolSetAttribute,
+    pool: CUmemoryPool,
+    attribute: c_int,
+    value: *mut c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(pool, attribute, value) };
+    if result == CUresult::SUCCESS && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD && !value.is_null() {
+        // SAFETY: the driver has read one of this size there.
+        let threshold = unsafe { value.cast::<u64>().read_unaligned() };
+        if threshold > 0 {
+            kept::uses_pools();
+        }
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn pool_trim_to(real: PoolTrimTo, pool: CUmemoryPool, keep: usize) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(pool, keep) };
+    devices::used().for_each(kept::look);
+    result
+}
+
+/// The device's pools are gone with its contexts.
+pub(super) fn forget_pools(device: CUdevice) {
+    lock(&POOLS).retain(|_, of| *of != Some(device));
 }
 
 /// Whether an allocation on a stream becomes a node of a graph.
@@ -75,8 +121,7 @@ unsafe fn ordered(
     real: impl Fn(*mut CUdeviceptr) -> CUresult,
 ) -> CUresult {
     let Some((device, context)) = on.filter(|_| !place.is_null() && bytes > 0) else { return real(place) };
-    kept::uses_pools();
-    let made = memory::allocate(device, context, bytes as u64, Kind::Plain, || {
+    let made = memory::allocate(device, context, bytes as u64, Kind::Ordered, || {
         let mut base = 0;
         real(&raw mut base).ok()?;
         Ok(base)
@@ -135,7 +180,7 @@ pub(crate) unsafe fn alloc_from_pool_async<const TWIN: bool>(
 }
 
 /// The driver frees what `cuMemAlloc` returned in stream order too. Should it not do so for managed memory, that is
-/// freed once the stream's work is complete.
+/// [freed later](later).
 ///
 /// # Safety
 /// As for the driver's function.
@@ -144,23 +189,16 @@ pub(crate) unsafe fn free_async<const TWIN: bool>(
     base: CUdeviceptr,
     stream: CUstream,
 ) -> CUresult {
-    let known = ledger::find(base);
-    let is_ours = known.as_ref().is_some_and(|allocation| allocation.kind == Kind::Device);
     let result = memory::free_with(base, || {
         // SAFETY: the caller's arguments.
-        let result = unsafe { real(base, stream) };
-        if result == CUresult::INVALID_VALUE && is_ours && !in_graph(stream, TWIN) {
-            return match driver::free_behind(base, StreamKey::new(stream, TWIN).handle()) {
-                Ok(()) => CUresult::SUCCESS,
-                Err(error) => error,
-            };
-        }
-        result
+        unsafe { real(base, stream) }
     });
-    if let (CUresult::SUCCESS, Some(allocation)) = (result, known)
-        && allocation.kind == Kind::Plain
+    if result == CUresult::INVALID_VALUE
+        && let Some(allocation) = ledger::find(base)
+        && allocation.kind == Kind::Device
+        && !in_graph(stream, TWIN)
     {
-        kept::freed(allocation.size);
+        return later::free(base, allocation.context, StreamKey::new(stream, TWIN).handle());
     }
     result
 }

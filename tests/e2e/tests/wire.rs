@@ -69,7 +69,7 @@ fn what_is_no_frame_is_refused_with_a_reason() {
         ((64 * 1024 + 1u32).to_le_bytes().to_vec(), "at most 65536"),
         (vec![1, 0, 0, 0, 7], "too short"),
         (vec![0, 0, 0, 0], "too short"),
-        (other_version, "protocol version 99; this is version 2"),
+        (other_version, "protocol version 99; this is version 3"),
         (cut, "malformed message"),
         (longer, "2 bytes left over"),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), "at most 65536"),

@@ -132,8 +132,7 @@ api! {
     fn cuMemFree_v2(base: u64) { status(process::get().and_then(|p| {
         if base == 0 { return Ok(()) }
         if !p.is_pooled(base) { return p.free(base) }
-        p.synchronize(|_| true);
-        p.free_ordered(base)
+        p.free_ordered(base, || p.synchronize(|_| true))
     })) }
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         let known = process::get().and_then(|p| p.current_gpu().map(|gpu| (p.world.free_bytes(gpu) as usize, p.world.config().memory as usize)));
@@ -168,7 +167,7 @@ api! {
             if stream.record_node(node) { Ok(node.base()) } else { Err(CAPTURE_INVALIDATED) }
         })) }
     }
-    fn cuMemFreeAsync(base: u64, stream: usize) { status(with_stream(stream, false, |p, s| { s.queue.end().wait(); p.free_ordered(base) })) }
+    fn cuMemFreeAsync(base: u64, stream: usize) { status(with_stream(stream, false, |p, s| p.free_ordered(base, || s.queue.end().wait()))) }
     fn cuDeviceGetDefaultMemPool(pool: *mut usize, device: c_int) { unsafe { give(pool, process::get().and_then(|p| Ok(POOLS + p.gpu_of(device)?))) } }
     fn cuMemPoolSetAttribute(_pool: usize, attribute: c_int, value: *const u64) {
         if value.is_null() || attribute != 4 { return INVALID_VALUE }
@@ -178,7 +177,7 @@ api! {
     fn cuMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut u64) {
         unsafe { give(value, process::get().and_then(|p| {
             let (used, idle) = p.pool_bytes(pool.checked_sub(POOLS).ok_or(INVALID_VALUE)?);
-            match attribute { 5 => Ok(used + idle), 7 => Ok(used), _ => Err(INVALID_VALUE) }
+            match attribute { 4 => Ok(p.tables().pool.threshold), 5 => Ok(used + idle), 7 => Ok(used), _ => Err(INVALID_VALUE) }
         })) }
     }
     fn cuMemPoolTrimTo(pool: usize, _keep: usize) { status(process::get().and_then(|p| { p.trim_pool(pool.checked_sub(POOLS).ok_or(INVALID_VALUE)?); Ok(()) })) }

@@ -49,13 +49,14 @@ impl Process {
         Ok(base)
     }
 
-    /// Frees what any function allocated.
-    pub(crate) fn free_ordered(&self, base: u64) -> Result<(), Failure> {
-        let mut tables = self.tables();
-        if tables.memory.get(&base).ok_or(INVALID_VALUE)?.managed {
+    /// Frees what any function allocated, when nobody uses it any more.
+    pub(crate) fn free_ordered(&self, base: u64, wait: impl FnOnce()) -> Result<(), Failure> {
+        if self.tables().memory.get(&base).ok_or(INVALID_VALUE)?.managed {
             // Nobody has said that the driver does this.
             return Err(INVALID_VALUE);
         }
+        wait();
+        let mut tables = self.tables();
         if tables.pool.used.remove(&base) && tables.pool.threshold > 0 {
             let allocation = tables.memory.remove(&base).ok_or(INVALID_VALUE)?;
             tables.pool.idle.push(allocation);
