@@ -305,7 +305,11 @@ api! {
         status(process::get().and_then(|p| {
             let graph: Arc<Graph> = p.tables().graphs.get(&exec).cloned().ok_or(INVALID_HANDLE)?;
             graph.nodes.iter().try_for_each(|&node| p.allocate_for_graph(node))?;
-            submit(stream, false, Ok(Arc::new(move || graph.works.iter().for_each(|work| work()))))
+            let allocates = !graph.nodes.is_empty();
+            let work: Work = Arc::new(move || graph.works.iter().for_each(|work| work()));
+            let point = p.submit(&p.stream(stream, false)?, work)?;
+            p.tables().pool.launches.extend(point.filter(|_| allocates));
+            Ok(())
         }))
     }
     fn cuGraphExecDestroy(exec: usize) { status(process::get().map(|p| { p.tables().graphs.remove(&exec); })) }

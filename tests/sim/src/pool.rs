@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use crate::process::{Allocation, Failure, INVALID_VALUE, OUT_OF_MEMORY, Process};
+use crate::stream::Point;
 use crate::world::BLOCK;
 
 /// What a graph allocates when it runs.
@@ -24,6 +25,8 @@ pub(crate) struct Pool {
     pub(crate) threshold: u64,
     /// Of graphs, by base.
     graphs: BTreeMap<u64, usize>,
+    /// Where the launches of such graphs end.
+    pub(crate) launches: Vec<Point>,
 }
 
 fn bytes(allocation: &Allocation) -> u64 {
@@ -122,7 +125,8 @@ impl Process {
     /// Gives up what graphs have, unless one may be running.
     pub(crate) fn trim_graphs(&self, gpu: usize) -> Result<(), Failure> {
         let mut tables = self.tables();
-        if !tables.streams.values().all(|stream| stream.queue.end().is_reached()) {
+        tables.pool.launches.retain(|point| !point.is_reached());
+        if !tables.pool.launches.is_empty() {
             return Ok(());
         }
         let gone: Vec<u64> =
