@@ -8,9 +8,9 @@ use std::cell::Cell;
 use std::ffi::{c_uint, c_void};
 use std::mem::transmute;
 
-use crate::capture;
 use crate::cuda::{CUresult, CUstream};
 use crate::streams::StreamKey;
+use crate::{capture, driver};
 
 type LaunchHostFunc = unsafe extern "C-unwind" fn(CUstream, *const c_void, *mut c_void) -> CUresult;
 type AddCallback = unsafe extern "C-unwind" fn(CUstream, *const c_void, *mut c_void, c_uint) -> CUresult;
@@ -92,7 +92,7 @@ fn wrapped(
     call: impl FnOnce(*const c_void, *mut c_void) -> CUresult,
 ) -> CUresult {
     let _alone = capture::hold_off();
-    if function.is_null() || capture::is_capturing(stream) {
+    if function.is_null() || driver::is_capturing(stream.handle()) {
         return call(function, data);
     }
     // If it fails, it may be for what went wrong earlier, and be run all the same: then the few bytes stay.

@@ -6,36 +6,41 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::cuda::{CUcontext, CUgraph, CUresult, CUstream};
 use crate::driver::{self, Event};
-use crate::streams::StreamKey;
+use crate::streams::{self, StreamKey};
 
 /// How many captures are open, for a look without a lock.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
-/// Held by who begins a capture, and by who needs that none begins.
-static BEGINNING: Mutex<()> = Mutex::new(());
+/// Held by who begins a capture, alone, and by all who need that none begins.
+static BEGINNING: RwLock<()> = RwLock::new(());
 
 #[derive(Debug)]
 struct Capture {
     stream: StreamKey,
+    /// Whose stream it is, if it is a thread's own.
+    thread: Option<libc::pid_t>,
     context: CUcontext,
     /// Behind the work that was on the stream when the capture began.
     before: Option<Arc<Event>>,
-    /// The stream synchronises with the legacy stream; behind that, when the capture began, stood this event.
-    legacy: Option<Arc<Event>>,
+    /// What is known of the legacy stream, from when the capture began.
+    legacy: Legacy,
+    /// The stream synchronises with it.
     blocking: bool,
 }
 
 /// What may be done with a context's legacy stream while captures are open.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Legacy {
     /// Recording there disturbs none of them.
     Free,
     /// It would; what was submitted there is behind this event, if there is anything.
     Stands(Option<Arc<Event>>),
+    /// It would, and nobody knows what was submitted there.
+    Unknown,
 }
 
 fn captures() -> MutexGuard<'static, Vec<Capture>> {
@@ -53,20 +58,32 @@ pub(crate) fn is_capturing(stream: StreamKey) -> bool {
 }
 
 /// While the answer lives, no capture begins.
-pub(crate) fn hold_off() -> MutexGuard<'static, ()> {
-    BEGINNING.lock().unwrap_or_else(PoisonError::into_inner)
+pub(crate) fn hold_off() -> RwLockReadGuard<'static, ()> {
+    BEGINNING.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// See [`Legacy`].
 pub(crate) fn legacy(context: CUcontext) -> Legacy {
-    let captures = captures();
-    let mut of_context =
-        captures.iter().filter(|capture| capture.blocking && capture.context == context).peekable();
-    if of_context.peek().is_none() {
+    if open() == 0 {
         return Legacy::Free;
     }
     // Only the first of several could record one, and the others have it too.
-    Legacy::Stands(of_context.find_map(|capture| capture.legacy.clone()))
+    let known = captures()
+        .iter()
+        .find(|capture| capture.blocking && capture.context == context)
+        .map(|capture| capture.legacy.clone());
+    match known {
+        Some(known) => known,
+        // A capture that began elsewhere may have spread to such a stream by an event.
+        None if streams::is_a_blocking_one_capturing(context) => Legacy::Unknown,
+        None => Legacy::Free,
+    }
+}
+
+/// Tells threads' own streams of one name apart.
+fn thread_of(stream: StreamKey) -> Option<libc::pid_t> {
+    // SAFETY: it takes nothing and cannot fail.
+    stream.is_per_thread().then(|| unsafe { libc::gettid() })
 }
 
 /// The event behind the work that was on a stream when a capture began there; `None`: none began there.
@@ -81,6 +98,13 @@ pub(crate) fn forget(stream: StreamKey) {
     }
 }
 
+/// A context is gone, and its captures with it.
+pub(crate) fn forget_context(context: CUcontext) {
+    if open() > 0 {
+        remove(|capture| capture.context == context);
+    }
+}
+
 fn remove(which: impl Fn(&Capture) -> bool) {
     let mut captures = captures();
     captures.retain(|capture| !which(capture));
@@ -89,25 +113,25 @@ fn remove(which: impl Fn(&Capture) -> bool) {
 
 /// Begins a capture by `call`, with the books kept.
 fn beginning(stream: StreamKey, call: impl FnOnce() -> CUresult) -> CUresult {
-    let _alone = hold_off();
+    let _alone = BEGINNING.write().unwrap_or_else(PoisonError::into_inner);
     let context = driver::context_of(stream.handle());
     let blocking = !driver::is_non_blocking(stream.handle());
     let behind = |context, stream: StreamKey| {
         driver::in_context(context, || Event::behind(stream.handle())).ok().map(Arc::new)
     };
-    let (mut before, mut legacy_event) = (None, None);
+    let (mut before, mut legacy_stream) = (None, Legacy::Free);
     if let Ok(context) = context {
         before = behind(context, stream);
-        legacy_event = match legacy(context) {
-            Legacy::Free if blocking => behind(context, StreamKey::LEGACY),
-            Legacy::Free => None,
-            Legacy::Stands(event) => event,
+        legacy_stream = match legacy(context) {
+            Legacy::Free if blocking => Legacy::Stands(behind(context, StreamKey::LEGACY)),
+            known => known,
         };
     }
     let result = call();
     if let (CUresult::SUCCESS, Ok(context)) = (result, context) {
         let mut captures = captures();
-        captures.push(Capture { stream, context, before, legacy: legacy_event, blocking });
+        let thread = thread_of(stream);
+        captures.push(Capture { stream, thread, context, before, legacy: legacy_stream, blocking });
         OPEN.store(captures.len(), Ordering::SeqCst);
     }
     result
@@ -161,7 +185,8 @@ pub(crate) unsafe fn end<const PER_THREAD: bool>(
     let result = unsafe { real(stream, graph) };
     // A capture that was broken ends as well, with an error; one that this thread may not end goes on.
     if open() > 0 && !driver::is_capturing(key.handle()) {
-        remove(|capture| capture.stream == key);
+        let thread = thread_of(key);
+        remove(|capture| capture.stream == key && capture.thread == thread);
     }
     result
 }

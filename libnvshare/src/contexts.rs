@@ -111,7 +111,7 @@ pub(crate) unsafe fn destroy(real: OfContext, context: CUcontext) -> CUresult {
     // SAFETY: the caller's arguments.
     let result = unsafe { real(context) };
     if result == CUresult::SUCCESS {
-        memory::forget_context(context);
+        memory::forget_context(context, false);
     } else {
         taken.put_back();
     }
@@ -121,6 +121,23 @@ pub(crate) unsafe fn destroy(real: OfContext, context: CUcontext) -> CUresult {
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn release_primary(real: OfDevice, device: CUdevice) -> CUresult {
+    // Somebody else may still retain it.
+    // SAFETY: promised by the caller.
+    unsafe { end_primary(real, device, || driver::primary_is_active(device)) }
+}
+
+/// Whoever retains it, what was in it is gone.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn reset_primary(real: OfDevice, device: CUdevice) -> CUresult {
+    // SAFETY: promised by the caller.
+    unsafe { end_primary(real, device, || false) }
+}
+
+/// # Safety
+/// As for the driver's function.
+unsafe fn end_primary(real: OfDevice, device: CUdevice, lives_on: impl FnOnce() -> bool) -> CUresult {
     if gate::is_forked() {
         // SAFETY: the caller's arguments.
         return unsafe { real(device) };
@@ -132,11 +149,10 @@ pub(crate) unsafe fn release_primary(real: OfDevice, device: CUdevice) -> CUresu
     // SAFETY: the caller's arguments.
     let result = unsafe { real(device) };
     if let Some((context, taken)) = taken {
-        // Somebody else may still retain it.
-        if result != CUresult::SUCCESS || driver::primary_is_active(device) {
+        if result != CUresult::SUCCESS || lives_on() {
             taken.put_back();
         } else {
-            memory::forget_context(context);
+            memory::forget_context(context, true);
             devices::get(device).into_iter().for_each(kept::forget);
         }
     }

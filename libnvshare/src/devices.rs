@@ -212,7 +212,7 @@ impl Device {
     /// Enters an allocation into the books, if limits allow. One of a pool takes first what the pool has kept.
     ///
     /// `holding`: the caller holds the gate open, so that the next drain sees the allocation, and what can be moved is
-    /// about to be on the card. What cannot be moved is there wherever the lock is.
+    /// about to be on the card. What [needs room](Kind::needs_room) needs it in any case.
     ///
     /// # Errors
     /// Out of memory when it exceeds the limit or the GPU; the books are unchanged.
@@ -230,7 +230,7 @@ impl Device {
             ));
             return Err(CUresult::OUT_OF_MEMORY);
         }
-        if !holding && kind.is_movable() {
+        if !holding && !kind.needs_room() {
             self.charge_quota(&account, bytes)?;
             account.allocated = allocated;
             return Ok(Admission::Charged(0));

@@ -20,12 +20,19 @@ pub(crate) enum Kind {
     Plain,
     /// The same, of a pool, which may keep it when it is freed.
     Ordered,
+    /// The same, and too small to be worth a wait: it is charged when the lock comes.
+    Small,
 }
 
 impl Kind {
-    /// It can be moved; what cannot is on the card wherever the lock is.
+    /// It can be moved.
     pub(crate) fn is_movable(self) -> bool {
         matches!(self, Self::Device | Self::Managed)
+    }
+
+    /// It has to have its room at once, wherever the lock is.
+    pub(crate) fn needs_room(self) -> bool {
+        matches!(self, Self::Plain | Self::Ordered)
     }
 }
 
@@ -111,9 +118,12 @@ pub(crate) fn of_device(device: CUdevice) -> Vec<Arc<Allocation>> {
     found
 }
 
-/// Takes every allocation of a context off the list.
-pub(crate) fn remove_context(context: CUcontext) -> Vec<Arc<Allocation>> {
-    let bases: Vec<CUdeviceptr> =
-        list().iter().filter(|entry| entry.context == context).map(|entry| entry.base).collect();
+/// Takes every allocation of a context off the list. Memory of pools is the device's, and outlives it, unless
+/// `pools`.
+pub(crate) fn remove_context(context: CUcontext, pools: bool) -> Vec<Arc<Allocation>> {
+    let goes = |allocation: &Allocation| {
+        allocation.context == context && (pools || allocation.kind != Kind::Ordered)
+    };
+    let bases: Vec<CUdeviceptr> = list().iter().filter(|entry| goes(entry)).map(|entry| entry.base).collect();
     bases.into_iter().filter_map(remove).collect()
 }

@@ -1,7 +1,8 @@
 //! `cuMemAlloc` and its kin: quota, then managed memory, then the ledger.
 
+use std::collections::BTreeMap;
 use std::ffi::c_uint;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nvshare_proto::MemoryMode;
 
@@ -11,7 +12,7 @@ use crate::ledger::{Allocation, Kind};
 use crate::plain::{arrays, kept, later};
 use crate::table::real;
 use crate::unwind::OnUnwind;
-use crate::{callbacks, devices, driver, gate, ledger, mover, pointers, session, streams};
+use crate::{callbacks, capture, devices, driver, gate, ledger, mover, pointers, session, streams};
 
 type Alloc = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize) -> CUresult;
 type AllocV1 = unsafe extern "C-unwind" fn(*mut CUdeviceptrV1, c_uint) -> CUresult;
@@ -83,7 +84,7 @@ pub(crate) fn admitted<T, U>(
         match device.admit(bytes, kind, inside) {
             Ok(Admission::Lacks(lacks)) => {
                 leave(pass);
-                let waited = device.wait_for_room(lacks, !kind.is_movable(), session::wake);
+                let waited = device.wait_for_room(lacks, kind.needs_room(), session::wake);
                 if !waited && !kept::give_up(device) {
                     return Err(CUresult::OUT_OF_MEMORY);
                 }
@@ -129,9 +130,19 @@ fn managed(bytes: usize, flags: c_uint) -> Result<CUdeviceptr, CUresult> {
     Ok(base)
 }
 
+/// Device memory below this stays the driver's own. It would share the pages of others and never be evicted; and the
+/// flags and semaphores of `cuStreamWriteValue32` and its relatives, which refuse managed memory, are that small.
+pub(crate) const SMALLEST_MANAGED: u64 = 64 * 1024;
+
 /// How device memory of this size is handed out.
-fn mode(device: &Device, bytes: u64) -> MemoryMode {
-    if pointers::needs_plain(bytes) { MemoryMode::Off } else { device.memory }
+fn kind_of(device: &Device, bytes: u64) -> Kind {
+    if device.memory == MemoryMode::Off || pointers::needs_plain(bytes) {
+        Kind::Plain
+    } else if bytes < SMALLEST_MANAGED {
+        Kind::Small
+    } else {
+        Kind::Device
+    }
 }
 
 /// Writes an address where the caller wants it.
@@ -157,17 +168,16 @@ pub(crate) unsafe fn alloc(real: Alloc, place: *mut CUdeviceptr, bytes: usize) -
         // SAFETY: the caller's arguments.
         return unsafe { real(place, bytes) };
     };
-    let made = match mode(device, bytes as u64) {
-        MemoryMode::Managed => {
-            allocate(device, context, bytes as u64, Kind::Device, || managed(bytes, CU_MEM_ATTACH_GLOBAL))
+    let kind = kind_of(device, bytes as u64);
+    let made = allocate(device, context, bytes as u64, kind, || {
+        if kind == Kind::Device {
+            return managed(bytes, CU_MEM_ATTACH_GLOBAL);
         }
-        MemoryMode::Off => allocate(device, context, bytes as u64, Kind::Plain, || {
-            let mut base = 0;
-            // SAFETY: a place for the address, and a value.
-            unsafe { real(&raw mut base, bytes) }.ok()?;
-            Ok(base)
-        }),
-    };
+        let mut base = 0;
+        // SAFETY: a place for the address, and a value.
+        unsafe { real(&raw mut base, bytes) }.ok()?;
+        Ok(base)
+    });
     // SAFETY: not null, and where the driver would write.
     unsafe { answer(made, place) }
 }
@@ -191,6 +201,29 @@ pub(crate) unsafe fn alloc_v1(real: AllocV1, place: *mut CUdeviceptrV1, bytes: c
     unsafe { answer(made.map(|base| base as CUdeviceptrV1), place) }
 }
 
+/// The pitch that the driver chooses: a single row tells it, once, for its free waits for the device.
+fn pitch_of(real: AllocPitch, device: &Device, width: usize, element: c_uint) -> Result<usize, CUresult> {
+    static KNOWN: Mutex<BTreeMap<(CUdevice, usize, c_uint), usize>> = Mutex::new(BTreeMap::new());
+    const MOST: usize = 4096;
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = (device.ordinal, width, element);
+    if let Some(&pitch) = known().get(&key) {
+        return Ok(pitch);
+    }
+    let (mut row, mut pitch) = (0, 0);
+    // SAFETY: places for both answers, and values.
+    unsafe { real(&raw mut row, &raw mut pitch, width, 1, element) }.ok()?;
+    if let Some(free) = real::cuMemFree_v2.get() {
+        // SAFETY: what was allocated above.
+        unsafe { free(row) };
+    }
+    let mut known = known();
+    if known.len() < MOST {
+        known.insert(key, pitch);
+    }
+    Ok(pitch)
+}
+
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn alloc_pitch(
@@ -206,30 +239,21 @@ pub(crate) unsafe fn alloc_pitch(
         // SAFETY: the caller's arguments.
         return unsafe { real(place, pitch, width, height, element) };
     };
-    // The pitch is the driver's to choose: a single row tells it.
-    let mut row = 0;
-    let mut row_pitch = 0;
-    // SAFETY: places for both answers, and values.
-    let asked = unsafe { real(&raw mut row, &raw mut row_pitch, width, 1, element) };
-    if asked != CUresult::SUCCESS {
-        return asked;
-    }
-    if let Some(free) = real::cuMemFree_v2.get() {
-        // SAFETY: what was allocated above.
-        unsafe { free(row) };
-    }
-    let Some(bytes) = row_pitch.checked_mul(height) else { return CUresult::OUT_OF_MEMORY };
-    let made = match mode(device, bytes as u64) {
-        MemoryMode::Managed => {
-            allocate(device, context, bytes as u64, Kind::Device, || managed(bytes, CU_MEM_ATTACH_GLOBAL))
-        }
-        MemoryMode::Off => allocate(device, context, bytes as u64, Kind::Plain, || {
-            let (mut base, mut same) = (0, 0);
-            // SAFETY: places for both answers, and values.
-            unsafe { real(&raw mut base, &raw mut same, width, height, element) }.ok()?;
-            Ok(base)
-        }),
+    let row_pitch = match pitch_of(real, device, width, element) {
+        Ok(pitch) => pitch,
+        Err(error) => return error,
     };
+    let Some(bytes) = row_pitch.checked_mul(height) else { return CUresult::OUT_OF_MEMORY };
+    let kind = kind_of(device, bytes as u64);
+    let made = allocate(device, context, bytes as u64, kind, || {
+        if kind == Kind::Device {
+            return managed(bytes, CU_MEM_ATTACH_GLOBAL);
+        }
+        let (mut base, mut same) = (0, 0);
+        // SAFETY: places for both answers, and values.
+        unsafe { real(&raw mut base, &raw mut same, width, height, element) }.ok()?;
+        Ok(base)
+    });
     // SAFETY: neither is null, and both are where the driver would write.
     unsafe {
         let result = answer(made, place);
@@ -342,11 +366,12 @@ fn forget(allocation: &Allocation) {
     }
 }
 
-/// A context is gone, and its memory with it.
-pub(crate) fn forget_context(context: CUcontext) {
+/// A context is gone, and its memory with it; the device's pools as well, if it was the device's own (`primary`).
+pub(crate) fn forget_context(context: CUcontext, primary: bool) {
+    capture::forget_context(context);
     arrays::forget_context(context);
     later::forget_context(context);
-    for allocation in ledger::remove_context(context) {
+    for allocation in ledger::remove_context(context, primary) {
         forget(&allocation);
     }
 }

@@ -15,6 +15,7 @@ use crate::cuda::{CU_DEVICE_CPU, CUdevice, CUdeviceptr, CUresult, CUstream};
 use crate::devices::{self, Device};
 use crate::driver::{self, Relaxed};
 use crate::ledger::Allocation;
+use crate::memory::SMALLEST_MANAGED;
 use crate::plain::{kept, later};
 use crate::streams::{self, Fence};
 use crate::{config, counters, gate, hostmem, ledger, log};
@@ -71,8 +72,8 @@ const PIECE: u64 = GIB;
 const REPORT: u64 = 256 * MIB;
 /// The driver moves managed memory in blocks of this size.
 const BLOCK: u64 = 2 * MIB;
-/// Smaller allocations share their pages with others and stay.
-const SMALLEST_EVICTED: u64 = 64 * 1024;
+/// Smaller allocations of the program's own managed memory share their pages with others and stay.
+const SMALLEST_EVICTED: u64 = SMALLEST_MANAGED;
 
 /// Orders a job.
 pub(crate) fn post(job: Job) {

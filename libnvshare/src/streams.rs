@@ -38,6 +38,11 @@ impl StreamKey {
         self.0
     }
 
+    /// Whether it is the calling thread's own, whichever that is.
+    pub(crate) fn is_per_thread(self) -> bool {
+        self == Self::PER_THREAD
+    }
+
     /// A small number that differs between most streams of a program.
     #[inline(always)]
     pub(crate) fn bucket(self, of: usize) -> usize {
@@ -308,17 +313,29 @@ impl Fence {
     }
 }
 
+/// Whether a known stream of a context that synchronises with its legacy stream is capturing.
+pub(crate) fn is_a_blocking_one_capturing(context: CUcontext) -> bool {
+    let keys: Vec<StreamKey> = contexts()
+        .iter()
+        .filter(|known| known.handle == context)
+        .flat_map(|known| known.streams.iter().map(|stream| stream.key))
+        .filter(|key| *key != StreamKey::LEGACY)
+        .collect();
+    keys.iter().any(|key| driver::is_capturing(key.handle()) && !driver::is_non_blocking(key.handle()))
+}
+
 /// An event for a place, if it needs one.
 fn record_one(missing: Missing) -> Result<Option<Arc<Event>>, CUresult> {
     const IN_THE_WAY: CUresult = CUresult(900);
     match missing {
         Missing::Stream(context, key) => {
             driver::set_context(context)?;
-            if key == StreamKey::LEGACY
-                && capture::open() > 0
-                && let capture::Legacy::Stands(event) = capture::legacy(context)
-            {
-                return Ok(event);
+            if key == StreamKey::LEGACY {
+                match capture::legacy(context) {
+                    capture::Legacy::Free => {}
+                    capture::Legacy::Stands(event) => return Ok(event),
+                    capture::Legacy::Unknown => return Err(IN_THE_WAY),
+                }
             }
             if capture::is_capturing(key) {
                 // Nothing runs on it now. What ran before is known where a capture began; where one was joined, it

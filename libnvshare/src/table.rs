@@ -119,8 +119,8 @@ handled {
     context cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) = contexts::retain_primary;
     context cuDevicePrimaryCtxRelease(dev: CUdevice) = contexts::release_primary;
     context cuDevicePrimaryCtxRelease_v2(dev: CUdevice) = contexts::release_primary;
-    context cuDevicePrimaryCtxReset(dev: CUdevice) = contexts::release_primary;
-    context cuDevicePrimaryCtxReset_v2(dev: CUdevice) = contexts::release_primary;
+    context cuDevicePrimaryCtxReset(dev: CUdevice) = contexts::reset_primary;
+    context cuDevicePrimaryCtxReset_v2(dev: CUdevice) = contexts::reset_primary;
     // resolve
     resolve cuGetProcAddress(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64) = resolve::get_proc_address;
     resolve cuGetProcAddress_v2(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64, symbolStatus: *mut c_int) = resolve::get_proc_address_v2;

@@ -42,6 +42,18 @@ int main(void) {
     CHECK(FN(cuArray3DCreate_v2)(&array, &shape));
     EXPECT(free_bytes() == before - 68 * MIB);
     CHECK(FN(cuArrayDestroy)(array));
+    /* A context goes with what was allocated in it; memory of pools is the device's. */
+    void *other;
+    uint64_t ordered;
+    CHECK(FN(cuCtxCreate_v2)(&other, 0, 0));
+    alloc(8 * MIB);
+    CHECK(FN(cuMemAllocAsync)(&ordered, 4 * MIB, NULL));
+    EXPECT(free_bytes() == before - 76 * MIB);
+    CHECK(FN(cuCtxDestroy_v2)(other));
+    CHECK(FN(cuCtxSetCurrent)(context));
+    EXPECT(free_bytes() == before - 68 * MIB);
+    CHECK(FN(cuMemFreeAsync)(ordered, NULL));
+    EXPECT(free_bytes() == before - 64 * MIB);
     /* What is freed twice, or was never allocated, is the driver's to refuse, and changes nothing. */
     CHECK(FN(cuMemFree_v2)(a));
     EXPECT(FN(cuMemFree_v2)(a) != 0);

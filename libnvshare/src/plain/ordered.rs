@@ -193,7 +193,7 @@ pub(crate) unsafe fn free_async<const TWIN: bool>(
         // SAFETY: the caller's arguments.
         unsafe { real(base, stream) }
     });
-    if result == CUresult::INVALID_VALUE
+    if matches!(result, CUresult::INVALID_VALUE | CUresult::NOT_SUPPORTED)
         && let Some(allocation) = ledger::find(base)
         && allocation.kind == Kind::Device
         && !in_graph(stream, TWIN)

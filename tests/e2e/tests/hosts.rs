@@ -196,6 +196,11 @@ fn default_streams_of_threads() {
 }
 
 #[test]
+fn captures_on_threads_own_streams() {
+    passes("captures", &[], &[]);
+}
+
+#[test]
 fn an_allocator_of_its_own() {
     passes("own_malloc", &[], &[]);
 }
