@@ -45,7 +45,13 @@ impl fmt::Display for Error {
 impl Config {
     /// The limit of a device in bytes, by the program's own index.
     pub(crate) fn limit(&self, index: usize) -> Option<u64> {
-        self.device_limits.iter().rev().find(|(of, _)| *of == index).map(|&(_, limit)| limit).or(self.limit)
+        self.device_limits
+            .iter()
+            .rev()
+            .find(|(of, _)| *of == index)
+            .map(|&(_, limit)| limit)
+            .or(self.limit)
+            .filter(|&limit| limit != UNLIMITED)
     }
 
     /// Whether device memory of this size stays the driver's own.
@@ -75,7 +81,8 @@ impl Config {
 
     fn apply(&mut self, variable: &str, value: &str) -> Result<(), String> {
         match variable {
-            names::MEM_LIMIT | names::HAMI_MEM_LIMIT => self.limit = Some(parse_limit(value)?),
+            names::MEM_LIMIT => self.limit = Some(parse_limit(value)?),
+            names::HAMI_MEM_LIMIT => self.limit = Some(parse_hami_limit(value)?),
             names::MEM_LIMIT_MB => self.limit = Some(parse_limit_mb(value)?),
             names::MEMORY => {
                 self.memory = match value {
@@ -118,11 +125,15 @@ impl Config {
             names::RESTORE => self.restore = parse_switch(value)?,
             _ => {
                 // `NVSHARE_MEM_LIMIT_MB` itself is matched above.
-                let index = [names::MEM_LIMIT, names::HAMI_MEM_LIMIT]
-                    .iter()
-                    .find_map(|name| variable.strip_prefix(name)?.strip_prefix('_'));
-                if let Some(index) = index.and_then(|index| index.parse().ok()) {
-                    self.device_limits.push((index, parse_limit(value)?));
+                let forms = [
+                    (names::MEM_LIMIT, parse_limit as fn(&str) -> _),
+                    (names::HAMI_MEM_LIMIT, parse_hami_limit),
+                ];
+                for (name, parse) in forms {
+                    let index = variable.strip_prefix(name).and_then(|rest| rest.strip_prefix('_'));
+                    if let Some(index) = index.and_then(|index| index.parse().ok()) {
+                        self.device_limits.push((index, parse(value)?));
+                    }
                 }
             }
         }
@@ -133,6 +144,14 @@ impl Config {
 fn parse_limit(value: &str) -> Result<u64, String> {
     units::parse_bytes(value).map_err(|error| error.to_string()).and_then(not_zero)
 }
+
+/// With HAMi, 0 means that there is no limit.
+fn parse_hami_limit(value: &str) -> Result<u64, String> {
+    if value.trim() == "0" { Ok(UNLIMITED) } else { parse_limit(value) }
+}
+
+/// More than any device has.
+const UNLIMITED: u64 = u64::MAX;
 
 fn parse_limit_mb(value: &str) -> Result<u64, String> {
     let mib: u64 = value.trim().parse().map_err(|_| format!("{value:?} is no number of MiB"))?;
@@ -213,6 +232,8 @@ mod tests {
         let hami = [("CUDA_DEVICE_MEMORY_LIMIT", "1g"), ("CUDA_DEVICE_MEMORY_LIMIT_1", "2048m")];
         assert_eq!(parse(&hami).unwrap().limit(0), Some(GIB));
         assert_eq!(parse(&hami).unwrap().limit(1), Some(2 * GIB));
+        let none = [("CUDA_DEVICE_MEMORY_LIMIT", "1g"), ("CUDA_DEVICE_MEMORY_LIMIT_1", "0")];
+        assert_eq!(parse(&none).unwrap().limit(1), None);
         let both = [("CUDA_DEVICE_MEMORY_LIMIT_0", "1g"), ("NVSHARE_MEM_LIMIT_0", "2g")];
         assert_eq!(parse(&both).unwrap().limit(0), Some(2 * GIB));
     }

@@ -188,6 +188,13 @@ unsafe fn swap(found: *mut c_void, name: *const c_char) -> *mut c_void {
         let text = unsafe { CStr::from_ptr(name) }.to_bytes();
         match (!found.is_null()).then(|| nvml::swap(found, text)).flatten() {
             Some(hook) => hook,
+            // Found in this library alone: without it, the program would have found nothing.
+            // SAFETY: a pseudo-handle, and the caller's name.
+            None if resolve::is_hook_of(found, text)
+                && unsafe { real_dlsym(libc::RTLD_NEXT, name) }.is_null() =>
+            {
+                ptr::null_mut()
+            }
             // SAFETY: promised by the caller.
             None => unsafe { resolve::swap(found, name) },
         }

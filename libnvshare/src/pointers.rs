@@ -38,15 +38,15 @@ pub(crate) unsafe fn get_attribute(
     attribute: c_int,
     pointer: CUdeviceptr,
 ) -> CUresult {
+    if attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER && is_in_disguise(pointer) {
+        // As for device memory: nothing is written.
+        return CUresult::INVALID_VALUE;
+    }
     // SAFETY: the caller's arguments.
     let result = unsafe { real(data, attribute, pointer) };
-    let told = matches!(attribute, CU_POINTER_ATTRIBUTE_IS_MANAGED | CU_POINTER_ATTRIBUTE_HOST_POINTER);
-    if result != CUresult::SUCCESS || !told || !is_in_disguise(pointer) {
+    if result != CUresult::SUCCESS || attribute != CU_POINTER_ATTRIBUTE_IS_MANAGED || !is_in_disguise(pointer)
+    {
         return result;
-    }
-    if attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER {
-        // As for device memory.
-        return CUresult::INVALID_VALUE;
     }
     // SAFETY: the driver wrote a `CUdevice_attribute`-sized answer for this attribute: an unsigned integer.
     unsafe { data.cast::<c_uint>().write_unaligned(0) };

@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use crate::counters;
 use crate::cuda::CUresult;
 use crate::driver;
+use crate::entry::Entry;
 use crate::table::{ENTRIES, FORWARDED};
 
 /// Whether a name has a hook.
@@ -21,6 +22,13 @@ pub(crate) fn is_hooked(name: &str) -> bool {
         names
     });
     names.binary_search(&name).is_ok()
+}
+
+/// Whether an address is that of the hook of a name, and not of the driver's function.
+pub(crate) fn is_hook_of(found: *mut c_void, name: &[u8]) -> bool {
+    let of_name = |entry: &&Entry| entry.name.as_bytes() == name;
+    let hook = ENTRIES.iter().find(of_name).and_then(|entry| entry.hook);
+    hook.is_some_and(|hook| hook.0.cast::<c_void>() == found.cast_const())
 }
 
 /// The hook for a driver's address that was found under a name, or the address itself.

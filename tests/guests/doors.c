@@ -2,6 +2,8 @@
 #include "guest.h"
 int main(int argc, char **argv) {
     EXPECT(argc == 3);
+    /* Nobody has loaded a driver yet: who looks whether there is one finds none. */
+    EXPECT(dlsym(RTLD_DEFAULT, "cuInit") == NULL && dlsym(RTLD_DEFAULT, "cuLaunchKernel") == NULL);
     /* Asked for before cuInit. */
     void *direct = look_up("cuLaunchKernel");
     void *plugin = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);

@@ -209,13 +209,15 @@ impl View {
 
     /// The tenant's processes there and what each uses; `None`: there is nobody to ask.
     fn processes(&self) -> Option<Vec<(u32, u64)>> {
-        let account = self.device.map(Device::account);
-        match account {
-            Some(account) => Some(
-                account
-                    .seat
-                    .map_or_else(|| vec![(std::process::id(), account.allocated)], |seat| seat.processes()),
-            ),
+        match self.device.map(Device::account) {
+            Some(account) => {
+                let mut processes = account.seat.map_or_else(Vec::new, |seat| seat.processes());
+                let me = std::process::id();
+                if !processes.iter().any(|(pid, _)| *pid == me) {
+                    processes.push((me, account.allocated));
+                }
+                Some(processes)
+            }
             None => tenant(|page| {
                 page.and_then(|page| page.seat(self.gpu)).map_or_else(Vec::new, |seat| seat.processes())
             }),
