@@ -31,6 +31,8 @@ pub(crate) struct Device {
     pub(crate) oversubscribe: bool,
     /// Memory was asked for or work submitted: the scheduler is told of it.
     used: AtomicBool,
+    /// What was free on it when the process first came to it.
+    free_at_first: OnceLock<u64>,
     account: Mutex<Account>,
     /// Room came, or there will be none, or it is no longer needed.
     changed: Condvar,
@@ -165,6 +167,7 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
         memory,
         oversubscribe: config.oversubscribe,
         used: AtomicBool::new(false),
+        free_at_first: OnceLock::new(),
         account: Mutex::new(Account::default()),
         changed: Condvar::new(),
     })
@@ -202,6 +205,23 @@ impl Device {
     /// The device is in use from now on. True: it was not before.
     pub(crate) fn mark_used(&self) -> bool {
         !self.used.load(Ordering::Relaxed) && !self.used.swap(true, Ordering::Relaxed)
+    }
+
+    /// The process comes to the device. Its context is current.
+    pub(crate) fn meet(&self) {
+        self.free_at_first.get_or_init(|| driver::free_memory().unwrap_or(self.total));
+    }
+
+    /// Whether so much more is on the card, for a process that has met no scheduler: nobody makes room for it. Its own
+    /// memory that it frees the driver may keep and call used, so either what was free at first or what is now will do.
+    pub(crate) fn has_it_alone(&self, bytes: u64) -> bool {
+        let first = self.free_at_first.get().copied().unwrap_or(self.total);
+        if self.oversubscribe || self.account().allocated.saturating_add(bytes) <= first {
+            return true;
+        }
+        // Whether there is a scheduler may not be known yet.
+        self.wait_for_capacity();
+        self.account().capacity.is_some() || driver::free_memory().is_ok_and(|free| bytes <= free)
     }
 
     /// What one process may have on the card at most.

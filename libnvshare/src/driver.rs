@@ -192,6 +192,13 @@ pub(crate) fn device_total(device: CUdevice) -> Result<u64, CUresult> {
     Ok(total as u64)
 }
 
+/// Free bytes on the current device.
+pub(crate) fn free_memory() -> Result<u64, CUresult> {
+    let (mut free, mut total) = (0usize, 0usize);
+    call!(cuMemGetInfo_v2(&raw mut free, &raw mut total))?;
+    Ok(free as u64)
+}
+
 pub(crate) fn primary_is_active(device: CUdevice) -> bool {
     let (mut flags, mut active) = (0, 0);
     call!(cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active)).is_ok() && active != 0

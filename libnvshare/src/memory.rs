@@ -39,6 +39,7 @@ pub(crate) fn target() -> Option<(&'static Device, CUcontext)> {
     // Its creation may have gone by a way that is not seen, and its memory is to be moved.
     streams::meet_context(context);
     let device = devices::get(ordinal)?;
+    device.meet();
     session::uses(device);
     Some((device, context))
 }
@@ -73,6 +74,10 @@ pub(crate) fn admitted<T, U>(
     enter: impl Fn(T, u64) -> U,
 ) -> Result<U, CUresult> {
     later::sweep();
+    // The driver refuses its own memory itself.
+    if kind == Kind::Device && !device.has_it_alone(bytes) {
+        return Err(CUresult::OUT_OF_MEMORY);
+    }
     loop {
         let pass = gate::try_enter();
         let inside = pass.is_some();

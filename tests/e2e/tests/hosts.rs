@@ -158,6 +158,11 @@ fn memory_is_looked_at_before_any_is_allocated() {
 }
 
 #[test]
+fn without_a_scheduler_what_does_not_fit_is_refused() {
+    passed(under(&World::simulated(CARD), "alone", &[]).start().finish());
+}
+
+#[test]
 fn a_million_allocations_from_sixteen_threads() {
     let world = World::with_driver(&Artifacts::stub());
     let program =
