@@ -1,6 +1,8 @@
 //! What becomes of a row of the [table](crate::table).
 //!
 //! - A **gated** row becomes a hook that passes the gate and calls the driver.
+//! - A **prompt** row is gated as well. The driver returns from it before the work is done, but waits for managed memory: so
+//!   for ours it becomes the stream-ordered function on the same default stream.
 //! - A **handled** row becomes a hook that hands its arguments and the real function to a handler.
 //! - A **called** row is a function that the library itself calls; the program gets the driver's own.
 //! - A **forwarded** row is a name that is known and left alone.
@@ -92,6 +94,26 @@ macro_rules! gated_hook {
     };
 }
 
+/// One hook of a prompt row.
+macro_rules! prompt_hook {
+    ($name:ident, $twin:expr, ($to:ident : $to_ty:ty, $($arg:ident : $ty:ty),*), $ordered:ident) => {
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub(crate) unsafe extern "C-unwind" fn $name($to: $to_ty, $($arg: $ty),*) -> CUresult {
+            let Some(real) = super::real::$name.get() else { return CUresult::NOT_SUPPORTED };
+            let stream = StreamKey::new(NULL, $twin);
+            let pass = $crate::gate::enter(stream);
+            let result = match super::real::$ordered.get() {
+                // SAFETY: the caller's arguments, and the stream that it meant.
+                Some(ordered) if pointers::waits_for($to) => unsafe { ordered($to, $($arg,)* stream.handle()) },
+                // SAFETY: the caller's arguments, handed on unchanged to the function that it meant to call.
+                _ => unsafe { real($to, $($arg),*) },
+            };
+            $crate::gate::leave(pass, result);
+            result
+        }
+    };
+}
+
 /// One hook of a handled row.
 macro_rules! handled_hook {
     ($name:ident, ($($arg:ident : $ty:ty),*), $handler:path) => {
@@ -115,6 +137,7 @@ macro_rules! real_slot {
 macro_rules! entry_points {
     (
         gated { $( $gclass:ident $gname:ident $gargs:tt $(and $gtwin:ident)? on $stream:expr; )* }
+        prompt { $( $pclass:ident $pname:ident $pargs:tt and $ptwin:ident as $ordered:ident; )* }
         handled { $( $hclass:ident $hname:ident $hargs:tt = $handler:path; )* }
         called { $( $cname:ident $cargs:tt $(and $ctwin:ident)?; )* }
         forwarded { $( $fname:ident )* }
@@ -129,6 +152,7 @@ macro_rules! entry_points {
             use $crate::entry::{Real, real_slot};
 
             $( real_slot!($gname, $gargs); $( real_slot!($gtwin, $gargs); )? )*
+            $( real_slot!($pname, $pargs); real_slot!($ptwin, $pargs); )*
             $( real_slot!($hname, $hargs); )*
             $( real_slot!($cname, $cargs); $( real_slot!($ctwin, $cargs); )? )*
         }
@@ -138,7 +162,7 @@ macro_rules! entry_points {
         pub(crate) mod hooks {
             use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
             use $crate::cuda::*;
-            use $crate::entry::{gated_hook, handled_hook};
+            use $crate::entry::{gated_hook, handled_hook, prompt_hook};
             use $crate::streams::StreamKey;
             use $crate::plain::{arrays, graphs, kept, ordered, physical};
             use $crate::{callbacks, capture, contexts, init, memory, pointers, resolve, streams};
@@ -146,6 +170,7 @@ macro_rules! entry_points {
             const NULL: CUstream = CUstream::NULL;
 
             $( gated_hook!($gname, false, $gargs, $stream); $( gated_hook!($gtwin, true, $gargs, $stream); )? )*
+            $( prompt_hook!($pname, false, $pargs, $ordered); prompt_hook!($ptwin, true, $pargs, $ordered); )*
             $( handled_hook!($hname, $hargs, $handler); )*
         }
 
@@ -155,6 +180,7 @@ macro_rules! entry_points {
                 $crate::entry::entry!($gname, hooked),
                 $( $crate::entry::entry!($gtwin, hooked), )?
             )*
+            $( $crate::entry::entry!($pname, hooked), $crate::entry::entry!($ptwin, hooked), )*
             $( $crate::entry::entry!($hname, hooked), )*
             $(
                 $crate::entry::entry!($cname, called),
@@ -166,6 +192,7 @@ macro_rules! entry_points {
         #[cfg(test)]
         pub(crate) static DEEDS: &[(&str, &str)] = &[
             $( (stringify!($gname), stringify!($gclass)), $( (stringify!($gtwin), stringify!($gclass)), )? )*
+            $( (stringify!($pname), stringify!($pclass)), (stringify!($ptwin), stringify!($pclass)), )*
             $( (stringify!($hname), stringify!($hclass)), )*
             $( (stringify!($cname), "forward"), $( (stringify!($ctwin), "forward"), )? )*
             $( (stringify!($fname), "forward"), )*
@@ -189,4 +216,4 @@ macro_rules! entry {
     };
 }
 
-pub(crate) use {entry, entry_points, gated_hook, handled_hook, real_slot};
+pub(crate) use {entry, entry_points, gated_hook, handled_hook, prompt_hook, real_slot};

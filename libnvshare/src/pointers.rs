@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::config;
 use crate::cuda::{CUdeviceptr, CUresult};
 use crate::ledger::{self, Kind};
-use crate::{driver, log};
+use crate::{capture, driver, log};
 
 type GetAttribute = unsafe extern "C-unwind" fn(*mut c_void, c_int, CUdeviceptr) -> CUresult;
 type GetAttributes =
@@ -28,6 +28,12 @@ fn is_ours(pointer: CUdeviceptr) -> bool {
     // The driver knows where each allocation begins, ours among them.
     let found = ledger::find(pointer).or_else(|| ledger::find(driver::base_of(pointer).ok()?));
     found.is_some_and(|allocation| allocation.kind == Kind::Device)
+}
+
+/// Whether the driver would wait for a fill or a copy to memory that is managed, as it does not for device memory. (In
+/// a capture, what is not stream-ordered is the driver's to refuse.)
+pub(crate) fn waits_for(pointer: CUdeviceptr) -> bool {
+    capture::open() == 0 && is_ours(pointer)
 }
 
 /// # Safety

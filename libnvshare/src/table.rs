@@ -65,7 +65,6 @@ gated {
     copy cuMemcpyDtoD(dstDevice: CUdeviceptrV1, srcDevice: CUdeviceptrV1, ByteCount: c_uint) on NULL;
     copy cuMemcpyDtoDAsync(dstDevice: CUdeviceptrV1, srcDevice: CUdeviceptrV1, ByteCount: c_uint, hStream: CUstream) on hStream;
     copy cuMemcpyDtoDAsync_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoDAsync_v2_ptsz on hStream;
-    copy cuMemcpyDtoD_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoD_v2_ptds on NULL;
     copy cuMemcpyDtoH(dstHost: *mut c_void, srcDevice: CUdeviceptrV1, ByteCount: c_uint) on NULL;
     copy cuMemcpyDtoHAsync(dstHost: *mut c_void, srcDevice: CUdeviceptrV1, ByteCount: c_uint, hStream: CUstream) on hStream;
     copy cuMemcpyDtoHAsync_v2(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoHAsync_v2_ptsz on hStream;
@@ -83,22 +82,26 @@ gated {
     // fill
     fill cuMemsetD16(dstDevice: CUdeviceptrV1, us: c_ushort, N: c_uint) on NULL;
     fill cuMemsetD16Async(dstDevice: CUdeviceptr, us: c_ushort, N: usize, hStream: CUstream) and cuMemsetD16Async_ptsz on hStream;
-    fill cuMemsetD16_v2(dstDevice: CUdeviceptr, us: c_ushort, N: usize) and cuMemsetD16_v2_ptds on NULL;
     fill cuMemsetD2D16(dstDevice: CUdeviceptrV1, dstPitch: c_uint, us: c_ushort, Width: c_uint, Height: c_uint) on NULL;
     fill cuMemsetD2D16Async(dstDevice: CUdeviceptr, dstPitch: usize, us: c_ushort, Width: usize, Height: usize, hStream: CUstream) and cuMemsetD2D16Async_ptsz on hStream;
-    fill cuMemsetD2D16_v2(dstDevice: CUdeviceptr, dstPitch: usize, us: c_ushort, Width: usize, Height: usize) and cuMemsetD2D16_v2_ptds on NULL;
     fill cuMemsetD2D32(dstDevice: CUdeviceptrV1, dstPitch: c_uint, ui: c_uint, Width: c_uint, Height: c_uint) on NULL;
     fill cuMemsetD2D32Async(dstDevice: CUdeviceptr, dstPitch: usize, ui: c_uint, Width: usize, Height: usize, hStream: CUstream) and cuMemsetD2D32Async_ptsz on hStream;
-    fill cuMemsetD2D32_v2(dstDevice: CUdeviceptr, dstPitch: usize, ui: c_uint, Width: usize, Height: usize) and cuMemsetD2D32_v2_ptds on NULL;
     fill cuMemsetD2D8(dstDevice: CUdeviceptrV1, dstPitch: c_uint, uc: c_uchar, Width: c_uint, Height: c_uint) on NULL;
     fill cuMemsetD2D8Async(dstDevice: CUdeviceptr, dstPitch: usize, uc: c_uchar, Width: usize, Height: usize, hStream: CUstream) and cuMemsetD2D8Async_ptsz on hStream;
-    fill cuMemsetD2D8_v2(dstDevice: CUdeviceptr, dstPitch: usize, uc: c_uchar, Width: usize, Height: usize) and cuMemsetD2D8_v2_ptds on NULL;
     fill cuMemsetD32(dstDevice: CUdeviceptrV1, ui: c_uint, N: c_uint) on NULL;
     fill cuMemsetD32Async(dstDevice: CUdeviceptr, ui: c_uint, N: usize, hStream: CUstream) and cuMemsetD32Async_ptsz on hStream;
-    fill cuMemsetD32_v2(dstDevice: CUdeviceptr, ui: c_uint, N: usize) and cuMemsetD32_v2_ptds on NULL;
     fill cuMemsetD8(dstDevice: CUdeviceptrV1, uc: c_uchar, N: c_uint) on NULL;
     fill cuMemsetD8Async(dstDevice: CUdeviceptr, uc: c_uchar, N: usize, hStream: CUstream) and cuMemsetD8Async_ptsz on hStream;
-    fill cuMemsetD8_v2(dstDevice: CUdeviceptr, uc: c_uchar, N: usize) and cuMemsetD8_v2_ptds on NULL;
+}
+
+prompt {
+    fill cuMemsetD8_v2(dstDevice: CUdeviceptr, uc: c_uchar, N: usize) and cuMemsetD8_v2_ptds as cuMemsetD8Async;
+    fill cuMemsetD16_v2(dstDevice: CUdeviceptr, us: c_ushort, N: usize) and cuMemsetD16_v2_ptds as cuMemsetD16Async;
+    fill cuMemsetD32_v2(dstDevice: CUdeviceptr, ui: c_uint, N: usize) and cuMemsetD32_v2_ptds as cuMemsetD32Async;
+    fill cuMemsetD2D8_v2(dstDevice: CUdeviceptr, dstPitch: usize, uc: c_uchar, Width: usize, Height: usize) and cuMemsetD2D8_v2_ptds as cuMemsetD2D8Async;
+    fill cuMemsetD2D16_v2(dstDevice: CUdeviceptr, dstPitch: usize, us: c_ushort, Width: usize, Height: usize) and cuMemsetD2D16_v2_ptds as cuMemsetD2D16Async;
+    fill cuMemsetD2D32_v2(dstDevice: CUdeviceptr, dstPitch: usize, ui: c_uint, Width: usize, Height: usize) and cuMemsetD2D32_v2_ptds as cuMemsetD2D32Async;
+    copy cuMemcpyDtoD_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoD_v2_ptds as cuMemcpyDtoDAsync_v2;
 }
 
 handled {

@@ -191,6 +191,11 @@ fn ipc() {
 }
 
 #[test]
+fn fills_return_before_they_are_done() {
+    passes("prompt", &[], &[]);
+}
+
+#[test]
 fn callbacks_that_call_cuda() {
     passes_under_turns("callback");
 }

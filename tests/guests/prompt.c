@@ -1,0 +1,18 @@
+/* A fill of device memory returns before it is done; that the memory is managed must not make it wait. */
+#include "guest.h"
+static volatile int flag;
+static void wait_for_flag(void *data) { (void)data; while (!flag) usleep(100); }
+int main(void) {
+    start();
+    load_kernel();
+    uint32_t words[16];
+    uint64_t memory = alloc(4 * MIB);
+    CHECK(FN(cuMemsetD32_v2)(memory, 1, MIB));
+    CHECK(FN(cuLaunchHostFunc)(NULL, wait_for_flag, NULL));
+    CHECK(FN(cuMemsetD32_v2)(memory + 1024, 7, MIB - 256));
+    flag = 1;
+    CHECK(launch(memory, MIB, 10, NULL));
+    CHECK(FN(cuMemcpyDtoH_v2)(words, memory + 1008, sizeof words));
+    for (int i = 0; i < 16; i++) EXPECT(words[i] == (i < 4 ? 2 : 8));
+    return 0;
+}
