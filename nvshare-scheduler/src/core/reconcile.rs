@@ -246,10 +246,11 @@ impl Core {
 
     fn serve_need(&mut self, id: ClientId, uuid: GpuUuid, now: Time, reserved: &mut BTreeMap<GpuUuid, u64>) {
         let Some(account) = self.account(id, uuid) else { return };
-        let needs = account.needs;
-        if needs == 0 {
+        if account.needs == 0 {
             return;
         }
+        // One that crossed with room for it asks for more than one client can have: that it has, or gets now.
+        let needs = account.needs.min(self.capacity(uuid).saturating_sub(account.budget));
         let free = self.free(uuid).saturating_sub(reserved.get(&uuid).copied().unwrap_or(0));
         if needs <= free {
             let bytes = needs + self.spare(uuid, free - needs, id);
