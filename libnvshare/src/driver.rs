@@ -194,6 +194,7 @@ pub(crate) fn device_total(device: CUdevice) -> Result<u64, CUresult> {
 
 /// Free bytes on the current device.
 pub(crate) fn free_memory() -> Result<u64, CUresult> {
+    let _relaxed = Relaxed::begin();
     let (mut free, mut total) = (0usize, 0usize);
     call!(cuMemGetInfo_v2(&raw mut free, &raw mut total))?;
     Ok(free as u64)
