@@ -101,14 +101,27 @@ pub(crate) fn forget(stream: StreamKey) {
 /// A context is gone, and its captures with it.
 pub(crate) fn forget_context(context: CUcontext) {
     if open() > 0 {
-        remove(|capture| capture.context == context);
+        // Events are not destroyed after their context.
+        std::mem::forget(remove(|capture| capture.context == context));
     }
 }
 
-fn remove(which: impl Fn(&Capture) -> bool) {
+/// Captures on their own streams of threads that have ended will never end otherwise.
+pub(crate) fn forget_dead_threads() {
+    let is_dead = |thread: libc::pid_t| {
+        // SAFETY: no signal is sent; it is only asked whether the thread is there.
+        let asked = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) };
+        asked != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
+    };
+    remove(|capture| capture.thread.is_some_and(is_dead));
+}
+
+fn remove(which: impl Fn(&Capture) -> bool) -> Vec<Capture> {
     let mut captures = captures();
-    captures.retain(|capture| !which(capture));
+    let (gone, left) = std::mem::take(&mut *captures).into_iter().partition(which);
+    *captures = left;
     OPEN.store(captures.len(), Ordering::SeqCst);
+    gone
 }
 
 /// Begins a capture by `call`, with the books kept.

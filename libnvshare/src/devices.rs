@@ -438,11 +438,20 @@ impl Device {
         });
     }
 
+    fn beyond_capacity(&self, account: &Account) -> u64 {
+        account.allocated.saturating_sub(self.capacity(account))
+    }
+
+    /// What one program has beyond what the card can hold.
+    pub(crate) fn never_fits(&self) -> u64 {
+        self.beyond_capacity(&self.account())
+    }
+
     /// The lock is ours: memory becomes resident when it is allocated. False: some is absent that would fit, and
     /// the lock is no use yet, unless `anyway`.
     pub(crate) fn hold(&self, anyway: bool) -> bool {
         self.update(|account| {
-            let never_fits = account.allocated.saturating_sub(self.capacity(account));
+            let never_fits = self.beyond_capacity(account);
             if account.absent() > never_fits && !anyway {
                 return false;
             }

@@ -188,10 +188,11 @@ unsafe fn swap(found: *mut c_void, name: *const c_char) -> *mut c_void {
         let text = unsafe { CStr::from_ptr(name) }.to_bytes();
         match (!found.is_null()).then(|| nvml::swap(found, text)).flatten() {
             Some(hook) => hook,
-            // Found in this library alone: without it, the program would have found nothing.
+            // Found in this library alone, and no driver is there: without it, the program would have found nothing.
             // SAFETY: a pseudo-handle, and the caller's name.
             None if resolve::is_hook_of(found, text)
-                && unsafe { real_dlsym(libc::RTLD_NEXT, name) }.is_null() =>
+                && unsafe { real_dlsym(libc::RTLD_NEXT, name) }.is_null()
+                && !is_loaded("/libcuda.so") =>
             {
                 ptr::null_mut()
             }
@@ -233,6 +234,27 @@ fn real(cache: &AtomicPtr<c_void>, name: &'static CStr, missing: *const c_void) 
     }
     cache.store(found.cast_mut(), Ordering::Relaxed);
     found
+}
+
+/// Whether a library is loaded, in whatever scope, whose path has this in it.
+fn is_loaded(part: &str) -> bool {
+    struct Search<'a>(&'a [u8], bool);
+
+    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
+        // SAFETY: `dl_iterate_phdr` passes a valid description and the pointer given to it below.
+        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
+        if !info.dlpi_name.is_null() {
+            // SAFETY: the loader's name of the object, a C string.
+            let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
+            search.1 |= path.windows(search.0.len()).any(|here| here == search.0);
+        }
+        c_int::from(search.1)
+    }
+
+    let mut search = Search(part.as_bytes(), false);
+    // SAFETY: the callback matches, and the pointer is valid for the length of the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    search.1
 }
 
 /// A function by name, read from the ELF tables of libraries whose paths end so and that are loaded. Calls nothing that

@@ -75,7 +75,10 @@ pub(crate) fn admitted<T, U>(
 ) -> Result<U, CUresult> {
     later::sweep();
     // The driver refuses its own memory itself.
-    if kind == Kind::Device && !device.has_it_alone(bytes) {
+    if kind == Kind::Device
+        && !device.has_it_alone(bytes)
+        && !(kept::give_up(device) && device.has_it_alone(bytes))
+    {
         return Err(CUresult::OUT_OF_MEMORY);
     }
     loop {

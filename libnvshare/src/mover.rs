@@ -219,6 +219,8 @@ fn restore(cancelled: impl Fn() -> bool) -> Option<Vec<Room>> {
             counters::restored(restored, took.as_nanos() as u64);
             log_moved("restored", restored, took);
         }
+        // What can never be on the card at the same time is not waited for.
+        let lacks = lacks.saturating_sub(device.never_fits());
         if lacks > 0 {
             lacking.push(Room { gpu: device.uuid, bytes: lacks });
         }

@@ -344,7 +344,10 @@ fn record_one(missing: Missing) -> Result<Option<Arc<Event>>, CUresult> {
             }
             Event::behind(key.handle()).map(|event| Some(Arc::new(event)))
         }
-        Missing::Whole(_) if capture::open() > 0 => Err(IN_THE_WAY),
+        Missing::Whole(_) if capture::open() > 0 => {
+            capture::forget_dead_threads();
+            Err(IN_THE_WAY)
+        }
         Missing::Whole(context) => {
             driver::set_context(context)?;
             match Event::behind_everything(context) {

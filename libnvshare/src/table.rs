@@ -65,6 +65,7 @@ gated {
     copy cuMemcpyDtoD(dstDevice: CUdeviceptrV1, srcDevice: CUdeviceptrV1, ByteCount: c_uint) on NULL;
     copy cuMemcpyDtoDAsync(dstDevice: CUdeviceptrV1, srcDevice: CUdeviceptrV1, ByteCount: c_uint, hStream: CUstream) on hStream;
     copy cuMemcpyDtoDAsync_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoDAsync_v2_ptsz on hStream;
+    copy cuMemcpyDtoD_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoD_v2_ptds on NULL;
     copy cuMemcpyDtoH(dstHost: *mut c_void, srcDevice: CUdeviceptrV1, ByteCount: c_uint) on NULL;
     copy cuMemcpyDtoHAsync(dstHost: *mut c_void, srcDevice: CUdeviceptrV1, ByteCount: c_uint, hStream: CUstream) on hStream;
     copy cuMemcpyDtoHAsync_v2(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoHAsync_v2_ptsz on hStream;
@@ -101,7 +102,6 @@ prompt {
     fill cuMemsetD2D8_v2(dstDevice: CUdeviceptr, dstPitch: usize, uc: c_uchar, Width: usize, Height: usize) and cuMemsetD2D8_v2_ptds as cuMemsetD2D8Async;
     fill cuMemsetD2D16_v2(dstDevice: CUdeviceptr, dstPitch: usize, us: c_ushort, Width: usize, Height: usize) and cuMemsetD2D16_v2_ptds as cuMemsetD2D16Async;
     fill cuMemsetD2D32_v2(dstDevice: CUdeviceptr, dstPitch: usize, ui: c_uint, Width: usize, Height: usize) and cuMemsetD2D32_v2_ptds as cuMemsetD2D32Async;
-    copy cuMemcpyDtoD_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoD_v2_ptds as cuMemcpyDtoDAsync_v2;
 }
 
 handled {

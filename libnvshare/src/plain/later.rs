@@ -16,7 +16,8 @@ use crate::{gate, memory};
 #[derive(Debug)]
 struct Waiting {
     base: CUdeviceptr,
-    context: CUcontext,
+    /// The memory's, and the stream's.
+    contexts: [CUcontext; 2],
     /// It is not destroyed after its context.
     behind: ManuallyDrop<Event>,
 }
@@ -30,10 +31,12 @@ pub(super) fn free(base: CUdeviceptr, context: CUcontext, stream: CUstream) -> C
     if waiting.iter().any(|waiting| waiting.base == base) {
         return CUresult::INVALID_VALUE;
     }
-    let behind = driver::context_of(stream).and_then(|of| driver::in_context(of, || Event::behind(stream)));
+    let of_stream = driver::context_of(stream);
+    let behind = of_stream.and_then(|of| driver::in_context(of, || Event::behind(stream)));
     match behind {
         Ok(event) => {
-            waiting.push(Waiting { base, context, behind: ManuallyDrop::new(event) });
+            let contexts = [context, of_stream.unwrap_or(context)];
+            waiting.push(Waiting { base, contexts, behind: ManuallyDrop::new(event) });
             COUNT.store(waiting.len(), Ordering::Relaxed);
             CUresult::SUCCESS
         }
@@ -65,6 +68,6 @@ pub(crate) fn sweep() {
 /// A context is gone, its memory and events with it.
 pub(crate) fn forget_context(context: CUcontext) {
     let mut waiting = lock(&WAITING);
-    waiting.retain(|waiting| waiting.context != context);
+    waiting.retain(|waiting| !waiting.contexts.contains(&context));
     COUNT.store(waiting.len(), Ordering::Relaxed);
 }

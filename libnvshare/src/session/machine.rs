@@ -310,7 +310,13 @@ impl Machine {
             SchedulerMessage::Room(room) => {
                 self.act(Action::Give(room));
                 if matches!(self.phase, Phase::Restoring { .. }) {
-                    self.act(Action::Post(Job::Restore));
+                    // Of nothing: it has all that it can have.
+                    let has_all = room.bytes == 0;
+                    self.act(if has_all {
+                        Action::Begin { anyway: false }
+                    } else {
+                        Action::Post(Job::Restore)
+                    });
                 }
             }
             SchedulerMessage::NoRoom { gpu } => {
@@ -793,6 +799,18 @@ mod tests {
         let late = client.hear(SchedulerMessage::Registered { client: 1, hold: Hold::Parked });
         assert_eq!(late, [Action::Reconnect]);
         assert_eq!(client.machine.gate(), Gate::Open);
+    }
+
+    #[test]
+    fn room_of_nothing_means_that_there_is_no_more() {
+        let mut client = Client::registered(Hold::Parked);
+        client.feed(Input::Asked);
+        client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1000, room: vec![] });
+        let room = |bytes| Room { gpu: GpuUuid([1; 16]), bytes };
+        let some = client.hear(SchedulerMessage::Room(room(7)));
+        assert_eq!(some, [Action::Give(room(7)), Action::Post(Job::Restore)]);
+        let none = client.hear(SchedulerMessage::Room(room(0)));
+        assert_eq!(none, [Action::Give(room(0)), Action::Begin { anyway: false }]);
     }
 
     #[test]

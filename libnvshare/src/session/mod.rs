@@ -314,7 +314,8 @@ impl Session {
             Action::Give(Room { gpu, bytes }) => {
                 if let Some(device) = devices::by_uuid(gpu) {
                     device.give(bytes);
-                    self.now_told(device, 0);
+                    // Room of nothing: there is no more, and what is lacking still is no news.
+                    self.now_told(device, if bytes == 0 { device.lacking() } else { 0 });
                 }
             }
             Action::Refuse(gpu) => {

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use nvshare_harness::{Artifacts, Program, Scheduler, World};
+use nvshare_harness::{Artifacts, Program, Running, Scheduler, World};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const MIB: u64 = 1 << 20;
@@ -53,6 +53,23 @@ fn a_program_larger_than_the_gpu_is_refused_unless_it_may_be() {
     let refused = large("refused").start().finish();
     assert_eq!(refused.outcome.expect("an account").error.as_deref(), Some("cuMemAlloc: CUDA error 2"));
     large("allowed").env("NVSHARE_ENABLE_SINGLE_OVERSUB", "1").start().finish().intact();
+}
+
+#[test]
+fn a_program_larger_than_the_gpu_takes_turns() {
+    let world = World::simulated(&[CARD[0], CARD[1], ("NVSIM_FAULT", "10")]);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "512MiB", "--tq", "0.2"]);
+    let start = |name, memory| {
+        let job = Program::workload(&world, name, memory).env("NVSHARE_ENABLE_SINGLE_OVERSUB", "1");
+        job.until_told().waits_for_go().start()
+    };
+    let large = start("large", "--memory 640MiB --block 64MiB --kernel-us 1000 --full-check");
+    let other = start("other", "--memory 384MiB --block 64MiB --kernel-us 1000 --full-check");
+    Running::go(&[&large, &other]);
+    Scheduler::until_turns(&world, &[&large, &other], 3);
+    world.stop();
+    large.finish().intact();
+    other.finish().intact();
 }
 
 #[test]
