@@ -251,7 +251,7 @@ impl Device {
             return Err(CUresult::OUT_OF_MEMORY);
         }
         if !holding && !kind.needs_room() {
-            self.charge_quota(&account, bytes)?;
+            self.charge_quota(&account, more)?;
             account.allocated = allocated;
             return Ok(Admission::Charged(0));
         }

@@ -140,10 +140,10 @@ handled {
     view cuDeviceTotalMem(bytes: *mut c_uint, dev: CUdevice) = memory::total_mem_v1;
     view cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) = memory::total_mem;
     // graphs: they allocate when they run
-    submit cuGraphLaunch(hGraphExec: CUgraphExec, hStream: CUstream) = kept::graph_launch::<false>;
-    submit cuGraphLaunch_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) = kept::graph_launch::<true>;
-    submit cuGraphUpload(hGraphExec: CUgraphExec, hStream: CUstream) = kept::graph_launch::<false>;
-    submit cuGraphUpload_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) = kept::graph_launch::<true>;
+    submit cuGraphLaunch(hGraphExec: CUgraphExec, hStream: CUstream) = graphs::launch::<false>;
+    submit cuGraphLaunch_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) = graphs::launch::<true>;
+    submit cuGraphUpload(hGraphExec: CUgraphExec, hStream: CUstream) = graphs::launch::<false>;
+    submit cuGraphUpload_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) = graphs::launch::<true>;
     free cuDeviceGraphMemTrim(device: CUdevice) = graphs::trim;
     allocate cuGraphAddMemAllocNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = graphs::add_mem_alloc_node;
     allocate cuGraphAddNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = graphs::add_node;

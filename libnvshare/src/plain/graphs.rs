@@ -1,10 +1,13 @@
 //! Allocations that become nodes of graphs: they take memory when the graph runs, of the device's own pool for graphs.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{Properties, kept};
-use crate::cuda::{CUdevice, CUgraph, CUresult};
+use crate::cuda::{CUdevice, CUgraph, CUgraphExec, CUresult, CUstream};
 use crate::devices::{self, Device};
+use crate::gate;
+use crate::streams::StreamKey;
 
 type Trim = unsafe extern "C-unwind" fn(CUdevice) -> CUresult;
 type AddMemAllocNode =
@@ -46,24 +49,36 @@ const MEM_ALLOC: c_int = 10;
 
 /// An allocation of this size becomes a node. One that could never be is refused at once.
 ///
-/// # Errors
-/// Out of memory if the limit leaves no room for it, whatever the graph frees.
-pub(super) fn admit(device: Option<&Device>, bytes: u64) -> Result<(), CUresult> {
+/// `add` has the driver add the node. Out of memory if the limit leaves no room for it, whatever the graph frees.
+pub(super) fn admitted(device: Option<&Device>, bytes: u64, add: impl FnOnce() -> CUresult) -> CUresult {
+    LAUNCHES.store(0, Ordering::Relaxed);
     kept::uses_graphs();
     match device {
-        Some(device) if !device.has_left(bytes) => Err(CUresult::OUT_OF_MEMORY),
-        _ => Ok(()),
+        Some(device) if !device.has_left(bytes) => CUresult::OUT_OF_MEMORY,
+        _ => add(),
     }
 }
 
 /// # Safety
 /// Null, or parameters of such a node.
-unsafe fn admit_node(node: *const AllocNode) -> Result<(), CUresult> {
+unsafe fn admitted_node(node: *const AllocNode, add: impl FnOnce() -> CUresult) -> CUresult {
     // SAFETY: promised by the caller.
-    let Some(node) = (unsafe { node.as_ref() }) else { return Ok(()) };
+    let Some(node) = (unsafe { node.as_ref() }) else { return add() };
     // SAFETY: the beginning of what was promised.
     let device = unsafe { Properties::device((&raw const node.properties).cast()) };
-    admit(device, node.bytes as u64)
+    admitted(device, node.bytes as u64, add)
+}
+
+/// # Safety
+/// Null, or parameters of a node of any kind.
+unsafe fn admitted_any(params: *const c_void, add: impl FnOnce() -> CUresult) -> CUresult {
+    // SAFETY: the first word is the kind.
+    let kind = unsafe { params.cast::<c_int>().as_ref() };
+    if kind != Some(&MEM_ALLOC) {
+        return add();
+    }
+    // SAFETY: of that kind the rest is.
+    unsafe { admitted_node(&raw const (*params.cast::<Node>()).alloc, add) }
 }
 
 /// # Safety
@@ -76,24 +91,10 @@ pub(crate) unsafe fn add_mem_alloc_node(
     count: usize,
     params: *mut c_void,
 ) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let add = || unsafe { real(node, graph, dependencies, count, params) };
     // SAFETY: the caller's parameters.
-    match unsafe { admit_node(params.cast()) } {
-        // SAFETY: the caller's arguments.
-        Ok(()) => unsafe { real(node, graph, dependencies, count, params) },
-        Err(error) => error,
-    }
-}
-
-/// # Safety
-/// Null, or parameters of a node of any kind.
-unsafe fn admit_any(params: *const c_void) -> Result<(), CUresult> {
-    // SAFETY: the first word is the kind.
-    let kind = unsafe { params.cast::<c_int>().as_ref() };
-    if kind != Some(&MEM_ALLOC) {
-        return Ok(());
-    }
-    // SAFETY: of that kind the rest is.
-    unsafe { admit_node(&raw const (*params.cast::<Node>()).alloc) }
+    unsafe { admitted_node(params.cast(), add) }
 }
 
 /// # Safety
@@ -106,12 +107,10 @@ pub(crate) unsafe fn add_node(
     count: usize,
     params: *mut c_void,
 ) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let add = || unsafe { real(node, graph, dependencies, count, params) };
     // SAFETY: the caller's parameters.
-    match unsafe { admit_any(params) } {
-        // SAFETY: the caller's arguments.
-        Ok(()) => unsafe { real(node, graph, dependencies, count, params) },
-        Err(error) => error,
-    }
+    unsafe { admitted_any(params, add) }
 }
 
 /// # Safety
@@ -125,12 +124,10 @@ pub(crate) unsafe fn add_node_v2(
     count: usize,
     params: *mut c_void,
 ) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let add = || unsafe { real(node, graph, dependencies, data, count, params) };
     // SAFETY: the caller's parameters.
-    match unsafe { admit_any(params) } {
-        // SAFETY: the caller's arguments.
-        Ok(()) => unsafe { real(node, graph, dependencies, data, count, params) },
-        Err(error) => error,
-    }
+    unsafe { admitted_any(params, add) }
 }
 
 /// # Safety
@@ -139,5 +136,33 @@ pub(crate) unsafe fn trim(real: Trim, device: CUdevice) -> CUresult {
     // SAFETY: the caller's argument.
     let result = unsafe { real(device) };
     devices::get(device).into_iter().for_each(kept::look);
+    result
+}
+
+type Launch = unsafe extern "C-unwind" fn(CUgraphExec, CUstream) -> CUresult;
+
+/// Launches of graphs since the last new node.
+static LAUNCHES: AtomicU32 = AtomicU32::new(0);
+
+/// Launches a graph, or uploads it. What it allocates it takes then, and nobody knows before how much that is. So it
+/// counts from then on, and who is over the limit by it runs no other graph until the driver has given up enough.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn launch<const TWIN: bool>(real: Launch, exec: CUgraphExec, stream: CUstream) -> CUresult {
+    if kept::is_over_by_graphs() {
+        return CUresult::OUT_OF_MEMORY;
+    }
+    let pass = gate::enter(StreamKey::new(stream, TWIN));
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(exec, stream) };
+    gate::leave(pass, result);
+    if kept::has_graphs() {
+        // The first launches of new nodes take memory, later ones hardly ever.
+        let launches = LAUNCHES.fetch_add(1, Ordering::Relaxed);
+        if launches < 16 || launches.is_multiple_of(64) {
+            devices::used().for_each(kept::look);
+        }
+    }
     result
 }

@@ -8,23 +8,19 @@
 //! beyond it goes back at the next synchronisation, and is not counted. Until the driver is asked again, what was freed
 //! counts as kept; what the pool hands out next is taken from that.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use nvshare_proto::units::MIB;
 
 use super::ordered;
-use crate::cuda::{CUgraphExec, CUresult, CUstream};
 use crate::devices::{self, Device, Kept};
 use crate::driver::{self, Relaxed};
-use crate::streams::StreamKey;
 use crate::{gate, session};
 
 /// A pool has a release threshold.
 static POOLS: AtomicBool = AtomicBool::new(false);
 /// The process has made graphs that allocate.
 static GRAPHS: AtomicBool = AtomicBool::new(false);
-/// Launches of graphs since the last new node.
-static LAUNCHES: AtomicU32 = AtomicU32::new(0);
 /// A device is over its limit by what graphs took.
 static OVER: AtomicBool = AtomicBool::new(false);
 /// Bytes that went back to pools since the last look.
@@ -38,10 +34,14 @@ pub(super) fn uses_pools() {
     POOLS.store(true, Ordering::Relaxed);
 }
 
-/// There are graphs that allocate, or one more.
+/// There are graphs that allocate.
 pub(super) fn uses_graphs() {
-    LAUNCHES.store(0, Ordering::Relaxed);
     GRAPHS.store(true, Ordering::Relaxed);
+}
+
+/// Whether there are graphs that allocate.
+pub(super) fn has_graphs() -> bool {
+    GRAPHS.load(Ordering::Relaxed)
 }
 
 /// Whether pools keep what is freed.
@@ -116,37 +116,11 @@ pub(crate) fn forget(device: &Device) {
     device.set_kept(Kept::default());
 }
 
-type GraphLaunch = unsafe extern "C-unwind" fn(CUgraphExec, CUstream) -> CUresult;
-
-/// Launches a graph, or uploads it. What it allocates it takes then, and nobody knows before how much that is. So it
-/// counts from then on, and who is over the limit by it runs no other graph until the driver has given up enough.
-///
-/// # Safety
-/// As for the driver's function.
-pub(crate) unsafe fn graph_launch<const TWIN: bool>(
-    real: GraphLaunch,
-    exec: CUgraphExec,
-    stream: CUstream,
-) -> CUresult {
-    if OVER.load(Ordering::Relaxed) && is_still_over() {
-        return CUresult::OUT_OF_MEMORY;
+/// Whether graphs have brought a device over its limit, whatever the driver can give up.
+pub(super) fn is_over_by_graphs() -> bool {
+    if !OVER.load(Ordering::Relaxed) {
+        return false;
     }
-    let pass = gate::enter(StreamKey::new(stream, TWIN));
-    // SAFETY: the caller's arguments.
-    let result = unsafe { real(exec, stream) };
-    gate::leave(pass, result);
-    if GRAPHS.load(Ordering::Relaxed) {
-        // The first launches of new nodes take memory, later ones hardly ever.
-        let launches = LAUNCHES.fetch_add(1, Ordering::Relaxed);
-        if launches < 16 || launches.is_multiple_of(64) {
-            devices::used().for_each(look);
-        }
-    }
-    result
-}
-
-/// Whether a device is over its limit whatever the driver can give up.
-fn is_still_over() -> bool {
     let over = || devices::used().any(Device::is_over_limit_by_graphs);
     if over() {
         devices::used().for_each(|device| {

@@ -140,11 +140,9 @@ pub(crate) unsafe fn alloc_async<const TWIN: bool>(
 ) -> CUresult {
     let on = memory::target();
     if in_graph(stream, TWIN) {
-        return match graphs::admit(on.map(|(device, _)| device), bytes as u64) {
-            // SAFETY: the caller's arguments.
-            Ok(()) => unsafe { real(place, bytes, stream) },
-            Err(error) => error,
-        };
+        // SAFETY: the caller's arguments.
+        let add = || unsafe { real(place, bytes, stream) };
+        return graphs::admitted(on.map(|(device, _)| device), bytes as u64, add);
     }
     // SAFETY: the caller's arguments, `place` or a place of ours.
     unsafe { ordered(on, place, bytes, |place| real(place, bytes, stream)) }
@@ -160,11 +158,9 @@ pub(crate) unsafe fn alloc_from_pool_async<const TWIN: bool>(
     stream: CUstream,
 ) -> CUresult {
     if in_graph(stream, TWIN) {
-        return match graphs::admit(memory::target().map(|(device, _)| device), bytes as u64) {
-            // SAFETY: the caller's arguments.
-            Ok(()) => unsafe { real(place, bytes, pool, stream) },
-            Err(error) => error,
-        };
+        // SAFETY: the caller's arguments.
+        let add = || unsafe { real(place, bytes, pool, stream) };
+        return graphs::admitted(memory::target().map(|(device, _)| device), bytes as u64, add);
     }
     let known = lock(&POOLS).get(&(pool.0 as usize)).copied();
     let on = match known {
