@@ -61,6 +61,9 @@ pub(crate) struct Account {
     waiting: u32,
     /// The scheduler has no room for them.
     refused: bool,
+    /// Room that an eviction has made and the scheduler has not been told of. A registration says what is charged then,
+    /// and so takes it in.
+    made: u64,
     /// What the scheduler was last told: allocated and charged.
     reported: (u64, u64),
     /// The limit is shared with the tenant's other processes.
@@ -353,7 +356,25 @@ impl Device {
 
     /// What was charged has left the card; its room is the scheduler's.
     pub(crate) fn discharge(&self, bytes: u64) {
-        self.update(|account| account.discharge(bytes));
+        self.update(|account| {
+            account.discharge(bytes);
+            account.made += bytes;
+        });
+    }
+
+    /// Gives up to so much unused room to the eviction that is under way; how much.
+    pub(crate) fn evict_unused(&self, bytes: u64) -> u64 {
+        self.update(|account| {
+            let taken = bytes.min(account.room.max(0) as u64);
+            account.room -= taken as i64;
+            account.made += taken;
+            taken
+        })
+    }
+
+    /// Room that evictions have made since this was asked.
+    pub(crate) fn take_made(&self) -> u64 {
+        self.update(|account| std::mem::take(&mut account.made))
     }
 
     /// Waits until more room may be there. False: there will be none.
@@ -490,6 +511,7 @@ impl Device {
     pub(crate) fn usage_to_register(&self) -> Usage {
         let mut account = self.lock();
         account.room = 0;
+        account.made = 0;
         self.tell(&mut account)
     }
 

@@ -43,8 +43,8 @@ pub(crate) enum Done {
     Drained(Ticket),
     /// What could be restored is; these devices lack room for the rest.
     Restored { lacking: Vec<Room> },
-    /// This much is on the host now.
-    Evicted(Room),
+    /// More of what was on this GPU is on the host now.
+    Evicted(GpuUuid),
     /// The order is done but for what the host cannot take.
     EvictionEnds { gpu: GpuUuid, short: u64 },
     /// All work is complete that was submitted until this many submissions were counted.
@@ -293,8 +293,8 @@ fn evict(gpu: GpuUuid, bytes: u64, report: &impl Fn(Done)) -> u64 {
     // What the driver keeps and does not use costs nothing to give up.
     let mut given = 0;
     if kept::give_up(device) {
-        given = device.take_unused(bytes, false);
-        report(Done::Evicted(Room { gpu, bytes: given }));
+        given = device.evict_unused(bytes);
+        report(Done::Evicted(gpu));
     }
     let bytes = bytes - given;
     let mut host = hostmem::room();
@@ -317,13 +317,13 @@ fn evict(gpu: GpuUuid, bytes: u64, report: &impl Fn(Done)) -> u64 {
             moved += piece;
             unreported += piece;
             if unreported >= REPORT {
-                report(Done::Evicted(Room { gpu, bytes: unreported }));
+                report(Done::Evicted(gpu));
                 unreported = 0;
             }
         }
     }
     if unreported > 0 {
-        report(Done::Evicted(Room { gpu, bytes: unreported }));
+        report(Done::Evicted(gpu));
     }
     let took = begin.elapsed();
     counters::evicted(moved, took.as_nanos() as u64);

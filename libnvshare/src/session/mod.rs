@@ -280,9 +280,13 @@ impl Session {
             Done::Restored { lacking } => self.feed(Input::Restored { lacking }),
             Done::Quiet { submissions } => self.feed(Input::Quiet { submissions }),
             Done::Busy => self.feed(Input::Busy),
-            Done::Evicted(room) => {
-                self.tell_usage(room.gpu);
-                self.say(ClientMessage::Room(room));
+            Done::Evicted(gpu) => {
+                // Before the use is said: that may be ahead of the room, and never behind it.
+                let bytes = devices::by_uuid(gpu).map_or(0, Device::take_made);
+                self.tell_usage(gpu);
+                if bytes > 0 {
+                    self.say(ClientMessage::Room(Room { gpu, bytes }));
+                }
             }
             Done::EvictionEnds { gpu, short } => {
                 self.tell_usage(gpu);
