@@ -2,7 +2,7 @@
 //!
 //! - A **gated** row becomes a hook that passes the gate and calls the driver.
 //! - A **prompt** row is gated as well. The driver returns from it before the work is done, but waits for managed memory: so
-//!   for ours it becomes the stream-ordered function on the same default stream.
+//!   if any or all of the pointers named are to ours, it becomes the stream-ordered function on the same default stream.
 //! - A **handled** row becomes a hook that hands its arguments and the real function to a handler.
 //! - A **called** row is a function that the library itself calls; the program gets the driver's own.
 //! - A **forwarded** row is a name that is known and left alone.
@@ -96,17 +96,19 @@ macro_rules! gated_hook {
 
 /// One hook of a prompt row.
 macro_rules! prompt_hook {
-    ($name:ident, $twin:expr, ($to:ident : $to_ty:ty, $($arg:ident : $ty:ty),*), $ordered:ident) => {
+    ($name:ident, $twin:expr, ($($arg:ident : $ty:ty),*), $ordered:ident, $of_them:ident($($pointer:ident),+)) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub(crate) unsafe extern "C-unwind" fn $name($to: $to_ty, $($arg: $ty),*) -> CUresult {
+        pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> CUresult {
             let Some(real) = super::real::$name.get() else { return CUresult::NOT_SUPPORTED };
             let stream = StreamKey::new(NULL, $twin);
             let pass = $crate::gate::enter(stream);
             let result = match super::real::$ordered.get() {
                 // SAFETY: the caller's arguments, and the stream that it meant.
-                Some(ordered) if pointers::waits_for($to) => unsafe { ordered($to, $($arg,)* stream.handle()) },
+                Some(ordered) if [$($pointer),+].into_iter().$of_them(pointers::waits_for) => unsafe {
+                    ordered($($arg,)* stream.handle())
+                },
                 // SAFETY: the caller's arguments, handed on unchanged to the function that it meant to call.
-                _ => unsafe { real($to, $($arg),*) },
+                _ => unsafe { real($($arg),*) },
             };
             $crate::gate::leave(pass, result);
             result
@@ -137,7 +139,7 @@ macro_rules! real_slot {
 macro_rules! entry_points {
     (
         gated { $( $gclass:ident $gname:ident $gargs:tt $(and $gtwin:ident)? on $stream:expr; )* }
-        prompt { $( $pclass:ident $pname:ident $pargs:tt and $ptwin:ident as $ordered:ident; )* }
+        prompt { $( $pclass:ident $pname:ident $pargs:tt and $ptwin:ident as $ordered:ident if $of_them:ident($($pointer:ident),+); )* }
         handled { $( $hclass:ident $hname:ident $hargs:tt = $handler:path; )* }
         called { $( $cname:ident $cargs:tt $(and $ctwin:ident)?; )* }
         forwarded { $( $fname:ident )* }
@@ -170,7 +172,7 @@ macro_rules! entry_points {
             const NULL: CUstream = CUstream::NULL;
 
             $( gated_hook!($gname, false, $gargs, $stream); $( gated_hook!($gtwin, true, $gargs, $stream); )? )*
-            $( prompt_hook!($pname, false, $pargs, $ordered); prompt_hook!($ptwin, true, $pargs, $ordered); )*
+            $( prompt_hook!($pname, false, $pargs, $ordered, $of_them($($pointer),+)); prompt_hook!($ptwin, true, $pargs, $ordered, $of_them($($pointer),+)); )*
             $( handled_hook!($hname, $hargs, $handler); )*
         }
 

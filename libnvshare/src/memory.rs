@@ -395,7 +395,8 @@ fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
     let account = device.account();
     let fits = account.capacity.unwrap_or(driver_total).min(driver_total);
     let limit = device.limit.unwrap_or(u64::MAX);
-    let total = limit.min(fits);
+    // The runtime asks for the total before there is anybody to ask what fits, and keeps it: it is the same everywhere.
+    let total = limit.min(driver_total);
     // The limit is the tenant's, the card's room each program's own: it moves.
     let left = limit.saturating_sub(account.used()).min(fits.saturating_sub(account.allocated));
     // With a scheduler, memory of others is not in the way: it moves. Without one, the card has what it has.
@@ -449,12 +450,9 @@ pub(crate) unsafe fn get_info_v1(real: GetInfoV1, free: *mut c_uint, total: *mut
     result
 }
 
-/// What the process can have on a device at most, as far as it is known: its limit from the start, and what the
-/// scheduler lets programs fill once the device is in use.
+/// The process's limit on a device.
 fn limit_of(device: CUdevice) -> Option<u64> {
-    let limit = crate::config::get().ok()?.limit(usize::try_from(device).ok()?);
-    let capacity = devices::get(device).and_then(|device| device.account().capacity);
-    limit.into_iter().chain(capacity).min()
+    crate::config::get().ok()?.limit(usize::try_from(device).ok()?)
 }
 
 /// # Safety

@@ -30,8 +30,8 @@ fn is_ours(pointer: CUdeviceptr) -> bool {
     found.is_some_and(|allocation| allocation.kind == Kind::Device)
 }
 
-/// Whether the driver would wait for a fill of memory that is managed, as it does not for device memory. (In
-/// a capture, what is not stream-ordered is the driver's to refuse.)
+/// Whether the driver would wait for a fill or a copy of this memory on the card because it is managed, as it does not
+/// for device memory. (In a capture, what is not stream-ordered is the driver's to refuse.)
 pub(crate) fn waits_for(pointer: CUdeviceptr) -> bool {
     capture::open() == 0 && is_ours(pointer)
 }

@@ -2,20 +2,10 @@
 """The main job on a real card. first_light.py SCENARIO ..., each of: alone turns faults moves fit switch capture.
 
 Run on a machine with a GPU, PyTorch and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl as they come."""
-import mmap, re
+import re
 from harness import *
 
 SUM = {}
-
-
-def warm_host(gib):
-    """Touches host memory: a virtual machine may get its memory only when it is first used, and evictions would be blamed for that."""
-    t = time.time()
-    m = mmap.mmap(-1, gib << 30)
-    for at in range(0, gib << 30, 4096):
-        m[at] = 1
-    m.close()
-    print(f"  touched {gib} GiB of host memory in {time.time() - t:.1f} s", flush=True)
 
 
 def native_sum(*arguments):

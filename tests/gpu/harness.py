@@ -3,7 +3,7 @@
 A row under nvshare counts only with the library's own counters beside it, read from the scheduler: launches gated > 0,
 passed by = 0, and hand-overs with what was evicted and restored where turns are taken.
 """
-import json, os, pathlib, shutil, signal, subprocess, sys, tempfile, time
+import json, mmap, os, pathlib, shutil, signal, subprocess, sys, tempfile, time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -34,6 +34,16 @@ def table(name, columns=None):
     for r in cells:
         print("  ".join(c.ljust(w) for c, w in zip(r, widths)).rstrip())
     sys.stdout.flush()
+
+
+def warm_host(gib):
+    """Touches host memory: a virtual machine may get its memory only when it is first used, and evictions would be blamed for that."""
+    t = time.time()
+    m = mmap.mmap(-1, gib << 30)
+    for at in range(0, gib << 30, 4096):
+        m[at] = 1
+    m.close()
+    print(f"  touched {gib} GiB of host memory in {time.time() - t:.1f} s", flush=True)
 
 
 class Scheduler:

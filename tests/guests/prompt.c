@@ -1,4 +1,4 @@
-/* A fill of device memory returns before it is done; that the memory is managed must not make it wait. */
+/* A fill or a copy on the card returns before it is done; that the memory is managed must not make it wait. */
 #include "guest.h"
 static volatile int flag;
 static void wait_for_flag(void *data) { (void)data; while (!flag) usleep(100); }
@@ -10,9 +10,12 @@ int main(void) {
     CHECK(FN(cuMemsetD32_v2)(memory, 1, MIB));
     CHECK(FN(cuLaunchHostFunc)(NULL, wait_for_flag, NULL));
     CHECK(FN(cuMemsetD32_v2)(memory + 1024, 7, MIB - 256));
+    CHECK(FN(cuMemcpyDtoD_v2)(memory + 2 * MIB, memory, MIB));
     flag = 1;
     CHECK(launch(memory, MIB, 10, NULL));
     CHECK(FN(cuMemcpyDtoH_v2)(words, memory + 1008, sizeof words));
+    for (int i = 0; i < 16; i++) EXPECT(words[i] == (i < 4 ? 2 : 8));
+    CHECK(FN(cuMemcpyDtoH_v2)(words, memory + 2 * MIB + 1008, sizeof words));
     for (int i = 0; i < 16; i++) EXPECT(words[i] == (i < 4 ? 2 : 8));
     return 0;
 }

@@ -173,7 +173,7 @@ fn index_of(handle: Handle, nvml: *const c_void) -> Option<usize> {
 /// A GPU as the program is to see it.
 struct View {
     gpu: GpuUuid,
-    /// Bytes that the program may have there.
+    /// Bytes that the program may have there, if the card has them.
     total: u64,
     /// In this process, if it uses it.
     device: Option<&'static Device>,
@@ -194,8 +194,8 @@ impl View {
             Some(device) => device.limit,
             None => config.limit(index_of(handle, nvml)?),
         };
-        let capacity = device.and_then(|device| device.account().capacity);
-        let total = limit.into_iter().chain(capacity).min()?;
+        let shared = device.is_some_and(|device| device.account().capacity.is_some());
+        let total = limit.or(shared.then_some(u64::MAX))?;
         Some(Self { gpu, total, device })
     }
 

@@ -22,6 +22,9 @@ const UNBACKED: c_uint = 0x40 | 0x80;
 /// `CUDA_ARRAY3D_LAYERED` and `CUDA_ARRAY3D_CUBEMAP`.
 const LAYERED: c_uint = 0x1 | 0x4;
 
+/// Bytes that no card has: such an extent is wrong rather than large, and the driver says so.
+const BEYOND_ANY: u64 = 1 << 50;
+
 fn product(of: [u64; 4]) -> u64 {
     of.into_iter().fold(1, u64::saturating_mul)
 }
@@ -112,7 +115,8 @@ unsafe fn array<T>(
 where
     T: Copy,
 {
-    let target = bytes.filter(|&bytes| bytes > 0 && !place.is_null()).zip(memory::target());
+    let target =
+        bytes.filter(|bytes| (1..BEYOND_ANY).contains(bytes) && !place.is_null()).zip(memory::target());
     let Some((bytes, (device, context))) = target else { return real(place) };
     let made = charged(device, bytes, || {
         let mut made = nothing;

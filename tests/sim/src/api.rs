@@ -256,6 +256,8 @@ api! {
     fn cuMemcpyDtoH_v2_ptds(to: *mut c_void, from: u64, bytes: usize) { status(copy_now(0, true, read_work(to as usize, from, bytes))) }
     fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: usize) { status(submit(stream, false, write_work(to, from as usize, bytes))) }
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize) { status(submit(stream, false, read_work(to as usize, from, bytes))) }
+    fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) { status(copy_now(0, false, copy_work(to, from, bytes))) }
+    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) { status(submit(stream, false, copy_work(to, from, bytes))) }
     fn cuMemsetD32_v2(address: u64, value: c_uint, words: usize) { status(copy_now(0, false, fill_work(address, value, words))) }
     fn cuMemsetD32Async(address: u64, value: c_uint, words: usize, stream: usize) { status(submit(stream, false, fill_work(address, value, words))) }
 
@@ -522,6 +524,18 @@ fn read_work(to: usize, from: u64, bytes: usize) -> Result<Work, Failure> {
                 unsafe { *((to as u64 + (address - from)) as *mut u8) = byte };
             }
         });
+    }))
+}
+
+fn copy_work(to: u64, from: u64, bytes: usize) -> Result<Work, Failure> {
+    process::get()?.find(from, bytes as u64)?;
+    process::get()?.find(to, bytes as u64)?;
+    Ok(Arc::new(move || {
+        let mut between = vec![0u8; bytes];
+        let between = between.as_mut_ptr() as usize;
+        for half in [read_work(between, from, bytes), write_work(to, between, bytes)] {
+            half.expect("found before")();
+        }
     }))
 }
 
