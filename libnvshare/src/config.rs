@@ -59,6 +59,11 @@ impl Config {
         self.plain.iter().any(|&(from, to)| (from..=to).contains(&bytes))
     }
 
+    /// Whether any device memory stays the driver's own.
+    pub(crate) fn names_plain(&self) -> bool {
+        !self.plain.is_empty()
+    }
+
     fn parse(variables: impl Iterator<Item = (String, String)>) -> Result<Self, Error> {
         let mut config = Self {
             limit: None,

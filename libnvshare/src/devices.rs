@@ -242,7 +242,7 @@ impl Device {
     pub(crate) fn admit(&self, bytes: u64, kind: Kind, holding: bool) -> Result<Admission, CUresult> {
         let mut account = self.lock();
         let most = self.most(&account);
-        let again = if kind == Kind::Ordered { bytes.min(account.kept.pools) } else { 0 };
+        let again = if kind.is_pools() { bytes.min(account.kept.pools) } else { 0 };
         let more = bytes - again;
         let allocated = account.allocated.saturating_add(more);
         if allocated > most {
@@ -498,7 +498,9 @@ impl Device {
     /// Unused room.
     pub(crate) fn unused(&self) -> u64 {
         let account = self.lock();
-        if account.free { 0 } else { account.room.max(0) as u64 }
+        // What has just come is somebody's who is about to take it.
+        let is_awaited = account.waiting > 0 && account.needs == 0;
+        if account.free || is_awaited { 0 } else { account.room.max(0) as u64 }
     }
 
     /// What the scheduler is told.

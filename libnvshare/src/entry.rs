@@ -166,7 +166,7 @@ macro_rules! entry_points {
             use $crate::cuda::*;
             use $crate::entry::{gated_hook, handled_hook, prompt_hook};
             use $crate::streams::StreamKey;
-            use $crate::plain::{arrays, graphs, ordered, physical};
+            use $crate::plain::{arrays, graphs, ordered, physical, pools};
             use $crate::{callbacks, capture, contexts, init, memory, pointers, resolve, streams};
 
             const NULL: CUstream = CUstream::NULL;

@@ -20,6 +20,8 @@ pub(crate) enum Kind {
     Plain,
     /// The same, of a pool, which may keep it when it is freed.
     Ordered,
+    /// Managed memory of a pool that stands for one of device memory. The driver populates it when it hands it out.
+    Pooled,
     /// The same, and too small to be worth a wait: it is charged when the lock comes.
     Small,
 }
@@ -27,12 +29,22 @@ pub(crate) enum Kind {
 impl Kind {
     /// It can be moved.
     pub(crate) fn is_movable(self) -> bool {
-        matches!(self, Self::Device | Self::Managed)
+        matches!(self, Self::Device | Self::Managed | Self::Pooled)
+    }
+
+    /// It is a pool's.
+    pub(crate) fn is_pools(self) -> bool {
+        matches!(self, Self::Ordered | Self::Pooled)
+    }
+
+    /// It was asked for as device memory and is managed.
+    pub(crate) fn is_in_disguise(self) -> bool {
+        matches!(self, Self::Device | Self::Pooled)
     }
 
     /// It has to have its room at once, wherever the lock is.
     pub(crate) fn needs_room(self) -> bool {
-        matches!(self, Self::Plain | Self::Ordered)
+        matches!(self, Self::Plain | Self::Ordered | Self::Pooled)
     }
 }
 
@@ -121,9 +133,8 @@ pub(crate) fn of_device(device: CUdevice) -> Vec<Arc<Allocation>> {
 /// Takes every allocation of a context off the list. Memory of pools is the device's, and outlives it, unless
 /// `pools`.
 pub(crate) fn remove_context(context: CUcontext, pools: bool) -> Vec<Arc<Allocation>> {
-    let goes = |allocation: &Allocation| {
-        allocation.context == context && (pools || allocation.kind != Kind::Ordered)
-    };
+    let goes =
+        |allocation: &Allocation| allocation.context == context && (pools || !allocation.kind.is_pools());
     let bases: Vec<CUdeviceptr> = list().iter().filter(|entry| goes(entry)).map(|entry| entry.base).collect();
     bases.into_iter().filter_map(remove).collect()
 }

@@ -75,7 +75,7 @@ pub(crate) fn admitted<T, U>(
 ) -> Result<U, CUresult> {
     later::sweep();
     // The driver refuses its own memory itself.
-    if kind == Kind::Device
+    if kind.is_in_disguise()
         && !device.has_it_alone(bytes)
         && !(kept::give_up(device) && device.has_it_alone(bytes))
     {
@@ -354,7 +354,7 @@ pub(crate) fn free_with(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> C
     let charged = place.present;
     drop(place);
     match devices::get(allocation.device) {
-        Some(device) if allocation.kind == Kind::Ordered && kept::is_kept_by_pools() => {
+        Some(device) if allocation.kind.is_pools() && kept::is_kept_by_pools() => {
             kept::freed(device, allocation.size, charged);
         }
         _ => forget(&allocation),

@@ -16,7 +16,7 @@ use crate::devices::{self, Device};
 use crate::driver::{self, Relaxed};
 use crate::ledger::Allocation;
 use crate::memory::SMALLEST_MANAGED;
-use crate::plain::{kept, later};
+use crate::plain::{kept, later, pools};
 use crate::streams::{self, Fence};
 use crate::{config, counters, gate, hostmem, ledger, log};
 
@@ -373,6 +373,9 @@ fn evict_piece(
     driver::synchronize_stream(stream)?;
     place.present = from;
     place.hosted = place.hosted.max(allocation.size - from);
+    if allocation.kind.is_pools() {
+        pools::moved();
+    }
     *host -= fresh;
     device.discharge(piece);
     Ok(piece)

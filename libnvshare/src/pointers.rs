@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::config;
 use crate::cuda::{CUdeviceptr, CUresult};
-use crate::ledger::{self, Kind};
+use crate::ledger;
 use crate::{capture, driver, log};
 
 type GetAttribute = unsafe extern "C-unwind" fn(*mut c_void, c_int, CUdeviceptr) -> CUresult;
@@ -27,7 +27,7 @@ fn is_in_disguise(pointer: CUdeviceptr) -> bool {
 fn is_ours(pointer: CUdeviceptr) -> bool {
     // The driver knows where each allocation begins, ours among them.
     let found = ledger::find(pointer).or_else(|| ledger::find(driver::base_of(pointer).ok()?));
-    found.is_some_and(|allocation| allocation.kind == Kind::Device)
+    found.is_some_and(|allocation| allocation.kind.is_in_disguise())
 }
 
 /// Whether the driver would wait for a fill or a copy of this memory on the card because it is managed, as it does not

@@ -155,10 +155,14 @@ handled {
     allocate cuMemAllocFromPoolAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) = ordered::alloc_from_pool_async::<true>;
     free cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) = ordered::free_async::<false>;
     free cuMemFreeAsync_ptsz(dptr: CUdeviceptr, hStream: CUstream) = ordered::free_async::<true>;
-    allocate cuMemPoolCreate(pool: *mut CUmemoryPool, poolProps: *const c_void) = ordered::pool_create;
-    allocate cuMemPoolSetAttribute(pool: CUmemoryPool, attr: c_int, value: *mut c_void) = ordered::pool_set_attribute;
-    free cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize) = ordered::pool_trim_to;
-    free cuMemPoolDestroy(pool: CUmemoryPool) = ordered::pool_destroy;
+    allocate cuMemPoolCreate(pool: *mut CUmemoryPool, poolProps: *const c_void) = pools::create;
+    allocate cuMemPoolSetAttribute(pool: CUmemoryPool, attr: c_int, value: *mut c_void) = pools::set_attribute;
+    view cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, dev: CUdevice) = pools::default_of_device;
+    view cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) = pools::current_of_device;
+    view cuMemGetDefaultMemPool(pool_out: *mut CUmemoryPool, location: *mut CUmemLocation, kind: c_int) = pools::default_at;
+    view cuMemGetMemPool(pool: *mut CUmemoryPool, location: *mut CUmemLocation, kind: c_int) = pools::current_at;
+    free cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize) = pools::trim_to;
+    free cuMemPoolDestroy(pool: CUmemoryPool) = pools::destroy;
     allocate cuMemCreate(handle: *mut c_ulonglong, size: usize, prop: *const c_void, flags: c_ulonglong) = physical::create;
     free cuMemRelease(handle: c_ulonglong) = physical::release;
     allocate cuMemMap(ptr: CUdeviceptr, size: usize, offset: usize, handle: c_ulonglong, flags: c_ulonglong) = physical::map;
@@ -203,8 +207,8 @@ called {
     cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
     cuDeviceGetAttribute(pi: *mut c_int, attrib: c_int, dev: CUdevice);
     cuDeviceGetCount(count: *mut c_int);
-    cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, dev: CUdevice);
     cuDeviceGetGraphMemAttribute(device: CUdevice, attr: c_int, value: *mut c_void);
+    cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool);
     cuDeviceGetUuid(uuid: *mut [u8; 16], dev: CUdevice);
     cuDeviceGetUuid_v2(uuid: *mut [u8; 16], dev: CUdevice);
     cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int);
@@ -234,11 +238,11 @@ forwarded {
     cuCtxSetLimit cuCtxSetSharedMemConfig cuCtxSynchronize_v2 cuCtxWaitEvent cuDestroyExternalMemory
     cuDestroyExternalSemaphore cuDeviceCanAccessPeer cuDeviceComputeCapability cuDeviceGetByPCIBusId
     cuDeviceGetDevResource cuDeviceGetExecAffinitySupport
-    cuDeviceGetHostAtomicCapabilities cuDeviceGetLuid cuDeviceGetMemPool
+    cuDeviceGetHostAtomicCapabilities cuDeviceGetLuid
     cuDeviceGetName cuDeviceGetNvSciSyncAttributes cuDeviceGetP2PAtomicCapabilities cuDeviceGetP2PAttribute
     cuDeviceGetPCIBusId cuDeviceGetProperties cuDeviceGetTexture1DLinearMaxWidth
     cuDevicePrimaryCtxSetFlags cuDevicePrimaryCtxSetFlags_v2
-    cuDeviceRegisterAsyncNotification cuDeviceSetGraphMemAttribute cuDeviceSetMemPool
+    cuDeviceRegisterAsyncNotification cuDeviceSetGraphMemAttribute
     cuDeviceUnregisterAsyncNotification cuDevResourceGenerateDesc cuDevSmResourceSplitByCount
     cuDriverGetVersion cuEGLApiInit cuEGLStreamConsumerAcquireFrame cuEGLStreamConsumerConnect
     cuEGLStreamConsumerConnectWithFlags cuEGLStreamConsumerDisconnect cuEGLStreamConsumerReleaseFrame
@@ -297,8 +301,8 @@ forwarded {
     cuMemAllocHost cuMemAllocHost_v2 cuMemExportToShareableHandle
     cuMemFreeHost cuMemGetAccess cuMemGetAddressRange
     cuMemGetAllocationGranularity cuMemGetAllocationPropertiesFromHandle
-    cuMemGetAttribute cuMemGetAttribute_v2 cuMemGetDefaultMemPool cuMemGetHandleForAddressRange
-    cuMemGetMemPool cuMemHostAlloc cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags
+    cuMemGetAttribute cuMemGetAttribute_v2 cuMemGetHandleForAddressRange
+    cuMemHostAlloc cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags
     cuMemHostRegister cuMemHostRegister_v2 cuMemHostUnregister cuMemImportFromShareableHandle
     cuMemPoolExportPointer cuMemPoolExportToShareableHandle
     cuMemPoolGetAccess cuMemPoolImportFromShareableHandle cuMemPoolImportPointer

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use nvshare_proto::units::MIB;
 
-use super::ordered;
+use super::pools;
 use crate::devices::{self, Device, Kept};
 use crate::driver::{self, Relaxed};
 use crate::{gate, session};
@@ -72,7 +72,7 @@ pub(crate) fn look(device: &Device) {
     let _relaxed = Relaxed::begin();
     let mut kept = Kept::default();
     if POOLS.load(Ordering::Relaxed) {
-        ordered::each_pool(device.ordinal, |pool| kept.pools += driver::pool_keeps(pool).unwrap_or(0));
+        pools::each(device.ordinal, |pool| kept.pools += driver::pool_keeps(pool).unwrap_or(0));
     }
     if GRAPHS.load(Ordering::Relaxed) {
         kept.graphs = driver::graph_memory(device.ordinal).unwrap_or(0);
@@ -99,7 +99,7 @@ pub(crate) fn give_up(device: &Device) -> bool {
     }
     let _relaxed = Relaxed::begin();
     if POOLS.load(Ordering::Relaxed) {
-        ordered::each_pool(device.ordinal, |pool| {
+        pools::each(device.ordinal, |pool| {
             let _ = driver::trim_pool(pool);
         });
     }
@@ -112,7 +112,7 @@ pub(crate) fn give_up(device: &Device) -> bool {
 
 /// The device's contexts are gone, and its pools with them.
 pub(crate) fn forget(device: &Device) {
-    ordered::forget_pools(device.ordinal);
+    pools::forget(device.ordinal);
     device.set_kept(Kept::default());
 }
 

@@ -1,8 +1,8 @@
 //! Memory that stays the driver's own: counted, and immovable.
 //!
-//! Stream-ordered allocations, physical memory of the VMM calls, arrays. None of it can be handed out as managed
-//! memory without becoming something else than the program asked for, so the limits hold for it, the scheduler
-//! keeps room for it, and it stays on the card.
+//! Physical memory of the VMM calls, arrays, what graphs allocate, and stream-ordered allocations where the driver has no
+//! managed pools ([`pools`]). None of it can be handed out as managed memory without becoming something else than the
+//! program asked for, so the limits hold for it, the scheduler keeps room for it, and it stays on the card.
 
 pub(crate) mod arrays;
 pub(crate) mod graphs;
@@ -10,6 +10,7 @@ pub(crate) mod kept;
 pub(crate) mod later;
 pub(crate) mod ordered;
 pub(crate) mod physical;
+pub(crate) mod pools;
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -52,6 +52,8 @@ fn accounting() {
 #[test]
 fn what_the_driver_keeps_counts_and_gives_way() {
     passes("keeps", &[], &[("NVSHARE_MEM_LIMIT", "100MiB")]);
+    // A driver without managed pools.
+    passes("keeps", &[], &[("NVSHARE_MEM_LIMIT", "100MiB"), ("NVSIM_MANAGED_POOLS", "0")]);
 
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);

@@ -90,6 +90,27 @@ fn two_that_do_not_fit_take_turns() {
 }
 
 #[test]
+fn stream_ordered_memory_moves_as_well() {
+    let world = World::simulated(SMALL);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.3"]);
+    let args = "--memory 768MiB --block 64MiB --kernel-us 1000 --full-check --ordered --churn";
+    let jobs =
+        ["a", "b"].map(|name| Program::workload(&world, name, args).until_told().waits_for_go().start());
+    Running::go(&[&jobs[0], &jobs[1]]);
+    Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 4);
+    world.stop();
+    let jobs = jobs.map(Running::finish);
+    let status = Scheduler::status(&world);
+    for job in &jobs {
+        job.intact();
+        let counters = status.client(job.pid).counters;
+        assert!(counters.evicted >= 512 << 20 && counters.passed_by == 0, "{counters:?}");
+    }
+    let (moved, _) = world.observe();
+    assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+}
+
+#[test]
 fn without_restore_page_faults_bring_the_memory_back() {
     let world = World::simulated(SMALL);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.5"]);

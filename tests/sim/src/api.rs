@@ -13,7 +13,7 @@ use nvshare_proto::units::GIB;
 
 use crate::process::{
     self, CAPTURE_INVALIDATED, Context, Failure, Graph, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE,
-    NOT_FOUND, NOT_READY, Process, SUCCESS, Stream,
+    NOT_FOUND, NOT_READY, NOT_SUPPORTED, Process, SUCCESS, Stream,
 };
 use crate::stream::Work;
 use crate::world::{BLOCK, Way};
@@ -23,6 +23,17 @@ const CAPTURING: c_int = 1;
 const NON_BLOCKING: c_uint = 1;
 /// The handle of the first card's default pool.
 const POOLS: usize = 0x900;
+/// The handle of the first card's managed pool.
+const MANAGED_POOLS: usize = 0xa00;
+
+/// The card of a pool, and whether the pool is managed.
+fn pool_of(pool: usize) -> Result<(usize, bool), Failure> {
+    match pool {
+        MANAGED_POOLS.. => Ok((pool - MANAGED_POOLS, true)),
+        POOLS.. => Ok((pool - POOLS, false)),
+        _ => Err(INVALID_VALUE),
+    }
+}
 
 fn status(result: Result<(), Failure>) -> c_int {
     result.err().unwrap_or(SUCCESS)
@@ -160,15 +171,44 @@ api! {
         }
     }
     fn cuMemAllocAsync(place: *mut u64, bytes: usize, stream: usize) {
+        let current = process::get().and_then(|p| { let gpu = p.current_gpu()?; Ok(if p.tables().pool.managed.contains(&gpu) { MANAGED_POOLS } else { POOLS } + gpu) });
+        // SAFETY: the caller's arguments.
+        match current { Ok(pool) => unsafe { cuMemAllocFromPoolAsync(place, bytes, pool, stream) }, Err(failure) => failure }
+    }
+    fn cuMemAllocFromPoolAsync(place: *mut u64, bytes: usize, pool: usize, stream: usize) {
         unsafe { give(place, process::get().and_then(|p| {
             let stream = p.stream(stream, false)?;
-            if !stream.is_capturing() { return p.allocate_ordered(bytes as u64) }
+            let (_, managed) = pool_of(pool)?;
+            if !stream.is_capturing() { return p.allocate_ordered(bytes as u64, managed) }
+            // Graphs have a pool of their own.
+            if managed { return Err(NOT_SUPPORTED) }
             let node = p.graph_node(bytes as u64)?;
             if stream.record_node(node) { Ok(node.base()) } else { Err(CAPTURE_INVALIDATED) }
         })) }
     }
     fn cuMemFreeAsync(base: u64, stream: usize) { status(with_stream(stream, false, |p, s| p.free_ordered(base, || s.queue.end().wait()))) }
     fn cuDeviceGetDefaultMemPool(pool: *mut usize, device: c_int) { unsafe { give(pool, process::get().and_then(|p| Ok(POOLS + p.gpu_of(device)?))) } }
+    fn cuDeviceGetMemPool(pool: *mut usize, device: c_int) { unsafe { give(pool, process::get().and_then(|p| {
+        let gpu = p.gpu_of(device)?;
+        Ok(if p.tables().pool.managed.contains(&gpu) { MANAGED_POOLS } else { POOLS } + gpu)
+    })) } }
+    fn cuDeviceSetMemPool(device: c_int, pool: usize) { status(process::get().and_then(|p| {
+        let (gpu, managed) = pool_of(pool)?;
+        if gpu != p.gpu_of(device)? { return Err(INVALID_VALUE) }
+        let mut tables = p.tables();
+        if managed { tables.pool.managed.insert(gpu) } else { tables.pool.managed.remove(&gpu) };
+        Ok(())
+    })) }
+    fn cuMemPoolCreate(pool: *mut usize, properties: *const [c_int; 4]) {
+        // SAFETY: null, or what begins with the kind, the kinds of handles, and the location.
+        let Some(&[kind, handles, location, device]) = (unsafe { properties.as_ref() }) else { return INVALID_VALUE };
+        unsafe { give(pool, process::get().and_then(|p| {
+            // One managed pool for each card is all that anybody has wanted.
+            if (kind, handles, location) != (2, 0, 1) || !p.world.config().managed_pools { return Err(INVALID_VALUE) }
+            Ok(MANAGED_POOLS + p.gpu_of(device)?)
+        })) }
+    }
+    fn cuMemPoolDestroy(pool: usize) { status(pool_of(pool).and_then(|(_, managed)| if managed { Ok(()) } else { Err(INVALID_VALUE) })) }
     fn cuMemPoolSetAttribute(_pool: usize, attribute: c_int, value: *const u64) {
         if value.is_null() || attribute != 4 { return INVALID_VALUE }
         // SAFETY: not null.
@@ -176,11 +216,12 @@ api! {
     }
     fn cuMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut u64) {
         unsafe { give(value, process::get().and_then(|p| {
-            let (used, idle) = p.pool_bytes(pool.checked_sub(POOLS).ok_or(INVALID_VALUE)?);
+            let (gpu, managed) = pool_of(pool)?;
+            let (used, idle) = p.pool_bytes(gpu, managed);
             match attribute { 4 => Ok(p.tables().pool.threshold), 5 => Ok(used + idle), 7 => Ok(used), _ => Err(INVALID_VALUE) }
         })) }
     }
-    fn cuMemPoolTrimTo(pool: usize, _keep: usize) { status(process::get().and_then(|p| { p.trim_pool(pool.checked_sub(POOLS).ok_or(INVALID_VALUE)?); Ok(()) })) }
+    fn cuMemPoolTrimTo(pool: usize, _keep: usize) { status(process::get().and_then(|p| { let (gpu, managed) = pool_of(pool)?; p.trim_pool(gpu, managed); Ok(()) })) }
     fn cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: *mut u64) {
         unsafe { give(value, process::get().and_then(|p| if attribute == 2 { Ok(p.graph_bytes(p.gpu_of(device)?)) } else { Err(INVALID_VALUE) })) }
     }

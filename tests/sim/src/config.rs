@@ -24,11 +24,13 @@ pub(crate) struct Config {
     pub(crate) fault: f64,
     /// Bytes per second of first touches by a kernel.
     pub(crate) first_touch: f64,
+    /// Pools may be of managed memory, as from CUDA 13 on.
+    pub(crate) managed_pools: bool,
 }
 
 impl Config {
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
-    /// `NVSIM_TO_HOST`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`.
+    /// `NVSIM_TO_HOST`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_MANAGED_POOLS=0`.
     pub(crate) fn from_env() -> Self {
         let number = |name: &str, default: f64| {
             env::var(name)
@@ -57,6 +59,7 @@ impl Config {
             scale: (number("NVSIM_SCALE", 64.0) as u64).clamp(1, 512).next_power_of_two(),
             to_device: number("NVSIM_TO_DEVICE", 12.0) * 1e9,
             to_host: number("NVSIM_TO_HOST", 6.0) * 1e9,
+            managed_pools: env::var("NVSIM_MANAGED_POOLS").as_deref() != Ok("0"),
             fault: number("NVSIM_FAULT", 0.256) * 1e9,
             first_touch: number("NVSIM_FIRST_TOUCH", 5.0) * 1e9,
         }

@@ -1,11 +1,13 @@
-//! Memory in stream order: the default pool, which may keep what is freed, and what graphs allocate when they run.
+//! Memory in stream order: pools, which may keep what is freed, and what graphs allocate when they run.
+//!
+//! Each card has a plain pool, its default one, and may have a managed one.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use crate::process::{Allocation, Failure, INVALID_VALUE, OUT_OF_MEMORY, Process};
+use crate::process::{Allocation, Failure, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Process};
 use crate::stream::Point;
-use crate::world::BLOCK;
+use crate::world::{BLOCK, Way};
 
 /// What a graph allocates when it runs.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +29,8 @@ pub(crate) struct Pool {
     graphs: BTreeMap<u64, usize>,
     /// Where the launches of such graphs end.
     pub(crate) launches: Vec<Point>,
+    /// Cards whose allocations are of their managed pool.
+    pub(crate) managed: HashSet<usize>,
 }
 
 fn bytes(allocation: &Allocation) -> u64 {
@@ -34,11 +38,13 @@ fn bytes(allocation: &Allocation) -> u64 {
 }
 
 impl Process {
-    pub(crate) fn allocate_ordered(&self, size: u64) -> Result<u64, Failure> {
+    /// Allocates of a managed pool or of a plain one.
+    pub(crate) fn allocate_ordered(&self, size: u64, managed: bool) -> Result<u64, Failure> {
         let gpu = self.current_gpu()?;
         let mut tables = self.tables();
         let count = size.div_ceil(BLOCK) as usize;
-        let again = tables.pool.idle.iter().position(|a| a.gpu == gpu && a.blocks.len() == count);
+        let fits = |a: &Arc<Allocation>| a.gpu == gpu && a.managed == managed && a.blocks.len() == count;
+        let again = tables.pool.idle.iter().position(fits);
         if let Some(again) = again {
             let allocation = tables.pool.idle.swap_remove(again);
             let base = allocation.base;
@@ -47,16 +53,19 @@ impl Process {
             return Ok(base);
         }
         drop(tables);
-        let base = self.allocate(size, false)?;
+        let base = self.allocate(size, managed)?;
+        if managed {
+            // The driver populates what such a pool hands out (measured).
+            self.prefetch(base, size, Way::ToDevice)?;
+        }
         self.tables().pool.used.insert(base);
         Ok(base)
     }
 
     /// Frees what any function allocated, when nobody uses it any more.
     pub(crate) fn free_ordered(&self, base: u64, wait: impl FnOnce()) -> Result<(), Failure> {
-        if self.tables().memory.get(&base).ok_or(INVALID_VALUE)?.managed {
-            // Nobody has said that the driver does this.
-            return Err(INVALID_VALUE);
+        if self.tables().memory.get(&base).ok_or(INVALID_VALUE)?.managed && !self.is_pooled(base) {
+            return Err(NOT_SUPPORTED);
         }
         wait();
         let mut tables = self.tables();
@@ -75,19 +84,18 @@ impl Process {
     }
 
     /// Bytes that the pool has handed out, and that it keeps.
-    pub(crate) fn pool_bytes(&self, gpu: usize) -> (u64, u64) {
+    pub(crate) fn pool_bytes(&self, gpu: usize, managed: bool) -> (u64, u64) {
+        let of_pool = |a: &&Arc<Allocation>| a.gpu == gpu && a.managed == managed;
         let tables = self.tables();
         let used = tables.pool.used.iter().filter_map(|base| tables.memory.get(base));
         let idle = tables.pool.idle.iter();
-        (
-            used.filter(|a| a.gpu == gpu).map(|a| bytes(a)).sum(),
-            idle.filter(|a| a.gpu == gpu).map(|a| bytes(a)).sum(),
-        )
+        (used.filter(of_pool).map(|a| bytes(a)).sum(), idle.filter(of_pool).map(|a| bytes(a)).sum())
     }
 
-    pub(crate) fn trim_pool(&self, gpu: usize) {
+    pub(crate) fn trim_pool(&self, gpu: usize, managed: bool) {
         let mut tables = self.tables();
-        let (gone, left) = std::mem::take(&mut tables.pool.idle).into_iter().partition(|a| a.gpu == gpu);
+        let of_pool = |a: &Arc<Allocation>| a.gpu == gpu && a.managed == managed;
+        let (gone, left) = std::mem::take(&mut tables.pool.idle).into_iter().partition(of_pool);
         tables.pool.idle = left;
         drop(tables);
         let gone: Vec<Arc<Allocation>> = gone;

@@ -13,6 +13,7 @@ use crate::world::{BLOCK, Way, Why, World};
 
 pub(crate) const SUCCESS: i32 = 0;
 pub(crate) const INVALID_VALUE: i32 = 1;
+pub(crate) const NOT_SUPPORTED: i32 = 801;
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
 pub(crate) const NOT_INITIALIZED: i32 = 3;
 pub(crate) const INVALID_DEVICE: i32 = 101;

@@ -25,6 +25,8 @@ pub(crate) struct Driver {
     fill: *mut c_void,
     /// The stream that kernels go to.
     pub(crate) stream: *mut c_void,
+    /// Memory is allocated and freed in that stream's order.
+    ordered: bool,
 }
 
 macro_rules! call {
@@ -42,7 +44,7 @@ macro_rules! call {
 
 impl Driver {
     /// Opens the driver and makes the primary context of the first device current.
-    pub(crate) fn open() -> Result<Self, String> {
+    pub(crate) fn open(ordered: bool) -> Result<Self, String> {
         // SAFETY: a C string; the library stays open.
         let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
         if library.is_null() {
@@ -55,8 +57,13 @@ impl Driver {
         }
         // SAFETY: the driver's function of this name has this signature.
         let get_proc_address = unsafe { transmute_copy::<*mut c_void, GetProcAddress>(&address) };
-        let mut driver =
-            Self { get_proc_address, step: ptr::null_mut(), fill: ptr::null_mut(), stream: ptr::null_mut() };
+        let mut driver = Self {
+            get_proc_address,
+            step: ptr::null_mut(),
+            fill: ptr::null_mut(),
+            stream: ptr::null_mut(),
+            ordered,
+        };
         driver.begin().map_err(|error| error.to_string())?;
         Ok(driver)
     }
@@ -107,11 +114,20 @@ impl Driver {
 
     pub(crate) fn allocate(&self, bytes: u64) -> Result<u64, CudaError> {
         let mut address = 0;
-        call!(self, "cuMemAlloc", (*mut u64, usize), &raw mut address, bytes as usize)?;
+        let place = &raw mut address;
+        if self.ordered {
+            let stream = self.stream;
+            call!(self, "cuMemAllocAsync", (*mut u64, usize, *mut c_void), place, bytes as usize, stream)?;
+        } else {
+            call!(self, "cuMemAlloc", (*mut u64, usize), place, bytes as usize)?;
+        }
         Ok(address)
     }
 
     pub(crate) fn free(&self, address: u64) -> Result<(), CudaError> {
+        if self.ordered {
+            return call!(self, "cuMemFreeAsync", (u64, *mut c_void), address, self.stream);
+        }
         call!(self, "cuMemFree", (u64), address)
     }
 

@@ -47,6 +47,9 @@ struct Options {
     /// Free and allocate one block anew in each step
     #[arg(long)]
     churn: bool,
+    /// Allocate in stream order, of the device's pool
+    #[arg(long)]
+    ordered: bool,
     /// Read back every word, not a sample of each 2 MiB
     #[arg(long)]
     full_check: bool,
@@ -91,7 +94,7 @@ fn main() -> ExitCode {
 
 fn run(options: &Options, outcome: &mut Outcome) -> Result<(), String> {
     let begin = Instant::now();
-    let driver = Driver::open()?;
+    let driver = Driver::open(options.ordered)?;
     let text = |error: CudaError| error.to_string();
     let mut blocks = Vec::new();
     let mut left = options.memory;

@@ -1,0 +1,340 @@
+//! The pools that stream-ordered allocations are of.
+//!
+//! From CUDA 13 on, a pool can be of managed memory: allocations of it are as fast as a plain pool's (measured), and can
+//! be moved. So the program's own pools become such pools, and in place of a device's default pool stands one of ours,
+//! which the program takes for it. Where the driver has none, or the pool's memory is to be shared with other
+//! processes, the program gets what it asked for: that is counted, and not moved.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nvshare_proto::MemoryMode;
+
+use super::{Properties, kept, lock};
+use crate::cuda::{
+    CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CUdevice, CUdeviceptr, CUmemLocation,
+    CUmemoryPool, CUresult, CUstream,
+};
+use crate::devices::{self, Device};
+use crate::driver::{self, Relaxed};
+use crate::ledger::Kind;
+use crate::table::real;
+use crate::{callbacks, config, gate, log, session};
+
+type PoolCreate = unsafe extern "C-unwind" fn(*mut CUmemoryPool, *const c_void) -> CUresult;
+type PoolOfDevice = unsafe extern "C-unwind" fn(*mut CUmemoryPool, CUdevice) -> CUresult;
+type PoolOfLocation = unsafe extern "C-unwind" fn(*mut CUmemoryPool, *mut CUmemLocation, c_int) -> CUresult;
+type PoolSetAttribute = unsafe extern "C-unwind" fn(CUmemoryPool, c_int, *mut c_void) -> CUresult;
+type PoolTrimTo = unsafe extern "C-unwind" fn(CUmemoryPool, usize) -> CUresult;
+type PoolDestroy = unsafe extern "C-unwind" fn(CUmemoryPool) -> CUresult;
+
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`: device memory.
+const PINNED: c_int = 1;
+/// `CU_MEM_ALLOCATION_TYPE_MANAGED`
+const MANAGED: c_int = 2;
+
+/// A pool that was created.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pool {
+    /// `None`: it is on none.
+    pub(super) device: Option<CUdevice>,
+    /// What allocations of it are.
+    pub(super) kind: Kind,
+}
+
+/// The program's own pools, and ours, by handle.
+static POOLS: Mutex<BTreeMap<usize, Pool>> = Mutex::new(BTreeMap::new());
+/// What stands in place of each device's default pool; `None`: nothing does.
+static STAND_INS: Mutex<BTreeMap<CUdevice, Option<usize>>> = Mutex::new(BTreeMap::new());
+/// Memory of a pool has been moved to the host, and may be handed out there again.
+static MOVED: AtomicBool = AtomicBool::new(false);
+
+/// `CUmemPoolProps`
+#[repr(C)]
+struct PoolProperties {
+    properties: Properties,
+    /// Security attributes, the most that it may have, how it is used, and what is not used yet.
+    rest: [u64; 9],
+}
+
+/// The properties of a managed pool on a device.
+fn managed_on(device: CUdevice) -> PoolProperties {
+    let location = CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device };
+    PoolProperties { properties: Properties { kind: MANAGED, handle_types: 0, location }, rest: [0; 9] }
+}
+
+/// Whether pools on a device may be managed.
+fn may_be_managed(device: &Device) -> bool {
+    device.memory == MemoryMode::Managed && config::get().is_ok_and(|config| !config.names_plain())
+}
+
+/// The device of a pool with these properties, if it is one of device memory with nothing special about it.
+///
+/// # Safety
+/// Null, or what the driver's contract says.
+unsafe fn ordinary(properties: *const c_void) -> Option<&'static Device> {
+    // SAFETY: promised by the caller.
+    let asked = unsafe { properties.cast::<PoolProperties>().as_ref() }?;
+    let plain = asked.properties.kind == PINNED && asked.properties.handle_types == 0 && asked.rest == [0; 9];
+    // SAFETY: as above.
+    unsafe { Properties::device(properties) }.filter(|device| plain && may_be_managed(device))
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn create(
+    real: PoolCreate,
+    pool: *mut CUmemoryPool,
+    properties: *const c_void,
+) -> CUresult {
+    if pool.is_null() || gate::is_forked() {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(pool, properties) };
+    }
+    // SAFETY: the caller's properties, where the driver accepts them.
+    if let Some(device) = unsafe { ordinary(properties) } {
+        let managed = managed_on(device.ordinal);
+        // SAFETY: the caller's place, and properties that live as long as the call.
+        if unsafe { real(pool, (&raw const managed).cast()) } == CUresult::SUCCESS {
+            // SAFETY: the driver has written it.
+            enter(unsafe { *pool }, Pool { device: Some(device.ordinal), kind: Kind::Pooled });
+            return CUresult::SUCCESS;
+        }
+    }
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(pool, properties) };
+    if result == CUresult::SUCCESS {
+        // SAFETY: the driver accepted both.
+        let (pool, device) = unsafe { (*pool, Properties::device(properties)) };
+        enter(pool, Pool { device: device.map(|device| device.ordinal), kind: Kind::Ordered });
+    }
+    result
+}
+
+fn enter(handle: CUmemoryPool, pool: Pool) {
+    lock(&POOLS).insert(handle.0 as usize, pool);
+}
+
+/// What is known of a pool; `None`: nobody created it, so it is a default pool.
+pub(super) fn find(pool: CUmemoryPool) -> Option<Pool> {
+    lock(&POOLS).get(&(pool.0 as usize)).copied()
+}
+
+/// What stands in place of a device's default pool, from now on; `None`: nothing does.
+fn stand_in(device: &Device) -> Option<CUmemoryPool> {
+    if gate::is_forked() {
+        return None;
+    }
+    let mut stand_ins = lock(&STAND_INS);
+    let known = stand_ins.entry(device.ordinal).or_insert_with(|| {
+        let _relaxed = Relaxed::begin();
+        make_stand_in(device)
+            .inspect_err(|error| {
+                log::info(format_args!("no managed pools ({error:?}): stream-ordered memory is not moved"))
+            })
+            .ok()
+    });
+    known.map(|handle| CUmemoryPool(handle as *mut c_void))
+}
+
+fn make_stand_in(device: &Device) -> Result<usize, CUresult> {
+    if !may_be_managed(device) {
+        return Err(CUresult::NOT_SUPPORTED);
+    }
+    let create = real::cuMemPoolCreate.get().ok_or(CUresult::NOT_SUPPORTED)?;
+    let default = driver::default_pool(device.ordinal)?;
+    let is_current = driver::current_pool(device.ordinal)? == default;
+    let mut pool = CUmemoryPool::NULL;
+    let properties = managed_on(device.ordinal);
+    // SAFETY: a place for the handle, and properties that live as long as the call.
+    unsafe { create(&raw mut pool, (&raw const properties).cast()) }.ok()?;
+    if is_current {
+        driver::set_current_pool(device.ordinal, pool)?;
+    }
+    enter(pool, Pool { device: Some(device.ordinal), kind: Kind::Pooled });
+    Ok(pool.0 as usize)
+}
+
+/// What allocations of a device's current pool are.
+pub(super) fn current(device: &Device) -> Kind {
+    stand_in(device);
+    let pool = driver::current_pool(device.ordinal).ok().and_then(find);
+    pool.map_or(Kind::Ordered, |pool| pool.kind)
+}
+
+/// A device that the program asks about, perhaps before it uses any.
+fn of_ordinal(device: CUdevice) -> Option<&'static Device> {
+    // What the driver's own thread asks for, the driver answers.
+    if callbacks::running() {
+        return None;
+    }
+    session::start();
+    devices::get(device)
+}
+
+/// The device's default pool, or its current one: the program sees ours where the driver's would be.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn default_of_device(
+    real: PoolOfDevice,
+    pool: *mut CUmemoryPool,
+    device: CUdevice,
+) -> CUresult {
+    let ours = of_ordinal(device).and_then(stand_in);
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(pool, device) };
+    if let (CUresult::SUCCESS, Some(ours)) = (result, ours) {
+        // SAFETY: the driver has written one there.
+        unsafe { *pool = ours };
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn current_of_device(
+    real: PoolOfDevice,
+    pool: *mut CUmemoryPool,
+    device: CUdevice,
+) -> CUresult {
+    of_ordinal(device).and_then(stand_in);
+    // SAFETY: the caller's arguments.
+    unsafe { real(pool, device) }
+}
+
+/// # Safety
+/// Null, or a location.
+unsafe fn device_at(location: *const CUmemLocation, kind: c_int) -> Option<&'static Device> {
+    // SAFETY: promised by the caller.
+    let location = unsafe { location.as_ref() }?;
+    (kind == PINNED && location.kind == CU_MEM_LOCATION_TYPE_DEVICE)
+        .then(|| of_ordinal(location.id))
+        .flatten()
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn default_at(
+    real: PoolOfLocation,
+    pool: *mut CUmemoryPool,
+    location: *mut CUmemLocation,
+    kind: c_int,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let (ours, result) =
+        unsafe { (device_at(location, kind).and_then(stand_in), real(pool, location, kind)) };
+    if let (CUresult::SUCCESS, Some(ours)) = (result, ours) {
+        // SAFETY: the driver has written one there.
+        unsafe { *pool = ours };
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn current_at(
+    real: PoolOfLocation,
+    pool: *mut CUmemoryPool,
+    location: *mut CUmemLocation,
+    kind: c_int,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let ours = unsafe { device_at(location, kind) };
+    ours.and_then(stand_in);
+    // SAFETY: the caller's arguments.
+    unsafe { real(pool, location, kind) }
+}
+
+/// Does something with each pool of a device, none of which goes away meanwhile.
+pub(super) fn each(device: CUdevice, mut body: impl FnMut(CUmemoryPool)) {
+    let created = lock(&POOLS);
+    driver::default_pool(device).into_iter().for_each(&mut body);
+    created
+        .iter()
+        .filter(|(_, pool)| pool.device == Some(device))
+        .for_each(|(&handle, _)| body(CUmemoryPool(handle as *mut c_void)));
+}
+
+/// Allocations of the pool live on until they are freed.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn destroy(real: PoolDestroy, pool: CUmemoryPool) -> CUresult {
+    if gate::is_forked() {
+        // SAFETY: the caller's argument.
+        return unsafe { real(pool) };
+    }
+    let handle = pool.0 as usize;
+    let stands_for =
+        lock(&STAND_INS).iter().find(|(_, ours)| **ours == Some(handle)).map(|(&device, _)| device);
+    if let Some(default) = stands_for.and_then(|device| driver::default_pool(device).ok()) {
+        // SAFETY: what the program means, which the driver refuses to destroy.
+        return unsafe { real(default) };
+    }
+    let known = lock(&POOLS).remove(&handle);
+    // SAFETY: the caller's argument.
+    let result = unsafe { real(pool) };
+    match (result, known) {
+        (CUresult::SUCCESS, Some(Pool { device: Some(device), .. })) => {
+            devices::get(device).into_iter().for_each(kept::look);
+        }
+        (CUresult::SUCCESS, _) | (_, None) => {}
+        (_, Some(known)) => enter(pool, known),
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn set_attribute(
+    real: PoolSetAttribute,
+    pool: CUmemoryPool,
+    attribute: c_int,
+    value: *mut c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(pool, attribute, value) };
+    if result == CUresult::SUCCESS && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD && !value.is_null() {
+        // SAFETY: the driver has read one of this size there.
+        let threshold = unsafe { value.cast::<u64>().read_unaligned() };
+        if threshold > 0 {
+            kept::uses_pools();
+        }
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn trim_to(real: PoolTrimTo, pool: CUmemoryPool, keep: usize) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(pool, keep) };
+    devices::used().for_each(kept::look);
+    result
+}
+
+/// The device's pools are gone with its contexts.
+pub(super) fn forget(device: CUdevice) {
+    lock(&POOLS).retain(|_, pool| pool.device != Some(device));
+    lock(&STAND_INS).remove(&device);
+}
+
+/// Memory of a pool is on the host now.
+pub(crate) fn moved() {
+    MOVED.store(true, Ordering::Relaxed);
+}
+
+/// What a pool hands out may have been moved to the host when it was another allocation: it is brought back in the order
+/// of the stream.
+pub(super) fn bring(base: CUdeviceptr, bytes: u64, device: &Device, stream: CUstream) {
+    if !MOVED.load(Ordering::Relaxed) {
+        return;
+    }
+    let _relaxed = Relaxed::begin();
+    if let Err(error) = driver::prefetch(base, bytes, device.ordinal, stream) {
+        log::debug(format_args!("bring {bytes} bytes of a pool: {error:?}; they come by faults"));
+    }
+}
