@@ -28,6 +28,7 @@ mod devices;
 mod dl;
 mod driver;
 mod entry;
+mod exit;
 mod fork;
 mod gate;
 mod hostmem;

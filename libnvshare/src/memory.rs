@@ -12,7 +12,9 @@ use crate::ledger::{Allocation, Kind};
 use crate::plain::{arrays, kept, later};
 use crate::table::real;
 use crate::unwind::OnUnwind;
-use crate::{callbacks, capture, devices, driver, gate, ledger, mover, pointers, session, streams};
+use crate::{
+    callbacks, capture, devices, driver, exit, gate, ledger, log, mover, pointers, session, streams,
+};
 
 type Alloc = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize) -> CUresult;
 type AllocV1 = unsafe extern "C-unwind" fn(*mut CUdeviceptrV1, c_uint) -> CUresult;
@@ -102,7 +104,10 @@ pub(crate) fn admitted<T, U>(
                 let made = make();
                 undo.done();
                 let made = match made {
-                    Ok(made) => Ok(enter(made, charged)),
+                    Ok(made) => {
+                        log::debug(format_args!("allocated {bytes} bytes, {kind:?}, {charged} on the card"));
+                        Ok(enter(made, charged))
+                    }
                     Err(error) => {
                         device.release(bytes, charged);
                         Err(error)
@@ -146,7 +151,7 @@ pub(crate) const SMALLEST_MANAGED: u64 = 64 * 1024;
 fn kind_of(device: &Device, bytes: u64) -> Kind {
     if device.memory == MemoryMode::Off || pointers::needs_plain(bytes) {
         Kind::Plain
-    } else if bytes < SMALLEST_MANAGED {
+    } else if bytes < SMALLEST_MANAGED || exit::has_begun() {
         Kind::Small
     } else {
         Kind::Device

@@ -18,7 +18,7 @@ use crate::ledger::Allocation;
 use crate::memory::SMALLEST_MANAGED;
 use crate::plain::{kept, later, pools};
 use crate::streams::{self, Fence};
-use crate::{config, counters, gate, hostmem, ledger, log};
+use crate::{config, counters, exit, gate, hostmem, ledger, log};
 
 /// Ties an answer to its order.
 pub(crate) type Ticket = u64;
@@ -383,6 +383,9 @@ fn evict_piece(
 
 /// Gives fresh managed memory its pages on the card in one go: first touches by a kernel take ten times as long.
 pub(crate) fn populate(base: CUdeviceptr, bytes: u64, device: &Device) {
+    if exit::has_begun() {
+        return;
+    }
     let _relaxed = Relaxed::begin();
     let populated = streams::stream_of_ours_here()
         .and_then(|stream| driver::prefetch(base, bytes, device.ordinal, stream));

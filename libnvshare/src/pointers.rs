@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::config;
 use crate::cuda::{CUdeviceptr, CUresult};
 use crate::ledger;
-use crate::{capture, driver, log};
+use crate::{capture, driver, exit, log};
 
 type GetAttribute = unsafe extern "C-unwind" fn(*mut c_void, c_int, CUdeviceptr) -> CUresult;
 type GetAttributes =
@@ -33,7 +33,7 @@ fn is_ours(pointer: CUdeviceptr) -> bool {
 /// Whether the driver would wait for a fill or a copy of this memory on the card because it is managed, as it does not
 /// for device memory. (In a capture, what is not stream-ordered is the driver's to refuse.)
 pub(crate) fn waits_for(pointer: CUdeviceptr) -> bool {
-    capture::open() == 0 && is_ours(pointer)
+    capture::open() == 0 && !exit::has_begun() && is_ours(pointer)
 }
 
 /// # Safety

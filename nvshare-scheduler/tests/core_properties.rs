@@ -849,6 +849,33 @@ fn an_eviction_stands_until_it_is_answered() {
 }
 
 #[test]
+fn who_cannot_have_its_room_holds_nobody_up() {
+    let mut core = Core::new(config(false));
+    for client in [1, 2] {
+        core.handle(registered(client, Gate::Closed, 12 * GIB), MS(0));
+    }
+    let mut say = |client: u64, message: ClientMessage, at: u64| {
+        core.handle(Event::Message { client, message }, MS(at));
+        if core.next_deadline().is_some_and(|deadline| deadline <= MS(at)) {
+            core.handle(Event::Deadline, MS(at));
+        }
+        std::iter::from_fn(|| core.poll_output()).find_map(|output| match output {
+            Output::Send { client, message: SchedulerMessage::LockOk { epoch, .. } } => Some((client, epoch)),
+            _ => None,
+        })
+    };
+    let Some((1, epoch)) = say(1, ClientMessage::ReqLock, 1) else { panic!("a grant") };
+    say(1, ClientMessage::Running { epoch }, 2);
+    say(1, ClientMessage::Usage(twelve_gib(0)), 2);
+    say(2, ClientMessage::ReqLock, 3);
+    say(1, ClientMessage::LockReleased { epoch }, 1010);
+    say(1, ClientMessage::ReqLock, 1011);
+    // Nothing of what the first has can leave, and so the second cannot be next.
+    let next = say(1, ClientMessage::Evicted { gpu: gpu(0), short: 8 * GIB }, 1012);
+    assert!(matches!(next, Some((1, _))), "{next:?}; {:?}", core.client_status());
+}
+
+#[test]
 fn who_was_parked_before_its_scheduler_waits_for_those_who_run() {
     let mut core = Core::new(Config { settle: MS(1300), ..config(false) });
     let granted = |core: &mut Core| {

@@ -16,7 +16,7 @@ use nvshare_proto::{ClientMessage, MemoryMode, Register, Reply, Request, Room, S
 
 use crate::devices::Device;
 use crate::mover::{self, Done, Job};
-use crate::{config, counters, devices, driver, gate, log, quota};
+use crate::{config, counters, devices, driver, exit, gate, log, quota};
 use machine::{Action, Input, Machine};
 use wire::{Bell, Wire};
 
@@ -60,7 +60,7 @@ pub(crate) fn start() {
         gate::close();
         let started = spawn("nvshare-mover", || mover::run(report)) && spawn("nvshare-session", run);
         if started {
-            wire::send_counters_at_exit();
+            exit::watch();
         } else {
             log::warn(format_args!("threads cannot be started; the program runs as if alone"));
             devices::all().for_each(Device::unlimit);
@@ -81,6 +81,11 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
         spawned.is_ok()
     }
+}
+
+/// Sends the counters a last time.
+pub(crate) fn say_counters() {
+    wire::send_counters();
 }
 
 /// A thread sleeps at the gate.

@@ -259,25 +259,21 @@ pub(super) fn close_after_fork() {
     }
 }
 
-/// Has the counters sent a last time when the program exits.
-pub(super) fn send_counters_at_exit() {
-    extern "C" fn last_word() {
-        // The session may just be writing; its thread is not to be waited for, should it be stuck.
-        let Some(_writing) = (0..50).find_map(|_| {
-            WRITING.try_lock().inspect_err(|_| std::thread::sleep(Duration::from_micros(100))).ok()
-        }) else {
-            return;
-        };
-        let Some(descriptor) = DESCRIPTOR.get() else { return };
-        let counters = Request::Client(ClientMessage::Counters(counters::snapshot()));
-        if let Ok(frame) = codec::encode(&counters) {
-            // SAFETY: readable bytes of the given length; a short write loses a line of statistics.
-            unsafe {
-                let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-                libc::send(descriptor, frame.as_ptr().cast(), frame.len(), flags);
-            }
+/// Sends the counters once more, from the thread that exits.
+pub(super) fn send_counters() {
+    // The session may just be writing; its thread is not to be waited for, should it be stuck.
+    let Some(_writing) = (0..50).find_map(|_| {
+        WRITING.try_lock().inspect_err(|_| std::thread::sleep(Duration::from_micros(100))).ok()
+    }) else {
+        return;
+    };
+    let Some(descriptor) = DESCRIPTOR.get() else { return };
+    let counters = Request::Client(ClientMessage::Counters(counters::snapshot()));
+    if let Ok(frame) = codec::encode(&counters) {
+        // SAFETY: readable bytes of the given length; a short write loses a line of statistics.
+        unsafe {
+            let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+            libc::send(descriptor, frame.as_ptr().cast(), frame.len(), flags);
         }
     }
-    // SAFETY: a function that is never unmapped.
-    unsafe { libc::atexit(last_word) };
 }

@@ -405,7 +405,7 @@ impl Core {
                 });
                 if short > 0 {
                     self.warn(format!(
-                        "client {id}: {} of {gpu} stay where they are, its host memory cannot take them",
+                        "client {id}: {} of {gpu} stay where they are: they cannot be moved, or its host has no memory for them",
                         Bytes(short)
                     ));
                 }

@@ -310,6 +310,8 @@ impl Core {
             return;
         }
         if self.block_if_hopeless(id) {
+            // It was to be next: somebody else is now.
+            self.wake_at(now);
             return;
         }
         let mut complete = true;

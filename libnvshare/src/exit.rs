@@ -1,0 +1,35 @@
+//! The program's exit: its other threads may be anywhere while the driver is taken down.
+//!
+//! From then on the library adds nothing to the program's own calls: the driver is ready for those, and not for a
+//! prefetch that is under way when its memory goes.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::{gate, session};
+
+static BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// So many times a tenth of a millisecond, who is inside a call has to come out of it.
+const PATIENCE: usize = 50;
+
+/// Whether the program exits.
+pub(crate) fn has_begun() -> bool {
+    BEGUN.load(Ordering::Relaxed)
+}
+
+/// Has the exit noticed. The driver's own end was registered before, and so comes after this.
+pub(crate) fn watch() {
+    extern "C" fn at_exit() {
+        BEGUN.store(true, Ordering::SeqCst);
+        session::say_counters();
+        for _ in 0..PATIENCE {
+            if gate::nobody_inside() {
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+    // SAFETY: a function that is never unmapped.
+    unsafe { libc::atexit(at_exit) };
+}
