@@ -275,18 +275,6 @@ pub(crate) fn default_pool(device: CUdevice) -> Result<CUmemoryPool, CUresult> {
     Ok(pool)
 }
 
-/// The pool that they are of now.
-pub(crate) fn current_pool(device: CUdevice) -> Result<CUmemoryPool, CUresult> {
-    let mut pool = CUmemoryPool::NULL;
-    call!(cuDeviceGetMemPool(&raw mut pool, device))?;
-    Ok(pool)
-}
-
-/// The pool that they are of from now on.
-pub(crate) fn set_current_pool(device: CUdevice, pool: CUmemoryPool) -> Result<(), CUresult> {
-    call!(cuDeviceSetMemPool(device, pool))
-}
-
 fn pool_attribute(pool: CUmemoryPool, attribute: c_int) -> Result<u64, CUresult> {
     let mut value = 0u64;
     call!(cuMemPoolGetAttribute(pool, attribute, (&raw mut value).cast()))?;

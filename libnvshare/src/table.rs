@@ -159,8 +159,11 @@ handled {
     allocate cuMemPoolSetAttribute(pool: CUmemoryPool, attr: c_int, value: *mut c_void) = pools::set_attribute;
     view cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, dev: CUdevice) = pools::default_of_device;
     view cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) = pools::current_of_device;
+    view cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) = pools::set_of_device;
     view cuMemGetDefaultMemPool(pool_out: *mut CUmemoryPool, location: *mut CUmemLocation, kind: c_int) = pools::default_at;
     view cuMemGetMemPool(pool: *mut CUmemoryPool, location: *mut CUmemLocation, kind: c_int) = pools::current_at;
+    view cuMemSetMemPool(location: *mut CUmemLocation, kind: c_int, pool: CUmemoryPool) = pools::set_at;
+    view cuMemPoolGetAccess(flags: *mut c_int, memPool: CUmemoryPool, location: *mut CUmemLocation) = pools::get_access;
     free cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize) = pools::trim_to;
     free cuMemPoolDestroy(pool: CUmemoryPool) = pools::destroy;
     allocate cuMemCreate(handle: *mut c_ulonglong, size: usize, prop: *const c_void, flags: c_ulonglong) = physical::create;
@@ -208,7 +211,6 @@ called {
     cuDeviceGetAttribute(pi: *mut c_int, attrib: c_int, dev: CUdevice);
     cuDeviceGetCount(count: *mut c_int);
     cuDeviceGetGraphMemAttribute(device: CUdevice, attr: c_int, value: *mut c_void);
-    cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool);
     cuDeviceGetUuid(uuid: *mut [u8; 16], dev: CUdevice);
     cuDeviceGetUuid_v2(uuid: *mut [u8; 16], dev: CUdevice);
     cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int);
@@ -305,9 +307,9 @@ forwarded {
     cuMemHostAlloc cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags
     cuMemHostRegister cuMemHostRegister_v2 cuMemHostUnregister cuMemImportFromShareableHandle
     cuMemPoolExportPointer cuMemPoolExportToShareableHandle
-    cuMemPoolGetAccess cuMemPoolImportFromShareableHandle cuMemPoolImportPointer
+    cuMemPoolImportFromShareableHandle cuMemPoolImportPointer
     cuMemPoolSetAccess cuMemRangeGetAttribute cuMemRangeGetAttributes
-    cuMemSetAccess cuMemSetMemPool
+    cuMemSetAccess
     cuMipmappedArrayGetLevel cuMipmappedArrayGetMemoryRequirements
     cuMipmappedArrayGetSparseProperties cuModuleEnumerateFunctions cuModuleGetFunction
     cuModuleGetFunctionCount cuModuleGetGlobal cuModuleGetGlobal_v2 cuModuleGetLoadingMode cuModuleGetSurfRef

@@ -20,6 +20,12 @@ int main(int argc, char **argv) {
     CHECK(FN(cuStreamCreate)(&stream, 1));
     CHECK(FN(cuDeviceGetDefaultMemPool)(&pool, 0));
     CHECK(FN(cuMemPoolSetAttribute)(pool, 4, &all));
+    void *current;
+    CHECK(FN(cuDeviceGetMemPool)(&current, 0));
+    EXPECT(current == pool);
+    CHECK(FN(cuDeviceSetMemPool)(0, pool));
+    CHECK(FN(cuDeviceGetMemPool)(&current, 0));
+    EXPECT(current == pool && FN(cuMemPoolDestroy)(pool) == 1);
     if (argc > 1) {
         /* 600 MiB that nobody uses stand in nobody's way. */
         CHECK(FN(cuMemAllocAsync)(&a, 600 * MIB, stream));

@@ -50,20 +50,19 @@ pub(crate) unsafe fn alloc_async<const TWIN: bool>(
     stream: CUstream,
 ) -> CUresult {
     let on = memory::target();
-    let kind = on.map_or(Kind::Ordered, |(device, _)| pools::current(device));
     let in_graph = in_graph(stream, TWIN);
-    // Graphs have a pool of their own, and what other processes are to reach is not managed.
-    let elsewhere = kind == Kind::Pooled && (in_graph || pointers::needs_plain(bytes as u64));
-    let plain = on.filter(|_| elsewhere).and_then(|(device, _)| driver::default_pool(device.ordinal).ok());
     let from_pool = if TWIN { &real::cuMemAllocFromPoolAsync_ptsz } else { &real::cuMemAllocFromPoolAsync };
-    let (kind, plain) = match plain.zip(from_pool.get()) {
-        None => (kind, None),
-        plain => (Kind::Ordered, plain),
-    };
-    let call = |place| match plain {
+    // Graphs have a pool of their own, and what other processes are to reach is not managed: the driver's own pools
+    // are for that.
+    let managed = on
+        .filter(|_| !in_graph && !pointers::needs_plain(bytes as u64))
+        .and_then(|(device, _)| pools::current(device))
+        .zip(from_pool.get());
+    let kind = if managed.is_some() { Kind::Pooled } else { Kind::Ordered };
+    let call = |place| match managed {
         // SAFETY: the caller's arguments, `place` or a place of ours.
         None => unsafe { real(place, bytes, stream) },
-        // SAFETY: as above, and the device's own pool.
+        // SAFETY: as above, and a live pool.
         Some((pool, from_pool)) => unsafe { from_pool(place, bytes, pool, stream) },
     };
     if in_graph {

@@ -26,6 +26,9 @@ use crate::{callbacks, config, gate, log, session};
 type PoolCreate = unsafe extern "C-unwind" fn(*mut CUmemoryPool, *const c_void) -> CUresult;
 type PoolOfDevice = unsafe extern "C-unwind" fn(*mut CUmemoryPool, CUdevice) -> CUresult;
 type PoolOfLocation = unsafe extern "C-unwind" fn(*mut CUmemoryPool, *mut CUmemLocation, c_int) -> CUresult;
+type SetPoolOfDevice = unsafe extern "C-unwind" fn(CUdevice, CUmemoryPool) -> CUresult;
+type SetPoolOfLocation = unsafe extern "C-unwind" fn(*mut CUmemLocation, c_int, CUmemoryPool) -> CUresult;
+type GetAccess = unsafe extern "C-unwind" fn(*mut c_int, CUmemoryPool, *mut CUmemLocation) -> CUresult;
 type PoolSetAttribute = unsafe extern "C-unwind" fn(CUmemoryPool, c_int, *mut c_void) -> CUresult;
 type PoolTrimTo = unsafe extern "C-unwind" fn(CUmemoryPool, usize) -> CUresult;
 type PoolDestroy = unsafe extern "C-unwind" fn(CUmemoryPool) -> CUresult;
@@ -48,6 +51,9 @@ pub(super) struct Pool {
 static POOLS: Mutex<BTreeMap<usize, Pool>> = Mutex::new(BTreeMap::new());
 /// What stands in place of each device's default pool; `None`: nothing does.
 static STAND_INS: Mutex<BTreeMap<CUdevice, Option<usize>>> = Mutex::new(BTreeMap::new());
+/// What the program has made each device's current pool. The driver keeps one for each kind of memory, and
+/// `cuMemAllocAsync` is of that for device memory (measured); here the managed ones take part.
+static CURRENT: Mutex<BTreeMap<CUdevice, usize>> = Mutex::new(BTreeMap::new());
 /// Memory of a pool has been moved to the host, and may be handed out there again.
 static MOVED: AtomicBool = AtomicBool::new(false);
 
@@ -144,24 +150,39 @@ fn make_stand_in(device: &Device) -> Result<usize, CUresult> {
         return Err(CUresult::NOT_SUPPORTED);
     }
     let create = real::cuMemPoolCreate.get().ok_or(CUresult::NOT_SUPPORTED)?;
-    let default = driver::default_pool(device.ordinal)?;
-    let is_current = driver::current_pool(device.ordinal)? == default;
     let mut pool = CUmemoryPool::NULL;
     let properties = managed_on(device.ordinal);
     // SAFETY: a place for the handle, and properties that live as long as the call.
     unsafe { create(&raw mut pool, (&raw const properties).cast()) }.ok()?;
-    if is_current {
-        driver::set_current_pool(device.ordinal, pool)?;
-    }
     enter(pool, Pool { device: Some(device.ordinal), kind: Kind::Pooled });
     Ok(pool.0 as usize)
 }
 
-/// What allocations of a device's current pool are.
-pub(super) fn current(device: &Device) -> Kind {
-    stand_in(device);
-    let pool = driver::current_pool(device.ordinal).ok().and_then(find);
-    pool.map_or(Kind::Ordered, |pool| pool.kind)
+/// The managed pool that `cuMemAllocAsync` is of on a device; `None`: it is of one of the driver's own.
+pub(super) fn current(device: &Device) -> Option<CUmemoryPool> {
+    match lock(&CURRENT).get(&device.ordinal) {
+        Some(&handle) => Some(CUmemoryPool(handle as *mut c_void)),
+        None => stand_in(device),
+    }
+    .filter(|&pool| find(pool).is_some_and(|pool| pool.kind == Kind::Pooled))
+}
+
+/// Makes a pool a device's current one; the driver is told by `set` if it is one of its own.
+fn make_current(device: &Device, pool: CUmemoryPool, set: impl FnOnce(CUmemoryPool) -> CUresult) -> CUresult {
+    let handle = pool.0 as usize;
+    let result = match find(pool) {
+        Some(Pool { device: of, kind: Kind::Pooled }) if of == Some(device.ordinal) => CUresult::SUCCESS,
+        Some(Pool { kind: Kind::Pooled, .. }) => CUresult::INVALID_VALUE,
+        _ => set(pool),
+    };
+    if result == CUresult::SUCCESS {
+        if stand_in(device) == Some(pool) {
+            lock(&CURRENT).remove(&device.ordinal);
+        } else {
+            lock(&CURRENT).insert(device.ordinal, handle);
+        }
+    }
+    result
 }
 
 /// A device that the program asks about, perhaps before it uses any.
@@ -174,8 +195,23 @@ fn of_ordinal(device: CUdevice) -> Option<&'static Device> {
     devices::get(device)
 }
 
-/// The device's default pool, or its current one: the program sees ours where the driver's would be.
+/// Asks the driver for a pool by `real`; the program sees `ours` where there is one.
 ///
+/// # Safety
+/// `place` is null or where the driver would write.
+unsafe fn instead(
+    ours: Option<CUmemoryPool>,
+    place: *mut CUmemoryPool,
+    real: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let result = real();
+    if let (CUresult::SUCCESS, Some(ours)) = (result, ours) {
+        // SAFETY: the driver has written one there.
+        unsafe { *place = ours };
+    }
+    result
+}
+
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn default_of_device(
@@ -185,12 +221,7 @@ pub(crate) unsafe fn default_of_device(
 ) -> CUresult {
     let ours = of_ordinal(device).and_then(stand_in);
     // SAFETY: the caller's arguments.
-    let result = unsafe { real(pool, device) };
-    if let (CUresult::SUCCESS, Some(ours)) = (result, ours) {
-        // SAFETY: the driver has written one there.
-        unsafe { *pool = ours };
-    }
-    result
+    unsafe { instead(ours, pool, || real(pool, device)) }
 }
 
 /// # Safety
@@ -200,9 +231,20 @@ pub(crate) unsafe fn current_of_device(
     pool: *mut CUmemoryPool,
     device: CUdevice,
 ) -> CUresult {
-    of_ordinal(device).and_then(stand_in);
+    let ours = of_ordinal(device).and_then(current);
     // SAFETY: the caller's arguments.
-    unsafe { real(pool, device) }
+    unsafe { instead(ours, pool, || real(pool, device)) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn set_of_device(real: SetPoolOfDevice, device: CUdevice, pool: CUmemoryPool) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let set = |pool| unsafe { real(device, pool) };
+    match of_ordinal(device) {
+        Some(known) => make_current(known, pool, set),
+        None => set(pool),
+    }
 }
 
 /// # Safety
@@ -224,13 +266,7 @@ pub(crate) unsafe fn default_at(
     kind: c_int,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    let (ours, result) =
-        unsafe { (device_at(location, kind).and_then(stand_in), real(pool, location, kind)) };
-    if let (CUresult::SUCCESS, Some(ours)) = (result, ours) {
-        // SAFETY: the driver has written one there.
-        unsafe { *pool = ours };
-    }
-    result
+    unsafe { instead(device_at(location, kind).and_then(stand_in), pool, || real(pool, location, kind)) }
 }
 
 /// # Safety
@@ -242,10 +278,50 @@ pub(crate) unsafe fn current_at(
     kind: c_int,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    let ours = unsafe { device_at(location, kind) };
-    ours.and_then(stand_in);
+    unsafe { instead(device_at(location, kind).and_then(current), pool, || real(pool, location, kind)) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn set_at(
+    real: SetPoolOfLocation,
+    location: *mut CUmemLocation,
+    kind: c_int,
+    pool: CUmemoryPool,
+) -> CUresult {
     // SAFETY: the caller's arguments.
-    unsafe { real(pool, location, kind) }
+    let set = |pool| unsafe { real(location, kind, pool) };
+    // SAFETY: the caller's location.
+    match unsafe { device_at(location, kind) } {
+        Some(known) => make_current(known, pool, set),
+        None => set(pool),
+    }
+}
+
+/// A pool of device memory is its own device's to read and write; the driver does not say so of a managed one.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn get_access(
+    real: GetAccess,
+    flags: *mut c_int,
+    pool: CUmemoryPool,
+    location: *mut CUmemLocation,
+) -> CUresult {
+    /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`
+    const READ_AND_WRITE: c_int = 3;
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(flags, pool, location) };
+    if result == CUresult::SUCCESS && find(pool).is_some_and(|pool| pool.kind == Kind::Pooled) {
+        // SAFETY: the driver has read the one and written the other.
+        unsafe {
+            let of = find(pool).and_then(|pool| pool.device);
+            if (*location).kind == CU_MEM_LOCATION_TYPE_DEVICE && of == Some((*location).id) {
+                *flags = READ_AND_WRITE;
+            }
+        }
+    }
+    result
 }
 
 /// Does something with each pool of a device, none of which goes away meanwhile.
@@ -277,6 +353,9 @@ pub(crate) unsafe fn destroy(real: PoolDestroy, pool: CUmemoryPool) -> CUresult 
     let known = lock(&POOLS).remove(&handle);
     // SAFETY: the caller's argument.
     let result = unsafe { real(pool) };
+    if result == CUresult::SUCCESS {
+        lock(&CURRENT).retain(|_, current| *current != handle);
+    }
     match (result, known) {
         (CUresult::SUCCESS, Some(Pool { device: Some(device), .. })) => {
             devices::get(device).into_iter().for_each(kept::look);
@@ -320,6 +399,7 @@ pub(crate) unsafe fn trim_to(real: PoolTrimTo, pool: CUmemoryPool, keep: usize) 
 pub(super) fn forget(device: CUdevice) {
     lock(&POOLS).retain(|_, pool| pool.device != Some(device));
     lock(&STAND_INS).remove(&device);
+    lock(&CURRENT).remove(&device);
 }
 
 /// Memory of a pool is on the host now.

@@ -171,9 +171,12 @@ api! {
         }
     }
     fn cuMemAllocAsync(place: *mut u64, bytes: usize, stream: usize) {
-        let current = process::get().and_then(|p| { let gpu = p.current_gpu()?; Ok(if p.tables().pool.managed.contains(&gpu) { MANAGED_POOLS } else { POOLS } + gpu) });
-        // SAFETY: the caller's arguments.
-        match current { Ok(pool) => unsafe { cuMemAllocFromPoolAsync(place, bytes, pool, stream) }, Err(failure) => failure }
+        // A managed pool never takes the place of the plain one here (measured).
+        match process::get().and_then(|p| p.current_gpu()) {
+            // SAFETY: the caller's arguments.
+            Ok(gpu) => unsafe { cuMemAllocFromPoolAsync(place, bytes, POOLS + gpu, stream) },
+            Err(failure) => failure,
+        }
     }
     fn cuMemAllocFromPoolAsync(place: *mut u64, bytes: usize, pool: usize, stream: usize) {
         unsafe { give(place, process::get().and_then(|p| {
@@ -188,17 +191,8 @@ api! {
     }
     fn cuMemFreeAsync(base: u64, stream: usize) { status(with_stream(stream, false, |p, s| p.free_ordered(base, || s.queue.end().wait()))) }
     fn cuDeviceGetDefaultMemPool(pool: *mut usize, device: c_int) { unsafe { give(pool, process::get().and_then(|p| Ok(POOLS + p.gpu_of(device)?))) } }
-    fn cuDeviceGetMemPool(pool: *mut usize, device: c_int) { unsafe { give(pool, process::get().and_then(|p| {
-        let gpu = p.gpu_of(device)?;
-        Ok(if p.tables().pool.managed.contains(&gpu) { MANAGED_POOLS } else { POOLS } + gpu)
-    })) } }
-    fn cuDeviceSetMemPool(device: c_int, pool: usize) { status(process::get().and_then(|p| {
-        let (gpu, managed) = pool_of(pool)?;
-        if gpu != p.gpu_of(device)? { return Err(INVALID_VALUE) }
-        let mut tables = p.tables();
-        if managed { tables.pool.managed.insert(gpu) } else { tables.pool.managed.remove(&gpu) };
-        Ok(())
-    })) }
+    fn cuDeviceGetMemPool(pool: *mut usize, device: c_int) { unsafe { give(pool, process::get().and_then(|p| Ok(POOLS + p.gpu_of(device)?))) } }
+    fn cuDeviceSetMemPool(device: c_int, pool: usize) { status(process::get().and_then(|p| if pool_of(pool)?.0 == p.gpu_of(device)? { Ok(()) } else { Err(INVALID_VALUE) })) }
     fn cuMemPoolCreate(pool: *mut usize, properties: *const [c_int; 4]) {
         // SAFETY: null, or what begins with the kind, the kinds of handles, and the location.
         let Some(&[kind, handles, location, device]) = (unsafe { properties.as_ref() }) else { return INVALID_VALUE };

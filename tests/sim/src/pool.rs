@@ -29,8 +29,6 @@ pub(crate) struct Pool {
     graphs: BTreeMap<u64, usize>,
     /// Where the launches of such graphs end.
     pub(crate) launches: Vec<Point>,
-    /// Cards whose allocations are of their managed pool.
-    pub(crate) managed: HashSet<usize>,
 }
 
 fn bytes(allocation: &Allocation) -> u64 {
