@@ -24,11 +24,16 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Starts the thread, which opens NVML and answers by `answer`. If NVML is absent or too old, one line says so
-    /// and everything else works.
+    /// Starts the thread, which opens NVML when it is first asked, and answers by `answer`. If NVML is absent or too
+    /// old, one line says so and everything else works. Opening it wakes a sleeping GPU, which takes a second, during
+    /// which programs that come wait as well: who knows the memory (`--gpu-memory`) is spared that.
     pub fn start(answer: impl Fn(Room) + Send + 'static) -> Self {
         let (questions, received) = mpsc::channel::<Question>();
         let work = move || {
+            let mut received = received.into_iter().peekable();
+            if received.peek().is_none() {
+                return;
+            }
             let nvml = match Nvml::init() {
                 Ok(nvml) => nvml,
                 Err(error) => {

@@ -18,7 +18,8 @@ NO_HANDLE = "managed memory has no IPC handle; see the same with NVSHARE_PLAIN"
 NOT_MEMORY = "stream memory operations refuse managed memory; see the same with NVSHARE_PLAIN"
 STATED = {"ipc/children": NO_HANDLE, "ipc/small_and_inside": NO_HANDLE, "pointers/dma_buf": "a NIC cannot reach managed memory; see the same with NVSHARE_PLAIN",
           "pointers/driver_each": "attributes say what managed memory cannot do", "streams/wait_value": NOT_MEMORY, "streams/batch_of_operations": NOT_MEMORY,
-          "managed/prefetch_device_memory": "device memory is managed memory, and can be prefetched", "multi_gpu/without_peer_access": "every GPU reaches managed memory",
+          "managed/prefetch_device_memory": "device memory is managed memory, and can be prefetched", "pools/access": "a managed pool takes any access",
+          "multi_gpu/without_peer_access": "every GPU reaches managed memory",
           "device/memory_seen_by_nvml": "before a program's first allocation, NVML tells of the whole card"}
 STATED |= {name.replace("streams/", "streams-ptds/"): why for name, why in STATED.items()}
 # Cases that are run once more under nvshare with other variables.

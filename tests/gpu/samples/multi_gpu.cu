@@ -20,7 +20,7 @@ CASE(wrong_stream) {
 }
 CASE(copies) {
     cards(); auto p = on(0), q = on(1); CHECK(cudaSetDevice(0)); fill<<<256, 256>>>(p, N, 1); CHECK(cudaMemcpyPeer(q, 1, p, 0, N * 4));
-    WANT(!wrong_on_device(q, N, 1)); CHECK(cudaMemset(q, 0, N * 4)); CHECK(cudaMemcpy(q, p, N * 4, cudaMemcpyDefault)); WANT(!wrong_on_device(q, N, 1));
+    WANT(!wrong_on_device(q, N, 1)); CHECK(cudaSetDevice(1)); CHECK(cudaMemset(q, 0, N * 4)); CHECK(cudaSetDevice(0)); CHECK(cudaMemcpy(q, p, N * 4, cudaMemcpyDefault)); WANT(!wrong_on_device(q, N, 1));
     CHECK(cudaMemcpyPeerAsync(p, 0, q, 1, N * 4, 0)); CHECK(cudaDeviceSynchronize()); cudaPointerAttributes a; CHECK(cudaPointerGetAttributes(&a, q));
     printf("type %d device %d\n", a.type, a.device);
 }
