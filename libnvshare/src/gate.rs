@@ -1,12 +1,13 @@
 //! The gate that every submission of work passes.
 //!
 //! One word says whether it is open. A thread marks its own [slot](slots) as inside, *then* reads the word; who
-//! closes the gate writes the word, *then* reads the slots. Both orders are sequentially consistent, so of a
-//! thread and a closer at the same time at least one sees the other: after [`close`] and [`nobody_inside`],
-//! nothing is submitted until the gate opens again.
+//! closes the gate writes the word, *then* reads the slots. Both orders hold ([`fence`]), so of a thread and a closer
+//! at the same time at least one sees the other: after [`close`] and [`nobody_inside`], nothing is submitted until the
+//! gate opens again.
 //!
-//! The open gate costs one atomic exchange in, one store out: no lock, no allocation, no clock, no look-up.
+//! The open gate costs one store in, one out: no lock, no allocation, no clock, no look-up.
 
+mod fence;
 mod slots;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -203,6 +204,11 @@ fn try_enter_from(frame: usize) -> Option<Pass> {
     None
 }
 
+/// Before the gate closes for the first time.
+pub(crate) fn prepare() {
+    fence::prepare();
+}
+
 /// Lets everybody in; bounded or not.
 pub(crate) fn open(bounded: bool) {
     let bed = lock();
@@ -223,6 +229,7 @@ pub(crate) fn set_bounded(bounded: bool) {
 pub(crate) fn close() {
     if !FORKED.load(Ordering::Relaxed) {
         STATE.store(CLOSED, Ordering::SeqCst);
+        fence::everywhere();
     }
 }
 

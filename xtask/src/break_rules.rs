@@ -169,6 +169,22 @@ const RULES: &[Rule] = &[
         package: "nvshare-scheduler",
         test: "invariants_hold_and_nobody_starves",
     },
+    Rule {
+        what: "of a thread that steps in and the gate that closes, at least one sees the other",
+        file: "libnvshare/src/gate/fence.rs",
+        from: " && !membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)",
+        to: " && false",
+        package: "libnvshare",
+        test: "of_a_thread_and_a_closer_at_least_one_sees_the_other",
+    },
+    Rule {
+        what: "a waiter whose room cannot be made lets the next one run",
+        file: "nvshare-scheduler/src/core/reconcile.rs",
+        from: "            // It was to be next: somebody else is now.\n            self.wake_at(now);\n",
+        to: "",
+        package: "nvshare-scheduler",
+        test: "who_cannot_have_its_room_holds_nobody_up",
+    },
 ];
 
 pub(crate) fn run() -> Result<(), String> {

@@ -11,6 +11,7 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use super::fence;
 use crate::streams::StreamKey;
 
 /// Streams that a thread remembers having met.
@@ -128,11 +129,11 @@ impl Slot {
         self.inside.load(Ordering::Relaxed) == 0
     }
 
-    /// Marks the thread as inside. The exchange is also the fence between this mark and the look at the gate.
+    /// Marks the thread as inside, before its look at the gate.
     #[inline(always)]
     pub(super) fn step_in(&self, frame: usize) {
         self.frame.store(frame, Ordering::Relaxed);
-        self.inside.swap(1, Ordering::SeqCst);
+        fence::mark(&self.inside);
     }
 
     #[inline(always)]

@@ -57,6 +57,7 @@ pub(crate) fn start() {
         };
         devices::discover(config);
         crate::fork::watch();
+        gate::prepare();
         gate::close();
         let started = spawn("nvshare-mover", || mover::run(report)) && spawn("nvshare-session", run);
         if started {

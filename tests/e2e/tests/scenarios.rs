@@ -63,9 +63,11 @@ fn two_that_fit_run_together() {
 fn two_that_do_not_fit_take_turns() {
     let world = World::simulated(SMALL);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.5"]);
-    let args = "--memory 768MiB --block 64MiB --kernel-us 1000 --full-check";
-    let jobs =
-        ["a", "b"].map(|name| Program::workload(&world, name, args).until_told().waits_for_go().start());
+    // One of them never waits for the GPU: whenever its turn ends, work is in flight.
+    let jobs = [("a", ""), ("b", " --ahead")].map(|(name, more)| {
+        let args = "--memory 768MiB --block 64MiB --kernel-us 1000 --full-check".to_owned() + more;
+        Program::workload(&world, name, &args).until_told().waits_for_go().start()
+    });
     let go = Running::go(&[&jobs[0], &jobs[1]]);
     Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 4);
     world.stop();
