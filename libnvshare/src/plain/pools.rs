@@ -125,6 +125,9 @@ fn enter(handle: CUmemoryPool, pool: Pool) {
 
 /// What is known of a pool; `None`: nobody created it, so it is a default pool.
 pub(super) fn find(pool: CUmemoryPool) -> Option<Pool> {
+    if gate::is_forked() {
+        return None;
+    }
     lock(&POOLS).get(&(pool.0 as usize)).copied()
 }
 
@@ -187,8 +190,8 @@ fn make_current(device: &Device, pool: CUmemoryPool, set: impl FnOnce(CUmemoryPo
 
 /// A device that the program asks about, perhaps before it uses any.
 fn of_ordinal(device: CUdevice) -> Option<&'static Device> {
-    // What the driver's own thread asks for, the driver answers.
-    if callbacks::running() {
+    // What the driver's own thread asks for, the driver answers; and in a forked child our locks may be held for ever.
+    if callbacks::running() || gate::is_forked() {
         return None;
     }
     session::start();
