@@ -310,7 +310,13 @@ impl Session {
 
     fn act(&mut self, action: Action) {
         match action {
-            Action::Send(message) => self.say(message),
+            Action::Send(message) => {
+                // With the lock goes what was asked for: who waits for room nevertheless asks again.
+                if matches!(message, ClientMessage::LockReleased { .. }) {
+                    self.told.iter_mut().for_each(|(_, lacking)| *lacking = 0);
+                }
+                self.say(message);
+            }
             Action::Report => self.tell_everything(),
             Action::Close => {
                 gate::close();
