@@ -163,26 +163,27 @@ fn make_stand_in(device: &Device) -> Result<usize, CUresult> {
 
 /// The managed pool that `cuMemAllocAsync` is of on a device; `None`: it is of one of the driver's own.
 pub(super) fn current(device: &Device) -> Option<CUmemoryPool> {
-    match lock(&CURRENT).get(&device.ordinal) {
-        Some(&handle) => Some(CUmemoryPool(handle as *mut c_void)),
-        None => stand_in(device),
-    }
-    .filter(|&pool| find(pool).is_some_and(|pool| pool.kind == Kind::Pooled))
+    let chosen = lock(&CURRENT).get(&device.ordinal).map(|&handle| CUmemoryPool(handle as *mut c_void));
+    chosen.or_else(|| stand_in(device)).filter(|&pool| managed_of(pool).is_some())
 }
 
-/// Makes a pool a device's current one; the driver is told by `set` if it is one of its own.
+/// The device that a managed pool is on; `None`: it is none.
+fn managed_of(pool: CUmemoryPool) -> Option<CUdevice> {
+    find(pool).filter(|pool| pool.kind == Kind::Pooled)?.device
+}
+
+/// Makes a pool a device's current one. For what is not of a managed one, the driver's default is current meanwhile.
 fn make_current(device: &Device, pool: CUmemoryPool, set: impl FnOnce(CUmemoryPool) -> CUresult) -> CUresult {
-    let handle = pool.0 as usize;
-    let result = match find(pool) {
-        Some(Pool { device: of, kind: Kind::Pooled }) if of == Some(device.ordinal) => CUresult::SUCCESS,
-        Some(Pool { kind: Kind::Pooled, .. }) => CUresult::INVALID_VALUE,
-        _ => set(pool),
+    let result = match managed_of(pool) {
+        Some(of) if of == device.ordinal => driver::default_pool(of).map_or_else(|error| error, set),
+        Some(_) => CUresult::INVALID_VALUE,
+        None => set(pool),
     };
     if result == CUresult::SUCCESS {
         if stand_in(device) == Some(pool) {
             lock(&CURRENT).remove(&device.ordinal);
         } else {
-            lock(&CURRENT).insert(device.ordinal, handle);
+            lock(&CURRENT).insert(device.ordinal, pool.0 as usize);
         }
     }
     result
@@ -315,11 +316,10 @@ pub(crate) unsafe fn get_access(
     const READ_AND_WRITE: c_int = 3;
     // SAFETY: the caller's arguments.
     let result = unsafe { real(flags, pool, location) };
-    if result == CUresult::SUCCESS && find(pool).is_some_and(|pool| pool.kind == Kind::Pooled) {
+    if let (CUresult::SUCCESS, Some(of)) = (result, managed_of(pool)) {
         // SAFETY: the driver has read the one and written the other.
         unsafe {
-            let of = find(pool).and_then(|pool| pool.device);
-            if (*location).kind == CU_MEM_LOCATION_TYPE_DEVICE && of == Some((*location).id) {
+            if (*location).kind == CU_MEM_LOCATION_TYPE_DEVICE && (*location).id == of {
                 *flags = READ_AND_WRITE;
             }
         }
