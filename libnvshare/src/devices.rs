@@ -43,6 +43,8 @@ pub(crate) struct Device {
 pub(crate) struct Account {
     /// Allocated, wherever it is; with what the driver keeps.
     pub(crate) allocated: u64,
+    /// Of these, what can be moved.
+    movable: u64,
     /// Of these, what the driver keeps for itself.
     pub(crate) kept: Kept,
     /// Of these, on the card as far as the ledger goes: room was taken for them.
@@ -94,6 +96,20 @@ impl Account {
     /// Allocated and not charged: evicted, or not brought to the card yet.
     fn absent(&self) -> u64 {
         self.allocated - self.charged
+    }
+
+    /// An allocation of so many bytes entered the books.
+    fn enter(&mut self, bytes: u64, kind: Kind) {
+        if kind.is_movable() {
+            self.movable += bytes;
+        }
+    }
+
+    /// An allocation of so many bytes left them.
+    fn leave(&mut self, bytes: u64, kind: Kind) {
+        if kind.is_movable() {
+            self.movable = self.movable.saturating_sub(bytes);
+        }
     }
 
     /// Takes up to this much room; how much.
@@ -256,6 +272,7 @@ impl Device {
         if !holding && !kind.needs_room() {
             self.charge_quota(&account, more)?;
             account.allocated = allocated;
+            account.enter(bytes, kind);
             return Ok(Admission::Charged(0));
         }
         let fits = self.capacity(&account).saturating_sub(account.charged);
@@ -267,6 +284,7 @@ impl Device {
         self.charge_quota(&account, more)?;
         account.kept.pools -= again;
         account.allocated = allocated;
+        account.enter(bytes, kind);
         Ok(Admission::Charged(again + account.charge(wanted)))
     }
 
@@ -292,8 +310,9 @@ impl Device {
     }
 
     /// Takes an allocation out of the books, `charged` bytes of which were charged.
-    pub(crate) fn release(&self, bytes: u64, charged: u64) {
+    pub(crate) fn release(&self, bytes: u64, charged: u64, kind: Kind) {
         self.update(|account| {
+            account.leave(bytes, kind);
             account.allocated = account.allocated.saturating_sub(bytes);
             if let Some(seat) = account.seat {
                 seat.discharge(bytes);
@@ -324,9 +343,12 @@ impl Device {
     }
 
     /// An allocation of a pool is freed, `charged` bytes of which were charged: the pool keeps them.
-    pub(crate) fn keep(&self, bytes: u64, charged: u64) {
-        self.release(bytes - charged, 0);
-        self.update(|account| account.kept.pools += charged);
+    pub(crate) fn keep(&self, bytes: u64, charged: u64, kind: Kind) {
+        self.release(bytes - charged, 0, kind);
+        self.update(|account| {
+            account.leave(charged, kind);
+            account.kept.pools += charged;
+        });
     }
 
     /// What the process may have at most.
@@ -525,6 +547,7 @@ impl Device {
             limit: self.limit.unwrap_or(0),
             allocated: account.allocated,
             absent: account.absent(),
+            immovable: account.allocated.saturating_sub(account.movable),
         }
     }
 

@@ -100,7 +100,7 @@ pub(crate) fn admitted<T, U>(
                 }
             }
             Ok(Admission::Charged(charged)) => {
-                let undo = OnUnwind::new(|| device.release(bytes, charged));
+                let undo = OnUnwind::new(|| device.release(bytes, charged, kind));
                 let made = make();
                 undo.done();
                 let made = match made {
@@ -109,7 +109,7 @@ pub(crate) fn admitted<T, U>(
                         Ok(enter(made, charged))
                     }
                     Err(error) => {
-                        device.release(bytes, charged);
+                        device.release(bytes, charged, kind);
                         Err(error)
                     }
                 };
@@ -360,7 +360,7 @@ pub(crate) fn free_with(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> C
     drop(place);
     match devices::get(allocation.device) {
         Some(device) if allocation.kind.is_pools() && kept::is_kept_by_pools() => {
-            kept::freed(device, allocation.size, charged);
+            kept::freed(device, &allocation, charged);
         }
         _ => forget(&allocation),
     }
@@ -374,7 +374,7 @@ fn forget(allocation: &Allocation) {
     let charged = place.present;
     drop(place);
     if let Some(device) = devices::get(allocation.device) {
-        device.release(allocation.size, charged);
+        device.release(allocation.size, charged, allocation.kind);
         session::freed(device);
     }
 }

@@ -14,7 +14,7 @@ use futures_util::SinkExt;
 use nvshare_proto::codec::Frames;
 use nvshare_proto::units::{MAX_QUANTUM, MIN_QUANTUM};
 use nvshare_proto::{
-    AdminReply, AdminRequest, ClientMessage, GpuUuid, Register, Reply, Request, Room, SchedulerMessage,
+    AdminReply, AdminRequest, ClientMessage, GpuUuid, Register, Reply, Request, SchedulerMessage,
 };
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -23,7 +23,7 @@ use tokio_stream::StreamExt;
 use tokio_util::codec::Framed;
 use tracing::{debug, info, warn};
 
-use crate::core::{ClientId, Config, Core, Event, Identity, MOST_GPUS_EACH, Output, Time};
+use crate::core::{ClientId, Config, Core, Event, Identity, MOST_GPUS_EACH, Measured, Output, Time};
 use crate::identity::Peer;
 use crate::limits;
 use crate::nvml::Watch;
@@ -56,8 +56,8 @@ enum Command {
     Disconnected { client: ClientId, process_remains: bool },
     /// The process of a client that had disconnected is gone.
     Exited { client: ClientId },
-    /// Bytes of a GPU, as NVML says.
-    Available(Room),
+    /// A GPU, as NVML sees it.
+    Measured(Measured),
     /// An administrator asks.
     Admin { request: AdminRequest, answer: oneshot::Sender<Vec<Reply>> },
 }
@@ -74,8 +74,8 @@ pub async fn run(
 ) -> Result<(), Stopped> {
     let (commands, received) = mpsc::channel(1024);
     let answers = commands.clone();
-    let nvml = Watch::start(move |room| {
-        let _ = answers.blocking_send(Command::Available(room));
+    let nvml = Watch::start(move |measured| {
+        let _ = answers.blocking_send(Command::Measured(measured));
     });
     let mut keeper = tokio::spawn(Keeper::new(config, nvml).run(received));
     // What clients open must leave descriptors for administrators.
@@ -364,9 +364,9 @@ impl Keeper {
                     self.meet(gpu);
                 }
             }
-            Command::Available(room) => {
-                self.nvml.answered(room.gpu);
-                self.core.handle(Event::Available(room), now);
+            Command::Measured(measured) => {
+                self.nvml.answered(measured.gpu);
+                self.core.handle(Event::Measured(measured), now);
             }
             Command::Disconnected { client, process_remains } => {
                 self.frames.remove(&client);
@@ -450,7 +450,7 @@ impl Keeper {
 
     fn measure(&mut self, gpu: GpuUuid) {
         if !self.fixed_memory {
-            self.nvml.ask(gpu, self.pids.values().copied().collect());
+            self.nvml.ask(gpu, self.pids.iter().map(|(&client, &pid)| (pid, client)).collect());
         }
     }
 

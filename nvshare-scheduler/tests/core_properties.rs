@@ -9,7 +9,7 @@ use std::time::Duration;
 use nvshare_proto::{
     ClientMessage, Epoch, Gate, GpuUuid, Hold, MemoryMode, Register, Room, SchedulerMessage, Usage,
 };
-use nvshare_scheduler::core::{Config, Core, Event, Identity, Output};
+use nvshare_scheduler::core::{Config, Core, Event, Identity, Measured, Output};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -61,6 +61,8 @@ struct Model {
     connected: bool,
     dead: bool,
     allocated: u64,
+    /// What it may have, as the scheduler says.
+    capacity: BTreeMap<GpuUuid, u64>,
     resident: BTreeMap<GpuUuid, u64>,
     room: BTreeMap<GpuUuid, u64>,
     asked: bool,
@@ -77,6 +79,12 @@ struct Model {
     longest_wait: Duration,
 }
 
+impl Model {
+    fn may_grow(&self) -> bool {
+        self.capacity.values().all(|&capacity| self.allocated + GIB <= capacity)
+    }
+}
+
 /// Something that happens later.
 #[derive(Debug, Clone)]
 enum Later {
@@ -88,6 +96,7 @@ enum Later {
     Restored(usize, Epoch),
     Drained(usize, Epoch),
     Work(usize),
+    Measure(Measured),
 }
 
 struct World {
@@ -98,6 +107,8 @@ struct World {
     sequence: u64,
     seed: u64,
     exclusive: bool,
+    /// No model grows beyond this.
+    most: u64,
     /// A client that is no model and never answers.
     silent: Option<u64>,
     notes: Vec<String>,
@@ -116,6 +127,7 @@ impl World {
             sequence: 0,
             seed: seed | 1,
             exclusive,
+            most: CAPACITY,
             silent: None,
             notes: Vec::new(),
             busy: BTreeMap::new(),
@@ -131,6 +143,7 @@ impl World {
                 connected: false,
                 dead: false,
                 allocated: plan.gib * GIB,
+                capacity: zero(CAPACITY),
                 resident: zero(0),
                 room: zero(0),
                 asked: false,
@@ -185,7 +198,7 @@ impl World {
     fn usage(&self, i: usize, gpu: GpuUuid) -> Usage {
         let model = &self.models[i];
         let absent = model.allocated - model.resident[&gpu];
-        Usage { gpu, total: CAPACITY, limit: 0, allocated: model.allocated, absent }
+        Usage { gpu, total: CAPACITY, limit: 0, allocated: model.allocated, absent, immovable: 0 }
     }
 
     fn tell_usage(&mut self, i: usize) {
@@ -230,6 +243,25 @@ impl World {
                 for model in running {
                     assert_eq!(model.resident[&gpu], model.allocated, "a member runs with memory absent");
                 }
+            }
+        }
+    }
+
+    /// Runs for as long as it takes to serve everybody, and looks whether that was so.
+    fn serves_everybody(&mut self) {
+        let total: u64 = self.models.iter().map(|m| m.plan.work + m.plan.work / 100 * m.plan.pause).sum();
+        // Everybody's work one after the other, its pauses, and as much again and more for hand-overs.
+        self.run(MS(60_000 + total * 6));
+        for (i, model) in self.models.iter().enumerate() {
+            if model.connected && !model.dead && model.plan.dies_at.is_none() {
+                assert!(
+                    model.served >= MS(model.plan.work),
+                    "client {i} got {:?} of {} ms: {:?}; {:?}",
+                    model.served,
+                    model.plan.work,
+                    model.state,
+                    self.core.client_status()
+                );
             }
         }
     }
@@ -330,6 +362,7 @@ impl World {
                     self.work(i);
                 }
             }
+            Later::Measure(measured) => self.event(Event::Measured(measured)),
         }
     }
 
@@ -425,7 +458,7 @@ impl World {
                 }
                 if let Some(every) = model.plan.grows_every
                     && model.served >= model.grown_at + MS(every)
-                    && model.allocated + GIB <= CAPACITY
+                    && model.may_grow()
                 {
                     model.grown_at = model.served;
                     self.grow(i);
@@ -522,6 +555,8 @@ impl World {
                 if self.models[i].needs {
                     self.models[i].needs = false;
                     match self.models[i].state {
+                        // It may have less than when it asked.
+                        State::Running(_) if !self.models[i].may_grow() => {}
                         State::Running(_) => self.grow(i),
                         State::Restoring(epoch) => self.begin(i, epoch),
                         _ => {}
@@ -540,10 +575,10 @@ impl World {
                 self.models[i].waiters = waiting;
                 self.at(self.now, Later::Work(i));
             }
-            SchedulerMessage::Capacity(_)
-            | SchedulerMessage::Quota { .. }
-            | SchedulerMessage::AskCounters
-            | SchedulerMessage::Pong => {}
+            SchedulerMessage::Capacity(Room { gpu, bytes }) => {
+                self.models[i].capacity.insert(gpu, bytes.min(self.most));
+            }
+            SchedulerMessage::Quota { .. } | SchedulerMessage::AskCounters | SchedulerMessage::Pong => {}
             SchedulerMessage::SchedOff | SchedulerMessage::SchedOn { .. } => {
                 unreachable!("nobody switches here")
             }
@@ -604,18 +639,26 @@ proptest! {
         if first_runs_already {
             plans[0] = Plan { runs_already: true, starts_at: 0, dies_at: None, ..plans[0].clone() };
         }
-        let total: u64 = plans.iter().map(|p| p.work + p.work / 100 * p.pause).sum();
-        let mut world = World::new(plans, config(exclusive), seed);
-        // Everybody's work one after the other, its pauses, and as much again and more for hand-overs.
-        world.run(MS(60_000 + total * 6));
-        for (i, model) in world.models.iter().enumerate() {
-            if model.connected && !model.dead && model.plan.dies_at.is_none() {
-                prop_assert!(
-                    model.served >= MS(model.plan.work),
-                    "client {i} got {:?} of {} ms: {:?}; {:?}", model.served, model.plan.work, model.state, world.core.client_status()
-                );
-            }
+        World::new(plans, config(exclusive), seed).serves_everybody();
+    }
+
+    /// Strangers come and go, and contexts grow: there is always room for who comes, and for the largest.
+    #[test]
+    fn nobody_starves_whatever_is_measured(
+        mut plans in prop::collection::vec(plan(), 1..6),
+        measured in prop::collection::vec((0..20_000u64, 0..2u8, 12..=16u64, prop::collection::vec(0..5 * GIB / 8, 6)), 0..9),
+        seed in any::<u64>(),
+    ) {
+        plans.iter_mut().for_each(|plan| plan.gib = plan.gib.min(8));
+        let config = Config { gpu_memory: None, reserve: Some(GIB / 2), ..config(false) };
+        let mut world = World::new(plans, config, seed);
+        world.most = 12 * GIB;
+        for (at, on, available, used) in measured {
+            let used = (0..).zip(used).collect();
+            let measured = Measured { gpu: gpu(on), available: available * GIB + GIB / 2, used };
+            world.at(MS(at), Later::Measure(measured));
         }
+        world.serves_everybody();
     }
 }
 
@@ -643,7 +686,7 @@ fn registered(client: u64, gate: Gate, absent: u64) -> Event {
 }
 
 fn twelve_gib(absent: u64) -> Usage {
-    Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated: 12 * GIB, absent }
+    Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated: 12 * GIB, absent, immovable: 0 }
 }
 
 #[test]

@@ -19,4 +19,4 @@ pub use message::{
 };
 
 /// Version of the wire protocol. Both ends of a connection must speak the same one.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;

@@ -95,6 +95,8 @@ pub struct Usage {
     pub allocated: u64,
     /// Bytes of these that are not on the card: evicted, or allocated while parked and never touched.
     pub absent: u64,
+    /// Bytes of these that stay on the card: the driver's own memory, with what its pools and graphs keep.
+    pub immovable: u64,
 }
 
 /// Bytes of a GPU's memory that change hands.
@@ -315,6 +317,8 @@ pub struct GpuStatus {
     pub allocated: u64,
     /// What is charged as resident, unused room included.
     pub resident: u64,
+    /// What clients' contexts and modules take beside that, as measured; 0 where nobody measures it.
+    pub overhead: u64,
     /// Its quantum, in milliseconds.
     pub quantum_ms: u64,
     /// Clients that hold the lock.
@@ -345,6 +349,8 @@ pub struct ClientStatus {
     pub usage: Vec<Usage>,
     /// What is charged to it on all GPUs together.
     pub resident: u64,
+    /// What its contexts and modules take on all GPUs beside that, as measured; 0 where nobody measures it.
+    pub overhead: u64,
     /// Time that it held the lock, from open gate to drained, in milliseconds.
     pub held_ms: u64,
     /// Time that it waited for the lock, in milliseconds.

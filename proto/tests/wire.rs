@@ -12,7 +12,8 @@ use proptest::prelude::*;
 const GPU: GpuUuid = GpuUuid([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
 const EPOCH: Epoch = Epoch { boot: 0x1122_3344_5566_7788, counter: 9 };
 const ROOM: Room = Room { gpu: GPU, bytes: 8 << 30 };
-const USAGE: Usage = Usage { gpu: GPU, total: 16 << 30, limit: 0, allocated: 12 << 30, absent: 8 << 30 };
+const USAGE: Usage =
+    Usage { gpu: GPU, total: 16 << 30, limit: 0, allocated: 12 << 30, absent: 8 << 30, immovable: 1 << 30 };
 const COUNTERS: Counters = Counters {
     gated: 1,
     passed_by: 2,
@@ -69,6 +70,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         capacity: 16,
         allocated: 24,
         resident: 15,
+        overhead: 1,
         quantum_ms: 30_000,
         holders: vec![1],
         waiters: vec![2, 3],
@@ -83,6 +85,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         gone: false,
         usage: vec![USAGE],
         resident: 4,
+        overhead: 1,
         held_ms: 5,
         waited_ms: 6,
         counters: COUNTERS,

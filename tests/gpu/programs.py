@@ -32,6 +32,13 @@ PROGRAMS = {
     "cupy": program("cupy_arrays.py"),
     "cuda-python": program("cuda_python.py"),
     "nvidia-smi": program("smi.py", gated=False),
+    "torch-wide": program("torch_wide.py"),
+    "parallel": program("torch_parallel.py", TORCH_SYMM_MEM_DISABLE_MULTICAST="1", NCCL_NVLS_ENABLE="0"),
+    "jax-wide": program("jax_wide.py", native=dict(XLA_PYTHON_CLIENT_MEM_FRACTION="?"), under=dict(NVSHARE_MEM_LIMIT="20GiB")),
+    "cupy-wide": program("cupy_wide.py"),
+    "cuda-core": program("cuda_core.py"),
+    "numba": program("numba_kernels.py"),
+    "tools": program("tools.py", gated=False),
 }
 
 

@@ -1,4 +1,7 @@
-/* A libnvidia-ml.so.1 that knows one GPU of 1 GiB, half of which somebody uses. */
+/* A libnvidia-ml.so.1 that knows one GPU of 1 GiB, half of which somebody uses. Who is there may be said in a file
+ * `processes` beside the simulated cards: a process and its bytes in each line. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 typedef unsigned long long u64;
 struct process { unsigned pid; u64 used; };
@@ -9,6 +12,7 @@ struct memory { u64 total, free, used; };
 struct memory_v2 { unsigned version; u64 total, reserved, free, used; };
 int nvmlInit_v2(void) { return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = (void *)16; return index ? 2 : 0; }
+int nvmlDeviceGetHandleByUUID(const char *text, void **device) { *device = (void *)16; return strcmp(text, "GPU-51600000-0000-4000-8000-000000000000") ? 6 : 0; }
 int nvmlDeviceGetUUID(void *device, char *text, unsigned length) { strncpy(text, "GPU-51600000-0000-4000-8000-000000000000", length); return 0; }
 int nvmlDeviceGetIndex(void *device, unsigned *index) { *index = 0; return 0; }
 int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory) {
@@ -23,14 +27,26 @@ int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory) {
 }
 
 /* Strangers compute and paint. */
-static const unsigned strangers[] = {1, 2, 3};
+static const struct process strangers[] = {{1, 5}, {2, 5}, {3, 5}};
+static struct process listed[16];
+static unsigned processes(const struct process **list) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/processes", getenv("NVSIM_DIR"));
+    FILE *file = fopen(path, "r");
+    if (!file) return *list = strangers, 3;
+    unsigned n = 0;
+    while (n < 16 && fscanf(file, "%u %llu", &listed[n].pid, &listed[n].used) == 2) n++;
+    fclose(file);
+    *list = listed;
+    return n;
+}
 #define LIST(name, type) \
     int name(void *device, unsigned *count, type *list) { \
         if (!count) return 2; \
-        unsigned room = *count; \
-        *count = 3; \
-        if (room < 3) return 7; \
-        for (int i = 0; i < 3; i++) list[i] = (type){.pid = strangers[i], .used = 5}; \
+        const struct process *all; \
+        unsigned room = *count, there = *count = processes(&all); \
+        if (room < there) return 7; \
+        for (unsigned i = 0; i < there; i++) list[i] = (type){.pid = all[i].pid, .used = all[i].used}; \
         return 0; \
     }
 LIST(nvmlDeviceGetComputeRunningProcesses, struct process)

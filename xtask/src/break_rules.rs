@@ -185,6 +185,14 @@ const RULES: &[Rule] = &[
         package: "nvshare-scheduler",
         test: "who_cannot_have_its_room_holds_nobody_up",
     },
+    Rule {
+        what: "who has filled the card keeps what it has when others come",
+        file: "nvshare-scheduler/src/core/policy/capacity.rs",
+        from: "left.max(largest)",
+        to: "left.max(largest.min(0))",
+        package: "nvshare-scheduler",
+        test: "nobody_starves_whatever_is_measured",
+    },
 ];
 
 pub(crate) fn run() -> Result<(), String> {

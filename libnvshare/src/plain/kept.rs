@@ -15,6 +15,7 @@ use nvshare_proto::units::MIB;
 use super::pools;
 use crate::devices::{self, Device, Kept};
 use crate::driver::{self, Relaxed};
+use crate::ledger::Allocation;
 use crate::{gate, session};
 
 /// A pool has a release threshold.
@@ -50,8 +51,9 @@ pub(crate) fn is_kept_by_pools() -> bool {
 }
 
 /// An allocation of a pool is freed, `charged` bytes of which were charged.
-pub(crate) fn freed(device: &Device, bytes: u64, charged: u64) {
-    device.keep(bytes, charged);
+pub(crate) fn freed(device: &Device, allocation: &Allocation, charged: u64) {
+    let bytes = allocation.size;
+    device.keep(bytes, charged, allocation.kind);
     if FREED.fetch_add(bytes, Ordering::Relaxed) + bytes >= LOOK_AFTER {
         FREED.store(0, Ordering::Relaxed);
         look(device);

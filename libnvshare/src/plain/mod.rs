@@ -32,7 +32,7 @@ struct Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         if let Some(device) = devices::get(self.device) {
-            device.release(self.bytes, self.charged);
+            device.release(self.bytes, self.charged, Kind::Plain);
             session::freed(device);
         }
     }

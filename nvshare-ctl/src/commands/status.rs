@@ -50,12 +50,16 @@ pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Result<(), String
                 Bytes(gpu.capacity).to_string(),
                 Bytes(gpu.allocated).to_string(),
                 Bytes(gpu.resident).to_string(),
+                Bytes(gpu.overhead).to_string(),
                 seconds(gpu.quantum_ms),
                 gpu.turns.to_string(),
             ]
         })
         .collect();
-    table::print(&["GPU", "HOLDERS", "WAITERS", "CAPACITY", "ALLOCATED", "RESIDENT", "TQ s", "TURNS"], &rows);
+    table::print(
+        &["GPU", "HOLDERS", "WAITERS", "CAPACITY", "ALLOCATED", "RESIDENT", "OVERHEAD", "TQ s", "TURNS"],
+        &rows,
+    );
     println!();
     super::clients::print(&status, false);
     Ok(())

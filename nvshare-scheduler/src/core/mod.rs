@@ -22,7 +22,7 @@ use std::time::Duration;
 use nvshare_proto::units::{Bytes, MIB};
 use nvshare_proto::{ClientMessage, Epoch, Gate, GpuUuid, Hold, Register, Room, SchedulerMessage, Usage};
 
-use policy::next;
+use policy::{capacity, next};
 use state::{Account, Client, Departed, Gpu, Phase};
 pub use state::{ClientId, Identity, Time};
 
@@ -62,11 +62,10 @@ impl Default for Config {
 }
 
 impl Config {
-    /// What clients may fill together on a GPU of this many bytes.
-    #[must_use]
-    pub fn usable(&self, total: u64) -> u64 {
-        let reserve = self.reserve.unwrap_or((1536 * MIB).min(total / 8));
-        self.gpu_memory.unwrap_or(total.saturating_sub(reserve))
+    /// What clients may fill together on a GPU: see [`capacity::usable`].
+    fn usable(&self, available: u64, overhead: u64, largest: u64) -> u64 {
+        let reserve = self.reserve.unwrap_or((1536 * MIB).min(available / 8));
+        self.gpu_memory.unwrap_or_else(|| capacity::usable(available, reserve, overhead, largest))
     }
 }
 
@@ -101,10 +100,22 @@ pub enum Event {
         /// Whose process.
         client: ClientId,
     },
-    /// Bytes of a GPU, less what strangers have there, now known better.
-    Available(Room),
+    /// A GPU was looked at.
+    Measured(Measured),
     /// The time that [`Core::next_deadline`] named has come.
     Deadline,
+}
+
+/// What is known of a GPU that clients do not say. In bytes.
+#[derive(Debug, Clone)]
+pub struct Measured {
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// Its memory, less what strangers have there.
+    pub available: u64,
+    /// What clients' processes have there, but for managed memory: their own allocations, contexts and modules. Who is
+    /// missing was not to be seen.
+    pub used: BTreeMap<ClientId, u64>,
 }
 
 /// Something is to be done.
@@ -177,7 +188,7 @@ impl Core {
                 }
                 self.clear_blocked();
             }
-            Event::Available(Room { gpu, bytes }) => self.on_capacity(gpu, self.config.usable(bytes)),
+            Event::Measured(measured) => self.on_measured(&measured),
             Event::Deadline => {}
         }
         self.reconcile(now);
@@ -327,11 +338,24 @@ impl Core {
             let clients = &self.clients;
             self.gpus.retain(|uuid, _| clients.values().any(|client| client.accounts.contains_key(uuid)));
         }
-        let capacity = self.config.usable(usage.total);
+        let capacity = self.config.usable(usage.total, 0, 0);
         let quantum = self.config.quantum;
         let gpu = self.gpus.entry(usage.gpu).or_insert_with(|| Gpu::new(capacity, quantum));
         let bytes = gpu.capacity;
         self.send(id, SchedulerMessage::Capacity(Room { gpu: usage.gpu, bytes }));
+    }
+
+    fn on_measured(&mut self, measured: &Measured) {
+        let gpu = measured.gpu;
+        let (mut overhead, mut largest) = (0, 0);
+        for (id, client) in &mut self.clients {
+            let Some(account) = client.accounts.get_mut(&gpu) else { continue };
+            account.measure(measured.used.get(id).copied());
+            overhead += account.overhead();
+            // Room that it was given it may have used by now.
+            largest = largest.max(account.wanted()).max(account.budget);
+        }
+        self.on_capacity(gpu, self.config.usable(measured.available, overhead, largest));
     }
 
     fn on_capacity(&mut self, uuid: GpuUuid, bytes: u64) {

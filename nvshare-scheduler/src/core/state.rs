@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use nvshare_proto::units::{GIB, MIB};
 use nvshare_proto::{Counters, Epoch, GpuUuid, MemoryMode, Register, Usage};
 
 /// Time since the scheduler started. The core never looks at a clock.
@@ -83,6 +84,12 @@ pub(crate) struct Promise {
     pub(crate) until: Time,
 }
 
+/// A client's contexts and modules are taken to need no more than this: what is beyond it is something else that we do
+/// not know of, such as memory that another process shares with it.
+const MOST_OVERHEAD: u64 = 4 * GIB;
+/// Overhead is counted in steps, so that each module that is loaded is no news.
+const OVERHEAD_STEP: u64 = 64 * MIB;
+
 /// A client's memory on one GPU, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Account {
@@ -98,16 +105,29 @@ pub(crate) struct Account {
     pub(crate) promised: Option<Promise>,
     /// Nothing comes back before this time: the host has no memory for it, or the client does not answer.
     pub(crate) stays_until: Option<Time>,
+    /// What was found beside what it says that it has: the last time, and the time before.
+    beside: [u64; 2],
 }
 
 impl Account {
     pub(crate) fn new(usage: Usage) -> Self {
-        Self { usage, budget: 0, order: None, needs: 0, promised: None, stays_until: None }
+        Self { usage, budget: 0, order: None, needs: 0, promised: None, stays_until: None, beside: [0; 2] }
     }
 
     /// What cannot be moved while the client does not run.
     pub(crate) fn pinned(&self, memory: MemoryMode) -> u64 {
         if memory == MemoryMode::Off || self.stays_until.is_some() { self.budget } else { 0 }
+    }
+
+    /// Its process was looked at: what it has on the card but for managed memory, if it was to be seen.
+    pub(crate) fn measure(&mut self, used: Option<u64>) {
+        let beside = used.map_or(0, |used| used.saturating_sub(self.usage.immovable));
+        self.beside = [beside.min(MOST_OVERHEAD), self.beside[0]];
+    }
+
+    /// Its contexts and modules, in bytes. What was seen but once may be an allocation that it has not told of yet.
+    pub(crate) fn overhead(&self) -> u64 {
+        self.beside[0].min(self.beside[1]).next_multiple_of(OVERHEAD_STEP)
     }
 
     /// What it has allocated, and is about to.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use nvshare_proto::{ClientStatus, GpuStatus, SchedulerStatus};
 
-use super::state::{Client, ClientId, Time};
+use super::state::{Account, Client, ClientId, Time};
 use super::{Core, Phase, sum};
 
 /// Clients that are gone and still shown.
@@ -35,6 +35,7 @@ impl Core {
                 .filter_map(|c| c.accounts.get(&uuid))
                 .map(|a| a.usage.allocated)),
             resident: gpu.capacity.saturating_sub(self.free(uuid)),
+            overhead: sum(self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(Account::overhead)),
             quantum_ms: gpu.quantum.as_millis() as u64,
             holders: self
                 .by_turn(|c| (c.phase.holds() || c.phase == Phase::Free) && c.accounts.contains_key(&uuid)),
@@ -75,6 +76,7 @@ fn describe(id: ClientId, client: &Client) -> ClientStatus {
         gone: false,
         usage: client.accounts.values().map(|a| a.usage).collect(),
         resident: sum(client.accounts.values().map(|a| a.budget)),
+        overhead: sum(client.accounts.values().map(Account::overhead)),
         held_ms: client.held.as_millis() as u64,
         waited_ms: client.waited.as_millis() as u64,
         counters: client.counters,

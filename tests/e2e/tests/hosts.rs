@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use nvshare_harness::{Artifacts, Finished, Program, Scheduler, World, guest, wait_until};
+use nvshare_harness::{Artifacts, Finished, Program, Scheduler, Status, World, guest, wait_until};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const TWO_CARDS: &[(&str, &str)] = &[CARD[0], CARD[1], ("NVSIM_GPUS", "2")];
@@ -144,6 +144,39 @@ fn nvml_says_the_same() {
     // Nobody to ask, and nothing to hide: what NVML says.
     let said = passed(under(&world, "looks_by_nvml", &["alone"]).start().finish()).out;
     assert_eq!(said, "512 of 1024 in 1\n");
+}
+
+#[test]
+fn contexts_and_strangers_are_measured() {
+    const MIB: u64 = 1 << 20;
+    let world = World::simulated(CARD);
+    let processes = world.dir().join("processes");
+    std::fs::write(&processes, "").expect("a file");
+    symlink(guest("nvml", true), world.dir().join("lib/libnvidia-ml.so.1")).expect("a link");
+    let _scheduler = Scheduler::start(&world, &["--reserve", "256MiB"]);
+    // It has the driver's own memory, which NVML sees, as it does not see managed memory.
+    let program = Program::workload(&world, "program", "--memory 192MiB --block 64MiB --kernel-us 100")
+        .env("NVSHARE_PLAIN", "all")
+        .until_told()
+        .start();
+    let is_there = |status: &Status| {
+        status.find(program.pid()).is_some_and(|client| client.usage.iter().any(|u| u.allocated == 192 * MIB))
+    };
+    Scheduler::until(&world, "it is there", is_there);
+    let status = Scheduler::status(&world);
+    assert_eq!(status.client(program.pid()).usage[0].immovable, 192 * MIB);
+    assert_eq!(status.gpus[0].capacity, 768 * MIB);
+    // Its context is larger than the half of the reserve that is for such things; who is no client has 64 MiB.
+    let used = format!("{} {}\n1 {}\n", program.pid(), 492 * MIB, 64 * MIB);
+    std::fs::write(&processes, used).expect("a file");
+    Scheduler::until(&world, "its context counts", |status| status.gpus[0].overhead == 320 * MIB);
+    let status = Scheduler::status(&world);
+    assert_eq!(status.gpus[0].capacity, (1024 - 64 - 128 - 320) * MIB);
+    assert_eq!(status.client(program.pid()).overhead, 320 * MIB);
+    std::fs::write(&processes, "").expect("a file");
+    Scheduler::until(&world, "they are gone", |status| status.gpus[0].capacity == 768 * MIB);
+    world.stop();
+    program.finish().intact();
 }
 
 #[test]

@@ -11,7 +11,8 @@ use nvshare_proto::{
 };
 
 fn register() -> Request {
-    let usage = Usage { gpu: GpuUuid([9; 16]), total: 1 << 30, limit: 0, allocated: 0, absent: 0 };
+    let usage =
+        Usage { gpu: GpuUuid([9; 16]), total: 1 << 30, limit: 0, allocated: 0, absent: 0, immovable: 0 };
     Request::Register(Register {
         pid: 1,
         name: "test".into(),
@@ -80,7 +81,7 @@ fn what_is_no_frame_is_refused_with_a_reason() {
     }
     // A huge collection inside a small frame allocates nothing.
     let mut huge = codec::encode(&register()).expect("a frame");
-    let at = huge.len() - (16 + 8 * 4) - 8;
+    let at = huge.len() - (16 + 8 * 5) - 8;
     huge[at..at + 8].copy_from_slice(&u64::MAX.to_le_bytes());
     assert!(refusal(&exchange(&world, &[huge])).contains("malformed message"));
     assert!(scheduler.lives());
@@ -113,7 +114,8 @@ fn stale_and_absurd_messages_change_nothing_for_others() {
     let gpu = GpuUuid([9; 16]);
     let epoch = nvshare_proto::Epoch { boot: 1, counter: 77 };
     let most = nvshare_proto::Room { gpu, bytes: u64::MAX };
-    let usage = Usage { gpu, total: u64::MAX, limit: u64::MAX, allocated: u64::MAX, absent: u64::MAX };
+    const ALL: u64 = u64::MAX;
+    let usage = Usage { gpu, total: ALL, limit: ALL, allocated: ALL, absent: ALL, immovable: ALL };
     let frames: Vec<Vec<u8>> = std::iter::once(codec::encode(&register()).expect("a frame"))
         .chain(
             [

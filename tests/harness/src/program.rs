@@ -207,9 +207,7 @@ impl Running {
             match self.child.try_wait().expect("a child") {
                 Some(status) => break status,
                 None if begin.elapsed() > patience => {
-                    let log = self.log();
-                    let _ = self.child.kill();
-                    panic!("{} does not end; its log ends with {}", self.name, tail(&log));
+                    panic!("{} does not end; its log ends with {}", self.name, tail(&self.log()));
                 }
                 None => std::thread::sleep(Duration::from_millis(5)),
             }
@@ -217,6 +215,14 @@ impl Running {
         let out = std::fs::read_to_string(&self.out).unwrap_or_default();
         let outcome = out.lines().find_map(|line| serde_json::from_str(line).ok());
         Finished { pid: self.child.id(), status, log: self.log(), out, outcome }
+    }
+}
+
+/// A test that failed leaves nobody behind.
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

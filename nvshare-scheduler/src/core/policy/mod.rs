@@ -2,6 +2,7 @@
 //!
 //! | question | file |
 //! |---|---|
+//! | how much may clients fill? | [`capacity`] |
 //! | who is next? | [`next`] |
 //! | who runs together? | [`together`] |
 //! | is the turn over? | [`turn`] |
@@ -9,6 +10,7 @@
 //!
 //! A policy sees plain numbers, knows nothing of messages, and changes nothing.
 
+pub mod capacity;
 pub mod next;
 pub mod together;
 pub mod turn;

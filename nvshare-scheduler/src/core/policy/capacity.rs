@@ -1,0 +1,42 @@
+//! How much of a GPU clients may fill together.
+//!
+//! What is there, less a reserve: the driver has its own needs, and each process's context and modules are on the card
+//! beside what it allocates (half a GiB on an H200). Half of the reserve is the driver's; what contexts and modules are
+//! measured to take beyond the other half is not given away either, else many small programs would fill a card without
+//! allocating anything.
+
+/// In bytes: `available`: the GPU's memory, less what strangers have there; `overhead`: what clients' contexts and
+/// modules take; `largest`: what the client has that has the most.
+///
+/// Who has filled the card keeps what it has when others come: it could not have known of them, and with less it would
+/// never run without page faults again.
+#[must_use]
+pub fn usable(available: u64, reserve: u64, overhead: u64, largest: u64) -> u64 {
+    let most = available.saturating_sub(reserve);
+    let left = available.saturating_sub(reserve / 2).saturating_sub(overhead);
+    most.min(left.max(largest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_data() {
+        for (available, reserve, overhead, largest, expected) in [
+            (160, 16, 0, 0, 144),
+            // The reserve covers these.
+            (160, 16, 8, 0, 144),
+            (160, 16, 12, 0, 140),
+            (160, 16, 40, 0, 112),
+            // Somebody has more already, or as much as there is.
+            (160, 16, 40, 130, 130),
+            (160, 16, 40, 200, 144),
+            (160, 0, 12, 0, 148),
+            (16, 16, 40, 8, 0),
+            (u64::MAX, 16, u64::MAX, 0, 0),
+        ] {
+            assert_eq!(usable(available, reserve, overhead, largest), expected, "{overhead} of {available}");
+        }
+    }
+}
