@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 
 use nvshare_proto::MemoryMode;
@@ -24,8 +25,8 @@ pub(crate) struct Config {
     pub(crate) restore: bool,
     /// Memory asked for as device memory looks like it, though it is managed.
     pub(crate) disguise: bool,
-    /// Sizes, from and to, of device memory that stays the driver's own.
-    plain: Vec<(u64, u64)>,
+    /// Sizes of device memory that stays the driver's own; `None`: nothing is said of it.
+    pub(crate) plain: Option<Vec<RangeInclusive<u64>>>,
     pub(crate) log: Level,
 }
 
@@ -54,16 +55,6 @@ impl Config {
             .filter(|&limit| limit != UNLIMITED)
     }
 
-    /// Whether device memory of this size stays the driver's own.
-    pub(crate) fn is_plain(&self, bytes: u64) -> bool {
-        self.plain.iter().any(|&(from, to)| (from..=to).contains(&bytes))
-    }
-
-    /// Whether any device memory stays the driver's own.
-    pub(crate) fn names_plain(&self) -> bool {
-        !self.plain.is_empty()
-    }
-
     fn parse(variables: impl Iterator<Item = (String, String)>) -> Result<Self, Error> {
         let mut config = Self {
             limit: None,
@@ -72,7 +63,7 @@ impl Config {
             oversubscribe: false,
             restore: true,
             disguise: true,
-            plain: Vec::new(),
+            plain: None,
             log: Level::Warn,
         };
         let mut variables: Vec<_> = variables.filter(|(_, value)| !value.is_empty()).collect();
@@ -126,7 +117,7 @@ impl Config {
             }
             names::ENABLE_SINGLE_OVERSUB => self.oversubscribe = parse_switch(value)?,
             names::DISGUISE => self.disguise = parse_switch(value)?,
-            names::PLAIN => self.plain = parse_sizes(value)?,
+            names::PLAIN => self.plain = Some(parse_sizes(value)?),
             names::RESTORE => self.restore = parse_switch(value)?,
             _ => {
                 // `NVSHARE_MEM_LIMIT_MB` itself is matched above.
@@ -172,16 +163,18 @@ fn not_zero(limit: u64) -> Result<u64, String> {
 }
 
 /// `all`, or sizes and ranges of sizes: `2MiB,64MiB-1GiB`.
-fn parse_sizes(value: &str) -> Result<Vec<(u64, u64)>, String> {
-    if value == "all" {
-        return Ok(vec![(0, u64::MAX)]);
+fn parse_sizes(value: &str) -> Result<Vec<RangeInclusive<u64>>, String> {
+    match value {
+        "all" => return Ok(vec![0..=u64::MAX]),
+        "none" => return Ok(Vec::new()),
+        _ => {}
     }
     let size = |text: &str| units::parse_bytes(text.trim()).map_err(|error| error.to_string());
     value
         .split(',')
         .map(|item| match item.split_once('-') {
-            Some((from, to)) => Ok((size(from)?, size(to)?)),
-            None => size(item).map(|size| (size, size)),
+            Some((from, to)) => Ok(size(from)?..=size(to)?),
+            None => size(item).map(|size| size..=size),
         })
         .collect()
 }
@@ -245,15 +238,17 @@ mod tests {
 
     #[test]
     fn sizes_that_stay_plain() {
-        let config = parse(&[("NVSHARE_PLAIN", "2MiB, 1GiB-2GiB")]).unwrap();
+        let plain = |value| parse(&[("NVSHARE_PLAIN", value)]).map(|config| config.plain.unwrap());
+        let sizes = plain("2MiB, 1GiB-2GiB").unwrap();
         for (bytes, expected) in
             [(2 << 20, true), ((2 << 20) + 1, false), (GIB, true), (2 * GIB, true), (3 * GIB, false)]
         {
-            assert_eq!(config.is_plain(bytes), expected, "{bytes}");
+            assert_eq!(sizes.iter().any(|size| size.contains(&bytes)), expected, "{bytes}");
         }
-        assert!(parse(&[("NVSHARE_PLAIN", "all")]).unwrap().is_plain(7));
-        assert!(!parse(&[]).unwrap().is_plain(7));
-        assert!(parse(&[("NVSHARE_PLAIN", "some")]).unwrap_err().starts_with("NVSHARE_PLAIN: "));
+        assert_eq!(plain("all").unwrap(), [0..=u64::MAX]);
+        assert_eq!(plain("none").unwrap(), []);
+        assert_eq!(parse(&[]).unwrap().plain, None);
+        assert!(plain("some").unwrap_err().starts_with("NVSHARE_PLAIN: "));
     }
 
     #[test]

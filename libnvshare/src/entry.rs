@@ -167,7 +167,7 @@ macro_rules! entry_points {
             use $crate::entry::{gated_hook, handled_hook, prompt_hook};
             use $crate::streams::StreamKey;
             use $crate::plain::{arrays, graphs, ordered, physical, pools};
-            use $crate::{callbacks, capture, contexts, init, memory, pointers, resolve, streams};
+            use $crate::{callbacks, capture, contexts, init, memory, pointers, resolve, sharing, streams};
 
             const NULL: CUstream = CUstream::NULL;
 

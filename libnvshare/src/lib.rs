@@ -43,6 +43,7 @@ mod pointers;
 mod quota;
 mod resolve;
 mod session;
+mod sharing;
 mod streams;
 mod table;
 mod unwind;

@@ -12,9 +12,7 @@ use crate::ledger::{Allocation, Kind};
 use crate::plain::{arrays, kept, later};
 use crate::table::real;
 use crate::unwind::OnUnwind;
-use crate::{
-    callbacks, capture, devices, driver, exit, gate, ledger, log, mover, pointers, session, streams,
-};
+use crate::{callbacks, capture, devices, driver, exit, gate, ledger, log, mover, session, sharing, streams};
 
 type Alloc = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize) -> CUresult;
 type AllocV1 = unsafe extern "C-unwind" fn(*mut CUdeviceptrV1, c_uint) -> CUresult;
@@ -149,7 +147,7 @@ pub(crate) const SMALLEST_MANAGED: u64 = 64 * 1024;
 
 /// How device memory of this size is handed out.
 fn kind_of(device: &Device, bytes: u64) -> Kind {
-    if device.memory == MemoryMode::Off || pointers::needs_plain(bytes) {
+    if device.memory == MemoryMode::Off || sharing::needs_plain(bytes) {
         Kind::Plain
     } else if bytes < SMALLEST_MANAGED || exit::has_begun() {
         Kind::Small

@@ -1,30 +1,29 @@
-//! What the program and other processes see of a pointer.
+//! What the program sees of a pointer.
 //!
 //! Memory that the program asked for as device memory looks like device memory: libraries choose other ways for
-//! managed memory. What managed memory cannot do stays visible: it has no IPC handle.
+//! managed memory. What managed memory cannot do stays visible ([`sharing`](crate::sharing)).
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::config;
 use crate::cuda::{CUdeviceptr, CUresult};
 use crate::ledger;
-use crate::{capture, driver, exit, log};
+use crate::{capture, driver, exit};
 
 type GetAttribute = unsafe extern "C-unwind" fn(*mut c_void, c_int, CUdeviceptr) -> CUresult;
 type GetAttributes =
     unsafe extern "C-unwind" fn(c_uint, *const c_int, *const *mut c_void, CUdeviceptr) -> CUresult;
-type IpcGetMemHandle = unsafe extern "C-unwind" fn(*mut c_void, CUdeviceptr) -> CUresult;
 
 const CU_POINTER_ATTRIBUTE_HOST_POINTER: c_int = 4;
 const CU_POINTER_ATTRIBUTE_IS_MANAGED: c_int = 8;
 
-/// Whether a pointer leads into memory that was asked for as device memory and is managed.
+/// Whether a pointer leads into memory that is to look like what was asked for.
 fn is_in_disguise(pointer: CUdeviceptr) -> bool {
     config::get().is_ok_and(|config| config.disguise) && is_ours(pointer)
 }
 
-fn is_ours(pointer: CUdeviceptr) -> bool {
+/// Whether a pointer leads into memory that was asked for as device memory and is managed.
+pub(crate) fn is_ours(pointer: CUdeviceptr) -> bool {
     // The driver knows where each allocation begins, ours among them.
     let found = ledger::find(pointer).or_else(|| ledger::find(driver::base_of(pointer).ok()?));
     found.is_some_and(|allocation| allocation.kind.is_in_disguise())
@@ -85,33 +84,6 @@ pub(crate) unsafe fn get_attributes(
                 _ => {}
             }
         }
-    }
-    result
-}
-
-/// Another process is to see memory: from now on, memory is handed out that can be shared.
-static SHARES: AtomicBool = AtomicBool::new(false);
-
-/// Whether new device memory has to be the driver's own: the program shares memory, or names this size.
-pub(crate) fn needs_plain(bytes: u64) -> bool {
-    SHARES.load(Ordering::Relaxed) || config::get().is_ok_and(|config| config.is_plain(bytes))
-}
-
-/// # Safety
-/// As for the driver's function.
-pub(crate) unsafe fn ipc_get_mem_handle(
-    real: IpcGetMemHandle,
-    handle: *mut c_void,
-    pointer: CUdeviceptr,
-) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { real(handle, pointer) };
-    if result != CUresult::SUCCESS && is_ours(pointer) && !SHARES.swap(true, Ordering::Relaxed) {
-        log::warn(format_args!(
-            "the program shares memory with another process (CUDA IPC), which managed memory cannot do; memory \
-             that it allocates from now on can be shared and is not moved. NVSHARE_PLAIN=all, or the sizes in \
-             question, has it from the start"
-        ));
     }
     result
 }

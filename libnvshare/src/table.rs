@@ -181,7 +181,7 @@ handled {
     // pointers, seen by the program and by other processes
     view cuPointerGetAttribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) = pointers::get_attribute;
     view cuPointerGetAttributes(numAttributes: c_uint, attributes: *const c_int, data: *const *mut c_void, ptr: CUdeviceptr) = pointers::get_attributes;
-    share cuIpcGetMemHandle(pHandle: *mut c_void, dptr: CUdeviceptr) = pointers::ipc_get_mem_handle;
+    share cuIpcGetMemHandle(pHandle: *mut c_void, dptr: CUdeviceptr) = sharing::ipc_get_mem_handle;
     // callbacks
     callback cuLaunchHostFunc(hStream: CUstream, func: *const c_void, userData: *mut c_void) = callbacks::launch_host_func::<false>;
     callback cuLaunchHostFunc_ptsz(hStream: CUstream, func: *const c_void, userData: *mut c_void) = callbacks::launch_host_func::<true>;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The main job on a real card. first_light.py SCENARIO ..., each of: alone turns faults moves fit switch capture.
+"""The main job on a real card. first_light.py SCENARIO ..., each of: alone turns faults moves fit switch capture contexts.
 
 Run on a machine with a GPU, PyTorch and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl as they come."""
 import re
@@ -95,9 +95,30 @@ def capture():
         row(scenario="capture", **{k: job.result.get(k) for k in ("captures", "replays", "wrong", "error")}, returncode=job.process.returncode, **job.counted())
 
 
+def contexts(most=4):
+    """What programs take beside what they allocate, as the scheduler measures it and as NVML says of the card; the second has plain memory."""
+    with Scheduler(log="info") as s:
+        jobs = []
+        try:
+            for n in range(1, most + 1):
+                jobs.append(Job("job.py", f"context{n}", "--gib", 2, "--seconds", 90, scheduler=s, env=dict(NVSHARE_PLAIN="all") if n == 2 else None))
+                while not (c := s.client(jobs[-1].process.pid)) or not c["usage"] or c["usage"][0]["allocated"] < 2 * GIB:
+                    time.sleep(0.1)
+                time.sleep(11)  # it is looked at every 5 s, and counts from the second time on
+                g, clients = s.status()["gpus"][0], [s.client(job.process.pid) for job in jobs]
+                apps = subprocess.run(["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=20).stdout
+                by_nvml = sum(int(line.split(",")[1]) for line in apps.splitlines()) << 20
+                row(scenario="contexts", programs=n, capacity_gib=round(g["capacity"] / GIB, 3), overhead_mib=g["overhead"] >> 20, each_mib=[c["overhead"] >> 20 for c in clients], immovable_mib=[c["usage"][0]["immovable"] >> 20 for c in clients],
+                    nvml_processes_mib=by_nvml >> 20, beside_plain_mib=by_nvml - sum(c["usage"][0]["immovable"] for c in clients) >> 20, gated=sum(c["counters"]["gated"] for c in clients), passed_by=sum(c["counters"]["passed_by"] for c in clients))
+        finally:
+            for job in jobs:
+                job.kill()
+                job.output(20)
+
+
 if __name__ == "__main__":
     print(card(), flush=True)
-    wanted = sys.argv[1:] or ["alone", "turns", "faults", "moves", "fit", "switch", "capture"]
+    wanted = sys.argv[1:] or ["alone", "turns", "faults", "moves", "fit", "switch", "capture", "contexts"]
     if {"turns", "faults", "moves", "capture"} & {w.split(":")[0] for w in wanted}:
         warm_host(48)
     for scenario in wanted:

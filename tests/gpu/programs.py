@@ -12,7 +12,7 @@ POOL = 15  # GiB: three quarters of 20, which is what JAX takes of a GPU of 20 G
 
 
 def program(script, contended=None, gated=True, native=None, under=None, **env):
-    """`contended`: the GPU's memory (--gpu-memory) and a neighbour's GiB: each fits alone, both do not; `env` is for both runs."""
+    """`contended`: the GPU's memory (--gpu-memory, and how it is scheduled) and a neighbour's GiB: both do not fit, or may not run together; `env` is for both runs."""
     return types.SimpleNamespace(script=str(HERE / "workloads/programs" / script), contended=contended, gated=gated, native=native or {}, under=under or {}, env=env)
 
 
@@ -27,8 +27,8 @@ PROGRAMS = {
     "ddp": program("torch_ddp.py"),
     "transformers": program("hf_generate.py", contended=("5632MiB", 4)),
     "triton": program("triton_kernel.py"),
-    "jax": program("jax_steps.py", contended=("20GiB", 8), native=dict(XLA_PYTHON_CLIENT_MEM_FRACTION="?"), under=dict(NVSHARE_MEM_LIMIT="20GiB"), POOL_GIB=str(POOL)),
-    "jax-async": program("jax_steps.py", contended=("20GiB", 8), native=dict(XLA_PYTHON_CLIENT_MEM_FRACTION="?"), under=dict(NVSHARE_MEM_LIMIT="20GiB"), POOL_GIB=str(POOL), XLA_PYTHON_CLIENT_ALLOCATOR="cuda_async"),
+    "jax": program("jax_steps.py", contended=("40GiB --exclusive", 8), native=dict(XLA_PYTHON_CLIENT_MEM_FRACTION="?"), under=dict(NVSHARE_MEM_LIMIT="20GiB"), POOL_GIB=str(POOL)),
+    "jax-async": program("jax_steps.py", native=dict(XLA_PYTHON_CLIENT_MEM_FRACTION="?"), under=dict(NVSHARE_MEM_LIMIT="20GiB"), POOL_GIB=str(POOL), XLA_PYTHON_CLIENT_ALLOCATOR="cuda_async"),
     "cupy": program("cupy_arrays.py"),
     "cuda-python": program("cuda_python.py"),
     "nvidia-smi": program("smi.py", gated=False),
@@ -120,7 +120,7 @@ def contended(name, pairs, work):
         native, under, neighbour = run(name, f"native-x{work}-{i}", work), None, None
         if native.ok:
             memory, gib = PROGRAMS[name].contended
-            with Scheduler("--gpu-memory", memory, "--tq", "0.3", log="info") as s:
+            with Scheduler("--gpu-memory", *memory.split(), "--tq", "0.3", log="info") as s:
                 stop = pathlib.Path(s.dir) / "stop"
                 neighbour = Job(str(HERE / "workloads/programs/neighbour.py"), "neighbour", stop, "--gib", gib, scheduler=s, log=f"program-{name}-neighbour{i}.log")
                 try:

@@ -6,7 +6,7 @@ use crate::devices::{self, Device};
 use crate::ledger::Kind;
 use crate::streams::StreamKey;
 use crate::table::real;
-use crate::{capture, driver, ledger, memory, pointers};
+use crate::{capture, driver, ledger, memory, sharing};
 
 type AllocAsync = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize, CUstream) -> CUresult;
 type AllocFromPoolAsync =
@@ -55,7 +55,7 @@ pub(crate) unsafe fn alloc_async<const TWIN: bool>(
     // Graphs have a pool of their own, and what other processes are to reach is not managed: the driver's own pools
     // are for that.
     let managed = on
-        .filter(|_| !in_graph && !pointers::needs_plain(bytes as u64))
+        .filter(|_| !in_graph && !sharing::needs_plain(bytes as u64))
         .and_then(|(device, _)| pools::current(device))
         .zip(from_pool.get());
     let kind = if managed.is_some() { Kind::Pooled } else { Kind::Ordered };

@@ -21,7 +21,7 @@ use crate::devices::{self, Device};
 use crate::driver::{self, Relaxed};
 use crate::ledger::Kind;
 use crate::table::real;
-use crate::{callbacks, config, gate, log, session};
+use crate::{callbacks, gate, log, session, sharing};
 
 type PoolCreate = unsafe extern "C-unwind" fn(*mut CUmemoryPool, *const c_void) -> CUresult;
 type PoolOfDevice = unsafe extern "C-unwind" fn(*mut CUmemoryPool, CUdevice) -> CUresult;
@@ -73,7 +73,7 @@ fn managed_on(device: CUdevice) -> PoolProperties {
 
 /// Whether pools on a device may be managed.
 fn may_be_managed(device: &Device) -> bool {
-    device.memory == MemoryMode::Managed && config::get().is_ok_and(|config| !config.names_plain())
+    device.memory == MemoryMode::Managed && !sharing::needs_some_plain()
 }
 
 /// The device of a pool with these properties, if it is one of device memory with nothing special about it.

@@ -224,6 +224,19 @@ fn ipc() {
 }
 
 #[test]
+fn who_shares_memory_is_known_by_its_executable() {
+    for name in ["shares_imported", "shares_built_in"] {
+        let log = passes(name, &[], &[]).log;
+        assert!(log.contains("IpcGetMemHandle, which managed memory is no good for"), "{log}");
+        // Unless it is said otherwise.
+        let world = World::simulated(CARD);
+        let overruled = under(&world, name, &[]).env("NVSHARE_PLAIN", "none").start().finish();
+        assert!(!overruled.status.success(), "{}", overruled.log);
+    }
+    passes("shares_never", &[], &[]);
+}
+
+#[test]
 fn fills_return_before_they_are_done() {
     passes("prompt", &[], &[]);
 }

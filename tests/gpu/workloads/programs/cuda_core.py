@@ -56,4 +56,4 @@ with program.work(stream.sync):
             try: part()
             except Exception as error: seen[part.__name__] = f"{type(error).__name__}: {error}"[:90]
 print(seen, file=sys.stderr)
-program.tell(str(seen), ok=all(v is not False and (type(v) is not tuple or False not in v) for v in seen.values()), seen={k: v for k, v in seen.items() if isinstance(v, str)})
+program.tell(str(seen), ok=all(w is not False for v in seen.values() for w in (v if isinstance(v, (tuple, list)) else (v,))), seen={k: v for k, v in seen.items() if isinstance(v, str)})

@@ -1,0 +1,120 @@
+//! What the program's executable tells before it has done anything.
+//!
+//! It imports a function of the driver or of CUDA's runtime, or it has the runtime built in, which is what `nvcc` does
+//! unless told otherwise, and calls the function there. The first is in its dynamic symbols; for the second its symbols
+//! name the function and its code is searched for calls of it, since the runtime brings along all that it has. What
+//! libraries call is not looked at: most that could share memory are never asked to.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+use memchr::memmem;
+use object::read::elf::ElfFile64;
+use object::{Endianness, Object, ObjectSection, ObjectSymbol, SectionKind};
+
+/// What needs the driver's own memory; `_v2`, `_ptsz` and the like are the same.
+const CALLS: [&str; 7] = [
+    "cuIpcGetMemHandle",
+    "cudaIpcGetMemHandle",
+    "cuMemGetHandleForAddressRange",
+    "cuPointerSetAttribute",
+    "cuStreamBatchMemOp",
+    "cuStreamWaitValue",
+    "cuStreamWriteValue",
+];
+/// What of these the runtime has.
+const BUILT_IN: &str = "cudaIpcGetMemHandle";
+/// More code than this is not searched, in bytes: it would be noticed in the time that the first allocation takes.
+const MOST_CODE: u64 = 32 << 20;
+
+/// The function that the program calls and managed memory is no good for, if that can be seen.
+pub(super) fn needs_plain() -> Option<String> {
+    let file = File::open("/proc/self/exe").ok()?;
+    let mapped = Mapped::new(&file)?;
+    let elf = ElfFile64::<Endianness>::parse(mapped.bytes()).ok()?;
+    imported(&elf).or_else(|| built_in(&elf))
+}
+
+fn imported(elf: &ElfFile64<'_>) -> Option<String> {
+    elf.dynamic_symbols()
+        .filter(ObjectSymbol::is_undefined)
+        .filter_map(|symbol| symbol.name().ok())
+        .find(|name| CALLS.iter().any(|call| name.starts_with(call)))
+        .map(str::to_owned)
+}
+
+fn built_in(elf: &ElfFile64<'_>) -> Option<String> {
+    // Most executables have no such name, and nothing more is to be looked at.
+    memmem::find(elf.section_by_name(".strtab")?.data().ok()?, BUILT_IN.as_bytes())?;
+    let function = elf.symbols().find(|symbol| symbol.is_definition() && symbol.name() == Ok(BUILT_IN))?;
+    let mut code = elf.sections().filter(|s| s.kind() == SectionKind::Text && s.size() <= MOST_CODE);
+    let called = code.any(|s| s.data().is_ok_and(|code| calls(code, s.address(), function.address())));
+    called.then(|| BUILT_IN.to_owned())
+}
+
+/// Whether code that is loaded at `start` has a direct call of, or jump to, `function`: an opcode and the distance from
+/// the next instruction. It is not disassembled; bytes that look so by chance are one in many billions.
+#[cfg(target_arch = "x86_64")]
+fn calls(code: &[u8], start: u64, function: u64) -> bool {
+    const CALL: u8 = 0xe8;
+    const JUMP: u8 = 0xe9;
+    memchr::memchr2_iter(CALL, JUMP, code).any(|at| {
+        let distance =
+            code.get(at + 1..at + 5).and_then(|bytes| bytes.try_into().ok()).map(i32::from_le_bytes);
+        distance.is_some_and(|d| (start + at as u64 + 5).wrapping_add_signed(d.into()) == function)
+    })
+}
+
+/// The same: `BL` and `B` have the distance from themselves in words, in their lower 26 bits.
+#[cfg(target_arch = "aarch64")]
+fn calls(code: &[u8], start: u64, function: u64) -> bool {
+    code.chunks_exact(4).zip((start..).step_by(4)).any(|(bytes, at)| {
+        let word = bytes.try_into().map_or(0, u32::from_le_bytes);
+        let distance = i64::from((word << 6).cast_signed() >> 4);
+        word & 0x7c00_0000 == 0x1400_0000 && at.wrapping_add_signed(distance) == function
+    })
+}
+
+/// A file that is read where it is: of a large executable, little is looked at.
+struct Mapped {
+    at: *mut libc::c_void,
+    length: usize,
+}
+
+impl Mapped {
+    fn new(file: &File) -> Option<Self> {
+        let length = usize::try_from(file.metadata().ok()?.len()).ok()?;
+        // SAFETY: a new mapping of a file, read only.
+        let at = unsafe {
+            libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0)
+        };
+        (at != libc::MAP_FAILED).then_some(Self { at, length })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: mapped for as long as `self` lives. Nobody writes to it or cuts it short: the kernel refuses that for
+        // the file of a running program (ETXTBSY).
+        unsafe { std::slice::from_raw_parts(self.at.cast(), self.length) }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: what `new` mapped.
+        unsafe { libc::munmap(self.at, self.length) };
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::calls;
+
+    #[test]
+    fn calls_and_jumps_are_found_where_they_lead() {
+        // At 0x1003 a call of 0x1003 + 5 + 0x10, at 0x1008 a jump back to 0x1000, and the beginning of a call.
+        let code = [0x90, 0xe8, 0x90, 0xe8, 0x10, 0, 0, 0, 0xe9, 0xf3, 0xff, 0xff, 0xff, 0xe8, 0];
+        for (function, expected) in [(0x1018, true), (0x1000, true), (0x1019, false), (0, false)] {
+            assert_eq!(calls(&code, 0x1000, function), expected, "{function:#x}");
+        }
+    }
+}

@@ -1,0 +1,3 @@
+/* What is built in and never called shows nothing. */
+#define NEVER
+#include "shares_built_in.c"
