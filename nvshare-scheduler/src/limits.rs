@@ -4,8 +4,8 @@
 
 /// Most clients, whatever the system allows.
 const MOST: usize = 4096;
-/// Descriptors of a client: its connection and its process.
-const EACH: usize = 2;
+/// Descriptors of a client: its connection, its process, and its tenant's page.
+const EACH: usize = 3;
 /// Descriptors for everything else.
 const OTHERS: usize = 64;
 

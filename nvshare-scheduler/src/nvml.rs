@@ -9,30 +9,33 @@ use std::sync::mpsc;
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
 use nvshare_proto::GpuUuid;
 use tracing::{debug, info};
 
-use crate::core::{ClientId, Measured};
-
-/// Clients by their processes.
-type Processes = BTreeMap<u32, ClientId>;
-/// A question: what have these, and what have all others, on this GPU?
-type Question = (GpuUuid, Processes);
+/// A GPU as NVML sees it, in bytes.
+#[derive(Debug)]
+pub struct Seen {
+    /// Its memory.
+    pub total: u64,
+    /// What processes have of it: contexts, modules and what is the driver's own memory. Managed memory NVML does not see.
+    pub used: BTreeMap<u32, u64>,
+}
 
 /// NVML, on its thread.
 #[derive(Debug)]
 pub struct Watch {
-    questions: mpsc::Sender<Question>,
+    questions: mpsc::Sender<GpuUuid>,
     /// Not answered yet.
     asked: BTreeSet<GpuUuid>,
 }
 
 impl Watch {
-    /// Starts the thread, which opens NVML when it is first asked, and answers by `answer`. If NVML is absent or too
-    /// old, one line says so and everything else works. Opening it wakes a sleeping GPU, which takes a second, during
-    /// which programs that come wait as well: who knows the memory (`--gpu-memory`) is spared that.
-    pub fn start(answer: impl Fn(Measured) + Send + 'static) -> Self {
-        let (questions, received) = mpsc::channel::<Question>();
+    /// Starts the thread, which opens NVML when it is first asked, and answers by `answer`: with nothing where NVML does
+    /// not know. Opening it wakes a sleeping GPU, which takes a second, during which programs that come wait as well: who
+    /// knows the memory (`--gpu-memory`) is spared that.
+    pub fn start(answer: impl Fn(GpuUuid, Option<Seen>) + Send + 'static) -> Self {
+        let (questions, received) = mpsc::channel::<GpuUuid>();
         let work = move || {
             let mut received = received.into_iter().peekable();
             if received.peek().is_none() {
@@ -46,11 +49,13 @@ impl Watch {
                 }
             };
             debug!("NVML {:?}, driver {:?}", nvml.sys_nvml_version(), nvml.sys_driver_version());
-            for (gpu, clients) in received {
-                match measure(&nvml, gpu, &clients) {
-                    Some(measured) => answer(measured),
-                    None => debug!("NVML does not know {gpu}: it is as large as its clients say"),
+            let mut silent = BTreeSet::new();
+            for gpu in received {
+                let seen = look(&nvml, gpu);
+                if let (Err(error), true) = (&seen, silent.len() < MOST_SILENT && silent.insert(gpu)) {
+                    info!("NVML says nothing of {gpu} ({error}): it is as large as was known before");
                 }
+                answer(gpu, seen.ok());
             }
         };
         if let Err(error) = std::thread::Builder::new().name("nvml".to_owned()).spawn(work) {
@@ -60,8 +65,8 @@ impl Watch {
     }
 
     /// Asks, unless the last question about this GPU is still open.
-    pub fn ask(&mut self, gpu: GpuUuid, clients: Processes) {
-        if self.asked.insert(gpu) && self.questions.send((gpu, clients)).is_err() {
+    pub fn ask(&mut self, gpu: GpuUuid) {
+        if self.asked.insert(gpu) && self.questions.send(gpu).is_err() {
             debug!("NVML is not there to be asked about {gpu}");
         }
     }
@@ -72,24 +77,23 @@ impl Watch {
     }
 }
 
-/// Looks at a GPU. Of clients' processes NVML sees contexts, modules and what is the driver's own memory; managed memory
-/// it does not see.
-fn measure(nvml: &Nvml, gpu: GpuUuid, clients: &Processes) -> Option<Measured> {
-    let device = nvml.device_by_uuid(gpu.to_string()).ok()?;
-    let total = device.memory_info().ok()?.total;
-    let compute = device.running_compute_processes().unwrap_or_default();
-    let graphics = device.running_graphics_processes().unwrap_or_default();
-    let (mut used, mut strangers) = (BTreeMap::new(), BTreeMap::new());
-    for process in compute.into_iter().chain(graphics) {
-        let UsedGpuMemory::Used(bytes) = process.used_gpu_memory else { continue };
-        // Each is there once, however it uses the GPU.
-        if let Some(&client) = clients.get(&process.pid) {
-            used.insert(client, bytes);
-        } else if Path::new("/proc").join(process.pid.to_string()).exists() {
-            // A number that is not in our view of processes may be a client's by another name.
-            strangers.insert(process.pid, bytes);
+/// GPUs of which it is said once that NVML does not know them.
+const MOST_SILENT: usize = 64;
+
+/// Looks at a GPU.
+fn look(nvml: &Nvml, gpu: GpuUuid) -> Result<Seen, NvmlError> {
+    let device = nvml.device_by_uuid(gpu.to_string())?;
+    let total = device.memory_info()?.total;
+    let mut used = BTreeMap::new();
+    for process in device.running_compute_processes()?.into_iter().chain(device.running_graphics_processes()?)
+    {
+        // Each is there once, however it uses the GPU. A number that is not in our view of processes may be a client's
+        // by another name.
+        if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory
+            && Path::new("/proc").join(process.pid.to_string()).exists()
+        {
+            used.insert(process.pid, bytes);
         }
     }
-    let strangers = strangers.into_values().fold(0, u64::saturating_add);
-    Some(Measured { gpu, available: total.saturating_sub(strangers), used })
+    Ok(Seen { total, used })
 }

@@ -26,7 +26,7 @@ use tracing::{debug, info, warn};
 use crate::core::{ClientId, Config, Core, Event, Identity, MOST_GPUS_EACH, Measured, Output, Time};
 use crate::identity::Peer;
 use crate::limits;
-use crate::nvml::Watch;
+use crate::nvml::{Seen, Watch};
 use crate::sockets::Sockets;
 use crate::tenants::{Seat, Tenant, Tenants};
 
@@ -34,14 +34,14 @@ use crate::tenants::{Seat, Tenant, Tenants};
 const BACKLOG: usize = 256;
 /// A connection that says nothing for this long is closed, unless it is a registered client's.
 const FIRST_FRAME_PATIENCE: Duration = Duration::from_secs(10);
+/// A client that reads nothing for this long, with its socket full, is cut off.
+const WRITE_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the socket of a process that is gone is read on.
 const LAST_WORDS: Duration = Duration::from_millis(2);
 /// How long `status` waits for clients' counters.
 const COUNTERS_PATIENCE: Duration = Duration::from_millis(100);
 /// How often strangers on the GPUs are looked for.
 const LOOK_AROUND_EVERY: Duration = Duration::from_secs(5);
-/// GPUs whose memory is looked after.
-const MOST_GPUS_WATCHED: usize = 256;
 /// Longest name of a program that is shown.
 const LONGEST_NAME: usize = 64;
 
@@ -56,8 +56,8 @@ enum Command {
     Disconnected { client: ClientId, process_remains: bool },
     /// The process of a client that had disconnected is gone.
     Exited { client: ClientId },
-    /// A GPU, as NVML sees it.
-    Measured(Measured),
+    /// A GPU was looked at: what NVML has seen, if anything.
+    Looked { gpu: GpuUuid, seen: Option<Seen> },
     /// An administrator asks.
     Admin { request: AdminRequest, answer: oneshot::Sender<Vec<Reply>> },
 }
@@ -74,8 +74,8 @@ pub async fn run(
 ) -> Result<(), Stopped> {
     let (commands, received) = mpsc::channel(1024);
     let answers = commands.clone();
-    let nvml = Watch::start(move |measured| {
-        let _ = answers.blocking_send(Command::Measured(measured));
+    let nvml = Watch::start(move |gpu, seen| {
+        let _ = answers.blocking_send(Command::Looked { gpu, seen });
     });
     let mut keeper = tokio::spawn(Keeper::new(config, nvml).run(received));
     // What clients open must leave descriptors for administrators.
@@ -220,7 +220,11 @@ async fn client(
             reply = outgoing.recv() => match reply {
                 Some(reply) => {
                     let last = matches!(reply, Reply::Refused { .. });
-                    if framed.send(reply).await.is_err() || last { break }
+                    let sent = timeout(WRITE_PATIENCE, framed.send(reply)).await;
+                    if sent.is_err() {
+                        warn!("client {client} does not read; it is cut off");
+                    }
+                    if !matches!(sent, Ok(Ok(()))) || last { break }
                     None
                 }
                 // The core cut it off.
@@ -320,7 +324,8 @@ impl Keeper {
         let mut look_around = tokio::time::interval(LOOK_AROUND_EVERY);
         look_around.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            let deadline = self.core.next_deadline().map(|time| self.started + time);
+            // One that is too far away to be told is none.
+            let deadline = self.core.next_deadline().and_then(|time| self.started.checked_add(time));
             let counters = self.waiting.iter().map(|waiting| waiting.until).min();
             tokio::select! {
                 command = commands.recv() => match command {
@@ -344,10 +349,10 @@ impl Keeper {
         match command {
             Command::Register { client, identity, register, frames } => {
                 self.frames.insert(client, frames);
-                self.pids.insert(client, identity.pid.unwrap_or(register.pid));
-                let gpus: Vec<GpuUuid> = register.usage.iter().map(|usage| usage.gpu).collect();
+                // What it says of itself is not asked for: another's memory would be taken for its own.
+                self.pids.extend(identity.pid.map(|pid| (client, pid)));
                 self.core.handle(Event::Registered { client, identity, register }, now);
-                gpus.into_iter().for_each(|gpu| self.meet(gpu));
+                self.look_at_new_gpus();
             }
             Command::Message { client, message } => {
                 if !self.frames.contains_key(&client) {
@@ -358,22 +363,30 @@ impl Keeper {
                         waiting.clients.remove(&client);
                     }
                 }
-                let gpu = if let ClientMessage::Usage(usage) = message { Some(usage.gpu) } else { None };
+                let usage = matches!(message, ClientMessage::Usage(_));
                 self.core.handle(Event::Message { client, message }, now);
-                if let Some(gpu) = gpu {
-                    self.meet(gpu);
+                if usage {
+                    self.look_at_new_gpus();
                 }
             }
-            Command::Measured(measured) => {
-                self.nvml.answered(measured.gpu);
-                self.core.handle(Event::Measured(measured), now);
+            Command::Looked { gpu, seen } => {
+                self.nvml.answered(gpu);
+                if let Some(seen) = seen {
+                    let measured = self.attribute(gpu, seen);
+                    self.core.handle(Event::Measured(measured), now);
+                }
             }
             Command::Disconnected { client, process_remains } => {
                 self.frames.remove(&client);
-                self.pids.remove(&client);
+                if !process_remains {
+                    self.pids.remove(&client);
+                }
                 self.core.handle(Event::Disconnected { client, process_remains }, now);
             }
-            Command::Exited { client } => self.core.handle(Event::Exited { client }, now),
+            Command::Exited { client } => {
+                self.pids.remove(&client);
+                self.core.handle(Event::Exited { client }, now);
+            }
             Command::Admin { request, answer } => self.administer(request, answer, now),
         }
     }
@@ -441,23 +454,29 @@ impl Keeper {
         }
     }
 
-    /// A GPU that a client uses: how much of it there is.
-    fn meet(&mut self, gpu: GpuUuid) {
-        if self.gpus.len() < MOST_GPUS_WATCHED && self.gpus.insert(gpu) {
-            self.measure(gpu);
+    /// GPUs that clients use from now on.
+    fn look_at_new_gpus(&mut self) {
+        let in_use = self.core.gpus_in_use();
+        for &gpu in in_use.difference(&self.gpus) {
+            if !self.fixed_memory {
+                self.nvml.ask(gpu);
+            }
         }
-    }
-
-    fn measure(&mut self, gpu: GpuUuid) {
-        if !self.fixed_memory {
-            self.nvml.ask(gpu, self.pids.iter().map(|(&client, &pid)| (pid, client)).collect());
-        }
+        self.gpus = in_use;
     }
 
     fn look_around(&mut self) {
-        for gpu in self.gpus.clone() {
-            self.measure(gpu);
-        }
+        self.gpus.clear();
+        self.look_at_new_gpus();
+    }
+
+    /// Whose memory it is that NVML has seen. Who registers after NVML was asked, or has gone and not ended yet, is no
+    /// stranger.
+    fn attribute(&self, gpu: GpuUuid, mut seen: Seen) -> Measured {
+        let used =
+            self.pids.iter().filter_map(|(&client, pid)| Some((client, seen.used.remove(pid)?))).collect();
+        let strangers = seen.used.into_values().fold(0, u64::saturating_add);
+        Measured { gpu, available: seen.total.saturating_sub(strangers), used }
     }
 }
 

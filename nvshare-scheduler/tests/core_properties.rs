@@ -46,6 +46,8 @@ struct Plan {
     grows_every: Option<u64>,
     /// Every so many drains is deferred.
     defers_every: Option<u64>,
+    /// Its work cannot be interrupted for so many ms: with less patience, its drain is deferred.
+    drains_in: u64,
     /// Its host has no memory for evictions.
     cannot_evict: bool,
     /// It runs when it registers: it was there before its scheduler.
@@ -95,6 +97,7 @@ enum Later {
     Say(usize, ClientMessage),
     Restored(usize, Epoch),
     Drained(usize, Epoch),
+    GivenUp(usize, Epoch),
     Work(usize),
     Measure(Measured),
 }
@@ -357,6 +360,14 @@ impl World {
                     self.drained(i, epoch);
                 }
             }
+            Later::GivenUp(i, epoch) => {
+                if self.models[i].connected && self.models[i].state == State::Draining(epoch) {
+                    self.account(i);
+                    self.models[i].state = State::Running(epoch);
+                    self.say(i, ClientMessage::DropDeferred { epoch });
+                    self.at(self.now, Later::Work(i));
+                }
+            }
             Later::Work(i) => {
                 if self.models[i].connected {
                     self.work(i);
@@ -510,15 +521,24 @@ impl World {
                 self.models[i].state = State::Restoring(epoch);
                 self.after(10, 400_000, Later::Restored(i, epoch));
             }
-            SchedulerMessage::DropLock { epoch, .. } => match self.models[i].state {
+            SchedulerMessage::DropLock { epoch, patience_ms } => match self.models[i].state {
                 State::Running(current) | State::Restoring(current) if current == epoch => {
                     self.models[i].drains += 1;
                     let defers = self.models[i]
                         .plan
                         .defers_every
                         .is_some_and(|n| self.models[i].drains.is_multiple_of(n));
+                    let takes = self.models[i].plan.drains_in;
                     if defers && matches!(self.models[i].state, State::Running(_)) {
                         self.say(i, ClientMessage::DropDeferred { epoch });
+                    } else if takes > 0 && matches!(self.models[i].state, State::Running(_)) {
+                        self.models[i].state = State::Draining(epoch);
+                        let patience = u64::from(patience_ms);
+                        if takes > patience {
+                            self.at(self.now + MS(patience), Later::GivenUp(i, epoch));
+                        } else {
+                            self.at(self.now + MS(takes), Later::Drained(i, epoch));
+                        }
                     } else {
                         let ran = matches!(self.models[i].state, State::Running(_));
                         self.models[i].state =
@@ -609,6 +629,7 @@ fn plan() -> impl Strategy<Value = Plan> {
             grows_every,
             // Who defers each time keeps the GPU: that is tested on its own.
             defers_every: defers_every.filter(|&n| n > 1),
+            drains_in: 0,
             cannot_evict: false,
             runs_already: false,
             starts_at,
@@ -659,6 +680,9 @@ proptest! {
             world.at(MS(at), Later::Measure(measured));
         }
         world.serves_everybody();
+        for gpu in world.core.gpu_status() {
+            prop_assert!(gpu.resident <= gpu.capacity, "{gpu:?} {:?}", world.core.client_status());
+        }
     }
 }
 
@@ -671,6 +695,7 @@ fn steady(gib: u64, work: u64) -> Plan {
         pause: 0,
         grows_every: None,
         defers_every: None,
+        drains_in: 0,
         cannot_evict: false,
         runs_already: false,
         starts_at: 0,
@@ -709,6 +734,60 @@ fn two_that_do_not_fit_take_equal_turns() {
     assert!(a + b >= MS(12_000), "{a:?} and {b:?} of 20 s");
     // A quantum of the other, and the hand-overs around it.
     assert!(world.models.iter().all(|m| m.longest_wait <= MS(2200)), "{:?}", world.models);
+}
+
+#[test]
+fn a_slow_drain_is_waited_for_in_the_end_whoever_runs_beside_it() {
+    // Two run together; one gives the lock back at once, and the other after a second.
+    let slow = Plan { drains_in: 1000, ..steady(4, 60_000) };
+    let mut world = World::new(vec![steady(4, 60_000), slow, steady(14, 2_000)], config(false), 7);
+    world.run(MS(30_000));
+    assert!(world.models[2].served >= MS(2_000), "{:?}", world.models[2]);
+}
+
+/// A client that a test speaks for.
+fn say(core: &mut Core, client: u64, message: ClientMessage) -> Vec<Output> {
+    core.handle(Event::Message { client, message }, MS(1));
+    std::iter::from_fn(|| core.poll_output()).collect()
+}
+
+#[test]
+fn a_capacity_that_became_smaller_holds_for_what_is_there() {
+    let mut core = Core::new(Config { gpu_memory: None, reserve: Some(0), ..config(false) });
+    core.handle(registered(0, Gate::Closed, 0), MS(0));
+    while core.poll_output().is_some() {}
+    let measured = Measured { gpu: gpu(0), available: 9 * GIB, used: BTreeMap::new() };
+    core.handle(Event::Measured(measured), MS(1));
+    let evict = SchedulerMessage::Evict(Room { gpu: gpu(0), bytes: 3 * GIB });
+    let outputs: Vec<Output> = std::iter::from_fn(|| core.poll_output()).collect();
+    assert!(outputs.contains(&Output::Send { client: 0, message: evict }), "{outputs:?}");
+    say(&mut core, 0, ClientMessage::Room(Room { gpu: gpu(0), bytes: 3 * GIB }));
+    say(&mut core, 0, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
+    assert_eq!(core.gpu_status()[0].resident, 9 * GIB);
+}
+
+#[test]
+fn who_is_back_before_it_is_known_to_be_gone_is_charged_once() {
+    let mut core = Core::new(config(false));
+    let again = |client| match registered(client, Gate::Closed, 0) {
+        Event::Registered { register, .. } => {
+            let identity = Identity { pid: Some(9), process: Some(77) };
+            Event::Registered { client, identity, register }
+        }
+        other => other,
+    };
+    core.handle(again(0), MS(0));
+    core.handle(again(1), MS(1));
+    core.handle(Event::Disconnected { client: 0, process_remains: true }, MS(2));
+    assert_eq!(core.gpu_status()[0].resident, 12 * GIB);
+}
+
+#[test]
+fn what_nobody_ordered_is_no_news() {
+    let mut core = Core::new(config(false));
+    core.handle(registered(0, Gate::Closed, 0), MS(0));
+    while core.poll_output().is_some() {}
+    assert_eq!(say(&mut core, 0, ClientMessage::Evicted { gpu: gpu(0), short: GIB }), []);
 }
 
 #[test]

@@ -28,7 +28,7 @@ const RULES: &[Rule] = &[
     Rule {
         what: "what was charged for a call that is unwound is given back",
         file: "libnvshare/src/memory.rs",
-        from: "OnUnwind::new(|| device.release(bytes, charged))",
+        from: "OnUnwind::new(|| device.release(bytes, charged, kind))",
         to: "OnUnwind::new(|| ())",
         package: "nvshare-e2e",
         test: "threads_that_are_cancelled_inside_the_driver",

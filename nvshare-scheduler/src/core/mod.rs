@@ -16,14 +16,14 @@ mod reconcile;
 mod state;
 mod status;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use nvshare_proto::units::{Bytes, MIB};
 use nvshare_proto::{ClientMessage, Epoch, Gate, GpuUuid, Hold, Register, Room, SchedulerMessage, Usage};
 
 use policy::{capacity, next};
-use state::{Account, Client, Departed, Gpu, Phase};
+use state::{Account, Client, Departed, Gpu, MOST_OVERHEAD, Phase};
 pub use state::{ClientId, Identity, Time};
 
 /// What an administrator chose at the start.
@@ -114,7 +114,7 @@ pub struct Measured {
     /// Its memory, less what strangers have there.
     pub available: u64,
     /// What clients' processes have there, but for managed memory: their own allocations, contexts and modules. Who is
-    /// missing was not to be seen.
+    /// missing has nothing, or is not to be seen.
     pub used: BTreeMap<ClientId, u64>,
 }
 
@@ -218,7 +218,7 @@ impl Core {
         self.advance(now);
         let text = match gpu {
             Some(uuid) => {
-                let gpu = self.gpus.get_mut(&uuid).ok_or_else(|| self_unknown(uuid))?;
+                let gpu = self.gpus.get_mut(&uuid).ok_or_else(|| unknown_gpu(uuid))?;
                 gpu.quantum = quantum;
                 format!("quantum of {uuid} is {} s", quantum.as_secs_f64())
             }
@@ -275,13 +275,23 @@ impl Core {
         Ok("scheduling is off".to_owned())
     }
 
-    /// Asks every client for its counters.
+    /// Asks every client for its counters, unless it has still to answer.
     pub fn ask_counters(&mut self) -> Vec<ClientId> {
         let ids: Vec<ClientId> = self.clients.keys().copied().collect();
         for &id in &ids {
-            self.send(id, SchedulerMessage::AskCounters);
+            if let Some(client) = self.clients.get_mut(&id)
+                && !std::mem::replace(&mut client.asked_counters, true)
+            {
+                self.send(id, SchedulerMessage::AskCounters);
+            }
         }
         ids
+    }
+
+    /// The GPUs that clients use.
+    #[must_use]
+    pub fn gpus_in_use(&self) -> BTreeSet<GpuUuid> {
+        self.clients.values().flat_map(|client| client.accounts.keys().copied()).collect()
     }
 
     fn on_registered(&mut self, id: ClientId, identity: Identity, register: Register, now: Time) {
@@ -305,9 +315,7 @@ impl Core {
             self.meet_gpu(id, usage);
             if let Some(gpu) = self.gpus.get_mut(&usage.gpu) {
                 // The same process is back: what was charged to it is what it says now.
-                let same =
-                    |departed: &Departed| departed.process.is_some() && departed.process == identity.process;
-                gpu.departed.retain(|_, departed| !same(departed));
+                gpu.departed.retain(|_, departed| !departed.identity.is_same_process(identity));
             }
             self.with_account(id, usage.gpu, |account| account.budget = account.resident());
         }
@@ -349,8 +357,13 @@ impl Core {
         let gpu = measured.gpu;
         let (mut overhead, mut largest) = (0, 0);
         for (id, client) in &mut self.clients {
-            let Some(account) = client.accounts.get_mut(&gpu) else { continue };
-            account.measure(measured.used.get(id).copied());
+            let used = measured.used.get(id).copied().unwrap_or(0);
+            let Some(account) = client.accounts.get_mut(&gpu) else {
+                // It has a context there and has not asked for anything.
+                overhead += used.min(MOST_OVERHEAD);
+                continue;
+            };
+            account.measure(used);
             overhead += account.overhead();
             // Room that it was given it may have used by now.
             largest = largest.max(account.wanted()).max(account.budget);
@@ -421,13 +434,14 @@ impl Core {
                 self.clear_blocked();
             }
             ClientMessage::Evicted { gpu, short } => {
+                let mut ordered = false;
                 self.with_account(id, gpu, |account| {
-                    account.order = None;
+                    ordered = account.order.take().is_some();
                     // If the host could not take all of this, it can take nothing more now. What is no longer
                     // there was not short.
                     account.stays_until = (short > 0 && account.budget > 0).then_some(now + RETRY);
                 });
-                if short > 0 {
+                if ordered && short > 0 {
                     self.warn(format!(
                         "client {id}: {} of {gpu} stay where they are: they cannot be moved, or its host has no memory for them",
                         Bytes(short)
@@ -449,7 +463,7 @@ impl Core {
         if changed {
             account.stays_until = None;
         }
-        account.usage = usage;
+        account.told(usage);
         if !known {
             self.meet_gpu(id, usage);
         }
@@ -460,6 +474,7 @@ impl Core {
 
     fn on_counters(&mut self, id: ClientId, counters: nvshare_proto::Counters) {
         let Some(client) = self.clients.get_mut(&id) else { return };
+        client.asked_counters = false;
         let before = std::mem::replace(&mut client.counters, counters);
         let gpus: Vec<GpuUuid> = client.accounts.keys().copied().collect();
         for uuid in gpus {
@@ -505,6 +520,7 @@ impl Core {
     fn on_running(&mut self, id: ClientId, epoch: Epoch, now: Time) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         client.phase = Phase::Running { epoch };
+        client.reported_stuck = false;
         let from = client.switch_from.take();
         let claims = std::mem::take(&mut client.claims);
         for uuid in client.accounts.keys() {
@@ -521,7 +537,15 @@ impl Core {
 
     /// The client's gate is closed and its work complete.
     fn park(&mut self, id: ClientId, now: Time) {
+        // As long as another one drains, the hand-over may yet be given up.
+        let draining: BTreeSet<GpuUuid> = self
+            .clients
+            .iter()
+            .filter(|(other, c)| **other != id && matches!(c.phase, Phase::Dropping { .. }))
+            .flat_map(|(_, c)| c.accounts.keys().copied())
+            .collect();
         let Some(client) = self.clients.get_mut(&id) else { return };
+        let asked = matches!(client.phase, Phase::Dropping { .. });
         client.phase = Phase::Parked;
         client.wants = false;
         client.claims = false;
@@ -532,18 +556,25 @@ impl Core {
         }
         for uuid in client.accounts.keys() {
             if let Some(gpu) = self.gpus.get_mut(uuid) {
-                gpu.released.push(id);
+                if asked {
+                    gpu.released.insert(id);
+                }
                 gpu.freed_at = Some(now);
-                gpu.deferrals = 0;
+                if !draining.contains(uuid) {
+                    gpu.deferrals = 0;
+                }
             }
         }
     }
 
     fn on_deferred(&mut self, id: ClientId, epoch: Epoch, now: Time) {
-        self.with(id, |client| client.phase = Phase::Running { epoch });
+        self.with(id, |client| {
+            client.phase = Phase::Running { epoch };
+            client.reported_stuck = false;
+        });
         let gpus: Vec<GpuUuid> =
             self.clients.get(&id).map(|c| c.accounts.keys().copied().collect()).unwrap_or_default();
-        let mut released = Vec::new();
+        let mut released = BTreeSet::new();
         let mut draining = Vec::new();
         for uuid in gpus {
             let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
@@ -576,11 +607,7 @@ impl Core {
             });
         }
         for other in draining {
-            let epoch = self.new_epoch();
-            let until = now + self.config.grace;
-            self.with(other, |client| client.phase = Phase::Granted { epoch, until });
-            let quantum_ms = self.config.quantum.as_millis() as u64;
-            self.send(other, SchedulerMessage::LockOk { epoch, quantum_ms, room: Vec::new() });
+            self.send_grant(other, now + self.config.grace, Vec::new());
         }
         self.note(format!("client {id} could not drain and goes on; asked again later"));
     }
@@ -594,18 +621,20 @@ impl Core {
                 }
             }
         }
-        if process_remains {
+        // It may have come back before we heard that it was gone: it has said by then what it has.
+        let is_back = self.clients.values().any(|other| other.identity.is_same_process(client.identity));
+        if process_remains && !is_back {
             for (uuid, account) in &client.accounts {
                 if let Some(gpu) = self.gpus.get_mut(uuid)
                     && account.budget > 0
                 {
-                    let departed = Departed { process: client.process, bytes: account.budget };
+                    let departed = Departed { identity: client.identity, bytes: account.budget };
                     gpu.departed.insert(id, departed);
                 }
             }
         }
         for gpu in self.gpus.values_mut() {
-            gpu.released.retain(|&other| other != id);
+            gpu.released.remove(&id);
         }
         self.note(format!("client {id} is gone ({}, pid {})", client.name, client.pid));
         client.accounts.values_mut().for_each(|account| account.budget = 0);
@@ -704,18 +733,22 @@ pub const MOST_GPUS_EACH: usize = 64;
 /// GPUs that are remembered when nobody uses them.
 const MOST_GPUS: usize = 256;
 
-/// A measured rate moves the known one half of the way.
+/// A measured rate moves the known one half of the way. What clients say of it is believed within reason.
 fn blend(rate: &mut f64, bytes: u64, nanos: u64) {
     if bytes >= 64 * MIB && nanos > 0 {
-        *rate = (*rate + bytes as f64 / nanos as f64 * 1e9) / 2.0;
+        let measured = (bytes as f64 / nanos as f64 * 1e9).clamp(RATES.0, RATES.1);
+        *rate = (*rate + measured) / 2.0;
     }
 }
+
+/// The slowest and the fastest that memory is moved, in bytes per second: a disk that swaps, and more than any link.
+const RATES: (f64, f64) = (1e8, 1e13);
 
 /// What clients say is not to be trusted to add up.
 fn sum(bytes: impl Iterator<Item = u64>) -> u64 {
     bytes.fold(0, u64::saturating_add)
 }
 
-fn self_unknown(uuid: GpuUuid) -> String {
+fn unknown_gpu(uuid: GpuUuid) -> String {
     format!("unknown GPU {uuid}: no client has used it")
 }

@@ -221,17 +221,23 @@ impl Core {
             }
             Phase::Granted { epoch, .. } | Phase::Running { epoch } => {
                 client.phase = Phase::Dropping { epoch, since: now };
-                let deferrals =
-                    client.accounts.keys().filter_map(|uuid| self.gpus.get(uuid)).map(|g| g.deferrals).max();
-                let patience_ms = patience(deferrals.unwrap_or(0)).as_millis() as u32;
+                let patience_ms = self.patience_with(id).as_millis() as u32;
                 self.send(id, SchedulerMessage::DropLock { epoch, patience_ms });
             }
             Phase::Parked | Phase::Dropping { .. } | Phase::Free => {}
         }
     }
 
+    /// How long this client's drain may make no progress.
+    fn patience_with(&self, id: ClientId) -> Duration {
+        let gpus = self.gpus_used_by(id);
+        let deferrals = gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).map(|gpu| gpu.deferrals).max();
+        patience(deferrals.unwrap_or(0))
+    }
+
     /// Gives room to those who are next and to allocations that wait, and takes it from those who do not run.
     fn make_room(&mut self, now: Time) {
+        self.take_back_what_is_too_much(now);
         // What those further ahead will take as soon as the rest of it is there.
         let mut reserved: BTreeMap<GpuUuid, u64> = BTreeMap::new();
         for id in self.by_turn(|c| c.accounts.values().any(|account| account.needs > 0)) {
@@ -241,6 +247,16 @@ impl Core {
         }
         for id in self.by_turn(|c| c.phase == Phase::Chosen) {
             self.grant_or_evict(id, now, &mut reserved);
+        }
+    }
+
+    /// A capacity that became smaller holds for memory that is there already, as far as that can leave.
+    fn take_back_what_is_too_much(&mut self, now: Time) {
+        for uuid in self.gpus.keys().copied().collect::<Vec<_>>() {
+            let too_much = self.charged(uuid).saturating_sub(self.capacity(uuid));
+            if too_much > 0 {
+                self.order_evictions(uuid, too_much, None, now);
+            }
         }
     }
 
@@ -273,8 +289,8 @@ impl Core {
         // A program that grows will grow more: room is made in large pieces, as far as there is any.
         let ahead = (needs - free)
             .saturating_add(SPARE_ROOM.min(self.capacity(uuid).saturating_sub(self.demand(uuid, id))));
-        let ordered =
-            self.order_evictions(uuid, ahead, id, now) || self.order_evictions(uuid, needs - free, id, now);
+        let ordered = self.order_evictions(uuid, ahead, Some(id), now)
+            || self.order_evictions(uuid, needs - free, Some(id), now);
         // Who is dying makes room as well, in its time.
         let dying = self.gpus.get(&uuid).is_some_and(|gpu| gpu.departed() > 0);
         if !ordered && !dying && self.fit(uuid, &[id]) {
@@ -325,7 +341,7 @@ impl Core {
             }
             complete = false;
             // If this is not possible, what others were promised, or are about to give back, is in the way.
-            self.order_evictions(uuid, deficit - free, id, now);
+            self.order_evictions(uuid, deficit - free, Some(id), now);
         }
         if complete {
             self.grant(id, &gpus, now);
@@ -354,9 +370,7 @@ impl Core {
     }
 
     fn grant(&mut self, id: ClientId, gpus: &[GpuUuid], now: Time) {
-        let epoch = self.new_epoch();
         let mut room = Vec::new();
-        let mut quantum = Duration::MAX;
         let mut until = now + self.config.grace;
         let mut moved = false;
         let mut freed_at = None;
@@ -366,7 +380,6 @@ impl Core {
             moved |= self.account(id, uuid).is_some_and(|a| a.usage.absent > 0);
             let absent = self.account(id, uuid).map_or(0, |account| account.usage.absent);
             if let Some(gpu) = self.gpus.get_mut(&uuid) {
-                quantum = quantum.min(gpu.quantum);
                 until = until.saturating_add(gpu.move_cost(absent));
                 freed_at = freed_at.max(gpu.freed_at.take());
             }
@@ -374,18 +387,33 @@ impl Core {
             room.push(Room { gpu: uuid, bytes });
         }
         self.with(id, |client| {
-            client.phase = Phase::Granted { epoch, until };
             client.wants = false;
             client.reported_blocked = false;
             client.switch_from =
                 freed_at.filter(|&freed| !moved && client.waiting_since < freed && freed <= now);
         });
-        let quantum_ms = quantum.as_millis().try_into().unwrap_or(u64::MAX);
+        self.send_grant(id, until, room);
+    }
+
+    /// The lock is the client's, with so much room; it should run by `until`.
+    pub(super) fn send_grant(&mut self, id: ClientId, until: Time, room: Vec<Room>) {
+        let epoch = self.new_epoch();
+        self.with(id, |client| client.phase = Phase::Granted { epoch, until });
+        let gpus = self.gpus_used_by(id);
+        let quantum = gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).map(|gpu| gpu.quantum).min();
+        let quantum_ms = quantum.map_or(u64::MAX, |quantum| quantum.as_millis() as u64);
         self.send(id, SchedulerMessage::LockOk { epoch, quantum_ms, room });
     }
 
-    /// Orders as much as is needed beyond what is on its way. False: it cannot be had.
-    fn order_evictions(&mut self, uuid: GpuUuid, needed: u64, for_client: ClientId, now: Time) -> bool {
+    /// Orders as much as is needed beyond what is on its way. False: it cannot be had, and for a client that needs all
+    /// of it nothing is ordered then.
+    fn order_evictions(
+        &mut self,
+        uuid: GpuUuid,
+        needed: u64,
+        for_client: Option<ClientId>,
+        now: Time,
+    ) -> bool {
         let orders = || self.clients.values().filter_map(|c| c.accounts.get(&uuid)?.order);
         let on_its_way = sum(orders().map(|order| order.bytes));
         let unanswered = orders().next().is_some();
@@ -397,7 +425,7 @@ impl Core {
         let candidates: Vec<Candidate> = self
             .clients
             .iter()
-            .filter(|(id, _)| **id != for_client)
+            .filter(|(id, _)| Some(**id) != for_client)
             .filter_map(|(&id, client)| {
                 let account = client.accounts.get(&uuid)?;
                 if account.order.is_some() || account.stays_until.is_some() {
@@ -419,7 +447,7 @@ impl Core {
             .collect();
         let orders = victims::choose(missing, &candidates);
         let possible = sum(orders.iter().map(|&(_, bytes)| bytes));
-        if possible < missing {
+        if possible < missing && for_client.is_some() {
             return unanswered;
         }
         for (victim, bytes) in orders {
@@ -428,7 +456,7 @@ impl Core {
             });
             self.send(victim, SchedulerMessage::Evict(Room { gpu: uuid, bytes }));
         }
-        true
+        possible >= missing
     }
 
     /// Holders learn whether somebody waits for what they hold.
@@ -448,7 +476,9 @@ impl Core {
         let grace = self.config.grace;
         for id in self.ids(|c| !c.reported_stuck) {
             let (due, what) = match self.clients.get(&id).map(|c| c.phase) {
-                Some(Phase::Dropping { since, .. }) => (since + grace, "give the lock back"),
+                Some(Phase::Dropping { since, .. }) => {
+                    (since + grace.max(self.patience_with(id)), "give the lock back")
+                }
                 Some(Phase::Granted { until, .. }) => (until, "run under its grant"),
                 _ => continue,
             };
@@ -514,8 +544,14 @@ impl Core {
     /// What nobody may fill, in bytes.
     pub(super) fn free(&self, uuid: GpuUuid) -> u64 {
         let Some(gpu) = self.gpus.get(&uuid) else { return 0 };
-        let charged = self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(|a| a.budget);
-        gpu.capacity.saturating_sub(sum(charged.chain([gpu.departed()])))
+        gpu.capacity.saturating_sub(self.charged(uuid))
+    }
+
+    /// What clients may have resident, and what those who are gone have left, in bytes.
+    pub(super) fn charged(&self, uuid: GpuUuid) -> u64 {
+        let departed = self.gpus.get(&uuid).map_or(0, super::Gpu::departed);
+        let budgets = self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(|a| a.budget);
+        sum(budgets.chain([departed]))
     }
 
     /// Room to give a client beyond what it asks for: none while others wait.

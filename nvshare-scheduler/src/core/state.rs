@@ -1,6 +1,6 @@
 //! What the core knows of clients and GPUs.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use nvshare_proto::units::{GIB, MIB};
@@ -86,7 +86,7 @@ pub(crate) struct Promise {
 
 /// A client's contexts and modules are taken to need no more than this: what is beyond it is something else that we do
 /// not know of, such as memory that another process shares with it.
-const MOST_OVERHEAD: u64 = 4 * GIB;
+pub(crate) const MOST_OVERHEAD: u64 = 4 * GIB;
 /// Overhead is counted in steps, so that each module that is loaded is no news.
 const OVERHEAD_STEP: u64 = 64 * MIB;
 
@@ -111,7 +111,17 @@ pub(crate) struct Account {
 
 impl Account {
     pub(crate) fn new(usage: Usage) -> Self {
-        Self { usage, budget: 0, order: None, needs: 0, promised: None, stays_until: None, beside: [0; 2] }
+        let mut account = Self {
+            usage,
+            budget: 0,
+            order: None,
+            needs: 0,
+            promised: None,
+            stays_until: None,
+            beside: [0; 2],
+        };
+        account.told(usage);
+        account
     }
 
     /// What cannot be moved while the client does not run.
@@ -119,9 +129,16 @@ impl Account {
         if memory == MemoryMode::Off || self.stays_until.is_some() { self.budget } else { 0 }
     }
 
-    /// Its process was looked at: what it has on the card but for managed memory, if it was to be seen.
-    pub(crate) fn measure(&mut self, used: Option<u64>) {
-        let beside = used.map_or(0, |used| used.saturating_sub(self.usage.immovable));
+    /// The client says what it has.
+    pub(crate) fn told(&mut self, usage: Usage) {
+        // What clients say is not to be trusted to add up.
+        let Usage { allocated, absent, immovable, .. } = usage;
+        self.usage = Usage { absent: absent.min(allocated), immovable: immovable.min(allocated), ..usage };
+    }
+
+    /// Its process was looked at: what it has on the card but for managed memory.
+    pub(crate) fn measure(&mut self, used: u64) {
+        let beside = used.saturating_sub(self.usage.immovable);
         self.beside = [beside.min(MOST_OVERHEAD), self.beside[0]];
     }
 
@@ -153,13 +170,23 @@ pub struct Identity {
     pub process: Option<u64>,
 }
 
+impl Identity {
+    /// Whether both are known to be the same process.
+    pub(crate) fn is_same_process(self, other: Self) -> bool {
+        match (self.process, other.process) {
+            (None, None) => self.pid.is_some() && self.pid == other.pid,
+            (one, other) => one.is_some() && one == other,
+        }
+    }
+}
+
 /// A registered process.
 #[derive(Debug)]
 pub(crate) struct Client {
     /// As the kernel says, or as the process itself says where the kernel cannot tell.
     pub(crate) pid: u32,
-    /// What the kernel tells its process from others by, if it does.
-    pub(crate) process: Option<u64>,
+    /// What the kernel says of its process.
+    pub(crate) identity: Identity,
     pub(crate) name: String,
     pub(crate) memory: MemoryMode,
     pub(crate) phase: Phase,
@@ -180,6 +207,8 @@ pub(crate) struct Client {
     pub(crate) switch_from: Option<Time>,
     pub(crate) reported_stuck: bool,
     pub(crate) reported_blocked: bool,
+    /// It was asked for its counters and has not answered.
+    pub(crate) asked_counters: bool,
     pub(crate) counters: Counters,
 }
 
@@ -187,7 +216,7 @@ impl Client {
     pub(crate) fn new(identity: Identity, register: Register, now: Time) -> Self {
         Self {
             pid: identity.pid.unwrap_or(register.pid),
-            process: identity.process,
+            identity,
             name: register.name,
             memory: register.memory,
             phase: Phase::Parked,
@@ -203,6 +232,7 @@ impl Client {
             switch_from: None,
             reported_stuck: false,
             reported_blocked: false,
+            asked_counters: false,
             counters: Counters::default(),
         }
     }
@@ -216,8 +246,8 @@ impl Client {
 /// What a client that is gone has left on a GPU, until its process is gone too or comes back.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Departed {
-    /// Its process, if the kernel tells it from others.
-    pub(crate) process: Option<u64>,
+    /// Its process, as the kernel knows it.
+    pub(crate) identity: Identity,
     pub(crate) bytes: u64,
 }
 
@@ -234,7 +264,7 @@ pub(crate) struct Gpu {
     /// Drains deferred in a row.
     pub(crate) deferrals: u32,
     /// Who gave the lock back in the hand-over under way.
-    pub(crate) released: Vec<ClientId>,
+    pub(crate) released: BTreeSet<ClientId>,
     /// When the lock was last given back.
     pub(crate) freed_at: Option<Time>,
     /// Measured rates of moving memory, in bytes per second.
@@ -260,7 +290,7 @@ impl Gpu {
             turn_started: None,
             not_before: Time::ZERO,
             deferrals: 0,
-            released: Vec::new(),
+            released: BTreeSet::new(),
             freed_at: None,
             evict_rate: ASSUMED_RATES.0,
             restore_rate: ASSUMED_RATES.1,
@@ -279,7 +309,7 @@ impl Gpu {
 
     /// Bytes that clients have left that are gone while their process is not.
     pub(crate) fn departed(&self) -> u64 {
-        self.departed.values().map(|departed| departed.bytes).sum()
+        self.departed.values().fold(0, |sum, departed| sum.saturating_add(departed.bytes))
     }
 
     pub(crate) fn record_switch(&mut self, took: Duration) {

@@ -34,7 +34,7 @@ impl Core {
                 .values()
                 .filter_map(|c| c.accounts.get(&uuid))
                 .map(|a| a.usage.allocated)),
-            resident: gpu.capacity.saturating_sub(self.free(uuid)),
+            resident: self.charged(uuid),
             overhead: sum(self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(Account::overhead)),
             quantum_ms: gpu.quantum.as_millis() as u64,
             holders: self

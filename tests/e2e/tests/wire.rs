@@ -5,9 +5,10 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use nvshare_harness::{Program, Scheduler, World};
+use nvshare_harness::{Program, Scheduler, World, wait_until};
 use nvshare_proto::{
-    AdminRequest, ClientMessage, Gate, GpuUuid, MemoryMode, Register, Reply, Request, Usage, VERSION, codec,
+    AdminRequest, ClientMessage, Counters, Gate, GpuUuid, MemoryMode, Register, Reply, Request, Usage,
+    VERSION, codec,
 };
 
 fn register() -> Request {
@@ -137,6 +138,27 @@ fn stale_and_absurd_messages_change_nothing_for_others() {
         .collect();
     let _ = exchange(&world, &frames);
     assert!(scheduler.lives());
+    // Memory that moves slower and slower, and all that there is of it to move before it can run.
+    let slow = |n: u64| Counters {
+        restored: n << 30,
+        restore_ns: n << 55,
+        evicted: n << 30,
+        evict_ns: n << 55,
+        ..Counters::default()
+    };
+    let first = Request::Register(Register {
+        usage: vec![Usage { total: ALL, ..usage }],
+        ..match register() {
+            Request::Register(register) => register,
+            other => unreachable!("{other:?}"),
+        }
+    });
+    let frames: Vec<Vec<u8>> = std::iter::once(codec::encode(&first).expect("a frame"))
+        .chain((1..200).map(|n| frame(ClientMessage::Counters(slow(n)))))
+        .chain([frame(ClientMessage::ReqLock)])
+        .collect();
+    let _ = exchange(&world, &frames);
+    assert!(scheduler.lives());
     Program::workload(&world, "honest", "--memory 512MiB --block 64MiB --steps 5").start().finish().intact();
 }
 
@@ -147,11 +169,14 @@ fn who_does_not_read_is_cut_off() {
     let mut deaf = UnixStream::connect(world.socket()).expect("a connection");
     deaf.set_write_timeout(Some(Duration::from_secs(1))).expect("a timeout");
     deaf.write_all(&codec::encode(&register()).expect("a frame")).expect("sent");
-    // Each status makes the scheduler ask for counters, which this one never reads nor answers.
-    for _ in 0..20 {
-        assert!(Scheduler::ctl(&world, &["status"]).status.success());
-    }
+    // Each of these is answered, and the answers are never read.
+    let pings = codec::encode(&Request::Client(ClientMessage::Ping)).expect("a frame").repeat(64);
+    wait_until("it is cut off", || {
+        let _ = deaf.write_all(&pings);
+        scheduler.log().contains("does not read; it is cut off")
+    });
     assert!(scheduler.lives());
+    Scheduler::until(&world, "it is gone", |status| status.clients.iter().all(|client| client.gone));
 }
 
 #[test]

@@ -20,7 +20,6 @@ build() { # output, source, flags
     fi
     case $3 in *"cudart shared"*) cp "$lib"/libcudart.so.1[0-9] bin/; ln -sf "$(ls "$lib"/libcudart.so.1[0-9])" "$work/libcudart.so"; link="$link -L$work -Xlinker -rpath=\$ORIGIN";; esac
     "$nvcc" -arch="${ARCH:-sm_90}" -Wno-deprecated-gpu-targets $3 "$work/$1.o" -o "bin/$1" -L"$lib" $link -ldl -lpthread || return 1
-    strip "bin/$1"
     rm "$work/$1.o"
 }
 
