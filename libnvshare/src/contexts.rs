@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::cuda::{CUcontext, CUdevice, CUresult};
 use crate::plain::kept;
-use crate::{devices, driver, gate, memory, mover, streams};
+use crate::{devices, driver, memory, mover, streams};
 
 /// Primary contexts, by device.
 static PRIMARY: Mutex<Vec<(CUdevice, CUcontext)>> = Mutex::new(Vec::new());
@@ -101,10 +101,6 @@ pub(crate) unsafe fn retain_primary(real: Retain, context: *mut CUcontext, devic
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn destroy(real: OfContext, context: CUcontext) -> CUresult {
-    if gate::is_forked() {
-        // SAFETY: the caller's arguments.
-        return unsafe { real(context) };
-    }
     // Nothing of ours may be under way in it, and nothing of ours may be left in it.
     let _still = mover::hold_still();
     let taken = streams::take_context(context);
@@ -138,10 +134,6 @@ pub(crate) unsafe fn reset_primary(real: OfDevice, device: CUdevice) -> CUresult
 /// # Safety
 /// As for the driver's function.
 unsafe fn end_primary(real: OfDevice, device: CUdevice, lives_on: impl FnOnce() -> bool) -> CUresult {
-    if gate::is_forked() {
-        // SAFETY: the caller's arguments.
-        return unsafe { real(device) };
-    }
     let _still = mover::hold_still();
     let primary =
         PRIMARY.lock().unwrap_or_else(PoisonError::into_inner).iter().find(|(of, _)| *of == device).copied();

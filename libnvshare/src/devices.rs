@@ -75,15 +75,26 @@ pub(crate) struct Account {
 /// What the driver keeps for itself on a device, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Kept {
-    /// Freed, and kept by its pool.
-    pub(crate) pools: u64,
+    /// Freed, and kept by pools of the driver's own memory.
+    pub(crate) ordered: u64,
+    /// Freed, and kept by managed pools.
+    pub(crate) pooled: u64,
     /// Of graphs.
     pub(crate) graphs: u64,
 }
 
 impl Kept {
+    /// What pools of this kind of memory keep.
+    pub(crate) fn of(&mut self, kind: Kind) -> Option<&mut u64> {
+        match kind {
+            Kind::Ordered => Some(&mut self.ordered),
+            Kind::Pooled => Some(&mut self.pooled),
+            _ => None,
+        }
+    }
+
     pub(crate) fn sum(self) -> u64 {
-        self.pools + self.graphs
+        self.ordered + self.pooled + self.graphs
     }
 }
 
@@ -135,6 +146,8 @@ pub(crate) enum Admission {
     Charged(u64),
     /// It has to wait for this much room, outside the gate.
     Lacks(u64),
+    /// The lock has come meanwhile: the caller can have the gate open.
+    Again,
 }
 
 static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
@@ -192,7 +205,7 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
     })
 }
 
-/// An allocation waits this long for room before the program sees the driver's own out-of-memory.
+/// An allocation of who runs waits this long for room before the program sees the driver's own out-of-memory.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// More than the session waits for the answer of a scheduler that is there; where there is none it says so at once.
 const FIRST_CONTACT: Duration = Duration::from_secs(6);
@@ -258,7 +271,7 @@ impl Device {
     pub(crate) fn admit(&self, bytes: u64, kind: Kind, holding: bool) -> Result<Admission, CUresult> {
         let mut account = self.lock();
         let most = self.most(&account);
-        let again = if kind.is_pools() { bytes.min(account.kept.pools) } else { 0 };
+        let again = account.kept.of(kind).map_or(0, |kept| bytes.min(*kept));
         let more = bytes - again;
         let allocated = account.allocated.saturating_add(more);
         if allocated > most {
@@ -270,6 +283,9 @@ impl Device {
             return Err(CUresult::OUT_OF_MEMORY);
         }
         if !holding && !kind.needs_room() {
+            if account.holding {
+                return Ok(Admission::Again);
+            }
             self.charge_quota(&account, more)?;
             account.allocated = allocated;
             account.enter(bytes, kind);
@@ -282,7 +298,9 @@ impl Device {
             return Ok(Admission::Lacks(lacks as u64));
         }
         self.charge_quota(&account, more)?;
-        account.kept.pools -= again;
+        if let Some(kept) = account.kept.of(kind) {
+            *kept -= again;
+        }
         account.allocated = allocated;
         account.enter(bytes, kind);
         Ok(Admission::Charged(again + account.charge(wanted)))
@@ -347,7 +365,9 @@ impl Device {
         self.release(bytes - charged, 0, kind);
         self.update(|account| {
             account.leave(charged, kind);
-            account.kept.pools += charged;
+            if let Some(kept) = account.kept.of(kind) {
+                *kept += charged;
+            }
         });
     }
 
@@ -404,7 +424,6 @@ impl Device {
     /// `even_parked`: it is needed also while the lock is elsewhere. `ask` tells the session that something is
     /// needed.
     pub(crate) fn wait_for_room(&self, lacks: u64, even_parked: bool, ask: impl FnOnce()) -> bool {
-        let deadline = Instant::now() + PATIENCE;
         let mut account = self.lock();
         account.needs = account.needs.max(lacks);
         account.waiting += 1;
@@ -412,12 +431,22 @@ impl Device {
         drop(account);
         ask();
         let mut account = self.lock();
-        while account.needs > 0 && (account.holding || even_parked) && !account.free && !account.refused {
-            let Some(left) = deadline.checked_duration_since(Instant::now()) else { break };
+        // Who is parked waits for its turn, which may be long in coming; who runs is served or refused soon.
+        let mut left = PATIENCE;
+        while account.needs > 0
+            && (account.holding || even_parked)
+            && !account.free
+            && !account.refused
+            && !left.is_zero()
+        {
+            let (was_holding, begin) = (account.holding, Instant::now());
             (account, _) = self.changed.wait_timeout(account, left).unwrap_or_else(PoisonError::into_inner);
+            if was_holding && account.holding {
+                left = left.saturating_sub(begin.elapsed());
+            }
         }
         account.waiting -= 1;
-        let refused = account.refused || Instant::now() >= deadline;
+        let refused = account.refused || left.is_zero();
         if refused || account.free {
             account.needs = 0;
         }
@@ -477,7 +506,8 @@ impl Device {
     pub(crate) fn limit(&self) {
         self.update(|account| {
             account.free = false;
-            account.room = account.reported.1 as i64 - account.charged as i64;
+            // What an eviction has made and is still to be told is the scheduler's already.
+            account.room = account.reported.1 as i64 - account.charged as i64 - account.made as i64;
         });
     }
 
@@ -547,7 +577,7 @@ impl Device {
             limit: self.limit.unwrap_or(0),
             allocated: account.allocated,
             absent: account.absent(),
-            immovable: account.allocated.saturating_sub(account.movable),
+            immovable: account.allocated.saturating_sub(account.movable).saturating_sub(account.kept.pooled),
         }
     }
 

@@ -11,10 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::cuda::{
-    CU_EVENT_DISABLE_TIMING, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
-    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_STREAM_CAPTURE_MODE_RELAXED,
-    CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD, CUcontext, CUdevice,
-    CUdeviceptr, CUevent, CUmemoryPool, CUresult, CUstream,
+    CU_EVENT_DISABLE_TIMING, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_MEMORYTYPE_DEVICE,
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+    CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE,
+    CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemoryPool,
+    CUresult, CUstream,
 };
 use crate::log;
 use crate::table::{ENTRIES, real};
@@ -312,6 +314,17 @@ pub(crate) fn base_of(pointer: CUdeviceptr) -> Result<CUdeviceptr, CUresult> {
     let mut base = 0;
     call!(cuMemGetAddressRange_v2(&raw mut base, std::ptr::null_mut(), pointer))?;
     Ok(base)
+}
+
+/// Whether a pointer leads into plain memory of this device.
+pub(crate) fn is_device_memory(pointer: CUdeviceptr, device: CUdevice) -> bool {
+    let attribute = |attribute: c_int| {
+        let mut value: c_int = 0;
+        call!(cuPointerGetAttribute((&raw mut value).cast(), attribute, pointer)).map(|()| value)
+    };
+    attribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE) == Ok(CU_MEMORYTYPE_DEVICE)
+        && attribute(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) == Ok(device)
+        && attribute(CU_POINTER_ATTRIBUTE_IS_MANAGED) == Ok(0)
 }
 
 pub(crate) fn prefetch(

@@ -2,7 +2,8 @@
 //!
 //! - A **gated** row becomes a hook that passes the gate and calls the driver.
 //! - A **prompt** row is gated as well. The driver returns from it before the work is done, but waits for managed memory: so
-//!   if any or all of the pointers named are to ours, it becomes the stream-ordered function on the same default stream.
+//!   if the pointers named allow it ([`are_prompt`](crate::pointers::are_prompt)), it becomes the stream-ordered function
+//!   on the same default stream.
 //! - A **handled** row becomes a hook that hands its arguments and the real function to a handler.
 //! - A **called** row is a function that the library itself calls; the program gets the driver's own.
 //! - A **forwarded** row is a name that is known and left alone.
@@ -96,7 +97,7 @@ macro_rules! gated_hook {
 
 /// One hook of a prompt row.
 macro_rules! prompt_hook {
-    ($name:ident, $twin:expr, ($($arg:ident : $ty:ty),*), $ordered:ident, $of_them:ident($($pointer:ident),+)) => {
+    ($name:ident, $twin:expr, ($($arg:ident : $ty:ty),*), $ordered:ident, ($($pointer:ident),+)) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> CUresult {
             let Some(real) = super::real::$name.get() else { return CUresult::NOT_SUPPORTED };
@@ -104,7 +105,7 @@ macro_rules! prompt_hook {
             let pass = $crate::gate::enter(stream);
             let result = match super::real::$ordered.get() {
                 // SAFETY: the caller's arguments, and the stream that it meant.
-                Some(ordered) if [$($pointer),+].into_iter().$of_them(pointers::waits_for) => unsafe {
+                Some(ordered) if pointers::are_prompt(&[$($pointer),+]) => unsafe {
                     ordered($($arg,)* stream.handle())
                 },
                 // SAFETY: the caller's arguments, handed on unchanged to the function that it meant to call.
@@ -122,6 +123,11 @@ macro_rules! handled_hook {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> CUresult {
             let Some(real) = super::real::$name.get() else { return CUresult::NOT_SUPPORTED };
+            if $crate::gate::is_forked() {
+                // The driver refuses; and locks of ours may be held for ever, by threads that are not in this process.
+                // SAFETY: the caller's arguments, handed on unchanged to the function that it meant to call.
+                return unsafe { real($($arg),*) };
+            }
             // SAFETY: the caller's arguments and the function that it meant to call; handlers treat pointers
             // as the driver does.
             unsafe { $handler(real, $($arg),*) }
@@ -139,7 +145,7 @@ macro_rules! real_slot {
 macro_rules! entry_points {
     (
         gated { $( $gclass:ident $gname:ident $gargs:tt $(and $gtwin:ident)? on $stream:expr; )* }
-        prompt { $( $pclass:ident $pname:ident $pargs:tt and $ptwin:ident as $ordered:ident if $of_them:ident($($pointer:ident),+); )* }
+        prompt { $( $pclass:ident $pname:ident $pargs:tt and $ptwin:ident as $ordered:ident of $pointers:tt; )* }
         handled { $( $hclass:ident $hname:ident $hargs:tt = $handler:path; )* }
         called { $( $cname:ident $cargs:tt $(and $ctwin:ident)?; )* }
         forwarded { $( $fname:ident )* }
@@ -172,7 +178,7 @@ macro_rules! entry_points {
             const NULL: CUstream = CUstream::NULL;
 
             $( gated_hook!($gname, false, $gargs, $stream); $( gated_hook!($gtwin, true, $gargs, $stream); )? )*
-            $( prompt_hook!($pname, false, $pargs, $ordered, $of_them($($pointer),+)); prompt_hook!($ptwin, true, $pargs, $ordered, $of_them($($pointer),+)); )*
+            $( prompt_hook!($pname, false, $pargs, $ordered, $pointers); prompt_hook!($ptwin, true, $pargs, $ordered, $pointers); )*
             $( handled_hook!($hname, $hargs, $handler); )*
         }
 

@@ -6,12 +6,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::{gate, session};
+use crate::{gate, mover, session};
 
 static BEGUN: AtomicBool = AtomicBool::new(false);
 
 /// So many times a tenth of a millisecond, who is inside a call has to come out of it.
-const PATIENCE: usize = 50;
+const CALLS: usize = 50;
+/// So many, the piece of memory that is being moved has to arrive: the next one is not begun.
+const MOVES: usize = 3000;
 
 /// Whether the program exits.
 pub(crate) fn has_begun() -> bool {
@@ -23,8 +25,12 @@ pub(crate) fn watch() {
     extern "C" fn at_exit() {
         BEGUN.store(true, Ordering::SeqCst);
         session::say_counters();
-        for _ in 0..PATIENCE {
-            if gate::nobody_inside() {
+        wait(CALLS, gate::nobody_inside);
+        wait(MOVES, mover::is_still);
+    }
+    fn wait(times: usize, until: impl Fn() -> bool) {
+        for _ in 0..times {
+            if until() {
                 return;
             }
             std::thread::sleep(Duration::from_micros(100));

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nvshare_proto::MemoryMode;
 
-use crate::cuda::{CU_MEM_ATTACH_GLOBAL, CUcontext, CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult};
+use crate::cuda::{
+    CU_MEM_ATTACH_GLOBAL, CUcontext, CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult, CUstream,
+};
 use crate::devices::{Admission, Device};
 use crate::ledger::{Allocation, Kind};
 use crate::plain::{arrays, kept, later};
@@ -42,6 +44,18 @@ pub(crate) fn target() -> Option<(&'static Device, CUcontext)> {
     device.meet();
     session::uses(device);
     Some((device, context))
+}
+
+/// The same for what is ordered in a stream: the device is the stream's.
+pub(crate) fn target_of(stream: CUstream) -> Option<(&'static Device, CUcontext)> {
+    let current = target()?;
+    if devices::all().nth(1).is_none() {
+        return Some(current);
+    }
+    match driver::context_of(stream).ok()? {
+        context if context == current.1 => Some(current),
+        context => driver::in_context(context, || Ok(target())).ok()?,
+    }
 }
 
 /// Makes an allocation by `make`, which returns its address, under the limits and into the ledger.
@@ -97,6 +111,7 @@ pub(crate) fn admitted<T, U>(
                     return Err(CUresult::OUT_OF_MEMORY);
                 }
             }
+            Ok(Admission::Again) => leave(pass),
             Ok(Admission::Charged(charged)) => {
                 let undo = OnUnwind::new(|| device.release(bytes, charged, kind));
                 let made = make();
@@ -341,6 +356,9 @@ pub(crate) unsafe fn free_v1(real: FreeV1, base: CUdeviceptrV1) -> CUresult {
 }
 
 pub(crate) fn free_with(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
+    if later::is_freed(base) {
+        return CUresult::INVALID_VALUE;
+    }
     // A pointer that we never saw is the driver's business alone.
     let Some(allocation) = ledger::remove(base) else { return call() };
     let undo = OnUnwind::new(|| ledger::put_back(Arc::clone(&allocation)));

@@ -96,6 +96,11 @@ pub(crate) fn hold_still() -> MutexGuard<'static, ()> {
     lock(&STILL)
 }
 
+/// Whether no job uses a context at present.
+pub(crate) fn is_still() -> bool {
+    STILL.try_lock().is_ok()
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -278,6 +283,9 @@ fn pieces(
 ) -> Result<(), CUresult> {
     let mut at = from;
     while at < from + bytes {
+        if exit::has_begun() {
+            return Err(CUresult::DEINITIALIZED);
+        }
         let piece = PIECE.min(from + bytes - at);
         driver::prefetch(allocation.base + at, piece, to, stream)?;
         at += piece;
@@ -360,6 +368,9 @@ fn evict_piece(
     device: &Device,
     stream: CUstream,
 ) -> Result<u64, CUresult> {
+    if exit::has_begun() {
+        return Err(CUresult::DEINITIALIZED);
+    }
     let mut place = allocation.place();
     if place.freed || !place.lived || !allocation.is_movable() || allocation.size < SMALLEST_EVICTED {
         return Ok(0);

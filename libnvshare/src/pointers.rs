@@ -4,18 +4,18 @@
 //! managed memory. What managed memory cannot do stays visible ([`sharing`](crate::sharing)).
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
 
 use crate::config;
-use crate::cuda::{CUdeviceptr, CUresult};
-use crate::ledger;
-use crate::{capture, driver, exit};
+use crate::cuda::{CU_POINTER_ATTRIBUTE_IS_MANAGED, CUdeviceptr, CUresult};
+use crate::ledger::{self, Allocation, Kind};
+use crate::{capture, driver, exit, gate};
 
 type GetAttribute = unsafe extern "C-unwind" fn(*mut c_void, c_int, CUdeviceptr) -> CUresult;
 type GetAttributes =
     unsafe extern "C-unwind" fn(c_uint, *const c_int, *const *mut c_void, CUdeviceptr) -> CUresult;
 
 const CU_POINTER_ATTRIBUTE_HOST_POINTER: c_int = 4;
-const CU_POINTER_ATTRIBUTE_IS_MANAGED: c_int = 8;
 
 /// Whether a pointer leads into memory that is to look like what was asked for.
 fn is_in_disguise(pointer: CUdeviceptr) -> bool {
@@ -24,15 +24,30 @@ fn is_in_disguise(pointer: CUdeviceptr) -> bool {
 
 /// Whether a pointer leads into memory that was asked for as device memory and is managed.
 pub(crate) fn is_ours(pointer: CUdeviceptr) -> bool {
-    // The driver knows where each allocation begins, ours among them.
-    let found = ledger::find(pointer).or_else(|| ledger::find(driver::base_of(pointer).ok()?));
-    found.is_some_and(|allocation| allocation.kind.is_in_disguise())
+    allocation_of(pointer).is_some_and(|allocation| allocation.kind.is_in_disguise())
 }
 
-/// Whether the driver would wait for a fill or a copy of this memory on the card because it is managed, as it does not
-/// for device memory. (In a capture, what is not stream-ordered is the driver's to refuse.)
-pub(crate) fn waits_for(pointer: CUdeviceptr) -> bool {
-    capture::open() == 0 && !exit::has_begun() && is_ours(pointer)
+fn allocation_of(pointer: CUdeviceptr) -> Option<Arc<Allocation>> {
+    // The driver knows where each allocation begins, ours among them.
+    ledger::find(pointer).or_else(|| ledger::find(driver::base_of(pointer).ok()?))
+}
+
+/// Whether a fill or a copy is to return before it is done, as it does for device memory and would not for managed
+/// memory that stands for it: one at least leads into such memory, and all of them into device memory of the current
+/// device. What leads elsewhere, to another GPU's memory or to what the host sees too, the driver waits for, and
+/// programs rely on that. (In a capture, what is not stream-ordered is the driver's to refuse.)
+pub(crate) fn are_prompt(pointers: &[CUdeviceptr]) -> bool {
+    if capture::open() != 0 || exit::has_begun() || gate::is_forked() {
+        return false;
+    }
+    if !pointers.iter().any(|&pointer| is_ours(pointer)) {
+        return false;
+    }
+    let Ok(here) = driver::current_device() else { return false };
+    pointers.iter().all(|&pointer| match allocation_of(pointer) {
+        Some(allocation) => allocation.kind != Kind::Managed && allocation.device == here,
+        None => driver::is_device_memory(pointer, here),
+    })
 }
 
 /// # Safety

@@ -94,14 +94,14 @@ gated {
 }
 
 prompt {
-    copy cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize) and cuMemcpy_ptds as cuMemcpyAsync if all(dst, src);
-    copy cuMemcpyDtoD_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoD_v2_ptds as cuMemcpyDtoDAsync_v2 if any(dstDevice, srcDevice);
-    fill cuMemsetD8_v2(dstDevice: CUdeviceptr, uc: c_uchar, N: usize) and cuMemsetD8_v2_ptds as cuMemsetD8Async if all(dstDevice);
-    fill cuMemsetD16_v2(dstDevice: CUdeviceptr, us: c_ushort, N: usize) and cuMemsetD16_v2_ptds as cuMemsetD16Async if all(dstDevice);
-    fill cuMemsetD32_v2(dstDevice: CUdeviceptr, ui: c_uint, N: usize) and cuMemsetD32_v2_ptds as cuMemsetD32Async if all(dstDevice);
-    fill cuMemsetD2D8_v2(dstDevice: CUdeviceptr, dstPitch: usize, uc: c_uchar, Width: usize, Height: usize) and cuMemsetD2D8_v2_ptds as cuMemsetD2D8Async if all(dstDevice);
-    fill cuMemsetD2D16_v2(dstDevice: CUdeviceptr, dstPitch: usize, us: c_ushort, Width: usize, Height: usize) and cuMemsetD2D16_v2_ptds as cuMemsetD2D16Async if all(dstDevice);
-    fill cuMemsetD2D32_v2(dstDevice: CUdeviceptr, dstPitch: usize, ui: c_uint, Width: usize, Height: usize) and cuMemsetD2D32_v2_ptds as cuMemsetD2D32Async if all(dstDevice);
+    copy cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize) and cuMemcpy_ptds as cuMemcpyAsync of (dst, src);
+    copy cuMemcpyDtoD_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoD_v2_ptds as cuMemcpyDtoDAsync_v2 of (dstDevice, srcDevice);
+    fill cuMemsetD8_v2(dstDevice: CUdeviceptr, uc: c_uchar, N: usize) and cuMemsetD8_v2_ptds as cuMemsetD8Async of (dstDevice);
+    fill cuMemsetD16_v2(dstDevice: CUdeviceptr, us: c_ushort, N: usize) and cuMemsetD16_v2_ptds as cuMemsetD16Async of (dstDevice);
+    fill cuMemsetD32_v2(dstDevice: CUdeviceptr, ui: c_uint, N: usize) and cuMemsetD32_v2_ptds as cuMemsetD32Async of (dstDevice);
+    fill cuMemsetD2D8_v2(dstDevice: CUdeviceptr, dstPitch: usize, uc: c_uchar, Width: usize, Height: usize) and cuMemsetD2D8_v2_ptds as cuMemsetD2D8Async of (dstDevice);
+    fill cuMemsetD2D16_v2(dstDevice: CUdeviceptr, dstPitch: usize, us: c_ushort, Width: usize, Height: usize) and cuMemsetD2D16_v2_ptds as cuMemsetD2D16Async of (dstDevice);
+    fill cuMemsetD2D32_v2(dstDevice: CUdeviceptr, dstPitch: usize, ui: c_uint, Width: usize, Height: usize) and cuMemsetD2D32_v2_ptds as cuMemsetD2D32Async of (dstDevice);
 }
 
 handled {

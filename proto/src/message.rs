@@ -95,7 +95,7 @@ pub struct Usage {
     pub allocated: u64,
     /// Bytes of these that are not on the card: evicted, or allocated while parked and never touched.
     pub absent: u64,
-    /// Bytes of these that stay on the card: the driver's own memory, with what its pools and graphs keep.
+    /// Bytes of these that are the driver's own memory, with what it keeps for pools and graphs: they are not moved.
     pub immovable: u64,
 }
 

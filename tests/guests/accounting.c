@@ -6,6 +6,7 @@ struct array { size_t width, height, depth; int format; unsigned channels, flags
 
 int main(void) {
     start();
+    load_kernel();
     size_t before = free_bytes();
     uint64_t a = alloc(64 * MIB), b = 0, c = 0, d = 0;
     size_t pitch = 0;
@@ -60,6 +61,12 @@ int main(void) {
     EXPECT(FN(cuMemFreeAsync)(a, NULL) != 0);
     EXPECT(FN(cuMemRelease)(handle) != 0);
     EXPECT(FN(cuMemFree_v2)(0x1234560ul) != 0);
+    b = alloc(8 * MIB);
+    CHECK(launch(b, 64, 20000, NULL));
+    CHECK(FN(cuMemFreeAsync)(b, NULL));
+    EXPECT(FN(cuMemFree_v2)(b) != 0);
+    CHECK(FN(cuCtxSynchronize)());
+    CHECK(FN(cuMemFree_v2)(alloc(4 * MIB)));
     EXPECT(free_bytes() == before);
     return 0;
 }

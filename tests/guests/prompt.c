@@ -17,5 +17,11 @@ int main(void) {
     for (int i = 0; i < 16; i++) EXPECT(words[i] == (i < 4 ? 2 : 8));
     CHECK(FN(cuMemcpyDtoH_v2)(words, memory + 2 * MIB + 1008, sizeof words));
     for (int i = 0; i < 16; i++) EXPECT(words[i] == (i < 4 ? 2 : 8));
+    /* What the host sees too is there when the copy returns. */
+    uint64_t seen;
+    CHECK(FN(cuMemAllocManaged)(&seen, MIB, 1));
+    CHECK(launch(memory, MIB, 50000, NULL));
+    CHECK(FN(cuMemcpyDtoD_v2)(seen, memory, 64));
+    CHECK(FN(cuStreamQuery)(NULL));
     return 0;
 }

@@ -74,7 +74,11 @@ pub(crate) fn look(device: &Device) {
     let _relaxed = Relaxed::begin();
     let mut kept = Kept::default();
     if POOLS.load(Ordering::Relaxed) {
-        pools::each(device.ordinal, |pool| kept.pools += driver::pool_keeps(pool).unwrap_or(0));
+        pools::each(device.ordinal, |pool, kind| {
+            if let Some(kept) = kept.of(kind) {
+                *kept += driver::pool_keeps(pool).unwrap_or(0);
+            }
+        });
     }
     if GRAPHS.load(Ordering::Relaxed) {
         kept.graphs = driver::graph_memory(device.ordinal).unwrap_or(0);
@@ -101,7 +105,7 @@ pub(crate) fn give_up(device: &Device) -> bool {
     }
     let _relaxed = Relaxed::begin();
     if POOLS.load(Ordering::Relaxed) {
-        pools::each(device.ordinal, |pool| {
+        pools::each(device.ordinal, |pool, _| {
             let _ = driver::trim_pool(pool);
         });
     }

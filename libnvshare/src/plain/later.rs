@@ -44,6 +44,11 @@ pub(super) fn free(base: CUdeviceptr, context: CUcontext, stream: CUstream) -> C
     }
 }
 
+/// Whether the program has freed this already.
+pub(crate) fn is_freed(base: CUdeviceptr) -> bool {
+    COUNT.load(Ordering::Relaxed) > 0 && lock(&WAITING).iter().any(|waiting| waiting.base == base)
+}
+
 /// Frees what its stream is done with.
 pub(crate) fn sweep() {
     if COUNT.load(Ordering::Relaxed) == 0 || gate::is_forked() {

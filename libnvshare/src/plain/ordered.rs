@@ -49,7 +49,7 @@ pub(crate) unsafe fn alloc_async<const TWIN: bool>(
     bytes: usize,
     stream: CUstream,
 ) -> CUresult {
-    let on = memory::target();
+    let on = memory::target_of(StreamKey::new(stream, TWIN).handle());
     let in_graph = in_graph(stream, TWIN);
     let from_pool = if TWIN { &real::cuMemAllocFromPoolAsync_ptsz } else { &real::cuMemAllocFromPoolAsync };
     // Graphs have a pool of their own, and what other processes are to reach is not managed: the driver's own pools
@@ -82,8 +82,9 @@ pub(crate) unsafe fn alloc_from_pool_async<const TWIN: bool>(
     stream: CUstream,
 ) -> CUresult {
     let known = pools::find(pool);
+    let target = || memory::target_of(StreamKey::new(stream, TWIN).handle());
     if in_graph(stream, TWIN) {
-        let on = memory::target().map(|(device, _)| device);
+        let on = target().map(|(device, _)| device);
         let managed = known.is_some_and(|known| known.kind == Kind::Pooled);
         let plain = on.filter(|_| managed).and_then(|device| driver::default_pool(device.ordinal).ok());
         let pool = plain.unwrap_or(pool);
@@ -91,11 +92,9 @@ pub(crate) unsafe fn alloc_from_pool_async<const TWIN: bool>(
         return graphs::admitted(on, bytes as u64, || unsafe { real(place, bytes, pool, stream) });
     }
     let on = match known {
-        // A default pool: the current device's, as good as always.
-        None => memory::target(),
-        Some(known) => {
-            memory::target().and_then(|(_, context)| Some((devices::get(known.device?)?, context)))
-        }
+        // A default pool: the stream's device's, as good as always.
+        None => target(),
+        Some(known) => target().and_then(|(_, context)| Some((devices::get(known.device?)?, context))),
     };
     let kind = known.map_or(Kind::Ordered, |known| known.kind);
     // SAFETY: the caller's arguments, `place` or a place of ours.

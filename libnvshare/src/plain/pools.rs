@@ -21,7 +21,7 @@ use crate::devices::{self, Device};
 use crate::driver::{self, Relaxed};
 use crate::ledger::Kind;
 use crate::table::real;
-use crate::{callbacks, gate, log, session, sharing};
+use crate::{callbacks, exit, log, session, sharing};
 
 type PoolCreate = unsafe extern "C-unwind" fn(*mut CUmemoryPool, *const c_void) -> CUresult;
 type PoolOfDevice = unsafe extern "C-unwind" fn(*mut CUmemoryPool, CUdevice) -> CUresult;
@@ -95,7 +95,7 @@ pub(crate) unsafe fn create(
     pool: *mut CUmemoryPool,
     properties: *const c_void,
 ) -> CUresult {
-    if pool.is_null() || gate::is_forked() {
+    if pool.is_null() {
         // SAFETY: the caller's arguments.
         return unsafe { real(pool, properties) };
     }
@@ -125,17 +125,11 @@ fn enter(handle: CUmemoryPool, pool: Pool) {
 
 /// What is known of a pool; `None`: nobody created it, so it is a default pool.
 pub(super) fn find(pool: CUmemoryPool) -> Option<Pool> {
-    if gate::is_forked() {
-        return None;
-    }
     lock(&POOLS).get(&(pool.0 as usize)).copied()
 }
 
 /// What stands in place of a device's default pool, from now on; `None`: nothing does.
 fn stand_in(device: &Device) -> Option<CUmemoryPool> {
-    if gate::is_forked() {
-        return None;
-    }
     let mut stand_ins = lock(&STAND_INS);
     let known = stand_ins.entry(device.ordinal).or_insert_with(|| {
         let _relaxed = Relaxed::begin();
@@ -191,8 +185,8 @@ fn make_current(device: &Device, pool: CUmemoryPool, set: impl FnOnce(CUmemoryPo
 
 /// A device that the program asks about, perhaps before it uses any.
 fn of_ordinal(device: CUdevice) -> Option<&'static Device> {
-    // What the driver's own thread asks for, the driver answers; and in a forked child our locks may be held for ever.
-    if callbacks::running() || gate::is_forked() {
+    // What the driver's own thread asks for, the driver answers.
+    if callbacks::running() {
         return None;
     }
     session::start();
@@ -327,14 +321,14 @@ pub(crate) unsafe fn get_access(
     result
 }
 
-/// Does something with each pool of a device, none of which goes away meanwhile.
-pub(super) fn each(device: CUdevice, mut body: impl FnMut(CUmemoryPool)) {
+/// Does something with each pool of a device, and the kind of its memory; none of them goes away meanwhile.
+pub(super) fn each(device: CUdevice, mut body: impl FnMut(CUmemoryPool, Kind)) {
     let created = lock(&POOLS);
-    driver::default_pool(device).into_iter().for_each(&mut body);
+    driver::default_pool(device).into_iter().for_each(|pool| body(pool, Kind::Ordered));
     created
         .iter()
         .filter(|(_, pool)| pool.device == Some(device))
-        .for_each(|(&handle, _)| body(CUmemoryPool(handle as *mut c_void)));
+        .for_each(|(&handle, pool)| body(CUmemoryPool(handle as *mut c_void), pool.kind));
 }
 
 /// Allocations of the pool live on until they are freed.
@@ -342,10 +336,6 @@ pub(super) fn each(device: CUdevice, mut body: impl FnMut(CUmemoryPool)) {
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn destroy(real: PoolDestroy, pool: CUmemoryPool) -> CUresult {
-    if gate::is_forked() {
-        // SAFETY: the caller's argument.
-        return unsafe { real(pool) };
-    }
     let handle = pool.0 as usize;
     let stands_for =
         lock(&STAND_INS).iter().find(|(_, ours)| **ours == Some(handle)).map(|(&device, _)| device);
@@ -413,7 +403,7 @@ pub(crate) fn moved() {
 /// What a pool hands out may have been moved to the host when it was another allocation: it is brought back in the order
 /// of the stream.
 pub(super) fn bring(base: CUdeviceptr, bytes: u64, device: &Device, stream: CUstream) {
-    if !MOVED.load(Ordering::Relaxed) {
+    if !MOVED.load(Ordering::Relaxed) || exit::has_begun() {
         return;
     }
     let _relaxed = Relaxed::begin();

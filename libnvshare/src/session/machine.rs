@@ -474,11 +474,7 @@ impl Machine {
                 self.act(Action::Unlimit);
                 self.act(Action::Bound(false));
             }
-            Phase::Restoring { .. } => self.go_alone(),
-            Phase::Draining { .. } => {
-                self.act(Action::Cancel);
-                self.go_alone();
-            }
+            Phase::Restoring { .. } | Phase::Draining { .. } => self.go_alone(),
             Phase::Parked | Phase::Idle { .. } | Phase::Freeing | Phase::Free => {}
         }
     }
@@ -487,6 +483,10 @@ impl Machine {
         self.asked = false;
         if self.phase == Phase::Free {
             return;
+        }
+        if matches!(self.phase, Phase::Draining { .. }) {
+            // What it waits for may be a thread that sleeps at the gate.
+            self.act(Action::Cancel);
         }
         self.act(Action::Unlimit);
         if self.is_running() {
@@ -698,6 +698,14 @@ mod tests {
         assert_eq!(client.feed(Input::WentIdle).len(), 3);
         // IDLE and DROP_LOCK have crossed: there is nothing to drain.
         assert_eq!(client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 }), []);
+    }
+
+    #[test]
+    fn who_is_freed_while_it_drains_waits_for_nothing() {
+        let mut client = Client::running_contended();
+        client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 50_000 });
+        let freed = client.hear(SchedulerMessage::SchedOff);
+        assert_eq!(freed, [Action::Cancel, Action::Unlimit, Action::Begin { anyway: false }]);
     }
 
     #[test]

@@ -434,9 +434,11 @@ impl Session {
             let gpu = device.uuid;
             let lacking = device.lacking();
             // The first usage also says that the device is in use from now on.
-            if self.now_told(device, lacking) || device.is_usage_stale() {
+            let is_news = self.now_told(device, lacking);
+            if is_news || device.is_usage_stale() {
                 self.tell_usage(gpu);
-                if lacking > 0 {
+                // Who needs nothing any more says so as well: others would leave for nobody.
+                if is_news || lacking > 0 {
                     self.say(ClientMessage::NeedRoom(Room { gpu, bytes: lacking }));
                 }
             }

@@ -172,7 +172,7 @@ api! {
     }
     fn cuMemAllocAsync(place: *mut u64, bytes: usize, stream: usize) {
         // A managed pool never takes the place of the plain one here (measured).
-        match process::get().and_then(|p| p.current_gpu()) {
+        match process::get().and_then(|p| p.gpu_of_stream(&*p.stream(stream, false)?)) {
             // SAFETY: the caller's arguments.
             Ok(gpu) => unsafe { cuMemAllocFromPoolAsync(place, bytes, POOLS + gpu, stream) },
             Err(failure) => failure,
@@ -181,8 +181,8 @@ api! {
     fn cuMemAllocFromPoolAsync(place: *mut u64, bytes: usize, pool: usize, stream: usize) {
         unsafe { give(place, process::get().and_then(|p| {
             let stream = p.stream(stream, false)?;
-            let (_, managed) = pool_of(pool)?;
-            if !stream.is_capturing() { return p.allocate_ordered(bytes as u64, managed) }
+            let (gpu, managed) = pool_of(pool)?;
+            if !stream.is_capturing() { return p.allocate_ordered(gpu, bytes as u64, managed) }
             // Graphs have a pool of their own.
             if managed { return Err(NOT_SUPPORTED) }
             let node = p.graph_node(bytes as u64)?;
@@ -279,6 +279,7 @@ api! {
             (_, Err(failure)) => failure,
             (2, Ok(_)) => unsafe { give(place.cast::<c_uint>(), Ok(2)) },
             (4, Ok(allocation)) if allocation.managed => unsafe { give(place.cast::<u64>(), Ok(address)) },
+            (9, Ok(allocation)) => unsafe { give(place.cast::<c_uint>(), Ok(allocation.gpu as c_uint)) },
             (8, Ok(allocation)) => unsafe { give(place.cast::<c_uint>(), Ok(c_uint::from(allocation.managed))) },
             _ => INVALID_VALUE,
         }

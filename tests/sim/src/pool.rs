@@ -37,8 +37,7 @@ fn bytes(allocation: &Allocation) -> u64 {
 
 impl Process {
     /// Allocates of a managed pool or of a plain one.
-    pub(crate) fn allocate_ordered(&self, size: u64, managed: bool) -> Result<u64, Failure> {
-        let gpu = self.current_gpu()?;
+    pub(crate) fn allocate_ordered(&self, gpu: usize, size: u64, managed: bool) -> Result<u64, Failure> {
         let mut tables = self.tables();
         let count = size.div_ceil(BLOCK) as usize;
         let fits = |a: &Arc<Allocation>| a.gpu == gpu && a.managed == managed && a.blocks.len() == count;
@@ -51,7 +50,7 @@ impl Process {
             return Ok(base);
         }
         drop(tables);
-        let base = self.allocate(size, managed)?;
+        let base = self.allocate_on(gpu, size, managed)?;
         if managed {
             // The driver populates what such a pool hands out (measured).
             self.prefetch(base, size, Way::ToDevice)?;

@@ -195,6 +195,11 @@ impl Process {
         self.tables().contexts.get(&current_context()).map(|context| context.gpu).ok_or(INVALID_CONTEXT)
     }
 
+    /// The card of a stream's context.
+    pub(crate) fn gpu_of_stream(&self, stream: &Stream) -> Result<usize, Failure> {
+        self.tables().contexts.get(&stream.context).map(|context| context.gpu).ok_or(INVALID_CONTEXT)
+    }
+
     pub(crate) fn new_stream(&self, context: usize, non_blocking: bool) -> Arc<Stream> {
         Arc::new(Stream { queue: Arc::default(), context, non_blocking, capture: Mutex::new(None) })
     }
@@ -274,11 +279,14 @@ impl Process {
 
     /// Makes an allocation on the current card.
     pub(crate) fn allocate(&self, size: u64, managed: bool) -> Result<u64, Failure> {
+        self.unsafe_call()?;
+        self.allocate_on(self.current_gpu()?, size, managed)
+    }
+
+    pub(crate) fn allocate_on(&self, gpu: usize, size: u64, managed: bool) -> Result<u64, Failure> {
         if size == 0 {
             return Err(INVALID_VALUE);
         }
-        self.unsafe_call()?;
-        let gpu = self.current_gpu()?;
         let count = size.div_ceil(BLOCK);
         let blocks = self.world.allocate(gpu, count as usize, !managed).ok_or(OUT_OF_MEMORY)?;
         let base = self.next_address.fetch_add(count * BLOCK, Ordering::Relaxed);

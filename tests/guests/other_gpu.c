@@ -1,0 +1,21 @@
+/* An allocation on a stream is on the stream's GPU, whichever is current: that GPU's limit holds (argument: its answer). */
+#include "guest.h"
+
+int main(int argc, char **argv) {
+    CHECK(FN(cuInit)(0));
+    void *contexts[2], *stream;
+    for (int i = 0; i < 2; i++) CHECK(FN(cuDevicePrimaryCtxRetain)(&contexts[i], i));
+    CHECK(FN(cuCtxSetCurrent)(contexts[1]));
+    CHECK(FN(cuStreamCreate)(&stream, 1));
+    CHECK(FN(cuCtxSetCurrent)(contexts[0]));
+    uint64_t base;
+    int answer = FN(cuMemAllocAsync)(&base, 64 * MIB, stream);
+    EXPECT(answer == atoi(argv[1]));
+    if (!answer) {
+        int device = -1;
+        CHECK(FN(cuPointerGetAttribute)(&device, 9, base));
+        EXPECT(device == 1);
+        CHECK(FN(cuMemFreeAsync)(base, stream));
+    }
+    return 0;
+}
