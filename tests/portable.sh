@@ -8,7 +8,7 @@ fail() { echo "portable.sh: $1" >&2; failed=1; }
 
 for file in "$library" dist/bin/*; do
     newest=$(objdump -T "$file" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -1)
-    [ "$(printf '%s\nGLIBC_2.28\n' "$newest" | sort -V | tail -1)" = GLIBC_2.28 ] || fail "$file needs $newest"
+    [ "$(printf '%s\nGLIBC_2.17\n' "$newest" | sort -V | tail -1)" = GLIBC_2.17 ] || fail "$file needs $newest"
     if readelf -d "$file" | grep NEEDED | grep -q libgcc_s; then fail "$file needs libgcc_s"; fi
     echo "$(basename "$file"): $newest"
 done

@@ -27,7 +27,8 @@ struct Options {
     #[arg(long, value_name = "PATH", env = "NVSHARE_ADMIN_SOCKET")]
     admin_socket: Option<PathBuf>,
 
-    /// Memory that clients may fill on each GPU together [default: what the GPU has, less the reserve]
+    /// Memory that clients may fill on each GPU together; there is no reserve then [default: what the GPU has, less
+    /// the reserve]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     gpu_memory: Option<u64>,
 

@@ -18,6 +18,9 @@ pub(crate) struct Options {
     #[arg(long, value_name = "PATH")]
     driver: Option<PathBuf>,
 
+    #[command(flatten)]
+    library: run::Library,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -68,7 +71,7 @@ pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Result<(), String
             unknown.len()
         ));
     }
-    let library = run::find().map_err(|error| problems.push(error)).ok();
+    let library = options.library.find().map_err(|error| problems.push(error)).ok();
     let status = scheduler.status().map_err(|error| problems.push(error)).ok();
     let findings = Findings {
         driver,

@@ -12,9 +12,8 @@ use nvshare_proto::env::{LIBRARY, RUN};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The library to preload [default: beside this program, or in ../lib/nvshare]
-    #[arg(long, value_name = "PATH", env = "NVSHARE_LIBRARY")]
-    library: Option<PathBuf>,
+    #[command(flatten)]
+    library: Library,
 
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
@@ -23,13 +22,7 @@ pub(crate) struct Options {
 
 /// Becomes the program: its signals, its exit code and its terminal are its own.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
-    let library = match &options.library {
-        Some(path) => path.clone(),
-        None => find()?,
-    };
-    if !library.is_file() {
-        return Err(format!("{}: no such library", library.display()));
-    }
+    let library = options.library.find()?;
     let mut preload = OsString::from(&library);
     if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         preload.push(":");
@@ -45,14 +38,30 @@ fn unique() -> String {
     RandomState::new().hash_one(process::id()).to_string()
 }
 
-pub(crate) fn find() -> Result<PathBuf, String> {
-    let here = env::current_exe().map_err(|error| error.to_string())?;
-    let here = here.parent().unwrap_or(Path::new("/"));
-    let places = [here.join("libnvshare.so"), here.join("../lib/nvshare/libnvshare.so")];
-    places.iter().find(|place| place.is_file()).cloned().ok_or_else(|| {
-        format!(
-            "libnvshare.so is neither in {} nor in ../lib/nvshare; name it by --library or {LIBRARY}",
-            here.display()
-        )
-    })
+/// Where the library is.
+#[derive(Debug, Args)]
+pub(super) struct Library {
+    /// The library to preload [default: beside this program, or in ../lib/nvshare]
+    #[arg(long, value_name = "PATH", env = LIBRARY)]
+    library: Option<PathBuf>,
+}
+
+impl Library {
+    /// # Errors
+    /// When there is none where it should be.
+    pub(super) fn find(&self) -> Result<PathBuf, String> {
+        if let Some(named) = &self.library {
+            let is_there = named.is_file().then(|| named.clone());
+            return is_there.ok_or_else(|| format!("{}: no such library", named.display()));
+        }
+        let here = env::current_exe().map_err(|error| error.to_string())?;
+        let here = here.parent().unwrap_or(Path::new("/"));
+        let places = [here.join("libnvshare.so"), here.join("../lib/nvshare/libnvshare.so")];
+        places.iter().find(|place| place.is_file()).cloned().ok_or_else(|| {
+            format!(
+                "libnvshare.so is neither in {} nor in ../lib/nvshare; name it by --library or {LIBRARY}",
+                here.display()
+            )
+        })
+    }
 }

@@ -1,6 +1,6 @@
 //! Columns for a terminal.
 
-/// Prints rows under a head, each column as wide as it needs; the first column to the left, numbers to the right.
+/// Prints rows under a head, each column as wide as it needs; names to the left, numbers to the right.
 pub(super) fn print(head: &[&str], rows: &[Vec<String>]) {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());

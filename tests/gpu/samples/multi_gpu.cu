@@ -24,6 +24,18 @@ CASE(copies) {
     CHECK(cudaMemcpyPeerAsync(p, 0, q, 1, N * 4, 0)); CHECK(cudaDeviceSynchronize()); cudaPointerAttributes a; CHECK(cudaPointerGetAttributes(&a, q));
     printf("type %d device %d\n", a.type, a.device);
 }
+CASE(copies_in_order) {  // a copy between cards waits for the work before it on both, and the work after it waits for the copy
+    cards(); const size_t M = 64 * MiB; auto p = device(M); CHECK(cudaSetDevice(1)); auto q = device(M); for (int round = 1; round < 6; round++) {
+        CHECK(cudaSetDevice(1)); spin<<<1, 1>>>(30000000); fill<<<256, 256>>>(q, M, round); CHECK(cudaSetDevice(0));
+        CHECK(cudaMemcpy(p, q, M * 4, round % 2 ? cudaMemcpyDefault : cudaMemcpyDeviceToDevice)); WANT(!wrong_on_device(p, M, round));
+        spin<<<1, 1>>>(30000000); add<<<256, 256>>>(p, M, 7u); CHECK(cudaMemcpy(q, p, M * 4, round % 2 ? cudaMemcpyDeviceToDevice : cudaMemcpyDefault));
+        CHECK(cudaSetDevice(1)); add<<<256, 256>>>(q, M, uint32_t(-7)); WANT(!wrong_on_device(q, M, round)); }
+}
+CASE(stream_of_the_other) {  // an allocation is on the stream's card
+    cards(); CHECK(cudaSetDevice(1)); cudaStream_t s; CHECK(cudaStreamCreate(&s)); CHECK(cudaSetDevice(0)); uint32_t *p; CHECK(cudaMallocAsync(&p, N * 4, s));
+    cudaPointerAttributes a; CHECK(cudaPointerGetAttributes(&a, p)); printf("type %d device %d\n", a.type, a.device); CHECK(cudaSetDevice(1)); fill<<<256, 256, 0, s>>>(p, N, 1);
+    CHECK(cudaStreamSynchronize(s)); WANT(!wrong_on_device(p, N, 1)); CHECK(cudaFreeAsync(p, s)); CHECK(cudaStreamSynchronize(s));
+}
 CASE(kernels_reach_across) {
     cards(); if (!peers(0, 1)) skip("no peer access"); auto q = on(1); fill<<<256, 256>>>(q, N, 1); CHECK(cudaDeviceSynchronize()); CHECK(cudaSetDevice(0));
     add<<<256, 256>>>(q, N, 0u); auto bad = device<unsigned>(1); CHECK(cudaMemset(bad, 0, 4)); count<<<256, 256>>>(q, N, 1, bad); unsigned w;
