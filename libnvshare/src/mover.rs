@@ -4,7 +4,7 @@
 //! their order, so that what was ordered out is out before anything comes back in.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -65,6 +65,8 @@ static GENERATION: AtomicU64 = AtomicU64::new(0);
 static PROGRESS: AtomicU64 = AtomicU64::new(0);
 /// Held while a job uses contexts.
 static STILL: Mutex<()> = Mutex::new(());
+/// A job moves memory.
+static MOVES: AtomicBool = AtomicBool::new(false);
 
 /// Pieces that one prefetch call moves. Larger ones are faster, and a free of the allocation waits for one.
 const PIECE: u64 = GIB;
@@ -96,9 +98,9 @@ pub(crate) fn hold_still() -> MutexGuard<'static, ()> {
     lock(&STILL)
 }
 
-/// Whether no job uses a context at present.
+/// Whether no memory is being moved at present.
 pub(crate) fn is_still() -> bool {
-    STILL.try_lock().is_ok()
+    !MOVES.load(Ordering::SeqCst)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -115,6 +117,7 @@ pub(crate) fn run(report: impl Fn(Done)) {
         }
         let _still = hold_still();
         let _relaxed = Relaxed::begin();
+        MOVES.store(matches!(job, Job::Restore | Job::Evict(_)), Ordering::SeqCst);
         match job {
             Job::Drain(ticket) => {
                 if drain(cancelled) {
@@ -132,6 +135,7 @@ pub(crate) fn run(report: impl Fn(Done)) {
             }
             Job::Probe => report(probe(cancelled)),
         }
+        MOVES.store(false, Ordering::SeqCst);
     }
 }
 
