@@ -17,13 +17,17 @@ const MOVES: usize = 3000;
 
 /// Whether the program exits.
 pub(crate) fn has_begun() -> bool {
-    BEGUN.load(Ordering::Relaxed)
+    BEGUN.load(Ordering::SeqCst)
 }
 
 /// Has the exit noticed. The driver's own end was registered before, and so comes after this.
 pub(crate) fn watch() {
     extern "C" fn at_exit() {
         BEGUN.store(true, Ordering::SeqCst);
+        if gate::is_forked() {
+            // What is under way is so in the parent.
+            return;
+        }
         session::say_counters();
         wait(CALLS, gate::nobody_inside);
         wait(MOVES, mover::is_still);

@@ -116,6 +116,10 @@ pub(crate) fn run(report: impl Fn(Done)) {
             continue;
         }
         let _still = hold_still();
+        if matches!(job, Job::Evict(_)) && exit::has_begun() {
+            // The program's memory goes with it; there is nothing to say before that.
+            continue;
+        }
         let _relaxed = Relaxed::begin();
         MOVES.store(matches!(job, Job::Restore | Job::Evict(_)), Ordering::SeqCst);
         match job {

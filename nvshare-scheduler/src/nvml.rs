@@ -85,8 +85,11 @@ fn look(nvml: &Nvml, gpu: GpuUuid) -> Result<Seen, NvmlError> {
     let device = nvml.device_by_uuid(gpu.to_string())?;
     let total = device.memory_info()?.total;
     let mut used = BTreeMap::new();
-    for process in device.running_compute_processes()?.into_iter().chain(device.running_graphics_processes()?)
-    {
+    let graphics = match device.running_graphics_processes() {
+        Err(NvmlError::NotSupported | NvmlError::NoPermission) => Vec::new(),
+        known => known?,
+    };
+    for process in device.running_compute_processes()?.into_iter().chain(graphics) {
         // Each is there once, however it uses the GPU. A number that is not in our view of processes may be a client's
         // by another name.
         if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory

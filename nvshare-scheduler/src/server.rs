@@ -473,8 +473,9 @@ impl Keeper {
     /// Whose memory it is that NVML has seen. Who registers after NVML was asked, or has gone and not ended yet, is no
     /// stranger.
     fn attribute(&self, gpu: GpuUuid, mut seen: Seen) -> Measured {
-        let used =
-            self.pids.iter().filter_map(|(&client, pid)| Some((client, seen.used.remove(pid)?))).collect();
+        // A process that has come back is a client for each time; the last of them lives.
+        let last_first = self.pids.iter().rev();
+        let used = last_first.filter_map(|(&client, pid)| Some((client, seen.used.remove(pid)?))).collect();
         let strangers = seen.used.into_values().fold(0, u64::saturating_add);
         Measured { gpu, available: seen.total.saturating_sub(strangers), used }
     }

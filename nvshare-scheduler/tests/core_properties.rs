@@ -322,6 +322,7 @@ impl World {
                     name: format!("model{i}"),
                     memory: MemoryMode::Managed,
                     gate,
+                    returns: false,
                     run: None,
                     usage: self.models[i].plan.gpus.clone().into_iter().map(|g| self.usage(i, g)).collect(),
                 };
@@ -706,7 +707,15 @@ fn steady(gib: u64, work: u64) -> Plan {
 /// A client of 12 GiB, so much of them absent, registers.
 fn registered(client: u64, gate: Gate, absent: u64) -> Event {
     let usage = vec![twelve_gib(absent)];
-    let register = Register { pid: 9, name: "x".into(), memory: MemoryMode::Managed, gate, run: None, usage };
+    let register = Register {
+        pid: 9,
+        name: "x".into(),
+        memory: MemoryMode::Managed,
+        gate,
+        returns: true,
+        run: None,
+        usage,
+    };
     Event::Registered { client, identity: Identity::default(), register }
 }
 
@@ -764,6 +773,16 @@ fn a_capacity_that_became_smaller_holds_for_what_is_there() {
     say(&mut core, 0, ClientMessage::Room(Room { gpu: gpu(0), bytes: 3 * GIB }));
     say(&mut core, 0, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
     assert_eq!(core.gpu_status()[0].resident, 9 * GIB);
+}
+
+#[test]
+fn who_runs_beyond_the_capacity_is_asked_for_nothing_that_it_uses() {
+    let mut core = Core::new(Config { gpu_memory: None, reserve: Some(0), ..config(false) });
+    core.handle(registered(0, Gate::Open, 0), MS(0));
+    core.handle(Event::Measured(Measured { gpu: gpu(0), available: 9 * GIB, used: BTreeMap::new() }), MS(1));
+    let evict = |output: &Output| matches!(output, Output::Send { message: SchedulerMessage::Evict(_), .. });
+    let outputs: Vec<Output> = std::iter::from_fn(|| core.poll_output()).collect();
+    assert!(!outputs.iter().any(evict), "{outputs:?}");
 }
 
 #[test]

@@ -76,6 +76,8 @@ pub struct Register {
     pub memory: MemoryMode,
     /// Whether its work runs already.
     pub gate: Gate,
+    /// It was registered before, with this scheduler or an earlier one.
+    pub returns: bool,
     /// The `nvshare-ctl run` that started it or its ancestor.
     pub run: Option<u64>,
     /// The GPUs that it uses so far.

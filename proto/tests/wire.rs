@@ -35,6 +35,7 @@ fn requests() -> Vec<(&'static str, Request)> {
             name: "python3".into(),
             memory,
             gate,
+            returns: gate == Gate::Open,
             run: Some(9),
             usage: vec![USAGE],
         })

@@ -198,13 +198,13 @@ impl Machine {
         if self.phase == Phase::Free { Gate::Open } else { Gate::Closed }
     }
 
-    /// Whether time matters: ticks are wanted this often.
-    pub(crate) fn tick_every(&self) -> Option<Duration> {
+    /// Whether time matters: ticks are wanted this often. `lacking`: allocations wait for room.
+    pub(crate) fn tick_every(&self, lacking: bool) -> Option<Duration> {
         match self.phase {
             Phase::Draining { .. } => Some(Duration::from_millis(5)),
             Phase::Running { .. } if self.waiters => Some(Duration::from_millis(5)),
             _ if !self.connected => Some(Duration::from_millis(250)),
-            Phase::Parked | Phase::Idle { .. } if self.asleep => Some(Duration::from_secs(1)),
+            Phase::Parked | Phase::Idle { .. } if self.asleep || lacking => Some(Duration::from_secs(1)),
             _ => None,
         }
     }
@@ -212,6 +212,11 @@ impl Machine {
     /// Whether the process runs under a grant.
     pub(crate) fn is_running(&self) -> bool {
         matches!(self.phase, Phase::Running { .. })
+    }
+
+    /// Whether its memory is on its way back.
+    pub(crate) fn is_restoring(&self) -> bool {
+        matches!(self.phase, Phase::Restoring { .. })
     }
 
     /// Whether the lock is elsewhere, or may be.
@@ -514,19 +519,19 @@ impl Machine {
                 }
             }
             Phase::Running { .. } if self.waiters => self.look_for_idleness(submissions, lacking, now),
-            Phase::Parked | Phase::Idle { .. } => self.wait_for_the_scheduler(now),
+            Phase::Parked | Phase::Idle { .. } => self.wait_for_the_scheduler(lacking, now),
             _ => {}
         }
     }
 
-    /// A parked program with work waits for a scheduler that answers, and not for ever.
-    fn wait_for_the_scheduler(&mut self, now: Instant) {
+    /// A parked program with work, or that lacks room, waits for a scheduler that answers, and not for ever.
+    fn wait_for_the_scheduler(&mut self, lacking: bool, now: Instant) {
         if let Some(since) = self.silent_since {
             if now.duration_since(since) >= RETURN_PATIENCE {
                 self.reconnect();
                 self.go_alone();
             }
-        } else if self.asleep && now.duration_since(self.heard_at) >= PING_AFTER {
+        } else if (self.asleep || lacking) && now.duration_since(self.heard_at) >= PING_AFTER {
             self.silent_since = Some(now);
             self.act(Action::Send(ClientMessage::Ping));
         }

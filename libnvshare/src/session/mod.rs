@@ -142,6 +142,7 @@ fn run() {
         machine: Machine::new(Instant::now()),
         wire: None,
         next_attempt: Instant::now(),
+        registered: false,
         told: Vec::new(),
     };
     loop {
@@ -153,6 +154,8 @@ struct Session {
     machine: Machine,
     wire: Option<Wire>,
     next_attempt: Instant,
+    /// A scheduler has heard of us, now or before.
+    registered: bool,
     /// What the scheduler was told to be lacking, by device.
     told: Vec<(nvshare_proto::GpuUuid, u64)>,
 }
@@ -176,19 +179,17 @@ impl Session {
             self.feed(Input::Asked);
         }
         self.tell_needs();
-        if self.machine.tick_every().is_some() {
-            self.feed(Input::Tick {
-                progress: mover::progress(),
-                submissions: gate::totals().0,
-                lacking: devices::used().any(|device| device.lacking() > 0),
-            });
+        let lacking = is_lacking();
+        if self.machine.tick_every(lacking).is_some() {
+            let (progress, submissions) = (mover::progress(), gate::totals().0);
+            self.feed(Input::Tick { progress, submissions, lacking });
         }
     }
 
     fn timeout(&self) -> Option<Duration> {
         let reconnect =
             self.wire.is_none().then(|| self.next_attempt.saturating_duration_since(Instant::now()));
-        [self.machine.tick_every(), reconnect].into_iter().flatten().min()
+        [self.machine.tick_every(is_lacking()), reconnect].into_iter().flatten().min()
     }
 
     fn connect_if_due(&mut self) {
@@ -205,6 +206,7 @@ impl Session {
                     name: program_name(),
                     memory,
                     gate: self.machine.gate(),
+                    returns: std::mem::replace(&mut self.registered, true),
                     run: config::run(),
                     usage: devices::used().map(Device::usage_to_register).collect(),
                 };
@@ -437,8 +439,9 @@ impl Session {
             let is_news = self.now_told(device, lacking);
             if is_news || device.is_usage_stale() {
                 self.tell_usage(gpu);
-                // Who needs nothing any more says so as well: others would leave for nobody.
-                if is_news || lacking > 0 {
+                // Who needs nothing any more says so as well, or others would leave for nobody. What a restore lacks
+                // is said by the restore.
+                if lacking > 0 || is_news && !self.machine.is_restoring() {
                     self.say(ClientMessage::NeedRoom(Room { gpu, bytes: lacking }));
                 }
             }
@@ -470,6 +473,11 @@ impl Session {
         }
         self.say(ClientMessage::Counters(counters::snapshot()));
     }
+}
+
+/// Whether allocations wait for room.
+fn is_lacking() -> bool {
+    devices::used().any(|device| device.lacking() > 0)
 }
 
 fn program_name() -> String {

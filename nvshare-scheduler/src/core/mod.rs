@@ -296,10 +296,11 @@ impl Core {
 
     fn on_registered(&mut self, id: ClientId, identity: Identity, register: Register, now: Time) {
         let gate = register.gate;
+        let was_here = register.returns || gate == Gate::Open;
         let client = Client::new(identity, register, now);
         self.note(format!("client {id} is {} (pid {})", client.name, client.pid));
         let usage: Vec<Usage> = client.accounts.values().map(|a| a.usage).collect();
-        if usage.iter().any(|usage| usage.allocated > 0) {
+        if was_here && usage.iter().any(|usage| usage.allocated > 0) {
             // It was there before this scheduler, and others may have been as well.
             self.settled_at = self.config.settle;
         }
@@ -434,14 +435,15 @@ impl Core {
                 self.clear_blocked();
             }
             ClientMessage::Evicted { gpu, short } => {
-                let mut ordered = false;
+                let mut is_news = false;
                 self.with_account(id, gpu, |account| {
-                    ordered = account.order.take().is_some();
+                    let ordered = account.order.take().is_some();
+                    is_news = ordered && short > 0 && !std::mem::replace(&mut account.reported_short, true);
                     // If the host could not take all of this, it can take nothing more now. What is no longer
                     // there was not short.
                     account.stays_until = (short > 0 && account.budget > 0).then_some(now + RETRY);
                 });
-                if ordered && short > 0 {
+                if is_news {
                     self.warn(format!(
                         "client {id}: {} of {gpu} stay where they are: they cannot be moved, or its host has no memory for them",
                         Bytes(short)
@@ -462,6 +464,7 @@ impl Core {
         let changed = account.usage.allocated != usage.allocated;
         if changed {
             account.stays_until = None;
+            account.reported_short = false;
         }
         account.told(usage);
         if !known {

@@ -433,7 +433,7 @@ impl Core {
                 }
                 // Who holds the lock needs the room for all that it has allocated.
                 let parked = client.phase == Phase::Parked;
-                let kept = if parked { account.resident() } else { self.demand(uuid, id) };
+                let kept = if parked { account.resident() } else { account.wanted() };
                 let unused = account.budget.saturating_sub(kept);
                 let resident = account.budget - unused;
                 let movable = if parked { resident.saturating_sub(account.pinned(client.memory)) } else { 0 };

@@ -105,6 +105,8 @@ pub(crate) struct Account {
     pub(crate) promised: Option<Promise>,
     /// Nothing comes back before this time: the host has no memory for it, or the client does not answer.
     pub(crate) stays_until: Option<Time>,
+    /// An administrator has read that its memory stays where it is.
+    pub(crate) reported_short: bool,
     /// What was found beside what it says that it has: the last time, and the time before.
     beside: [u64; 2],
 }
@@ -118,6 +120,7 @@ impl Account {
             needs: 0,
             promised: None,
             stays_until: None,
+            reported_short: false,
             beside: [0; 2],
         };
         account.told(usage);

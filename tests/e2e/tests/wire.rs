@@ -19,6 +19,7 @@ fn register() -> Request {
         name: "test".into(),
         memory: MemoryMode::Managed,
         gate: Gate::Closed,
+        returns: false,
         run: None,
         usage: vec![usage],
     })
