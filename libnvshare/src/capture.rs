@@ -128,7 +128,7 @@ fn remove(which: impl Fn(&Capture) -> bool) -> Vec<Capture> {
 fn beginning(stream: StreamKey, call: impl FnOnce() -> CUresult) -> CUresult {
     let _alone = BEGINNING.write().unwrap_or_else(PoisonError::into_inner);
     let context = driver::context_of(stream.handle());
-    let blocking = !driver::is_non_blocking(stream.handle());
+    let blocking = !driver::is_capturing(stream.handle()) && !driver::is_non_blocking(stream.handle());
     let behind = |context, stream: StreamKey| {
         driver::in_context(context, || Event::behind(stream.handle())).ok().map(Arc::new)
     };

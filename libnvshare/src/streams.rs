@@ -57,6 +57,8 @@ impl StreamKey {
 #[derive(Debug)]
 struct Stream {
     key: StreamKey,
+    /// It synchronises with its context's legacy stream, or may do so.
+    blocking: bool,
     window: Window,
     /// Marks behind launches, oldest first.
     marks: VecDeque<(Event, Instant)>,
@@ -64,7 +66,13 @@ struct Stream {
 
 impl Stream {
     fn new(key: StreamKey) -> Self {
-        Self { key, window: Window::new(), marks: VecDeque::new() }
+        Self { key, blocking: Self::is_blocking(key), window: Window::new(), marks: VecDeque::new() }
+    }
+
+    /// Asked when a stream is met, and never of one that is capturing: that breaks the capture.
+    fn is_blocking(key: StreamKey) -> bool {
+        key.address() > CU_STREAM_PER_THREAD
+            && (capture::is_capturing(key) || !driver::is_non_blocking(key.handle()))
     }
 }
 
@@ -318,10 +326,9 @@ pub(crate) fn is_a_blocking_one_capturing(context: CUcontext) -> bool {
     let keys: Vec<StreamKey> = contexts()
         .iter()
         .filter(|known| known.handle == context)
-        .flat_map(|known| known.streams.iter().map(|stream| stream.key))
-        .filter(|key| *key != StreamKey::LEGACY)
+        .flat_map(|known| known.streams.iter().filter(|stream| stream.blocking).map(|stream| stream.key))
         .collect();
-    keys.iter().any(|key| driver::is_capturing(key.handle()) && !driver::is_non_blocking(key.handle()))
+    keys.iter().any(|key| driver::is_capturing(key.handle()))
 }
 
 /// An event for a place, if it needs one.

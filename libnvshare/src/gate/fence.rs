@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn of_a_thread_and_a_closer_at_least_one_sees_the_other() {
-        const ROUNDS: u32 = 50_000;
+        const ROUNDS: u32 = 500_000;
         prepare();
         let [inside, closed, saw_closed, begun, done] = [const { AtomicU32::new(0) }; 5];
         std::thread::scope(|scope| {

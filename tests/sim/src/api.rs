@@ -313,7 +313,13 @@ api! {
         Ok(())
     })) }
     fn cuStreamGetCtx(stream: usize, context: *mut usize) { unsafe { give(context, process::get().and_then(|p| p.stream(stream, false)).map(|s| s.context)) } }
-    fn cuStreamGetFlags(stream: usize, flags: *mut c_uint) { unsafe { give(flags, process::get().and_then(|p| p.stream(stream, false)).map(|s| c_uint::from(s.non_blocking))) } }
+    fn cuStreamGetFlags(stream: usize, flags: *mut c_uint) {
+        unsafe { give(flags, process::get().and_then(|p| p.stream(stream, false)).and_then(|s| {
+            // What asks a capturing stream for them breaks the capture.
+            if s.is_capturing() { s.break_capture(); return Err(900) }
+            Ok(c_uint::from(s.non_blocking))
+        })) }
+    }
     fn cuStreamIsCapturing(stream: usize, place: *mut c_int) { unsafe { give(place, process::get().and_then(|p| p.stream(stream, false)).map(|s| c_int::from(s.is_capturing()) * CAPTURING)) } }
     fn cuStreamBeginCapture_v2(stream: usize, _mode: c_int) { status(with_stream(stream, false, |_, s| s.begin_capture())) }
     fn cuStreamEndCapture(stream: usize, graph: *mut usize) {
