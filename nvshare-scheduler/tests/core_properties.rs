@@ -1034,3 +1034,131 @@ fn who_was_parked_before_its_scheduler_waits_for_those_who_run() {
     core.handle(Event::Disconnected { client: 2, process_remains: false }, MS(1400));
     assert!(granted(&mut core));
 }
+
+/// A core whose clients a test speaks for, in virtual time.
+struct Table {
+    core: Core,
+    now: u64,
+}
+
+impl Table {
+    fn new(config: Config) -> Self {
+        Self { core: Core::new(config), now: 0 }
+    }
+
+    /// What the core sends, in its order.
+    fn sent(&mut self) -> Vec<(u64, SchedulerMessage)> {
+        let outputs = std::iter::from_fn(|| self.core.poll_output());
+        outputs
+            .filter_map(|output| match output {
+                Output::Send { client, message } => Some((client, message)),
+                Output::Note { .. } => None,
+            })
+            .collect()
+    }
+
+    fn register(&mut self, client: u64, gate: Gate, allocated: u64, absent: u64) {
+        let usage = Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated, absent, immovable: 0 };
+        let register = Register {
+            pid: 9,
+            name: "x".into(),
+            memory: MemoryMode::Managed,
+            gate,
+            returns: false,
+            run: None,
+            usage: vec![usage],
+        };
+        let identity = Identity { pid: Some(9), process: Some(client) };
+        self.core.handle(Event::Registered { client, identity, register }, MS(self.now));
+        self.sent();
+    }
+
+    fn say(&mut self, client: u64, message: ClientMessage) -> Vec<(u64, SchedulerMessage)> {
+        self.core.handle(Event::Message { client, message }, MS(self.now));
+        self.sent()
+    }
+
+    /// What the core sends by itself until then.
+    fn wait_until(&mut self, time: u64) -> Vec<(u64, SchedulerMessage)> {
+        let mut sent = Vec::new();
+        while let Some(deadline) = self.core.next_deadline().filter(|&deadline| deadline <= MS(time)) {
+            self.core.handle(Event::Deadline, deadline.max(MS(self.now)));
+            sent.append(&mut self.sent());
+        }
+        self.now = time;
+        sent
+    }
+}
+
+fn granted(sent: &[(u64, SchedulerMessage)], to: u64) -> Option<Epoch> {
+    sent.iter().find_map(|(client, message)| match message {
+        SchedulerMessage::LockOk { epoch, .. } if *client == to => Some(*epoch),
+        _ => None,
+    })
+}
+
+fn asked_to_leave(sent: &[(u64, SchedulerMessage)], whom: u64) -> Option<Epoch> {
+    sent.iter().find_map(|(client, message)| match message {
+        SchedulerMessage::DropLock { epoch, .. } if *client == whom => Some(*epoch),
+        _ => None,
+    })
+}
+
+#[test]
+fn room_is_not_kept_for_a_parked_need_while_who_is_next_waits_for_it() {
+    const MIB: u64 = 1 << 20;
+    let (holder, parked, small) = (1, 2, 3);
+    let config = Config { quantum: MS(8000), gpu_memory: Some(GIB), ..config(false) };
+    let mut table = Table::new(config);
+    table.register(holder, Gate::Open, 512 * MIB, 0);
+    table.register(parked, Gate::Closed, 0, 0);
+    table.register(small, Gate::Closed, 384 * MIB, 384 * MIB);
+    // It has to have its room at once, as memory that is allocated in stream order does.
+    table.say(parked, ClientMessage::NeedRoom(Room { gpu: gpu(0), bytes: 768 * MIB }));
+    table.now = 100;
+    let sent = table.say(small, ClientMessage::ReqLock);
+    let epoch = granted(&sent, small).expect("it fits beside the holder");
+    table.say(small, ClientMessage::Running { epoch });
+    // The need is served when the holder's turn is over.
+    let asked = table.wait_until(8000);
+    let mut sent = Vec::new();
+    for member in [holder, small] {
+        let epoch = asked_to_leave(&asked, member).unwrap_or_else(|| panic!("{asked:?}"));
+        sent.append(&mut table.say(member, ClientMessage::LockReleased { epoch }));
+    }
+    let mut room = 0;
+    for _ in 0..4 {
+        let mut answers = Vec::new();
+        for (client, message) in sent {
+            match message {
+                SchedulerMessage::Evict(Room { gpu, bytes }) => {
+                    answers.append(&mut table.say(client, ClientMessage::Room(Room { gpu, bytes })));
+                    answers.append(&mut table.say(client, ClientMessage::Evicted { gpu, short: 0 }));
+                }
+                SchedulerMessage::Room(Room { bytes, .. }) if client == parked => room += bytes,
+                SchedulerMessage::LockOk { room: given, .. } if client == parked => room += given[0].bytes,
+                _ => {}
+            }
+        }
+        sent = answers;
+    }
+    assert!(room >= 768 * MIB, "{:?}", table.core.client_status());
+}
+
+#[test]
+fn who_waited_for_memory_that_could_not_move_goes_on_when_it_can() {
+    let (silent, waiter) = (1, 2);
+    let mut table = Table::new(config(false));
+    table.register(silent, Gate::Closed, 12 * GIB, 0);
+    table.register(waiter, Gate::Closed, 12 * GIB, 12 * GIB);
+    let sent = table.say(waiter, ClientMessage::ReqLock);
+    let evict = (silent, SchedulerMessage::Evict(Room { gpu: gpu(0), bytes: 8 * GIB }));
+    assert_eq!(sent, [evict]);
+    // Nothing is heard of it for longer than anybody waits for an answer; then it answers after all.
+    table.wait_until(10_001);
+    assert!(table.core.client_status()[1].state.starts_with("waiting: "), "{:?}", table.core.client_status());
+    table.say(silent, ClientMessage::Room(Room { gpu: gpu(0), bytes: 4 * GIB }));
+    let sent = table.say(silent, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
+    let evict = (silent, SchedulerMessage::Evict(Room { gpu: gpu(0), bytes: 4 * GIB }));
+    assert_eq!(sent, [evict], "{:?}", table.core.client_status());
+}

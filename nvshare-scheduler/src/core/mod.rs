@@ -186,7 +186,6 @@ impl Core {
                 for gpu in self.gpus.values_mut() {
                     gpu.departed.remove(&client);
                 }
-                self.clear_blocked();
             }
             Event::Measured(measured) => self.on_measured(&measured),
             Event::Deadline => {}
@@ -384,7 +383,6 @@ impl Core {
         for id in users {
             self.send(id, SchedulerMessage::Capacity(Room { gpu: uuid, bytes }));
         }
-        self.clear_blocked();
     }
 
     fn on_message(&mut self, id: ClientId, message: ClientMessage, now: Time) {
@@ -432,7 +430,6 @@ impl Core {
                         order.since = now;
                     }
                 });
-                self.clear_blocked();
             }
             ClientMessage::Evicted { gpu, short } => {
                 let mut is_news = false;
@@ -469,9 +466,6 @@ impl Core {
         account.told(usage);
         if !known {
             self.meet_gpu(id, usage);
-        }
-        if changed {
-            self.clear_blocked();
         }
     }
 
@@ -642,7 +636,6 @@ impl Core {
         self.note(format!("client {id} is gone ({}, pid {})", client.name, client.pid));
         client.accounts.values_mut().for_each(|account| account.budget = 0);
         self.remember(id, &client);
-        self.clear_blocked();
     }
 
     /// Charges the time since the last event to those who ran or waited.
@@ -679,10 +672,6 @@ impl Core {
         });
         let virtual_time = next::on_wake(client.virtual_time, active.map(|(_, c)| c.virtual_time));
         self.with(id, |client| client.virtual_time = virtual_time);
-    }
-
-    fn clear_blocked(&mut self) {
-        self.clients.values_mut().for_each(|client| client.blocked = None);
     }
 
     fn new_epoch(&mut self) -> Epoch {

@@ -53,16 +53,11 @@ impl Core {
     /// A host that had no memory may have some by now.
     fn ask_hosts_again(&mut self, now: Time) {
         let mut next: Option<Time> = None;
-        let mut over = false;
         for account in self.clients.values_mut().flat_map(|c| c.accounts.values_mut()) {
             if account.stays_until.is_some_and(|until| until <= now) {
                 account.stays_until = None;
-                over = true;
             }
             next = next.into_iter().chain(account.stays_until).min();
-        }
-        if over {
-            self.clear_blocked();
         }
         if let Some(next) = next {
             self.wake_at(next);
@@ -116,9 +111,9 @@ impl Core {
         let mut contested_gpus = BTreeSet::new();
         // GPUs that a waiter further ahead will take when it can.
         let mut spoken_for: BTreeSet<GpuUuid> = BTreeSet::new();
-        for id in self.by_turn(|c| c.waits() && c.blocked.is_none()) {
+        for id in self.by_turn(super::Client::waits) {
             let gpus = self.gpus_used_by(id);
-            if self.block_if_hopeless(id) {
+            if self.is_hopeless(id) {
                 continue;
             }
             let contested: Vec<GpuUuid> =
@@ -240,13 +235,24 @@ impl Core {
         self.take_back_what_is_too_much(now);
         // What those further ahead will take as soon as the rest of it is there.
         let mut reserved: BTreeMap<GpuUuid, u64> = BTreeMap::new();
-        for id in self.by_turn(|c| c.accounts.values().any(|account| account.needs > 0)) {
-            for uuid in self.gpus_used_by(id) {
-                self.serve_need(id, uuid, now, &mut reserved);
-            }
-        }
+        self.serve_needs(now, &mut reserved, |phase| phase != Phase::Parked);
         for id in self.by_turn(|c| c.phase == Phase::Chosen) {
             self.grant_or_evict(id, now, &mut reserved);
+        }
+        // Last: a need that is parked may have to wait for a turn, and nobody who is next waits for it meanwhile.
+        self.serve_needs(now, &mut reserved, |phase| phase == Phase::Parked);
+    }
+
+    fn serve_needs(
+        &mut self,
+        now: Time,
+        reserved: &mut BTreeMap<GpuUuid, u64>,
+        whose: impl Fn(Phase) -> bool,
+    ) {
+        for id in self.by_turn(|c| whose(c.phase) && c.accounts.values().any(|account| account.needs > 0)) {
+            for uuid in self.gpus_used_by(id) {
+                self.serve_need(id, uuid, now, reserved);
+            }
         }
     }
 
@@ -325,7 +331,11 @@ impl Core {
         if leaving || own_move {
             return;
         }
-        if self.block_if_hopeless(id) {
+        if self.is_hopeless(id) {
+            self.with(id, |client| {
+                client.phase = Phase::Parked;
+                client.claims = false;
+            });
             // It was to be next: somebody else is now.
             self.wake_at(now);
             return;
@@ -348,25 +358,22 @@ impl Core {
         }
     }
 
-    /// Whether no room can be made for a client: it waits until something changes. Who looks at the log reads why,
-    /// once; that a process which has ended still gives its memory back is nothing to read about.
-    fn block_if_hopeless(&mut self, id: ClientId) -> bool {
-        let Some(uuid) = self.gpus_used_by(id).into_iter().find(|&uuid| !self.fit(uuid, &[id])) else {
-            return false;
-        };
-        let passing = self.gpus.get(&uuid).is_some_and(|gpu| gpu.departed() > 0);
-        let why = format!("what others have on {uuid} cannot be moved and leaves no room for it");
+    /// Whether no room can be made for a client, as things are: it waits until that changes. Who looks at the log reads
+    /// why, once; that a process which has ended still gives its memory back is nothing to read about.
+    fn is_hopeless(&mut self, id: ClientId) -> bool {
+        let full = self.gpus_used_by(id).into_iter().find(|&uuid| !self.fit(uuid, &[id]));
+        let passing = full.and_then(|uuid| self.gpus.get(&uuid)).is_some_and(|gpu| gpu.departed() > 0);
+        let why = full
+            .filter(|_| !passing)
+            .map(|uuid| format!("what others have on {uuid} cannot be moved and leaves no room for it"));
         let Some(client) = self.clients.get_mut(&id) else { return true };
-        client.phase = Phase::Parked;
-        client.claims = false;
-        if passing {
-            return true;
-        }
-        client.blocked = Some(why.clone());
-        if !std::mem::replace(&mut client.reported_blocked, true) {
+        client.blocked.clone_from(&why);
+        if let Some(why) = why
+            && !std::mem::replace(&mut client.reported_blocked, true)
+        {
             self.warn(format!("client {id} waits: {why}"));
         }
-        true
+        full.is_some()
     }
 
     fn grant(&mut self, id: ClientId, gpus: &[GpuUuid], now: Time) {

@@ -204,7 +204,7 @@ pub(crate) struct Client {
     pub(crate) told_waiting: bool,
     /// A new turn begins when it runs.
     pub(crate) claims: bool,
-    /// It waits, and this line says for what that will not come by itself.
+    /// When it was last looked at whether it can be next: what it waits for that will not come by itself.
     pub(crate) blocked: Option<String>,
     /// Since its grant: no memory had to move for it, and it waited when the lock was freed at this time.
     pub(crate) switch_from: Option<Time>,

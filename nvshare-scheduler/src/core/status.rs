@@ -64,7 +64,7 @@ impl Core {
 }
 
 fn describe(id: ClientId, client: &Client) -> ClientStatus {
-    let state = match &client.blocked {
+    let state = match client.blocked.as_ref().filter(|_| client.waits()) {
         Some(why) => format!("waiting: {why}"),
         None => client.phase.name(client.wants).to_owned(),
     };
