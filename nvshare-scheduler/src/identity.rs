@@ -9,7 +9,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 
-use crate::core::Identity;
+use nvshare_core::Identity;
 
 /// A peer's process.
 #[derive(Debug)]
@@ -19,9 +19,6 @@ pub struct Peer {
     /// Becomes readable when the process is gone, and with it all that it had of the GPU.
     descriptor: Option<AsyncFd<OwnedFd>>,
 }
-
-/// `SO_PEERPIDFD`, since Linux 6.5.
-const SO_PEERPIDFD: i32 = 77;
 
 impl Peer {
     /// Asks the kernel.
@@ -59,7 +56,7 @@ impl Peer {
     }
 }
 
-/// The descriptor of the process that connected, even if its number is somebody else's by now.
+/// The descriptor of the process that connected, even if its number is somebody else's by now. Since Linux 6.5.
 fn peer_descriptor(stream: &UnixStream) -> io::Result<OwnedFd> {
     let mut descriptor: i32 = -1;
     let mut length = size_of::<i32>() as libc::socklen_t;
@@ -68,7 +65,7 @@ fn peer_descriptor(stream: &UnixStream) -> io::Result<OwnedFd> {
         libc::getsockopt(
             stream.as_raw_fd(),
             libc::SOL_SOCKET,
-            SO_PEERPIDFD,
+            libc::SO_PEERPIDFD,
             (&raw mut descriptor).cast(),
             &raw mut length,
         )

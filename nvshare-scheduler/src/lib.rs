@@ -1,8 +1,7 @@
-//! The scheduler of nvshare: a pure [core] that decides, and a thin shell ([server]) that talks.
+//! The scheduler of nvshare: a pure core (`nvshare-core`) that decides, and a thin shell ([server]) that talks.
 
 #![deny(unsafe_code)]
 
-pub mod core;
 pub mod identity;
 mod limits;
 pub mod nvml;

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use nvshare_core::Config;
 use nvshare_proto::units::{self, Bytes};
 use nvshare_proto::{VERSION, paths};
-use nvshare_scheduler::core::Config;
 use nvshare_scheduler::{server, sockets};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::SinkExt;
+use futures_util::{SinkExt, StreamExt};
 use nvshare_proto::codec::Frames;
 use nvshare_proto::units::{MAX_QUANTUM, MIN_QUANTUM};
 use nvshare_proto::{
@@ -19,16 +19,15 @@ use nvshare_proto::{
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
-use tokio_stream::StreamExt;
 use tokio_util::codec::Framed;
 use tracing::{debug, info, warn};
 
-use crate::core::{ClientId, Config, Core, Event, Identity, MOST_GPUS_EACH, Measured, Output, Time};
 use crate::identity::Peer;
 use crate::limits;
 use crate::nvml::{Seen, Watch};
 use crate::sockets::Sockets;
 use crate::tenants::{Seat, Tenant, Tenants};
+use nvshare_core::{ClientId, Config, Core, Event, Identity, MOST_GPUS_EACH, Measured, Output, Time};
 
 /// Frames that wait for a client that does not read, before it is cut off.
 const BACKLOG: usize = 256;
@@ -425,7 +424,7 @@ impl Keeper {
         let ready = self.waiting.extract_if(.., |waiting| waiting.clients.is_empty() || waiting.until <= now);
         for waiting in ready {
             let time = self.started.elapsed();
-            let rows = std::iter::once(AdminReply::Scheduler(self.core.status(time)))
+            let rows = std::iter::once(AdminReply::Scheduler(self.core.status(time, std::process::id())))
                 .chain(self.core.gpu_status().into_iter().map(AdminReply::Gpu))
                 .chain(self.core.client_status().into_iter().map(AdminReply::Client))
                 .chain(std::iter::once(AdminReply::End));

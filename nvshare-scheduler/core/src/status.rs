@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 
 use nvshare_proto::{ClientStatus, GpuStatus, SchedulerStatus};
 
-use super::state::{Account, Client, ClientId, Time};
-use super::{Core, Phase, sum};
+use crate::state::{Account, Client, ClientId, Gpu, Phase, Time};
+use crate::{Core, sum};
 
 /// Clients that are gone and still shown.
 const GONE_KEPT: usize = 32;
 
 impl Core {
-    /// About the scheduler itself.
+    /// About the scheduler itself, whose process it is that the core runs in.
     #[must_use]
-    pub fn status(&self, now: Time) -> SchedulerStatus {
+    pub fn status(&self, now: Time, pid: u32) -> SchedulerStatus {
         SchedulerStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
+            pid,
             uptime_s: now.as_secs(),
             scheduling: self.scheduling,
             quantum_ms: self.config.quantum.as_millis() as u64,
@@ -26,7 +26,7 @@ impl Core {
     /// A row for each GPU.
     #[must_use]
     pub fn gpu_status(&self) -> Vec<GpuStatus> {
-        let row = |(&uuid, gpu): (_, &super::Gpu)| GpuStatus {
+        let row = |(&uuid, gpu): (_, &Gpu)| GpuStatus {
             gpu: uuid,
             capacity: gpu.capacity,
             allocated: sum(self
@@ -54,7 +54,7 @@ impl Core {
         gone.into_values().chain(self.clients.iter().map(|(&id, client)| describe(id, client))).collect()
     }
 
-    pub(super) fn remember(&mut self, id: ClientId, client: &Client) {
+    pub(crate) fn remember(&mut self, id: ClientId, client: &Client) {
         if self.gone.len() == GONE_KEPT {
             self.gone.pop_front();
         }

@@ -1,0 +1,10 @@
+//! The core with clients that behave, that do not, and that die, in virtual time.
+
+mod life;
+mod memory;
+mod model;
+mod properties;
+mod returns;
+mod table;
+mod turns;
+mod world;

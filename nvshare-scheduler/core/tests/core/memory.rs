@@ -1,0 +1,249 @@
+//! Room that is given, asked for, given back, and not given back.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use nvshare_core::{Config, Core, Event, Measured, Output};
+use nvshare_proto::{ClientMessage, Gate, Room, SchedulerMessage};
+
+use crate::model::{Plan, steady};
+use crate::table::{Table, asked_to_leave, granted, registered, say, twelve_gib};
+use crate::world::{GIB, MS, World, config, gpu};
+
+#[test]
+fn a_need_that_crossed_with_its_room_holds_nobody_up() {
+    // It grows on two GPUs; the room for one arrives first, and it asks for the other once more.
+    let grows = Plan { gpus: vec![gpu(0), gpu(1)], grows_every: Some(401), ..steady(14, 845) };
+    let other = Plan { pause: 10, starts_at: 501, ..steady(2, 301) };
+    let plans = vec![Plan { runs_already: true, ..grows }, other];
+    let mut world = World::new(plans, config(false), 4_477_790_973_996_748_370);
+    world.run(MS(80_000));
+    assert!(world.models.iter().all(|m| m.served >= MS(m.plan.work)), "{:?}", world.models);
+}
+
+#[test]
+fn a_capacity_that_became_smaller_holds_for_what_is_there() {
+    let mut core = Core::new(Config { gpu_memory: None, reserve: Some(0), ..config(false) });
+    core.handle(registered(0, Gate::Closed, 0), MS(0));
+    while core.poll_output().is_some() {}
+    let measured = Measured { gpu: gpu(0), available: 9 * GIB, used: BTreeMap::new() };
+    core.handle(Event::Measured(measured), MS(1));
+    let evict = SchedulerMessage::Evict(Room { gpu: gpu(0), bytes: 3 * GIB });
+    let outputs: Vec<Output> = std::iter::from_fn(|| core.poll_output()).collect();
+    assert!(outputs.contains(&Output::Send { client: 0, message: evict }), "{outputs:?}");
+    say(&mut core, 0, ClientMessage::Room(Room { gpu: gpu(0), bytes: 3 * GIB }));
+    say(&mut core, 0, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
+    assert_eq!(core.gpu_status()[0].resident, 9 * GIB);
+}
+
+#[test]
+fn who_runs_beyond_the_capacity_is_asked_for_nothing_that_it_uses() {
+    let mut core = Core::new(Config { gpu_memory: None, reserve: Some(0), ..config(false) });
+    core.handle(registered(0, Gate::Open, 0), MS(0));
+    core.handle(Event::Measured(Measured { gpu: gpu(0), available: 9 * GIB, used: BTreeMap::new() }), MS(1));
+    let evict = |output: &Output| matches!(output, Output::Send { message: SchedulerMessage::Evict(_), .. });
+    let outputs: Vec<Output> = std::iter::from_fn(|| core.poll_output()).collect();
+    assert!(!outputs.iter().any(evict), "{outputs:?}");
+}
+
+#[test]
+fn what_nobody_ordered_is_no_news() {
+    let mut core = Core::new(config(false));
+    core.handle(registered(0, Gate::Closed, 0), MS(0));
+    while core.poll_output().is_some() {}
+    assert_eq!(say(&mut core, 0, ClientMessage::Evicted { gpu: gpu(0), short: GIB }), []);
+}
+
+#[test]
+fn who_cannot_evict_keeps_others_waiting_until_it_is_gone() {
+    let stuck = Plan { cannot_evict: true, work: 500, dies_at: Some(8_000), ..steady(12, 500) };
+    let mut world = World::new(vec![stuck, Plan { starts_at: 200, ..steady(12, 500) }], config(false), 5);
+    world.run(MS(7_500));
+    assert_eq!(world.models[1].served, Duration::ZERO);
+    assert!(
+        world.core.client_status().iter().any(|c| c.state.starts_with("waiting: ")),
+        "{:?}",
+        world.core.client_status()
+    );
+    world.run(MS(20_000));
+    assert!(world.models[1].served >= MS(500));
+}
+
+#[test]
+fn a_grant_comes_with_all_the_room_or_not_at_all() {
+    // The messages of one hand-over, in their order.
+    let mut core = Core::new(config(false));
+    let mut sent = Vec::new();
+    let mut handle = |core: &mut Core, client: u64, message: ClientMessage, now: u64| {
+        core.handle(Event::Message { client, message }, MS(now));
+        while let Some(output) = core.poll_output() {
+            if let Output::Send { client, message } = output {
+                sent.push((client, message));
+            }
+        }
+        std::mem::take(&mut sent)
+    };
+    for client in [1, 2] {
+        core.handle(registered(client, Gate::Closed, 12 * GIB), MS(0));
+    }
+    while core.poll_output().is_some() {}
+    let first = handle(&mut core, 1, ClientMessage::ReqLock, 1);
+    let Some((1, SchedulerMessage::LockOk { epoch: one, .. })) = first.first().cloned() else {
+        panic!("{first:?}")
+    };
+    handle(&mut core, 1, ClientMessage::Running { epoch: one }, 2);
+    handle(&mut core, 1, ClientMessage::Usage(twelve_gib(0)), 2);
+    assert_eq!(
+        handle(&mut core, 2, ClientMessage::ReqLock, 3),
+        [(1, SchedulerMessage::Waiters { waiting: true })]
+    );
+    core.handle(Event::Deadline, MS(1002));
+    let mut drop = Vec::new();
+    while let Some(Output::Send { client, message }) = core.poll_output() {
+        drop.push((client, message));
+    }
+    assert_eq!(drop, [(1, SchedulerMessage::DropLock { epoch: one, patience_ms: 200 })]);
+    // Spare room that client 1 never used goes back with the lock.
+    let spare = Room { gpu: gpu(0), bytes: GIB };
+    handle(&mut core, 1, ClientMessage::Room(spare), 1010);
+    let released = handle(&mut core, 1, ClientMessage::LockReleased { epoch: one }, 1010);
+    let [(1, SchedulerMessage::Evict(Room { bytes, .. }))] = released[..] else { panic!("{released:?}") };
+    assert_eq!(bytes, 8 * GIB);
+    let half = Room { gpu: gpu(0), bytes: 4 * GIB };
+    assert!(handle(&mut core, 1, ClientMessage::Room(half), 1200).is_empty(), "half the room is not enough");
+    let granted = handle(&mut core, 1, ClientMessage::Room(half), 1400);
+    assert!(
+        matches!(&granted[0], (2, SchedulerMessage::LockOk { room, .. }) if room[0].bytes == 12 * GIB),
+        "{granted:?}"
+    );
+}
+
+#[test]
+fn an_eviction_stands_until_it_is_answered() {
+    let mut core = Core::new(config(false));
+    let mut now = 0;
+    let mut say = |core: &mut Core, client: u64, message: ClientMessage| {
+        now += 1;
+        core.handle(Event::Message { client, message }, MS(now));
+        let sends = std::iter::from_fn(|| core.poll_output());
+        sends
+            .filter_map(|output| match output {
+                Output::Send { client, message } => Some((client, message)),
+                Output::Note { .. } => None,
+            })
+            .collect::<Vec<_>>()
+    };
+    let epoch = |sent: &[(u64, SchedulerMessage)], to: u64| {
+        sent.iter().find_map(|(client, message)| match message {
+            SchedulerMessage::LockOk { epoch, .. } if *client == to => Some(*epoch),
+            _ => None,
+        })
+    };
+    for client in [1, 2] {
+        core.handle(registered(client, Gate::Closed, 12 * GIB), MS(0));
+    }
+    while core.poll_output().is_some() {}
+    let one = epoch(&say(&mut core, 1, ClientMessage::ReqLock), 1).expect("a grant");
+    say(&mut core, 1, ClientMessage::Running { epoch: one });
+    say(&mut core, 1, ClientMessage::Usage(twelve_gib(0)));
+    say(&mut core, 2, ClientMessage::ReqLock);
+    say(&mut core, 1, ClientMessage::LockReleased { epoch: one });
+    say(&mut core, 1, ClientMessage::ReqLock);
+    // Room that it gave back by itself, its spare among it, crosses the order; what was ordered is still to leave.
+    let granted = say(&mut core, 1, ClientMessage::Room(Room { gpu: gpu(0), bytes: 9 * GIB }));
+    let two = epoch(&granted, 2).unwrap_or_else(|| panic!("{granted:?}; {:?}", core.client_status()));
+    say(&mut core, 2, ClientMessage::Running { epoch: two });
+    say(&mut core, 2, ClientMessage::Usage(twelve_gib(0)));
+    say(&mut core, 2, ClientMessage::LockReleased { epoch: two });
+    say(&mut core, 2, ClientMessage::Room(Room { gpu: gpu(0), bytes: 12 * GIB }));
+    let sent = say(&mut core, 2, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
+    assert_eq!(epoch(&sent, 1), None, "granted while its memory is leaving");
+    let sent = say(&mut core, 1, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
+    assert!(epoch(&sent, 1).is_some(), "{sent:?}");
+}
+
+#[test]
+fn who_cannot_have_its_room_holds_nobody_up() {
+    let mut core = Core::new(config(false));
+    for client in [1, 2] {
+        core.handle(registered(client, Gate::Closed, 12 * GIB), MS(0));
+    }
+    let mut say = |client: u64, message: ClientMessage, at: u64| {
+        core.handle(Event::Message { client, message }, MS(at));
+        if core.next_deadline().is_some_and(|deadline| deadline <= MS(at)) {
+            core.handle(Event::Deadline, MS(at));
+        }
+        std::iter::from_fn(|| core.poll_output()).find_map(|output| match output {
+            Output::Send { client, message: SchedulerMessage::LockOk { epoch, .. } } => Some((client, epoch)),
+            _ => None,
+        })
+    };
+    let Some((1, epoch)) = say(1, ClientMessage::ReqLock, 1) else { panic!("a grant") };
+    say(1, ClientMessage::Running { epoch }, 2);
+    say(1, ClientMessage::Usage(twelve_gib(0)), 2);
+    say(2, ClientMessage::ReqLock, 3);
+    say(1, ClientMessage::LockReleased { epoch }, 1010);
+    say(1, ClientMessage::ReqLock, 1011);
+    // Nothing of what the first has can leave, and so the second cannot be next.
+    let next = say(1, ClientMessage::Evicted { gpu: gpu(0), short: 8 * GIB }, 1012);
+    assert!(matches!(next, Some((1, _))), "{next:?}; {:?}", core.client_status());
+}
+
+#[test]
+fn room_is_not_kept_for_a_parked_need_while_who_is_next_waits_for_it() {
+    const MIB: u64 = 1 << 20;
+    let (holder, parked, small) = (1, 2, 3);
+    let config = Config { quantum: MS(8000), gpu_memory: Some(GIB), ..config(false) };
+    let mut table = Table::new(config);
+    table.register(holder, Gate::Open, 512 * MIB, 0);
+    table.register(parked, Gate::Closed, 0, 0);
+    table.register(small, Gate::Closed, 384 * MIB, 384 * MIB);
+    // It has to have its room at once, as memory that is allocated in stream order does.
+    table.say(parked, ClientMessage::NeedRoom(Room { gpu: gpu(0), bytes: 768 * MIB }));
+    table.now = 100;
+    let sent = table.say(small, ClientMessage::ReqLock);
+    let epoch = granted(&sent, small).expect("it fits beside the holder");
+    table.say(small, ClientMessage::Running { epoch });
+    // The need is served when the holder's turn is over.
+    let asked = table.wait_until(8000);
+    let mut sent = Vec::new();
+    for member in [holder, small] {
+        let epoch = asked_to_leave(&asked, member).unwrap_or_else(|| panic!("{asked:?}"));
+        sent.append(&mut table.say(member, ClientMessage::LockReleased { epoch }));
+    }
+    let mut room = 0;
+    for _ in 0..4 {
+        let mut answers = Vec::new();
+        for (client, message) in sent {
+            match message {
+                SchedulerMessage::Evict(Room { gpu, bytes }) => {
+                    answers.append(&mut table.say(client, ClientMessage::Room(Room { gpu, bytes })));
+                    answers.append(&mut table.say(client, ClientMessage::Evicted { gpu, short: 0 }));
+                }
+                SchedulerMessage::Room(Room { bytes, .. }) if client == parked => room += bytes,
+                SchedulerMessage::LockOk { room: given, .. } if client == parked => room += given[0].bytes,
+                _ => {}
+            }
+        }
+        sent = answers;
+    }
+    assert!(room >= 768 * MIB, "{:?}", table.core.client_status());
+}
+
+#[test]
+fn who_waited_for_memory_that_could_not_move_goes_on_when_it_can() {
+    let (silent, waiter) = (1, 2);
+    let mut table = Table::new(config(false));
+    table.register(silent, Gate::Closed, 12 * GIB, 0);
+    table.register(waiter, Gate::Closed, 12 * GIB, 12 * GIB);
+    let sent = table.say(waiter, ClientMessage::ReqLock);
+    let evict = (silent, SchedulerMessage::Evict(Room { gpu: gpu(0), bytes: 8 * GIB }));
+    assert_eq!(sent, [evict]);
+    // Nothing is heard of it for longer than anybody waits for an answer; then it answers after all.
+    table.wait_until(10_001);
+    assert!(table.core.client_status()[1].state.starts_with("waiting: "), "{:?}", table.core.client_status());
+    table.say(silent, ClientMessage::Room(Room { gpu: gpu(0), bytes: 4 * GIB }));
+    let sent = table.say(silent, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
+    let evict = (silent, SchedulerMessage::Evict(Room { gpu: gpu(0), bytes: 4 * GIB }));
+    assert_eq!(sent, [evict], "{:?}", table.core.client_status());
+}

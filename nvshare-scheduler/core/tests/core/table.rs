@@ -1,0 +1,100 @@
+//! A core whose clients a test speaks for, message by message, in virtual time.
+
+use nvshare_core::{Config, Core, Event, Identity, Output};
+use nvshare_proto::{ClientMessage, Epoch, Gate, MemoryMode, Register, SchedulerMessage, Usage};
+
+use crate::world::{CAPACITY, GIB, MS, gpu};
+
+/// A core whose clients a test speaks for, in virtual time.
+pub(crate) struct Table {
+    pub(crate) core: Core,
+    pub(crate) now: u64,
+}
+
+impl Table {
+    pub(crate) fn new(config: Config) -> Self {
+        Self { core: Core::new(config), now: 0 }
+    }
+
+    /// What the core sends, in its order.
+    pub(crate) fn sent(&mut self) -> Vec<(u64, SchedulerMessage)> {
+        let outputs = std::iter::from_fn(|| self.core.poll_output());
+        outputs
+            .filter_map(|output| match output {
+                Output::Send { client, message } => Some((client, message)),
+                Output::Note { .. } => None,
+            })
+            .collect()
+    }
+
+    pub(crate) fn register(&mut self, client: u64, gate: Gate, allocated: u64, absent: u64) {
+        let usage = Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated, absent, immovable: 0 };
+        let register = Register {
+            pid: 9,
+            name: "x".into(),
+            memory: MemoryMode::Managed,
+            gate,
+            returns: false,
+            run: None,
+            usage: vec![usage],
+        };
+        let identity = Identity { pid: Some(9), process: Some(client) };
+        self.core.handle(Event::Registered { client, identity, register }, MS(self.now));
+        self.sent();
+    }
+
+    pub(crate) fn say(&mut self, client: u64, message: ClientMessage) -> Vec<(u64, SchedulerMessage)> {
+        self.core.handle(Event::Message { client, message }, MS(self.now));
+        self.sent()
+    }
+
+    /// What the core sends by itself until then.
+    pub(crate) fn wait_until(&mut self, time: u64) -> Vec<(u64, SchedulerMessage)> {
+        let mut sent = Vec::new();
+        while let Some(deadline) = self.core.next_deadline().filter(|&deadline| deadline <= MS(time)) {
+            self.core.handle(Event::Deadline, deadline.max(MS(self.now)));
+            sent.append(&mut self.sent());
+        }
+        self.now = time;
+        sent
+    }
+}
+
+pub(crate) fn granted(sent: &[(u64, SchedulerMessage)], to: u64) -> Option<Epoch> {
+    sent.iter().find_map(|(client, message)| match message {
+        SchedulerMessage::LockOk { epoch, .. } if *client == to => Some(*epoch),
+        _ => None,
+    })
+}
+
+pub(crate) fn asked_to_leave(sent: &[(u64, SchedulerMessage)], whom: u64) -> Option<Epoch> {
+    sent.iter().find_map(|(client, message)| match message {
+        SchedulerMessage::DropLock { epoch, .. } if *client == whom => Some(*epoch),
+        _ => None,
+    })
+}
+
+/// A client of 12 GiB, so much of them absent, registers.
+pub(crate) fn registered(client: u64, gate: Gate, absent: u64) -> Event {
+    let usage = vec![twelve_gib(absent)];
+    let register = Register {
+        pid: 9,
+        name: "x".into(),
+        memory: MemoryMode::Managed,
+        gate,
+        returns: true,
+        run: None,
+        usage,
+    };
+    Event::Registered { client, identity: Identity::default(), register }
+}
+
+pub(crate) fn twelve_gib(absent: u64) -> Usage {
+    Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated: 12 * GIB, absent, immovable: 0 }
+}
+
+/// A client that a test speaks for.
+pub(crate) fn say(core: &mut Core, client: u64, message: ClientMessage) -> Vec<Output> {
+    core.handle(Event::Message { client, message }, MS(1));
+    std::iter::from_fn(|| core.poll_output()).collect()
+}
