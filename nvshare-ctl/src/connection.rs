@@ -49,7 +49,7 @@ impl Scheduler {
             match reply {
                 AdminReply::Scheduler(row) => scheduler = Some(row),
                 AdminReply::Gpu(row) => gpus.push(row),
-                AdminReply::Client(row) => clients.push(row),
+                AdminReply::Client(row) => clients.push(*row),
                 AdminReply::End | AdminReply::Done { .. } => {}
             }
         }

@@ -36,6 +36,8 @@ enum Command {
     On,
     /// Switch scheduling off: everybody runs
     Off(switch::OffOptions),
+    /// Forget what was set at run time: the scheduler follows its configuration again
+    Reset,
     /// Look at this machine: the driver's entry points, the library, the scheduler
     Doctor(doctor::Options),
     /// Run a program that shares its GPUs
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         Command::SetTq(options) => set_tq::run(&scheduler, &options),
         Command::On => switch::on(&scheduler),
         Command::Off(options) => switch::off(&scheduler, &options),
+        Command::Reset => switch::reset(&scheduler),
         Command::Doctor(options) => doctor::run(&scheduler, &options),
         Command::Run(options) => run::run(&options),
     };

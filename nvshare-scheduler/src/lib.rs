@@ -2,9 +2,13 @@
 
 #![deny(unsafe_code)]
 
+pub mod gpus;
 pub mod identity;
 mod limits;
 pub mod nvml;
+pub mod processes;
 pub mod server;
+pub mod settings;
 pub mod sockets;
 pub mod tenants;
+mod view;

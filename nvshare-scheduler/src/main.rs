@@ -1,108 +1,112 @@
 //! The scheduler's daemon.
 
-use std::path::{Path, PathBuf};
+use std::env;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
 use nvshare_core::Config;
-use nvshare_proto::units::{self, Bytes};
-use nvshare_proto::{VERSION, paths};
+use nvshare_proto::VERSION;
+use nvshare_proto::units::Bytes;
+use nvshare_scheduler::settings::{Options, Settings, Store};
 use nvshare_scheduler::{server, sockets};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::info;
+use tokio::sync::mpsc;
+use tracing::level_filters::LevelFilter;
+use tracing::{error, info, warn};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Registry, fmt, reload};
 
 /// Clients of an earlier scheduler look for a new one once a second.
 const SETTLE: Duration = Duration::from_millis(1300);
 
-/// Grants each GPU's lock to the programs that share it, in memory-aware time quanta.
-#[derive(Debug, Parser)]
-#[command(name = "nvshare-scheduler", version)]
-struct Options {
-    /// Clients' socket [default: /var/run/nvshare/scheduler.sock as root, else under $XDG_RUNTIME_DIR]
-    #[arg(long, value_name = "PATH", env = "NVSHARE_SOCKET")]
-    socket: Option<PathBuf>,
-
-    /// Administrators' socket [default: /var/run/nvshare-admin/admin.sock as root, else under $XDG_RUNTIME_DIR]
-    #[arg(long, value_name = "PATH", env = "NVSHARE_ADMIN_SOCKET")]
-    admin_socket: Option<PathBuf>,
-
-    /// Memory that clients may fill on each GPU together; there is no reserve then [default: what the GPU has, less
-    /// the reserve]
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
-    gpu_memory: Option<u64>,
-
-    /// Memory of each GPU that is left to contexts, modules and the driver [default: 1536MiB, and of a small
-    /// GPU an eighth at most]
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
-    reserve: Option<u64>,
-
-    /// Quantum: how long a client keeps a GPU while another waits, in seconds
-    #[arg(long, value_name = "SECONDS", value_parser = units::parse_quantum, default_value = "30")]
-    tq: Duration,
-
-    /// One client at a time on each GPU, even where memory fits
-    #[arg(long)]
-    exclusive: bool,
-
-    /// Report a client as stuck when it does not answer for this long, in seconds
-    #[arg(long, value_name = "SECONDS", value_parser = units::parse_quantum, default_value = "10")]
-    grace: Duration,
-
-    /// What is logged: error, warn, info, debug or trace
-    #[arg(long, value_name = "LEVEL", default_value = "info")]
-    log: tracing::Level,
-}
+type Error = Box<dyn std::error::Error>;
+type LevelHandle = reload::Handle<LevelFilter, Registry>;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let options = Options::parse();
-    tracing_subscriber::fmt()
-        .with_max_level(options.log)
-        .with_target(false)
-        .with_writer(std::io::stderr)
-        .init();
-    match run(options).await {
+    let level = log();
+    match run(options, level).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!("{error}");
+            error!("{error}");
             ExitCode::FAILURE
         }
     }
 }
 
-async fn run(options: Options) -> Result<(), Box<dyn std::error::Error>> {
+/// Logs to standard error, in colours on a terminal that wants them. The level can be changed.
+fn log() -> LevelHandle {
+    let (filter, handle) = reload::Layer::new(LevelFilter::INFO);
+    let colours = std::io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
+    let lines = fmt::layer().with_target(false).with_ansi(colours).with_writer(std::io::stderr);
+    tracing_subscriber::registry().with(filter).with(lines).init();
+    handle
+}
+
+async fn run(options: Options, level: LevelHandle) -> Result<(), Error> {
     let root = sockets::is_root();
-    let clients = options.socket.unwrap_or_else(|| paths::clients_socket(root));
-    let admin = options.admin_socket.unwrap_or_else(|| paths::admin_socket(root));
-    let sockets = sockets::Sockets::bind(&clients, &admin)?;
-    announce(&clients, &admin, options.gpu_memory, options.tq);
-    let config = Config {
-        boot: sockets::random()?,
-        quantum: options.tq,
-        gpu_memory: options.gpu_memory,
-        reserve: options.reserve,
-        exclusive: options.exclusive,
-        grace: options.grace,
-        settle: SETTLE,
-    };
+    let settings = options.settle(root)?;
+    level.reload(LevelFilter::from(settings.log))?;
+    let sockets = sockets::Sockets::bind(&settings.clients, &settings.admin)?;
+    announce(&settings);
+    let (store, error) = Store::open(settings.state.clone());
+    if let Some(error) = error {
+        warn!("{error}; what was set at run time is not in force");
+    }
+    let config = Config { boot: sockets::random()?, settle: SETTLE, ..settings.config.clone() };
+    let (configurations, changes) = mpsc::channel(1);
+    let setup = server::Setup { config, changes, store, gpu_descriptions: settings.gpu_descriptions.clone() };
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        while hang_up.recv().await.is_some() {
+            match options.settle(root) {
+                Ok(new) => {
+                    follow(&settings, &new, &level);
+                    let _ = configurations.send(new.config).await;
+                }
+                Err(error) => error!("{error}; the configuration stays as it was"),
+            }
+        }
+    });
     let shutdown = async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
     };
-    server::run(sockets, config, shutdown).await?;
+    server::run(sockets, setup, shutdown).await?;
     info!("stopped");
     Ok(())
 }
 
-fn announce(clients: &Path, admin: &Path, gpu_memory: Option<u64>, tq: Duration) {
-    info!("nvshare-scheduler {} (protocol {VERSION}), TQ {} s", env!("CARGO_PKG_VERSION"), tq.as_secs_f64());
-    if let Some(bytes) = gpu_memory {
+/// Says what was read again, and what of it needs a restart.
+fn follow(first: &Settings, new: &Settings, level: &LevelHandle) {
+    match &new.file {
+        Some(file) => info!("{} is read again", file.display()),
+        None => info!("there is no configuration file"),
+    }
+    if (&first.clients, &first.admin) != (&new.clients, &new.admin) {
+        warn!("the sockets stay where they are until the scheduler is started again");
+    }
+    if let Err(error) = level.reload(LevelFilter::from(new.log)) {
+        warn!("the level of the log cannot be changed: {error}");
+    }
+}
+
+fn announce(settings: &Settings) {
+    let quantum = settings.config.quantum.as_secs_f64();
+    info!("nvshare-scheduler {} (protocol {VERSION}), TQ {quantum} s", env!("CARGO_PKG_VERSION"));
+    if let Some(file) = &settings.file {
+        info!("configured by {}", file.display());
+    }
+    if let Some(bytes) = settings.config.gpu_memory {
         info!("clients may fill {} of each GPU", Bytes(bytes));
     }
-    info!("clients at {}, administrators at {}", clients.display(), admin.display());
+    info!("clients at {}, administrators at {}", settings.clients.display(), settings.admin.display());
 }

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,7 +15,8 @@ use futures_util::{SinkExt, StreamExt};
 use nvshare_proto::codec::Frames;
 use nvshare_proto::units::{MAX_QUANTUM, MIN_QUANTUM};
 use nvshare_proto::{
-    AdminReply, AdminRequest, ClientMessage, GpuUuid, Register, Reply, Request, SchedulerMessage,
+    AdminReply, AdminRequest, ClientMessage, GpuStatus, GpuUuid, ProcessInfo, Register, Reply, Request,
+    SchedulerMessage,
 };
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -25,8 +27,11 @@ use tracing::{debug, info, warn};
 use crate::identity::Peer;
 use crate::limits;
 use crate::nvml::{Seen, Watch};
+use crate::settings::Store;
 use crate::sockets::Sockets;
 use crate::tenants::{Seat, Tenant, Tenants};
+use crate::view::{self, Viewer};
+use crate::{gpus, processes};
 use nvshare_core::{ClientId, Config, Core, Event, Identity, MOST_GPUS_EACH, Measured, Output, Time};
 
 /// Frames that wait for a client that does not read, before it is cut off.
@@ -48,7 +53,13 @@ const LONGEST_NAME: usize = 64;
 #[derive(Debug)]
 enum Command {
     /// A process registers; frames for it go here.
-    Register { client: ClientId, identity: Identity, register: Register, frames: mpsc::Sender<Reply> },
+    Register {
+        client: ClientId,
+        identity: Identity,
+        process: Option<ProcessInfo>,
+        register: Register,
+        frames: mpsc::Sender<Reply>,
+    },
     /// From a registered process.
     Message { client: ClientId, message: ClientMessage },
     /// A registered process's connection ended.
@@ -59,6 +70,23 @@ enum Command {
     Looked { gpu: GpuUuid, seen: Option<Seen> },
     /// An administrator asks.
     Admin { request: AdminRequest, answer: oneshot::Sender<Vec<Reply>> },
+    /// Somebody asks for the status on the clients' socket.
+    Look { viewer: Viewer, answer: oneshot::Sender<Vec<Reply>> },
+    /// The configuration was read again.
+    Configure(Config),
+}
+
+/// What a scheduler is started with.
+#[derive(Debug)]
+pub struct Setup {
+    /// The configuration.
+    pub config: Config,
+    /// The configuration, each time that it is read again.
+    pub changes: mpsc::Receiver<Config>,
+    /// What was set at run time.
+    pub store: Store,
+    /// Where the kernel module describes the GPUs.
+    pub gpu_descriptions: PathBuf,
 }
 
 /// Serves until `shutdown` is done.
@@ -68,7 +96,7 @@ enum Command {
 /// that nobody serves.
 pub async fn run(
     sockets: Sockets,
-    config: Config,
+    mut setup: Setup,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Stopped> {
     let (commands, received) = mpsc::channel(1024);
@@ -76,7 +104,15 @@ pub async fn run(
     let nvml = Watch::start(move |gpu, seen| {
         let _ = answers.blocking_send(Command::Looked { gpu, seen });
     });
-    let mut keeper = tokio::spawn(Keeper::new(config, nvml).run(received));
+    let (_, none) = mpsc::channel(1);
+    let mut changes = std::mem::replace(&mut setup.changes, none);
+    let configured = commands.clone();
+    tokio::spawn(async move {
+        while let Some(config) = changes.recv().await {
+            let _ = configured.send(Command::Configure(config)).await;
+        }
+    });
+    let mut keeper = tokio::spawn(Keeper::new(setup, nvml).run(received));
     // What clients open must leave descriptors for administrators.
     let clients = Arc::new(Semaphore::new(limits::clients()));
     let tenants = Arc::new(Tenants::default());
@@ -146,7 +182,8 @@ async fn connection(
         };
         match request {
             Request::Admin(request) => {
-                for reply in administer(request, may_change, &commands).await {
+                let viewer = (!may_change).then(|| process(framed.get_ref(), &peer));
+                for reply in administer(request, viewer, &commands).await {
                     if framed.send(reply).await.is_err() {
                         return;
                     }
@@ -174,17 +211,31 @@ async fn connection(
     }
 }
 
-async fn administer(request: AdminRequest, may_change: bool, commands: &mpsc::Sender<Command>) -> Vec<Reply> {
-    if !may_change && request != AdminRequest::Status {
-        let reason = "changes are accepted on the administrators' socket only".to_owned();
-        return vec![Reply::Refused { reason }];
-    }
+/// Answers a request; on the clients' socket, `viewer` is who asks.
+async fn administer(
+    request: AdminRequest,
+    viewer: Option<Viewer>,
+    commands: &mpsc::Sender<Command>,
+) -> Vec<Reply> {
     let (answer, answered) = oneshot::channel();
-    let sent = commands.send(Command::Admin { request, answer }).await;
+    let command = match viewer {
+        None => Command::Admin { request, answer },
+        Some(viewer) if request == AdminRequest::Status => Command::Look { viewer, answer },
+        Some(_) => {
+            let reason = "changes are accepted on the administrators' socket only".to_owned();
+            return vec![Reply::Refused { reason }];
+        }
+    };
+    let sent = commands.send(command).await;
     match (sent, answered.await) {
         (Ok(()), Ok(replies)) => replies,
         _ => vec![Reply::Refused { reason: "the scheduler is stopping".to_owned() }],
     }
+}
+
+/// What the kernel tells of the process at the other end.
+fn process(stream: &UnixStream, peer: &Peer) -> Option<ProcessInfo> {
+    processes::describe(peer.identity.pid?, stream.peer_cred().ok()?.uid())
 }
 
 /// A registered process's connection.
@@ -208,7 +259,8 @@ async fn client(
     }
     // Held for as long as the connection is: what its process had is free then.
     let seat = seat(&framed, &peer, &register, tenants).await;
-    if commands.send(Command::Register { client, identity, register, frames }).await.is_err() {
+    let process = process(framed.get_ref(), &peer);
+    if commands.send(Command::Register { client, identity, process, register, frames }).await.is_err() {
         return;
     }
     let mut process_gone = false;
@@ -282,8 +334,10 @@ async fn seat(
     joined.inspect_err(|error| warn!("a process keeps its limits for itself: {error}")).ok()
 }
 
-/// An administrator who waits for fresh counters.
+/// Somebody who waits for fresh counters.
 struct Waiting {
+    /// Who asked on the clients' socket; none: an administrator.
+    viewer: Option<Viewer>,
     clients: BTreeSet<ClientId>,
     until: Instant,
     answer: oneshot::Sender<Vec<Reply>>,
@@ -293,21 +347,35 @@ struct Waiting {
 struct Keeper {
     core: Core,
     nvml: Watch,
-    fixed_memory: bool,
+    /// As it was read; what was set at run time stands above it.
+    config: Config,
+    store: Store,
+    gpu_descriptions: PathBuf,
     started: Instant,
     frames: BTreeMap<ClientId, mpsc::Sender<Reply>>,
     pids: BTreeMap<ClientId, u32>,
+    /// What the kernel told of clients' processes when they registered.
+    processes: BTreeMap<ClientId, ProcessInfo>,
     gpus: BTreeSet<GpuUuid>,
     waiting: Vec<Waiting>,
 }
 
 impl Keeper {
-    fn new(config: Config, nvml: Watch) -> Self {
+    fn new(setup: Setup, nvml: Watch) -> Self {
+        let mut core = Core::new(setup.store.over(&setup.config));
+        if !setup.store.scheduling() {
+            // Nobody is there whom it could do harm.
+            let _ = core.switch_off(true, Time::ZERO);
+            warn!("scheduling is off, as an administrator left it");
+        }
         Self {
-            fixed_memory: config.gpu_memory.is_some(),
-            core: Core::new(config),
+            core,
             nvml,
+            config: setup.config,
+            store: setup.store,
+            gpu_descriptions: setup.gpu_descriptions,
             started: Instant::now(),
+            processes: BTreeMap::new(),
             frames: BTreeMap::new(),
             pids: BTreeMap::new(),
             gpus: BTreeSet::new(),
@@ -346,8 +414,9 @@ impl Keeper {
     fn obey(&mut self, command: Command) {
         let now = self.now();
         match command {
-            Command::Register { client, identity, register, frames } => {
+            Command::Register { client, identity, process, register, frames } => {
                 self.frames.insert(client, frames);
+                self.processes.extend(process.map(|process| (client, process)));
                 // What it says of itself is not asked for: another's memory would be taken for its own.
                 self.pids.extend(identity.pid.map(|pid| (client, pid)));
                 self.core.handle(Event::Registered { client, identity, register }, now);
@@ -387,26 +456,51 @@ impl Keeper {
                 self.core.handle(Event::Exited { client }, now);
             }
             Command::Admin { request, answer } => self.administer(request, answer, now),
+            Command::Look { viewer, answer } => self.wait_for_counters(Some(viewer), answer),
+            Command::Configure(config) => {
+                self.config = config;
+                self.core.configure(self.store.over(&self.config), now);
+                self.look_around();
+            }
         }
+    }
+
+    /// Shows the state as soon as the clients' counters are there.
+    fn wait_for_counters(&mut self, viewer: Option<Viewer>, answer: oneshot::Sender<Vec<Reply>>) {
+        let clients = self.core.ask_counters().into_iter().collect();
+        self.waiting.push(Waiting { viewer, clients, until: Instant::now() + COUNTERS_PATIENCE, answer });
     }
 
     fn administer(&mut self, request: AdminRequest, answer: oneshot::Sender<Vec<Reply>>, now: Time) {
         let outcome = match request {
-            AdminRequest::Status => {
-                let clients = self.core.ask_counters().into_iter().collect();
-                self.waiting.push(Waiting { clients, until: Instant::now() + COUNTERS_PATIENCE, answer });
-                return;
-            }
+            AdminRequest::Status => return self.wait_for_counters(None, answer),
             AdminRequest::SetQuantum { gpu, millis } => {
                 let quantum = Duration::from_millis(millis);
-                if (MIN_QUANTUM..=MAX_QUANTUM).contains(&quantum) {
-                    self.core.set_quantum(gpu, quantum, now)
-                } else {
+                if !(MIN_QUANTUM..=MAX_QUANTUM).contains(&quantum) {
                     Err(format!("a quantum of {} s is out of range", quantum.as_secs_f64()))
+                } else if let Some(gpu) = gpu.filter(|&gpu| !self.is_known(gpu)) {
+                    Err(format!("unknown GPU {gpu}: this machine does not list it and no client has used it"))
+                } else {
+                    let text = self.core.set_quantum(gpu, quantum, now);
+                    Ok(kept(text, self.store.set_quantum(gpu, quantum)))
                 }
             }
-            AdminRequest::On => Ok(self.core.switch_on(now)),
-            AdminRequest::Off { force } => self.core.switch_off(force, now),
+            AdminRequest::On => {
+                let text = self.core.switch_on(now);
+                Ok(kept(text, self.store.set_scheduling(true)))
+            }
+            AdminRequest::Off { force } => {
+                let text = self.core.switch_off(force, now);
+                text.map(|text| kept(text, self.store.set_scheduling(false)))
+            }
+            AdminRequest::Reset => {
+                let done = self.store.reset();
+                self.core.configure(self.config.clone(), now);
+                self.core.switch_on(now);
+                let quantum = self.config.quantum.as_secs_f64();
+                let text = format!("the configuration is in force: TQ {quantum} s, scheduling is on");
+                Ok(kept(text, done))
+            }
         };
         let reply = match outcome {
             Ok(text) => {
@@ -423,13 +517,35 @@ impl Keeper {
         let now = Instant::now();
         let ready = self.waiting.extract_if(.., |waiting| waiting.clients.is_empty() || waiting.until <= now);
         for waiting in ready {
-            let time = self.started.elapsed();
-            let rows = std::iter::once(AdminReply::Scheduler(self.core.status(time, std::process::id())))
-                .chain(self.core.gpu_status().into_iter().map(AdminReply::Gpu))
-                .chain(self.core.client_status().into_iter().map(AdminReply::Client))
+            let mut scheduler = self.core.status(self.started.elapsed(), std::process::id());
+            let mut clients = self.core.client_status();
+            self.processes.retain(|id, _| clients.iter().any(|row| row.client == *id));
+            for row in &mut clients {
+                row.process = self.processes.get(&row.client).cloned();
+            }
+            let mut gpus = self.core.gpu_status();
+            let config = self.store.over(&self.config);
+            let idle = |gpu| GpuStatus {
+                quantum_ms: config.quantum(gpu).as_millis() as u64,
+                ..GpuStatus::idle(gpu)
+            };
+            view::list_all(&mut gpus, &gpus::list(&self.gpu_descriptions), idle);
+            if let Some(viewer) = &waiting.viewer {
+                scheduler.restricted = true;
+                view::restrict(viewer, &mut gpus, &mut clients);
+            }
+            let rows = std::iter::once(AdminReply::Scheduler(scheduler))
+                .chain(gpus.into_iter().map(AdminReply::Gpu))
+                .chain(clients.into_iter().map(|row| AdminReply::Client(Box::new(row))))
                 .chain(std::iter::once(AdminReply::End));
             let _ = waiting.answer.send(rows.map(Reply::Admin).collect());
         }
+    }
+
+    /// Whether a client has used a GPU, or the machine lists it.
+    fn is_known(&self, gpu: GpuUuid) -> bool {
+        self.core.gpu_status().iter().any(|row| row.gpu == gpu)
+            || gpus::list(&self.gpu_descriptions).iter().any(|listed| listed.gpu == gpu)
     }
 
     /// Sends what the core has for clients, and logs what it has for administrators.
@@ -457,7 +573,7 @@ impl Keeper {
     fn look_at_new_gpus(&mut self) {
         let in_use = self.core.gpus_in_use();
         for &gpu in in_use.difference(&self.gpus) {
-            if !self.fixed_memory {
+            if self.config.fixed_memory(gpu).is_none() {
                 self.nvml.ask(gpu);
             }
         }
@@ -477,6 +593,14 @@ impl Keeper {
         let used = last_first.filter_map(|(&client, pid)| Some((client, seen.used.remove(pid)?))).collect();
         let strangers = seen.used.into_values().fold(0, u64::saturating_add);
         Measured { gpu, available: seen.total.saturating_sub(strangers), used }
+    }
+}
+
+/// What was done, and whether it survives a restart of the scheduler.
+fn kept(text: String, kept: Result<(), String>) -> String {
+    match kept {
+        Ok(()) => text,
+        Err(error) => format!("{text}; a restart will undo this, because it cannot be kept: {error}"),
     }
 }
 

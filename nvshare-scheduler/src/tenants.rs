@@ -41,7 +41,7 @@ impl Tenant {
 }
 
 /// The container that `/proc/PID/cgroup` names: the innermost part of the path that a runtime made.
-fn container_of(groups: &str) -> Option<&str> {
+pub(crate) fn container_of(groups: &str) -> Option<&str> {
     groups.lines().find_map(|line| {
         let path = line.splitn(3, ':').nth(2)?;
         path.rsplit('/').find_map(|part| {

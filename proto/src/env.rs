@@ -27,6 +27,8 @@ pub const ENABLE_SINGLE_OVERSUB: &str = "NVSHARE_ENABLE_SINGLE_OVERSUB";
 pub const RESTORE: &str = "NVSHARE_RESTORE";
 /// The library to preload, for `nvshare-ctl run`.
 pub const LIBRARY: &str = "NVSHARE_LIBRARY";
+/// The scheduler's configuration file.
+pub const CONFIG: &str = "NVSHARE_CONFIG";
 
 /// HAMi's names, accepted from its users: `NVSHARE_MEM_LIMIT`, also with a device's index behind it.
 pub const HAMI_MEM_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT";

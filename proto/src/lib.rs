@@ -14,9 +14,10 @@ pub mod units;
 
 pub use gpu::{GpuUuid, ParseGpuUuidError};
 pub use message::{
-    AdminReply, AdminRequest, ClientMessage, ClientStatus, Counters, Epoch, Gate, GpuStatus, Hold,
-    MemoryMode, Register, Reply, Request, Room, SchedulerMessage, SchedulerStatus, Usage,
+    AdminReply, AdminRequest, ClientMessage, ClientState, ClientStatus, Counters, Epoch, Gate, GpuStatus,
+    Hold, MemoryMode, Others, ProcessInfo, Register, Reply, Request, Room, SchedulerMessage, SchedulerStatus,
+    Usage,
 };
 
 /// Version of the wire protocol. Both ends of a connection must speak the same one.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;

@@ -273,6 +273,8 @@ pub enum AdminRequest {
         /// Even if not everything fits.
         force: bool,
     },
+    /// Forgets what administrators set at run time: the configuration's quanta are in force, and scheduling is on.
+    Reset,
 }
 
 /// The answer to an administrator: rows and [`AdminReply::End`], or one [`AdminReply::Done`].
@@ -283,7 +285,7 @@ pub enum AdminReply {
     /// About a GPU.
     Gpu(GpuStatus),
     /// About a client.
-    Client(ClientStatus),
+    Client(Box<ClientStatus>),
     /// No more rows.
     End,
     /// It is done.
@@ -306,6 +308,8 @@ pub struct SchedulerStatus {
     pub scheduling: bool,
     /// The quantum of GPUs to come, in milliseconds.
     pub quantum_ms: u64,
+    /// Only the asker's own clients are shown, because it asked on the clients' socket.
+    pub restricted: bool,
 }
 
 /// A GPU, as `status` shows it. Sizes in bytes.
@@ -313,7 +317,11 @@ pub struct SchedulerStatus {
 pub struct GpuStatus {
     /// The GPU.
     pub gpu: GpuUuid,
-    /// What clients may fill together.
+    /// Its number on this machine, where that is known.
+    pub index: Option<u32>,
+    /// Its model, where that is known.
+    pub name: Option<String>,
+    /// What clients may fill together; 0 as long as nobody has used it.
     pub capacity: u64,
     /// What they have allocated.
     pub allocated: u64,
@@ -332,6 +340,84 @@ pub struct GpuStatus {
     /// From drained to the next program's open gate where nothing had to move: count, median, 99th percentile
     /// and longest, in microseconds.
     pub switch_us: [u64; 4],
+    /// Clients that are not shown to the asker; none where all are shown.
+    pub others: Option<Others>,
+}
+
+impl GpuStatus {
+    /// A GPU that nobody has used.
+    #[must_use]
+    pub fn idle(gpu: GpuUuid) -> Self {
+        Self {
+            gpu,
+            index: None,
+            name: None,
+            capacity: 0,
+            allocated: 0,
+            resident: 0,
+            overhead: 0,
+            quantum_ms: 0,
+            holders: Vec::new(),
+            waiters: Vec::new(),
+            turns: 0,
+            switch_us: [0; 4],
+            others: None,
+        }
+    }
+}
+
+/// What the clients have that are not shown to the asker.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Others {
+    /// How many use the GPU.
+    pub clients: u32,
+    /// Bytes that they have allocated.
+    pub allocated: u64,
+    /// How many hold the lock.
+    pub holders: u32,
+    /// How many wait for it.
+    pub waiters: u32,
+}
+
+/// What the kernel tells of a client's process.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessInfo {
+    /// The user's number.
+    pub user: u32,
+    /// The program and its arguments, shortened.
+    pub command: String,
+    /// The container's identifier, from the control group.
+    pub container: Option<String>,
+    /// The pod's UID, from the control group.
+    pub pod: Option<String>,
+    /// Slurm's job, from the control group.
+    pub job: Option<String>,
+}
+
+/// Where a client stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ClientState {
+    /// It does not hold the lock and does not want it.
+    Parked,
+    /// Work waits at its gate for its turn.
+    Waiting,
+    /// Work waits, and what others have on a GPU cannot be moved and leaves no room for it.
+    Blocked,
+    /// It is next: others leave and room is made for it.
+    Next,
+    /// The lock is granted; it brings its memory back.
+    Restoring,
+    /// Its gate is open.
+    Running,
+    /// It was asked to give the lock back and completes what it has submitted.
+    Draining,
+    /// It has the lock and nothing to do; the lock may be taken without asking.
+    Idle,
+    /// Scheduling is off: it runs.
+    Free,
+    /// Its connection has ended.
+    Gone,
 }
 
 /// A client, as `status` shows it. Sizes in bytes.
@@ -343,8 +429,14 @@ pub struct ClientStatus {
     pub pid: u32,
     /// Its program.
     pub name: String,
-    /// `running`, `waiting`, …
-    pub state: String,
+    /// What the kernel tells of its process; none where the kernel cannot tell.
+    pub process: Option<ProcessInfo>,
+    /// Where it stands.
+    pub state: ClientState,
+    /// The GPU on which there is no room for it, if it is blocked.
+    pub blocked_on: Option<GpuUuid>,
+    /// It was asked for something and does not answer.
+    pub stuck: bool,
     /// Whether it is gone; the last few are kept.
     pub gone: bool,
     /// What it has on each GPU.

@@ -22,12 +22,17 @@ pub fn admin_socket(prefer_system: bool) -> PathBuf {
     socket(crate::env::ADMIN_SOCKET, SYSTEM_ADMIN_SOCKET, "admin.sock", prefer_system)
 }
 
+/// Where a user's own scheduler keeps its sockets: `$XDG_RUNTIME_DIR/nvshare`, if that is set.
+#[must_use]
+pub fn own_directory() -> Option<PathBuf> {
+    let runtime = env::var_os("XDG_RUNTIME_DIR").filter(|runtime| !runtime.is_empty())?;
+    Some(PathBuf::from(runtime).join("nvshare"))
+}
+
 fn socket(variable: &str, system: &str, name: &str, prefer_system: bool) -> PathBuf {
-    match (env::var_os(variable), env::var_os("XDG_RUNTIME_DIR")) {
+    match (env::var_os(variable), own_directory()) {
         (Some(path), _) if !path.is_empty() => PathBuf::from(path),
-        (_, Some(runtime)) if !prefer_system && !runtime.is_empty() => {
-            PathBuf::from(runtime).join("nvshare").join(name)
-        }
+        (_, Some(own)) if !prefer_system => own.join(name),
         _ => PathBuf::from(system),
     }
 }

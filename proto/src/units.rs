@@ -14,8 +14,12 @@ pub const GIB: u64 = 1 << 30;
 
 /// Forms that [`parse_bytes`] accepts, for error messages.
 pub const ACCEPTED_SIZES: &str = "8GiB, 8Gi, 8g, 8192m, 8388608k or a number of bytes";
-/// Forms that [`parse_quantum`] accepts, for error messages.
+/// Forms that [`parse_quantum`] and [`parse_grace`] accept, for error messages.
 pub const ACCEPTED_QUANTA: &str = "seconds from 0.01 to 86400, fractions allowed";
+
+/// Smallest memory limit, and smallest memory for clients to fill: with less, no program gets anything done. A smaller
+/// number is a size without its unit.
+pub const LEAST_MEMORY: u64 = 64 * MIB;
 
 /// Shortest quantum that a scheduler accepts: below this, turns cost more than they give.
 pub const MIN_QUANTUM: Duration = Duration::from_millis(10);
@@ -59,12 +63,39 @@ pub fn parse_bytes(text: &str) -> Result<u64, ParseError> {
     Ok(bytes as u64)
 }
 
+/// Reads a memory limit in bytes.
+///
+/// # Errors
+/// As [`parse_bytes`], and when it is less than [`LEAST_MEMORY`].
+pub fn parse_limit(text: &str) -> Result<u64, String> {
+    match parse_bytes(text).map_err(|error| error.to_string())? {
+        bytes if bytes >= LEAST_MEMORY => Ok(bytes),
+        bytes => Err(format!(
+            "{text:?} is {}, and the least is {}; a number without a unit is in bytes, 4g is 4 GiB",
+            if bytes == 0 { "0".to_owned() } else { format!("{bytes} bytes") },
+            Bytes(LEAST_MEMORY)
+        )),
+    }
+}
+
 /// Reads a quantum in seconds, with fractions.
 ///
 /// # Errors
 /// When the text is not a number, or not within [`MIN_QUANTUM`] and [`MAX_QUANTUM`].
 pub fn parse_quantum(text: &str) -> Result<Duration, ParseError> {
-    let error = || ParseError { text: text.to_owned(), what: "quantum", accepted: ACCEPTED_QUANTA };
+    parse_seconds(text, "quantum")
+}
+
+/// Reads the time, in seconds with fractions, after which a client that does not answer is reported.
+///
+/// # Errors
+/// As [`parse_quantum`].
+pub fn parse_grace(text: &str) -> Result<Duration, ParseError> {
+    parse_seconds(text, "grace time")
+}
+
+fn parse_seconds(text: &str, what: &'static str) -> Result<Duration, ParseError> {
+    let error = || ParseError { text: text.to_owned(), what, accepted: ACCEPTED_QUANTA };
     let seconds: f64 = text.trim().parse().map_err(|_| error())?;
     let quantum = Duration::try_from_secs_f64(seconds).map_err(|_| error())?;
     if (MIN_QUANTUM..=MAX_QUANTUM).contains(&quantum) { Ok(quantum) } else { Err(error()) }
@@ -138,6 +169,15 @@ mod tests {
             "1.2.3g",
         ] {
             assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn limits_too_small_to_be_meant() {
+        assert_eq!(parse_limit("64m"), Ok(LEAST_MEMORY));
+        for text in ["4", "0", "63m", "67108863"] {
+            let error = parse_limit(text).unwrap_err();
+            assert!(error.contains("the least is 64.0 MiB"), "{error}");
         }
     }
 

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use nvshare_proto::codec::{Error, MAX_FRAME, decode, encode};
 use nvshare_proto::{
-    AdminReply, AdminRequest, ClientMessage, ClientStatus, Counters, Epoch, Gate, GpuStatus, GpuUuid, Hold,
-    MemoryMode, Register, Reply, Request, Room, SchedulerMessage, SchedulerStatus, Usage,
+    AdminReply, AdminRequest, ClientMessage, ClientState, ClientStatus, Counters, Epoch, Gate, GpuStatus,
+    GpuUuid, Hold, MemoryMode, Others, ProcessInfo, Register, Reply, Request, Room, SchedulerMessage,
+    SchedulerStatus, Usage,
 };
 use proptest::prelude::*;
 
@@ -60,6 +61,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("set_quantum of a gpu", Request::Admin(AdminRequest::SetQuantum { gpu: Some(GPU), millis: 250 })),
         ("on", Request::Admin(AdminRequest::On)),
         ("off", Request::Admin(AdminRequest::Off { force: true })),
+        ("reset", Request::Admin(AdminRequest::Reset)),
     ]
 }
 
@@ -68,6 +70,8 @@ fn replies() -> Vec<(&'static str, Reply)> {
     let registered = |hold| Reply::Client(S::Registered { client: 3, hold });
     let gpu = GpuStatus {
         gpu: GPU,
+        index: Some(0),
+        name: Some("Tesla T4".into()),
         capacity: 16,
         allocated: 24,
         resident: 15,
@@ -77,12 +81,22 @@ fn replies() -> Vec<(&'static str, Reply)> {
         waiters: vec![2, 3],
         turns: 5,
         switch_us: [1, 2, 3, 4],
+        others: Some(Others { clients: 1, allocated: 2, holders: 3, waiters: 4 }),
     };
     let client = ClientStatus {
         client: 3,
         pid: 7,
         name: "python3".into(),
-        state: "running".into(),
+        process: Some(ProcessInfo {
+            user: 1000,
+            command: "python3 train.py".into(),
+            container: Some("c".into()),
+            pod: None,
+            job: Some("8".into()),
+        }),
+        state: ClientState::Running,
+        blocked_on: Some(GPU),
+        stuck: true,
         gone: false,
         usage: vec![USAGE],
         resident: 4,
@@ -97,6 +111,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         uptime_s: 2,
         scheduling: true,
         quantum_ms: 30_000,
+        restricted: true,
     };
     vec![
         ("registered, parked", registered(Hold::Parked)),
@@ -116,7 +131,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ("pong", Reply::Client(S::Pong)),
         ("status of the scheduler", Reply::Admin(AdminReply::Scheduler(scheduler))),
         ("status of a gpu", Reply::Admin(AdminReply::Gpu(gpu))),
-        ("status of a client", Reply::Admin(AdminReply::Client(client))),
+        ("status of a client", Reply::Admin(AdminReply::Client(Box::new(client)))),
         ("end of status", Reply::Admin(AdminReply::End)),
         ("done", Reply::Admin(AdminReply::Done { text: "scheduling is on".into() })),
         ("refused", Reply::Refused { reason: "no".into() }),
@@ -190,7 +205,7 @@ fn no_message_is_left_out() {
         }
     }
     let requests: BTreeSet<String> = requests().iter().map(|(_, request)| variant(request)).collect();
-    assert_eq!(requests.len(), 2 + of_client(&ClientMessage::ReqLock) + 4, "{requests:?}");
+    assert_eq!(requests.len(), 2 + of_client(&ClientMessage::ReqLock) + 5, "{requests:?}");
     let replies: BTreeSet<String> = replies().iter().map(|(_, reply)| variant(reply)).collect();
     assert_eq!(replies.len(), of_scheduler(&SchedulerMessage::SchedOff) + 5 + 1, "{replies:?}");
 }

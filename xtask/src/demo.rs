@@ -114,7 +114,8 @@ fn watch(world: &World, names: &[String], programs: Vec<Running>) -> Vec<Finishe
             .iter()
             .zip(&pids)
             .map(|(name, &pid)| {
-                let state = status.clients.iter().rev().find(|c| c.pid == pid).map_or("-", |c| &c.state);
+                let state = status.clients.iter().rev().find(|c| c.pid == pid);
+                let state = state.map_or("-".to_owned(), |c| format!("{:?}", c.state).to_lowercase());
                 format!("{name} {state:<10}")
             })
             .collect();

@@ -46,7 +46,7 @@ pub(super) fn print(status: &Status, all: bool) {
             vec![
                 client.client.to_string(),
                 client.name.clone(),
-                client.state.clone(),
+                format!("{:?}", client.state).to_lowercase(),
                 client.pid.to_string(),
                 Bytes(allocated).to_string(),
                 Bytes(client.resident).to_string(),

@@ -1,4 +1,4 @@
-//! `nvshare-ctl on`, `nvshare-ctl off`
+//! `nvshare-ctl on`, `nvshare-ctl off`, `nvshare-ctl reset`
 
 use clap::Args;
 use nvshare_proto::AdminRequest;
@@ -19,5 +19,10 @@ pub(crate) fn on(scheduler: &Scheduler) -> Result<(), String> {
 
 pub(crate) fn off(scheduler: &Scheduler, options: &OffOptions) -> Result<(), String> {
     println!("{}", scheduler.change(AdminRequest::Off { force: options.force })?);
+    Ok(())
+}
+
+pub(crate) fn reset(scheduler: &Scheduler) -> Result<(), String> {
+    println!("{}", scheduler.change(AdminRequest::Reset)?);
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! What administrators ask for.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use nvshare_proto::units::Bytes;
 use nvshare_proto::{GpuUuid, SchedulerMessage};
@@ -10,33 +9,6 @@ use crate::state::{ClientId, Phase, Time};
 use crate::{Core, Output, sum};
 
 impl Core {
-    /// Sets the quantum of one GPU, or of all and of those to come. Returns a line that says what was done.
-    ///
-    /// # Errors
-    /// When no client has used that GPU yet.
-    pub fn set_quantum(
-        &mut self,
-        gpu: Option<GpuUuid>,
-        quantum: Duration,
-        now: Time,
-    ) -> Result<String, String> {
-        self.advance(now);
-        let text = match gpu {
-            Some(uuid) => {
-                let gpu = self.gpus.get_mut(&uuid).ok_or_else(|| unknown_gpu(uuid))?;
-                gpu.quantum = quantum;
-                format!("quantum of {uuid} is {} s", quantum.as_secs_f64())
-            }
-            None => {
-                self.config.quantum = quantum;
-                self.gpus.values_mut().for_each(|gpu| gpu.quantum = quantum);
-                format!("quantum of every GPU is {} s", quantum.as_secs_f64())
-            }
-        };
-        self.reconcile(now);
-        Ok(text)
-    }
-
     /// Switches scheduling on: everybody who runs is taken as a holder, and who does not fit is asked to leave.
     pub fn switch_on(&mut self, now: Time) -> String {
         self.advance(now);
@@ -98,8 +70,4 @@ impl Core {
     pub fn gpus_in_use(&self) -> BTreeSet<GpuUuid> {
         self.clients.values().flat_map(|client| client.accounts.keys().copied()).collect()
     }
-}
-
-fn unknown_gpu(uuid: GpuUuid) -> String {
-    format!("unknown GPU {uuid}: no client has used it")
 }

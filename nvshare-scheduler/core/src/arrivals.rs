@@ -2,7 +2,7 @@
 
 use nvshare_proto::{Epoch, Gate, GpuUuid, Hold, Register, Room, SchedulerMessage, Usage};
 
-use crate::state::{Client, ClientId, Departed, Gpu, Identity, MOST_OVERHEAD, Phase, Time};
+use crate::state::{Client, ClientId, Departed, Gpu, Identity, MOST_OVERHEAD, Phase, Size, Time};
 use crate::{Core, MOST_GPUS, Measured};
 
 impl Core {
@@ -59,10 +59,7 @@ impl Core {
             let clients = &self.clients;
             self.gpus.retain(|uuid, _| clients.values().any(|client| client.accounts.contains_key(uuid)));
         }
-        let capacity = self.config.usable(usage.total, 0, 0);
-        let quantum = self.config.quantum;
-        let gpu = self.gpus.entry(usage.gpu).or_insert_with(|| Gpu::new(capacity, quantum));
-        let bytes = gpu.capacity;
+        let bytes = self.size_by_client(usage.gpu, usage.total);
         self.send(id, SchedulerMessage::Capacity(Room { gpu: usage.gpu, bytes }));
     }
 
@@ -81,11 +78,11 @@ impl Core {
             // Room that it was given it may have used by now.
             largest = largest.max(account.wanted()).max(account.budget);
         }
-        self.on_capacity(gpu, self.config.usable(measured.available, overhead, largest));
+        self.size(gpu, Size { available: measured.available, overhead, largest });
     }
 
     pub(crate) fn on_capacity(&mut self, uuid: GpuUuid, bytes: u64) {
-        let quantum = self.config.quantum;
+        let quantum = self.config.quantum(uuid);
         let gpu = self.gpus.entry(uuid).or_insert_with(|| Gpu::new(bytes, quantum));
         if gpu.capacity == bytes {
             return;

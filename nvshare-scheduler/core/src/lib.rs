@@ -15,6 +15,7 @@
 
 mod admin;
 mod arrivals;
+mod configure;
 mod messages;
 pub mod policy;
 mod reconcile;
@@ -30,7 +31,8 @@ use std::time::Duration;
 use nvshare_proto::units::MIB;
 use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Register, SchedulerMessage};
 
-use policy::{capacity, next};
+pub use configure::GpuConfig;
+use policy::next;
 use state::{Account, Client, Gpu};
 pub use state::{ClientId, Identity, Time};
 
@@ -41,11 +43,14 @@ pub struct Config {
     pub boot: u64,
     /// How long a client keeps the lock while somebody waits.
     pub quantum: Duration,
-    /// What clients may fill on each GPU together, in bytes; none: what the GPU has, less the reserve.
+    /// What clients may fill on each GPU together, in bytes, as far as the GPU has it; none: what the GPU has, less the
+    /// reserve.
     pub gpu_memory: Option<u64>,
     /// Bytes of each GPU that are left to contexts, modules and the driver; none: 1536 MiB, and of a small GPU an
     /// eighth at most.
     pub reserve: Option<u64>,
+    /// What differs on single GPUs.
+    pub gpus: BTreeMap<GpuUuid, GpuConfig>,
     /// One client at a time, even where memory fits.
     pub exclusive: bool,
     /// After this long without an answer, a client is reported as stuck.
@@ -62,18 +67,11 @@ impl Default for Config {
             quantum: Duration::from_secs(30),
             gpu_memory: None,
             reserve: None,
+            gpus: BTreeMap::new(),
             exclusive: false,
             grace: Duration::from_secs(10),
             settle: Duration::ZERO,
         }
-    }
-}
-
-impl Config {
-    /// What clients may fill together on a GPU: see [`capacity::usable`].
-    fn usable(&self, available: u64, overhead: u64, largest: u64) -> u64 {
-        let reserve = self.reserve.unwrap_or((1536 * MIB).min(available / 8));
-        self.gpu_memory.unwrap_or_else(|| capacity::usable(available, reserve, overhead, largest))
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use nvshare_proto::units::{GIB, MIB};
-use nvshare_proto::{Counters, Epoch, GpuUuid, MemoryMode, Register, Usage};
+use nvshare_proto::{ClientState, Counters, Epoch, GpuUuid, MemoryMode, Register, Usage};
 
 /// Time since the scheduler started. The core never looks at a clock.
 pub type Time = Duration;
@@ -50,16 +50,16 @@ impl Phase {
         matches!(self, Self::Running { .. } | Self::Dropping { .. })
     }
 
-    pub(crate) fn name(self, wants: bool) -> &'static str {
+    pub(crate) fn shown(self, wants: bool) -> ClientState {
         match self {
-            Self::Parked if wants => "waiting",
-            Self::Parked => "parked",
-            Self::Chosen => "next",
-            Self::Granted { .. } => "restoring",
-            Self::Running { .. } => "running",
-            Self::Dropping { .. } => "draining",
-            Self::Idle { .. } => "idle",
-            Self::Free => "free",
+            Self::Parked if wants => ClientState::Waiting,
+            Self::Parked => ClientState::Parked,
+            Self::Chosen => ClientState::Next,
+            Self::Granted { .. } => ClientState::Restoring,
+            Self::Running { .. } => ClientState::Running,
+            Self::Dropping { .. } => ClientState::Draining,
+            Self::Idle { .. } => ClientState::Idle,
+            Self::Free => ClientState::Free,
         }
     }
 }
@@ -204,8 +204,9 @@ pub(crate) struct Client {
     pub(crate) told_waiting: bool,
     /// A new turn begins when it runs.
     pub(crate) claims: bool,
-    /// When it was last looked at whether it can be next: what it waits for that will not come by itself.
-    pub(crate) blocked: Option<String>,
+    /// When it was last looked at whether it can be next: the GPU on which what others have cannot be moved and leaves
+    /// no room for it.
+    pub(crate) blocked: Option<GpuUuid>,
     /// Since its grant: no memory had to move for it, and it waited when the lock was freed at this time.
     pub(crate) switch_from: Option<Time>,
     pub(crate) reported_stuck: bool,
@@ -254,9 +255,19 @@ pub(crate) struct Departed {
     pub(crate) bytes: u64,
 }
 
+/// What a GPU's capacity follows from, in bytes: see [`super::policy::capacity::usable`].
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Size {
+    pub(crate) available: u64,
+    pub(crate) overhead: u64,
+    pub(crate) largest: u64,
+}
+
 /// One GPU.
 #[derive(Debug)]
 pub(crate) struct Gpu {
+    /// As last measured, or as clients say.
+    pub(crate) size: Size,
     /// What clients may fill together, in bytes.
     pub(crate) capacity: u64,
     pub(crate) quantum: Duration,
@@ -288,6 +299,7 @@ const SWITCHES_KEPT: usize = 4096;
 impl Gpu {
     pub(crate) fn new(capacity: u64, quantum: Duration) -> Self {
         Self {
+            size: Size::default(),
             capacity,
             quantum,
             turn_started: None,

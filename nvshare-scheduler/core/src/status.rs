@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nvshare_proto::{ClientStatus, GpuStatus, SchedulerStatus};
+use nvshare_proto::{ClientState, ClientStatus, GpuStatus, SchedulerStatus};
 
 use crate::state::{Account, Client, ClientId, Gpu, Phase, Time};
 use crate::{Core, sum};
@@ -20,6 +20,7 @@ impl Core {
             uptime_s: now.as_secs(),
             scheduling: self.scheduling,
             quantum_ms: self.config.quantum.as_millis() as u64,
+            restricted: false,
         }
     }
 
@@ -28,6 +29,8 @@ impl Core {
     pub fn gpu_status(&self) -> Vec<GpuStatus> {
         let row = |(&uuid, gpu): (_, &Gpu)| GpuStatus {
             gpu: uuid,
+            index: None,
+            name: None,
             capacity: gpu.capacity,
             allocated: sum(self
                 .clients
@@ -43,6 +46,7 @@ impl Core {
                 .by_turn(|c| (c.waits() || c.phase == Phase::Chosen) && c.accounts.contains_key(&uuid)),
             turns: gpu.turns,
             switch_us: gpu.switch_summary(),
+            others: None,
         };
         self.gpus.iter().map(row).collect()
     }
@@ -58,21 +62,21 @@ impl Core {
         if self.gone.len() == GONE_KEPT {
             self.gone.pop_front();
         }
-        let state = "gone".to_owned();
-        self.gone.push_back(ClientStatus { gone: true, state, ..describe(id, client) });
+        let row = describe(id, client);
+        self.gone.push_back(ClientStatus { gone: true, state: ClientState::Gone, blocked_on: None, ..row });
     }
 }
 
 fn describe(id: ClientId, client: &Client) -> ClientStatus {
-    let state = match client.blocked.as_ref().filter(|_| client.waits()) {
-        Some(why) => format!("waiting: {why}"),
-        None => client.phase.name(client.wants).to_owned(),
-    };
+    let blocked_on = client.blocked.filter(|_| client.waits());
     ClientStatus {
         client: id,
         pid: client.pid,
         name: client.name.clone(),
-        state,
+        process: None,
+        state: if blocked_on.is_some() { ClientState::Blocked } else { client.phase.shown(client.wants) },
+        blocked_on,
+        stuck: client.reported_stuck,
         gone: false,
         usage: client.accounts.values().map(|a| a.usage).collect(),
         resident: sum(client.accounts.values().map(|a| a.budget)),

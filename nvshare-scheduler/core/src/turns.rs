@@ -182,15 +182,15 @@ impl Core {
     pub(crate) fn is_hopeless(&mut self, id: ClientId) -> bool {
         let full = self.gpus_used_by(id).into_iter().find(|&uuid| !self.fit(uuid, &[id]));
         let passing = full.and_then(|uuid| self.gpus.get(&uuid)).is_some_and(|gpu| gpu.departed() > 0);
-        let why = full
-            .filter(|_| !passing)
-            .map(|uuid| format!("what others have on {uuid} cannot be moved and leaves no room for it"));
+        let blocked = full.filter(|_| !passing);
         let Some(client) = self.clients.get_mut(&id) else { return true };
-        client.blocked.clone_from(&why);
-        if let Some(why) = why
+        client.blocked = blocked;
+        if let Some(uuid) = blocked
             && !std::mem::replace(&mut client.reported_blocked, true)
         {
-            self.warn(format!("client {id} waits: {why}"));
+            self.warn(format!(
+                "client {id} waits: what others have on {uuid} cannot be moved and leaves no room for it"
+            ));
         }
         full.is_some()
     }

@@ -3,6 +3,7 @@
 use std::process::{Command, Output};
 
 use nvshare_harness::{Artifacts, Program, Running, Scheduler, World, wait_until};
+use nvshare_proto::ClientState;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const JOB: &str = "--memory 768MiB --block 64MiB --kernel-us 1000";
@@ -60,7 +61,7 @@ fn off_lets_everybody_run_if_all_fits_and_on_takes_turns_again() {
     let (good, out, _) = text(&Scheduler::ctl(&world, &["off", "--force"]));
     assert!(good && out.contains("scheduling is off"), "{out}");
     Scheduler::until(&world, "both run", |status| {
-        status.clients.iter().filter(|client| client.state == "free").count() == 2
+        status.clients.iter().filter(|client| client.state == ClientState::Free).count() == 2
     });
     let (good, out, _) = text(&Scheduler::ctl(&world, &["on"]));
     assert!(good && out.contains("scheduling is on"), "{out}");

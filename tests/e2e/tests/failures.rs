@@ -3,6 +3,7 @@
 use std::os::unix::net::UnixListener;
 
 use nvshare_harness::{Program, Running, Scheduler, World, wait_until};
+use nvshare_proto::ClientState;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 /// What a program says that has lost its scheduler.
@@ -18,7 +19,9 @@ fn without_a_scheduler_programs_run_and_join_later() {
     assert_eq!(warnings(&job.log()), 1, "{}", job.log());
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     Scheduler::until(&world, "it joins", |status| {
-        status.find(job.pid()).is_some_and(|client| client.state == "running" && client.resident == 768 << 20)
+        status
+            .find(job.pid())
+            .is_some_and(|client| client.state == ClientState::Running && client.resident == 768 << 20)
     });
     world.stop();
     let job = job.finish();

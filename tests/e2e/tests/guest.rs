@@ -101,6 +101,7 @@ fn help_is_as_documented() {
         &["set-tq", "--help"],
         &["on", "--help"],
         &["off", "--help"],
+        &["reset", "--help"],
         &["doctor", "--help"],
         &["run", "--help"],
     ] {

@@ -2,6 +2,7 @@
 //! contention; a kill in a hand-over.
 
 use nvshare_harness::{Program, Ran, Running, Scheduler, World};
+use nvshare_proto::ClientState;
 
 /// A card of 1 GiB with a fast link, so that a hand-over takes some ten milliseconds.
 const SMALL: &[(&str, &str)] = &[
@@ -157,11 +158,13 @@ fn who_is_killed_in_a_hand_over_leaves_its_room() {
     let args = "--memory 768MiB --block 32MiB --kernel-us 1000";
     let victim = Program::workload(&world, "victim", args).until_told().env("NVSIM_TO_HOST", "0.5").start();
     Scheduler::until(&world, "the first one holds the lock", |status| {
-        status.find(victim.pid()).is_some_and(|client| client.state == "running")
+        status.find(victim.pid()).is_some_and(|client| client.state == ClientState::Running)
     });
     let other = Program::workload(&world, "other", &format!("{args} --steps 40 --full-check")).start();
     Scheduler::until(&world, "memory of the first one leaves", |status| {
-        status.find(victim.pid()).is_some_and(|client| client.state == "waiting" || client.state == "parked")
+        status
+            .find(victim.pid())
+            .is_some_and(|client| client.state == ClientState::Waiting || client.state == ClientState::Parked)
     });
     victim.signal(libc::SIGKILL);
     let _ = victim.finish();

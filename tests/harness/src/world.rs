@@ -115,6 +115,8 @@ impl World {
         let mut environment = vec![
             ("NVSHARE_SOCKET".into(), self.socket().into()),
             ("NVSHARE_ADMIN_SOCKET".into(), self.admin_socket().into()),
+            // This machine may have a configuration of its own.
+            ("NVSHARE_CONFIG".into(), "/dev/null".into()),
         ];
         if self.simulated {
             environment.push(("NVSIM_DIR".into(), self.dir.clone().into()));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use nvshare_core::{Config, Core, Event, Measured, Output};
-use nvshare_proto::{ClientMessage, Gate, Room, SchedulerMessage};
+use nvshare_proto::{ClientMessage, ClientState, Gate, Room, SchedulerMessage};
 
 use crate::model::{Plan, steady};
 use crate::table::{Table, asked_to_leave, granted, registered, say, twelve_gib};
@@ -61,7 +61,7 @@ fn who_cannot_evict_keeps_others_waiting_until_it_is_gone() {
     world.run(MS(7_500));
     assert_eq!(world.models[1].served, Duration::ZERO);
     assert!(
-        world.core.client_status().iter().any(|c| c.state.starts_with("waiting: ")),
+        world.core.client_status().iter().any(|c| c.state == ClientState::Blocked),
         "{:?}",
         world.core.client_status()
     );
@@ -241,7 +241,7 @@ fn who_waited_for_memory_that_could_not_move_goes_on_when_it_can() {
     assert_eq!(sent, [evict]);
     // Nothing is heard of it for longer than anybody waits for an answer; then it answers after all.
     table.wait_until(10_001);
-    assert!(table.core.client_status()[1].state.starts_with("waiting: "), "{:?}", table.core.client_status());
+    assert_eq!(table.core.client_status()[1].state, ClientState::Blocked, "{:?}", table.core.client_status());
     table.say(silent, ClientMessage::Room(Room { gpu: gpu(0), bytes: 4 * GIB }));
     let sent = table.say(silent, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
     let evict = (silent, SchedulerMessage::Evict(Room { gpu: gpu(0), bytes: 4 * GIB }));

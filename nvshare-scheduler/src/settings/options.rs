@@ -1,0 +1,252 @@
+//! The command line, and what follows from it and the configuration file.
+
+use std::env;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Parser;
+use nvshare_proto::{paths, units};
+
+use super::file::{self, File};
+use crate::gpus;
+use nvshare_core::{Config, GpuConfig};
+
+/// Grants each GPU's lock to the programs that share it, in time quanta, and moves memory where it does not all fit.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "nvshare-scheduler", version, max_term_width = 100)]
+pub struct Options {
+    /// Clients' socket [default: /var/run/nvshare/scheduler.sock as root, else under $XDG_RUNTIME_DIR]
+    #[arg(long, value_name = "PATH", env = "NVSHARE_SOCKET")]
+    socket: Option<PathBuf>,
+
+    /// Administrators' socket [default: /var/run/nvshare-admin/admin.sock as root, else under $XDG_RUNTIME_DIR]
+    #[arg(long, value_name = "PATH", env = "NVSHARE_ADMIN_SOCKET")]
+    admin_socket: Option<PathBuf>,
+
+    /// Configuration file; SIGHUP has it read again. Options and environment overrule it [default:
+    /// /etc/nvshare/config.toml as root, else $XDG_CONFIG_HOME/nvshare/config.toml, if it exists]
+    #[arg(long, value_name = "PATH", env = "NVSHARE_CONFIG")]
+    config: Option<PathBuf>,
+
+    /// File that keeps what administrators set at run time, until `nvshare-ctl reset` [default: beside the
+    /// administrators' socket where that is given, else /var/lib/nvshare/state.toml as root, else
+    /// $XDG_STATE_HOME/nvshare/state.toml]
+    #[arg(long, value_name = "PATH")]
+    state: Option<PathBuf>,
+
+    /// Memory that clients may fill on each GPU together; there is no reserve then [default: what the GPU has, less
+    /// the reserve]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_limit, conflicts_with = "reserve")]
+    gpu_memory: Option<u64>,
+
+    /// Memory of each GPU that is left to contexts, modules and the driver [default: 1536MiB, and of a small
+    /// GPU an eighth at most]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    reserve: Option<u64>,
+
+    /// Quantum: how long a client keeps a GPU while another waits, in seconds [default: 30]
+    #[arg(long, value_name = "SECONDS", value_parser = units::parse_quantum)]
+    tq: Option<Duration>,
+
+    /// One client at a time on each GPU, even where memory fits
+    #[arg(long)]
+    exclusive: bool,
+
+    /// Report a client as stuck when it does not answer for this long, in seconds [default: 10]
+    #[arg(long, value_name = "SECONDS", value_parser = units::parse_grace)]
+    grace: Option<Duration>,
+
+    /// What is logged: error, warn, info, debug or trace [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    log: Option<tracing::Level>,
+
+    /// Where the kernel module describes the GPUs
+    #[arg(long, value_name = "PATH", default_value = gpus::DESCRIPTIONS, hide = true)]
+    gpu_descriptions: PathBuf,
+}
+
+/// What is in force.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Clients' socket.
+    pub clients: PathBuf,
+    /// Administrators' socket.
+    pub admin: PathBuf,
+    /// The configuration file, if there is one.
+    pub file: Option<PathBuf>,
+    /// Where what is set at run time is kept; nowhere, if there is no place for it.
+    pub state: Option<PathBuf>,
+    /// Where the kernel module describes the GPUs.
+    pub gpu_descriptions: PathBuf,
+    /// What is logged.
+    pub log: tracing::Level,
+    /// For the core. What names this run of the scheduler is left to the caller.
+    pub config: Config,
+}
+
+/// Why a configuration cannot be followed.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {reason}")]
+pub struct Error {
+    /// The file.
+    path: PathBuf,
+    /// The line and what is wrong there, or why it cannot be read.
+    reason: String,
+}
+
+impl Options {
+    /// Reads the configuration file and adds what it says.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is not there although it was named, or says what cannot be followed.
+    pub fn settle(&self, root: bool) -> Result<Settings, Error> {
+        let path = self.config.clone().or_else(|| default_file(root));
+        let (file, path) = match path {
+            Some(path) => match read(&path, self.config.is_some())? {
+                Some(file) => (file, Some(path)),
+                None => (File::default(), None),
+            },
+            None => (File::default(), None),
+        };
+        Ok(self.merge(file, path, root))
+    }
+
+    fn merge(&self, file: File, path: Option<PathBuf>, root: bool) -> Settings {
+        let named_admin = self.admin_socket.clone().or(file.admin_socket);
+        let state = self.state.clone().or_else(|| match &named_admin {
+            Some(admin) => Some(admin.parent()?.join("nvshare-state.toml")),
+            None => default_state(root),
+        });
+        // Each of the two makes the other void, so an option overrules both in the file.
+        let (gpu_memory, reserve) = match (self.gpu_memory, self.reserve) {
+            (None, None) => (file.gpu_memory.map(|size| size.0), file.reserve.map(|size| size.0)),
+            chosen => chosen,
+        };
+        let own = |(gpu, own): (_, file::Gpu)| {
+            let own = GpuConfig {
+                quantum: own.tq.map(|tq| tq.0),
+                gpu_memory: own.gpu_memory.map(|size| size.0),
+                reserve: own.reserve.map(|size| size.0),
+            };
+            (gpu, own)
+        };
+        let defaults = Config::default();
+        Settings {
+            clients: self.socket.clone().or(file.socket).unwrap_or_else(|| paths::clients_socket(root)),
+            admin: named_admin.unwrap_or_else(|| paths::admin_socket(root)),
+            file: path,
+            state,
+            gpu_descriptions: self.gpu_descriptions.clone(),
+            log: self.log.or(file.log.map(|level| level.0)).unwrap_or(tracing::Level::INFO),
+            config: Config {
+                quantum: self.tq.or(file.tq.map(|tq| tq.0)).unwrap_or(defaults.quantum),
+                gpu_memory,
+                reserve,
+                gpus: file.gpu.into_iter().map(own).collect(),
+                exclusive: self.exclusive || file.exclusive.unwrap_or(false),
+                grace: self.grace.or(file.grace.map(|grace| grace.0)).unwrap_or(defaults.grace),
+                ..defaults
+            },
+        }
+    }
+}
+
+/// The file at a path; none where there is none and none was named.
+fn read(path: &Path, named: bool) -> Result<Option<File>, Error> {
+    let error = |reason: String| Error { path: path.to_owned(), reason };
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(missing) if missing.kind() == ErrorKind::NotFound && !named => return Ok(None),
+        Err(why) => return Err(error(why.to_string())),
+    };
+    let file: File = file::parse(&text).map_err(error)?;
+    let both = |memory: bool, reserve: bool| memory && reserve;
+    if both(file.gpu_memory.is_some(), file.reserve.is_some())
+        || file.gpu.values().any(|gpu| both(gpu.gpu_memory.is_some(), gpu.reserve.is_some()))
+    {
+        return Err(error(
+            "gpu-memory and reserve exclude each other: there is no reserve with gpu-memory".to_owned(),
+        ));
+    }
+    Ok(Some(file))
+}
+
+fn default_file(root: bool) -> Option<PathBuf> {
+    if root {
+        Some("/etc/nvshare/config.toml".into())
+    } else {
+        own("XDG_CONFIG_HOME", ".config", "config.toml")
+    }
+}
+
+fn default_state(root: bool) -> Option<PathBuf> {
+    if root {
+        Some("/var/lib/nvshare/state.toml".into())
+    } else {
+        own("XDG_STATE_HOME", ".local/state", "state.toml")
+    }
+}
+
+/// In the user's own folder that a variable names, or at its usual place.
+fn own(variable: &str, usual: &str, name: &str) -> Option<PathBuf> {
+    let set = |variable| env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let folder = set(variable).or_else(|| Some(set("HOME")?.join(usual)))?;
+    Some(folder.join("nvshare").join(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvshare_proto::units::GIB;
+
+    fn settings(arguments: &[&str], text: &str) -> Settings {
+        let options =
+            Options::try_parse_from(["nvshare-scheduler"].iter().chain(arguments)).expect("options");
+        options.merge(file::parse(text).expect("a file"), None, true)
+    }
+
+    #[test]
+    fn options_overrule_the_file() {
+        let text = "tq = 5\nreserve = \"1g\"\ngrace = 3\nlog = \"warn\"\nsocket = \"/a\"";
+        let (plain, chosen) =
+            (settings(&[], text), settings(&["--tq", "7", "--socket", "/b", "--log", "debug"], text));
+        assert_eq!(
+            (plain.config.quantum, chosen.config.quantum),
+            (Duration::from_secs(5), Duration::from_secs(7))
+        );
+        assert_eq!((plain.clients, chosen.clients), ("/a".into(), "/b".into()));
+        assert_eq!((plain.log, chosen.log), (tracing::Level::WARN, tracing::Level::DEBUG));
+        assert_eq!(chosen.config.grace, Duration::from_secs(3));
+        assert_eq!(settings(&["--gpu-memory", "8g"], text).config.reserve, None, "an option makes it void");
+        let config = settings(&["--reserve", "1g"], "gpu-memory = \"8g\"").config;
+        assert_eq!((config.gpu_memory, config.reserve), (None, Some(GIB)));
+    }
+
+    #[test]
+    fn the_state_is_kept_beside_a_socket_of_ones_own() {
+        assert_eq!(
+            settings(&["--admin-socket", "/x/admin.sock"], "").state,
+            Some("/x/nvshare-state.toml".into())
+        );
+        assert_eq!(settings(&["--state", "/s"], "admin-socket = \"/x/admin.sock\"").state, Some("/s".into()));
+    }
+
+    #[test]
+    fn options_that_exclude_each_other_or_mean_nothing_are_refused() {
+        for arguments in [
+            &["--gpu-memory", "8g", "--reserve", "1g"][..],
+            &["--gpu-memory", "0"],
+            &["--gpu-memory", "4"],
+            &["--grace", "0"],
+            &["--tq", "0"],
+            &["--reserve", "-1"],
+            &["--log", "loud"],
+            &["--tq"],
+            &["x"],
+        ] {
+            assert!(Options::try_parse_from(["x"].iter().chain(arguments)).is_err(), "{arguments:?}");
+        }
+    }
+}

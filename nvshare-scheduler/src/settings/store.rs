@@ -1,0 +1,224 @@
+//! What administrators set at run time: it survives a restart, and is in force until it is reset.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nvshare_proto::GpuUuid;
+
+use super::file::{self, Quantum};
+use nvshare_core::Config;
+
+/// The small file with what was set at run time, and its contents.
+#[derive(Debug, Default)]
+pub struct Store {
+    path: Option<PathBuf>,
+    state: State,
+}
+
+#[derive(Debug, Default, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct State {
+    tq: Option<Quantum>,
+    scheduling: Option<bool>,
+    #[serde(default)]
+    gpu: BTreeMap<GpuUuid, Own>,
+}
+
+#[derive(Debug, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Own {
+    tq: Quantum,
+}
+
+impl Store {
+    /// Reads what was set before. What cannot be read is left as it is and does not count; the error says why.
+    #[must_use]
+    pub fn open(path: Option<PathBuf>) -> (Self, Option<String>) {
+        let read = path.as_deref().map_or(Ok(State::default()), read);
+        let (state, error) = match read {
+            Ok(state) => (state, None),
+            Err(error) => (State::default(), Some(error)),
+        };
+        (Self { path, state }, error)
+    }
+
+    /// The configuration with what was set at run time.
+    #[must_use]
+    pub fn over(&self, config: &Config) -> Config {
+        let mut config = config.clone();
+        if let Some(tq) = self.state.tq {
+            config.quantum = tq.0;
+            config.gpus.values_mut().for_each(|own| own.quantum = None);
+        }
+        for (&gpu, own) in &self.state.gpu {
+            config.gpus.entry(gpu).or_default().quantum = Some(own.tq.0);
+        }
+        config
+    }
+
+    /// Whether scheduling is on.
+    #[must_use]
+    pub fn scheduling(&self) -> bool {
+        self.state.scheduling.unwrap_or(true)
+    }
+
+    /// Keeps a quantum of one GPU, or of all.
+    ///
+    /// # Errors
+    /// When it cannot be written: it is in force, and does not survive a restart.
+    pub fn set_quantum(&mut self, gpu: Option<GpuUuid>, quantum: Duration) -> Result<(), String> {
+        let tq = Quantum(quantum);
+        if let Some(gpu) = gpu {
+            self.state.gpu.insert(gpu, Own { tq });
+        } else {
+            self.state.gpu.clear();
+            self.state.tq = Some(tq);
+        }
+        self.save()
+    }
+
+    /// Keeps whether scheduling is on.
+    ///
+    /// # Errors
+    /// As [`Store::set_quantum`].
+    pub fn set_scheduling(&mut self, on: bool) -> Result<(), String> {
+        self.state.scheduling = (!on).then_some(false);
+        self.save()
+    }
+
+    /// Forgets everything.
+    ///
+    /// # Errors
+    /// As [`Store::set_quantum`].
+    pub fn reset(&mut self) -> Result<(), String> {
+        self.state = State::default();
+        self.save()
+    }
+
+    fn save(&self) -> Result<(), String> {
+        let Some(path) = &self.path else {
+            return Err("there is no place for a state file; name one by --state".to_owned());
+        };
+        let written = if self.state == State::default() {
+            fs::remove_file(path)
+                .or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) })
+        } else {
+            replace(path, &self.state.text())
+        };
+        written.map_err(|error| format!("{}: {error}", path.display()))
+    }
+}
+
+impl State {
+    fn text(&self) -> String {
+        let mut text = "# Written by nvshare-scheduler: what administrators set at run time. `nvshare-ctl reset` removes it.\n"
+            .to_owned();
+        // Writing to a text cannot fail.
+        if let Some(tq) = self.tq {
+            let _ = writeln!(text, "tq = {}", tq.0.as_secs_f64());
+        }
+        if let Some(scheduling) = self.scheduling {
+            let _ = writeln!(text, "scheduling = {scheduling}");
+        }
+        for (gpu, own) in &self.gpu {
+            let _ = writeln!(text, "[gpu.{gpu}]\ntq = {}", own.tq.0.as_secs_f64());
+        }
+        text
+    }
+}
+
+fn read(path: &Path) -> Result<State, String> {
+    match fs::read_to_string(path) {
+        Ok(text) => file::parse(&text).map_err(|error| format!("{}: {error}", path.display())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(State::default()),
+        Err(error) => Err(format!("{}: {error}", path.display())),
+    }
+}
+
+/// Writes a file whole or not at all, whatever happens meanwhile.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(folder)?;
+    let mut name = path.file_name().ok_or(ErrorKind::InvalidInput)?.to_owned();
+    name.push(".new");
+    let new = folder.join(name);
+    let written = (|| {
+        let mut file = File::create(&new)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&new, path)?;
+        File::open(folder)?.sync_all()
+    })();
+    written.inspect_err(|_| {
+        let _ = fs::remove_file(&new);
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvshare_core::GpuConfig;
+
+    const ONE: GpuUuid = GpuUuid([1; 16]);
+    const OTHER: GpuUuid = GpuUuid([2; 16]);
+    const fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("nvshare-store-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        folder
+    }
+
+    #[test]
+    fn what_was_set_survives_and_wins_until_it_is_reset() {
+        let folder = folder("survives");
+        let path = folder.join("deep/state.toml");
+        let own = GpuConfig { quantum: Some(seconds(3)), ..GpuConfig::default() };
+        let config = Config { gpus: [(ONE, own)].into(), ..Config::default() };
+        let open = || {
+            let (store, error) = Store::open(Some(path.clone()));
+            assert_eq!(error, None);
+            store
+        };
+        let mut store = open();
+        assert_eq!(store.over(&config).quantum(ONE), seconds(3));
+        store.set_quantum(Some(OTHER), seconds(4)).unwrap();
+        store.set_quantum(None, Duration::from_millis(10)).unwrap();
+        store.set_quantum(Some(OTHER), seconds(9)).unwrap();
+        store.set_scheduling(false).unwrap();
+        let mut store = open();
+        let over = store.over(&config);
+        assert_eq!((over.quantum(ONE), over.quantum(OTHER)), (Duration::from_millis(10), seconds(9)));
+        assert!(!store.scheduling());
+        store.reset().unwrap();
+        assert!(!path.exists() && store.scheduling());
+        assert_eq!(open().over(&config).quantum(ONE), seconds(3));
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0, "nothing is left behind");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_file_is_reported_and_does_not_count() {
+        let folder = folder("damaged");
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("state.toml");
+        fs::write(&path, "tq = 4\nscheduling = maybe\n").unwrap();
+        let (store, error) = Store::open(Some(path));
+        assert!(error.unwrap().contains("state.toml: line 2: "));
+        assert!(store.scheduling() && store.state == State::default());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_is_named() {
+        let mut store = Store::open(Some("/proc/nvshare/state.toml".into())).0;
+        assert!(store.set_quantum(None, seconds(4)).unwrap_err().starts_with("/proc/nvshare/state.toml: "));
+        assert_eq!(store.over(&Config::default()).quantum, seconds(4), "it is in force all the same");
+    }
+}

@@ -1,0 +1,145 @@
+//! What is shown to whom: everything to an administrator, to everybody else what is their own.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, Others, ProcessInfo};
+
+use crate::gpus::Listed;
+
+/// Who asks on the clients' socket, as the kernel tells: nothing is known of a process in another view of processes.
+pub(crate) type Viewer = Option<ProcessInfo>;
+
+/// Whether a process is the viewer's own: of the same container, or outside containers of the same user.
+fn is_own(viewer: &ProcessInfo, process: &ProcessInfo) -> bool {
+    match (&viewer.container, &process.container) {
+        (None, None) => viewer.user == process.user,
+        (mine, other) => mine == other,
+    }
+}
+
+/// Leaves the viewer's own clients in the rows; of the others, each GPU's row says how many there are.
+pub(crate) fn restrict(viewer: &Viewer, gpus: &mut [GpuStatus], clients: &mut Vec<ClientStatus>) {
+    let is_shown = |client: &ClientStatus| {
+        viewer.as_ref().zip(client.process.as_ref()).is_some_and(|(viewer, process)| is_own(viewer, process))
+    };
+    let (shown, hidden): (Vec<_>, Vec<_>) = clients.drain(..).partition(is_shown);
+    *clients = shown;
+    let shown: BTreeSet<u64> = clients.iter().map(|client| client.client).collect();
+    for gpu in gpus {
+        let uses = |client: &&ClientStatus| {
+            client.state != ClientState::Gone && allocated(client, gpu.gpu).is_some()
+        };
+        let others: Vec<_> = hidden.iter().filter(uses).collect();
+        let count = |ids: &[u64]| ids.iter().filter(|id| !shown.contains(id)).count() as u32;
+        gpu.others = Some(Others {
+            clients: others.len() as u32,
+            allocated: others
+                .iter()
+                .filter_map(|client| allocated(client, gpu.gpu))
+                .fold(0, u64::saturating_add),
+            holders: count(&gpu.holders),
+            waiters: count(&gpu.waiters),
+        });
+        gpu.holders.retain(|id| shown.contains(id));
+        gpu.waiters.retain(|id| shown.contains(id));
+    }
+}
+
+fn allocated(client: &ClientStatus, gpu: GpuUuid) -> Option<u64> {
+    client.usage.iter().find(|usage| usage.gpu == gpu).map(|usage| usage.allocated)
+}
+
+/// Adds numbers and models, and the GPUs that nobody has used yet; the rows are in the order of the numbers.
+pub(crate) fn list_all(rows: &mut Vec<GpuStatus>, listed: &[Listed], idle: impl Fn(GpuUuid) -> GpuStatus) {
+    let mut known: BTreeMap<GpuUuid, GpuStatus> = rows.drain(..).map(|row| (row.gpu, row)).collect();
+    for gpu in listed {
+        let row = known.remove(&gpu.gpu).unwrap_or_else(|| idle(gpu.gpu));
+        rows.push(GpuStatus { index: Some(gpu.index), name: Some(gpu.name.clone()), ..row });
+    }
+    rows.extend(known.into_values());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvshare_proto::{Counters, Usage};
+
+    const GPU: GpuUuid = GpuUuid([1; 16]);
+
+    fn process(user: u32, container: Option<&str>) -> ProcessInfo {
+        ProcessInfo { user, container: container.map(str::to_owned), ..ProcessInfo::default() }
+    }
+
+    fn client(client: u64, process: Option<ProcessInfo>) -> ClientStatus {
+        ClientStatus {
+            client,
+            pid: 1,
+            name: "x".to_owned(),
+            process,
+            state: ClientState::Waiting,
+            blocked_on: None,
+            stuck: false,
+            gone: false,
+            usage: vec![Usage {
+                gpu: GPU,
+                total: 100,
+                limit: 0,
+                allocated: 10 * client,
+                absent: 0,
+                immovable: 0,
+            }],
+            resident: 0,
+            overhead: 0,
+            held_ms: 0,
+            waited_ms: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    fn row(gpu: GpuUuid) -> GpuStatus {
+        GpuStatus { capacity: 100, holders: vec![1], waiters: vec![2, 3], ..GpuStatus::idle(gpu) }
+    }
+
+    #[test]
+    fn everybody_sees_what_is_their_own() {
+        let all = || {
+            vec![
+                client(1, Some(process(1000, None))),
+                client(2, Some(process(1000, Some("c")))),
+                client(3, Some(process(1001, None))),
+                client(4, None),
+            ]
+        };
+        for (viewer, expected) in [
+            (Some(process(1000, None)), &[1][..]),
+            (Some(process(1001, None)), &[3]),
+            // Root in a container is nobody outside.
+            (Some(process(0, Some("c"))), &[2]),
+            (Some(process(0, None)), &[]),
+            (None, &[]),
+        ] {
+            let (mut gpus, mut clients) = ([row(GPU)], all());
+            restrict(&viewer, &mut gpus, &mut clients);
+            assert_eq!(clients.iter().map(|c| c.client).collect::<Vec<_>>(), expected, "{viewer:?}");
+            let shown: u64 = expected.iter().sum();
+            let others = gpus[0].others.expect("they are counted");
+            assert_eq!((others.clients, others.allocated), (4 - expected.len() as u32, 100 - 10 * shown));
+            assert_eq!(others.holders as usize + gpus[0].holders.len(), 1);
+            assert_eq!(others.waiters as usize + gpus[0].waiters.len(), 2);
+        }
+    }
+
+    #[test]
+    fn gpus_are_listed_when_idle_too() {
+        let other = GpuUuid([2; 16]);
+        let unlisted = GpuUuid([3; 16]);
+        let listed = [
+            Listed { gpu: other, index: 0, name: "A".to_owned() },
+            Listed { gpu: GPU, index: 1, name: "B".to_owned() },
+        ];
+        let mut rows = vec![row(GPU), row(unlisted)];
+        list_all(&mut rows, &listed, |gpu| GpuStatus { holders: Vec::new(), ..row(gpu) });
+        let seen: Vec<_> = rows.iter().map(|row| (row.gpu, row.index, row.holders.len())).collect();
+        assert_eq!(seen, [(other, Some(0), 0), (GPU, Some(1), 1), (unlisted, None, 1)]);
+    }
+}
