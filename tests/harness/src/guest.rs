@@ -1,14 +1,24 @@
 //! Programs in C that behave as hosts do, each in a way of its own: `tests/guests/`.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
-/// Compiles a guest, or a library that a guest opens; where it is.
+/// Compiles a guest, or a library that a guest opens, once a process; where it is.
 ///
 /// # Panics
 /// When there is no C compiler, or it refuses.
 #[must_use]
 pub fn guest(name: &str, shared: bool) -> PathBuf {
+    static BUILT: Mutex<Option<HashMap<(String, bool), PathBuf>>> = Mutex::new(None);
+    // Another test must not compile what this one runs.
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    let built = built.get_or_insert_default();
+    built.entry((name.to_owned(), shared)).or_insert_with(|| compile(name, shared)).clone()
+}
+
+fn compile(name: &str, shared: bool) -> PathBuf {
     let guests = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../guests");
     let built = std::env::temp_dir().join(format!("nvshare-guests-{}", std::process::id()));
     std::fs::create_dir_all(&built).expect("a folder");

@@ -26,11 +26,21 @@ pub(crate) struct Config {
     pub(crate) first_touch: f64,
     /// Pools may be of managed memory, as from CUDA 13 on.
     pub(crate) managed_pools: bool,
+    /// The driver has `cuCtxRecordEvent`, as from 12.4 on.
+    pub(crate) context_record: bool,
+    /// Functions are loaded when they are launched first.
+    pub(crate) lazy_loading: bool,
+    /// Ended handles and freed addresses are handed out again at once, as malloc does. Otherwise never, so that a use
+    /// after the end is certain to be seen.
+    pub(crate) reuse_handles: bool,
+    /// Microseconds that each call with a stream takes before it looks at the handle.
+    pub(crate) entry_us: u64,
 }
 
 impl Config {
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
-    /// `NVSIM_TO_HOST`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_MANAGED_POOLS=0`.
+    /// `NVSIM_TO_HOST`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
+    /// `NVSIM_ENTRY_US`.
     pub(crate) fn from_env() -> Self {
         let number = |name: &str, default: f64| {
             env::var(name)
@@ -60,6 +70,10 @@ impl Config {
             to_device: number("NVSIM_TO_DEVICE", 12.0) * 1e9,
             to_host: number("NVSIM_TO_HOST", 6.0) * 1e9,
             managed_pools: env::var("NVSIM_MANAGED_POOLS").as_deref() != Ok("0"),
+            context_record: env::var("NVSIM_CTX_RECORD").as_deref() != Ok("0"),
+            lazy_loading: env::var("CUDA_MODULE_LOADING").as_deref() != Ok("EAGER"),
+            reuse_handles: env::var("NVSIM_REUSE_HANDLES").as_deref() == Ok("1"),
+            entry_us: number("NVSIM_ENTRY_US", 0.0) as u64,
             fault: number("NVSIM_FAULT", 0.256) * 1e9,
             first_touch: number("NVSIM_FIRST_TOUCH", 5.0) * 1e9,
         }

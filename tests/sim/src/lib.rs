@@ -13,10 +13,17 @@
 )]
 
 mod api;
+mod capture;
 mod config;
+mod contexts;
+mod handles;
+mod host_functions;
+mod memory;
+mod objects;
 mod pool;
 mod process;
 mod stream;
+mod tables;
 mod world;
 
 use std::ffi::c_void;
@@ -31,5 +38,5 @@ unsafe impl Send for Address {}
 unsafe impl Sync for Address {}
 
 fn address_of(name: &str) -> Option<*mut c_void> {
-    api::NAMES.iter().find(|(known, _)| *known == name).map(|(_, address)| address.0.cast_mut())
+    api::names().find(|(known, _)| *known == name).map(|(_, address)| address.0.cast_mut())
 }

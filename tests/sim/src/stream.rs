@@ -1,10 +1,17 @@
 //! Streams: each works off its queue in its order, on a thread of its own.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A piece of work, which a graph may run many times.
 pub(crate) type Work = Arc<dyn Fn() + Send + Sync>;
+
+/// A number that nothing else in this process gets.
+pub(crate) fn unique() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
 
 /// A point in a stream: everything up to that many pieces of work.
 #[derive(Debug, Clone)]
@@ -32,6 +39,7 @@ struct State {
     submitted: u64,
     completed: u64,
     has_thread: bool,
+    closed: bool,
 }
 
 struct Item {
@@ -58,17 +66,24 @@ impl Queue {
     }
 
     /// Appends work that begins when everything before it here, and the points named, are reached.
-    pub(crate) fn submit(self: &Arc<Self>, work: Option<Work>, after: Vec<Point>) -> Point {
+    pub(crate) fn submit(self: &Arc<Self>, work: Option<Work>, mut after: Vec<Point>) -> Point {
+        after.retain(|point| !Arc::ptr_eq(&point.queue, self) && !point.is_reached());
         let mut state = self.state();
         state.submitted += 1;
         let count = state.submitted;
-        state.waiting.push_back(Item { after, work });
-        if !std::mem::replace(&mut state.has_thread, true) {
-            let queue = Arc::clone(self);
-            std::thread::Builder::new()
-                .name("nvsim-stream".to_owned())
-                .spawn(move || queue.run())
-                .expect("a thread");
+        let idle = state.waiting.is_empty() && state.completed + 1 == count;
+        if work.is_none() && after.is_empty() && idle {
+            // Nothing to do and nothing to wait for.
+            state.completed = count;
+        } else {
+            state.waiting.push_back(Item { after, work });
+            if !std::mem::replace(&mut state.has_thread, true) {
+                let queue = Arc::clone(self);
+                std::thread::Builder::new()
+                    .name("nvsim-stream".to_owned())
+                    .spawn(move || queue.run())
+                    .expect("a thread");
+            }
         }
         self.changed.notify_all();
         Point { queue: Arc::clone(self), count }
@@ -79,6 +94,12 @@ impl Queue {
         Point { queue: Arc::clone(self), count: self.state().submitted }
     }
 
+    /// Nothing more will be submitted. What was goes on to its end.
+    pub(crate) fn close(&self) {
+        self.state().closed = true;
+        self.changed.notify_all();
+    }
+
     fn run(&self) {
         loop {
             let item = {
@@ -86,6 +107,7 @@ impl Queue {
                 loop {
                     match state.waiting.pop_front() {
                         Some(item) => break item,
+                        None if state.closed => return,
                         None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                     }
                 }

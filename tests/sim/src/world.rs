@@ -4,6 +4,8 @@
 //! or was never touched; a kernel reaches the card's store alone. Moving a block copies its bytes and overwrites
 //! those that it leaves, so that data read from the wrong store is wrong.
 
+mod owners;
+
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -18,7 +20,9 @@ pub(crate) const BLOCK: u64 = 2 << 20;
 const POISON: u8 = 0xdb;
 /// Blocks that all programs on a card may have together.
 const MOST_BLOCKS: usize = 64 * 1024;
-const MOST_GPUS: usize = 4;
+const MOST_GPUS: usize = 8;
+/// Processes that may have blocks on a card at a time.
+const MOST_OWNERS: usize = 1024;
 /// Kernels whose time is kept.
 pub(crate) const TRACE: usize = 1 << 16;
 
@@ -79,6 +83,12 @@ struct Gpu {
     /// Until when each direction of the link is busy, in ns of the monotonic clock.
     link_busy_until: [AtomicU64; 2],
     moved: Moved,
+    /// No block before this one is free.
+    first_free: u32,
+    /// No block from here on was ever taken.
+    high: u32,
+    /// Processes that may have blocks; zero: none.
+    owners: [u32; MOST_OWNERS],
     free_frames: u32,
     frame_stack: [u32; MOST_BLOCKS],
     blocks: [Block; MOST_BLOCKS],
@@ -279,18 +289,22 @@ impl World {
         self.reap(gpu);
         let held = self.hold(gpu, false);
         let me = std::process::id();
+        self.own(gpu, me)?;
+        let at = self.gpu(gpu);
         let mut found = Vec::with_capacity(count);
-        for index in 0..MOST_BLOCKS as u32 {
-            if found.len() == count {
-                break;
+        // SAFETY: the card's fields and existing blocks, under its lock.
+        unsafe {
+            let mut index = (*at).first_free;
+            while found.len() < count && (index as usize) < MOST_BLOCKS {
+                if index >= (*at).high || (*self.block(gpu, index)).place == Place::Free {
+                    found.push(index);
+                }
+                index += 1;
             }
-            // SAFETY: an existing block, under the card's lock.
-            if unsafe { (*self.block(gpu, index)).place } == Place::Free {
-                found.push(index);
+            if found.len() < count {
+                return None;
             }
-        }
-        if found.len() < count {
-            return None;
+            (*at).high = (*at).high.max(index);
         }
         for &index in &found {
             let block = Block {
@@ -302,6 +316,10 @@ impl World {
             };
             // SAFETY: an existing block, under the card's lock.
             unsafe { *self.block(gpu, index) = block };
+        }
+        if let Some(&last) = found.last() {
+            // SAFETY: the card's field, under its lock.
+            unsafe { (*at).first_free = last + 1 };
         }
         drop(held);
         if pinned {
@@ -328,10 +346,13 @@ impl World {
         // SAFETY: an existing block, under the card's lock.
         unsafe {
             let block = self.block(gpu, index);
-            if (*block).place == Place::Device {
-                self.release_frame(gpu, (*block).frame);
+            match (*block).place {
+                // What it left on the host was overwritten when it left.
+                Place::Device => self.release_frame(gpu, (*block).frame),
+                Place::Host => std::ptr::write_bytes(self.host_bytes(gpu, index), POISON, self.real_block),
+                Place::Untouched | Place::Free => {}
             }
-            std::ptr::write_bytes(self.host_bytes(gpu, index), POISON, self.real_block);
+            (*self.gpu(gpu)).first_free = (*self.gpu(gpu)).first_free.min(index);
             *block = Block { place: Place::Free, owner: 0, frame: 0, pinned: 0, last_use: 0 };
         }
     }
@@ -343,31 +364,6 @@ impl World {
         unsafe {
             (*at).frame_stack[(*at).free_frames as usize] = frame;
             (*at).free_frames += 1;
-        }
-    }
-
-    /// Frees what processes that are gone have left.
-    pub(crate) fn reap(&self, gpu: usize) {
-        let _held = self.hold(gpu, false);
-        self.reap_held(gpu);
-    }
-
-    /// Under the card's lock.
-    fn reap_held(&self, gpu: usize) {
-        let mut alive = (0, true);
-        for index in 0..MOST_BLOCKS as u32 {
-            // SAFETY: an existing block, under the card's lock.
-            let (place, owner) =
-                unsafe { ((*self.block(gpu, index)).place, (*self.block(gpu, index)).owner) };
-            if place == Place::Free {
-                continue;
-            }
-            if alive.0 != owner {
-                alive = (owner, is_alive(owner));
-            }
-            if !alive.1 {
-                self.free_block(gpu, index);
-            }
         }
     }
 
@@ -427,7 +423,8 @@ impl World {
     fn push_out(&self, gpu: usize) -> Option<()> {
         let at = self.gpu(gpu);
         let mut oldest: Option<(u64, u32)> = None;
-        for index in 0..MOST_BLOCKS as u32 {
+        // SAFETY: the card's field, under its lock.
+        for index in 0..unsafe { (*at).high } {
             // SAFETY: an existing block, under the card's lock.
             let block = unsafe { *self.block(gpu, index) };
             if block.place == Place::Device
@@ -488,6 +485,32 @@ impl World {
         }
     }
 
+    /// Looks at, and may change, a block's bytes on the host, where a touch by the host brings it. `None`: it cannot leave
+    /// the card.
+    pub(crate) fn with_host_bytes<T>(
+        &self,
+        gpu: usize,
+        index: u32,
+        look: impl FnOnce(&mut [u8]) -> T,
+    ) -> Option<T> {
+        let _held = self.hold(gpu, false);
+        // SAFETY: an existing block, under the card's lock; while it is held nothing else refers to its bytes.
+        unsafe {
+            let block = self.block(gpu, index);
+            match (*block).place {
+                Place::Device if (*block).pinned == 0 => {
+                    self.copy(gpu, index, (*block).frame, Way::ToHost);
+                    self.release_frame(gpu, (*block).frame);
+                }
+                Place::Untouched => std::ptr::write_bytes(self.host_bytes(gpu, index), 0, self.real_block),
+                Place::Host => {}
+                Place::Device | Place::Free => return None,
+            }
+            (*block).place = Place::Host;
+            Some(look(std::slice::from_raw_parts_mut(self.host_bytes(gpu, index), self.real_block)))
+        }
+    }
+
     /// Occupies the link for a transfer and sleeps until it is over. Transfers of all processes queue.
     pub(crate) fn transfer(&self, gpu: usize, way: Way, took: Duration) {
         if took.is_zero() {
@@ -542,11 +565,4 @@ impl World {
             (ran - kept..ran).map(|i| (*self.header).trace[i % TRACE]).collect()
         }
     }
-}
-
-/// Whether a process has what it had: one that has ended and was not waited for has nothing.
-fn is_alive(process: u32) -> bool {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{process}/stat")) else { return false };
-    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-    !matches!(state, Some('Z' | 'X'))
 }

@@ -1,0 +1,316 @@
+/* Memory: fills and copies of every kind, memory in stream order, words that streams wait for, green contexts, peers, the host. */
+#include "rules.h"
+
+static uint64_t memory_;
+static void *stream_;
+static void begin(void) {
+    start();
+    load_kernel();
+    memory_ = alloc(8 * MIB);
+    CHECK(FN(cuMemsetD32_v2)(memory_, 0, 2 * MIB));
+    CHECK(launch(memory_, 0, 1, NULL));
+    CHECK(FN(cuCtxSynchronize)());
+    stream_ = new_stream(NON_BLOCKING);
+}
+static uint64_t managed(size_t bytes) {
+    uint64_t base;
+    CHECK(FN(cuMemAllocManaged)(&base, bytes, 1));
+    return base;
+}
+static int query(void *stream) { return FN(cuStreamQuery)(stream); }
+
+static void fills(void) {
+    unsigned char got[64], want[64];
+    begin();
+    for (int async = 0; async < 2; async++) {
+        memset(want, 0, sizeof want);
+        CHECK(FN(cuMemsetD8_v2)(memory_, 0, sizeof want));
+        CHECK(FN(cuCtxSynchronize)());
+        CHECK(async ? FN(cuMemsetD8Async)(memory_ + 3, 0x11, 5ul, stream_) : FN(cuMemsetD8_v2)(memory_ + 3, 0x11, 5ul));
+        memset(want + 3, 0x11, 5);
+        CHECK(async ? FN(cuMemsetD16Async)(memory_ + 10, 0x2233, 3ul, stream_) : FN(cuMemsetD16_v2)(memory_ + 10, 0x2233, 3ul));
+        for (int i = 0; i < 3; i++) memcpy(want + 10 + 2 * i, &(short){0x2233}, 2);
+        CHECK(async ? FN(cuMemsetD32Async)(memory_ + 20, 0x44556677, 2ul, stream_) : FN(cuMemsetD32_v2)(memory_ + 20, 0x44556677, 2ul));
+        for (int i = 0; i < 2; i++) memcpy(want + 20 + 4 * i, &(int){0x44556677}, 4);
+        /* Three rows, eight bytes apart. */
+        CHECK(async ? FN(cuMemsetD2D16Async)(memory_ + 32, 8ul, 0x1234, 2ul, 3ul, stream_) : FN(cuMemsetD2D16_v2)(memory_ + 32, 8ul, 0x1234, 2ul, 3ul));
+        for (int i = 0; i < 3; i++) for (int j = 0; j < 2; j++) memcpy(want + 32 + 8 * i + 2 * j, &(short){0x1234}, 2);
+        CHECK(FN(cuStreamSynchronize)(stream_));
+        CHECK(FN(cuMemcpyDtoH_v2)(got, memory_, sizeof got));
+        EXPECT(!memcmp(got, want, sizeof got));
+    }
+    /* What is out of line, or beyond. */
+    EXPECT(FN(cuMemsetD16_v2)(memory_ + 1, 1, 1ul) == 1);
+    EXPECT(FN(cuMemsetD32_v2)(memory_ + 2, 1, 1ul) == 1);
+    EXPECT(FN(cuMemsetD8_v2)(memory_, 1, 8 * MIB + 1) == 1);
+    EXPECT(FN(cuMemsetD2D8_v2)(memory_, 4ul, 1, 8ul, 2ul) == 1);
+}
+
+/* A fill and a copy on the card return at once, unless the memory is managed. */
+static volatile int returned;
+static void *fills_managed(void *base) {
+    CHECK(FN(cuCtxSetCurrent)(context));
+    CHECK(FN(cuMemsetD32_v2)(base, 1, 4ul));
+    returned = 1;
+    return base;
+}
+static void what_returns_before_it_is_done(void) {
+    pthread_t thread;
+    begin();
+    uint64_t seen = managed(MIB);
+    hold(LEGACY);
+    CHECK(FN(cuMemsetD32_v2)(memory_, 1, 4ul));
+    CHECK(FN(cuMemcpyDtoD_v2)(memory_ + MIB, memory_, 16ul));
+    CHECK(FN(cuMemcpy)(memory_ + MIB, memory_, 16ul));
+    EXPECT(query(LEGACY) == NOT_READY);
+    CHECK(pthread_create(&thread, NULL, fills_managed, (void *)seen));
+    a_while();
+    EXPECT(!returned);
+    release();
+    CHECK(pthread_join(thread, NULL));
+    uint32_t word;
+    CHECK(FN(cuMemcpyDtoH_v2)(&word, memory_ + MIB, 4ul));
+    EXPECT(word == 1);
+}
+
+struct copy { size_t x, y; unsigned kind; void *host; uint64_t device; void *array; size_t pitch; };
+static void copies(void) {
+    uint32_t from[64], to[64];
+    begin();
+    for (int i = 0; i < 64; i++) from[i] = i;
+    CHECK(FN(cuMemcpyHtoDAsync_v2)(memory_, from, sizeof from, stream_));
+    CHECK(FN(cuMemcpyDtoDAsync_v2)(memory_ + 4 * MIB, memory_, sizeof from, stream_));
+    CHECK(FN(cuMemcpyDtoHAsync_v2)(to, memory_ + 4 * MIB, sizeof to, stream_));
+    CHECK(FN(cuStreamSynchronize)(stream_));
+    EXPECT(!memcmp(from, to, sizeof to));
+    /* The kinds of the ends are found out. */
+    CHECK(FN(cuMemcpy)(memory_ + 2 * MIB, (uint64_t)(from + 8), 64ul));
+    CHECK(FN(cuMemcpyAsync)((uint64_t)to, memory_ + 2 * MIB, 64ul, stream_));
+    CHECK(FN(cuStreamSynchronize)(stream_));
+    EXPECT(to[0] == 8 && to[15] == 23);
+    /* Over the edge of two blocks. */
+    CHECK(FN(cuMemcpyHtoD_v2)(memory_ + 2 * MIB - 100, from, sizeof from));
+    memset(to, 0, sizeof to);
+    CHECK(FN(cuMemcpyDtoH_v2)(to, memory_ + 2 * MIB - 100, sizeof to));
+    EXPECT(!memcmp(from, to, sizeof to));
+    /* Four rows of twelve bytes. */
+    struct { struct copy from, to; size_t width, height; } plane = {{4, 1, 1, from, 0, NULL, 32}, {0, 0, 2, NULL, memory_ + 4 * MIB, NULL, 16}, 12, 4};
+    CHECK(FN(cuMemcpy2D_v2)(&plane));
+    CHECK(FN(cuMemcpyDtoH_v2)(to, memory_ + 4 * MIB, sizeof to));
+    for (int row = 0; row < 4; row++) for (int i = 0; i < 3; i++) EXPECT(to[row * 4 + i] == (row + 1) * 8 + 1 + i);
+    memset(to, 0, sizeof to);
+    struct { struct copy from, to; size_t width, height; } back = {plane.to, {0, 0, 1, to, 0, NULL, 64}, 12, 4};
+    CHECK(FN(cuMemcpy2DAsync_v2)(&back, stream_));
+    CHECK(FN(cuStreamSynchronize)(stream_));
+    EXPECT(to[16] == 17 && to[18] == 19 && to[3] == 0);
+    EXPECT(FN(cuMemcpyHtoD_v2)(memory_ + 8 * MIB - 4, from, 8ul) == 1);
+}
+
+static void memory_in_stream_order(void) {
+    uint64_t a, b;
+    begin();
+    size_t before = free_bytes();
+    /* What is freed is there until the stream comes so far. */
+    CHECK(FN(cuMemAllocAsync)(&a, 4 * MIB, stream_));
+    hold(stream_);
+    CHECK(launch(a, 4, 1, stream_));
+    CHECK(FN(cuMemFreeAsync)(a, stream_));
+    EXPECT(FN(cuMemFreeAsync)(a, stream_) == 1 && FN(cuMemFree_v2)(a) == 1);
+    EXPECT(free_bytes() == before - 4 * MIB);
+    /* For who comes behind it, it is free. */
+    CHECK(FN(cuMemAllocAsync)(&b, 4 * MIB, stream_));
+    EXPECT(b == a && free_bytes() == before - 4 * MIB);
+    CHECK(launch(b, 4, 1, stream_));
+    /* For others it is not. */
+    uint64_t other;
+    CHECK(FN(cuMemAllocAsync)(&other, 4 * MIB, new_stream(NON_BLOCKING)));
+    EXPECT(other != a && free_bytes() == before - 8 * MIB);
+    CHECK(FN(cuMemFreeAsync)(other, stream_));
+    release();
+    CHECK(FN(cuStreamSynchronize)(stream_));
+    EXPECT(free_bytes() == before - 4 * MIB);
+    CHECK(FN(cuMemFreeAsync)(b, stream_));
+    CHECK(FN(cuStreamSynchronize)(stream_));
+    EXPECT(free_bytes() == before);
+    EXPECT(FN(cuMemFreeAsync)(managed(MIB), stream_) != 0);
+}
+
+static void words_that_streams_wait_for(void) {
+    uint32_t *host, word = 7, got;
+    begin();
+    CHECK(FN(cuMemHostAlloc)(&host, 4096ul, 0));
+    void *writer = new_stream(NON_BLOCKING);
+    uint64_t words[] = {memory_, (uint64_t)host};
+    for (int i = 0; i < 2; i++) {
+        /* At least, equal, and, nor. */
+        for (int how = 0; how < 4; how++) {
+            uint32_t wait_for = how == 3 ? ~8u : 8, before = how == 3 ? 8 : 0, then = how == 0 ? 9 : how == 3 ? 1 : 8;
+            CHECK(FN(cuStreamWriteValue32_v2)(writer, words[i], before, 0));
+            CHECK(FN(cuStreamSynchronize)(writer));
+            CHECK(FN(cuStreamWaitValue32_v2)(stream_, words[i], wait_for, how));
+            CHECK(launch(memory_ + 2 * MIB, 4, 1, stream_));
+            a_while();
+            EXPECT(query(stream_) == NOT_READY);
+            CHECK(FN(cuStreamWriteValue32_v2)(writer, words[i], then, 0));
+            CHECK(FN(cuStreamSynchronize)(stream_));
+        }
+        CHECK(FN(cuStreamWaitValue64_v2)(stream_, words[i], 1ul << 40, 1));
+        CHECK(FN(cuStreamWriteValue64_v2)(writer, words[i], 1ul << 40, 0));
+        CHECK(FN(cuStreamSynchronize)(stream_));
+    }
+    /* The host may write as well, and read. */
+    EXPECT(*(uint64_t *)host == 1ul << 40);
+    CHECK(FN(cuStreamWaitValue32_v2)(stream_, (uint64_t)host, 3, 1));
+    *(volatile uint32_t *)host = 3;
+    CHECK(FN(cuStreamSynchronize)(stream_));
+    CHECK(FN(cuMemcpyDtoH_v2)(&got, memory_ + 2 * MIB, 4ul));
+    EXPECT(got == 8);
+    /* Managed memory, what is out of line, and what is nowhere are refused. */
+    EXPECT(FN(cuStreamWaitValue32_v2)(stream_, managed(4096), 0, 0) == 1);
+    EXPECT(FN(cuStreamWriteValue32_v2)(stream_, managed(4096), 0, 0) == 1);
+    EXPECT(FN(cuStreamWaitValue32_v2)(stream_, memory_ + 2, 0, 0) == 1);
+    EXPECT(FN(cuStreamWaitValue32_v2)(stream_, (uint64_t)&word, 7, 1) == 1);
+    CHECK(FN(cuMemFreeHost)(host));
+}
+
+static void page_locked_memory(void) {
+    void *host, *device;
+    static char page[8192] __attribute__((aligned(4096)));
+    unsigned type;
+    begin();
+    CHECK(FN(cuMemHostRegister_v2)(page, 4096ul, 0));
+    EXPECT(FN(cuMemHostRegister_v2)(page, 8192ul, 0) == 712);
+    CHECK(FN(cuMemHostGetDevicePointer_v2)(&device, page + 8, 0));
+    EXPECT(device == page + 8);
+    CHECK(FN(cuPointerGetAttribute)(&type, 2, page + 8));
+    EXPECT(type == 1);
+    CHECK(FN(cuMemHostUnregister)(page));
+    EXPECT(FN(cuMemHostUnregister)(page) == 713);
+    EXPECT(FN(cuMemHostGetDevicePointer_v2)(&device, page, 0) == 1);
+    CHECK(FN(cuMemAllocHost_v2)(&host, 4096ul));
+    EXPECT(FN(cuMemHostUnregister)(host) == 713);
+    CHECK(FN(cuMemFreeHost)(host));
+    EXPECT(FN(cuMemFreeHost)(host) == 1);
+}
+
+/* The host's touches of managed memory bring it to the host, a kernel's to the card. */
+static void managed_memory_and_the_host(void) {
+    uint32_t words[4] = {1, 2, 3, 4}, got[4];
+    begin();
+    uint64_t base = managed(4 * MIB);
+    size_t before = free_bytes();
+    CHECK(FN(nvsimHostWrite)(base + 2 * MIB, words, sizeof words));
+    EXPECT(free_bytes() == before);
+    CHECK(launch(base + 2 * MIB, 4, 1, stream_));
+    CHECK(FN(cuStreamSynchronize)(stream_));
+    EXPECT(free_bytes() == before - 2 * MIB);
+    CHECK(FN(nvsimHostRead)(got, base + 2 * MIB, sizeof got));
+    for (int i = 0; i < 4; i++) EXPECT(got[i] == words[i] + 1);
+    EXPECT(free_bytes() == before);
+    CHECK(FN(nvsimHostRead)(got, base, sizeof got));
+    EXPECT(got[0] == 0);
+    EXPECT(FN(nvsimHostRead)(got, memory_, sizeof got) == 1);
+}
+
+static void green_contexts(void) {
+    char all[144], groups[2][144], rest[144];
+    unsigned count = 2;
+    void *description, *green, *derived, *stream, *of, *event, *other_event;
+    begin();
+    CHECK(FN(cuDeviceGetDevResource)(0, all, 1));
+    CHECK(FN(cuDevSmResourceSplitByCount)(groups, &count, all, rest, 0, 8));
+    EXPECT(count == 2 && *(unsigned *)(groups[1] + 96) == 8 && *(unsigned *)(rest + 96) == *(unsigned *)(all + 96) - 16);
+    CHECK(FN(cuDevResourceGenerateDesc)(&description, groups, 1));
+    CHECK(FN(cuGreenCtxCreate)(&green, description, 0, 1));
+    CHECK(FN(cuCtxFromGreenCtx)(&derived, green));
+    EXPECT(FN(cuGreenCtxStreamCreate)(&stream, green, BLOCKING, 0) == 1);
+    CHECK(FN(cuGreenCtxStreamCreate)(&stream, green, NON_BLOCKING, 0));
+    CHECK(FN(cuStreamGetCtx)(stream, &of));
+    EXPECT(of == derived);
+    event = new_event(), other_event = new_event();
+    /* Its work is the primary context's too; that one's is not its own. */
+    hold(stream);
+    CHECK(FN(cuCtxRecordEvent)(context, event));
+    CHECK(FN(cuGreenCtxRecordEvent)(green, other_event));
+    EXPECT(FN(cuEventQuery)(event) == NOT_READY && FN(cuEventQuery)(other_event) == NOT_READY);
+    release();
+    CHECK(FN(cuEventSynchronize)(event));
+    CHECK(FN(cuEventSynchronize)(other_event));
+    hold(stream_);
+    CHECK(FN(cuGreenCtxRecordEvent)(green, other_event));
+    CHECK(FN(cuCtxRecordEvent)(context, event));
+    EXPECT(FN(cuEventQuery)(event) == NOT_READY && FN(cuEventQuery)(other_event) == OK);
+    release();
+    /* Kernels of the primary context run in it, and its captures are broken by looks at that. */
+    CHECK(launch(memory_, 4, 1, stream));
+    CHECK(FN(cuCtxPushCurrent_v2)(derived));
+    CHECK(launch(memory_, 4, 1, NULL));
+    CHECK(FN(cuCtxSynchronize)());
+    CHECK(FN(cuCtxPopCurrent_v2)(NULL));
+    void *graph;
+    CHECK(FN(cuStreamBeginCapture_v2)(stream, 2));
+    EXPECT(FN(cuCtxRecordEvent)(context, event) == 900);
+    EXPECT(FN(cuStreamEndCapture)(stream, &graph) == 901);
+    EXPECT(FN(cuCtxDestroy_v2)(derived) == 201);
+    CHECK(FN(cuGreenCtxDestroy)(green));
+    uint32_t word;
+    CHECK(FN(cuMemcpyDtoH_v2)(&word, memory_, 4ul));
+    EXPECT(word == 2);
+}
+
+/* Two cards. */
+static void peers(void) {
+    int can = 9;
+    uint32_t words[4] = {1, 2, 3, 4}, got[4];
+    begin();
+    void *other = NULL;
+    CHECK(FN(cuDeviceCanAccessPeer)(&can, 0, 1)); EXPECT(can == 1);
+    CHECK(FN(cuDeviceCanAccessPeer)(&can, 0, 0)); EXPECT(can == 0);
+    CHECK(FN(cuDevicePrimaryCtxRetain)(&other, 1));
+    EXPECT(FN(cuCtxDisablePeerAccess)(other) == 705);
+    CHECK(FN(cuCtxEnablePeerAccess)(other, 0));
+    EXPECT(FN(cuCtxEnablePeerAccess)(other, 0) == 704);
+    CHECK(FN(cuCtxPushCurrent_v2)(other));
+    uint64_t there = alloc(2 * MIB);
+    void *of_other = new_stream(NON_BLOCKING), *event = new_event();
+    CHECK(FN(cuCtxPopCurrent_v2)(NULL));
+    CHECK(FN(cuMemcpyHtoD_v2)(memory_, words, sizeof words));
+    CHECK(FN(cuMemcpyPeer)(there, other, memory_, context, sizeof words));
+    CHECK(launch(memory_, 4, 1, stream_));
+    CHECK(FN(cuMemcpyPeerAsync)(there + 16, other, memory_, context, sizeof words, stream_));
+    CHECK(FN(cuStreamSynchronize)(stream_));
+    CHECK(FN(cuMemcpyDtoH_v2)(got, there + 8, sizeof got));
+    EXPECT(got[0] == 3 && got[1] == 4 && got[2] == 2 && got[3] == 3);
+    /* A stream waits for an event of the other card. */
+    hold(of_other);
+    CHECK(FN(cuCtxPushCurrent_v2)(other));
+    CHECK(FN(cuEventRecord)(event, of_other));
+    CHECK(FN(cuCtxPopCurrent_v2)(NULL));
+    CHECK(FN(cuStreamWaitEvent)(stream_, event, 0));
+    EXPECT(query(stream_) == NOT_READY);
+    release();
+    CHECK(FN(cuStreamSynchronize)(stream_));
+    CHECK(FN(cuCtxDisablePeerAccess)(other));
+}
+
+/* What is mapped is the memory that stands behind the handle. */
+static void mapped_memory(void) {
+    int properties[16] = {1, 0, 1, 0};
+    uint64_t handle, range;
+    uint32_t got;
+    begin();
+    CHECK(FN(cuMemCreate)(&handle, 4 * MIB, properties, 0ul));
+    CHECK(FN(cuMemAddressReserve)(&range, 4 * MIB, 0ul, 0ul, 0ul));
+    CHECK(FN(cuMemMap)(range, 4 * MIB, 0ul, handle, 0ul));
+    CHECK(FN(cuMemSetAccess)(range, 4 * MIB, NULL, 0ul));
+    CHECK(FN(cuMemRelease)(handle));
+    CHECK(FN(cuMemsetD32_v2)(range + 2 * MIB, 41, 4ul));
+    CHECK(launch(range + 2 * MIB, 4, 1, NULL));
+    CHECK(FN(cuMemcpyDtoH_v2)(&got, range + 2 * MIB, 4ul));
+    EXPECT(got == 42);
+    CHECK(FN(cuMemUnmap)(range, 4 * MIB));
+    CHECK(FN(cuMemAddressFree)(range, 4 * MIB));
+}
+
+RULES(RULE(fills), RULE(what_returns_before_it_is_done), RULE(copies), RULE(memory_in_stream_order), RULE(words_that_streams_wait_for), RULE(page_locked_memory),
+      RULE(managed_memory_and_the_host), RULE(green_contexts), RULE(peers), RULE(mapped_memory))

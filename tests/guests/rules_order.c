@@ -1,0 +1,267 @@
+/* How streams wait for each other, and what a look at them sees (measured on the card: legacy_look_probe). */
+#include "rules.h"
+
+static uint64_t memory_;
+static void begin(void) {
+    start();
+    load_kernel();
+    memory_ = alloc(4 * MIB);
+    CHECK(FN(cuMemsetD32_v2)(memory_, 0, MIB / 4));
+    /* A function is loaded when it is launched first, which waits for functions of the host. */
+    CHECK(launch(memory_ + 2 * MIB, 4, 1, NULL));
+    CHECK(FN(cuCtxSynchronize)());
+}
+static int query_stream(void *stream) { return FN(cuStreamQuery)(stream); }
+static int query_event(void *event) { return FN(cuEventQuery)(event); }
+static int record_all(void *event) { CHECK(FN(cuCtxRecordEvent)(context, event)); return FN(cuEventQuery)(event); }
+
+/* A kernel on a stream is done while another stream is held: it is waited for. */
+static int runs(void *stream) {
+    CHECK(launch(memory_, 4, 1, stream));
+    await(OK, query_stream, stream);
+    return 1;
+}
+/* It is not, though others get done and there is time. */
+static int is_kept(void *stream) {
+    void *free = new_stream(NON_BLOCKING);
+    CHECK(launch(memory_, 4, 1, stream));
+    for (int i = 0; i < 5; i++) {
+        CHECK(launch(memory_ + 2 * MIB, 4, 1, free));
+        CHECK(FN(cuStreamSynchronize)(free));
+        usleep(5000);
+    }
+    CHECK(FN(cuStreamDestroy_v2)(free));
+    return query_stream(stream) == NOT_READY;
+}
+static void looks(void *held, int legacy_sees, int all_sees) {
+    void *event = new_event();
+    hold(held);
+    EXPECT(query_stream(LEGACY) == (legacy_sees ? NOT_READY : OK));
+    EXPECT(record_all(event) == (all_sees ? NOT_READY : OK));
+    EXPECT(query_stream(held) == NOT_READY);
+    release();
+    await(OK, query_event, event);
+    CHECK(FN(cuCtxSynchronize)());
+    EXPECT(query_stream(LEGACY) == OK && record_all(event) == OK);
+}
+static void *looks_at_own(void *argument) {
+    CHECK(FN(cuCtxSetCurrent)(context));
+    looks(PER_THREAD, 1, 1);
+    return argument;
+}
+static void *other_;
+static void what_looks_see(void) {
+    begin();
+    looks(new_stream(BLOCKING), 1, 1);
+    looks(new_stream(NON_BLOCKING), 0, 1);
+    looks(LEGACY, 1, 1);
+    looks(PER_THREAD, 1, 1);
+    in_thread(looks_at_own, NULL);
+    /* Another context's work is none of this one's. */
+    other_ = new_context(0);
+    CHECK(FN(cuCtxPushCurrent_v2)(other_));
+    void *stream = new_stream(BLOCKING), *event;
+    hold(stream);
+    CHECK(FN(cuCtxPopCurrent_v2)(NULL));
+    event = new_event();
+    EXPECT(query_stream(LEGACY) == OK && record_all(event) == OK);
+    release();
+    CHECK(FN(cuStreamSynchronize)(stream));
+}
+
+/* Work in flight of a stream that is destroyed is still the context's. */
+static void what_looks_see_of_destroyed_streams(void) {
+    begin();
+    for (int flags = BLOCKING; flags <= NON_BLOCKING; flags++) {
+        void *stream = new_stream(flags), *event = new_event();
+        hold(stream);
+        CHECK(FN(cuStreamDestroy_v2)(stream));
+        EXPECT(query_stream(LEGACY) == (flags == BLOCKING ? NOT_READY : OK));
+        EXPECT(record_all(event) == NOT_READY);
+        release();
+        await(OK, query_event, event);
+    }
+}
+
+/* A look is no barrier; an event on the legacy stream is one, in both directions. */
+static void an_event_on_the_legacy_stream_is_a_barrier(void) {
+    begin();
+    void *a = new_stream(BLOCKING), *b = new_stream(BLOCKING), *n = new_stream(NON_BLOCKING), *event = new_event();
+    hold(a);
+    EXPECT(runs(b) && runs(n));
+    EXPECT(query_stream(LEGACY) == NOT_READY);
+    EXPECT(record_all(event) == NOT_READY);
+    EXPECT(runs(b) && runs(PER_THREAD) && runs(n));
+    CHECK(FN(cuEventRecord)(event, LEGACY));
+    /* It waits for what blocking streams have, */
+    EXPECT(query_event(event) == NOT_READY);
+    /* and they for it, but for those that are none. */
+    EXPECT(is_kept(b) && is_kept(PER_THREAD) && runs(n));
+    /* An event behind it as well. */
+    void *behind = new_event();
+    CHECK(FN(cuEventRecord)(behind, new_stream(BLOCKING)));
+    EXPECT(query_event(behind) == NOT_READY);
+    release();
+    CHECK(FN(cuEventSynchronize)(event));
+    CHECK(FN(cuCtxSynchronize)());
+    /* A non-blocking stream is not waited for. */
+    hold(n);
+    CHECK(FN(cuEventRecord)(event, LEGACY));
+    EXPECT(query_event(event) == OK && runs(b));
+    release();
+    CHECK(FN(cuCtxSynchronize)());
+    /* The other way: what is on the legacy stream goes first. */
+    hold(LEGACY);
+    CHECK(FN(cuEventRecord)(event, b));
+    EXPECT(query_event(event) == NOT_READY && is_kept(b) && runs(n));
+    release();
+    CHECK(FN(cuCtxSynchronize)());
+    /* Another context has a legacy stream of its own. */
+    hold(a);
+    CHECK(FN(cuEventRecord)(event, LEGACY));
+    void *other = new_context(0);
+    CHECK(FN(cuCtxPushCurrent_v2)(other));
+    load_kernel();
+    void *stream = new_stream(BLOCKING);
+    CHECK(FN(cuMemsetD32Async)(memory_, 0, 4ul, stream));
+    await(OK, query_stream, stream);
+    release();
+}
+
+/* The two-sided work of legacy_wait: legal, and done, as long as nobody records an event on the legacy stream. */
+static volatile int ready;
+static void wait_ready(void *data) { (void)data; while (!ready) usleep(50); }
+static void *readies(void *b) {
+    CHECK(FN(cuCtxSetCurrent)(context));
+    CHECK(launch(memory_, 4, 1, b));
+    CHECK(FN(cuStreamSynchronize)(b));
+    ready = 1;
+    return b;
+}
+static void a_host_function_keeps_only_its_stream(void) {
+    begin();
+    void *a = new_stream(BLOCKING), *b = new_stream(BLOCKING);
+    CHECK(FN(cuLaunchHostFunc)(a, wait_ready, NULL));
+    CHECK(launch(memory_, 4, 1, a));
+    in_thread(readies, b);
+    CHECK(FN(cuStreamSynchronize)(a));
+}
+
+static void streams_wait_for_events(void) {
+    begin();
+    void *a = new_stream(NON_BLOCKING), *b = new_stream(NON_BLOCKING), *event = new_event();
+    /* One that was never recorded holds nobody up. */
+    CHECK(FN(cuStreamWaitEvent)(b, event, 0));
+    EXPECT(query_event(event) == OK && runs(b));
+    hold(a);
+    CHECK(FN(cuEventRecord)(event, a));
+    CHECK(FN(cuStreamWaitEvent)(b, event, 0));
+    EXPECT(is_kept(b));
+    /* What the event was recorded behind when the wait was made is what counts. */
+    CHECK(FN(cuEventRecord)(event, new_stream(NON_BLOCKING)));
+    EXPECT(query_event(event) == OK && is_kept(b));
+    release();
+    CHECK(FN(cuStreamSynchronize)(b));
+    uint32_t word;
+    CHECK(FN(cuMemcpyDtoH_v2)(&word, memory_, 4ul));
+    EXPECT(word == 3);
+}
+
+static void *fills_own(void *argument) {
+    CHECK(FN(cuCtxSetCurrent)(context));
+    EXPECT(runs(PER_THREAD));
+    return argument;
+}
+/* A thread has a default stream in each context. */
+static void threads_have_streams_of_their_own(void) {
+    begin();
+    void *other = new_context(0), *first = context, *event = new_event();
+    hold(PER_THREAD);
+    in_thread(fills_own, NULL);
+    CHECK(FN(cuCtxPushCurrent_v2)(other));
+    EXPECT(query_stream(PER_THREAD) == OK);
+    void *of_other = new_event();
+    hold(PER_THREAD);
+    CHECK(FN(cuCtxRecordEvent)(other, of_other));
+    EXPECT(query_event(of_other) == NOT_READY);
+    CHECK(FN(cuCtxPopCurrent_v2)(NULL));
+    release();
+    CHECK(FN(cuStreamSynchronize)(PER_THREAD));
+    EXPECT(record_all(event) == OK);
+}
+
+/* The event is of the context that is looked at. */
+static void events_have_a_context(void) {
+    begin();
+    void *other = new_context(0), *event = new_event(), *stream;
+    EXPECT(FN(cuCtxRecordEvent)(other, event) == 400);
+    CHECK(FN(cuCtxPushCurrent_v2)(other));
+    stream = new_stream(NON_BLOCKING);
+    EXPECT(FN(cuEventRecord)(event, stream) == 400);
+    EXPECT(FN(cuEventRecord)(event, LEGACY) == 400);
+    EXPECT(launch(memory_, 4, 1, stream) == 400);
+    /* To be waited for by a stream, it may be another's. */
+    CHECK(FN(cuStreamWaitEvent)(stream, event, 0));
+}
+
+static volatile int answers[8];
+static void calls(void *data) {
+    uint64_t base;
+    int n = 0, count;
+    size_t left, total;
+    (void)data;
+    answers[n++] = FN(cuMemAlloc_v2)(&base, 4096ul);
+    answers[n++] = FN(cuMemGetInfo_v2)(&left, &total);
+    answers[n++] = launch(memory_, 4, 1, NULL);
+    answers[n++] = FN(cuStreamSynchronize)(NULL);
+    answers[n++] = FN(cuCtxGetDevice)(&count);
+    answers[n++] = FN(cuDriverGetVersion)(&count);
+}
+static void call_back(void *stream, int status, void *data) { (void)stream, (void)status; calls(data); }
+static void host_functions_call_nothing(void) {
+    begin();
+    for (int i = 0; i < 2; i++) {
+        memset((void *)answers, 0, sizeof answers);
+        CHECK(i ? FN(cuStreamAddCallback)(NULL, call_back, NULL, 0) : FN(cuLaunchHostFunc)(NULL, calls, NULL));
+        CHECK(FN(cuCtxSynchronize)());
+        for (int n = 0; n < 5; n++) EXPECT(answers[n] == 800);
+        EXPECT(answers[5] == 0);
+    }
+}
+
+/* The first launch of a function waits for functions of the host that run. */
+static volatile int launched;
+static void *launches(void *stream) {
+    CHECK(FN(cuCtxSetCurrent)(context));
+    CHECK(launch(memory_, 4, 1, stream));
+    launched = 1;
+    return stream;
+}
+static void a_first_launch_waits_for_host_functions(void) {
+    pthread_t thread;
+    begin();
+    void *stream = new_stream(NON_BLOCKING);
+    hold(new_stream(NON_BLOCKING));
+    EXPECT(runs(stream));
+    load_kernel();
+    CHECK(pthread_create(&thread, NULL, launches, stream));
+    a_while();
+    const char *loading = getenv("CUDA_MODULE_LOADING");
+    EXPECT(loading || !launched);
+    if (loading) CHECK(pthread_join(thread, NULL));
+    release();
+    if (!loading) CHECK(pthread_join(thread, NULL));
+    EXPECT(launched);
+}
+
+/* A driver before 12.4 has no event behind a whole context. */
+static void without_events_of_contexts(void) {
+    void *found = &found;
+    begin();
+    EXPECT(FN(cuCtxRecordEvent)(context, new_event()) == 801);
+    EXPECT(FN(cuGetProcAddress_v2)("cuCtxRecordEvent", &found, 12000, 0ul, NULL) == 500 && !found);
+}
+
+RULES(RULE(what_looks_see), RULE(what_looks_see_of_destroyed_streams), RULE(an_event_on_the_legacy_stream_is_a_barrier), RULE(a_host_function_keeps_only_its_stream),
+      RULE(streams_wait_for_events), RULE(threads_have_streams_of_their_own), RULE(events_have_a_context), RULE(host_functions_call_nothing),
+      RULE(a_first_launch_waits_for_host_functions), RULE(without_events_of_contexts))

@@ -1,0 +1,212 @@
+//! Copies and prefetches.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use super::{api, status, submit, submit_now, twins, with_stream};
+use crate::capture::Kind;
+use crate::memory;
+use crate::process::{self, CAPTURE_UNSUPPORTED, Failure, INVALID_VALUE, Process};
+use crate::stream::{Point, Work};
+use crate::world::Way;
+
+/// One end of a copy.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    Host(usize),
+    Device(u64),
+}
+
+use End::{Device, Host};
+
+/// `CUDA_MEMCPY2D`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Copy2D {
+    from: Plane,
+    to: Plane,
+    width: usize,
+    height: usize,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Plane {
+    x: usize,
+    y: usize,
+    kind: c_uint,
+    host: usize,
+    device: u64,
+    array: usize,
+    pitch: usize,
+}
+
+twins! { per_thread:
+    fn cuMemcpyHtoD_v2 / cuMemcpyHtoD_v2_ptds (to: u64, from: *const c_void, bytes: usize) { status(copy_now(Device(to), Host(from as usize), bytes, per_thread)) }
+    fn cuMemcpyDtoH_v2 / cuMemcpyDtoH_v2_ptds (to: *mut c_void, from: u64, bytes: usize) { status(copy_now(Host(to as usize), Device(from), bytes, per_thread)) }
+    fn cuMemcpyDtoD_v2 / cuMemcpyDtoD_v2_ptds (to: u64, from: u64, bytes: usize) { status(copy_now(Device(to), Device(from), bytes, per_thread)) }
+    fn cuMemcpy / cuMemcpy_ptds (to: u64, from: u64, bytes: usize) { status(ends(to, from).and_then(|(to, from)| copy_now(to, from, bytes, per_thread))) }
+    fn cuMemcpyHtoDAsync_v2 / cuMemcpyHtoDAsync_v2_ptsz (to: u64, from: *const c_void, bytes: usize, stream: usize) { status(copy_on(Device(to), Host(from as usize), bytes, stream, per_thread)) }
+    fn cuMemcpyDtoHAsync_v2 / cuMemcpyDtoHAsync_v2_ptsz (to: *mut c_void, from: u64, bytes: usize, stream: usize) { status(copy_on(Host(to as usize), Device(from), bytes, stream, per_thread)) }
+    fn cuMemcpyDtoDAsync_v2 / cuMemcpyDtoDAsync_v2_ptsz (to: u64, from: u64, bytes: usize, stream: usize) { status(copy_on(Device(to), Device(from), bytes, stream, per_thread)) }
+    fn cuMemcpyAsync / cuMemcpyAsync_ptsz (to: u64, from: u64, bytes: usize, stream: usize) { status(ends(to, from).and_then(|(to, from)| copy_on(to, from, bytes, stream, per_thread))) }
+    fn cuMemcpy2D_v2 / cuMemcpy2D_v2_ptds (copy: *const Copy2D) { status(unsafe { rows(copy) }.and_then(|rows| rows_now(&rows, per_thread))) }
+    fn cuMemcpy2DUnaligned_v2 / cuMemcpy2DUnaligned_v2_ptds (copy: *const Copy2D) { status(unsafe { rows(copy) }.and_then(|rows| rows_now(&rows, per_thread))) }
+    fn cuMemcpy2DAsync_v2 / cuMemcpy2DAsync_v2_ptsz (copy: *const Copy2D, stream: usize) {
+        status(unsafe { rows(copy) }.and_then(|rows| submit(stream, per_thread, Kind::Copy, rows_work(&rows))))
+    }
+    fn cuMemcpyPeer / cuMemcpyPeer_ptds (to: u64, to_context: usize, from: u64, from_context: usize, bytes: usize) {
+        status(process::get().and_then(|p| {
+            // It comes behind all that the contexts have, and before what they get.
+            let tables = p.tables();
+            let contexts = [tables.context(to_context)?.id, tables.context(from_context)?.id];
+            let after = tables.ends(|stream| contexts.contains(&stream.context));
+            drop(tables);
+            submit_now(per_thread, Kind::Copy, true, after, copy_work(p, Device(to), Device(from), bytes))
+        }))
+    }
+    fn cuMemcpyPeerAsync / cuMemcpyPeerAsync_ptsz (to: u64, to_context: usize, from: u64, from_context: usize, bytes: usize, stream: usize) {
+        status(process::get().and_then(|p| {
+            let tables = p.tables();
+            tables.context(to_context).and(tables.context(from_context))?;
+            drop(tables);
+            copy_on(Device(to), Device(from), bytes, stream, per_thread)
+        }))
+    }
+}
+
+api! {
+    fn cuMemPrefetchAsync(address: u64, bytes: usize, device: c_int, stream: usize) { status(prefetch(address, bytes as u64, device, stream)) }
+    fn cuDeviceCanAccessPeer(place: *mut c_int, device: c_int, peer: c_int) {
+        unsafe { super::give(place, process::get().and_then(|p| Ok(c_int::from(p.gpu_of(device)? != p.gpu_of(peer)?)))) }
+    }
+}
+
+/// Which ends two addresses of the common address space are.
+fn ends(to: u64, from: u64) -> Result<(End, End), Failure> {
+    let p = process::get()?;
+    let end =
+        |address| if p.is_managed(address, 1).is_ok() { Device(address) } else { Host(address as usize) };
+    Ok((end(to), end(from)))
+}
+
+/// Refuses what leads nowhere; whether it is plain memory of a card.
+fn check(p: &Process, end: End, bytes: usize) -> Result<bool, Failure> {
+    match end {
+        Host(0) if bytes > 0 => Err(INVALID_VALUE),
+        Host(_) => Ok(false),
+        Device(address) => Ok(!p.is_managed(address, bytes as u64)?),
+    }
+}
+
+/// Copies when it is run. The ends were checked; what was freed since is an error of the program.
+fn run_copy(p: &Process, to: End, from: End, bytes: usize) {
+    let write = |to: End, from: &[u8]| match to {
+        Device(to) => p.touch(to, bytes as u64, |store, piece| memory::write(store, piece, from)),
+        // SAFETY: the caller's buffer, which lives until the copy is done; the ends may overlap.
+        Host(to) => unsafe { std::ptr::copy(from.as_ptr(), to as *mut u8, bytes) },
+    };
+    match from {
+        // SAFETY: the caller's buffer, which lives until the copy is done.
+        Host(from) => write(to, unsafe { std::slice::from_raw_parts(from as *const u8, bytes) }),
+        Device(from) => {
+            let mut between = vec![0; bytes];
+            p.touch(from, bytes as u64, |store, piece| memory::read(store, piece, &mut between));
+            write(to, &between);
+        }
+    }
+}
+
+fn copy_work(p: &'static Process, to: End, from: End, bytes: usize) -> Result<Work, Failure> {
+    check(p, to, bytes)?;
+    check(p, from, bytes)?;
+    Ok(Arc::new(move || {
+        if bytes > 0 {
+            run_copy(p, to, from, bytes)
+        }
+    }))
+}
+
+/// Returns when it is done, unless it is of plain memory of a card to such memory.
+fn copy_now(to: End, from: End, bytes: usize, per_thread: bool) -> Result<(), Failure> {
+    let p = process::get()?;
+    let waits = !(check(p, to, bytes)? && check(p, from, bytes)?);
+    submit_now(per_thread, Kind::Copy, waits, Vec::new(), copy_work(p, to, from, bytes))
+}
+
+fn copy_on(to: End, from: End, bytes: usize, stream: usize, per_thread: bool) -> Result<(), Failure> {
+    submit(stream, per_thread, Kind::Copy, copy_work(process::get()?, to, from, bytes))
+}
+
+/// A row of a copy in two dimensions.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    to: End,
+    from: End,
+    bytes: usize,
+}
+
+/// # Safety
+/// `copy` is null or readable.
+unsafe fn rows(copy: *const Copy2D) -> Result<Vec<Row>, Failure> {
+    // SAFETY: promised by the caller.
+    let copy = unsafe { copy.as_ref() }.ok_or(INVALID_VALUE)?;
+    let p = process::get()?;
+    let end = |plane: &Plane, row: usize| {
+        let offset = (plane.y + row) * plane.pitch.max(copy.width) + plane.x;
+        Ok(match plane.kind {
+            1 => Host(plane.host + offset),
+            2 => Device(plane.device + offset as u64),
+            4 if p.is_managed(plane.device, 1).is_ok() => Device(plane.device + offset as u64),
+            4 => Host(plane.device as usize + offset),
+            _ => return Err(INVALID_VALUE),
+        })
+    };
+    (0..copy.height)
+        .map(|row| Ok(Row { to: end(&copy.to, row)?, from: end(&copy.from, row)?, bytes: copy.width }))
+        .collect()
+}
+
+fn rows_work(rows: &[Row]) -> Result<Work, Failure> {
+    let p = process::get()?;
+    for row in rows {
+        check(p, row.to, row.bytes)?;
+        check(p, row.from, row.bytes)?;
+    }
+    let rows = rows.to_vec();
+    Ok(Arc::new(move || rows.iter().for_each(|row| run_copy(p, row.to, row.from, row.bytes))))
+}
+
+fn rows_now(rows: &[Row], per_thread: bool) -> Result<(), Failure> {
+    let p = process::get()?;
+    let mut waits = false;
+    for row in rows {
+        waits |= !(check(p, row.to, row.bytes)? && check(p, row.from, row.bytes)?);
+    }
+    submit_now(per_thread, Kind::Copy, waits, Vec::new(), rows_work(rows))
+}
+
+/// On an idle stream it is done when it returns, as the driver's call takes that long; else in the stream's order.
+fn prefetch(address: u64, bytes: u64, device: c_int, stream: usize) -> Result<(), Failure> {
+    let way = if device < 0 { Way::ToHost } else { Way::ToDevice };
+    with_stream(stream, false, |p, stream| {
+        if !p.is_managed(address, bytes)? {
+            return Err(INVALID_VALUE);
+        }
+        let mut tables = p.tables();
+        if tables.is_capturing(&stream) {
+            return tables.look_at_stream(&stream).and(Err(CAPTURE_UNSUPPORTED));
+        }
+        tables.unsafe_call()?;
+        let before = tables.mark(&stream);
+        if before.is_reached() {
+            drop(tables);
+            return p.prefetch(address, bytes, way);
+        }
+        let work: Work = Arc::new(move || {
+            // What does not fit comes by faults.
+            let _ = p.prefetch(address, bytes, way);
+        });
+        tables.submit(&stream, Kind::Copy, work, Vec::new()).map(|_: Option<Point>| ())
+    })
+}

@@ -1,0 +1,51 @@
+//! Events.
+
+use std::ffi::c_uint;
+
+use super::{api, give_new, looking_at, status, twins};
+use crate::objects::{Event, Mark};
+use crate::process::{self, Failure, INVALID_HANDLE, NOT_READY};
+use crate::stream::Point;
+
+api! {
+    fn cuEventCreate(place: *mut usize, _flags: c_uint) {
+        unsafe { give_new(place, || {
+            let p = process::get()?;
+            let mut tables = p.tables();
+            let context = tables.current()?;
+            let event = Event { context: context.id, family: context.family, mark: Mark::Nothing };
+            Ok(tables.events.add(event))
+        }) }
+    }
+    fn cuEventDestroy_v2(event: usize) { status(process::get().and_then(|p| p.tables().events.end(event).map(|_| ()))) }
+    fn cuEventQuery(event: usize) {
+        status(points_of(event).and_then(|points| if points.iter().all(Point::is_reached) { Ok(()) } else { Err(NOT_READY) }))
+    }
+    fn cuEventSynchronize(event: usize) {
+        status(points_of(event).and_then(|points| { points.iter().for_each(Point::wait); process::get()?.sticky() }))
+    }
+}
+
+twins! { per_thread:
+    fn cuEventRecord / cuEventRecord_ptsz (event: usize, stream: usize) { status(record(event, stream, per_thread)) }
+    fn cuEventRecordWithFlags / cuEventRecordWithFlags_ptsz (event: usize, stream: usize, _flags: c_uint) { status(record(event, stream, per_thread)) }
+}
+
+fn points_of(event: usize) -> Result<Vec<Point>, Failure> {
+    let p = process::get()?;
+    let mut tables = p.tables();
+    let mark = tables.events.get(event)?.mark.clone();
+    tables.look_at_event(&mark)
+}
+
+fn record(event: usize, stream: usize, per_thread: bool) -> Result<(), Failure> {
+    looking_at(stream, per_thread, |p, stream| {
+        let mut tables = p.tables();
+        if tables.events.get(event)?.family != stream.family {
+            return Err(INVALID_HANDLE);
+        }
+        let mark = tables.record(&stream)?;
+        tables.events.get_mut(event)?.mark = mark;
+        Ok(())
+    })
+}

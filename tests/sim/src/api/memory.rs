@@ -1,0 +1,176 @@
+//! Allocations: of the cards, of the host, physical memory, arrays; and what is known of an address.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use super::{api, give, give_new, status};
+use crate::memory;
+use crate::process::{self, Failure, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
+use crate::stream::Point;
+use crate::world::BLOCK;
+
+api! {
+    fn cuMemAlloc_v2(place: *mut u64, bytes: usize) { unsafe { give_new(place, || process::get()?.allocate(bytes as u64, false)) } }
+    fn cuMemAllocManaged(place: *mut u64, bytes: usize, _flags: c_uint) { unsafe { give_new(place, || process::get()?.allocate(bytes as u64, true)) } }
+    fn cuMemAllocPitch_v2(place: *mut u64, pitch: *mut usize, width: usize, height: usize, _element: c_uint) {
+        let row = width.next_multiple_of(512);
+        if pitch.is_null() { return INVALID_VALUE }
+        unsafe { match give_new(place, || process::get()?.allocate((row * height) as u64, false)) { SUCCESS => give(pitch, Ok(row)), failure => failure } }
+    }
+    fn cuMemFree_v2(base: u64) { status(process::get().and_then(|p| {
+        if base == 0 { return Ok(()) }
+        if p.is_pooled(base) { p.free_pooled(base) } else { p.free(base) }
+    })) }
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        let known = process::get().and_then(|p| p.current_gpu().map(|gpu| (p.world.free_bytes(gpu) as usize, p.world.config().memory as usize)));
+        unsafe { match known { Ok((f, t)) => { give(free, Ok(f)); give(total, Ok(t)) } Err(failure) => failure } }
+    }
+    fn cuMemGetAddressRange_v2(base: *mut u64, bytes: *mut usize, address: u64) {
+        match process::get().and_then(|p| p.find(address, 1)) {
+            // SAFETY: each may be null.
+            Ok(found) => unsafe {
+                if let Some(base) = base.as_mut() { *base = address - found.offset }
+                if let Some(bytes) = bytes.as_mut() { *bytes = found.allocation.bytes() as usize }
+                SUCCESS
+            },
+            Err(failure) => failure,
+        }
+    }
+
+    fn cuMemHostAlloc(place: *mut usize, bytes: usize, _flags: c_uint) { unsafe { give_new(place, || allocate_on_host(bytes)) } }
+    fn cuMemAllocHost_v2(place: *mut usize, bytes: usize) { unsafe { give_new(place, || allocate_on_host(bytes)) } }
+    fn cuMemFreeHost(memory: usize) { status(process::get().and_then(|p| {
+        let mut tables = p.tables();
+        tables.unsafe_call()?;
+        tables.unregister_host(memory, true)?;
+        // Copies may be under way.
+        let points = tables.ends(|_| true);
+        drop(tables);
+        points.iter().for_each(Point::wait);
+        // SAFETY: what `allocate_on_host` got, and gave nobody else.
+        unsafe { libc::free(memory as *mut c_void) };
+        Ok(())
+    })) }
+    fn cuMemHostRegister_v2(memory: usize, bytes: usize, _flags: c_uint) { status(process::get().and_then(|p| {
+        let mut tables = p.tables();
+        tables.unsafe_call()?;
+        tables.register_host(memory, bytes, false)
+    })) }
+    fn cuMemHostUnregister(memory: usize) { status(process::get().and_then(|p| {
+        let mut tables = p.tables();
+        tables.unsafe_call()?;
+        tables.unregister_host(memory, false)
+    })) }
+    fn cuMemHostGetDevicePointer_v2(place: *mut u64, memory: usize, flags: c_uint) {
+        unsafe { give(place, process::get().and_then(|p| if flags == 0 && p.tables().is_host(memory, 1) { Ok(memory as u64) } else { Err(INVALID_VALUE) })) }
+    }
+
+    fn cuMemCreate(handle: *mut u64, bytes: usize, properties: *const c_int, _flags: u64) {
+        if properties.is_null() || bytes == 0 { return INVALID_VALUE }
+        // A device's, whatever is current; it outlives contexts.
+        unsafe { give_new(handle, || { let p = process::get()?; p.allocate_on(p.current_gpu()?, bytes as u64, false, None) }) }
+    }
+    fn cuMemAddressReserve(place: *mut u64, bytes: usize, _alignment: usize, _address: u64, _flags: u64) {
+        unsafe { give(place, process::get().map(|p| p.reserve(bytes as u64))) }
+    }
+    fn cuMemAddressFree(_address: u64, _bytes: usize) { SUCCESS }
+    fn cuMemMap(address: u64, bytes: usize, _offset: usize, handle: u64, _flags: u64) {
+        status(process::get().and_then(|p| { p.find(handle, 1)?; p.tables().mappings.push((address, bytes as u64, handle)); Ok(()) }))
+    }
+    fn cuMemSetAccess(_address: u64, _bytes: usize, _access: *const c_void, _count: usize) { SUCCESS }
+    fn cuMemUnmap(address: u64, bytes: usize) {
+        status(process::get().and_then(|p| {
+            let end = address + bytes as u64;
+            let mut tables = p.tables();
+            let (gone, left) = std::mem::take(&mut tables.mappings).into_iter().partition::<Vec<_>, _>(|m| (address..end).contains(&m.0));
+            tables.mappings = left;
+            drop(tables);
+            if gone.is_empty() { return Err(INVALID_VALUE) }
+            gone.into_iter().try_for_each(|(_, _, handle)| p.free_physical(handle))
+        }))
+    }
+    fn cuMemRelease(handle: u64) {
+        status(process::get().and_then(|p| {
+            p.find(handle, 1)?;
+            if !p.tables().released.insert(handle) { return Err(INVALID_VALUE) }
+            p.free_physical(handle)
+        }))
+    }
+    fn cuArray3DCreate_v2(place: *mut u64, descriptor: *const usize) {
+        if descriptor.is_null() { return INVALID_VALUE }
+        // SAFETY: three extents, a format (one byte here) and the channels.
+        let bytes = unsafe { *descriptor * (*descriptor.add(1)).max(1) * (*descriptor.add(2)).max(1) };
+        unsafe { give_new(place, || process::get()?.allocate(bytes as u64, false)) }
+    }
+    fn cuArrayDestroy(array: u64) { status(process::get().and_then(|p| p.free(array))) }
+    fn cuIpcGetMemHandle(handle: *mut [u8; 64], address: u64) {
+        let found = process::get().and_then(|p| p.find(address, 1)).and_then(|found| if found.allocation.managed { Err(INVALID_VALUE) } else { Ok([7; 64]) });
+        unsafe { give(handle, found) }
+    }
+    fn cuPointerGetAttribute(place: *mut c_void, attribute: c_int, address: u64) { unsafe { attribute_of(place, attribute, address) } }
+    fn cuPointerGetAttributes(count: c_uint, attributes: *const c_int, places: *const *mut c_void, address: u64) {
+        if attributes.is_null() || places.is_null() { return INVALID_VALUE }
+        for i in 0..count as usize {
+            // SAFETY: this many of both.
+            let failure = unsafe { attribute_of(*places.add(i), *attributes.add(i), address) };
+            if failure != SUCCESS { return failure }
+        }
+        SUCCESS
+    }
+
+    // The host's own touches of managed memory, whose addresses are no memory of this process: what they name comes to the
+    // host, as by a page fault of the processor.
+    fn nvsimHostRead(to: *mut u8, from: u64, bytes: usize) {
+        if to.is_null() { return INVALID_VALUE }
+        // SAFETY: the caller's memory of this length.
+        let to = unsafe { std::slice::from_raw_parts_mut(to, bytes) };
+        status(process::get().and_then(|p| { managed(from, bytes)?; p.host_touch(from, bytes as u64, |store, piece| memory::read(store, piece, to)) }))
+    }
+    fn nvsimHostWrite(to: u64, from: *const u8, bytes: usize) {
+        if from.is_null() { return INVALID_VALUE }
+        // SAFETY: the caller's memory of this length.
+        let from = unsafe { std::slice::from_raw_parts(from, bytes) };
+        status(process::get().and_then(|p| { managed(to, bytes)?; p.host_touch(to, bytes as u64, |store, piece| memory::write(store, piece, from)) }))
+    }
+}
+
+fn managed(address: u64, bytes: usize) -> Result<(), Failure> {
+    if process::get()?.find(address, bytes as u64)?.allocation.managed { Ok(()) } else { Err(INVALID_VALUE) }
+}
+
+fn allocate_on_host(bytes: usize) -> Result<usize, Failure> {
+    let p = process::get()?;
+    let mut tables = p.tables();
+    tables.unsafe_call()?;
+    // SAFETY: an allocation of this size, or null.
+    let memory = unsafe { libc::calloc(1, bytes.max(1)) } as usize;
+    if memory == 0 {
+        return Err(OUT_OF_MEMORY);
+    }
+    // What malloc gives overlaps with nothing, unless it was registered and freed.
+    tables.register_host(memory, bytes.max(1), true).inspect_err(|_| {
+        // SAFETY: allocated above.
+        unsafe { libc::free(memory as *mut c_void) };
+    })?;
+    Ok(memory)
+}
+
+/// # Safety
+/// The place is null or fits the attribute.
+unsafe fn attribute_of(place: *mut c_void, attribute: c_int, address: u64) -> c_int {
+    const HOST: c_uint = 1;
+    const DEVICE: c_uint = 2;
+    let Ok(p) = process::get() else { return process::NOT_INITIALIZED };
+    if attribute == 2 && p.tables().is_host(address as usize, 1) {
+        return unsafe { give(place.cast::<c_uint>(), Ok(HOST)) };
+    }
+    match (attribute, p.find(address, 1).map(|found| found.allocation)) {
+        (_, Err(failure)) => failure,
+        (2, Ok(_)) => unsafe { give(place.cast::<c_uint>(), Ok(DEVICE)) },
+        (4, Ok(allocation)) if allocation.managed => unsafe { give(place.cast::<u64>(), Ok(address)) },
+        (9, Ok(allocation)) => unsafe { give(place.cast::<c_uint>(), Ok(allocation.gpu as c_uint)) },
+        (8, Ok(allocation)) => unsafe { give(place.cast::<c_uint>(), Ok(c_uint::from(allocation.managed))) },
+        _ => INVALID_VALUE,
+    }
+}
+
+const _: () = assert!(BLOCK.is_multiple_of(4096));

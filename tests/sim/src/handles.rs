@@ -1,0 +1,148 @@
+//! Handles and their lifetimes.
+//!
+//! The driver does not look whether a handle that it is given has ended: it reads freed memory. Here such a call
+//! stops the process with a line that names the call and the handle. What was never a handle is an error code.
+
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::config::Config;
+use crate::process::{Failure, INVALID_CONTEXT, INVALID_HANDLE, NOT_PERMITTED};
+
+static NEXT: AtomicUsize = AtomicUsize::new(0x1000);
+static REUSES: AtomicBool = AtomicBool::new(false);
+static ENTRY_US: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// The entry point that this thread was called by.
+    static CALL: Cell<&'static str> = const { Cell::new("the driver") };
+    /// This thread runs a function of the host.
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What the environment says about handles.
+pub(crate) fn configure(config: &Config) {
+    REUSES.store(config.reuse_handles, Ordering::Relaxed);
+    ENTRY_US.store(config.entry_us as usize, Ordering::Relaxed);
+}
+
+/// Whether what ended is handed out again.
+pub(crate) fn reuses() -> bool {
+    REUSES.load(Ordering::Relaxed)
+}
+
+/// An entry point is called. An error: not from here.
+pub(crate) fn enter(call: &'static str) -> Result<(), Failure> {
+    CALL.with(|current| current.set(call));
+    if IN_HOST_FUNCTION.with(Cell::get) { Err(NOT_PERMITTED) } else { Ok(()) }
+}
+
+/// Runs a function of the host, from which the driver may not be called.
+pub(crate) fn as_host_function(body: impl FnOnce()) {
+    IN_HOST_FUNCTION.with(|inside| inside.set(true));
+    body();
+    IN_HOST_FUNCTION.with(|inside| inside.set(false));
+}
+
+/// A call with a handle has begun and has not looked at it yet: the time in which another thread may end it.
+pub(crate) fn before_looking() {
+    let micros = ENTRY_US.load(Ordering::Relaxed);
+    if micros > 0 {
+        std::thread::sleep(Duration::from_micros(micros as u64));
+    }
+}
+
+/// A handle that nothing has had, and nothing else gets.
+pub(crate) fn fresh() -> usize {
+    NEXT.fetch_add(16, Ordering::Relaxed)
+}
+
+/// Stops the process: it called with what has ended.
+fn stop(what: &str, handle: usize) -> ! {
+    let call = CALL.with(Cell::get);
+    let line = format!("nvsim: {call} was called with {what} {handle:#x}, which has ended\n");
+    // SAFETY: the line lives through the call; one write, so that lines of several threads stay whole.
+    unsafe {
+        libc::write(2, line.as_ptr().cast(), line.len());
+        libc::abort()
+    }
+}
+
+/// The handles of one kind.
+#[derive(Debug)]
+pub(crate) struct Handles<T> {
+    what: &'static str,
+    live: HashMap<usize, T>,
+    ended: HashSet<usize>,
+    /// Ended, to be handed out again: the last first.
+    free: Vec<usize>,
+}
+
+impl<T> Handles<T> {
+    pub(crate) fn of(what: &'static str) -> Self {
+        Self { what, live: HashMap::new(), ended: HashSet::new(), free: Vec::new() }
+    }
+
+    /// A new handle.
+    pub(crate) fn add(&mut self, value: T) -> usize {
+        self.add_with(|_| value)
+    }
+
+    /// A new handle, for what has to know it.
+    pub(crate) fn add_with(&mut self, make: impl FnOnce(usize) -> T) -> usize {
+        let handle = self.free.pop().unwrap_or_else(fresh);
+        self.ended.remove(&handle);
+        self.live.insert(handle, make(handle));
+        handle
+    }
+
+    pub(crate) fn get(&self, handle: usize) -> Result<&T, Failure> {
+        self.live.get(&handle).ok_or_else(|| self.absent(handle))
+    }
+
+    pub(crate) fn get_mut(&mut self, handle: usize) -> Result<&mut T, Failure> {
+        if !self.live.contains_key(&handle) {
+            return Err(self.absent(handle));
+        }
+        self.live.get_mut(&handle).ok_or(INVALID_HANDLE)
+    }
+
+    /// Ends a handle.
+    pub(crate) fn end(&mut self, handle: usize) -> Result<T, Failure> {
+        let value = self.live.remove(&handle).ok_or_else(|| self.absent(handle))?;
+        self.ended.insert(handle);
+        if reuses() {
+            self.free.push(handle);
+        }
+        Ok(value)
+    }
+
+    /// Ends those that belong to something that ends.
+    pub(crate) fn end_those(&mut self, which: impl Fn(&T) -> bool) -> Vec<T> {
+        let gone: Vec<usize> =
+            self.live.iter().filter(|(_, value)| which(value)).map(|(&handle, _)| handle).collect();
+        gone.into_iter().filter_map(|handle| self.end(handle).ok()).collect()
+    }
+
+    pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
+        self.live.values()
+    }
+
+    pub(crate) fn find(&self, which: impl Fn(&T) -> bool) -> Option<usize> {
+        self.live.iter().find(|(_, value)| which(value)).map(|(&handle, _)| handle)
+    }
+
+    /// A handle lives and leads to what has ended.
+    pub(crate) fn lost(&self, handle: usize) -> ! {
+        stop(self.what, handle)
+    }
+
+    fn absent(&self, handle: usize) -> Failure {
+        if self.ended.contains(&handle) {
+            stop(self.what, handle);
+        }
+        if self.what == "context" { INVALID_CONTEXT } else { INVALID_HANDLE }
+    }
+}

@@ -1,0 +1,314 @@
+//! Memory of the cards: allocations, and how kernels, copies and the host reach them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::process::{
+    Failure, HOST_ALREADY_REGISTERED, HOST_NOT_REGISTERED, ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY,
+    Process,
+};
+use crate::stream::Point;
+use crate::tables::Tables;
+use crate::world::{BLOCK, Way, Why};
+
+/// An allocation.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    pub(crate) base: u64,
+    pub(crate) gpu: usize,
+    pub(crate) blocks: Vec<u32>,
+    pub(crate) managed: bool,
+    /// The context that takes it along when it ends.
+    pub(crate) context: Option<u64>,
+}
+
+impl Allocation {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.blocks.len() as u64 * BLOCK
+    }
+}
+
+/// Where in an allocation an address leads.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) allocation: Arc<Allocation>,
+    pub(crate) offset: u64,
+}
+
+/// A part of a range that is in one block: which, where it begins there, and where in the range.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Piece {
+    block: u32,
+    pub(crate) in_block: u64,
+    pub(crate) in_range: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Found {
+    fn pieces(&self, bytes: u64) -> impl Iterator<Item = Piece> {
+        let (begin, end) = (self.offset, self.offset + bytes);
+        (begin / BLOCK..end.div_ceil(BLOCK)).filter_map(move |index| {
+            let (from, to) = (begin.max(index * BLOCK), end.min((index + 1) * BLOCK));
+            let block = *self.allocation.blocks.get(index as usize)?;
+            Some(Piece { block, in_block: from % BLOCK, in_range: from - begin, bytes: to - from })
+        })
+    }
+}
+
+impl Tables {
+    /// What an address leads to, if the range lies within.
+    pub(crate) fn find(&self, address: u64, bytes: u64) -> Result<Found, Failure> {
+        let of = |allocation: &Arc<Allocation>, offset: u64| {
+            let end = offset.checked_add(bytes).ok_or(INVALID_VALUE)?;
+            if end > allocation.bytes() {
+                return Err(INVALID_VALUE);
+            }
+            Ok(Found { allocation: Arc::clone(allocation), offset })
+        };
+        if let Some((&base, allocation)) = self.memory.range(..=address).next_back()
+            && address < base + allocation.bytes()
+        {
+            return of(allocation, address - base);
+        }
+        let inside = |&&(at, length, _): &&(u64, u64, u64)| (at..at + length).contains(&address);
+        let &(at, _, handle) = self.mappings.iter().find(inside).ok_or(INVALID_VALUE)?;
+        of(self.memory.get(&handle).ok_or(INVALID_VALUE)?, address - at)
+    }
+
+    /// Whether a range is page-locked memory of the host.
+    pub(crate) fn is_host(&self, address: usize, bytes: usize) -> bool {
+        let before = self.host.range(..=address).next_back();
+        before.is_some_and(|(&base, &(length, ..))| address + bytes <= base + length)
+    }
+
+    pub(crate) fn register_host(&mut self, base: usize, bytes: usize, is_ours: bool) -> Result<(), Failure> {
+        let context = self.current()?.id;
+        if base == 0 || bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let overlaps = |(&other, &(length, ..)): (&usize, &(usize, u64, bool))| other + length > base;
+        if self.host.range(..base + bytes).next_back().is_some_and(overlaps) {
+            return Err(HOST_ALREADY_REGISTERED);
+        }
+        self.host.insert(base, (bytes, context, is_ours));
+        Ok(())
+    }
+
+    pub(crate) fn unregister_host(&mut self, base: usize, is_ours: bool) -> Result<(), Failure> {
+        match self.host.get(&base) {
+            Some(&(_, _, ours)) if ours == is_ours => {
+                self.host.remove(&base);
+                Ok(())
+            }
+            _ if is_ours => Err(INVALID_VALUE),
+            _ => Err(HOST_NOT_REGISTERED),
+        }
+    }
+}
+
+impl Process {
+    /// Makes an allocation on the current card.
+    pub(crate) fn allocate(&self, size: u64, managed: bool) -> Result<u64, Failure> {
+        let mut tables = self.tables();
+        tables.unsafe_call()?;
+        let context = tables.current()?;
+        let (gpu, context) = (context.gpu, context.id);
+        drop(tables);
+        self.allocate_on(gpu, size, managed, Some(context))
+    }
+
+    /// Makes one on a card; `context` takes it along when it ends.
+    pub(crate) fn allocate_on(
+        &self,
+        gpu: usize,
+        size: u64,
+        managed: bool,
+        context: Option<u64>,
+    ) -> Result<u64, Failure> {
+        if size == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let count = size.div_ceil(BLOCK) as usize;
+        let blocks = self.world.allocate(gpu, count, !managed).ok_or(OUT_OF_MEMORY)?;
+        let mut tables = self.tables();
+        let again = tables.addresses.get_mut(&count).and_then(Vec::pop);
+        let base = again.unwrap_or_else(|| self.reserve(count as u64 * BLOCK));
+        tables.memory.insert(base, Arc::new(Allocation { base, gpu, blocks, managed, context }));
+        Ok(base)
+    }
+
+    /// Addresses for a mapping.
+    pub(crate) fn reserve(&self, size: u64) -> u64 {
+        self.new_addresses(size.next_multiple_of(BLOCK))
+    }
+
+    /// Gives back what an allocation had, which nobody finds any more.
+    pub(crate) fn give_back(&self, allocation: &Allocation) {
+        self.world.free(allocation.gpu, &allocation.blocks);
+        if crate::handles::reuses() {
+            self.tables().addresses.entry(allocation.blocks.len()).or_default().push(allocation.base);
+        }
+    }
+
+    /// Frees physical memory that has neither a handle nor a mapping.
+    pub(crate) fn free_physical(&self, handle: u64) -> Result<(), Failure> {
+        let mut tables = self.tables();
+        let mapped = tables.mappings.iter().any(|&(_, _, of)| of == handle);
+        if mapped || !tables.released.remove(&handle) {
+            return Ok(());
+        }
+        drop(tables);
+        self.free(handle)
+    }
+
+    pub(crate) fn free(&self, base: u64) -> Result<(), Failure> {
+        let mut tables = self.tables();
+        let gpu = tables.memory.get(&base).ok_or(INVALID_VALUE)?.gpu;
+        if tables.pool.is_freed(base) {
+            return Err(INVALID_VALUE);
+        }
+        tables.unsafe_call()?;
+        // Freeing waits for the work that may use it, as the driver's does.
+        let points = tables.ends(|stream| stream.gpu == gpu);
+        drop(tables);
+        points.iter().for_each(Point::wait);
+        let mut tables = self.tables();
+        let allocation = tables.memory.remove(&base).ok_or(INVALID_VALUE)?;
+        tables.pool.forget(base);
+        drop(tables);
+        self.give_back(&allocation);
+        Ok(())
+    }
+
+    /// What an address leads to, if the range lies within.
+    pub(crate) fn find(&self, address: u64, bytes: u64) -> Result<Found, Failure> {
+        self.tables().find(address, bytes)
+    }
+
+    /// Whether a range of memory of a card, which a graph may have only when it runs, is managed.
+    pub(crate) fn is_managed(&self, address: u64, bytes: u64) -> Result<bool, Failure> {
+        let tables = self.tables();
+        match tables.find(address, bytes) {
+            Ok(found) => Ok(found.allocation.managed),
+            Err(_) if tables.pool.is_of_graph(address, bytes) => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Looks at each part of a range on the card, bringing it there by faults if need be. `look` gets all bytes of the
+    /// block in the store.
+    pub(crate) fn touch(&self, address: u64, bytes: u64, mut look: impl FnMut(&mut [u8], Piece)) {
+        let Ok(found) = self.find(address, bytes) else { return self.stick(ILLEGAL_ADDRESS) };
+        let (world, gpu) = (&self.world, found.allocation.gpu);
+        let mut owed = Duration::ZERO;
+        for piece in found.pieces(bytes) {
+            loop {
+                let Some(took) = world.bring(gpu, piece.block, Why::Touch) else {
+                    return self.stick(OUT_OF_MEMORY);
+                };
+                owed += took;
+                if world.with_device_bytes(gpu, piece.block, |bytes| look(bytes, piece)).is_some() {
+                    break;
+                }
+            }
+            if owed > Duration::from_millis(4) {
+                world.transfer(gpu, Way::ToDevice, std::mem::take(&mut owed));
+            }
+        }
+        world.transfer(gpu, Way::ToDevice, owed);
+    }
+
+    /// The host looks at managed memory: what it touches comes to the host.
+    pub(crate) fn host_touch(
+        &self,
+        address: u64,
+        bytes: u64,
+        mut look: impl FnMut(&mut [u8], Piece),
+    ) -> Result<(), Failure> {
+        let found = self.find(address, bytes)?;
+        for piece in found.pieces(bytes) {
+            let looked = |bytes: &mut [u8]| look(bytes, piece);
+            self.world.with_host_bytes(found.allocation.gpu, piece.block, looked).ok_or(ILLEGAL_ADDRESS)?;
+        }
+        Ok(())
+    }
+
+    /// A word of plain memory on the card, without a touch that counts.
+    pub(crate) fn peek(&self, address: u64, bytes: &mut [u8]) -> Result<(), Failure> {
+        let found = self.find(address, bytes.len() as u64)?;
+        let length = bytes.len() as u64;
+        for piece in found.pieces(length) {
+            self.world
+                .with_device_bytes(found.allocation.gpu, piece.block, |store| read(store, piece, bytes))
+                .ok_or(ILLEGAL_ADDRESS)?;
+        }
+        Ok(())
+    }
+
+    /// Moves a range in bulk. Blocks for its length, as the driver does.
+    pub(crate) fn prefetch(&self, address: u64, bytes: u64, way: Way) -> Result<(), Failure> {
+        let found = self.find(address, bytes)?;
+        if !found.allocation.managed {
+            return Err(INVALID_VALUE);
+        }
+        let gpu = found.allocation.gpu;
+        let mut owed = Duration::ZERO;
+        for piece in found.pieces(bytes.max(1)) {
+            owed += match way {
+                Way::ToDevice => self.world.bring(gpu, piece.block, Why::Prefetch).ok_or(OUT_OF_MEMORY)?,
+                Way::ToHost => self.world.evict(gpu, piece.block),
+            };
+            if owed > Duration::from_millis(4) {
+                self.world.transfer(gpu, way, std::mem::take(&mut owed));
+            }
+        }
+        self.world.transfer(gpu, way, owed);
+        Ok(())
+    }
+}
+
+/// Where a byte of a block is in the store: several of a program's bytes share one of the store's.
+fn at(in_block: u64, store: &[u8]) -> usize {
+    in_block as usize % store.len()
+}
+
+/// Copies a part of a range out of the store of its block.
+pub(crate) fn read(store: &[u8], piece: Piece, to: &mut [u8]) {
+    let Some(to) = to.get_mut(piece.in_range as usize..(piece.in_range + piece.bytes) as usize) else {
+        return;
+    };
+    for (i, chunk) in to.chunks_mut(store.len()).enumerate() {
+        let begin = at(piece.in_block + (i * store.len()) as u64, store);
+        let first = chunk.len().min(store.len() - begin);
+        let (head, tail) = chunk.split_at_mut(first);
+        head.copy_from_slice(&store[begin..begin + first]);
+        tail.copy_from_slice(&store[..tail.len()]);
+    }
+}
+
+/// Copies a part of a range into the store of its block.
+pub(crate) fn write(store: &mut [u8], piece: Piece, from: &[u8]) {
+    let Some(from) = from.get(piece.in_range as usize..(piece.in_range + piece.bytes) as usize) else {
+        return;
+    };
+    let real = store.len();
+    for (i, chunk) in from.chunks(real).enumerate() {
+        let begin = at(piece.in_block + (i * real) as u64, store);
+        let first = chunk.len().min(real - begin);
+        let (head, tail) = chunk.split_at(first);
+        store[begin..begin + first].copy_from_slice(head);
+        store[..tail.len()].copy_from_slice(tail);
+    }
+}
+
+/// Fills a part of a range with a pattern of one, two or four bytes, at whose multiples the range begins.
+pub(crate) fn fill(store: &mut [u8], piece: Piece, pattern: &[u8]) {
+    let real = store.len();
+    let begin = at(piece.in_block, store);
+    // Where the part names bytes of the store more than once, the first of them counts.
+    let bytes = if piece.bytes as usize >= real { real - begin } else { piece.bytes as usize };
+    for i in 0..bytes / pattern.len() {
+        let place = (begin + i * pattern.len()) % real;
+        store[place..place + pattern.len()].copy_from_slice(pattern);
+    }
+}

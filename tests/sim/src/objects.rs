@@ -1,0 +1,116 @@
+//! What handles stand for.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use crate::stream::{Point, Queue, unique};
+
+/// A context: a program's own, a device's primary one, or a green one.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) id: u64,
+    pub(crate) handle: usize,
+    pub(crate) gpu: usize,
+    /// The primary context that a green one is part of; else the context itself.
+    pub(crate) family: u64,
+    pub(crate) legacy: Arc<Stream>,
+    /// How often it is attached to.
+    pub(crate) usage: u32,
+}
+
+impl Context {
+    pub(crate) fn new(handle: usize, gpu: usize, family: Option<u64>) -> Self {
+        let id = unique();
+        let family = family.unwrap_or(id);
+        let legacy = Stream {
+            id: unique(),
+            queue: Arc::default(),
+            context: id,
+            context_handle: handle,
+            family,
+            gpu,
+            non_blocking: false,
+            behind: None,
+        };
+        Self { id, handle, gpu, family, legacy: Arc::new(legacy), usage: 1 }
+    }
+
+    /// Whether a look at the whole context sees a stream: a primary context has those of its green ones.
+    pub(crate) fn sees(&self, stream: &Stream) -> bool {
+        stream.context == self.id || stream.family == self.id
+    }
+
+    pub(crate) fn new_stream(&self, non_blocking: bool) -> Arc<Stream> {
+        Arc::new(Stream {
+            id: unique(),
+            queue: Arc::default(),
+            context: self.id,
+            context_handle: self.handle,
+            family: self.family,
+            gpu: self.gpu,
+            non_blocking,
+            behind: Some(Arc::clone(&self.legacy.queue)),
+        })
+    }
+}
+
+/// A stream or a default stream.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) id: u64,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) context: u64,
+    pub(crate) context_handle: usize,
+    pub(crate) family: u64,
+    pub(crate) gpu: usize,
+    /// It and the legacy stream do not wait for each other.
+    pub(crate) non_blocking: bool,
+    /// The legacy stream of its context; `None`: it is that.
+    pub(crate) behind: Option<Arc<Queue>>,
+}
+
+impl Stream {
+    pub(crate) fn is_legacy(&self) -> bool {
+        self.behind.is_none()
+    }
+
+    /// It and the legacy stream of a context wait for each other.
+    pub(crate) fn is_blocking_in(&self, context: u64) -> bool {
+        self.context == context && !self.non_blocking && !self.is_legacy()
+    }
+}
+
+/// What an event was recorded behind.
+#[derive(Debug, Clone)]
+pub(crate) enum Mark {
+    Nothing,
+    Points(Vec<Point>),
+    /// In a capture: which, and behind which of its nodes.
+    Captured(u64, Vec<usize>),
+}
+
+#[derive(Debug)]
+pub(crate) struct Event {
+    pub(crate) context: u64,
+    pub(crate) family: u64,
+    pub(crate) mark: Mark,
+}
+
+#[derive(Debug)]
+pub(crate) struct Module {
+    pub(crate) id: u64,
+    pub(crate) context: u64,
+    pub(crate) family: u64,
+    /// The kernels in it.
+    pub(crate) entries: Vec<String>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Function {
+    pub(crate) module: u64,
+    pub(crate) context: u64,
+    pub(crate) family: u64,
+    pub(crate) name: String,
+    /// It was launched before.
+    pub(crate) is_loaded: Arc<AtomicBool>,
+}

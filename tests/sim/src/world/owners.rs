@@ -1,0 +1,49 @@
+//! Which processes have blocks on a card, and what those leave that are gone.
+
+use super::{Place, World};
+
+impl World {
+    /// Frees what processes that are gone have left.
+    pub(crate) fn reap(&self, gpu: usize) {
+        let _held = self.hold(gpu, false);
+        self.reap_held(gpu);
+    }
+
+    /// Enters a process among those that have blocks; `None`: there are too many. Under the card's lock.
+    pub(super) fn own(&self, gpu: usize, process: u32) -> Option<()> {
+        // SAFETY: the card's field, under its lock.
+        let owners = unsafe { &mut (*self.gpu(gpu)).owners };
+        if owners.contains(&process) {
+            return Some(());
+        }
+        *owners.iter_mut().find(|owner| **owner == 0)? = process;
+        Some(())
+    }
+
+    /// Under the card's lock.
+    pub(super) fn reap_held(&self, gpu: usize) {
+        // SAFETY: the card's fields, under its lock.
+        let (owners, high) = unsafe { (&mut (*self.gpu(gpu)).owners, (*self.gpu(gpu)).high) };
+        let me = std::process::id();
+        for owner in owners.iter_mut().filter(|owner| **owner != 0 && **owner != me) {
+            if is_alive(*owner) {
+                continue;
+            }
+            for index in 0..high {
+                // SAFETY: an existing block, under the card's lock.
+                let block = unsafe { *self.block(gpu, index) };
+                if block.place != Place::Free && block.owner == *owner {
+                    self.free_block(gpu, index);
+                }
+            }
+            *owner = 0;
+        }
+    }
+}
+
+/// Whether a process has what it had: one that has ended and was not waited for has nothing.
+fn is_alive(process: u32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{process}/stat")) else { return false };
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    !matches!(state, Some('Z' | 'X'))
+}

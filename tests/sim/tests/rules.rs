@@ -1,0 +1,90 @@
+//! The simulated driver keeps the real one's rules: each by a program in C (`tests/guests/rules_*.c`) that runs on the
+//! simulator alone.
+
+use std::process::Command;
+
+use nvshare_harness::{Program, World, guest};
+
+/// A rule of a program, with settings of the simulator.
+fn holds(program: &str, rule: &str, settings: &[(&str, &str)]) {
+    let mut all = vec![("NVSIM_MEMORY", "256MiB"), ("NVSIM_SCALE", "64"), ("NVSIM_GPUS", "2")];
+    all.extend(settings);
+    let world = World::simulated(&all);
+    let mut command = Command::new(guest(program, false));
+    command.arg(rule);
+    let finished = Program::of(&world, rule, command).start().finish();
+    assert!(finished.status.success(), "{program} {rule}: {} {}", finished.status, finished.log);
+}
+
+/// A test for each rule, which is a function of the program.
+macro_rules! rules {
+    ($module:ident: $($rule:ident)*) => {
+        mod $module {
+            $(
+                #[test]
+                fn $rule() {
+                    super::holds(concat!("rules_", stringify!($module)), stringify!($rule), &[]);
+                }
+            )*
+        }
+    };
+}
+
+rules! { handles:
+    ended_handles_stop
+    what_never_was_is_an_error
+    handles_come_again
+    a_context_that_another_thread_destroys
+    work_in_flight_goes_on
+    a_context_takes_its_memory_along
+    a_primary_context_keeps_its_handle
+    contexts_are_a_stack
+    a_child_has_no_driver
+}
+
+rules! { order:
+    what_looks_see
+    what_looks_see_of_destroyed_streams
+    an_event_on_the_legacy_stream_is_a_barrier
+    a_host_function_keeps_only_its_stream
+    streams_wait_for_events
+    threads_have_streams_of_their_own
+    events_have_a_context
+    host_functions_call_nothing
+    a_first_launch_waits_for_host_functions
+}
+
+rules! { captures:
+    what_breaks_a_capture
+    the_modes_of_a_capture
+    how_captures_begin_and_end
+    how_captures_spread
+    executable_graphs
+    what_graphs_hold
+}
+
+rules! { memory:
+    fills
+    what_returns_before_it_is_done
+    copies
+    memory_in_stream_order
+    words_that_streams_wait_for
+    page_locked_memory
+    managed_memory_and_the_host
+    green_contexts
+    peers
+    mapped_memory
+}
+
+#[test]
+fn other_drivers() {
+    holds("rules_order", "without_events_of_contexts", &[("NVSIM_CTX_RECORD", "0")]);
+    holds("rules_order", "a_first_launch_waits_for_host_functions", &[("CUDA_MODULE_LOADING", "EAGER")]);
+}
+
+#[test]
+fn handles_that_come_again() {
+    let again = [("NVSIM_REUSE_HANDLES", "1")];
+    holds("rules_handles", "handles_come_again", &again);
+    holds("rules_handles", "a_context_that_another_thread_destroys", &again);
+}
