@@ -1,0 +1,47 @@
+//! Streams and contexts that come and go, and work that waits for other work, in turns with a neighbour: nothing of
+//! nvshare's may use what has ended, hold up what would go on, or miss what runs.
+
+use std::process::Command;
+
+use nvshare_harness::{Artifacts, Moved, Program, Scheduler, World, guest};
+
+const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
+
+/// A guest and a neighbour that do not fit together take so many turns each, and both come through. What moved is returned.
+fn in_turns(name: &str, settings: &[(&str, &str)], turns: u64) -> Moved {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
+    let guest = Program::of(&world, name, Command::new(guest(name, false)))
+        .env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy());
+    let guest = settings.iter().fold(guest, |guest, (name, value)| guest.env(name, value));
+    let (guest, other) = (guest.until_told().start(), other.until_told().start());
+    Scheduler::until_turns(&world, &[&guest, &other], turns);
+    world.stop();
+    let guest = guest.finish();
+    assert!(guest.status.success(), "{}: {}", guest.status, guest.log);
+    other.finish().intact();
+    assert!(Scheduler::status(&world).client(guest.pid).counters.hand_overs >= turns);
+    world.observe().0
+}
+
+#[test]
+fn stream_churn() {
+    // Each look at a stream takes a while before the driver reads its handle: so one that ends meanwhile is met.
+    in_turns("stream_churn", &[("NVSIM_ENTRY_US", "1000")], 10);
+}
+
+#[test]
+fn legacy_wait() {
+    in_turns("legacy_wait", &[], 5);
+}
+
+#[test]
+fn second_context() {
+    // With events behind whole contexts, and without.
+    for record in ["1", "0"] {
+        let moved = in_turns("second_context", &[("NVSIM_CTX_RECORD", record)], 10);
+        // No kernel found a page absent: none ran after the lock was given back.
+        assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+    }
+}

@@ -1,0 +1,59 @@
+/* A function of the host on one blocking stream waits until a kernel is done that a thread launches on another one later:
+   whoever puts an event on the legacy stream in between, a barrier for both, makes that wait for ever. */
+#include "guest.h"
+#include <time.h>
+#define BYTES (600 * MIB)
+static uint64_t memory;
+static void *a, *b;
+static volatile int begun, ready;
+static void wait_until_ready(void *data) {
+    int round = (int)(uintptr_t)data;
+    struct timespec began, now;
+    begun = round;
+    for (clock_gettime(CLOCK_MONOTONIC, &began); ready < round; usleep(100)) {
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        if (now.tv_sec - began.tv_sec > 60) { fprintf(stderr, "round %d: waited 60 s for the other stream\n", round); _exit(3); }
+    }
+}
+static void *make_ready(void *argument) {
+    CHECK(FN(cuCtxSetCurrent)(context));
+    for (int i = 0; i < 4; i++) {
+        CHECK(launch(memory, 4, 1000, b));
+        usleep(5000);
+    }
+    CHECK(FN(cuStreamSynchronize)(b));
+    ready = (int)(uintptr_t)argument;
+    return argument;
+}
+int main(void) {
+    start();
+    load_kernel();
+    memory = alloc(BYTES);
+    CHECK(FN(cuMemsetD32_v2)(memory, 0, BYTES / 4));
+    CHECK(FN(cuStreamCreate)(&a, 0));
+    CHECK(FN(cuStreamCreate)(&b, 0));
+    /* The first launch of a function may wait for functions of the host. */
+    CHECK(launch(memory, 4, 1, a));
+    CHECK(FN(cuStreamSynchronize)(a));
+    uint32_t round = 0, counted;
+    do {
+        pthread_t thread;
+        round++;
+        CHECK(FN(cuLaunchHostFunc)(a, wait_until_ready, (void *)(uintptr_t)round));
+        CHECK(launch(memory, 4, 1000, a));
+        while (begun < (int)round) usleep(100);
+        /* Time in which a turn ends: the drain is not complete, whatever it waits for. */
+        usleep(150000);
+        CHECK(pthread_create(&thread, NULL, make_ready, (void *)(uintptr_t)round));
+        CHECK(pthread_join(thread, NULL));
+        CHECK(FN(cuStreamSynchronize)(a));
+        /* And work of which a drain is complete. */
+        for (int i = 0; i < 100; i++) {
+            CHECK(launch(memory, 4, 2000, b));
+            CHECK(FN(cuStreamSynchronize)(b));
+        }
+    } while (goes_on());
+    CHECK(FN(cuMemcpyDtoH_v2)(&counted, memory, sizeof counted));
+    if (counted != 105 * round + 1) { fprintf(stderr, "%u of %u launches\n", counted, 105 * round + 1); return 1; }
+    return 0;
+}

@@ -1,0 +1,29 @@
+/* A thread uses its own default stream in one context, and from then on in another: a drain waits for what is on that one. */
+#include "guest.h"
+#define BYTES (600 * MIB)
+#define PER_THREAD ((void *)2)
+int main(void) {
+    start();
+    load_kernel();
+    uint64_t first = alloc(4 * MIB);
+    CHECK(launch(first, 4, 10, PER_THREAD));
+    CHECK(FN(cuStreamSynchronize)(PER_THREAD));
+    void *second;
+    CHECK(FN(cuCtxCreate_v2)(&second, 0, 0));
+    load_kernel();
+    uint64_t memory = alloc(BYTES);
+    CHECK(FN(cuMemsetD32_v2)(memory, 0, BYTES / 4));
+    uint32_t rounds = 0, seen[16];
+    do {
+        /* Whenever a turn ends there is work in flight. */
+        CHECK(launch(memory, BYTES / 4, 4000, PER_THREAD));
+        if (++rounds % 100 == 0) CHECK(FN(cuStreamSynchronize)(PER_THREAD));
+    } while (goes_on());
+    CHECK(FN(cuStreamSynchronize)(PER_THREAD));
+    for (size_t at = 0; at < BYTES; at += 50 * MIB) {
+        CHECK(FN(cuMemcpyDtoH_v2)(seen, memory + at, sizeof seen));
+        for (int i = 0; i < 16; i++)
+            if (seen[i] != rounds) { fprintf(stderr, "%u of %u rounds\n", seen[i], rounds); return 1; }
+    }
+    return 0;
+}

@@ -1,0 +1,41 @@
+/* Threads make streams, use and destroy them, some with work in flight, and pause as long as it takes to look idle: whatever
+   looks at the streams of a program from beside has to do with handles that end at any moment. Every launch counts. */
+#include "guest.h"
+#define THREADS 4
+#define BYTES (600 * MIB)
+static uint64_t memory;
+static volatile long launched;
+static void *work(void *argument) {
+    unsigned seed = (unsigned)(uintptr_t)argument;
+    CHECK(FN(cuCtxSetCurrent)(context));
+    do {
+        void *streams[6];
+        int count = 1 + rand_r(&seed) % 6;
+        for (int i = 0; i < count; i++) CHECK(FN(cuStreamCreate)(&streams[i], rand_r(&seed) % 2));
+        for (int i = 0; i < 12; i++) {
+            CHECK(launch(memory, 4, 50, streams[rand_r(&seed) % count]));
+            __sync_fetch_and_add(&launched, 1);
+        }
+        if (rand_r(&seed) % 2)
+            for (int i = 0; i < count; i++) CHECK(FN(cuStreamSynchronize)(streams[i]));
+        if (rand_r(&seed) % 3 == 0) usleep(rand_r(&seed) % 12000);
+        for (int i = 0; i < count; i++) CHECK(FN(cuStreamDestroy_v2)(streams[i]));
+        if (rand_r(&seed) % 4 == 0) usleep(rand_r(&seed) % 60000);
+    } while (goes_on());
+    return argument;
+}
+int main(void) {
+    start();
+    load_kernel();
+    memory = alloc(BYTES);
+    CHECK(FN(cuMemsetD32_v2)(memory, 0, BYTES / 4));
+    pthread_t threads[THREADS];
+    for (long i = 0; i < THREADS; i++) CHECK(pthread_create(&threads[i], NULL, work, (void *)i));
+    for (int i = 0; i < THREADS; i++) CHECK(pthread_join(threads[i], NULL));
+    CHECK(FN(cuCtxSynchronize)());
+    uint32_t counted[4];
+    CHECK(FN(cuMemcpyDtoH_v2)(counted, memory, sizeof counted));
+    for (int i = 0; i < 4; i++)
+        if (counted[i] != launched) { fprintf(stderr, "%u of %ld launches\n", counted[i], launched); return 1; }
+    return 0;
+}
