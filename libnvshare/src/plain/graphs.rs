@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::{Properties, kept};
 use crate::cuda::{CUdevice, CUgraph, CUgraphExec, CUresult, CUstream};
 use crate::devices::{self, Device};
-use crate::gate::{self, Mark};
-use crate::work::streams::StreamKey;
+use crate::gate;
+use crate::streams::StreamKey;
 
 type Trim = unsafe extern "C-unwind" fn(CUdevice) -> CUresult;
 type AddMemAllocNode =
@@ -153,11 +153,10 @@ pub(crate) unsafe fn launch<const TWIN: bool>(real: Launch, exec: CUgraphExec, s
     if kept::is_over_by_graphs() {
         return CUresult::OUT_OF_MEMORY;
     }
-    let mark = Mark::new();
-    let pass = gate::enter(StreamKey::new(stream, TWIN), &mark);
+    let pass = gate::enter(StreamKey::new(stream, TWIN));
     // SAFETY: the caller's arguments.
     let result = unsafe { real(exec, stream) };
-    gate::leave(pass, &mark, result);
+    gate::leave(pass, result);
     if kept::has_graphs() {
         // The first launches of new nodes take memory, later ones hardly ever.
         let launches = LAUNCHES.fetch_add(1, Ordering::Relaxed);

@@ -1,0 +1,66 @@
+//! Kinds of steps that must not happen at the same time as others, though any number of one kind may.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::plan::flag::{CONFLICTS, COUNT};
+
+#[derive(Debug, Default)]
+struct State {
+    held: [usize; COUNT],
+    /// Who waits for the first of a conflict: the second is not taken anew meanwhile, or it would wait for ever.
+    waiting: [usize; COUNT],
+}
+
+/// Who holds what.
+#[derive(Debug, Default)]
+pub(crate) struct Exclusion {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// Flags held until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held<'a>(&'a Exclusion, &'a [usize]);
+
+impl Exclusion {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes all flags at once, when nobody holds what they conflict with.
+    pub(crate) fn hold<'a>(&'a self, flags: &'a [usize]) -> Held<'a> {
+        let mut state = self.lock();
+        if !flags.is_empty() {
+            flags.iter().for_each(|&flag| state.waiting[flag] += 1);
+            while !may(&state, flags) {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            flags.iter().for_each(|&flag| {
+                state.waiting[flag] -= 1;
+                state.held[flag] += 1;
+            });
+        }
+        Held(self, flags)
+    }
+}
+
+fn may(state: &State, flags: &[usize]) -> bool {
+    CONFLICTS.iter().all(|&(rare, common)| {
+        let takes_rare = flags.contains(&rare);
+        let takes_common = flags.contains(&common);
+        // One that takes what is rare goes first; a second that also has the other side does not wait for itself.
+        !(takes_rare && state.held[common] > 0)
+            && !(takes_common && (state.held[rare] > 0 || (state.waiting[rare] > 0 && !takes_rare)))
+    })
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if !self.1.is_empty() {
+            let mut state = self.0.lock();
+            self.1.iter().for_each(|&flag| state.held[flag] -= 1);
+            drop(state);
+            self.0.changed.notify_all();
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Runs a program: its threads, each with its steps, on the driver that there is.
+
+mod calls;
+pub(crate) use calls::KERNELS;
+pub(crate) mod exclude;
+mod graphs;
+mod memory;
+pub(crate) use memory::{map, unmap};
+mod waits;
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::driver::{CudaError, Driver};
+use crate::plan::{Id, Op, Plan, StreamKind};
+use exclude::Exclusion;
+
+/// Handles of one kind of thing, by its index.
+#[derive(Debug)]
+pub(crate) struct Handles(Vec<AtomicU64>);
+
+impl Handles {
+    fn new(count: usize) -> Self {
+        Self((0..count).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    pub(crate) fn get(&self, id: Id) -> u64 {
+        self.0[id].load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn set(&self, id: Id, handle: u64) {
+        self.0[id].store(handle, Ordering::SeqCst);
+    }
+}
+
+/// A program that runs.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) driver: Driver,
+    pub(crate) plan: Plan,
+    /// Bytes that the program may not have more of, where a limit is set.
+    pub(crate) limit: Option<u64>,
+    pub(crate) verbose: bool,
+    pub(crate) contexts: Handles,
+    /// Of green contexts, beside the contexts that stand for them.
+    pub(crate) greens: Handles,
+    pub(crate) streams: Handles,
+    pub(crate) events: Handles,
+    pub(crate) modules: Handles,
+    pub(crate) steps_of: Handles,
+    pub(crate) fills_of: Handles,
+    pub(crate) buffers: Handles,
+    /// Of mapped buffers: what is mapped.
+    pub(crate) physical: Handles,
+    pub(crate) hosts: Handles,
+    pub(crate) host_bytes: Handles,
+    pub(crate) execs: Handles,
+    over: Mutex<Vec<bool>>,
+    changed: Condvar,
+    exclusion: Exclusion,
+    pub(crate) windows: waits::Windows,
+    pub(crate) callbacks: AtomicUsize,
+    pub(crate) words: AtomicU64,
+    /// Where each thread is: its step and one, or 0.
+    pub(crate) at: Vec<AtomicUsize>,
+}
+
+/// What went wrong at a step.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    Call(CudaError),
+    Other(String),
+}
+
+impl From<CudaError> for Fault {
+    fn from(error: CudaError) -> Self {
+        Self::Call(error)
+    }
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Call(error) => write!(f, "{error}, expected 0"),
+            Self::Other(text) => f.write_str(text),
+        }
+    }
+}
+
+/// What a thread knows of itself.
+#[derive(Debug, Default)]
+pub(crate) struct Me {
+    pub(crate) thread: usize,
+    /// The context that it has made current.
+    pub(crate) current: Option<Id>,
+}
+
+impl Run {
+    pub(crate) fn new(driver: Driver, plan: Plan, limit: Option<u64>, verbose: bool) -> Self {
+        let counts = plan.counts.clone();
+        let steps = plan.steps.len();
+        let threads = plan.threads;
+        Self {
+            driver,
+            limit,
+            verbose,
+            contexts: Handles::new(counts.contexts),
+            greens: Handles::new(counts.contexts),
+            streams: Handles::new(counts.streams),
+            events: Handles::new(counts.events),
+            modules: Handles::new(counts.modules),
+            steps_of: Handles::new(counts.modules),
+            fills_of: Handles::new(counts.modules),
+            buffers: Handles::new(counts.buffers),
+            physical: Handles::new(counts.buffers),
+            hosts: Handles::new(counts.hosts),
+            host_bytes: Handles::new(counts.hosts),
+            execs: Handles::new(counts.graphs),
+            over: Mutex::new(vec![false; steps]),
+            changed: Condvar::new(),
+            exclusion: Exclusion::default(),
+            windows: waits::Windows::default(),
+            callbacks: AtomicUsize::new(0),
+            words: AtomicU64::new(0),
+            at: (0..threads).map(|_| AtomicUsize::new(0)).collect(),
+            plan,
+        }
+    }
+
+    /// Runs it all and ends the process.
+    pub(crate) fn run(&'static self) -> ! {
+        for thread in 1..self.plan.threads {
+            std::thread::Builder::new()
+                .name(format!("storm-{thread}"))
+                .spawn(move || self.thread(thread))
+                .expect("a thread");
+        }
+        self.thread(0);
+        loop {
+            std::thread::sleep(Duration::from_secs(3600));
+        }
+    }
+
+    fn thread(&'static self, thread: usize) {
+        let mut me = Me { thread, current: None };
+        for (index, step) in self.plan.steps.iter().enumerate() {
+            if step.thread != thread {
+                continue;
+            }
+            self.wait_for(&step.after);
+            self.at[thread].store(index + 1, Ordering::SeqCst);
+            if let Err(fault) = self.step(&mut me, index) {
+                self.fail(index, &fault);
+            }
+            self.finish(index);
+        }
+        self.at[thread].store(0, Ordering::SeqCst);
+        if thread == self.plan.leaver {
+            self.leave();
+        }
+    }
+
+    fn wait_for(&self, steps: &[usize]) {
+        if steps.is_empty() {
+            return;
+        }
+        let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
+        while !steps.iter().all(|&step| over[step]) {
+            over = self.changed.wait(over).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn finish(&self, step: usize) {
+        self.over.lock().unwrap_or_else(PoisonError::into_inner)[step] = true;
+        self.changed.notify_all();
+    }
+
+    fn step(&'static self, me: &mut Me, index: usize) -> Result<(), Fault> {
+        let step = &self.plan.steps[index];
+        if let Op::Window { .. } = step.op {
+            self.windows.meet(index);
+        }
+        let _held = self.exclusion.hold(&step.excludes);
+        if let Some(context) = step.context
+            && me.current != Some(context)
+        {
+            self.make_current(context)?;
+            me.current = Some(context);
+        }
+        if self.verbose {
+            eprintln!("{index} thread {}: {:?}", me.thread, step.op);
+        }
+        self.operate(me, index, &step.op)
+    }
+
+    /// A fault ends the process: what is printed says where.
+    fn fail(&self, index: usize, fault: &Fault) -> ! {
+        let step = &self.plan.steps[index];
+        println!(
+            "storm: seed {} step {index} (pick {}) thread {}: {:?}: {fault}",
+            self.plan.seed, step.pick, step.thread, step.op
+        );
+        self.whereabouts();
+        // SAFETY: ends the process; other threads may be in the driver.
+        unsafe { libc::_exit(1) }
+    }
+
+    /// Prints where each thread is.
+    fn whereabouts(&self) {
+        for (thread, at) in self.at.iter().enumerate() {
+            if let Some(step) = at.load(Ordering::SeqCst).checked_sub(1) {
+                println!("storm: thread {thread} is at step {step}: {:?}", self.plan.steps[step].op);
+            }
+        }
+    }
+
+    /// When everything but what is left in flight has been looked at: says so, and ends the process.
+    fn leave(&self) -> ! {
+        let all: Vec<usize> = (0..self.plan.steps.len()).collect();
+        self.wait_for(&all);
+        let expected = self.plan.counts.callbacks;
+        for _ in 0..10_000 {
+            if self.callbacks.load(Ordering::SeqCst) == expected {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let ran = self.callbacks.load(Ordering::SeqCst);
+        let words = self.words.load(Ordering::SeqCst);
+        println!(
+            "storm: seed {}: {} steps, {words} words as expected, host functions expected {expected} and ran {ran}",
+            self.plan.seed,
+            self.plan.steps.len()
+        );
+        std::process::exit(i32::from(ran != expected));
+    }
+
+    /// The handle of a stream, as the driver takes it.
+    pub(crate) fn stream(&self, stream: Id) -> usize {
+        match self.plan.streams[stream].kind {
+            StreamKind::Legacy => stream % 2,
+            StreamKind::PerThread(_) => 2,
+            _ => self.streams.get(stream) as usize,
+        }
+    }
+}

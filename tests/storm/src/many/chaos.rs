@@ -1,0 +1,75 @@
+//! What happens to schedulers and clients at random moments.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::rng::Rng;
+
+use super::trial::Running;
+use super::world::World;
+
+/// How often each thing was done.
+pub(crate) type Done = std::collections::BTreeMap<&'static str, u64>;
+
+/// A new scheduler grants nothing for a while: it is not killed more often than this.
+const BETWEEN_KILLS: Duration = Duration::from_secs(5);
+
+/// Changes the quantum, and with chaos does worse, until it is told to stop.
+pub(crate) fn disturb(
+    world: &World,
+    running: &Running,
+    stop: &AtomicBool,
+    seed: u64,
+    chaos: bool,
+) -> Result<Done, String> {
+    let mut rng = Rng::part(seed, 0xc4a0);
+    let mut done = Done::new();
+    let mut killed = Instant::now();
+    while !stop.load(Ordering::SeqCst) {
+        sleep(stop, rng.range(30, if chaos { 250 } else { 3000 }));
+        let tq = format!("{:.3}", quantum(&mut rng));
+        let what = if chaos { rng.below(10) } else { 0 };
+        match what {
+            0..=2 => {
+                world.ctl(&["set-tq", &tq]);
+                *done.entry("set-tq").or_default() += 1;
+            }
+            3..=5 => {
+                world.ctl(&["off"]);
+                sleep(stop, rng.range(1, 150));
+                world.ctl(&["on"]);
+                *done.entry("off and on").or_default() += 1;
+            }
+            6..=8 => {
+                if let Some(pid) = running.signal_one(rng.below(1 << 20), libc::SIGSTOP) {
+                    sleep(stop, rng.range(1, 300));
+                    running.signal(pid, libc::SIGCONT);
+                    *done.entry("client stopped").or_default() += 1;
+                }
+            }
+            _ => {
+                if killed.elapsed() > BETWEEN_KILLS {
+                    world.count_turns();
+                    world.kill_scheduler();
+                    sleep(stop, rng.range(0, 300));
+                    world.start_scheduler(quantum(&mut rng))?;
+                    *done.entry("scheduler killed").or_default() += 1;
+                    killed = Instant::now();
+                }
+            }
+        }
+    }
+    Ok(done)
+}
+
+/// 20 to 200 ms, in seconds.
+pub(crate) fn quantum(rng: &mut Rng) -> f64 {
+    rng.range(20, 200) as f64 / 1000.0
+}
+
+fn sleep(stop: &AtomicBool, ms: u64) {
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_millis(ms) && !stop.load(Ordering::SeqCst) {
+        std::thread::sleep(Duration::from_millis(ms.min(10)));
+    }
+}

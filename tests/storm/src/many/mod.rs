@@ -1,0 +1,340 @@
+//! Runs the programs of many seeds: each natively first, then under the library beside others and a neighbour.
+
+mod chaos;
+mod coverage;
+pub(crate) mod neighbour;
+mod parts;
+mod shrink;
+mod trial;
+mod world;
+
+use std::collections::BTreeSet;
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nvshare_proto::units::{MIB, parse_bytes};
+
+use crate::RunOptions;
+use crate::plan::{self, Recipe};
+use crate::rng::Rng;
+
+use coverage::Coverage;
+use parts::{Parts, PartsOptions};
+use shrink::Conditions;
+use trial::{Finding, Running};
+use world::World;
+
+/// A run is never held for hanging before this.
+const LEAST_PATIENCE: Duration = Duration::from_secs(20);
+/// Nor before it takes so many times as long as natively.
+const TIMES_NATIVE: u32 = 50;
+/// From so many seeds on, a feature that was never composed is a finding.
+const ENOUGH_SEEDS: u64 = 200;
+
+/// Of many seeds.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct StormOptions {
+    /// How many seeds
+    #[arg(long, default_value_t = 50)]
+    seeds: u64,
+    /// The first of them
+    #[arg(long, default_value_t = 1, env = "STORM_FIRST")]
+    first: u64,
+    /// How many run at once
+    #[arg(long, default_value_t = 8)]
+    jobs: usize,
+    /// Kill the scheduler, switch it off and on, stop clients, all at random moments
+    #[arg(long)]
+    chaos: bool,
+    /// No seed is begun after so many seconds
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Random choices of each program
+    #[arg(long, default_value_t = 100)]
+    steps: usize,
+    /// What programs may fill of each card together
+    #[arg(long, default_value = "512MiB", value_parser = parse_bytes)]
+    capacity: u64,
+    /// Names of choices to leave out of all programs
+    #[arg(long, value_delimiter = ',')]
+    without: Vec<String>,
+    /// Go on after a finding: the program is not made smaller then
+    #[arg(long)]
+    keep_going: bool,
+    /// How long a program is made smaller, in seconds
+    #[arg(long, default_value_t = 120)]
+    shrink_seconds: u64,
+    /// Natively only
+    #[arg(long)]
+    native: bool,
+    #[command(flatten)]
+    parts: PartsOptions,
+}
+
+#[derive(Debug)]
+struct Found {
+    options: RunOptions,
+    finding: Finding,
+    native: bool,
+}
+
+/// What all jobs share.
+struct Storm<'a> {
+    options: &'a StormOptions,
+    world: &'a World,
+    caps: String,
+    known: BTreeSet<String>,
+    next: AtomicU64,
+    began: Instant,
+    stop: AtomicBool,
+    running: Running,
+    coverage: Mutex<Coverage>,
+    found: Mutex<Vec<Found>>,
+    native_ms: Mutex<Vec<u64>>,
+    shared_ms: Mutex<Vec<u64>>,
+    moved: Mutex<(u64, u64)>,
+}
+
+/// Runs them; an error if there was a finding.
+pub(crate) fn storm(options: &StormOptions) -> Result<(), String> {
+    let parts = Parts::find(&options.parts)?;
+    let world = World::new(&parts, "world", options.capacity)?;
+    let caps = world.program("caps").stderr(Stdio::inherit()).output().map_err(|error| error.to_string())?;
+    let caps = String::from_utf8_lossy(&caps.stdout).trim().to_owned();
+    println!("storm: the driver has: {caps}");
+    let storm = Storm {
+        options,
+        world: &world,
+        known: caps.split(',').map(str::to_owned).collect(),
+        caps,
+        next: AtomicU64::new(options.first),
+        began: Instant::now(),
+        stop: AtomicBool::new(false),
+        running: Running::default(),
+        coverage: Mutex::default(),
+        found: Mutex::default(),
+        native_ms: Mutex::default(),
+        shared_ms: Mutex::default(),
+        moved: Mutex::default(),
+    };
+    let mut rng = Rng::part(options.first, 0x70);
+    let mut neighbour = None;
+    if !options.native {
+        world.start_scheduler(chaos::quantum(&mut rng))?;
+        neighbour = Some(start_neighbour(&world, options.capacity).map_err(|error| error.to_string())?);
+    }
+    let disturbed = std::thread::scope(|scope| {
+        let disturb = scope.spawn(|| {
+            if options.native {
+                return Ok(chaos::Done::new());
+            }
+            chaos::disturb(&world, &storm.running, &storm.stop, options.first, options.chaos)
+        });
+        let jobs: Vec<_> = (0..options.jobs)
+            .map(|job| {
+                let storm = &storm;
+                scope.spawn(move || storm.job(job))
+            })
+            .collect();
+        for job in jobs {
+            let _ = job.join();
+        }
+        storm.stop.store(true, Ordering::SeqCst);
+        disturb.join().unwrap_or_else(|_| Err("the disturber panicked".to_owned()))
+    });
+    if let Some(neighbour) = neighbour {
+        storm.end_neighbour(neighbour);
+    }
+    storm.report(&parts, &disturbed?)
+}
+
+fn start_neighbour(world: &World, capacity: u64) -> std::io::Result<Child> {
+    let memory = (capacity * 45 / 100).to_string();
+    let log = std::fs::File::create(world.dir.join("neighbour.log"))?;
+    let out = std::fs::File::create(world.dir.join("neighbour.out"))?;
+    let mut command = world.program("neighbour");
+    command.args(["--memory", &memory]).env("LD_PRELOAD", &world.parts.library).env("NVSHARE_RUN", "999999");
+    command.stdout(out).stderr(log).spawn()
+}
+
+impl Storm<'_> {
+    /// One seed after the other, until there are no more.
+    fn job(&self, job: usize) {
+        let Ok(mine) = World::new(&self.world.parts, &format!("native-{job}"), self.options.capacity) else {
+            return;
+        };
+        loop {
+            let late = self.options.seconds.is_some_and(|limit| self.began.elapsed().as_secs() >= limit);
+            if late || self.stop.load(Ordering::SeqCst) {
+                return;
+            }
+            let seed = self.next.fetch_add(1, Ordering::SeqCst);
+            if seed >= self.options.first + self.options.seeds {
+                return;
+            }
+            let options = self.program(seed);
+            let (finding, native) = match self.seed(&mine, &options, job) {
+                Ok(()) => continue,
+                Err(found) => found,
+            };
+            let kind = if native { "natively" } else { "under nvshare" };
+            println!("storm: seed {seed}, {kind}: {}\n{}", finding.kind, finding.text);
+            lock(&self.found).push(Found { options, finding, native });
+            if !native && !self.options.keep_going {
+                self.stop.store(true, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// The program of a seed: 40 to 70 per cent of a card.
+    fn program(&self, seed: u64) -> RunOptions {
+        let mut rng = Rng::part(seed, 0x5eed);
+        let memory = self.options.capacity / 100 * rng.range(40, 70) / MIB * MIB;
+        RunOptions {
+            seed,
+            steps: self.options.steps,
+            threads: 0,
+            memory,
+            caps: None,
+            skip: Vec::new(),
+            without: self.options.without.clone(),
+            limited: seed.is_multiple_of(3).then_some(memory + 128 * MIB),
+            print: false,
+            verbose: false,
+        }
+    }
+
+    /// Both runs of a seed; a finding, and whether it was of the native one.
+    fn seed(&self, mine: &World, options: &RunOptions, job: usize) -> Result<(), (Finding, bool)> {
+        let plan = plan::compose(&options.recipe(self.known.clone()));
+        lock(&self.coverage).add(&plan.features);
+        let log = mine.dir.join("native.log");
+        let nobody = Running::default();
+        let command = trial::command(mine, options, &self.caps);
+        let native =
+            trial::trial(command, &log, LEAST_PATIENCE, &nobody).map_err(|finding| (finding, true))?;
+        lock(&self.native_ms).push(native.as_millis() as u64);
+        if self.options.native {
+            return Ok(());
+        }
+        let log = self.world.dir.join(format!("seed-{job}.log"));
+        let command = trial::under(self.world, options, &self.caps, "info");
+        let patience = LEAST_PATIENCE.max(native * TIMES_NATIVE);
+        let shared =
+            trial::trial(command, &log, patience, &self.running).map_err(|finding| (finding, false))?;
+        lock(&self.shared_ms).push(shared.as_millis() as u64);
+        let now = self.world.moved_by_itself();
+        let before = std::mem::replace(&mut *lock(&self.moved), now);
+        if now > before {
+            println!("storm: seed {}: moved by itself: {before:?} {now:?} KiB", options.seed);
+        }
+        if self.world.scheduler_died() {
+            let log = std::fs::read_to_string(self.world.dir.join("scheduler.log")).unwrap_or_default();
+            let text = trial::tail(&log, 25);
+            return Err((Finding { kind: "the scheduler ended".to_owned(), text }, false));
+        }
+        Ok(())
+    }
+
+    fn end_neighbour(&self, mut neighbour: Child) {
+        // SAFETY: a child of ours that was not waited for.
+        unsafe { libc::kill(neighbour.id().cast_signed(), libc::SIGTERM) };
+        let begin = Instant::now();
+        let ended = loop {
+            match neighbour.try_wait() {
+                Ok(Some(status)) => break status.success(),
+                _ if begin.elapsed() > LEAST_PATIENCE * 2 => {
+                    let _ = neighbour.kill();
+                    let _ = neighbour.wait();
+                    break false;
+                }
+                _ => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        let read = |name: &str| std::fs::read_to_string(self.world.dir.join(name)).unwrap_or_default();
+        print!("{}", read("neighbour.out"));
+        if !ended {
+            let text = format!("{}{}", read("neighbour.out"), trial::tail(&read("neighbour.log"), 25));
+            println!("storm: the neighbour failed\n{text}");
+            let finding = Finding { kind: "the neighbour failed".to_owned(), text };
+            let options = self.program(self.options.first);
+            lock(&self.found).push(Found { options, finding, native: false });
+        }
+    }
+
+    fn report(&self, parts: &Parts, disturbed: &chaos::Done) -> Result<(), String> {
+        let turns = if self.options.native { 0 } else { self.world.count_turns() };
+        *lock(&self.moved) = self.world.moved_by_itself();
+        let (table, missing) = lock(&self.coverage).table(&self.known);
+        let found = std::mem::take(&mut *lock(&self.found));
+        if !self.options.keep_going
+            && let Some(first) = found.iter().find(|found| !found.native)
+        {
+            self.shrink(parts, first);
+        }
+        println!("storm: composed\n{table}");
+        for (what, count) in disturbed {
+            println!("storm: {what}: {count}");
+        }
+        let seeds = lock(&self.native_ms).len() as u64;
+        let enough = seeds >= ENOUGH_SEEDS;
+        if enough && !missing.is_empty() {
+            println!("storm: never composed: {}", missing.join(", "));
+        }
+        let (faulted, pushed) = *lock(&self.moved);
+        println!("storm: brought in by faults {} MiB, pushed out {} MiB", faulted >> 20, pushed >> 20);
+        let native = found.iter().filter(|found| found.native).count();
+        println!(
+            "storm: {seeds} seeds from {} in {:.0} s, median {} ms natively and {} ms in turns, {turns} hand-overs, {native} findings natively, {} findings",
+            self.options.first,
+            self.began.elapsed().as_secs_f64(),
+            median(&lock(&self.native_ms)),
+            median(&lock(&self.shared_ms)),
+            found.len() - native,
+        );
+        if found.is_empty() && (missing.is_empty() || !enough) {
+            return Ok(());
+        }
+        Err("there were findings".to_owned())
+    }
+
+    fn shrink(&self, parts: &Parts, found: &Found) {
+        let conditions = Conditions {
+            parts: parts.clone(),
+            capacity: self.options.capacity,
+            caps: self.caps.clone(),
+            jobs: self.options.jobs,
+            chaos: self.options.chaos,
+            patience: LEAST_PATIENCE,
+        };
+        println!("storm: making the program of seed {} smaller", found.options.seed);
+        let limit = Duration::from_secs(self.options.shrink_seconds);
+        let (options, kind) = match shrink::shrink(&conditions, &found.options, &found.finding.kind, limit) {
+            Some((smaller, finding)) => {
+                println!("storm: the smaller program:\n{}", finding.text);
+                (smaller, "smaller program")
+            }
+            None => (found.options.clone(), "whole program: the finding did not come again"),
+        };
+        let recipe: Recipe = options.recipe(self.known.clone());
+        println!("storm: {kind}\n{}", plan::compose(&recipe));
+        let skip: Vec<String> = options.skip.iter().map(usize::to_string).collect();
+        let skip = if skip.is_empty() { String::new() } else { format!(" --skip {}", skip.join(",")) };
+        println!(
+            "storm: nvshare-storm run --seed {} --steps {} --threads {} --memory {} --caps '{}'{skip}",
+            options.seed, options.steps, options.threads, options.memory, self.caps,
+        );
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn median(of: &[u64]) -> u64 {
+    let mut sorted = of.to_vec();
+    sorted.sort_unstable();
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0)
+}

@@ -1,0 +1,156 @@
+//! One run of one program: what came of it.
+
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::RunOptions;
+
+use super::world::World;
+
+/// What a run must not do, and did.
+#[derive(Debug, Clone)]
+pub(crate) struct Finding {
+    /// In one word or two: findings of one kind are taken for the same.
+    pub(crate) kind: String,
+    pub(crate) text: String,
+}
+
+/// Processes that run now, for who stops some of them.
+#[derive(Debug, Default)]
+pub(crate) struct Running(Mutex<Vec<u32>>);
+
+impl Running {
+    pub(crate) fn signal_one(&self, random: usize, signal: i32) -> Option<u32> {
+        let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let pid = *running.get(random.checked_rem(running.len())?)?;
+        // SAFETY: a child of ours that was not waited for: it is struck off under this lock first.
+        unsafe { libc::kill(pid.cast_signed(), signal) };
+        Some(pid)
+    }
+
+    /// Signals a process if it still runs.
+    pub(crate) fn signal(&self, pid: u32, signal: i32) {
+        let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if running.contains(&pid) {
+            // SAFETY: as above.
+            unsafe { libc::kill(pid.cast_signed(), signal) };
+        }
+    }
+}
+
+/// The program of a recipe, as a command.
+pub(crate) fn command(world: &World, options: &RunOptions, caps: &str) -> Command {
+    let mut command = world.program("run");
+    command
+        .args(["--seed", &options.seed.to_string(), "--steps", &options.steps.to_string()])
+        .args(["--threads", &options.threads.to_string(), "--memory", &options.memory.to_string()])
+        .args(["--caps", caps]);
+    if !options.skip.is_empty() {
+        let skip: Vec<String> = options.skip.iter().map(usize::to_string).collect();
+        command.args(["--skip", &skip.join(",")]);
+    }
+    if !options.without.is_empty() {
+        command.args(["--without", &options.without.join(",")]);
+    }
+    command
+}
+
+/// The same under the library.
+pub(crate) fn under(world: &World, options: &RunOptions, caps: &str, log: &str) -> Command {
+    let mut command = command(world, options, caps);
+    command.env("LD_PRELOAD", &world.parts.library).env("NVSHARE_LOG", log);
+    // Each is a tenant of its own, so that limits are its own.
+    command.env("NVSHARE_RUN", next_tenant().to_string());
+    if let Some(limit) = options.limited {
+        command.args(["--limited", &limit.to_string()]).env("NVSHARE_MEM_LIMIT", limit.to_string());
+    }
+    command
+}
+
+fn next_tenant() -> u64 {
+    static LAST: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+    LAST.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+}
+
+/// Runs a program to its end; how long it took, or what was found.
+pub(crate) fn trial(
+    mut command: Command,
+    log: &Path,
+    patience: Duration,
+    running: &Running,
+) -> Result<Duration, Finding> {
+    let other = |text: String| Finding { kind: "not run".to_owned(), text };
+    let out = log.with_extension("out");
+    let file =
+        |path: &Path| File::create(path).map_err(|error| other(format!("{}: {error}", path.display())));
+    command.stdout(file(&out)?).stderr(file(log)?);
+    let begin = Instant::now();
+    let mut child = command.spawn().map_err(|error| other(error.to_string()))?;
+    running.0.lock().unwrap_or_else(PoisonError::into_inner).push(child.id());
+    let mut stacks = None;
+    let status = loop {
+        {
+            let mut list = running.0.lock().unwrap_or_else(PoisonError::into_inner);
+            match child.try_wait() {
+                Ok(Some(status)) => {
+                    list.retain(|&pid| pid != child.id());
+                    break status;
+                }
+                Ok(None) => {}
+                Err(error) => return Err(other(error.to_string())),
+            }
+        }
+        if stacks.is_none() && begin.elapsed() > patience {
+            running.signal(child.id(), libc::SIGCONT);
+            stacks = Some(stacks_of(&child));
+            let _ = child.kill();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    let took = begin.elapsed();
+    let said = std::fs::read_to_string(&out).unwrap_or_default();
+    let logged = std::fs::read_to_string(log).unwrap_or_default();
+    let told = || format!("{}{}", said, tail(&logged, 25));
+    if let Some(stacks) = stacks {
+        let text = format!("not over after {:.0} s\n{}{stacks}", patience.as_secs_f64(), told());
+        return Err(Finding { kind: "hang".to_owned(), text });
+    }
+    if let Some(signal) = status.signal() {
+        return Err(Finding { kind: format!("signal {signal}"), text: told() });
+    }
+    if said.contains("HANG") {
+        return Err(Finding { kind: "hang".to_owned(), text: told() });
+    }
+    if !status.success() || !said.contains("words as expected") {
+        let first = said.lines().next().unwrap_or_default();
+        let kind = if first.contains("words are wrong") {
+            "wrong data".to_owned()
+        } else {
+            let call = first.split(' ').find(|word| word.starts_with("cu"));
+            format!("failed {}", call.unwrap_or("elsewhere"))
+        };
+        return Err(Finding { kind, text: format!("{status}\n{}", told()) });
+    }
+    Ok(took)
+}
+
+/// Where each thread of a process is, if there is a debugger.
+fn stacks_of(child: &Child) -> String {
+    let gdb = Command::new("timeout")
+        .args(["20", "gdb", "-p", &child.id().to_string(), "-batch", "-ex", "thread apply all bt 12"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output();
+    let text = gdb.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let useful = |line: &&str| line.starts_with("Thread ") || line.starts_with('#');
+    text.lines().filter(useful).collect::<Vec<_>>().join("\n")
+}
+
+pub(crate) fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}

@@ -1,0 +1,146 @@
+//! Where programs run: a folder with simulated cards, a scheduler, and what it says.
+
+use std::fs::File;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::parts::Parts;
+
+/// A folder, and cards in it unless they are real.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) dir: PathBuf,
+    pub(crate) parts: Parts,
+    memory: u64,
+    scheduler: Mutex<Option<Child>>,
+    /// Turns that schedulers before this one have counted, and the last count of this one.
+    turns: Mutex<(u64, u64)>,
+}
+
+impl World {
+    pub(crate) fn new(parts: &Parts, name: &str, memory: u64) -> Result<Self, String> {
+        let memory_folder = Path::new("/dev/shm");
+        let base = if memory_folder.is_dir() { memory_folder.to_owned() } else { std::env::temp_dir() };
+        let dir = base.join(format!("nvshare-storm-{}-{name}", std::process::id()));
+        let text = |error: std::io::Error| format!("{}: {error}", dir.display());
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(dir.join("lib")).map_err(text)?;
+        if let Some(simulator) = &parts.simulator {
+            symlink(simulator, dir.join("lib/libcuda.so.1")).map_err(text)?;
+        }
+        let parts = parts.clone();
+        Ok(Self { dir, parts, memory, scheduler: Mutex::default(), turns: Mutex::default() })
+    }
+
+    /// A program of this binary, in this world.
+    pub(crate) fn program(&self, mode: &str) -> Command {
+        let mut command = Command::new(&self.parts.storm);
+        command.arg(mode).stdin(Stdio::null());
+        self.furnish(&mut command);
+        command
+    }
+
+    fn furnish(&self, command: &mut Command) {
+        command
+            .env("NVSHARE_SOCKET", self.dir.join("scheduler.sock"))
+            .env("NVSHARE_ADMIN_SOCKET", self.dir.join("admin.sock"));
+        if self.parts.simulator.is_some() {
+            command
+                .env("NVSIM_DIR", &self.dir)
+                .env("LD_LIBRARY_PATH", self.dir.join("lib"))
+                .env("NVSIM_GPUS", "2")
+                // Each small allocation takes a whole block of a simulated card and is charged what it has: the card
+                // has room for the difference, so that what it pushes out tells of memory that nobody charged.
+                .env("NVSIM_MEMORY", (self.memory / 2 * 3).to_string())
+                // Small stores and fast links: what matters is when memory moves, not how long it takes.
+                .env("NVSIM_SCALE", "512")
+                .env("NVSIM_TO_DEVICE", "48")
+                .env("NVSIM_TO_HOST", "24")
+                .env("NVSIM_FAULT", "8")
+                .env("NVSIM_FIRST_TOUCH", "100");
+        }
+    }
+
+    /// Starts a scheduler, and waits until it serves.
+    pub(crate) fn start_scheduler(&self, tq: f64) -> Result<(), String> {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.dir.join("scheduler.log"))
+            .map_err(|error| error.to_string())?;
+        let mut command = Command::new(&self.parts.scheduler);
+        self.furnish(&mut command);
+        command
+            .args(["--log", "info", "--tq", &format!("{tq:.3}"), "--gpu-memory", &self.memory.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
+        let child = command.spawn().map_err(|error| format!("the scheduler: {error}"))?;
+        *self.scheduler.lock().unwrap_or_else(PoisonError::into_inner) = Some(child);
+        let begin = Instant::now();
+        while std::os::unix::net::UnixStream::connect(self.dir.join("admin.sock")).is_err() {
+            if begin.elapsed() > Duration::from_secs(30) {
+                return Err("the scheduler does not serve".to_owned());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// Ends the scheduler without a chance to clean up.
+    pub(crate) fn kill_scheduler(&self) {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        *turns = (turns.0 + turns.1, 0);
+        drop(turns);
+        if let Some(mut child) = self.scheduler.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Whether the scheduler has ended by itself, which it must not.
+    pub(crate) fn scheduler_died(&self) -> bool {
+        let mut scheduler = self.scheduler.lock().unwrap_or_else(PoisonError::into_inner);
+        scheduler.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(Some(_))))
+    }
+
+    pub(crate) fn ctl(&self, arguments: &[&str]) -> Option<String> {
+        let mut command = Command::new(&self.parts.ctl);
+        self.furnish(&mut command);
+        let output = command.args(arguments).stdin(Stdio::null()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Looks how many turns were taken on all cards so far; the sum over all schedulers that there were.
+    pub(crate) fn count_turns(&self) -> u64 {
+        let status = self.ctl(&["status", "--json"]);
+        let status = status.and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok());
+        let gpus = status.as_ref().and_then(|status| status["gpus"].as_array());
+        let now: u64 = gpus.into_iter().flatten().filter_map(|gpu| gpu["turns"].as_u64()).sum();
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        turns.1 = turns.1.max(now);
+        turns.0 + turns.1
+    }
+
+    /// What moved on the simulated cards without being asked to: brought in by faults, and pushed out, in bytes.
+    pub(crate) fn moved_by_itself(&self) -> (u64, u64) {
+        if self.parts.simulator.is_none() {
+            return (0, 0);
+        }
+        let output = self.program("observe").output();
+        let text =
+            output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+        let mut numbers = text.split_whitespace().filter_map(|number| number.parse().ok());
+        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.kill_scheduler();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}

@@ -1,0 +1,127 @@
+//! Contexts: the primary ones, others beside them, their ends with all that they have.
+
+use super::compose::{Composer, ContextState, Thing};
+use super::{ContextEnd, ContextKind, Id, Op, StreamFact, StreamKind, flag};
+use crate::rng::Rng;
+
+impl Composer<'_> {
+    /// The first context, and what is in each program from its beginning.
+    pub(super) fn begin(&mut self, rng: &mut Rng) {
+        let context = self.make_context(0, ContextKind::Primary, 0);
+        self.ballast(rng, 0, context);
+    }
+
+    pub(super) fn make_context(&mut self, thread: usize, kind: ContextKind, device: i32) -> Id {
+        let context = self.counts.contexts;
+        self.counts.contexts += 1;
+        self.count(match kind {
+            ContextKind::Primary => "primary context",
+            ContextKind::Created => "created context",
+            ContextKind::Green => "green context",
+        });
+        if device > 0 {
+            self.count("context on a second device");
+        }
+        let flags = [flag::UNSAFE, flag::DISTURB, flag::LEGACY];
+        let op = Op::ContextMake { context, kind, device };
+        // Where a primary one was before, that is over.
+        let mut writes = vec![Thing::Context(context)];
+        writes.extend((0..context).map(Thing::Context));
+        self.emit(thread, None, op, &[], &writes, &flags);
+        let legacy = self.facts.len();
+        self.facts.push(StreamFact { context, kind: StreamKind::Legacy });
+        self.counts.streams = self.facts.len();
+        let state = ContextState { kind, device, module: 0, legacy };
+        self.contexts.insert(context, state);
+        let module = self.load(thread, context, true);
+        self.contexts.get_mut(&context).expect("just made").module = module;
+        context
+    }
+
+    /// Loads the kernels; warm: they have run before anybody waits for them.
+    pub(super) fn load(&mut self, thread: usize, context: Id, warm: bool) -> Id {
+        let module = self.counts.modules;
+        self.counts.modules += 1;
+        let op = Op::ModuleLoad { module, warm };
+        let flags = [flag::UNSAFE, flag::DISTURB, flag::LEGACY];
+        self.emit(thread, Some(context), op, &[], &[Thing::Module(module)], &flags);
+        module
+    }
+
+    pub(super) fn unload(&mut self, thread: usize, context: Id, module: Id) {
+        let flags = [flag::UNSAFE, flag::DISTURB, flag::LEGACY];
+        let op = Op::ModuleUnload { module };
+        self.emit(thread, Some(context), op, &[], &[Thing::Module(module)], &flags);
+    }
+
+    /// Ends a context: frees what it has, more or less of it, and destroys it.
+    pub(super) fn end_context(&mut self, rng: &mut Rng, thread: usize, context: Id) {
+        let of = |all: Vec<(Id, Id)>| -> Vec<Id> {
+            all.into_iter().filter(|(_, of)| *of == context).map(|(id, _)| id).collect()
+        };
+        for graph in of(self.graphs.iter().map(|(&id, graph)| (id, graph.context)).collect()) {
+            self.end_graph(thread, graph);
+        }
+        for host in of(self.hosts.iter().map(|(&id, host)| (id, host.context)).collect()) {
+            self.free_host(rng, thread, host);
+        }
+        for buffer in of(self.buffers.iter().map(|(&id, buffer)| (id, buffer.context)).collect()) {
+            self.free(rng, thread, buffer);
+        }
+        for stream in of(self.streams.keys().map(|&id| (id, self.facts[id].context)).collect()) {
+            if rng.percent(50) {
+                self.end_stream(rng, thread, stream);
+            } else {
+                // It ends with the context.
+                self.count("stream left to the end of its context");
+                self.streams.remove(&stream);
+            }
+        }
+        // Nothing of it is used afterwards, whoever used it.
+        let mut writes = vec![Thing::Context(context)];
+        for event in of(self.events.iter().map(|(&id, &of)| (id, of)).collect()) {
+            if self.guards.contains_key(&event) {
+                // What is pending on it is of another context, and is told of it now.
+                self.settle_guard(thread, event);
+            }
+            self.events.remove(&event);
+            writes.push(Thing::Event(event));
+        }
+        let state = self.contexts.remove(&context).expect("a live context");
+        if rng.percent(50) {
+            self.unload(thread, context, state.module);
+        }
+        let how = match state.kind {
+            ContextKind::Primary if rng.percent(50) => ContextEnd::Reset,
+            ContextKind::Primary => ContextEnd::Release,
+            _ => ContextEnd::Destroy,
+        };
+        self.count(match how {
+            ContextEnd::Reset => "primary context reset",
+            ContextEnd::Release => "primary context released",
+            ContextEnd::Destroy => "context destroyed",
+        });
+        writes.extend((0..self.facts.len()).filter(|&s| self.facts[s].context == context).map(Thing::Stream));
+        let flags = [flag::UNSAFE, flag::DISTURB, flag::LEGACY, flag::CONTEXT];
+        let op = Op::ContextEnd { context, how, device: state.device };
+        self.emit(thread, None, op, &[], &writes, &flags);
+    }
+
+    /// Waits for an event that things are pending on; they are not, from now on.
+    fn settle_guard(&mut self, thread: usize, event: Id) {
+        let pending = super::compose::Pending::Event(event);
+        let regions = self.regions(|_, region| region.pending == pending);
+        let mut over: Vec<Thing> = regions.iter().map(|region| region.thing()).collect();
+        for region in regions {
+            self.region(region).pending = super::compose::Pending::Nothing;
+        }
+        for (&host, state) in &mut self.hosts {
+            if state.pending == pending {
+                state.pending = super::compose::Pending::Nothing;
+                over.push(Thing::Host(host));
+            }
+        }
+        self.sync_event(thread, event, &over);
+        self.guards.remove(&event);
+    }
+}

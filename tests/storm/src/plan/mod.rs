@@ -1,0 +1,403 @@
+//! A program: what each of its threads does, in an order that is legal if it were the order of one thread.
+//!
+//! The steps are one sequence. Each is of one thread, and waits for those earlier ones that used the same things. So no
+//! order in which the threads run can make a program illegal, or change a result.
+
+mod buffers;
+mod captures;
+mod compose;
+mod contexts;
+mod picks;
+mod streams;
+mod value;
+mod waits;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+pub(crate) use compose::compose;
+pub(crate) use value::Value;
+
+/// The index of a thing of a program, among those of its kind.
+pub(crate) type Id = usize;
+
+/// What a program is made from.
+#[derive(Debug, Clone)]
+pub(crate) struct Recipe {
+    pub(crate) seed: u64,
+    /// Random choices that are made; each is some steps.
+    pub(crate) steps: usize,
+    /// How many threads; 0: the seed says it.
+    pub(crate) threads: usize,
+    /// Bytes that it allocates at most.
+    pub(crate) memory: u64,
+    /// What the driver has: see [`crate::caps`].
+    pub(crate) caps: BTreeSet<String>,
+    /// Choices that are left out, for shrinking.
+    pub(crate) skip: BTreeSet<usize>,
+    /// Features that are left out, for shrinking.
+    pub(crate) without: BTreeSet<String>,
+}
+
+/// What must not happen at the same time: see [`crate::exec::exclude`].
+pub(crate) mod flag {
+    /// A host function waits for another thread.
+    pub(crate) const WINDOW: usize = 0;
+    /// It may wait for work of the whole device, or make later work wait.
+    pub(crate) const DISTURB: usize = 1;
+    /// A capture in global mode is open.
+    pub(crate) const GLOBAL: usize = 2;
+    /// It must not be called beside such a capture.
+    pub(crate) const UNSAFE: usize = 3;
+    /// A capture of a blocking stream is open.
+    pub(crate) const BLOCKING: usize = 4;
+    /// It uses a legacy stream.
+    pub(crate) const LEGACY: usize = 5;
+    /// A capture is open.
+    pub(crate) const CAPTURE: usize = 6;
+    /// It synchronises a context, which breaks any capture.
+    pub(crate) const CONTEXT: usize = 7;
+    pub(crate) const COUNT: usize = 8;
+    /// Which cannot be held together.
+    pub(crate) const CONFLICTS: [(usize, usize); 4] =
+        [(WINDOW, DISTURB), (GLOBAL, UNSAFE), (BLOCKING, LEGACY), (CAPTURE, CONTEXT)];
+}
+
+/// One step of a program.
+#[derive(Debug, Clone)]
+pub(crate) struct Step {
+    pub(crate) thread: usize,
+    /// The context that is current; `None`: the operation sees to it.
+    pub(crate) context: Option<Id>,
+    pub(crate) op: Op,
+    /// Earlier steps, of other threads, that have to be over.
+    pub(crate) after: Vec<usize>,
+    /// Flags.
+    pub(crate) excludes: Vec<usize>,
+    /// The random choice that it came of.
+    pub(crate) pick: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ContextKind {
+    Primary,
+    Created,
+    Green,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ContextEnd {
+    Destroy,
+    Release,
+    Reset,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum StreamKind {
+    Blocking,
+    NonBlocking,
+    /// Blocking or not, with a priority.
+    Priority(bool),
+    Legacy,
+    /// Of a thread.
+    PerThread(usize),
+}
+
+impl StreamKind {
+    /// It waits for the legacy stream, and that for it.
+    pub(crate) fn is_blocking(self) -> bool {
+        matches!(self, Self::Blocking | Self::Priority(true) | Self::PerThread(_))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Door {
+    Plain,
+    Pitch,
+    Managed,
+    Async,
+    FromPool,
+    Mapped,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum HostKind {
+    Pinned,
+    Pageable,
+    Registered,
+}
+
+/// A part of a buffer, which is written as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Region {
+    pub(crate) buffer: Id,
+    pub(crate) index: u64,
+    pub(crate) bytes: u64,
+}
+
+/// How a region changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// The kernel `step`: each word grows.
+    Add(u32, u32),
+    /// The kernel `fill`.
+    Pattern(u32, u32),
+    /// A fill of the driver: the word, and how many bytes of it are given (1, 2 or 4).
+    Set(u32, u32),
+    /// From another region, at least as large.
+    Copy(Region),
+}
+
+/// The way of a copy between host and device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Way {
+    /// On the default stream of the call: it returns when the host's memory is free again.
+    Now,
+    Async,
+    /// In rows.
+    Rows,
+}
+
+/// What is recorded, and then launched.
+#[derive(Debug, Clone)]
+pub(crate) struct Recording {
+    pub(crate) graph: Id,
+    pub(crate) stream: Id,
+    /// Joined by events.
+    pub(crate) second: Option<Id>,
+    /// 0 global, 1 of the thread, 2 relaxed
+    pub(crate) mode: i32,
+    /// Whether it is of the second stream.
+    pub(crate) items: Vec<(Region, Effect, bool)>,
+    /// Bytes that the graph allocates and frees itself, and which region gets what it wrote there.
+    pub(crate) node: Option<(u64, u32, Region)>,
+    pub(crate) pause_ms: u64,
+    /// It replaces what the executable graph has.
+    pub(crate) update: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Op {
+    ContextMake {
+        context: Id,
+        kind: ContextKind,
+        device: i32,
+    },
+    ContextEnd {
+        context: Id,
+        how: ContextEnd,
+        device: i32,
+    },
+    ContextSync,
+    AttachDetach,
+    PushPop,
+    StreamMake {
+        stream: Id,
+        kind: StreamKind,
+    },
+    StreamEnd {
+        stream: Id,
+    },
+    StreamSync {
+        stream: Id,
+    },
+    StreamQuery {
+        stream: Id,
+    },
+    EventMake {
+        event: Id,
+        timing: bool,
+    },
+    EventEnd {
+        event: Id,
+    },
+    Record {
+        event: Id,
+        stream: Id,
+    },
+    EventSync {
+        event: Id,
+    },
+    EventQuery {
+        event: Id,
+    },
+    Wait {
+        stream: Id,
+        event: Id,
+    },
+    ModuleLoad {
+        module: Id,
+        warm: bool,
+    },
+    ModuleUnload {
+        module: Id,
+    },
+    Allocate {
+        buffer: Id,
+        door: Door,
+        bytes: u64,
+        stream: Id,
+    },
+    Free {
+        buffer: Id,
+        door: Door,
+        bytes: u64,
+        stream: Option<Id>,
+    },
+    HostAllocate {
+        host: Id,
+        kind: HostKind,
+        bytes: u64,
+    },
+    HostFree {
+        host: Id,
+        kind: HostKind,
+    },
+    HostWrite {
+        host: Id,
+        value: Value,
+    },
+    HostCheck {
+        host: Id,
+        value: Value,
+        first: u64,
+        bytes: u64,
+    },
+    Work {
+        region: Region,
+        effect: Effect,
+        stream: Id,
+        module: Id,
+    },
+    CopyIn {
+        region: Region,
+        host: Id,
+        stream: Id,
+        way: Way,
+    },
+    CopyOut {
+        region: Region,
+        host: Id,
+        first: u64,
+        bytes: u64,
+        stream: Id,
+        way: Way,
+    },
+    PeerCopy {
+        to: Region,
+        from: Region,
+        contexts: (Id, Id),
+        stream: Id,
+    },
+    Prefetch {
+        region: Region,
+        stream: Id,
+        device: i32,
+    },
+    /// The host looks at managed memory, and writes it.
+    HostTouch {
+        region: Region,
+        value: Value,
+        new: Value,
+    },
+    Record1(Box<Recording>, Id),
+    Replay {
+        graph: Id,
+        stream: Id,
+        times: u32,
+    },
+    GraphEnd {
+        graph: Id,
+    },
+    Callback {
+        stream: Id,
+    },
+    /// A host function on `stream` waits for the step after this one, of another thread.
+    Window {
+        stream: Id,
+        region: Region,
+        value: u32,
+        module: Id,
+        hold_ms: u64,
+    },
+    /// What it waits for.
+    Help {
+        stream: Id,
+        region: Region,
+        values: Vec<u32>,
+        module: Id,
+        pause_ms: u64,
+    },
+    Refused {
+        door: Door,
+        stream: Id,
+    },
+    Info,
+    Pause {
+        ms: u64,
+    },
+    Fork {
+        exec: bool,
+    },
+    /// Kernels on their way when the program ends.
+    Leave {
+        stream: Id,
+        region: Region,
+        module: Id,
+    },
+}
+
+/// How many of each thing there are, the dead ones included.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Counts {
+    pub(crate) contexts: usize,
+    pub(crate) streams: usize,
+    pub(crate) events: usize,
+    pub(crate) modules: usize,
+    pub(crate) buffers: usize,
+    pub(crate) hosts: usize,
+    pub(crate) graphs: usize,
+    pub(crate) callbacks: usize,
+}
+
+/// What a stream is: steps name it by its index.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StreamFact {
+    pub(crate) context: Id,
+    pub(crate) kind: StreamKind,
+}
+
+/// A whole program.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    pub(crate) threads: usize,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) counts: Counts,
+    pub(crate) streams: Vec<StreamFact>,
+    /// How often each feature was composed.
+    pub(crate) features: BTreeMap<String, u64>,
+    /// The thread that ends the process.
+    pub(crate) leaver: usize,
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "seed {}: {} threads, {} steps", self.seed, self.threads, self.steps.len())?;
+        for (stream, fact) in self.streams.iter().enumerate() {
+            writeln!(f, "  stream {stream}: {:?} of context {}", fact.kind, fact.context)?;
+        }
+        for (index, step) in self.steps.iter().enumerate() {
+            write!(f, "  {index:4} [pick {:3}] thread {:2}", step.pick, step.thread)?;
+            if let Some(context) = step.context {
+                write!(f, " ctx {context}")?;
+            }
+            write!(f, ": {:?}", step.op)?;
+            if !step.after.is_empty() {
+                write!(f, " after {:?}", step.after)?;
+            }
+            writeln!(f)?;
+        }
+        write!(f, "  thread {} ends the process", self.leaver)
+    }
+}
