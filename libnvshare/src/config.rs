@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use nvshare_proto::MemoryMode;
 use nvshare_proto::env as names;
-use nvshare_proto::units::{self, MIB};
+use nvshare_proto::units::{self, LEAST_MEMORY, MIB};
 
 use crate::log::{self, Level};
 
@@ -138,7 +138,7 @@ impl Config {
 }
 
 fn parse_limit(value: &str) -> Result<u64, String> {
-    units::parse_bytes(value).map_err(|error| error.to_string()).and_then(not_zero)
+    if value.trim() == "0" { Err(NOTHING_RUNS.to_owned()) } else { units::parse_limit(value) }
 }
 
 /// With HAMi, 0 means that there is no limit.
@@ -151,16 +151,17 @@ const UNLIMITED: u64 = u64::MAX;
 
 fn parse_limit_mb(value: &str) -> Result<u64, String> {
     let mib: u64 = value.trim().parse().map_err(|_| format!("{value:?} is no number of MiB"))?;
-    mib.checked_mul(MIB).ok_or_else(|| format!("{value:?} MiB are too many")).and_then(not_zero)
-}
-
-fn not_zero(limit: u64) -> Result<u64, String> {
-    if limit == 0 {
-        Err("a limit of 0 lets nothing run; leave it out for no limit".to_owned())
-    } else {
-        Ok(limit)
+    match mib.checked_mul(MIB) {
+        Some(0) => Err(NOTHING_RUNS.to_owned()),
+        Some(bytes) if bytes < LEAST_MEMORY => {
+            Err(format!("{mib} MiB are too few; the least is {}", LEAST_MEMORY / MIB))
+        }
+        Some(bytes) => Ok(bytes),
+        None => Err(format!("{value:?} MiB are too many")),
     }
 }
+
+const NOTHING_RUNS: &str = "a limit of 0 lets nothing run; leave it out for no limit";
 
 /// `all`, or sizes and ranges of sizes: `2MiB,64MiB-1GiB`.
 fn parse_sizes(value: &str) -> Result<Vec<RangeInclusive<u64>>, String> {
@@ -198,12 +199,23 @@ pub(crate) fn get() -> Result<&'static Config, &'static Error> {
             });
             let config = Config::parse(variables);
             match &config {
-                Ok(config) => log::set_level(config.log),
+                Ok(config) => {
+                    log::set_level(config.log);
+                    warn_of_names();
+                }
                 Err(error) => log::error(format_args!("{error}")),
             }
             config
         })
         .as_ref()
+}
+
+/// Names variables that have no effect, though somebody thought that they have.
+fn warn_of_names() {
+    let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for complaint in names.filter_map(|name| names::complaint(&name)) {
+        log::warn(format_args!("{complaint}"));
+    }
 }
 
 /// The `nvshare-ctl run` that started this process or an ancestor.
@@ -256,6 +268,10 @@ mod tests {
         for (variable, value) in [
             ("NVSHARE_MEM_LIMIT", "8 potatoes"),
             ("NVSHARE_MEM_LIMIT", "0"),
+            ("NVSHARE_MEM_LIMIT", "4"),
+            ("NVSHARE_MEM_LIMIT_MB", "63"),
+            ("NVSHARE_MEM_LIMIT_MB", "0"),
+            ("CUDA_DEVICE_MEMORY_LIMIT", "4"),
             ("NVSHARE_MEM_LIMIT_0", "-1"),
             ("NVSHARE_MEM_LIMIT_MB", "8g"),
             ("NVSHARE_MEMORY", "swap"),

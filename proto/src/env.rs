@@ -40,3 +40,131 @@ pub const HAMI_LOG_LEVEL: &str = "LIBCUDA_LOG_LEVEL";
 pub fn is_of_library(name: &str) -> bool {
     name.starts_with("NVSHARE_") || name.starts_with(HAMI_MEM_LIMIT) || name == HAMI_LOG_LEVEL
 }
+
+/// Every variable of ours, for the library, the scheduler and the command line.
+const KNOWN: [&str; 15] = [
+    SOCKET,
+    ADMIN_SOCKET,
+    MEM_LIMIT,
+    MEM_LIMIT_MB,
+    MEMORY,
+    LOG,
+    PLAIN,
+    DISGUISE,
+    RUN,
+    DEBUG,
+    ENABLE_SINGLE_OVERSUB,
+    RESTORE,
+    LIBRARY,
+    CONFIG,
+    BENCH_INSIDE,
+];
+/// The benchmarks' own.
+const BENCH_INSIDE: &str = "NVSHARE_BENCH_INSIDE";
+
+/// HAMi's variables that ask for what nvshare does not do; each also with a device's index behind it.
+const UNSUPPORTED: [&str; 4] =
+    ["CUDA_DEVICE_SM_LIMIT", "GPU_CORE_UTILIZATION_POLICY", "CUDA_TASK_PRIORITY", "CUDA_OVERSUBSCRIBE"];
+
+/// What is wrong with a variable of this name, if anything: it looks like ours and is not read, or HAMi reads it and
+/// nvshare does not.
+#[must_use]
+pub fn complaint(name: &str) -> Option<String> {
+    if UNSUPPORTED.iter().any(|unsupported| is_indexed(name, unsupported)) {
+        return Some(format!(
+            "{name} is HAMi's and has no effect: programs take turns, and compute is not limited"
+        ));
+    }
+    let rest = name.strip_prefix("NVSHARE_")?;
+    // Kubernetes sets these in every pod beside a service that is called nvshare.
+    let of_a_service = rest.contains("SERVICE_") || rest == "PORT" || rest.starts_with("PORT_");
+    if KNOWN.contains(&name) || is_indexed(name, MEM_LIMIT) || of_a_service {
+        return None;
+    }
+    let nearest = KNOWN.iter().map(|known| (distance(name, known), known)).min()?;
+    Some(match nearest {
+        (letters, known) if letters <= MOST_MISTYPED.min(rest.len() / 2) => {
+            format!("{name} is not a variable of nvshare and has no effect; did you mean {known}?")
+        }
+        _ => format!("{name} is not a variable of nvshare and has no effect"),
+    })
+}
+
+/// Letters that a mistyped name may differ by, unless it is shorter than twice that.
+const MOST_MISTYPED: usize = 7;
+
+/// Whether a name is another, or that with `_` and a device's index behind it.
+fn is_indexed(name: &str, of: &str) -> bool {
+    name.strip_prefix(of).is_some_and(|rest| {
+        rest.is_empty() || rest.strip_prefix('_').is_some_and(|index| index.parse::<u32>().is_ok())
+    })
+}
+
+/// Letters to insert, to leave out or to replace, to make one name of another.
+fn distance(one: &str, other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (i, a) in one.bytes().enumerate() {
+        let mut diagonal = i;
+        let mut left = i + 1;
+        for (cell, b) in row.iter_mut().skip(1).zip(other.bytes()) {
+            let best = (diagonal + usize::from(a != b)).min(left + 1).min(*cell + 1);
+            diagonal = std::mem::replace(cell, best);
+            left = best;
+        }
+        if let Some(first) = row.first_mut() {
+            *first = i + 1;
+        }
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mistyped_names_and_what_was_meant() {
+        for (name, meant) in [
+            ("NVSHARE_MEMLIMIT", Some(MEM_LIMIT)),
+            ("NVSHARE_MEM_LIMT", Some(MEM_LIMIT)),
+            ("NVSHARE_MEMORY_LIMIT", Some(MEM_LIMIT)),
+            ("NVSHARE_MEM_LIMIT_X", Some(MEM_LIMIT)),
+            ("NVSHARE_SOKET", Some(SOCKET)),
+            ("NVSHARE_ENABLE_OVERSUB", Some(ENABLE_SINGLE_OVERSUB)),
+        ] {
+            let text = complaint(name).unwrap_or_else(|| panic!("{name}"));
+            assert!(meant.is_none_or(|meant| text.ends_with(&format!("did you mean {meant}?"))), "{text}");
+        }
+        for name in ["NVSHARE_SOMETHING_ELSE_ENTIRELY", "NVSHARE_GANG"] {
+            assert!(complaint(name).unwrap().ends_with("has no effect"), "{name}");
+        }
+        assert!(complaint("CUDA_DEVICE_SM_LIMIT_0").unwrap().contains("HAMi"));
+    }
+
+    #[test]
+    fn names_that_are_right_or_not_ours() {
+        for name in KNOWN {
+            assert_eq!(complaint(name), None);
+        }
+        for name in [
+            "NVSHARE_MEM_LIMIT_0",
+            "NVSHARE_MEM_LIMIT_15",
+            "NVSHARE_SERVICE_HOST",
+            "NVSHARE_PORT_443_TCP",
+            "CUDA_DEVICE_MEMORY_LIMIT_1",
+            "CUDA_VISIBLE_DEVICES",
+            "PATH",
+        ] {
+            assert_eq!(complaint(name), None);
+        }
+    }
+
+    #[test]
+    fn distances() {
+        for (one, other, expected) in
+            [("", "", 0), ("", "ab", 2), ("ab", "", 2), ("kitten", "sitting", 3), ("abc", "abc", 0)]
+        {
+            assert_eq!(distance(one, other), expected);
+        }
+    }
+}

@@ -9,7 +9,7 @@ int main(int argc, char **argv) {
     CHECK(FN(cuStreamCreate)(&stream, 1));
     CHECK(FN(cuCtxSetCurrent)(contexts[0]));
     uint64_t base;
-    int answer = FN(cuMemAllocAsync)(&base, 64 * MIB, stream);
+    int answer = FN(cuMemAllocAsync)(&base, 128 * MIB, stream);
     EXPECT(answer == atoi(argv[1]));
     if (!answer) {
         int device = -1;

@@ -120,7 +120,7 @@ fn what_is_allocated_on_a_stream_is_on_its_gpu() {
     for (limited, answer) in [("NVSHARE_MEM_LIMIT_0", "0"), ("NVSHARE_MEM_LIMIT_1", "2")] {
         let world = World::simulated(TWO_CARDS);
         let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-        passed(under(&world, "other_gpu", &[answer]).env(limited, "32MiB").start().finish());
+        passed(under(&world, "other_gpu", &[answer]).env(limited, "64MiB").start().finish());
     }
 }
 

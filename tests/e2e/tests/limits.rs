@@ -75,7 +75,7 @@ fn a_program_larger_than_the_gpu_takes_turns() {
 #[test]
 fn a_limit_that_cannot_be_read_fails_closed() {
     let world = World::simulated(CARD);
-    for value in ["1 banana", "-1g", "0", "1GiBs"] {
+    for value in ["1 banana", "-1g", "0", "1GiBs", "4", "63m"] {
         let job = Program::workload(&world, "odd", "--memory 64MiB --steps 1")
             .env("NVSHARE_MEM_LIMIT", value)
             .start()
@@ -93,6 +93,22 @@ fn a_limit_that_cannot_be_read_fails_closed() {
             job.log
         );
     }
+}
+
+#[test]
+fn a_mistyped_variable_is_named_once() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &[]);
+    let job = Program::workload(&world, "mistyped", "--memory 64MiB --steps 1")
+        .env("NVSHARE_MEMLIMIT", "4g")
+        .env("CUDA_DEVICE_SM_LIMIT", "50")
+        .start()
+        .finish();
+    job.intact();
+    let words = ["NVSHARE_MEMLIMIT is not a variable of nvshare", "did you mean NVSHARE_MEM_LIMIT?"];
+    assert!(has_line(&job.log, "WARN", &words), "{}", job.log);
+    assert!(has_line(&job.log, "WARN", &["CUDA_DEVICE_SM_LIMIT is HAMi's and has no effect"]), "{}", job.log);
+    assert_eq!(job.log.lines().filter(|line| line.contains("has no effect")).count(), 2, "{}", job.log);
 }
 
 #[test]

@@ -55,6 +55,8 @@ impl Program {
     #[must_use]
     pub fn of(world: &World, name: &str, mut command: Command) -> Self {
         command.envs(world.environment()).env("NVSHARE_LOG", "debug").stdin(Stdio::null());
+        // It is for the tests, and the library would name it as one that it does not know.
+        command.env_remove("NVSHARE_TEST_PATIENCE");
         Self { command, name: name.to_owned(), dir: world.dir().to_owned(), goes: false }
     }
 
