@@ -1,12 +1,12 @@
 //! `nvshare-ctl clients`
 
-use std::time::Duration;
-
 use clap::Args;
-use nvshare_proto::units::{Bytes, gib_per_second};
+use nvshare_admin::{SCHEMA, Scheduler};
+use nvshare_proto::ClientStatus;
+use serde::Serialize;
 
-use super::table;
-use crate::connection::{Scheduler, Status};
+use crate::output::{Done, print, print_json, print_line};
+use crate::show::{self, CLIENTS, COUNTERS, Layout, Sort};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -17,65 +17,42 @@ pub(crate) struct Options {
     /// Also show clients that are gone
     #[arg(long)]
     all: bool,
+
+    /// Show all columns, and cut nothing short
+    #[arg(long)]
+    wide: bool,
+
+    /// How clients are sorted
+    #[arg(long, value_name = "KEY", default_value = "client")]
+    sort: Sort,
 }
 
-pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Result<(), String> {
-    let mut status = scheduler.status()?;
+#[derive(Debug, Serialize)]
+struct Clients {
+    schema: u32,
+    clients: Vec<ClientStatus>,
+}
+
+pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
+    let mut clients = scheduler.status()?.clients;
+    clients.retain(|client| options.all || !client.gone);
+    options.sort.sort(&mut clients);
     if options.json {
-        status.clients.retain(|client| options.all || !client.gone);
-        println!("{}", serde_json::to_string_pretty(&status.clients).map_err(|error| error.to_string())?);
-    } else {
-        print(&status, options.all);
+        return print_json(&Clients { schema: SCHEMA, clients });
     }
-    Ok(())
-}
-
-/// One line a client.
-pub(super) fn print(status: &Status, all: bool) {
-    let clients: Vec<_> = status.clients.iter().filter(|client| all || !client.gone).collect();
     if clients.is_empty() {
-        println!("no clients");
-        return;
+        return print_line("no clients");
     }
-    let rows: Vec<Vec<String>> = clients
-        .into_iter()
-        .map(|client| {
-            let counters = &client.counters;
-            let allocated = client.usage.iter().map(|usage| usage.allocated).sum();
-            let rate = gib_per_second(counters.restored, Duration::from_nanos(counters.restore_ns));
-            vec![
-                client.client.to_string(),
-                client.name.clone(),
-                format!("{:?}", client.state).to_lowercase(),
-                client.pid.to_string(),
-                Bytes(allocated).to_string(),
-                Bytes(client.resident).to_string(),
-                counters.gated.to_string(),
-                counters.passed_by.to_string(),
-                counters.hand_overs.to_string(),
-                Bytes(counters.evicted).to_string(),
-                Bytes(counters.restored).to_string(),
-                format!("{rate:.1}"),
-                format!("{:.1}", client.held_ms as f64 / 1e3),
-                format!("{:.1}", client.waited_ms as f64 / 1e3),
-            ]
-        })
+    let layout = Layout::of_output(options.wide);
+    let columns: Vec<_> = CLIENTS.into_iter().chain(COUNTERS).collect();
+    // What a program is comes last: it may be cut short.
+    let (command, rest): (Vec<_>, Vec<_>) =
+        columns.iter().enumerate().partition(|(_, column)| column.head == "COMMAND");
+    let order: Vec<usize> = rest.iter().chain(&command).map(|&(i, _)| i).collect();
+    let columns: Vec<_> = order.iter().map(|&i| columns[i]).collect();
+    let rows: Vec<Vec<String>> = show::client_rows(&clients, layout)
+        .iter()
+        .map(|row| order.iter().map(|&i| row[i].clone()).collect())
         .collect();
-    let head = [
-        "CLIENT",
-        "PROGRAM",
-        "STATE",
-        "PID",
-        "ALLOCATED",
-        "RESIDENT",
-        "GATED",
-        "PASSED BY",
-        "HAND-OVERS",
-        "EVICTED",
-        "RESTORED",
-        "GiB/s",
-        "HELD s",
-        "WAITED s",
-    ];
-    table::print(&head, &rows);
+    print(&show::render(&columns, &rows, layout))
 }

@@ -2,8 +2,8 @@
 
 pub(crate) mod clients;
 pub(crate) mod doctor;
+pub(crate) mod install;
 pub(crate) mod run;
 pub(crate) mod set_tq;
 pub(crate) mod status;
 pub(crate) mod switch;
-mod table;

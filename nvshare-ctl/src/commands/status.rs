@@ -1,70 +1,57 @@
 //! `nvshare-ctl status`
 
 use clap::Args;
-use nvshare_proto::units::Bytes;
+use nvshare_admin::{Scheduler, Status};
 
-use super::table;
-use crate::connection::Scheduler;
+use crate::output::{Done, print, print_json};
+use crate::show::{self, CLIENTS, GPUS, Layout, Sort};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Print everything as JSON: sizes in bytes, times as their names say
     #[arg(long)]
     json: bool,
+
+    /// Show all columns, and cut nothing short
+    #[arg(long)]
+    wide: bool,
+
+    /// How clients are sorted
+    #[arg(long, value_name = "KEY", default_value = "client")]
+    sort: Sort,
 }
 
-pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Result<(), String> {
-    let status = scheduler.status()?;
-    if options.json {
-        println!("{}", serde_json::to_string_pretty(&status).map_err(|error| error.to_string())?);
-        return Ok(());
-    }
-    let on = if status.scheduler.scheduling { "on" } else { "OFF: everybody runs" };
-    println!(
-        "nvshare-scheduler {} (pid {}), up {} s, scheduling {on}, TQ {} s",
-        status.scheduler.version,
-        status.scheduler.pid,
-        status.scheduler.uptime_s,
-        seconds(status.scheduler.quantum_ms),
+pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
+    let mut status = scheduler.status()?;
+    options.sort.sort(&mut status.clients);
+    if options.json { print_json(&status) } else { print(&text(&status, Layout::of_output(options.wide))) }
+}
+
+fn text(status: &Status, layout: Layout) -> String {
+    let about = &status.scheduler;
+    let scheduling = if about.scheduling { "on" } else { "OFF: everybody runs" };
+    let mut text = format!(
+        "nvshare-scheduler {} (pid {}), up {}, scheduling {scheduling}, TQ {} s\n",
+        about.version,
+        about.pid,
+        show::span(about.uptime_s),
+        show::seconds(about.quantum_ms),
     );
     if status.gpus.is_empty() {
-        println!("no GPU is in use");
-        return Ok(());
+        return text + "no GPU is in use\n";
     }
-    println!();
-    let list = |ids: &[u64]| {
-        if ids.is_empty() {
-            "-".to_owned()
-        } else {
-            ids.iter().map(u64::to_string).collect::<Vec<_>>().join(",")
-        }
-    };
-    let rows: Vec<Vec<String>> = status
-        .gpus
-        .iter()
-        .map(|gpu| {
-            vec![
-                gpu.gpu.to_string(),
-                list(&gpu.holders),
-                list(&gpu.waiters),
-                Bytes(gpu.capacity).to_string(),
-                Bytes(gpu.allocated).to_string(),
-                Bytes(gpu.resident).to_string(),
-                Bytes(gpu.overhead).to_string(),
-                seconds(gpu.quantum_ms),
-                gpu.turns.to_string(),
-            ]
-        })
-        .collect();
-    table::print(
-        &["GPU", "HOLDERS", "WAITERS", "CAPACITY", "ALLOCATED", "RESIDENT", "OVERHEAD", "TQ s", "TURNS"],
-        &rows,
-    );
-    println!();
-    super::clients::print(&status, false);
-    Ok(())
-}
-
-fn seconds(millis: u64) -> String {
-    format!("{}", millis as f64 / 1e3)
+    text += "\n";
+    text += &show::render(&GPUS, &show::gpu_rows(&status.gpus), layout);
+    text += "\n";
+    let clients: Vec<_> = status.clients.iter().filter(|client| !client.gone).cloned().collect();
+    if clients.is_empty() {
+        text += if about.restricted { "no clients of this user\n" } else { "no clients\n" };
+    } else {
+        text += &show::render(&CLIENTS, &show::client_rows(&clients, layout), layout);
+    }
+    let notes: Vec<String> = show::reasons(status).into_iter().chain(show::others(&status.gpus)).collect();
+    if !notes.is_empty() {
+        text += &format!("\n{}\n", notes.join("\n"));
+    }
+    text
 }

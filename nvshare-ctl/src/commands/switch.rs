@@ -1,9 +1,10 @@
 //! `nvshare-ctl on`, `nvshare-ctl off`, `nvshare-ctl reset`
 
 use clap::Args;
+use nvshare_admin::Scheduler;
 use nvshare_proto::AdminRequest;
 
-use crate::connection::Scheduler;
+use crate::output::{Done, print_line};
 
 #[derive(Debug, Args)]
 pub(crate) struct OffOptions {
@@ -12,17 +13,14 @@ pub(crate) struct OffOptions {
     force: bool,
 }
 
-pub(crate) fn on(scheduler: &Scheduler) -> Result<(), String> {
-    println!("{}", scheduler.change(AdminRequest::On)?);
-    Ok(())
+pub(crate) fn on(scheduler: &Scheduler) -> Done {
+    print_line(&scheduler.change(AdminRequest::On)?)
 }
 
-pub(crate) fn off(scheduler: &Scheduler, options: &OffOptions) -> Result<(), String> {
-    println!("{}", scheduler.change(AdminRequest::Off { force: options.force })?);
-    Ok(())
+pub(crate) fn off(scheduler: &Scheduler, options: &OffOptions) -> Done {
+    print_line(&scheduler.change(AdminRequest::Off { force: options.force })?)
 }
 
-pub(crate) fn reset(scheduler: &Scheduler) -> Result<(), String> {
-    println!("{}", scheduler.change(AdminRequest::Reset)?);
-    Ok(())
+pub(crate) fn reset(scheduler: &Scheduler) -> Done {
+    print_line(&scheduler.change(AdminRequest::Reset)?)
 }

@@ -1,6 +1,7 @@
 //! The command line: every command gets an answer, a refused one says why and exits non-zero.
 
-use std::process::{Command, Output};
+use std::io::Read;
+use std::process::{Command, Output, Stdio};
 
 use nvshare_harness::{Artifacts, Program, Running, Scheduler, World, wait_until};
 use nvshare_proto::ClientState;
@@ -80,8 +81,13 @@ fn json_holds_what_a_row_of_measurements_needs() {
     let job = Program::workload(&world, "job", &format!("{JOB} --steps 3")).start().finish();
     let output = Scheduler::ctl(&world, &["clients", "--all", "--json"]);
     let clients: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let client =
-        clients.as_array().expect("a list").iter().find(|c| c["pid"] == job.pid).expect("the client");
+    assert_eq!(clients["schema"], 1);
+    let client = clients["clients"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .find(|c| c["pid"] == job.pid)
+        .expect("the client");
     for counter in
         ["gated", "passed_by", "managed", "hand_overs", "evicted", "evict_ns", "restored", "restore_ns"]
     {
@@ -91,7 +97,8 @@ fn json_holds_what_a_row_of_measurements_needs() {
     assert_eq!(client["usage"][0]["gpu"], "GPU-51600000-0000-4000-8000-000000000000");
     // Without --all, only who is there.
     wait_until("it is known to be gone", || {
-        Scheduler::ctl(&world, &["clients", "--json"]).stdout.trim_ascii() == b"[]"
+        let output = Scheduler::ctl(&world, &["clients", "--json"]);
+        String::from_utf8_lossy(&output.stdout).contains("\"clients\": []")
     });
     let (good, out, _) = text(&Scheduler::ctl(&world, &["clients"]));
     assert!(good && out == "no clients\n", "{out}");
@@ -108,59 +115,241 @@ fn without_a_scheduler_every_command_says_so() {
 }
 
 #[test]
-fn run_becomes_the_program() {
-    let artifacts = Artifacts::get();
-    let run = |library: &str, arguments: &[&str]| {
-        let library = ["run", "--library", library, "--"].into_iter();
-        let mut command = Command::new(&artifacts.ctl);
-        text(
-            &command
-                .args(library.chain(arguments.iter().copied()))
-                .env("LD_PRELOAD", "")
-                .output()
-                .expect("it runs"),
-        )
-    };
-    let library = artifacts.library.to_string_lossy().into_owned();
-    let output = Command::new(&artifacts.ctl)
-        .args(["run", "--library", &library, "--", "sh", "-c", "echo $LD_PRELOAD; exit 42"])
-        .env_remove("LD_PRELOAD")
+fn every_field_of_the_json_is_documented() {
+    fn names(value: &serde_json::Value, found: &mut std::collections::BTreeSet<String>) {
+        match value {
+            serde_json::Value::Object(fields) => {
+                found.extend(fields.keys().cloned());
+                fields.values().for_each(|value| names(value, found));
+            }
+            serde_json::Value::Array(values) => values.iter().for_each(|value| names(value, found)),
+            _ => {}
+        }
+    }
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let job = Program::workload(&world, "job", JOB).until_told().waits_for_go().start();
+    Running::go(&[&job]);
+    let mut found = std::collections::BTreeSet::new();
+    // On the clients' socket there is a field more.
+    for output in [Scheduler::ctl(&world, &["status", "--json"]), as_a_user(&world, &["status", "--json"])] {
+        names(&serde_json::from_slice(&output.stdout).expect("JSON"), &mut found);
+    }
+    world.stop();
+    job.finish().intact();
+    let page = include_str!("../../../docs/status.md");
+    let missing: Vec<_> = found.iter().filter(|name| !page.contains(&format!("`{name}`"))).collect();
+    assert!(found.contains("others") && found.contains("command"), "{found:?}");
+    assert!(missing.is_empty(), "docs/status.md does not say what these are: {missing:?}");
+}
+
+/// The command line outside of a world's variables, as a user has it who knows the clients' socket alone.
+fn as_a_user(world: &World, arguments: &[&str]) -> Output {
+    Command::new(&Artifacts::get().ctl)
+        .args(arguments)
+        .env_remove("NVSHARE_ADMIN_SOCKET")
+        .env_remove("XDG_RUNTIME_DIR")
+        .env("NVSHARE_SOCKET", world.socket())
         .output()
-        .expect("it runs");
-    assert_eq!(output.status.code(), Some(42));
-    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), library);
-    let (good, _, error) = run(&library, &["/no/such/program"]);
-    assert!(!good && error.contains("/no/such/program"), "{error}");
-    let (good, _, error) = run("/no/such/library.so", &["true"]);
-    assert!(!good && error.contains("/no/such/library.so: no such library"), "{error}");
+        .expect("nvshare-ctl runs")
 }
 
 #[test]
-fn doctor_names_what_a_newer_driver_has_beyond() {
-    let world = World::simulated(&[]);
+fn everybody_may_look_and_administrators_alone_may_change() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "7"]);
+    let job = Program::workload(&world, "job", JOB).until_told().waits_for_go().start();
+    Running::go(&[&job]);
+    let (good, out, error) = text(&as_a_user(&world, &["status", "--json"]));
+    assert!(good, "{error}");
+    let status: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+    assert_eq!((&status["scheduler"]["restricted"], &status["schema"]), (&true.into(), &1.into()), "{out}");
+    // It is this user's own.
+    assert_eq!(status["clients"][0]["pid"], job.pid(), "{out}");
+    assert_eq!(status["gpus"][0]["others"]["clients"], 0, "{out}");
+    for arguments in [&["set-tq", "5"][..], &["on"], &["off"], &["reset"]] {
+        let (good, out, error) = text(&as_a_user(&world, arguments));
+        assert!(!good && out.is_empty(), "{arguments:?}: {out}");
+        let expected =
+            "nvshare-ctl: changes need the administrators' socket /var/run/nvshare-admin/admin.sock (";
+        assert!(error.starts_with(expected), "{error}");
+    }
+    assert_eq!(Scheduler::status(&world).scheduler.quantum_ms, 7000);
+    world.stop();
+    job.finish().intact();
+}
+
+#[test]
+fn status_says_who_is_who_and_why_somebody_waits() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "300"]);
+    let jobs = two_jobs(&world);
+    Scheduler::until(&world, "one waits", |status| status.gpus[0].waiters.len() == 1);
+    let status = Scheduler::status(&world);
+    let (holder, waiter) = (status.gpus[0].holders[0], status.gpus[0].waiters[0]);
+    let (good, out, _) = text(&Scheduler::ctl(&world, &["status"]));
+    assert!(good, "{out}");
+    assert!(
+        out.contains(&format!(
+            "client {waiter} waits for its turn on GPU-51600000, number 1 in the queue: client {holder} holds it; a turn lasts 300 s\n"
+        )),
+        "{out}"
+    );
+    assert!(out.contains("  nvshare-workload a --memory 768MiB"), "a program with its arguments: {out}");
+    let process = status.clients[0].process.as_ref().expect("the kernel tells");
+    assert!(process.command.ends_with("--block 64MiB --kernel-us 1000"), "{process:?}");
+    for (sort, key) in [("waited", "waited_ms"), ("held", "held_ms")] {
+        let sorted = Scheduler::ctl(&world, &["clients", "--json", "--sort", sort]);
+        let sorted: serde_json::Value = serde_json::from_slice(&sorted.stdout).expect("JSON");
+        let [first, second] = [0, 1].map(|i| sorted["clients"][i][key].as_u64().expect("a number"));
+        assert!(first >= second, "{sort}: {sorted}");
+    }
+    world.stop();
+    for job in jobs.map(Running::finish) {
+        job.intact();
+    }
+}
+
+#[test]
+fn tables_fit_terminals_of_every_width() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let job = Program::workload(&world, "job", JOB).until_told().waits_for_go().start();
+    Running::go(&[&job]);
+    for command in ["status", "clients"] {
+        let at = |width: &str, more: &[&str]| {
+            let output = Command::new(&Artifacts::get().ctl)
+                .arg(command)
+                .args(more)
+                .env("COLUMNS", width)
+                .env("NVSHARE_ADMIN_SOCKET", world.admin_socket())
+                .output()
+                .expect("it runs");
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        for width in [20, 80, 132] {
+            let text = at(&width.to_string(), &[]);
+            // The first line and the notes are sentences.
+            let tables = text.lines().filter(|line| !line.contains(&['(', ':'][..]));
+            assert!(tables.clone().count() > 1, "{text}");
+            tables.for_each(|line| assert!(line.chars().count() <= width, "{width}: {text}"));
+        }
+        let wide = at("20", &["--wide"]);
+        assert!(wide.contains("--kernel-us 1000"), "{wide}");
+    }
+    world.stop();
+    job.finish().intact();
+}
+
+#[test]
+fn gpus_are_listed_when_idle_and_named_by_number() {
+    let world = World::simulated(CARD);
+    let gpus = world.dir().join("gpus");
+    for (place, model, uuid) in [
+        ("0000:17:00.0", "Tesla T4", "GPU-51600000-0000-4000-8000-000000000000"),
+        ("0000:65:00.0", "NVIDIA H100", "GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"),
+    ] {
+        std::fs::create_dir_all(gpus.join(place)).expect("a folder");
+        let text = format!("Model: \t\t {model}\nGPU UUID: \t {uuid}\n");
+        std::fs::write(gpus.join(place).join("information"), text).expect("a file");
+    }
+    let _scheduler = Scheduler::start(&world, &["--gpu-descriptions", &gpus.to_string_lossy()]);
+    let (_, out, _) = text(&Scheduler::ctl(&world, &["status"]));
+    assert!(out.contains("Tesla T4") && out.contains("NVIDIA H100"), "{out}");
+    let (good, out, error) = text(&Scheduler::ctl(&world, &["set-tq", "0.5", "--gpu", "1"]));
+    assert!(good && out == "quantum of GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0 is 0.5 s\n", "{out}{error}");
+    assert!(Scheduler::ctl(&world, &["set-tq", "0.5", "--gpu", "GPU-0f1e"]).status.success());
+    let gpus = Scheduler::status(&world).gpus;
+    assert_eq!(gpus.iter().map(|gpu| gpu.quantum_ms).collect::<Vec<_>>(), [30_000, 500]);
+    for (gpu, expected) in [
+        ("2", "there is no GPU 2; there is GPU 0, GPU 1"),
+        ("GPU-abc", "no GPU's UUID begins so; there is GPU 0, GPU 1"),
+        ("GPU-", "is neither a GPU's number nor its UUID"),
+        ("-1", "unexpected argument '-1'"),
+        ("first", "is neither a GPU's number nor its UUID"),
+        ("99999999999", "is neither a GPU's number nor its UUID"),
+        ("GPU-00000000-0000-0000-0000-000000000001", "unknown GPU GPU-00000000"),
+    ] {
+        let (good, _, error) = text(&Scheduler::ctl(&world, &["set-tq", "5", "--gpu", gpu]));
+        assert!(!good && error.contains(expected), "{gpu}: {error}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_early_is_no_failure() {
+    let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &[]);
-    let artifacts = Artifacts::get();
-    let doctor = |driver: &std::path::Path| {
-        Command::new(&artifacts.ctl)
-            .args(["doctor", "--json", "--driver"])
-            .arg(driver)
+    for arguments in [&["status", "--json"][..], &["status"], &["clients"], &["set-tq", "5"], &["--help"]] {
+        let mut child = Command::new(&Artifacts::get().ctl)
+            .args(arguments)
             .env("NVSHARE_ADMIN_SOCKET", world.admin_socket())
-            .output()
-            .expect("it runs")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        // The reading end is closed before anything is written.
+        drop(child.stdout.take());
+        let mut said = String::new();
+        child.stderr.take().expect("a pipe").read_to_string(&mut said).expect("text");
+        let status = child.wait().expect("it ends");
+        assert!(status.success() && said.is_empty(), "{arguments:?}: {status} {said}");
+    }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &[]);
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("a device");
+    let output = Command::new(&Artifacts::get().ctl)
+        .arg("status")
+        .env("NVSHARE_ADMIN_SOCKET", world.admin_socket())
+        .stdout(full)
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output).2.starts_with("nvshare-ctl: standard output: No space left"), "{output:?}");
+}
+
+#[test]
+fn a_stopped_scheduler_is_called_that() {
+    let world = World::simulated(CARD);
+    let scheduler = Scheduler::start(&world, &[]);
+    let signal = |signal| {
+        // SAFETY: a child of ours that was not waited for.
+        assert_eq!(unsafe { libc::kill(scheduler.pid().cast_signed(), signal) }, 0);
     };
-    let known = doctor(&artifacts.simulator);
-    assert!(known.status.success(), "{known:?}");
-    assert!(String::from_utf8_lossy(&known.stdout).contains("\"unknown\": []"), "{known:?}");
-    // The simulator with one function more.
-    let newer = world.dir().join("newer.so");
-    let source = world.dir().join("newer.c");
-    std::fs::write(&source, "int cuInit(int f) { return f; } int cuLaunchTomorrow(void) { return 0; }")
-        .expect("a file");
-    let built =
-        Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&newer).arg(&source).status().expect("cc");
-    assert!(built.success());
-    let unknown = doctor(&newer);
-    assert_eq!(unknown.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&unknown.stdout).contains("\"cuLaunchTomorrow\""), "{unknown:?}");
-    assert!(!doctor(&source).status.success(), "what is no library is said so");
+    signal(libc::SIGSTOP);
+    let (good, _, error) = text(&Scheduler::ctl(&world, &["status"]));
+    signal(libc::SIGCONT);
+    assert!(!good && error.contains("does not answer within 5 s: it is stopped or overloaded"), "{error}");
+}
+
+#[test]
+fn arguments_that_mean_nothing_are_refused() {
+    let world = World::simulated(CARD);
+    for arguments in [
+        &[][..],
+        &["everything"],
+        &["status", "--sort", "beauty"],
+        &["status", "--sort"],
+        &["status", "5"],
+        &["clients", "--all", "yes"],
+        &["set-tq"],
+        &["set-tq", "5", "6"],
+        &["on", "--force"],
+        &["off", "--force", "now"],
+        &["reset", "all"],
+        &["run"],
+        &["run", "--limit", "4", "--", "true"],
+        &["run", "--limit", "-4g", "--", "true"],
+        &["run", "--limit"],
+        &["install-library"],
+        &["doctor", "--driver"],
+    ] {
+        let output = Scheduler::ctl(&world, arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");
+    }
 }

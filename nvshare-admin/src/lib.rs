@@ -1,0 +1,145 @@
+//! The administrator's connection to a scheduler: finds it, asks it, and says in plain words why it does not answer.
+
+#![forbid(unsafe_code)]
+
+mod connection;
+mod places;
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use nvshare_proto::{AdminReply, AdminRequest, ClientStatus, GpuStatus, SchedulerStatus};
+use serde::Serialize;
+
+use places::Place;
+
+/// The version of the JSON that [`Status`] becomes. A new field does not change it; a field that goes, or means
+/// something else, does.
+pub const SCHEMA: u32 = 1;
+
+/// A scheduler that may be there.
+#[derive(Debug)]
+pub struct Scheduler {
+    places: Vec<Place>,
+}
+
+/// All that a scheduler shows.
+#[derive(Debug, Serialize)]
+pub struct Status {
+    /// See [`SCHEMA`].
+    pub schema: u32,
+    /// The scheduler.
+    pub scheduler: SchedulerStatus,
+    /// Its GPUs.
+    pub gpus: Vec<GpuStatus>,
+    /// Its clients, and the last few that are gone.
+    pub clients: Vec<ClientStatus>,
+}
+
+/// A socket that could not be used, and why.
+#[derive(Debug)]
+pub struct Tried {
+    /// The socket.
+    pub path: PathBuf,
+    /// Why not.
+    pub error: io::Error,
+}
+
+impl fmt::Display for Tried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, error } = self;
+        let why = match error.kind() {
+            io::ErrorKind::NotFound => "there is no such socket",
+            io::ErrorKind::ConnectionRefused => "nobody listens there any more",
+            io::ErrorKind::PermissionDenied => "this user may not open it",
+            _ => return write!(f, "{} ({error})", path.display()),
+        };
+        write!(f, "{} ({why})", path.display())
+    }
+}
+
+/// Why a scheduler did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Nobody listens at any of these sockets.
+    #[error("no scheduler answers at {}", list(.0))]
+    NotFound(Vec<Tried>),
+    /// There is a scheduler, and this user may not change anything.
+    #[error(
+        "changes need the administrators' socket {0}; ask as the user who started the scheduler (for root's, with sudo)"
+    )]
+    NotAnAdministrator(Tried),
+    /// It accepts connections and says nothing.
+    #[error("the scheduler at {} does not answer within {seconds} s: it is stopped or overloaded", .socket.display())]
+    Silent {
+        /// Its socket.
+        socket: PathBuf,
+        /// How long it was waited for, in seconds.
+        seconds: u64,
+    },
+    /// It will not do it.
+    #[error("{0}")]
+    Refused(String),
+    /// What it says cannot be understood, or the connection broke.
+    #[error("{}: {why}", .socket.display())]
+    Broken {
+        /// Its socket.
+        socket: PathBuf,
+        /// What happened.
+        why: String,
+    },
+}
+
+fn list(tried: &[Tried]) -> String {
+    tried.iter().map(Tried::to_string).collect::<Vec<_>>().join(", nor at ")
+}
+
+impl Scheduler {
+    /// The one at a socket.
+    #[must_use]
+    pub fn at(socket: PathBuf) -> Self {
+        Self { places: vec![Place::only(socket)] }
+    }
+
+    /// The one that a program of this user and environment would join.
+    #[must_use]
+    pub fn usual() -> Self {
+        Self { places: places::usual() }
+    }
+
+    /// Has a change made; the line that says what was done.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn change(&self, request: AdminRequest) -> Result<String, Error> {
+        let mut found = places::find(&self.places)?;
+        if let Some(denied) = found.denied.take() {
+            return Err(Error::NotAnAdministrator(denied));
+        }
+        match found.connection.ask(request)?.pop() {
+            Some(AdminReply::Done { text }) => Ok(text),
+            other => Err(found.connection.broken(format!("an answer of another kind: {other:?}"))),
+        }
+    }
+
+    /// Asks for everything: of an ordinary user, for what is shown to everybody.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn status(&self) -> Result<Status, Error> {
+        let mut found = places::find(&self.places)?;
+        let (mut scheduler, mut gpus, mut clients) = (None, Vec::new(), Vec::new());
+        for reply in found.connection.ask(AdminRequest::Status)? {
+            match reply {
+                AdminReply::Scheduler(row) => scheduler = Some(row),
+                AdminReply::Gpu(row) => gpus.push(row),
+                AdminReply::Client(row) => clients.push(*row),
+                AdminReply::End | AdminReply::Done { .. } => {}
+            }
+        }
+        let scheduler =
+            scheduler.ok_or_else(|| found.connection.broken("the answer is incomplete".to_owned()))?;
+        Ok(Status { schema: SCHEMA, scheduler, gpus, clients })
+    }
+}

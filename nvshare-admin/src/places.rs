@@ -1,0 +1,63 @@
+//! Where a scheduler is looked for: root's first, then the user's own, as the library does.
+
+use std::env;
+use std::path::PathBuf;
+
+use nvshare_proto::paths::{self, SYSTEM_ADMIN_SOCKET, SYSTEM_SOCKET};
+
+use crate::connection::Connection;
+use crate::{Error, Tried};
+
+/// A scheduler's sockets.
+#[derive(Debug)]
+pub(crate) struct Place {
+    admin: PathBuf,
+    /// Its clients' socket, which shows the status to everybody.
+    clients: Option<PathBuf>,
+}
+
+impl Place {
+    /// A scheduler of which one socket is known.
+    pub(crate) fn only(socket: PathBuf) -> Self {
+        Self { admin: socket, clients: None }
+    }
+}
+
+/// A scheduler that was found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) connection: Connection,
+    /// It is its clients' socket that is connected, for this reason.
+    pub(crate) denied: Option<Tried>,
+}
+
+/// The places of this user and environment.
+pub(crate) fn usual() -> Vec<Place> {
+    let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(admin) = variable(nvshare_proto::env::ADMIN_SOCKET) {
+        return vec![Place::only(admin)];
+    }
+    let named = variable(nvshare_proto::env::SOCKET);
+    let place = |admin, clients| Place { admin, clients: named.clone().or(Some(clients)) };
+    let own = paths::own_directory().map(|own| place(own.join("admin.sock"), own.join("scheduler.sock")));
+    [place(SYSTEM_ADMIN_SOCKET.into(), SYSTEM_SOCKET.into())].into_iter().chain(own).collect()
+}
+
+/// The first place where somebody listens.
+pub(crate) fn find(places: &[Place]) -> Result<Found, Error> {
+    let mut tried = Vec::new();
+    for place in places {
+        let denied = match Connection::open(&place.admin)? {
+            Ok(connection) => return Ok(Found { connection, denied: None }),
+            Err(error) => Tried { path: place.admin.clone(), error },
+        };
+        match place.clients.as_ref().map(|clients| (clients, Connection::open(clients))) {
+            Some((_, Ok(Ok(connection)))) => return Ok(Found { connection, denied: Some(denied) }),
+            Some((_, Err(silent))) => return Err(silent),
+            Some((path, Ok(Err(error)))) => tried.extend([denied, Tried { path: path.clone(), error }]),
+            None => tried.push(denied),
+        }
+    }
+    tried.dedup_by(|second, first| second.path == first.path);
+    Err(Error::NotFound(tried))
+}

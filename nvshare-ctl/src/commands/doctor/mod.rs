@@ -1,0 +1,82 @@
+//! `nvshare-ctl doctor`: what is wrong with this machine, and what to do about it.
+
+mod driver;
+mod machine;
+mod probe;
+mod report;
+mod sharing;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use nvshare_admin::{SCHEMA, Scheduler};
+use serde::Serialize;
+
+use crate::library::Library;
+use crate::output::{Done, print, print_json};
+
+pub(crate) use probe::probe;
+use report::{Finding, Level};
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The driver to look at [default: where the loader would find libcuda.so.1]
+    #[arg(long, value_name = "PATH")]
+    driver: Option<PathBuf>,
+
+    #[command(flatten)]
+    library: Library,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is known of this machine.
+#[derive(Debug, Serialize)]
+struct Findings {
+    schema: u32,
+    driver: Option<PathBuf>,
+    /// Entry points that the driver exports.
+    exports: usize,
+    /// Those that the library does not know: work submitted through them would pass by the gate.
+    unknown: Vec<String>,
+    library: Option<PathBuf>,
+    /// The version of the scheduler that answers.
+    scheduler: Option<String>,
+    findings: Vec<Finding>,
+}
+
+pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
+    let mut findings = Vec::new();
+    let driver = driver::look(options.driver.as_deref(), &mut findings);
+    let library = sharing::library(&options.library, &mut findings);
+    // A driver that was named is looked at and not called: the loader would take another.
+    let gpus = options.driver.is_none().then(|| probe::alone(driver.path.is_some(), &mut findings)).flatten();
+    if let (Some(gpus), Some(library)) = (&gpus, &library) {
+        probe::preloaded(library, gpus, &mut findings);
+    }
+    machine::look(gpus.as_deref().unwrap_or_default(), &mut findings);
+    let version = sharing::scheduler(scheduler, &mut findings);
+    sharing::environment(&mut findings);
+    let errors = findings.iter().filter(|finding| finding.level == Level::Error).count();
+    let findings = Findings {
+        schema: SCHEMA,
+        driver: driver.path,
+        exports: driver.exports,
+        unknown: driver.unknown,
+        library,
+        scheduler: version,
+        findings,
+    };
+    if options.json {
+        print_json(&findings)?;
+    } else {
+        print(&report::text(&findings.findings, &findings.unknown))?;
+    }
+    match errors {
+        0 => Ok(()),
+        1 => Err("1 error".to_owned().into()),
+        more => Err(format!("{more} errors").into()),
+    }
+}

@@ -1,0 +1,120 @@
+//! The parts of nvshare: the library, the scheduler, and what the environment asks for.
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use nvshare_admin::Scheduler;
+use nvshare_proto::{env as names, paths};
+
+use super::report::Finding;
+use crate::library::{self, Library};
+
+/// Where the library is.
+pub(super) fn library(library: &Library, findings: &mut Vec<Finding>) -> Option<PathBuf> {
+    let advice = "nvshare-ctl install puts it in its place";
+    match library.find() {
+        Err(error) => {
+            findings.push(Finding::error("library", error, advice));
+            None
+        }
+        Ok(path) => {
+            findings.push(match library::unnameable(&path) {
+                Some(why) => Finding::error("library", why, advice),
+                None => Finding::ok("library", path.display().to_string()),
+            });
+            Some(path)
+        }
+    }
+}
+
+/// The scheduler that answers; its version.
+pub(super) fn scheduler(scheduler: &Scheduler, findings: &mut Vec<Finding>) -> Option<String> {
+    let about = match scheduler.status() {
+        Ok(status) => status.scheduler,
+        Err(error) => {
+            let advice = "start one: sudo nvshare-scheduler, or systemctl start nvshare-scheduler; without, programs run as if alone";
+            findings.push(Finding::error("scheduler", error.to_string(), advice));
+            return None;
+        }
+    };
+    let rights = if about.restricted { "; this user may look, and not change anything" } else { "" };
+    let seen = format!("version {}, pid {}{rights}", about.version, about.pid);
+    findings.push(if about.version == env!("CARGO_PKG_VERSION") {
+        Finding::ok("scheduler", seen)
+    } else {
+        let text = format!("{seen}; this is version {}", env!("CARGO_PKG_VERSION"));
+        Finding::warning("scheduler", text, "restart the scheduler after an upgrade")
+    });
+    if !about.scheduling {
+        findings.push(Finding::warning("scheduler", "scheduling is off: everybody runs", "nvshare-ctl on"));
+    }
+    findings.extend(rights_of(Path::new(paths::SYSTEM_SOCKET)));
+    Some(about.version)
+}
+
+/// Whether every user's programs may connect to root's scheduler.
+fn rights_of(socket: &Path) -> Option<Finding> {
+    let mode = |path: &Path| fs::metadata(path).ok().map(|metadata| metadata.permissions().mode() & 0o7777);
+    let (socket_mode, folder) = (mode(socket)?, socket.parent()?);
+    let folder_mode = mode(folder)?;
+    (socket_mode & 0o002 == 0 || folder_mode & 0o001 == 0).then(|| {
+        Finding::warning(
+            "sockets",
+            format!(
+                "{} (mode {socket_mode:o}, its folder {folder_mode:o}) is not open to every user",
+                socket.display()
+            ),
+            format!(
+                "programs of other users run as if alone: chmod a+rx {}; chmod a+rw {}",
+                folder.display(),
+                socket.display()
+            ),
+        )
+    })
+}
+
+/// Variables without effect, and other libraries that stand before the driver.
+pub(super) fn environment(findings: &mut Vec<Finding>) {
+    let variables = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for complaint in variables.filter_map(|name| names::complaint(&name)) {
+        findings.push(Finding::warning("environment", complaint, "correct it or remove it"));
+    }
+    let preloads = [
+        ("LD_PRELOAD", env::var("LD_PRELOAD").unwrap_or_default()),
+        ("/etc/ld.so.preload", fs::read_to_string("/etc/ld.so.preload").unwrap_or_default()),
+    ];
+    for (place, preload) in preloads {
+        if preload.contains("libvgpu.so") {
+            findings.push(Finding::error(
+                "environment",
+                format!("{place} has HAMi's library preloaded: both would stand before the driver"),
+                "remove libvgpu.so from it",
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn sockets_that_are_not_open_to_everybody() {
+        let folder = env::temp_dir().join(format!("nvshare-rights-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let socket = folder.join("s");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        for (folder_mode, socket_mode, complains) in
+            [(0o755, 0o666, false), (0o700, 0o666, true), (0o755, 0o600, true)]
+        {
+            fs::set_permissions(&folder, fs::Permissions::from_mode(folder_mode)).unwrap();
+            fs::set_permissions(&socket, fs::Permissions::from_mode(socket_mode)).unwrap();
+            assert_eq!(rights_of(&socket).is_some(), complains, "{folder_mode:o} {socket_mode:o}");
+        }
+        assert!(rights_of(&folder.join("none")).is_none());
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

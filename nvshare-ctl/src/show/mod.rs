@@ -1,0 +1,148 @@
+//! What is shown of a status: rows, and the reasons why somebody waits.
+
+mod rows;
+mod table;
+mod users;
+
+pub(crate) use rows::{CLIENTS, COUNTERS, GPUS, client_rows, gpu_rows, others};
+pub(crate) use table::{Layout, render};
+
+use std::cmp::Reverse;
+
+use clap::ValueEnum;
+use nvshare_admin::Status;
+use nvshare_proto::{ClientState, ClientStatus, GpuStatus};
+
+/// By what clients are sorted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Sort {
+    /// In the order in which they came
+    Client,
+    /// By user
+    User,
+    /// Those that run first, then those that wait
+    State,
+    /// Most allocated memory first
+    Memory,
+    /// Longest with the lock first
+    Held,
+    /// Longest waiting first
+    Waited,
+}
+
+impl Sort {
+    /// Sorts; what is equal stays in the order in which it came.
+    pub(crate) fn sort(self, clients: &mut [ClientStatus]) {
+        match self {
+            Self::Client => clients.sort_by_key(|client| client.client),
+            Self::User => clients.sort_by_key(|client| client.process.as_ref().map(|process| process.user)),
+            Self::State => clients.sort_by_key(|client| match client.state {
+                ClientState::Running | ClientState::Free => 0,
+                ClientState::Draining => 1,
+                ClientState::Restoring => 2,
+                ClientState::Next => 3,
+                ClientState::Waiting => 4,
+                ClientState::Blocked => 5,
+                ClientState::Idle => 6,
+                ClientState::Parked => 7,
+                ClientState::Gone => 8,
+            }),
+            Self::Memory => clients.sort_by_key(|client| Reverse(allocated(client))),
+            Self::Held => clients.sort_by_key(|client| Reverse(client.held_ms)),
+            Self::Waited => clients.sort_by_key(|client| Reverse(client.waited_ms)),
+        }
+    }
+}
+
+/// What a client has allocated on all GPUs together.
+pub(crate) fn allocated(client: &ClientStatus) -> u64 {
+    client.usage.iter().map(|usage| usage.allocated).fold(0, u64::saturating_add)
+}
+
+/// As much of a UUID as tells one GPU from another: `GPU-51600000`.
+const SHORT_UUID: usize = 12;
+
+/// A GPU as people call it: `set-tq --gpu` takes both.
+pub(crate) fn gpu_name(gpu: &GpuStatus) -> String {
+    let short = || gpu.gpu.to_string().chars().take(SHORT_UUID).collect();
+    gpu.index.map_or_else(short, |index| format!("GPU {index}"))
+}
+
+/// Seconds as people write them: `30`, `0.25`.
+pub(crate) fn seconds(millis: u64) -> String {
+    format!("{}", millis as f64 / 1e3)
+}
+
+/// A span as people write it.
+pub(crate) fn span(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+/// A line for everybody who waits for something, or does not answer: why.
+pub(crate) fn reasons(status: &Status) -> Vec<String> {
+    let name = |uuid| {
+        let gpu = status.gpus.iter().find(|gpu| gpu.gpu == uuid);
+        gpu.map_or_else(|| uuid.to_string(), gpu_name)
+    };
+    let mut lines = Vec::new();
+    for client in status.clients.iter().filter(|client| !client.gone) {
+        let id = client.client;
+        if client.stuck {
+            lines.push(format!(
+                "client {id} was asked to make way and does not answer: look whether its process is stopped"
+            ));
+        }
+        match client.state {
+            ClientState::Waiting => lines.extend(turn(status, client)),
+            ClientState::Blocked => {
+                let gpu = client.blocked_on.map_or_else(|| "its GPU".to_owned(), name);
+                lines.push(format!(
+                    "client {id} waits until others free memory of {gpu}: what they have there cannot be moved and leaves no room"
+                ));
+            }
+            _ => {}
+        }
+    }
+    lines
+}
+
+/// Which turn is a waiting client's, and behind whom.
+fn turn(status: &Status, client: &ClientStatus) -> Option<String> {
+    let id = client.client;
+    let gpu = status.gpus.iter().find(|gpu| gpu.waiters.contains(&id))?;
+    let others = gpu.others.unwrap_or_default();
+    let holders: Vec<String> = gpu.holders.iter().map(u64::to_string).collect();
+    let holders = match (holders.is_empty(), others.holders) {
+        (true, 0) => "nobody holds it yet".to_owned(),
+        (true, _) => "others hold it".to_owned(),
+        (false, 0) => format!("client {} holds it", holders.join(", ")),
+        (false, _) => format!("client {} and others hold it", holders.join(", ")),
+    };
+    let place = gpu.waiters.iter().position(|&waiter| waiter == id)? + 1;
+    // How others stand in between is not shown to everybody.
+    let place = if others.waiters == 0 { format!(", number {place} in the queue") } else { String::new() };
+    Some(format!(
+        "client {id} waits for its turn on {}{place}: {holders}; a turn lasts {} s",
+        gpu_name(gpu),
+        seconds(gpu.quantum_ms)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_for_people() {
+        for (seconds, text) in
+            [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200_000, "2 days")]
+        {
+            assert_eq!(span(seconds), text);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! The rows of the tables.
+
+use std::time::Duration;
+
+use nvshare_proto::units::{Bytes, gib_per_second};
+use nvshare_proto::{ClientState, ClientStatus, GpuStatus, ProcessInfo};
+
+use super::table::{Column, Layout, NOTHING};
+use super::users::Users;
+use super::{allocated, gpu_name, seconds};
+
+/// Of a GPU.
+pub(crate) const GPUS: [Column; 12] = [
+    Column::text("GPU"),
+    Column::cut("NAME"),
+    Column::number("CAPACITY"),
+    Column::number("ALLOCATED"),
+    Column::number("RESIDENT"),
+    Column::text("HOLDERS"),
+    Column::text("WAITERS"),
+    Column::number("TQ s"),
+    Column::number("OVERHEAD").wide(),
+    Column::number("TURNS").wide(),
+    Column::number("SWITCH ms").wide(),
+    Column::text("UUID").wide(),
+];
+
+/// Of a client: who it is and where it stands.
+pub(crate) const CLIENTS: [Column; 12] = [
+    Column::text("CLIENT"),
+    Column::text("USER"),
+    Column::text("WHERE"),
+    Column::text("STATE"),
+    Column::number("ALLOCATED"),
+    Column::number("LIMIT"),
+    Column::number("RESIDENT").wide(),
+    Column::number("PID"),
+    Column::text("CONTAINER").wide(),
+    Column::text("POD").wide(),
+    Column::text("JOB").wide(),
+    Column::cut("COMMAND"),
+];
+
+/// Of a client: what it has done, behind [`CLIENTS`].
+pub(crate) const COUNTERS: [Column; 8] = [
+    Column::number("HELD s"),
+    Column::number("WAITED s"),
+    Column::number("HAND-OVERS").wide(),
+    Column::number("EVICTED").wide(),
+    Column::number("RESTORED").wide(),
+    Column::number("GiB/s").wide(),
+    Column::number("GATED").wide(),
+    Column::number("PASSED BY").wide(),
+];
+
+fn or_nothing(text: Option<String>) -> String {
+    text.filter(|text| !text.is_empty()).unwrap_or_else(|| NOTHING.to_owned())
+}
+
+fn ids(ids: &[u64], others: u32) -> String {
+    let own = ids.iter().map(u64::to_string);
+    or_nothing(Some(own.chain((others > 0).then(|| format!("+{others}"))).collect::<Vec<_>>().join(",")))
+}
+
+/// A row for each GPU.
+pub(crate) fn gpu_rows(gpus: &[GpuStatus]) -> Vec<Vec<String>> {
+    let row = |gpu: &GpuStatus| {
+        let others = gpu.others.unwrap_or_default();
+        let size = |bytes: u64| or_nothing((gpu.capacity > 0).then(|| Bytes(bytes).to_string()));
+        let [switches, median, ..] = gpu.switch_us;
+        vec![
+            gpu.index.map_or_else(|| gpu_name(gpu), |index| index.to_string()),
+            or_nothing(gpu.name.clone()),
+            size(gpu.capacity),
+            size(gpu.allocated),
+            size(gpu.resident),
+            ids(&gpu.holders, others.holders),
+            ids(&gpu.waiters, others.waiters),
+            seconds(gpu.quantum_ms),
+            size(gpu.overhead),
+            gpu.turns.to_string(),
+            or_nothing((switches > 0).then(|| format!("{:.2}", median as f64 / 1e3))),
+            gpu.gpu.to_string(),
+        ]
+    };
+    gpus.iter().map(row).collect()
+}
+
+/// A line for each GPU on which there are clients that are not shown.
+pub(crate) fn others(gpus: &[GpuStatus]) -> Vec<String> {
+    let line = |gpu: &GpuStatus| {
+        let others = gpu.others.filter(|others| others.clients > 0)?;
+        Some(format!(
+            "others on {}: {} allocated; clients: {}, holding the lock: {}, waiting: {}",
+            gpu_name(gpu),
+            Bytes(others.allocated),
+            others.clients,
+            others.holders,
+            others.waiters
+        ))
+    };
+    gpus.iter().filter_map(line).collect()
+}
+
+fn state(state: ClientState) -> &'static str {
+    match state {
+        ClientState::Parked => "parked",
+        ClientState::Waiting => "waiting",
+        ClientState::Blocked => "blocked",
+        ClientState::Next => "next",
+        ClientState::Restoring => "restoring",
+        ClientState::Running => "running",
+        ClientState::Draining => "draining",
+        ClientState::Idle => "idle",
+        ClientState::Free => "free",
+        ClientState::Gone => "gone",
+    }
+}
+
+/// Whose a process is beside its user: one of pod, container, job, in short.
+fn place(process: &ProcessInfo) -> Option<String> {
+    let short = |text: &String, length| text.chars().take(length).collect::<String>();
+    let pod = process.pod.as_ref().map(|pod| format!("pod {}", short(pod, 8)));
+    let container = process.container.as_ref().map(|container| short(container, 12));
+    let job = process.job.as_ref().map(|job| format!("job {job}"));
+    pod.or(container).or(job)
+}
+
+/// The program and its arguments; in short, without the program's folder.
+fn command(line: &str, whole: bool) -> String {
+    let (program, arguments) = line.split_once(' ').unwrap_or((line, ""));
+    match program.rsplit_once('/') {
+        Some((_, name)) if !whole && !name.is_empty() => format!("{name} {arguments}").trim_end().to_owned(),
+        _ => line.to_owned(),
+    }
+}
+
+/// A row for each client, for [`CLIENTS`] and [`COUNTERS`].
+pub(crate) fn client_rows(clients: &[ClientStatus], layout: Layout) -> Vec<Vec<String>> {
+    let mut users = Users::default();
+    let row = |client: &ClientStatus| {
+        let process = client.process.as_ref();
+        // The least of its limits: mostly there is one.
+        let limit = client.usage.iter().map(|usage| usage.limit).filter(|&limit| limit > 0).min();
+        let counters = &client.counters;
+        let rate = gib_per_second(counters.restored, Duration::from_nanos(counters.restore_ns));
+        vec![
+            client.client.to_string(),
+            or_nothing(process.map(|process| users.name(process.user))),
+            or_nothing(process.and_then(place)),
+            state(client.state).to_owned(),
+            Bytes(allocated(client)).to_string(),
+            or_nothing(limit.map(|limit| Bytes(limit).to_string())),
+            Bytes(client.resident).to_string(),
+            client.pid.to_string(),
+            or_nothing(process.and_then(|process| process.container.clone())),
+            or_nothing(process.and_then(|process| process.pod.clone())),
+            or_nothing(process.and_then(|process| process.job.clone())),
+            process.map_or_else(|| client.name.clone(), |process| command(&process.command, layout.wide)),
+            format!("{:.1}", client.held_ms as f64 / 1e3),
+            format!("{:.1}", client.waited_ms as f64 / 1e3),
+            counters.hand_overs.to_string(),
+            Bytes(counters.evicted).to_string(),
+            Bytes(counters.restored).to_string(),
+            format!("{rate:.1}"),
+            counters.gated.to_string(),
+            counters.passed_by.to_string(),
+        ]
+    };
+    clients.iter().map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_in_short_and_whole() {
+        for (line, short) in [
+            ("/usr/bin/python3 /home/a/train.py", "python3 /home/a/train.py"),
+            ("python3", "python3"),
+            ("/usr/bin/true", "true"),
+            ("/", "/"),
+        ] {
+            assert_eq!(command(line, false), short);
+            assert_eq!(command(line, true), line);
+        }
+    }
+}

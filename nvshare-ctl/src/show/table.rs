@@ -1,0 +1,175 @@
+//! Columns for a terminal, however wide it is.
+
+use std::env;
+use std::io::{self, IsTerminal};
+
+/// A column.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Column {
+    pub(crate) head: &'static str,
+    pub(crate) kind: Kind,
+    /// Shown with `--wide` only.
+    pub(crate) wide: bool,
+}
+
+/// How a column is set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// To the left.
+    Text,
+    /// To the right.
+    Number,
+    /// To the left, and cut short where the line would be too long.
+    Cut,
+}
+
+impl Column {
+    pub(crate) const fn text(head: &'static str) -> Self {
+        Self { head, kind: Kind::Text, wide: false }
+    }
+
+    pub(crate) const fn number(head: &'static str) -> Self {
+        Self { head, kind: Kind::Number, wide: false }
+    }
+
+    pub(crate) const fn cut(head: &'static str) -> Self {
+        Self { head, kind: Kind::Cut, wide: false }
+    }
+
+    pub(crate) const fn wide(self) -> Self {
+        Self { wide: true, ..self }
+    }
+}
+
+/// How a table is laid out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Layout {
+    /// All columns, and nothing is cut.
+    pub(crate) wide: bool,
+    /// Longest line.
+    pub(crate) width: usize,
+}
+
+impl Layout {
+    /// For standard output.
+    pub(crate) fn of_output(wide: bool) -> Self {
+        // As `ps` does: a file or a program takes lines of any length.
+        let named = env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+        let terminal = || terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
+        let width = match (named, io::stdout().is_terminal()) {
+            (Some(width), _) => width,
+            (None, true) => terminal().unwrap_or(80),
+            (None, false) => usize::MAX,
+        };
+        Self { wide, width: if wide || width == 0 { usize::MAX } else { width } }
+    }
+}
+
+/// A cut column is this wide at least, before a table becomes a list.
+const LEAST_CUT: usize = 8;
+/// A row's value that says nothing.
+pub(crate) const NOTHING: &str = "-";
+
+/// Sets rows under their heads, each column as wide as it needs; or each row as a list, where the lines would be too
+/// long all the same. A column in which no row says anything is left out.
+pub(crate) fn render(columns: &[Column], rows: &[Vec<String>], layout: Layout) -> String {
+    let says = |i: usize| rows.iter().any(|row| row.get(i).is_some_and(|cell| cell != NOTHING));
+    let shown: Vec<usize> =
+        (0..columns.len()).filter(|&i| (layout.wide || !columns[i].wide) && (says(i) || i == 0)).collect();
+    let cell = |row: &Vec<String>, i: usize| row.get(i).cloned().unwrap_or_default();
+    let mut widths: Vec<usize> = shown
+        .iter()
+        .map(|&i| {
+            rows.iter().map(|row| length(&cell(row, i))).chain([length(columns[i].head)]).max().unwrap_or(0)
+        })
+        .collect();
+    let gaps = 2 * widths.len().saturating_sub(1);
+    let whole = widths.iter().sum::<usize>() + gaps;
+    if whole > layout.width {
+        let cut = shown.iter().position(|&i| columns[i].kind == Kind::Cut);
+        let others = whole - cut.map_or(0, |cut| widths[cut]);
+        match cut {
+            Some(cut) if others + LEAST_CUT <= layout.width => widths[cut] = layout.width - others,
+            _ => return list(columns, &shown, rows, layout.width),
+        }
+    }
+    let line = |cells: &mut dyn Iterator<Item = String>| {
+        let set = cells.zip(&shown).zip(&widths).map(|((cell, &i), &width)| {
+            let cell = shorten(&cell, width);
+            if columns[i].kind == Kind::Number {
+                format!("{cell:>width$}")
+            } else {
+                format!("{cell:<width$}")
+            }
+        });
+        set.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    let head = line(&mut shown.iter().map(|&i| columns[i].head.to_owned()));
+    rows.iter().fold(head, |text, row| text + &line(&mut shown.iter().map(|&i| cell(row, i))))
+}
+
+/// Each row as lines of a head and a value.
+fn list(columns: &[Column], shown: &[usize], rows: &[Vec<String>], width: usize) -> String {
+    let row = |row: &Vec<String>| {
+        let said = shown
+            .iter()
+            .filter_map(|&i| Some((columns[i].head, row.get(i)?)))
+            .filter(|(_, cell)| *cell != NOTHING);
+        said.map(|(head, cell)| shorten(&format!("{head} {cell}"), width.max(16)) + "\n").collect::<String>()
+    };
+    rows.iter().map(row).collect::<Vec<_>>().join("\n")
+}
+
+fn length(text: &str) -> usize {
+    text.chars().count()
+}
+
+fn shorten(text: &str, width: usize) -> String {
+    if length(text) <= width {
+        return text.to_owned();
+    }
+    text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COLUMNS: [Column; 4] =
+        [Column::text("ID"), Column::number("SIZE"), Column::text("MORE").wide(), Column::cut("COMMAND")];
+
+    fn rows() -> Vec<Vec<String>> {
+        [["1", "9", "x", "python3 train.py --long"], ["22", "10", "-", "sh"]]
+            .map(|row| row.map(str::to_owned).to_vec())
+            .to_vec()
+    }
+
+    fn at(wide: bool, width: usize) -> String {
+        render(&COLUMNS, &rows(), Layout { wide, width })
+    }
+
+    #[test]
+    fn tables_of_every_width() {
+        assert_eq!(at(false, 80), "ID  SIZE  COMMAND\n1      9  python3 train.py --long\n22    10  sh\n");
+        assert_eq!(at(false, 20), "ID  SIZE  COMMAND\n1      9  python3 t…\n22    10  sh\n");
+        assert_eq!(at(true, usize::MAX).lines().nth(1), Some("1      9  x     python3 train.py --long"));
+        assert_eq!(at(false, 10), "ID 1\nSIZE 9\nCOMMAND python3…\n\nID 22\nSIZE 10\nCOMMAND sh\n");
+    }
+
+    #[test]
+    fn no_line_is_longer_than_the_terminal() {
+        for width in 16..60 {
+            assert!(
+                at(false, width).lines().all(|line| length(line) <= width),
+                "{width}\n{}",
+                at(false, width)
+            );
+        }
+    }
+
+    #[test]
+    fn a_column_that_says_nothing_is_left_out() {
+        let rows = vec![vec!["1".to_owned(), NOTHING.to_owned(), NOTHING.to_owned(), "sh".to_owned()]];
+        assert_eq!(render(&COLUMNS, &rows, Layout { wide: true, width: 80 }), "ID  COMMAND\n1   sh\n");
+    }
+}
