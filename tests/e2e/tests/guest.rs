@@ -104,6 +104,9 @@ fn help_is_as_documented() {
         &["reset", "--help"],
         &["doctor", "--help"],
         &["run", "--help"],
+        &["install", "--help"],
+        &["install-library", "--help"],
+        &["uninstall", "--help"],
     ] {
         text.push_str("\n----\n");
         text.push_str(&help(&artifacts.ctl, arguments));
