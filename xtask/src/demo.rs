@@ -8,25 +8,26 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use nvshare_harness::{Artifacts, Finished, Program, Running, Scheduler, Status, World};
 use nvshare_proto::ClientStatus;
-use nvshare_proto::units::{Bytes, GIB, gib_per_second, parse_bytes};
+use nvshare_proto::units::{Bytes, GIB, gib_per_second, parse_limit, parse_quantum};
 
+/// What may be asked for.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Programs
-    #[arg(long, default_value_t = 2)]
-    programs: usize,
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=26))]
+    programs: u32,
     /// Memory of each; three quarters of what they may fill together, unless given
-    #[arg(long, value_parser = parse_bytes)]
+    #[arg(long, value_parser = parse_limit)]
     memory: Option<u64>,
     /// What they may fill together; 16 GiB, or less on a smaller card, unless given
-    #[arg(long, value_parser = parse_bytes)]
+    #[arg(long, value_parser = parse_limit)]
     gpu_memory: Option<u64>,
     /// Quantum in seconds
-    #[arg(long, default_value = "4")]
-    tq: String,
+    #[arg(long, default_value = "4", value_parser = parse_quantum)]
+    tq: Duration,
     /// GPU time that each program wants, in seconds; 10, and 5 with --faults, unless given
-    #[arg(long)]
-    seconds: Option<f64>,
+    #[arg(long, value_parser = parse_quantum)]
+    seconds: Option<Duration>,
     /// Bring evicted memory back by page faults, as managed memory does by itself, instead of in bulk: takes minutes
     #[arg(long)]
     faults: bool,
@@ -35,27 +36,71 @@ pub(crate) struct Options {
     simulate: bool,
 }
 
+/// Memory of the simulated card.
+const SIMULATED: u64 = 16 * GIB;
 /// Allocations of the programs.
 const BLOCK: u64 = 256 << 20;
 /// Length of a kernel.
 const KERNEL_US: u32 = 20_000;
 
-pub(crate) fn run(options: &Options) -> Result<(), String> {
-    Artifacts::get();
-    let card = if options.simulate { None } else { real_card() };
-    let total = card.unwrap_or(16 * GIB);
-    // Contexts and the driver itself need some of a real card.
-    let spare = if card.is_some() { 3 * GIB / 2 } else { 0 };
-    let capacity = options.gpu_memory.unwrap_or((16 * GIB).min(total.saturating_sub(spare)));
-    let memory = options.memory.unwrap_or(capacity / 4 * 3) / BLOCK * BLOCK;
-    if memory == 0 || capacity == 0 {
-        return Err("there is no memory for programs".to_owned());
+/// The sizes of a run.
+struct Sizes {
+    /// Of the real card; none: the simulated one.
+    card: Option<u64>,
+    /// What the programs may fill together.
+    capacity: u64,
+    /// Of each program.
+    memory: u64,
+}
+
+impl Options {
+    /// # Errors
+    /// When the programs could never run.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.sizes().map(|_| ())
     }
+
+    fn sizes(&self) -> Result<Sizes, String> {
+        let card = if self.simulate { None } else { real_card() };
+        let total = card.unwrap_or(SIMULATED);
+        // Contexts and the driver itself need some of a real card.
+        let spare = if card.is_some() { 3 * GIB / 2 } else { 0 };
+        let most = total.saturating_sub(spare);
+        let capacity = self.gpu_memory.unwrap_or((16 * GIB).min(most));
+        if capacity > most {
+            return Err(format!(
+                "--gpu-memory {} is more than programs can have of this card: it has {}, of which {} are the driver's",
+                Bytes(capacity),
+                Bytes(total),
+                Bytes(spare)
+            ));
+        }
+        let memory = self.memory.unwrap_or(capacity / 4 * 3) / BLOCK * BLOCK;
+        if memory == 0 {
+            return Err(format!(
+                "a program needs {} at least: it allocates blocks of that size",
+                Bytes(BLOCK)
+            ));
+        }
+        if memory > capacity {
+            return Err(format!(
+                "--memory {}: a program that needs more than {} does not run",
+                Bytes(memory),
+                Bytes(capacity)
+            ));
+        }
+        Ok(Sizes { card, capacity, memory })
+    }
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), String> {
+    let Sizes { card, capacity, memory } = options.sizes()?;
+    Artifacts::get();
     let world = if card.is_some() { World::real() } else { World::simulated(&[]) };
     match card {
         Some(total) => println!("real driver, a card of {}", Bytes(total)),
         None => {
-            println!("simulated driver: a card of {} with the link and the faults of a T4", Bytes(16 * GIB))
+            println!("simulated driver: a card of {} with the link and the faults of a T4", Bytes(SIMULATED))
         }
     }
     println!(
@@ -63,21 +108,23 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         options.programs,
         Bytes(memory),
         Bytes(capacity),
-        options.tq,
+        options.tq.as_secs_f64(),
         if options.faults { "by page faults" } else { "in bulk" }
     );
-    let mut scheduler =
-        Scheduler::start(&world, &["--gpu-memory", &capacity.to_string(), "--tq", &options.tq]);
+    let mut scheduler = Scheduler::start(
+        &world,
+        &["--gpu-memory", &capacity.to_string(), "--tq", &options.tq.as_secs_f64().to_string()],
+    );
     // A step is a kernel on each block.
     let step = f64::from(KERNEL_US) / 1e6 * (memory / BLOCK) as f64;
-    let seconds = options.seconds.unwrap_or(if options.faults { 5.0 } else { 10.0 });
+    let seconds =
+        options.seconds.map_or(if options.faults { 5.0 } else { 10.0 }, |seconds| seconds.as_secs_f64());
     let steps = (seconds / step).ceil().max(1.0);
     // The simulated stores keep 32 KiB of each 2 MiB, which a sample of 64 KiB reads whole.
     let check = if card.is_some() { "--full-check" } else { "" };
     let arguments =
         format!("--memory {memory} --block {BLOCK} --steps {steps} --kernel-us {KERNEL_US} {check}");
-    let names: Vec<String> =
-        (0..options.programs).map(|i| char::from(b'a' + (i % 26) as u8).to_string()).collect();
+    let names: Vec<String> = ('a'..='z').take(options.programs as usize).map(String::from).collect();
     let programs: Vec<Running> = names
         .iter()
         .map(|name| {
@@ -200,4 +247,45 @@ fn real_card() -> Option<u64> {
             )
     };
     (failed == 0).then_some(bytes as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Wrapped {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn sizes(arguments: &[&str]) -> Result<(u64, u64), String> {
+        let arguments = ["demo", "--simulate"].iter().chain(arguments);
+        let options = Wrapped::try_parse_from(arguments).map_err(|error| error.to_string())?.options;
+        options.sizes().map(|sizes| (sizes.capacity, sizes.memory))
+    }
+
+    #[test]
+    fn what_could_never_run_is_refused() {
+        assert_eq!(sizes(&[]), Ok((16 * GIB, 12 * GIB)));
+        assert_eq!(sizes(&["--gpu-memory", "8g", "--memory", "6g"]), Ok((8 * GIB, 6 * GIB)));
+        for (arguments, why) in [
+            (&["--gpu-memory", "17g"][..], "is more than programs can have of this card"),
+            (&["--gpu-memory", "0"], "the least is 64.0 MiB"),
+            (&["--gpu-memory", "64m"], "a program needs 256.0 MiB at least"),
+            (&["--memory", "17g"], "does not run"),
+            (&["--memory", "4"], "the least is 64.0 MiB"),
+            (&["--tq", "0"], "is no quantum; accepted"),
+            (&["--tq", "soon"], "is no quantum; accepted"),
+            (&["--programs", "0"], "0 is not in 1..=26"),
+            (&["--programs", "27"], "27 is not in 1..=26"),
+            (&["--seconds", "-1"], "unexpected argument"),
+            (&["--seconds", "0"], "accepted: seconds"),
+            (&["--seconds", "NaN"], "accepted: seconds"),
+        ] {
+            let error = sizes(arguments).unwrap_err();
+            assert!(error.contains(why), "{arguments:?}: {error}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 mod break_rules;
 mod demo;
 mod dist;
+mod supervise;
 
 use std::process::ExitCode;
 
@@ -27,7 +28,17 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    let done = match Options::parse().task {
+    let task = Options::parse().task;
+    if let Task::Demo(options) = &task
+        && !supervise::is_supervised()
+    {
+        // What is wrong with the options is said here, before anything is started.
+        return options.check().and_then(|()| supervise::supervise()).unwrap_or_else(|error| {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        });
+    }
+    let done = match task {
         Task::Demo(options) => demo::run(&options),
         Task::BreakRules => break_rules::run(),
         Task::Dist => dist::run(),
