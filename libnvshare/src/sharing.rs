@@ -42,8 +42,8 @@ fn is_seen() -> bool {
         let call = executable::needs_plain();
         if let Some(call) = &call {
             log::info(format_args!(
-                "the program calls {call}, which managed memory is no good for: its memory stays the driver's own and \
-                 is not moved; NVSHARE_PLAIN=none, or sizes, overrules this"
+                "the program calls {call}, which refuses managed memory: its memory stays the driver's own and is \
+                 not moved; NVSHARE_PLAIN=none, or sizes, overrules this"
             ));
         }
         call.is_some()
@@ -63,7 +63,7 @@ pub(crate) unsafe fn ipc_get_mem_handle(
         log::warn(format_args!(
             "the program shares memory with another process (CUDA IPC), which managed memory cannot do; memory \
              that it allocates from now on can be shared and is not moved. NVSHARE_PLAIN=all, or the sizes in \
-             question, has it from the start"
+             question, gives it such memory from the start"
         ));
     }
     result

@@ -1,14 +1,14 @@
 //! The scheduler's daemon.
 
 use std::env;
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
 use nvshare_core::Config;
-use nvshare_proto::VERSION;
 use nvshare_proto::units::Bytes;
+use nvshare_proto::{VERSION, paths};
 use nvshare_scheduler::settings::{Options, Settings, Store};
 use nvshare_scheduler::{server, sockets};
 use tokio::signal::unix::{SignalKind, signal};
@@ -51,7 +51,8 @@ async fn run(options: Options, level: LevelHandle) -> Result<(), Error> {
     let root = sockets::is_root();
     let settings = options.settle(root)?;
     level.reload(LevelFilter::from(settings.log))?;
-    let sockets = sockets::Sockets::bind(&settings.clients, &settings.admin)?;
+    let sockets =
+        sockets::Sockets::bind(&settings.clients, &settings.admin).map_err(|error| explain(&error, root))?;
     announce(&settings);
     let (store, error) = Store::open(settings.state.clone());
     if let Some(error) = error {
@@ -83,6 +84,17 @@ async fn run(options: Options, level: LevelHandle) -> Result<(), Error> {
     server::run(sockets, setup, shutdown).await?;
     info!("stopped");
     Ok(())
+}
+
+/// Adds what an ordinary user can do who has no place for the sockets.
+fn explain(error: &sockets::Error, root: bool) -> String {
+    let denied =
+        matches!(error, sockets::Error::Io { error, .. } if error.kind() == ErrorKind::PermissionDenied);
+    if denied && !root && paths::own_directory().is_none() {
+        format!("{error}; without root, set XDG_RUNTIME_DIR, or name --socket and --admin-socket")
+    } else {
+        error.to_string()
+    }
 }
 
 /// Says what was read again, and what of it needs a restart.

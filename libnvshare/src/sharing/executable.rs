@@ -27,7 +27,7 @@ const BUILT_IN: &str = "cudaIpcGetMemHandle";
 /// More code than this is not searched, in bytes: it would be noticed in the time that the first allocation takes.
 const MOST_CODE: u64 = 32 << 20;
 
-/// The function that the program calls and managed memory is no good for, if that can be seen.
+/// The function that the program calls and that refuses managed memory, if that can be seen.
 pub(super) fn needs_plain() -> Option<String> {
     let file = File::open("/proc/self/exe").ok()?;
     let mapped = Mapped::new(&file)?;

@@ -147,7 +147,7 @@ fn write(copy: &Copy) -> io::Result<()> {
 
 fn explain(path: &Path, error: &io::Error) -> String {
     let hint = match error.kind() {
-        ErrorKind::PermissionDenied => "; run it with sudo, or name a --prefix that this user may write",
+        ErrorKind::PermissionDenied => "; run it with sudo, or name a place that this user may write",
         _ => "",
     };
     format!("{}: {error}{hint}", path.display())

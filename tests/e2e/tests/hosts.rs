@@ -236,7 +236,7 @@ fn ipc() {
 fn who_shares_memory_is_known_by_its_executable() {
     for name in ["shares_imported", "shares_built_in"] {
         let log = passes(name, &[], &[]).log;
-        assert!(log.contains("IpcGetMemHandle, which managed memory is no good for"), "{log}");
+        assert!(log.contains("IpcGetMemHandle, which refuses managed memory"), "{log}");
         // Unless it is said otherwise.
         let world = World::simulated(CARD);
         let overruled = under(&world, name, &[]).env("NVSHARE_PLAIN", "none").start().finish();

@@ -31,7 +31,7 @@ fn memory(host: Option<u64>, group: Option<u64>, gpus: &[Gpu]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let all = gpus.iter().map(|gpu| gpu.bytes).fold(0, u64::saturating_add);
     let largest = gpus.iter().map(|gpu| gpu.bytes).max().unwrap_or(0);
-    if let Some(host) = host {
+    if let Some(host) = host.filter(|_| all > 0) {
         let seen = format!("the host has {}, its GPUs {}", Bytes(host), Bytes(all));
         findings.push(if host >= all {
             Finding::ok("memory", seen)
@@ -116,6 +116,11 @@ mod tests {
             let levels: Vec<Level> = memory(host, group, &gpus).iter().map(|finding| finding.level).collect();
             assert_eq!(levels, expected, "{host:?} {group:?}");
         }
+    }
+
+    #[test]
+    fn without_gpus_there_is_nothing_to_compare() {
+        assert!(memory(Some(GIB), Some(GIB), &[]).is_empty());
     }
 
     #[test]
