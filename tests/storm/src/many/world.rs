@@ -57,6 +57,8 @@ impl World {
                 .env("NVSIM_MEMORY", (self.memory / 2 * 3).to_string())
                 // Small stores and fast links: what matters is when memory moves, not how long it takes.
                 .env("NVSIM_SCALE", "512")
+                // Addresses of ended handles come again at once, as with malloc.
+                .env("NVSIM_REUSE_HANDLES", "1")
                 .env("NVSIM_TO_DEVICE", "48")
                 .env("NVSIM_TO_HOST", "24")
                 .env("NVSIM_FAULT", "8")

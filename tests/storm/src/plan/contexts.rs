@@ -1,6 +1,6 @@
 //! Contexts: the primary ones, others beside them, their ends with all that they have.
 
-use super::compose::{Composer, ContextState, Thing};
+use super::compose::{Composer, ContextState, Pending, Thing};
 use super::{ContextEnd, ContextKind, Id, Op, StreamFact, StreamKind, flag};
 use crate::rng::Rng;
 
@@ -68,6 +68,13 @@ impl Composer<'_> {
         for buffer in of(self.buffers.iter().map(|(&id, buffer)| (id, buffer.context)).collect()) {
             self.free(rng, thread, buffer);
         }
+        // What was copied to other contexts by streams of this one is of those.
+        let mine = |facts: &[StreamFact], pending: Pending| matches!(pending, Pending::Stream(stream) if facts[stream].context == context);
+        for region in self.regions(|_, region| mine(&self.facts, region.pending)) {
+            let pending = self.region(region).pending;
+            self.settle(rng, thread, pending, region.thing());
+            self.region(region).pending = Pending::Nothing;
+        }
         for stream in of(self.streams.keys().map(|&id| (id, self.facts[id].context)).collect()) {
             if rng.percent(50) {
                 self.end_stream(rng, thread, stream);
@@ -109,15 +116,15 @@ impl Composer<'_> {
 
     /// Waits for an event that things are pending on; they are not, from now on.
     fn settle_guard(&mut self, thread: usize, event: Id) {
-        let pending = super::compose::Pending::Event(event);
+        let pending = Pending::Event(event);
         let regions = self.regions(|_, region| region.pending == pending);
         let mut over: Vec<Thing> = regions.iter().map(|region| region.thing()).collect();
         for region in regions {
-            self.region(region).pending = super::compose::Pending::Nothing;
+            self.region(region).pending = Pending::Nothing;
         }
         for (&host, state) in &mut self.hosts {
             if state.pending == pending {
-                state.pending = super::compose::Pending::Nothing;
+                state.pending = Pending::Nothing;
                 over.push(Thing::Host(host));
             }
         }

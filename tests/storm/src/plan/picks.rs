@@ -286,6 +286,12 @@ fn context_ended(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
         return false;
     }
     let Some(context) = rng.pick(&known) else { return false };
+    // A green context stands on the primary one of its device.
+    let (kind, device) = (c.contexts[&context].kind, c.contexts[&context].device);
+    let stands = |of: &super::compose::ContextState| of.kind == ContextKind::Green && of.device == device;
+    if kind == ContextKind::Primary && c.contexts.values().any(stands) {
+        return false;
+    }
     c.end_context(rng, thread, context);
     if c.contexts.is_empty() {
         // The last one went: the program begins again.
