@@ -120,7 +120,13 @@ pub(crate) fn trial(
         return Err(Finding { kind: "hang".to_owned(), text });
     }
     if let Some(signal) = status.signal() {
-        return Err(Finding { kind: format!("signal {signal}"), text: told() });
+        // The simulated driver says what it was called with.
+        let last = logged.lines().rev().find_map(|line| line.split_once("nvsim: "));
+        let kind = last.map_or_else(
+            || format!("signal {signal}"),
+            |(_, said)| said.split(' ').filter(|word| !word.starts_with("0x")).collect::<Vec<_>>().join(" "),
+        );
+        return Err(Finding { kind, text: told() });
     }
     if said.contains("HANG") {
         return Err(Finding { kind: "hang".to_owned(), text: told() });
