@@ -9,8 +9,8 @@ use std::ffi::{c_uint, c_void};
 use std::mem::transmute;
 
 use crate::cuda::{CUresult, CUstream};
-use crate::streams::StreamKey;
-use crate::{capture, driver};
+use crate::driver;
+use crate::work::streams::StreamKey;
 
 type LaunchHostFunc = unsafe extern "C-unwind" fn(CUstream, *const c_void, *mut c_void) -> CUresult;
 type AddCallback = unsafe extern "C-unwind" fn(CUstream, *const c_void, *mut c_void, c_uint) -> CUresult;
@@ -83,7 +83,8 @@ unsafe extern "C-unwind" fn run_callback(stream: CUstream, status: CUresult, kep
 /// Has the driver run a function of the program, by `call`, between two of ours.
 ///
 /// Not in a capture: in a graph it runs as often as the graph does, and the program may ask for it and change it. It is
-/// the program's own there, and unmarked. No capture begins between the look and the call.
+/// the program's own there, and unmarked. Whether the stream captures is the program's to order with this call, so
+/// nothing is locked between the look and the call: the call may wait, in a full queue, for another thread of the program.
 fn wrapped(
     function: *const c_void,
     data: *mut c_void,
@@ -91,7 +92,6 @@ fn wrapped(
     stream: StreamKey,
     call: impl FnOnce(*const c_void, *mut c_void) -> CUresult,
 ) -> CUresult {
-    let _alone = capture::hold_off();
     if function.is_null() || driver::is_capturing(stream.handle()) {
         return call(function, data);
     }

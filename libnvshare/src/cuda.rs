@@ -17,13 +17,21 @@ impl CUresult {
     pub(crate) const SUCCESS: Self = Self(0);
     pub(crate) const INVALID_VALUE: Self = Self(1);
     pub(crate) const OUT_OF_MEMORY: Self = Self(2);
-    pub(crate) const DEINITIALIZED: Self = Self(4);
+    pub(crate) const INVALID_CONTEXT: Self = Self(201);
     pub(crate) const NOT_READY: Self = Self(600);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
 
     /// One of the errors that a stream capture is to blame for.
     pub(crate) fn is_of_capture(self) -> bool {
         (900..=908).contains(&self.0)
+    }
+
+    /// One after which no work of the context, or of the process, runs any more: the driver has been shut down, the context
+    /// was destroyed, or a kernel has left an error that only the end of the process clears.
+    pub(crate) fn ends_all_work(self) -> bool {
+        // Shut down; no such context; uncorrectable memory error, broken link, contained error; a kernel's illegal address,
+        // time-out, assertion, stack, instruction, alignment, address space, program counter, failure; context destroyed.
+        matches!(self.0, 4 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719)
     }
 
     pub(crate) fn ok(self) -> Result<(), Self> {
@@ -63,6 +71,8 @@ handles! {
     CUstream
     /// `CUevent`
     CUevent
+    /// `CUgreenCtx`
+    CUgreenCtx
     /// `CUfunction`
     CUfunction
     /// `CUgraphExec`

@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::cuda::{CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, CUdevice, CUresult};
 use crate::ledger::Kind;
 use crate::quota::{self, Seat};
+use crate::unwind::OnUnwind;
 use crate::{driver, log};
 
 /// Devices that one process can have.
@@ -45,6 +46,8 @@ pub(crate) struct Account {
     pub(crate) allocated: u64,
     /// Of these, what can be moved.
     movable: u64,
+    /// Of these, the program's own managed memory: the driver lets it have more than the card holds.
+    managed: u64,
     /// Of these, what the driver keeps for itself.
     pub(crate) kept: Kept,
     /// Of these, on the card as far as the ledger goes: room was taken for them.
@@ -106,7 +109,7 @@ impl Account {
 
     /// Allocated and not charged: evicted, or not brought to the card yet.
     fn absent(&self) -> u64 {
-        self.allocated - self.charged
+        self.allocated.saturating_sub(self.charged)
     }
 
     /// An allocation of so many bytes entered the books.
@@ -114,12 +117,18 @@ impl Account {
         if kind.is_movable() {
             self.movable += bytes;
         }
+        if kind == Kind::Managed {
+            self.managed += bytes;
+        }
     }
 
     /// An allocation of so many bytes left them.
     fn leave(&mut self, bytes: u64, kind: Kind) {
         if kind.is_movable() {
             self.movable = self.movable.saturating_sub(bytes);
+        }
+        if kind == Kind::Managed {
+            self.managed = self.managed.saturating_sub(bytes);
         }
     }
 
@@ -131,6 +140,11 @@ impl Account {
         }
         self.charged += bytes;
         bytes
+    }
+
+    /// The room that is lacking for so much.
+    fn lacks(&self, bytes: u64) -> u64 {
+        if self.free { 0 } else { (bytes as i64).saturating_sub(self.room).max(0) as u64 }
     }
 
     /// Gives room back that was taken.
@@ -248,7 +262,9 @@ impl Device {
     /// memory that it frees the driver may keep and call used, so either what was free at first or what is now will do.
     pub(crate) fn has_it_alone(&self, bytes: u64) -> bool {
         let first = self.free_at_first.get().copied().unwrap_or(self.total);
-        if self.oversubscribe || self.account().allocated.saturating_add(bytes) <= first {
+        let account = self.account();
+        let others = account.allocated.saturating_sub(account.managed);
+        if self.oversubscribe || others.saturating_add(bytes) <= first {
             return true;
         }
         // Whether there is a scheduler may not be known yet.
@@ -270,10 +286,11 @@ impl Device {
     /// Out of memory when it exceeds the limit or the GPU; the books are unchanged.
     pub(crate) fn admit(&self, bytes: u64, kind: Kind, holding: bool) -> Result<Admission, CUresult> {
         let mut account = self.lock();
-        let most = self.most(&account);
         let again = account.kept.of(kind).map_or(0, |kept| bytes.min(*kept));
         let more = bytes - again;
         let allocated = account.allocated.saturating_add(more);
+        let spills = self.spills(&account, kind);
+        let most = if kind == Kind::Managed { self.limit.unwrap_or(u64::MAX) } else { self.most(&account) };
         if allocated > most {
             drop(account);
             log::info(format_args!(
@@ -292,10 +309,10 @@ impl Device {
             return Ok(Admission::Charged(0));
         }
         let fits = self.capacity(&account).saturating_sub(account.charged);
-        let wanted = if self.oversubscribe { more.min(fits) } else { more };
-        let lacks = (wanted as i64).saturating_sub(account.room);
-        if lacks > 0 && !account.free {
-            return Ok(Admission::Lacks(lacks as u64));
+        let wanted = if spills { more.min(fits) } else { more };
+        let lacks = account.lacks(wanted);
+        if lacks > 0 {
+            return Ok(Admission::Lacks(lacks));
         }
         self.charge_quota(&account, more)?;
         if let Some(kept) = account.kept.of(kind) {
@@ -371,10 +388,21 @@ impl Device {
         });
     }
 
-    /// What the process may have at most.
+    /// What the process may have at most. Its own managed memory is in nobody's way: the driver makes place.
     fn most(&self, account: &Account) -> u64 {
-        let fits = if self.oversubscribe { u64::MAX } else { self.capacity(account) };
-        self.limit.unwrap_or(u64::MAX).min(fits)
+        let fits = self.capacity(account).saturating_add(account.managed);
+        self.limit.unwrap_or(u64::MAX).min(if self.oversubscribe { u64::MAX } else { fits })
+    }
+
+    /// Whether an allocation that does not fit beside what is charged is left to the driver, which moves pages when they
+    /// are touched.
+    fn spills(&self, account: &Account, kind: Kind) -> bool {
+        self.oversubscribe || account.managed > 0 || kind == Kind::Managed
+    }
+
+    /// Whether pages of such memory may be on the card beyond what is charged.
+    pub(crate) fn may_spill(&self, kind: Kind) -> bool {
+        self.spills(&self.lock(), kind)
     }
 
     /// Whether graphs have brought the process, or its tenant, over its limit.
@@ -394,6 +422,31 @@ impl Device {
     /// Charges up to this much for what comes back to the card; how much.
     pub(crate) fn charge(&self, bytes: u64) -> u64 {
         self.update(|account| account.charge(bytes))
+    }
+
+    /// Charges as much of an allocation as the card can hold beside what is charged; how much.
+    ///
+    /// # Errors
+    /// The room that is lacking for that.
+    pub(crate) fn charge_whole(&self, bytes: u64) -> Result<u64, u64> {
+        self.update(|account| {
+            let fits = self.capacity(account).saturating_sub(account.charged);
+            let wanted = if account.free { bytes } else { bytes.min(fits) };
+            match account.lacks(wanted) {
+                0 => Ok(account.charge(wanted)),
+                lacks => Err(lacks),
+            }
+        })
+    }
+
+    /// Something that was charged did not come to the card.
+    pub(crate) fn uncharge(&self, bytes: u64) {
+        self.update(|account| {
+            account.discharge(bytes);
+            if !account.free {
+                account.room += bytes as i64;
+            }
+        });
     }
 
     /// What was charged has left the card; its room is the scheduler's.
@@ -429,7 +482,10 @@ impl Device {
         account.waiting += 1;
         account.refused = false;
         drop(account);
+        // The thread may be cancelled while it tells the session.
+        let undo = OnUnwind::new(|| self.update(|account| account.waiting -= 1));
         ask();
+        undo.done();
         let mut account = self.lock();
         // Who is parked waits for its turn, which may be long in coming; who runs is served or refused soon.
         let mut left = PATIENCE;

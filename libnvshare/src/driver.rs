@@ -15,8 +15,8 @@ use crate::cuda::{
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE,
-    CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemoryPool,
-    CUresult, CUstream,
+    CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUdeviceptr, CUevent, CUgreenCtx,
+    CUmemoryPool, CUresult, CUstream,
 };
 use crate::log;
 use crate::table::{ENTRIES, real};
@@ -39,6 +39,7 @@ pub(crate) fn open() {
     if OPEN.load(Ordering::Acquire) || OPENING.replace(true) {
         return;
     }
+    log::remember_standard_error();
     // SAFETY: the driver's initialisers are what the program is about to run anyway.
     match unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) } {
         Ok(library) => learn(library),
@@ -119,7 +120,7 @@ macro_rules! call {
 pub(crate) fn current_context() -> Result<CUcontext, CUresult> {
     let mut context = CUcontext::NULL;
     call!(cuCtxGetCurrent(&raw mut context))?;
-    if context == CUcontext::NULL { Err(CUresult(201)) } else { Ok(context) }
+    if context == CUcontext::NULL { Err(CUresult::INVALID_CONTEXT) } else { Ok(context) }
 }
 
 pub(crate) fn current_device() -> Result<CUdevice, CUresult> {
@@ -128,34 +129,37 @@ pub(crate) fn current_device() -> Result<CUdevice, CUresult> {
     Ok(device)
 }
 
-/// Makes a context current in this thread without the hook's bookkeeping.
-pub(crate) fn set_context(context: CUcontext) -> Result<(), CUresult> {
-    call!(cuCtxSetCurrent(context))
-}
-
-/// Does something with a context current, and leaves the thread's own as it was.
-pub(crate) fn in_context<T>(
+/// Does something with a context current, and leaves the thread's own as it was. The context must live through it.
+pub(crate) fn with_current<T>(
     context: CUcontext,
     body: impl FnOnce() -> Result<T, CUresult>,
 ) -> Result<T, CUresult> {
-    let _relaxed = Relaxed::begin();
-    let before = current_context().unwrap_or(CUcontext::NULL);
-    if before == context {
+    if current_context() == Ok(context) {
         return body();
     }
-    set_context(context)?;
+    // Pushed and popped: the thread's own may have been destroyed by another thread, and is not to be named.
+    call!(cuCtxPushCurrent_v2(context))?;
     let result = body();
-    let _ = set_context(before);
+    let mut popped = CUcontext::NULL;
+    let _ = call!(cuCtxPopCurrent_v2(&raw mut popped));
     result
 }
 
-/// The context that a stream belongs to; the current one for the default streams.
+/// The context that a stream belongs to; the current one for the default streams. The stream must live through the call.
 pub(crate) fn context_of(stream: CUstream) -> Result<CUcontext, CUresult> {
     if stream.0 as usize <= CU_STREAM_PER_THREAD {
         return current_context();
     }
-    // A green context's streams have no plain context of their own: the current one will do.
-    stream_context(stream).or_else(|_| current_context())
+    let mut context = CUcontext::NULL;
+    call!(cuStreamGetCtx(stream, &raw mut context))?;
+    Ok(context)
+}
+
+/// The context that stands for a green context, which must live through the call.
+pub(crate) fn context_of_green(green: CUgreenCtx) -> Result<CUcontext, CUresult> {
+    let mut context = CUcontext::NULL;
+    call!(cuCtxFromGreenCtx(&raw mut context, green))?;
+    Ok(context)
 }
 
 pub(crate) fn synchronize_context() -> Result<(), CUresult> {
@@ -207,6 +211,17 @@ pub(crate) fn primary_is_active(device: CUdevice) -> bool {
     call!(cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active)).is_ok() && active != 0
 }
 
+/// The primary context of a device, if it is active.
+pub(crate) fn primary_context(device: CUdevice) -> Result<CUcontext, CUresult> {
+    if !primary_is_active(device) {
+        return Err(CUresult::INVALID_CONTEXT);
+    }
+    let mut context = CUcontext::NULL;
+    call!(cuDevicePrimaryCtxRetain(&raw mut context, device))?;
+    call!(cuDevicePrimaryCtxRelease_v2(device))?;
+    Ok(context)
+}
+
 pub(crate) fn create_stream() -> Result<CUstream, CUresult> {
     let mut stream = CUstream::NULL;
     call!(cuStreamCreate(&raw mut stream, CU_STREAM_NON_BLOCKING))?;
@@ -217,57 +232,55 @@ pub(crate) fn synchronize_stream(stream: CUstream) -> Result<(), CUresult> {
     call!(cuStreamSynchronize(stream))
 }
 
-fn stream_context(stream: CUstream) -> Result<CUcontext, CUresult> {
-    let mut context = CUcontext::NULL;
-    call!(cuStreamGetCtx(stream, &raw mut context))?;
-    Ok(context)
-}
-
-pub(crate) fn is_non_blocking(stream: CUstream) -> bool {
-    let mut flags = 0;
-    call!(cuStreamGetFlags(stream, &raw mut flags)).is_ok() && flags & CU_STREAM_NON_BLOCKING != 0
-}
-
 /// Whether a stream is capturing; what cannot be asked is not.
 pub(crate) fn is_capturing(stream: CUstream) -> bool {
     let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
     call!(cuStreamIsCapturing(stream, &raw mut status)).is_ok() && status != CU_STREAM_CAPTURE_STATUS_NONE
 }
 
-/// An event of our own.
-#[derive(Debug)]
-pub(crate) struct Event(CUevent);
-
-impl Event {
-    /// An event behind all work on a stream of the current context. Must be called with [`Relaxed`] in force.
-    pub(crate) fn behind(stream: CUstream) -> Result<Self, CUresult> {
-        let mut event = CUevent::NULL;
-        call!(cuEventCreate(&raw mut event, CU_EVENT_DISABLE_TIMING))?;
-        let event = Self(event);
-        call!(cuEventRecord(event.0, stream))?;
-        Ok(event)
-    }
-
-    /// An event behind all work in a context, which must be current, whatever thread submitted it. Breaks captures
-    /// that are open in the context. Drivers before 12.5 cannot.
-    pub(crate) fn behind_everything(context: CUcontext) -> Result<Self, CUresult> {
-        let mut event = CUevent::NULL;
-        call!(cuEventCreate(&raw mut event, CU_EVENT_DISABLE_TIMING))?;
-        let event = Self(event);
-        call!(cuCtxRecordEvent(context, event.0))?;
-        Ok(event)
-    }
-
-    /// Whether the work before it is complete. An event that cannot be asked any more holds nobody up.
-    pub(crate) fn is_complete(&self) -> bool {
-        call!(cuEventQuery(self.0)) != Err(CUresult::NOT_READY)
-    }
+/// An event in the current context. Must be called with [`Relaxed`] in force, as all that follow here.
+pub(crate) fn create_event() -> Result<CUevent, CUresult> {
+    let mut event = CUevent::NULL;
+    call!(cuEventCreate(&raw mut event, CU_EVENT_DISABLE_TIMING))?;
+    Ok(event)
 }
 
-impl Drop for Event {
-    fn drop(&mut self) {
-        let _ = call!(cuEventDestroy_v2(self.0));
-    }
+/// The event's context must live through the call.
+pub(crate) fn destroy_event(event: CUevent) {
+    let _ = call!(cuEventDestroy_v2(event));
+}
+
+/// The stream must live through the call.
+pub(crate) fn record_event(event: CUevent, stream: CUstream) -> Result<(), CUresult> {
+    call!(cuEventRecord(event, stream))
+}
+
+/// The driver has no [`record_context_event`].
+static NO_CONTEXT_EVENTS: AtomicBool = AtomicBool::new(false);
+
+/// Whether the driver has [`record_context_event`].
+pub(crate) fn can_record_context() -> bool {
+    !NO_CONTEXT_EVENTS.load(Ordering::Relaxed) && real::cuCtxRecordEvent.get().is_some()
+}
+
+/// The driver has said that it cannot.
+pub(crate) fn cannot_record_context() {
+    NO_CONTEXT_EVENTS.store(true, Ordering::Relaxed);
+}
+
+/// The context must live through the call.
+pub(crate) fn record_context_event(event: CUevent, context: CUcontext) -> Result<(), CUresult> {
+    call!(cuCtxRecordEvent(context, event))
+}
+
+/// Whether the work before an event is complete. The event's context must live through the call.
+pub(crate) fn query_event(event: CUevent) -> Result<(), CUresult> {
+    call!(cuEventQuery(event))
+}
+
+/// Whether the work on a stream is complete. The stream must live through the call.
+pub(crate) fn query_stream(stream: CUstream) -> Result<(), CUresult> {
+    call!(cuStreamQuery(stream))
 }
 
 /// The pool that stream-ordered allocations on a device are of where the program says nothing else.

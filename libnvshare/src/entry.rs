@@ -86,10 +86,11 @@ macro_rules! gated_hook {
             // SAFETY: the stream is read from the caller's arguments as the driver itself would read it.
             #[allow(unused_unsafe, reason = "only some rows look through a pointer")]
             let stream = unsafe { $stream };
-            let pass = $crate::gate::enter(StreamKey::new(stream, $twin));
+            let mark = $crate::gate::Mark::new();
+            let pass = $crate::gate::enter(StreamKey::new(stream, $twin), &mark);
             // SAFETY: the caller's arguments, handed on unchanged to the function that it meant to call.
             let result = unsafe { real($($arg),*) };
-            $crate::gate::leave(pass, result);
+            $crate::gate::leave(pass, &mark, result);
             result
         }
     };
@@ -102,7 +103,8 @@ macro_rules! prompt_hook {
         pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> CUresult {
             let Some(real) = super::real::$name.get() else { return CUresult::NOT_SUPPORTED };
             let stream = StreamKey::new(NULL, $twin);
-            let pass = $crate::gate::enter(stream);
+            let mark = $crate::gate::Mark::new();
+            let pass = $crate::gate::enter(stream, &mark);
             let result = match super::real::$ordered.get() {
                 // SAFETY: the caller's arguments, and the stream that it meant.
                 Some(ordered) if pointers::are_prompt(&[$($pointer),+]) => unsafe {
@@ -111,7 +113,7 @@ macro_rules! prompt_hook {
                 // SAFETY: the caller's arguments, handed on unchanged to the function that it meant to call.
                 _ => unsafe { real($($arg),*) },
             };
-            $crate::gate::leave(pass, result);
+            $crate::gate::leave(pass, &mark, result);
             result
         }
     };
@@ -171,9 +173,10 @@ macro_rules! entry_points {
             use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
             use $crate::cuda::*;
             use $crate::entry::{gated_hook, handled_hook, prompt_hook};
-            use $crate::streams::StreamKey;
+            use $crate::work::streams::StreamKey;
             use $crate::plain::{arrays, graphs, ordered, physical, pools};
-            use $crate::{callbacks, capture, contexts, init, memory, pointers, resolve, sharing, streams};
+            use $crate::hooks::{captures, contexts, streams};
+            use $crate::{callbacks, init, memory, pointers, resolve, sharing};
 
             const NULL: CUstream = CUstream::NULL;
 

@@ -3,21 +3,41 @@
 //! From then on the library adds nothing to the program's own calls: the driver is ready for those, and not for a
 //! prefetch that is under way when its memory goes.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::{gate, mover, session};
+use crate::{gate, session};
 
 static BEGUN: AtomicBool = AtomicBool::new(false);
+/// Driver calls of our own that are under way.
+static CALLS: AtomicUsize = AtomicUsize::new(0);
 
-/// So many times a tenth of a millisecond, who is inside a call has to come out of it.
-const CALLS: usize = 50;
+/// So many times a tenth of a millisecond, a thread that is inside a call has to come out of it.
+const PATIENCE_FOR_THREADS: usize = 50;
 /// So many, the piece of memory that is being moved has to arrive: the next one is not begun.
-const MOVES: usize = 3000;
+const PATIENCE_FOR_OURS: usize = 3000;
 
 /// Whether the program exits.
 pub(crate) fn has_begun() -> bool {
     BEGUN.load(Ordering::SeqCst)
+}
+
+/// A driver call of our own: the exit waits for it.
+#[derive(Debug)]
+pub(crate) struct Call;
+
+/// Holds the exit off for one driver call; `None`: it has begun.
+pub(crate) fn hold_off() -> Option<Call> {
+    // The call is announced before the look; `watch` writes first and then looks: one of the two sees the other.
+    CALLS.fetch_add(1, Ordering::SeqCst);
+    let call = Call;
+    (!has_begun()).then_some(call)
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        CALLS.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// Has the exit noticed. The driver's own end was registered before, and so comes after this.
@@ -29,8 +49,8 @@ pub(crate) fn watch() {
             return;
         }
         session::say_counters();
-        wait(CALLS, gate::nobody_inside);
-        wait(MOVES, mover::is_still);
+        wait(PATIENCE_FOR_THREADS, gate::nobody_inside);
+        wait(PATIENCE_FOR_OURS, || CALLS.load(Ordering::SeqCst) == 0);
     }
     fn wait(times: usize, until: impl Fn() -> bool) {
         for _ in 0..times {

@@ -10,14 +10,18 @@
 mod fence;
 mod slots;
 
+use std::cell::Cell;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::cuda::CUresult;
-use crate::streams::{self, StreamKey};
-use crate::{callbacks, capture, session};
+use crate::work::streams::{self, Stream, StreamKey};
+use crate::work::{captures, contexts};
+use crate::{callbacks, session};
 use slots::Slot;
+pub(crate) use slots::is_thread_gone;
 
 /// Open.
 const OPEN: u32 = 0;
@@ -43,87 +47,153 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 pub(crate) struct Pass {
     /// Null: it did not step in.
     slot: *const Slot,
-    stream: StreamKey,
-    /// Something is to be done when it leaves.
-    extra: Extra,
+    then: Then,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Extra {
+/// What is to be done when the thread leaves.
+#[derive(Debug, Clone, Copy)]
+enum Then {
     Nothing,
     /// The gate has not seen this stream in this thread yet.
-    Meet,
-    /// Work in flight is bounded: count this one.
-    Count,
+    Meet(StreamKey),
+    /// Work in flight is bounded: count this launch.
+    Count(&'static Stream),
+}
+
+/// A place in the frame of the call that passes the gate: what is written there says that the frame still lives.
+#[derive(Debug)]
+pub(crate) struct Mark(Cell<usize>);
+
+impl Mark {
+    #[inline(always)]
+    pub(crate) const fn new() -> Self {
+        Self(Cell::new(0))
+    }
+
+    #[inline(always)]
+    fn write(&self, word: usize) {
+        // SAFETY: a valid place. Nobody seems to read it, and it has to be written nevertheless.
+        unsafe { self.0.as_ptr().write_volatile(word) };
+    }
 }
 
 /// Steps in; sleeps while the gate is closed.
 #[inline(always)]
-pub(crate) fn enter(stream: StreamKey) -> Pass {
-    let frame = frame();
+pub(crate) fn enter(stream: StreamKey, mark: &Mark) -> Pass {
     let slot = slots::current();
     // SAFETY: slots live for ever.
     if let Some(mine) = unsafe { slot.as_ref() }
         && mine.is_outside()
-        && mine.knows(stream)
+        && let Some(known) = mine.find(stream)
     {
-        mine.step_in(frame);
-        if STATE.load(Ordering::SeqCst) == OPEN {
+        mine.step_in(mark);
+        let state = STATE.load(Ordering::SeqCst);
+        if state == OPEN {
             mine.count();
-            return Pass { slot, stream, extra: Extra::Nothing };
+            return Pass { slot, then: Then::Nothing };
+        }
+        if state == BOUNDED && known.window.has_room() {
+            mine.count();
+            return Pass { slot, then: Then::Count(known) };
         }
         mine.step_out();
     }
-    enter_slowly(stream, frame)
+    enter_slowly(stream, mark)
 }
 
 /// Steps out, with the driver's result in hand.
 #[inline(always)]
-pub(crate) fn leave(pass: Pass, result: CUresult) {
+pub(crate) fn leave(pass: Pass, mark: &Mark, result: CUresult) {
     // SAFETY: slots live for ever.
     let Some(slot) = (unsafe { pass.slot.as_ref() }) else { return };
-    if pass.extra != Extra::Nothing {
-        leave_slowly(slot, &pass, result);
+    match pass.then {
+        Then::Nothing => {}
+        Then::Count(stream) => {
+            if stream.window.launched() {
+                leave_marked(stream, result);
+            }
+        }
+        Then::Meet(stream) => leave_met(slot, stream, result),
     }
+    mark.write(0);
     slot.step_out();
 }
 
 #[cold]
 #[inline(never)]
-fn enter_slowly(stream: StreamKey, frame: usize) -> Pass {
-    let outside = Pass { slot: std::ptr::null(), stream, extra: Extra::Nothing };
+fn leave_marked(stream: &'static Stream, result: CUresult) {
+    if result == CUresult::SUCCESS {
+        stream.mark();
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn leave_met(slot: &'static Slot, stream: StreamKey, result: CUresult) {
+    // A stream that the driver did not accept may be no stream at all.
+    if result != CUresult::SUCCESS {
+        return;
+    }
+    contexts::meet_current();
+    session::uses_current();
+    let record = if stream.is_per_thread() {
+        streams::meet_own();
+        slot.own()
+    } else {
+        streams::meet(stream)
+    };
+    slot.learn(record);
+    if STATE.load(Ordering::Relaxed) == BOUNDED && record.window.launched() {
+        record.mark();
+    }
+}
+
+/// What a call does whose thread is marked as inside already.
+enum Inside {
+    /// It was made from inside another call, which holds the gate for both.
+    Nested,
+    /// The frame that stepped in is gone: `longjmp`, or an exception.
+    Left,
+}
+
+#[cold]
+#[inline(never)]
+fn enter_slowly(stream: StreamKey, mark: &Mark) -> Pass {
+    let outside = |slot| Pass { slot, then: Then::Nothing };
     let slot = slots::acquire();
     // SAFETY: slots live for ever.
-    let Some(mine) = (unsafe { slot.as_ref() }) else { return outside };
+    let Some(mine) = (unsafe { slot.as_ref() }) else { return outside(slot) };
     if !mine.is_outside() {
-        if mine.is_above(frame) {
-            // Called from inside another call: the outer one holds the gate for both.
-            if STATE.load(Ordering::SeqCst) >= CLOSED {
-                mine.count_passed_by();
+        match mine.inside(mark) {
+            Inside::Nested => {
+                if STATE.load(Ordering::SeqCst) >= CLOSED {
+                    mine.count_passed_by();
+                }
+                return outside(ptr::null());
             }
-            return outside;
+            Inside::Left => mine.step_out(),
         }
-        // The frame that stepped in is gone: `longjmp`, or an exception.
-        mine.step_out();
     }
     loop {
         let state = STATE.load(Ordering::SeqCst);
         match state {
             OPEN | BOUNDED => {
-                if state == BOUNDED {
-                    streams::wait_for_window(stream);
+                let known = mine.find(stream);
+                if state == BOUNDED
+                    && let Some(known) = known
+                    && !known.window.has_room()
+                {
+                    known.wait_for_window();
                 }
-                mine.step_in(frame);
+                mine.step_in(mark);
                 if STATE.load(Ordering::SeqCst) <= BOUNDED {
                     mine.count();
-                    let extra = if !mine.knows(stream) {
-                        Extra::Meet
-                    } else if state == BOUNDED {
-                        Extra::Count
-                    } else {
-                        Extra::Nothing
+                    let then = match known {
+                        None => Then::Meet(stream),
+                        Some(known) if state == BOUNDED => Then::Count(known),
+                        Some(_) => Then::Nothing,
                     };
-                    return Pass { slot, stream, extra };
+                    return Pass { slot, then };
                 }
                 mine.step_out();
             }
@@ -131,19 +201,19 @@ fn enter_slowly(stream: StreamKey, frame: usize) -> Pass {
                 session::start();
                 // Before `cuInit` there is nothing to share, and the driver says so.
                 if STATE.load(Ordering::SeqCst) == DORMANT {
-                    return outside;
+                    return outside(ptr::null());
                 }
             }
             _ => {
                 // The drain that the gate is closed for may be waiting for this thread.
                 if callbacks::running() {
                     mine.count_passed_by();
-                    return outside;
+                    return outside(ptr::null());
                 }
                 session::uses_current();
                 // Nothing runs on a capturing stream, and a capture must not be held up half-way.
-                if capture::is_capturing(stream) {
-                    return outside;
+                if captures::is_capturing(stream) {
+                    return outside(ptr::null());
                 }
                 sleep_until_open();
             }
@@ -151,54 +221,47 @@ fn enter_slowly(stream: StreamKey, frame: usize) -> Pass {
     }
 }
 
-#[cold]
-#[inline(never)]
-fn leave_slowly(slot: &Slot, pass: &Pass, result: CUresult) {
-    // A stream that the driver did not accept may be no stream at all.
-    if result != CUresult::SUCCESS {
-        return;
+/// A thread that sleeps at the gate counts as one for as long as this lives, also if it is cancelled.
+struct Sleeper;
+
+impl Sleeper {
+    fn count() -> Self {
+        SLEEPING.fetch_add(1, Ordering::SeqCst);
+        Self
     }
-    if pass.extra == Extra::Meet && streams::meet(pass.stream) {
-        session::uses_current();
-        slot.learn(pass.stream);
-    }
-    if STATE.load(Ordering::Relaxed) == BOUNDED {
-        streams::count_launch(pass.stream);
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        SLEEPING.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 fn sleep_until_open() {
-    SLEEPING.fetch_add(1, Ordering::SeqCst);
+    let _sleeper = Sleeper::count();
     session::ask_for_lock();
     let mut bed = lock();
     while STATE.load(Ordering::SeqCst) == CLOSED {
         bed = WAKE.wait(bed).unwrap_or_else(PoisonError::into_inner);
     }
-    drop(bed);
-    SLEEPING.fetch_sub(1, Ordering::SeqCst);
 }
 
 /// Steps in if the gate is open; for what must not sleep.
 #[inline(always)]
-pub(crate) fn try_enter() -> Option<Pass> {
-    try_enter_from(frame())
-}
-
-fn try_enter_from(frame: usize) -> Option<Pass> {
+pub(crate) fn try_enter(mark: &Mark) -> Option<Pass> {
     let slot = slots::acquire();
-    let extra = Extra::Nothing;
-    let outside = Pass { slot: std::ptr::null(), stream: StreamKey::LEGACY, extra };
+    let outside = Pass { slot: ptr::null(), then: Then::Nothing };
     // SAFETY: slots live for ever.
     let Some(mine) = (unsafe { slot.as_ref() }) else { return Some(outside) };
     if !mine.is_outside() {
-        if mine.is_above(frame) {
-            return Some(outside);
+        match mine.inside(mark) {
+            Inside::Nested => return Some(outside),
+            Inside::Left => mine.step_out(),
         }
-        mine.step_out();
     }
-    mine.step_in(frame);
+    mine.step_in(mark);
     if STATE.load(Ordering::SeqCst) <= BOUNDED {
-        return Some(Pass { slot, stream: StreamKey::LEGACY, extra });
+        return Some(Pass { slot, then: Then::Nothing });
     }
     mine.step_out();
     None
@@ -275,11 +338,4 @@ pub(crate) fn pause() {
 
 fn lock() -> MutexGuard<'static, ()> {
     BED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// An address within the caller's frame: a deeper call has a lower one.
-#[inline(always)]
-fn frame() -> usize {
-    let marker = 0u8;
-    std::hint::black_box(&raw const marker) as usize
 }

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use dashmap::DashMap;
 
-use crate::cuda::{CUcontext, CUdevice, CUdeviceptr};
+use crate::cuda::{CUdevice, CUdeviceptr};
+use crate::work::contexts::Context;
 
 /// What an allocation is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +55,7 @@ pub(crate) struct Allocation {
     pub(crate) base: CUdeviceptr,
     pub(crate) size: u64,
     pub(crate) device: CUdevice,
-    pub(crate) context: CUcontext,
+    pub(crate) context: Arc<Context>,
     pub(crate) kind: Kind,
     place: Mutex<Place>,
 }
@@ -78,7 +79,7 @@ impl Allocation {
         base: CUdeviceptr,
         size: u64,
         device: CUdevice,
-        context: CUcontext,
+        context: Arc<Context>,
         kind: Kind,
         present: u64,
     ) -> Self {
@@ -132,9 +133,10 @@ pub(crate) fn of_device(device: CUdevice) -> Vec<Arc<Allocation>> {
 
 /// Takes every allocation of a context off the list. Memory of pools is the device's, and outlives it, unless
 /// `pools`.
-pub(crate) fn remove_context(context: CUcontext, pools: bool) -> Vec<Arc<Allocation>> {
-    let goes =
-        |allocation: &Allocation| allocation.context == context && (pools || !allocation.kind.is_pools());
+pub(crate) fn remove_context(context: &Arc<Context>, pools: bool) -> Vec<Arc<Allocation>> {
+    let goes = |allocation: &Allocation| {
+        Arc::ptr_eq(&allocation.context, context) && (pools || !allocation.kind.is_pools())
+    };
     let bases: Vec<CUdeviceptr> = list().iter().filter(|entry| goes(entry)).map(|entry| entry.base).collect();
     bases.into_iter().filter_map(remove).collect()
 }

@@ -19,11 +19,10 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 mod callbacks;
-mod capture;
 mod config;
-mod contexts;
 mod counters;
 mod cuda;
+mod descriptor;
 mod devices;
 mod dl;
 mod driver;
@@ -31,6 +30,7 @@ mod entry;
 mod exit;
 mod fork;
 mod gate;
+mod hooks;
 mod hostmem;
 mod init;
 mod ledger;
@@ -44,7 +44,6 @@ mod quota;
 mod resolve;
 mod session;
 mod sharing;
-mod streams;
 mod table;
 mod unwind;
-mod window;
+mod work;

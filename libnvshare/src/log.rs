@@ -1,10 +1,13 @@
 //! Lines on standard error, when the user wants them.
 //!
 //! A line is formatted on the stack and written by one `write`: no allocation, no lock, nothing to go wrong in a
-//! host that has closed or filled its standard error. Standard output is the host's alone.
+//! host that has closed or filled its standard error. Standard output is the host's alone. A host may also have closed
+//! the standard error that it was started with, and opened a file of its own under the number: that gets no line of ours.
 
 use std::fmt::{self, Write};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use crate::descriptor::Descriptor;
 
 /// How much is logged; each level includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,6 +18,17 @@ pub(crate) enum Level {
     Warn,
     Info,
     Debug,
+}
+
+/// The standard error that the program was started with, as far as it is known.
+static STANDARD_ERROR: Descriptor = Descriptor::none();
+
+/// Remembers the standard error of the program, the first time that this is called.
+pub(crate) fn remember_standard_error() {
+    static ONCE: AtomicBool = AtomicBool::new(false);
+    if !ONCE.swap(true, Ordering::SeqCst) {
+        STANDARD_ERROR.set(libc::STDERR_FILENO);
+    }
 }
 
 static LEVEL: AtomicU8 = AtomicU8::new(Level::Warn as u8);
@@ -60,8 +74,10 @@ impl Line {
         if let Some(end) = self.bytes.get_mut(self.used) {
             *end = b'\n';
         }
+        remember_standard_error();
+        let Some(number) = STANDARD_ERROR.get() else { return };
         // SAFETY: `used + 1` bytes of the buffer are initialised. A failed write loses the line and nothing else.
-        unsafe { libc::write(libc::STDERR_FILENO, self.bytes.as_ptr().cast(), self.used + 1) };
+        unsafe { libc::write(number, self.bytes.as_ptr().cast(), self.used + 1) };
     }
 }
 

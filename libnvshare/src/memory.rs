@@ -1,20 +1,21 @@
 //! `cuMemAlloc` and its kin: quota, then managed memory, then the ledger.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nvshare_proto::MemoryMode;
 
-use crate::cuda::{
-    CU_MEM_ATTACH_GLOBAL, CUcontext, CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult, CUstream,
-};
+use crate::cuda::{CU_MEM_ATTACH_GLOBAL, CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult, CUstream};
 use crate::devices::{Admission, Device};
-use crate::ledger::{Allocation, Kind};
+use crate::gate::Mark;
+use crate::ledger::{Allocation, Kind, Place};
 use crate::plain::{arrays, kept, later};
 use crate::table::real;
 use crate::unwind::OnUnwind;
-use crate::{callbacks, capture, devices, driver, exit, gate, ledger, log, mover, session, sharing, streams};
+use crate::work::contexts::{self, Context};
+use crate::{callbacks, devices, driver, exit, gate, ledger, log, mover, session, sharing};
 
 type Alloc = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize) -> CUresult;
 type AllocV1 = unsafe extern "C-unwind" fn(*mut CUdeviceptrV1, c_uint) -> CUresult;
@@ -30,52 +31,86 @@ type TotalMem = unsafe extern "C-unwind" fn(*mut usize, CUdevice) -> CUresult;
 type TotalMemV1 = unsafe extern "C-unwind" fn(*mut c_uint, CUdevice) -> CUresult;
 
 /// The device and context that the calling thread would allocate in; `None`: the driver has to say why not.
-pub(crate) fn target() -> Option<(&'static Device, CUcontext)> {
+pub(crate) fn target() -> Option<(&'static Device, Arc<Context>)> {
     // What the driver's own thread asks for, the driver answers.
     if callbacks::running() {
         return None;
     }
-    let ordinal = driver::current_device().ok()?;
-    let context = driver::current_context().ok()?;
-    session::start();
     // Its creation may have gone by a way that is not seen, and its memory is to be moved.
-    streams::meet_context(context);
-    let device = devices::get(ordinal)?;
+    let context = contexts::current()?;
+    session::start();
+    let device = devices::get(context.device())?;
     device.meet();
     session::uses(device);
     Some((device, context))
 }
 
 /// The same for what is ordered in a stream: the device is the stream's.
-pub(crate) fn target_of(stream: CUstream) -> Option<(&'static Device, CUcontext)> {
+pub(crate) fn target_of(stream: CUstream) -> Option<(&'static Device, Arc<Context>)> {
     let current = target()?;
     if devices::all().nth(1).is_none() {
         return Some(current);
     }
     match driver::context_of(stream).ok()? {
-        context if context == current.1 => Some(current),
-        context => driver::in_context(context, || Ok(target())).ok()?,
+        context if context == current.1.handle() => Some(current),
+        context => driver::with_current(context, || Ok(target())).ok()?,
     }
 }
 
 /// Makes an allocation by `make`, which returns its address, under the limits and into the ledger.
 pub(crate) fn allocate(
     device: &'static Device,
-    context: CUcontext,
+    context: Arc<Context>,
     bytes: u64,
     kind: Kind,
     make: impl Fn() -> Result<CUdeviceptr, CUresult>,
 ) -> Result<CUdeviceptr, CUresult> {
-    admitted(device, bytes, kind, make, |base, charged| {
-        let allocation = Allocation::new(base, bytes, device.ordinal, context, kind, charged);
+    let base = admitted(device, bytes, kind, make, |base, charged| {
+        let allocation = Allocation::new(base, bytes, device.ordinal, Arc::clone(&context), kind, charged);
         if let Some(gone) = ledger::insert(allocation) {
             forget(&gone);
         }
         if kind == Kind::Device && charged > 0 {
-            mover::populate(base, charged, device);
+            mover::populate(base, charged, device, &context);
         }
         base
-    })
+    })?;
+    if let Some(allocation) = ledger::find(base) {
+        settle(device, &allocation);
+    }
+    Ok(base)
+}
+
+/// Charges an allocation that was admitted while the lock was elsewhere, if the lock has come while the driver made it: the
+/// grant has restored what was on the list by then, and this was not.
+fn settle(device: &'static Device, allocation: &Allocation) {
+    let is_settled = |place: &Place| place.freed || place.present > 0;
+    while !is_settled(&allocation.place()) && device.account().holding {
+        let mark = Mark::new();
+        let Some(pass) = gate::try_enter(&mark) else {
+            gate::pause();
+            continue;
+        };
+        let mut place = allocation.place();
+        let charged = if is_settled(&place) { Ok(0) } else { device.charge_whole(allocation.size) };
+        if let Ok(charged @ 1..) = charged {
+            place.present = charged;
+            place.lived = true;
+            drop(place);
+            if allocation.kind == Kind::Device {
+                mover::populate(allocation.base, charged, device, &allocation.context);
+            }
+        } else {
+            drop(place);
+        }
+        gate::leave(pass, &mark, CUresult::SUCCESS);
+        match charged {
+            Ok(_) => return,
+            // The scheduler has none: the driver brings its pages when they are touched.
+            Err(lacks) if !device.wait_for_room(lacks, false, session::wake) => return,
+            Err(_) => {}
+        }
+    }
 }
 
 /// Makes something that takes memory by `make`, under the limits, and enters it by `enter`, which is told how much of it
@@ -96,7 +131,8 @@ pub(crate) fn admitted<T, U>(
         return Err(CUresult::OUT_OF_MEMORY);
     }
     loop {
-        let pass = gate::try_enter();
+        let mark = Mark::new();
+        let pass = gate::try_enter(&mark);
         let inside = pass.is_some();
         // Between the grant and the open gate, or between the closed gate and the drain: nearly over.
         if !inside && device.account().holding {
@@ -105,13 +141,13 @@ pub(crate) fn admitted<T, U>(
         }
         match device.admit(bytes, kind, inside) {
             Ok(Admission::Lacks(lacks)) => {
-                leave(pass);
+                leave(pass, &mark);
                 let waited = device.wait_for_room(lacks, kind.needs_room(), session::wake);
                 if !waited && !kept::give_up(device) {
                     return Err(CUresult::OUT_OF_MEMORY);
                 }
             }
-            Ok(Admission::Again) => leave(pass),
+            Ok(Admission::Again) => leave(pass, &mark),
             Ok(Admission::Charged(charged)) => {
                 let undo = OnUnwind::new(|| device.release(bytes, charged, kind));
                 let made = make();
@@ -126,14 +162,14 @@ pub(crate) fn admitted<T, U>(
                         Err(error)
                     }
                 };
-                leave(pass);
+                leave(pass, &mark);
                 if made.is_ok() && device.is_usage_stale() {
                     session::wake();
                 }
                 return made;
             }
             Err(error) => {
-                leave(pass);
+                leave(pass, &mark);
                 if !kept::give_up(device) {
                     return Err(error);
                 }
@@ -142,9 +178,9 @@ pub(crate) fn admitted<T, U>(
     }
 }
 
-fn leave(pass: Option<gate::Pass>) {
+fn leave(pass: Option<gate::Pass>, mark: &Mark) {
     if let Some(pass) = pass {
-        gate::leave(pass, CUresult::SUCCESS);
+        gate::leave(pass, mark, CUresult::SUCCESS);
     }
 }
 
@@ -227,14 +263,23 @@ pub(crate) unsafe fn alloc_v1(real: AllocV1, place: *mut CUdeviceptrV1, bytes: c
     unsafe { answer(made.map(|base| base as CUdeviceptrV1), place) }
 }
 
-/// The pitch that the driver chooses: a single row tells it, once, for its free waits for the device.
-fn pitch_of(real: AllocPitch, device: &Device, width: usize, element: c_uint) -> Result<usize, CUresult> {
+/// The pitch that the driver chooses: a single row tells it, once, for its free waits for the device. `None`: so many are
+/// known that no more are asked for.
+fn pitch_of(
+    real: AllocPitch,
+    device: &Device,
+    width: usize,
+    element: c_uint,
+) -> Result<Option<usize>, CUresult> {
     static KNOWN: Mutex<BTreeMap<(CUdevice, usize, c_uint), usize>> = Mutex::new(BTreeMap::new());
     const MOST: usize = 4096;
     let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let key = (device.ordinal, width, element);
     if let Some(&pitch) = known().get(&key) {
-        return Ok(pitch);
+        return Ok(Some(pitch));
+    }
+    if known().len() >= MOST {
+        return Ok(None);
     }
     let (mut row, mut pitch) = (0, 0);
     // SAFETY: places for both answers, and values.
@@ -243,11 +288,8 @@ fn pitch_of(real: AllocPitch, device: &Device, width: usize, element: c_uint) ->
         // SAFETY: what was allocated above.
         unsafe { free(row) };
     }
-    let mut known = known();
-    if known.len() < MOST {
-        known.insert(key, pitch);
-    }
-    Ok(pitch)
+    known().insert(key, pitch);
+    Ok(Some(pitch))
 }
 
 /// # Safety
@@ -265,26 +307,31 @@ pub(crate) unsafe fn alloc_pitch(
         // SAFETY: the caller's arguments.
         return unsafe { real(place, pitch, width, height, element) };
     };
-    let row_pitch = match pitch_of(real, device, width, element) {
+    let known_pitch = match pitch_of(real, device, width, element) {
         Ok(pitch) => pitch,
         Err(error) => return error,
     };
-    let Some(bytes) = row_pitch.checked_mul(height) else { return CUresult::OUT_OF_MEMORY };
-    let kind = kind_of(device, bytes as u64);
+    let Some(bytes) = known_pitch.unwrap_or(width).checked_mul(height) else {
+        return CUresult::OUT_OF_MEMORY;
+    };
+    // Where the pitch is not known, the rows' padding is not known before, and the memory is the driver's own.
+    let kind = known_pitch.map_or(Kind::Plain, |_| kind_of(device, bytes as u64));
+    let made_pitch = Cell::new(known_pitch.unwrap_or(0));
     let made = allocate(device, context, bytes as u64, kind, || {
         if kind == Kind::Device {
             return managed(bytes, CU_MEM_ATTACH_GLOBAL);
         }
-        let (mut base, mut same) = (0, 0);
+        let (mut base, mut row) = (0, 0);
         // SAFETY: places for both answers, and values.
-        unsafe { real(&raw mut base, &raw mut same, width, height, element) }.ok()?;
+        unsafe { real(&raw mut base, &raw mut row, width, height, element) }.ok()?;
+        made_pitch.set(row);
         Ok(base)
     });
     // SAFETY: neither is null, and both are where the driver would write.
     unsafe {
         let result = answer(made, place);
         if result == CUresult::SUCCESS {
-            *pitch = row_pitch;
+            *pitch = made_pitch.get();
         }
         result
     }
@@ -396,8 +443,7 @@ fn forget(allocation: &Allocation) {
 }
 
 /// A context is gone, and its memory with it; the device's pools as well, if it was the device's own (`primary`).
-pub(crate) fn forget_context(context: CUcontext, primary: bool) {
-    capture::forget_context(context);
+pub(crate) fn forget_context(context: &Arc<Context>, primary: bool) {
     arrays::forget_context(context);
     later::forget_context(context);
     for allocation in ledger::remove_context(context, primary) {

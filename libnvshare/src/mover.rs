@@ -1,24 +1,23 @@
-//! The thread that moves memory: drains, evicts, restores.
+//! The threads that wait for work and move memory.
 //!
 //! A prefetch call blocks for its whole length, so it has a thread of its own. It works off a queue of jobs in
-//! their order, so that what was ordered out is out before anything comes back in.
+//! their order, so that memory that was ordered out is out before anything comes back in. A process with several GPUs moves
+//! the memory of all of them at the same time, each device's in its own order.
+
+mod moves;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
-use nvshare_proto::units::{GIB, MIB, gib_per_second};
 use nvshare_proto::{GpuUuid, Room};
 
-use crate::cuda::{CU_DEVICE_CPU, CUdevice, CUdeviceptr, CUresult, CUstream};
 use crate::devices::{self, Device};
-use crate::driver::{self, Relaxed};
-use crate::ledger::Allocation;
-use crate::memory::SMALLEST_MANAGED;
-use crate::plain::{kept, later, pools};
-use crate::streams::{self, Fence};
-use crate::{config, counters, exit, gate, hostmem, ledger, log};
+use crate::plain::{kept, later};
+use crate::work::drain::Drain;
+use crate::{counters, exit, gate, log};
+pub(crate) use moves::populate;
 
 /// Ties an answer to its order.
 pub(crate) type Ticket = u64;
@@ -63,22 +62,19 @@ static POSTED: Condvar = Condvar::new();
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 /// Grows whenever a drain comes nearer to its end.
 static PROGRESS: AtomicU64 = AtomicU64::new(0);
-/// Held while a job uses contexts.
-static STILL: Mutex<()> = Mutex::new(());
-/// A job moves memory.
-static MOVES: AtomicBool = AtomicBool::new(false);
-
-/// Pieces that one prefetch call moves. Larger ones are faster, and a free of the allocation waits for one.
-const PIECE: u64 = GIB;
-/// Evicted memory is reported when this much is on the host.
-const REPORT: u64 = 256 * MIB;
-/// The driver moves managed memory in blocks of this size.
-const BLOCK: u64 = 2 * MIB;
-/// Smaller allocations of the program's own managed memory share their pages with others and stay.
-const SMALLEST_EVICTED: u64 = SMALLEST_MANAGED;
+/// Evictions that are ordered and not over.
+static EVICTIONS: AtomicUsize = AtomicUsize::new(0);
+/// Takes what is done to the session.
+static REPORT: OnceLock<fn(Done)> = OnceLock::new();
 
 /// Orders a job.
 pub(crate) fn post(job: Job) {
+    if let Job::Evict(room) = &job {
+        EVICTIONS.fetch_add(1, Ordering::SeqCst);
+        if devices::used().nth(1).is_some() && evict_beside(*room) {
+            return;
+        }
+    }
     lock(&QUEUE).jobs.push_back((job, GENERATION.load(Ordering::SeqCst)));
     POSTED.notify_one();
 }
@@ -93,53 +89,42 @@ pub(crate) fn progress() -> u64 {
     PROGRESS.load(Ordering::Relaxed)
 }
 
-/// While the answer lives, no job uses a context.
-pub(crate) fn hold_still() -> MutexGuard<'static, ()> {
-    lock(&STILL)
-}
-
-/// Whether no memory is being moved at present.
-pub(crate) fn is_still() -> bool {
-    !MOVES.load(Ordering::SeqCst)
+/// Whether evictions are ordered and not over: nothing may be touched before they are.
+pub(crate) fn is_evicting() -> bool {
+    EVICTIONS.load(Ordering::SeqCst) > 0
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The thread's life. `report` takes what is done to the session.
-pub(crate) fn run(report: impl Fn(Done)) {
+fn report(done: Done) {
+    if let Some(report) = REPORT.get() {
+        report(done);
+    }
+}
+
+/// The thread's life. `to` takes what is done to the session.
+pub(crate) fn run(to: fn(Done)) {
+    let _ = REPORT.set(to);
     loop {
         let (job, generation) = next();
         let cancelled = || GENERATION.load(Ordering::SeqCst) != generation;
-        if !matches!(job, Job::Evict(_)) && cancelled() {
-            continue;
-        }
-        let _still = hold_still();
-        if matches!(job, Job::Evict(_)) && exit::has_begun() {
-            // The program's memory goes with it; there is nothing to say before that.
-            continue;
-        }
-        let _relaxed = Relaxed::begin();
-        MOVES.store(matches!(job, Job::Restore | Job::Evict(_)), Ordering::SeqCst);
         match job {
+            Job::Evict(room) => evict(room),
+            _ if cancelled() => {}
             Job::Drain(ticket) => {
                 if drain(cancelled) {
                     report(Done::Drained(ticket));
                 }
             }
             Job::Restore => {
-                if let Some(lacking) = restore(cancelled) {
+                if let Some(lacking) = restore(&cancelled) {
                     report(Done::Restored { lacking });
                 }
             }
-            Job::Evict(Room { gpu, bytes }) => {
-                let short = evict(gpu, bytes, &report);
-                report(Done::EvictionEnds { gpu, short });
-            }
             Job::Probe => report(probe(cancelled)),
         }
-        MOVES.store(false, Ordering::SeqCst);
     }
 }
 
@@ -163,22 +148,24 @@ fn drain(cancelled: impl Fn() -> bool) -> bool {
         gate::pause();
     }
     PROGRESS.fetch_add(1, Ordering::Relaxed);
-    let mut fence = streams::fence();
-    if !wait_for(&mut fence, &cancelled) {
+    let mut work = Drain::begin();
+    if !wait_for(&mut work, &cancelled) {
         return false;
     }
     let took = begin.elapsed();
     counters::drained(took.as_nanos() as u64);
     later::sweep();
-    devices::used().for_each(kept::look);
+    if let Some(_call) = exit::hold_off() {
+        devices::used().for_each(kept::look);
+    }
     log::debug(format_args!("drained in {:.1} ms", took.as_secs_f64() * 1e3));
     true
 }
 
-fn wait_for(fence: &mut Fence, given_up: &impl Fn() -> bool) -> bool {
+fn wait_for(work: &mut Drain, given_up: &impl Fn() -> bool) -> bool {
     let mut left = usize::MAX;
     loop {
-        let now = fence.poll();
+        let now = work.poll();
         if now < left {
             left = now;
             PROGRESS.fetch_add(1, Ordering::Relaxed);
@@ -199,257 +186,106 @@ fn probe(cancelled: impl Fn() -> bool) -> Done {
     if !gate::nobody_inside() {
         return Done::Busy;
     }
-    let mut fence = streams::fence();
-    if wait_for(&mut fence, &|| cancelled() || gate::totals().0 != submissions) {
+    let mut work = Drain::begin();
+    if wait_for(&mut work, &|| cancelled() || gate::totals().0 != submissions) {
         Done::Quiet { submissions }
     } else {
         Done::Busy
     }
 }
 
-/// Brings allocations back, largest first, as far as there is room. What lacks room is returned; `None`: given up.
-fn restore(cancelled: impl Fn() -> bool) -> Option<Vec<Room>> {
-    let mut lacking = Vec::new();
-    let mut idle = true;
-    for device in devices::used() {
-        // Without a context nothing is allocated.
-        let Ok(stream) = streams::stream_of_ours(device.ordinal) else { continue };
-        let begin = Instant::now();
-        let mut restored = 0;
-        let mut lacks = 0;
-        for allocation in ledger::of_device(device.ordinal) {
-            if cancelled() {
-                break;
-            }
-            let back = bring_back(&allocation, device, stream);
-            idle &= back.bytes == 0;
-            restored += back.restored;
-            lacks += back.lacks;
-        }
-        let _ = driver::synchronize_stream(stream);
-        if restored > 0 {
-            let took = begin.elapsed();
-            counters::restored(restored, took.as_nanos() as u64);
-            log_moved("restored", restored, took);
-        }
-        // What can never be on the card at the same time is not waited for.
-        let lacks = lacks.saturating_sub(device.never_fits());
-        if lacks > 0 {
-            lacking.push(Room { gpu: device.uuid, bytes: lacks });
-        }
-    }
-    if idle {
+/// Brings memory back on all devices at the same time. What lacks room is returned; `None`: given up.
+fn restore(cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Vec<Room>> {
+    let devices: Vec<&'static Device> = devices::used().collect();
+    let one = |device: &'static Device| {
+        wait_for_evictions(device, cancelled);
+        moves::restore(device, &|| cancelled())
+    };
+    let restored: Vec<moves::Restored> = std::thread::scope(|scope| {
+        let (first, others) =
+            devices.split_first().map_or((None, &[][..]), |(first, others)| (Some(*first), others));
+        let others: Vec<_> = others
+            .iter()
+            .map(|&device| {
+                let beside = std::thread::Builder::new().spawn_scoped(scope, move || one(device));
+                (device, beside)
+            })
+            .collect();
+        let first = first.map(one);
+        let wait =
+            |(device, beside): (&'static Device, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| {
+                // Where there are no more threads, one after the other.
+                beside.map_or_else(|_| one(device), |thread| thread.join().unwrap_or_default())
+            };
+        first.into_iter().chain(others.into_iter().map(wait)).collect()
+    });
+    if !restored.iter().any(|restored| restored.moved) {
         // What is absent is not on the list yet: its allocation is under way.
         gate::pause();
     }
-    (!cancelled()).then_some(lacking)
+    let lacks = |(device, restored): (&&Device, &moves::Restored)| {
+        (restored.lacks > 0).then_some(Room { gpu: device.uuid, bytes: restored.lacks })
+    };
+    (!cancelled()).then(|| devices.iter().zip(&restored).filter_map(lacks).collect())
 }
 
-/// What came back of an allocation.
-#[derive(Debug, Default)]
-struct Back {
-    bytes: u64,
-    /// It was on the card before, and so has contents; these moved.
-    restored: u64,
-    /// There was no room for this much.
-    lacks: u64,
+fn evict(Room { gpu, bytes }: Room) {
+    if !exit::has_begun() {
+        let short = devices::by_uuid(gpu)
+            .map_or(bytes, |device| moves::evict(device, bytes, &|| report(Done::Evicted(gpu))));
+        EVICTIONS.fetch_sub(1, Ordering::SeqCst);
+        report(Done::EvictionEnds { gpu, short });
+    }
+    // In a program that exits, the memory goes with it; there is nothing to say before that.
 }
 
-fn bring_back(allocation: &Allocation, device: &Device, stream: CUstream) -> Back {
-    let mut place = allocation.place();
-    let absent = allocation.size - place.present;
-    if place.freed || absent == 0 {
-        return Back::default();
-    }
-    let bytes = device.charge(absent);
-    let mut back = Back { bytes, restored: 0, lacks: absent - bytes };
-    if bytes == 0 {
-        return back;
-    }
-    if allocation.is_movable() && config::get().is_ok_and(|config| config.restore) {
-        match pieces(allocation, place.present, bytes, device.ordinal, stream) {
-            Ok(()) => back.restored = if place.lived { bytes } else { 0 },
-            Err(CUresult::DEINITIALIZED) => {}
-            // The pages come by faults then: slower, and right.
-            Err(error) => {
-                log::warn(format_args!("restore of {bytes} bytes at {:#x}: {error:?}", allocation.base))
-            }
-        }
-    }
-    place.present += bytes;
-    place.lived = true;
-    back
+/// Evictions of a device in a process with several.
+#[derive(Debug)]
+struct Beside {
+    gpu: GpuUuid,
+    orders: VecDeque<Room>,
 }
 
-/// Prefetches a range of an allocation.
-fn pieces(
-    allocation: &Allocation,
-    from: u64,
-    bytes: u64,
-    to: CUdevice,
-    stream: CUstream,
-) -> Result<(), CUresult> {
-    let mut at = from;
-    while at < from + bytes {
-        if exit::has_begun() {
-            return Err(CUresult::DEINITIALIZED);
-        }
-        let piece = PIECE.min(from + bytes - at);
-        driver::prefetch(allocation.base + at, piece, to, stream)?;
-        at += piece;
-    }
-    Ok(())
-}
+/// Devices with a thread that evicts.
+static BESIDE: Mutex<Vec<Beside>> = Mutex::new(Vec::new());
+static BESIDE_ENDS: Condvar = Condvar::new();
 
-/// Moves memory to the host, from the ends of the largest allocations. Returns what could not be moved.
-fn evict(gpu: GpuUuid, bytes: u64, report: &impl Fn(Done)) -> u64 {
-    let Some(device) = devices::by_uuid(gpu) else { return bytes };
-    let Ok(stream) = streams::stream_of_ours(device.ordinal) else { return bytes };
-    let begin = Instant::now();
-    // What the driver keeps and does not use costs nothing to give up.
-    let mut given = 0;
-    if kept::give_up(device) {
-        given = device.evict_unused(bytes);
-        report(Done::Evicted(gpu));
+/// Evicts on a thread of the device's own, which ends when there is no more to do. False: there are no more threads.
+fn evict_beside(room: Room) -> bool {
+    let mut beside = lock(&BESIDE);
+    if let Some(busy) = beside.iter_mut().find(|busy| busy.gpu == room.gpu) {
+        busy.orders.push_back(room);
+        return true;
     }
-    let bytes = bytes - given;
-    let mut host = hostmem::room();
-    let mut moved = 0;
-    let mut unreported = 0;
-    for allocation in ledger::of_device(device.ordinal) {
-        while moved < bytes {
-            let piece = match evict_piece(&allocation, bytes - moved, &mut host, device, stream) {
-                Ok(piece) => piece,
-                // The program exits, and its memory goes with it.
-                Err(CUresult::DEINITIALIZED) => return 0,
-                Err(error) => {
-                    log::warn(format_args!("eviction at {:#x}: {error:?}", allocation.base));
-                    0
+    let work = move || {
+        let mut order = room;
+        loop {
+            evict(order);
+            let mut beside = lock(&BESIDE);
+            let Some(at) = beside.iter().position(|busy| busy.gpu == room.gpu) else { return };
+            match beside.get_mut(at).and_then(|busy| busy.orders.pop_front()) {
+                Some(next) => order = next,
+                None => {
+                    beside.swap_remove(at);
+                    BESIDE_ENDS.notify_all();
+                    return;
                 }
-            };
-            if piece == 0 {
-                break;
-            }
-            moved += piece;
-            unreported += piece;
-            if unreported >= REPORT {
-                report(Done::Evicted(gpu));
-                unreported = 0;
             }
         }
+    };
+    let begun = std::thread::Builder::new().name("nvshare-evict".to_owned()).spawn(work).is_ok();
+    if begun {
+        beside.push(Beside { gpu: room.gpu, orders: VecDeque::new() });
     }
-    if unreported > 0 {
-        report(Done::Evicted(gpu));
-    }
-    let took = begin.elapsed();
-    counters::evicted(moved, took.as_nanos() as u64);
-    log_moved("evicted", moved, took);
-    bytes.saturating_sub(moved)
+    begun
 }
 
-/// The piece of an allocation that leaves next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Piece {
-    /// It is from here to where what is present ends.
-    from: u64,
-    /// Bytes that the host has no pages for yet.
-    fresh: u64,
-}
-
-/// Chooses the end of what is `present`: `wanted` bytes, in whole blocks counted from the base, and so a little more
-/// rather than less, but no more than `host` bytes that are not hosted yet. `None`: there is nothing, or no room for it.
-fn choose_piece(size: u64, present: u64, hosted: u64, wanted: u64, host: u64) -> Option<Piece> {
-    let piece = wanted.min(PIECE).next_multiple_of(BLOCK).min(present);
-    let from = (present - piece).next_multiple_of(BLOCK).min(present.checked_sub(1)?);
-    let unhosted = present.min(size - hosted);
-    // What the host cannot take stays.
-    let least = unhosted.saturating_sub(host).next_multiple_of(BLOCK);
-    let from = from.max(least);
-    (from < present).then(|| Piece { from, fresh: unhosted.saturating_sub(from) })
-}
-
-/// Moves the last piece of an allocation that is on the card; 0: there is none, or none that the host can take.
-fn evict_piece(
-    allocation: &Allocation,
-    wanted: u64,
-    host: &mut u64,
-    device: &Device,
-    stream: CUstream,
-) -> Result<u64, CUresult> {
-    if exit::has_begun() {
-        return Err(CUresult::DEINITIALIZED);
-    }
-    let mut place = allocation.place();
-    if place.freed || !place.lived || !allocation.is_movable() || allocation.size < SMALLEST_EVICTED {
-        return Ok(0);
-    }
-    let chosen = choose_piece(allocation.size, place.present, place.hosted, wanted, *host);
-    let Some(Piece { from, fresh }) = chosen else { return Ok(0) };
-    let piece = place.present - from;
-    // What page faults have brought beyond that leaves with it.
-    let until = if device.oversubscribe { allocation.size } else { place.present };
-    driver::prefetch(allocation.base + from, until - from, CU_DEVICE_CPU, stream)?;
-    driver::synchronize_stream(stream)?;
-    place.present = from;
-    place.hosted = place.hosted.max(allocation.size - from);
-    if allocation.kind.is_pools() {
-        pools::moved();
-    }
-    *host -= fresh;
-    device.discharge(piece);
-    Ok(piece)
-}
-
-/// Gives fresh managed memory its pages on the card in one go: first touches by a kernel take ten times as long.
-pub(crate) fn populate(base: CUdeviceptr, bytes: u64, device: &Device) {
-    if exit::has_begun() {
-        return;
-    }
-    let _relaxed = Relaxed::begin();
-    let populated = streams::stream_of_ours_here()
-        .and_then(|stream| driver::prefetch(base, bytes, device.ordinal, stream));
-    if let Err(error) = populated {
-        log::debug(format_args!("populate {bytes} bytes: {error:?}; they come by faults"));
-    }
-}
-
-fn log_moved(what: &str, bytes: u64, took: Duration) {
-    log::info(format_args!(
-        "{what} {} MiB in {:.3} s ({:.1} GiB/s)",
-        bytes / MIB,
-        took.as_secs_f64(),
-        gib_per_second(bytes, took)
-    ));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_come_from_the_end_in_whole_blocks_that_the_host_can_take() {
-        const NOTHING: Option<Piece> = None;
-        let piece = |from, fresh| Some(Piece { from: from * MIB, fresh: fresh * MIB });
-        for (size, present, hosted, wanted, host, expected) in [
-            (64, 64, 0, 10, 1000, piece(54, 10)),
-            (64, 64, 0, 9, 1000, piece(54, 10)),
-            (64, 54, 10, 100, 1000, piece(0, 54)),
-            (64, 0, 64, 10, 1000, NOTHING),
-            // The last block may be a part.
-            (63, 63, 0, 1, 1000, piece(62, 1)),
-            // The host can take ten.
-            (64, 64, 0, 64, 10, piece(54, 10)),
-            (64, 64, 0, 64, 11, piece(54, 10)),
-            (64, 54, 10, 64, 0, NOTHING),
-            // What was there before costs nothing.
-            (64, 64, 30, 64, 0, piece(34, 0)),
-            (64, 64, 30, 64, 10, piece(24, 10)),
-            (64, 20, 64, 64, 0, piece(0, 0)),
-            // No more at once than one call is to move.
-            (4096, 4096, 0, 4096, 5000, piece(3072, 1024)),
-        ] {
-            let chosen = choose_piece(size * MIB, present * MIB, hosted * MIB, wanted * MIB, host * MIB);
-            assert_eq!(chosen, expected, "{:?}", (size, present, hosted, wanted, host));
-        }
+/// Memory that was ordered out is out before anything comes back in.
+fn wait_for_evictions(device: &Device, cancelled: &dyn Fn() -> bool) {
+    /// How often a wait that may be given up looks.
+    const LOOK: std::time::Duration = std::time::Duration::from_millis(5);
+    let mut beside = lock(&BESIDE);
+    while beside.iter().any(|busy| busy.gpu == device.uuid) && !cancelled() {
+        (beside, _) = BESIDE_ENDS.wait_timeout(beside, LOOK).unwrap_or_else(PoisonError::into_inner);
     }
 }

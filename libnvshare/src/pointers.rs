@@ -9,7 +9,8 @@ use std::sync::Arc;
 use crate::config;
 use crate::cuda::{CU_POINTER_ATTRIBUTE_IS_MANAGED, CUdeviceptr, CUresult};
 use crate::ledger::{self, Allocation, Kind};
-use crate::{capture, driver, exit, gate};
+use crate::work::captures;
+use crate::{driver, exit, gate};
 
 type GetAttribute = unsafe extern "C-unwind" fn(*mut c_void, c_int, CUdeviceptr) -> CUresult;
 type GetAttributes =
@@ -37,7 +38,7 @@ fn allocation_of(pointer: CUdeviceptr) -> Option<Arc<Allocation>> {
 /// device. What leads elsewhere, to another GPU's memory or to what the host sees too, the driver waits for, and
 /// programs rely on that. (In a capture, what is not stream-ordered is the driver's to refuse.)
 pub(crate) fn are_prompt(pointers: &[CUdeviceptr]) -> bool {
-    if capture::open() != 0 || exit::has_begun() || gate::is_forked() {
+    if captures::open() != 0 || exit::has_begun() || gate::is_forked() {
         return false;
     }
     if !pointers.iter().any(|&pointer| is_ours(pointer)) {

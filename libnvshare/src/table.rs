@@ -113,7 +113,10 @@ handled {
     context cuCtxCreate_v4(pctx: *mut CUcontext, ctxCreateParams: *mut c_void, flags: c_uint, dev: CUdevice) = contexts::create_v4;
     context cuCtxDestroy(ctx: CUcontext) = contexts::destroy;
     context cuCtxDestroy_v2(ctx: CUcontext) = contexts::destroy;
-    context cuCtxDetach(ctx: CUcontext) = contexts::destroy;
+    context cuCtxAttach(pctx: *mut CUcontext, flags: c_uint) = contexts::attach;
+    context cuCtxDetach(ctx: CUcontext) = contexts::detach;
+    context cuGreenCtxCreate(phCtx: *mut CUgreenCtx, desc: *mut c_void, dev: CUdevice, flags: c_uint) = contexts::create_green;
+    context cuGreenCtxDestroy(hCtx: CUgreenCtx) = contexts::destroy_green;
     context cuCtxSetCurrent(ctx: CUcontext) = contexts::set_current;
     context cuCtxPushCurrent(ctx: CUcontext) = contexts::set_current;
     context cuCtxPushCurrent_v2(ctx: CUcontext) = contexts::set_current;
@@ -190,19 +193,23 @@ handled {
     // streams and capture
     stream cuStreamCreate(phStream: *mut CUstream, Flags: c_uint) = streams::create;
     stream cuStreamCreateWithPriority(phStream: *mut CUstream, flags: c_uint, priority: c_int) = streams::create_with_priority;
+    stream cuGreenCtxStreamCreate(phStream: *mut CUstream, greenCtx: CUgreenCtx, flags: c_uint, priority: c_int) = streams::create_green;
+    stream cuStreamWaitEvent(hStream: CUstream, hEvent: CUevent, Flags: c_uint) = streams::wait_event;
+    stream cuStreamWaitEvent_ptsz(hStream: CUstream, hEvent: CUevent, Flags: c_uint) = streams::wait_event;
     stream cuStreamDestroy(hStream: CUstream) = streams::destroy;
     stream cuStreamDestroy_v2(hStream: CUstream) = streams::destroy;
-    capture cuStreamBeginCapture(hStream: CUstream) = capture::begin_v1::<false>;
-    capture cuStreamBeginCapture_ptsz(hStream: CUstream) = capture::begin_v1::<true>;
-    capture cuStreamBeginCapture_v2(hStream: CUstream, mode: c_int) = capture::begin::<false>;
-    capture cuStreamBeginCapture_v2_ptsz(hStream: CUstream, mode: c_int) = capture::begin::<true>;
-    capture cuStreamBeginCaptureToGraph(hStream: CUstream, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, mode: c_int) = capture::begin_to_graph::<false>;
-    capture cuStreamBeginCaptureToGraph_ptsz(hStream: CUstream, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, mode: c_int) = capture::begin_to_graph::<true>;
-    capture cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) = capture::end::<false>;
-    capture cuStreamEndCapture_ptsz(hStream: CUstream, phGraph: *mut CUgraph) = capture::end::<true>;
+    capture cuStreamBeginCapture(hStream: CUstream) = captures::begin_v1::<false>;
+    capture cuStreamBeginCapture_ptsz(hStream: CUstream) = captures::begin_v1::<true>;
+    capture cuStreamBeginCapture_v2(hStream: CUstream, mode: c_int) = captures::begin::<false>;
+    capture cuStreamBeginCapture_v2_ptsz(hStream: CUstream, mode: c_int) = captures::begin::<true>;
+    capture cuStreamBeginCaptureToGraph(hStream: CUstream, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, mode: c_int) = captures::begin_to_graph::<false>;
+    capture cuStreamBeginCaptureToGraph_ptsz(hStream: CUstream, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, mode: c_int) = captures::begin_to_graph::<true>;
+    capture cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) = captures::end::<false>;
+    capture cuStreamEndCapture_ptsz(hStream: CUstream, phGraph: *mut CUgraph) = captures::end::<true>;
 }
 
 called {
+    cuCtxFromGreenCtx(pContext: *mut CUcontext, hCtx: CUgreenCtx);
     cuCtxGetCurrent(pctx: *mut CUcontext);
     cuCtxGetDevice(device: *mut CUdevice);
     cuCtxRecordEvent(hCtx: CUcontext, hEvent: CUevent);
@@ -221,8 +228,8 @@ called {
     cuEventQuery(hEvent: CUevent);
     cuEventRecord(hEvent: CUevent, hStream: CUstream) and cuEventRecord_ptsz;
     cuStreamGetCtx(hStream: CUstream, pctx: *mut CUcontext);
-    cuStreamGetFlags(hStream: CUstream, flags: *mut c_uint);
     cuStreamIsCapturing(hStream: CUstream, captureStatus: *mut c_int);
+    cuStreamQuery(hStream: CUstream);
     cuStreamSynchronize(hStream: CUstream);
     cuThreadExchangeStreamCaptureMode(mode: *mut c_int);
 }
@@ -233,8 +240,8 @@ forwarded {
     cuArrayGetPlane cuArrayGetSparseProperties cuCheckpointProcessCheckpoint
     cuCheckpointProcessGetRestoreThreadId cuCheckpointProcessGetState cuCheckpointProcessLock
     cuCheckpointProcessRestore cuCheckpointProcessUnlock cuCoredumpGetAttribute cuCoredumpGetAttributeGlobal
-    cuCoredumpSetAttribute cuCoredumpSetAttributeGlobal cuCtxAttach cuCtxDisablePeerAccess
-    cuCtxEnablePeerAccess cuCtxFromGreenCtx cuCtxGetApiVersion cuCtxGetCacheConfig cuCtxGetDevice_v2
+    cuCoredumpSetAttribute cuCoredumpSetAttributeGlobal cuCtxDisablePeerAccess
+    cuCtxEnablePeerAccess cuCtxGetApiVersion cuCtxGetCacheConfig cuCtxGetDevice_v2
     cuCtxGetDevResource cuCtxGetExecAffinity cuCtxGetFlags cuCtxGetId cuCtxGetLimit cuCtxGetSharedMemConfig
     cuCtxGetStreamPriorityRange cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetFlags
     cuCtxSetLimit cuCtxSetSharedMemConfig cuCtxSynchronize_v2 cuCtxWaitEvent cuDestroyExternalMemory
@@ -289,8 +296,8 @@ forwarded {
     cuGraphNodeGetDependencies cuGraphNodeGetDependencies_v2 cuGraphNodeGetDependentNodes
     cuGraphNodeGetDependentNodes_v2 cuGraphNodeGetEnabled cuGraphNodeGetType cuGraphNodeSetEnabled
     cuGraphNodeSetParams cuGraphReleaseUserObject cuGraphRemoveDependencies cuGraphRemoveDependencies_v2
-    cuGraphRetainUserObject cuGreenCtxCreate cuGreenCtxDestroy cuGreenCtxGetDevResource cuGreenCtxGetId
-    cuGreenCtxRecordEvent cuGreenCtxStreamCreate cuGreenCtxWaitEvent cuImportExternalMemory
+    cuGraphRetainUserObject cuGreenCtxGetDevResource cuGreenCtxGetId
+    cuGreenCtxRecordEvent cuGreenCtxWaitEvent cuImportExternalMemory
     cuImportExternalSemaphore cuIpcCloseMemHandle cuIpcGetEventHandle cuIpcOpenEventHandle
     cuIpcOpenMemHandle cuIpcOpenMemHandle_v2 cuKernelGetAttribute cuKernelGetFunction cuKernelGetLibrary
     cuKernelGetName cuKernelGetParamInfo cuKernelSetAttribute cuKernelSetCacheConfig
@@ -325,12 +332,11 @@ forwarded {
     cuStreamCopyAttributes_ptsz cuStreamGetAttribute cuStreamGetAttribute_ptsz cuStreamGetCaptureInfo
     cuStreamGetCaptureInfo_ptsz cuStreamGetCaptureInfo_v2 cuStreamGetCaptureInfo_v2_ptsz
     cuStreamGetCaptureInfo_v3 cuStreamGetCaptureInfo_v3_ptsz cuStreamGetCtx_ptsz cuStreamGetCtx_v2
-    cuStreamGetCtx_v2_ptsz cuStreamGetDevice cuStreamGetDevice_ptsz cuStreamGetFlags_ptsz cuStreamGetGreenCtx
+    cuStreamGetCtx_v2_ptsz cuStreamGetDevice cuStreamGetDevice_ptsz cuStreamGetFlags cuStreamGetFlags_ptsz cuStreamGetGreenCtx
     cuStreamGetId cuStreamGetId_ptsz cuStreamGetPriority cuStreamGetPriority_ptsz cuStreamIsCapturing_ptsz
-    cuStreamQuery cuStreamQuery_ptsz cuStreamSetAttribute cuStreamSetAttribute_ptsz cuStreamSynchronize_ptsz
+    cuStreamQuery_ptsz cuStreamSetAttribute cuStreamSetAttribute_ptsz cuStreamSynchronize_ptsz
     cuStreamUpdateCaptureDependencies cuStreamUpdateCaptureDependencies_ptsz
-    cuStreamUpdateCaptureDependencies_v2 cuStreamUpdateCaptureDependencies_v2_ptsz cuStreamWaitEvent
-    cuStreamWaitEvent_ptsz cuSurfObjectCreate cuSurfObjectDestroy cuSurfObjectGetResourceDesc
+    cuStreamUpdateCaptureDependencies_v2 cuStreamUpdateCaptureDependencies_v2_ptsz cuSurfObjectCreate cuSurfObjectDestroy cuSurfObjectGetResourceDesc
     cuSurfRefGetArray cuSurfRefSetArray cuTensorMapEncodeIm2col cuTensorMapEncodeIm2colWide
     cuTensorMapEncodeTiled cuTensorMapReplaceAddress cuTexObjectCreate cuTexObjectDestroy
     cuTexObjectGetResourceDesc cuTexObjectGetResourceViewDesc cuTexObjectGetTextureDesc cuTexRefCreate

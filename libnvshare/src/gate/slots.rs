@@ -2,8 +2,8 @@
 //!
 //! A slot belongs to one thread at a time. It is found through a thread-local pointer without a destructor, and
 //! given back by a key's destructor when the thread ends (also by `pthread_cancel`); slots themselves live for
-//! ever and are used again. What a thread left behind counts for nothing: a slot is void when its thread is gone,
-//! and a mark whose stack frame is gone is taken back when the thread comes again.
+//! ever and are used again. What a thread left behind counts for nothing: a slot is void when its thread is gone, and a
+//! mark whose stack frame is gone is taken back when the thread comes again.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -11,11 +11,14 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use super::fence;
-use crate::streams::StreamKey;
+use super::{Inside, Mark, fence};
+use crate::work::contexts;
+use crate::work::streams::{Stream, StreamKey};
 
-/// Streams that a thread remembers having met.
-const REMEMBERED: usize = 4;
+/// Places for streams that a thread remembers having met; a power of two.
+const PLACES: usize = 128;
+/// Places in which a stream may be.
+const TRIES: usize = 4;
 
 #[derive(Debug)]
 #[repr(align(128))]
@@ -24,12 +27,16 @@ pub(super) struct Slot {
     inside: AtomicU32,
     /// The thread; 0: nobody's.
     owner: AtomicI32,
-    /// Where on its stack the thread stepped in.
-    frame: AtomicUsize,
-    /// What the gate has met in this thread, by address.
-    met: [AtomicUsize; REMEMBERED],
-    /// [`crate::streams::generation`] when that was true; 0: never.
+    /// The [`Mark`] of the call that stepped in.
+    mark: AtomicUsize,
+    /// What is written there.
+    word: AtomicUsize,
+    /// The streams that the gate has met in this thread, by a hash of their addresses.
+    met: [AtomicPtr<Stream>; PLACES],
+    /// [`contexts::generation`] when that was true; 0: never.
     met_at: AtomicU64,
+    /// Stands for the thread's own default streams.
+    own: Stream,
     gated: AtomicU64,
     passed_by: AtomicU64,
     next: AtomicPtr<Slot>,
@@ -85,9 +92,11 @@ fn push(owner: i32) -> &'static Slot {
     let slot = Box::leak(Box::new(Slot {
         inside: AtomicU32::new(0),
         owner: AtomicI32::new(owner),
-        frame: AtomicUsize::new(0),
-        met: [const { AtomicUsize::new(0) }; REMEMBERED],
+        mark: AtomicUsize::new(0),
+        word: AtomicUsize::new(0),
+        met: [const { AtomicPtr::new(ptr::null_mut()) }; PLACES],
         met_at: AtomicU64::new(0),
+        own: Stream::none(StreamKey::PER_THREAD),
         gated: AtomicU64::new(0),
         passed_by: AtomicU64::new(0),
         next: AtomicPtr::new(FIRST.load(Ordering::Acquire)),
@@ -108,6 +117,7 @@ fn give_back_at_exit(slot: *const Slot) {
         if let Some(slot) = unsafe { slot.cast::<Slot>().as_ref() } {
             slot.inside.store(0, Ordering::SeqCst);
             slot.met_at.store(0, Ordering::Relaxed);
+            slot.own.window.reset();
             slot.owner.store(0, Ordering::Release);
         }
     }
@@ -131,8 +141,12 @@ impl Slot {
 
     /// Marks the thread as inside, before its look at the gate.
     #[inline(always)]
-    pub(super) fn step_in(&self, frame: usize) {
-        self.frame.store(frame, Ordering::Relaxed);
+    pub(super) fn step_in(&self, mark: &Mark) {
+        // Another word each time, so that what an earlier frame has left on the stack is not taken for this one's.
+        let word = self.word.load(Ordering::Relaxed).wrapping_add(STEP);
+        self.word.store(word, Ordering::Relaxed);
+        mark.write(word);
+        self.mark.store(ptr::from_ref(mark) as usize, Ordering::Relaxed);
         fence::mark(&self.inside);
     }
 
@@ -141,30 +155,52 @@ impl Slot {
         self.inside.store(0, Ordering::Release);
     }
 
-    /// Whether the frame that stepped in is still on the stack above the given one.
-    pub(super) fn is_above(&self, frame: usize) -> bool {
-        self.frame.load(Ordering::Relaxed) > frame
+    /// What another call of the same thread finds, which is at `mark`.
+    pub(super) fn inside(&self, mark: &Mark) -> Inside {
+        let theirs = self.mark.load(Ordering::Relaxed);
+        // Stacks grow downwards. A frame that is above may be gone all the same, and others be in its place; or it may be
+        // on the stack of a coroutine that is unmapped by now, so the kernel looks.
+        let lives = theirs > ptr::from_ref(mark) as usize
+            && match read_word(theirs) {
+                Word::Is(word) => word == self.word.load(Ordering::Relaxed),
+                Word::Nowhere => false,
+                // A call that waited for its own thread would be worse than one that passes by.
+                Word::Unknown => true,
+            };
+        if lives { Inside::Nested } else { Inside::Left }
     }
 
-    /// Whether the gate has met this stream in this thread, with the contexts as they are.
+    /// The stream's record, if the gate has met it in this thread, with the contexts as they are.
     #[inline(always)]
-    pub(super) fn knows(&self, stream: StreamKey) -> bool {
-        self.met_at.load(Ordering::Relaxed) == crate::streams::generation()
-            && self
-                .met
-                .get(stream.bucket(REMEMBERED))
-                .is_some_and(|met| met.load(Ordering::Relaxed) == stream.address())
+    pub(super) fn find(&self, stream: StreamKey) -> Option<&'static Stream> {
+        if self.met_at.load(Ordering::Relaxed) != contexts::generation() {
+            return None;
+        }
+        let first = place_of(stream);
+        (0..TRIES).find_map(|try_| {
+            let met = self.met.get((first + try_) % PLACES)?.load(Ordering::Relaxed);
+            // SAFETY: null, or a record of a stream or of this slot; both live for ever.
+            unsafe { met.as_ref() }.filter(|met| met.key() == stream)
+        })
     }
 
-    pub(super) fn learn(&self, stream: StreamKey) {
-        let generation = crate::streams::generation();
+    pub(super) fn learn(&self, stream: &'static Stream) {
+        let generation = contexts::generation();
         if self.met_at.load(Ordering::Relaxed) != generation {
-            self.met.iter().for_each(|met| met.store(0, Ordering::Relaxed));
+            self.met.iter().for_each(|met| met.store(ptr::null_mut(), Ordering::Relaxed));
             self.met_at.store(generation, Ordering::Relaxed);
         }
-        if let Some(met) = self.met.get(stream.bucket(REMEMBERED)) {
-            met.store(stream.address(), Ordering::Relaxed);
+        let places = || (0..TRIES).filter_map(|try_| self.met.get((place_of(stream.key()) + try_) % PLACES));
+        // The first one gives way where all are taken.
+        let free = places().find(|met| met.load(Ordering::Relaxed).is_null()).or_else(|| places().next());
+        if let Some(free) = free {
+            free.store(ptr::from_ref(stream).cast_mut(), Ordering::Relaxed);
         }
+    }
+
+    /// Stands for the thread's own default streams, whatever its context.
+    pub(super) fn own(&'static self) -> &'static Stream {
+        &self.own
     }
 
     /// Only the owner counts, so a plain addition will do.
@@ -187,7 +223,47 @@ impl Slot {
             return true;
         }
         let owner = self.owner.load(Ordering::Acquire);
-        // SAFETY: signal 0 only asks whether the thread exists.
-        owner == 0 || unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), owner, 0) } != 0
+        owner == 0 || is_thread_gone(owner)
+    }
+}
+
+/// What the word of a mark grows by each time: odd, so that all words occur, and large, so that few look like a program's.
+const STEP: usize = 0x9e37_79b9_7f4a_7c15;
+
+/// Where a stream's record is looked for first.
+#[inline(always)]
+fn place_of(stream: StreamKey) -> usize {
+    (stream.address() >> 4).wrapping_mul(STEP) >> (usize::BITS - PLACES.trailing_zeros())
+}
+
+/// Whether a thread of this process has ended. What cannot be asked has not.
+pub(crate) fn is_thread_gone(thread: libc::pid_t) -> bool {
+    // SAFETY: signal 0 only asks whether the thread exists.
+    let asked = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) };
+    asked != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
+}
+
+/// What is found at an address.
+enum Word {
+    Is(usize),
+    /// No memory is there.
+    Nowhere,
+    /// The kernel does not say.
+    Unknown,
+}
+
+/// The word at an address of this process, if there is one.
+fn read_word(address: usize) -> Word {
+    let mut word = 0usize;
+    let to = libc::iovec { iov_base: (&raw mut word).cast(), iov_len: size_of::<usize>() };
+    let from = libc::iovec { iov_base: address as *mut c_void, iov_len: size_of::<usize>() };
+    // SAFETY: a place for the word; the kernel checks the other end.
+    let read = unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
+    if read == size_of::<usize>().cast_signed() {
+        return Word::Is(word);
+    }
+    match std::io::Error::last_os_error().raw_os_error() {
+        Some(libc::EFAULT) => Word::Nowhere,
+        _ => Word::Unknown,
     }
 }

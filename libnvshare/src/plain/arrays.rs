@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use super::{Charge, charged, lock};
-use crate::cuda::{CUarray, CUcontext, CUmipmappedArray, CUresult};
+use crate::cuda::{CUarray, CUmipmappedArray, CUresult};
 use crate::memory;
+use crate::work::contexts::Context;
 
 type ArrayCreate = unsafe extern "C-unwind" fn(*mut CUarray, *const c_void) -> CUresult;
 type MipmappedCreate = unsafe extern "C-unwind" fn(*mut CUmipmappedArray, *const c_void, c_uint) -> CUresult;
@@ -14,7 +15,7 @@ type ArrayDestroy = unsafe extern "C-unwind" fn(CUarray) -> CUresult;
 type MipmappedDestroy = unsafe extern "C-unwind" fn(CUmipmappedArray) -> CUresult;
 
 /// Arrays, mipmapped or not, by handle.
-static ARRAYS: Mutex<BTreeMap<usize, (CUcontext, Charge)>> = Mutex::new(BTreeMap::new());
+static ARRAYS: Mutex<BTreeMap<usize, (Arc<Context>, Charge)>> = Mutex::new(BTreeMap::new());
 
 /// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory comes with it.
 const UNBACKED: c_uint = 0x40 | 0x80;
@@ -124,7 +125,7 @@ where
         Ok(made)
     });
     let made = made.map(|(made, charge)| {
-        lock(&ARRAYS).insert(handle(&made), (context, charge));
+        lock(&ARRAYS).insert(handle(&made), (Arc::clone(&context), charge));
         made
     });
     // SAFETY: not null, and where the driver would write.
@@ -195,9 +196,10 @@ pub(crate) unsafe fn mipmapped_destroy(real: MipmappedDestroy, array: CUmipmappe
 }
 
 /// A context is gone, and its arrays with it.
-pub(crate) fn forget_context(context: CUcontext) {
+pub(crate) fn forget_context(context: &Arc<Context>) {
     let mut arrays = lock(&ARRAYS);
-    let (gone, left) = std::mem::take(&mut *arrays).into_iter().partition(|(_, (of, _))| *of == context);
+    let (gone, left) =
+        std::mem::take(&mut *arrays).into_iter().partition(|(_, (of, _))| Arc::ptr_eq(of, context));
     *arrays = left;
     drop(arrays);
     drop::<BTreeMap<_, _>>(gone);

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::{Properties, kept};
 use crate::cuda::{CUdevice, CUgraph, CUgraphExec, CUresult, CUstream};
 use crate::devices::{self, Device};
-use crate::gate;
-use crate::streams::StreamKey;
+use crate::gate::{self, Mark};
+use crate::work::streams::StreamKey;
 
 type Trim = unsafe extern "C-unwind" fn(CUdevice) -> CUresult;
 type AddMemAllocNode =
@@ -153,10 +153,11 @@ pub(crate) unsafe fn launch<const TWIN: bool>(real: Launch, exec: CUgraphExec, s
     if kept::is_over_by_graphs() {
         return CUresult::OUT_OF_MEMORY;
     }
-    let pass = gate::enter(StreamKey::new(stream, TWIN));
+    let mark = Mark::new();
+    let pass = gate::enter(StreamKey::new(stream, TWIN), &mark);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(exec, stream) };
-    gate::leave(pass, result);
+    gate::leave(pass, &mark, result);
     if kept::has_graphs() {
         // The first launches of new nodes take memory, later ones hardly ever.
         let launches = LAUNCHES.fetch_add(1, Ordering::Relaxed);

@@ -2,46 +2,59 @@
 //! stream's work says when, and whoever comes by after that frees it. Nobody waits: what the stream waits for may be the
 //! very thread that frees.
 
-use std::mem::ManuallyDrop;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::lock;
-use crate::cuda::{CUcontext, CUdeviceptr, CUresult, CUstream};
-use crate::driver::{self, Event, Relaxed};
+use crate::cuda::{CUdeviceptr, CUresult, CUstream};
+use crate::driver;
 use crate::table::real;
+use crate::work::captures;
+use crate::work::contexts::{self, Context};
+use crate::work::event::Event;
+use crate::work::streams::StreamKey;
 use crate::{gate, memory};
 
 /// Memory that waits for its event.
 #[derive(Debug)]
 struct Waiting {
     base: CUdeviceptr,
-    /// The memory's, and the stream's.
-    contexts: [CUcontext; 2],
-    /// It is not destroyed after its context.
-    behind: ManuallyDrop<Event>,
+    context: Arc<Context>,
+    behind: Event,
 }
 
 static WAITING: Mutex<Vec<Waiting>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Frees memory once the work on a stream is complete.
-pub(super) fn free(base: CUdeviceptr, context: CUcontext, stream: CUstream) -> CUresult {
+/// Frees memory once the work on a stream is complete. Called for the program's own call with that stream.
+pub(super) fn free(base: CUdeviceptr, context: &Arc<Context>, stream: CUstream) -> CUresult {
+    let behind = behind(stream);
     let mut waiting = lock(&WAITING);
     if waiting.iter().any(|waiting| waiting.base == base) {
         return CUresult::INVALID_VALUE;
     }
-    let of_stream = driver::context_of(stream);
-    let behind = of_stream.and_then(|of| driver::in_context(of, || Event::behind(stream)));
     match behind {
-        Ok(event) => {
-            let contexts = [context, of_stream.unwrap_or(context)];
-            waiting.push(Waiting { base, contexts, behind: ManuallyDrop::new(event) });
+        Ok(behind) => {
+            waiting.push(Waiting { base, context: Arc::clone(context), behind });
             COUNT.store(waiting.len(), Ordering::Relaxed);
             CUresult::SUCCESS
         }
         Err(error) => error,
     }
+}
+
+/// An event behind the work on a stream; for a legacy stream behind all of its context's, since an event on it would hold up
+/// the context's blocking streams. Only drivers before 12.4, and a program that frees beside a capture, get that.
+fn behind(stream: CUstream) -> Result<Event, CUresult> {
+    let of_stream = driver::context_of(stream)?;
+    let context = contexts::find(of_stream).ok_or(CUresult::INVALID_CONTEXT)?;
+    let _relaxed = driver::Relaxed::begin();
+    driver::with_current(of_stream, || {
+        let quiet = (StreamKey::new(stream, false) == StreamKey::LEGACY && driver::can_record_context())
+            .then(captures::hold_off)
+            .flatten();
+        if quiet.is_some() { Event::behind_context(&context) } else { Event::behind_stream(&context, stream) }
+    })
 }
 
 /// Whether the program has freed this already.
@@ -54,25 +67,22 @@ pub(crate) fn sweep() {
     if COUNT.load(Ordering::Relaxed) == 0 || gate::is_forked() {
         return;
     }
-    let _relaxed = Relaxed::begin();
     let mut waiting = lock(&WAITING);
     let (done, left): (Vec<_>, Vec<_>) =
         std::mem::take(&mut *waiting).into_iter().partition(|waiting| waiting.behind.is_complete());
     *waiting = left;
     COUNT.store(waiting.len(), Ordering::Relaxed);
     drop(waiting);
-    for done in done {
-        drop(ManuallyDrop::into_inner(done.behind));
-        if let Some(free) = real::cuMemFree_v2.get() {
-            // SAFETY: an allocation that the program has given back.
-            unsafe { memory::free(free, done.base) };
-        }
+    for Waiting { base, context, .. } in done {
+        let Some(free) = real::cuMemFree_v2.get() else { continue };
+        // SAFETY: an allocation that the program has given back; its context lives through the call.
+        let _ = context.with(|| unsafe { memory::free(free, base) }.ok());
     }
 }
 
 /// A context is gone, its memory and events with it.
-pub(crate) fn forget_context(context: CUcontext) {
+pub(crate) fn forget_context(context: &Arc<Context>) {
     let mut waiting = lock(&WAITING);
-    waiting.retain(|waiting| !waiting.contexts.contains(&context));
+    waiting.retain(|waiting| !Arc::ptr_eq(&waiting.context, context));
     COUNT.store(waiting.len(), Ordering::Relaxed);
 }

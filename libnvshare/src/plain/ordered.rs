@@ -1,12 +1,16 @@
 //! Stream-ordered allocations, of the driver's pools and of the program's own.
 
+use std::sync::Arc;
+
 use super::{graphs, later, pools};
-use crate::cuda::{CUcontext, CUdeviceptr, CUmemoryPool, CUresult, CUstream};
+use crate::cuda::{CUdeviceptr, CUmemoryPool, CUresult, CUstream};
 use crate::devices::{self, Device};
 use crate::ledger::Kind;
-use crate::streams::StreamKey;
 use crate::table::real;
-use crate::{capture, driver, ledger, memory, sharing};
+use crate::work::captures;
+use crate::work::contexts::Context;
+use crate::work::streams::StreamKey;
+use crate::{driver, ledger, memory, sharing};
 
 type AllocAsync = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize, CUstream) -> CUresult;
 type AllocFromPoolAsync =
@@ -15,13 +19,13 @@ type FreeAsync = unsafe extern "C-unwind" fn(CUdeviceptr, CUstream) -> CUresult;
 
 /// Whether an allocation on a stream becomes a node of a graph.
 fn in_graph(stream: CUstream, twin: bool) -> bool {
-    capture::is_capturing(StreamKey::new(stream, twin))
+    captures::is_capturing(StreamKey::new(stream, twin))
 }
 
 /// # Safety
 /// `place` is null or where the driver would write.
 unsafe fn ordered(
-    on: Option<(&'static Device, CUcontext)>,
+    on: Option<(&'static Device, Arc<Context>)>,
     kind: Kind,
     place: *mut CUdeviceptr,
     bytes: usize,
@@ -55,6 +59,7 @@ pub(crate) unsafe fn alloc_async<const TWIN: bool>(
     // Graphs have a pool of their own, and what other processes are to reach is not managed: the driver's own pools
     // are for that.
     let managed = on
+        .as_ref()
         .filter(|_| !in_graph && !sharing::needs_plain(bytes as u64))
         .and_then(|(device, _)| pools::current(device))
         .zip(from_pool.get());
@@ -122,7 +127,7 @@ pub(crate) unsafe fn free_async<const TWIN: bool>(
         && allocation.kind == Kind::Device
         && !in_graph(stream, TWIN)
     {
-        return later::free(base, allocation.context, StreamKey::new(stream, TWIN).handle());
+        return later::free(base, &allocation.context, StreamKey::new(stream, TWIN).handle());
     }
     result
 }

@@ -3,7 +3,6 @@
 //! Nothing of this exists before the program first allocates memory or submits work. Then two threads do: this
 //! one reads and writes frames and obeys ([`machine`]), the other moves memory ([`crate::mover`]).
 
-mod descriptor;
 mod machine;
 mod wire;
 
@@ -56,6 +55,8 @@ pub(crate) fn start() {
             return;
         };
         devices::discover(config);
+        // Now, by a thread of the host: the session's own may not read the environment beside it.
+        let _ = wire::path();
         crate::fork::watch();
         gate::prepare();
         gate::close();
@@ -369,8 +370,8 @@ impl Session {
 
     /// Opens the gate if all that is allocated may be touched.
     fn begin(&mut self, anyway: bool) {
-        // A device that is not held yet holds the others back: all or none.
-        if devices::all().all(|device| device.hold(anyway)) {
+        // Memory that is leaving may not be touched; and a device that is not held yet holds the others back: all or none.
+        if !mover::is_evicting() && devices::all().all(|device| device.hold(anyway)) {
             gate::open(false);
             self.feed(Input::Began);
         } else {

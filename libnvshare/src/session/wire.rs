@@ -5,13 +5,13 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use nvshare_proto::{ClientMessage, Reply, Request, SchedulerMessage, codec, paths};
 
-use super::descriptor::Descriptor;
 use crate::counters;
+use crate::descriptor::Descriptor;
 
 /// The connection's, also for a forked child to close and for the last word at exit.
 static DESCRIPTOR: Descriptor = Descriptor::none();
@@ -23,10 +23,11 @@ static WRITING: Mutex<()> = Mutex::new(());
 /// A scheduler that does not read for this long is lost.
 const WRITE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Where the scheduler is looked for.
-pub(super) fn path() -> PathBuf {
-    let system = Path::new(paths::SYSTEM_SOCKET);
-    paths::clients_socket(system.exists())
+/// Where the scheduler is looked for. The environment is read once: the host may change it at any later time.
+pub(super) fn path() -> &'static Path {
+    static PATHS: OnceLock<[PathBuf; 2]> = OnceLock::new();
+    let [ours, systems] = PATHS.get_or_init(|| [false, true].map(paths::clients_socket));
+    if Path::new(paths::SYSTEM_SOCKET).exists() { systems } else { ours }
 }
 
 /// A connection to the scheduler.
@@ -54,7 +55,7 @@ impl Wire {
     pub(super) fn connect() -> Result<Self, String> {
         let path = path();
         let describe = |error: std::io::Error| format!("{}: {error}", path.display());
-        let stream = UnixStream::connect(&path).map_err(describe)?;
+        let stream = UnixStream::connect(path).map_err(describe)?;
         stream.set_write_timeout(Some(WRITE_PATIENCE)).map_err(describe)?;
         DESCRIPTOR.set(stream.as_raw_fd());
         Ok(Self { stream: ManuallyDrop::new(stream), buffer: Vec::new(), passed: None })

@@ -10,10 +10,10 @@
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 use std::hint::black_box;
 use std::mem::transmute_copy;
-use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use criterion::Criterion;
@@ -36,7 +36,13 @@ type Alloc = unsafe extern "C" fn(*mut u64, usize) -> c_int;
 type Free = unsafe extern "C" fn(u64) -> c_int;
 type GetProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
 
+/// Says what this program is to be when it is started again.
 const INSIDE: &str = "NVSHARE_BENCH_INSIDE";
+const ALONE: &str = "alone";
+const CONTENDED: &str = "contended";
+const WAITER: &str = "waiter";
+/// Says where `nvshare-ctl` is.
+const CTL: &str = "NVSHARE_BENCH_CTL";
 /// Live allocations beside the one that is measured.
 const LIVE: usize = 32_768;
 
@@ -70,19 +76,29 @@ impl Driver {
 }
 
 fn launch(function: Launch) -> c_int {
-    unsafe { function(1, 1, 1, 1, 1, 1, 1, 0, 0x3000, ptr::null_mut(), ptr::null_mut()) }
+    launch_on(function, 0x3000)
 }
 
-/// How long it takes until each of several threads has made so many launches.
-fn together(threads: usize, count: u64, function: Launch) -> Duration {
+fn launch_on(function: Launch, stream: usize) -> c_int {
+    unsafe { function(1, 1, 1, 1, 1, 1, 1, 0, stream, ptr::null_mut(), ptr::null_mut()) }
+}
+
+/// The handles of streams, spread over memory as an allocator would.
+fn streams(first: usize, count: usize) -> Vec<usize> {
+    (0..count).map(|i| 0x55_5555_0000 + (first + i) * 0x2d0).collect()
+}
+
+/// How long it takes until each of several threads has made so many launches, on streams of its own in turn.
+fn together(threads: usize, streams_each: usize, count: u64, function: Launch) -> Duration {
     let barrier = &Barrier::new(threads + 1);
     std::thread::scope(|scope| {
-        for _ in 0..threads {
+        for thread in 0..threads {
             scope.spawn(move || {
-                launch(function);
+                let streams = streams(thread * streams_each, streams_each);
+                streams.iter().for_each(|&stream| assert_eq!(launch_on(function, stream), 0));
                 barrier.wait();
-                (0..count).for_each(|_| {
-                    launch(black_box(function));
+                streams.iter().cycle().take(count as usize).for_each(|&stream| {
+                    launch_on(black_box(function), stream);
                 });
                 barrier.wait();
             });
@@ -92,6 +108,79 @@ fn together(threads: usize, count: u64, function: Launch) -> Duration {
         barrier.wait();
         begin.elapsed()
     })
+}
+
+/// Launches on one stream and on several, from one thread and from several. `when` says what else is so.
+fn launches(driver: &Driver, criterion: &mut Criterion, when: &str) {
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    for (what, threads, streams_each) in [
+        ("1 thread, 1 stream", 1, 1),
+        ("1 thread, 8 streams", 1, 8),
+        ("1 thread, 32 streams", 1, 32),
+        // Time per launch of each thread.
+        ("a thread on each processor", processors, 1),
+        ("8 threads with 4 streams each", 8, 4),
+    ] {
+        for (way, function) in [
+            ("direct", driver.direct::<Launch>(c"cuLaunchKernel")),
+            ("hooked", driver.hooked(c"cuLaunchKernel")),
+        ] {
+            let name = format!("launch{when}, {what}/{way}");
+            criterion.bench_function(&name, |b| {
+                b.iter_custom(|count| together(threads, streams_each, count, function))
+            });
+        }
+    }
+}
+
+/// The same while another client waits: this process holds the lock, and memory for both there is not.
+fn benches_contended(criterion: &mut Criterion) {
+    let driver = Driver::open();
+    unsafe { driver.hooked::<unsafe extern "C" fn(c_uint) -> c_int>(c"cuInit")(0) };
+    let alloc = driver.hooked::<Alloc>(c"cuMemAlloc_v2");
+    let mut address = 0;
+    assert_eq!(unsafe { alloc(&raw mut address, 6 << 30) }, 0);
+    let mut waiter = Command::new(std::env::current_exe().expect("this program"))
+        .env(INSIDE, WAITER)
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("it runs");
+    let ctl = std::env::var_os(CTL).expect("this program says where it is");
+    let done = AtomicBool::new(false);
+    let keep = driver.hooked::<Launch>(c"cuLaunchKernel");
+    let done_too = &done;
+    std::thread::scope(|scope| {
+        // An idle process would lose the lock.
+        scope.spawn(move || {
+            while !done_too.load(Ordering::Relaxed) {
+                launch(keep);
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        let pid = waiter.id().to_string();
+        let waits = |line: &str| {
+            [pid.as_str(), "waiting"].iter().all(|word| line.split_whitespace().any(|w| w == *word))
+        };
+        nvshare_harness::wait_until("the other client waits", || {
+            let output = Command::new(&ctl).arg("clients").output().expect("it runs");
+            String::from_utf8_lossy(&output.stdout).lines().any(waits)
+        });
+        // The news reach this process a moment later.
+        std::thread::sleep(Duration::from_millis(100));
+        launches(&driver, criterion, " while another client waits");
+        done.store(true, Ordering::Relaxed);
+    });
+    waiter.kill().expect("a child");
+    waiter.wait().expect("a child");
+}
+
+/// A client that wants the lock.
+fn wait_for_the_lock() {
+    let driver = Driver::open();
+    unsafe { driver.hooked::<unsafe extern "C" fn(c_uint) -> c_int>(c"cuInit")(0) };
+    let mut address = 0;
+    assert_eq!(unsafe { driver.hooked::<Alloc>(c"cuMemAlloc_v2")(&raw mut address, 6 << 30) }, 0);
+    launch(driver.hooked(c"cuLaunchKernel"));
 }
 
 fn benches(criterion: &mut Criterion) {
@@ -105,14 +194,7 @@ fn benches(criterion: &mut Criterion) {
         assert_eq!(launch(function), 0);
         criterion.bench_function(name, |b| b.iter(|| launch(black_box(function))));
     }
-    // As many threads as there are processors: time per launch of each.
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    for (name, function) in [
-        ("launch, a thread on each processor/direct", driver.direct::<Launch>(c"cuLaunchKernel")),
-        ("launch, a thread on each processor/hooked", driver.hooked(c"cuLaunchKernel")),
-    ] {
-        criterion.bench_function(name, |b| b.iter_custom(|count| together(threads, count, function)));
-    }
+    launches(&driver, criterion, "");
     for (name, alloc, free) in [
         (
             "alloc and free/direct",
@@ -181,22 +263,39 @@ fn benches(criterion: &mut Criterion) {
 }
 
 fn main() {
-    if std::env::var_os(INSIDE).is_none() {
-        let stub = Artifacts::stub();
-        let dir = std::env::temp_dir().join(format!("nvshare-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).expect("a folder");
-        std::os::unix::fs::symlink(stub, dir.join("libcuda.so.1")).expect("a link");
-        let error = Command::new(std::env::current_exe().expect("this program"))
-            .args(std::env::args_os().skip(1))
-            .env(INSIDE, "1")
-            .env("LD_PRELOAD", &Artifacts::build(true).library)
-            .env("LD_LIBRARY_PATH", &dir)
-            .env("NVSHARE_SOCKET", dir.join("nobody.sock"))
-            .env("NVSHARE_LOG", "off")
-            .exec();
-        panic!("{error}");
+    match std::env::var(INSIDE).as_deref() {
+        Err(_) => outside(),
+        Ok(WAITER) => wait_for_the_lock(),
+        Ok(how) => {
+            let mut criterion = Criterion::default().configure_from_args();
+            if how == CONTENDED {
+                benches_contended(&mut criterion)
+            } else {
+                benches(&mut criterion)
+            }
+            criterion.final_summary();
+        }
     }
-    let mut criterion = Criterion::default().configure_from_args();
-    benches(&mut criterion);
-    criterion.final_summary();
+}
+
+/// Starts this program again, under nvshare.
+fn outside() {
+    let world = World::with_driver(&Artifacts::stub());
+    let inside = |how: &str| {
+        let status = Command::new(std::env::current_exe().expect("this program"))
+            .args(std::env::args_os().skip(1))
+            .env(INSIDE, how)
+            .env(CTL, &Artifacts::build(true).ctl)
+            .env("LD_PRELOAD", &Artifacts::build(true).library)
+            .env("LD_LIBRARY_PATH", world.dir().join("lib"))
+            .env("NVSHARE_SOCKET", world.socket())
+            .env("NVSHARE_ADMIN_SOCKET", world.admin_socket())
+            .env("NVSHARE_LOG", "off")
+            .status()
+            .expect("it runs");
+        assert!(status.success(), "{how}: {status}");
+    };
+    inside(ALONE);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "8GiB", "--tq", "3600"]);
+    inside(CONTENDED);
 }

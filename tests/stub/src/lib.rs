@@ -67,6 +67,13 @@ stub! {
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) { unsafe { give(free, 1 << 45); give(total, 1 << 45) } }
     fn cuMemPrefetchAsync(_address: u64, _bytes: usize, _device: c_int, _stream: usize) { 0 }
     fn cuStreamCreate(stream: *mut usize, _flags: c_uint) { unsafe { give(stream, 0x2000) } }
+    fn cuStreamQuery(_stream: usize) { 0 }
+    fn cuStreamIsCapturing(_stream: usize, status: *mut c_int) { unsafe { give(status, 0) } }
+    fn cuEventCreate(event: *mut usize, _flags: c_uint) { unsafe { give(event, 0x4000) } }
+    fn cuEventRecord(_event: usize, _stream: usize) { 0 }
+    fn cuEventQuery(_event: usize) { 0 }
+    fn cuEventDestroy_v2(_event: usize) { 0 }
+    fn cuCtxRecordEvent(_context: usize, _event: usize) { 0 }
     fn cuStreamGetCtx(_stream: usize, context: *mut usize) { unsafe { give(context, 0x10) } }
     fn cuStreamSynchronize(_stream: usize) { 0 }
     fn cuThreadExchangeStreamCaptureMode(_mode: *mut c_int) { 0 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 /// A descriptor, and the file that it stood for when it was ours.
 #[derive(Debug)]
-pub(super) struct Descriptor {
+pub(crate) struct Descriptor {
     number: AtomicI32,
     device: AtomicU64,
     inode: AtomicU64,
@@ -17,12 +17,12 @@ pub(super) struct Descriptor {
 
 impl Descriptor {
     /// None.
-    pub(super) const fn none() -> Self {
+    pub(crate) const fn none() -> Self {
         Self { number: AtomicI32::new(-1), device: AtomicU64::new(0), inode: AtomicU64::new(0) }
     }
 
     /// From now on it stands for this one.
-    pub(super) fn set(&self, number: c_int) {
+    pub(crate) fn set(&self, number: c_int) {
         let (device, inode) = file_of(number).unwrap_or((0, 0));
         self.number.store(-1, Ordering::SeqCst);
         self.device.store(device, Ordering::SeqCst);
@@ -31,14 +31,14 @@ impl Descriptor {
     }
 
     /// It is no more; its number, if it still is ours.
-    pub(super) fn take(&self) -> Option<c_int> {
+    pub(crate) fn take(&self) -> Option<c_int> {
         let number = self.get();
         self.number.store(-1, Ordering::SeqCst);
         number
     }
 
     /// Its number, if it still is ours.
-    pub(super) fn get(&self) -> Option<c_int> {
+    pub(crate) fn get(&self) -> Option<c_int> {
         let number = self.number.load(Ordering::SeqCst);
         let file = (self.device.load(Ordering::SeqCst), self.inode.load(Ordering::SeqCst));
         (number >= 0 && file_of(number) == Some(file)).then_some(number)

@@ -1,0 +1,270 @@
+//! Contexts that come and go.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::cuda::{CUcontext, CUdevice, CUgreenCtx, CUresult};
+use crate::plain::kept;
+use crate::work::contexts::{self, Context};
+use crate::work::{captures, streams};
+use crate::{devices, driver, memory};
+
+/// A device's primary context, and how often the program retains it.
+#[derive(Debug)]
+struct Primary {
+    device: CUdevice,
+    context: Arc<Context>,
+    retained: u32,
+}
+
+static PRIMARY: Mutex<Vec<Primary>> = Mutex::new(Vec::new());
+/// Green contexts, and the contexts that stand for them.
+static GREEN: Mutex<Vec<(CUgreenCtx, Arc<Context>)>> = Mutex::new(Vec::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+type Create = unsafe extern "C-unwind" fn(*mut CUcontext, c_uint, CUdevice) -> CUresult;
+type CreateV3 = unsafe extern "C-unwind" fn(*mut CUcontext, *mut c_void, c_int, c_uint, CUdevice) -> CUresult;
+type CreateV4 = unsafe extern "C-unwind" fn(*mut CUcontext, *mut c_void, c_uint, CUdevice) -> CUresult;
+type CreateGreen = unsafe extern "C-unwind" fn(*mut CUgreenCtx, *mut c_void, CUdevice, c_uint) -> CUresult;
+type DestroyGreen = unsafe extern "C-unwind" fn(CUgreenCtx) -> CUresult;
+type Attach = unsafe extern "C-unwind" fn(*mut CUcontext, c_uint) -> CUresult;
+type Retain = unsafe extern "C-unwind" fn(*mut CUcontext, CUdevice) -> CUresult;
+type OfContext = unsafe extern "C-unwind" fn(CUcontext) -> CUresult;
+type OfDevice = unsafe extern "C-unwind" fn(CUdevice) -> CUresult;
+type Pop = unsafe extern "C-unwind" fn(*mut CUcontext) -> CUresult;
+
+/// Whatever is current now may get work.
+fn met(result: CUresult) -> CUresult {
+    if result == CUresult::SUCCESS {
+        contexts::meet_current();
+    }
+    result
+}
+
+/// A new context of a device is in `place`, and current.
+///
+/// # Safety
+/// `place` is valid if `result` is success.
+unsafe fn made(result: CUresult, place: *mut CUcontext, device: CUdevice) -> CUresult {
+    if result == CUresult::SUCCESS && !place.is_null() {
+        // SAFETY: the driver wrote it.
+        contexts::learn(unsafe { *place }, device);
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn create(
+    real: Create,
+    context: *mut CUcontext,
+    flags: c_uint,
+    device: CUdevice,
+) -> CUresult {
+    // SAFETY: the caller's arguments; the driver answered for this place.
+    unsafe { made(real(context, flags, device), context, device) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn create_v3(
+    real: CreateV3,
+    context: *mut CUcontext,
+    params: *mut c_void,
+    count: c_int,
+    flags: c_uint,
+    device: CUdevice,
+) -> CUresult {
+    // SAFETY: the caller's arguments; the driver answered for this place.
+    unsafe { made(real(context, params, count, flags, device), context, device) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn create_v4(
+    real: CreateV4,
+    context: *mut CUcontext,
+    params: *mut c_void,
+    flags: c_uint,
+    device: CUdevice,
+) -> CUresult {
+    // SAFETY: the caller's arguments; the driver answered for this place.
+    unsafe { made(real(context, params, flags, device), context, device) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn set_current(real: OfContext, context: CUcontext) -> CUresult {
+    // SAFETY: the caller's arguments.
+    met(unsafe { real(context) })
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn pop_current(real: Pop, context: *mut CUcontext) -> CUresult {
+    // SAFETY: the caller's arguments.
+    met(unsafe { real(context) })
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn retain_primary(real: Retain, context: *mut CUcontext, device: CUdevice) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(context, device) };
+    if result == CUresult::SUCCESS && !context.is_null() {
+        // SAFETY: the driver wrote it.
+        let context = contexts::learn(unsafe { *context }, device);
+        let mut primary = lock(&PRIMARY);
+        match primary.iter_mut().find(|known| known.device == device) {
+            Some(known) if Arc::ptr_eq(&known.context, &context) => known.retained += 1,
+            Some(known) => *known = Primary { device, context, retained: 1 },
+            None => primary.push(Primary { device, context, retained: 1 }),
+        }
+    }
+    result
+}
+
+/// What was in a context is gone; the device's pools as well, if it was the device's own (`primary`).
+fn gone(context: &Arc<Context>, primary: bool) {
+    streams::forget_context(context);
+    captures::forget_context(context);
+    memory::forget_context(context, primary);
+    if primary {
+        devices::get(context.device()).into_iter().for_each(kept::forget);
+    }
+}
+
+/// Ends a context by `call`, unless the driver keeps it.
+fn end(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
+    let Some(known) = contexts::find(context) else { return call() };
+    let (result, ended) = contexts::end(&known, call, || false);
+    if ended {
+        gone(&known, false);
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn destroy(real: OfContext, context: CUcontext) -> CUresult {
+    // SAFETY: the caller's arguments.
+    end(context, || unsafe { real(context) })
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn attach(real: Attach, context: *mut CUcontext, flags: c_uint) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(context, flags) };
+    if result == CUresult::SUCCESS
+        && let Some(current) = contexts::current()
+    {
+        current.attach();
+    }
+    result
+}
+
+/// A context ends when it was detached as often as it was attached, and once more for its creation.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn detach(real: OfContext, context: CUcontext) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { real(context) };
+    let Some(known) = contexts::find(context) else { return call() };
+    if known.detach() {
+        return end(context, call);
+    }
+    let result = call();
+    if result != CUresult::SUCCESS {
+        known.attach();
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn release_primary(real: OfDevice, device: CUdevice) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { real(device) };
+    if let Some(known) = lock(&PRIMARY).iter_mut().find(|known| known.device == device) {
+        known.retained = known.retained.saturating_sub(1);
+        if known.retained > 0 {
+            return call();
+        }
+    }
+    // It may be retained by ways that are not seen.
+    end_primary(device, call, || driver::primary_is_active(device))
+}
+
+/// Whoever retains it, what was in it is gone.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn reset_primary(real: OfDevice, device: CUdevice) -> CUresult {
+    // SAFETY: the caller's argument.
+    end_primary(device, || unsafe { real(device) }, || false)
+}
+
+/// The primary context of a device, if it is known as a context.
+fn primary_of(device: CUdevice) -> Option<Arc<Context>> {
+    let retained = lock(&PRIMARY).iter().find(|known| known.device == device).map(|k| Arc::clone(&k.context));
+    // It may have been made by a way that is not seen.
+    retained.or_else(|| contexts::find(driver::primary_context(device).ok()?))
+}
+
+fn end_primary(
+    device: CUdevice,
+    call: impl FnOnce() -> CUresult,
+    lives_on: impl FnOnce() -> bool,
+) -> CUresult {
+    let Some(context) = primary_of(device) else { return call() };
+    let (result, ended) = contexts::end(&context, call, lives_on);
+    if ended {
+        lock(&PRIMARY).retain(|known| !Arc::ptr_eq(&known.context, &context));
+        gone(&context, true);
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn create_green(
+    real: CreateGreen,
+    place: *mut CUgreenCtx,
+    description: *mut c_void,
+    device: CUdevice,
+    flags: c_uint,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(place, description, device, flags) };
+    if result == CUresult::SUCCESS && !place.is_null() {
+        // SAFETY: the driver wrote it.
+        let green = unsafe { *place };
+        if let Ok(context) = driver::context_of_green(green) {
+            lock(&GREEN).push((green, contexts::learn(context, device)));
+        }
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn destroy_green(real: DestroyGreen, green: CUgreenCtx) -> CUresult {
+    // SAFETY: the caller's argument.
+    let call = || unsafe { real(green) };
+    let mut known = lock(&GREEN);
+    let Some(at) = known.iter().position(|(of, _)| *of == green) else { return call() };
+    let (_, context) = known.swap_remove(at);
+    drop(known);
+    let (result, ended) = contexts::end(&context, call, || false);
+    if ended {
+        gone(&context, false);
+    } else {
+        lock(&GREEN).push((green, context));
+    }
+    result
+}

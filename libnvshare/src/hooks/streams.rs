@@ -1,0 +1,85 @@
+//! Streams that come and go.
+
+use std::ffi::{c_int, c_uint};
+
+use crate::cuda::{CU_STREAM_NON_BLOCKING, CUevent, CUgreenCtx, CUresult, CUstream};
+use crate::driver;
+use crate::work::streams::Kind;
+use crate::work::{captures, contexts, streams};
+
+type Create = unsafe extern "C-unwind" fn(*mut CUstream, c_uint) -> CUresult;
+type CreateWithPriority = unsafe extern "C-unwind" fn(*mut CUstream, c_uint, c_int) -> CUresult;
+type CreateGreen = unsafe extern "C-unwind" fn(*mut CUstream, CUgreenCtx, c_uint, c_int) -> CUresult;
+type Destroy = unsafe extern "C-unwind" fn(CUstream) -> CUresult;
+type WaitEvent = unsafe extern "C-unwind" fn(CUstream, CUevent, c_uint) -> CUresult;
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn create(real: Create, stream: *mut CUstream, flags: c_uint) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(stream, flags) };
+    // SAFETY: the driver answered for this place.
+    unsafe { made(result, stream, flags) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn create_with_priority(
+    real: CreateWithPriority,
+    stream: *mut CUstream,
+    flags: c_uint,
+    priority: c_int,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(stream, flags, priority) };
+    // SAFETY: the driver answered for this place.
+    unsafe { made(result, stream, flags) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn create_green(
+    real: CreateGreen,
+    stream: *mut CUstream,
+    green: CUgreenCtx,
+    flags: c_uint,
+    priority: c_int,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(stream, green, flags, priority) };
+    // SAFETY: the driver answered for this place.
+    unsafe { made(result, stream, flags) }
+}
+
+/// # Safety
+/// `stream` is valid if `result` is success.
+unsafe fn made(result: CUresult, stream: *mut CUstream, flags: c_uint) -> CUresult {
+    if result == CUresult::SUCCESS && !stream.is_null() {
+        // SAFETY: the driver wrote it.
+        let stream = unsafe { *stream };
+        let kind = if flags & CU_STREAM_NON_BLOCKING != 0 { Kind::NonBlocking } else { Kind::Blocking };
+        let of_stream = driver::context_of(stream).ok();
+        contexts::meet_current();
+        streams::made(stream, kind, of_stream.and_then(contexts::find));
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn destroy(real: Destroy, stream: CUstream) -> CUresult {
+    // SAFETY: the caller's argument.
+    streams::end(stream, || unsafe { real(stream) })
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn wait_event(
+    real: WaitEvent,
+    stream: CUstream,
+    event: CUevent,
+    flags: c_uint,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    captures::spread(|| unsafe { real(stream, event, flags) })
+}

@@ -1,0 +1,187 @@
+//! The contexts that live: what a drain looks at, and where memory is moved.
+//!
+//! They are learnt from the hooks that create them or make them current and, where those were passed by (the driver's
+//! private tables create some), from the calls that use them.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::event::Event;
+use super::life::{Gone, Life};
+use crate::cuda::{CUcontext, CUdevice, CUresult, CUstream};
+use crate::driver::{self, Relaxed};
+use crate::exit;
+
+/// A context of the program.
+#[derive(Debug)]
+pub(crate) struct Context {
+    handle: CUcontext,
+    device: CUdevice,
+    life: Life,
+    /// How often it must be detached until it ends: once, and once more for each `cuCtxAttach`.
+    attached: AtomicU32,
+    /// Our own stream in it, for moving memory.
+    ours: OnceLock<CUstream>,
+    /// Behind the work of streams that were destroyed while only events on streams could tell of it.
+    orphans: Mutex<Vec<Arc<Event>>>,
+}
+
+static CONTEXTS: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
+static GENERATION: AtomicU64 = AtomicU64::new(1);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Changes when a context ends: what a thread remembers of contexts and streams may mean others now.
+#[inline(always)]
+pub(crate) fn generation() -> u64 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+impl Context {
+    pub(crate) fn handle(&self) -> CUcontext {
+        self.handle
+    }
+
+    pub(crate) fn device(&self) -> CUdevice {
+        self.device
+    }
+
+    pub(crate) fn life(&self) -> &Life {
+        &self.life
+    }
+
+    /// `cuCtxAttach` succeeded for it.
+    pub(crate) fn attach(&self) {
+        self.attached.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// `cuCtxDetach` is about to be called. True: it is the last one, which ends the context.
+    pub(crate) fn detach(&self) -> bool {
+        let less = |attached: u32| attached.checked_sub(1).filter(|&left| left > 0);
+        self.attached.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_err()
+    }
+
+    /// Makes a driver call with the context current, in RELAXED mode, while the context lives and the program does not
+    /// exit. The thread's own context is current again afterwards.
+    pub(crate) fn with<T>(
+        &self,
+        call: impl FnOnce() -> Result<T, CUresult>,
+    ) -> Result<Result<T, CUresult>, Gone> {
+        let Some(_running) = exit::hold_off() else { return Err(Gone::Ending) };
+        let _alive = self.life.enter()?;
+        let _relaxed = Relaxed::begin();
+        Ok(driver::with_current(self.handle, call))
+    }
+
+    /// Our own stream. The context must be current and live through the call, with [`Relaxed`] in force.
+    pub(crate) fn stream_of_ours(&self) -> Result<CUstream, CUresult> {
+        if let Some(stream) = self.ours.get() {
+            return Ok(*stream);
+        }
+        let stream = driver::create_stream()?;
+        // Of two that make one, one is left over until the context ends.
+        Ok(*self.ours.get_or_init(|| stream))
+    }
+
+    /// Work of a stream that is being destroyed is behind this event.
+    pub(crate) fn adopt(&self, event: Event) {
+        let mut orphans = lock(&self.orphans);
+        orphans.retain(|event| !event.is_complete());
+        orphans.push(Arc::new(event));
+    }
+
+    pub(crate) fn orphans(&self) -> Vec<Arc<Event>> {
+        lock(&self.orphans).clone()
+    }
+}
+
+/// The contexts that live, or are ending.
+pub(crate) fn all() -> Vec<Arc<Context>> {
+    lock(&CONTEXTS).clone()
+}
+
+/// The contexts of a device.
+pub(crate) fn of_device(device: CUdevice) -> impl Iterator<Item = Arc<Context>> {
+    all().into_iter().filter(move |context| context.device == device)
+}
+
+/// The context of this handle, if it is known.
+pub(crate) fn find(handle: CUcontext) -> Option<Arc<Context>> {
+    lock(&CONTEXTS).iter().find(|context| context.handle == handle).cloned()
+}
+
+/// The calling thread's current context, which is known from now on; `None`: there is none that lives.
+pub(crate) fn current() -> Option<Arc<Context>> {
+    let handle = driver::current_context().ok()?;
+    if let Some(known) = find(handle) {
+        return Some(known);
+    }
+    // The driver names a context that another thread has destroyed, and its device; it makes nothing in it (measured).
+    let _relaxed = Relaxed::begin();
+    match driver::create_event() {
+        Ok(event) => driver::destroy_event(event),
+        Err(CUresult::NOT_SUPPORTED) => {}
+        Err(_) => return None,
+    }
+    Some(learn(handle, driver::current_device().ok()?))
+}
+
+/// A context may get work from now on. It must be the calling thread's current one.
+pub(crate) fn meet_current() {
+    static LAST: AtomicUsize = AtomicUsize::new(0);
+    let Ok(handle) = driver::current_context() else { return };
+    let seen = (handle.0 as usize).rotate_left(16) ^ generation() as usize;
+    if LAST.load(Ordering::Relaxed) != seen && current().is_some() {
+        LAST.store(seen, Ordering::Relaxed);
+    }
+}
+
+/// A context of a device lives: the driver has just said so.
+pub(crate) fn learn(handle: CUcontext, device: CUdevice) -> Arc<Context> {
+    let mut contexts = lock(&CONTEXTS);
+    if let Some(known) = contexts.iter().find(|known| known.handle == handle && known.life.is_alive()) {
+        return Arc::clone(known);
+    }
+    let context = Arc::new(Context {
+        handle,
+        device,
+        life: Life::begun(),
+        attached: AtomicU32::new(1),
+        ours: OnceLock::new(),
+        orphans: Mutex::new(Vec::new()),
+    });
+    // One that ends under this handle at the same time is another one.
+    contexts.retain(|known| known.handle != handle);
+    contexts.push(Arc::clone(&context));
+    context
+}
+
+/// Ends a context by `call`. True: it has ended; false: the driver has kept it, or `lives_on` says so.
+pub(crate) fn end(
+    context: &Arc<Context>,
+    call: impl FnOnce() -> CUresult,
+    lives_on: impl FnOnce() -> bool,
+) -> (CUresult, bool) {
+    // A thread that is cancelled in there leaves a handle that nobody can know anything of.
+    let undo = crate::unwind::OnUnwind::new(|| forget(context));
+    context.life.end();
+    let result = call();
+    undo.done();
+    let kept = result != CUresult::SUCCESS || lives_on();
+    let contexts = lock(&CONTEXTS);
+    if kept && contexts.iter().any(|known| Arc::ptr_eq(known, context)) {
+        context.life.begin();
+        return (result, false);
+    }
+    drop(contexts);
+    forget(context);
+    (result, true)
+}
+
+fn forget(context: &Arc<Context>) {
+    context.life.over();
+    lock(&CONTEXTS).retain(|known| !Arc::ptr_eq(known, context));
+    GENERATION.fetch_add(1, Ordering::SeqCst);
+}

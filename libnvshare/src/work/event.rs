@@ -1,0 +1,69 @@
+//! Events of our own.
+
+use std::sync::Arc;
+
+use super::contexts::Context;
+use super::life::Gone;
+use crate::cuda::{CUevent, CUresult, CUstream};
+use crate::driver::{self, Relaxed};
+use crate::exit;
+
+/// An event behind work in a context. It is asked and destroyed only while its context lives.
+#[derive(Debug)]
+pub(crate) struct Event {
+    handle: CUevent,
+    context: Arc<Context>,
+}
+
+impl Event {
+    /// An event behind all work on a stream. The context must be current and the stream one of it, both must live through
+    /// the call, and [`Relaxed`] must be in force. The stream should not be the legacy one: an event there is a
+    /// barrier between all blocking streams of the context (measured).
+    pub(crate) fn behind_stream(context: &Arc<Context>, stream: CUstream) -> Result<Self, CUresult> {
+        let event = Self::new(context)?;
+        driver::record_event(event.handle, stream)?;
+        Ok(event)
+    }
+
+    /// An event behind all work in a context, also on streams that have been destroyed since, and for a primary context
+    /// in its green contexts (measured). It is no barrier. The context must be current and live through the call, with
+    /// [`Relaxed`] in force. It breaks every capture that is open in the context. Drivers before 12.4
+    /// cannot: [`CUresult::NOT_SUPPORTED`].
+    pub(crate) fn behind_context(context: &Arc<Context>) -> Result<Self, CUresult> {
+        let event = Self::new(context)?;
+        driver::record_context_event(event.handle, context.handle())?;
+        Ok(event)
+    }
+
+    fn new(context: &Arc<Context>) -> Result<Self, CUresult> {
+        Ok(Self { handle: driver::create_event()?, context: Arc::clone(context) })
+    }
+
+    /// Whether the work before it is complete; that of a context that has ended is.
+    pub(crate) fn is_complete(&self) -> bool {
+        let Some(_running) = exit::hold_off() else { return false };
+        match self.context.life().enter() {
+            Ok(_alive) => {
+                let _relaxed = Relaxed::begin();
+                match driver::query_event(self.handle) {
+                    Err(error) => error.ends_all_work(),
+                    Ok(()) => true,
+                }
+            }
+            Err(Gone::Ending) => false,
+            Err(Gone::Over) => true,
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // It goes with its context, or with the process, where those are going.
+        if let Some(_running) = exit::hold_off()
+            && let Ok(_alive) = self.context.life().enter()
+        {
+            let _relaxed = Relaxed::begin();
+            driver::destroy_event(self.handle);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! How long a handle of the program may be used.
+//!
+//! The driver does not answer a call with an ended handle by an error: it reads freed memory, and the process is gone
+//! (measured). So each call that the library makes on its own account with a handle of the program is made between
+//! [`Life::enter`] and the end of its [`Use`], and the hook of the function that ends the handle calls [`Life::end`] first: no
+//! use begins after that, and those that have begun are waited for. Each use is one driver call, so the program's destroy
+//! waits for no more than that.
+//!
+//! Calls that a hook adds to the program's own call with the same handle need no use: the program promises the driver that
+//! the handle lives as long as its call.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// The handle may be used.
+const ALIVE: u32 = 0;
+/// The program is ending it: it may not be used, and what was submitted there may still run.
+const ENDING: u32 = 1;
+/// It has ended, or has not begun.
+const OVER: u32 = 2;
+
+/// Why a handle may not be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gone {
+    /// The program is ending it, and the driver has not answered yet.
+    Ending,
+    /// It has ended.
+    Over,
+}
+
+/// The life of one handle.
+#[derive(Debug)]
+pub(crate) struct Life {
+    state: AtomicU32,
+    uses: AtomicU32,
+}
+
+/// While this lives, the handle does.
+#[derive(Debug)]
+#[must_use = "the handle may end when this is dropped"]
+pub(crate) struct Use<'a>(&'a Life);
+
+impl Life {
+    /// Of a handle that has just been made.
+    pub(crate) const fn begun() -> Self {
+        Self { state: AtomicU32::new(ALIVE), uses: AtomicU32::new(0) }
+    }
+
+    /// Of no handle yet: [`begin`](Self::begin) begins it.
+    pub(crate) const fn none() -> Self {
+        Self { state: AtomicU32::new(OVER), uses: AtomicU32::new(0) }
+    }
+
+    /// Keeps the handle alive for one driver call.
+    pub(crate) fn enter(&self) -> Result<Use<'_>, Gone> {
+        // The use is announced before the state is read, and `end` writes the state before it reads the uses: of the
+        // two, at least one sees the other.
+        self.uses.fetch_add(1, Ordering::SeqCst);
+        let held = Use(self);
+        match self.state.load(Ordering::SeqCst) {
+            ALIVE => Ok(held),
+            ENDING => Err(Gone::Ending),
+            _ => Err(Gone::Over),
+        }
+    }
+
+    /// Whether it may be used, for a look that decides nothing.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.state.load(Ordering::SeqCst) == ALIVE
+    }
+
+    /// The program is about to end the handle: nobody uses it any more when this returns.
+    pub(crate) fn end(&self) {
+        self.state.store(ENDING, Ordering::SeqCst);
+        while self.uses.load(Ordering::SeqCst) > 0 {
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+
+    /// The driver has ended it.
+    pub(crate) fn over(&self) {
+        self.state.store(OVER, Ordering::SeqCst);
+    }
+
+    /// The handle lives: a new one, or one that the driver did not end.
+    pub(crate) fn begin(&self) {
+        self.state.store(ALIVE, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Use<'_> {
+    fn drop(&mut self) {
+        self.0.uses.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn no_use_begins_after_the_end_and_the_end_waits_for_those_that_have_begun() {
+        let (life, ended) = (&Life::begun(), &AtomicBool::new(false));
+        let held = life.enter().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                life.end();
+                ended.store(true, Ordering::SeqCst);
+            });
+            while life.is_alive() {
+                std::thread::yield_now();
+            }
+            assert_eq!(life.enter().err(), Some(Gone::Ending));
+            std::thread::sleep(Duration::from_millis(5));
+            assert!(!ended.load(Ordering::SeqCst), "a use was not waited for");
+            drop(held);
+        });
+        assert!(ended.load(Ordering::SeqCst));
+        life.over();
+        assert_eq!(life.enter().err(), Some(Gone::Over));
+        life.begin();
+        assert!(life.enter().is_ok());
+    }
+
+    #[test]
+    fn of_many_uses_none_overlaps_the_time_after_the_end() {
+        let (life, freed, wrong) = (&Life::none(), &AtomicBool::new(true), &AtomicBool::new(false));
+        let stop = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        if let Ok(_held) = life.enter()
+                            && freed.load(Ordering::SeqCst)
+                        {
+                            wrong.store(true, Ordering::SeqCst);
+                        }
+                    }
+                });
+            }
+            for _ in 0..2_000 {
+                freed.store(false, Ordering::SeqCst);
+                life.begin();
+                std::thread::yield_now();
+                life.end();
+                freed.store(true, Ordering::SeqCst);
+                life.over();
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert!(!wrong.load(Ordering::SeqCst));
+    }
+}

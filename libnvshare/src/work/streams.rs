@@ -1,0 +1,309 @@
+//! The streams that live.
+//!
+//! A record is kept for each address that a stream's handle has had, and is used again with the address: it is never freed,
+//! so a thread may remember it. Streams are learnt where they are made; one that was made by a way that is not seen is met at
+//! the gate, and as its end may not be seen either, its handle is used in the program's own calls alone.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use dashmap::DashMap;
+
+use super::captures;
+use super::contexts::{self, Context};
+use super::event::Event;
+use super::launch_window::Window;
+use super::life::Life;
+use crate::cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUresult, CUstream};
+use crate::driver::{self, Relaxed};
+use crate::{exit, gate};
+
+/// A stream as the gate knows it: its handle, with the default streams by their explicit handles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StreamKey(usize);
+
+impl StreamKey {
+    pub(crate) const LEGACY: Self = Self(CU_STREAM_LEGACY);
+    pub(crate) const PER_THREAD: Self = Self(CU_STREAM_PER_THREAD);
+
+    /// `per_thread`: the null stream is the calling thread's own.
+    #[inline(always)]
+    pub(crate) fn new(stream: CUstream, per_thread: bool) -> Self {
+        match stream.0 as usize {
+            0 if per_thread => Self::PER_THREAD,
+            0 => Self::LEGACY,
+            address => Self(address),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn address(self) -> usize {
+        self.0
+    }
+
+    /// Whether it is the calling thread's own, whichever that is.
+    pub(crate) fn is_per_thread(self) -> bool {
+        self == Self::PER_THREAD
+    }
+
+    pub(crate) fn handle(self) -> CUstream {
+        CUstream(self.0 as *mut _)
+    }
+}
+
+/// How a stream came to be, and what follows from that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// It synchronises with its context's legacy stream.
+    Blocking,
+    /// It does not.
+    NonBlocking,
+    /// It was made by a way that is not seen.
+    Foreign,
+}
+
+/// What is known of a stream.
+#[derive(Debug)]
+struct About {
+    context: Option<Arc<Context>>,
+    kind: Kind,
+}
+
+/// The record of a stream.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    key: StreamKey,
+    life: Life,
+    /// Changes with each stream that has this address.
+    incarnation: AtomicU64,
+    about: Mutex<About>,
+    pub(crate) window: Window,
+}
+
+/// One stream that had an address at one time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Incarnation {
+    stream: &'static Stream,
+    number: u64,
+}
+
+impl Stream {
+    pub(crate) const fn none(key: StreamKey) -> Self {
+        Self {
+            key,
+            life: Life::none(),
+            incarnation: AtomicU64::new(0),
+            about: Mutex::new(About { context: None, kind: Kind::Foreign }),
+            window: Window::new(),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn key(&self) -> StreamKey {
+        self.key
+    }
+
+    fn about(&self) -> MutexGuard<'_, About> {
+        self.about.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, kind: Kind, context: Option<Arc<Context>>) {
+        self.window.reset();
+        let mut about = self.about();
+        self.incarnation.fetch_add(1, Ordering::SeqCst);
+        *about = About { context, kind };
+        self.life.begin();
+    }
+
+    /// Waits until the stream may take another launch. Called by a thread that is about to launch on it.
+    pub(crate) fn wait_for_window(&self) {
+        /// A launch waits no longer than this for an older one, which may itself wait for this launch.
+        const PATIENCE: Duration = Duration::from_millis(200);
+        let _relaxed = Relaxed::begin();
+        let begin = Instant::now();
+        while gate::is_bounded() && !exit::has_begun() && !captures::is_capturing(self.key) {
+            if self.window.look() {
+                return;
+            }
+            if begin.elapsed() >= PATIENCE {
+                self.window.gave_up();
+                return;
+            }
+            gate::pause();
+        }
+    }
+
+    /// Marks the launch that the calling thread has just made on the stream.
+    pub(crate) fn mark(&self) {
+        self.window.mark(|| {
+            if captures::is_capturing(self.key) {
+                return None;
+            }
+            let context = contexts::current()?;
+            let _relaxed = Relaxed::begin();
+            if self.key != StreamKey::LEGACY {
+                let of_stream = driver::context_of(self.key.handle()).ok()?;
+                if of_stream == context.handle() {
+                    return Event::behind_stream(&context, self.key.handle()).ok();
+                }
+                let context = contexts::find(of_stream)?;
+                let record = || Event::behind_stream(&context, self.key.handle());
+                return driver::with_current(of_stream, record).ok();
+            }
+            // An event on the legacy stream would be a barrier.
+            let _quiet = captures::hold_off()?;
+            Event::behind_context(&context).ok()
+        });
+    }
+}
+
+impl Incarnation {
+    pub(crate) fn key(self) -> StreamKey {
+        self.stream.key()
+    }
+
+    /// Makes a driver call with the stream and its context current, while both live; `None`: the stream is no more.
+    pub(crate) fn with<T>(
+        self,
+        call: impl FnOnce(CUstream) -> Result<T, CUresult>,
+    ) -> Option<Result<T, CUresult>> {
+        let _alive = self.stream.life.enter().ok()?;
+        if self.stream.incarnation.load(Ordering::SeqCst) != self.number {
+            return None;
+        }
+        let context = self.stream.about().context.clone()?;
+        context.with(|| call(self.stream.key.handle())).ok()
+    }
+}
+
+/// Streams by address.
+fn streams() -> &'static DashMap<usize, &'static Stream> {
+    static STREAMS: OnceLock<DashMap<usize, &'static Stream>> = OnceLock::new();
+    STREAMS.get_or_init(DashMap::new)
+}
+
+/// The legacy streams of all contexts, as far as launches are bounded.
+static LEGACY: Stream = Stream::none(StreamKey::LEGACY);
+/// Threads' own default streams have been used.
+static PER_THREAD_USED: AtomicBool = AtomicBool::new(false);
+
+fn record_of(key: StreamKey) -> &'static Stream {
+    *streams().entry(key.address()).or_insert_with(|| Box::leak(Box::new(Stream::none(key))))
+}
+
+/// A stream was made in a context, and its end will be seen.
+pub(crate) fn made(stream: CUstream, kind: Kind, context: Option<Arc<Context>>) {
+    let key = StreamKey::new(stream, false);
+    if key.address() > CU_STREAM_PER_THREAD {
+        record_of(key).begin(kind, context);
+    }
+}
+
+/// The calling thread has submitted work to a stream, which is not its own default stream: its record.
+pub(crate) fn meet(key: StreamKey) -> &'static Stream {
+    if key == StreamKey::LEGACY {
+        return &LEGACY;
+    }
+    let record = record_of(key);
+    if !record.life.is_alive() {
+        let context = driver::context_of(key.handle()).ok().and_then(contexts::find);
+        record.begin(Kind::Foreign, context);
+    }
+    record
+}
+
+/// The calling thread has submitted work to its own default stream.
+pub(crate) fn meet_own() {
+    PER_THREAD_USED.store(true, Ordering::Relaxed);
+}
+
+/// Whether any thread has used its own default stream.
+pub(crate) fn are_own_used() -> bool {
+    PER_THREAD_USED.load(Ordering::Relaxed)
+}
+
+/// The stream of this handle, if its end will be seen; and its kind.
+pub(crate) fn kind_of(key: StreamKey) -> Kind {
+    match key {
+        StreamKey::LEGACY | StreamKey::PER_THREAD => Kind::Blocking,
+        _ => streams()
+            .get(&key.address())
+            .filter(|s| s.life.is_alive())
+            .map_or(Kind::Foreign, |s| s.about().kind),
+    }
+}
+
+/// The streams of a context that live; `None`: there may be some whose end is not seen.
+pub(crate) fn of_context(context: &Arc<Context>) -> Option<Vec<(Incarnation, Kind)>> {
+    let mut found = Vec::new();
+    for stream in streams() {
+        let stream = *stream;
+        let number = stream.incarnation.load(Ordering::SeqCst);
+        if !stream.life.is_alive() {
+            continue;
+        }
+        let about = stream.about();
+        match (&about.context, about.kind) {
+            (Some(of), kind) if Arc::ptr_eq(of, context) => {
+                if kind == Kind::Foreign {
+                    return None;
+                }
+                found.push((Incarnation { stream, number }, kind));
+            }
+            (None, _) => return None,
+            _ => {}
+        }
+    }
+    Some(found)
+}
+
+/// Destroys a stream by `call`.
+pub(crate) fn end(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
+    let key = StreamKey::new(stream, false);
+    let known = (key.address() > CU_STREAM_PER_THREAD).then(|| streams().get(&key.address())).flatten();
+    let Some(known) = known.map(|known| *known).filter(|known| known.life.is_alive()) else {
+        return call();
+    };
+    captures::forget(key);
+    remember_work(known);
+    let number = known.incarnation.load(Ordering::SeqCst);
+    known.life.end();
+    let result = call();
+    // From the moment that the driver has ended it, another may have the address: that has begun the record anew.
+    let _about = known.about();
+    if known.incarnation.load(Ordering::SeqCst) == number {
+        if result == CUresult::SUCCESS {
+            known.life.over();
+        } else {
+            known.life.begin();
+        }
+    }
+    result
+}
+
+/// Work of a stream goes on after its end. A look at its context tells of it; where there can be none, an event does.
+fn remember_work(stream: &Stream) {
+    if captures::open() == 0 && driver::can_record_context() {
+        return;
+    }
+    let key = stream.key;
+    let Some(context) = stream.about().context.clone() else { return };
+    if !captures::is_capturing(key) {
+        let _relaxed = Relaxed::begin();
+        let record = || Event::behind_stream(&context, key.handle());
+        driver::with_current(context.handle(), record).into_iter().for_each(|event| context.adopt(event));
+    }
+}
+
+/// The streams of a context have ended with it.
+pub(crate) fn forget_context(context: &Arc<Context>) {
+    for stream in streams() {
+        let ended = stream.about().context.as_ref().is_some_and(|of| Arc::ptr_eq(of, context));
+        if ended && stream.life.is_alive() {
+            stream.life.end();
+            stream.life.over();
+            stream.window.reset();
+        }
+    }
+}
