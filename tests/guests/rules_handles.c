@@ -38,6 +38,12 @@ static void *ended_green(void) {
     CHECK(FN(cuGreenCtxDestroy)(green));
     return *ended = green;
 }
+static void *ended_pool(void) {
+    int properties[32] = {1, 0, 1, 0};
+    CHECK(FN(cuMemPoolCreate)((void **)ended, properties));
+    CHECK(FN(cuMemPoolDestroy)(*ended));
+    return *ended;
+}
 static void nothing(void *data) { (void)data; }
 
 static void record_stream(void) { FN(cuEventRecord)(event_, a_stream()); }
@@ -71,6 +77,7 @@ static void update_exec(void) { char info[24]; FN(cuGraphExecUpdate_v2)(ended_ex
 static void destroy_exec(void) { FN(cuGraphExecDestroy)(ended_exec()); }
 static void function_of_module(void) { void *f; FN(cuModuleGetFunction)(&f, ended_module(), "step"); }
 static void function_without_module(void) { CHECK(FN(cuModuleUnload)(module_)); *ended = step_function; launch(memory_, 4, 1, stream_); }
+static void pool(void) { uint64_t base; FN(cuMemAllocFromPoolAsync)(&base, 4096ul, ended_pool(), stream_); }
 static void green_context(void) { void *stream; FN(cuGreenCtxStreamCreate)(&stream, ended_green(), 1, 0); }
 
 /* What a context takes with it. */
@@ -113,6 +120,7 @@ static const struct { const char *call, *what; void (*body)(void); } cases[] = {
     {"cuGraphLaunch", "executable graph", launch_exec}, {"cuGraphExecUpdate_v2", "executable graph", update_exec},
     {"cuGraphExecDestroy", "executable graph", destroy_exec}, {"cuModuleGetFunction", "module", function_of_module},
     {"cuLaunchKernel", "function", function_without_module}, {"cuGreenCtxStreamCreate", "green context", green_context},
+    {"cuMemAllocFromPoolAsync", "memory pool", pool},
     {"cuStreamQuery", "stream", stream_of_context}, {"cuEventQuery", "event", event_of_context},
     {"cuLaunchKernel", "function", function_of_context}, {"cuGraphLaunch", "executable graph", exec_of_context},
     {"cuStreamQuery", "stream", stream_of_reset},

@@ -293,6 +293,51 @@ static void peers(void) {
     CHECK(FN(cuCtxDisablePeerAccess)(other));
 }
 
+/* A program's own pools, beside a card's default one. */
+static void pools_of_the_program(void) {
+    int plain[32] = {1, 0, 1, 0}, of_managed[32] = {2, 0, 1, 0};
+    void *pool, *default_pool, *current;
+    uint64_t a, b, all = ~0ul, reserved;
+    unsigned is;
+    begin();
+    size_t before = free_bytes();
+    CHECK(FN(cuDeviceGetDefaultMemPool)(&default_pool, 0));
+    CHECK(FN(cuMemPoolCreate)(&pool, plain));
+    EXPECT(pool != default_pool && FN(cuMemPoolDestroy)(default_pool) == 1);
+    CHECK(FN(cuDeviceSetMemPool)(0, pool));
+    CHECK(FN(cuDeviceGetMemPool)(&current, 0));
+    EXPECT(current == pool);
+    /* It keeps what is freed, for its own. */
+    CHECK(FN(cuMemPoolSetAttribute)(pool, 4, &all));
+    CHECK(FN(cuMemAllocAsync)(&a, 4 * MIB, stream_));
+    CHECK(FN(cuMemFreeAsync)(a, stream_));
+    CHECK(FN(cuStreamSynchronize)(stream_));
+    CHECK(FN(cuMemPoolGetAttribute)(pool, 5, &reserved));
+    EXPECT(reserved == 4 * MIB && free_bytes() == before - 4 * MIB);
+    CHECK(FN(cuMemAllocFromPoolAsync)(&b, 4 * MIB, default_pool, stream_));
+    EXPECT(b != a && free_bytes() == before - 8 * MIB);
+    CHECK(FN(cuMemAllocFromPoolAsync)(&a, 4 * MIB, pool, stream_));
+    EXPECT(free_bytes() == before - 8 * MIB);
+    /* What it has handed out outlives it. */
+    CHECK(FN(cuMemPoolDestroy)(pool));
+    CHECK(FN(cuDeviceGetMemPool)(&current, 0));
+    EXPECT(current == default_pool);
+    CHECK(launch(a, 4, 1, stream_));
+    CHECK(FN(cuMemFreeAsync)(a, stream_));
+    CHECK(FN(cuMemFreeAsync)(b, stream_));
+    CHECK(FN(cuStreamSynchronize)(stream_));
+    EXPECT(free_bytes() == before);
+    /* A managed one never takes the place of the default pool. */
+    CHECK(FN(cuMemPoolCreate)(&pool, of_managed));
+    CHECK(FN(cuDeviceSetMemPool)(0, pool));
+    CHECK(FN(cuMemAllocAsync)(&a, 4 * MIB, stream_));
+    CHECK(FN(cuPointerGetAttribute)(&is, 8, a));
+    EXPECT(!is);
+    CHECK(FN(cuMemAllocFromPoolAsync)(&b, 4 * MIB, pool, stream_));
+    CHECK(FN(cuPointerGetAttribute)(&is, 8, b));
+    EXPECT(is == 1);
+}
+
 /* What is mapped is the memory that stands behind the handle. */
 static void mapped_memory(void) {
     int properties[16] = {1, 0, 1, 0};
@@ -313,4 +358,4 @@ static void mapped_memory(void) {
 }
 
 RULES(RULE(fills), RULE(what_returns_before_it_is_done), RULE(copies), RULE(memory_in_stream_order), RULE(words_that_streams_wait_for), RULE(page_locked_memory),
-      RULE(managed_memory_and_the_host), RULE(green_contexts), RULE(peers), RULE(mapped_memory))
+      RULE(managed_memory_and_the_host), RULE(green_contexts), RULE(peers), RULE(pools_of_the_program), RULE(mapped_memory))

@@ -130,6 +130,11 @@ impl<T> Handles<T> {
         self.live.values()
     }
 
+    /// What a handle stands for, if it lives.
+    pub(crate) fn find_value(&self, handle: usize) -> Option<&T> {
+        self.live.get(&handle)
+    }
+
     pub(crate) fn find(&self, which: impl Fn(&T) -> bool) -> Option<usize> {
         self.live.iter().find(|(_, value)| which(value)).map(|(&handle, _)| handle)
     }

@@ -1,8 +1,8 @@
 //! Memory in stream order: pools, which may keep what is freed, and what graphs allocate when they run.
 //!
-//! Each card has a plain pool, its default one, and may have a managed one.
+//! Each card has a plain pool, its default one; programs make others, plain and managed.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::capture::{Graph, Kind};
@@ -10,6 +10,7 @@ use crate::memory::Allocation;
 use crate::objects::Stream;
 use crate::process::{CAPTURE_INVALIDATED, Failure, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Process};
 use crate::stream::{Point, Work, unique};
+use crate::tables::Tables;
 use crate::world::{BLOCK, Way};
 
 /// What a graph allocates when it runs.
@@ -29,16 +30,27 @@ struct Freed {
     point: Point,
 }
 
-#[derive(Debug, Default)]
+/// A pool.
+#[derive(Debug)]
 pub(crate) struct Pool {
-    /// Handed out, by base.
-    used: HashSet<u64>,
-    /// By base.
-    freed: HashMap<u64, Freed>,
-    /// Freed and kept.
-    idle: Vec<Arc<Allocation>>,
+    pub(crate) gpu: usize,
+    pub(crate) managed: bool,
     /// Anything but zero: what is freed is kept.
     pub(crate) threshold: u64,
+}
+
+/// What pools have handed out, and what they keep.
+#[derive(Debug, Default)]
+pub(crate) struct Ordered {
+    /// The pool of each allocation that was handed out, by base.
+    used: HashMap<u64, usize>,
+    /// By base.
+    freed: HashMap<u64, Freed>,
+    /// Freed and kept, each by its pool.
+    idle: Vec<(usize, Arc<Allocation>)>,
+    /// The default pool and the current one of each card.
+    default: HashMap<usize, usize>,
+    current: HashMap<usize, usize>,
     /// Of graphs, by base.
     graphs: BTreeMap<u64, usize>,
     /// What captures have allocated: how long it will be, by base.
@@ -47,7 +59,7 @@ pub(crate) struct Pool {
     pub(crate) launches: Vec<Point>,
 }
 
-impl Pool {
+impl Ordered {
     /// Whether an allocation is freed as soon as its stream comes so far.
     pub(crate) fn is_freed(&self, base: u64) -> bool {
         self.freed.contains_key(&base)
@@ -66,37 +78,62 @@ impl Pool {
     }
 }
 
+impl Tables {
+    /// A card's default pool.
+    pub(crate) fn default_pool(&mut self, gpu: usize) -> usize {
+        if let Some(&known) = self.pool.default.get(&gpu) {
+            return known;
+        }
+        let made = self.pools.add(Pool { gpu, managed: false, threshold: 0 });
+        self.pool.default.insert(gpu, made);
+        made
+    }
+
+    /// The pool that allocations on a card are of where nothing else is said.
+    pub(crate) fn current_pool(&mut self, gpu: usize) -> usize {
+        let default = self.default_pool(gpu);
+        self.pool.current.get(&gpu).copied().unwrap_or(default)
+    }
+
+    pub(crate) fn set_current_pool(&mut self, gpu: usize, pool: usize) -> Result<(), Failure> {
+        let known = self.pools.get(pool)?;
+        if known.gpu != gpu {
+            return Err(INVALID_VALUE);
+        }
+        // A managed pool never takes the place of the plain one (measured).
+        if !known.managed {
+            self.pool.current.insert(gpu, pool);
+        }
+        Ok(())
+    }
+}
+
 impl Process {
-    /// Allocates of a managed pool or of a plain one.
-    pub(crate) fn allocate_ordered(
-        &self,
-        stream: &Stream,
-        gpu: usize,
-        size: u64,
-        managed: bool,
-    ) -> Result<u64, Failure> {
+    /// Allocates of a pool.
+    pub(crate) fn allocate_ordered(&self, stream: &Stream, pool: usize, size: u64) -> Result<u64, Failure> {
         if size == 0 {
             return Err(INVALID_VALUE);
         }
         let mut tables = self.tables();
+        let Pool { gpu, managed, .. } = *tables.pools.get(pool)?;
         let count = size.div_ceil(BLOCK) as usize;
-        let fits = |a: &Arc<Allocation>| a.gpu == gpu && a.managed == managed && a.blocks.len() == count;
+        let fits = |a: &Arc<Allocation>| a.blocks.len() == count;
         // What the same stream frees is there for who comes behind.
         let behind = tables.pool.freed.iter().find(|(base, freed)| {
             freed.stream == stream.id
-                && tables.pool.used.contains(base)
+                && tables.pool.used.get(base) == Some(&pool)
                 && tables.memory.get(base).is_some_and(fits)
         });
         if let Some((&base, _)) = behind {
             tables.pool.freed.remove(&base);
             return Ok(base);
         }
-        let again = tables.pool.idle.iter().position(fits);
+        let again = tables.pool.idle.iter().position(|(of, a)| *of == pool && fits(a));
         if let Some(again) = again {
-            let allocation = tables.pool.idle.swap_remove(again);
+            let (_, allocation) = tables.pool.idle.swap_remove(again);
             let base = allocation.base;
             tables.memory.insert(base, allocation);
-            tables.pool.used.insert(base);
+            tables.pool.used.insert(base, pool);
             return Ok(base);
         }
         drop(tables);
@@ -113,7 +150,7 @@ impl Process {
             // The driver populates what such a pool hands out (measured).
             self.prefetch(base, size, Way::ToDevice)?;
         }
-        self.tables().pool.used.insert(base);
+        self.tables().pool.used.insert(base, pool);
         Ok(base)
     }
 
@@ -132,7 +169,7 @@ impl Process {
             return if captured { Ok(()) } else { Err(CAPTURE_INVALIDATED) };
         }
         let managed = tables.memory.get(&base).ok_or(INVALID_VALUE)?.managed;
-        if managed && !tables.pool.used.contains(&base) {
+        if managed && !tables.pool.used.contains_key(&base) {
             return Err(NOT_SUPPORTED);
         }
         if tables.pool.freed.contains_key(&base) {
@@ -163,8 +200,12 @@ impl Process {
     pub(crate) fn end_ordered(&self, base: u64) -> Result<(), Failure> {
         let mut tables = self.tables();
         let allocation = tables.memory.remove(&base).ok_or(INVALID_VALUE)?;
-        if tables.pool.used.remove(&base) && tables.pool.threshold > 0 {
-            tables.pool.idle.push(allocation);
+        let pool = tables.pool.used.remove(&base);
+        // A pool that was destroyed keeps nothing.
+        if let Some(pool) =
+            pool.filter(|pool| tables.pools.find_value(*pool).is_some_and(|p| p.threshold > 0))
+        {
+            tables.pool.idle.push((pool, allocation));
             return Ok(());
         }
         let of_graph = tables.pool.graphs.contains_key(&base);
@@ -181,7 +222,7 @@ impl Process {
 
     /// Whether an allocation is the pool's.
     pub(crate) fn is_pooled(&self, base: u64) -> bool {
-        self.tables().pool.used.contains(&base)
+        self.tables().pool.used.contains_key(&base)
     }
 
     /// Frees an allocation of the pool when all that was submitted is done.
@@ -197,27 +238,39 @@ impl Process {
         self.end_ordered(base)
     }
 
-    /// Bytes that the pool has handed out, and that it keeps.
-    pub(crate) fn pool_bytes(&self, gpu: usize, managed: bool) -> (u64, u64) {
-        let of_pool = |a: &&Arc<Allocation>| a.gpu == gpu && a.managed == managed;
+    /// Bytes that a pool has handed out, and that it keeps.
+    pub(crate) fn pool_bytes(&self, pool: usize) -> (u64, u64) {
         let tables = self.tables();
-        let (mut used, mut kept) = (0, tables.pool.idle.iter().filter(of_pool).map(|a| a.bytes()).sum());
-        for base in &tables.pool.used {
-            let bytes = tables.memory.get(base).filter(of_pool).map_or(0, |a| a.bytes());
+        let idle = tables.pool.idle.iter().filter(|(of, _)| *of == pool);
+        let (mut used, mut kept) = (0, idle.map(|(_, a)| a.bytes()).sum());
+        for (base, _) in tables.pool.used.iter().filter(|(_, of)| **of == pool) {
+            let bytes = tables.memory.get(base).map_or(0, |a| a.bytes());
             // What is freed is not used any more, and still there.
             *if tables.pool.is_freed(*base) { &mut kept } else { &mut used } += bytes;
         }
         (used, kept)
     }
 
-    pub(crate) fn trim_pool(&self, gpu: usize, managed: bool) {
+    pub(crate) fn trim_pool(&self, pool: usize) {
         let mut tables = self.tables();
-        let of_pool = |a: &Arc<Allocation>| a.gpu == gpu && a.managed == managed;
-        let (gone, left) = std::mem::take(&mut tables.pool.idle).into_iter().partition(of_pool);
+        let (gone, left) = std::mem::take(&mut tables.pool.idle).into_iter().partition(|(of, _)| *of == pool);
         tables.pool.idle = left;
         drop(tables);
-        let gone: Vec<Arc<Allocation>> = gone;
-        gone.iter().for_each(|allocation| self.give_back(allocation));
+        let gone: Vec<(usize, Arc<Allocation>)> = gone;
+        gone.iter().for_each(|(_, allocation)| self.give_back(allocation));
+    }
+
+    /// Ends a pool that a program made. What is handed out stays.
+    pub(crate) fn destroy_pool(&self, pool: usize) -> Result<(), Failure> {
+        let mut tables = self.tables();
+        if tables.pool.default.values().any(|&default| default == pool) {
+            return Err(INVALID_VALUE);
+        }
+        tables.pools.end(pool)?;
+        tables.pool.current.retain(|_, current| *current != pool);
+        drop(tables);
+        self.trim_pool(pool);
+        Ok(())
     }
 
     /// An allocation that a graph makes.

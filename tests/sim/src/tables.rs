@@ -7,7 +7,7 @@ use crate::capture::{Capture, Exec, Graph};
 use crate::handles::Handles;
 use crate::memory::Allocation;
 use crate::objects::{Context, Event, Function, Module, Stream};
-use crate::pool::Pool;
+use crate::pool::{Ordered, Pool};
 use crate::process::{self, Bound, CONTEXT_IS_DESTROYED, Failure, INVALID_CONTEXT};
 use crate::stream::{Point, Work};
 
@@ -55,7 +55,8 @@ pub(crate) struct Tables {
     pub(crate) host: BTreeMap<usize, (usize, u64, bool)>,
     /// Contexts that may reach the memory of a card beside their own.
     pub(crate) peers: HashSet<(u64, u64)>,
-    pub(crate) pool: Pool,
+    pub(crate) pools: Handles<Pool>,
+    pub(crate) pool: Ordered,
 }
 
 impl Default for Tables {
@@ -79,7 +80,8 @@ impl Default for Tables {
             released: HashSet::new(),
             host: BTreeMap::new(),
             peers: HashSet::new(),
-            pool: Pool::default(),
+            pools: Handles::of("memory pool"),
+            pool: Ordered::default(),
         }
     }
 }

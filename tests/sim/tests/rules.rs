@@ -73,6 +73,7 @@ rules! { memory:
     managed_memory_and_the_host
     green_contexts
     peers
+    pools_of_the_program
     mapped_memory
 }
 

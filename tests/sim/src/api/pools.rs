@@ -4,40 +4,50 @@ use std::ffi::c_int;
 
 use super::{api, give, give_new, status, twins, with_stream};
 use crate::capture::Kind;
+use crate::pool::Pool;
 use crate::process::{self, CAPTURE_INVALIDATED, Failure, INVALID_VALUE, NOT_SUPPORTED};
 
-/// The handle of the first card's default pool.
-const POOLS: usize = 0x900;
-/// The handle of the first card's managed pool.
-const MANAGED_POOLS: usize = 0xa00;
+/// `CU_MEM_ALLOCATION_TYPE_PINNED` and `CU_MEM_ALLOCATION_TYPE_MANAGED`
+const PINNED: c_int = 1;
+const MANAGED: c_int = 2;
+/// `CU_MEM_LOCATION_TYPE_DEVICE`
+const DEVICE: c_int = 1;
+
+/// Attributes of pools.
+const RELEASE_THRESHOLD: c_int = 4;
+const RESERVED: c_int = 5;
+const USED: c_int = 7;
 
 api! {
-    fn cuDeviceGetDefaultMemPool(pool: *mut usize, device: c_int) { unsafe { give(pool, process::get().and_then(|p| Ok(POOLS + p.gpu_of(device)?))) } }
-    fn cuDeviceGetMemPool(pool: *mut usize, device: c_int) { unsafe { give(pool, process::get().and_then(|p| Ok(POOLS + p.gpu_of(device)?))) } }
-    fn cuDeviceSetMemPool(device: c_int, pool: usize) { status(process::get().and_then(|p| if pool_of(pool)?.0 == p.gpu_of(device)? { Ok(()) } else { Err(INVALID_VALUE) })) }
+    fn cuDeviceGetDefaultMemPool(pool: *mut usize, device: c_int) { unsafe { give(pool, process::get().and_then(|p| { let gpu = p.gpu_of(device)?; Ok(p.tables().default_pool(gpu)) })) } }
+    fn cuDeviceGetMemPool(pool: *mut usize, device: c_int) { unsafe { give(pool, process::get().and_then(|p| { let gpu = p.gpu_of(device)?; Ok(p.tables().current_pool(gpu)) })) } }
+    fn cuDeviceSetMemPool(device: c_int, pool: usize) { status(process::get().and_then(|p| { let gpu = p.gpu_of(device)?; p.tables().set_current_pool(gpu, pool) })) }
     fn cuMemPoolCreate(pool: *mut usize, properties: *const [c_int; 4]) {
         // SAFETY: null, or what begins with the kind, the kinds of handles, and the location.
         let Some(&[kind, handles, location, device]) = (unsafe { properties.as_ref() }) else { return INVALID_VALUE };
-        unsafe { give(pool, process::get().and_then(|p| {
-            // One managed pool for each card is all that anybody has wanted.
-            if (kind, handles, location) != (2, 0, 1) || !p.world.config().managed_pools { return Err(INVALID_VALUE) }
-            Ok(MANAGED_POOLS + p.gpu_of(device)?)
-        })) }
+        unsafe { give_new(pool, || {
+            let p = process::get()?;
+            let is_possible = kind == PINNED || kind == MANAGED && p.world.config().managed_pools;
+            // None is shared with other processes.
+            if !is_possible || (handles, location) != (0, DEVICE) { return Err(INVALID_VALUE) }
+            let gpu = p.gpu_of(device)?;
+            Ok(p.tables().pools.add(Pool { gpu, managed: kind == MANAGED, threshold: 0 }))
+        }) }
     }
-    fn cuMemPoolDestroy(pool: usize) { status(pool_of(pool).and_then(|(_, managed)| if managed { Ok(()) } else { Err(INVALID_VALUE) })) }
-    fn cuMemPoolSetAttribute(_pool: usize, attribute: c_int, value: *const u64) {
-        if value.is_null() || attribute != 4 { return INVALID_VALUE }
+    fn cuMemPoolDestroy(pool: usize) { status(process::get().and_then(|p| p.destroy_pool(pool))) }
+    fn cuMemPoolSetAttribute(pool: usize, attribute: c_int, value: *const u64) {
+        if value.is_null() || attribute != RELEASE_THRESHOLD { return INVALID_VALUE }
         // SAFETY: not null.
-        status(process::get().map(|p| p.tables().pool.threshold = unsafe { *value }))
+        status(process::get().and_then(|p| { p.tables().pools.get_mut(pool)?.threshold = unsafe { *value }; Ok(()) }))
     }
     fn cuMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut u64) {
         unsafe { give(value, process::get().and_then(|p| {
-            let (gpu, managed) = pool_of(pool)?;
-            let (used, idle) = p.pool_bytes(gpu, managed);
-            match attribute { 4 => Ok(p.tables().pool.threshold), 5 => Ok(used + idle), 7 => Ok(used), _ => Err(INVALID_VALUE) }
+            let threshold = p.tables().pools.get(pool)?.threshold;
+            let (used, idle) = p.pool_bytes(pool);
+            match attribute { RELEASE_THRESHOLD => Ok(threshold), RESERVED => Ok(used + idle), USED => Ok(used), _ => Err(INVALID_VALUE) }
         })) }
     }
-    fn cuMemPoolTrimTo(pool: usize, _keep: usize) { status(process::get().and_then(|p| { let (gpu, managed) = pool_of(pool)?; p.trim_pool(gpu, managed); Ok(()) })) }
+    fn cuMemPoolTrimTo(pool: usize, _keep: usize) { status(process::get().and_then(|p| { p.tables().pools.get(pool)?; p.trim_pool(pool); Ok(()) })) }
     fn cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: *mut u64) {
         unsafe { give(value, process::get().and_then(|p| if attribute == 2 { Ok(p.graph_bytes(p.gpu_of(device)?)) } else { Err(INVALID_VALUE) })) }
     }
@@ -46,40 +56,28 @@ api! {
 
 twins! { per_thread:
     fn cuMemAllocAsync / cuMemAllocAsync_ptsz (place: *mut u64, bytes: usize, stream: usize) {
-        // A managed pool never takes the place of the plain one here (measured).
         unsafe { give_new(place, || allocate(bytes, None, stream, per_thread)) }
     }
     fn cuMemAllocFromPoolAsync / cuMemAllocFromPoolAsync_ptsz (place: *mut u64, bytes: usize, pool: usize, stream: usize) {
-        unsafe { give_new(place, || allocate(bytes, Some(pool_of(pool)?), stream, per_thread)) }
+        unsafe { give_new(place, || allocate(bytes, Some(pool), stream, per_thread)) }
     }
     fn cuMemFreeAsync / cuMemFreeAsync_ptsz (base: u64, stream: usize) {
         status(with_stream(stream, per_thread, |p, s| p.free_in_order(base, &s)))
     }
 }
 
-/// The card of a pool, and whether the pool is managed.
-fn pool_of(pool: usize) -> Result<(usize, bool), Failure> {
-    let most = process::get()?.world.config().gpus as usize;
-    let (gpu, managed) = match pool {
-        MANAGED_POOLS.. => (pool - MANAGED_POOLS, true),
-        POOLS.. => (pool - POOLS, false),
-        _ => return Err(INVALID_VALUE),
-    };
-    if gpu < most { Ok((gpu, managed)) } else { Err(INVALID_VALUE) }
-}
-
-fn allocate(
-    bytes: usize,
-    pool: Option<(usize, bool)>,
-    stream: usize,
-    per_thread: bool,
-) -> Result<u64, Failure> {
+/// Of a pool, or of the current one of the stream's card.
+fn allocate(bytes: usize, pool: Option<usize>, stream: usize, per_thread: bool) -> Result<u64, Failure> {
     with_stream(stream, per_thread, |p, stream| {
-        let (gpu, managed) = pool.unwrap_or((stream.gpu, false));
-        if !p.tables().is_capturing(&stream) {
-            p.tables().legacy_is_free(&stream)?;
-            return p.allocate_ordered(&stream, gpu, bytes as u64, managed);
+        let mut tables = p.tables();
+        let pool = pool.unwrap_or_else(|| tables.current_pool(stream.gpu));
+        let Pool { gpu, managed, .. } = *tables.pools.get(pool)?;
+        if !tables.is_capturing(&stream) {
+            tables.legacy_is_free(&stream)?;
+            drop(tables);
+            return p.allocate_ordered(&stream, pool, bytes as u64);
         }
+        drop(tables);
         // Graphs have a pool of their own.
         if managed {
             return Err(NOT_SUPPORTED);
