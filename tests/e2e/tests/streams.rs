@@ -32,8 +32,22 @@ fn stream_churn() {
 }
 
 #[test]
+#[ignore = "after some turns a drain is never complete: work of streams that ended is looked for in vain"]
+fn stream_churn_without_events_of_contexts() {
+    // The streams themselves are looked at.
+    in_turns("stream_churn", &[("NVSIM_ENTRY_US", "1000"), ("NVSIM_CTX_RECORD", "0")], 10);
+}
+
+#[test]
+fn stream_churn_with_handles_that_come_again() {
+    in_turns("stream_churn", &[("NVSIM_REUSE_HANDLES", "1")], 5);
+}
+
+#[test]
 fn legacy_wait() {
-    in_turns("legacy_wait", &[], 5);
+    for record in ["1", "0"] {
+        in_turns("legacy_wait", &[("NVSIM_CTX_RECORD", record)], 5);
+    }
 }
 
 #[test]
