@@ -52,11 +52,11 @@ class Sources:
         self.socket = one(r'const SYSTEM_SOCKET: &str = "(.+)";', "proto/src/paths.rs")
         self.admin_socket = one(r'const SYSTEM_ADMIN_SOCKET: &str = "(.+)";', "proto/src/paths.rs")
         self.variables = set(re.findall(r'&str = "(NVSHARE_\w+)";', text("proto/src/env.rs")))
-        options = re.findall(r"#\[arg\(long\b.*\]\n\s+(\w+):", text("nvshare-scheduler/src/main.rs"))
+        options = re.findall(r"#\[arg\(long\b.*\]\n\s+(\w+):", text("nvshare-scheduler/src/settings/options.rs"))
         self.options = {"--" + name.replace("_", "-") for name in options}
         self.version = one(r'\[workspace\.package\]\nversion = "(.+)"', "Cargo.toml")
         if not self.variables or not self.options:
-            raise Unusable("no variables in proto/src/env.rs, or no options in nvshare-scheduler/src/main.rs")
+            raise Unusable("no variables in proto/src/env.rs, or no options in nvshare-scheduler/src/settings/options.rs")
 
 
 def directory_of(path):

@@ -122,7 +122,7 @@ BREAKS = [
     ("another container", SCHEDULER,
      "- name: scheduler\n          image", "- name: main\n          image", "not one container"),
     ("sockets together", "proto/src/paths.rs", "/var/run/nvshare-admin/", "/var/run/nvshare/", "in one directory"),
-    ("no options in the sources", "nvshare-scheduler/src/main.rs", "#[arg(long", "#[arg(short", "no options in"),
+    ("no options in the sources", "nvshare-scheduler/src/settings/options.rs", "#[arg(long", "#[arg(short", "no options in"),
     ("another probe", SCHEDULER, "admin.sock, status, --json]", "admin.sock, clients]", "livenessProbe is not"),
     ("an impatient probe", SCHEDULER, "timeoutSeconds: 6", "timeoutSeconds: 1", "gives up before"),
     ("two schedulers at once", SCHEDULER,
@@ -150,7 +150,7 @@ BREAKS = [
 
 def copy(root, place):
     shutil.copytree(root / "manifests", place / "manifests")
-    for path in ("proto/src/paths.rs", "proto/src/env.rs", "nvshare-scheduler/src/main.rs", "Cargo.toml"):
+    for path in ("proto/src/paths.rs", "proto/src/env.rs", "nvshare-scheduler/src/settings/options.rs", "Cargo.toml"):
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / path, place / path)
 
