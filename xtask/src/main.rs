@@ -1,8 +1,9 @@
-//! Tasks of the project: `cargo demo`, `cargo dist-local`, `cargo break-rules`.
+//! Tasks of the project: `cargo demo`, `cargo dist-local`, `cargo image`, `cargo break-rules`.
 
 mod break_rules;
 mod demo;
 mod dist;
+mod image;
 mod supervise;
 
 use std::process::ExitCode;
@@ -25,6 +26,8 @@ enum Task {
     BreakRules,
     /// Make dist/ and a release tarball: stripped programs, the library, the papers
     Dist,
+    /// Build the container image of dist/
+    Image(image::Options),
 }
 
 fn main() -> ExitCode {
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Task::Demo(options) => demo::run(&options),
         Task::BreakRules => break_rules::run(),
         Task::Dist => dist::run(),
+        Task::Image(options) => image::run(&options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
