@@ -418,6 +418,8 @@ pub enum ClientState {
     Free,
     /// Its connection has ended.
     Gone,
+    /// Its connection has ended and its process lives on, with what it has on the card.
+    Left,
 }
 
 /// A client, as `status` shows it. Sizes in bytes.

@@ -114,6 +114,7 @@ fn state(state: ClientState) -> &'static str {
         ClientState::Idle => "idle",
         ClientState::Free => "free",
         ClientState::Gone => "gone",
+        ClientState::Left => "left",
     }
 }
 

@@ -5,13 +5,14 @@ use std::collections::BTreeSet;
 use nvshare_proto::units::Bytes;
 use nvshare_proto::{GpuUuid, SchedulerMessage};
 
-use crate::state::{ClientId, Phase, Time};
-use crate::{Core, Output, sum};
+use crate::client::{ClientId, Phase};
+use crate::gpu::Gpu;
+use crate::{Core, Time};
 
 impl Core {
     /// Switches scheduling on: everybody who runs is taken as a holder, and who does not fit is asked to leave.
     pub fn switch_on(&mut self, now: Time) -> String {
-        self.advance(now);
+        self.now = self.now.max(now);
         if self.scheduling {
             return "scheduling was on".to_owned();
         }
@@ -21,7 +22,7 @@ impl Core {
             self.adopt(id, epoch);
             self.send(id, SchedulerMessage::SchedOn { epoch });
         }
-        self.reconcile(now);
+        self.reconcile();
         "scheduling is on".to_owned()
     }
 
@@ -30,25 +31,26 @@ impl Core {
     /// # Errors
     /// When not everything fits, unless `force`d: page faults would then move memory.
     pub fn switch_off(&mut self, force: bool, now: Time) -> Result<String, String> {
-        self.advance(now);
+        self.now = self.now.max(now);
         for (uuid, gpu) in &self.gpus {
-            let demand =
-                sum(self.clients.values().filter_map(|c| c.accounts.get(uuid)).map(|a| a.usage.allocated));
-            if demand > gpu.capacity && !force {
+            let demand = gpu.ledger.sums().allocated;
+            if demand > u128::from(gpu.capacity) && !force {
                 return Err(format!(
                     "{uuid}: clients have {} together and {} fit; page faults would move the rest (--force does it anyway)",
-                    Bytes(demand),
+                    Bytes(u64::try_from(demand).unwrap_or(u64::MAX)),
                     Bytes(gpu.capacity)
                 ));
             }
         }
         self.scheduling = false;
-        self.deadline = None;
-        for (id, client) in &mut self.clients {
-            client.phase = Phase::Free;
-            client.wants = false;
-            self.outputs.push_back(Output::Send { client: *id, message: SchedulerMessage::SchedOff });
+        for id in self.clients.keys().copied().collect::<Vec<_>>() {
+            self.with(id, |client| {
+                client.phase = Phase::Free;
+                client.wants = false;
+            });
+            self.send(id, SchedulerMessage::SchedOff);
         }
+        self.reconcile();
         Ok("scheduling is off".to_owned())
     }
 
@@ -68,6 +70,7 @@ impl Core {
     /// The GPUs that clients use.
     #[must_use]
     pub fn gpus_in_use(&self) -> BTreeSet<GpuUuid> {
-        self.clients.values().flat_map(|client| client.accounts.keys().copied()).collect()
+        let used = |gpu: &Gpu| gpu.ledger.entries().any(|(id, _)| self.clients.contains_key(&id));
+        self.gpus.iter().filter(|(_, gpu)| used(gpu)).map(|(&uuid, _)| uuid).collect()
     }
 }

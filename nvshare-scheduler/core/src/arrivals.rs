@@ -1,74 +1,126 @@
 //! Clients come and go, and GPUs become known.
 
+use nvshare_proto::units::Bytes;
 use nvshare_proto::{Epoch, Gate, GpuUuid, Hold, Register, Room, SchedulerMessage, Usage};
 
-use crate::state::{Client, ClientId, Departed, Gpu, Identity, MOST_OVERHEAD, Phase, Size, Time};
-use crate::{Core, MOST_GPUS, Measured};
+use crate::account::MOST_OVERHEAD;
+use crate::client::{Client, ClientId, Identity, Phase};
+use crate::gpu::{Departed, Gpu, Size, Source};
+use crate::ledger::{Entry, Standing};
+use crate::shares::Part;
+use crate::{Core, MOST_GPUS, Measured, Time};
+
+/// Looks of NVML at a GPU without a sign of a process before it counts as having nothing there.
+const LOOKS_WITHOUT_A_SIGN: u32 = 2;
 
 impl Core {
-    pub(crate) fn on_registered(&mut self, id: ClientId, identity: Identity, register: Register, now: Time) {
+    pub(crate) fn on_registered(&mut self, id: ClientId, identity: Identity, register: Register) {
         let gate = register.gate;
         let was_here = register.returns || gate == Gate::Open;
-        let client = Client::new(identity, register, now);
+        let mut client = Client::new(id, identity, register, self.now);
         self.note(format!("client {id} is {} (pid {})", client.name, client.pid));
         let usage: Vec<Usage> = client.accounts.values().map(|a| a.usage).collect();
         if was_here && usage.iter().any(|usage| usage.allocated > 0) {
             // It was there before this scheduler, and others may have been as well.
-            self.settled_at = self.config.settle;
+            self.settled_at = self.settled_at.max(self.config.settle);
         }
-        self.clients.insert(id, client);
         let epoch = self.new_epoch();
         let hold = match gate {
             _ if !self.scheduling => Hold::Free,
             Gate::Open => Hold::Running(epoch),
             Gate::Closed => Hold::Parked,
         };
+        for account in client.accounts.values_mut() {
+            account.budget = account.resident();
+        }
+        if hold == Hold::Free {
+            client.phase = Phase::Free;
+        }
+        self.clients.insert(id, client);
         self.send(id, SchedulerMessage::Registered { client: id, hold });
         for usage in usage {
+            // The same process is back: what was charged to it is what it says now.
+            self.forget_departed(usage.gpu, |departed| departed.identity.is_same_process(identity));
             self.meet_gpu(id, usage);
-            if let Some(gpu) = self.gpus.get_mut(&usage.gpu) {
-                // The same process is back: what was charged to it is what it says now.
-                gpu.departed.retain(|_, departed| !departed.identity.is_same_process(identity));
-            }
-            self.with_account(id, usage.gpu, |account| account.budget = account.resident());
         }
-        match hold {
-            Hold::Free => self.with(id, |client| client.phase = Phase::Free),
-            Hold::Running(epoch) => self.adopt(id, epoch),
-            Hold::Parked => {}
+        self.enter(id);
+        if let Hold::Running(epoch) = hold {
+            self.adopt(id, epoch);
         }
-        self.wake(id);
     }
 
     /// Takes a client that runs already as a holder.
     pub(crate) fn adopt(&mut self, id: ClientId, epoch: Epoch) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        client.phase = Phase::Running { epoch };
-        client.wants = false;
-        for account in client.accounts.values_mut() {
-            account.budget = account.resident();
-            account.order = None;
-            account.promised = None;
-        }
+        self.with(id, |client| {
+            client.phase = Phase::Running { epoch };
+            client.wants = false;
+            for account in client.accounts.values_mut() {
+                account.budget = account.resident();
+                account.order = None;
+                account.promised = None;
+            }
+        });
     }
 
     /// A client uses a GPU from now on.
     pub(crate) fn meet_gpu(&mut self, id: ClientId, usage: Usage) {
         if self.gpus.len() >= MOST_GPUS {
             // A machine has no more: most of these are somebody's invention.
-            let clients = &self.clients;
-            self.gpus.retain(|uuid, _| clients.values().any(|client| client.accounts.contains_key(uuid)));
+            self.gpus.retain(|_, gpu| gpu.ledger.entries().next().is_some());
         }
-        let bytes = self.size_by_client(usage.gpu, usage.total);
+        let quantum = self.config.quantum(usage.gpu);
+        self.gpus.entry(usage.gpu).or_insert_with(|| Gpu::new(0, Source::Clients, quantum));
+        self.dirty.insert(usage.gpu);
+        self.enter(id);
+        self.settle_disputes(usage.gpu);
+        let bytes = self.capacity(usage.gpu, id);
         self.send(id, SchedulerMessage::Capacity(Room { gpu: usage.gpu, bytes }));
     }
 
+    /// Without NVML and `--gpu-memory`, a GPU is as large as its clients say. As long as they say the same, that holds for
+    /// all of them; else each is believed for itself, and they run one at a time.
+    pub(crate) fn settle_disputes(&mut self, uuid: GpuUuid) {
+        let Some(gpu) = self.gpus.get(&uuid) else { return };
+        if gpu.source == Source::Certain {
+            return;
+        }
+        let was = gpu.source;
+        let ids: Vec<ClientId> = gpu.ledger.entries().map(|(id, _)| id).collect();
+        let said: Vec<u64> = ids.iter().filter_map(|&id| Some(self.account(id, uuid)?.usage.total)).collect();
+        let Some((&first, &most)) = said.first().zip(said.iter().max()) else { return };
+        if self.config.fixed_memory(uuid).is_some() {
+            self.size_by_client(uuid, most);
+        } else if said.iter().all(|&total| total == first) {
+            self.size(uuid, Size { available: first, ..Size::default() }, Source::Clients);
+        } else if was != Source::Disputed {
+            if let Some(gpu) = self.gpus.get_mut(&uuid) {
+                gpu.source = Source::Disputed;
+            }
+            self.dirty.insert(uuid);
+            self.reenter(&ids, uuid);
+            self.warn(format!(
+                "clients say different things of the size of {uuid}: they run one at a time; --gpu-memory, or NVML, would tell"
+            ));
+        }
+    }
+
+    fn reenter(&mut self, ids: &[ClientId], uuid: GpuUuid) {
+        for &id in ids {
+            if self.clients.contains_key(&id) {
+                self.enter(id);
+                let bytes = self.capacity(uuid, id);
+                self.send(id, SchedulerMessage::Capacity(Room { gpu: uuid, bytes }));
+            }
+        }
+    }
+
     pub(crate) fn on_measured(&mut self, measured: &Measured) {
-        let gpu = measured.gpu;
+        let uuid = measured.gpu;
         let (mut overhead, mut largest) = (0, 0);
-        for (id, client) in &mut self.clients {
-            let used = measured.used.get(id).copied().unwrap_or(0);
-            let Some(account) = client.accounts.get_mut(&gpu) else {
+        let mut changed = Vec::new();
+        for (&id, client) in &mut self.clients {
+            let used = measured.used.get(&id).copied().unwrap_or(0);
+            let Some(account) = client.accounts.get_mut(&uuid) else {
                 // It has a context there and has not asked for anything.
                 overhead += used.min(MOST_OVERHEAD);
                 continue;
@@ -77,50 +129,145 @@ impl Core {
             overhead += account.overhead();
             // Room that it was given it may have used by now.
             largest = largest.max(account.wanted()).max(account.budget);
+            changed.push(id);
         }
-        self.size(gpu, Size { available: measured.available, overhead, largest });
+        for id in changed {
+            self.enter(id);
+        }
+        self.look_for_departed(uuid, measured);
+        self.size(uuid, Size { available: measured.available, overhead, largest }, Source::Certain);
     }
 
-    pub(crate) fn on_capacity(&mut self, uuid: GpuUuid, bytes: u64) {
+    pub(crate) fn on_capacity(&mut self, uuid: GpuUuid, bytes: u64, source: Source) {
         let quantum = self.config.quantum(uuid);
-        let gpu = self.gpus.entry(uuid).or_insert_with(|| Gpu::new(bytes, quantum));
-        if gpu.capacity == bytes {
+        let gpu = self.gpus.entry(uuid).or_insert_with(|| Gpu::new(bytes, source, quantum));
+        let was = std::mem::replace(&mut gpu.source, source);
+        if gpu.capacity == bytes && (was == Source::Disputed) == (source == Source::Disputed) {
             return;
         }
         gpu.capacity = bytes;
-        let users: Vec<ClientId> =
-            self.clients.iter().filter(|(_, c)| c.accounts.contains_key(&uuid)).map(|(id, _)| *id).collect();
-        for id in users {
-            self.send(id, SchedulerMessage::Capacity(Room { gpu: uuid, bytes }));
+        let ids: Vec<ClientId> = gpu.ledger.entries().map(|(id, _)| id).collect();
+        self.dirty.insert(uuid);
+        self.reenter(&ids, uuid);
+    }
+
+    pub(crate) fn on_disconnected(&mut self, id: ClientId, process_remains: bool) {
+        let now = self.now;
+        let Some(mut client) = self.clients.remove(&id) else { return };
+        client.count(now);
+        // It may have come back before we heard that it was gone: it has said by then what it has.
+        let is_back = process_remains
+            && self.clients.values().any(|other| other.identity.is_same_process(client.identity));
+        for (&uuid, account) in &client.accounts {
+            let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
+            if client.phase.holds() {
+                gpu.freed_at = Some(now);
+            }
+            gpu.released.remove(&id);
+            gpu.shares.advance(now);
+            let part = gpu.ledger.entry(id).map(|entry| entry.part);
+            let bound = gpu.most_kept();
+            gpu.shares.change(client.job, part, None, bound);
+            gpu.ledger.set(id, None);
+            self.dirty.insert(uuid);
+            if process_remains && !is_back && account.budget > 0 {
+                let departed = Departed {
+                    identity: client.identity,
+                    pid: client.pid,
+                    name: client.name.clone(),
+                    bytes: account.budget,
+                    reported: false,
+                    unseen: 0,
+                };
+                gpu.ledger.set(id, Some(departed_entry(id, account.budget, Some(now + self.config.grace))));
+                gpu.departed.insert(id, departed);
+            }
+        }
+        self.note(format!("client {id} is gone ({}, pid {})", client.name, client.pid));
+        let gpus: Vec<GpuUuid> = client.accounts.keys().copied().collect();
+        client.accounts.values_mut().for_each(|account| account.budget = 0);
+        self.remember(id, &client);
+        for uuid in gpus {
+            self.settle_disputes(uuid);
         }
     }
 
-    pub(crate) fn on_disconnected(&mut self, id: ClientId, process_remains: bool, now: Time) {
-        let Some(mut client) = self.clients.remove(&id) else { return };
-        if client.phase.holds() {
-            for uuid in client.accounts.keys() {
-                if let Some(gpu) = self.gpus.get_mut(uuid) {
-                    gpu.freed_at = Some(now);
-                }
+    pub(crate) fn on_exited(&mut self, id: ClientId) {
+        for (&uuid, gpu) in &mut self.gpus {
+            if gpu.departed.remove(&id).is_some() {
+                gpu.ledger.set(id, None);
+                self.dirty.insert(uuid);
             }
         }
-        // It may have come back before we heard that it was gone: it has said by then what it has.
-        let is_back = self.clients.values().any(|other| other.identity.is_same_process(client.identity));
-        if process_remains && !is_back {
-            for (uuid, account) in &client.accounts {
-                if let Some(gpu) = self.gpus.get_mut(uuid)
-                    && account.budget > 0
-                {
-                    let departed = Departed { identity: client.identity, bytes: account.budget };
-                    gpu.departed.insert(id, departed);
-                }
+    }
+
+    fn forget_departed(&mut self, uuid: GpuUuid, which: impl Fn(&Departed) -> bool) -> Vec<Departed> {
+        let Some(gpu) = self.gpus.get_mut(&uuid) else { return Vec::new() };
+        let gone = gpu.departed.extract_if(.., |_, departed| which(departed));
+        let gone: Vec<(ClientId, Departed)> = gone.collect();
+        for (id, _) in &gone {
+            gpu.ledger.set(*id, None);
+        }
+        if !gone.is_empty() {
+            self.dirty.insert(uuid);
+        }
+        gone.into_iter().map(|(_, departed)| departed).collect()
+    }
+
+    /// A process that lives on after its connection may have nothing of the GPU any more: it runs another program now.
+    fn look_for_departed(&mut self, uuid: GpuUuid, measured: &Measured) {
+        if let Some(gpu) = self.gpus.get_mut(&uuid) {
+            for (id, departed) in &mut gpu.departed {
+                // Who has no number here is not to be seen.
+                let unseen = departed.identity.pid.is_some() && !measured.used.contains_key(id);
+                departed.unseen = if unseen { departed.unseen + 1 } else { 0 };
             }
         }
-        for gpu in self.gpus.values_mut() {
-            gpu.released.remove(&id);
+        for gone in self.forget_departed(uuid, |departed| departed.unseen >= LOOKS_WITHOUT_A_SIGN) {
+            self.note(format!(
+                "process {} ({}) lives on and has nothing of {uuid} any more: {} are free",
+                gone.pid,
+                gone.name,
+                Bytes(gone.bytes)
+            ));
         }
-        self.note(format!("client {id} is gone ({}, pid {})", client.name, client.pid));
-        client.accounts.values_mut().for_each(|account| account.budget = 0);
-        self.remember(id, &client);
+    }
+
+    /// A process that has left is there for longer than an end takes.
+    pub(crate) fn report_departed(&mut self, id: ClientId, uuid: GpuUuid) {
+        let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
+        let Some(departed) = gpu.departed.get_mut(&id) else {
+            gpu.ledger.set(id, None);
+            return;
+        };
+        departed.reported = true;
+        let text = format!(
+            "process {} ({}) has left and lives on: {} of {uuid} stay charged to it until it ends",
+            departed.pid,
+            departed.name,
+            Bytes(departed.bytes)
+        );
+        gpu.ledger.set(id, Some(departed_entry(id, departed.bytes, None)));
+        self.dirty.insert(uuid);
+        self.warn(text);
+    }
+}
+
+fn departed_entry(id: ClientId, bytes: u64, due: Option<Time>) -> Entry {
+    Entry {
+        standing: Standing::Departed,
+        charged: bytes,
+        pinned: bytes,
+        demand: 0,
+        allocated: 0,
+        overhead: 0,
+        ordered: None,
+        needs: false,
+        runs: false,
+        claims: false,
+        part: Part::default(),
+        key: (0, Time::ZERO, id),
+        moves: false,
+        due,
     }
 }

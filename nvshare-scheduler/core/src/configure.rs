@@ -5,9 +5,9 @@ use std::time::Duration;
 use nvshare_proto::GpuUuid;
 use nvshare_proto::units::{Bytes, MIB};
 
+use crate::gpu::{Gpu, Size, Source};
 use crate::policy::capacity;
-use crate::state::{Gpu, Size, Time};
-use crate::{Config, Core};
+use crate::{Config, Core, Time};
 
 /// What differs on one GPU from the rest of the configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Config {
     }
 
     /// What clients may fill of a GPU together: see [`capacity::usable`].
-    fn usable(&self, gpu: GpuUuid, size: Size) -> u64 {
+    pub(crate) fn usable(&self, gpu: GpuUuid, size: Size) -> u64 {
         let Size { available, overhead, largest } = size;
         if let Some(fixed) = self.fixed_memory(gpu) {
             return fixed.min(available);
@@ -69,33 +69,34 @@ impl Core {
 
     /// Takes another configuration; what names this run of the scheduler stays.
     pub fn configure(&mut self, config: Config, now: Time) {
-        self.advance(now);
-        let Config { boot, settle, .. } = self.config;
-        self.config = Config { boot, settle, ..config };
+        self.now = self.now.max(now);
+        let Config { boot, settle, restarted, .. } = self.config;
+        self.config = Config { boot, settle, restarted, ..config };
         for uuid in self.gpus.keys().copied().collect::<Vec<_>>() {
             let quantum = self.config.quantum(uuid);
             let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
             gpu.quantum = quantum;
-            let size = gpu.size;
-            self.size(uuid, size);
+            let (size, source) = (gpu.size, gpu.source);
+            self.dirty.insert(uuid);
+            self.size(uuid, size, source);
+            self.settle_disputes(uuid);
         }
-        self.reconcile(now);
+        self.reconcile();
     }
 
     /// A GPU's capacity follows from what is known of it.
-    pub(crate) fn size(&mut self, uuid: GpuUuid, size: Size) {
-        self.on_capacity(uuid, self.config.usable(uuid, size));
+    pub(crate) fn size(&mut self, uuid: GpuUuid, size: Size, source: Source) {
+        self.on_capacity(uuid, self.config.usable(uuid, size), source);
         if let Some(gpu) = self.gpus.get_mut(&uuid) {
             gpu.size = size;
         }
     }
 
-    /// A client says how much memory a GPU has. The first is believed, until the GPU is measured; where the memory is a
-    /// fixed number, the one that says most: it only bounds that number.
+    /// A client says how much memory a GPU has, of which clients may fill a fixed number: who says most bounds it.
     pub(crate) fn size_by_client(&mut self, uuid: GpuUuid, total: u64) -> u64 {
         let fixed = self.config.fixed_memory(uuid);
         let known = self.gpus.get(&uuid).map(|gpu| gpu.size.available);
-        if known.is_none_or(|known| fixed.is_some() && known < total) {
+        if known.is_none_or(|known| known < total) {
             if let Some(fixed) = fixed.filter(|&fixed| fixed > total) {
                 self.warn(format!(
                     "clients may fill {} of {uuid}, which has {}: more than that is not given away",
@@ -103,7 +104,7 @@ impl Core {
                     Bytes(total)
                 ));
             }
-            self.size(uuid, Size { available: total, ..Size::default() });
+            self.size(uuid, Size { available: total, ..Size::default() }, Source::Clients);
         }
         self.gpus.get(&uuid).map_or(0, |gpu: &Gpu| gpu.capacity)
     }
@@ -159,7 +160,7 @@ mod tests {
     #[test]
     fn another_configuration_is_followed_at_once() {
         let mut core = Core::new(config());
-        core.size(ONE, measured(16 * GIB));
+        core.size(ONE, measured(16 * GIB), Source::Certain);
         core.configure(Config { gpu_memory: Some(4 * GIB), boot: 99, ..Config::default() }, Time::ZERO);
         let gpu = &core.gpu_status()[0];
         assert_eq!((gpu.capacity, gpu.quantum_ms), (4 * GIB, 30_000));

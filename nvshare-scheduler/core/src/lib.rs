@@ -13,28 +13,35 @@
 
 #![forbid(unsafe_code)]
 
+mod account;
 mod admin;
 mod arrivals;
+mod client;
 mod configure;
+mod gpu;
+mod ledger;
 mod messages;
+mod overdue;
 pub mod policy;
 mod reconcile;
 mod room;
-mod state;
+mod shares;
 mod status;
 mod turns;
 mod views;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use nvshare_proto::units::MIB;
 use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Register, SchedulerMessage};
 
+use client::Client;
+pub use client::{ClientId, Identity};
 pub use configure::GpuConfig;
-use policy::next;
-use state::{Account, Client, Gpu};
-pub use state::{ClientId, Identity, Time};
+use gpu::Gpu;
+
+/// Time since the scheduler started. The core never looks at a clock.
+pub type Time = Duration;
 
 /// What an administrator chose at the start.
 #[derive(Debug, Clone)]
@@ -58,6 +65,8 @@ pub struct Config {
     /// When clients come back from an earlier scheduler, nobody is granted anything for this long after the start:
     /// those who run must be known before what they fill is given away.
     pub settle: Duration,
+    /// Clients of an earlier scheduler are known to be about, though none has come back yet.
+    pub restarted: bool,
 }
 
 impl Default for Config {
@@ -71,6 +80,7 @@ impl Default for Config {
             exclusive: false,
             grace: Duration::from_secs(10),
             settle: Duration::ZERO,
+            restarted: false,
         }
     }
 }
@@ -154,8 +164,12 @@ pub struct Core {
     gpus: BTreeMap<GpuUuid, Gpu>,
     gone: VecDeque<nvshare_proto::ClientStatus>,
     last_epoch: u64,
-    advanced_to: Time,
-    deadline: Option<Time>,
+    /// The time of the event that is handled, or was last.
+    now: Time,
+    /// GPUs of which something has changed since they were looked at.
+    dirty: BTreeSet<GpuUuid>,
+    /// When each GPU is to be looked at though nothing happens.
+    deadlines: BTreeSet<(Time, GpuUuid)>,
     outputs: VecDeque<Output>,
 }
 
@@ -164,39 +178,36 @@ impl Core {
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
+            settled_at: if config.restarted { config.settle } else { Time::ZERO },
             config,
             scheduling: true,
-            settled_at: Time::ZERO,
             clients: BTreeMap::new(),
             gpus: BTreeMap::new(),
             gone: VecDeque::new(),
             last_epoch: 0,
-            advanced_to: Time::ZERO,
-            deadline: None,
+            now: Time::ZERO,
+            dirty: BTreeSet::new(),
+            deadlines: BTreeSet::new(),
             outputs: VecDeque::new(),
         }
     }
 
     /// Takes in one event. `now` never goes back.
     pub fn handle(&mut self, event: Event, now: Time) {
-        self.advance(now);
+        self.now = self.now.max(now);
         match event {
             Event::Registered { client, identity, register } => {
-                self.on_registered(client, identity, register, now);
+                self.on_registered(client, identity, register);
             }
-            Event::Message { client, message } => self.on_message(client, message, now),
+            Event::Message { client, message } => self.on_message(client, message),
             Event::Disconnected { client, process_remains } => {
-                self.on_disconnected(client, process_remains, now);
+                self.on_disconnected(client, process_remains);
             }
-            Event::Exited { client } => {
-                for gpu in self.gpus.values_mut() {
-                    gpu.departed.remove(&client);
-                }
-            }
+            Event::Exited { client } => self.on_exited(client),
             Event::Measured(measured) => self.on_measured(&measured),
             Event::Deadline => {}
         }
-        self.reconcile(now);
+        self.reconcile();
     }
 
     /// What is to be done next; call until there is nothing.
@@ -207,60 +218,12 @@ impl Core {
     /// When [`Event::Deadline`] is due, if nothing else happens.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
-        self.deadline
-    }
-
-    /// Charges the time since the last event to those who ran or waited.
-    fn advance(&mut self, now: Time) {
-        let passed = now.saturating_sub(self.advanced_to);
-        self.advanced_to = self.advanced_to.max(now);
-        if passed.is_zero() {
-            return;
-        }
-        let mut running: BTreeMap<GpuUuid, u32> = BTreeMap::new();
-        for client in self.clients.values().filter(|c| c.phase.runs()) {
-            for uuid in client.accounts.keys() {
-                *running.entry(*uuid).or_default() += 1;
-            }
-        }
-        for client in self.clients.values_mut() {
-            if client.phase.runs() {
-                let beside = client.accounts.keys().filter_map(|uuid| running.get(uuid)).max();
-                client.held += passed;
-                client.virtual_time += passed / beside.copied().unwrap_or(1).max(1);
-            } else if client.wants {
-                client.waited += passed;
-            }
-        }
-    }
-
-    /// A client asks for the lock after a pause: see [`next::on_wake`].
-    fn wake(&mut self, id: ClientId) {
-        let Some(client) = self.clients.get(&id) else { return };
-        let active = self.clients.iter().filter(|(other, c)| {
-            **other != id
-                && (c.phase.stays() || c.wants)
-                && c.accounts.keys().any(|gpu| client.accounts.contains_key(gpu))
-        });
-        let virtual_time = next::on_wake(client.virtual_time, active.map(|(_, c)| c.virtual_time));
-        self.with(id, |client| client.virtual_time = virtual_time);
+        self.deadlines.first().map(|(time, _)| *time).filter(|_| self.scheduling)
     }
 
     fn new_epoch(&mut self) -> Epoch {
         self.last_epoch += 1;
         Epoch { boot: self.config.boot, counter: self.last_epoch }
-    }
-
-    fn with(&mut self, id: ClientId, change: impl FnOnce(&mut Client)) {
-        if let Some(client) = self.clients.get_mut(&id) {
-            change(client);
-        }
-    }
-
-    fn with_account(&mut self, id: ClientId, gpu: GpuUuid, change: impl FnOnce(&mut Account)) {
-        if let Some(account) = self.clients.get_mut(&id).and_then(|c| c.accounts.get_mut(&gpu)) {
-            change(account);
-        }
     }
 
     fn send(&mut self, client: ClientId, message: SchedulerMessage) {
@@ -280,6 +243,9 @@ impl Core {
 /// of a client's time is lost to drains that fail.
 const RETRY_FACTOR: u32 = 4;
 
+/// Who deferred so many drains in a row counts as one that does not leave until the next one is tried.
+const STUBBORN: u32 = 3;
+
 /// How long a drain may make no progress: 200 ms, doubled by each deferral in a row, so that a kernel of any
 /// length is waited for in the end.
 fn patience(deferrals: u32) -> Duration {
@@ -292,23 +258,10 @@ const RETRY: Duration = Duration::from_secs(10);
 /// How long room that an allocation waited for is kept for it.
 const PROMISE: Duration = Duration::from_millis(500);
 
+/// Most time that a restore is given beyond the grace, whatever its client says that is absent.
+const LONGEST_RESTORE: Duration = Duration::from_secs(120);
+
 /// GPUs that one client may use.
 pub const MOST_GPUS_EACH: usize = 64;
 /// GPUs that are remembered when nobody uses them.
 const MOST_GPUS: usize = 256;
-
-/// A measured rate moves the known one half of the way. What clients say of it is believed within reason.
-fn blend(rate: &mut f64, bytes: u64, nanos: u64) {
-    if bytes >= 64 * MIB && nanos > 0 {
-        let measured = (bytes as f64 / nanos as f64 * 1e9).clamp(RATES.0, RATES.1);
-        *rate = (*rate + measured) / 2.0;
-    }
-}
-
-/// The slowest and the fastest that memory is moved, in bytes per second: a disk that swaps, and more than any link.
-const RATES: (f64, f64) = (1e8, 1e13);
-
-/// What clients say is not to be trusted to add up.
-fn sum(bytes: impl Iterator<Item = u64>) -> u64 {
-    bytes.fold(0, u64::saturating_add)
-}

@@ -3,20 +3,22 @@
 use std::collections::BTreeSet;
 
 use nvshare_proto::units::Bytes;
-use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Room, SchedulerMessage, Usage};
+use nvshare_proto::{ClientMessage, Counters, Epoch, GpuUuid, Room, SchedulerMessage, Usage};
 
-use crate::state::{Account, ClientId, Phase, Time};
-use crate::{Core, MOST_GPUS_EACH, RETRY, RETRY_FACTOR, blend, patience};
+use crate::account::{Account, Order, Rates};
+use crate::client::{ClientId, Phase, Why};
+use crate::{Core, MOST_GPUS_EACH, RETRY, RETRY_FACTOR, STUBBORN, patience};
 
 impl Core {
-    pub(crate) fn on_message(&mut self, id: ClientId, message: ClientMessage, now: Time) {
-        let Some(phase) = self.clients.get(&id).map(|client| client.phase) else { return };
+    pub(crate) fn on_message(&mut self, id: ClientId, message: ClientMessage) {
+        let now = self.now;
+        let Some(phase) = self.phase(id) else { return };
         match message {
             ClientMessage::Usage(usage) => self.on_usage(id, usage),
             ClientMessage::Counters(counters) => self.on_counters(id, counters),
-            ClientMessage::ReqLock => self.on_req_lock(id, phase, now),
+            ClientMessage::ReqLock => self.on_req_lock(id, phase),
             ClientMessage::Running { epoch } => match phase {
-                Phase::Granted { epoch: current, .. } if current == epoch => self.on_running(id, epoch, now),
+                Phase::Granted { epoch: current, .. } if current == epoch => self.on_running(id, epoch),
                 _ => {}
             },
             ClientMessage::LockReleased { epoch } => match phase {
@@ -25,14 +27,12 @@ impl Core {
                 | Phase::Dropping { epoch: current, .. }
                     if current == epoch =>
                 {
-                    self.park(id, now);
+                    self.park(id);
                 }
                 _ => {}
             },
             ClientMessage::DropDeferred { epoch } => match phase {
-                Phase::Dropping { epoch: current, .. } if current == epoch => {
-                    self.on_deferred(id, epoch, now)
-                }
+                Phase::Dropping { epoch: current, .. } if current == epoch => self.on_deferred(id, epoch),
                 _ => {}
             },
             ClientMessage::Idle { epoch } => match phase {
@@ -40,196 +40,217 @@ impl Core {
                     self.with(id, |client| client.phase = Phase::Idle { epoch, since: now });
                 }
                 // It was asked to leave meanwhile: an idle client has nothing left to drain.
-                Phase::Dropping { epoch: current, .. } if current == epoch => self.park(id, now),
+                Phase::Dropping { epoch: current, .. } if current == epoch => self.park(id),
                 _ => {}
             },
             ClientMessage::NeedRoom(Room { gpu, bytes }) => {
-                self.with_account(id, gpu, |account| account.needs = bytes);
+                let most = self.capacity(gpu, id);
+                self.with_account(id, gpu, |account| account.needs = bytes.min(most));
             }
             ClientMessage::Room(Room { gpu, bytes }) => {
                 self.with_account(id, gpu, |account| {
-                    account.budget = account.budget.saturating_sub(bytes);
+                    let came = bytes.min(account.budget);
+                    account.budget -= came;
                     if let Some(order) = &mut account.order {
-                        order.bytes = order.bytes.saturating_sub(bytes);
-                        order.since = now;
+                        order.bytes = order.bytes.saturating_sub(came);
+                        order.came = order.came.saturating_add(came);
+                        order.since = if came > 0 { now } else { order.since };
                     }
                 });
             }
-            ClientMessage::Evicted { gpu, short } => {
-                let mut is_news = false;
-                self.with_account(id, gpu, |account| {
-                    let ordered = account.order.take().is_some();
-                    is_news = ordered && short > 0 && !std::mem::replace(&mut account.reported_short, true);
-                    // If the host could not take all of this, it can take nothing more now. What is no longer
-                    // there was not short.
-                    account.stays_until = (short > 0 && account.budget > 0).then_some(now + RETRY);
-                });
-                if is_news {
-                    self.warn(format!(
-                        "client {id}: {} of {gpu} stay where they are: they cannot be moved, or its host has no memory for them",
-                        Bytes(short)
-                    ));
-                }
-            }
+            ClientMessage::Evicted { gpu, short } => self.on_evicted(id, phase, gpu, short),
             ClientMessage::Ping => self.send(id, SchedulerMessage::Pong),
         }
     }
 
-    pub(crate) fn on_usage(&mut self, id: ClientId, usage: Usage) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        if client.accounts.len() >= MOST_GPUS_EACH && !client.accounts.contains_key(&usage.gpu) {
+    fn on_evicted(&mut self, id: ClientId, phase: Phase, uuid: GpuUuid, short: u64) {
+        let now = self.now;
+        let mut is_news = false;
+        let mut evict = None;
+        self.with_account(id, uuid, |account| {
+            let order = account.order.take();
+            // Who answers and gives nothing, though it has something, would be asked again without end.
+            let empty_handed = order.is_some_and(|order| order.came == 0) && could_give(account, phase);
+            let stays = (short > 0 || empty_handed) && account.budget > 0;
+            is_news = order.is_some() && stays && !std::mem::replace(&mut account.reported_short, true);
+            // If the host could not take all of this, it can take nothing more now. What is no longer there was not
+            // short.
+            account.stays_until = stays.then_some(now + RETRY);
+            if let Some(Order { came, given, .. }) = order {
+                Rates::blend(&mut account.rates.evict, came, now.saturating_sub(given));
+                evict = Some(account.rates.evict);
+            }
+        });
+        if let (Some(rate), Some(gpu)) = (evict, self.gpus.get_mut(&uuid)) {
+            gpu.rates.evict = f64::midpoint(gpu.rates.evict, rate);
+        }
+        if is_news {
+            self.warn(format!(
+                "client {id}: {} of {uuid} stay where they are: they cannot be moved, or its host has no memory for them",
+                Bytes(short)
+            ));
+        }
+    }
+
+    fn on_usage(&mut self, id: ClientId, usage: Usage) {
+        let rates = self.gpus.get(&usage.gpu).map_or_else(Rates::default, |gpu| gpu.rates);
+        let Some(client) = self.clients.get(&id) else { return };
+        let known = client.accounts.contains_key(&usage.gpu);
+        if client.accounts.len() >= MOST_GPUS_EACH && !known {
             return;
         }
-        let known = client.accounts.contains_key(&usage.gpu);
-        let account = client.accounts.entry(usage.gpu).or_insert_with(|| Account::new(usage));
-        let changed = account.usage.allocated != usage.allocated;
-        if changed {
-            account.stays_until = None;
-            account.reported_short = false;
-        }
-        account.told(usage);
+        let mut total_changed = false;
+        self.with(id, |client| {
+            let account = client.accounts.entry(usage.gpu).or_insert_with(|| Account::new(usage, rates));
+            if account.usage.allocated != usage.allocated {
+                account.stays_until = None;
+                account.reported_short = false;
+            }
+            total_changed = account.usage.total != usage.total;
+            account.told(usage);
+        });
         if !known {
             self.meet_gpu(id, usage);
+        } else if total_changed {
+            self.settle_disputes(usage.gpu);
         }
     }
 
-    pub(crate) fn on_counters(&mut self, id: ClientId, counters: nvshare_proto::Counters) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        client.asked_counters = false;
-        let before = std::mem::replace(&mut client.counters, counters);
-        let gpus: Vec<GpuUuid> = client.accounts.keys().copied().collect();
-        for uuid in gpus {
-            let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
-            blend(
-                &mut gpu.evict_rate,
-                counters.evicted - before.evicted.min(counters.evicted),
-                counters.evict_ns.saturating_sub(before.evict_ns),
-            );
-            blend(
-                &mut gpu.restore_rate,
-                counters.restored - before.restored.min(counters.restored),
-                counters.restore_ns.saturating_sub(before.restore_ns),
-            );
+    fn on_counters(&mut self, id: ClientId, counters: Counters) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.asked_counters = false;
+            client.counters = counters;
         }
     }
 
-    pub(crate) fn on_req_lock(&mut self, id: ClientId, phase: Phase, now: Time) {
+    fn on_req_lock(&mut self, id: ClientId, phase: Phase) {
+        let now = self.now;
         match phase {
-            Phase::Parked => {
-                self.with(id, |client| {
-                    if !client.wants {
-                        client.waiting_since = now;
-                    }
-                    client.wants = true;
-                });
-                self.wake(id);
-            }
+            Phase::Parked => self.with(id, |client| {
+                if !client.wants {
+                    client.waiting_since = now;
+                }
+                client.wants = true;
+            }),
             // It kept its place: nobody took it, so it goes on at once.
             Phase::Idle { .. } => self.with(id, |client| {
                 client.wants = true;
                 client.waiting_since = now;
-                client.phase = Phase::Chosen;
+                client.phase = Phase::Next(Why::Resumes);
             }),
             // It is next already, maybe without having asked (see `on_deferred`), and may yet have to wait.
-            Phase::Chosen => self.with(id, |client| client.wants = true),
+            Phase::Next(_) => self.with(id, |client| client.wants = true),
             // It closed its gate while a grant was on its way, or asks twice.
             Phase::Granted { .. } | Phase::Running { .. } | Phase::Dropping { .. } => {}
             Phase::Free => self.send(id, SchedulerMessage::SchedOff),
         }
     }
 
-    pub(crate) fn on_running(&mut self, id: ClientId, epoch: Epoch, now: Time) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        client.phase = Phase::Running { epoch };
-        client.reported_stuck = false;
-        let from = client.switch_from.take();
-        let claims = std::mem::take(&mut client.claims);
-        for uuid in client.accounts.keys() {
-            let Some(gpu) = self.gpus.get_mut(uuid) else { continue };
-            if claims || gpu.turn_started.is_none() {
+    fn on_running(&mut self, id: ClientId, epoch: Epoch) {
+        let now = self.now;
+        let Some(Phase::Granted { since, begins, .. }) = self.phase(id) else { return };
+        let mut from = None;
+        self.with(id, |client| {
+            client.phase = Phase::Running { epoch };
+            client.stuck = false;
+            from = client.switch_from.take();
+        });
+        for uuid in self.gpus_used_by(id) {
+            let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
+            if begins || gpu.turn_started.is_none() {
                 gpu.turn_started = Some(now);
                 gpu.turns += 1;
             }
             if let Some(from) = from {
                 gpu.record_switch(now.saturating_sub(from));
             }
+            let Some(account) = self.clients.get_mut(&id).and_then(|c| c.accounts.get_mut(&uuid)) else {
+                continue;
+            };
+            // What it had to bring back is what it said at its grant that was absent.
+            let restored = account.usage.absent.min(account.budget);
+            if restored > 0 {
+                Rates::blend(&mut account.rates.restore, restored, now.saturating_sub(since));
+                gpu.rates.restore = f64::midpoint(gpu.rates.restore, account.rates.restore);
+            }
         }
     }
 
     /// The client's gate is closed and its work complete.
-    pub(crate) fn park(&mut self, id: ClientId, now: Time) {
-        // As long as another one drains, the hand-over may yet be given up.
-        let draining: BTreeSet<GpuUuid> = self
-            .clients
-            .iter()
-            .filter(|(other, c)| **other != id && matches!(c.phase, Phase::Dropping { .. }))
-            .flat_map(|(_, c)| c.accounts.keys().copied())
-            .collect();
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        let asked = matches!(client.phase, Phase::Dropping { .. });
-        client.phase = Phase::Parked;
-        client.wants = false;
-        client.claims = false;
-        client.reported_stuck = false;
-        for account in client.accounts.values_mut() {
-            account.needs = 0;
-            account.promised = None;
-        }
-        for uuid in client.accounts.keys() {
-            if let Some(gpu) = self.gpus.get_mut(uuid) {
-                if asked {
-                    gpu.released.insert(id);
-                }
-                gpu.freed_at = Some(now);
-                if !draining.contains(uuid) {
-                    gpu.deferrals = 0;
-                }
+    pub(crate) fn park(&mut self, id: ClientId) {
+        let now = self.now;
+        let Some(phase) = self.phase(id) else { return };
+        self.with(id, |client| {
+            client.phase = Phase::Parked;
+            client.wants = false;
+            client.stuck = false;
+            client.deferrals = 0;
+            client.stubborn_until = None;
+            for account in client.accounts.values_mut() {
+                account.needs = 0;
+                account.promised = None;
+            }
+        });
+        for uuid in self.gpus_used_by(id) {
+            let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
+            if let Phase::Dropping { since, .. } = phase {
+                gpu.released.insert(id);
+                gpu.record_drain(now.saturating_sub(since));
+            }
+            gpu.freed_at = Some(now);
+            // As long as another one drains, the hand-over may yet be given up.
+            if gpu.ledger.sums().leaving == 0 {
+                gpu.deferrals = 0;
             }
         }
     }
 
-    pub(crate) fn on_deferred(&mut self, id: ClientId, epoch: Epoch, now: Time) {
+    fn on_deferred(&mut self, id: ClientId, epoch: Epoch) {
+        let now = self.now;
+        let gpus = self.gpus_used_by(id);
+        let deferrals = gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).map(|gpu| gpu.deferrals).max();
+        let retry_at = now + patience(deferrals.unwrap_or(0)) * RETRY_FACTOR;
         self.with(id, |client| {
             client.phase = Phase::Running { epoch };
-            client.reported_stuck = false;
+            client.stuck = false;
+            client.deferrals += 1;
+            // Others are not to wait for what does not happen: until it is asked again, it counts as one that stays.
+            client.stubborn_until = (client.deferrals >= STUBBORN).then_some(retry_at);
         });
-        let gpus: Vec<GpuUuid> =
-            self.clients.get(&id).map(|c| c.accounts.keys().copied().collect()).unwrap_or_default();
         let mut released = BTreeSet::new();
-        let mut draining = Vec::new();
+        let mut draining = BTreeSet::new();
+        let mut next = BTreeSet::new();
         for uuid in gpus {
             let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
-            let retry = patience(gpu.deferrals) * RETRY_FACTOR;
             gpu.deferrals += 1;
-            gpu.not_before = now + retry;
+            gpu.not_before = retry_at;
             released.append(&mut gpu.released);
-            for (&other, client) in &mut self.clients {
-                if !client.accounts.contains_key(&uuid) {
-                    continue;
-                }
-                match client.phase {
-                    // Who was to come waits on.
-                    Phase::Chosen => {
-                        client.phase = Phase::Parked;
-                        client.claims = false;
-                    }
-                    Phase::Dropping { .. } => draining.push(other),
-                    _ => {}
-                }
-            }
+            next.extend(gpu.ledger.next().iter().map(|key| key.2));
+            draining.extend(gpu.ledger.holders().iter().copied());
+        }
+        // Who was to come waits on.
+        for other in next {
+            self.with(other, |client| client.phase = Phase::Parked);
         }
         // The drain may depend on work of another member that sleeps at its gate by now: all of them go on. Who has
         // given the lock back gets it again; who has not answered yet is told at once, whatever its answer will be.
         for other in released {
             self.with(other, |client| {
                 if client.phase == Phase::Parked {
-                    client.phase = Phase::Chosen;
+                    client.phase = Phase::Next(Why::Resumes);
                 }
             });
         }
         for other in draining {
-            self.send_grant(other, now + self.config.grace, Vec::new());
+            if self.phase(other).is_some_and(Phase::drops) {
+                self.send_grant(other, now + self.config.grace, Vec::new(), false);
+            }
         }
         self.note(format!("client {id} could not drain and goes on; asked again later"));
     }
+}
+
+/// Whether an account has something that its client could give back where it stands.
+fn could_give(account: &Account, phase: Phase) -> bool {
+    if phase == Phase::Parked { account.budget > 0 } else { account.budget > account.wanted() }
 }

@@ -1,64 +1,96 @@
-//! Looks at the state as a whole and does what it asks for.
-
-use std::collections::BTreeSet;
+//! Looks at each GPU of which something has changed, or whose time has come, and does what it asks for.
 
 use nvshare_proto::{GpuUuid, SchedulerMessage};
 
-use crate::state::{Order, Phase, Time};
-use crate::{Core, RETRY};
+use crate::Core;
+
+/// How often one event may make the core look at the same GPU: each look that changes something asks for one more. It
+/// would take a defect to need so many; then others get their turn before it goes on.
+const MOST_LOOKS: usize = 64;
 
 impl Core {
-    pub(crate) fn reconcile(&mut self, now: Time) {
-        self.deadline = None;
+    pub(crate) fn reconcile(&mut self) {
         if !self.scheduling {
+            self.dirty.clear();
             return;
         }
-        self.see_to_turns(now);
-        if now < self.settled_at {
-            self.wake_at(self.settled_at);
-            return;
-        }
-        self.ask_hosts_again(now);
-        self.end_promises(now);
-        self.split_sets_that_outgrew(now);
-        let mut contested = self.choose(now);
-        self.make_room(now);
-        contested.extend(self.gpus_of(|phase| phase == Phase::Chosen));
-        self.tell_who_waits(&contested);
-        self.report_stuck(now);
-    }
-
-    /// A host that had no memory may have some by now.
-    pub(crate) fn ask_hosts_again(&mut self, now: Time) {
-        let mut next: Option<Time> = None;
-        for account in self.clients.values_mut().flat_map(|c| c.accounts.values_mut()) {
-            if account.stays_until.is_some_and(|until| until <= now) {
-                account.stays_until = None;
+        while let Some(&(time, uuid)) = self.deadlines.first()
+            && time <= self.now
+        {
+            self.deadlines.remove(&(time, uuid));
+            if let Some(gpu) = self.gpus.get_mut(&uuid) {
+                gpu.deadline = None;
+                self.dirty.insert(uuid);
             }
-            next = next.into_iter().chain(account.stays_until).min();
         }
-        if let Some(next) = next {
-            self.wake_at(next);
+        let mut looks = MOST_LOOKS * self.dirty.len().max(1);
+        let mut looked_at = Vec::new();
+        while looks > 0
+            && let Some(uuid) = self.dirty.pop_first()
+        {
+            looks -= 1;
+            self.look_at(uuid);
+            if looked_at.last() != Some(&uuid) {
+                looked_at.push(uuid);
+            }
+        }
+        for &uuid in &self.dirty {
+            if let Some(gpu) = self.gpus.get_mut(&uuid) {
+                gpu.wake_at(self.now);
+                looked_at.push(uuid);
+            }
+        }
+        for uuid in looked_at {
+            self.note_deadline(uuid);
         }
     }
 
-    /// Room that an allocation waited for and did not use is room like any other.
-    pub(crate) fn end_promises(&mut self, now: Time) {
-        let mut next: Option<Time> = None;
-        for account in self.clients.values_mut().flat_map(|c| c.accounts.values_mut()) {
-            account.promised = account.promised.filter(|promise| promise.until > now);
-            next = next.into_iter().chain(account.promised.map(|promise| promise.until)).min();
+    /// One GPU, from what is overdue to who is granted. There is one place that grants, one that asks for the lock back.
+    fn look_at(&mut self, uuid: GpuUuid) {
+        let now = self.now;
+        let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
+        gpu.wake = None;
+        gpu.shares.advance(now);
+        self.see_to_turn(uuid);
+        if now < self.settled_at {
+            let settled_at = self.settled_at;
+            if let Some(gpu) = self.gpus.get_mut(&uuid) {
+                gpu.wake_at(settled_at);
+            }
+            return;
         }
-        if let Some(next) = next {
-            self.wake_at(next);
+        self.see_to_what_is_overdue(uuid);
+        self.split_a_set_that_outgrew(uuid);
+        self.choose(uuid);
+        self.make_room(uuid);
+        self.tell_who_waits(uuid);
+    }
+
+    /// A GPU that nobody holds or is about to has no turn; one that somebody runs on has one.
+    fn see_to_turn(&mut self, uuid: GpuUuid) {
+        let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
+        let sums = gpu.ledger.sums();
+        if sums.holders.count == 0 && gpu.ledger.next().is_empty() {
+            gpu.turn_started = None;
+        } else if sums.running > 0 {
+            gpu.turn_started.get_or_insert(self.now);
         }
     }
 
     /// Holders learn whether somebody waits for what they hold.
-    pub(crate) fn tell_who_waits(&mut self, contested: &BTreeSet<GpuUuid>) {
-        for id in self.ids(|c| c.phase.holds()) {
-            let waiting = self.gpus_used_by(id).iter().any(|gpu| contested.contains(gpu));
+    fn tell_who_waits(&mut self, uuid: GpuUuid) {
+        let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
+        gpu.contested |= gpu.ledger.sums().claiming > 0;
+        let contested = gpu.contested;
+        if gpu.told == Some(contested) {
+            return;
+        }
+        gpu.told = Some(contested);
+        let holders: Vec<_> = gpu.ledger.holders().iter().copied().collect();
+        for id in holders {
             let Some(client) = self.clients.get_mut(&id) else { continue };
+            let gpus = &self.gpus;
+            let waiting = client.accounts.keys().filter_map(|uuid| gpus.get(uuid)).any(|gpu| gpu.contested);
             if client.told_waiting != waiting {
                 client.told_waiting = waiting;
                 self.send(id, SchedulerMessage::Waiters { waiting });
@@ -66,52 +98,20 @@ impl Core {
         }
     }
 
-    /// Who does not answer in time is reported, and no longer waited for where others can do without.
-    pub(crate) fn report_stuck(&mut self, now: Time) {
-        let grace = self.config.grace;
-        for id in self.ids(|c| !c.reported_stuck) {
-            let (due, what) = match self.clients.get(&id).map(|c| c.phase) {
-                Some(Phase::Dropping { since, .. }) => {
-                    (since + grace.max(self.patience_with(id)), "give the lock back")
-                }
-                Some(Phase::Granted { until, .. }) => (until, "run under its grant"),
-                _ => continue,
-            };
-            if now < due {
-                self.wake_at(due);
-                continue;
+    /// Writes down when a GPU is to be looked at though nothing happens.
+    fn note_deadline(&mut self, uuid: GpuUuid) {
+        let settled_at = self.settled_at;
+        let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
+        let overdue = gpu.ledger.first_due().map(|(due, _)| due.max(settled_at));
+        let deadline = [gpu.wake, overdue].into_iter().flatten().min();
+        if deadline != gpu.deadline {
+            if let Some(old) = gpu.deadline {
+                self.deadlines.remove(&(old, uuid));
             }
-            self.with(id, |client| {
-                client.reported_stuck = true;
-                // Its turn counts as begun, so that it can be over.
-                client.claims = false;
-            });
-            for uuid in self.gpus_used_by(id) {
-                if let Some(gpu) = self.gpus.get_mut(&uuid) {
-                    gpu.turn_started.get_or_insert(now);
-                }
+            if let Some(new) = deadline {
+                self.deadlines.insert((new, uuid));
             }
-            self.wake_at(now);
-            self.warn(format!("client {id} does not answer: it should {what} and keeps the GPU"));
-        }
-        for id in self.ids(|c| c.accounts.values().any(|account| account.order.is_some())) {
-            for uuid in self.gpus_used_by(id) {
-                let Some(Order { since, .. }) = self.account(id, uuid).and_then(|a| a.order) else {
-                    continue;
-                };
-                if now < since + grace {
-                    self.wake_at(since + grace);
-                    continue;
-                }
-                self.with_account(id, uuid, |account| {
-                    account.order = None;
-                    account.stays_until = Some(now + RETRY);
-                });
-                self.wake_at(now);
-                self.warn(format!(
-                    "client {id} was asked for memory of {uuid} and does not answer; others go on without it"
-                ));
-            }
+            gpu.deadline = deadline;
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Room: given with grants and to allocations that wait, made by evictions.
 
-use std::collections::BTreeMap;
-
 use nvshare_proto::units::{Bytes, GIB};
 use nvshare_proto::{GpuUuid, Room, SchedulerMessage};
 
+use crate::account::{Order, Promise};
+use crate::client::{ClientId, Phase, Why};
+use crate::ledger::{Key, Standing};
 use crate::policy::victims::{self, Candidate};
-use crate::state::{Client, ClientId, Order, Phase, Promise, Time};
-use crate::{Core, PROMISE, sum};
+use crate::{Core, LONGEST_RESTORE, PROMISE, Time};
 
 /// Room given, or made, beyond what an allocation asked for, so that not each one asks. Of free memory, a quarter
 /// at most is given so.
@@ -15,83 +15,131 @@ const SPARE_ROOM: u64 = GIB;
 
 impl Core {
     /// Gives room to those who are next and to allocations that wait, and takes it from those who do not run.
-    pub(crate) fn make_room(&mut self, now: Time) {
-        self.take_back_what_is_too_much(now);
-        // What those further ahead will take as soon as the rest of it is there.
-        let mut reserved: BTreeMap<GpuUuid, u64> = BTreeMap::new();
-        self.serve_needs(now, &mut reserved, |phase| phase != Phase::Parked);
-        for id in self.by_turn(|c| c.phase == Phase::Chosen) {
-            self.grant_or_evict(id, now, &mut reserved);
+    pub(crate) fn make_room(&mut self, uuid: GpuUuid) {
+        self.take_back_what_is_too_much(uuid);
+        let Some(gpu) = self.gpus.get(&uuid) else { return };
+        if gpu.ledger.needy().is_empty() && gpu.ledger.next().is_empty() {
+            return;
         }
+        self.serve_needs(uuid, |standing| standing != Standing::Parked && standing != Standing::Waits);
+        self.grant_or_evict_for_all(uuid);
         // Last: a need that is parked may have to wait for a turn, and nobody who is next waits for it meanwhile.
-        self.serve_needs(now, &mut reserved, |phase| phase == Phase::Parked);
+        self.serve_needs(uuid, |standing| standing == Standing::Parked || standing == Standing::Waits);
     }
 
-    pub(crate) fn serve_needs(
-        &mut self,
-        now: Time,
-        reserved: &mut BTreeMap<GpuUuid, u64>,
-        whose: impl Fn(Phase) -> bool,
-    ) {
-        for id in self.by_turn(|c| whose(c.phase) && c.accounts.values().any(|account| account.needs > 0)) {
-            for uuid in self.gpus_used_by(id) {
-                self.serve_need(id, uuid, now, reserved);
+    /// Those who are next, in the order of their turn. It ends when what is left of the free room is too little for any of
+    /// them: what they lack together is ordered then, as far as that is possible.
+    fn grant_or_evict_for_all(&mut self, uuid: GpuUuid) {
+        let mut reserved = self.needed_by_holders(uuid);
+        let mut at = None;
+        while let Some((_, _, id)) = self.next_behind(uuid, at) {
+            at = self.gpus.get(&uuid).and_then(|gpu| gpu.ledger.entry(id)).map(|entry| entry.key);
+            self.grant_or_evict(id, uuid, reserved);
+            if !self.phase(id).is_some_and(Phase::is_next) {
+                continue;
             }
+            reserved = reserved.saturating_add(self.deficit(uuid, id));
+            let free = self.free(uuid, id);
+            let Some(gpu) = self.gpus.get(&uuid) else { return };
+            let least = gpu.ledger.least_next_deficit().unwrap_or(0);
+            if gpu.ledger.next().len() > 1 && least > free.saturating_sub(reserved) {
+                let together = gpu.ledger.sums().next_deficit.saturating_sub(u128::from(free));
+                if gpu.ledger.sums().leaving == 0 {
+                    self.order_evictions(uuid, u64::try_from(together).unwrap_or(u64::MAX), Some(id));
+                }
+                return;
+            }
+        }
+    }
+
+    fn next_behind(&self, uuid: GpuUuid, at: Option<Key>) -> Option<Key> {
+        let next = self.gpus.get(&uuid)?.ledger.next();
+        match at {
+            Some(at) => next.range(at..).find(|&&key| key > at).copied(),
+            None => next.first().copied(),
+        }
+    }
+
+    fn serve_needs(&mut self, uuid: GpuUuid, whose: impl Fn(Standing) -> bool) {
+        let Some(gpu) = self.gpus.get(&uuid) else { return };
+        let standing = |id| gpu.ledger.entry(id).map(|entry| entry.standing);
+        let needy = gpu.ledger.needy().iter().copied().filter(|&id| standing(id).is_some_and(&whose));
+        // What those ahead will take as soon as the rest of it is there.
+        let mut reserved = 0;
+        for id in self.by_turn(uuid, needy) {
+            self.serve_need(id, uuid, &mut reserved);
         }
     }
 
     /// A capacity that became smaller holds for memory that is there already, as far as that can leave.
-    pub(crate) fn take_back_what_is_too_much(&mut self, now: Time) {
-        for uuid in self.gpus.keys().copied().collect::<Vec<_>>() {
-            let too_much = self.charged(uuid).saturating_sub(self.capacity(uuid));
-            if too_much > 0 {
-                self.order_evictions(uuid, too_much, None, now);
-            }
+    fn take_back_what_is_too_much(&mut self, uuid: GpuUuid) {
+        let Some(gpu) = self.gpus.get(&uuid) else { return };
+        let too_much = gpu.ledger.sums().charged.saturating_sub(u128::from(gpu.capacity));
+        if too_much > 0 {
+            self.order_evictions(uuid, u64::try_from(too_much).unwrap_or(u64::MAX), None);
         }
     }
 
-    pub(crate) fn serve_need(
-        &mut self,
-        id: ClientId,
-        uuid: GpuUuid,
-        now: Time,
-        reserved: &mut BTreeMap<GpuUuid, u64>,
-    ) {
-        let Some(account) = self.account(id, uuid) else { return };
-        if account.needs == 0 {
+    /// What is spoken for of a GPU's free room before a client that is next, or parked, may take any.
+    fn reserved_before(&self, uuid: GpuUuid, id: ClientId) -> u64 {
+        let Some(gpu) = self.gpus.get(&uuid) else { return 0 };
+        let Some(own) = gpu.ledger.entry(id) else { return 0 };
+        let is_next = own.standing == Standing::Next;
+        let ahead = gpu.ledger.next().iter().take_while(|&&key| !is_next || key < own.key);
+        let deficits = ahead.map(|&(_, _, other)| self.deficit(uuid, other));
+        deficits.fold(self.needed_by_holders(uuid), u64::saturating_add)
+    }
+
+    /// What allocations of those who hold a GPU wait for.
+    fn needed_by_holders(&self, uuid: GpuUuid) -> u64 {
+        let Some(gpu) = self.gpus.get(&uuid) else { return 0 };
+        let needs = gpu.ledger.needy().iter().filter_map(|&other| {
+            let holds = gpu.ledger.entry(other).is_some_and(|entry| entry.standing.holds());
+            let account = self.account(other, uuid).filter(|_| holds)?;
+            Some(account.needs.min(gpu.capacity.saturating_sub(account.budget)))
+        });
+        needs.fold(0, u64::saturating_add)
+    }
+
+    fn serve_need(&mut self, id: ClientId, uuid: GpuUuid, reserved: &mut u64) {
+        let now = self.now;
+        let Some(account) = self.account(id, uuid).copied().filter(|account| account.needs > 0) else {
             return;
-        }
+        };
+        let Some(gpu) = self.gpus.get(&uuid) else { return };
+        let parked =
+            gpu.ledger.entry(id).is_some_and(|entry| !entry.standing.holds() && !entry.standing.stays());
         // One that crossed with room for it asks for more than one client can have: that it has, or gets now.
-        let needs = account.needs.min(self.capacity(uuid).saturating_sub(account.budget));
-        let free = self.free(uuid).saturating_sub(reserved.get(&uuid).copied().unwrap_or(0));
+        let needs = account.needs.min(self.capacity(uuid, id).saturating_sub(account.budget));
+        let before = if parked { self.reserved_before(uuid, id) } else { 0 };
+        let free = self.free(uuid, id).saturating_sub(*reserved).saturating_sub(before);
         if needs <= free {
             let bytes = needs + self.spare(uuid, free - needs, id);
             self.with_account(id, uuid, |account| {
                 let allocated = account.wanted();
                 account.promised = Some(Promise { allocated, until: now + PROMISE });
                 account.needs = 0;
-                add(&mut account.budget, bytes);
+                account.budget = account.budget.saturating_add(bytes);
             });
             self.send(id, SchedulerMessage::Room(Room { gpu: uuid, bytes }));
             return;
         }
-        add(reserved.entry(uuid).or_default(), needs);
+        *reserved = reserved.saturating_add(needs);
         // Who is leaving is about to be asked for room.
-        let leaving =
-            |c: &Client| matches!(c.phase, Phase::Dropping { .. }) && c.accounts.contains_key(&uuid);
-        if self.clients.values().any(leaving) {
+        if gpu.ledger.sums().leaving > 0 {
             return;
         }
         // A program that grows will grow more: room is made in large pieces, as far as there is any.
-        let ahead = (needs - free)
-            .saturating_add(SPARE_ROOM.min(self.capacity(uuid).saturating_sub(self.demand(uuid, id))));
-        let ordered = self.order_evictions(uuid, ahead, Some(id), now)
-            || self.order_evictions(uuid, needs - free, Some(id), now);
+        let demand = gpu.ledger.entry(id).map_or(0, |entry| entry.demand);
+        let dying = !gpu.ledger.departed().is_empty();
+        let ahead =
+            (needs - free).saturating_add(SPARE_ROOM.min(self.capacity(uuid, id).saturating_sub(demand)));
+        let ordered =
+            self.order_evictions(uuid, ahead, Some(id)) || self.order_evictions(uuid, needs - free, Some(id));
         // Who is dying makes room as well, in its time.
-        let dying = self.gpus.get(&uuid).is_some_and(|gpu| gpu.departed() > 0);
-        if !ordered && !dying && self.fit(uuid, &[id]) {
+        if !ordered && !dying && self.fits_alone(uuid, id) {
             // Who is in the way gives it back when its turn is over.
-            self.want_turn(id, now);
+            self.want_turn(id);
         } else if !ordered && !dying {
             self.with_account(id, uuid, |account| account.needs = 0);
             self.send(id, SchedulerMessage::NoRoom { gpu: uuid });
@@ -100,84 +148,95 @@ impl Core {
     }
 
     /// Memory that is parked waits for its turn like work does.
-    pub(crate) fn want_turn(&mut self, id: ClientId, now: Time) {
-        if let Some(client) = self.clients.get_mut(&id)
-            && client.phase == Phase::Parked
-            && !std::mem::replace(&mut client.wants, true)
-        {
-            client.waiting_since = now;
-            self.wake_at(now);
+    fn want_turn(&mut self, id: ClientId) {
+        let now = self.now;
+        if self.clients.get(&id).is_some_and(|client| client.phase == Phase::Parked && !client.wants) {
+            self.with(id, |client| {
+                client.wants = true;
+                client.waiting_since = now;
+            });
         }
     }
 
-    pub(crate) fn grant_or_evict(&mut self, id: ClientId, now: Time, reserved: &mut BTreeMap<GpuUuid, u64>) {
+    /// Grants, or makes room. `reserved`: what those ahead lack on the GPU that is looked at.
+    fn grant_or_evict(&mut self, id: ClientId, looked_at: GpuUuid, reserved: u64) {
         let gpus = self.gpus_used_by(id);
-        let leaving = gpus.iter().any(|&uuid| {
-            let mut members = self.ids(|c| c.phase.holds() && c.accounts.contains_key(&uuid));
-            members.push(id);
-            members.len() > 1 && !self.fit(uuid, &members)
-        });
+        let leaving = gpus.iter().any(|&uuid| self.is_in_the_way(uuid, id));
         let own_move = gpus.iter().any(|&uuid| self.account(id, uuid).is_some_and(|a| a.order.is_some()));
         if leaving || own_move {
             return;
         }
         if self.is_hopeless(id) {
-            self.with(id, |client| {
-                client.phase = Phase::Parked;
-                client.claims = false;
-            });
             // It was to be next: somebody else is now.
-            self.wake_at(now);
+            self.with(id, |client| client.phase = Phase::Parked);
             return;
         }
         let mut complete = true;
         for &uuid in &gpus {
             let deficit = self.deficit(uuid, id);
-            let reserved = reserved.entry(uuid).or_default();
-            let free = self.free(uuid).saturating_sub(*reserved);
-            add(reserved, deficit);
+            let before = if uuid == looked_at { reserved } else { self.reserved_before(uuid, id) };
+            let free = self.free(uuid, id).saturating_sub(before);
             if deficit <= free {
                 continue;
             }
             complete = false;
             // If this is not possible, what others were promised, or are about to give back, is in the way.
-            self.order_evictions(uuid, deficit - free, Some(id), now);
+            self.order_evictions(uuid, deficit - free, Some(id));
         }
         if complete {
-            self.grant(id, &gpus, now);
+            self.grant(id, &gpus);
         }
     }
 
-    pub(crate) fn grant(&mut self, id: ClientId, gpus: &[GpuUuid], now: Time) {
+    fn grant(&mut self, id: ClientId, gpus: &[GpuUuid]) {
+        let now = self.now;
         let mut room = Vec::new();
-        let mut until = now + self.config.grace;
+        let mut restore = std::time::Duration::ZERO;
         let mut moved = false;
         let mut freed_at = None;
         for &uuid in gpus {
+            self.serve_need_with_grant(id, uuid);
             let deficit = self.deficit(uuid, id);
-            let bytes = deficit + self.spare(uuid, self.free(uuid).saturating_sub(deficit), id);
-            moved |= self.account(id, uuid).is_some_and(|a| a.usage.absent > 0);
-            let absent = self.account(id, uuid).map_or(0, |account| account.usage.absent);
+            let bytes = deficit + self.spare(uuid, self.free(uuid, id).saturating_sub(deficit), id);
+            let Some(account) = self.account(id, uuid) else { continue };
+            let absent = account.usage.absent.min(self.capacity(uuid, id));
+            moved |= absent > 0;
+            restore += account.rates.there_and_back(absent);
             if let Some(gpu) = self.gpus.get_mut(&uuid) {
-                until = until.saturating_add(gpu.move_cost(absent));
                 freed_at = freed_at.max(gpu.freed_at.take());
             }
-            self.with_account(id, uuid, |account| add(&mut account.budget, bytes));
+            self.with_account(id, uuid, |account| account.budget = account.budget.saturating_add(bytes));
             room.push(Room { gpu: uuid, bytes });
         }
+        let begins = self.phase(id) == Some(Phase::Next(Why::Claims));
         self.with(id, |client| {
             client.wants = false;
-            client.reported_blocked = false;
+            client.reported_hopeless = false;
             client.switch_from =
                 freed_at.filter(|&freed| !moved && client.waiting_since < freed && freed <= now);
         });
-        self.send_grant(id, until, room);
+        let until = now + self.config.grace + restore.min(LONGEST_RESTORE);
+        self.send_grant(id, until, room, begins);
+    }
+
+    /// What is granted has room for everything that is demanded, an allocation that waits included.
+    fn serve_need_with_grant(&mut self, id: ClientId, uuid: GpuUuid) {
+        let Some(bytes) = self.account(id, uuid).map(|account| account.needs).filter(|&needs| needs > 0)
+        else {
+            return;
+        };
+        let bytes = bytes.min(self.deficit(uuid, id));
+        self.with_account(id, uuid, |account| {
+            account.needs = 0;
+            account.budget = account.budget.saturating_add(bytes);
+        });
+        self.send(id, SchedulerMessage::Room(Room { gpu: uuid, bytes }));
     }
 
     /// The lock is the client's, with so much room; it should run by `until`.
-    pub(crate) fn send_grant(&mut self, id: ClientId, until: Time, room: Vec<Room>) {
-        let epoch = self.new_epoch();
-        self.with(id, |client| client.phase = Phase::Granted { epoch, until });
+    pub(crate) fn send_grant(&mut self, id: ClientId, until: Time, room: Vec<Room>, begins: bool) {
+        let (epoch, since) = (self.new_epoch(), self.now);
+        self.with(id, |client| client.phase = Phase::Granted { epoch, since, until, begins });
         let gpus = self.gpus_used_by(id);
         let quantum = gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).map(|gpu| gpu.quantum).min();
         let quantum_ms = quantum.map_or(u64::MAX, |quantum| quantum.as_millis() as u64);
@@ -186,52 +245,46 @@ impl Core {
 
     /// Orders as much as is needed beyond what is on its way. False: it cannot be had, and for a client that needs all
     /// of it nothing is ordered then.
-    pub(crate) fn order_evictions(
-        &mut self,
-        uuid: GpuUuid,
-        needed: u64,
-        for_client: Option<ClientId>,
-        now: Time,
-    ) -> bool {
-        let orders = || self.clients.values().filter_map(|c| c.accounts.get(&uuid)?.order);
-        let on_its_way = sum(orders().map(|order| order.bytes));
-        let unanswered = orders().next().is_some();
-        let missing = needed.saturating_sub(on_its_way);
+    fn order_evictions(&mut self, uuid: GpuUuid, needed: u64, for_client: Option<ClientId>) -> bool {
+        let now = self.now;
+        let Some(gpu) = self.gpus.get(&uuid) else { return false };
+        let sums = gpu.ledger.sums();
+        let unanswered = sums.orders > 0;
+        let missing = u128::from(needed).saturating_sub(sums.ordered);
+        let missing = u64::try_from(missing).unwrap_or(u64::MAX);
         if missing == 0 {
             return true;
         }
-        let queue = self.by_turn(|c| c.waits());
-        let candidates: Vec<Candidate> = self
-            .clients
-            .iter()
-            .filter(|(id, _)| Some(**id) != for_client)
-            .filter_map(|(&id, client)| {
-                let account = client.accounts.get(&uuid)?;
-                if account.order.is_some() || account.stays_until.is_some() {
+        let mut places: Vec<(ClientId, usize)> =
+            gpu.ledger.waiting().iter().enumerate().map(|(place, key)| (key.2, place)).collect();
+        places.sort_unstable();
+        let place = |id| places.binary_search_by_key(&id, |place| place.0).ok().and_then(|at| places.get(at));
+        let candidates: Vec<Candidate> = gpu
+            .ledger
+            .entries()
+            .filter(|(id, entry)| Some(*id) != for_client && entry.charged > 0 && entry.ordered.is_none())
+            .filter_map(|(id, entry)| {
+                let account = self.account(id, uuid)?;
+                if account.stays_until.is_some() {
                     return None;
                 }
                 // Who holds the lock needs the room for all that it has allocated.
-                let parked = client.phase == Phase::Parked;
+                let parked = matches!(entry.standing, Standing::Parked | Standing::Waits);
                 let kept = if parked { account.resident() } else { account.wanted() };
                 let unused = account.budget.saturating_sub(kept);
                 let resident = account.budget - unused;
-                let movable = if parked { resident.saturating_sub(account.pinned(client.memory)) } else { 0 };
-                Some(Candidate {
-                    id,
-                    unused,
-                    movable,
-                    turns_ahead: queue.iter().position(|&waiter| waiter == id),
-                })
+                let movable = if parked { resident.saturating_sub(entry.pinned) } else { 0 };
+                Some(Candidate { id, unused, movable, turns_ahead: place(id).map(|place| place.1) })
             })
             .collect();
         let orders = victims::choose(missing, &candidates);
-        let possible = sum(orders.iter().map(|&(_, bytes)| bytes));
+        let possible = orders.iter().fold(0, |sum: u64, &(_, bytes)| sum.saturating_add(bytes));
         if possible < missing && for_client.is_some() {
             return unanswered;
         }
         for (victim, bytes) in orders {
             self.with_account(victim, uuid, |account| {
-                account.order = Some(Order { bytes, since: now });
+                account.order = Some(Order { bytes, came: 0, given: now, since: now });
             });
             self.send(victim, SchedulerMessage::Evict(Room { gpu: uuid, bytes }));
         }
@@ -239,14 +292,11 @@ impl Core {
     }
 
     /// Room to give a client beyond what it asks for: none while others wait.
-    pub(crate) fn spare(&self, uuid: GpuUuid, free: u64, id: ClientId) -> u64 {
-        let contested = self.clients.iter().any(|(&other, c)| {
-            other != id && (c.waits() || c.phase == Phase::Chosen) && c.accounts.contains_key(&uuid)
-        });
+    fn spare(&self, uuid: GpuUuid, free: u64, id: ClientId) -> u64 {
+        let Some(gpu) = self.gpus.get(&uuid) else { return 0 };
+        let own = gpu.ledger.entry(id).map(|entry| entry.standing);
+        let own = usize::from(matches!(own, Some(Standing::Waits | Standing::Next)));
+        let contested = gpu.ledger.waiting().len() + gpu.ledger.next().len() > own;
         if contested { 0 } else { SPARE_ROOM.min(free / 4) }
     }
-}
-
-fn add(to: &mut u64, bytes: u64) {
-    *to = to.saturating_add(bytes);
 }

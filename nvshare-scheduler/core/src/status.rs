@@ -1,11 +1,13 @@
-//! The state as an administrator sees it.
+//! The state as an administrator sees it, and as a test may judge it.
 
 use std::collections::BTreeMap;
 
 use nvshare_proto::{ClientState, ClientStatus, GpuStatus, SchedulerStatus};
 
-use crate::state::{Account, Client, ClientId, Gpu, Phase, Time};
-use crate::{Core, sum};
+use crate::account::Account;
+use crate::client::{Client, ClientId, Phase};
+use crate::gpu::Gpu;
+use crate::{Core, Time};
 
 /// Clients that are gone and still shown.
 const GONE_KEPT: usize = 32;
@@ -27,62 +29,121 @@ impl Core {
     /// A row for each GPU.
     #[must_use]
     pub fn gpu_status(&self) -> Vec<GpuStatus> {
-        let row = |(&uuid, gpu): (_, &Gpu)| GpuStatus {
-            gpu: uuid,
-            index: None,
-            name: None,
-            capacity: gpu.capacity,
-            allocated: sum(self
-                .clients
-                .values()
-                .filter_map(|c| c.accounts.get(&uuid))
-                .map(|a| a.usage.allocated)),
-            resident: self.charged(uuid),
-            overhead: sum(self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(Account::overhead)),
-            quantum_ms: gpu.quantum.as_millis() as u64,
-            holders: self
-                .by_turn(|c| (c.phase.holds() || c.phase == Phase::Free) && c.accounts.contains_key(&uuid)),
-            waiters: self
-                .by_turn(|c| (c.waits() || c.phase == Phase::Chosen) && c.accounts.contains_key(&uuid)),
-            turns: gpu.turns,
-            switch_us: gpu.switch_summary(),
-            others: None,
+        let row = |(&uuid, gpu): (_, &Gpu)| {
+            let sums = gpu.ledger.sums();
+            let which = |which: fn(&Client) -> bool| {
+                let ids = gpu.ledger.entries().map(|(id, _)| id);
+                self.by_turn(uuid, ids.filter(|id| self.clients.get(id).is_some_and(which)))
+            };
+            GpuStatus {
+                gpu: uuid,
+                index: None,
+                name: None,
+                capacity: gpu.capacity,
+                allocated: whole(sums.allocated),
+                resident: whole(sums.charged),
+                overhead: whole(sums.overhead),
+                quantum_ms: gpu.quantum.as_millis() as u64,
+                holders: which(|client| client.phase.holds() || client.phase == Phase::Free),
+                waiters: which(|client| client.waits() || client.phase.is_next()),
+                turns: gpu.turns,
+                switch_us: gpu.switch_summary(),
+                others: None,
+            }
         };
         self.gpus.iter().map(row).collect()
     }
 
-    /// A row for each client, and for the last few that are gone.
+    /// A row for each client, for each process that has left and still has memory, and for the last few that are gone.
     #[must_use]
     pub fn client_status(&self) -> Vec<ClientStatus> {
-        let gone: BTreeMap<_, _> = self.gone.iter().map(|status| (status.client, status.clone())).collect();
-        gone.into_values().chain(self.clients.iter().map(|(&id, client)| describe(id, client))).collect()
+        let mut rows: BTreeMap<_, _> = self.gone.iter().map(|row| (row.client, row.clone())).collect();
+        for (&id, departed) in self.gpus.values().flat_map(|gpu| &gpu.departed) {
+            if let Some(row) = rows.get_mut(&id) {
+                row.gone = false;
+                row.state = ClientState::Left;
+                row.resident = row.resident.saturating_add(departed.bytes);
+            }
+        }
+        rows.into_values().chain(self.clients.iter().map(|(&id, client)| self.describe(id, client))).collect()
     }
 
     pub(crate) fn remember(&mut self, id: ClientId, client: &Client) {
-        if self.gone.len() == GONE_KEPT {
-            self.gone.pop_front();
+        if self.gone.len() >= GONE_KEPT {
+            // Who has left memory behind is shown for as long as that is there.
+            let gpus = &self.gpus;
+            let passed = self
+                .gone
+                .iter()
+                .position(|row| gpus.values().all(|gpu| !gpu.departed.contains_key(&row.client)));
+            passed.and_then(|at| self.gone.remove(at));
         }
-        let row = describe(id, client);
-        self.gone.push_back(ClientStatus { gone: true, state: ClientState::Gone, blocked_on: None, ..row });
+        let row = self.describe(id, client);
+        let row = ClientStatus { gone: true, state: ClientState::Gone, blocked_on: None, ..row };
+        self.gone.push_back(row);
+    }
+
+    fn describe(&self, id: ClientId, client: &Client) -> ClientStatus {
+        let full = if client.waits() { self.no_room_on(id) } else { None };
+        let blocked_on = full.filter(|&uuid| self.why_no_room(uuid).is_some());
+        ClientStatus {
+            client: id,
+            pid: client.pid,
+            name: client.name.clone(),
+            process: None,
+            state: if blocked_on.is_some() { ClientState::Blocked } else { client.phase.shown(client.wants) },
+            blocked_on,
+            stuck: client.stuck,
+            gone: false,
+            usage: client.accounts.values().map(|a| a.usage).collect(),
+            resident: client.accounts.values().fold(0, |sum, a| sum.saturating_add(a.budget)),
+            overhead: client.accounts.values().fold(0, |sum, a: &Account| sum.saturating_add(a.overhead())),
+            held_ms: client.held.as_millis() as u64,
+            waited_ms: client.waited.as_millis() as u64,
+            counters: client.counters,
+        }
+    }
+
+    /// Recomputes what the ledgers say from what is known of each client; for tests.
+    ///
+    /// # Errors
+    /// What does not agree, or who waits though nothing is to happen.
+    pub fn audit(&self) -> Result<(), String> {
+        if let Some(uuid) = self.dirty.first().filter(|_| self.scheduling) {
+            return Err(format!("{uuid} does not come to rest: {:?}", self.gpus.get(uuid)));
+        }
+        for (uuid, gpu) in &self.gpus {
+            gpu.ledger.audit()?;
+            let clients = self.clients.values().filter_map(|client| client.accounts.get(uuid));
+            let departed = gpu.departed.values().map(|departed| departed.bytes);
+            let charged: u128 = clients.map(|account| account.budget).chain(departed).map(u128::from).sum();
+            if charged != gpu.ledger.sums().charged {
+                return Err(format!(
+                    "{uuid}: {charged} charged, the ledger says {}",
+                    gpu.ledger.sums().charged
+                ));
+            }
+            let sums = gpu.ledger.sums();
+            // Something is to come: an answer, or a time.
+            let elsewhere = |id| self.clients.get(id).is_some_and(|client| client.accounts.len() > 1);
+            let going_on = sums.orders + sums.leaving + sums.holders.count + gpu.ledger.departed().len() > 0
+                || gpu.ledger.next().iter().chain(gpu.ledger.waiting()).any(|key| elsewhere(&key.2));
+            for (_, _, id) in gpu.ledger.waiting().iter().chain(gpu.ledger.next()) {
+                let elsewhere = elsewhere(id);
+                if self.scheduling
+                    && !going_on
+                    && gpu.deadline.is_none()
+                    && !elsewhere
+                    && self.no_room_on(*id).is_none()
+                {
+                    return Err(format!("client {id} waits for {uuid}, and nothing is to happen: {gpu:?}"));
+                }
+            }
+        }
+        Ok(())
     }
 }
 
-fn describe(id: ClientId, client: &Client) -> ClientStatus {
-    let blocked_on = client.blocked.filter(|_| client.waits());
-    ClientStatus {
-        client: id,
-        pid: client.pid,
-        name: client.name.clone(),
-        process: None,
-        state: if blocked_on.is_some() { ClientState::Blocked } else { client.phase.shown(client.wants) },
-        blocked_on,
-        stuck: client.reported_stuck,
-        gone: false,
-        usage: client.accounts.values().map(|a| a.usage).collect(),
-        resident: sum(client.accounts.values().map(|a| a.budget)),
-        overhead: sum(client.accounts.values().map(Account::overhead)),
-        held_ms: client.held.as_millis() as u64,
-        waited_ms: client.waited.as_millis() as u64,
-        counters: client.counters,
-    }
+fn whole(bytes: u128) -> u64 {
+    u64::try_from(bytes).unwrap_or(u64::MAX)
 }

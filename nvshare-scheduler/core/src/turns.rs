@@ -1,114 +1,216 @@
 //! Whose turn it is: who is next, who has to leave for it, and when.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
+use nvshare_proto::units::Bytes;
 use nvshare_proto::{GpuUuid, SchedulerMessage};
 
+use crate::client::{ClientId, Phase, Why};
+use crate::ledger::Key;
+use crate::policy::next;
 use crate::policy::turn::{self, Turn};
-use crate::state::{ClientId, Phase, Time};
-use crate::{Core, patience};
+use crate::{Core, Time};
+
+/// Virtual times that differ by no more than this are the same, in nanoseconds.
+const EVEN: i64 = 1_000_000;
+
+/// The first of a GPU's queue that does not fit beside those who are there: who comes behind it must not delay it.
+#[derive(Debug, Clone, Copy)]
+struct Head {
+    /// What the largest demands of those whose turn comes before.
+    ahead: u128,
+    /// What stays when the head comes: members that keep running beside it, and what cannot be moved.
+    stays: u128,
+}
 
 impl Core {
-    /// A GPU that nobody holds or is about to has no turn; one that somebody runs on has one.
-    pub(crate) fn see_to_turns(&mut self, now: Time) {
-        let held = self.gpus_of(|phase| phase.holds() || phase == Phase::Chosen);
-        let run_on = self.gpus_of(Phase::runs);
-        for (uuid, gpu) in &mut self.gpus {
-            if !held.contains(uuid) {
-                gpu.turn_started = None;
-            } else if run_on.contains(uuid) {
-                gpu.turn_started.get_or_insert(now);
+    /// Members whose demand grew until they no longer fit. Before the turn is over it is who grew that leaves, then those
+    /// least behind: what one asks for does not end the turn of the others.
+    pub(crate) fn split_a_set_that_outgrew(&mut self, uuid: GpuUuid) {
+        let now = self.now;
+        let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
+        let (not_before, quantum) = (gpu.not_before, gpu.quantum);
+        let members = gpu.ledger.sums().members;
+        let Some(&first) = gpu.ledger.members().first().filter(|_| members.count > 1) else { return };
+        let is_over = gpu.turn_started.is_some_and(|started| started.saturating_add(quantum) <= now);
+        if self.fit(uuid, members, first) {
+            return;
+        }
+        if now < not_before {
+            if let Some(gpu) = self.gpus.get_mut(&uuid) {
+                gpu.wake_at(not_before);
             }
+            return;
+        }
+        let members = self.members(uuid, !is_over);
+        let (_, leavers) = self.keep_what_fits(uuid, None, members);
+        for &id in &leavers {
+            self.ask_to_leave(id);
+        }
+        if let (false, Some(gpu)) = (leavers.is_empty(), self.gpus.get_mut(&uuid)) {
+            gpu.turn_started = gpu.turn_started.map(|_| now);
         }
     }
 
-    /// Members whose demand grew until they no longer fit: those least behind leave.
-    pub(crate) fn split_sets_that_outgrew(&mut self, now: Time) {
-        for uuid in self.gpus.keys().copied().collect::<Vec<_>>() {
-            let members = self.by_turn(|c| c.phase.stays() && c.accounts.contains_key(&uuid));
-            if self.fit(uuid, &members) {
-                continue;
-            }
-            let not_before = self.gpus.get(&uuid).map_or(Time::ZERO, |gpu| gpu.not_before);
-            if now < not_before {
-                self.wake_at(not_before);
-                continue;
-            }
-            let mut kept: Vec<ClientId> = Vec::new();
-            let mut asked = false;
-            for id in members {
-                kept.push(id);
-                if self.fit(uuid, &kept) || kept.len() == 1 {
-                    continue;
-                }
-                kept.pop();
-                self.ask_to_leave(id, now);
-                asked = true;
-            }
-            if let (true, Some(gpu)) = (asked, self.gpus.get_mut(&uuid)) {
-                gpu.turn_started = gpu.turn_started.map(|_| now);
-            }
+    /// Makes waiters next: those who fit beside the others and delay nobody ahead of them, at once; the first of those who
+    /// do not fit, when the turn is over.
+    pub(crate) fn choose(&mut self, uuid: GpuUuid) {
+        // The place of who uses several GPUs, or whose job runs beside it, moves with the clocks.
+        let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
+        gpu.contested = false;
+        for id in gpu.ledger.moving().iter().copied().collect::<Vec<_>>() {
+            self.enter(id);
         }
-    }
-
-    /// Makes waiters next: those who fit beside the others at once, those who do not when the turn is over.
-    /// Returns the GPUs on which somebody has to wait.
-    pub(crate) fn choose(&mut self, now: Time) -> BTreeSet<GpuUuid> {
-        let mut contested_gpus = BTreeSet::new();
-        // GPUs that a waiter further ahead will take when it can.
-        let mut spoken_for: BTreeSet<GpuUuid> = BTreeSet::new();
-        for id in self.by_turn(super::Client::waits) {
-            let gpus = self.gpus_used_by(id);
+        let mut head: Option<Head> = None;
+        let mut at: Option<Key> = None;
+        while let Some(key) = self.waiter_behind(uuid, at) {
+            at = Some(key);
+            let id = key.2;
+            if head.is_some() && self.nobody_else_fits(uuid) {
+                return;
+            }
             if self.is_hopeless(id) {
+                continue;
+            }
+            if let Some(head) = &mut head
+                && !self.delays_nobody(uuid, id, head)
+            {
+                self.is_contested(uuid);
+                head.ahead = head.ahead.max(self.demand(uuid, id));
+                continue;
+            }
+            let gpus = self.gpus_used_by(id);
+            let elsewhere = gpus.iter().all(|&other| other == uuid || self.may_go(other, id));
+            if !elsewhere {
+                // Somebody is ahead of it on another GPU: until that is over, it is in nobody's way here.
+                if !self.fits_beside_members(uuid, id) {
+                    self.is_contested(uuid);
+                }
                 continue;
             }
             let contested: Vec<GpuUuid> =
                 gpus.iter().copied().filter(|&gpu| !self.fits_beside_members(gpu, id)).collect();
             if contested.is_empty() {
-                self.with(id, |client| client.phase = Phase::Chosen);
+                self.with(id, |client| client.phase = Phase::Next(Why::Joins));
                 continue;
             }
-            contested_gpus.extend(contested.iter().copied());
-            let taken = contested.iter().any(|gpu| spoken_for.contains(gpu));
-            match (!taken).then(|| self.turns_end(id, &contested)).flatten() {
-                Some(ends) if ends <= now => self.claim(id, &contested, now),
-                Some(ends) => self.wake_at(ends),
+            for &gpu in &contested {
+                self.is_contested(gpu);
+            }
+            if let Some(head) = &mut head {
+                head.ahead = head.ahead.max(self.demand(uuid, id));
+                continue;
+            }
+            match self.turns_end(id, &contested) {
+                Some(ends) if ends <= self.now => {
+                    self.claim(id, &contested);
+                    return;
+                }
+                Some(ends) => {
+                    if let Some(gpu) = self.gpus.get_mut(&uuid) {
+                        gpu.wake_at(ends);
+                    }
+                }
                 None => {}
             }
-            spoken_for.extend(gpus);
+            head = Some(self.head(uuid, id));
         }
-        contested_gpus
+    }
+
+    fn waiter_behind(&self, uuid: GpuUuid, at: Option<Key>) -> Option<Key> {
+        let waiting = self.gpus.get(&uuid)?.ledger.waiting();
+        match at {
+            Some(at) => waiting.range(at..).find(|&&key| key > at).copied(),
+            None => waiting.first().copied(),
+        }
+    }
+
+    fn is_contested(&mut self, uuid: GpuUuid) {
+        if let Some(gpu) = self.gpus.get_mut(&uuid) {
+            gpu.contested = true;
+        }
+    }
+
+    fn demand(&self, uuid: GpuUuid, id: ClientId) -> u128 {
+        let entry = self.gpus.get(&uuid).and_then(|gpu| gpu.ledger.entry(id));
+        entry.map_or(0, |entry| u128::from(entry.demand))
+    }
+
+    fn head(&self, uuid: GpuUuid, id: ClientId) -> Head {
+        let (kept, _) = self.keep_what_fits(uuid, Some(id), self.members(uuid, false));
+        let ahead = self.demand(uuid, id);
+        let pinned = self.gpus.get(&uuid).map_or(0, |gpu| gpu.ledger.pinned_beside(kept));
+        Head { ahead, stays: kept.demand - ahead + pinned }
+    }
+
+    /// Whether nobody of those who wait is small enough to fit beside those who are there.
+    fn nobody_else_fits(&self, uuid: GpuUuid) -> bool {
+        let Some(gpu) = self.gpus.get(&uuid) else { return true };
+        let Some(least) = gpu.ledger.least_waiting_demand() else { return true };
+        let members = gpu.ledger.sums().members;
+        members.count > 0 && members.demand + u128::from(least) > u128::from(gpu.capacity)
+    }
+
+    fn delays_nobody(&self, uuid: GpuUuid, id: ClientId, head: &Head) -> bool {
+        !self.config.exclusive
+            && next::delays_nobody(self.demand(uuid, id), head.ahead, head.stays, self.capacity(uuid, id))
+    }
+
+    /// Whether nobody is ahead of a waiter on a GPU, but for such as cannot go and such as it does not delay.
+    fn may_go(&self, uuid: GpuUuid, id: ClientId) -> bool {
+        let Some(gpu) = self.gpus.get(&uuid) else { return true };
+        let mut head: Option<Head> = None;
+        for key in gpu.ledger.waiting() {
+            if key.2 == id {
+                return head.is_none_or(|head| self.delays_nobody(uuid, id, &head));
+            }
+            if self.no_room_on(key.2).is_some() || self.fits_beside_members(uuid, key.2) {
+                continue;
+            }
+            let ahead = self.demand(uuid, key.2);
+            match &mut head {
+                Some(head) => head.ahead = head.ahead.max(ahead),
+                None => head = Some(self.head(uuid, key.2)),
+            }
+        }
+        true
     }
 
     /// When the turns on these GPUs are over for a waiter; `None` while that is not known.
-    pub(crate) fn turns_end(&self, id: ClientId, contested: &[GpuUuid]) -> Option<Time> {
+    fn turns_end(&self, id: ClientId, contested: &[GpuUuid]) -> Option<Time> {
         let mut ends = Time::ZERO;
         for &uuid in contested {
             let gpu = self.gpus.get(&uuid)?;
-            let leavers = self.leavers(uuid, id);
-            // A turn that has not begun cannot be over.
-            if leavers
-                .iter()
-                .any(|id| self.clients.get(id).is_some_and(|c| c.phase == Phase::Chosen || c.claims))
-            {
-                return None;
-            }
+            let (_, leavers) = self.keep_what_fits(uuid, Some(id), self.members(uuid, false));
             let mut idle_since = Some(Time::ZERO);
-            for leaver in &leavers {
-                let since = match self.clients.get(leaver).map(|c| c.phase) {
-                    Some(Phase::Idle { since, .. }) => Some(since),
-                    _ => None,
-                };
-                idle_since = idle_since.zip(since).map(|(a, b)| a.max(b));
+            let mut least = i64::MAX;
+            for leaver in leavers {
+                let client = self.clients.get(&leaver)?;
+                match client.phase {
+                    // A turn that has not begun cannot be over.
+                    Phase::Next(Why::Claims) | Phase::Granted { begins: true, .. } => return None,
+                    Phase::Idle { since, .. } => {
+                        idle_since = idle_since.map(|idle| idle.max(since));
+                        continue;
+                    }
+                    _ => idle_since = None,
+                }
+                least = least.min(gpu.shares.time(client.job));
             }
-            let to_move = self.deficit(uuid, id).saturating_sub(self.free(uuid));
+            let to_move = self.deficit(uuid, id).saturating_sub(self.free(uuid, id));
+            let own = gpu.shares.time(self.clients.get(&id)?.job);
+            // Less than this is no difference.
+            let behind = own.saturating_sub(least);
+            let behind = if behind > EVEN { behind.unsigned_abs() } else { 0 };
+            let beside = u32::try_from(gpu.shares.holding().max(1)).unwrap_or(u32::MAX);
             let turn = Turn {
                 started: gpu.turn_started,
                 quantum: gpu.quantum,
+                even_at: self.now.saturating_add(Duration::from_nanos(behind).saturating_mul(beside)),
+                longest_drain: gpu.longest_drain,
                 not_before: gpu.not_before,
                 idle_since,
-                move_cost: if to_move == 0 { Duration::ZERO } else { gpu.move_cost(to_move) },
+                move_cost: if to_move == 0 { Duration::ZERO } else { gpu.rates.there_and_back(to_move) },
             };
             ends = ends.max(turn::ends(&turn)?);
         }
@@ -116,82 +218,70 @@ impl Core {
     }
 
     /// The turn passes to a waiter: who does not fit beside it leaves.
-    pub(crate) fn claim(&mut self, id: ClientId, contested: &[GpuUuid], now: Time) {
+    fn claim(&mut self, id: ClientId, contested: &[GpuUuid]) {
         for &uuid in contested {
-            for leaver in self.leavers(uuid, id) {
-                self.ask_to_leave(leaver, now);
+            let (_, leavers) = self.keep_what_fits(uuid, Some(id), self.members(uuid, false));
+            for leaver in leavers {
+                self.ask_to_leave(leaver);
             }
             if let Some(gpu) = self.gpus.get_mut(&uuid) {
                 gpu.released.clear();
             }
         }
-        self.with(id, |client| {
-            client.phase = Phase::Chosen;
-            client.claims = true;
-        });
+        self.with(id, |client| client.phase = Phase::Next(Why::Claims));
     }
 
-    /// Members of a GPU that cannot stay beside a waiter: all but the first, in the order of their turn, that fit.
-    pub(crate) fn leavers(&self, uuid: GpuUuid, id: ClientId) -> Vec<ClientId> {
-        let mut kept = vec![id];
-        let mut leavers = Vec::new();
-        for member in self.by_turn(|c| c.phase.stays() && c.accounts.contains_key(&uuid)) {
-            kept.push(member);
-            if !self.fit(uuid, &kept) {
-                kept.pop();
-                leavers.push(member);
-            }
-        }
-        leavers
-    }
-
-    pub(crate) fn ask_to_leave(&mut self, id: ClientId, now: Time) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        match client.phase {
-            Phase::Chosen => {
-                client.phase = Phase::Parked;
-                client.claims = false;
-            }
+    pub(crate) fn ask_to_leave(&mut self, id: ClientId) {
+        let now = self.now;
+        match self.phase(id) {
+            Some(Phase::Next(_)) => self.with(id, |client| client.phase = Phase::Parked),
             // Its gate is closed and its work complete: there is nothing to ask.
-            Phase::Idle { .. } => {
-                client.phase = Phase::Parked;
-                for uuid in client.accounts.keys() {
-                    if let Some(gpu) = self.gpus.get_mut(uuid) {
+            Some(Phase::Idle { .. }) => {
+                self.with(id, |client| client.phase = Phase::Parked);
+                for uuid in self.gpus_used_by(id) {
+                    if let Some(gpu) = self.gpus.get_mut(&uuid) {
                         gpu.freed_at = Some(now);
                     }
                 }
             }
-            Phase::Granted { epoch, .. } | Phase::Running { epoch } => {
-                client.phase = Phase::Dropping { epoch, since: now };
-                let patience_ms = self.patience_with(id).as_millis() as u32;
+            Some(Phase::Granted { epoch, .. } | Phase::Running { epoch }) => {
+                let patience = self.patience_with(id);
+                let due = now + self.config.grace.max(patience);
+                self.with(id, |client| client.phase = Phase::Dropping { epoch, since: now, due });
+                let patience_ms = patience.as_millis() as u32;
                 self.send(id, SchedulerMessage::DropLock { epoch, patience_ms });
             }
-            Phase::Parked | Phase::Dropping { .. } | Phase::Free => {}
+            None | Some(Phase::Parked | Phase::Dropping { .. } | Phase::Free) => {}
         }
-    }
-
-    /// How long this client's drain may make no progress.
-    pub(crate) fn patience_with(&self, id: ClientId) -> Duration {
-        let gpus = self.gpus_used_by(id);
-        let deferrals = gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).map(|gpu| gpu.deferrals).max();
-        patience(deferrals.unwrap_or(0))
     }
 
     /// Whether no room can be made for a client, as things are: it waits until that changes. Who looks at the log reads
-    /// why, once; that a process which has ended still gives its memory back is nothing to read about.
+    /// why, once.
     pub(crate) fn is_hopeless(&mut self, id: ClientId) -> bool {
-        let full = self.gpus_used_by(id).into_iter().find(|&uuid| !self.fit(uuid, &[id]));
-        let passing = full.and_then(|uuid| self.gpus.get(&uuid)).is_some_and(|gpu| gpu.departed() > 0);
-        let blocked = full.filter(|_| !passing);
+        let full = self.no_room_on(id);
+        let why = full.and_then(|uuid| self.why_no_room(uuid));
         let Some(client) = self.clients.get_mut(&id) else { return true };
-        client.blocked = blocked;
-        if let Some(uuid) = blocked
-            && !std::mem::replace(&mut client.reported_blocked, true)
-        {
-            self.warn(format!(
-                "client {id} waits: what others have on {uuid} cannot be moved and leaves no room for it"
-            ));
+        let is_news = why.is_some() && !std::mem::replace(&mut client.reported_hopeless, true);
+        if client.hopeless != full.is_some() {
+            client.hopeless = full.is_some();
+            self.enter(id);
+        }
+        if let (true, Some(why)) = (is_news, why) {
+            self.warn(format!("client {id} waits: {why}"));
         }
         full.is_some()
+    }
+
+    /// What takes the room on a GPU that cannot be made free. That a process which has just ended still gives its memory
+    /// back is nothing to read about.
+    pub(crate) fn why_no_room(&self, uuid: GpuUuid) -> Option<String> {
+        let gpu = self.gpus.get(&uuid)?;
+        if let Some(departed) = gpu.departed.values().max_by_key(|departed| departed.bytes) {
+            let (pid, bytes) = (departed.pid, Bytes(departed.bytes));
+            return departed
+                .reported
+                .then(|| format!("process {pid} has left and lives on, with {bytes} of {uuid}"));
+        }
+        Some(format!("what others have on {uuid} cannot be moved and leaves no room for it"))
     }
 }

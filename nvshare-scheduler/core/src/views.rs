@@ -1,66 +1,166 @@
-//! Questions about the state that several parts of the core ask.
-
-use std::collections::BTreeSet;
+//! Questions about the state that several parts of the core ask, and the one way to change a client.
 
 use nvshare_proto::GpuUuid;
 
+use crate::account::Account;
+use crate::client::{Client, ClientId, Phase, Why};
+use crate::gpu::{Gpu, Size, Source};
+use crate::ledger::{Entry, Group, Key, Standing};
 use crate::policy::{next, together};
-use crate::state::{Account, Client, ClientId, Gpu, Phase, Time};
-use crate::{Core, sum};
+use crate::shares::Part;
+use crate::{Core, Time};
 
 impl Core {
-    pub(crate) fn wake_at(&mut self, time: Time) {
-        self.deadline = Some(self.deadline.map_or(time, |deadline| deadline.min(time)));
+    /// Changes a client, and with it what the ledgers of its GPUs say.
+    pub(crate) fn with(&mut self, id: ClientId, change: impl FnOnce(&mut Client)) {
+        let now = self.now;
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.count(now);
+            change(client);
+            self.enter(id);
+        }
     }
 
-    /// What a client wants resident when it runs: all that it has allocated, or what one client may have.
-    pub(crate) fn demand(&self, uuid: GpuUuid, id: ClientId) -> u64 {
-        let Some(account) = self.account(id, uuid) else { return 0 };
-        // Room that does not come back is as good as used.
-        let stuck = if account.stays_until.is_some() { account.budget } else { 0 };
-        account.wanted().max(stuck).min(self.capacity(uuid))
+    pub(crate) fn with_account(&mut self, id: ClientId, gpu: GpuUuid, change: impl FnOnce(&mut Account)) {
+        self.with(id, |client| {
+            if let Some(account) = client.accounts.get_mut(&gpu) {
+                change(account);
+            }
+        });
     }
 
-    pub(crate) fn capacity(&self, uuid: GpuUuid) -> u64 {
-        self.gpus.get(&uuid).map_or(0, |gpu| gpu.capacity)
+    /// Writes a client into the ledgers of its GPUs. A GPU for which something changed is looked at again.
+    pub(crate) fn enter(&mut self, id: ClientId) {
+        let now = self.now;
+        let Some(client) = self.clients.get(&id) else { return };
+        let part = part(client);
+        for uuid in client.accounts.keys() {
+            let Some(gpu) = self.gpus.get_mut(uuid) else { continue };
+            gpu.shares.advance(now);
+            let before = gpu.ledger.entry(id).map(|entry| entry.part);
+            if before != Some(part) {
+                let bound = gpu.most_kept();
+                gpu.shares.change(client.job, before, Some(part), bound);
+            }
+        }
+        let several = client.accounts.len() > 1;
+        let each = client.accounts.keys().filter_map(|uuid| self.gpus.get(uuid));
+        let ahead = next::ahead_on_all(each.map(|gpu| gpu.shares.time(client.job) - gpu.shares.clock()));
+        for (uuid, account) in &client.accounts {
+            let Some(gpu) = self.gpus.get_mut(uuid) else { continue };
+            let time = if several { gpu.shares.clock() + ahead } else { gpu.shares.time(client.job) };
+            let standing = standing(client);
+            let ordered_by_turn = matches!(standing, Standing::Waits | Standing::Next);
+            let entry = Entry {
+                standing,
+                charged: account.budget,
+                pinned: client.pinned(account),
+                demand: account.demand(match gpu.source {
+                    Source::Disputed => {
+                        self.config.usable(*uuid, Size { available: account.usage.total, ..Size::default() })
+                    }
+                    _ => gpu.capacity,
+                }),
+                allocated: account.usage.allocated,
+                overhead: account.overhead(),
+                ordered: account.order.map(|order| order.bytes),
+                needs: account.needs > 0,
+                runs: client.phase.runs(),
+                claims: client.phase == Phase::Next(Why::Claims),
+                part,
+                key: if ordered_by_turn { (time, client.waiting_since, id) } else { (0, Time::ZERO, id) },
+                moves: several || gpu.shares.is_holding(client.job),
+                due: self.config.first_due(client, account),
+            };
+            let held = gpu.ledger.entry(id).is_some_and(|entry| entry.standing.holds());
+            if standing.holds() && !held {
+                gpu.told = None;
+            }
+            if gpu.ledger.set(id, Some(entry)) {
+                self.dirty.insert(*uuid);
+            }
+        }
     }
 
-    /// What it lacks for that.
+    /// A client's place in the order of turns on a GPU, as it is now.
+    pub(crate) fn key(&self, uuid: GpuUuid, id: ClientId) -> Option<Key> {
+        let client = self.clients.get(&id)?;
+        let gpu = self.gpus.get(&uuid)?;
+        let time = if client.accounts.len() > 1 {
+            let each = client.accounts.keys().filter_map(|uuid| self.gpus.get(uuid));
+            let ahead = each.map(|gpu| gpu.shares.time(client.job) - gpu.shares.clock());
+            gpu.shares.clock() + next::ahead_on_all(ahead)
+        } else {
+            gpu.shares.time(client.job)
+        };
+        Some((time, client.waiting_since, id))
+    }
+
+    /// Clients in the order of their turn on a GPU.
+    pub(crate) fn by_turn(&self, uuid: GpuUuid, ids: impl Iterator<Item = ClientId>) -> Vec<ClientId> {
+        let mut keys: Vec<Key> = ids.filter_map(|id| self.key(uuid, id)).collect();
+        keys.sort_unstable();
+        keys.into_iter().map(|key| key.2).collect()
+    }
+
+    /// What a client may fill, in bytes.
+    pub(crate) fn capacity(&self, uuid: GpuUuid, id: ClientId) -> u64 {
+        match self.gpus.get(&uuid) {
+            Some(Gpu { source: Source::Disputed, .. }) => {
+                let said = self.account(id, uuid).map_or(0, |account| account.usage.total);
+                self.config.usable(uuid, Size { available: said, ..Size::default() })
+            }
+            Some(gpu) => gpu.capacity,
+            None => 0,
+        }
+    }
+
+    /// What a client lacks to have all resident that it demands.
     pub(crate) fn deficit(&self, uuid: GpuUuid, id: ClientId) -> u64 {
-        self.demand(uuid, id).saturating_sub(self.account(id, uuid).map_or(0, |account| account.budget))
+        let entry = self.gpus.get(&uuid).and_then(|gpu| gpu.ledger.entry(id));
+        entry.map_or(0, Entry::deficit)
     }
 
-    /// What nobody may fill, in bytes.
-    pub(crate) fn free(&self, uuid: GpuUuid) -> u64 {
-        let Some(gpu) = self.gpus.get(&uuid) else { return 0 };
-        gpu.capacity.saturating_sub(self.charged(uuid))
+    /// What nobody may fill of what a client may, in bytes.
+    pub(crate) fn free(&self, uuid: GpuUuid, id: ClientId) -> u64 {
+        let charged = self.gpus.get(&uuid).map_or(0, |gpu| gpu.ledger.sums().charged);
+        let free = u128::from(self.capacity(uuid, id)).saturating_sub(charged);
+        u64::try_from(free).unwrap_or(u64::MAX)
     }
 
-    /// What clients may have resident, and what those who are gone have left, in bytes.
-    pub(crate) fn charged(&self, uuid: GpuUuid) -> u64 {
-        let departed = self.gpus.get(&uuid).map_or(0, Gpu::departed);
-        let budgets = self.clients.values().filter_map(|c| c.accounts.get(&uuid)).map(|a| a.budget);
-        sum(budgets.chain([departed]))
-    }
-
-    /// Whether these clients fit a GPU together, beside what others have there and cannot be moved.
-    pub(crate) fn fit(&self, uuid: GpuUuid, members: &[ClientId]) -> bool {
+    /// Whether a group fits a GPU together, beside what others have there and cannot be moved; seen by one of them.
+    pub(crate) fn fit(&self, uuid: GpuUuid, group: Group, seen_by: ClientId) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
-        let pinned = self
-            .clients
-            .iter()
-            .filter(|(id, _)| !members.contains(id))
-            .filter_map(|(_, client)| Some(client.accounts.get(&uuid)?.pinned(client.memory)))
-            .chain([gpu.departed()]);
-        let pinned = sum(pinned);
-        let demands: Vec<u64> = members.iter().map(|&id| self.demand(uuid, id)).collect();
-        together::fits(gpu.capacity, pinned, &demands, self.config.exclusive)
+        let alone = self.config.exclusive || gpu.source == Source::Disputed;
+        let pinned = gpu.ledger.pinned_beside(group);
+        together::fits(self.capacity(uuid, seen_by), pinned, group.demand, group.count, alone)
+    }
+
+    pub(crate) fn fits_alone(&self, uuid: GpuUuid, id: ClientId) -> bool {
+        let Some(entry) = self.gpus.get(&uuid).and_then(|gpu| gpu.ledger.entry(id)) else { return true };
+        self.fit(uuid, Group::default().with(entry), id)
     }
 
     pub(crate) fn fits_beside_members(&self, uuid: GpuUuid, id: ClientId) -> bool {
-        let mut members = self.ids(|c| c.phase.stays() && c.accounts.contains_key(&uuid));
-        members.push(id);
-        self.fit(uuid, &members)
+        let Some(gpu) = self.gpus.get(&uuid) else { return true };
+        let Some(entry) = gpu.ledger.entry(id) else { return true };
+        let members = gpu.ledger.sums().members;
+        let members = if entry.standing.stays() { members } else { members.with(entry) };
+        self.fit(uuid, members, id)
+    }
+
+    /// Whether those who still hold a GPU leave no place for one that is next.
+    pub(crate) fn is_in_the_way(&self, uuid: GpuUuid, id: ClientId) -> bool {
+        let Some(gpu) = self.gpus.get(&uuid) else { return false };
+        let Some(entry) = gpu.ledger.entry(id) else { return false };
+        let holders = gpu.ledger.sums().holders;
+        holders.count > 0 && !self.fit(uuid, holders.with(entry), id)
+    }
+
+    /// The GPU on which no room can be made for a client, as things are.
+    pub(crate) fn no_room_on(&self, id: ClientId) -> Option<GpuUuid> {
+        let client = self.clients.get(&id)?;
+        client.accounts.keys().copied().find(|&uuid| !self.fits_alone(uuid, id))
     }
 
     pub(crate) fn account(&self, id: ClientId, uuid: GpuUuid) -> Option<&Account> {
@@ -71,18 +171,57 @@ impl Core {
         self.clients.get(&id).map(|c| c.accounts.keys().copied().collect()).unwrap_or_default()
     }
 
-    pub(crate) fn gpus_of(&self, phase: impl Fn(Phase) -> bool) -> BTreeSet<GpuUuid> {
-        self.clients.values().filter(|c| phase(c.phase)).flat_map(|c| c.accounts.keys().copied()).collect()
+    pub(crate) fn phase(&self, id: ClientId) -> Option<Phase> {
+        self.clients.get(&id).map(|client| client.phase)
     }
 
-    pub(crate) fn ids(&self, which: impl Fn(&Client) -> bool) -> Vec<ClientId> {
-        self.clients.iter().filter(|(_, c)| which(c)).map(|(id, _)| *id).collect()
+    /// Those of a GPU who fit it together with these, in the order of turns; and those who do not.
+    pub(crate) fn keep_what_fits(
+        &self,
+        uuid: GpuUuid,
+        first: Option<ClientId>,
+        members: Vec<ClientId>,
+    ) -> (Group, Vec<ClientId>) {
+        let mut kept = Group::default();
+        let mut leavers = Vec::new();
+        let Some(gpu) = self.gpus.get(&uuid) else { return (kept, leavers) };
+        for id in first.into_iter().chain(members) {
+            let Some(entry) = gpu.ledger.entry(id) else { continue };
+            let more = kept.with(entry);
+            if kept.count == 0 || self.fit(uuid, more, first.unwrap_or(id)) {
+                kept = more;
+            } else {
+                leavers.push(id);
+            }
+        }
+        (kept, leavers)
     }
 
-    /// Clients in the order of their turn.
-    pub(crate) fn by_turn(&self, which: impl Fn(&Client) -> bool) -> Vec<ClientId> {
-        let mut ids = self.ids(which);
-        ids.sort_by_key(|id| self.clients.get(id).map(|c| next::key(c.virtual_time, c.waiting_since, *id)));
-        ids
+    /// Members of a GPU, those first who are furthest behind; who grew comes last if `growers_last`.
+    pub(crate) fn members(&self, uuid: GpuUuid, growers_last: bool) -> Vec<ClientId> {
+        let Some(gpu) = self.gpus.get(&uuid) else { return Vec::new() };
+        let mut members = self.by_turn(uuid, gpu.ledger.members().iter().copied());
+        if growers_last {
+            let grew = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.needs);
+            members.sort_by_key(grew);
+        }
+        members
     }
+}
+
+fn standing(client: &Client) -> Standing {
+    match client.phase {
+        Phase::Parked if client.wants => Standing::Waits,
+        Phase::Parked => Standing::Parked,
+        Phase::Next(_) => Standing::Next,
+        Phase::Dropping { .. } => Standing::Leaves,
+        Phase::Granted { .. } | Phase::Running { .. } | Phase::Idle { .. } => Standing::Holds,
+        Phase::Free => Standing::Free,
+    }
+}
+
+fn part(client: &Client) -> Part {
+    let holds = client.phase.is_charged();
+    let waits = client.waits() && !client.hopeless;
+    Part { active: holds || waits || client.phase.is_next(), holds }
 }

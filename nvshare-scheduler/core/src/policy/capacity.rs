@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_data() {
+    fn contexts_beyond_the_reserve_are_not_given_away() {
         for (available, reserve, overhead, largest, expected) in [
             (160, 16, 0, 0, 144),
             // The reserve covers these.

@@ -1,41 +1,40 @@
-//! Who is next: the waiter that is furthest behind its fair share.
+//! Who is next: the waiter whose job is furthest behind its fair share.
 //!
-//! Each client has a virtual time: the wall-clock time that it held the lock, from open gate to drained, divided
-//! by the number of clients that ran beside it. The smallest virtual time goes first, the longest wait breaks a
-//! tie. A client that comes back from a pause starts no further behind than the client furthest behind among
-//! those that are active ([`on_wake`]): time not asked for is not saved up.
+//! Each job has a virtual time on each GPU (see `shares`). The smallest goes first, the longest wait breaks a tie. Who uses
+//! several GPUs at once is as far behind as it is on the GPU where it is least behind: on the crowded one it gets its
+//! share, and no more for it on the others.
 
-use std::time::Duration;
-
-/// The sort key of a waiter: smallest first.
+/// How far ahead of the clocks of its GPUs a client is that uses all of them at once: positive, ahead; negative, behind.
 #[must_use]
-pub fn key(virtual_time: Duration, waiting_since: Duration, id: u64) -> (Duration, Duration, u64) {
-    (virtual_time, waiting_since, id)
+pub fn ahead_on_all(ahead_on_each: impl Iterator<Item = i64>) -> i64 {
+    ahead_on_each.max().unwrap_or(0)
 }
 
-/// The virtual time of a client that asks for the lock after a pause.
+/// Whether a waiter may go before one that is ahead of it in the order and does not fit: only if it is in nobody's way, and
+/// can stay when the other comes. All in bytes: what they demand, what of the GPU stays as it is meanwhile (members that
+/// keep running beside the other, and what cannot be moved), and the GPU's capacity.
 #[must_use]
-pub fn on_wake(own: Duration, active: impl Iterator<Item = Duration>) -> Duration {
-    active.min().map_or(own, |least| own.max(least))
+pub fn delays_nobody(own: u128, ahead: u128, stays: u128, capacity: u64) -> bool {
+    own + ahead + stays <= u128::from(capacity)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const S: fn(u64) -> Duration = Duration::from_secs;
-
     #[test]
-    fn least_served_first_then_longest_waiting() {
-        let mut waiters = [(S(5), S(0), 1), (S(3), S(9), 2), (S(3), S(7), 3)];
-        waiters.sort_by_key(|&(v, w, id)| key(v, w, id));
-        assert_eq!(waiters.map(|w| w.2), [3, 2, 1]);
+    fn a_gang_counts_where_it_is_least_behind() {
+        assert_eq!(ahead_on_all([-5, -2, -9].into_iter()), -2);
+        assert_eq!(ahead_on_all([-5, 3].into_iter()), 3);
+        assert_eq!(ahead_on_all(std::iter::empty()), 0);
     }
 
     #[test]
-    fn a_pause_earns_nothing() {
-        assert_eq!(on_wake(S(1), [S(100), S(90)].into_iter()), S(90));
-        assert_eq!(on_wake(S(95), [S(100), S(90)].into_iter()), S(95));
-        assert_eq!(on_wake(S(1), std::iter::empty()), S(1));
+    fn who_can_stay_delays_nobody() {
+        for (own, ahead, stays, expected) in
+            [(2, 12, 2, true), (4, 12, 2, false), (16, 0, 0, true), (1, 16, 0, false)]
+        {
+            assert_eq!(delays_nobody(own, ahead, stays, 16), expected, "{own} beside {ahead} and {stays}");
+        }
     }
 }

@@ -4,16 +4,15 @@
 //! that, the driver's own time slicing shares the GPU, and taking turns would only leave it idle in the gaps of
 //! each program.
 
-/// Whether members with these demands fit a GPU beside what cannot be moved, all in bytes.
+/// Whether so many members, who demand so much together, fit a GPU beside what cannot be moved; all in bytes.
 ///
 /// In exclusive mode nobody shares, whatever fits.
 #[must_use]
-pub fn fits(capacity: u64, pinned: u64, demands: &[u64], exclusive: bool) -> bool {
-    if exclusive && demands.len() > 1 {
+pub fn fits(capacity: u64, pinned: u128, demand: u128, members: usize, exclusive: bool) -> bool {
+    if exclusive && members > 1 {
         return false;
     }
-    let sum = demands.iter().fold(pinned, |sum, &demand| sum.saturating_add(demand));
-    sum <= capacity
+    pinned + demand <= u128::from(capacity)
 }
 
 #[cfg(test)]
@@ -21,18 +20,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_data() {
-        for (capacity, pinned, demands, exclusive, expected) in [
-            (16, 0, &[8, 8][..], false, true),
-            (16, 1, &[8, 8], false, false),
-            (16, 0, &[12, 12], false, false),
-            (16, 0, &[16], false, true),
-            (16, 0, &[], false, true),
-            (16, 0, &[1, 1], true, false),
-            (16, 0, &[16], true, true),
-            (u64::MAX, u64::MAX, &[u64::MAX], false, true),
+    fn members_share_what_fits() {
+        for (capacity, pinned, demand, members, exclusive, expected) in [
+            (16, 0, 16, 2, false, true),
+            (16, 1, 16, 2, false, false),
+            (16, 0, 24, 2, false, false),
+            (16, 0, 16, 1, false, true),
+            (16, 0, 0, 0, false, true),
+            (16, 0, 2, 2, true, false),
+            (16, 0, 16, 1, true, true),
+            (u64::MAX, u128::from(u64::MAX), 1, 1, false, false),
         ] {
-            assert_eq!(fits(capacity, pinned, demands, exclusive), expected, "{demands:?} in {capacity}");
+            let fit = fits(capacity, pinned, demand, members, exclusive);
+            assert_eq!(fit, expected, "{members} with {demand} in {capacity}");
         }
     }
 }

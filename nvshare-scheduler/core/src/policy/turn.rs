@@ -2,6 +2,8 @@
 //!
 //! - Nobody is asked to leave before the quantum is over, counted from the moment that the turn's first client
 //!   ran, nor before a deferred drain may be tried again.
+//! - A holder whose job has had less than the waiter's goes on until it has had as much, for [`MOST_QUANTA`] quanta and
+//!   the longest drain at most: so who drains slowly, and holds longer for it, gets less turns or the others longer ones.
 //! - A holder that is idle gives way earlier: at once if nothing has to move, else when it has been idle for
 //!   [`IDLE_FACTOR`] times what the move costs, there and back. So a loop with 60 ms of host work is not moved
 //!   out at each step, and an abandoned notebook costs one wait.
@@ -10,6 +12,8 @@ use std::time::Duration;
 
 /// An idle holder keeps its memory for this many times the cost of a hand-over.
 pub const IDLE_FACTOR: u32 = 2;
+/// A turn lasts for so many quanta at most, and the longest drain, when a holder has something to catch up.
+pub const MOST_QUANTA: u32 = 2;
 
 /// A turn on one GPU, seen by a waiter.
 #[derive(Debug, Clone)]
@@ -18,6 +22,10 @@ pub struct Turn {
     pub started: Option<Duration>,
     /// How long it lasts if somebody waits.
     pub quantum: Duration,
+    /// When those who would have to leave have had as much as the waiter, if they go on.
+    pub even_at: Duration,
+    /// The longest drain of late.
+    pub longest_drain: Duration,
     /// Not before this, because a drain was deferred.
     pub not_before: Duration,
     /// When the last of those who would have to leave became idle, if all are.
@@ -29,7 +37,13 @@ pub struct Turn {
 /// When the turn is over; `None`: not before something happens that is not yet known.
 #[must_use]
 pub fn ends(turn: &Turn) -> Option<Duration> {
-    let quantum_ends = turn.started.map(|started| started.saturating_add(turn.quantum));
+    let quantum_ends = turn.started.map(|started| {
+        let least = started.saturating_add(turn.quantum);
+        let most = started
+            .saturating_add(turn.quantum.saturating_mul(MOST_QUANTA))
+            .saturating_add(turn.longest_drain);
+        turn.even_at.clamp(least, most)
+    });
     let idle_ends =
         turn.idle_since.map(|since| since.saturating_add(turn.move_cost.saturating_mul(IDLE_FACTOR)));
     let ends = match (quantum_ends, idle_ends) {
@@ -45,27 +59,42 @@ mod tests {
 
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
-    fn check(started: Option<u64>, not_before: u64, idle: Option<u64>, cost: u64, expected: Option<u64>) {
-        let turn = Turn {
+    fn turn(started: Option<u64>, not_before: u64, idle: Option<u64>, cost: u64) -> Turn {
+        Turn {
             started: started.map(MS),
             quantum: MS(1000),
+            even_at: Duration::ZERO,
+            longest_drain: MS(300),
             not_before: MS(not_before),
             idle_since: idle.map(MS),
             move_cost: MS(cost),
-        };
-        assert_eq!(ends(&turn), expected.map(MS), "{turn:?}");
+        }
     }
 
     #[test]
-    fn as_data() {
-        // Busy: the quantum decides, and a holder that still restores is not asked.
-        check(Some(500), 0, None, 300, Some(1500));
-        check(None, 0, None, 300, None);
-        // Idle, nothing to move: at once. Something to move: later, but never later than the quantum.
-        check(Some(500), 0, Some(700), 0, Some(700));
-        check(Some(500), 0, Some(700), 300, Some(1300));
-        check(Some(500), 0, Some(700), 3000, Some(1500));
-        // A deferral moves everything.
-        check(Some(500), 9000, Some(700), 0, Some(9000));
+    fn a_turn_is_over_after_its_quantum_or_when_its_holders_are_idle() {
+        for (turn, expected) in [
+            // Busy: the quantum decides, and a holder that still restores is not asked.
+            (turn(Some(500), 0, None, 300), Some(1500)),
+            (turn(None, 0, None, 300), None),
+            // Idle, nothing to move: at once. Something to move: later, but never later than the quantum.
+            (turn(Some(500), 0, Some(700), 0), Some(700)),
+            (turn(Some(500), 0, Some(700), 300), Some(1300)),
+            (turn(Some(500), 0, Some(700), 3000), Some(1500)),
+            // A deferral moves everything.
+            (turn(Some(500), 9000, Some(700), 0), Some(9000)),
+        ] {
+            assert_eq!(ends(&turn), expected.map(MS), "{turn:?}");
+        }
+    }
+
+    #[test]
+    fn who_has_had_less_than_the_waiter_goes_on_for_a_while() {
+        for (even_at, expected) in [(0, 1500), (1700, 1700), (2800, 2800), (90_000, 2800)] {
+            let turn = Turn { even_at: MS(even_at), ..turn(Some(500), 0, None, 300) };
+            assert_eq!(ends(&turn), Some(MS(expected)), "even at {even_at}");
+        }
+        let idle = Turn { even_at: MS(90_000), ..turn(Some(500), 0, Some(700), 0) };
+        assert_eq!(ends(&idle), Some(MS(700)), "an idle holder catches nothing up");
     }
 }

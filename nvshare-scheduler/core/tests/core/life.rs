@@ -28,7 +28,11 @@ impl World {
                     run: None,
                     usage: self.models[i].plan.gpus.clone().into_iter().map(|g| self.usage(i, g)).collect(),
                 };
-                let identity = Identity { pid: Some(register.pid), process: Some(i as u64) };
+                let identity = Identity {
+                    pid: Some(register.pid),
+                    process: Some(i as u64),
+                    tenant: self.models[i].plan.tenant,
+                };
                 self.event(Event::Registered { client: i as u64, identity, register });
                 self.at(self.now, Later::Work(i));
             }
@@ -156,6 +160,10 @@ impl World {
                 self.at(until, Later::Work(i));
             }
             State::Running(epoch) => {
+                if model.plan.exits && model.served >= MS(model.plan.work) {
+                    self.end(i);
+                    return;
+                }
                 if !has_work {
                     if model.waiters && !model.needs {
                         model.state = State::Idle(epoch);
@@ -184,6 +192,17 @@ impl World {
                 self.at(now + MS(100), Later::Work(i));
             }
             _ => {}
+        }
+    }
+
+    /// The program ends, with everything that it had, and the next one of its shell starts.
+    fn end(&mut self, i: usize) {
+        self.models[i].connected = false;
+        self.models[i].dead = true;
+        self.event(Event::Disconnected { client: i as u64, process_remains: false });
+        let next = self.models.iter().position(|model| model.plan.after == Some(i));
+        if let Some(next) = next {
+            self.at(self.now + MS(10), Later::Start(next));
         }
     }
 
@@ -234,6 +253,9 @@ impl World {
                     let takes = self.models[i].plan.drains_in;
                     if defers && matches!(self.models[i].state, State::Running(_)) {
                         self.say(i, ClientMessage::DropDeferred { epoch });
+                    } else if self.models[i].plan.drains_slowly {
+                        self.models[i].state = State::Draining(epoch);
+                        self.at(self.now + MS(takes), Later::Drained(i, epoch));
                     } else if takes > 0 && matches!(self.models[i].state, State::Running(_)) {
                         self.models[i].state = State::Draining(epoch);
                         let patience = u64::from(patience_ms);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use nvshare_core::{Config, Core, Event, Measured, Output};
-use nvshare_proto::{ClientMessage, ClientState, Gate, Room, SchedulerMessage};
+use nvshare_proto::{ClientMessage, ClientState, Gate, Room, SchedulerMessage, Usage};
 
 use crate::model::{Plan, steady};
 use crate::table::{Table, asked_to_leave, granted, registered, say, twelve_gib};
@@ -201,15 +201,17 @@ fn room_is_not_kept_for_a_parked_need_while_who_is_next_waits_for_it() {
     // It has to have its room at once, as memory that is allocated in stream order does.
     table.say(parked, ClientMessage::NeedRoom(Room { gpu: gpu(0), bytes: 768 * MIB }));
     table.now = 100;
-    let sent = table.say(small, ClientMessage::ReqLock);
-    let epoch = granted(&sent, small).expect("it fits beside the holder");
-    table.say(small, ClientMessage::Running { epoch });
+    let mut asked = table.say(small, ClientMessage::ReqLock);
+    if let Some(epoch) = granted(&asked, small) {
+        table.say(small, ClientMessage::Running { epoch });
+    }
     // The need is served when the holder's turn is over.
-    let asked = table.wait_until(8000);
+    asked.append(&mut table.wait_until(8000));
     let mut sent = Vec::new();
-    for member in [holder, small] {
-        let epoch = asked_to_leave(&asked, member).unwrap_or_else(|| panic!("{asked:?}"));
-        sent.append(&mut table.say(member, ClientMessage::LockReleased { epoch }));
+    let epoch = asked_to_leave(&asked, holder).unwrap_or_else(|| panic!("{asked:?}"));
+    sent.append(&mut table.say(holder, ClientMessage::LockReleased { epoch }));
+    if let Some(epoch) = asked_to_leave(&asked, small) {
+        sent.append(&mut table.say(small, ClientMessage::LockReleased { epoch }));
     }
     let mut room = 0;
     for _ in 0..4 {
@@ -221,13 +223,26 @@ fn room_is_not_kept_for_a_parked_need_while_who_is_next_waits_for_it() {
                     answers.append(&mut table.say(client, ClientMessage::Evicted { gpu, short: 0 }));
                 }
                 SchedulerMessage::Room(Room { bytes, .. }) if client == parked => room += bytes,
-                SchedulerMessage::LockOk { room: given, .. } if client == parked => room += given[0].bytes,
+                SchedulerMessage::LockOk { room: given, epoch, .. } if client == parked => {
+                    room += given[0].bytes;
+                    answers.append(&mut table.say(parked, ClientMessage::Running { epoch }));
+                    let usage = Usage { allocated: 768 * MIB, absent: 0, ..twelve_gib(0) };
+                    answers.append(&mut table.say(parked, ClientMessage::Usage(usage)));
+                }
                 _ => {}
             }
         }
         sent = answers;
     }
     assert!(room >= 768 * MIB, "{:?}", table.core.client_status());
+    // And the small one has its turn then, if it has not had one.
+    asked.append(&mut table.wait_until(17_000));
+    if granted(&asked, small).is_none() {
+        let epoch = asked_to_leave(&asked, parked).unwrap_or_else(|| panic!("{asked:?}"));
+        let sent = table.say(parked, ClientMessage::LockReleased { epoch });
+        let [(2, SchedulerMessage::Evict(room))] = sent[..] else { panic!("{sent:?}") };
+        assert!(granted(&table.say(parked, ClientMessage::Room(room)), small).is_some());
+    }
 }
 
 #[test]

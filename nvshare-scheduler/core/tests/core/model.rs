@@ -38,6 +38,14 @@ pub(crate) struct Plan {
     pub(crate) cannot_evict: bool,
     /// It runs when it registers: it was there before its scheduler.
     pub(crate) runs_already: bool,
+    /// Its drains take as long as they take, and are not given up: they make progress.
+    pub(crate) drains_slowly: bool,
+    /// It ends when its work is done.
+    pub(crate) exits: bool,
+    /// It starts when this one has ended.
+    pub(crate) after: Option<usize>,
+    /// The tenant that it belongs to.
+    pub(crate) tenant: Option<u64>,
     pub(crate) starts_at: u64,
     pub(crate) dies_at: Option<u64>,
 }
@@ -85,6 +93,10 @@ pub(crate) fn steady(gib: u64, work: u64) -> Plan {
         drains_in: 0,
         cannot_evict: false,
         runs_already: false,
+        drains_slowly: false,
+        exits: false,
+        after: None,
+        tenant: None,
         starts_at: 0,
         dies_at: None,
     }

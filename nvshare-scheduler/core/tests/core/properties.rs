@@ -29,6 +29,10 @@ fn plan() -> impl Strategy<Value = Plan> {
             drains_in: 0,
             cannot_evict: false,
             runs_already: false,
+            drains_slowly: false,
+            exits: false,
+            after: None,
+            tenant: None,
             starts_at,
             dies_at: dies_at.filter(|&dies| dies > starts_at),
         })

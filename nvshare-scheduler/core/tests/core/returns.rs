@@ -1,17 +1,19 @@
 //! Clients and schedulers that come back.
 
-use nvshare_core::{Config, Core, Event, Identity, Output};
-use nvshare_proto::{ClientMessage, Gate, SchedulerMessage};
+use std::collections::BTreeMap;
 
-use crate::table::registered;
-use crate::world::{GIB, MS, config};
+use nvshare_core::{Config, Core, Event, Identity, Measured, Output};
+use nvshare_proto::{ClientMessage, ClientState, Gate, SchedulerMessage};
+
+use crate::table::{Table, granted, registered};
+use crate::world::{CAPACITY, GIB, MS, config, gpu};
 
 #[test]
 fn who_is_back_before_it_is_known_to_be_gone_is_charged_once() {
     let mut core = Core::new(config(false));
     let again = |client| match registered(client, Gate::Closed, 0) {
         Event::Registered { register, .. } => {
-            let identity = Identity { pid: Some(9), process: Some(77) };
+            let identity = Identity { pid: Some(9), process: Some(77), tenant: None };
             Event::Registered { client, identity, register }
         }
         other => other,
@@ -39,4 +41,55 @@ fn who_was_parked_before_its_scheduler_waits_for_those_who_run() {
     // The other is gone, with what it had.
     core.handle(Event::Disconnected { client: 2, process_remains: false }, MS(1400));
     assert!(granted(&mut core));
+}
+
+#[test]
+fn after_an_earlier_scheduler_a_newcomer_waits_for_those_who_come_back() {
+    let mut table = Table::new(Config { settle: MS(1300), restarted: true, ..config(false) });
+    table.now = 50;
+    table.register(1, Gate::Closed, 12 * GIB, 12 * GIB);
+    assert_eq!(granted(&table.say(1, ClientMessage::ReqLock), 1), None);
+    table.now = 900;
+    table.register(2, Gate::Open, 12 * GIB, 0);
+    assert_eq!(granted(&table.wait_until(1400), 1), None, "the other runs");
+    assert!(table.core.gpu_status()[0].resident <= CAPACITY);
+}
+
+/// A process has left its connection and lives on, with 12 GiB; another waits for them.
+fn left_behind() -> Table {
+    let mut table = Table::new(config(false));
+    table.register(1, Gate::Closed, 12 * GIB, 0);
+    table.happens(Event::Disconnected { client: 1, process_remains: true });
+    table.register(2, Gate::Closed, 12 * GIB, 12 * GIB);
+    assert_eq!(granted(&table.say(2, ClientMessage::ReqLock), 2), None);
+    table
+}
+
+#[test]
+fn a_process_that_left_and_lives_on_is_shown_and_who_waits_is_told() {
+    let mut table = left_behind();
+    table.wait_until(10_001);
+    let rows = table.core.client_status();
+    let left = rows.iter().find(|row| row.client == 1).expect("a row");
+    assert_eq!(left.state, ClientState::Left);
+    assert!(!left.gone && left.pid == 9 && left.resident == 12 * GIB, "{left:?}");
+    let waits = rows.iter().find(|row| row.client == 2).expect("a row");
+    assert_eq!((waits.state, waits.blocked_on), (ClientState::Blocked, Some(gpu(0))), "{waits:?}");
+    let told = |note: &String| note.contains("client 2 waits: process 9 has left");
+    assert!(table.notes.iter().any(told), "{:?}", table.notes);
+    assert!(granted(&table.happens(Event::Exited { client: 1 }), 2).is_some());
+}
+
+#[test]
+fn a_process_that_left_and_has_nothing_is_given_up() {
+    let mut table = left_behind();
+    let look = |table: &mut Table, seen: bool| {
+        let used = if seen { BTreeMap::from([(1, GIB)]) } else { BTreeMap::new() };
+        table.now += 5000;
+        table.happens(Event::Measured(Measured { gpu: gpu(0), available: CAPACITY, used }))
+    };
+    for seen in [false, true, false] {
+        assert_eq!(granted(&look(&mut table, seen), 2), None, "it may still end, or be seen");
+    }
+    assert!(granted(&look(&mut table, false), 2).is_some(), "{:?}", table.core.client_status());
 }

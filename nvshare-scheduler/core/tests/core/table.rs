@@ -9,26 +9,38 @@ use crate::world::{CAPACITY, GIB, MS, gpu};
 pub(crate) struct Table {
     pub(crate) core: Core,
     pub(crate) now: u64,
+    pub(crate) notes: Vec<String>,
 }
 
 impl Table {
     pub(crate) fn new(config: Config) -> Self {
-        Self { core: Core::new(config), now: 0 }
+        Self { core: Core::new(config), now: 0, notes: Vec::new() }
     }
 
     /// What the core sends, in its order.
     pub(crate) fn sent(&mut self) -> Vec<(u64, SchedulerMessage)> {
-        let outputs = std::iter::from_fn(|| self.core.poll_output());
-        outputs
-            .filter_map(|output| match output {
-                Output::Send { client, message } => Some((client, message)),
-                Output::Note { .. } => None,
-            })
-            .collect()
+        let mut sent = Vec::new();
+        while let Some(output) = self.core.poll_output() {
+            match output {
+                Output::Send { client, message } => sent.push((client, message)),
+                Output::Note { text, .. } => self.notes.push(text),
+            }
+        }
+        sent
     }
 
     pub(crate) fn register(&mut self, client: u64, gate: Gate, allocated: u64, absent: u64) {
         let usage = Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated, absent, immovable: 0 };
+        self.register_with(client, gate, usage);
+    }
+
+    /// What the core says to a client that registers with this usage.
+    pub(crate) fn register_with(
+        &mut self,
+        client: u64,
+        gate: Gate,
+        usage: Usage,
+    ) -> Vec<(u64, SchedulerMessage)> {
         let register = Register {
             pid: 9,
             name: "x".into(),
@@ -38,9 +50,22 @@ impl Table {
             run: None,
             usage: vec![usage],
         };
-        let identity = Identity { pid: Some(9), process: Some(client) };
+        let identity = Identity { pid: Some(9), process: Some(client), tenant: None };
         self.core.handle(Event::Registered { client, identity, register }, MS(self.now));
-        self.sent();
+        self.sent()
+    }
+
+    pub(crate) fn happens(&mut self, event: Event) -> Vec<(u64, SchedulerMessage)> {
+        self.core.handle(event, MS(self.now));
+        self.sent()
+    }
+
+    /// A client asks for the lock, gets it, and runs.
+    pub(crate) fn runs(&mut self, client: u64) -> Epoch {
+        let sent = self.say(client, ClientMessage::ReqLock);
+        let epoch = granted(&sent, client).unwrap_or_else(|| panic!("{sent:?}"));
+        self.say(client, ClientMessage::Running { epoch });
+        epoch
     }
 
     pub(crate) fn say(&mut self, client: u64, message: ClientMessage) -> Vec<(u64, SchedulerMessage)> {

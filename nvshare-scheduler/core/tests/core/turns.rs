@@ -61,7 +61,8 @@ fn an_idle_holder_gives_way_before_its_quantum_is_over() {
     let mut world = World::new(vec![steady(1, 300), Plan { starts_at: 100, ..steady(1, 300) }], config, 3);
     world.run(MS(5_000));
     assert!(world.models[1].served >= MS(300));
-    assert!(world.models[1].longest_wait <= MS(700), "{:?}", world.models[1].longest_wait);
+    // Two restores, and the work of the first.
+    assert!(world.models[1].longest_wait <= MS(1100), "{:?}", world.models[1].longest_wait);
 }
 
 #[test]

@@ -48,6 +48,7 @@ pub(crate) struct World {
     pub(crate) most: u64,
     /// A client that is no model and never answers.
     pub(crate) silent: Option<u64>,
+    pub(crate) trace: bool,
     pub(crate) notes: Vec<String>,
     /// When a channel delivers next: messages of one direction keep their order.
     pub(crate) busy: BTreeMap<(usize, bool), Duration>,
@@ -66,11 +67,14 @@ impl World {
             exclusive,
             most: CAPACITY,
             silent: None,
+            trace: false,
             notes: Vec::new(),
             busy: BTreeMap::new(),
         };
         for (i, plan) in plans.into_iter().enumerate() {
-            world.at(MS(plan.starts_at), Later::Start(i));
+            if plan.after.is_none() {
+                world.at(MS(plan.starts_at), Later::Start(i));
+            }
             if let Some(dies) = plan.dies_at {
                 world.at(MS(dies), Later::Die(i));
             }
@@ -146,8 +150,14 @@ impl World {
     }
 
     pub(crate) fn event(&mut self, event: Event) {
+        if self.trace {
+            println!("{:?} {event:?}", self.now);
+        }
         self.core.handle(event, self.now);
         while let Some(output) = self.core.poll_output() {
+            if self.trace {
+                println!("    {output:?}");
+            }
             match output {
                 Output::Send { client, .. } if Some(client) == self.silent => {}
                 Output::Send { client, message } => self.deliver(client as usize, message),
@@ -159,6 +169,9 @@ impl World {
 
     /// The invariants, by what the clients do.
     pub(crate) fn check(&mut self) {
+        if let Err(wrong) = self.core.audit() {
+            panic!("at {:?}: {wrong}", self.now);
+        }
         for g in 0..4 {
             let gpu = gpu(g);
             let users = |m: &&Model| !m.dead && m.connected && m.plan.gpus.contains(&gpu);
@@ -203,13 +216,20 @@ impl World {
         }
     }
 
+    /// How long a client held the lock, by the core's account.
+    pub(crate) fn held(&self, i: usize) -> Duration {
+        let rows = self.core.client_status();
+        rows.iter().find(|row| row.client == i as u64).map_or(Duration::ZERO, |row| MS(row.held_ms))
+    }
+
     /// Runs until all work is done or time is over; who is not done then starved.
     pub(crate) fn run(&mut self, limit: Duration) {
         let mut events = 0;
         loop {
             events += 1;
+            self.trace = events > 799_980;
             assert!(
-                events < 200_000,
+                events < 800_000,
                 "one message follows another without end at {:?}: {:?}",
                 self.now,
                 self.core.client_status()

@@ -1,0 +1,147 @@
+//! One GPU.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use crate::Time;
+use crate::account::Rates;
+use crate::client::{ClientId, Identity};
+use crate::ledger::Ledger;
+use crate::shares::Shares;
+
+/// What a client that is gone has left on a GPU, until its process is gone too or comes back.
+#[derive(Debug, Clone)]
+pub(crate) struct Departed {
+    /// Its process, as the kernel knows it.
+    pub(crate) identity: Identity,
+    pub(crate) pid: u32,
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    /// It is there for longer than an end takes, and an administrator has read it.
+    pub(crate) reported: bool,
+    /// How often in a row NVML saw the GPU and nothing of this process.
+    pub(crate) unseen: u32,
+}
+
+/// Where a GPU's capacity is known from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// NVML.
+    Certain,
+    /// What its clients say of it, as long as they say the same; or an administrator, as far as it has that.
+    Clients,
+    /// Clients say different things: each is believed for itself, and one runs at a time.
+    Disputed,
+}
+
+/// What a GPU's capacity follows from, in bytes: see [`crate::policy::capacity::usable`].
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Size {
+    pub(crate) available: u64,
+    pub(crate) overhead: u64,
+    pub(crate) largest: u64,
+}
+
+/// One GPU.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    /// As last measured, or as clients say.
+    pub(crate) size: Size,
+    /// What clients may fill together, in bytes.
+    pub(crate) capacity: u64,
+    pub(crate) source: Source,
+    pub(crate) quantum: Duration,
+    pub(crate) ledger: Ledger,
+    pub(crate) shares: Shares,
+    /// When the turn's first client ran.
+    pub(crate) turn_started: Option<Time>,
+    /// A deferred drain may be tried again at this time.
+    pub(crate) not_before: Time,
+    /// Drains deferred in a row.
+    pub(crate) deferrals: u32,
+    /// Who gave the lock back in the hand-over under way.
+    pub(crate) released: BTreeSet<ClientId>,
+    /// When the lock was last given back.
+    pub(crate) freed_at: Option<Time>,
+    /// The longest drain of late.
+    pub(crate) longest_drain: Duration,
+    /// What moving memory costs, as it was timed.
+    pub(crate) rates: Rates,
+    pub(crate) turns: u64,
+    /// Somebody waits for what its holders hold.
+    pub(crate) contested: bool,
+    /// What all its holders were told of that; none: there is one who was not told.
+    pub(crate) told: Option<bool>,
+    /// When it is to be looked at again, but for what is overdue in its ledger.
+    pub(crate) wake: Option<Time>,
+    /// What is written down for it in the core's list of deadlines.
+    pub(crate) deadline: Option<Time>,
+    /// The last hand-overs with nothing to move, from drained to open gate.
+    pub(crate) switches: VecDeque<Duration>,
+    /// Memory of clients that are gone while their process is not.
+    pub(crate) departed: BTreeMap<ClientId, Departed>,
+}
+
+/// Hand-overs whose duration is kept.
+const SWITCHES_KEPT: usize = 4096;
+
+impl Gpu {
+    pub(crate) fn new(capacity: u64, source: Source, quantum: Duration) -> Self {
+        Self {
+            size: Size::default(),
+            capacity,
+            source,
+            quantum,
+            ledger: Ledger::default(),
+            shares: Shares::default(),
+            turn_started: None,
+            not_before: Time::ZERO,
+            deferrals: 0,
+            released: BTreeSet::new(),
+            freed_at: None,
+            longest_drain: Duration::ZERO,
+            rates: Rates::default(),
+            turns: 0,
+            contested: false,
+            told: None,
+            wake: None,
+            deadline: None,
+            switches: VecDeque::new(),
+            departed: BTreeMap::new(),
+        }
+    }
+
+    /// Most that is kept of what a job is behind or ahead when it stops wanting the GPU.
+    pub(crate) fn most_kept(&self) -> Duration {
+        (self.quantum + self.longest_drain) * 2
+    }
+
+    /// A drain took this long. A long one is forgotten by and by.
+    pub(crate) fn record_drain(&mut self, took: Duration) {
+        self.longest_drain = took.max(self.longest_drain - self.longest_drain / 8);
+    }
+
+    pub(crate) fn wake_at(&mut self, time: Time) {
+        self.wake = Some(self.wake.map_or(time, |wake| wake.min(time)));
+    }
+
+    pub(crate) fn record_switch(&mut self, took: Duration) {
+        if self.switches.len() == SWITCHES_KEPT {
+            self.switches.pop_front();
+        }
+        self.switches.push_back(took);
+    }
+
+    /// Count, median, 99th percentile and longest of the hand-overs kept, in microseconds.
+    pub(crate) fn switch_summary(&self) -> [u64; 4] {
+        let mut sorted: Vec<Duration> = self.switches.iter().copied().collect();
+        sorted.sort_unstable();
+        let micros = |d: Option<&Duration>| d.map_or(0, |d| d.as_micros() as u64);
+        [
+            sorted.len() as u64,
+            micros(sorted.get(sorted.len() / 2)),
+            micros(sorted.get(sorted.len() * 99 / 100)),
+            micros(sorted.last()),
+        ]
+    }
+}
