@@ -58,7 +58,12 @@ async fn run(options: Options, level: LevelHandle) -> Result<(), Error> {
     if let Some(error) = error {
         warn!("{error}; what was set at run time is not in force");
     }
-    let config = Config { boot: sockets::random()?, settle: SETTLE, ..settings.config.clone() };
+    let config = Config {
+        boot: sockets::random()?,
+        settle: SETTLE,
+        restarted: sockets.replaced(),
+        ..settings.config.clone()
+    };
     let (configurations, changes) = mpsc::channel(1);
     let setup = server::Setup { config, changes, store, gpu_descriptions: settings.gpu_descriptions.clone() };
     let mut terminate = signal(SignalKind::terminate())?;

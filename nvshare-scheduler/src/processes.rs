@@ -4,7 +4,7 @@ use std::fs;
 
 use nvshare_proto::ProcessInfo;
 
-use crate::tenants::container_of;
+use crate::tenants::{container_id, container_of};
 
 /// Longest command that is shown, in characters.
 const LONGEST_COMMAND: usize = 160;
@@ -18,7 +18,7 @@ pub fn describe(pid: u32, user: u32) -> Option<ProcessInfo> {
     Some(ProcessInfo {
         user,
         command: command(&arguments, &name),
-        container: container_of(&groups).map(str::to_owned),
+        container: container_of(&groups).map(|path| container_id(path).to_owned()),
         pod: pod_of(&groups),
         job: job_of(&groups).map(str::to_owned),
     })

@@ -248,7 +248,9 @@ async fn client(
 ) {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let client = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-    let identity = peer.identity;
+    let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
+    let tenant = Tenant::of(peer.identity.pid, user, register.run);
+    let identity = Identity { tenant: tenant.as_ref().map(Tenant::number), ..peer.identity };
     let (frames, mut outgoing) = mpsc::channel(BACKLOG);
     // It is shown to people and sent in frames.
     register.name = register.name.chars().filter(|c| !c.is_control()).take(LONGEST_NAME).collect();
@@ -258,7 +260,7 @@ async fn client(
         return;
     }
     // Held for as long as the connection is: what its process had is free then.
-    let seat = seat(&framed, &peer, &register, tenants).await;
+    let seat = seat(&framed, tenant, tenants).await;
     let process = process(framed.get_ref(), &peer);
     if commands.send(Command::Register { client, identity, process, register, frames }).await.is_err() {
         return;
@@ -321,13 +323,10 @@ async fn client(
 /// The process's place in its tenant, if it has one; it is told of it. Without, its limits are its own.
 async fn seat(
     framed: &Framed<UnixStream, Frames<Request, Reply>>,
-    peer: &Peer,
-    register: &Register,
+    tenant: Option<Tenant>,
     tenants: &Tenants,
 ) -> Option<Seat> {
-    let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
-    let tenant = Tenant::of(peer.identity.pid, user, register.run)?;
-    let joined = match tenants.join(tenant) {
+    let joined = match tenants.join(tenant?) {
         Ok(seat) => seat.tell(framed.get_ref()).await.map(|()| seat),
         Err(error) => Err(error),
     };

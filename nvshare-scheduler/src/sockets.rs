@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
 
@@ -42,12 +42,24 @@ pub enum Error {
 struct Bound {
     listener: UnixListener,
     path: PathBuf,
+    /// Device and inode of its file.
+    file: (u64, u64),
+    /// The file of a scheduler that is gone was in its place.
+    replaced: bool,
 }
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        // Another scheduler may have put its own there meanwhile.
+        if file_at(&self.path).is_ok_and(|file| file == self.file) {
+            let _ = fs::remove_file(&self.path);
+        }
     }
+}
+
+/// What tells a file from every other.
+fn file_at(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
 /// The scheduler's two sockets.
@@ -69,6 +81,12 @@ impl Sockets {
         let guard = guard(&admin_directory, admin)?;
         prepare(clients, 0o755)?;
         Ok(Self { clients: bind(clients, 0o666)?, admin: bind(admin, 0o600)?, _guard: guard })
+    }
+
+    /// Whether an earlier scheduler ended without taking its socket away: its clients are about to come back.
+    #[must_use]
+    pub fn replaced(&self) -> bool {
+        self.clients.replaced
     }
 
     /// Where clients connect.
@@ -100,26 +118,60 @@ fn prepare(socket: &Path, mode: u32) -> Result<PathBuf, Error> {
     Ok(directory.to_owned())
 }
 
+/// Binds a socket under a name of its own, and links it to its path when it listens: whoever finds it there can connect,
+/// and of several that start at the same moment one gets the path.
 fn bind(path: &Path, mode: u32) -> Result<Bound, Error> {
-    match fs::symlink_metadata(path) {
-        Ok(found) if found.file_type().is_socket() => {
-            // A socket's file outlives its scheduler; only a connection tells whether anybody listens.
-            if let Ok(stream) = StdStream::connect(path) {
-                let pid = peer_pid(stream).map_or_else(|| "unknown".to_owned(), |pid| pid.to_string());
-                return Err(Error::Taken { path: path.to_owned(), pid });
-            }
-            fs::remove_file(path).map_err(at(path))?;
+    let beside = |what: &str| path.with_file_name(format!(".{what}{}", std::process::id()));
+    let (fresh, stale) = (beside("n"), beside("o"));
+    let _ = fs::remove_file(&fresh);
+    let listener = UnixListener::bind(&fresh).map_err(at(&fresh))?;
+    let linked = fs::set_permissions(&fresh, Permissions::from_mode(mode))
+        .and_then(|()| file_at(&fresh))
+        .map_err(at(&fresh))
+        .and_then(|file| link(&fresh, &stale, path).map(|replaced| (file, replaced)));
+    let _ = fs::remove_file(&fresh);
+    let (file, replaced) = linked?;
+    Ok(Bound { listener, path: path.to_owned(), file, replaced })
+}
+
+/// How often another one may come in between.
+const MOST_ATTEMPTS: usize = 16;
+
+/// Links `fresh` to `path`; whether the socket of a scheduler that is gone had to be taken away.
+fn link(fresh: &Path, stale: &Path, path: &Path) -> Result<bool, Error> {
+    let mut replaced = false;
+    for _ in 0..MOST_ATTEMPTS {
+        match fs::hard_link(fresh, path) {
+            Ok(()) => return Ok(replaced),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(at(path)(error)),
         }
-        Ok(found) => {
+        let found = match fs::symlink_metadata(path) {
+            Ok(found) => found,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(at(path)(error)),
+        };
+        if !found.file_type().is_socket() {
             let what = if found.is_dir() { "a directory" } else { "a file" };
             return Err(Error::InTheWay { path: path.to_owned(), what });
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(at(path)(error)),
+        // A socket's file outlives its scheduler; only a connection tells whether anybody listens.
+        if let Ok(stream) = StdStream::connect(path) {
+            let pid = peer_pid(stream).map_or_else(|| "unknown".to_owned(), |pid| pid.to_string());
+            return Err(Error::Taken { path: path.to_owned(), pid });
+        }
+        if fs::rename(path, stale).is_ok() {
+            let is_it = file_at(stale).is_ok_and(|file| file == (found.dev(), found.ino()));
+            if is_it {
+                replaced = true;
+            } else {
+                // Another scheduler had put its own there meanwhile.
+                let _ = fs::hard_link(stale, path);
+            }
+            let _ = fs::remove_file(stale);
+        }
     }
-    let listener = UnixListener::bind(path).map_err(at(path))?;
-    fs::set_permissions(path, Permissions::from_mode(mode)).map_err(at(path))?;
-    Ok(Bound { listener, path: path.to_owned() })
+    Err(at(path)(io::ErrorKind::AlreadyExists.into()))
 }
 
 fn peer_pid(stream: StdStream) -> Option<i32> {
@@ -163,4 +215,51 @@ pub fn random() -> io::Result<u64> {
     let mut bytes = [0; 8];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(u64::from_le_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder that goes when the test is over.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let folder = std::env::temp_dir().join(format!("nvshare-{name}-{}", std::process::id()));
+            fs::create_dir_all(&folder).unwrap();
+            Self(folder)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_exit_leaves_anothers_socket_alone() {
+        let folder = Folder::new("exit");
+        let path = folder.0.join("s");
+        let first = bind(&path, 0o600).unwrap();
+        fs::remove_file(&path).unwrap();
+        let second = bind(&path, 0o600).unwrap();
+        drop(first);
+        assert!(StdStream::connect(&path).is_ok());
+        drop(second);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_is_left_over_is_replaced_and_said_so() {
+        let folder = Folder::new("stale");
+        let path = folder.0.join("s");
+        assert!(!bind(&path, 0o600).unwrap().replaced, "there was none");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let bound = bind(&path, 0o600).unwrap();
+        assert!(bound.replaced);
+        assert!(matches!(bind(&path, 0o600), Err(Error::Taken { .. })));
+        assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1, "nothing else is left");
+    }
 }

@@ -6,6 +6,7 @@
 #![allow(unsafe_code, reason = "shared memory, and a descriptor that is sent along with a frame")]
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -17,9 +18,9 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 /// Whose processes share a quota.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tenant {
-    /// By the identifier that the runtime gave it.
+    /// By its control group: the whole path, as anybody can make one that ends alike below a group of their own.
     Container(String),
     /// What a user's `nvshare-ctl run` started.
     Run {
@@ -38,19 +39,39 @@ impl Tenant {
         let container = groups.as_deref().and_then(container_of).map(|id| Self::Container(id.to_owned()));
         container.or_else(|| Some(Self::Run { user: user?, run: run? }))
     }
+
+    /// A number that stands for it.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish()
+    }
 }
 
-/// The container that `/proc/PID/cgroup` names: the innermost part of the path that a runtime made.
+/// The container that `/proc/PID/cgroup` names: the path as far as the innermost part that a runtime made.
 pub(crate) fn container_of(groups: &str) -> Option<&str> {
     groups.lines().find_map(|line| {
         let path = line.splitn(3, ':').nth(2)?;
-        path.rsplit('/').find_map(|part| {
+        let mut above = path;
+        loop {
+            let (rest, part) = above.rsplit_once('/')?;
             // systemd's form is `docker-ID.scope`, cgroupfs's the bare identifier.
             let name = part.strip_suffix(".scope").unwrap_or(part);
             let id = name.rsplit_once('-').map_or(name, |(_, id)| id);
-            (id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(id)
-        })
+            if id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                return Some(above);
+            }
+            above = rest;
+        }
     })
+}
+
+/// The identifier that the runtime gave a container, by the path of its control group; to show, not to compare.
+pub(crate) fn container_id(path: &str) -> &str {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let name = name.strip_suffix(".scope").unwrap_or(name);
+    name.rsplit_once('-').map_or(name, |(_, id)| id)
 }
 
 /// All tenants with processes.
@@ -228,17 +249,32 @@ mod tests {
     fn containers_by_their_control_groups() {
         let id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
         for (groups, expected) in [
-            (format!("0::/system.slice/docker-{id}.scope\n"), Some(id)),
-            (format!("12:devices:/docker/{id}\n0::/\n"), Some(id)),
-            (format!("0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{id}.scope\n"), Some(id)),
-            (format!("0::/kubepods/besteffort/pod1/{id}/inner\n"), Some(id)),
-            (format!("0::/machine.slice/libpod-{id}.scope/container\n"), Some(id)),
-            ("0::/user.slice/user-1000.slice/session-3.scope\n".to_owned(), None),
-            ("0::/\n".to_owned(), None),
-            (String::new(), None),
+            (format!("0::/system.slice/docker-{id}.scope\n"), format!("/system.slice/docker-{id}.scope")),
+            (format!("12:devices:/docker/{id}\n0::/\n"), format!("/docker/{id}")),
+            (
+                format!("0::/kubepods.slice/cri-containerd-{id}.scope\n"),
+                format!("/kubepods.slice/cri-containerd-{id}.scope"),
+            ),
+            (format!("0::/kubepods/besteffort/pod1/{id}/inner\n"), format!("/kubepods/besteffort/pod1/{id}")),
+            (
+                format!("0::/machine.slice/libpod-{id}.scope/container\n"),
+                format!("/machine.slice/libpod-{id}.scope"),
+            ),
         ] {
-            assert_eq!(container_of(&groups), expected, "{groups}");
+            assert_eq!(container_of(&groups), Some(expected.as_str()), "{groups}");
         }
+        for groups in ["0::/user.slice/user-1000.slice/session-3.scope\n", "0::/\n", ""] {
+            assert_eq!(container_of(groups), None, "{groups}");
+        }
+    }
+
+    #[test]
+    fn a_group_of_ones_own_with_anothers_digits_is_another_tenant() {
+        let id = "0123456789abcdef".repeat(4);
+        let real = format!("0::/system.slice/docker-{id}.scope\n");
+        let made = format!("0::/user.slice/user-1000.slice/user@1000.service/docker-{id}.scope\n");
+        assert_ne!(container_of(&real), container_of(&made));
+        assert!(container_of(&made).is_some());
     }
 
     #[test]
