@@ -53,8 +53,8 @@ async fn run(options: Options, level: LevelHandle) -> Result<(), Error> {
     level.reload(LevelFilter::from(settings.log))?;
     let sockets =
         sockets::Sockets::bind(&settings.clients, &settings.admin).map_err(|error| explain(&error, root))?;
-    announce(&settings);
     let (store, error) = Store::open(settings.state.clone());
+    announce(&settings, &store);
     if let Some(error) = error {
         warn!("{error}; what was set at run time is not in force");
     }
@@ -116,9 +116,11 @@ fn follow(first: &Settings, new: &Settings, level: &LevelHandle) {
     }
 }
 
-fn announce(settings: &Settings) {
-    let quantum = settings.config.quantum.as_secs_f64();
-    info!("nvshare-scheduler {} (protocol {VERSION}), TQ {quantum} s", env!("CARGO_PKG_VERSION"));
+fn announce(settings: &Settings, store: &Store) {
+    let quantum = store.over(&settings.config).quantum;
+    let set = if quantum == settings.config.quantum { "" } else { ", set at run time" };
+    let quantum = quantum.as_secs_f64();
+    info!("nvshare-scheduler {} (protocol {VERSION}), TQ {quantum} s{set}", env!("CARGO_PKG_VERSION"));
     if let Some(file) = &settings.file {
         info!("configured by {}", file.display());
     }

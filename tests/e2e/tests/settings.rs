@@ -68,6 +68,7 @@ fn what_was_set_at_run_time_survives_a_restart() {
     let status = Scheduler::status(&world).scheduler;
     assert!(!status.scheduling && status.quantum_ms == 250, "{status:?}");
     assert!(scheduler.log().contains("scheduling is off, as an administrator left it"));
+    assert!(scheduler.log().contains(", TQ 0.25 s, set at run time"), "{}", scheduler.log());
     assert!(Scheduler::ctl(&world, &["reset"]).status.success());
     assert!(!state.exists(), "nothing is left of it");
     drop(scheduler);
