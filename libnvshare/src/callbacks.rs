@@ -10,6 +10,7 @@ use std::mem::transmute;
 
 use crate::cuda::{CUresult, CUstream};
 use crate::driver;
+use crate::gate::{self, Mark};
 use crate::work::streams::StreamKey;
 
 type LaunchHostFunc = unsafe extern "C-unwind" fn(CUstream, *const c_void, *mut c_void) -> CUresult;
@@ -29,16 +30,16 @@ pub(crate) fn running() -> bool {
 }
 
 /// While this lives, the thread is marked. What unwinds through the callback leaves no mark.
-struct Mark;
+struct Running;
 
-impl Mark {
+impl Running {
     fn set() -> Self {
         let _ = RUNNING.try_with(|running| running.set(true));
         Self
     }
 }
 
-impl Drop for Mark {
+impl Drop for Running {
     fn drop(&mut self) {
         let _ = RUNNING.try_with(|running| running.set(false));
     }
@@ -67,7 +68,7 @@ impl Wanted {
 unsafe extern "C-unwind" fn run_host_func(kept: *mut c_void) {
     // SAFETY: the driver hands on what it was given, once for each time that it was told to.
     let (function, data) = unsafe { Wanted::take(kept) };
-    let _mark = Mark::set();
+    let _running = Running::set();
     // SAFETY: the program's own function and argument, not null: the hook looked.
     unsafe { transmute::<*const c_void, HostFunc>(function)(data) };
 }
@@ -75,12 +76,15 @@ unsafe extern "C-unwind" fn run_host_func(kept: *mut c_void) {
 unsafe extern "C-unwind" fn run_callback(stream: CUstream, status: CUresult, kept: *mut c_void) {
     // SAFETY: the driver hands on what it was given, once for each time that it was told to.
     let (function, data) = unsafe { Wanted::take(kept) };
-    let _mark = Mark::set();
+    let _running = Running::set();
     // SAFETY: the program's own function and arguments, not null: the hook looked.
     unsafe { transmute::<*const c_void, StreamCallback>(function)(stream, status, data) };
 }
 
 /// Has the driver run a function of the program, by `call`, between two of ours.
+///
+/// It passes the gate as other work does: the driver moves no managed memory of the process while such a function runs
+/// (measured), so one that waited for a thread at the closed gate would keep the memory from coming back.
 ///
 /// Not in a capture: in a graph it runs as often as the graph does, and the program may ask for it and change it. It is
 /// the program's own there, and unmarked. Whether the stream captures is the program's to order with this call, so
@@ -92,11 +96,16 @@ fn wrapped(
     stream: StreamKey,
     call: impl FnOnce(*const c_void, *mut c_void) -> CUresult,
 ) -> CUresult {
-    if function.is_null() || driver::is_capturing(stream.handle()) {
-        return call(function, data);
-    }
-    // If it fails, it may be for what went wrong earlier, and be run all the same: then the few bytes stay.
-    call(between, Wanted::keep(function, data))
+    let mark = Mark::new();
+    let pass = gate::enter(stream, &mark);
+    let result = if function.is_null() || driver::is_capturing(stream.handle()) {
+        call(function, data)
+    } else {
+        // If it fails, it may be for what went wrong earlier, and be run all the same: then the few bytes stay.
+        call(between, Wanted::keep(function, data))
+    };
+    gate::leave(pass, &mark, result);
+    result
 }
 
 /// # Safety
