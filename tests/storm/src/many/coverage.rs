@@ -7,6 +7,7 @@ pub(crate) const FEATURES: &[(&str, &str)] = &[
     ("allocation", ""),
     ("allocation refused", ""),
     ("blocking stream", ""),
+    ("burst", ""),
     ("capture", ""),
     ("capture in global mode", ""),
     ("capture in relaxed mode", ""),
@@ -114,7 +115,7 @@ impl Coverage {
         for &(name, needs) in FEATURES {
             let count = self.0.get(name).copied().unwrap_or(0);
             if !needs.is_empty() && needs.split(" and ").any(|need| !caps.contains(need)) {
-                text.push_str(&format!("{:>9}  {name}\n", "no driver"));
+                text.push_str(&format!("{:>9}  {name}\n", "not here"));
                 continue;
             }
             text.push_str(&format!("{count:>9}  {name}\n"));

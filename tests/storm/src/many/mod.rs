@@ -66,6 +66,9 @@ pub(crate) struct StormOptions {
     /// How long a program is made smaller, in seconds
     #[arg(long, default_value_t = 120)]
     shrink_seconds: u64,
+    /// What the library logs: what a finding prints of it
+    #[arg(long, default_value = "info")]
+    log: String,
     /// Natively only
     #[arg(long)]
     native: bool,
@@ -104,6 +107,7 @@ pub(crate) fn storm(options: &StormOptions) -> Result<(), String> {
     let caps = world.program("caps").stderr(Stdio::inherit()).output().map_err(|error| error.to_string())?;
     let caps = String::from_utf8_lossy(&caps.stdout).trim().to_owned();
     println!("storm: the driver has: {caps}");
+    let caps = caps.split(',').filter(|cap| left_in(options, cap)).collect::<Vec<_>>().join(",");
     let storm = Storm {
         options,
         world: &world,
@@ -148,6 +152,10 @@ pub(crate) fn storm(options: &StormOptions) -> Result<(), String> {
         storm.end_neighbour(neighbour);
     }
     storm.report(&parts, &disturbed?)
+}
+
+fn left_in(options: &StormOptions, cap: &str) -> bool {
+    options.without.iter().all(|left_out| left_out != cap)
 }
 
 fn start_neighbour(world: &World, capacity: u64) -> std::io::Result<Child> {
@@ -220,22 +228,38 @@ impl Storm<'_> {
             return Ok(());
         }
         let log = self.world.dir.join(format!("seed-{job}.log"));
-        let command = trial::under(self.world, options, &self.caps, "info");
+        let command = trial::under(self.world, options, &self.caps, &self.options.log);
         let patience = LEAST_PATIENCE.max(native * TIMES_NATIVE);
         let shared =
             trial::trial(command, &log, patience, &self.running).map_err(|finding| (finding, false))?;
         lock(&self.shared_ms).push(shared.as_millis() as u64);
-        let now = self.world.moved_by_itself();
-        let before = std::mem::replace(&mut *lock(&self.moved), now);
-        if now > before {
-            println!("storm: seed {}: moved by itself: {before:?} {now:?} KiB", options.seed);
-        }
+        self.nothing_moved_by_itself(options.seed).map_err(|finding| (finding, false))?;
         if self.world.scheduler_died() {
             let log = std::fs::read_to_string(self.world.dir.join("scheduler.log")).unwrap_or_default();
             let text = trial::tail(&log, 25);
             return Err((Finding { kind: "the scheduler ended".to_owned(), text }, false));
         }
         Ok(())
+    }
+
+    /// In turns, memory moves when it is told to. While there is no scheduler, or none that schedules, it may not.
+    fn nothing_moved_by_itself(&self, seed: u64) -> Result<(), Finding> {
+        if self.options.chaos {
+            return Ok(());
+        }
+        let mut before = lock(&self.moved);
+        let now = self.world.moved_by_itself();
+        let grew = (now.0.saturating_sub(before.0), now.1.saturating_sub(before.1));
+        *before = (now.0.max(before.0), now.1.max(before.1));
+        if grew == (0, 0) {
+            return Ok(());
+        }
+        let text = format!(
+            "until seed {seed} was over, {} KiB came by faults and {} KiB were pushed out; any that ran then may be it",
+            grew.0 >> 10,
+            grew.1 >> 10
+        );
+        Err(Finding { kind: "memory moved by itself".to_owned(), text })
     }
 
     fn end_neighbour(&self, mut neighbour: Child) {

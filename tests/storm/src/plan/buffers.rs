@@ -11,6 +11,8 @@ pub(super) const MOST_COPIED: u64 = 2 * MIB;
 /// What an allocation takes at least, to be on the safe side.
 const GRAIN: u64 = 2 * MIB;
 const ROW: u64 = 4096;
+/// Buffers of mapped memory at a time.
+const MOST_MAPPED: usize = 3;
 
 /// What is charged for an allocation here.
 fn charged(bytes: u64) -> u64 {
@@ -33,10 +35,13 @@ impl Composer<'_> {
         }
         let green = self.contexts[&context].kind == super::ContextKind::Green;
         let mut doors = vec![Door::Plain, Door::Plain, Door::Managed];
-        for (cap, door) in [("pitch", Door::Pitch), ("mapped", Door::Mapped)] {
-            if self.may(cap) && (door != Door::Pitch || regions == 1) && !green {
-                doors.push(door);
-            }
+        if self.may("pitch") && regions == 1 && !green {
+            doors.push(Door::Pitch);
+        }
+        // What is mapped stays where it is: there is little of it, so that what moves has room beside that of others.
+        let mapped = self.buffers.values().filter(|buffer| buffer.door == Door::Mapped).count();
+        if self.may("mapped") && bytes <= GRAIN && mapped < MOST_MAPPED && !green {
+            doors.push(Door::Mapped);
         }
         if self.may("async") && !green {
             doors.extend([Door::Async, Door::FromPool]);

@@ -58,6 +58,7 @@ pub(super) static PICKS: &[Pick] = &[
     pick("allocation refused", 2, "", refused),
     pick("memory asked for", 1, "", info),
     pick("pause", 9, "", pause),
+    pick("burst", 2, "", burst),
     pick("fork", 1, "", |c, rng, thread| fork(c, rng, thread, false)),
     pick("fork and exec", 1, "", |c, rng, thread| fork(c, rng, thread, true)),
 ];
@@ -87,6 +88,23 @@ fn kernel(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
         } else {
             Effect::Pattern(rng.word(), micros as u32)
         };
+        c.work(rng, thread, region, effect, stream);
+    }
+    true
+}
+
+/// More work than a drain may overlook: whoever gives a card away before it is done has its memory come back by faults.
+fn burst(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
+    let later: Vec<Id> = c.contexts.keys().copied().skip(1).collect();
+    let context = rng.pick(&later).unwrap_or_else(|| c.some_context(rng));
+    if c.contexts[&context].kind == ContextKind::Green {
+        return false;
+    }
+    let Some(region) = c.some_region(rng, context, u64::MAX) else { return false };
+    let stream =
+        if rng.percent(70) { c.per_thread(thread, context) } else { c.some_stream(rng, thread, context) };
+    for _ in 0..rng.range(4, 10) {
+        let effect = Effect::Add(rng.word(), 2000);
         c.work(rng, thread, region, effect, stream);
     }
     true
