@@ -76,6 +76,13 @@ pub(crate) struct StormOptions {
     parts: PartsOptions,
 }
 
+/// A signal asked for the end: what runs is ended, and nothing is left behind.
+pub(crate) static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn interrupt(_: i32) {
+    INTERRUPTED.store(true, Ordering::SeqCst);
+}
+
 #[derive(Debug)]
 struct Found {
     options: RunOptions,
@@ -102,6 +109,10 @@ struct Storm<'a> {
 
 /// Runs them; an error if there was a finding.
 pub(crate) fn storm(options: &StormOptions) -> Result<(), String> {
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: a handler that stores a flag.
+        unsafe { libc::signal(signal, interrupt as extern "C" fn(i32) as libc::sighandler_t) };
+    }
     let parts = Parts::find(&options.parts)?;
     let world = World::new(&parts, "world", options.capacity)?;
     let caps = world.program("caps").stderr(Stdio::inherit()).output().map_err(|error| error.to_string())?;
@@ -175,7 +186,7 @@ impl Storm<'_> {
         };
         loop {
             let late = self.options.seconds.is_some_and(|limit| self.began.elapsed().as_secs() >= limit);
-            if late || self.stop.load(Ordering::SeqCst) {
+            if late || self.stop.load(Ordering::SeqCst) || INTERRUPTED.load(Ordering::SeqCst) {
                 return;
             }
             let seed = self.next.fetch_add(1, Ordering::SeqCst);
@@ -187,6 +198,9 @@ impl Storm<'_> {
                 Ok(()) => continue,
                 Err(found) => found,
             };
+            if INTERRUPTED.load(Ordering::SeqCst) {
+                return;
+            }
             let kind = if native { "natively" } else { "under nvshare" };
             println!("storm: seed {seed}, {kind}: {}\n{}", finding.kind, finding.text);
             lock(&self.found).push(Found { options, finding, native });
@@ -318,6 +332,9 @@ impl Storm<'_> {
             median(&lock(&self.shared_ms)),
             found.len() - native,
         );
+        if INTERRUPTED.load(Ordering::SeqCst) {
+            return Err("interrupted".to_owned());
+        }
         if found.is_empty() && (missing.is_empty() || !enough) {
             return Ok(());
         }

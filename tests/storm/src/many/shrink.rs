@@ -92,7 +92,7 @@ fn again(
         scope.spawn(|| chaos::disturb(&world, &running, &stop, options.seed, conditions.chaos));
         let mut found = None;
         for round in 0..rounds {
-            if found.is_some() || Instant::now() > deadline {
+            if found.is_some() || Instant::now() > deadline || super::INTERRUPTED.load(Ordering::SeqCst) {
                 break;
             }
             let trials: Vec<_> = (0..conditions.jobs)

@@ -104,6 +104,9 @@ pub(crate) fn trial(
                 Err(error) => return Err(other(error.to_string())),
             }
         }
+        if super::INTERRUPTED.load(std::sync::atomic::Ordering::SeqCst) {
+            let _ = child.kill();
+        }
         if stacks.is_none() && begin.elapsed() > patience {
             running.signal(child.id(), libc::SIGCONT);
             stacks = Some(stacks_of(&child));
