@@ -33,6 +33,8 @@ enum Looked {
     Complete,
     /// These instead of it.
     Became(Vec<Target>),
+    /// This context instead of it, at the next poll: its streams come and go, and within one poll that might not end.
+    Anew(Arc<Context>),
     NotYet,
 }
 
@@ -57,6 +59,13 @@ impl Drain {
             match look(&target) {
                 Looked::Complete => {}
                 Looked::Became(others) => open.extend(others),
+                Looked::Anew(context) => {
+                    let is_it =
+                        |other: &Target| matches!(other, Target::Context(of) if Arc::ptr_eq(of, &context));
+                    if !left.iter().any(is_it) {
+                        left.push(Target::Context(context));
+                    }
+                }
                 Looked::NotYet => left.push(target),
             }
         }
@@ -148,7 +157,7 @@ fn look_at_stream(target: &Target, context: &Arc<Context>, stream: Incarnation) 
     });
     match looked {
         // It is being destroyed, or was: another look at its context finds what it has left.
-        None => Looked::Became(vec![Target::Context(Arc::clone(context))]),
+        None => Looked::Anew(Arc::clone(context)),
         Some(Ok(None)) => Looked::NotYet,
         Some(Ok(Some(event))) => Looked::Became(event.into_iter().map(Target::Event).collect()),
         Some(Err(error)) => failed(target, error),
