@@ -29,6 +29,8 @@ int main(void) {
     load_kernel();
     memory = alloc(BYTES);
     CHECK(FN(cuMemsetD32_v2)(memory, 0, BYTES / 4));
+    /* A fill may return before it is done, and streams that are not blocking do not wait for it. */
+    CHECK(FN(cuCtxSynchronize)());
     pthread_t threads[THREADS];
     for (long i = 0; i < THREADS; i++) CHECK(pthread_create(&threads[i], NULL, work, (void *)i));
     for (int i = 0; i < THREADS; i++) CHECK(pthread_join(threads[i], NULL));
