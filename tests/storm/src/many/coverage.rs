@@ -78,6 +78,7 @@ pub(crate) const FEATURES: &[(&str, &str)] = &[
     ("peer copy", "peer"),
     ("per-thread stream", ""),
     ("per-thread stream in a second context", ""),
+    ("per-thread streams of two contexts in turn", ""),
     ("pinned host memory", ""),
     ("prefetch", ""),
     ("primary context", ""),

@@ -58,7 +58,7 @@ pub(super) static PICKS: &[Pick] = &[
     pick("allocation refused", 2, "", refused),
     pick("memory asked for", 1, "", info),
     pick("pause", 9, "", pause),
-    pick("burst", 2, "", burst),
+    pick("burst", 3, "", burst),
     pick("fork", 1, "", |c, rng, thread| fork(c, rng, thread, false)),
     pick("fork and exec", 1, "", |c, rng, thread| fork(c, rng, thread, true)),
 ];
@@ -93,18 +93,33 @@ fn kernel(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
     true
 }
 
-/// More work than a drain may overlook: whoever gives a card away before it is done has its memory come back by faults.
+/// Work on a thread's own stream in a later context, then on its stream in another one: a drain that takes the two for one
+/// gives the card away while the first is at work, and its memory comes back by faults.
 fn burst(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
-    let later: Vec<Id> = c.contexts.keys().copied().skip(1).collect();
-    let context = rng.pick(&later).unwrap_or_else(|| c.some_context(rng));
+    let known: Vec<Id> = c.contexts.keys().copied().collect();
+    let later: Vec<Id> = known[1..].to_vec();
+    let context = rng.pick(&later).unwrap_or(known[0]);
     if c.contexts[&context].kind == ContextKind::Green {
         return false;
     }
-    let Some(region) = c.some_region(rng, context, u64::MAX) else { return false };
-    let stream =
-        if rng.percent(70) { c.per_thread(thread, context) } else { c.some_stream(rng, thread, context) };
-    for _ in 0..rng.range(4, 10) {
+    let mut regions = c.regions(|buffer, _| buffer.context == context);
+    regions.sort_by_key(|region| std::cmp::Reverse(region.bytes));
+    regions.truncate(3);
+    let Some(first) = regions.first().copied() else { return false };
+    let stream = c.per_thread(thread, context);
+    for number in 0..rng.range(6, 12) as usize {
+        let region = regions[number % regions.len()];
         let effect = Effect::Add(rng.word(), 2000);
+        c.work(rng, thread, region, effect, stream);
+    }
+    let others = c.regions(|buffer, _| buffer.context == known[0]);
+    let other = others.into_iter().filter(|region| *region != first).min_by_key(|region| region.bytes);
+    if let Some(region) = other
+        && context != known[0]
+    {
+        c.count("per-thread streams of two contexts in turn");
+        let stream = c.per_thread(thread, known[0]);
+        let effect = Effect::Add(rng.word(), 0);
         c.work(rng, thread, region, effect, stream);
     }
     true
