@@ -217,6 +217,22 @@ const RULES: &[Rule] = &[
         package: "nvshare-core",
         test: "nobody_starves_whatever_is_measured",
     },
+    Rule {
+        what: "on the clients' socket nothing is changed",
+        file: "nvshare-scheduler/src/server.rs",
+        from: "(!may_change).then(",
+        to: "(!may_change && request == AdminRequest::Status).then(",
+        package: "nvshare-e2e",
+        test: "order_matters",
+    },
+    Rule {
+        what: "on the clients' socket one sees one's own clients alone",
+        file: "nvshare-scheduler/src/view.rs",
+        from: "(None, None) => viewer.user == process.user,",
+        to: "(None, None) => viewer.user == process.user || process.user > 0,",
+        package: "nvshare-scheduler",
+        test: "everybody_sees_what_is_their_own",
+    },
 ];
 
 pub(crate) fn run() -> Result<(), String> {
