@@ -2,9 +2,13 @@
 
 #![deny(unsafe_code)]
 
+mod bounds;
+mod bucket;
+mod connection;
 pub mod gpus;
 pub mod identity;
 mod limits;
+pub mod log;
 pub mod nvml;
 pub mod processes;
 pub mod server;

@@ -1,7 +1,7 @@
 //! The scheduler's daemon.
 
 use std::env;
-use std::io::{ErrorKind, IsTerminal};
+use std::io::{self, ErrorKind, IsTerminal};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use clap::Parser;
 use nvshare_core::Config;
 use nvshare_proto::units::Bytes;
 use nvshare_proto::{VERSION, paths};
+use nvshare_scheduler::log::Log;
 use nvshare_scheduler::settings::{Options, Settings, Store};
 use nvshare_scheduler::{server, sockets};
 use tokio::signal::unix::{SignalKind, signal};
@@ -22,29 +23,41 @@ use tracing_subscriber::{Registry, fmt, reload};
 /// Clients of an earlier scheduler look for a new one once a second.
 const SETTLE: Duration = Duration::from_millis(1300);
 
+/// How long the last lines of the log are waited for.
+const LAST_LINES: Duration = Duration::from_secs(1);
+
 type Error = Box<dyn std::error::Error>;
 type LevelHandle = reload::Handle<LevelFilter, Registry>;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let options = Options::parse();
-    let level = log();
-    match run(options, level).await {
+    let (log, level) = match start_log() {
+        Ok(started) => started,
+        Err(error) => {
+            eprintln!("no thread for the log: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let code = match run(options, level).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             error!("{error}");
             ExitCode::FAILURE
         }
-    }
+    };
+    log.finish(LAST_LINES);
+    code
 }
 
 /// Logs to standard error, in colours on a terminal that wants them. The level can be changed.
-fn log() -> LevelHandle {
+fn start_log() -> io::Result<(Log, LevelHandle)> {
+    let log = Log::start(io::stderr())?;
     let (filter, handle) = reload::Layer::new(LevelFilter::INFO);
     let colours = std::io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
-    let lines = fmt::layer().with_target(false).with_ansi(colours).with_writer(std::io::stderr);
+    let lines = fmt::layer().with_target(false).with_ansi(colours).with_writer(log.clone());
     tracing_subscriber::registry().with(filter).with(lines).init();
-    handle
+    Ok((log, handle))
 }
 
 async fn run(options: Options, level: LevelHandle) -> Result<(), Error> {

@@ -1,57 +1,40 @@
 //! The shell around the core: connections become events, outputs become frames.
 //!
-//! One task owns the core and is the only one that touches it. Each connection has a task of its own, which reads
-//! frames into events and writes what the core has for it. A connection that does not read is cut off; nothing
+//! One task owns the core and is the only one that touches it. Each connection has a task of its own ([`connection`]), which
+//! reads frames into events and writes what the core has for it. A connection that does not read is cut off; nothing
 //! that a client does or does not do holds up the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::{SinkExt, StreamExt};
-use nvshare_proto::codec::Frames;
+use nvshare_core::{ClientId, Config, Core, Event, Identity, Measured, Output, Time};
 use nvshare_proto::units::{MAX_QUANTUM, MIN_QUANTUM};
 use nvshare_proto::{
-    AdminReply, AdminRequest, ClientMessage, GpuStatus, GpuUuid, ProcessInfo, Register, Reply, Request,
+    AdminReply, AdminRequest, ClientMessage, GpuStatus, GpuUuid, ProcessInfo, Register, Reply,
     SchedulerMessage,
 };
-use tokio::net::UnixStream;
-use tokio::sync::{Semaphore, mpsc, oneshot};
-use tokio::time::{Instant, sleep_until, timeout};
-use tokio_util::codec::Framed;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
-use crate::identity::Peer;
-use crate::limits;
+use crate::bounds::Bounds;
+use crate::connection::{self, Shared};
 use crate::nvml::{Seen, Watch};
 use crate::settings::Store;
 use crate::sockets::Sockets;
-use crate::tenants::{Seat, Tenant, Tenants};
 use crate::view::{self, Viewer};
-use crate::{gpus, processes};
-use nvshare_core::{ClientId, Config, Core, Event, Identity, MOST_GPUS_EACH, Measured, Output, Time};
+use crate::{gpus, limits};
 
-/// Frames that wait for a client that does not read, before it is cut off.
-const BACKLOG: usize = 256;
-/// A connection that says nothing for this long is closed, unless it is a registered client's.
-const FIRST_FRAME_PATIENCE: Duration = Duration::from_secs(10);
-/// A client that reads nothing for this long, with its socket full, is cut off.
-const WRITE_PATIENCE: Duration = Duration::from_secs(10);
-/// How long the socket of a process that is gone is read on.
-const LAST_WORDS: Duration = Duration::from_millis(2);
 /// How long `status` waits for clients' counters.
 const COUNTERS_PATIENCE: Duration = Duration::from_millis(100);
 /// How often strangers on the GPUs are looked for.
 const LOOK_AROUND_EVERY: Duration = Duration::from_secs(5);
-/// Longest name of a program that is shown.
-const LONGEST_NAME: usize = 64;
 
 /// What connections tell the core's task.
 #[derive(Debug)]
-enum Command {
+pub(crate) enum Command {
     /// A process registers; frames for it go here.
     Register {
         client: ClientId,
@@ -114,8 +97,8 @@ pub async fn run(
     });
     let mut keeper = tokio::spawn(Keeper::new(setup, nvml).run(received));
     // What clients open must leave descriptors for administrators.
-    let clients = Arc::new(Semaphore::new(limits::clients()));
-    let tenants = Arc::new(Tenants::default());
+    let clients = Shared::new(commands, Some(Bounds::new(limits::clients())));
+    let admins = Shared { bounds: None, ..clients.clone() };
     tokio::pin!(shutdown);
     loop {
         let (accepted, may_change) = tokio::select! {
@@ -126,15 +109,8 @@ pub async fn run(
         };
         match accepted {
             Ok((stream, _)) => {
-                let place = if may_change { None } else { Some(Arc::clone(&clients).try_acquire_owned()) };
-                let (commands, tenants) = (commands.clone(), Arc::clone(&tenants));
-                tokio::spawn(async move {
-                    match place {
-                        Some(Err(_)) => refuse_one_more(stream).await,
-                        _ => connection(stream, may_change, &tenants, commands).await,
-                    }
-                    drop(place);
-                });
+                let shared = if may_change { admins.clone() } else { clients.clone() };
+                tokio::spawn(connection::serve(stream, shared));
             }
             Err(error) => {
                 // Out of descriptors, say: that passes, and must not become a busy loop.
@@ -151,187 +127,6 @@ pub async fn run(
 #[derive(Debug, thiserror::Error)]
 #[error("the scheduler's core has stopped; this is a defect")]
 pub struct Stopped;
-
-async fn refuse_one_more(stream: UnixStream) {
-    warn!("too many connections: one more is refused");
-    let mut framed = Framed::new(stream, Frames::<Request, Reply>::default());
-    let reason = "too many connections".to_owned();
-    let _ = timeout(FIRST_FRAME_PATIENCE, framed.send(Reply::Refused { reason })).await;
-}
-
-/// One connection, from its first frame to its end.
-async fn connection(
-    stream: UnixStream,
-    may_change: bool,
-    tenants: &Tenants,
-    commands: mpsc::Sender<Command>,
-) {
-    let peer = Peer::of(&stream);
-    let mut framed = Framed::new(stream, Frames::<Request, Reply>::default());
-    loop {
-        let request = match timeout(FIRST_FRAME_PATIENCE, framed.next()).await {
-            // It says nothing.
-            Err(_) => return,
-            Ok(Some(Ok(request))) => request,
-            Ok(Some(Err(error))) => {
-                debug!("a connection is refused: {error}");
-                let _ = framed.send(Reply::Refused { reason: error.to_string() }).await;
-                return;
-            }
-            Ok(None) => return,
-        };
-        match request {
-            Request::Admin(request) => {
-                let viewer = (!may_change).then(|| process(framed.get_ref(), &peer));
-                for reply in administer(request, viewer, &commands).await {
-                    if framed.send(reply).await.is_err() {
-                        return;
-                    }
-                }
-            }
-            Request::Register(register) => return client(framed, peer, register, tenants, commands).await,
-            Request::Look { run } => {
-                let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
-                let shown = match Tenant::of(peer.identity.pid, user, run) {
-                    Some(tenant) => tenants.show(&tenant, framed.get_ref()).await,
-                    None => Err(std::io::ErrorKind::NotFound.into()),
-                };
-                if shown.is_err() {
-                    let reason = "there is no tenant to look at".to_owned();
-                    let _ = framed.send(Reply::Refused { reason }).await;
-                }
-                return;
-            }
-            Request::Client(_) => {
-                let reason = "a process registers before it says anything else".to_owned();
-                let _ = framed.send(Reply::Refused { reason }).await;
-                return;
-            }
-        }
-    }
-}
-
-/// Answers a request; on the clients' socket, `viewer` is who asks.
-async fn administer(
-    request: AdminRequest,
-    viewer: Option<Viewer>,
-    commands: &mpsc::Sender<Command>,
-) -> Vec<Reply> {
-    let (answer, answered) = oneshot::channel();
-    let command = match viewer {
-        None => Command::Admin { request, answer },
-        Some(viewer) if request == AdminRequest::Status => Command::Look { viewer, answer },
-        Some(_) => {
-            let reason = "changes are accepted on the administrators' socket only".to_owned();
-            return vec![Reply::Refused { reason }];
-        }
-    };
-    let sent = commands.send(command).await;
-    match (sent, answered.await) {
-        (Ok(()), Ok(replies)) => replies,
-        _ => vec![Reply::Refused { reason: "the scheduler is stopping".to_owned() }],
-    }
-}
-
-/// What the kernel tells of the process at the other end.
-fn process(stream: &UnixStream, peer: &Peer) -> Option<ProcessInfo> {
-    processes::describe(peer.identity.pid?, stream.peer_cred().ok()?.uid())
-}
-
-/// A registered process's connection.
-async fn client(
-    mut framed: Framed<UnixStream, Frames<Request, Reply>>,
-    peer: Peer,
-    mut register: Register,
-    tenants: &Tenants,
-    commands: mpsc::Sender<Command>,
-) {
-    static LAST: AtomicU64 = AtomicU64::new(0);
-    let client = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-    let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
-    let tenant = Tenant::of(peer.identity.pid, user, register.run);
-    let identity = Identity { tenant: tenant.as_ref().map(Tenant::number), ..peer.identity };
-    let (frames, mut outgoing) = mpsc::channel(BACKLOG);
-    // It is shown to people and sent in frames.
-    register.name = register.name.chars().filter(|c| !c.is_control()).take(LONGEST_NAME).collect();
-    if register.usage.len() > MOST_GPUS_EACH {
-        let reason = format!("{} GPUs in one registration; at most {MOST_GPUS_EACH}", register.usage.len());
-        let _ = framed.send(Reply::Refused { reason }).await;
-        return;
-    }
-    // Held for as long as the connection is: what its process had is free then.
-    let seat = seat(&framed, tenant, tenants).await;
-    let process = process(framed.get_ref(), &peer);
-    if commands.send(Command::Register { client, identity, process, register, frames }).await.is_err() {
-        return;
-    }
-    let mut process_gone = false;
-    loop {
-        let refusal = tokio::select! {
-            // What the core has to say goes first: it may be the reason for the end.
-            biased;
-            reply = outgoing.recv() => match reply {
-                Some(reply) => {
-                    let last = matches!(reply, Reply::Refused { .. });
-                    let sent = timeout(WRITE_PATIENCE, framed.send(reply)).await;
-                    if sent.is_err() {
-                        warn!("client {client} does not read; it is cut off");
-                    }
-                    if !matches!(sent, Ok(Ok(()))) || last { break }
-                    None
-                }
-                // The core cut it off.
-                None => break,
-            },
-            () = peer.gone(), if !process_gone => {
-                // A child may have inherited the socket; the process that registered is gone. Its last words, if
-                // any, are here already.
-                process_gone = true;
-                while let Ok(Some(Ok(Request::Client(message)))) = timeout(LAST_WORDS, framed.next()).await {
-                    let _ = commands.send(Command::Message { client, message }).await;
-                }
-                break;
-            }
-            request = framed.next() => match request {
-                Some(Ok(Request::Client(message))) => {
-                    if commands.send(Command::Message { client, message }).await.is_err() { break }
-                    None
-                }
-                Some(Ok(Request::Register(_) | Request::Look { .. })) => Some("this connection is registered already".to_owned()),
-                Some(Ok(Request::Admin(_))) => Some("an administrator's request on a client's connection".to_owned()),
-                Some(Err(error)) => Some(error.to_string()),
-                None => break,
-            },
-        };
-        if let Some(reason) = refusal {
-            warn!("client {client} is refused: {reason}");
-            let _ = framed.send(Reply::Refused { reason }).await;
-            break;
-        }
-    }
-    // It may come back at once, on another connection, and is counted anew then.
-    drop(seat);
-    let process_remains = !process_gone && peer.lives();
-    let _ = commands.send(Command::Disconnected { client, process_remains }).await;
-    if process_remains {
-        drop(framed);
-        peer.gone().await;
-        let _ = commands.send(Command::Exited { client }).await;
-    }
-}
-
-/// The process's place in its tenant, if it has one; it is told of it. Without, its limits are its own.
-async fn seat(
-    framed: &Framed<UnixStream, Frames<Request, Reply>>,
-    tenant: Option<Tenant>,
-    tenants: &Tenants,
-) -> Option<Seat> {
-    let joined = match tenants.join(tenant?) {
-        Ok(seat) => seat.tell(framed.get_ref()).await.map(|()| seat),
-        Err(error) => Err(error),
-    };
-    joined.inspect_err(|error| warn!("a process keeps its limits for itself: {error}")).ok()
-}
 
 /// Somebody who waits for fresh counters.
 struct Waiting {

@@ -67,7 +67,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         what: "who comes back on another connection counts once",
-        file: "nvshare-scheduler/src/server.rs",
+        file: "nvshare-scheduler/src/connection.rs",
         from: "    drop(seat);\n",
         to: "    let _kept = &seat;\n",
         package: "nvshare-e2e",

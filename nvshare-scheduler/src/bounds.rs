@@ -1,0 +1,112 @@
+//! How much of the scheduler one user, or one container, may take: connections, and registrations a second.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::bucket::{Bucket, Rate};
+
+/// Registrations of one user or container.
+const REGISTRATIONS: Rate = Rate { burst: 512, each_second: 64 };
+/// Part of all places that one of them may have.
+const PART: usize = 2;
+
+/// Whom a connection counts for, as the kernel tells.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Whom {
+    /// A container, by the path of its control group: in containers everybody may be root.
+    Container(String),
+    /// A user; nobody is known where the kernel cannot tell.
+    User(Option<u32>),
+}
+
+/// Places for clients.
+#[derive(Debug)]
+pub(crate) struct Bounds {
+    most: usize,
+    taken: Mutex<BTreeMap<Whom, Taken>>,
+}
+
+#[derive(Debug)]
+struct Taken {
+    places: usize,
+    registrations: Bucket,
+}
+
+/// A place that is taken, free when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    bounds: Arc<Bounds>,
+    whom: Whom,
+}
+
+impl Bounds {
+    pub(crate) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { most, taken: Mutex::default() })
+    }
+
+    /// A place for one more connection; none: there are too many, its own or altogether.
+    pub(crate) fn take(self: &Arc<Self>, whom: Whom) -> Option<Place> {
+        let now = Instant::now();
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: usize = taken.values().map(|taken| taken.places).sum();
+        let fresh = || Taken { places: 0, registrations: Bucket::new(REGISTRATIONS, now) };
+        let own = taken.entry(whom.clone()).or_insert_with(fresh);
+        if all >= self.most || own.places >= (self.most / PART).max(1) {
+            return None;
+        }
+        own.places += 1;
+        drop(taken);
+        Some(Place { bounds: Arc::clone(self), whom })
+    }
+}
+
+impl Place {
+    /// Whether a registration may go on; else how long it has to wait before it asks again.
+    pub(crate) fn register(&self, now: Instant) -> Result<(), Duration> {
+        let mut taken = self.bounds.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.get_mut(&self.whom).map_or(Ok(()), |own| own.registrations.take(now))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        let mut taken = self.bounds.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = taken.get_mut(&self.whom) {
+            own.places -= 1;
+        }
+        // Who has gone and not asked for much is forgotten.
+        taken.retain(|_, own| own.places > 0 || !own.registrations.is_full(now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_user_leaves_places_for_the_others() {
+        let bounds = Bounds::new(8);
+        let user = |user| Whom::User(Some(user));
+        let mut places: Vec<Place> = (0..4).map(|_| bounds.take(user(1)).expect("a place")).collect();
+        assert!(bounds.take(user(1)).is_none(), "half of them");
+        assert!(bounds.take(user(2)).is_some());
+        places.pop();
+        assert!(bounds.take(user(1)).is_some(), "one is free again");
+    }
+
+    #[test]
+    fn registrations_are_slowed_down_for_who_makes_many() {
+        let bounds = Bounds::new(8);
+        let (many, other) =
+            (bounds.take(Whom::User(Some(1))).unwrap(), bounds.take(Whom::User(Some(2))).unwrap());
+        let now = Instant::now();
+        assert!((0..REGISTRATIONS.burst).all(|_| many.register(now).is_ok()));
+        assert!(many.register(now).is_err());
+        assert!(other.register(now).is_ok());
+        // A new connection does not make it forgotten.
+        drop(many);
+        assert!(bounds.take(Whom::User(Some(1))).unwrap().register(now).is_err());
+    }
+}

@@ -1,0 +1,62 @@
+//! A token bucket: who says more than its share is slowed down, and nobody else is.
+
+use std::time::{Duration, Instant};
+
+/// So many at once, and so many a second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Rate {
+    pub(crate) burst: u32,
+    pub(crate) each_second: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Bucket {
+    rate: Rate,
+    tokens: f64,
+    filled_to: Instant,
+}
+
+impl Bucket {
+    pub(crate) fn new(rate: Rate, now: Instant) -> Self {
+        Self { rate, tokens: f64::from(rate.burst), filled_to: now }
+    }
+
+    /// Takes one; else how long it takes until there is one.
+    pub(crate) fn take(&mut self, now: Instant) -> Result<(), Duration> {
+        let passed = now.saturating_duration_since(self.filled_to).as_secs_f64();
+        self.filled_to = self.filled_to.max(now);
+        let each_second = f64::from(self.rate.each_second.max(1));
+        self.tokens = (self.tokens + passed * each_second).min(f64::from(self.rate.burst.max(1)));
+        if self.tokens >= 1.0 {
+            self.tokens -= 1.0;
+            return Ok(());
+        }
+        Err(Duration::from_secs_f64((1.0 - self.tokens) / each_second))
+    }
+
+    /// Whether nothing was taken of late.
+    pub(crate) fn is_full(&mut self, now: Instant) -> bool {
+        let taken = self.take(now).is_ok();
+        self.tokens += f64::from(u8::from(taken));
+        self.tokens >= f64::from(self.rate.burst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_and_then_so_many_a_second() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(Rate { burst: 3, each_second: 10 }, start);
+        assert!(bucket.is_full(start));
+        assert!((0..3).all(|_| bucket.take(start).is_ok()));
+        assert!(!bucket.is_full(start));
+        let wait = bucket.take(start).unwrap_err();
+        assert!(wait > Duration::from_millis(99) && wait < Duration::from_millis(101), "{wait:?}");
+        assert!(bucket.take(start + Duration::from_millis(101)).is_ok());
+        assert!(bucket.take(start + Duration::from_millis(102)).is_err());
+        assert!(bucket.is_full(start + Duration::from_secs(9)));
+    }
+}

@@ -1,0 +1,299 @@
+//! A connection: frames become commands for the core's task, and its answers become frames.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::{SinkExt, StreamExt};
+use nvshare_core::{Identity, MOST_GPUS_EACH};
+use nvshare_proto::codec::Frames;
+use nvshare_proto::{AdminRequest, ProcessInfo, Register, Reply, Request};
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+use tokio_util::codec::Framed;
+use tracing::{debug, warn};
+
+use crate::bounds::{Bounds, Place, Whom};
+use crate::bucket::{Bucket, Rate};
+use crate::identity::Peer;
+use crate::processes;
+use crate::server::Command;
+use crate::tenants::{Seat, Tenant, Tenants};
+use crate::view::Viewer;
+
+/// Frames that wait for a client that does not read, before it is cut off.
+const BACKLOG: usize = 256;
+/// A connection that says nothing for this long is closed, unless it is a registered client's.
+const FIRST_FRAME_PATIENCE: Duration = Duration::from_secs(10);
+/// Who reads nothing for this long, with its socket full, is cut off.
+const WRITE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the socket of a process that is gone is read on, for each frame and altogether.
+const LAST_WORDS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
+/// Longest name of a program that is shown.
+const LONGEST_NAME: usize = 64;
+/// Frames that one connection may send.
+const FRAMES: Rate = Rate { burst: 8000, each_second: 4000 };
+
+type Stream = Framed<UnixStream, Frames<Request, Reply>>;
+
+/// What connections have in common.
+#[derive(Debug, Clone)]
+pub(crate) struct Shared {
+    pub(crate) commands: mpsc::Sender<Command>,
+    pub(crate) tenants: Arc<Tenants>,
+    /// Places for clients; none: the administrators' socket, which always has one.
+    pub(crate) bounds: Option<Arc<Bounds>>,
+    /// Who waits for the end of which process: once for each, however often it came and went.
+    pub(crate) waits: Arc<Mutex<BTreeMap<u64, AbortHandle>>>,
+}
+
+impl Shared {
+    pub(crate) fn new(commands: mpsc::Sender<Command>, bounds: Option<Arc<Bounds>>) -> Self {
+        Self { commands, tenants: Arc::default(), bounds, waits: Arc::default() }
+    }
+
+    /// Tells the core when the process of a client that has disconnected is gone. Its place is taken until then, or until
+    /// the process has come back: what it had is counted anew then.
+    fn wait_for_end(&self, client: u64, peer: Peer, place: Option<Place>) {
+        let (commands, process) = (self.commands.clone(), peer.identity.process);
+        let wait = tokio::spawn(async move {
+            peer.gone().await;
+            let _ = commands.send(Command::Exited { client }).await;
+            drop(place);
+        });
+        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        waits.retain(|_, wait| !wait.is_finished());
+        if let Some(before) = process.and_then(|process| waits.insert(process, wait.abort_handle())) {
+            before.abort();
+        }
+    }
+}
+
+/// Sends, to somebody who reads.
+async fn tell(framed: &mut Stream, reply: Reply) -> bool {
+    matches!(timeout(WRITE_PATIENCE, framed.send(reply)).await, Ok(Ok(())))
+}
+
+async fn refuse(framed: &mut Stream, reason: impl Into<String>) {
+    tell(framed, Reply::Refused { reason: reason.into() }).await;
+}
+
+/// Serves a connection from its first frame to its end.
+pub(crate) async fn serve(stream: UnixStream, shared: Shared) {
+    let peer = Peer::of(&stream);
+    let user = stream.peer_cred().ok().map(|cred| cred.uid());
+    let mut framed = Framed::new(stream, Frames::<Request, Reply>::default());
+    let place = match &shared.bounds {
+        None => None,
+        Some(bounds) => {
+            let whom = match Tenant::of(peer.identity.pid, None, None) {
+                Some(Tenant::Container(path)) => Whom::Container(path),
+                _ => Whom::User(user),
+            };
+            let Some(place) = bounds.take(whom) else {
+                warn!("too many connections: one more of user {user:?} is refused");
+                return refuse(&mut framed, "too many connections").await;
+            };
+            Some(place)
+        }
+    };
+    connection(framed, peer, place, &shared).await;
+}
+
+/// A connection until it is known whose it is.
+async fn connection(mut framed: Stream, peer: Peer, place: Option<Place>, shared: &Shared) {
+    loop {
+        let request = match timeout(FIRST_FRAME_PATIENCE, framed.next()).await {
+            // It says nothing.
+            Err(_) => return,
+            Ok(Some(Ok(request))) => request,
+            Ok(Some(Err(error))) => {
+                debug!("a connection is refused: {error}");
+                return refuse(&mut framed, error.to_string()).await;
+            }
+            Ok(None) => return,
+        };
+        match request {
+            Request::Admin(request) => {
+                let viewer = shared.bounds.is_some().then(|| process(framed.get_ref(), &peer));
+                for reply in administer(request, viewer, &shared.commands).await {
+                    if !tell(&mut framed, reply).await {
+                        return;
+                    }
+                }
+            }
+            Request::Register(register) => return client(framed, peer, place, register, shared).await,
+            Request::Look { run } => {
+                let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
+                let shown = match Tenant::of(peer.identity.pid, user, run) {
+                    Some(tenant) => shared.tenants.show(&tenant, framed.get_ref()).await,
+                    None => Err(std::io::ErrorKind::NotFound.into()),
+                };
+                if shown.is_err() {
+                    refuse(&mut framed, "there is no tenant to look at").await;
+                }
+                return;
+            }
+            Request::Client(_) => {
+                return refuse(&mut framed, "a process registers before it says anything else").await;
+            }
+        }
+    }
+}
+
+/// Answers a request; on the clients' socket, `viewer` is who asks.
+async fn administer(
+    request: AdminRequest,
+    viewer: Option<Viewer>,
+    commands: &mpsc::Sender<Command>,
+) -> Vec<Reply> {
+    let (answer, answered) = oneshot::channel();
+    let command = match viewer {
+        None => Command::Admin { request, answer },
+        Some(viewer) if request == AdminRequest::Status => Command::Look { viewer, answer },
+        Some(_) => {
+            let reason = "changes are accepted on the administrators' socket only".to_owned();
+            return vec![Reply::Refused { reason }];
+        }
+    };
+    let sent = commands.send(command).await;
+    match (sent, answered.await) {
+        (Ok(()), Ok(replies)) => replies,
+        _ => vec![Reply::Refused { reason: "the scheduler is stopping".to_owned() }],
+    }
+}
+
+/// What the kernel tells of the process at the other end.
+fn process(stream: &UnixStream, peer: &Peer) -> Option<ProcessInfo> {
+    processes::describe(peer.identity.pid?, stream.peer_cred().ok()?.uid())
+}
+
+/// A registered process's connection.
+async fn client(
+    mut framed: Stream,
+    peer: Peer,
+    place: Option<Place>,
+    mut register: Register,
+    shared: &Shared,
+) {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let commands = &shared.commands;
+    // Who registers too often waits, and nobody else does.
+    while let Some(Err(wait)) = place.as_ref().map(|place| place.register(Instant::now())) {
+        sleep(wait).await;
+    }
+    let client = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+    let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
+    let tenant = Tenant::of(peer.identity.pid, user, register.run);
+    let identity = Identity { tenant: tenant.as_ref().map(Tenant::number), ..peer.identity };
+    let (frames, mut outgoing) = mpsc::channel(BACKLOG);
+    register.name = shown(&register.name);
+    if register.usage.len() > MOST_GPUS_EACH {
+        let reason = format!("{} GPUs in one registration; at most {MOST_GPUS_EACH}", register.usage.len());
+        return refuse(&mut framed, reason).await;
+    }
+    // Held for as long as the connection is: what its process had is free then.
+    let seat = seat(&framed, tenant, &shared.tenants).await;
+    let process = process(framed.get_ref(), &peer);
+    if commands.send(Command::Register { client, identity, process, register, frames }).await.is_err() {
+        return;
+    }
+    let mut process_gone = false;
+    let mut bucket = Bucket::new(FRAMES, Instant::now());
+    let mut pause = None;
+    loop {
+        let refusal = tokio::select! {
+            // What the core has to say goes first: it may be the reason for the end.
+            biased;
+            reply = outgoing.recv() => match reply {
+                Some(reply) => {
+                    let last = matches!(reply, Reply::Refused { .. });
+                    let sent = timeout(WRITE_PATIENCE, framed.send(reply)).await;
+                    if sent.is_err() {
+                        warn!("client {client} does not read; it is cut off");
+                    }
+                    if !matches!(sent, Ok(Ok(()))) || last { break }
+                    None
+                }
+                // The core cut it off.
+                None => break,
+            },
+            () = peer.gone(), if !process_gone => {
+                // A child may have inherited the socket; the process that registered is gone. Its last words, if
+                // any, are here already.
+                process_gone = true;
+                let [each, all] = LAST_WORDS;
+                let _ = timeout(all, async {
+                    while let Ok(Some(Ok(Request::Client(message)))) = timeout(each, framed.next()).await {
+                        let _ = commands.send(Command::Message { client, message }).await;
+                    }
+                })
+                .await;
+                break;
+            }
+            // A flood is read as fast as it may be.
+            () = sleep(pause.unwrap_or_default()), if pause.is_some() => {
+                pause = bucket.take(Instant::now()).err();
+                None
+            }
+            request = framed.next(), if pause.is_none() => match request {
+                Some(Ok(Request::Client(message))) => {
+                    pause = bucket.take(Instant::now()).err();
+                    if commands.send(Command::Message { client, message }).await.is_err() { break }
+                    None
+                }
+                Some(Ok(Request::Register(_) | Request::Look { .. })) => Some("this connection is registered already".to_owned()),
+                Some(Ok(Request::Admin(_))) => Some("an administrator's request on a client's connection".to_owned()),
+                Some(Err(error)) => Some(error.to_string()),
+                None => break,
+            },
+        };
+        if let Some(reason) = refusal {
+            warn!("client {client} is refused: {reason}");
+            refuse(&mut framed, reason).await;
+            break;
+        }
+    }
+    // It may come back at once, on another connection, and is counted anew then.
+    drop(seat);
+    let process_remains = !process_gone && peer.lives();
+    let _ = commands.send(Command::Disconnected { client, process_remains }).await;
+    if process_remains {
+        shared.wait_for_end(client, peer, place);
+    }
+}
+
+/// A name as it is shown to people and sent in frames: nothing that a terminal obeys, nor what turns text round.
+fn shown(name: &str) -> String {
+    let harmless = |c: &char| c.is_ascii_graphic() || *c == ' ' || c.is_alphanumeric();
+    name.chars().filter(harmless).take(LONGEST_NAME).collect()
+}
+
+/// The process's place in its tenant, if it has one; it is told of it. Without, its limits are its own.
+async fn seat(framed: &Stream, tenant: Option<Tenant>, tenants: &Tenants) -> Option<Seat> {
+    let joined = match tenants.join(tenant?) {
+        Ok(seat) => seat.tell(framed.get_ref()).await.map(|()| seat),
+        Err(error) => Err(error),
+    };
+    joined.inspect_err(|error| warn!("a process keeps its limits for itself: {error}")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_shown_as_they_are_read() {
+        for (name, expected) in [
+            ("python3.12", "python3.12"),
+            ("tr\u{e4}ner 2", "tr\u{e4}ner 2"),
+            ("a\u{202e}exe.b\u{7}\u{200b}\n", "aexe.b"),
+            (&"x".repeat(99), &"x".repeat(LONGEST_NAME)),
+        ] {
+            assert_eq!(shown(name), expected);
+        }
+    }
+}
