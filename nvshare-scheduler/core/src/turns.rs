@@ -70,6 +70,10 @@ impl Core {
                 return;
             }
             if self.is_hopeless(id) {
+                // Who does not drain is waited for all the same, and has to bound its work in flight.
+                if self.somebody_defers(uuid) {
+                    self.is_contested(uuid);
+                }
                 continue;
             }
             if let Some(head) = &mut head
@@ -115,6 +119,12 @@ impl Core {
             }
             head = Some(self.head(uuid, id));
         }
+    }
+
+    fn somebody_defers(&self, uuid: GpuUuid) -> bool {
+        let Some(gpu) = self.gpus.get(&uuid) else { return false };
+        let defers = |id| self.clients.get(id).is_some_and(|client| client.stubborn_until.is_some());
+        gpu.ledger.holders().iter().any(defers)
     }
 
     fn waiter_behind(&self, uuid: GpuUuid, at: Option<Key>) -> Option<Key> {
