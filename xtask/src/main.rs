@@ -23,7 +23,10 @@ enum Task {
     /// Run programs that together need more memory than the GPU has, and show what happens
     Demo(demo::Options),
     /// Break each safety rule on purpose, and see its test go red
-    BreakRules,
+    BreakRules {
+        /// Only rules with this in their text, or in the name of their test
+        only: Option<String>,
+    },
     /// Make dist/ and a release tarball: stripped programs, the library, the papers
     Dist,
     /// Build the container image of dist/
@@ -43,7 +46,7 @@ fn main() -> ExitCode {
     }
     let done = match task {
         Task::Demo(options) => demo::run(&options),
-        Task::BreakRules => break_rules::run(),
+        Task::BreakRules { only } => break_rules::run(only.as_deref()),
         Task::Dist => dist::run(),
         Task::Image(options) => image::run(&options),
     };
