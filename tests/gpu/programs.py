@@ -114,13 +114,13 @@ def side_by_side(name, pairs, work):
         row(scenario="programs", program=name, ratio=f"median {statistics.median(ratios):.4f} min {min(ratios):.4f} max {max(ratios):.4f}")
 
 
-def contended(name, pairs, work):
+def contended(name, pairs, work, tq=0.3):
     """Taking turns with a neighbour that knows what it has written, with room for one of both."""
     for i in range(pairs):
         native, under, neighbour = run(name, f"native-x{work}-{i}", work), None, None
         if native.ok:
             memory, gib = PROGRAMS[name].contended
-            with Scheduler("--gpu-memory", *memory.split(), "--tq", "0.3", log="info") as s:
+            with Scheduler("--gpu-memory", *memory.split(), "--tq", str(tq), log="info") as s:
                 stop = pathlib.Path(s.dir) / "stop"
                 neighbour = Job(str(HERE / "workloads/programs/neighbour.py"), "neighbour", stop, "--gib", gib, scheduler=s, log=f"program-{name}-neighbour{i}.log")
                 try:
@@ -142,7 +142,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog="programs: " + " ".join(name + "*" * (name in starred) for name in PROGRAMS) + "\n* runs with --contended")
     parser.add_argument("names", nargs="*", metavar="NAME", help="programs to run; all of them by default")
     parser.add_argument("--pairs", type=int, default=1, help="native and under nvshare, so many times, interleaved")
-    parser.add_argument("--contended", action="store_true", help="the starred programs, taking turns of 0.3 s with a second client")
+    parser.add_argument("--contended", action="store_true", help="the starred programs, taking turns with a second client")
+    parser.add_argument("--tq", type=float, default=0.3, help="the turns' length in seconds, with --contended")
     parser.add_argument("--work", type=float, help="so many times a program's usual work; 1, and 1.5 with --contended, so that hand-overs suffice")
     a = parser.parse_args()
     if unknown := [name for name in a.names if name not in PROGRAMS or a.contended and name not in starred]:
@@ -155,7 +156,8 @@ if __name__ == "__main__":
     for name in a.names or (starred if a.contended else PROGRAMS):
         begin = time.time()
         try:
-            (contended if a.contended else side_by_side)(name, a.pairs, a.work or (1.5 if a.contended else 1))
+            work = a.work or (1.5 if a.contended else 1)
+            contended(name, a.pairs, work, a.tq) if a.contended else side_by_side(name, a.pairs, work)
         except Exception as error:  # a scheduler that is gone, say: the other programs are still worth their time
             row(scenario="contended" if a.contended else "programs", program=name, verdict=f"failed: {error!r}"[:200])
         print(f"  {name} took {time.time() - begin:.0f} s", flush=True)

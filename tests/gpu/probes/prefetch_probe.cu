@@ -14,8 +14,7 @@ static void ms(int n) { std::this_thread::sleep_for(std::chrono::milliseconds(n)
 static double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 int main() {
     C(cuInit(0)); CUdevice d; C(cuDeviceGet(&d, 0)); CUcontext p; C(cuDevicePrimaryCtxRetain(&p, d)); C(cuCtxSetCurrent(p));
-    CUstream ours; C(cuStreamCreate(&ours, 1)); CUdeviceptr m; size_t size = 1ull << 30; C(cuMemAllocManaged(&m, size, CU_MEM_ATTACH_GLOBAL)); C(cuMemPrefetchAsync(m, size, d, ours)); C(cuStreamSynchronize(ours));
-    CUmemLocation card = {CU_MEM_LOCATION_TYPE_DEVICE, 0}, host = {CU_MEM_LOCATION_TYPE_HOST, 0};
+    CUstream ours; C(cuStreamCreate(&ours, 1)); CUdeviceptr m; size_t size = 1ull << 30; C(cuMemAllocManaged(&m, size, CU_MEM_ATTACH_GLOBAL)); CUmemLocation card = {CU_MEM_LOCATION_TYPE_DEVICE, 0}, host = {CU_MEM_LOCATION_TYPE_HOST, 0}; C(cuMemPrefetchAsync(m, size, card, 0, ours)); C(cuStreamSynchronize(ours));
     for (int blocking = 0; blocking < 2; blocking++) for (int to_host = 0; to_host < 2; to_host++) for (int pieces : {1, 4}) for (int each = 0; each < 2; each++) {
         // The memory starts on the other side.
         C(cuMemPrefetchAsync(m, size, to_host ? card : host, 0, ours)); C(cuStreamSynchronize(ours));
