@@ -48,18 +48,13 @@ fn place_to_move(allocation: &Allocation) -> Option<Arc<Context>> {
     others.find(|other| allocation.kind.is_pools() && other.life().is_alive())
 }
 
-/// Moves a range of an allocation, by one call, and waits for it if it is to `wait`.
-fn prefetch(
-    context: &Context,
-    address: CUdeviceptr,
-    bytes: u64,
-    to: CUdevice,
-    wait: bool,
-) -> Result<(), Stop> {
+/// Moves a range of an allocation, by one call, and waits for it: behind a move that is not complete the driver queues the
+/// next one where a host function that is running holds it up (measured).
+fn prefetch(context: &Context, address: CUdeviceptr, bytes: u64, to: CUdevice) -> Result<(), Stop> {
     let moved = context.with(|| {
         let stream = context.stream_of_ours()?;
         driver::prefetch(address, bytes, to, stream)?;
-        if wait { driver::synchronize_stream(stream) } else { Ok(()) }
+        driver::synchronize_stream(stream)
     });
     moved.map_err(|_| Stop::Gone)?.map_err(Stop::Failed)
 }
@@ -78,18 +73,14 @@ pub(super) fn restore(device: &'static Device, cancelled: &dyn Fn() -> bool) -> 
     let begin = Instant::now();
     let mut result = Restored::default();
     let mut restored = 0;
-    let mut used: Vec<Arc<Context>> = Vec::new();
     for allocation in ledger::of_device(device.ordinal) {
         if cancelled() {
             break;
         }
-        let back = bring_back(&allocation, device, cancelled, &mut used);
+        let back = bring_back(&allocation, device, cancelled);
         result.moved |= back.bytes > 0;
         result.lacks += back.lacks;
         restored += back.restored;
-    }
-    for context in used {
-        let _ = context.with(|| driver::synchronize_stream(context.stream_of_ours()?));
     }
     if restored > 0 {
         let took = begin.elapsed();
@@ -111,12 +102,7 @@ struct Back {
     lacks: u64,
 }
 
-fn bring_back(
-    allocation: &Allocation,
-    device: &Device,
-    cancelled: &dyn Fn() -> bool,
-    used: &mut Vec<Arc<Context>>,
-) -> Back {
+fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> bool) -> Back {
     let mut place = allocation.place();
     let absent = allocation.size - place.present;
     if place.freed || absent == 0 {
@@ -135,13 +121,7 @@ fn bring_back(
             let stopped = match place_to_move(allocation) {
                 _ if cancelled() => Err(Stop::Cancelled),
                 None => Err(Stop::Gone),
-                Some(context) => {
-                    let moved = prefetch(&context, allocation.base + at, piece, device.ordinal, false);
-                    if !used.iter().any(|known| Arc::ptr_eq(known, &context)) {
-                        used.push(context);
-                    }
-                    moved
-                }
+                Some(context) => prefetch(&context, allocation.base + at, piece, device.ordinal),
             };
             match stopped {
                 Ok(()) => at += piece,
@@ -249,7 +229,7 @@ fn evict_piece(allocation: &Allocation, wanted: u64, host: &mut u64, device: &De
     // What page faults have brought beyond that leaves with it.
     let until = if device.may_spill(allocation.kind) { allocation.size } else { place.present };
     let context = place_to_move(allocation).ok_or(Stop::Gone)?;
-    prefetch(&context, allocation.base + from, until - from, CU_DEVICE_CPU, true)?;
+    prefetch(&context, allocation.base + from, until - from, CU_DEVICE_CPU)?;
     place.present = from;
     place.hosted = place.hosted.max(allocation.size - from);
     if allocation.kind.is_pools() {
