@@ -58,6 +58,10 @@ impl Phase {
         matches!(self, Self::Dropping { .. })
     }
 
+    pub(crate) fn is_idle(self) -> bool {
+        matches!(self, Self::Idle { .. })
+    }
+
     /// It held the lock by the wall clock: from open gate to drained.
     pub(crate) fn runs(self) -> bool {
         matches!(self, Self::Running { .. } | Self::Dropping { .. })
@@ -198,11 +202,18 @@ impl Client {
         }
     }
 
+    /// Its gate is closed and its work complete: whatever became of its drains before.
+    pub(crate) fn has_drained(&mut self) {
+        self.stuck = false;
+        self.deferrals = 0;
+        self.stubborn_until = None;
+    }
+
     /// What of an account cannot be had by asking.
     pub(crate) fn pinned(&self, account: &Account) -> u64 {
         if self.phase.holds() && self.stuck {
             account.budget
-        } else if self.phase.holds() && self.stubborn_until.is_some() {
+        } else if self.phase.holds() && !self.phase.is_idle() && self.stubborn_until.is_some() {
             // It answers, and gives back what it does not use.
             account.budget.min(account.wanted())
         } else {

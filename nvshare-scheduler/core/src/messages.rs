@@ -183,9 +183,7 @@ impl Core {
         self.with(id, |client| {
             client.phase = Phase::Parked;
             client.wants = false;
-            client.stuck = false;
-            client.deferrals = 0;
-            client.stubborn_until = None;
+            client.has_drained();
             for account in client.accounts.values_mut() {
                 account.needs = 0;
                 account.promised = None;

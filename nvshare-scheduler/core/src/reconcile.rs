@@ -2,7 +2,7 @@
 
 use nvshare_proto::{GpuUuid, SchedulerMessage};
 
-use crate::Core;
+use crate::{Core, Time};
 
 /// How often one event may make the core look at the same GPU: each look that changes something asks for one more. It
 /// would take a defect to need so many; then others get their turn before it goes on.
@@ -52,6 +52,7 @@ impl Core {
         gpu.wake = None;
         gpu.shares.advance(now);
         self.see_to_turn(uuid);
+        self.forget_what_was_deferred(uuid);
         if now < self.settled_at {
             let settled_at = self.settled_at;
             if let Some(gpu) = self.gpus.get_mut(&uuid) {
@@ -74,6 +75,19 @@ impl Core {
             gpu.turn_started = None;
         } else if sums.running > 0 {
             gpu.turn_started.get_or_insert(self.now);
+        }
+    }
+
+    /// Who deferred a drain has left, or its work is complete: the turns of others are not longer for it.
+    fn forget_what_was_deferred(&mut self, uuid: GpuUuid) {
+        let Some(gpu) = self.gpus.get_mut(&uuid).filter(|gpu| gpu.deferrals > 0 || gpu.not_before > self.now)
+        else {
+            return;
+        };
+        let deferred = |id| self.clients.get(id).is_some_and(|client| client.deferrals > 0);
+        if !gpu.ledger.members().iter().chain(gpu.ledger.holders()).any(deferred) {
+            gpu.not_before = Time::ZERO;
+            gpu.deferrals = 0;
         }
     }
 

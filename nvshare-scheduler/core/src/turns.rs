@@ -141,7 +141,7 @@ impl Core {
         }
     }
 
-    fn demand(&self, uuid: GpuUuid, id: ClientId) -> u128 {
+    pub(crate) fn demand(&self, uuid: GpuUuid, id: ClientId) -> u128 {
         let entry = self.gpus.get(&uuid).and_then(|gpu| gpu.ledger.entry(id));
         entry.map_or(0, |entry| u128::from(entry.demand))
     }
@@ -247,7 +247,10 @@ impl Core {
             Some(Phase::Next(_)) => self.with(id, |client| client.phase = Phase::Parked),
             // Its gate is closed and its work complete: there is nothing to ask.
             Some(Phase::Idle { .. }) => {
-                self.with(id, |client| client.phase = Phase::Parked);
+                self.with(id, |client| {
+                    client.phase = Phase::Parked;
+                    client.has_drained();
+                });
                 for uuid in self.gpus_used_by(id) {
                     if let Some(gpu) = self.gpus.get_mut(&uuid) {
                         gpu.freed_at = Some(now);

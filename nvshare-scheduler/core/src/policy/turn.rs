@@ -1,7 +1,7 @@
 //! Whether a turn is over for those who would have to leave.
 //!
 //! - Nobody is asked to leave before the quantum is over, counted from the moment that the turn's first client
-//!   ran, nor before a deferred drain may be tried again.
+//!   ran, nor before a deferred drain may be tried again: unless those who would leave are idle, and have nothing to drain.
 //! - A holder whose job has had less than the waiter's goes on until it has had as much, for [`MOST_QUANTA`] quanta and
 //!   the longest drain at most: so who drains slowly, and holds longer for it, gets less turns or the others longer ones.
 //! - A holder that is idle gives way earlier: at once if nothing has to move, else when it has been idle for
@@ -26,7 +26,7 @@ pub struct Turn {
     pub even_at: Duration,
     /// The longest drain of late.
     pub longest_drain: Duration,
-    /// Not before this, because a drain was deferred.
+    /// Who runs is not asked before this, because a drain was deferred.
     pub not_before: Duration,
     /// When the last of those who would have to leave became idle, if all are.
     pub idle_since: Option<Duration>,
@@ -50,7 +50,7 @@ pub fn ends(turn: &Turn) -> Option<Duration> {
         (Some(quantum), Some(idle)) => quantum.min(idle),
         (one, other) => one.or(other)?,
     };
-    Some(ends.max(turn.not_before))
+    Some(if turn.idle_since.is_some() { ends } else { ends.max(turn.not_before) })
 }
 
 #[cfg(test)]
@@ -81,8 +81,9 @@ mod tests {
             (turn(Some(500), 0, Some(700), 0), Some(700)),
             (turn(Some(500), 0, Some(700), 300), Some(1300)),
             (turn(Some(500), 0, Some(700), 3000), Some(1500)),
-            // A deferral moves everything.
-            (turn(Some(500), 9000, Some(700), 0), Some(9000)),
+            // A deferral counts for who has something to drain.
+            (turn(Some(500), 9000, None, 0), Some(9000)),
+            (turn(Some(500), 9000, Some(700), 300), Some(1300)),
         ] {
             assert_eq!(ends(&turn), expected.map(MS), "{turn:?}");
         }

@@ -110,3 +110,21 @@ fn the_processes_of_a_job_have_one_share_together() {
         assert!(world.held(i) >= together / 5, "client {i}: {:?} of {together:?}", world.held(i));
     }
 }
+
+#[test]
+fn who_pauses_gives_way_at_its_pauses_whatever_became_of_its_drains() {
+    let pauses = Plan { pause: 60, ..steady(12, ENDLESS) };
+    for (ms, drains_in) in [(60, 0), (60, 60_000), (300, 0), (300, 60_000)] {
+        // A drain while it computes is given up, however long it is waited for.
+        let pauses = Plan { drains_in, ..pauses.clone() };
+        let mut world = World::new(vec![pauses, steady(12, ENDLESS)], quantum(ms), 7);
+        world.run(MS(120_000));
+        let [pauses, steady] = [world.held(0), world.held(1)];
+        let waits = [0, 1].map(|i| world.models[i].longest_wait);
+        println!("quantum {ms} ms, drains of {drains_in} ms: {pauses:?} and {steady:?} of 2 min, {waits:?}");
+        let both = pauses + steady;
+        assert!(pauses.min(steady) >= both * 3 / 10, "{pauses:?} and {steady:?}");
+        // Two quanta of the other, a drain that is given up, a restore of each, and how long its last step takes.
+        assert!(waits.iter().all(|&wait| wait <= MS(ms * 3 + 1500)), "{waits:?}");
+    }
+}

@@ -73,6 +73,22 @@ impl Table {
         self.sent()
     }
 
+    /// Clients give back all that they are asked for, and say what they have then. What was sent, and is because of that.
+    pub(crate) fn give_back(
+        &mut self,
+        mut sent: Vec<(u64, SchedulerMessage)>,
+    ) -> Vec<(u64, SchedulerMessage)> {
+        let mut at = 0;
+        while let Some((client, message)) = sent.get(at).cloned() {
+            at += 1;
+            if let SchedulerMessage::Evict(room) = message {
+                sent.append(&mut self.say(client, ClientMessage::Room(room)));
+                sent.append(&mut self.say(client, ClientMessage::Evicted { gpu: room.gpu, short: 0 }));
+            }
+        }
+        sent
+    }
+
     /// What the core sends by itself until then.
     pub(crate) fn wait_until(&mut self, time: u64) -> Vec<(u64, SchedulerMessage)> {
         let mut sent = Vec::new();

@@ -6,7 +6,7 @@ use nvshare_core::{Config, Event, Output};
 use nvshare_proto::{ClientMessage, Gate, SchedulerMessage};
 
 use crate::model::{Plan, steady};
-use crate::table::registered;
+use crate::table::{Table, asked_to_leave, granted, registered};
 use crate::world::{GIB, MS, World, config};
 
 #[test]
@@ -23,10 +23,13 @@ fn two_that_do_not_fit_take_equal_turns() {
 #[test]
 fn a_slow_drain_is_waited_for_in_the_end_whoever_runs_beside_it() {
     // Two run together; one gives the lock back at once, and the other after a second.
-    let slow = Plan { drains_in: 1000, ..steady(4, 60_000) };
-    let mut world = World::new(vec![steady(4, 60_000), slow, steady(14, 2_000)], config(false), 7);
-    world.run(MS(30_000));
-    assert!(world.models[2].served >= MS(2_000), "{:?}", world.models[2]);
+    for pause in [0, 60, 2000] {
+        let slow = Plan { drains_in: 1000, ..steady(4, 60_000) };
+        let quick = Plan { pause, ..steady(4, 60_000) };
+        let mut world = World::new(vec![quick, slow, steady(14, 2_000)], config(false), 7);
+        world.run(MS(30_000));
+        assert!(world.models[2].served >= MS(2_000), "pauses of {pause} ms: {:?}", world.models[2]);
+    }
 }
 
 #[test]
@@ -87,6 +90,33 @@ fn who_never_runs_under_its_grant_does_not_keep_the_gpu_from_others() {
     world.run(MS(30_000));
     assert!(world.models[1].served >= MS(500), "the small one fits beside it");
     assert!(world.notes.iter().any(|note| note.contains("client 77 does not answer")), "{:?}", world.notes);
+}
+
+#[test]
+fn a_drain_that_was_given_up_makes_no_turn_of_others_longer() {
+    let (pauses, waits) = (1, 2);
+    let mut table = Table::new(config(false));
+    table.register(pauses, Gate::Open, 12 * GIB, 0);
+    table.register(waits, Gate::Closed, 12 * GIB, 12 * GIB);
+    let mut sent = table.say(waits, ClientMessage::ReqLock);
+    let mut last = None;
+    for _ in 0..6 {
+        let now = table.now;
+        sent.append(&mut table.wait_until(now + 60_000));
+        let epoch = asked_to_leave(&sent, pauses).unwrap_or_else(|| panic!("{sent:?}"));
+        last = Some(epoch);
+        sent = table.say(pauses, ClientMessage::DropDeferred { epoch });
+    }
+    // It is asked again in half a minute. Before, its work is complete, and it has a pause.
+    let epoch = last.expect("it was asked");
+    let sent = table.say(pauses, ClientMessage::Idle { epoch });
+    let sent = table.give_back(sent);
+    let epoch = granted(&sent, waits).unwrap_or_else(|| panic!("{sent:?}"));
+    table.say(waits, ClientMessage::Running { epoch });
+    table.say(pauses, ClientMessage::ReqLock);
+    let now = table.now;
+    let sent = table.wait_until(now + 2100);
+    assert_eq!(asked_to_leave(&sent, waits), Some(epoch), "{sent:?}");
 }
 
 #[test]
