@@ -31,6 +31,15 @@ pub(crate) struct Promise {
     pub(crate) until: Time,
 }
 
+/// Memory that was asked for and stayed: the host has none to take it, it cannot be moved, or the client does not answer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Stays {
+    /// All that the client had left then, in bytes. What it brings back to the card later can leave again.
+    pub(crate) bytes: u64,
+    /// It is not asked for before this time.
+    pub(crate) until: Time,
+}
+
 /// A client's contexts and modules are taken to need no more than this: what is beyond it is something else that we do
 /// not know of, such as memory that another process shares with it.
 pub(crate) const MOST_OVERHEAD: u64 = 4 * GIB;
@@ -52,8 +61,8 @@ pub(crate) struct Account {
     pub(crate) needs: u64,
     /// Room that a waiting allocation was given and may not have used yet.
     pub(crate) promised: Option<Promise>,
-    /// Nothing comes back before this time: the host has no memory for it, or the client does not answer.
-    pub(crate) stays_until: Option<Time>,
+    /// What was asked for and did not come back.
+    pub(crate) stays: Option<Stays>,
     /// An administrator has read that its memory stays where it is.
     pub(crate) reported_short: bool,
     /// How fast its memory moves, as the scheduler timed it; in bytes per second.
@@ -103,7 +112,7 @@ impl Account {
             order: None,
             needs: 0,
             promised: None,
-            stays_until: None,
+            stays: None,
             reported_short: false,
             rates,
             beside: [0; 2],
@@ -114,7 +123,12 @@ impl Account {
 
     /// What cannot be moved while the client does not run.
     pub(crate) fn pinned(&self, memory: MemoryMode) -> u64 {
-        if memory == MemoryMode::Off || self.stays_until.is_some() { self.budget } else { 0 }
+        if memory == MemoryMode::Off { self.budget } else { self.staying() }
+    }
+
+    /// What of the budget is not worth asking for at present.
+    pub(crate) fn staying(&self) -> u64 {
+        self.stays.map_or(0, |stays| stays.bytes.min(self.budget))
     }
 
     /// The client says what it has. What clients say is not to be trusted to add up.
@@ -152,8 +166,7 @@ impl Account {
     /// What a client wants resident when it runs: all that it has allocated, or what one client may have.
     pub(crate) fn demand(&self, capacity: u64) -> u64 {
         // Room that does not come back is as good as used.
-        let stuck = if self.stays_until.is_some() { self.budget } else { 0 };
-        self.wanted().max(stuck).min(capacity)
+        self.wanted().max(self.staying()).min(capacity)
     }
 
     /// On the card, as the client last said.

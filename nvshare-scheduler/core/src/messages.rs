@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use nvshare_proto::units::Bytes;
 use nvshare_proto::{ClientMessage, Counters, Epoch, GpuUuid, Room, SchedulerMessage, Usage};
 
-use crate::account::{Account, Order, Rates};
+use crate::account::{Account, Order, Rates, Stays};
 use crate::client::{ClientId, Phase, Why};
 use crate::{Core, MOST_GPUS_EACH, RETRY, RETRY_FACTOR, STUBBORN, patience};
 
@@ -73,9 +73,9 @@ impl Core {
             let empty_handed = order.is_some_and(|order| order.came == 0) && could_give(account, phase);
             let stays = (short > 0 || empty_handed) && account.budget > 0;
             is_news = order.is_some() && stays && !std::mem::replace(&mut account.reported_short, true);
-            // If the host could not take all of this, it can take nothing more now. What is no longer there was not
-            // short.
-            account.stays_until = stays.then_some(now + RETRY);
+            // If the host could not take all of this, it can take nothing more now of what is left. What is no longer
+            // there was not short.
+            account.stays = stays.then_some(Stays { bytes: account.budget, until: now + RETRY });
             if let Some(Order { came, given, .. }) = order {
                 Rates::blend(&mut account.rates.evict, came, now.saturating_sub(given));
                 evict = Some(account.rates.evict);
@@ -103,7 +103,7 @@ impl Core {
         self.with(id, |client| {
             let account = client.accounts.entry(usage.gpu).or_insert_with(|| Account::new(usage, rates));
             if account.usage.allocated != usage.allocated {
-                account.stays_until = None;
+                account.stays = None;
                 account.reported_short = false;
             }
             total_changed = account.usage.total != usage.total;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nvshare_proto::GpuUuid;
 
-use crate::account::{Account, Order};
+use crate::account::{Account, Order, Stays};
 use crate::client::{Client, ClientId, Phase};
 use crate::{Config, Core, RETRY, Time};
 
@@ -18,7 +18,10 @@ impl Config {
         };
         let eviction = account.order.map(|order| order.since + self.grace);
         let promise = account.promised.map(|promise| promise.until);
-        [answer, eviction, promise, account.stays_until, client.stubborn_until].into_iter().flatten().min()
+        [answer, eviction, promise, account.stays.map(|stays| stays.until), client.stubborn_until]
+            .into_iter()
+            .flatten()
+            .min()
     }
 }
 
@@ -44,12 +47,12 @@ impl Core {
             let Some(account) = client.accounts.get_mut(&uuid) else { return };
             account.promised = account.promised.filter(|promise| promise.until > now);
             // A host that had no memory may have some by now.
-            account.stays_until = account.stays_until.filter(|&until| until > now);
+            account.stays = account.stays.filter(|stays| stays.until > now);
             if let Some(Order { since, .. }) = account.order
                 && since + grace <= now
             {
                 account.order = None;
-                account.stays_until = Some(now + RETRY);
+                account.stays = Some(Stays { bytes: account.budget, until: now + RETRY });
                 unanswered = true;
             }
         });

@@ -137,8 +137,8 @@ impl Core {
         let ordered =
             self.order_evictions(uuid, ahead, Some(id)) || self.order_evictions(uuid, needs - free, Some(id));
         // Who is dying makes room as well, in its time.
-        if !ordered && !dying && self.fits_alone(uuid, id) {
-            // Who is in the way gives it back when its turn is over.
+        if !ordered && !dying && self.fits_in_the_end(uuid, id) {
+            // Who is in the way gives it back when its turn is over, or when its drain is complete after all.
             self.want_turn(id);
         } else if !ordered && !dying {
             self.with_account(id, uuid, |account| account.needs = 0);
@@ -265,13 +265,10 @@ impl Core {
             .filter(|(id, entry)| Some(*id) != for_client && entry.charged > 0 && entry.ordered.is_none())
             .filter_map(|(id, entry)| {
                 let account = self.account(id, uuid)?;
-                if account.stays_until.is_some() {
-                    return None;
-                }
                 // Who holds the lock needs the room for all that it has allocated.
                 let parked = matches!(entry.standing, Standing::Parked | Standing::Waits);
                 let kept = if parked { account.resident() } else { account.wanted() };
-                let unused = account.budget.saturating_sub(kept);
+                let unused = account.budget.saturating_sub(kept).min(account.budget - account.staying());
                 let resident = account.budget - unused;
                 let movable = if parked { resident.saturating_sub(entry.pinned) } else { 0 };
                 Some(Candidate { id, unused, movable, turns_ahead: place(id).map(|place| place.1) })

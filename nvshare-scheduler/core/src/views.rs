@@ -141,6 +141,18 @@ impl Core {
         self.fit(uuid, Group::default().with(entry), id)
     }
 
+    /// Whether a client would fit alone if all others had drained: only what cannot be moved even then is in its way.
+    pub(crate) fn fits_in_the_end(&self, uuid: GpuUuid, id: ClientId) -> bool {
+        let Some(gpu) = self.gpus.get(&uuid) else { return true };
+        let stays = |other, entry: &Entry| match self.clients.get(&other) {
+            Some(client) => client.accounts.get(&uuid).map_or(0, |account| account.pinned(client.memory)),
+            None => entry.pinned,
+        };
+        let others = gpu.ledger.entries().filter(|&(other, _)| other != id);
+        let pinned = others.fold(0, |sum, (other, entry)| sum + u128::from(stays(other, entry)));
+        together::fits(self.capacity(uuid, id), pinned, self.demand(uuid, id), 1, false)
+    }
+
     pub(crate) fn fits_beside_members(&self, uuid: GpuUuid, id: ClientId) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
         let Some(entry) = gpu.ledger.entry(id) else { return true };

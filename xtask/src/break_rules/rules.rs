@@ -206,6 +206,22 @@ pub(super) const RULES: &[Rule] = &[
         test: "a_slow_drain_is_waited_for_in_the_end_whoever_runs_beside_it",
     },
     Rule {
+        what: "a client that pauses gives way though its drain was given up",
+        file: "nvshare-scheduler/core/src/policy/turn.rs",
+        from: "if turn.idle_since.is_some() { ends }",
+        to: "if turn.idle_since.is_some() && !BROKEN { ends }",
+        package: "nvshare-core",
+        test: "who_pauses_gives_way_at_its_pauses_whatever_became_of_its_drains",
+    },
+    Rule {
+        what: "memory that came back to the card can be moved again",
+        file: "nvshare-scheduler/core/src/account.rs",
+        from: "stays.bytes.min(self.budget)",
+        to: "stays.bytes.max(if BROKEN { u64::MAX } else { 0 }).min(self.budget)",
+        package: "nvshare-core",
+        test: "what_came_back_since_something_could_not_move_can_move_again",
+    },
+    Rule {
         what: "a client that has filled the card keeps what it has when others come",
         file: "nvshare-scheduler/core/src/policy/capacity.rs",
         from: "left.max(largest)",

@@ -5,6 +5,7 @@ mod fairness;
 mod life;
 mod memory;
 mod model;
+mod needs;
 mod properties;
 mod returns;
 mod table;

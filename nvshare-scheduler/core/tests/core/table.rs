@@ -115,6 +115,16 @@ pub(crate) fn asked_to_leave(sent: &[(u64, SchedulerMessage)], whom: u64) -> Opt
     })
 }
 
+/// All the room that a client was given.
+pub(crate) fn room_given(sent: &[(u64, SchedulerMessage)], to: u64) -> u64 {
+    let given = |message: &SchedulerMessage| match message {
+        SchedulerMessage::Room(room) => room.bytes,
+        SchedulerMessage::LockOk { room, .. } => room.iter().map(|room| room.bytes).sum(),
+        _ => 0,
+    };
+    sent.iter().filter(|(client, _)| *client == to).map(|(_, message)| given(message)).sum()
+}
+
 /// A client of 12 GiB, so much of them absent, registers.
 pub(crate) fn registered(client: u64, gate: Gate, absent: u64) -> Event {
     let usage = vec![twelve_gib(absent)];

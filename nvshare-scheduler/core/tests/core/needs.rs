@@ -1,0 +1,97 @@
+//! Allocations that must have their room at once, of clients that are parked: they get it as soon as what others have can
+//! be moved, and are refused only where it never can.
+
+use nvshare_core::Config;
+use nvshare_proto::{ClientMessage, Epoch, Gate, Room, SchedulerMessage, Usage};
+
+use crate::table::{Table, asked_to_leave, room_given, twelve_gib};
+use crate::world::{MS, config, gpu};
+
+const MIB: u64 = 1 << 20;
+const NEIGHBOUR: u64 = 1;
+const PARKED: u64 = 2;
+
+fn room(mib: u64) -> Room {
+    Room { gpu: gpu(0), bytes: mib * MIB }
+}
+
+fn usage(allocated: u64, absent: u64) -> Usage {
+    Usage { allocated: allocated * MIB, absent: absent * MIB, ..twelve_gib(0) }
+}
+
+fn half_a_gib() -> Table {
+    Table::new(Config { gpu_memory: Some(512 * MIB), ..config(false) })
+}
+
+fn is_refused(sent: &[(u64, SchedulerMessage)]) -> bool {
+    sent.iter().any(|(to, message)| *to == PARKED && matches!(message, SchedulerMessage::NoRoom { .. }))
+}
+
+/// The neighbour drains when it is asked to, and its memory leaves: the parked client has its room then.
+fn has_room_when_the_neighbour_leaves(table: &mut Table, mib: u64) {
+    let now = table.now;
+    let sent = table.wait_until(now + 2100);
+    let epoch = asked_to_leave(&sent, NEIGHBOUR).unwrap_or_else(|| panic!("{sent:?}"));
+    let sent = table.say(NEIGHBOUR, ClientMessage::LockReleased { epoch });
+    let sent = table.give_back(sent);
+    assert!(room_given(&sent, PARKED) >= mib * MIB, "{sent:?}");
+}
+
+/// The neighbour could not give up all that it was asked for, and 20 MiB are left.
+fn keeps_the_last_20_mib(table: &mut Table) {
+    let third = 3;
+    table.register(NEIGHBOUR, Gate::Closed, 300 * MIB, 0);
+    table.register(PARKED, Gate::Closed, 400 * MIB, 400 * MIB);
+    table.register(third, Gate::Closed, 500 * MIB, 500 * MIB);
+    let sent = table.say(third, ClientMessage::ReqLock);
+    assert_eq!(sent, [(NEIGHBOUR, SchedulerMessage::Evict(room(288)))]);
+    table.say(NEIGHBOUR, ClientMessage::Usage(usage(300, 280)));
+    table.say(NEIGHBOUR, ClientMessage::Room(room(280)));
+    table.say(NEIGHBOUR, ClientMessage::Evicted { gpu: gpu(0), short: 8 * MIB });
+    table.happens(nvshare_core::Event::Disconnected { client: third, process_remains: false });
+}
+
+#[test]
+fn what_came_back_since_something_could_not_move_can_move_again() {
+    let mut table = half_a_gib();
+    keeps_the_last_20_mib(&mut table);
+    table.runs(NEIGHBOUR);
+    table.say(NEIGHBOUR, ClientMessage::Usage(usage(300, 0)));
+    table.now = 500;
+    let sent = table.say(PARKED, ClientMessage::NeedRoom(room(484)));
+    assert!(!is_refused(&sent), "{sent:?}");
+    has_room_when_the_neighbour_leaves(&mut table, 484);
+}
+
+#[test]
+fn who_needs_more_than_what_stays_leaves_is_refused() {
+    let mut table = half_a_gib();
+    keeps_the_last_20_mib(&mut table);
+    let sent = table.say(PARKED, ClientMessage::NeedRoom(room(500)));
+    assert!(is_refused(&table.give_back(sent)));
+}
+
+#[test]
+fn a_drain_that_was_given_up_refuses_nobody() {
+    let mut table = half_a_gib();
+    table.register(NEIGHBOUR, Gate::Open, 300 * MIB, 0);
+    table.register(PARKED, Gate::Closed, 400 * MIB, 400 * MIB);
+    let mut asked = table.say(PARKED, ClientMessage::ReqLock);
+    let mut last: Option<Epoch> = None;
+    for _ in 0..3 {
+        let now = table.now;
+        asked.append(&mut table.wait_until(now + 20_000));
+        let epoch = asked_to_leave(&asked, NEIGHBOUR).unwrap_or_else(|| panic!("{asked:?}"));
+        last = Some(epoch);
+        asked = table.say(NEIGHBOUR, ClientMessage::DropDeferred { epoch });
+    }
+    let sent = table.say(PARKED, ClientMessage::NeedRoom(room(300)));
+    assert!(!is_refused(&sent), "{sent:?}");
+    // It pauses: there is nothing to drain now.
+    table.now += 1;
+    let epoch = last.expect("it was asked");
+    let sent = table.say(NEIGHBOUR, ClientMessage::Idle { epoch });
+    let sent = table.give_back(sent);
+    assert!(room_given(&sent, PARKED) >= 400 * MIB, "{sent:?}");
+    assert!(table.core.next_deadline().is_some_and(|deadline| deadline > MS(table.now)));
+}
