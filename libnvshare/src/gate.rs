@@ -14,7 +14,6 @@ use std::cell::Cell;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use crate::cuda::CUresult;
 use crate::work::streams::{self, Stream, StreamKey};
@@ -331,9 +330,11 @@ pub(crate) fn is_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// A short pause for those who poll.
+/// A short pause for those who poll. No thread of the host is cancelled in it, as it would be in `nanosleep`.
 pub(crate) fn pause() {
-    std::thread::sleep(Duration::from_micros(50));
+    let time = libc::timespec { tv_sec: 0, tv_nsec: 50_000 };
+    // SAFETY: a valid time; how much is left of it is not asked for.
+    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, 0usize) };
 }
 
 fn lock() -> MutexGuard<'static, ()> {

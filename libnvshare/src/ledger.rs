@@ -3,7 +3,8 @@
 //! Keyed by base address, as programs free. Each allocation knows how much of it is on the card: eviction takes
 //! from its end, so one number says it, and restoring brings back exactly what was taken.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use dashmap::DashMap;
 
@@ -57,6 +58,8 @@ pub(crate) struct Allocation {
     pub(crate) device: CUdevice,
     pub(crate) context: Arc<Context>,
     pub(crate) kind: Kind,
+    /// The program is freeing it: nothing more of it is moved.
+    leaving: AtomicBool,
     place: Mutex<Place>,
 }
 
@@ -84,12 +87,31 @@ impl Allocation {
         present: u64,
     ) -> Self {
         let place = Place { present, lived: present > 0, hosted: 0, freed: false };
-        Self { base, size, device, context, kind, place: Mutex::new(place) }
+        Self { base, size, device, context, kind, leaving: AtomicBool::new(false), place: Mutex::new(place) }
     }
 
     /// It can be moved.
     pub(crate) fn is_movable(&self) -> bool {
         self.kind.is_movable()
+    }
+
+    /// The program begins to free it, or could not.
+    pub(crate) fn set_leaving(&self, leaving: bool) {
+        self.leaving.store(leaving, Ordering::SeqCst);
+    }
+
+    /// Whether the program is freeing it.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::SeqCst)
+    }
+
+    /// Where it is, unless somebody moves or frees it.
+    pub(crate) fn try_place(&self) -> Option<MutexGuard<'_, Place>> {
+        match self.place.try_lock() {
+            Ok(place) => Some(place),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     pub(crate) fn place(&self) -> MutexGuard<'_, Place> {

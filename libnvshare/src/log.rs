@@ -76,6 +76,12 @@ impl Line {
         }
         remember_standard_error();
         let Some(number) = STANDARD_ERROR.get() else { return };
+        let mut ready = libc::pollfd { fd: number, events: libc::POLLOUT, revents: 0 };
+        // A full pipe would hold the thread up, and one without a reader raise a signal: such a line is lost.
+        // SAFETY: one valid entry.
+        if unsafe { libc::poll(&raw mut ready, 1, 0) } != 1 || ready.revents != libc::POLLOUT {
+            return;
+        }
         // SAFETY: `used + 1` bytes of the buffer are initialised. A failed write loses the line and nothing else.
         unsafe { libc::write(number, self.bytes.as_ptr().cast(), self.used + 1) };
     }

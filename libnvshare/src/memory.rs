@@ -408,13 +408,18 @@ pub(crate) fn free_with(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> C
     }
     // A pointer that we never saw is the driver's business alone.
     let Some(allocation) = ledger::remove(base) else { return call() };
-    let undo = OnUnwind::new(|| ledger::put_back(Arc::clone(&allocation)));
+    let undo = OnUnwind::new(|| {
+        allocation.set_leaving(false);
+        ledger::put_back(Arc::clone(&allocation));
+    });
+    allocation.set_leaving(true);
     // A piece that is being moved is waited for.
     let mut place = allocation.place();
     let result = call();
     undo.done();
     if result != CUresult::SUCCESS {
         drop(place);
+        allocation.set_leaving(false);
         ledger::put_back(allocation);
         return result;
     }

@@ -230,13 +230,15 @@ fn restore(cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Vec<Room>> {
 }
 
 fn evict(Room { gpu, bytes }: Room) {
-    if !exit::has_begun() {
-        let short = devices::by_uuid(gpu)
-            .map_or(bytes, |device| moves::evict(device, bytes, &|| report(Done::Evicted(gpu))));
-        EVICTIONS.fetch_sub(1, Ordering::SeqCst);
+    // In a program that exits, the memory goes with it; there is nothing to say before that.
+    let short = (!exit::has_begun()).then(|| {
+        devices::by_uuid(gpu)
+            .map_or(bytes, |device| moves::evict(device, bytes, &|| report(Done::Evicted(gpu))))
+    });
+    EVICTIONS.fetch_sub(1, Ordering::SeqCst);
+    if let Some(short) = short {
         report(Done::EvictionEnds { gpu, short });
     }
-    // In a program that exits, the memory goes with it; there is nothing to say before that.
 }
 
 /// Evictions of a device in a process with several.

@@ -1,6 +1,6 @@
 //! The shell around the core: connections become events, outputs become frames.
 //!
-//! One task owns the core and is the only one that touches it. Each connection has a task of its own ([`connection`]), which
+//! One task owns the core and is the only one that touches it. Each connection has a task of its own (`connection.rs`), which
 //! reads frames into events and writes what the core has for it. A connection that does not read is cut off; nothing
 //! that a client does or does not do holds up the others.
 

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::cuda::{CUcontext, CUdevice, CUgreenCtx, CUresult};
-use crate::plain::kept;
+use crate::plain::{kept, pools};
 use crate::work::contexts::{self, Context};
 use crate::work::{captures, streams};
 use crate::{devices, driver, memory};
@@ -18,6 +18,9 @@ struct Primary {
 }
 
 static PRIMARY: Mutex<Vec<Primary>> = Mutex::new(Vec::new());
+/// Of a retain and a release of a primary context, one is over in our books too before the other begins: a release that the
+/// context outlives, because it was retained meanwhile, cannot be told afterwards from one that it did not.
+static ORDER: Mutex<()> = Mutex::new(());
 /// Green contexts, and the contexts that stand for them.
 static GREEN: Mutex<Vec<(CUgreenCtx, Arc<Context>)>> = Mutex::new(Vec::new());
 
@@ -112,6 +115,7 @@ pub(crate) unsafe fn pop_current(real: Pop, context: *mut CUcontext) -> CUresult
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn retain_primary(real: Retain, context: *mut CUcontext, device: CUdevice) -> CUresult {
+    let _order = lock(&ORDER);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(context, device) };
     if result == CUresult::SUCCESS && !context.is_null() {
@@ -190,11 +194,13 @@ pub(crate) unsafe fn detach(real: OfContext, context: CUcontext) -> CUresult {
 pub(crate) unsafe fn release_primary(real: OfDevice, device: CUdevice) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { real(device) };
-    if let Some(known) = lock(&PRIMARY).iter_mut().find(|known| known.device == device) {
+    let _order = lock(&ORDER);
+    let left = lock(&PRIMARY).iter_mut().find(|known| known.device == device).map(|known| {
         known.retained = known.retained.saturating_sub(1);
-        if known.retained > 0 {
-            return call();
-        }
+        known.retained
+    });
+    if left.is_some_and(|left| left > 0) {
+        return call();
     }
     // It may be retained by ways that are not seen.
     end_primary(device, call, || driver::primary_is_active(device))
@@ -205,6 +211,7 @@ pub(crate) unsafe fn release_primary(real: OfDevice, device: CUdevice) -> CUresu
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn reset_primary(real: OfDevice, device: CUdevice) -> CUresult {
+    let _order = lock(&ORDER);
     // SAFETY: the caller's argument.
     end_primary(device, || unsafe { real(device) }, || false)
 }
@@ -222,7 +229,12 @@ fn end_primary(
     lives_on: impl FnOnce() -> bool,
 ) -> CUresult {
     let Some(context) = primary_of(device) else { return call() };
+    // The pools of the device go with it.
+    let pools = pools::take(device);
     let (result, ended) = contexts::end(&context, call, lives_on);
+    if !ended {
+        pools::put_back(pools);
+    }
     if ended {
         lock(&PRIMARY).retain(|known| !Arc::ptr_eq(&known.context, &context));
         gone(&context, true);

@@ -48,14 +48,9 @@ fn place_to_move(allocation: &Allocation) -> Option<Arc<Context>> {
     others.find(|other| allocation.kind.is_pools() && other.life().is_alive())
 }
 
-/// Moves a range of an allocation, by one call, and waits for it: behind a move that is not complete the driver queues the
-/// next one where a host function that is running holds it up (measured).
+/// Moves a range of an allocation, by one call.
 fn prefetch(context: &Context, address: CUdeviceptr, bytes: u64, to: CUdevice) -> Result<(), Stop> {
-    let moved = context.with(|| {
-        let stream = context.stream_of_ours()?;
-        driver::prefetch(address, bytes, to, stream)?;
-        driver::synchronize_stream(stream)
-    });
+    let moved = context.with(|| context.move_in_order(|stream| driver::prefetch(address, bytes, to, stream)));
     moved.map_err(|_| Stop::Gone)?.map_err(Stop::Failed)
 }
 
@@ -103,7 +98,8 @@ struct Back {
 }
 
 fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> bool) -> Back {
-    let mut place = allocation.place();
+    // One that is being freed waits, in the driver, for whatever the program runs; it is looked at again.
+    let Some(mut place) = allocation.try_place() else { return Back::default() };
     let absent = allocation.size - place.present;
     if place.freed || absent == 0 {
         return Back::default();
@@ -120,6 +116,7 @@ fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> 
             let piece = RESTORE_PIECE.min(until - at);
             let stopped = match place_to_move(allocation) {
                 _ if cancelled() => Err(Stop::Cancelled),
+                _ if allocation.is_leaving() => Err(Stop::Gone),
                 None => Err(Stop::Gone),
                 Some(context) => prefetch(&context, allocation.base + at, piece, device.ordinal),
             };
@@ -247,8 +244,7 @@ pub(crate) fn populate(base: CUdeviceptr, bytes: u64, device: &Device, context: 
         return;
     }
     let _relaxed = Relaxed::begin();
-    let populated =
-        context.stream_of_ours().and_then(|stream| driver::prefetch(base, bytes, device.ordinal, stream));
+    let populated = context.move_in_order(|stream| driver::prefetch(base, bytes, device.ordinal, stream));
     if let Err(error) = populated {
         log::debug(format_args!("populate {bytes} bytes: {error:?}; they come by faults"));
     }

@@ -40,7 +40,7 @@ const MANAGED: c_int = 2;
 
 /// A pool that was created.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pool {
+pub(crate) struct Pool {
     /// `None`: it is on none.
     pub(super) device: Option<CUdevice>,
     /// What allocations of it are.
@@ -321,14 +321,35 @@ pub(crate) unsafe fn get_access(
     result
 }
 
-/// Does something with each pool of a device, and the kind of its memory; none of them goes away meanwhile.
-pub(super) fn each(device: CUdevice, mut body: impl FnMut(CUmemoryPool, Kind)) {
-    let created = lock(&POOLS);
-    driver::default_pool(device).into_iter().for_each(|pool| body(pool, Kind::Ordered));
-    created
-        .iter()
-        .filter(|(_, pool)| pool.device == Some(device))
-        .for_each(|(&handle, pool)| body(CUmemoryPool(handle as *mut c_void), pool.kind));
+/// Makes one driver call with each pool of a device, and the kind of its memory; none of them ends during its call.
+pub(super) fn each(device: CUdevice, mut call: impl FnMut(CUmemoryPool, Kind)) {
+    driver::default_pool(device).into_iter().for_each(|pool| call(pool, Kind::Ordered));
+    let of_device = |pool: &Pool| pool.device == Some(device);
+    let handles: Vec<usize> =
+        lock(&POOLS).iter().filter(|(_, pool)| of_device(pool)).map(|(&handle, _)| handle).collect();
+    for handle in handles {
+        // Its end takes it off the list first, and so waits for this one call.
+        let pools = lock(&POOLS);
+        if let Some(pool) = pools.get(&handle).filter(|pool| of_device(pool)) {
+            call(CUmemoryPool(handle as *mut c_void), pool.kind);
+        }
+    }
+}
+
+/// The pools of a device that is being reset: from now on nobody uses them.
+pub(crate) fn take(device: CUdevice) -> Vec<(usize, Pool)> {
+    let mut pools = lock(&POOLS);
+    let taken: Vec<(usize, Pool)> =
+        pools.iter().filter(|(_, pool)| pool.device == Some(device)).map(|(&h, &pool)| (h, pool)).collect();
+    taken.iter().for_each(|(handle, _)| {
+        pools.remove(handle);
+    });
+    taken
+}
+
+/// The device was not reset.
+pub(crate) fn put_back(taken: Vec<(usize, Pool)>) {
+    lock(&POOLS).extend(taken);
 }
 
 /// Allocations of the pool live on until they are freed.

@@ -257,7 +257,8 @@ impl Machine {
                 // An allocation that is just being made is restored a moment later; one that never can be comes
                 // by faults.
                 self.attempts += 1;
-                let action = if self.attempts > MOST_ATTEMPTS {
+                // Not twice in a row: while memory is on its way out the answer is this one again.
+                let action = if self.attempts.is_multiple_of(MOST_ATTEMPTS) {
                     Action::Begin { anyway: true }
                 } else {
                     Action::Post(Job::Restore)

@@ -216,8 +216,19 @@ impl Bell {
     /// Rings. A bell that cannot be rung is being rung already, or the thread looks by itself.
     pub(super) fn ring(&self) {
         if let Some(number) = self.writing.get() {
-            // SAFETY: a readable byte; the descriptor does not block.
-            unsafe { libc::send(number, c"!".as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+            // By its number: in `send` a thread of the host may be cancelled, and then nobody has rung.
+            // SAFETY: a readable byte and no address; the descriptor does not block.
+            unsafe {
+                libc::syscall(
+                    libc::SYS_sendto,
+                    number,
+                    c"!".as_ptr(),
+                    1usize,
+                    libc::MSG_NOSIGNAL,
+                    0usize,
+                    0usize,
+                );
+            }
         }
     }
 

@@ -7,13 +7,12 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use super::contexts::{self, Context};
 use super::event::Event;
 use super::streams::{self, Kind, StreamKey};
 use crate::cuda::CUresult;
-use crate::driver;
+use crate::{driver, gate};
 
 /// How many captures are open, for a look without a lock.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
@@ -85,14 +84,14 @@ pub(crate) fn hold_off_beside() -> Option<Turn> {
 fn alone() -> Turn {
     /// A look takes microseconds. One that takes longer waits in the driver for a thread of the program, and that may wait
     /// for this one.
-    const MOST: u32 = 5000;
+    const MOST: u32 = 2000;
     BEGINNINGS.fetch_add(1, Ordering::SeqCst);
     let turn = Turn(&BEGINNINGS);
     for _ in 0..MOST {
         if LOOKS.load(Ordering::SeqCst) == 0 {
             break;
         }
-        std::thread::sleep(Duration::from_micros(20));
+        gate::pause();
     }
     turn
 }
@@ -164,7 +163,7 @@ pub(crate) fn forget_context(context: &Arc<Context>) {
 
 /// Captures on their own streams of threads that have ended will never end otherwise.
 pub(crate) fn forget_dead_threads() {
-    remove(|capture| capture.thread.is_some_and(crate::gate::is_thread_gone));
+    remove(|capture| capture.thread.is_some_and(gate::is_thread_gone));
 }
 
 fn remove(which: impl Fn(&Capture) -> bool) {
@@ -186,7 +185,8 @@ pub(crate) fn begin(stream: StreamKey, call: impl FnOnce() -> CUresult) -> CUres
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let context = driver::context_of(stream.handle()).ok().and_then(contexts::find);
     let first = open() == 0;
-    let mut before_all = Vec::new();
+    // Should those that are open end before this one begins, the work before them is to be known still.
+    let mut before_all = captures().before.clone();
     let mut complete = driver::can_record_context();
     if first && complete {
         for context in contexts::all() {

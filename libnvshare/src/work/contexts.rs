@@ -22,6 +22,8 @@ pub(crate) struct Context {
     attached: AtomicU32,
     /// Our own stream in it, for moving memory.
     ours: OnceLock<CUstream>,
+    /// Held while a move is under way on it.
+    moves: Mutex<()>,
     /// Behind the work of streams that were destroyed while only events on streams could tell of it.
     orphans: Mutex<Vec<Arc<Event>>>,
 }
@@ -75,8 +77,21 @@ impl Context {
         Ok(driver::with_current(self.handle, call))
     }
 
+    /// Moves memory by `call` on our own stream, and waits for it. One move at a time: behind one that is not complete the driver
+    /// queues the next, and a host function that is running holds that queue up (measured), while a move on an idle stream is
+    /// done in the call. The context must be current and live through the call, with [`Relaxed`] in force.
+    pub(crate) fn move_in_order(
+        &self,
+        call: impl FnOnce(CUstream) -> Result<(), CUresult>,
+    ) -> Result<(), CUresult> {
+        let _order = lock(&self.moves);
+        let stream = self.stream_of_ours()?;
+        call(stream)?;
+        driver::synchronize_stream(stream)
+    }
+
     /// Our own stream. The context must be current and live through the call, with [`Relaxed`] in force.
-    pub(crate) fn stream_of_ours(&self) -> Result<CUstream, CUresult> {
+    fn stream_of_ours(&self) -> Result<CUstream, CUresult> {
         if let Some(stream) = self.ours.get() {
             return Ok(*stream);
         }
@@ -150,6 +165,7 @@ pub(crate) fn learn(handle: CUcontext, device: CUdevice) -> Arc<Context> {
         life: Life::begun(),
         attached: AtomicU32::new(1),
         ours: OnceLock::new(),
+        moves: Mutex::new(()),
         orphans: Mutex::new(Vec::new()),
     });
     // One that ends under this handle at the same time is another one.

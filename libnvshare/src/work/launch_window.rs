@@ -110,6 +110,11 @@ impl Window {
         marks.len() < MARKS as usize
     }
 
+    /// Whether a launch has waited in vain for the oldest mark, which is not complete still.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.stuck.load(Ordering::Relaxed)
+    }
+
     /// A launch has waited in vain and is made nevertheless.
     pub(crate) fn gave_up(&self) {
         self.stuck.store(true, Ordering::Relaxed);

@@ -10,7 +10,8 @@
 //! the handle lives as long as its call.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+
+use crate::gate;
 
 /// The handle may be used.
 const ALIVE: u32 = 0;
@@ -73,7 +74,7 @@ impl Life {
     pub(crate) fn end(&self) {
         self.state.store(ENDING, Ordering::SeqCst);
         while self.uses.load(Ordering::SeqCst) > 0 {
-            std::thread::sleep(Duration::from_micros(20));
+            gate::pause();
         }
     }
 
@@ -98,6 +99,7 @@ impl Drop for Use<'_> {
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
 
     #[test]
     fn no_use_begins_after_the_end_and_the_end_waits_for_those_that_have_begun() {

@@ -123,7 +123,8 @@ impl Stream {
         let _relaxed = Relaxed::begin();
         let begin = Instant::now();
         while gate::is_bounded() && !exit::has_begun() && !captures::is_capturing(self.key) {
-            if self.window.look() {
+            // After one vain wait no launch waits again before the oldest is complete.
+            if self.window.look() || self.window.is_stuck() {
                 return;
             }
             if begin.elapsed() >= PATIENCE {
@@ -296,14 +297,13 @@ fn remember_work(stream: &Stream) {
     }
 }
 
-/// The streams of a context have ended with it.
+/// The streams of a context have ended with it. No call can be made with one any more: each is made in its context.
 pub(crate) fn forget_context(context: &Arc<Context>) {
     for stream in streams() {
-        let ended = stream.about().context.as_ref().is_some_and(|of| Arc::ptr_eq(of, context));
-        if ended && stream.life.is_alive() {
-            stream.life.end();
+        // Held: another stream may be beginning under this address.
+        let about = stream.about();
+        if about.context.as_ref().is_some_and(|of| Arc::ptr_eq(of, context)) {
             stream.life.over();
-            stream.window.reset();
         }
     }
 }
