@@ -3,14 +3,15 @@
 //! A mark (an event) is recorded every `stride` launches; with [`MARKS`] of them incomplete, the next launch waits
 //! for the oldest. The stride follows the time that the marks take: it is halved while the queue holds more than
 //! [`LONGEST`], doubled while it holds less than [`SHORTEST`] of work. So a drain takes about [`LONGEST`], or one
-//! kernel where that is longer, and a stream of tiny kernels is marked once in a thousand.
+//! kernel where that is longer, and a stream of tiny kernels is marked once in 256.
 //!
-//! A launch that waited in vain, because the older one may itself wait for this launch, stops the marks until the oldest
-//! completes: a mark takes a place in the driver's queue, and a program that fills the queue to its end must not wait for
-//! ours.
+//! A launch waits no longer than [`MOST_PATIENCE`], since the older one may itself wait for this launch; and each further
+//! launch that waits in vain for the same mark half as long as the one before, down to [`LEAST_PATIENCE`]: a program that has
+//! to make many launches before the oldest can complete is hardly held up, and one whose kernels are slow does not run ahead
+//! of them.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,8 +23,12 @@ const MARKS: u32 = 4;
 const LONGEST: Duration = Duration::from_millis(20);
 /// Queues shorter than this may grow.
 const SHORTEST: Duration = Duration::from_millis(8);
-const LARGEST_STRIDE: u32 = 1024;
+const LARGEST_STRIDE: u32 = 256;
 const FIRST_STRIDE: u32 = 4;
+/// A launch waits for an older one this long at most, in microseconds.
+const MOST_PATIENCE: u32 = 200_000;
+/// And this long at least, in microseconds. More than most kernels take, so that a queue that has grown long becomes shorter.
+const LEAST_PATIENCE: u32 = 20_000;
 
 /// A stride of marks of which the oldest took `took` to complete becomes this.
 fn next_stride(stride: u32, took: Duration) -> u32 {
@@ -43,8 +48,8 @@ pub(crate) struct Window {
     since_mark: AtomicU32,
     /// Marks in the list, for a look without its lock.
     count: AtomicU32,
-    /// A launch has waited in vain for the oldest.
-    stuck: AtomicBool,
+    /// How long the next launch waits for the oldest, in microseconds.
+    patience: AtomicU32,
     /// Events behind launches, oldest first, and when they were recorded.
     marks: Mutex<VecDeque<(Event, Instant)>>,
 }
@@ -55,7 +60,7 @@ impl Window {
             stride: AtomicU32::new(FIRST_STRIDE),
             since_mark: AtomicU32::new(0),
             count: AtomicU32::new(0),
-            stuck: AtomicBool::new(false),
+            patience: AtomicU32::new(MOST_PATIENCE),
             marks: Mutex::new(VecDeque::new()),
         }
     }
@@ -83,7 +88,6 @@ impl Window {
     pub(crate) fn mark(&self, record: impl FnOnce() -> Option<Event>) {
         self.since_mark.store(0, Ordering::Relaxed);
         if self.has_room()
-            && !self.stuck.load(Ordering::Relaxed)
             && let Some(event) = record()
         {
             let mut marks = self.marks();
@@ -104,20 +108,21 @@ impl Window {
                 self.stride.store(next_stride(stride, recorded.elapsed()), Ordering::Relaxed);
             }
             marks.pop_front();
-            self.stuck.store(false, Ordering::Relaxed);
+            self.patience.store(MOST_PATIENCE, Ordering::Relaxed);
         }
         self.count.store(marks.len() as u32, Ordering::Relaxed);
         marks.len() < MARKS as usize
     }
 
-    /// Whether a launch has waited in vain for the oldest mark, which is not complete still.
-    pub(crate) fn is_stuck(&self) -> bool {
-        self.stuck.load(Ordering::Relaxed)
+    /// How long a launch waits for the oldest mark.
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_micros(self.patience.load(Ordering::Relaxed).into())
     }
 
     /// A launch has waited in vain and is made nevertheless.
     pub(crate) fn gave_up(&self) {
-        self.stuck.store(true, Ordering::Relaxed);
+        let less = (self.patience.load(Ordering::Relaxed) / 2).max(LEAST_PATIENCE);
+        self.patience.store(less, Ordering::Relaxed);
     }
 
     /// Of another stream from now on.
@@ -126,7 +131,7 @@ impl Window {
         self.count.store(0, Ordering::Relaxed);
         self.since_mark.store(0, Ordering::Relaxed);
         self.stride.store(FIRST_STRIDE, Ordering::Relaxed);
-        self.stuck.store(false, Ordering::Relaxed);
+        self.patience.store(MOST_PATIENCE, Ordering::Relaxed);
     }
 }
 
@@ -151,6 +156,21 @@ mod tests {
         }
         // Longer kernels: as few as there can be.
         assert_eq!(settle(Duration::from_millis(50)), Duration::from_millis(200));
+    }
+
+    #[test]
+    fn launches_that_wait_in_vain_wait_less_and_less() {
+        let window = Window::new();
+        let waited: Duration = (0..500)
+            .map(|_| {
+                let patience = window.patience();
+                window.gave_up();
+                patience
+            })
+            .sum();
+        assert!(waited < Duration::from_secs(11), "{waited:?}");
+        window.reset();
+        assert_eq!(window.patience(), Duration::from_millis(200));
     }
 
     #[test]

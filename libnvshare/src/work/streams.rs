@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use dashmap::DashMap;
 
@@ -118,16 +118,13 @@ impl Stream {
 
     /// Waits until the stream may take another launch. Called by a thread that is about to launch on it.
     pub(crate) fn wait_for_window(&self) {
-        /// A launch waits no longer than this for an older one, which may itself wait for this launch.
-        const PATIENCE: Duration = Duration::from_millis(200);
         let _relaxed = Relaxed::begin();
         let begin = Instant::now();
         while gate::is_bounded() && !exit::has_begun() && !captures::is_capturing(self.key) {
-            // After one vain wait no launch waits again before the oldest is complete.
-            if self.window.look() || self.window.is_stuck() {
+            if self.window.look() {
                 return;
             }
-            if begin.elapsed() >= PATIENCE {
+            if begin.elapsed() >= self.window.patience() {
                 self.window.gave_up();
                 return;
             }
