@@ -6,6 +6,7 @@ use nvshare_proto::units::{GIB, MIB};
 use nvshare_proto::{MemoryMode, Usage};
 
 use crate::Time;
+use crate::cost::SwitchCost;
 
 /// An EVICT on its way or being followed, until EVICTED answers it. Room that the client gives back by itself
 /// meanwhile does not: what was ordered may still leave after it.
@@ -67,6 +68,8 @@ pub(crate) struct Account {
     pub(crate) reported_short: bool,
     /// How fast its memory moves, as the scheduler timed it; in bytes per second.
     pub(crate) rates: Rates,
+    /// What its hand-overs cost on this GPU.
+    pub(crate) cost: SwitchCost,
     /// What was found beside what it says that it has: the last time, and the time before.
     beside: [u64; 2],
 }
@@ -115,6 +118,7 @@ impl Account {
             stays: None,
             reported_short: false,
             rates,
+            cost: SwitchCost::default(),
             beside: [0; 2],
         };
         account.told(usage);

@@ -86,6 +86,15 @@ impl Phase {
     }
 }
 
+/// A hand-over to a client that waited for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HandOver {
+    /// When the lock was given back.
+    pub(crate) freed: Time,
+    /// Memory has to move for it.
+    pub(crate) moves: bool,
+}
+
 /// What the kernel says of a client's process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Identity {
@@ -144,8 +153,8 @@ pub(crate) struct Client {
     pub(crate) told_waiting: bool,
     /// When it was last judged: no room can be made for it as things are.
     pub(crate) hopeless: bool,
-    /// Since its grant: no memory had to move for it, and it waited when the lock was freed at this time.
-    pub(crate) switch_from: Option<Time>,
+    /// The hand-over that its grant ends, until it runs.
+    pub(crate) hand_over: Option<HandOver>,
     /// Its drains that were given up in a row.
     pub(crate) deferrals: u32,
     /// So many that it counts as one that does not leave, until this time.
@@ -176,7 +185,7 @@ impl Client {
             counted_to: now,
             told_waiting: false,
             hopeless: false,
-            switch_from: None,
+            hand_over: None,
             deferrals: 0,
             stubborn_until: None,
             stuck: false,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::Time;
 use crate::account::Rates;
 use crate::client::{ClientId, Identity};
+use crate::cost::SwitchCost;
 use crate::ledger::Ledger;
 use crate::shares::Shares;
 
@@ -67,6 +68,8 @@ pub(crate) struct Gpu {
     pub(crate) longest_drain: Duration,
     /// What moving memory costs, as it was timed.
     pub(crate) rates: Rates,
+    /// What hand-overs cost on it.
+    pub(crate) cost: SwitchCost,
     pub(crate) turns: u64,
     /// Somebody waits for what its holders hold.
     pub(crate) contested: bool,
@@ -101,6 +104,7 @@ impl Gpu {
             freed_at: None,
             longest_drain: Duration::ZERO,
             rates: Rates::default(),
+            cost: SwitchCost::default(),
             turns: 0,
             contested: false,
             told: None,

@@ -18,6 +18,7 @@ mod admin;
 mod arrivals;
 mod client;
 mod configure;
+mod cost;
 mod gpu;
 mod ledger;
 mod messages;
@@ -38,6 +39,7 @@ use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Register, SchedulerMessage};
 use client::Client;
 pub use client::{ClientId, Identity};
 pub use configure::GpuConfig;
+pub use cost::{SwitchCost, Timed};
 use gpu::Gpu;
 
 /// Time since the scheduler started. The core never looks at a clock.

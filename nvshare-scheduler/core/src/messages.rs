@@ -6,7 +6,7 @@ use nvshare_proto::units::Bytes;
 use nvshare_proto::{ClientMessage, Counters, Epoch, GpuUuid, Room, SchedulerMessage, Usage};
 
 use crate::account::{Account, Order, Rates, Stays};
-use crate::client::{ClientId, Phase, Why};
+use crate::client::{ClientId, HandOver, Phase, Why};
 use crate::{Core, MOST_GPUS_EACH, RETRY, RETRY_FACTOR, STUBBORN, patience};
 
 impl Core {
@@ -77,11 +77,14 @@ impl Core {
             // there was not short.
             account.stays = stays.then_some(Stays { bytes: account.budget, until: now + RETRY });
             if let Some(Order { came, given, .. }) = order {
-                Rates::blend(&mut account.rates.evict, came, now.saturating_sub(given));
-                evict = Some(account.rates.evict);
+                let took = now.saturating_sub(given);
+                Rates::blend(&mut account.rates.evict, came, took);
+                account.cost.evict.record(took);
+                evict = Some((account.rates.evict, took));
             }
         });
-        if let (Some(rate), Some(gpu)) = (evict, self.gpus.get_mut(&uuid)) {
+        if let (Some((rate, took)), Some(gpu)) = (evict, self.gpus.get_mut(&uuid)) {
+            gpu.cost.evict.record(took);
             gpu.rates.evict = f64::midpoint(gpu.rates.evict, rate);
         }
         if is_news {
@@ -149,11 +152,11 @@ impl Core {
     fn on_running(&mut self, id: ClientId, epoch: Epoch) {
         let now = self.now;
         let Some(Phase::Granted { since, begins, .. }) = self.phase(id) else { return };
-        let mut from = None;
+        let mut hand_over = None;
         self.with(id, |client| {
             client.phase = Phase::Running { epoch };
             client.stuck = false;
-            from = client.switch_from.take();
+            hand_over = client.hand_over.take();
         });
         for uuid in self.gpus_used_by(id) {
             let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
@@ -161,12 +164,20 @@ impl Core {
                 gpu.turn_started = Some(now);
                 gpu.turns += 1;
             }
-            if let Some(from) = from {
-                gpu.record_switch(now.saturating_sub(from));
-            }
             let Some(account) = self.clients.get_mut(&id).and_then(|c| c.accounts.get_mut(&uuid)) else {
                 continue;
             };
+            for cost in [&mut gpu.cost, &mut account.cost] {
+                cost.restore.record(now.saturating_sub(since));
+            }
+            if let Some(HandOver { freed, moves }) = hand_over {
+                let idle = now.saturating_sub(freed);
+                gpu.cost.idle.record(idle);
+                account.cost.idle.record(idle);
+                if !moves {
+                    gpu.record_switch(idle);
+                }
+            }
             // What it had to bring back is what it said at its grant that was absent.
             let restored = account.usage.absent.min(account.budget);
             if restored > 0 {
@@ -193,7 +204,12 @@ impl Core {
             let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
             if let Phase::Dropping { since, .. } = phase {
                 gpu.released.insert(id);
-                gpu.record_drain(now.saturating_sub(since));
+                let took = now.saturating_sub(since);
+                gpu.record_drain(took);
+                gpu.cost.drain.record(took);
+                if let Some(account) = self.clients.get_mut(&id).and_then(|c| c.accounts.get_mut(&uuid)) {
+                    account.cost.drain.record(took);
+                }
             }
             gpu.freed_at = Some(now);
             // As long as another one drains, the hand-over may yet be given up.

@@ -4,7 +4,7 @@ use nvshare_proto::units::{Bytes, GIB};
 use nvshare_proto::{GpuUuid, Room, SchedulerMessage};
 
 use crate::account::{Order, Promise};
-use crate::client::{ClientId, Phase, Why};
+use crate::client::{ClientId, HandOver, Phase, Why};
 use crate::ledger::{Key, Standing};
 use crate::policy::victims::{self, Candidate};
 use crate::{Core, LONGEST_RESTORE, PROMISE, Time};
@@ -212,8 +212,8 @@ impl Core {
         self.with(id, |client| {
             client.wants = false;
             client.reported_hopeless = false;
-            client.switch_from =
-                freed_at.filter(|&freed| !moved && client.waiting_since < freed && freed <= now);
+            let waited = |freed: &Time| client.waiting_since < *freed && *freed <= now;
+            client.hand_over = freed_at.filter(waited).map(|freed| HandOver { freed, moves: moved });
         });
         let until = now + self.config.grace + restore.min(LONGEST_RESTORE);
         self.send_grant(id, until, room, begins);

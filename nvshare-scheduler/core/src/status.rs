@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use nvshare_proto::{ClientState, ClientStatus, GpuStatus, SchedulerStatus};
+use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, SchedulerStatus};
 
 use crate::account::Account;
 use crate::client::{Client, ClientId, Phase};
 use crate::gpu::Gpu;
-use crate::{Core, Time};
+use crate::{Core, SwitchCost, Time};
 
 /// Clients that are gone and still shown.
 const GONE_KEPT: usize = 32;
@@ -66,6 +66,15 @@ impl Core {
             }
         }
         rows.into_values().chain(self.clients.iter().map(|(&id, client)| self.describe(id, client))).collect()
+    }
+
+    /// What hand-overs cost on a GPU, or of one client on it, as far as that is known.
+    #[must_use]
+    pub fn switch_cost(&self, gpu: GpuUuid, of: Option<ClientId>) -> Option<SwitchCost> {
+        match of {
+            Some(client) => self.account(client, gpu).map(|account| account.cost),
+            None => self.gpus.get(&gpu).map(|gpu| gpu.cost),
+        }
     }
 
     pub(crate) fn remember(&mut self, id: ClientId, client: &Client) {

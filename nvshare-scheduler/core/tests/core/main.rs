@@ -1,6 +1,7 @@
 //! The core with clients that behave, that do not, and that die, in virtual time.
 
 mod claims;
+mod cost;
 mod fairness;
 mod life;
 mod memory;
