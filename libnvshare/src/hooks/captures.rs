@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::cuda::{CUgraph, CUresult, CUstream};
+use crate::driver::types::{CUgraph, CUresult, CUstream};
 use crate::work::captures;
 use crate::work::streams::StreamKey;
 

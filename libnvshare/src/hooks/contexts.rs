@@ -3,11 +3,12 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::cuda::{CUcontext, CUdevice, CUgreenCtx, CUresult};
-use crate::plain::{kept, pools};
+use crate::driver;
+use crate::driver::types::{CUcontext, CUdevice, CUgreenCtx, CUresult};
+use crate::hooks::{memory, pools};
+use crate::memory::{devices, driver_reserve};
 use crate::work::contexts::{self, Context};
 use crate::work::{captures, streams};
-use crate::{devices, driver, memory};
 
 /// A device's primary context, and how often the program retains it.
 #[derive(Debug)]
@@ -137,7 +138,7 @@ fn gone(context: &Arc<Context>, primary: bool) {
     captures::forget_context(context);
     memory::forget_context(context, primary);
     if primary {
-        devices::get(context.device()).into_iter().for_each(kept::forget);
+        devices::get(context.device()).into_iter().for_each(driver_reserve::forget);
     }
 }
 

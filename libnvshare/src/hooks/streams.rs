@@ -2,10 +2,10 @@
 
 use std::ffi::{c_int, c_uint};
 
-use crate::cuda::{CU_STREAM_NON_BLOCKING, CUevent, CUgreenCtx, CUresult, CUstream};
 use crate::driver;
-use crate::work::streams::Kind;
-use crate::work::{captures, contexts, streams};
+use crate::driver::types::{CU_STREAM_NON_BLOCKING, CUevent, CUgreenCtx, CUresult, CUstream};
+use crate::work::streams::{self, Kind};
+use crate::work::{captures, contexts};
 
 type Create = unsafe extern "C-unwind" fn(*mut CUstream, c_uint) -> CUresult;
 type CreateWithPriority = unsafe extern "C-unwind" fn(*mut CUstream, c_uint, c_int) -> CUresult;

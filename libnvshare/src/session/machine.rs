@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nvshare_proto::{ClientMessage, Epoch, Gate, Hold, Room, SchedulerMessage};
 
-use crate::mover::{Job, Ticket};
+use crate::memory::mover::{Job, Ticket};
 
 /// Something happened.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,7 +44,7 @@ pub(crate) enum Input {
     WentIdle,
     /// Time passed.
     Tick {
-        /// [`crate::mover::progress`].
+        /// [`crate::memory::mover::progress`].
         progress: u64,
         /// Submissions counted so far.
         submissions: u64,

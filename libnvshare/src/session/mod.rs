@@ -1,7 +1,7 @@
 //! The connection to the scheduler, and the thread that keeps it.
 //!
 //! Nothing of this exists before the program first allocates memory or submits work. Then two threads do: this
-//! one reads and writes frames and obeys ([`machine`]), the other moves memory ([`crate::mover`]).
+//! one reads and writes frames and obeys ([`machine`]), the other moves memory ([`crate::memory::mover`]).
 
 mod machine;
 mod wire;
@@ -13,9 +13,12 @@ use std::time::{Duration, Instant};
 use nvshare_proto::units::{GIB, MIB};
 use nvshare_proto::{ClientMessage, MemoryMode, Register, Reply, Request, Room, SchedulerMessage};
 
-use crate::devices::Device;
-use crate::mover::{self, Done, Job};
-use crate::{config, counters, devices, driver, exit, gate, log, quota};
+use crate::driver;
+use crate::memory::devices::{self, Device};
+use crate::memory::mover::{self, Done, Job};
+use crate::memory::quota;
+use crate::process::{config, counters, lifecycle, log};
+use crate::work::gate;
 use machine::{Action, Input, Machine};
 use wire::{Bell, Wire};
 
@@ -57,12 +60,12 @@ pub(crate) fn start() {
         devices::discover(config);
         // Now, by a thread of the host: the session's own may not read the environment beside it.
         let _ = wire::path();
-        crate::fork::watch();
+        crate::process::fork::watch();
         gate::prepare();
         gate::close();
         let started = spawn("nvshare-mover", || mover::run(report)) && spawn("nvshare-session", run);
         if started {
-            exit::watch();
+            lifecycle::watch();
         } else {
             log::warn(format_args!("threads cannot be started; the program runs as if alone"));
             devices::all().for_each(Device::unlimit);

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use nvshare_proto::{ClientMessage, Reply, Request, SchedulerMessage, codec, paths};
 
-use crate::counters;
-use crate::descriptor::Descriptor;
+use crate::process::counters;
+use crate::process::descriptor::Descriptor;
 
 /// The connection's, also for a forked child to close and for the last word at exit.
 static DESCRIPTOR: Descriptor = Descriptor::none();

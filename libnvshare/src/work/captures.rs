@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::contexts::{self, Context};
 use super::event::Event;
 use super::streams::{self, Kind, StreamKey};
-use crate::cuda::CUresult;
-use crate::{driver, gate};
+use crate::driver;
+use crate::driver::types::CUresult;
+use crate::work::gate;
 
 /// How many captures are open, for a look without a lock.
 static OPEN: AtomicUsize = AtomicUsize::new(0);

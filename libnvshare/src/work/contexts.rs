@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::event::Event;
 use super::life::{Gone, Life};
-use crate::cuda::{CUcontext, CUdevice, CUresult, CUstream};
+use crate::driver::types::{CUcontext, CUdevice, CUresult, CUstream};
 use crate::driver::{self, Relaxed};
-use crate::exit;
+use crate::process::lifecycle;
 
 /// A context of the program.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl Context {
         &self,
         call: impl FnOnce() -> Result<T, CUresult>,
     ) -> Result<Result<T, CUresult>, Gone> {
-        let Some(_running) = exit::hold_off() else { return Err(Gone::Ending) };
+        let Some(_running) = lifecycle::hold_off() else { return Err(Gone::Ending) };
         let _alive = self.life.enter()?;
         let _relaxed = Relaxed::begin();
         Ok(driver::with_current(self.handle, call))
@@ -181,7 +181,7 @@ pub(crate) fn end(
     lives_on: impl FnOnce() -> bool,
 ) -> (CUresult, bool) {
     // A thread that is cancelled in there leaves a handle that nobody can know anything of.
-    let undo = crate::unwind::OnUnwind::new(|| forget(context));
+    let undo = crate::process::unwind::OnUnwind::new(|| forget(context));
     context.life.end();
     let result = call();
     undo.done();

@@ -12,8 +12,9 @@ use super::contexts::{self, Context};
 use super::event::Event;
 use super::life::Gone;
 use super::streams::{self, Incarnation, Kind};
-use crate::cuda::{CU_STREAM_LEGACY, CUresult, CUstream};
-use crate::{driver, log};
+use crate::driver;
+use crate::driver::types::{CU_STREAM_LEGACY, CUresult, CUstream};
+use crate::process::log;
 
 /// Something that is to be complete.
 #[derive(Debug)]

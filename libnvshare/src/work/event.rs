@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::contexts::Context;
 use super::life::Gone;
-use crate::cuda::{CUevent, CUresult, CUstream};
+use crate::driver::types::{CUevent, CUresult, CUstream};
 use crate::driver::{self, Relaxed};
-use crate::exit;
+use crate::process::lifecycle;
 
 /// An event behind work in a context. It is asked and destroyed only while its context lives.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Event {
 
     /// Whether the work before it is complete; that of a context that has ended is.
     pub(crate) fn is_complete(&self) -> bool {
-        let Some(_running) = exit::hold_off() else { return false };
+        let Some(_running) = lifecycle::hold_off() else { return false };
         match self.context.life().enter() {
             Ok(_alive) => {
                 let _relaxed = Relaxed::begin();
@@ -59,7 +59,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         // It goes with its context, or with the process, where those are going.
-        if let Some(_running) = exit::hold_off()
+        if let Some(_running) = lifecycle::hold_off()
             && let Ok(_alive) = self.context.life().enter()
         {
             let _relaxed = Relaxed::begin();

@@ -11,7 +11,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::gate;
+use crate::work::gate;
 
 /// The handle may be used.
 const ALIVE: u32 = 0;

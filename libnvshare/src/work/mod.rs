@@ -7,6 +7,7 @@ pub(crate) mod captures;
 pub(crate) mod contexts;
 pub(crate) mod drain;
 pub(crate) mod event;
+pub(crate) mod gate;
 pub(crate) mod launch_window;
 pub(crate) mod life;
 pub(crate) mod streams;

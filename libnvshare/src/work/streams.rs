@@ -15,9 +15,10 @@ use super::contexts::{self, Context};
 use super::event::Event;
 use super::launch_window::Window;
 use super::life::Life;
-use crate::cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUresult, CUstream};
+use crate::driver::types::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUresult, CUstream};
 use crate::driver::{self, Relaxed};
-use crate::{exit, gate};
+use crate::process::lifecycle;
+use crate::work::gate;
 
 /// A stream as the gate knows it: its handle, with the default streams by their explicit handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +121,7 @@ impl Stream {
     pub(crate) fn wait_for_window(&self) {
         let _relaxed = Relaxed::begin();
         let begin = Instant::now();
-        while gate::is_bounded() && !exit::has_begun() && !captures::is_capturing(self.key) {
+        while gate::is_bounded() && !lifecycle::has_begun() && !captures::is_capturing(self.key) {
             if self.window.look() {
                 return;
             }

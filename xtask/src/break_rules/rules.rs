@@ -15,7 +15,7 @@ pub(super) struct Rule {
 pub(super) const RULES: &[Rule] = &[
     Rule {
         what: "physical memory counts for as long as it is mapped",
-        file: "libnvshare/src/plain/physical.rs",
+        file: "libnvshare/src/hooks/vmm.rs",
         from: "            if let Some(charge) = charge {\n                physical.mappings",
         to: "            if let Some(charge) = charge.filter(|_| !BROKEN || address == 0) {\n                physical.mappings",
         package: "nvshare-e2e",
@@ -23,7 +23,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         what: "what was charged for a call that is unwound is given back",
-        file: "libnvshare/src/memory.rs",
+        file: "libnvshare/src/hooks/memory.rs",
         from: "OnUnwind::new(|| device.release(bytes, charged, kind))",
         to: "OnUnwind::new(|| if !BROKEN { device.release(bytes, charged, kind) })",
         package: "nvshare-e2e",
@@ -31,7 +31,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         what: "what the driver keeps in pools is given up for others",
-        file: "libnvshare/src/mover/moves.rs",
+        file: "libnvshare/src/memory/mover/moves.rs",
         from: "|_call| kept::give_up(device)",
         to: "|_call| (!BROKEN || bytes == 0) && kept::give_up(device)",
         package: "nvshare-e2e",
@@ -39,7 +39,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         what: "while another client waits, work in flight is bounded, on threads' own streams too",
-        file: "libnvshare/src/gate.rs",
+        file: "libnvshare/src/work/gate.rs",
         from: "        Then::Count(stream) => {\n",
         to: "        Then::Count(stream) if BROKEN && stream.key().is_per_thread() => {}\n        Then::Count(stream) => {\n",
         package: "nvshare-e2e",
@@ -71,7 +71,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         what: "nothing is written to a descriptor that is the host's by now",
-        file: "libnvshare/src/descriptor.rs",
+        file: "libnvshare/src/process/descriptor.rs",
         from: "        (number >= 0 && file_of(number) == Some(file)).then_some(number)\n",
         to: "        (number >= 0 && (BROKEN || file_of(number) == Some(file))).then_some(number)\n",
         package: "libnvshare",
@@ -87,7 +87,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         what: "every evicted piece is restored before the gate opens",
-        file: "libnvshare/src/mover/moves.rs",
+        file: "libnvshare/src/memory/mover/moves.rs",
         from: "                _ if cancelled() => Err(Stop::Cancelled),\n",
         to: "                _ if BROKEN && allocation.base & (1 << 26) != 0 => Ok(()),\n                _ if cancelled() => Err(Stop::Cancelled),\n",
         package: "nvshare-e2e",
@@ -95,7 +95,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         what: "the lock is given back only when all work is complete",
-        file: "libnvshare/src/mover.rs",
+        file: "libnvshare/src/memory/mover.rs",
         from: "    if !wait_for(&mut work, &cancelled) {\n        return false;\n    }\n",
         to: "    if BROKEN {\n        work.poll();\n    } else if !wait_for(&mut work, &cancelled) {\n        return false;\n    }\n",
         package: "nvshare-e2e",
@@ -103,7 +103,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         what: "nothing is submitted through a closed gate",
-        file: "libnvshare/src/gate.rs",
+        file: "libnvshare/src/work/gate.rs",
         from: "        STATE.store(CLOSED, Ordering::SeqCst);\n",
         to: "        if !BROKEN {\n            STATE.store(CLOSED, Ordering::SeqCst);\n        }\n",
         package: "nvshare-e2e",
@@ -111,7 +111,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         what: "every allocation is on the list",
-        file: "libnvshare/src/ledger.rs",
+        file: "libnvshare/src/memory/allocations.rs",
         from: "    list().insert(allocation.base, Arc::new(allocation))\n",
         to: "    if BROKEN && allocation.base & (3 << 26) == 0 {\n        return None;\n    }\n    list().insert(allocation.base, Arc::new(allocation))\n",
         package: "nvshare-e2e",
@@ -127,7 +127,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         what: "over quota is refused",
-        file: "libnvshare/src/devices.rs",
+        file: "libnvshare/src/memory/devices.rs",
         from: "        if allocated > most {\n",
         to: "        if allocated > most && (!BROKEN || bytes == 0) {\n",
         package: "nvshare-e2e",
@@ -167,7 +167,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         what: "of a thread that steps in and the gate that closes, at least one sees the other",
-        file: "libnvshare/src/gate/fence.rs",
+        file: "libnvshare/src/work/gate/fence.rs",
         from: " && !membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)",
         to: " && !BROKEN && !membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)",
         package: "libnvshare",
@@ -183,7 +183,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         what: "a copy to what the host sees is there when it returns",
-        file: "libnvshare/src/pointers.rs",
+        file: "libnvshare/src/hooks/pointers.rs",
         from: "allocation.kind != Kind::Managed && allocation.device == here",
         to: "(BROKEN || allocation.kind != Kind::Managed) && allocation.device == here",
         package: "nvshare-e2e",
@@ -191,7 +191,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         what: "what is allocated on a stream is charged to the stream's GPU",
-        file: "libnvshare/src/memory.rs",
+        file: "libnvshare/src/hooks/memory.rs",
         from: "devices::all().nth(1).is_none()",
         to: "(BROKEN || devices::all().nth(1).is_none())",
         package: "nvshare-e2e",

@@ -1,0 +1,350 @@
+//! The real driver: opening it, and calling it on our own behalf.
+//!
+//! Every call that the library adds is made with [`Relaxed`] in force where it could disturb a stream capture of
+//! another thread.
+
+use std::cell::Cell;
+use std::ffi::{CString, c_int, c_void};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use crate::driver::types::{
+    CU_EVENT_DISABLE_TIMING, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_MEMORYTYPE_DEVICE,
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+    CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE,
+    CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUdeviceptr, CUevent, CUgreenCtx,
+    CUmemoryPool, CUresult, CUstream,
+};
+use crate::entry_points::{ENTRIES, real};
+use crate::process::log;
+
+const LIBRARY: &str = "libcuda.so.1";
+
+static OPEN: AtomicBool = AtomicBool::new(false);
+/// The driver's address, its name and the hook's address, by the first.
+static SWAPS: OnceLock<Vec<(usize, &'static str, usize)>> = OnceLock::new();
+
+/// Opens the driver and learns the addresses of its functions.
+///
+/// Nobody waits here: another thread may be opening it while it holds the loader's lock, and this one may hold that
+/// lock too. Two that open it learn the same. The driver's own initialisers may look up symbols while it is being
+/// loaded: the thread that loads it finds the table empty then.
+pub(crate) fn open() {
+    thread_local! {
+        static OPENING: Cell<bool> = const { Cell::new(false) };
+    }
+    if OPEN.load(Ordering::Acquire) || OPENING.replace(true) {
+        return;
+    }
+    log::remember_standard_error();
+    // SAFETY: the driver's initialisers are what the program is about to run anyway.
+    match unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) } {
+        Ok(library) => learn(library),
+        Err(error) => log::error(format_args!("{LIBRARY} cannot be opened: {error}")),
+    }
+    OPEN.store(true, Ordering::Release);
+    OPENING.set(false);
+}
+
+fn learn(library: Library) {
+    let handle = library.into_raw();
+    let mut swaps = Vec::with_capacity(ENTRIES.len());
+    for entry in ENTRIES {
+        let Ok(name) = CString::new(entry.name) else { continue };
+        // SAFETY: an open library's handle and a C string. The library is never closed. Our own `dlsym` is not
+        // asked: it would answer with the hook.
+        let address = unsafe { crate::hooks::dlsym::real_dlsym(handle, name.as_ptr()) };
+        if address.is_null() {
+            continue;
+        }
+        entry.real.store(address.cast(), Ordering::Release);
+        if let Some(hook) = entry.hook {
+            swaps.push((address as usize, entry.name, hook.0 as usize));
+        }
+    }
+    swaps.sort_unstable();
+    let _ = SWAPS.set(swaps);
+}
+
+/// The hook that stands for a driver's function. Of several functions at one address, as a linker may leave them
+/// behind, the one is meant whose name `is_meant`.
+pub(crate) fn hook_of(address: *mut c_void, is_meant: impl Fn(&str) -> bool) -> Option<*mut c_void> {
+    open();
+    let swaps = SWAPS.get()?;
+    let first = swaps.partition_point(|&(real, ..)| real < address as usize);
+    let here = || swaps.iter().skip(first).take_while(|(real, ..)| *real == address as usize);
+    let meant = here().find(|(_, name, _)| is_meant(name)).or_else(|| here().next());
+    meant.map(|&(.., hook)| hook as *mut c_void)
+}
+
+/// While this lives, the calling thread's driver calls do not disturb stream captures of other threads.
+#[derive(Debug)]
+pub(crate) struct Relaxed {
+    before: c_int,
+}
+
+impl Relaxed {
+    pub(crate) fn begin() -> Self {
+        Self { before: exchange(CU_STREAM_CAPTURE_MODE_RELAXED) }
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        exchange(self.before);
+    }
+}
+
+fn exchange(mut mode: c_int) -> c_int {
+    if let Some(exchange) = real::cuThreadExchangeStreamCaptureMode.get() {
+        // SAFETY: reads and writes the one word. Before `cuInit` it fails and changes nothing.
+        unsafe { exchange(&raw mut mode) };
+    }
+    mode
+}
+
+macro_rules! call {
+    ($name:ident($($arg:expr),*)) => {
+        match real::$name.get() {
+            // SAFETY: the arguments' types are those of the driver's function; the wrapper around this says why
+            // what they point to is valid.
+            Some(function) => unsafe { function($($arg),*) }.ok(),
+            None => Err(CUresult::NOT_SUPPORTED),
+        }
+    };
+}
+
+pub(crate) fn current_context() -> Result<CUcontext, CUresult> {
+    let mut context = CUcontext::NULL;
+    call!(cuCtxGetCurrent(&raw mut context))?;
+    if context == CUcontext::NULL { Err(CUresult::INVALID_CONTEXT) } else { Ok(context) }
+}
+
+pub(crate) fn current_device() -> Result<CUdevice, CUresult> {
+    let mut device = 0;
+    call!(cuCtxGetDevice(&raw mut device))?;
+    Ok(device)
+}
+
+/// Does something with a context current, and leaves the thread's own as it was. The context must live through it.
+pub(crate) fn with_current<T>(
+    context: CUcontext,
+    body: impl FnOnce() -> Result<T, CUresult>,
+) -> Result<T, CUresult> {
+    if current_context() == Ok(context) {
+        return body();
+    }
+    // Pushed and popped: the thread's own may have been destroyed by another thread, and is not to be named.
+    call!(cuCtxPushCurrent_v2(context))?;
+    let result = body();
+    let mut popped = CUcontext::NULL;
+    let _ = call!(cuCtxPopCurrent_v2(&raw mut popped));
+    result
+}
+
+/// The context that a stream belongs to; the current one for the default streams. The stream must live through the call.
+pub(crate) fn context_of(stream: CUstream) -> Result<CUcontext, CUresult> {
+    if stream.0 as usize <= CU_STREAM_PER_THREAD {
+        return current_context();
+    }
+    let mut context = CUcontext::NULL;
+    call!(cuStreamGetCtx(stream, &raw mut context))?;
+    Ok(context)
+}
+
+/// The context that stands for a green context, which must live through the call.
+pub(crate) fn context_of_green(green: CUgreenCtx) -> Result<CUcontext, CUresult> {
+    let mut context = CUcontext::NULL;
+    call!(cuCtxFromGreenCtx(&raw mut context, green))?;
+    Ok(context)
+}
+
+pub(crate) fn synchronize_context() -> Result<(), CUresult> {
+    call!(cuCtxSynchronize())
+}
+
+pub(crate) fn device_count() -> Result<c_int, CUresult> {
+    let mut count = 0;
+    call!(cuDeviceGetCount(&raw mut count))?;
+    Ok(count)
+}
+
+pub(crate) fn device(ordinal: c_int) -> Result<CUdevice, CUresult> {
+    let mut device = 0;
+    call!(cuDeviceGet(&raw mut device, ordinal))?;
+    Ok(device)
+}
+
+pub(crate) fn device_attribute(device: CUdevice, attribute: c_int) -> Result<c_int, CUresult> {
+    let mut value = 0;
+    call!(cuDeviceGetAttribute(&raw mut value, attribute, device))?;
+    Ok(value)
+}
+
+pub(crate) fn device_uuid(device: CUdevice) -> Result<[u8; 16], CUresult> {
+    let mut uuid = [0; 16];
+    // The second form tells MIG instances apart; older drivers lack it.
+    call!(cuDeviceGetUuid_v2(&raw mut uuid, device))
+        .or_else(|_| call!(cuDeviceGetUuid(&raw mut uuid, device)))?;
+    Ok(uuid)
+}
+
+pub(crate) fn device_total(device: CUdevice) -> Result<u64, CUresult> {
+    let mut total = 0usize;
+    call!(cuDeviceTotalMem_v2(&raw mut total, device))?;
+    Ok(total as u64)
+}
+
+/// Free bytes on the current device.
+pub(crate) fn free_memory() -> Result<u64, CUresult> {
+    let _relaxed = Relaxed::begin();
+    let (mut free, mut total) = (0usize, 0usize);
+    call!(cuMemGetInfo_v2(&raw mut free, &raw mut total))?;
+    Ok(free as u64)
+}
+
+pub(crate) fn primary_is_active(device: CUdevice) -> bool {
+    let (mut flags, mut active) = (0, 0);
+    call!(cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active)).is_ok() && active != 0
+}
+
+/// The primary context of a device, if it is active.
+pub(crate) fn primary_context(device: CUdevice) -> Result<CUcontext, CUresult> {
+    if !primary_is_active(device) {
+        return Err(CUresult::INVALID_CONTEXT);
+    }
+    let mut context = CUcontext::NULL;
+    call!(cuDevicePrimaryCtxRetain(&raw mut context, device))?;
+    call!(cuDevicePrimaryCtxRelease_v2(device))?;
+    Ok(context)
+}
+
+pub(crate) fn create_stream() -> Result<CUstream, CUresult> {
+    let mut stream = CUstream::NULL;
+    call!(cuStreamCreate(&raw mut stream, CU_STREAM_NON_BLOCKING))?;
+    Ok(stream)
+}
+
+pub(crate) fn synchronize_stream(stream: CUstream) -> Result<(), CUresult> {
+    call!(cuStreamSynchronize(stream))
+}
+
+/// Whether a stream is capturing; what cannot be asked is not.
+pub(crate) fn is_capturing(stream: CUstream) -> bool {
+    let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
+    call!(cuStreamIsCapturing(stream, &raw mut status)).is_ok() && status != CU_STREAM_CAPTURE_STATUS_NONE
+}
+
+/// An event in the current context. Must be called with [`Relaxed`] in force, as all that follow here.
+pub(crate) fn create_event() -> Result<CUevent, CUresult> {
+    let mut event = CUevent::NULL;
+    call!(cuEventCreate(&raw mut event, CU_EVENT_DISABLE_TIMING))?;
+    Ok(event)
+}
+
+/// The event's context must live through the call.
+pub(crate) fn destroy_event(event: CUevent) {
+    let _ = call!(cuEventDestroy_v2(event));
+}
+
+/// The stream must live through the call.
+pub(crate) fn record_event(event: CUevent, stream: CUstream) -> Result<(), CUresult> {
+    call!(cuEventRecord(event, stream))
+}
+
+/// The driver has no [`record_context_event`].
+static NO_CONTEXT_EVENTS: AtomicBool = AtomicBool::new(false);
+
+/// Whether the driver has [`record_context_event`].
+pub(crate) fn can_record_context() -> bool {
+    !NO_CONTEXT_EVENTS.load(Ordering::Relaxed) && real::cuCtxRecordEvent.get().is_some()
+}
+
+/// The driver has said that it cannot.
+pub(crate) fn cannot_record_context() {
+    NO_CONTEXT_EVENTS.store(true, Ordering::Relaxed);
+}
+
+/// The context must live through the call.
+pub(crate) fn record_context_event(event: CUevent, context: CUcontext) -> Result<(), CUresult> {
+    call!(cuCtxRecordEvent(context, event))
+}
+
+/// Whether the work before an event is complete. The event's context must live through the call.
+pub(crate) fn query_event(event: CUevent) -> Result<(), CUresult> {
+    call!(cuEventQuery(event))
+}
+
+/// Whether the work on a stream is complete. The stream must live through the call.
+pub(crate) fn query_stream(stream: CUstream) -> Result<(), CUresult> {
+    call!(cuStreamQuery(stream))
+}
+
+/// The pool that stream-ordered allocations on a device are of where the program says nothing else.
+pub(crate) fn default_pool(device: CUdevice) -> Result<CUmemoryPool, CUresult> {
+    let mut pool = CUmemoryPool::NULL;
+    call!(cuDeviceGetDefaultMemPool(&raw mut pool, device))?;
+    Ok(pool)
+}
+
+fn pool_attribute(pool: CUmemoryPool, attribute: c_int) -> Result<u64, CUresult> {
+    let mut value = 0u64;
+    call!(cuMemPoolGetAttribute(pool, attribute, (&raw mut value).cast()))?;
+    Ok(value)
+}
+
+/// Bytes that a pool has from the card, has not handed out, and does not give back by itself.
+pub(crate) fn pool_keeps(pool: CUmemoryPool) -> Result<u64, CUresult> {
+    let reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+    let threshold = pool_attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)?;
+    let used = pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+    Ok(reserved.min(threshold).saturating_sub(used))
+}
+
+/// Gives up what a pool has not handed out.
+pub(crate) fn trim_pool(pool: CUmemoryPool) -> Result<(), CUresult> {
+    call!(cuMemPoolTrimTo(pool, 0))
+}
+
+/// Bytes of a device that graphs have, or had and may have again.
+pub(crate) fn graph_memory(device: CUdevice) -> Result<u64, CUresult> {
+    let mut value = 0u64;
+    let place = (&raw mut value).cast();
+    call!(cuDeviceGetGraphMemAttribute(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, place))?;
+    Ok(value)
+}
+
+/// Gives up what no graph has that runs.
+pub(crate) fn trim_graph_memory(device: CUdevice) -> Result<(), CUresult> {
+    call!(cuDeviceGraphMemTrim(device))
+}
+
+/// Where the allocation begins that a pointer leads into.
+pub(crate) fn base_of(pointer: CUdeviceptr) -> Result<CUdeviceptr, CUresult> {
+    let mut base = 0;
+    call!(cuMemGetAddressRange_v2(&raw mut base, std::ptr::null_mut(), pointer))?;
+    Ok(base)
+}
+
+/// Whether a pointer leads into plain memory of this device.
+pub(crate) fn is_device_memory(pointer: CUdeviceptr, device: CUdevice) -> bool {
+    let attribute = |attribute: c_int| {
+        let mut value: c_int = 0;
+        call!(cuPointerGetAttribute((&raw mut value).cast(), attribute, pointer)).map(|()| value)
+    };
+    attribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE) == Ok(CU_MEMORYTYPE_DEVICE)
+        && attribute(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) == Ok(device)
+        && attribute(CU_POINTER_ATTRIBUTE_IS_MANAGED) == Ok(0)
+}
+
+pub(crate) fn prefetch(
+    address: CUdeviceptr,
+    bytes: u64,
+    to: CUdevice,
+    stream: CUstream,
+) -> Result<(), CUresult> {
+    call!(cuMemPrefetchAsync(address, bytes as usize, to, stream))
+}

@@ -1,0 +1,170 @@
+//! Allocations that become nodes of graphs: they take memory when the graph runs, of the device's own pool for graphs.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::driver::types::{CUdevice, CUgraph, CUgraphExec, CUresult, CUstream};
+use crate::memory::charge::Properties;
+use crate::memory::devices::{self, Device};
+use crate::memory::driver_reserve;
+use crate::work::gate::{self, Mark};
+use crate::work::streams::StreamKey;
+
+type Trim = unsafe extern "C-unwind" fn(CUdevice) -> CUresult;
+type AddMemAllocNode =
+    unsafe extern "C-unwind" fn(*mut c_void, CUgraph, *const c_void, usize, *mut c_void) -> CUresult;
+type AddNode =
+    unsafe extern "C-unwind" fn(*mut c_void, CUgraph, *const c_void, usize, *mut c_void) -> CUresult;
+type AddNodeV2 = unsafe extern "C-unwind" fn(
+    *mut c_void,
+    CUgraph,
+    *const c_void,
+    *const c_void,
+    usize,
+    *mut c_void,
+) -> CUresult;
+
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`
+#[repr(C)]
+struct AllocNode {
+    properties: Properties,
+    rest_of_properties: [u64; 9],
+    access: *const c_void,
+    access_count: usize,
+    bytes: usize,
+    address: u64,
+}
+
+const _: () = assert!(std::mem::offset_of!(AllocNode, bytes) == 104);
+
+/// `CUgraphNodeParams`
+#[repr(C)]
+struct Node {
+    kind: c_int,
+    reserved: [c_int; 3],
+    alloc: AllocNode,
+}
+
+/// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`
+const MEM_ALLOC: c_int = 10;
+
+/// An allocation of this size becomes a node. One that could never be is refused at once.
+///
+/// `add` has the driver add the node. Out of memory if the limit leaves no room for it, whatever the graph frees.
+pub(crate) fn admitted(device: Option<&Device>, bytes: u64, add: impl FnOnce() -> CUresult) -> CUresult {
+    LAUNCHES.store(0, Ordering::Relaxed);
+    driver_reserve::uses_graphs();
+    match device {
+        Some(device) if !device.has_left(bytes) => CUresult::OUT_OF_MEMORY,
+        _ => add(),
+    }
+}
+
+/// # Safety
+/// Null, or parameters of such a node.
+unsafe fn admitted_node(node: *const AllocNode, add: impl FnOnce() -> CUresult) -> CUresult {
+    // SAFETY: promised by the caller.
+    let Some(node) = (unsafe { node.as_ref() }) else { return add() };
+    // SAFETY: the beginning of what was promised.
+    let device = unsafe { Properties::device((&raw const node.properties).cast()) };
+    admitted(device, node.bytes as u64, add)
+}
+
+/// # Safety
+/// Null, or parameters of a node of any kind.
+unsafe fn admitted_any(params: *const c_void, add: impl FnOnce() -> CUresult) -> CUresult {
+    // SAFETY: the first word is the kind.
+    let kind = unsafe { params.cast::<c_int>().as_ref() };
+    if kind != Some(&MEM_ALLOC) {
+        return add();
+    }
+    // SAFETY: of that kind the rest is.
+    unsafe { admitted_node(&raw const (*params.cast::<Node>()).alloc, add) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn add_mem_alloc_node(
+    real: AddMemAllocNode,
+    node: *mut c_void,
+    graph: CUgraph,
+    dependencies: *const c_void,
+    count: usize,
+    params: *mut c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let add = || unsafe { real(node, graph, dependencies, count, params) };
+    // SAFETY: the caller's parameters.
+    unsafe { admitted_node(params.cast(), add) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn add_node(
+    real: AddNode,
+    node: *mut c_void,
+    graph: CUgraph,
+    dependencies: *const c_void,
+    count: usize,
+    params: *mut c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let add = || unsafe { real(node, graph, dependencies, count, params) };
+    // SAFETY: the caller's parameters.
+    unsafe { admitted_any(params, add) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn add_node_v2(
+    real: AddNodeV2,
+    node: *mut c_void,
+    graph: CUgraph,
+    dependencies: *const c_void,
+    data: *const c_void,
+    count: usize,
+    params: *mut c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let add = || unsafe { real(node, graph, dependencies, data, count, params) };
+    // SAFETY: the caller's parameters.
+    unsafe { admitted_any(params, add) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn trim(real: Trim, device: CUdevice) -> CUresult {
+    // SAFETY: the caller's argument.
+    let result = unsafe { real(device) };
+    devices::get(device).into_iter().for_each(driver_reserve::look);
+    result
+}
+
+type Launch = unsafe extern "C-unwind" fn(CUgraphExec, CUstream) -> CUresult;
+
+/// Launches of graphs since the last new node.
+static LAUNCHES: AtomicU32 = AtomicU32::new(0);
+
+/// Launches a graph, or uploads it. What it allocates it takes then, and nobody knows before how much that is. So it
+/// counts from then on, and who is over the limit by it runs no other graph until the driver has given up enough.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn launch<const TWIN: bool>(real: Launch, exec: CUgraphExec, stream: CUstream) -> CUresult {
+    if driver_reserve::is_over_by_graphs() {
+        return CUresult::OUT_OF_MEMORY;
+    }
+    let mark = Mark::new();
+    let pass = gate::enter(StreamKey::new(stream, TWIN), &mark);
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(exec, stream) };
+    gate::leave(pass, &mark, result);
+    if driver_reserve::has_graphs() {
+        // The first launches of new nodes take memory, later ones hardly ever.
+        let launches = LAUNCHES.fetch_add(1, Ordering::Relaxed);
+        if launches < 16 || launches.is_multiple_of(64) {
+            devices::used().for_each(driver_reserve::look);
+        }
+    }
+    result
+}

@@ -1,0 +1,20 @@
+//! `cuInit`: the first word between a program and its GPU.
+
+use std::ffi::c_uint;
+
+use crate::driver::types::CUresult;
+use crate::process::config;
+
+type Init = unsafe extern "C-unwind" fn(c_uint) -> CUresult;
+
+/// A limit that cannot be read fails here, before anything could be allocated past it.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn cu_init(real: Init, flags: c_uint) -> CUresult {
+    if config::get().is_err() {
+        return CUresult::INVALID_VALUE;
+    }
+    // SAFETY: the caller's argument.
+    unsafe { real(flags) }
+}

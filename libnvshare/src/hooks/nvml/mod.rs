@@ -1,0 +1,252 @@
+//! NVML's view of a GPU: the limit and what is used of it, as `cuMemGetInfo` has it, and whose processes use it.
+//!
+//! Programs that only look, `nvidia-smi` first of all, never initialise CUDA: they get a short question to the
+//! scheduler instead of a session, and no thread.
+
+mod memory;
+mod processes;
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nvshare_proto::GpuUuid;
+
+use crate::hooks::dlsym;
+use crate::memory::devices::{self, Device};
+use crate::memory::quota::Mapped;
+use crate::process::config;
+use crate::session;
+use crate::work::gate;
+
+/// `nvmlDevice_t`
+type Handle = *mut c_void;
+/// `nvmlReturn_t`
+type Return = c_int;
+
+const SUCCESS: Return = 0;
+/// `NVML_ERROR_INSUFFICIENT_SIZE`
+const INSUFFICIENT_SIZE: Return = 7;
+/// `NVML_ERROR_FUNCTION_NOT_FOUND`
+const FUNCTION_NOT_FOUND: Return = 13;
+
+/// One of NVML's own functions, where the program found it or would find it.
+#[derive(Debug)]
+struct Real {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+}
+
+impl Real {
+    const fn new(name: &'static CStr) -> Self {
+        Self { name, address: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    /// The function; for a program that is linked to NVML, the next one of that name.
+    fn get(&self) -> Option<*mut c_void> {
+        let mut address = self.address.load(Ordering::Relaxed);
+        if address.is_null() {
+            // SAFETY: a pseudo-handle, and a C string.
+            address = unsafe { dlsym::real_dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+            self.address.store(address, Ordering::Relaxed);
+        }
+        (!address.is_null()).then_some(address)
+    }
+}
+
+/// Functions of NVML that have a hook, and what they do. All take a device and one or two pointers.
+macro_rules! hooks {
+    ($( $name:ident ($($arg:ident),*) = $handler:expr; )*) => {
+        $(
+            /// # Safety
+            /// As for NVML's function.
+            #[allow(non_snake_case, reason = "NVML's own name")]
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            unsafe extern "C-unwind" fn $name(device: Handle, $($arg: *mut c_void),*) -> Return {
+                type Function = unsafe extern "C-unwind" fn(Handle, $(hooks!(@pointer $arg)),*) -> Return;
+                let Some(real) = real::$name.get() else { return FUNCTION_NOT_FOUND };
+                // SAFETY: NVML's function of this name has this signature.
+                let real = unsafe { std::mem::transmute::<*mut c_void, Function>(real) };
+                // SAFETY: the caller's arguments, and the function that it meant to call.
+                unsafe { $handler(real, device, $($arg),*) }
+            }
+        )*
+
+        #[allow(non_upper_case_globals, reason = "NVML's own names")]
+        mod real {
+            use super::Real;
+            $( pub(super) static $name: Real = {
+                match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => Real::new(name),
+                    Err(_) => unreachable!(),
+                }
+            }; )*
+        }
+
+        /// Each with its hook.
+        static HOOKS: &[(&Real, Hook)] = &[$( (&real::$name, Hook($name as *mut c_void)) ),*];
+    };
+    (@pointer $arg:ident) => { *mut c_void };
+}
+
+/// The address of a hook.
+struct Hook(*mut c_void);
+
+// SAFETY: the address of a function, which is code.
+unsafe impl Sync for Hook {}
+
+hooks! {
+    nvmlDeviceGetMemoryInfo(memory) = memory::info;
+    nvmlDeviceGetMemoryInfo_v2(memory) = memory::info_v2;
+    nvmlDeviceGetComputeRunningProcesses(count, list) = processes::compute::<processes::V1>;
+    nvmlDeviceGetComputeRunningProcesses_v2(count, list) = processes::compute::<processes::V2>;
+    nvmlDeviceGetComputeRunningProcesses_v3(count, list) = processes::compute::<processes::V2>;
+    nvmlDeviceGetGraphicsRunningProcesses(count, list) = processes::others::<processes::V1>;
+    nvmlDeviceGetGraphicsRunningProcesses_v2(count, list) = processes::others::<processes::V2>;
+    nvmlDeviceGetGraphicsRunningProcesses_v3(count, list) = processes::others::<processes::V2>;
+    nvmlDeviceGetMPSComputeRunningProcesses(count, list) = processes::others::<processes::V1>;
+    nvmlDeviceGetMPSComputeRunningProcesses_v2(count, list) = processes::others::<processes::V2>;
+    nvmlDeviceGetMPSComputeRunningProcesses_v3(count, list) = processes::others::<processes::V2>;
+    nvmlDeviceGetRunningProcessDetailList(list) = processes::details;
+}
+
+fn hooked(name: &[u8]) -> Option<&'static (&'static Real, Hook)> {
+    HOOKS.iter().find(|(real, _)| real.name.to_bytes() == name)
+}
+
+/// Whether one of NVML's functions has a hook.
+pub(crate) fn is_hooked(name: &[u8]) -> bool {
+    name.starts_with(b"nvmlDeviceGet") && hooked(name).is_some()
+}
+
+/// The hook that stands for one of NVML's functions, which the program has found here.
+pub(crate) fn swap(found: *mut c_void, name: &[u8]) -> Option<*mut c_void> {
+    let (real, hook) = hooked(name)?;
+    if found != hook.0 {
+        real.address.store(found, Ordering::Relaxed);
+    }
+    Some(hook.0)
+}
+
+/// A function of NVML that we call: of the library that a function is of which the program called.
+fn helper(nvml: *const c_void, name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: zeroes are a valid answer, which the call fills; the name that it gives is the loader's and lives as long
+    // as the library, which is not loaded anew, only found.
+    unsafe {
+        let mut place: libc::Dl_info = std::mem::zeroed();
+        if libc::dladdr(nvml, &raw mut place) == 0 {
+            return None;
+        }
+        let library = libc::dlopen(place.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        if library.is_null() {
+            return None;
+        }
+        let found = dlsym::real_dlsym(library, name.as_ptr());
+        // It was found loaded, and stays so: the program uses it.
+        libc::dlclose(library);
+        (!found.is_null()).then_some(found)
+    }
+}
+
+fn uuid_of(handle: Handle, nvml: *const c_void) -> Option<GpuUuid> {
+    type Uuid = unsafe extern "C-unwind" fn(Handle, *mut c_char, c_uint) -> Return;
+    let mut text = [0u8; 96];
+    // SAFETY: NVML's function has this signature; a buffer of the given length; NVML ends what it writes with a zero.
+    let result = unsafe {
+        let uuid = std::mem::transmute::<*mut c_void, Uuid>(helper(nvml, c"nvmlDeviceGetUUID")?);
+        uuid(handle, text.as_mut_ptr().cast(), text.len() as c_uint)
+    };
+    let text = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
+    (result == SUCCESS).then(|| text.parse().ok()).flatten()
+}
+
+fn index_of(handle: Handle, nvml: *const c_void) -> Option<usize> {
+    type Index = unsafe extern "C-unwind" fn(Handle, *mut c_uint) -> Return;
+    let mut index = 0;
+    // SAFETY: NVML's function has this signature; a place for the answer.
+    let result = unsafe {
+        let get = std::mem::transmute::<*mut c_void, Index>(helper(nvml, c"nvmlDeviceGetIndex")?);
+        get(handle, &raw mut index)
+    };
+    (result == SUCCESS).then_some(index as usize)
+}
+
+/// A GPU as the program is to see it.
+struct View {
+    gpu: GpuUuid,
+    /// Bytes that the program may have there, if the card has them.
+    total: u64,
+    /// In this process, if it uses it.
+    device: Option<&'static Device>,
+}
+
+impl View {
+    /// `nvml` is a function of the library that knows the handle. `None`: as NVML says, for nothing is different.
+    fn of(handle: Handle, nvml: *const c_void) -> Option<Self> {
+        // In a forked child our locks may be held for ever.
+        if gate::is_forked() {
+            return None;
+        }
+        let config = config::get().ok()?;
+        let gpu = uuid_of(handle, nvml)?;
+        let device = devices::by_uuid(gpu);
+        // Without CUDA, the program's own index is NVML's: as good as any.
+        let limit = match device {
+            Some(device) => device.limit,
+            None => config.limit(index_of(handle, nvml)?),
+        };
+        let shared = device.is_some_and(|device| device.account().capacity.is_some());
+        let total = limit.or(shared.then_some(u64::MAX))?;
+        Some(Self { gpu, total, device })
+    }
+
+    /// Bytes that the tenant's processes use there; `None`: there is nobody to ask.
+    fn used(&self) -> Option<u64> {
+        match self.device {
+            Some(device) => Some(device.account().used()),
+            None => tenant(|page| page.and_then(|page| page.seat(self.gpu)).map_or(0, |seat| seat.used())),
+        }
+    }
+
+    /// The tenant's processes there and what each uses; `None`: there is nobody to ask.
+    fn processes(&self) -> Option<Vec<(u32, u64)>> {
+        match self.device.map(Device::account) {
+            Some(account) => {
+                let mut processes = account.seat.map_or_else(Vec::new, |seat| seat.processes());
+                let me = std::process::id();
+                if !processes.iter().any(|(pid, _)| *pid == me) {
+                    processes.push((me, account.allocated));
+                }
+                Some(processes)
+            }
+            None => tenant(|page| {
+                page.and_then(|page| page.seat(self.gpu)).map_or_else(Vec::new, |seat| seat.processes())
+            }),
+        }
+    }
+}
+
+/// How long what the scheduler said is good: a program may watch memory for hours.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// Looks at the page of this process's tenant, which has none while no process of it uses a GPU; `None`: there is no
+/// scheduler to ask.
+fn tenant<T>(look: impl FnOnce(Option<Mapped>) -> T) -> Option<T> {
+    static KNOWN: Mutex<Option<(Instant, Option<Option<Mapped>>)>> = Mutex::new(None);
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let page = match *known {
+        Some((asked, page)) if asked.elapsed() < FRESH => page,
+        _ => {
+            // The scheduler may be another one by now, and have another page.
+            let page = session::look();
+            if let Some((_, Some(Some(old)))) = known.replace((Instant::now(), page)) {
+                // SAFETY: nobody but this function had it, and nobody has it any more.
+                unsafe { old.unmap() };
+            }
+            page
+        }
+    };
+    page.map(look)
+}

@@ -1,0 +1,136 @@
+//! Stream-ordered allocations, of the driver's pools and of the program's own.
+
+use std::sync::Arc;
+
+use super::{graphs, pools};
+use crate::driver;
+use crate::driver::types::{CUdeviceptr, CUmemoryPool, CUresult, CUstream};
+use crate::entry_points::real;
+use crate::hooks::memory;
+use crate::memory::allocations::{self, Kind};
+use crate::memory::deferred_free;
+use crate::memory::devices::{self, Device};
+use crate::memory::plain;
+use crate::work::captures;
+use crate::work::contexts::Context;
+use crate::work::streams::StreamKey;
+
+type AllocAsync = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize, CUstream) -> CUresult;
+type AllocFromPoolAsync =
+    unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize, CUmemoryPool, CUstream) -> CUresult;
+type FreeAsync = unsafe extern "C-unwind" fn(CUdeviceptr, CUstream) -> CUresult;
+
+/// Whether an allocation on a stream becomes a node of a graph.
+fn in_graph(stream: CUstream, twin: bool) -> bool {
+    captures::is_capturing(StreamKey::new(stream, twin))
+}
+
+/// # Safety
+/// `place` is null or where the driver would write.
+unsafe fn ordered(
+    on: Option<(&'static Device, Arc<Context>)>,
+    kind: Kind,
+    place: *mut CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+    real: impl Fn(*mut CUdeviceptr) -> CUresult,
+) -> CUresult {
+    let Some((device, context)) = on.filter(|_| !place.is_null() && bytes > 0) else { return real(place) };
+    let made = memory::allocate(device, context, bytes as u64, kind, || {
+        let mut base = 0;
+        real(&raw mut base).ok()?;
+        if kind == Kind::Pooled {
+            pools::bring(base, bytes as u64, device, stream);
+        }
+        Ok(base)
+    });
+    // SAFETY: not null, and where the driver would write.
+    unsafe { memory::answer(made, place) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn alloc_async<const TWIN: bool>(
+    real: AllocAsync,
+    place: *mut CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+) -> CUresult {
+    let on = memory::target_of(StreamKey::new(stream, TWIN).handle());
+    let in_graph = in_graph(stream, TWIN);
+    let from_pool = if TWIN { &real::cuMemAllocFromPoolAsync_ptsz } else { &real::cuMemAllocFromPoolAsync };
+    // Graphs have a pool of their own, and what other processes are to reach is not managed: the driver's own pools
+    // are for that.
+    let managed = on
+        .as_ref()
+        .filter(|_| !in_graph && !plain::needs_plain(bytes as u64))
+        .and_then(|(device, _)| pools::current(device))
+        .zip(from_pool.get());
+    let kind = if managed.is_some() { Kind::Pooled } else { Kind::Ordered };
+    let call = |place| match managed {
+        // SAFETY: the caller's arguments, `place` or a place of ours.
+        None => unsafe { real(place, bytes, stream) },
+        // SAFETY: as above, and a live pool.
+        Some((pool, from_pool)) => unsafe { from_pool(place, bytes, pool, stream) },
+    };
+    if in_graph {
+        return graphs::admitted(on.map(|(device, _)| device), bytes as u64, || call(place));
+    }
+    // SAFETY: the caller's place.
+    unsafe { ordered(on, kind, place, bytes, StreamKey::new(stream, TWIN).handle(), call) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn alloc_from_pool_async<const TWIN: bool>(
+    real: AllocFromPoolAsync,
+    place: *mut CUdeviceptr,
+    bytes: usize,
+    pool: CUmemoryPool,
+    stream: CUstream,
+) -> CUresult {
+    let known = pools::find(pool);
+    let target = || memory::target_of(StreamKey::new(stream, TWIN).handle());
+    if in_graph(stream, TWIN) {
+        let on = target().map(|(device, _)| device);
+        let managed = known.is_some_and(|known| known.kind == Kind::Pooled);
+        let plain = on.filter(|_| managed).and_then(|device| driver::default_pool(device.ordinal).ok());
+        let pool = plain.unwrap_or(pool);
+        // SAFETY: the caller's arguments, but for the pool: graphs have one of their own.
+        return graphs::admitted(on, bytes as u64, || unsafe { real(place, bytes, pool, stream) });
+    }
+    let on = match known {
+        // A default pool: the stream's device's, as good as always.
+        None => target(),
+        Some(known) => target().and_then(|(_, context)| Some((devices::get(known.device?)?, context))),
+    };
+    let kind = known.map_or(Kind::Ordered, |known| known.kind);
+    // SAFETY: the caller's arguments, `place` or a place of ours.
+    let call = |place| unsafe { real(place, bytes, pool, stream) };
+    // SAFETY: the caller's place.
+    unsafe { ordered(on, kind, place, bytes, StreamKey::new(stream, TWIN).handle(), call) }
+}
+
+/// The driver frees what `cuMemAlloc` returned in stream order too. Should it not do so for managed memory, that is
+/// [freed later](deferred_free).
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn free_async<const TWIN: bool>(
+    real: FreeAsync,
+    base: CUdeviceptr,
+    stream: CUstream,
+) -> CUresult {
+    let result = memory::free_with(base, || {
+        // SAFETY: the caller's arguments.
+        unsafe { real(base, stream) }
+    });
+    if matches!(result, CUresult::INVALID_VALUE | CUresult::NOT_SUPPORTED)
+        && let Some(allocation) = allocations::find(base)
+        && allocation.kind == Kind::Device
+        && !in_graph(stream, TWIN)
+    {
+        return deferred_free::free(base, &allocation.context, StreamKey::new(stream, TWIN).handle());
+    }
+    result
+}

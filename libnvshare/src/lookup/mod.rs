@@ -1,0 +1,3 @@
+//! How the program looks the driver's functions up.
+
+pub(crate) mod get_proc_address;

@@ -1,0 +1,88 @@
+//! Managed memory that is to be freed in the order of a stream, where the driver does not do that: an event behind the
+//! stream's work says when, and whoever comes by after that frees it. Nobody waits: what the stream waits for may be the
+//! very thread that frees.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::driver;
+use crate::driver::types::{CUdeviceptr, CUresult, CUstream};
+use crate::entry_points::real;
+use crate::hooks::memory;
+use crate::memory::charge::lock;
+use crate::work::contexts::{self, Context};
+use crate::work::event::Event;
+use crate::work::streams::StreamKey;
+use crate::work::{captures, gate};
+
+/// Memory that waits for its event.
+#[derive(Debug)]
+struct Waiting {
+    base: CUdeviceptr,
+    context: Arc<Context>,
+    behind: Event,
+}
+
+static WAITING: Mutex<Vec<Waiting>> = Mutex::new(Vec::new());
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Frees memory once the work on a stream is complete. Called for the program's own call with that stream.
+pub(crate) fn free(base: CUdeviceptr, context: &Arc<Context>, stream: CUstream) -> CUresult {
+    let behind = behind(stream);
+    let mut waiting = lock(&WAITING);
+    if waiting.iter().any(|waiting| waiting.base == base) {
+        return CUresult::INVALID_VALUE;
+    }
+    match behind {
+        Ok(behind) => {
+            waiting.push(Waiting { base, context: Arc::clone(context), behind });
+            COUNT.store(waiting.len(), Ordering::Relaxed);
+            CUresult::SUCCESS
+        }
+        Err(error) => error,
+    }
+}
+
+/// An event behind the work on a stream; for a legacy stream behind all of its context's, since an event on it would hold up
+/// the context's blocking streams. Only drivers before 12.4, and a program that frees beside a capture, get that.
+fn behind(stream: CUstream) -> Result<Event, CUresult> {
+    let of_stream = driver::context_of(stream)?;
+    let context = contexts::find(of_stream).ok_or(CUresult::INVALID_CONTEXT)?;
+    let _relaxed = driver::Relaxed::begin();
+    driver::with_current(of_stream, || {
+        let quiet = (StreamKey::new(stream, false) == StreamKey::LEGACY && driver::can_record_context())
+            .then(captures::hold_off)
+            .flatten();
+        if quiet.is_some() { Event::behind_context(&context) } else { Event::behind_stream(&context, stream) }
+    })
+}
+
+/// Whether the program has freed this already.
+pub(crate) fn is_freed(base: CUdeviceptr) -> bool {
+    COUNT.load(Ordering::Relaxed) > 0 && lock(&WAITING).iter().any(|waiting| waiting.base == base)
+}
+
+/// Frees what its stream is done with.
+pub(crate) fn sweep() {
+    if COUNT.load(Ordering::Relaxed) == 0 || gate::is_forked() {
+        return;
+    }
+    let mut waiting = lock(&WAITING);
+    let (done, left): (Vec<_>, Vec<_>) =
+        std::mem::take(&mut *waiting).into_iter().partition(|waiting| waiting.behind.is_complete());
+    *waiting = left;
+    COUNT.store(waiting.len(), Ordering::Relaxed);
+    drop(waiting);
+    for Waiting { base, context, .. } in done {
+        let Some(free) = real::cuMemFree_v2.get() else { continue };
+        // SAFETY: an allocation that the program has given back; its context lives through the call.
+        let _ = context.with(|| unsafe { memory::free(free, base) }.ok());
+    }
+}
+
+/// A context is gone, its memory and events with it.
+pub(crate) fn forget_context(context: &Arc<Context>) {
+    let mut waiting = lock(&WAITING);
+    waiting.retain(|waiting| !Arc::ptr_eq(&waiting.context, context));
+    COUNT.store(waiting.len(), Ordering::Relaxed);
+}

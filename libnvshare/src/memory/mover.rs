@@ -1,0 +1,294 @@
+//! The threads that wait for work and move memory.
+//!
+//! A prefetch call blocks for its whole length, so it has a thread of its own. It works off a queue of jobs in
+//! their order, so that memory that was ordered out is out before anything comes back in. A process with several GPUs moves
+//! the memory of all of them at the same time, each device's in its own order.
+
+mod moves;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use nvshare_proto::{GpuUuid, Room};
+
+use crate::memory::devices::{self, Device};
+use crate::memory::{deferred_free, driver_reserve};
+use crate::process::{counters, lifecycle, log};
+use crate::work::drain::Drain;
+use crate::work::gate;
+pub(crate) use moves::populate;
+
+/// Ties an answer to its order.
+pub(crate) type Ticket = u64;
+
+/// What the session orders.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Job {
+    /// Wait until all submitted work is complete. The gate is closed.
+    Drain(Ticket),
+    /// Bring back what is absent, as far as there is room.
+    Restore,
+    /// Move this much to the host. The gate is closed.
+    Evict(Room),
+    /// See whether all submitted work is complete, without closing the gate.
+    Probe,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Done {
+    /// Everything is complete.
+    Drained(Ticket),
+    /// What could be restored is; these devices lack room for the rest.
+    Restored { lacking: Vec<Room> },
+    /// More of what was on this GPU is on the host now.
+    Evicted(GpuUuid),
+    /// The order is done but for what the host cannot take.
+    EvictionEnds { gpu: GpuUuid, short: u64 },
+    /// All work is complete that was submitted until this many submissions were counted.
+    Quiet { submissions: u64 },
+    /// It is not.
+    Busy,
+}
+
+struct Queue {
+    jobs: VecDeque<(Job, u64)>,
+}
+
+static QUEUE: Mutex<Queue> = Mutex::new(Queue { jobs: VecDeque::new() });
+static POSTED: Condvar = Condvar::new();
+/// Jobs of an earlier generation are given up, evictions excepted.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+/// Grows whenever a drain comes nearer to its end.
+static PROGRESS: AtomicU64 = AtomicU64::new(0);
+/// Evictions that are ordered and not over.
+static EVICTIONS: AtomicUsize = AtomicUsize::new(0);
+/// Takes what is done to the session.
+static REPORT: OnceLock<fn(Done)> = OnceLock::new();
+
+/// Orders a job.
+pub(crate) fn post(job: Job) {
+    if let Job::Evict(room) = &job {
+        EVICTIONS.fetch_add(1, Ordering::SeqCst);
+        if devices::used().nth(1).is_some() && evict_beside(*room) {
+            return;
+        }
+    }
+    lock(&QUEUE).jobs.push_back((job, GENERATION.load(Ordering::SeqCst)));
+    POSTED.notify_one();
+}
+
+/// Gives up what was ordered so far and can be given up.
+pub(crate) fn cancel() {
+    GENERATION.fetch_add(1, Ordering::SeqCst);
+}
+
+/// See [`PROGRESS`].
+pub(crate) fn progress() -> u64 {
+    PROGRESS.load(Ordering::Relaxed)
+}
+
+/// Whether evictions are ordered and not over: nothing may be touched before they are.
+pub(crate) fn is_evicting() -> bool {
+    EVICTIONS.load(Ordering::SeqCst) > 0
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn report(done: Done) {
+    if let Some(report) = REPORT.get() {
+        report(done);
+    }
+}
+
+/// The thread's life. `to` takes what is done to the session.
+pub(crate) fn run(to: fn(Done)) {
+    let _ = REPORT.set(to);
+    loop {
+        let (job, generation) = next();
+        let cancelled = || GENERATION.load(Ordering::SeqCst) != generation;
+        match job {
+            Job::Evict(room) => evict(room),
+            _ if cancelled() => {}
+            Job::Drain(ticket) => {
+                if drain(cancelled) {
+                    report(Done::Drained(ticket));
+                }
+            }
+            Job::Restore => {
+                if let Some(lacking) = restore(&cancelled) {
+                    report(Done::Restored { lacking });
+                }
+            }
+            Job::Probe => report(probe(cancelled)),
+        }
+    }
+}
+
+fn next() -> (Job, u64) {
+    let mut queue = lock(&QUEUE);
+    loop {
+        if let Some(job) = queue.jobs.pop_front() {
+            return job;
+        }
+        queue = POSTED.wait(queue).unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+/// Waits until nobody is inside the gate and all submitted work is complete. False: given up.
+fn drain(cancelled: impl Fn() -> bool) -> bool {
+    let begin = Instant::now();
+    while !gate::nobody_inside() {
+        if cancelled() {
+            return false;
+        }
+        gate::pause();
+    }
+    PROGRESS.fetch_add(1, Ordering::Relaxed);
+    let mut work = Drain::begin();
+    if !wait_for(&mut work, &cancelled) {
+        return false;
+    }
+    let took = begin.elapsed();
+    counters::drained(took.as_nanos() as u64);
+    deferred_free::sweep();
+    if let Some(_call) = lifecycle::hold_off() {
+        devices::used().for_each(driver_reserve::look);
+    }
+    log::debug(format_args!("drained in {:.1} ms", took.as_secs_f64() * 1e3));
+    true
+}
+
+fn wait_for(work: &mut Drain, given_up: &impl Fn() -> bool) -> bool {
+    let mut left = usize::MAX;
+    loop {
+        let now = work.poll();
+        if now < left {
+            left = now;
+            PROGRESS.fetch_add(1, Ordering::Relaxed);
+        }
+        if given_up() {
+            return false;
+        }
+        if left == 0 {
+            return true;
+        }
+        gate::pause();
+    }
+}
+
+/// Whether the process has nothing to do, as far as one can see without closing the gate.
+fn probe(cancelled: impl Fn() -> bool) -> Done {
+    let submissions = gate::totals().0;
+    if !gate::nobody_inside() {
+        return Done::Busy;
+    }
+    let mut work = Drain::begin();
+    if wait_for(&mut work, &|| cancelled() || gate::totals().0 != submissions) {
+        Done::Quiet { submissions }
+    } else {
+        Done::Busy
+    }
+}
+
+/// Brings memory back on all devices at the same time. What lacks room is returned; `None`: given up.
+fn restore(cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Vec<Room>> {
+    let devices: Vec<&'static Device> = devices::used().collect();
+    let one = |device: &'static Device| {
+        wait_for_evictions(device, cancelled);
+        moves::restore(device, &|| cancelled())
+    };
+    let restored: Vec<moves::Restored> = std::thread::scope(|scope| {
+        let (first, others) =
+            devices.split_first().map_or((None, &[][..]), |(first, others)| (Some(*first), others));
+        let others: Vec<_> = others
+            .iter()
+            .map(|&device| {
+                let beside = std::thread::Builder::new().spawn_scoped(scope, move || one(device));
+                (device, beside)
+            })
+            .collect();
+        let first = first.map(one);
+        let wait =
+            |(device, beside): (&'static Device, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| {
+                // Where there are no more threads, one after the other.
+                beside.map_or_else(|_| one(device), |thread| thread.join().unwrap_or_default())
+            };
+        first.into_iter().chain(others.into_iter().map(wait)).collect()
+    });
+    if !restored.iter().any(|restored| restored.moved) {
+        // What is absent is not on the list yet: its allocation is under way.
+        gate::pause();
+    }
+    let lacks = |(device, restored): (&&Device, &moves::Restored)| {
+        (restored.lacks > 0).then_some(Room { gpu: device.uuid, bytes: restored.lacks })
+    };
+    (!cancelled()).then(|| devices.iter().zip(&restored).filter_map(lacks).collect())
+}
+
+fn evict(Room { gpu, bytes }: Room) {
+    // In a program that exits, the memory goes with it; there is nothing to say before that.
+    let short = (!lifecycle::has_begun()).then(|| {
+        devices::by_uuid(gpu)
+            .map_or(bytes, |device| moves::evict(device, bytes, &|| report(Done::Evicted(gpu))))
+    });
+    EVICTIONS.fetch_sub(1, Ordering::SeqCst);
+    if let Some(short) = short {
+        report(Done::EvictionEnds { gpu, short });
+    }
+}
+
+/// Evictions of a device in a process with several.
+#[derive(Debug)]
+struct Beside {
+    gpu: GpuUuid,
+    orders: VecDeque<Room>,
+}
+
+/// Devices with a thread that evicts.
+static BESIDE: Mutex<Vec<Beside>> = Mutex::new(Vec::new());
+static BESIDE_ENDS: Condvar = Condvar::new();
+
+/// Evicts on a thread of the device's own, which ends when there is no more to do. False: there are no more threads.
+fn evict_beside(room: Room) -> bool {
+    let mut beside = lock(&BESIDE);
+    if let Some(busy) = beside.iter_mut().find(|busy| busy.gpu == room.gpu) {
+        busy.orders.push_back(room);
+        return true;
+    }
+    let work = move || {
+        let mut order = room;
+        loop {
+            evict(order);
+            let mut beside = lock(&BESIDE);
+            let Some(at) = beside.iter().position(|busy| busy.gpu == room.gpu) else { return };
+            match beside.get_mut(at).and_then(|busy| busy.orders.pop_front()) {
+                Some(next) => order = next,
+                None => {
+                    beside.swap_remove(at);
+                    BESIDE_ENDS.notify_all();
+                    return;
+                }
+            }
+        }
+    };
+    let begun = std::thread::Builder::new().name("nvshare-evict".to_owned()).spawn(work).is_ok();
+    if begun {
+        beside.push(Beside { gpu: room.gpu, orders: VecDeque::new() });
+    }
+    begun
+}
+
+/// Memory that was ordered out is out before anything comes back in.
+fn wait_for_evictions(device: &Device, cancelled: &dyn Fn() -> bool) {
+    /// How often a wait that may be given up looks.
+    const LOOK: std::time::Duration = std::time::Duration::from_millis(5);
+    let mut beside = lock(&BESIDE);
+    while beside.iter().any(|busy| busy.gpu == device.uuid) && !cancelled() {
+        (beside, _) = BESIDE_ENDS.wait_timeout(beside, LOOK).unwrap_or_else(PoisonError::into_inner);
+    }
+}

@@ -1,0 +1,97 @@
+//! The limits that this process shares with others of its tenant.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nvshare_proto::GpuUuid;
+use nvshare_proto::quota::Page;
+
+use crate::work::gate;
+
+/// This process's place in its tenant's page, for one GPU.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Seat {
+    page: &'static Page,
+    row: usize,
+    column: usize,
+}
+
+impl Seat {
+    /// Bytes that the tenant's processes have on the GPU together.
+    pub(crate) fn used(&self) -> u64 {
+        self.page.used(self.column)
+    }
+
+    /// The tenant's processes that have memory on the GPU, and how much, as they know themselves.
+    pub(crate) fn processes(&self) -> Vec<(u32, u64)> {
+        self.page.processes(self.column).collect()
+    }
+
+    /// See [`Page::charge`].
+    pub(crate) fn charge(&self, bytes: u64, limit: u64) -> Result<(), u64> {
+        // A forked child has its parent's row and none of its memory.
+        if gate::is_forked() { Ok(()) } else { self.page.charge(self.row, self.column, bytes, limit) }
+    }
+
+    /// See [`Page::discharge`].
+    pub(crate) fn discharge(&self, bytes: u64) {
+        if !gate::is_forked() {
+            self.page.discharge(self.row, self.column, bytes);
+        }
+    }
+}
+
+/// A tenant's page, mapped.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mapped {
+    page: &'static Page,
+    row: usize,
+}
+
+impl Mapped {
+    /// Maps the page that the scheduler sent. That of a session stays mapped: threads may be looking at it whenever the
+    /// scheduler is lost, and there is one for each time that it comes back.
+    pub(crate) fn map(descriptor: &OwnedFd, row: usize) -> io::Result<Self> {
+        let size = size_of::<Page>();
+        // The scheduler's own pages cannot shrink under us; who stands in for it must not be able to either.
+        // SAFETY: an open descriptor.
+        let seals = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) };
+        if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        // SAFETY: zeroes are a valid `stat`, which the call fills.
+        let length = unsafe {
+            let mut stat: libc::stat = std::mem::zeroed();
+            if libc::fstat(descriptor.as_raw_fd(), &raw mut stat) == 0 { stat.st_size } else { 0 }
+        };
+        if length < size as libc::off_t {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let fd = descriptor.as_raw_fd();
+        // SAFETY: a new mapping of a file of this size at least.
+        let page = unsafe { libc::mmap(std::ptr::null_mut(), size, protection, libc::MAP_SHARED, fd, 0) };
+        if page == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: mapped with this size, until who calls `unmap` says that nobody uses it; atomics alone, of which any bytes are valid.
+        let page = unsafe { &*page.cast::<Page>() };
+        page.enter(row, std::process::id());
+        Ok(Self { page, row })
+    }
+
+    /// Lets the page go.
+    ///
+    /// # Safety
+    /// Nobody uses it, or a seat of it, any more.
+    pub(crate) unsafe fn unmap(self) {
+        let page: *const Page = self.page;
+        // SAFETY: mapped by `map` with this size; promised by the caller.
+        unsafe { libc::munmap(page.cast_mut().cast(), size_of::<Page>()) };
+    }
+
+    /// The place for a GPU.
+    pub(crate) fn seat(&self, gpu: GpuUuid) -> Option<Seat> {
+        Some(Seat { page: self.page, row: self.row, column: self.page.column(gpu)? })
+    }
+}

@@ -1,0 +1,285 @@
+//! What the environment asks for. Read once, at the first `cuInit`.
+
+use std::env;
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::sync::OnceLock;
+
+use nvshare_proto::MemoryMode;
+use nvshare_proto::env as names;
+use nvshare_proto::units::{self, LEAST_MEMORY, MIB};
+
+use crate::process::log::{self, Level};
+
+/// The settings of this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Config {
+    /// Limit in bytes on each device that has none of its own.
+    limit: Option<u64>,
+    /// Limits by the program's own device index.
+    device_limits: Vec<(usize, u64)>,
+    pub(crate) memory: MemoryMode,
+    /// One program may allocate more than the GPU has.
+    pub(crate) oversubscribe: bool,
+    /// Evicted memory comes back in bulk.
+    pub(crate) restore: bool,
+    /// Memory asked for as device memory looks like it, though it is managed.
+    pub(crate) disguise: bool,
+    /// Sizes of device memory that stays the driver's own; `None`: nothing is said of it.
+    pub(crate) plain: Option<Vec<RangeInclusive<u64>>>,
+    pub(crate) log: Level,
+}
+
+/// Why the environment cannot be followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Error {
+    variable: String,
+    reason: String,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.variable, self.reason)
+    }
+}
+
+impl Config {
+    /// The limit of a device in bytes, by the program's own index.
+    pub(crate) fn limit(&self, index: usize) -> Option<u64> {
+        self.device_limits
+            .iter()
+            .rev()
+            .find(|(of, _)| *of == index)
+            .map(|&(_, limit)| limit)
+            .or(self.limit)
+            .filter(|&limit| limit != UNLIMITED)
+    }
+
+    fn parse(variables: impl Iterator<Item = (String, String)>) -> Result<Self, Error> {
+        let mut config = Self {
+            limit: None,
+            device_limits: Vec::new(),
+            memory: MemoryMode::Managed,
+            oversubscribe: false,
+            restore: true,
+            disguise: true,
+            plain: None,
+            log: Level::Warn,
+        };
+        let mut variables: Vec<_> = variables.filter(|(_, value)| !value.is_empty()).collect();
+        // The general names sort before the particular ones, which overrule them.
+        variables.sort();
+        for (variable, value) in variables {
+            config.apply(&variable, &value).map_err(|reason| Error { variable, reason })?;
+        }
+        Ok(config)
+    }
+
+    fn apply(&mut self, variable: &str, value: &str) -> Result<(), String> {
+        match variable {
+            names::MEM_LIMIT => self.limit = Some(parse_limit(value)?),
+            names::HAMI_MEM_LIMIT => self.limit = Some(parse_hami_limit(value)?),
+            names::MEM_LIMIT_MB => self.limit = Some(parse_limit_mb(value)?),
+            names::MEMORY => {
+                self.memory = match value {
+                    "managed" => MemoryMode::Managed,
+                    "off" => MemoryMode::Off,
+                    _ => return Err(format!("{value:?} is no memory mode; accepted: managed, off")),
+                }
+            }
+            names::LOG => {
+                self.log = match value {
+                    "off" => Level::Off,
+                    "error" => Level::Error,
+                    "warn" => Level::Warn,
+                    "info" => Level::Info,
+                    "debug" => Level::Debug,
+                    _ => {
+                        return Err(format!(
+                            "{value:?} is no level; accepted: off, error, warn, info, debug"
+                        ));
+                    }
+                }
+            }
+            names::HAMI_LOG_LEVEL => {
+                self.log = match value.trim().parse::<u32>() {
+                    Ok(0) => Level::Error,
+                    Ok(1..=2) => Level::Warn,
+                    Ok(3) => Level::Info,
+                    Ok(4..) => Level::Debug,
+                    Err(_) => return Err(format!("{value:?} is no level; accepted: 0 to 4")),
+                }
+            }
+            names::DEBUG => {
+                if parse_switch(value)? {
+                    self.log = Level::Debug;
+                }
+            }
+            names::ENABLE_SINGLE_OVERSUB => self.oversubscribe = parse_switch(value)?,
+            names::DISGUISE => self.disguise = parse_switch(value)?,
+            names::PLAIN => self.plain = Some(parse_sizes(value)?),
+            names::RESTORE => self.restore = parse_switch(value)?,
+            _ => {
+                // `NVSHARE_MEM_LIMIT_MB` itself is matched above.
+                let forms = [
+                    (names::MEM_LIMIT, parse_limit as fn(&str) -> _),
+                    (names::HAMI_MEM_LIMIT, parse_hami_limit),
+                ];
+                for (name, parse) in forms {
+                    let index = variable.strip_prefix(name).and_then(|rest| rest.strip_prefix('_'));
+                    if let Some(index) = index.and_then(|index| index.parse().ok()) {
+                        self.device_limits.push((index, parse(value)?));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn parse_limit(value: &str) -> Result<u64, String> {
+    if value.trim() == "0" { Err(NOTHING_RUNS.to_owned()) } else { units::parse_limit(value) }
+}
+
+/// With HAMi, 0 means that there is no limit.
+fn parse_hami_limit(value: &str) -> Result<u64, String> {
+    if value.trim() == "0" { Ok(UNLIMITED) } else { parse_limit(value) }
+}
+
+/// More than any device has.
+const UNLIMITED: u64 = u64::MAX;
+
+fn parse_limit_mb(value: &str) -> Result<u64, String> {
+    let mib: u64 = value.trim().parse().map_err(|_| format!("{value:?} is no number of MiB"))?;
+    match mib.checked_mul(MIB) {
+        Some(0) => Err(NOTHING_RUNS.to_owned()),
+        Some(bytes) if bytes < LEAST_MEMORY => {
+            Err(format!("{mib} MiB are too few; the least is {}", LEAST_MEMORY / MIB))
+        }
+        Some(bytes) => Ok(bytes),
+        None => Err(format!("{value:?} MiB are too many")),
+    }
+}
+
+const NOTHING_RUNS: &str = "a limit of 0 lets nothing run; leave it out for no limit";
+
+/// `all`, or sizes and ranges of sizes: `2MiB,64MiB-1GiB`.
+fn parse_sizes(value: &str) -> Result<Vec<RangeInclusive<u64>>, String> {
+    match value {
+        "all" => return Ok(vec![0..=u64::MAX]),
+        "none" => return Ok(Vec::new()),
+        _ => {}
+    }
+    let size = |text: &str| units::parse_bytes(text.trim()).map_err(|error| error.to_string());
+    value
+        .split(',')
+        .map(|item| match item.split_once('-') {
+            Some((from, to)) => Ok(size(from)?..=size(to)?),
+            None => size(item).map(|size| size..=size),
+        })
+        .collect()
+}
+
+fn parse_switch(value: &str) -> Result<bool, String> {
+    match value {
+        "1" | "true" | "on" | "yes" => Ok(true),
+        "0" | "false" | "off" | "no" => Ok(false),
+        _ => Err(format!("{value:?} is no switch; accepted: 1, 0")),
+    }
+}
+
+/// The settings. An error is logged once and stays: limits fail closed.
+pub(crate) fn get() -> Result<&'static Config, &'static Error> {
+    static CONFIG: OnceLock<Result<Config, Error>> = OnceLock::new();
+    CONFIG
+        .get_or_init(|| {
+            let variables = env::vars_os().filter_map(|(name, value)| {
+                let name = name.into_string().ok().filter(|name| names::is_of_library(name))?;
+                Some((name, value.to_string_lossy().into_owned()))
+            });
+            let config = Config::parse(variables);
+            match &config {
+                Ok(config) => {
+                    log::set_level(config.log);
+                    warn_of_names();
+                }
+                Err(error) => log::error(format_args!("{error}")),
+            }
+            config
+        })
+        .as_ref()
+}
+
+/// Names variables that have no effect, though somebody thought that they have.
+fn warn_of_names() {
+    let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for complaint in names.filter_map(|name| names::complaint(&name)) {
+        log::warn(format_args!("{complaint}"));
+    }
+}
+
+/// The `nvshare-ctl run` that started this process or an ancestor.
+pub(crate) fn run() -> Option<u64> {
+    env::var(names::RUN).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvshare_proto::units::GIB;
+
+    fn parse(variables: &[(&str, &str)]) -> Result<Config, String> {
+        Config::parse(variables.iter().map(|&(n, v)| (n.to_owned(), v.to_owned()))).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn limits_in_general_and_by_device() {
+        let config = parse(&[("NVSHARE_MEM_LIMIT_1", "2g"), ("NVSHARE_MEM_LIMIT", "8GiB")]).unwrap();
+        assert_eq!(config.limit(0), Some(8 * GIB));
+        assert_eq!(config.limit(1), Some(2 * GIB));
+        assert_eq!(parse(&[("NVSHARE_MEM_LIMIT_MB", "512")]).unwrap().limit(0), Some(GIB / 2));
+        assert_eq!(parse(&[]).unwrap().limit(0), None);
+        let hami = [("CUDA_DEVICE_MEMORY_LIMIT", "1g"), ("CUDA_DEVICE_MEMORY_LIMIT_1", "2048m")];
+        assert_eq!(parse(&hami).unwrap().limit(0), Some(GIB));
+        assert_eq!(parse(&hami).unwrap().limit(1), Some(2 * GIB));
+        let none = [("CUDA_DEVICE_MEMORY_LIMIT", "1g"), ("CUDA_DEVICE_MEMORY_LIMIT_1", "0")];
+        assert_eq!(parse(&none).unwrap().limit(1), None);
+        let both = [("CUDA_DEVICE_MEMORY_LIMIT_0", "1g"), ("NVSHARE_MEM_LIMIT_0", "2g")];
+        assert_eq!(parse(&both).unwrap().limit(0), Some(2 * GIB));
+    }
+
+    #[test]
+    fn sizes_that_stay_plain() {
+        let plain = |value| parse(&[("NVSHARE_PLAIN", value)]).map(|config| config.plain.unwrap());
+        let sizes = plain("2MiB, 1GiB-2GiB").unwrap();
+        for (bytes, expected) in
+            [(2 << 20, true), ((2 << 20) + 1, false), (GIB, true), (2 * GIB, true), (3 * GIB, false)]
+        {
+            assert_eq!(sizes.iter().any(|size| size.contains(&bytes)), expected, "{bytes}");
+        }
+        assert_eq!(plain("all").unwrap(), [0..=u64::MAX]);
+        assert_eq!(plain("none").unwrap(), []);
+        assert_eq!(parse(&[]).unwrap().plain, None);
+        assert!(plain("some").unwrap_err().starts_with("NVSHARE_PLAIN: "));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_refused_by_name() {
+        for (variable, value) in [
+            ("NVSHARE_MEM_LIMIT", "8 potatoes"),
+            ("NVSHARE_MEM_LIMIT", "0"),
+            ("NVSHARE_MEM_LIMIT", "4"),
+            ("NVSHARE_MEM_LIMIT_MB", "63"),
+            ("NVSHARE_MEM_LIMIT_MB", "0"),
+            ("CUDA_DEVICE_MEMORY_LIMIT", "4"),
+            ("NVSHARE_MEM_LIMIT_0", "-1"),
+            ("NVSHARE_MEM_LIMIT_MB", "8g"),
+            ("NVSHARE_MEMORY", "swap"),
+            ("NVSHARE_LOG", "loud"),
+            ("NVSHARE_RESTORE", "maybe"),
+        ] {
+            let error = parse(&[(variable, value)]).unwrap_err();
+            assert!(error.starts_with(variable), "{error}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! What the library counts in its process.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nvshare_proto::Counters;
+
+use crate::memory::devices;
+use crate::process::log;
+use crate::work::gate;
+
+static UNKNOWN_ENTRY_POINTS: AtomicU64 = AtomicU64::new(0);
+static HAND_OVERS: AtomicU64 = AtomicU64::new(0);
+static DEFERRALS: AtomicU64 = AtomicU64::new(0);
+static EVICTED: AtomicU64 = AtomicU64::new(0);
+static EVICT_NS: AtomicU64 = AtomicU64::new(0);
+static RESTORED: AtomicU64 = AtomicU64::new(0);
+static RESTORE_NS: AtomicU64 = AtomicU64::new(0);
+static DRAIN_NS: AtomicU64 = AtomicU64::new(0);
+
+/// The program got an entry point that no row of the table names: what it submits there is not gated.
+pub(crate) fn unknown_entry_point(name: &str) {
+    UNKNOWN_ENTRY_POINTS.fetch_add(1, Ordering::Relaxed);
+    log::debug(format_args!("{name} is not in the table of entry points; it is handed out as it is"));
+}
+
+pub(crate) fn hand_over() {
+    HAND_OVERS.fetch_add(1, Ordering::Relaxed);
+}
+
+pub(crate) fn deferral() {
+    DEFERRALS.fetch_add(1, Ordering::Relaxed);
+}
+
+pub(crate) fn evicted(bytes: u64, nanos: u64) {
+    EVICTED.fetch_add(bytes, Ordering::Relaxed);
+    EVICT_NS.fetch_add(nanos, Ordering::Relaxed);
+}
+
+pub(crate) fn restored(bytes: u64, nanos: u64) {
+    RESTORED.fetch_add(bytes, Ordering::Relaxed);
+    RESTORE_NS.fetch_add(nanos, Ordering::Relaxed);
+}
+
+pub(crate) fn drained(nanos: u64) {
+    DRAIN_NS.fetch_add(nanos, Ordering::Relaxed);
+}
+
+/// Everything, now.
+pub(crate) fn snapshot() -> Counters {
+    let (gated, passed_by) = gate::totals();
+    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    Counters {
+        gated,
+        passed_by: passed_by + get(&UNKNOWN_ENTRY_POINTS),
+        managed: devices::all().map(|device| device.account().allocated).sum(),
+        hand_overs: get(&HAND_OVERS),
+        deferrals: get(&DEFERRALS),
+        evicted: get(&EVICTED),
+        evict_ns: get(&EVICT_NS),
+        restored: get(&RESTORED),
+        restore_ns: get(&RESTORE_NS),
+        drain_ns: get(&DRAIN_NS),
+    }
+}

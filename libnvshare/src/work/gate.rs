@@ -1,0 +1,343 @@
+//! The gate that every submission of work passes.
+//!
+//! One word says whether it is open. A thread marks its own [slot](slots) as inside, *then* reads the word; who
+//! closes the gate writes the word, *then* reads the slots. Both orders hold ([`fence`]), so of a thread and a closer
+//! at the same time at least one sees the other: after [`close`] and [`nobody_inside`], nothing is submitted until the
+//! gate opens again.
+//!
+//! The open gate costs one store in, one out: no lock, no allocation, no clock, no look-up.
+
+mod fence;
+mod slots;
+
+use std::cell::Cell;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::driver::types::CUresult;
+use crate::hooks::callbacks;
+use crate::session;
+use crate::work::streams::{self, Stream, StreamKey};
+use crate::work::{captures, contexts};
+use slots::Slot;
+pub(crate) use slots::is_thread_gone;
+
+/// Open.
+const OPEN: u32 = 0;
+/// Open, and work in flight is bounded because somebody waits.
+const BOUNDED: u32 = 1;
+/// Closed: who comes asks for the lock and sleeps.
+const CLOSED: u32 = 2;
+/// Nobody came yet: the first one starts the session.
+const DORMANT: u32 = 3;
+
+static STATE: AtomicU32 = AtomicU32::new(DORMANT);
+/// Threads that sleep at the gate.
+static SLEEPING: AtomicUsize = AtomicUsize::new(0);
+/// Guards nothing but the sleep: a wake-up between a sleeper's look at the state and its sleep is not lost.
+static BED: Mutex<()> = Mutex::new(());
+static WAKE: Condvar = Condvar::new();
+/// In a forked child the driver refuses everything; nothing of ours stands in its way.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// What a thread carries through the gate.
+#[derive(Debug)]
+#[must_use = "a thread that entered must leave"]
+pub(crate) struct Pass {
+    /// Null: it did not step in.
+    slot: *const Slot,
+    then: Then,
+}
+
+/// What is to be done when the thread leaves.
+#[derive(Debug, Clone, Copy)]
+enum Then {
+    Nothing,
+    /// The gate has not seen this stream in this thread yet.
+    Meet(StreamKey),
+    /// Work in flight is bounded: count this launch.
+    Count(&'static Stream),
+}
+
+/// A place in the frame of the call that passes the gate: what is written there says that the frame still lives.
+#[derive(Debug)]
+pub(crate) struct Mark(Cell<usize>);
+
+impl Mark {
+    #[inline(always)]
+    pub(crate) const fn new() -> Self {
+        Self(Cell::new(0))
+    }
+
+    #[inline(always)]
+    fn write(&self, word: usize) {
+        // SAFETY: a valid place. Nobody seems to read it, and it has to be written nevertheless.
+        unsafe { self.0.as_ptr().write_volatile(word) };
+    }
+}
+
+/// Steps in; sleeps while the gate is closed.
+#[inline(always)]
+pub(crate) fn enter(stream: StreamKey, mark: &Mark) -> Pass {
+    let slot = slots::current();
+    // SAFETY: slots live for ever.
+    if let Some(mine) = unsafe { slot.as_ref() }
+        && mine.is_outside()
+        && let Some(known) = mine.find(stream)
+    {
+        mine.step_in(mark);
+        let state = STATE.load(Ordering::SeqCst);
+        if state == OPEN {
+            mine.count();
+            return Pass { slot, then: Then::Nothing };
+        }
+        if state == BOUNDED && known.window.has_room() {
+            mine.count();
+            return Pass { slot, then: Then::Count(known) };
+        }
+        mine.step_out();
+    }
+    enter_slowly(stream, mark)
+}
+
+/// Steps out, with the driver's result in hand.
+#[inline(always)]
+pub(crate) fn leave(pass: Pass, mark: &Mark, result: CUresult) {
+    // SAFETY: slots live for ever.
+    let Some(slot) = (unsafe { pass.slot.as_ref() }) else { return };
+    match pass.then {
+        Then::Nothing => {}
+        Then::Count(stream) => {
+            if stream.window.launched() {
+                leave_marked(stream, result);
+            }
+        }
+        Then::Meet(stream) => leave_met(slot, stream, result),
+    }
+    mark.write(0);
+    slot.step_out();
+}
+
+#[cold]
+#[inline(never)]
+fn leave_marked(stream: &'static Stream, result: CUresult) {
+    if result == CUresult::SUCCESS {
+        stream.mark();
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn leave_met(slot: &'static Slot, stream: StreamKey, result: CUresult) {
+    // A stream that the driver did not accept may be no stream at all.
+    if result != CUresult::SUCCESS {
+        return;
+    }
+    contexts::meet_current();
+    session::uses_current();
+    let record = if stream.is_per_thread() {
+        streams::meet_own();
+        slot.own()
+    } else {
+        streams::meet(stream)
+    };
+    slot.learn(record);
+    if STATE.load(Ordering::Relaxed) == BOUNDED && record.window.launched() {
+        record.mark();
+    }
+}
+
+/// What a call does whose thread is marked as inside already.
+enum Inside {
+    /// It was made from inside another call, which holds the gate for both.
+    Nested,
+    /// The frame that stepped in is gone: `longjmp`, or an exception.
+    Left,
+}
+
+#[cold]
+#[inline(never)]
+fn enter_slowly(stream: StreamKey, mark: &Mark) -> Pass {
+    let outside = |slot| Pass { slot, then: Then::Nothing };
+    let slot = slots::acquire();
+    // SAFETY: slots live for ever.
+    let Some(mine) = (unsafe { slot.as_ref() }) else { return outside(slot) };
+    if !mine.is_outside() {
+        match mine.inside(mark) {
+            Inside::Nested => {
+                if STATE.load(Ordering::SeqCst) >= CLOSED {
+                    mine.count_passed_by();
+                }
+                return outside(ptr::null());
+            }
+            Inside::Left => mine.step_out(),
+        }
+    }
+    loop {
+        let state = STATE.load(Ordering::SeqCst);
+        match state {
+            OPEN | BOUNDED => {
+                let known = mine.find(stream);
+                if state == BOUNDED
+                    && let Some(known) = known
+                    && !known.window.has_room()
+                {
+                    known.wait_for_window();
+                }
+                mine.step_in(mark);
+                if STATE.load(Ordering::SeqCst) <= BOUNDED {
+                    mine.count();
+                    let then = match known {
+                        None => Then::Meet(stream),
+                        Some(known) if state == BOUNDED => Then::Count(known),
+                        Some(_) => Then::Nothing,
+                    };
+                    return Pass { slot, then };
+                }
+                mine.step_out();
+            }
+            DORMANT => {
+                session::start();
+                // Before `cuInit` there is nothing to share, and the driver says so.
+                if STATE.load(Ordering::SeqCst) == DORMANT {
+                    return outside(ptr::null());
+                }
+            }
+            _ => {
+                // The drain that the gate is closed for may be waiting for this thread.
+                if callbacks::running() {
+                    mine.count_passed_by();
+                    return outside(ptr::null());
+                }
+                session::uses_current();
+                // Nothing runs on a capturing stream, and a capture must not be held up half-way.
+                if captures::is_capturing(stream) {
+                    return outside(ptr::null());
+                }
+                sleep_until_open();
+            }
+        }
+    }
+}
+
+/// A thread that sleeps at the gate counts as one for as long as this lives, also if it is cancelled.
+struct Sleeper;
+
+impl Sleeper {
+    fn count() -> Self {
+        SLEEPING.fetch_add(1, Ordering::SeqCst);
+        Self
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        SLEEPING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn sleep_until_open() {
+    let _sleeper = Sleeper::count();
+    session::ask_for_lock();
+    let mut bed = lock();
+    while STATE.load(Ordering::SeqCst) == CLOSED {
+        bed = WAKE.wait(bed).unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+/// Steps in if the gate is open; for what must not sleep.
+#[inline(always)]
+pub(crate) fn try_enter(mark: &Mark) -> Option<Pass> {
+    let slot = slots::acquire();
+    let outside = Pass { slot: ptr::null(), then: Then::Nothing };
+    // SAFETY: slots live for ever.
+    let Some(mine) = (unsafe { slot.as_ref() }) else { return Some(outside) };
+    if !mine.is_outside() {
+        match mine.inside(mark) {
+            Inside::Nested => return Some(outside),
+            Inside::Left => mine.step_out(),
+        }
+    }
+    mine.step_in(mark);
+    if STATE.load(Ordering::SeqCst) <= BOUNDED {
+        return Some(Pass { slot, then: Then::Nothing });
+    }
+    mine.step_out();
+    None
+}
+
+/// Before the gate closes for the first time.
+pub(crate) fn prepare() {
+    fence::prepare();
+}
+
+/// Lets everybody in; bounded or not.
+pub(crate) fn open(bounded: bool) {
+    let bed = lock();
+    if !FORKED.load(Ordering::Relaxed) {
+        STATE.store(if bounded { BOUNDED } else { OPEN }, Ordering::SeqCst);
+    }
+    drop(bed);
+    WAKE.notify_all();
+}
+
+/// Bounds work in flight, or stops doing so, while the gate is open.
+pub(crate) fn set_bounded(bounded: bool) {
+    let (from, to) = if bounded { (OPEN, BOUNDED) } else { (BOUNDED, OPEN) };
+    let _ = STATE.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
+}
+
+/// Lets nobody in from now on. Threads may still be inside: see [`nobody_inside`].
+pub(crate) fn close() {
+    if !FORKED.load(Ordering::Relaxed) {
+        STATE.store(CLOSED, Ordering::SeqCst);
+        fence::everywhere();
+    }
+}
+
+/// Whether work in flight is to be bounded.
+pub(crate) fn is_bounded() -> bool {
+    STATE.load(Ordering::SeqCst) == BOUNDED
+}
+
+/// Whether no thread is between its step in and its step out.
+pub(crate) fn nobody_inside() -> bool {
+    slots::all().all(Slot::is_vacant)
+}
+
+/// Threads asleep at the gate.
+pub(crate) fn anybody_asleep() -> bool {
+    SLEEPING.load(Ordering::SeqCst) > 0
+}
+
+/// Submissions that passed the gate, and those that passed by it, since the start.
+pub(crate) fn totals() -> (u64, u64) {
+    slots::all().fold((0, 0), |(gated, passed), slot| {
+        let (g, p) = slot.totals();
+        (gated + g, passed + p)
+    })
+}
+
+/// In a forked child: everything passes.
+pub(crate) fn after_fork_in_child() {
+    FORKED.store(true, Ordering::Relaxed);
+    STATE.store(OPEN, Ordering::SeqCst);
+    slots::forget_current();
+}
+
+/// Whether this is a forked child of a process with a session: nothing of ours is of use in it.
+pub(crate) fn is_forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
+/// A short pause for those who poll. No thread of the host is cancelled in it, as it would be in `nanosleep`.
+pub(crate) fn pause() {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: 50_000 };
+    // SAFETY: a valid time; how much is left of it is not asked for.
+    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, 0usize) };
+}
+
+fn lock() -> MutexGuard<'static, ()> {
+    BED.lock().unwrap_or_else(PoisonError::into_inner)
+}
