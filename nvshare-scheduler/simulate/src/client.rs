@@ -1,0 +1,162 @@
+//! A modelled client: what its program does, and where its library stands.
+
+use std::time::Duration;
+
+use nvshare_core::Time;
+use nvshare_proto::Epoch;
+
+use crate::random::Random;
+use crate::trace::{Gap, Job};
+
+/// What is in flight when the gate closes is complete after so much time on the GPU, in milliseconds.
+const IN_FLIGHT_MS: f64 = 20.0;
+/// Less work than this, in milliseconds, is none.
+pub(crate) const NOTHING: f64 = 1e-6;
+
+/// Where a client's library stands.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum State {
+    /// It has not started.
+    Absent,
+    Parked,
+    Restoring(Epoch),
+    Running(Epoch),
+    Draining(Epoch),
+    Idle(Epoch),
+    /// It has ended.
+    Gone,
+}
+
+/// What a client saw of the world.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Seen {
+    /// Time on the GPU, in milliseconds.
+    pub(crate) done_ms: f64,
+    /// Time in which it had work, in milliseconds.
+    pub(crate) wanted_ms: f64,
+    /// How long work waited that found its gate closed, or had been interrupted, in milliseconds.
+    pub(crate) waits: Vec<f32>,
+    /// How long cycles took, in milliseconds, of those that came to an end.
+    pub(crate) cycles: Vec<f32>,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) job: Job,
+    pub(crate) state: State,
+    /// Bytes on each of its GPUs.
+    pub(crate) resident: Vec<u64>,
+    pub(crate) room: Vec<u64>,
+    pub(crate) bytes: u64,
+    /// Its memory was on the card before: it is worth moving.
+    pub(crate) touched: bool,
+    /// Time on the GPU that this cycle needs still, in milliseconds; 0: it pauses.
+    pub(crate) remaining: f64,
+    /// What remains when the drain is complete.
+    stops_at: f64,
+    pub(crate) cycles_left: Option<u64>,
+    pub(crate) began: Time,
+    /// Since when work waits at its gate.
+    pub(crate) waits_since: Option<Time>,
+    pub(crate) idle_since: Time,
+    /// Somebody waits for what it holds, as it was told.
+    pub(crate) contested: bool,
+    /// Its memory comes by page faults, and it was asked for the lock before all was there.
+    pub(crate) by_faults: bool,
+    pub(crate) dropped: bool,
+    /// Its work is on the card.
+    pub(crate) active: bool,
+    rate: f64,
+    settled_at: Time,
+    /// Which of the announced ends of its work holds.
+    pub(crate) version: u64,
+    random: Random,
+    pub(crate) seen: Seen,
+}
+
+impl Client {
+    pub(crate) fn new(job: Job, number: usize, card: u64, seed: u64) -> Self {
+        let bytes = ((job.gib * (1u64 << 30) as f64) as u64).min(card);
+        Self {
+            state: State::Absent,
+            resident: vec![0; job.gpus.len()],
+            room: vec![0; job.gpus.len()],
+            bytes,
+            touched: false,
+            remaining: 0.0,
+            stops_at: 0.0,
+            cycles_left: Some(job.cycles).filter(|&cycles| cycles > 0),
+            began: Time::ZERO,
+            waits_since: None,
+            idle_since: Time::ZERO,
+            contested: false,
+            by_faults: false,
+            dropped: false,
+            active: false,
+            rate: 0.0,
+            settled_at: Time::ZERO,
+            version: 0,
+            random: Random::new(seed ^ ((number as u64 + 1) << 20)),
+            seen: Seen::default(),
+            job,
+        }
+    }
+
+    pub(crate) fn has_work(&self) -> bool {
+        self.remaining > NOTHING
+    }
+
+    /// Its work can be on the card.
+    pub(crate) fn runs(&self) -> bool {
+        matches!(self.state, State::Running(_) | State::Draining(_))
+    }
+
+    pub(crate) fn next_busy_ms(&mut self) -> f64 {
+        let (from, to) = self.job.busy_ms;
+        self.random.between(from, to)
+    }
+
+    pub(crate) fn next_gap(&mut self) -> Duration {
+        let ms = match self.job.gap {
+            Gap::Fixed(ms) => ms,
+            Gap::Random(mean) => self.random.exponential(mean),
+        };
+        Duration::from_secs_f64(ms / 1000.0)
+    }
+
+    /// Counts what it got done since the last time.
+    pub(crate) fn settle(&mut self, now: Time) {
+        let passed = (now - self.settled_at).as_secs_f64() * 1000.0;
+        self.settled_at = now;
+        if self.has_work() {
+            self.seen.wanted_ms += passed;
+        }
+        if self.active {
+            let done = (passed * self.rate).min(self.remaining);
+            self.seen.done_ms += done;
+            self.remaining -= done;
+        }
+    }
+
+    /// Its work goes on at this rate; when it stops, if nothing changes.
+    pub(crate) fn goes_on(&mut self, rate: f64, now: Time) -> Time {
+        self.rate = rate;
+        self.version += 1;
+        let stops_at = if matches!(self.state, State::Draining(_)) { self.stops_at } else { 0.0 };
+        let left = (self.remaining - stops_at).max(0.0) / rate;
+        // Rounded up, so that nothing is left then.
+        now + Duration::from_nanos((left * 1e6).ceil().min(1e18) as u64)
+    }
+
+    /// Its gate is closed: what is in flight goes on.
+    pub(crate) fn drain(&mut self, epoch: Epoch) {
+        self.state = State::Draining(epoch);
+        self.stops_at = (self.remaining - IN_FLIGHT_MS).max(0.0);
+    }
+
+    /// All that was in flight is complete.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.remaining <= self.stops_at + NOTHING
+    }
+}
