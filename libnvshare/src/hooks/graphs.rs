@@ -55,7 +55,7 @@ pub(crate) fn admitted(device: Option<&Device>, bytes: u64, add: impl FnOnce() -
     LAUNCHES.store(0, Ordering::Relaxed);
     driver_reserve::uses_graphs();
     match device {
-        Some(device) if !device.has_left(bytes) => CUresult::OUT_OF_MEMORY,
+        Some(device) if !device.account().has_left(bytes) => CUresult::OUT_OF_MEMORY,
         _ => add(),
     }
 }

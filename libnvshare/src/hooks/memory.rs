@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::ffi::c_uint;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use nvshare_client::{Admission, Residency};
 use nvshare_proto::MemoryMode;
 
 use crate::driver::types::{CU_MEM_ATTACH_GLOBAL, CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult, CUstream};
 use crate::entry_points::real;
 use crate::hooks::{arrays, callbacks};
-use crate::memory::allocations::{self, Allocation, Kind, Place};
-use crate::memory::devices::{self, Admission, Device};
+use crate::memory::allocations::{self, Allocation, Kind};
+use crate::memory::devices::{self, Device};
 use crate::memory::{deferred_free, driver_reserve, mover, plain};
 use crate::process::unwind::OnUnwind;
 use crate::process::{lifecycle, log};
@@ -86,24 +87,24 @@ pub(crate) fn allocate(
 /// Charges an allocation that was admitted while the lock was elsewhere, if the lock has come while the driver made it: the
 /// grant has restored what was on the list by then, and this was not.
 fn settle(device: &'static Device, allocation: &Allocation) {
-    let is_settled = |place: &Place| place.freed || place.present > 0;
-    while !is_settled(&allocation.place()) && device.account().holding {
+    let is_settled = |residency: &Residency| residency.is_freed() || residency.resident_bytes() > 0;
+    while !is_settled(&allocation.residency()) && device.account().is_holding() {
         let mark = Mark::new();
         let Some(pass) = gate::try_enter(&mark) else {
             gate::pause();
             continue;
         };
-        let mut place = allocation.place();
-        let charged = if is_settled(&place) { Ok(0) } else { device.charge_whole(allocation.size) };
+        let mut residency = allocation.residency();
+        let charge = || device.update(|account| account.charge_whole(allocation.size));
+        let charged = if is_settled(&residency) { Ok(0) } else { charge() };
         if let Ok(charged @ 1..) = charged {
-            place.present = charged;
-            place.lived = true;
-            drop(place);
+            residency.restored(charged);
+            drop(residency);
             if allocation.kind == Kind::Device {
                 mover::populate(allocation.base, charged, device, &allocation.context);
             }
         } else {
-            drop(place);
+            drop(residency);
         }
         gate::leave(pass, &mark, CUresult::SUCCESS);
         match charged {
@@ -137,7 +138,7 @@ pub(crate) fn admitted<T, U>(
         let pass = gate::try_enter(&mark);
         let inside = pass.is_some();
         // Between the grant and the open gate, or between the closed gate and the drain: nearly over.
-        if !inside && device.account().holding {
+        if !inside && device.account().is_holding() {
             gate::pause();
             continue;
         }
@@ -416,18 +417,17 @@ pub(crate) fn free_with(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> C
     });
     allocation.set_leaving(true);
     // A piece that is being moved is waited for.
-    let mut place = allocation.place();
+    let mut residency = allocation.residency();
     let result = call();
     undo.done();
     if result != CUresult::SUCCESS {
-        drop(place);
+        drop(residency);
         allocation.set_leaving(false);
         allocations::put_back(allocation);
         return result;
     }
-    place.freed = true;
-    let charged = place.present;
-    drop(place);
+    let charged = residency.free();
+    drop(residency);
     match devices::get(allocation.device) {
         Some(device) if allocation.kind.is_pools() && driver_reserve::is_kept_by_pools() => {
             driver_reserve::freed(device, &allocation, charged);
@@ -439,10 +439,7 @@ pub(crate) fn free_with(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> C
 
 /// An allocation that is off the list is gone: what was charged for it is given back.
 fn forget(allocation: &Allocation) {
-    let mut place = allocation.place();
-    place.freed = true;
-    let charged = place.present;
-    drop(place);
+    let charged = allocation.residency().free();
     if let Some(device) = devices::get(allocation.device) {
         device.release(allocation.size, charged, allocation.kind);
         session::freed(device);
@@ -467,14 +464,14 @@ fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
     deferred_free::sweep();
     driver_reserve::look(device);
     let account = device.account();
-    let fits = account.capacity.unwrap_or(driver_total).min(driver_total);
+    let fits = account.capacity().unwrap_or(driver_total).min(driver_total);
     let limit = device.limit.unwrap_or(u64::MAX);
     // The runtime asks for the total before there is anybody to ask what fits, and keeps it: it is the same everywhere.
     let total = limit.min(driver_total);
     // The limit is the tenant's, the card's room each program's own: it moves.
-    let left = limit.saturating_sub(account.used()).min(fits.saturating_sub(account.allocated));
+    let left = limit.saturating_sub(account.used()).min(fits.saturating_sub(account.allocated()));
     // With a scheduler, memory of others is not in the way: it moves. Without one, the card has what it has.
-    let free = if account.capacity.is_some() { left } else { left.min(driver_free) };
+    let free = if account.capacity().is_some() { left } else { left.min(driver_free) };
     Some((free, total))
 }
 

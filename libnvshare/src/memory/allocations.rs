@@ -1,54 +1,16 @@
 //! The process's allocation list.
 //!
-//! Keyed by base address, as programs free. Each allocation knows how much of it is on the card: eviction takes
-//! from its end, so one number says it, and restoring brings back exactly what was taken.
+//! Keyed by base address, as programs free. Each allocation knows what of it is on the card ([`Residency`]).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use dashmap::DashMap;
+pub(crate) use nvshare_client::Kind;
+use nvshare_client::Residency;
 
 use crate::driver::types::{CUdevice, CUdeviceptr};
 use crate::work::contexts::Context;
-
-/// What an allocation is made of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Device memory that we hand out as managed memory, and populate.
-    Device,
-    /// Managed memory that the program asked for: it may want it on the host first.
-    Managed,
-    /// The driver's own device memory: it counts and cannot be moved.
-    Plain,
-    /// The same, of a pool, which may keep it when it is freed.
-    Ordered,
-    /// Managed memory of a pool that stands for one of device memory. The driver populates it when it hands it out.
-    Pooled,
-    /// The same, and too small to be worth a wait: it is charged when the lock comes.
-    Small,
-}
-
-impl Kind {
-    /// It can be moved.
-    pub(crate) fn is_movable(self) -> bool {
-        matches!(self, Self::Device | Self::Managed | Self::Pooled)
-    }
-
-    /// It is a pool's.
-    pub(crate) fn is_pools(self) -> bool {
-        matches!(self, Self::Ordered | Self::Pooled)
-    }
-
-    /// It was asked for as device memory and is managed.
-    pub(crate) fn is_in_disguise(self) -> bool {
-        matches!(self, Self::Device | Self::Pooled)
-    }
-
-    /// It has to have its room at once, wherever the lock is.
-    pub(crate) fn needs_room(self) -> bool {
-        matches!(self, Self::Plain | Self::Ordered | Self::Pooled)
-    }
-}
 
 /// An allocation that the program made.
 #[derive(Debug)]
@@ -60,21 +22,8 @@ pub(crate) struct Allocation {
     pub(crate) kind: Kind,
     /// The program is freeing it: nothing more of it is moved.
     leaving: AtomicBool,
-    place: Mutex<Place>,
-}
-
-/// Where an allocation is. Locked while a piece of it is being moved, so that it is not freed meanwhile.
-#[derive(Debug)]
-pub(crate) struct Place {
-    /// Bytes from the base that are charged, and so on the card. What is beyond them is not, unless the device is
-    /// oversubscribed: page faults may have brought it there.
-    pub(crate) present: u64,
-    /// It was on the card once: what is absent now was evicted and has contents.
-    pub(crate) lived: bool,
-    /// Bytes up to its end that have pages on the host: they were evicted once, and cost the host nothing the next time.
-    pub(crate) hosted: u64,
-    /// The program freed it.
-    pub(crate) freed: bool,
+    /// Locked while a piece of it is being moved, so that it is not freed meanwhile.
+    residency: Mutex<Residency>,
 }
 
 impl Allocation {
@@ -84,10 +33,10 @@ impl Allocation {
         device: CUdevice,
         context: Arc<Context>,
         kind: Kind,
-        present: u64,
+        charged: u64,
     ) -> Self {
-        let place = Place { present, lived: present > 0, hosted: 0, freed: false };
-        Self { base, size, device, context, kind, leaving: AtomicBool::new(false), place: Mutex::new(place) }
+        let residency = Mutex::new(Residency::new(size, charged));
+        Self { base, size, device, context, kind, leaving: AtomicBool::new(false), residency }
     }
 
     /// It can be moved.
@@ -105,17 +54,18 @@ impl Allocation {
         self.leaving.load(Ordering::SeqCst)
     }
 
-    /// Where it is, unless somebody moves or frees it.
-    pub(crate) fn try_place(&self) -> Option<MutexGuard<'_, Place>> {
-        match self.place.try_lock() {
-            Ok(place) => Some(place),
+    /// What of it is on the card, unless somebody moves or frees it.
+    pub(crate) fn try_residency(&self) -> Option<MutexGuard<'_, Residency>> {
+        match self.residency.try_lock() {
+            Ok(residency) => Some(residency),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
     }
 
-    pub(crate) fn place(&self) -> MutexGuard<'_, Place> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What of it is on the card.
+    pub(crate) fn residency(&self) -> MutexGuard<'_, Residency> {
+        self.residency.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

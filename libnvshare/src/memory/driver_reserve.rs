@@ -10,12 +10,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use nvshare_client::DriverReserve;
 use nvshare_proto::units::MIB;
 
 use crate::driver::{self, Relaxed};
 use crate::hooks::pools;
 use crate::memory::allocations::Allocation;
-use crate::memory::devices::{self, Device, Kept};
+use crate::memory::devices::{self, Device};
 use crate::session;
 use crate::work::gate;
 
@@ -54,7 +55,7 @@ pub(crate) fn is_kept_by_pools() -> bool {
 /// An allocation of a pool is freed, `charged` bytes of which were charged.
 pub(crate) fn freed(device: &Device, allocation: &Allocation, charged: u64) {
     let bytes = allocation.size;
-    device.keep(bytes, charged, allocation.kind);
+    device.update(|account| account.keep(bytes, charged, allocation.kind));
     if FREED.fetch_add(bytes, Ordering::Relaxed) + bytes >= LOOK_AFTER {
         FREED.store(0, Ordering::Relaxed);
         look(device);
@@ -73,7 +74,7 @@ pub(crate) fn look(device: &Device) {
         return;
     }
     let _relaxed = Relaxed::begin();
-    let mut kept = Kept::default();
+    let mut kept = DriverReserve::default();
     if POOLS.load(Ordering::Relaxed) {
         pools::each(device.ordinal, |pool, kind| {
             if let Some(kept) = kept.of(kind) {
@@ -84,8 +85,8 @@ pub(crate) fn look(device: &Device) {
     if GRAPHS.load(Ordering::Relaxed) {
         kept.graphs = driver::graph_memory(device.ordinal).unwrap_or(0);
     }
-    device.set_kept(kept);
-    if device.is_over_limit_by_graphs() {
+    device.set_reserve(kept);
+    if is_over_limit_by_graphs(device) {
         OVER.store(true, Ordering::Relaxed);
     }
     if device.lacking() > 0 || device.unused() > 0 || device.is_usage_stale() {
@@ -98,7 +99,7 @@ pub(crate) fn give_up(device: &Device) -> bool {
     if !in_use() {
         return false;
     }
-    let kept = || device.account().kept.sum();
+    let kept = || device.account().reserve().sum();
     let before = kept();
     look(device);
     if kept() < before {
@@ -120,7 +121,11 @@ pub(crate) fn give_up(device: &Device) -> bool {
 /// The device's contexts are gone, and its pools with them.
 pub(crate) fn forget(device: &Device) {
     pools::forget(device.ordinal);
-    device.set_kept(Kept::default());
+    device.set_reserve(DriverReserve::default());
+}
+
+fn is_over_limit_by_graphs(device: &Device) -> bool {
+    device.account().is_over_limit_by_graphs()
 }
 
 /// Whether graphs have brought a device over its limit, whatever the driver can give up.
@@ -128,7 +133,7 @@ pub(crate) fn is_over_by_graphs() -> bool {
     if !OVER.load(Ordering::Relaxed) {
         return false;
     }
-    let over = || devices::used().any(Device::is_over_limit_by_graphs);
+    let over = || devices::used().any(is_over_limit_by_graphs);
     if over() {
         devices::used().for_each(|device| {
             give_up(device);

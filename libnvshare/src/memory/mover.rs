@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
+use nvshare_client::{Job, Ticket};
 use nvshare_proto::{GpuUuid, Room};
 
 use crate::memory::devices::{self, Device};
@@ -20,23 +21,7 @@ use crate::work::drain::Drain;
 use crate::work::gate;
 pub(crate) use moves::populate;
 
-/// Ties an answer to its order.
-pub(crate) type Ticket = u64;
-
-/// What the session orders.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Job {
-    /// Wait until all submitted work is complete. The gate is closed.
-    Drain(Ticket),
-    /// Bring back what is absent, as far as there is room.
-    Restore,
-    /// Move this much to the host. The gate is closed.
-    Evict(Room),
-    /// See whether all submitted work is complete, without closing the gate.
-    Probe,
-}
-
-/// What became of it.
+/// What became of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Done {
     /// Everything is complete.

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use nvshare_client::Tenant;
 use nvshare_proto::GpuUuid;
 use nvshare_proto::quota::Page;
 
@@ -17,24 +18,23 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    /// Bytes that the tenant's processes have on the GPU together.
-    pub(crate) fn used(&self) -> u64 {
-        self.page.used(self.column)
-    }
-
     /// The tenant's processes that have memory on the GPU, and how much, as they know themselves.
     pub(crate) fn processes(&self) -> Vec<(u32, u64)> {
         self.page.processes(self.column).collect()
     }
+}
 
-    /// See [`Page::charge`].
-    pub(crate) fn charge(&self, bytes: u64, limit: u64) -> Result<(), u64> {
+impl Tenant for Seat {
+    fn used(&self) -> u64 {
+        self.page.used(self.column)
+    }
+
+    fn charge(&self, bytes: u64, limit: u64) -> Result<(), u64> {
         // A forked child has its parent's row and none of its memory.
         if gate::is_forked() { Ok(()) } else { self.page.charge(self.row, self.column, bytes, limit) }
     }
 
-    /// See [`Page::discharge`].
-    pub(crate) fn discharge(&self, bytes: u64) {
+    fn discharge(&self, bytes: u64) {
         if !gate::is_forked() {
             self.page.discharge(self.row, self.column, bytes);
         }

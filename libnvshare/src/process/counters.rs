@@ -52,7 +52,7 @@ pub(crate) fn snapshot() -> Counters {
     Counters {
         gated,
         passed_by: passed_by + get(&UNKNOWN_ENTRY_POINTS),
-        managed: devices::all().map(|device| device.account().allocated).sum(),
+        managed: devices::all().map(|device| device.account().allocated()).sum(),
         hand_overs: get(&HAND_OVERS),
         deferrals: get(&DEFERRALS),
         evicted: get(&EVICTED),

@@ -1,25 +1,24 @@
 //! The connection to the scheduler, and the thread that keeps it.
 //!
 //! Nothing of this exists before the program first allocates memory or submits work. Then two threads do: this
-//! one reads and writes frames and obeys ([`machine`]), the other moves memory ([`crate::memory::mover`]).
+//! one reads and writes frames and obeys ([`Machine`]), the other moves memory ([`crate::memory::mover`]).
 
-mod machine;
 mod wire;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
+use nvshare_client::machine::{Action, Input, Job, Machine};
 use nvshare_proto::units::{GIB, MIB};
 use nvshare_proto::{ClientMessage, MemoryMode, Register, Reply, Request, Room, SchedulerMessage};
 
 use crate::driver;
-use crate::memory::devices::{self, Device};
-use crate::memory::mover::{self, Done, Job};
+use crate::memory::devices::{self, Account, Device};
+use crate::memory::mover::{self, Done};
 use crate::memory::quota;
 use crate::process::{config, counters, lifecycle, log};
 use crate::work::gate;
-use machine::{Action, Input, Machine};
 use wire::{Bell, Wire};
 
 /// Wakes the session's thread.
@@ -124,7 +123,7 @@ pub(crate) fn uses_current() {
 /// Memory of a device was freed.
 pub(crate) fn freed(device: &Device) {
     let unused = device.unused();
-    if unused > MOST_UNUSED || (unused >= OFFER_STEP && !device.account().holding) {
+    if unused > MOST_UNUSED || (unused >= OFFER_STEP && !device.account().is_holding()) {
         wake();
     }
 }
@@ -143,7 +142,8 @@ fn report(done: Done) {
 /// The thread's life.
 fn run() {
     let mut session = Session {
-        machine: Machine::new(Instant::now()),
+        machine: Machine::new(Duration::ZERO),
+        begin: Instant::now(),
         wire: None,
         next_attempt: Instant::now(),
         registered: false,
@@ -156,6 +156,8 @@ fn run() {
 
 struct Session {
     machine: Machine,
+    /// The moment since when the machine counts time.
+    begin: Instant,
     wire: Option<Wire>,
     next_attempt: Instant,
     /// A scheduler has heard of us, now or before.
@@ -294,7 +296,7 @@ impl Session {
             Done::Busy => self.feed(Input::Busy),
             Done::Evicted(gpu) => {
                 // Before the use is said: that may be ahead of the room, and never behind it.
-                let bytes = devices::by_uuid(gpu).map_or(0, Device::take_made);
+                let bytes = devices::by_uuid(gpu).map_or(0, |device| device.update(Account::take_made));
                 self.tell_usage(gpu);
                 if bytes > 0 {
                     self.say(ClientMessage::Room(Room { gpu, bytes }));
@@ -309,7 +311,7 @@ impl Session {
     }
 
     fn feed(&mut self, input: Input) {
-        for action in self.machine.handle(input, Instant::now()) {
+        for action in self.machine.handle(input, self.begin.elapsed()) {
             self.act(action);
         }
     }
@@ -335,14 +337,14 @@ impl Session {
             Action::TryIdle { submissions } => self.try_idle(submissions),
             Action::Give(Room { gpu, bytes }) => {
                 if let Some(device) = devices::by_uuid(gpu) {
-                    device.give(bytes);
+                    device.update(|account| account.give(bytes));
                     // Room of nothing: there is no more, and what is lacking still is no news.
                     self.now_told(device, if bytes == 0 { device.lacking() } else { 0 });
                 }
             }
             Action::Refuse(gpu) => {
                 if let Some(device) = devices::by_uuid(gpu) {
-                    device.refuse();
+                    device.update(Account::refuse);
                     // What is lacking still, the scheduler knows.
                     self.now_told(device, device.lacking());
                 }
@@ -374,7 +376,8 @@ impl Session {
     /// Opens the gate if all that is allocated may be touched.
     fn begin(&mut self, anyway: bool) {
         // Memory that is leaving may not be touched; and a device that is not held yet holds the others back: all or none.
-        if !mover::is_evicting() && devices::all().all(|device| device.hold(anyway)) {
+        if !mover::is_evicting() && devices::all().all(|device| device.update(|account| account.hold(anyway)))
+        {
             gate::open(false);
             self.feed(Input::Began);
         } else {
@@ -394,7 +397,7 @@ impl Session {
         devices::all().for_each(Device::let_go);
         if unchanged() {
             self.feed(Input::WentIdle);
-        } else if devices::all().all(|device| device.hold(false)) {
+        } else if devices::all().all(|device| device.update(|account| account.hold(false))) {
             gate::open(true);
             self.feed(Input::Busy);
         } else {
@@ -407,7 +410,7 @@ impl Session {
     /// Obeys an EVICT.
     fn give_back(&mut self, Room { gpu, bytes }: Room, evict: bool) {
         let Some(device) = devices::by_uuid(gpu) else { return };
-        let unused = device.take_unused(bytes, !evict);
+        let unused = device.update(|account| account.take_unused(bytes, !evict));
         self.tell_usage(gpu);
         if unused > 0 {
             self.say(ClientMessage::Room(Room { gpu, bytes: unused }));
@@ -424,7 +427,7 @@ impl Session {
         for device in devices::used() {
             let excess = device.unused().saturating_sub(keep);
             if excess > 0 {
-                let bytes = device.take_unused(excess, false);
+                let bytes = device.update(|account| account.take_unused(excess, false));
                 self.tell_usage(device.uuid);
                 self.say(ClientMessage::Room(Room { gpu: device.uuid, bytes }));
             }

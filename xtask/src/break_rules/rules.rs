@@ -127,7 +127,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         what: "over quota is refused",
-        file: "libnvshare/src/memory/devices.rs",
+        file: "libnvshare/client/src/account/admission.rs",
         from: "        if allocated > most {\n",
         to: "        if allocated > most && (!BROKEN || bytes == 0) {\n",
         package: "nvshare-e2e",

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use nvshare_client::Tenant;
 use nvshare_proto::GpuUuid;
 
 use crate::hooks::dlsym;
@@ -197,7 +198,7 @@ impl View {
             Some(device) => device.limit,
             None => config.limit(index_of(handle, nvml)?),
         };
-        let shared = device.is_some_and(|device| device.account().capacity.is_some());
+        let shared = device.is_some_and(|device| device.account().capacity().is_some());
         let total = limit.or(shared.then_some(u64::MAX))?;
         Some(Self { gpu, total, device })
     }
@@ -214,10 +215,10 @@ impl View {
     fn processes(&self) -> Option<Vec<(u32, u64)>> {
         match self.device.map(Device::account) {
             Some(account) => {
-                let mut processes = account.seat.map_or_else(Vec::new, |seat| seat.processes());
+                let mut processes = account.tenant().map_or_else(Vec::new, |seat| seat.processes());
                 let me = std::process::id();
                 if !processes.iter().any(|(pid, _)| *pid == me) {
-                    processes.push((me, account.allocated));
+                    processes.push((me, account.allocated()));
                 }
                 Some(processes)
             }

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nvshare_client::residency::{Piece, RESTORE_PIECE};
 use nvshare_proto::units::{MIB, gib_per_second};
 
 use crate::driver::types::{CU_DEVICE_CPU, CUdevice, CUdeviceptr, CUresult};
@@ -18,15 +19,8 @@ use crate::memory::driver_reserve;
 use crate::process::{config, counters, host_memory, lifecycle, log};
 use crate::work::contexts::{self, Context};
 
-/// Bytes that one call brings to the card. Larger pieces are hardly faster (measured: 45.2 GiB/s, and 46.5 in pieces of
-/// 1 GiB), and a program that frees the allocation or ends the context waits for one.
-const RESTORE_PIECE: u64 = 256 * MIB;
-/// Bytes that one call takes off the card, which is three times slower.
-const EVICT_PIECE: u64 = 128 * MIB;
 /// Evicted memory is reported when this much is on the host.
 const REPORT: u64 = 256 * MIB;
-/// The driver moves managed memory in blocks of this size.
-const BLOCK: u64 = 2 * MIB;
 /// Smaller allocations of the program's own managed memory share their pages with others and stay.
 const SMALLEST_EVICTED: u64 = SMALLEST_MANAGED;
 
@@ -84,7 +78,7 @@ pub(super) fn restore(device: &'static Device, cancelled: &dyn Fn() -> bool) -> 
         log_moved("restored", restored, took);
     }
     // What can never be on the card at the same time is not waited for.
-    result.lacks = result.lacks.saturating_sub(device.never_fits());
+    result.lacks = result.lacks.saturating_sub(device.account().never_fits());
     result
 }
 
@@ -100,19 +94,18 @@ struct Back {
 
 fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> bool) -> Back {
     // One that is being freed waits, in the driver, for whatever the program runs; it is looked at again.
-    let Some(mut place) = allocation.try_place() else { return Back::default() };
-    let absent = allocation.size - place.present;
-    if place.freed || absent == 0 {
+    let Some(mut residency) = allocation.try_residency() else { return Back::default() };
+    let absent = residency.absent_bytes();
+    if residency.is_freed() || absent == 0 {
         return Back::default();
     }
-    let charged = device.charge(absent);
+    let charged = device.update(|account| account.charge(absent));
     let mut back = Back { bytes: charged, restored: 0, lacks: absent - charged };
     if charged == 0 {
         return back;
     }
     if allocation.is_movable() && config::get().is_ok_and(|config| config.restore) {
-        let until = place.present + charged;
-        let mut at = place.present;
+        let std::ops::Range { start: mut at, end: until } = residency.next_in(charged);
         while at < until {
             let piece = RESTORE_PIECE.min(until - at);
             let stopped = match place_to_move(allocation) {
@@ -125,7 +118,7 @@ fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> 
                 Ok(()) => at += piece,
                 Err(Stop::Cancelled) => {
                     // What has not come is absent still.
-                    device.uncharge(until - at);
+                    device.update(|account| account.uncharge(until - at));
                     back.bytes -= until - at;
                     break;
                 }
@@ -143,10 +136,9 @@ fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> 
                 }
             }
         }
-        back.restored = if place.lived { back.bytes } else { 0 };
+        back.restored = if residency.has_contents() { back.bytes } else { 0 };
     }
-    place.present += back.bytes;
-    place.lived |= back.bytes > 0;
+    residency.restored(back.bytes);
     back
 }
 
@@ -157,7 +149,7 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
     // What the driver keeps and does not use costs nothing to give up.
     let mut given = 0;
     if lifecycle::hold_off().is_some_and(|_call| driver_reserve::give_up(device)) {
-        given = device.evict_unused(bytes);
+        given = device.update(|account| account.evict_unused(bytes));
         report();
     }
     let bytes = bytes - given;
@@ -194,48 +186,29 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
     bytes.saturating_sub(moved)
 }
 
-/// The piece of an allocation that leaves next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Piece {
-    /// It is from here to where what is present ends.
-    from: u64,
-    /// Bytes that the host has no pages for yet.
-    fresh: u64,
-}
-
-/// Chooses the end of what is `present`: `wanted` bytes, in whole blocks counted from the base, and so a little more
-/// rather than less, but no more than `host` bytes that are not hosted yet. `None`: there is nothing, or no room for it.
-fn choose_piece(size: u64, present: u64, hosted: u64, wanted: u64, host: u64) -> Option<Piece> {
-    let piece = wanted.min(EVICT_PIECE).next_multiple_of(BLOCK).min(present);
-    let from = (present - piece).next_multiple_of(BLOCK).min(present.checked_sub(1)?);
-    let unhosted = present.min(size - hosted);
-    // What the host cannot take stays.
-    let least = unhosted.saturating_sub(host).next_multiple_of(BLOCK);
-    let from = from.max(least);
-    (from < present).then(|| Piece { from, fresh: unhosted.saturating_sub(from) })
-}
-
 /// Moves the last piece of an allocation that is on the card; 0: there is none, or none that the host can take.
 fn evict_piece(allocation: &Allocation, wanted: u64, host: &mut u64, device: &Device) -> Result<u64, Stop> {
-    let mut place = allocation.place();
-    if place.freed || !place.lived || !allocation.is_movable() || allocation.size < SMALLEST_EVICTED {
+    let mut residency = allocation.residency();
+    if residency.is_freed()
+        || !residency.has_contents()
+        || !allocation.is_movable()
+        || allocation.size < SMALLEST_EVICTED
+    {
         return Ok(0);
     }
-    let chosen = choose_piece(allocation.size, place.present, place.hosted, wanted, *host);
-    let Some(Piece { from, fresh }) = chosen else { return Ok(0) };
-    let piece = place.present - from;
+    let Some(piece) = residency.next_out(wanted, *host) else { return Ok(0) };
+    let Piece { from, fresh, .. } = piece;
     // What page faults have brought beyond that leaves with it.
-    let until = if device.may_spill(allocation.kind) { allocation.size } else { place.present };
+    let until = if device.account().may_spill(allocation.kind) { allocation.size } else { piece.until };
     let context = place_to_move(allocation).ok_or(Stop::Gone)?;
     prefetch(&context, allocation.base + from, until - from, CU_DEVICE_CPU)?;
-    place.present = from;
-    place.hosted = place.hosted.max(allocation.size - from);
+    residency.evicted(piece);
     if allocation.kind.is_pools() {
         pools::moved();
     }
     *host -= fresh;
-    device.discharge(piece);
-    Ok(piece)
+    device.update(|account| account.discharge(piece.bytes()));
+    Ok(piece.bytes())
 }
 
 /// Gives fresh managed memory its pages on the card in one go: first touches by a kernel take ten times as long. Called
@@ -258,36 +231,4 @@ fn log_moved(what: &str, bytes: u64, took: Duration) {
         took.as_secs_f64(),
         gib_per_second(bytes, took)
     ));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_come_from_the_end_in_whole_blocks_that_the_host_can_take() {
-        const NOTHING: Option<Piece> = None;
-        let piece = |from, fresh| Some(Piece { from: from * MIB, fresh: fresh * MIB });
-        for (size, present, hosted, wanted, host, expected) in [
-            (64, 64, 0, 10, 1000, piece(54, 10)),
-            (64, 64, 0, 9, 1000, piece(54, 10)),
-            (64, 54, 10, 100, 1000, piece(0, 54)),
-            (64, 0, 64, 10, 1000, NOTHING),
-            // The last block may be a part.
-            (63, 63, 0, 1, 1000, piece(62, 1)),
-            // The host can take ten.
-            (64, 64, 0, 64, 10, piece(54, 10)),
-            (64, 64, 0, 64, 11, piece(54, 10)),
-            (64, 54, 10, 64, 0, NOTHING),
-            // What was there before costs nothing.
-            (64, 64, 30, 64, 0, piece(34, 0)),
-            (64, 64, 30, 64, 10, piece(24, 10)),
-            (64, 20, 64, 64, 0, piece(0, 0)),
-            // No more at once than one call is to move.
-            (4096, 4096, 0, 4096, 5000, piece(3968, 128)),
-        ] {
-            let chosen = choose_piece(size * MIB, present * MIB, hosted * MIB, wanted * MIB, host * MIB);
-            assert_eq!(chosen, expected, "{:?}", (size, present, hosted, wanted, host));
-        }
-    }
 }

@@ -1,0 +1,181 @@
+//! How allocations enter the account and leave it.
+
+use super::{Account, DriverReserve, Tenant};
+use crate::kind::Kind;
+
+/// How an allocation enters the account.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admission {
+    /// It is allocated, and this much of it is charged: it may be on the card.
+    Charged(u64),
+    /// It has to wait for this much room, outside the gate.
+    Lacks(u64),
+    /// The lock has come meanwhile: the caller can have the gate open.
+    Again,
+}
+
+/// Why an allocation does not enter the account. All sizes are bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// The process would have more than its limit, or more than the GPU can hold.
+    Own {
+        /// What it has.
+        used: u64,
+        /// What it may have.
+        most: u64,
+    },
+    /// The tenant's processes would have more than their limit together.
+    Tenants {
+        /// What they have.
+        used: u64,
+        /// What they may have.
+        limit: u64,
+    },
+}
+
+impl<T: Tenant> Account<T> {
+    /// Enters an allocation, if limits allow. One of a pool takes first what the pool has kept.
+    ///
+    /// `holding`: the caller holds the gate open, so that the next drain sees the allocation, and what can be moved is
+    /// about to be on the card. What [needs room](Kind::needs_room) needs it in any case.
+    ///
+    /// # Errors
+    /// It exceeds the limit or the GPU; nothing is changed.
+    pub fn admit(&mut self, bytes: u64, kind: Kind, holding: bool) -> Result<Admission, Refusal> {
+        let again = self.reserve.of(kind).map_or(0, |kept| bytes.min(*kept));
+        let more = bytes - again;
+        let allocated = self.allocated.saturating_add(more);
+        let most = if kind == Kind::Managed { self.own_limit() } else { self.most() };
+        if allocated > most {
+            return Err(Refusal::Own { used: self.allocated, most });
+        }
+        if !holding && !kind.needs_room() {
+            if self.holding {
+                return Ok(Admission::Again);
+            }
+            self.charge_tenant(more)?;
+            self.allocated = allocated;
+            self.enter(bytes, kind);
+            return Ok(Admission::Charged(0));
+        }
+        let fits = self.most_on_card().saturating_sub(self.charged);
+        let wanted = if self.may_spill(kind) { more.min(fits) } else { more };
+        let lacks = self.lacks(wanted);
+        if lacks > 0 {
+            return Ok(Admission::Lacks(lacks));
+        }
+        self.charge_tenant(more)?;
+        if let Some(kept) = self.reserve.of(kind) {
+            *kept -= again;
+        }
+        self.allocated = allocated;
+        self.enter(bytes, kind);
+        Ok(Admission::Charged(again + self.charge(wanted)))
+    }
+
+    /// Takes an allocation out of the account, `charged` bytes of which were charged.
+    pub fn release(&mut self, bytes: u64, charged: u64, kind: Kind) {
+        self.leave(bytes, kind);
+        self.allocated = self.allocated.saturating_sub(bytes);
+        if let Some(tenant) = self.tenant {
+            tenant.discharge(bytes);
+        }
+        self.uncharge(charged);
+    }
+
+    /// An allocation of a pool is freed, `charged` bytes of which were charged: the pool keeps them.
+    pub fn keep(&mut self, bytes: u64, charged: u64, kind: Kind) {
+        self.release(bytes - charged, 0, kind);
+        self.leave(charged, kind);
+        if let Some(kept) = self.reserve.of(kind) {
+            *kept += charged;
+        }
+    }
+
+    /// What the driver keeps for itself on the card, as of now. It counts like an allocation that cannot be moved,
+    /// wanted or not.
+    pub fn set_reserve(&mut self, reserve: DriverReserve) {
+        let before = std::mem::replace(&mut self.reserve, reserve).sum();
+        let (more, less) = (reserve.sum().saturating_sub(before), before.saturating_sub(reserve.sum()));
+        self.allocated = (self.allocated + more).saturating_sub(less);
+        self.charged = (self.charged + more).saturating_sub(less);
+        self.return_room(less);
+        self.take_room(more);
+        if let Some(tenant) = self.tenant {
+            tenant.discharge(less);
+            let _ = tenant.charge(more, u64::MAX);
+        }
+    }
+
+    /// The limit is shared from now on, or no more. What there is counts, even if it is too much by then.
+    pub fn share_limit(&mut self, tenant: Option<T>) {
+        self.tenant = tenant;
+        if let Some(tenant) = tenant {
+            let _ = tenant.charge(self.allocated, u64::MAX);
+        }
+    }
+
+    /// Whether pages of such memory may be on the card beyond what is charged: the driver moves them when they are
+    /// touched.
+    #[must_use]
+    pub fn may_spill(&self, kind: Kind) -> bool {
+        self.terms.oversubscribe || self.managed > 0 || kind == Kind::Managed
+    }
+
+    /// Whether graphs have brought the process, or its tenant, over its limit.
+    #[must_use]
+    pub fn is_over_limit_by_graphs(&self) -> bool {
+        self.reserve.graphs > 0 && self.used() > self.own_limit()
+    }
+
+    /// Whether so much more would be within the limits, were nothing kept by the driver.
+    #[must_use]
+    pub fn has_left(&self, bytes: u64) -> bool {
+        let fits =
+            |used: u64, most: u64| used.saturating_sub(self.reserve.sum()).saturating_add(bytes) <= most;
+        fits(self.allocated, self.most()) && fits(self.used(), self.own_limit())
+    }
+
+    /// Whether so much more is on the card for a process that has met no scheduler, where `free_at_first` was free when it
+    /// first came to the device.
+    #[must_use]
+    pub fn fits_alone(&self, bytes: u64, free_at_first: u64) -> bool {
+        let unmanaged = self.allocated.saturating_sub(self.managed);
+        self.terms.oversubscribe || unmanaged.saturating_add(bytes) <= free_at_first
+    }
+
+    /// What the process may have at most. Its own managed memory is in nobody's way: the driver makes place.
+    fn most(&self) -> u64 {
+        let fits = self.most_on_card().saturating_add(self.managed);
+        self.own_limit().min(if self.terms.oversubscribe { u64::MAX } else { fits })
+    }
+
+    fn own_limit(&self) -> u64 {
+        self.terms.limit.unwrap_or(u64::MAX)
+    }
+
+    /// Charges the tenant, if the limit is shared.
+    fn charge_tenant(&self, bytes: u64) -> Result<(), Refusal> {
+        let limit = self.own_limit();
+        let charged = self.tenant.map_or(Ok(()), |tenant| tenant.charge(bytes, limit));
+        charged.map_err(|used| Refusal::Tenants { used, limit })
+    }
+
+    fn enter(&mut self, bytes: u64, kind: Kind) {
+        if kind.is_movable() {
+            self.movable += bytes;
+        }
+        if kind == Kind::Managed {
+            self.managed += bytes;
+        }
+    }
+
+    fn leave(&mut self, bytes: u64, kind: Kind) {
+        if kind.is_movable() {
+            self.movable = self.movable.saturating_sub(bytes);
+        }
+        if kind == Kind::Managed {
+            self.managed = self.managed.saturating_sub(bytes);
+        }
+    }
+}

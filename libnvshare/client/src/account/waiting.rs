@@ -1,0 +1,58 @@
+//! Allocations that wait for room. The waiting itself is the caller's.
+
+use super::{Account, Tenant};
+
+impl<T: Tenant> Account<T> {
+    /// An allocation begins to wait for so much more room.
+    pub fn begin_waiting(&mut self, lacks: u64) {
+        self.needs = self.needs.max(lacks);
+        self.waiting += 1;
+        self.refused = false;
+    }
+
+    /// Whether an allocation has to go on waiting. `even_parked`: it needs its room also while the lock is elsewhere.
+    #[must_use]
+    pub fn goes_on_waiting(&self, even_parked: bool) -> bool {
+        self.needs > 0 && (self.holding || even_parked) && !self.unmetered && !self.refused
+    }
+
+    /// An allocation waits no longer, because its patience is over (`in_vain`) or it need not. False: there will be no
+    /// room for it.
+    pub fn end_waiting(&mut self, in_vain: bool) -> bool {
+        self.waiting -= 1;
+        let refused = self.refused || in_vain;
+        if refused || self.unmetered {
+            self.needs = 0;
+        }
+        !refused
+    }
+
+    /// The thread that waited is gone.
+    pub fn abandon_waiting(&mut self) {
+        self.waiting -= 1;
+    }
+
+    /// Whether allocations wait.
+    #[must_use]
+    pub fn is_anybody_waiting(&self) -> bool {
+        self.waiting > 0
+    }
+
+    /// What is lacking now, for allocations that wait or to make good what was taken too much.
+    #[must_use]
+    pub fn lacking(&self) -> u64 {
+        if self.unmetered { 0 } else { self.needs.max(self.room.min(0).unsigned_abs()) }
+    }
+
+    /// Room came from the scheduler.
+    pub fn give(&mut self, bytes: u64) {
+        self.room = self.room.saturating_add_unsigned(bytes);
+        self.needs = 0;
+    }
+
+    /// The scheduler has no room for what waits.
+    pub fn refuse(&mut self) {
+        self.refused = self.waiting > 0;
+        self.needs = 0;
+    }
+}

@@ -1,0 +1,81 @@
+//! How much work may be in flight on a stream while another client waits.
+//!
+//! A mark (an event) is recorded every `stride` launches; with [`MARKS`] of them incomplete, the next launch waits
+//! for the oldest. The stride follows the time that the marks take: it is halved while the queue holds more than
+//! [`LONGEST`], doubled while it holds less than [`SHORTEST`] of work. So a drain takes about [`LONGEST`], or one
+//! kernel where that is longer, and a stream of tiny kernels is marked once in [`LARGEST_STRIDE`].
+//!
+//! A launch waits no longer than [`MOST_PATIENCE`], since the older one may itself wait for this launch; and each further
+//! launch that waits in vain for the same mark half as long as the one before, down to [`LEAST_PATIENCE`]: a program that has
+//! to make many launches before the oldest can complete is hardly held up, and one whose kernels are slow does not run ahead
+//! of them.
+
+use std::time::Duration;
+
+/// Marks in flight.
+pub const MARKS: u32 = 4;
+/// Queues longer than this are shortened.
+pub const LONGEST: Duration = Duration::from_millis(20);
+/// Queues shorter than this may grow.
+pub const SHORTEST: Duration = Duration::from_millis(8);
+/// Launches between two marks at most.
+pub const LARGEST_STRIDE: u32 = 256;
+/// Launches between two marks of a stream that nothing is known of.
+pub const FIRST_STRIDE: u32 = 4;
+/// A launch waits for an older one this long at most.
+pub const MOST_PATIENCE: Duration = Duration::from_millis(200);
+/// And this long at least. More than most kernels take, so that a queue that has grown long becomes shorter.
+pub const LEAST_PATIENCE: Duration = Duration::from_millis(20);
+
+/// A stride becomes this when the oldest of [`MARKS`] marks took `took` to complete.
+#[must_use]
+pub fn next_stride(stride: u32, took: Duration) -> u32 {
+    if took > LONGEST {
+        (stride / 2).max(1)
+    } else if took < SHORTEST {
+        (stride * 2).min(LARGEST_STRIDE)
+    } else {
+        stride
+    }
+}
+
+/// How long the next launch waits for a mark that one has waited for in vain, for `patience`.
+#[must_use]
+pub fn next_patience(patience: Duration) -> Duration {
+    (patience / 2).max(LEAST_PATIENCE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs kernels of one length and returns how much work is in flight in the end.
+    fn settle(kernel: Duration) -> Duration {
+        let mut stride = FIRST_STRIDE;
+        for _ in 0..20 {
+            stride = next_stride(stride, kernel * stride * MARKS);
+        }
+        kernel * stride * MARKS
+    }
+
+    #[test]
+    fn settles_within_its_bounds_for_any_kernel() {
+        for micros in [20, 100, 700, 1500, 3000] {
+            let in_flight = settle(Duration::from_micros(micros));
+            assert!(in_flight <= LONGEST, "{micros} us kernels: {in_flight:?}");
+        }
+        // Longer kernels: as few as there can be.
+        assert_eq!(settle(Duration::from_millis(50)), Duration::from_millis(200));
+    }
+
+    #[test]
+    fn launches_that_wait_in_vain_wait_less_and_less() {
+        let mut patience = MOST_PATIENCE;
+        let mut waited = Duration::ZERO;
+        for _ in 0..500 {
+            waited += patience;
+            patience = next_patience(patience);
+        }
+        assert!(waited < Duration::from_secs(11), "{waited:?}");
+    }
+}

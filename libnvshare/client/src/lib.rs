@@ -1,0 +1,34 @@
+//! What the preloaded library decides: its side of the protocol, and the sums of its memory.
+//!
+//! There is no CUDA here, no IO, no lock and no clock. The library calls these functions under its locks, waits, and
+//! makes the driver's calls; tests call the same functions beside the real scheduler's core, in virtual time.
+//!
+//! | module | |
+//! |---|---|
+//! | [`machine`] | the session: messages of the scheduler in, actions out |
+//! | [`account`] | the sums of one device: what is allocated and charged, what room there is, who waits for room |
+//! | [`residency`] | what of one allocation is on the card, and the piece of it that leaves next |
+//! | [`launch_window`] | how much work may be in flight while another client waits |
+
+#![forbid(unsafe_code)]
+// It runs in programs that are not ours, which it never stops.
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    clippy::print_stderr
+)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
+pub mod account;
+pub mod kind;
+pub mod launch_window;
+pub mod machine;
+pub mod residency;
+
+pub use account::{Account, Admission, DriverReserve, Refusal, Tenant, Terms};
+pub use kind::Kind;
+pub use machine::{Action, Input, Job, Machine, Ticket};
+pub use residency::{Piece, Residency};

@@ -1,0 +1,475 @@
+//! The client's side of the protocol: a state machine that takes an [`Input`] and returns [`Action`]s. It obeys the
+//! scheduler, and decides on its own only while there is none.
+//!
+//! Times are durations since one moment that the caller has chosen, the same for all calls.
+
+mod io;
+
+use std::time::Duration;
+
+use nvshare_proto::{ClientMessage, Epoch, Gate, Hold, Room, SchedulerMessage};
+
+pub use io::{Action, Input, Job, Ticket};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// The gate is closed.
+    Parked,
+    /// The lock is granted; memory comes back.
+    Restoring { epoch: Epoch },
+    /// The gate is open.
+    Running { epoch: Epoch },
+    /// The gate is closed again; work completes.
+    Draining { epoch: Epoch, patience: Duration, progress: u64, since: Duration },
+    /// The gate is closed, nothing is under way, and the lock may or may not still be ours.
+    Idle { epoch: Epoch },
+    /// On its own: no scheduler, or it does not schedule. Memory comes back and the gate opens.
+    Freeing,
+    /// On its own, gate open.
+    Free,
+}
+
+/// What is known of submitted work while the program submits none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Probe {
+    /// Nothing.
+    None,
+    /// The mover looks.
+    Looking,
+    /// All work is complete that was submitted until `submissions` were counted, since this time.
+    Complete { submissions: u64, since: Duration },
+}
+
+/// How long a parked program waits for a lost scheduler before it goes on alone.
+const RETURN_PATIENCE: Duration = Duration::from_secs(5);
+/// A scheduler that has said nothing for this long while a program waits is asked whether it lives.
+const PING_AFTER: Duration = Duration::from_secs(5);
+/// Without a submission for this long, it is asked whether all work is complete.
+const PROBE_AFTER: Duration = Duration::from_millis(5);
+/// Without a submission for this long after all work was complete, the program is idle. Less would take a program
+/// that waits for each of its steps to be idle between them.
+const IDLE_AFTER: Duration = Duration::from_millis(25);
+
+/// Restores after which what is still absent is left to page faults.
+const MOST_ATTEMPTS: u32 = 1000;
+
+/// See the [module's documentation](self).
+#[derive(Debug)]
+pub struct Machine {
+    phase: Phase,
+    connected: bool,
+    /// Since when no scheduler answers: it is lost, or has not answered REGISTER or PING.
+    silent_since: Option<Duration>,
+    /// When the scheduler was last heard or asked.
+    heard_at: Duration,
+    last_drain: Ticket,
+    /// REQ_LOCK is sent and not answered.
+    asked: bool,
+    /// Threads sleep at the gate.
+    asleep: bool,
+    /// Somebody waits for what we hold.
+    waiters: bool,
+    /// Submissions at a tick, and since when they are that many.
+    last_submission: (u64, Duration),
+    probe: Probe,
+    /// Restores since the grant.
+    attempts: u32,
+    warned: bool,
+    actions: Vec<Action>,
+}
+
+impl Machine {
+    /// A machine that has neither connected nor been asked for anything.
+    #[must_use]
+    pub fn new(now: Duration) -> Self {
+        Self {
+            phase: Phase::Parked,
+            connected: false,
+            silent_since: None,
+            heard_at: now,
+            last_drain: 0,
+            asked: false,
+            asleep: false,
+            waiters: false,
+            last_submission: (0, now),
+            probe: Probe::None,
+            attempts: 0,
+            warned: false,
+            actions: Vec::new(),
+        }
+    }
+
+    /// What to say of the gate when registering.
+    #[must_use]
+    pub fn gate(&self) -> Gate {
+        if self.phase == Phase::Free { Gate::Open } else { Gate::Closed }
+    }
+
+    /// Whether time matters: ticks are wanted this often. `lacking`: allocations wait for room.
+    #[must_use]
+    pub fn tick_every(&self, lacking: bool) -> Option<Duration> {
+        match self.phase {
+            Phase::Draining { .. } => Some(Duration::from_millis(5)),
+            Phase::Running { .. } if self.waiters => Some(Duration::from_millis(5)),
+            _ if !self.connected => Some(Duration::from_millis(250)),
+            Phase::Parked | Phase::Idle { .. } if self.asleep || lacking => Some(Duration::from_secs(1)),
+            _ => None,
+        }
+    }
+
+    /// Whether the process runs under a grant.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        matches!(self.phase, Phase::Running { .. })
+    }
+
+    /// Whether its memory is on its way back.
+    #[must_use]
+    pub fn is_restoring(&self) -> bool {
+        matches!(self.phase, Phase::Restoring { .. })
+    }
+
+    /// Whether the lock is elsewhere, or may be.
+    #[must_use]
+    pub fn is_parked(&self) -> bool {
+        matches!(self.phase, Phase::Parked)
+    }
+
+    /// Takes in what happened; returns what is to be done, in this order.
+    pub fn handle(&mut self, input: Input, now: Duration) -> Vec<Action> {
+        match input {
+            Input::Message(message) => {
+                self.heard_at = now;
+                if self.connected {
+                    self.silent_since = None;
+                }
+                self.message(message, now);
+            }
+            Input::Registering => {
+                self.silent_since.get_or_insert(now);
+            }
+            Input::Lost => self.lost(now),
+            Input::Nobody => {
+                self.connected = false;
+                if !self.warned {
+                    self.warned = true;
+                    self.act(Action::WarnAlone);
+                }
+                if self.silent_since.is_none() && !matches!(self.phase, Phase::Free | Phase::Freeing) {
+                    self.go_alone();
+                }
+            }
+            Input::Asked => {
+                self.asleep = true;
+                self.ask();
+            }
+            Input::Began => self.began(now),
+            Input::StillAbsent => {
+                // An allocation that is just being made is restored a moment later; one that never can be comes
+                // by faults.
+                self.attempts += 1;
+                // Not twice in a row: while memory is on its way out the answer is this one again.
+                let action = if self.attempts.is_multiple_of(MOST_ATTEMPTS) {
+                    Action::Begin { anyway: true }
+                } else {
+                    Action::Post(Job::Restore)
+                };
+                self.act(action);
+            }
+            Input::Restored { lacking } => self.restored(lacking),
+            Input::Drained(ticket) => self.drained(ticket),
+            Input::Quiet { submissions } => self.probe = Probe::Complete { submissions, since: now },
+            Input::Busy => {
+                self.probe = Probe::None;
+                self.last_submission.1 = now;
+            }
+            Input::BusyAndAbsent => {
+                self.probe = Probe::None;
+                if let Phase::Running { epoch } = self.phase {
+                    self.phase = Phase::Restoring { epoch };
+                    self.act(Action::Post(Job::Restore));
+                }
+            }
+            Input::WentIdle => {
+                if let Phase::Running { epoch } = self.phase {
+                    self.phase = Phase::Idle { epoch };
+                    self.act(Action::CountHandOver);
+                    self.act(Action::Report);
+                    self.act(Action::Send(ClientMessage::Idle { epoch }));
+                    self.ask();
+                }
+            }
+            Input::Tick { progress, submissions, lacking } => self.tick(progress, submissions, lacking, now),
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    fn act(&mut self, action: Action) {
+        self.actions.push(action);
+    }
+
+    fn message(&mut self, message: SchedulerMessage, now: Duration) {
+        match message {
+            SchedulerMessage::Registered { hold, .. } => self.registered(hold, now),
+            SchedulerMessage::Capacity(room) => self.act(Action::Capacity(room)),
+            SchedulerMessage::LockOk { epoch, room, .. } => self.granted(epoch, room),
+            SchedulerMessage::DropLock { epoch, patience_ms } => {
+                self.drop_lock(epoch, Duration::from_millis(patience_ms.into()), now);
+            }
+            SchedulerMessage::Evict(room) => {
+                if matches!(self.phase, Phase::Idle { .. }) {
+                    // The lock was taken.
+                    self.phase = Phase::Parked;
+                    self.ask();
+                }
+                self.act(Action::Return { room, evict: self.phase == Phase::Parked });
+            }
+            SchedulerMessage::Room(room) => {
+                self.act(Action::Give(room));
+                if matches!(self.phase, Phase::Restoring { .. }) {
+                    // Of nothing: it has all that it can have.
+                    let has_all = room.bytes == 0;
+                    self.act(if has_all {
+                        Action::Begin { anyway: false }
+                    } else {
+                        Action::Post(Job::Restore)
+                    });
+                }
+            }
+            SchedulerMessage::NoRoom { gpu } => {
+                self.act(Action::Refuse(gpu));
+                if matches!(self.phase, Phase::Restoring { .. }) {
+                    self.act(Action::Begin { anyway: true });
+                }
+            }
+            SchedulerMessage::Waiters { waiting } => {
+                self.waiters = waiting;
+                self.last_submission.1 = now;
+                if self.is_running() {
+                    self.act(Action::Bound(waiting));
+                    self.act(Action::Report);
+                }
+            }
+            SchedulerMessage::SchedOff => self.go_alone(),
+            SchedulerMessage::SchedOn { epoch } => self.adopted(epoch),
+            SchedulerMessage::AskCounters => self.act(Action::Report),
+            // The page is the session's own business; that the answer was heard is all there is to it.
+            SchedulerMessage::Quota { .. } | SchedulerMessage::Pong => {}
+        }
+    }
+
+    fn registered(&mut self, hold: Hold, now: Duration) {
+        if hold == Hold::Parked && matches!(self.phase, Phase::Free | Phase::Running { .. }) {
+            // The gate opened while the answer was on its way: that has to be known.
+            self.reconnect();
+            return;
+        }
+        self.connected = true;
+        self.silent_since = None;
+        self.waiters = false;
+        self.asked = false;
+        self.last_submission.1 = now;
+        match hold {
+            Hold::Parked => {
+                if self.phase != Phase::Parked {
+                    self.phase = Phase::Parked;
+                    self.act(Action::Limit);
+                }
+                self.ask();
+            }
+            Hold::Running(epoch) => self.adopted(epoch),
+            Hold::Free => self.go_alone(),
+        }
+    }
+
+    fn reconnect(&mut self) {
+        self.connected = false;
+        self.act(Action::Reconnect);
+    }
+
+    /// The scheduler takes us as we are: running, or about to.
+    fn adopted(&mut self, epoch: Epoch) {
+        self.act(Action::Limit);
+        match self.phase {
+            Phase::Free | Phase::Running { .. } => self.phase = Phase::Running { epoch },
+            _ => {
+                self.phase = Phase::Parked;
+                self.granted(epoch, Vec::new());
+            }
+        }
+    }
+
+    fn granted(&mut self, epoch: Epoch, room: Vec<Room>) {
+        room.into_iter().for_each(|room| self.act(Action::Give(room)));
+        self.asked = false;
+        match self.phase {
+            Phase::Free | Phase::Freeing => return,
+            Phase::Running { .. } => {
+                self.phase = Phase::Running { epoch };
+                self.act(Action::Send(ClientMessage::Running { epoch }));
+                return;
+            }
+            Phase::Draining { .. } => self.act(Action::Cancel),
+            Phase::Parked | Phase::Idle { .. } | Phase::Restoring { .. } => {}
+        }
+        self.phase = Phase::Restoring { epoch };
+        self.act(Action::Begin { anyway: false });
+    }
+
+    fn began(&mut self, now: Duration) {
+        self.asleep = false;
+        self.attempts = 0;
+        self.last_submission.1 = now;
+        match self.phase {
+            Phase::Restoring { epoch } => {
+                self.phase = Phase::Running { epoch };
+                self.act(Action::Bound(self.waiters));
+                self.act(Action::Send(ClientMessage::Running { epoch }));
+                self.act(Action::Report);
+            }
+            Phase::Freeing => self.phase = Phase::Free,
+            _ => {}
+        }
+    }
+
+    fn restored(&mut self, lacking: Vec<Room>) {
+        match self.phase {
+            Phase::Restoring { .. } if !lacking.is_empty() => {
+                self.act(Action::Report);
+                lacking.into_iter().for_each(|room| self.act(Action::Send(ClientMessage::NeedRoom(room))));
+            }
+            Phase::Restoring { .. } | Phase::Freeing => self.act(Action::Begin { anyway: false }),
+            _ => {}
+        }
+    }
+
+    fn drop_lock(&mut self, epoch: Epoch, patience: Duration, now: Duration) {
+        match self.phase {
+            Phase::Running { epoch: current } if current == epoch => self.act(Action::Close),
+            Phase::Restoring { epoch: current } if current == epoch => {}
+            // Another grant's, or IDLE has crossed it.
+            _ => return,
+        }
+        self.probe = Probe::None;
+        self.phase = Phase::Draining { epoch, patience, progress: u64::MAX, since: now };
+        self.last_drain += 1;
+        self.act(Action::Cancel);
+        self.act(Action::Post(Job::Drain(self.last_drain)));
+    }
+
+    fn drained(&mut self, ticket: Ticket) {
+        let Phase::Draining { epoch, .. } = self.phase else { return };
+        if ticket != self.last_drain {
+            return;
+        }
+        self.phase = Phase::Parked;
+        self.act(Action::CountHandOver);
+        self.act(Action::Report);
+        self.act(Action::ReturnAll);
+        self.act(Action::Send(ClientMessage::LockReleased { epoch }));
+        self.ask();
+    }
+
+    fn ask(&mut self) {
+        let closed = matches!(self.phase, Phase::Parked | Phase::Idle { .. });
+        if self.asleep && closed && self.connected && !self.asked {
+            self.asked = true;
+            self.act(Action::Report);
+            self.act(Action::Send(ClientMessage::ReqLock));
+        }
+    }
+
+    fn lost(&mut self, now: Duration) {
+        self.connected = false;
+        self.asked = false;
+        self.waiters = false;
+        self.probe = Probe::None;
+        self.silent_since = Some(now);
+        match self.phase {
+            Phase::Running { .. } => {
+                self.phase = Phase::Free;
+                self.act(Action::Unlimit);
+                self.act(Action::Bound(false));
+            }
+            Phase::Restoring { .. } | Phase::Draining { .. } => self.go_alone(),
+            Phase::Parked | Phase::Idle { .. } | Phase::Freeing | Phase::Free => {}
+        }
+    }
+
+    fn go_alone(&mut self) {
+        self.asked = false;
+        if self.phase == Phase::Free {
+            return;
+        }
+        if matches!(self.phase, Phase::Draining { .. }) {
+            // What it waits for may be a thread that sleeps at the gate.
+            self.act(Action::Cancel);
+        }
+        self.act(Action::Unlimit);
+        if self.is_running() {
+            self.phase = Phase::Free;
+            self.act(Action::Bound(false));
+        } else {
+            self.phase = Phase::Freeing;
+            self.act(Action::Begin { anyway: false });
+        }
+    }
+
+    fn tick(&mut self, progress: u64, submissions: u64, lacking: bool, now: Duration) {
+        match &mut self.phase {
+            Phase::Draining { epoch, patience, progress: last, since } => {
+                if *last != progress {
+                    (*last, *since) = (progress, now);
+                } else if now.saturating_sub(*since) >= *patience {
+                    // It may depend on a thread that sleeps at our gate.
+                    let epoch = *epoch;
+                    self.phase = Phase::Restoring { epoch };
+                    self.act(Action::Cancel);
+                    self.act(Action::CountDeferral);
+                    self.act(Action::Send(ClientMessage::DropDeferred { epoch }));
+                    self.act(Action::Begin { anyway: false });
+                }
+            }
+            Phase::Running { .. } if self.waiters => self.look_for_idleness(submissions, lacking, now),
+            Phase::Parked | Phase::Idle { .. } => self.wait_for_the_scheduler(lacking, now),
+            _ => {}
+        }
+    }
+
+    /// A parked program with work, or that lacks room, waits for a scheduler that answers, and not for ever.
+    fn wait_for_the_scheduler(&mut self, lacking: bool, now: Duration) {
+        if let Some(since) = self.silent_since {
+            if now.saturating_sub(since) >= RETURN_PATIENCE {
+                self.reconnect();
+                self.go_alone();
+            }
+        } else if (self.asleep || lacking) && now.saturating_sub(self.heard_at) >= PING_AFTER {
+            self.silent_since = Some(now);
+            self.act(Action::Send(ClientMessage::Ping));
+        }
+    }
+
+    fn look_for_idleness(&mut self, submissions: u64, lacking: bool, now: Duration) {
+        if self.last_submission.0 != submissions || lacking {
+            self.last_submission = (submissions, now);
+            if self.probe != Probe::Looking {
+                self.probe = Probe::None;
+            }
+            return;
+        }
+        match self.probe {
+            Probe::None if now.saturating_sub(self.last_submission.1) >= PROBE_AFTER => {
+                self.probe = Probe::Looking;
+                self.act(Action::Post(Job::Probe));
+            }
+            Probe::Complete { submissions, since } if now.saturating_sub(since) >= IDLE_AFTER => {
+                self.probe = Probe::None;
+                self.act(Action::TryIdle { submissions });
+            }
+            Probe::None | Probe::Looking | Probe::Complete { .. } => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

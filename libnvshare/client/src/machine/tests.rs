@@ -1,0 +1,286 @@
+use super::*;
+use nvshare_proto::GpuUuid;
+
+const GPU: GpuUuid = GpuUuid([1; 16]);
+const MS: fn(u64) -> Duration = Duration::from_millis;
+
+fn epoch(counter: u64) -> Epoch {
+    Epoch { boot: 1, counter }
+}
+
+fn room(bytes: u64) -> Room {
+    Room { gpu: GPU, bytes }
+}
+
+/// A machine and its clock.
+struct Client {
+    machine: Machine,
+    now: Duration,
+}
+
+impl Client {
+    fn new() -> Self {
+        let now = Duration::from_secs(1);
+        Self { machine: Machine::new(now), now }
+    }
+
+    fn registered(hold: Hold) -> Self {
+        let mut client = Self::new();
+        client.hear(SchedulerMessage::Registered { client: 1, hold });
+        client
+    }
+
+    /// One that runs under grant 1 while somebody waits.
+    fn running_contended() -> Self {
+        let mut client = Self::registered(Hold::Parked);
+        client.feed(Input::Asked);
+        client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1000, room: vec![] });
+        client.feed(Input::Began);
+        client.hear(SchedulerMessage::Waiters { waiting: true });
+        client
+    }
+
+    fn feed(&mut self, input: Input) -> Vec<Action> {
+        self.machine.handle(input, self.now)
+    }
+
+    fn hear(&mut self, message: SchedulerMessage) -> Vec<Action> {
+        self.feed(Input::Message(message))
+    }
+
+    fn tick(&mut self, after: u64, progress: u64, submissions: u64) -> Vec<Action> {
+        self.now += MS(after);
+        self.feed(Input::Tick { progress, submissions, lacking: false })
+    }
+}
+
+#[test]
+fn asks_once_and_opens_only_when_everything_is_back() {
+    let mut client = Client::registered(Hold::Parked);
+    assert_eq!(client.feed(Input::Asked), [Action::Report, Action::Send(ClientMessage::ReqLock)]);
+    assert_eq!(client.feed(Input::Asked), []);
+    let granted =
+        client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![room(8)] });
+    assert_eq!(granted, [Action::Give(room(8)), Action::Begin { anyway: false }]);
+    assert_eq!(client.feed(Input::StillAbsent), [Action::Post(Job::Restore)]);
+    assert_eq!(client.feed(Input::Restored { lacking: vec![] }), [Action::Begin { anyway: false }]);
+    let began = client.feed(Input::Began);
+    assert!(began.contains(&Action::Send(ClientMessage::Running { epoch: epoch(1) })), "{began:?}");
+}
+
+#[test]
+fn what_lacks_room_is_asked_for_and_waited_for() {
+    let mut client = Client::registered(Hold::Parked);
+    client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![] });
+    client.feed(Input::StillAbsent);
+    let asked = client.feed(Input::Restored { lacking: vec![room(5)] });
+    assert_eq!(asked, [Action::Report, Action::Send(ClientMessage::NeedRoom(room(5)))]);
+    assert_eq!(
+        client.hear(SchedulerMessage::Room(room(5))),
+        [Action::Give(room(5)), Action::Post(Job::Restore)]
+    );
+    // There is none to be had: page faults then, rather than never.
+    assert_eq!(
+        client.hear(SchedulerMessage::NoRoom { gpu: GPU }),
+        [Action::Refuse(GPU), Action::Begin { anyway: true }]
+    );
+}
+
+#[test]
+fn gives_the_lock_back_only_when_drained() {
+    let mut client = Client::running_contended();
+    let dropped = client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
+    assert_eq!(dropped, [Action::Close, Action::Cancel, Action::Post(Job::Drain(1))]);
+    client.feed(Input::Asked);
+    assert_eq!(client.tick(100, 1, 0), []);
+    let released = client.feed(Input::Drained(1));
+    assert_eq!(
+        released,
+        [
+            Action::CountHandOver,
+            Action::Report,
+            Action::ReturnAll,
+            Action::Send(ClientMessage::LockReleased { epoch: epoch(1) }),
+            // Who came to the gate meanwhile still wants the lock.
+            Action::Report,
+            Action::Send(ClientMessage::ReqLock),
+        ]
+    );
+    // A second answer of the mover means nothing.
+    assert_eq!(client.feed(Input::Drained(1)), []);
+}
+
+#[test]
+fn a_drain_without_progress_is_given_up_and_one_with_progress_is_not() {
+    let mut client = Client::running_contended();
+    client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
+    for progress in 0..10 {
+        assert_eq!(client.tick(150, progress, 0), []);
+    }
+    assert_eq!(client.tick(150, 9, 0), []);
+    let given_up = client.tick(60, 9, 0);
+    assert_eq!(
+        given_up,
+        [
+            Action::Cancel,
+            Action::CountDeferral,
+            Action::Send(ClientMessage::DropDeferred { epoch: epoch(1) }),
+            Action::Begin { anyway: false },
+        ]
+    );
+    client.feed(Input::Began);
+    assert!(client.machine.is_running());
+}
+
+#[test]
+fn stale_orders_are_ignored() {
+    let mut client = Client::running_contended();
+    assert_eq!(client.hear(SchedulerMessage::DropLock { epoch: epoch(7), patience_ms: 200 }), []);
+    assert_eq!(client.feed(Input::Restored { lacking: vec![room(1)] }), []);
+    assert_eq!(client.feed(Input::WentIdle).len(), 3);
+    // IDLE and DROP_LOCK have crossed: there is nothing to drain.
+    assert_eq!(client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 }), []);
+}
+
+#[test]
+fn who_is_freed_while_it_drains_waits_for_nothing() {
+    let mut client = Client::running_contended();
+    client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 50_000 });
+    let freed = client.hear(SchedulerMessage::SchedOff);
+    assert_eq!(freed, [Action::Cancel, Action::Unlimit, Action::Begin { anyway: false }]);
+}
+
+#[test]
+fn an_eviction_moves_memory_only_behind_a_closed_gate() {
+    let mut client = Client::running_contended();
+    assert_eq!(
+        client.hear(SchedulerMessage::Evict(room(3))),
+        [Action::Return { room: room(3), evict: false }]
+    );
+    client.feed(Input::WentIdle);
+    // From an idle client this says as well that the lock is gone.
+    assert_eq!(
+        client.hear(SchedulerMessage::Evict(room(3))),
+        [Action::Return { room: room(3), evict: true }]
+    );
+    assert!(client.machine.is_parked());
+}
+
+#[test]
+fn idle_after_a_pause_behind_complete_work_and_not_between_steps() {
+    let mut client = Client::running_contended();
+    assert_eq!(client.tick(1, 0, 10), []);
+    assert_eq!(client.tick(6, 0, 10), [Action::Post(Job::Probe)]);
+    assert_eq!(client.feed(Input::Quiet { submissions: 10 }), []);
+    // The next step comes 20 ms later: not idle.
+    assert_eq!(client.tick(20, 0, 11), []);
+    assert_eq!(client.tick(6, 0, 11), [Action::Post(Job::Probe)]);
+    assert_eq!(client.feed(Input::Quiet { submissions: 11 }), []);
+    assert_eq!(client.tick(24, 0, 11), []);
+    assert_eq!(client.tick(2, 0, 11), [Action::TryIdle { submissions: 11 }]);
+    assert!(client.feed(Input::WentIdle).contains(&Action::Send(ClientMessage::Idle { epoch: epoch(1) })));
+    // Work again: the lock may still be ours, and is asked for.
+    assert!(client.feed(Input::Asked).contains(&Action::Send(ClientMessage::ReqLock)));
+}
+
+#[test]
+fn without_a_scheduler_it_runs_and_warns_once() {
+    let mut client = Client::new();
+    let alone = client.feed(Input::Nobody);
+    assert_eq!(alone, [Action::WarnAlone, Action::Unlimit, Action::Begin { anyway: false }]);
+    client.feed(Input::Began);
+    assert_eq!(client.machine.gate(), Gate::Open);
+    assert_eq!(client.feed(Input::Nobody), []);
+    // It joins as it is.
+    let joined = client.hear(SchedulerMessage::Registered { client: 1, hold: Hold::Running(epoch(4)) });
+    assert_eq!(joined, [Action::Limit]);
+    assert!(client.machine.is_running());
+}
+
+#[test]
+fn a_lost_scheduler_stops_no_holder_and_parks_nobody_for_ever() {
+    let mut holder = Client::running_contended();
+    assert_eq!(holder.feed(Input::Lost), [Action::Unlimit, Action::Bound(false)]);
+    assert_eq!(holder.machine.gate(), Gate::Open);
+
+    let mut parked = Client::registered(Hold::Parked);
+    parked.feed(Input::Asked);
+    assert_eq!(parked.feed(Input::Lost), []);
+    assert_eq!(parked.feed(Input::Nobody), [Action::WarnAlone]);
+    assert_eq!(parked.tick(4900, 0, 0), []);
+    assert_eq!(parked.tick(200, 0, 0), [Action::Reconnect, Action::Unlimit, Action::Begin { anyway: false }]);
+
+    let mut draining = Client::running_contended();
+    draining.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
+    assert_eq!(
+        draining.feed(Input::Lost),
+        [Action::Cancel, Action::Unlimit, Action::Begin { anyway: false }]
+    );
+}
+
+#[test]
+fn a_scheduler_that_hangs_is_as_good_as_lost() {
+    let mut client = Client::registered(Hold::Parked);
+    client.feed(Input::Asked);
+    assert_eq!(client.tick(5000, 0, 0), [Action::Send(ClientMessage::Ping)]);
+    client.now += MS(100);
+    client.hear(SchedulerMessage::Pong);
+    assert_eq!(client.tick(4900, 0, 0), []);
+    assert_eq!(client.tick(100, 0, 0), [Action::Send(ClientMessage::Ping)]);
+    assert_eq!(client.tick(4900, 0, 0), []);
+    let alone = client.tick(100, 0, 0);
+    assert_eq!(alone, [Action::Reconnect, Action::Unlimit, Action::Begin { anyway: false }]);
+}
+
+#[test]
+fn a_gate_that_opened_before_the_answer_to_register_is_registered_as_it_is() {
+    let mut client = Client::new();
+    client.feed(Input::Registering);
+    assert_eq!(
+        client.tick(5100, 0, 0),
+        [Action::Reconnect, Action::Unlimit, Action::Begin { anyway: false }]
+    );
+    client.feed(Input::Began);
+    let late = client.hear(SchedulerMessage::Registered { client: 1, hold: Hold::Parked });
+    assert_eq!(late, [Action::Reconnect]);
+    assert_eq!(client.machine.gate(), Gate::Open);
+}
+
+#[test]
+fn room_of_nothing_means_that_there_is_no_more() {
+    let mut client = Client::registered(Hold::Parked);
+    client.feed(Input::Asked);
+    client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1000, room: vec![] });
+    let room = |bytes| Room { gpu: GpuUuid([1; 16]), bytes };
+    let some = client.hear(SchedulerMessage::Room(room(7)));
+    assert_eq!(some, [Action::Give(room(7)), Action::Post(Job::Restore)]);
+    let none = client.hear(SchedulerMessage::Room(room(0)));
+    assert_eq!(none, [Action::Give(room(0)), Action::Begin { anyway: false }]);
+}
+
+#[test]
+fn an_answer_to_an_earlier_drain_gives_nothing_back() {
+    let mut client = Client::running_contended();
+    client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
+    client.tick(1, 5, 0);
+    client.tick(300, 5, 0);
+    client.feed(Input::Began);
+    // The first drain ended just when it was given up; the second has just begun.
+    client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 400 });
+    assert_eq!(client.feed(Input::Drained(1)), []);
+    assert!(!client.feed(Input::Drained(2)).is_empty());
+}
+
+#[test]
+fn scheduling_may_be_switched_off_and_on_at_any_moment() {
+    let mut client = Client::registered(Hold::Parked);
+    client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![] });
+    assert_eq!(client.hear(SchedulerMessage::SchedOff), [Action::Unlimit, Action::Begin { anyway: false }]);
+    // Before it was free, it is to be counted again.
+    assert_eq!(
+        client.hear(SchedulerMessage::SchedOn { epoch: epoch(2) }),
+        [Action::Limit, Action::Begin { anyway: false }]
+    );
+    let began = client.feed(Input::Began);
+    assert!(began.contains(&Action::Send(ClientMessage::Running { epoch: epoch(2) })), "{began:?}");
+}
