@@ -254,6 +254,61 @@ static void a_first_launch_waits_for_host_functions(void) {
     EXPECT(launched);
 }
 
+/* A stream takes 1021 pieces of work; the next launch waits, and meanwhile calls of other threads in its context do. */
+static volatile int launches_, asked_;
+static void *keeps_launching(void *stream) {
+    CHECK(FN(cuCtxSetCurrent)(context));
+    for (int i = 0; i < 1100; i++) {
+        CHECK(launch(memory_, 0, 0, stream));
+        launches_++;
+    }
+    return stream;
+}
+static void *asks(void *stream) {
+    CHECK(FN(cuCtxSetCurrent)(context));
+    EXPECT(query_stream(stream) == OK);
+    asked_ = 1;
+    return stream;
+}
+static void a_full_queue_holds_its_context(void) {
+    pthread_t launcher, asker;
+    begin();
+    void *stream = new_stream(BLOCKING), *free = new_stream(NON_BLOCKING), *event;
+    void *other = new_context(0), *other_stream;
+    CHECK(FN(cuCtxPushCurrent_v2)(other));
+    load_kernel();
+    other_stream = new_stream(BLOCKING);
+    event = new_event();
+    CHECK(launch(0, 0, 0, other_stream));
+    CHECK(FN(cuStreamSynchronize)(other_stream));
+    void *step_there = step_function;
+    CHECK(FN(cuCtxPopCurrent_v2)(NULL));
+    load_kernel();
+    CHECK(launch(memory_, 4, 1, free));
+    CHECK(FN(cuCtxSynchronize)());
+    hold(stream);
+    CHECK(pthread_create(&launcher, NULL, keeps_launching, stream));
+    while (launches_ < 1020) usleep(100);
+    a_while();
+    EXPECT(launches_ == 1020);
+    CHECK(pthread_create(&asker, NULL, asks, free));
+    a_while();
+    EXPECT(!asked_);
+    /* Another context goes on. */
+    CHECK(FN(cuCtxPushCurrent_v2)(other));
+    void *step_here = step_function;
+    step_function = step_there;
+    CHECK(launch(memory_, 4, 1, other_stream));
+    step_function = step_here;
+    CHECK(FN(cuStreamSynchronize)(other_stream));
+    CHECK(FN(cuCtxRecordEvent)(other, event));
+    EXPECT(query_event(event) == OK);
+    release();
+    CHECK(pthread_join(launcher, NULL));
+    CHECK(pthread_join(asker, NULL));
+    EXPECT(launches_ == 1100 && asked_);
+}
+
 /* A driver before 12.4 has no event behind a whole context. */
 static void without_events_of_contexts(void) {
     void *found = &found;
@@ -264,4 +319,4 @@ static void without_events_of_contexts(void) {
 
 RULES(RULE(what_looks_see), RULE(what_looks_see_of_destroyed_streams), RULE(an_event_on_the_legacy_stream_is_a_barrier), RULE(a_host_function_keeps_only_its_stream),
       RULE(streams_wait_for_events), RULE(threads_have_streams_of_their_own), RULE(events_have_a_context), RULE(host_functions_call_nothing),
-      RULE(a_first_launch_waits_for_host_functions), RULE(without_events_of_contexts))
+      RULE(a_first_launch_waits_for_host_functions), RULE(a_full_queue_holds_its_context), RULE(without_events_of_contexts))

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use crate::stream::{Point, Queue, unique};
+use crate::stream::{Door, Point, Queue, unique};
 
 /// A context: a program's own, a device's primary one, or a green one.
 #[derive(Debug)]
@@ -14,6 +14,7 @@ pub(crate) struct Context {
     /// The primary context that a green one is part of; else the context itself.
     pub(crate) family: u64,
     pub(crate) legacy: Arc<Stream>,
+    pub(crate) door: Arc<Door>,
     /// How often it is attached to.
     pub(crate) usage: u32,
 }
@@ -22,9 +23,11 @@ impl Context {
     pub(crate) fn new(handle: usize, gpu: usize, family: Option<u64>) -> Self {
         let id = unique();
         let family = family.unwrap_or(id);
+        let door = Arc::new(Door::default());
         let legacy = Stream {
             id: unique(),
             queue: Arc::default(),
+            door: Arc::clone(&door),
             context: id,
             context_handle: handle,
             family,
@@ -32,7 +35,7 @@ impl Context {
             non_blocking: false,
             behind: None,
         };
-        Self { id, handle, gpu, family, legacy: Arc::new(legacy), usage: 1 }
+        Self { id, handle, gpu, family, legacy: Arc::new(legacy), door, usage: 1 }
     }
 
     /// Whether a look at the whole context sees a stream: a primary context has those of its green ones.
@@ -44,6 +47,7 @@ impl Context {
         Arc::new(Stream {
             id: unique(),
             queue: Arc::default(),
+            door: Arc::clone(&self.door),
             context: self.id,
             context_handle: self.handle,
             family: self.family,
@@ -59,6 +63,8 @@ impl Context {
 pub(crate) struct Stream {
     pub(crate) id: u64,
     pub(crate) queue: Arc<Queue>,
+    /// Of its context.
+    pub(crate) door: Arc<Door>,
     pub(crate) context: u64,
     pub(crate) context_handle: usize,
     pub(crate) family: u64,
@@ -91,6 +97,8 @@ pub(crate) enum Mark {
 
 #[derive(Debug)]
 pub(crate) struct Event {
+    /// Of its context.
+    pub(crate) door: Arc<Door>,
     pub(crate) context: u64,
     pub(crate) family: u64,
     pub(crate) mark: Mark,

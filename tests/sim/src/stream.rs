@@ -7,6 +7,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 /// A piece of work, which a graph may run many times.
 pub(crate) type Work = Arc<dyn Fn() + Send + Sync>;
 
+/// So many pieces of work may be outstanding on a stream; a call that adds one more waits for the oldest (measured).
+const MOST_OUTSTANDING: u64 = 1021;
+
 /// A number that nothing else in this process gets.
 pub(crate) fn unique() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
@@ -89,6 +92,18 @@ impl Queue {
         Point { queue: Arc::clone(self), count }
     }
 
+    fn is_full(&self) -> bool {
+        let state = self.state();
+        state.submitted - state.completed >= MOST_OUTSTANDING
+    }
+
+    fn wait_until_not_full(&self) {
+        let mut state = self.state();
+        while state.submitted - state.completed >= MOST_OUTSTANDING {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     /// Everything that was submitted so far.
     pub(crate) fn end(self: &Arc<Self>) -> Point {
         Point { queue: Arc::clone(self), count: self.state().submitted }
@@ -120,6 +135,46 @@ impl Queue {
                 work();
             }
             self.state().completed += 1;
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// The door of a context: while a thread waits in it for a place in a full queue, calls of other threads in the context
+/// wait (measured).
+#[derive(Debug, Default)]
+pub(crate) struct Door {
+    is_held: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Door {
+    fn is_held(&self) -> MutexGuard<'_, bool> {
+        self.is_held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until nobody waits in it; the caller may hold it then.
+    fn enter(&self) -> MutexGuard<'_, bool> {
+        let mut is_held = self.is_held();
+        while *is_held {
+            is_held = self.changed.wait(is_held).unwrap_or_else(PoisonError::into_inner);
+        }
+        is_held
+    }
+
+    /// Waits until no other thread waits for a place in a queue of the context.
+    pub(crate) fn pass(&self) {
+        drop(self.enter());
+    }
+
+    /// The same, and waits for a place in a queue, which keeps others out meanwhile.
+    pub(crate) fn pass_with_place(&self, queue: &Queue) {
+        let mut is_held = self.enter();
+        if queue.is_full() {
+            *is_held = true;
+            drop(is_held);
+            queue.wait_until_not_full();
+            *self.is_held() = false;
             self.changed.notify_all();
         }
     }

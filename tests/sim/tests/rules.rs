@@ -52,6 +52,7 @@ rules! { order:
     events_have_a_context
     host_functions_call_nothing
     a_first_launch_waits_for_host_functions
+    a_full_queue_holds_its_context
 }
 
 rules! { captures:

@@ -1,6 +1,7 @@
 //! Contexts, and which is current.
 
 use std::ffi::{c_int, c_uint};
+use std::sync::Arc;
 
 use super::{api, give, give_new, status};
 use crate::handles;
@@ -77,6 +78,8 @@ pub(super) fn record_all(context: usize, event: usize) -> Result<(), Failure> {
     if !p.world.config().context_record {
         return Err(NOT_SUPPORTED);
     }
+    let door = Arc::clone(&p.tables().context(context)?.door);
+    door.pass();
     let mut tables = p.tables();
     let context = tables.context(context)?;
     let (id, family) = (context.id, context.family);

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use super::{api, status, submit, submit_now, twins, with_stream};
+use super::{api, status, submit, submit_now, twins, with_place};
 use crate::capture::Kind;
 use crate::memory;
 use crate::process::{self, CAPTURE_UNSUPPORTED, Failure, INVALID_VALUE, Process};
@@ -189,7 +189,7 @@ fn rows_now(rows: &[Row], per_thread: bool) -> Result<(), Failure> {
 /// On an idle stream it is done when it returns, as the driver's call takes that long; else in the stream's order.
 fn prefetch(address: u64, bytes: u64, device: c_int, stream: usize) -> Result<(), Failure> {
     let way = if device < 0 { Way::ToHost } else { Way::ToDevice };
-    with_stream(stream, false, |p, stream| {
+    with_place(stream, false, |p, stream| {
         if !p.is_managed(address, bytes)? {
             return Err(INVALID_VALUE);
         }

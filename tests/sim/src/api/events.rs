@@ -1,8 +1,9 @@
 //! Events.
 
 use std::ffi::c_uint;
+use std::sync::Arc;
 
-use super::{api, give_new, looking_at, status, twins};
+use super::{api, give_new, placing_at, status, twins};
 use crate::objects::{Event, Mark};
 use crate::process::{self, Failure, INVALID_HANDLE, NOT_READY};
 use crate::stream::Point;
@@ -13,7 +14,8 @@ api! {
             let p = process::get()?;
             let mut tables = p.tables();
             let context = tables.current()?;
-            let event = Event { context: context.id, family: context.family, mark: Mark::Nothing };
+            let door = Arc::clone(&context.door);
+            let event = Event { door, context: context.id, family: context.family, mark: Mark::Nothing };
             Ok(tables.events.add(event))
         }) }
     }
@@ -33,13 +35,15 @@ twins! { per_thread:
 
 fn points_of(event: usize) -> Result<Vec<Point>, Failure> {
     let p = process::get()?;
+    let door = Arc::clone(&p.tables().events.get(event)?.door);
+    door.pass();
     let mut tables = p.tables();
     let mark = tables.events.get(event)?.mark.clone();
     tables.look_at_event(&mark)
 }
 
 fn record(event: usize, stream: usize, per_thread: bool) -> Result<(), Failure> {
-    looking_at(stream, per_thread, |p, stream| {
+    placing_at(stream, per_thread, |p, stream| {
         let mut tables = p.tables();
         if tables.events.get(event)?.family != stream.family {
             return Err(INVALID_HANDLE);

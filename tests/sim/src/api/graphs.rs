@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use super::{api, give, give_new, status, twins, with_stream};
+use super::{api, give, give_new, status, twins, with_place, with_stream};
 use crate::capture::{Exec, Graph, Kind};
 use crate::process::{self, Failure, INVALID_VALUE, NOT_SUPPORTED, Process, SUCCESS};
 use crate::stream::Work;
@@ -92,7 +92,7 @@ fn graph_of(p: &Process, exec: usize) -> Result<Arc<Graph>, Failure> {
 }
 
 fn launch(exec: usize, stream: usize, per_thread: bool) -> Result<(), Failure> {
-    with_stream(stream, per_thread, |p, stream| {
+    with_place(stream, per_thread, |p, stream| {
         p.sticky()?;
         let graph = graph_of(p, exec)?;
         let run = Arc::clone(&graph);

@@ -138,6 +138,26 @@ fn with_stream<T>(
 ) -> Result<T, Failure> {
     let p = process::get()?;
     let stream = p.tables().stream(handle, per_thread)?;
+    stream.door.pass();
+    body(p, stream)
+}
+
+/// The same for a call that gives a stream something to do: it waits while the stream has too much of that.
+fn with_place<T>(
+    handle: usize,
+    per_thread: bool,
+    body: impl FnOnce(&'static Process, Arc<Stream>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let p = process::get()?;
+    let mut tables = p.tables();
+    let stream = tables.stream(handle, per_thread)?;
+    let captures = tables.is_capturing(&stream);
+    drop(tables);
+    if captures {
+        stream.door.pass();
+    } else {
+        stream.door.pass_with_place(&stream.queue);
+    }
     body(p, stream)
 }
 
@@ -153,9 +173,21 @@ fn looking_at<T>(
     with_stream(handle, per_thread, body)
 }
 
+/// The same for a call that gives a stream something to do.
+fn placing_at<T>(
+    handle: usize,
+    per_thread: bool,
+    body: impl FnOnce(&'static Process, Arc<Stream>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    if handle > 2 {
+        handles::before_looking();
+    }
+    with_place(handle, per_thread, body)
+}
+
 fn submit(handle: usize, per_thread: bool, kind: Kind, work: Result<Work, Failure>) -> Result<(), Failure> {
     let work = work?;
-    with_stream(handle, per_thread, |p, stream| {
+    with_place(handle, per_thread, |p, stream| {
         p.sticky()?;
         p.tables().submit(&stream, kind, work, Vec::new()).map(|_| ())
     })
@@ -170,7 +202,7 @@ fn submit_now(
     work: Result<Work, Failure>,
 ) -> Result<(), Failure> {
     let work = work?;
-    with_stream(0, per_thread, |p, stream| {
+    with_place(0, per_thread, |p, stream| {
         p.sticky()?;
         let mut tables = p.tables();
         tables.look_at_stream(&stream)?;

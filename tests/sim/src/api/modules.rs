@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::{api, give_new, status, twins, with_stream};
+use super::{api, give_new, status, twins, with_place};
 use crate::capture::Kind;
 use crate::host_functions;
 use crate::memory::Piece;
@@ -98,7 +98,7 @@ unsafe fn launch(
     let work = unsafe { kernel_work(&tables.functions.get(function)?.name, on.gpu, params) }?;
     drop(tables);
     wait_for_loading(&is_loaded);
-    with_stream(stream, per_thread, |p, stream| {
+    with_place(stream, per_thread, |p, stream| {
         p.sticky()?;
         p.tables().submit(&stream, Kind::Kernel, work, Vec::new()).map(|_| ())
     })

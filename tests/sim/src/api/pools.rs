@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use super::{api, give, give_new, status, twins, with_stream};
+use super::{api, give, give_new, status, twins, with_place};
 use crate::capture::Kind;
 use crate::pool::Pool;
 use crate::process::{self, CAPTURE_INVALIDATED, Failure, INVALID_VALUE, NOT_SUPPORTED};
@@ -62,13 +62,13 @@ twins! { per_thread:
         unsafe { give_new(place, || allocate(bytes, Some(pool), stream, per_thread)) }
     }
     fn cuMemFreeAsync / cuMemFreeAsync_ptsz (base: u64, stream: usize) {
-        status(with_stream(stream, per_thread, |p, s| p.free_in_order(base, &s)))
+        status(with_place(stream, per_thread, |p, s| p.free_in_order(base, &s)))
     }
 }
 
 /// Of a pool, or of the current one of the stream's card.
 fn allocate(bytes: usize, pool: Option<usize>, stream: usize, per_thread: bool) -> Result<u64, Failure> {
-    with_stream(stream, per_thread, |p, stream| {
+    with_place(stream, per_thread, |p, stream| {
         let mut tables = p.tables();
         let pool = pool.unwrap_or_else(|| tables.current_pool(stream.gpu));
         let Pool { gpu, managed, .. } = *tables.pools.get(pool)?;

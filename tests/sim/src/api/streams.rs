@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::{api, give, give_new, looking_at, status, submit, twins, with_stream};
+use super::{api, give, give_new, looking_at, placing_at, status, submit, twins, with_place, with_stream};
 use crate::capture::Kind;
 use crate::process::{self, Failure, INVALID_VALUE, NOT_READY, SUCCESS};
 use crate::stream::{Point, Work};
@@ -52,7 +52,7 @@ twins! { per_thread:
         tables.unsafe_call()?;
         if tables.is_idle(&s) { p.sticky() } else { Err(NOT_READY) }
     })) }
-    fn cuStreamWaitEvent / cuStreamWaitEvent_ptsz (stream: usize, event: usize, _flags: c_uint) { status(looking_at(stream, per_thread, |p, s| {
+    fn cuStreamWaitEvent / cuStreamWaitEvent_ptsz (stream: usize, event: usize, _flags: c_uint) { status(placing_at(stream, per_thread, |p, s| {
         let mut tables = p.tables();
         let mark = tables.events.get(event)?.mark.clone();
         tables.wait_event(&s, mark)
@@ -104,7 +104,7 @@ twins! { per_thread:
         let Some(function) = function else { return INVALID_VALUE };
         let data = data as usize;
         let work: Work = Arc::new(move || host_functions::run(|| function(stream, 0, data as *mut c_void)));
-        status(with_stream(stream, per_thread, |p, s| {
+        status(with_place(stream, per_thread, |p, s| {
             // No graph has callbacks.
             let mut tables = p.tables();
             tables.look_at_stream(&s)?;
