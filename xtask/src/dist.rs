@@ -18,7 +18,7 @@ pub(crate) fn run() -> Result<(), String> {
         Some(artifacts) => artifacts,
         None => {
             println!("not portable: cargo-zigbuild (with ziglang) and patchelf are not at hand");
-            Artifacts::build(true)
+            Artifacts { storm: Artifacts::storm(), ..Artifacts::build(true) }
         }
     };
     let dist = workspace.join("dist");
@@ -29,6 +29,7 @@ pub(crate) fn run() -> Result<(), String> {
         (&artifacts.library, "lib/nvshare/libnvshare.so"),
         // Not for users: what the tests on a machine without a toolchain need.
         (&artifacts.workload, "libexec/nvshare-workload"),
+        (&artifacts.storm, "libexec/nvshare-storm"),
     ];
     for (from, to) in places {
         let to = dist.join(to);
@@ -81,7 +82,7 @@ fn portable(workspace: &Path) -> Result<Option<Artifacts>, String> {
     }
     let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let target = portable_target(workspace);
-    let packages = ["libnvshare", "nvshare-scheduler", "nvshare-ctl", "nvshare-workload"];
+    let packages = ["libnvshare", "nvshare-scheduler", "nvshare-ctl", "nvshare-workload", "nvshare-storm"];
     call(
         Command::new("cargo-zigbuild")
             .args(["zigbuild", "--quiet", "--release", "--target"])
@@ -97,6 +98,7 @@ fn portable(workspace: &Path) -> Result<Option<Artifacts>, String> {
         scheduler: built.join("nvshare-scheduler"),
         ctl: built.join("nvshare-ctl"),
         workload: built.join("nvshare-workload"),
+        storm: built.join("nvshare-storm"),
         ..Artifacts::default()
     }))
 }

@@ -17,6 +17,8 @@ pub struct Artifacts {
     pub ctl: PathBuf,
     /// `nvshare-workload`
     pub workload: PathBuf,
+    /// `nvshare-storm`, where it was asked for: it builds the others itself.
+    pub storm: PathBuf,
 }
 
 const PACKAGES: [&str; 5] =
@@ -60,6 +62,16 @@ impl Artifacts {
             assert!(path.is_file(), "cargo did not say where the {what} is");
         }
         artifacts
+    }
+
+    /// Builds the random programs, in release mode; where their binary is.
+    ///
+    /// # Panics
+    /// As [`Artifacts::get`].
+    #[must_use]
+    pub fn storm() -> PathBuf {
+        let built = cargo_build(&["nvshare-storm"], true);
+        built.into_iter().find(|(name, _)| name == "nvshare-storm").expect("cargo says where it is").1
     }
 
     /// Builds the driver that does nothing, in release mode; where it is.

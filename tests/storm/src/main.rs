@@ -51,6 +51,9 @@ struct RunOptions {
     /// What the program is made from
     #[arg(long)]
     seed: u64,
+    /// Programs of so many seeds, one after the other in this process: all but the last have one context, which stays
+    #[arg(long, default_value_t = 1)]
+    count: u64,
     /// Random choices that are made
     #[arg(long, default_value_t = 100)]
     steps: usize,
@@ -80,7 +83,23 @@ struct RunOptions {
     verbose: bool,
 }
 
+/// Left out where a program is not the last of its process.
+const OF_CONTEXTS: [&str; 2] = ["context made", "context ended"];
+
 impl RunOptions {
+    /// The options of each of its programs alone.
+    fn each(&self) -> impl Iterator<Item = Self> {
+        let last = self.seed + self.count - 1;
+        (self.seed..=last).map(move |seed| {
+            let mut one = Self { seed, count: 1, ..self.clone() };
+            if seed < last {
+                one.without.extend(OF_CONTEXTS.map(str::to_owned));
+            }
+            one
+        })
+    }
+
+    /// Of its first program.
     fn recipe(&self, caps: BTreeSet<String>) -> Recipe {
         Recipe {
             seed: self.seed,
@@ -128,15 +147,25 @@ fn run(options: &RunOptions) -> Result<(), String> {
     });
     if options.print {
         let caps = known.unwrap_or_else(|| caps::ALL.iter().map(|&name| name.to_owned()).collect());
-        println!("{}", plan::compose(&options.recipe(caps)));
+        options.each().for_each(|one| println!("{}", plan::compose(&one.recipe(caps.clone()))));
         return Ok(());
     }
-    let driver = Driver::open()?;
+    let driver: &'static Driver = Box::leak(Box::new(Driver::open()?));
     let caps = match known {
         Some(caps) => caps,
-        None => caps::look(&driver).map_err(|error| error.to_string())?,
+        None => caps::look(driver).map_err(|error| error.to_string())?,
     };
-    let plan = plan::compose(&options.recipe(caps));
-    let run = exec::Run::new(driver, plan, options.limited, options.verbose);
-    Box::leak(Box::new(run)).run()
+    let new = |one: &RunOptions| -> &'static exec::Run {
+        let plan = plan::compose(&one.recipe(caps.clone()));
+        Box::leak(Box::new(exec::Run::new(driver, plan, one.limited, one.verbose)))
+    };
+    let mut programs: Vec<RunOptions> = options.each().collect();
+    let last = programs.pop().ok_or("no programs")?;
+    if !programs.is_empty() {
+        // What the programs share: a context costs a card more than a program does.
+        let kept = exec::KeptContext::new(driver).map_err(|error| error.to_string())?;
+        programs.iter().for_each(|one| new(one).run_and_sweep());
+        kept.end().map_err(|error| error.to_string())?;
+    }
+    new(&last).run()
 }

@@ -17,7 +17,7 @@ const NO_TIMING: u32 = 2;
 
 impl Run {
     pub(super) fn operate(&'static self, me: &mut Me, index: usize, op: &Op) -> Result<(), Fault> {
-        let d = &self.driver;
+        let d = self.driver;
         match *op {
             Op::ContextMake { context, kind, device } => {
                 self.make_context(context, kind, device)?;
@@ -128,7 +128,7 @@ impl Run {
     }
 
     fn make_context(&self, context: Id, kind: ContextKind, device: i32) -> Result<(), Fault> {
-        let d = &self.driver;
+        let d = self.driver;
         let mut handle = 0u64;
         match kind {
             ContextKind::Primary => {
@@ -148,7 +148,7 @@ impl Run {
     }
 
     fn make_stream(&self, stream: Id, kind: StreamKind) -> Result<(), Fault> {
-        let d = &self.driver;
+        let d = self.driver;
         let mut handle = 0u64;
         let green = self.greens.get(self.plan.streams[stream].context);
         match kind {
@@ -171,7 +171,7 @@ impl Run {
 
     /// Loads the kernels; warm: launches both on nothing.
     fn load(&self, module: Id, warm: bool) -> Result<(), Fault> {
-        let d = &self.driver;
+        let d = self.driver;
         let text = CString::new(KERNELS).expect("PTX is text");
         let mut handle = 0u64;
         cu!(d, "cuModuleLoadData", &raw mut handle => *mut u64, text.as_ptr() => *const std::ffi::c_char)?;
@@ -226,7 +226,7 @@ impl Run {
 
     /// An allocation that cannot be had: more than the limit, or more than any card has.
     fn refused(&self, door: Door, stream: Id) -> Result<(), Fault> {
-        let d = &self.driver;
+        let d = self.driver;
         let bytes = self.limit.map_or(1 << 42, |limit| limit + (64 << 20)) as usize;
         let mut address = 0u64;
         let stream = self.stream(stream);

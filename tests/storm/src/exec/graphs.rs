@@ -17,7 +17,7 @@ struct UpdateResult {
 
 impl Run {
     pub(super) fn record_graph(&self, recording: &Recording, module: Id) -> Result<(), Fault> {
-        let d = &self.driver;
+        let d = self.driver;
         let first = self.stream(recording.stream);
         let mut events = [0u64; 2];
         if recording.second.is_some() {

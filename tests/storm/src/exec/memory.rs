@@ -33,7 +33,7 @@ const DEVICE: u32 = 2;
 
 impl Run {
     pub(super) fn allocate(&self, buffer: Id, door: Door, bytes: u64, stream: Id) -> Result<(), Fault> {
-        let d = &self.driver;
+        let d = self.driver;
         let mut address = 0u64;
         let place = &raw mut address;
         let (size, stream) = (bytes as usize, self.stream(stream));
@@ -68,7 +68,7 @@ impl Run {
     }
 
     pub(super) fn free(&self, buffer: Id, door: Door, bytes: u64, stream: Option<Id>) -> Result<(), Fault> {
-        let d = &self.driver;
+        let d = self.driver;
         let address = self.buffers.get(buffer);
         match (door, stream) {
             (Door::Mapped, _) => unmap(d, self.physical.get(buffer), address, bytes as usize)?,
@@ -157,7 +157,7 @@ impl Run {
         stream: Id,
         captured: bool,
     ) -> Result<(), Fault> {
-        let d = &self.driver;
+        let d = self.driver;
         let (address, words) = (self.address(region), region.bytes as usize / 4);
         let handle = self.stream(stream);
         // Without a stream in its name the call is of the default stream, as is handle 0.
@@ -193,7 +193,7 @@ impl Run {
     }
 
     pub(super) fn copy_in(&self, region: Region, host: Id, stream: Id, way: Way) -> Result<(), Fault> {
-        let d = &self.driver;
+        let d = self.driver;
         let (to, from, size) = (self.address(region), self.hosts.get(host), region.bytes as usize);
         let stream = self.stream(stream);
         match way {
@@ -228,7 +228,7 @@ impl Run {
         stream: Id,
         way: Way,
     ) -> Result<(), Fault> {
-        let d = &self.driver;
+        let d = self.driver;
         let (to, from, size) = (self.hosts.get(host), self.address(region) + first, bytes as usize);
         // What was there before must not look like what is to come.
         self.words(host)[..size / 4].fill(0x5ca1_ab1e);

@@ -5,7 +5,9 @@ pub(crate) use calls::KERNELS;
 pub(crate) mod exclude;
 mod graphs;
 mod memory;
+mod sweep;
 pub(crate) use memory::{map, unmap};
+pub(crate) use sweep::KeptContext;
 mod waits;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -37,7 +39,7 @@ impl Handles {
 /// A program that runs.
 #[derive(Debug)]
 pub(crate) struct Run {
-    pub(crate) driver: Driver,
+    pub(crate) driver: &'static Driver,
     pub(crate) plan: Plan,
     /// Bytes that the program may not have more of, where a limit is set.
     pub(crate) limit: Option<u64>,
@@ -97,7 +99,7 @@ pub(crate) struct Me {
 }
 
 impl Run {
-    pub(crate) fn new(driver: Driver, plan: Plan, limit: Option<u64>, verbose: bool) -> Self {
+    pub(crate) fn new(driver: &'static Driver, plan: Plan, limit: Option<u64>, verbose: bool) -> Self {
         let counts = plan.counts.clone();
         let steps = plan.steps.len();
         let threads = plan.threads;
@@ -133,16 +135,43 @@ impl Run {
         for thread in 1..self.plan.threads {
             std::thread::Builder::new()
                 .name(format!("storm-{thread}"))
-                .spawn(move || self.thread(thread))
+                .spawn(move || self.work_of(thread))
                 .expect("a thread");
         }
-        self.thread(0);
+        self.work_of(0);
         loop {
             std::thread::sleep(Duration::from_secs(3600));
         }
     }
 
-    fn thread(&'static self, thread: usize) {
+    /// Runs it all, and ends what it has left.
+    pub(crate) fn run_and_sweep(&'static self) {
+        println!("storm: seed {} begins", self.plan.seed);
+        let others: Vec<_> = (1..self.plan.threads)
+            .map(|thread| {
+                let named = std::thread::Builder::new().name(format!("storm-{thread}"));
+                named.spawn(move || self.steps_of_thread(thread)).expect("a thread")
+            })
+            .collect();
+        self.steps_of_thread(0);
+        others.into_iter().for_each(|other| other.join().expect("no panic"));
+        if !self.conclude() {
+            std::process::exit(1);
+        }
+        if let Err(fault) = self.sweep() {
+            println!("storm: seed {} step {} at its end: {fault}", self.plan.seed, self.plan.steps.len());
+            std::process::exit(1);
+        }
+    }
+
+    fn work_of(&'static self, thread: usize) {
+        self.steps_of_thread(thread);
+        if thread == self.plan.leaver {
+            std::process::exit(i32::from(!self.conclude()));
+        }
+    }
+
+    fn steps_of_thread(&'static self, thread: usize) {
         let mut me = Me { thread, current: None };
         for (index, step) in self.plan.steps.iter().enumerate() {
             if step.thread != thread {
@@ -156,9 +185,6 @@ impl Run {
             self.finish(index);
         }
         self.at[thread].store(0, Ordering::SeqCst);
-        if thread == self.plan.leaver {
-            self.leave();
-        }
     }
 
     fn wait_for(&self, steps: &[usize]) {
@@ -215,8 +241,8 @@ impl Run {
         }
     }
 
-    /// When everything but what is left in flight has been looked at: says so, and ends the process.
-    fn leave(&self) -> ! {
+    /// When everything but what is left in flight has been looked at: says so. False: a host function did not run.
+    fn conclude(&self) -> bool {
         let all: Vec<usize> = (0..self.plan.steps.len()).collect();
         self.wait_for(&all);
         let expected = self.plan.counts.callbacks;
@@ -233,7 +259,7 @@ impl Run {
             self.plan.seed,
             self.plan.steps.len()
         );
-        std::process::exit(i32::from(ran != expected));
+        ran == expected
     }
 
     /// The handle of a stream, as the driver takes it.

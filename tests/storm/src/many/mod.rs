@@ -26,8 +26,8 @@ use shrink::Conditions;
 use trial::{Finding, Running};
 use world::World;
 
-/// A run is never held for hanging before this.
-const LEAST_PATIENCE: Duration = Duration::from_secs(20);
+/// The neighbour looks at all that it has before it ends.
+const NEIGHBOUR_ENDS: Duration = Duration::from_secs(40);
 /// Nor before it takes so many times as long as natively.
 const TIMES_NATIVE: u32 = 50;
 /// From so many seeds on, a feature that was never composed is a finding.
@@ -72,6 +72,16 @@ pub(crate) struct StormOptions {
     /// Natively only
     #[arg(long)]
     native: bool,
+    /// Not natively: they were run so before
+    #[arg(long, conflicts_with = "native")]
+    skip_native: bool,
+    /// Seeds that one process runs, one after the other; all but the last use one context, which stays. A card takes
+    /// longer for a context than for a program
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    batch: u64,
+    /// A program is not held for hanging before it has run for so many seconds
+    #[arg(long, default_value_t = 20)]
+    patience: u64,
     #[command(flatten)]
     parts: PartsOptions,
 }
@@ -189,15 +199,19 @@ impl Storm<'_> {
             if late || self.stop.load(Ordering::SeqCst) || INTERRUPTED.load(Ordering::SeqCst) {
                 return;
             }
-            let seed = self.next.fetch_add(1, Ordering::SeqCst);
-            if seed >= self.options.first + self.options.seeds {
+            let seed = self.next.fetch_add(self.options.batch, Ordering::SeqCst);
+            let end = self.options.first + self.options.seeds;
+            if seed >= end {
                 return;
             }
-            let options = self.program(seed);
-            let (finding, native) = match self.seed(&mine, &options, job) {
+            let programs = self.programs(seed, self.options.batch.min(end - seed));
+            let (finding, native) = match self.seeds(&mine, &programs, job) {
                 Ok(()) => continue,
                 Err(found) => found,
             };
+            // The one that did not get to its end.
+            let seed = finding.seed.unwrap_or(seed);
+            let Some(options) = programs.each().find(|one| one.seed == seed) else { return };
             if INTERRUPTED.load(Ordering::SeqCst) {
                 return;
             }
@@ -210,12 +224,13 @@ impl Storm<'_> {
         }
     }
 
-    /// The program of a seed: 40 to 70 per cent of a card.
-    fn program(&self, seed: u64) -> RunOptions {
+    /// The programs of seeds: each has 40 to 70 per cent of a card.
+    fn programs(&self, seed: u64, count: u64) -> RunOptions {
         let mut rng = Rng::part(seed, 0x5eed);
         let memory = self.options.capacity / 100 * rng.range(40, 70) / MIB * MIB;
         RunOptions {
             seed,
+            count,
             steps: self.options.steps,
             threads: 0,
             memory,
@@ -228,30 +243,37 @@ impl Storm<'_> {
         }
     }
 
-    /// Both runs of a seed; a finding, and whether it was of the native one.
-    fn seed(&self, mine: &World, options: &RunOptions, job: usize) -> Result<(), (Finding, bool)> {
-        let plan = plan::compose(&options.recipe(self.known.clone()));
-        lock(&self.coverage).add(&plan.features);
-        let log = mine.dir.join("native.log");
-        let nobody = Running::default();
-        let command = trial::command(mine, options, &self.caps);
-        let native =
-            trial::trial(command, &log, LEAST_PATIENCE, &nobody).map_err(|finding| (finding, true))?;
-        lock(&self.native_ms).push(native.as_millis() as u64);
+    /// Both runs of some seeds; a finding, and whether it was of the native one.
+    fn seeds(&self, mine: &World, options: &RunOptions, job: usize) -> Result<(), (Finding, bool)> {
+        for one in options.each() {
+            let plan = plan::compose(&one.recipe(self.known.clone()));
+            lock(&self.coverage).add(&plan.features);
+        }
+        let mut patience = Duration::from_secs(self.options.patience);
+        if !self.options.skip_native {
+            let log = mine.dir.join("native.log");
+            let nobody = Running::default();
+            let command = trial::command(mine, options, &self.caps);
+            let native = trial::trial(command, options.count, &log, patience, &nobody)
+                .map_err(|finding| (finding, true))?;
+            let each = native / options.count as u32;
+            lock(&self.native_ms).extend((0..options.count).map(|_| each.as_millis() as u64));
+            patience = patience.max(each * TIMES_NATIVE);
+        }
         if self.options.native {
             return Ok(());
         }
         let log = self.world.dir.join(format!("seed-{job}.log"));
         let command = trial::under(self.world, options, &self.caps, &self.options.log);
-        let patience = LEAST_PATIENCE.max(native * TIMES_NATIVE);
-        let shared =
-            trial::trial(command, &log, patience, &self.running).map_err(|finding| (finding, false))?;
-        lock(&self.shared_ms).push(shared.as_millis() as u64);
+        let shared = trial::trial(command, options.count, &log, patience, &self.running)
+            .map_err(|finding| (finding, false))?;
+        let each = shared / options.count as u32;
+        lock(&self.shared_ms).extend((0..options.count).map(|_| each.as_millis() as u64));
         self.nothing_moved_by_itself(options.seed).map_err(|finding| (finding, false))?;
         if self.world.scheduler_died() {
             let log = std::fs::read_to_string(self.world.dir.join("scheduler.log")).unwrap_or_default();
             let text = trial::tail(&log, 25);
-            return Err((Finding { kind: "the scheduler ended".to_owned(), text }, false));
+            return Err((Finding { kind: "the scheduler ended".to_owned(), text, seed: None }, false));
         }
         Ok(())
     }
@@ -273,7 +295,7 @@ impl Storm<'_> {
             grew.0 >> 10,
             grew.1 >> 10
         );
-        Err(Finding { kind: "memory moved by itself".to_owned(), text })
+        Err(Finding { kind: "memory moved by itself".to_owned(), text, seed: None })
     }
 
     fn end_neighbour(&self, mut neighbour: Child) {
@@ -283,7 +305,7 @@ impl Storm<'_> {
         let ended = loop {
             match neighbour.try_wait() {
                 Ok(Some(status)) => break status.success(),
-                _ if begin.elapsed() > LEAST_PATIENCE * 2 => {
+                _ if begin.elapsed() > NEIGHBOUR_ENDS => {
                     let _ = neighbour.kill();
                     let _ = neighbour.wait();
                     break false;
@@ -296,8 +318,8 @@ impl Storm<'_> {
         if !ended {
             let text = format!("{}{}", read("neighbour.out"), trial::tail(&read("neighbour.log"), 25));
             println!("storm: the neighbour failed\n{text}");
-            let finding = Finding { kind: "the neighbour failed".to_owned(), text };
-            let options = self.program(self.options.first);
+            let finding = Finding { kind: "the neighbour failed".to_owned(), text, seed: None };
+            let options = self.programs(self.options.first, 1);
             lock(&self.found).push(Found { options, finding, native: false });
         }
     }
@@ -316,7 +338,7 @@ impl Storm<'_> {
         for (what, count) in disturbed {
             println!("storm: {what}: {count}");
         }
-        let seeds = lock(&self.native_ms).len() as u64;
+        let seeds = lock(&self.native_ms).len().max(lock(&self.shared_ms).len()) as u64;
         let enough = seeds >= ENOUGH_SEEDS;
         if enough && !missing.is_empty() {
             println!("storm: never composed: {}", missing.join(", "));
@@ -348,7 +370,7 @@ impl Storm<'_> {
             caps: self.caps.clone(),
             jobs: self.options.jobs,
             chaos: self.options.chaos,
-            patience: LEAST_PATIENCE,
+            patience: Duration::from_secs(self.options.patience),
         };
         println!("storm: making the program of seed {} smaller", found.options.seed);
         let limit = Duration::from_secs(self.options.shrink_seconds);

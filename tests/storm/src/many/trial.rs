@@ -17,6 +17,8 @@ pub(crate) struct Finding {
     /// In one word or two: findings of one kind are taken for the same.
     pub(crate) kind: String,
     pub(crate) text: String,
+    /// Of which seed, where a process ran several.
+    pub(crate) seed: Option<u64>,
 }
 
 /// Processes that run now, for who stops some of them.
@@ -46,7 +48,14 @@ impl Running {
 pub(crate) fn command(world: &World, options: &RunOptions, caps: &str) -> Command {
     let mut command = world.program("run");
     command
-        .args(["--seed", &options.seed.to_string(), "--steps", &options.steps.to_string()])
+        .args([
+            "--seed",
+            &options.seed.to_string(),
+            "--count",
+            &options.count.to_string(),
+            "--steps",
+            &options.steps.to_string(),
+        ])
         .args(["--threads", &options.threads.to_string(), "--memory", &options.memory.to_string()])
         .args(["--caps", caps]);
     if !options.skip.is_empty() {
@@ -76,14 +85,16 @@ fn next_tenant() -> u64 {
     LAST.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
 }
 
-/// Runs a program to its end; how long it took, or what was found.
+/// Runs so many programs of one process to their end; how long it took, or what was found. Each is waited for as long as
+/// `patience` says.
 pub(crate) fn trial(
     mut command: Command,
+    count: u64,
     log: &Path,
     patience: Duration,
     running: &Running,
 ) -> Result<Duration, Finding> {
-    let other = |text: String| Finding { kind: "not run".to_owned(), text };
+    let other = |text: String| Finding { kind: "not run".to_owned(), text, seed: None };
     let out = log.with_extension("out");
     let file =
         |path: &Path| File::create(path).map_err(|error| other(format!("{}: {error}", path.display())));
@@ -92,6 +103,7 @@ pub(crate) fn trial(
     let mut child = command.spawn().map_err(|error| other(error.to_string()))?;
     running.0.lock().unwrap_or_else(PoisonError::into_inner).push(child.id());
     let mut stacks = None;
+    let (mut length, mut progress) = (0, begin);
     let status = loop {
         {
             let mut list = running.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,7 +119,11 @@ pub(crate) fn trial(
         if super::INTERRUPTED.load(std::sync::atomic::Ordering::SeqCst) {
             let _ = child.kill();
         }
-        if stacks.is_none() && begin.elapsed() > patience {
+        let now = out.metadata().map_or(0, |out| out.len());
+        if now != std::mem::replace(&mut length, now) {
+            progress = Instant::now();
+        }
+        if stacks.is_none() && progress.elapsed() > patience {
             running.signal(child.id(), libc::SIGCONT);
             stacks = Some(stacks_of(&child));
             let _ = child.kill();
@@ -117,10 +133,11 @@ pub(crate) fn trial(
     let took = begin.elapsed();
     let said = std::fs::read_to_string(&out).unwrap_or_default();
     let logged = std::fs::read_to_string(log).unwrap_or_default();
-    let told = || format!("{}{}", said, tail(&logged, 25));
+    let told = || format!("{}{}", tail(&said, 25), tail(&logged, 25));
+    let finding = |kind: String, text: String| Finding { kind, text, seed: last_seed(&said) };
     if let Some(stacks) = stacks {
         let text = format!("not over after {:.0} s\n{}{stacks}", patience.as_secs_f64(), told());
-        return Err(Finding { kind: "hang".to_owned(), text });
+        return Err(finding("hang".to_owned(), text));
     }
     if let Some(signal) = status.signal() {
         // The simulated driver says what it was called with.
@@ -129,22 +146,31 @@ pub(crate) fn trial(
             || format!("signal {signal}"),
             |(_, said)| said.split(' ').filter(|word| !word.starts_with("0x")).collect::<Vec<_>>().join(" "),
         );
-        return Err(Finding { kind, text: told() });
+        return Err(finding(kind, told()));
     }
     if said.contains("HANG") {
-        return Err(Finding { kind: "hang".to_owned(), text: told() });
+        return Err(finding("hang".to_owned(), told()));
     }
-    if !status.success() || !said.contains("words as expected") {
-        let first = said.lines().next().unwrap_or_default();
+    if !status.success() || said.matches("words as expected").count() as u64 != count {
+        let first = said.lines().find(|line| line.contains(" step ")).unwrap_or_default();
         let kind = if first.contains("words are wrong") {
             "wrong data".to_owned()
         } else {
             let call = first.split(' ').find(|word| word.starts_with("cu"));
             format!("failed {}", call.unwrap_or("elsewhere"))
         };
-        return Err(Finding { kind, text: format!("{status}\n{}", told()) });
+        return Err(finding(kind, format!("{status}\n{}", told())));
     }
     Ok(took)
+}
+
+/// The seed that a process has named last.
+fn last_seed(said: &str) -> Option<u64> {
+    let named = |line: &str| {
+        let rest = line.strip_prefix("storm: seed ")?;
+        rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    };
+    said.lines().rev().find_map(named)
 }
 
 /// Where each thread of a process is, if there is a debugger.
