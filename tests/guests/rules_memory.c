@@ -1,5 +1,6 @@
 /* Memory: fills and copies of every kind, memory in stream order, words that streams wait for, green contexts, peers, the host. */
 #include "rules.h"
+#include <sys/wait.h>
 
 static uint64_t memory_;
 static void *stream_;
@@ -193,6 +194,30 @@ static void page_locked_memory(void) {
     EXPECT(FN(cuMemFreeHost)(host) == 1);
 }
 
+/* Out to page-locked memory and back. Whole blocks may be kept in less memory there, parts are what they are. */
+static void copies_of_page_locked_memory(void) {
+    uint32_t words[4], *host;
+    begin();
+    CHECK(FN(cuMemsetD32_v2)(memory_, 9, 2 * MIB));
+    CHECK(FN(cuMemsetD32_v2)(memory_ + 4 * MIB + 8, 5, 1ul));
+    void *room = mmap(NULL, 10 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    host = (void *)(((uintptr_t)room + 2 * MIB - 1) / (2 * MIB) * (2 * MIB));
+    CHECK(FN(cuMemHostRegister_v2)(host, 8 * MIB, 1));
+    CHECK(FN(cuMemcpyDtoHAsync_v2)(host, memory_, 8 * MIB, stream_));
+    CHECK(FN(cuStreamSynchronize)(stream_));
+    CHECK(FN(cuMemsetD32_v2)(memory_, 77, 2 * MIB));
+    CHECK(FN(cuMemcpyHtoDAsync_v2)(memory_, host, 8 * MIB, stream_));
+    CHECK(FN(cuStreamSynchronize)(stream_));
+    CHECK(FN(cuMemcpyDtoH_v2)(words, memory_ + 4 * MIB, sizeof words));
+    EXPECT(words[0] == 9 && words[1] == 9 && words[2] == 5 && words[3] == 9);
+    CHECK(FN(cuMemcpyDtoH_v2)(words, memory_ + 6 * MIB - 16, sizeof words));
+    EXPECT(words[0] == 9 && words[3] == 9);
+    CHECK(FN(cuMemcpyDtoHAsync_v2)(host + 1, memory_ + 4 * MIB, 12ul, stream_));
+    CHECK(FN(cuStreamSynchronize)(stream_));
+    EXPECT(host[1] == 9 && host[3] == 5);
+    CHECK(FN(cuMemHostUnregister)(host));
+}
+
 /* The host's touches of managed memory bring it to the host, a kernel's to the card. */
 static void managed_memory_and_the_host(void) {
     uint32_t words[4] = {1, 2, 3, 4}, got[4];
@@ -339,23 +364,100 @@ static void pools_of_the_program(void) {
 }
 
 /* What is mapped is the memory that stands behind the handle. */
+static const int ON_CARD[16] = {1, 0, 1, 0};
+static const int READ_WRITE[3] = {1, 0, 3}, NO_ACCESS[3] = {1, 0, 0};
+static uint64_t physical(size_t bytes) {
+    uint64_t handle;
+    CHECK(FN(cuMemCreate)(&handle, bytes, ON_CARD, 0ul));
+    return handle;
+}
+static uint64_t range(size_t bytes) {
+    uint64_t at;
+    CHECK(FN(cuMemAddressReserve)(&at, bytes, 0ul, 0ul, 0ul));
+    return at;
+}
 static void mapped_memory(void) {
-    int properties[16] = {1, 0, 1, 0};
-    uint64_t handle, range;
-    uint32_t got;
+    uint32_t got, words[2] = {5, 6}, both[2];
+    size_t granularity;
     begin();
-    CHECK(FN(cuMemCreate)(&handle, 4 * MIB, properties, 0ul));
-    CHECK(FN(cuMemAddressReserve)(&range, 4 * MIB, 0ul, 0ul, 0ul));
-    CHECK(FN(cuMemMap)(range, 4 * MIB, 0ul, handle, 0ul));
-    CHECK(FN(cuMemSetAccess)(range, 4 * MIB, NULL, 0ul));
+    size_t before = free_bytes();
+    CHECK(FN(cuMemGetAllocationGranularity)(&granularity, ON_CARD, 0));
+    EXPECT(granularity == 2 * MIB);
+    uint64_t handle = physical(4 * MIB), at = range(12 * MIB);
+    EXPECT(at % (2 * MIB) == 0 && FN(cuMemAddressReserve)(&at, 3 * MIB, 0ul, 0ul, 0ul) == 1);
+    EXPECT(FN(cuMemCreate)(&handle, 3 * MIB, ON_CARD, 0ul) == 1);
+    EXPECT(free_bytes() == before - 4 * MIB);
+    /* A mapping is whole, within reserved addresses, and alone there. */
+    EXPECT(FN(cuMemMap)(at, 2 * MIB, 0ul, handle, 0ul) == 1);
+    EXPECT(FN(cuMemMap)(at, 4 * MIB, 2 * MIB, handle, 0ul) == 1);
+    EXPECT(FN(cuMemMap)(at + 10 * MIB, 4 * MIB, 0ul, handle, 0ul) == 1);
+    EXPECT(FN(cuMemMap)(at, 4 * MIB, 0ul, handle + 64, 0ul) == 1);
+    CHECK(FN(cuMemMap)(at, 4 * MIB, 0ul, handle, 0ul));
+    EXPECT(FN(cuMemMap)(at + 2 * MIB, 4 * MIB, 0ul, handle, 0ul) == 1);
+    /* Access is given to whole mappings; without it, a copy is refused. */
+    EXPECT(FN(cuMemcpyDtoH_v2)(&got, at, 4ul) == 1);
+    EXPECT(FN(cuMemSetAccess)(at, 2 * MIB, READ_WRITE, 1ul) == 1);
+    EXPECT(FN(cuMemSetAccess)(at, 8 * MIB, READ_WRITE, 1ul) == 1);
+    CHECK(FN(cuMemSetAccess)(at, 4 * MIB, READ_WRITE, 1ul));
+    uint64_t second = physical(8 * MIB);
+    CHECK(FN(cuMemMap)(at + 4 * MIB, 8 * MIB, 0ul, second, 0ul));
+    CHECK(FN(cuMemSetAccess)(at, 12 * MIB, READ_WRITE, 1ul));
     CHECK(FN(cuMemRelease)(handle));
-    CHECK(FN(cuMemsetD32_v2)(range + 2 * MIB, 41, 4ul));
-    CHECK(launch(range + 2 * MIB, 4, 1, NULL));
-    CHECK(FN(cuMemcpyDtoH_v2)(&got, range + 2 * MIB, 4ul));
-    EXPECT(got == 42);
-    CHECK(FN(cuMemUnmap)(range, 4 * MIB));
-    CHECK(FN(cuMemAddressFree)(range, 4 * MIB));
+    EXPECT(FN(cuMemRelease)(handle) == 1);
+    /* Work goes over the edge of two mappings. */
+    CHECK(FN(cuMemcpyHtoD_v2)(at + 4 * MIB - 4, words, 8ul));
+    CHECK(launch(at, 3 * MIB, 1, NULL));
+    CHECK(FN(cuMemcpyDtoH_v2)(both, at + 4 * MIB - 4, 8ul));
+    EXPECT(both[0] == 6 && both[1] == 7);
+    /* Nothing is unmapped in part. */
+    EXPECT(FN(cuMemUnmap)(at, 2 * MIB) == 1);
+    EXPECT(FN(cuMemUnmap)(at, 8 * MIB) == 1);
+    EXPECT(FN(cuMemAddressFree)(at, 12 * MIB) == 1);
+    CHECK(FN(cuMemUnmap)(at + 4 * MIB, 8 * MIB));
+    EXPECT(free_bytes() == before - 12 * MIB);
+    EXPECT(FN(cuMemcpyDtoH_v2)(&got, at + 4 * MIB, 4ul) == 1);
+    CHECK(FN(cuMemcpyDtoH_v2)(&got, at + 4 * MIB - 4, 4ul));
+    /* The memory that was unmapped still has what it had. */
+    CHECK(FN(cuMemMap)(at + 4 * MIB, 8 * MIB, 0ul, second, 0ul));
+    CHECK(FN(cuMemSetAccess)(at + 4 * MIB, 8 * MIB, READ_WRITE, 1ul));
+    CHECK(FN(cuMemcpyDtoH_v2)(&got, at + 4 * MIB, 4ul));
+    EXPECT(got == 7);
+    CHECK(FN(cuMemUnmap)(at, 12 * MIB));
+    EXPECT(free_bytes() == before - 8 * MIB);
+    CHECK(FN(cuMemRelease)(second));
+    EXPECT(free_bytes() == before);
+    CHECK(FN(cuMemAddressFree)(at, 12 * MIB));
 }
 
-RULES(RULE(fills), RULE(what_returns_before_it_is_done), RULE(copies), RULE(memory_in_stream_order), RULE(words_that_streams_wait_for), RULE(page_locked_memory),
-      RULE(managed_memory_and_the_host), RULE(green_contexts), RULE(peers), RULE(pools_of_the_program), RULE(mapped_memory))
+/* Work that reaches addresses without memory, or without access, stops the process, which is one of its own. */
+static void unmapped_memory_stops(void) {
+    for (int lack = 0; lack < 2; lack++) {
+        int said[2], status;
+        char line[256] = {0}, expected[256];
+        CHECK(pipe(said));
+        pid_t pid = fork();
+        if (pid == 0) {
+            dup2(said[1], 2);
+            begin();
+            uint64_t at = range(4 * MIB), handle = physical(2 * MIB);
+            CHECK(FN(cuMemMap)(at, 2 * MIB, 0ul, handle, 0ul));
+            CHECK(FN(cuMemSetAccess)(at, 2 * MIB, lack ? NO_ACCESS : READ_WRITE, 1ul));
+            dprintf(said[1], "%#lx ", (unsigned long)(lack ? at : at + 2 * MIB));
+            launch(at, MIB, 1, NULL);
+            FN(cuCtxSynchronize)();
+            fprintf(stderr, "it went on\n");
+            _exit(0);
+        }
+        close(said[1]);
+        for (size_t length = 0, got; (got = read(said[0], line + length, sizeof line - 1 - length)) > 0 && got < sizeof line;) length += got;
+        close(said[0]);
+        EXPECT(waitpid(pid, &status, 0) == pid);
+        unsigned long where = strtoul(line, NULL, 16);
+        snprintf(expected, sizeof expected, "%#lx nvsim: work reaches %#lx, which %s\n", where, where, lack ? "may not be accessed" : "is not mapped");
+        EXPECT(WIFSIGNALED(status) && !strcmp(line, expected));
+    }
+}
+
+RULES(RULE(fills), RULE(what_returns_before_it_is_done), RULE(copies), RULE(memory_in_stream_order), RULE(words_that_streams_wait_for), RULE(page_locked_memory), RULE(copies_of_page_locked_memory),
+      RULE(managed_memory_and_the_host), RULE(green_contexts), RULE(peers), RULE(pools_of_the_program), RULE(mapped_memory),
+      RULE(unmapped_memory_stops))

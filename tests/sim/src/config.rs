@@ -20,6 +20,15 @@ pub(crate) struct Config {
     /// Bytes per second of a bulk copy to the card, and from it.
     pub(crate) to_device: f64,
     pub(crate) to_host: f64,
+    /// The same of a copy from the card to page-locked memory.
+    pub(crate) copy_out: f64,
+    /// Bytes per second at which the driver makes page-locked memory, and registers memory of the program.
+    pub(crate) pin: f64,
+    pub(crate) register: f64,
+    /// Blocks that are copied as a whole between a card and page-locked memory keep only as many bytes there as the
+    /// store has: a program that moves its memory that way, and does not look at it, needs no more of the host than
+    /// the simulator has of it.
+    pub(crate) sparse: bool,
     /// Bytes per second that page faults move.
     pub(crate) fault: f64,
     /// Bytes per second of first touches by a kernel.
@@ -39,7 +48,7 @@ pub(crate) struct Config {
 
 impl Config {
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
-    /// `NVSIM_TO_HOST`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
+    /// `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_PIN`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
     /// `NVSIM_ENTRY_US`.
     pub(crate) fn from_env() -> Self {
         let number = |name: &str, default: f64| {
@@ -69,6 +78,10 @@ impl Config {
             scale: (number("NVSIM_SCALE", 64.0) as u64).clamp(1, 512).next_power_of_two(),
             to_device: number("NVSIM_TO_DEVICE", 12.0) * 1e9,
             to_host: number("NVSIM_TO_HOST", 6.0) * 1e9,
+            copy_out: number("NVSIM_COPY_OUT", 12.0) * 1e9,
+            pin: number("NVSIM_PIN", 2.7) * 1e9,
+            register: number("NVSIM_REGISTER", 50.0) * 1e9,
+            sparse: env::var("NVSIM_SPARSE").as_deref() == Ok("1"),
             managed_pools: env::var("NVSIM_MANAGED_POOLS").as_deref() != Ok("0"),
             context_record: env::var("NVSIM_CTX_RECORD").as_deref() != Ok("0"),
             lazy_loading: env::var("CUDA_MODULE_LOADING").as_deref() != Ok("EAGER"),

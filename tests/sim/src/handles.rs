@@ -62,7 +62,11 @@ pub(crate) fn fresh() -> usize {
 /// Stops the process: it called with what has ended.
 fn stop(what: &str, handle: usize) -> ! {
     let call = CALL.with(Cell::get);
-    let line = format!("nvsim: {call} was called with {what} {handle:#x}, which has ended\n");
+    stop_with(&format!("nvsim: {call} was called with {what} {handle:#x}, which has ended\n"))
+}
+
+/// Stops the process with a line.
+pub(crate) fn stop_with(line: &str) -> ! {
     // SAFETY: the line lives through the call; one write, so that lines of several threads stay whole.
     unsafe {
         libc::write(2, line.as_ptr().cast(), line.len());

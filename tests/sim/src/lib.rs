@@ -24,6 +24,7 @@ mod pool;
 mod process;
 mod stream;
 mod tables;
+mod vmm;
 mod world;
 
 use std::ffi::c_void;

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::handles;
 use crate::process::{
     Failure, HOST_ALREADY_REGISTERED, HOST_NOT_REGISTERED, ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY,
     Process,
 };
 use crate::stream::Point;
 use crate::tables::Tables;
+use crate::vmm::Lack;
 use crate::world::{BLOCK, Way, Why};
 
 /// An allocation.
@@ -28,51 +30,88 @@ impl Allocation {
     }
 }
 
-/// Where in an allocation an address leads.
+/// Where an address leads: into one allocation, or over several that are mapped side by side.
 #[derive(Debug)]
 pub(crate) struct Found {
+    /// That of the first byte.
     pub(crate) allocation: Arc<Allocation>,
     pub(crate) offset: u64,
+    /// Those that follow, and where in the range each begins.
+    more: Vec<(Arc<Allocation>, u64)>,
 }
 
 /// A part of a range that is in one block: which, where it begins there, and where in the range.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Piece {
+    gpu: usize,
     block: u32,
     pub(crate) in_block: u64,
     pub(crate) in_range: u64,
     pub(crate) bytes: u64,
 }
 
+/// The parts of a range of an allocation; `before`: bytes of a longer range that come first.
+fn pieces(allocation: &Allocation, begin: u64, bytes: u64, before: u64) -> impl Iterator<Item = Piece> {
+    let end = begin + bytes;
+    (begin / BLOCK..end.div_ceil(BLOCK)).filter_map(move |index| {
+        let (from, to) = (begin.max(index * BLOCK), end.min((index + 1) * BLOCK));
+        let (gpu, block) = (allocation.gpu, *allocation.blocks.get(index as usize)?);
+        Some(Piece { gpu, block, in_block: from % BLOCK, in_range: before + from - begin, bytes: to - from })
+    })
+}
+
+impl Piece {
+    /// The same part as a range of its own.
+    pub(crate) fn alone(self) -> Self {
+        Self { in_range: 0, ..self }
+    }
+}
+
 impl Found {
     fn pieces(&self, bytes: u64) -> impl Iterator<Item = Piece> {
-        let (begin, end) = (self.offset, self.offset + bytes);
-        (begin / BLOCK..end.div_ceil(BLOCK)).filter_map(move |index| {
-            let (from, to) = (begin.max(index * BLOCK), end.min((index + 1) * BLOCK));
-            let block = *self.allocation.blocks.get(index as usize)?;
-            Some(Piece { block, in_block: from % BLOCK, in_range: from - begin, bytes: to - from })
-        })
+        let first = bytes.min(self.allocation.bytes() - self.offset);
+        let rest = self.more.iter().flat_map(move |(allocation, begin)| {
+            pieces(allocation, 0, allocation.bytes().min(bytes.saturating_sub(*begin)), *begin)
+        });
+        pieces(&self.allocation, self.offset, first, 0).chain(rest)
     }
 }
 
 impl Tables {
     /// What an address leads to, if the range lies within.
     pub(crate) fn find(&self, address: u64, bytes: u64) -> Result<Found, Failure> {
-        let of = |allocation: &Arc<Allocation>, offset: u64| {
-            let end = offset.checked_add(bytes).ok_or(INVALID_VALUE)?;
-            if end > allocation.bytes() {
-                return Err(INVALID_VALUE);
-            }
-            Ok(Found { allocation: Arc::clone(allocation), offset })
-        };
+        let end = address.checked_add(bytes).ok_or(INVALID_VALUE)?;
         if let Some((&base, allocation)) = self.memory.range(..=address).next_back()
             && address < base + allocation.bytes()
         {
-            return of(allocation, address - base);
+            let found =
+                Found { allocation: Arc::clone(allocation), offset: address - base, more: Vec::new() };
+            return if end <= base + allocation.bytes() { Ok(found) } else { Err(INVALID_VALUE) };
         }
-        let inside = |&&(at, length, _): &&(u64, u64, u64)| (at..at + length).contains(&address);
-        let &(at, _, handle) = self.mappings.iter().find(inside).ok_or(INVALID_VALUE)?;
-        of(self.memory.get(&handle).ok_or(INVALID_VALUE)?, address - at)
+        let mapped = |address: u64| match self.vmm.look(address) {
+            Some(Ok((handle, at))) => {
+                Ok((self.memory.get(&handle).cloned().ok_or(INVALID_VALUE)?, address - at))
+            }
+            _ => Err(INVALID_VALUE),
+        };
+        let (allocation, offset) = mapped(address)?;
+        let mut at = address - offset + allocation.bytes();
+        let mut found = Found { allocation, offset, more: Vec::new() };
+        while at < end {
+            let (next, _) = mapped(at)?;
+            let begin = at - address;
+            at += next.bytes();
+            found.more.push((next, begin));
+        }
+        Ok(found)
+    }
+
+    /// Why a range leads nowhere, if it is reserved and cannot be reached: the address, and what it lacks.
+    fn lack(&self, address: u64, bytes: u64) -> Option<(u64, Lack)> {
+        let first = (address, self.vmm.look(address)?);
+        let later = (address / BLOCK + 1..(address + bytes).div_ceil(BLOCK)).map(|block| block * BLOCK);
+        let looks = std::iter::once(first).chain(later.filter_map(|at| Some((at, self.vmm.look(at)?))));
+        looks.into_iter().find_map(|(at, look)| Some((at, look.err()?)))
     }
 
     /// Whether a range is page-locked memory of the host.
@@ -137,7 +176,7 @@ impl Process {
         Ok(base)
     }
 
-    /// Addresses for a mapping.
+    /// Addresses for memory of a graph.
     pub(crate) fn reserve(&self, size: u64) -> u64 {
         self.new_addresses(size.next_multiple_of(BLOCK))
     }
@@ -145,20 +184,9 @@ impl Process {
     /// Gives back what an allocation had, which nobody finds any more.
     pub(crate) fn give_back(&self, allocation: &Allocation) {
         self.world.free(allocation.gpu, &allocation.blocks);
-        if crate::handles::reuses() {
+        if handles::reuses() {
             self.tables().addresses.entry(allocation.blocks.len()).or_default().push(allocation.base);
         }
-    }
-
-    /// Frees physical memory that has neither a handle nor a mapping.
-    pub(crate) fn free_physical(&self, handle: u64) -> Result<(), Failure> {
-        let mut tables = self.tables();
-        let mapped = tables.mappings.iter().any(|&(_, _, of)| of == handle);
-        if mapped || !tables.released.remove(&handle) {
-            return Ok(());
-        }
-        drop(tables);
-        self.free(handle)
     }
 
     pub(crate) fn free(&self, base: u64) -> Result<(), Failure> {
@@ -198,10 +226,14 @@ impl Process {
     /// Looks at each part of a range on the card, bringing it there by faults if need be. `look` gets all bytes of the
     /// block in the store.
     pub(crate) fn touch(&self, address: u64, bytes: u64, mut look: impl FnMut(&mut [u8], Piece)) {
-        let Ok(found) = self.find(address, bytes) else { return self.stick(ILLEGAL_ADDRESS) };
+        let Ok(found) = self.find(address, bytes) else {
+            self.stop_if_unmapped(address, bytes);
+            return self.stick(ILLEGAL_ADDRESS);
+        };
         let (world, gpu) = (&self.world, found.allocation.gpu);
         let mut owed = Duration::ZERO;
         for piece in found.pieces(bytes) {
+            let gpu = piece.gpu;
             loop {
                 let Some(took) = world.bring(gpu, piece.block, Why::Touch) else {
                     return self.stick(OUT_OF_MEMORY);
@@ -218,6 +250,15 @@ impl Process {
         world.transfer(gpu, Way::ToDevice, owed);
     }
 
+    /// Work reaches a range that leads nowhere: if it is reserved, the process stops.
+    fn stop_if_unmapped(&self, address: u64, bytes: u64) {
+        let lack = self.tables().lack(address, bytes);
+        if let Some((at, lack)) = lack {
+            let why = if lack == Lack::Mapping { "is not mapped" } else { "may not be accessed" };
+            handles::stop_with(&format!("nvsim: work reaches {at:#x}, which {why}\n"));
+        }
+    }
+
     /// The host looks at managed memory: what it touches comes to the host.
     pub(crate) fn host_touch(
         &self,
@@ -228,7 +269,7 @@ impl Process {
         let found = self.find(address, bytes)?;
         for piece in found.pieces(bytes) {
             let looked = |bytes: &mut [u8]| look(bytes, piece);
-            self.world.with_host_bytes(found.allocation.gpu, piece.block, looked).ok_or(ILLEGAL_ADDRESS)?;
+            self.world.with_host_bytes(piece.gpu, piece.block, looked).ok_or(ILLEGAL_ADDRESS)?;
         }
         Ok(())
     }
@@ -239,7 +280,7 @@ impl Process {
         let length = bytes.len() as u64;
         for piece in found.pieces(length) {
             self.world
-                .with_device_bytes(found.allocation.gpu, piece.block, |store| read(store, piece, bytes))
+                .with_device_bytes(piece.gpu, piece.block, |store| read(store, piece, bytes))
                 .ok_or(ILLEGAL_ADDRESS)?;
         }
         Ok(())

@@ -10,6 +10,7 @@ use crate::objects::{Context, Event, Function, Module, Stream};
 use crate::pool::{Ordered, Pool};
 use crate::process::{self, Bound, CONTEXT_IS_DESTROYED, Failure, INVALID_CONTEXT};
 use crate::stream::{Point, Work};
+use crate::vmm::Vmm;
 
 /// A device's primary context, whose handle stays.
 #[derive(Debug)]
@@ -47,10 +48,7 @@ pub(crate) struct Tables {
     pub(crate) memory: BTreeMap<u64, Arc<Allocation>>,
     /// Addresses of freed allocations, by their number of blocks.
     pub(crate) addresses: HashMap<usize, Vec<u64>>,
-    /// Physical memory that is mapped: where, how much, which.
-    pub(crate) mappings: Vec<(u64, u64, u64)>,
-    /// Physical memory without a handle: it lives while it is mapped.
-    pub(crate) released: HashSet<u64>,
+    pub(crate) vmm: Vmm,
     /// Page-locked memory of the host: its length, its context, and whether it is the driver's own.
     pub(crate) host: BTreeMap<usize, (usize, u64, bool)>,
     /// Contexts that may reach the memory of a card beside their own.
@@ -76,8 +74,7 @@ impl Default for Tables {
             captures: Vec::new(),
             memory: BTreeMap::new(),
             addresses: HashMap::new(),
-            mappings: Vec::new(),
-            released: HashSet::new(),
+            vmm: Vmm::default(),
             host: BTreeMap::new(),
             peers: HashSet::new(),
             pools: Handles::of("memory pool"),

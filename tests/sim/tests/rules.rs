@@ -71,11 +71,13 @@ rules! { memory:
     memory_in_stream_order
     words_that_streams_wait_for
     page_locked_memory
+    copies_of_page_locked_memory
     managed_memory_and_the_host
     green_contexts
     peers
     pools_of_the_program
     mapped_memory
+    unmapped_memory_stops
 }
 
 #[test]
@@ -89,4 +91,9 @@ fn handles_that_come_again() {
     let again = [("NVSIM_REUSE_HANDLES", "1")];
     holds("rules_handles", "handles_come_again", &again);
     holds("rules_handles", "a_context_that_another_thread_destroys", &again);
+}
+
+#[test]
+fn sparse_copies() {
+    holds("rules_memory", "copies_of_page_locked_memory", &[("NVSIM_SPARSE", "1")]);
 }

@@ -2,13 +2,14 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{api, status, submit, submit_now, twins, with_place};
 use crate::capture::Kind;
 use crate::memory;
 use crate::process::{self, CAPTURE_UNSUPPORTED, Failure, INVALID_VALUE, Process};
 use crate::stream::{Point, Work};
-use crate::world::Way;
+use crate::world::{BLOCK, Way};
 
 /// One end of a copy.
 #[derive(Debug, Clone, Copy)]
@@ -101,19 +102,43 @@ fn check(p: &Process, end: End, bytes: usize) -> Result<bool, Failure> {
 
 /// Copies when it is run. The ends were checked; what was freed since is an error of the program.
 fn run_copy(p: &Process, to: End, from: End, bytes: usize) {
-    let write = |to: End, from: &[u8]| match to {
-        Device(to) => p.touch(to, bytes as u64, |store, piece| memory::write(store, piece, from)),
-        // SAFETY: the caller's buffer, which lives until the copy is done; the ends may overlap.
-        Host(to) => unsafe { std::ptr::copy(from.as_ptr(), to as *mut u8, bytes) },
-    };
-    match from {
-        // SAFETY: the caller's buffer, which lives until the copy is done.
-        Host(from) => write(to, unsafe { std::slice::from_raw_parts(from as *const u8, bytes) }),
-        Device(from) => {
+    match (to, from) {
+        // SAFETY: the caller's buffers, which live until the copy is done; they may overlap.
+        (Host(to), Host(from)) => unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) },
+        (Host(host), Device(from)) => copy_over_link(p, Way::ToHost, host, from, bytes),
+        (Device(to), Host(host)) => copy_over_link(p, Way::ToDevice, host, to, bytes),
+        (Device(to), Device(from)) => {
             let mut between = vec![0; bytes];
             p.touch(from, bytes as u64, |store, piece| memory::read(store, piece, &mut between));
-            write(to, &between);
+            p.touch(to, bytes as u64, |store, piece| memory::write(store, piece, &between));
         }
+    }
+}
+
+/// Copies between the host and a card. What is page-locked takes the link for as long as its rate says; the copies of
+/// small buffers that programs make otherwise are free.
+fn copy_over_link(p: &Process, way: Way, host: usize, device: u64, bytes: usize) {
+    let is_locked = p.tables().is_host(host, bytes);
+    let config = p.world.config();
+    p.touch(device, bytes as u64, |store, piece| {
+        let at = host + piece.in_range as usize;
+        // With NVSIM_SPARSE, what fills a block is kept as the store has it: the rest of the host's memory is not touched.
+        let is_sparse =
+            config.sparse && is_locked && piece.bytes == BLOCK && (at as u64).is_multiple_of(BLOCK);
+        let (length, piece) =
+            if is_sparse { (store.len(), None) } else { (piece.bytes as usize, Some(piece.alone())) };
+        // SAFETY: a part of the caller's buffer, which lives until the copy is done; the store is another memory.
+        let buffer = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, length) };
+        match (way, piece) {
+            (Way::ToHost, None) => buffer.copy_from_slice(store),
+            (Way::ToDevice, None) => store.copy_from_slice(buffer),
+            (Way::ToHost, Some(piece)) => memory::read(store, piece, buffer),
+            (Way::ToDevice, Some(piece)) => memory::write(store, piece, buffer),
+        }
+    });
+    if is_locked && let Ok(found) = p.find(device, bytes as u64) {
+        let rate = if way == Way::ToHost { config.copy_out } else { config.to_device };
+        p.world.transfer(found.allocation.gpu, way, Duration::from_secs_f64(bytes as f64 / rate));
     }
 }
 

@@ -1,6 +1,7 @@
 //! Allocations: of the cards, of the host, physical memory, arrays; and what is known of an address.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::time::Duration;
 
 use super::{api, give, give_new, status};
 use crate::memory;
@@ -53,7 +54,10 @@ api! {
     fn cuMemHostRegister_v2(memory: usize, bytes: usize, _flags: c_uint) { status(process::get().and_then(|p| {
         let mut tables = p.tables();
         tables.unsafe_call()?;
-        tables.register_host(memory, bytes, false)
+        tables.register_host(memory, bytes, false)?;
+        drop(tables);
+        take_time(bytes, p.world.config().register);
+        Ok(())
     })) }
     fn cuMemHostUnregister(memory: usize) { status(process::get().and_then(|p| {
         let mut tables = p.tables();
@@ -64,37 +68,6 @@ api! {
         unsafe { give(place, process::get().and_then(|p| if flags == 0 && p.tables().is_host(memory, 1) { Ok(memory as u64) } else { Err(INVALID_VALUE) })) }
     }
 
-    fn cuMemCreate(handle: *mut u64, bytes: usize, properties: *const c_int, _flags: u64) {
-        if properties.is_null() || bytes == 0 { return INVALID_VALUE }
-        // A device's, whatever is current; it outlives contexts.
-        unsafe { give_new(handle, || { let p = process::get()?; p.allocate_on(p.current_gpu()?, bytes as u64, false, None) }) }
-    }
-    fn cuMemAddressReserve(place: *mut u64, bytes: usize, _alignment: usize, _address: u64, _flags: u64) {
-        unsafe { give(place, process::get().map(|p| p.reserve(bytes as u64))) }
-    }
-    fn cuMemAddressFree(_address: u64, _bytes: usize) { SUCCESS }
-    fn cuMemMap(address: u64, bytes: usize, _offset: usize, handle: u64, _flags: u64) {
-        status(process::get().and_then(|p| { p.find(handle, 1)?; p.tables().mappings.push((address, bytes as u64, handle)); Ok(()) }))
-    }
-    fn cuMemSetAccess(_address: u64, _bytes: usize, _access: *const c_void, _count: usize) { SUCCESS }
-    fn cuMemUnmap(address: u64, bytes: usize) {
-        status(process::get().and_then(|p| {
-            let end = address + bytes as u64;
-            let mut tables = p.tables();
-            let (gone, left) = std::mem::take(&mut tables.mappings).into_iter().partition::<Vec<_>, _>(|m| (address..end).contains(&m.0));
-            tables.mappings = left;
-            drop(tables);
-            if gone.is_empty() { return Err(INVALID_VALUE) }
-            gone.into_iter().try_for_each(|(_, _, handle)| p.free_physical(handle))
-        }))
-    }
-    fn cuMemRelease(handle: u64) {
-        status(process::get().and_then(|p| {
-            p.find(handle, 1)?;
-            if !p.tables().released.insert(handle) { return Err(INVALID_VALUE) }
-            p.free_physical(handle)
-        }))
-    }
     fn cuArray3DCreate_v2(place: *mut u64, descriptor: *const usize) {
         if descriptor.is_null() { return INVALID_VALUE }
         // SAFETY: three extents, a format (one byte here) and the channels.
@@ -151,7 +124,16 @@ fn allocate_on_host(bytes: usize) -> Result<usize, Failure> {
         // SAFETY: allocated above.
         unsafe { libc::free(memory as *mut c_void) };
     })?;
+    drop(tables);
+    take_time(bytes, p.world.config().pin);
     Ok(memory)
+}
+
+/// Pinning takes its time, which for a page is too little to be worth a sleep.
+fn take_time(bytes: usize, rate: f64) {
+    if bytes as u64 >= BLOCK {
+        std::thread::sleep(Duration::from_secs_f64(bytes as f64 / rate));
+    }
 }
 
 /// # Safety

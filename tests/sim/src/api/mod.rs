@@ -17,6 +17,7 @@ mod memory;
 mod modules;
 mod pools;
 mod streams;
+mod vmm;
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -80,7 +81,7 @@ use {api, twins};
 
 /// Every entry point by its exported name.
 pub(crate) fn names() -> impl Iterator<Item = &'static (&'static str, Address)> {
-    let tables: [&[(&str, Address)]; 18] = [
+    let tables: [&[(&str, Address)]; 19] = [
         contexts::NAMES,
         copies::NAMES,
         copies::TWINS,
@@ -99,6 +100,7 @@ pub(crate) fn names() -> impl Iterator<Item = &'static (&'static str, Address)> 
         pools::TWINS,
         streams::NAMES,
         streams::TWINS,
+        vmm::NAMES,
     ];
     tables.into_iter().flatten()
 }

@@ -1,0 +1,74 @@
+//! Physical memory, addresses and mappings.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use super::{api, give, give_new, status};
+use crate::process::{self, INVALID_VALUE};
+use crate::vmm::GRANULARITY;
+
+/// The beginning of `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Properties {
+    kind: c_int,
+    handle_types: c_int,
+    location: Location,
+}
+
+/// `CUmemLocation`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Location {
+    kind: c_int,
+    id: c_int,
+}
+
+/// `CUmemAccessDesc`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Access {
+    location: Location,
+    flags: c_int,
+}
+
+const PINNED: c_int = 1;
+const ON_DEVICE: c_int = 1;
+const READ_AND_WRITE: c_int = 3;
+
+api! {
+    fn cuMemCreate(handle: *mut u64, bytes: usize, properties: *const Properties, flags: u64) {
+        // SAFETY: null, or what the driver would read.
+        let Some(properties) = (unsafe { properties.as_ref() }) else { return INVALID_VALUE };
+        if bytes == 0 || flags != 0 || properties.kind != PINNED { return INVALID_VALUE }
+        let Location { kind, id } = properties.location;
+        // The host's is on a card here, too: nothing looks at the difference.
+        unsafe { give_new(handle, || { let p = process::get()?; p.create_physical(p.gpu_of(if kind == ON_DEVICE { id } else { 0 })?, bytes as u64) }) }
+    }
+    fn cuMemRelease(handle: u64) { status(process::get().and_then(|p| { p.release_physical(handle)?; p.end_physical(handle); Ok(()) })) }
+    fn cuMemRetainAllocationHandle(place: *mut u64, address: u64) { unsafe { give_new(place, || process::get()?.retain_physical(address)) } }
+    fn cuMemGetAllocationGranularity(place: *mut usize, properties: *const c_void, _option: c_uint) {
+        if properties.is_null() { return INVALID_VALUE }
+        unsafe { give(place, process::get().map(|_| GRANULARITY as usize)) }
+    }
+    fn cuMemAddressReserve(place: *mut u64, bytes: usize, alignment: usize, _address: u64, _flags: u64) {
+        unsafe { give_new(place, || process::get()?.reserve_addresses(bytes as u64, alignment as u64)) }
+    }
+    fn cuMemAddressFree(address: u64, bytes: usize) { status(process::get().and_then(|p| p.free_addresses(address, bytes as u64))) }
+    fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) {
+        if flags != 0 { return INVALID_VALUE }
+        status(process::get().and_then(|p| p.map(address, bytes as u64, offset as u64, handle)))
+    }
+    fn cuMemSetAccess(address: u64, bytes: usize, access: *const Access, count: usize) {
+        if access.is_null() || count == 0 { return INVALID_VALUE }
+        // SAFETY: this many of them.
+        let access = unsafe { std::slice::from_raw_parts(access, count) };
+        let most = access.iter().filter(|access| access.location.kind == ON_DEVICE).map(|access| access.flags).max().unwrap_or(0);
+        if !matches!(most, 0 | 1 | READ_AND_WRITE) { return INVALID_VALUE }
+        status(process::get().and_then(|p| p.set_access(address, bytes as u64, most as u64)))
+    }
+    fn cuMemGetAccess(place: *mut u64, location: *const c_void, address: u64) {
+        if location.is_null() { return INVALID_VALUE }
+        unsafe { give(place, process::get().and_then(|p| p.access(address))) }
+    }
+    fn cuMemUnmap(address: u64, bytes: usize) { status(process::get().and_then(|p| p.unmap(address, bytes as u64))) }
+}

@@ -1,0 +1,206 @@
+//! Physical memory, reserved addresses, and the mappings between them.
+//!
+//! A mapping is made and unmade as a whole. Memory that is mapped can be reached only after access was given to it. Work
+//! that reaches a reserved address without both stops the process with a line: on a card it would end the context, and
+//! what asked for it would be lost in the noise.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::memory::Allocation;
+use crate::process::{Failure, INVALID_VALUE, Process};
+use crate::tables::Tables;
+use crate::world::BLOCK;
+
+/// Addresses for physical memory begin at multiples of this, and it comes in multiples of it.
+pub(crate) const GRANULARITY: u64 = BLOCK;
+const READ_AND_WRITE: u64 = 3;
+
+/// Physical memory at an address.
+#[derive(Debug)]
+struct Mapping {
+    bytes: u64,
+    handle: u64,
+    /// What a device may do there.
+    access: u64,
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Vmm {
+    /// Reserved addresses: where, how much.
+    reserved: BTreeMap<u64, u64>,
+    mappings: BTreeMap<u64, Mapping>,
+    /// How often physical memory has to be released. It lives while it is mapped, too.
+    handles: HashMap<u64, u32>,
+    /// Physical memory without a handle.
+    released: HashSet<u64>,
+}
+
+/// Why an address in a reserved range leads nowhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lack {
+    Mapping,
+    Access,
+}
+
+impl Vmm {
+    fn reservation(&self, address: u64) -> Option<(u64, u64)> {
+        let (&base, &bytes) = self.reserved.range(..=address).next_back()?;
+        (address - base < bytes).then_some((base, bytes))
+    }
+
+    fn mapping(&self, address: u64) -> Option<(u64, &Mapping)> {
+        let (&at, mapping) = self.mappings.range(..=address).next_back()?;
+        (address - at < mapping.bytes).then_some((at, mapping))
+    }
+
+    /// The mappings that a range consists of: `Err`, if it has gaps or ends within one.
+    fn whole(&self, address: u64, bytes: u64) -> Result<Vec<u64>, Failure> {
+        let end = address.checked_add(bytes).filter(|_| bytes > 0).ok_or(INVALID_VALUE)?;
+        let mut found = Vec::new();
+        let mut at = address;
+        while at < end {
+            found.push(at);
+            at += self.mappings.get(&at).ok_or(INVALID_VALUE)?.bytes;
+        }
+        if at == end { Ok(found) } else { Err(INVALID_VALUE) }
+    }
+
+    /// The physical memory behind an address, where it begins there, and whether it can be reached. `None`: the address is not
+    /// reserved.
+    pub(crate) fn look(&self, address: u64) -> Option<Result<(u64, u64), Lack>> {
+        let Some((at, mapping)) = self.mapping(address) else {
+            return self.reservation(address).map(|_| Err(Lack::Mapping));
+        };
+        Some(if mapping.access == READ_AND_WRITE { Ok((mapping.handle, at)) } else { Err(Lack::Access) })
+    }
+
+    fn is_mapped(&self, handle: u64) -> bool {
+        self.mappings.values().any(|mapping| mapping.handle == handle)
+    }
+
+    /// Forgets physical memory that has neither a handle nor a mapping. True: it is gone.
+    fn end(&mut self, handle: u64) -> bool {
+        !self.is_mapped(handle) && self.released.remove(&handle)
+    }
+}
+
+impl Process {
+    pub(crate) fn reserve_addresses(&self, bytes: u64, alignment: u64) -> Result<u64, Failure> {
+        if bytes == 0
+            || !bytes.is_multiple_of(GRANULARITY)
+            || !(alignment == 0 || alignment.is_power_of_two())
+        {
+            return Err(INVALID_VALUE);
+        }
+        let alignment = alignment.max(GRANULARITY);
+        let base = self.new_addresses(bytes + alignment).next_multiple_of(alignment);
+        self.tables().vmm.reserved.insert(base, bytes);
+        Ok(base)
+    }
+
+    pub(crate) fn free_addresses(&self, base: u64, bytes: u64) -> Result<(), Failure> {
+        let vmm = &mut self.tables().vmm;
+        if vmm.reserved.get(&base) != Some(&bytes) || vmm.mappings.range(base..base + bytes).next().is_some()
+        {
+            return Err(INVALID_VALUE);
+        }
+        vmm.reserved.remove(&base);
+        Ok(())
+    }
+
+    pub(crate) fn create_physical(&self, gpu: usize, bytes: u64) -> Result<u64, Failure> {
+        if !bytes.is_multiple_of(GRANULARITY) {
+            return Err(INVALID_VALUE);
+        }
+        // It is no context's.
+        let handle = self.allocate_on(gpu, bytes, false, None)?;
+        self.tables().vmm.handles.insert(handle, 1);
+        Ok(handle)
+    }
+
+    pub(crate) fn map(&self, address: u64, bytes: u64, offset: u64, handle: u64) -> Result<(), Failure> {
+        let tables = &mut *self.tables();
+        let physical = tables.physical(handle)?;
+        let is_whole = offset == 0 && bytes == physical.bytes();
+        let end = address.checked_add(bytes).ok_or(INVALID_VALUE)?;
+        let vmm = &mut tables.vmm;
+        let is_reserved = vmm.reservation(address).is_some_and(|(base, length)| end <= base + length);
+        let before = vmm.mappings.range(..end).next_back();
+        let is_free = before.is_none_or(|(&at, mapping)| at + mapping.bytes <= address);
+        if !is_whole || !is_reserved || !is_free || !address.is_multiple_of(GRANULARITY) {
+            return Err(INVALID_VALUE);
+        }
+        vmm.mappings.insert(address, Mapping { bytes, handle, access: 0 });
+        Ok(())
+    }
+
+    pub(crate) fn set_access(&self, address: u64, bytes: u64, access: u64) -> Result<(), Failure> {
+        let vmm = &mut self.tables().vmm;
+        for at in vmm.whole(address, bytes)? {
+            vmm.mappings.entry(at).and_modify(|mapping| mapping.access = access);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn access(&self, address: u64) -> Result<u64, Failure> {
+        self.tables().vmm.mapping(address).map(|(_, mapping)| mapping.access).ok_or(INVALID_VALUE)
+    }
+
+    pub(crate) fn unmap(&self, address: u64, bytes: u64) -> Result<(), Failure> {
+        let mut tables = self.tables();
+        let vmm = &mut tables.vmm;
+        let whole = vmm.whole(address, bytes)?;
+        let handles: Vec<u64> = whole
+            .into_iter()
+            .filter_map(|at| vmm.mappings.remove(&at))
+            .map(|mapping| mapping.handle)
+            .collect();
+        drop(tables);
+        handles.into_iter().for_each(|handle| self.end_physical(handle));
+        Ok(())
+    }
+
+    pub(crate) fn release_physical(&self, handle: u64) -> Result<(), Failure> {
+        let vmm = &mut self.tables().vmm;
+        let count = vmm.handles.get_mut(&handle).ok_or(INVALID_VALUE)?;
+        *count -= 1;
+        if *count > 0 {
+            return Ok(());
+        }
+        vmm.handles.remove(&handle);
+        vmm.released.insert(handle);
+        Ok(())
+    }
+
+    /// Another handle for the memory that is mapped at an address: the same one, to be released once more.
+    pub(crate) fn retain_physical(&self, address: u64) -> Result<u64, Failure> {
+        let vmm = &mut self.tables().vmm;
+        let handle = vmm.mapping(address).map(|(_, mapping)| mapping.handle).ok_or(INVALID_VALUE)?;
+        vmm.released.remove(&handle);
+        *vmm.handles.entry(handle).or_insert(0) += 1;
+        Ok(handle)
+    }
+
+    /// Frees physical memory that has neither a handle nor a mapping.
+    pub(crate) fn end_physical(&self, handle: u64) {
+        let mut tables = self.tables();
+        if !tables.vmm.end(handle) {
+            return;
+        }
+        let allocation = tables.memory.remove(&handle);
+        drop(tables);
+        if let Some(allocation) = allocation {
+            self.give_back(&allocation);
+        }
+    }
+}
+
+impl Tables {
+    /// Physical memory that can be mapped.
+    fn physical(&self, handle: u64) -> Result<&Arc<Allocation>, Failure> {
+        let known = self.vmm.handles.contains_key(&handle);
+        self.memory.get(&handle).filter(|_| known).ok_or(INVALID_VALUE)
+    }
+}
