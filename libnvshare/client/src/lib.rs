@@ -5,7 +5,8 @@
 //!
 //! | module | |
 //! |---|---|
-//! | [`machine`] | the session: messages of the scheduler in, actions out |
+//! | [`machine`] | the client's side of the protocol: messages of the scheduler in, actions out |
+//! | [`session`] | the machine and the accounts together: what the scheduler is told, and when |
 //! | [`account`] | the sums of one device: what is allocated and charged, what room there is, who waits for room |
 //! | [`residency`] | what of one allocation is on the card, and the piece of it that leaves next |
 //! | [`launch_window`] | how much work may be in flight while another client waits |
@@ -27,8 +28,10 @@ pub mod kind;
 pub mod launch_window;
 pub mod machine;
 pub mod residency;
+pub mod session;
 
 pub use account::{Account, Admission, DriverReserve, Refusal, Tenant, Terms};
 pub use kind::Kind;
 pub use machine::{Action, Input, Job, Machine, Ticket};
 pub use residency::{Piece, Residency};
+pub use session::{Done, Host, Session};

@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nvshare_client::{Admission, DriverReserve, Kind, Refusal, Terms};
-use nvshare_proto::{GpuUuid, MemoryMode, Usage};
+use nvshare_proto::{GpuUuid, MemoryMode};
 
 use crate::driver;
 use crate::driver::types::{CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, CUdevice, CUresult};
@@ -128,6 +128,13 @@ impl Device {
         result
     }
 
+    /// Changes the account, and wakes everybody, also those who wait for more than room.
+    pub(crate) fn update_for_all<T>(&self, change: impl FnOnce(&mut Account) -> T) -> T {
+        let result = change(&mut self.lock());
+        self.changed.notify_all();
+        result
+    }
+
     /// The device is in use from now on. True: it was not before.
     pub(crate) fn mark_used(&self) -> bool {
         !self.used.load(Ordering::Relaxed) && !self.used.swap(true, Ordering::Relaxed)
@@ -206,12 +213,6 @@ impl Device {
         account.end_waiting(left.is_zero())
     }
 
-    /// What the GPU's clients may fill together.
-    pub(crate) fn set_capacity(&self, bytes: u64) {
-        self.lock().set_capacity(bytes);
-        self.changed.notify_all();
-    }
-
     /// Waits, for a moment, until the scheduler has said what the GPU's clients may fill, or there is none.
     pub(crate) fn wait_for_capacity(&self) {
         let account = self.lock();
@@ -221,18 +222,7 @@ impl Device {
 
     /// Room is not counted any more: there is nobody to share with.
     pub(crate) fn unlimit(&self) {
-        self.lock().unlimit();
-        self.changed.notify_all();
-    }
-
-    /// Room is counted again.
-    pub(crate) fn limit(&self) {
-        self.update(Account::limit);
-    }
-
-    /// The lock is not ours any more.
-    pub(crate) fn let_go(&self) {
-        self.update(Account::let_go);
+        self.update_for_all(Account::unlimit);
     }
 
     /// What is lacking now.
@@ -243,16 +233,6 @@ impl Device {
     /// Unused room.
     pub(crate) fn unused(&self) -> u64 {
         self.lock().unused()
-    }
-
-    /// What the scheduler is told.
-    pub(crate) fn usage(&self) -> Usage {
-        self.lock().usage()
-    }
-
-    /// What a scheduler is told that knows nothing of us yet.
-    pub(crate) fn usage_to_register(&self) -> Usage {
-        self.lock().usage_to_register()
     }
 
     /// Whether the scheduler's idea of what is allocated is too old.

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use nvshare_client::{Job, Ticket};
+use nvshare_client::Job;
+use nvshare_client::session::Done;
 use nvshare_proto::{GpuUuid, Room};
 
 use crate::memory::devices::{self, Device};
@@ -20,23 +21,6 @@ use crate::process::{counters, lifecycle, log};
 use crate::work::drain::Drain;
 use crate::work::gate;
 pub(crate) use moves::populate;
-
-/// What became of a job.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Done {
-    /// Everything is complete.
-    Drained(Ticket),
-    /// What could be restored is; these devices lack room for the rest.
-    Restored { lacking: Vec<Room> },
-    /// More of what was on this GPU is on the host now.
-    Evicted(GpuUuid),
-    /// The order is done but for what the host cannot take.
-    EvictionEnds { gpu: GpuUuid, short: u64 },
-    /// All work is complete that was submitted until this many submissions were counted.
-    Quiet { submissions: u64 },
-    /// It is not.
-    Busy,
-}
 
 struct Queue {
     jobs: VecDeque<(Job, u64)>,

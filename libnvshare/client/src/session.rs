@@ -1,0 +1,373 @@
+//! The session: the machine and the accounts of the devices together, against what the library can do.
+//!
+//! [`Session`] is told what happened and calls its [`Host`]: to say something to the scheduler, to open or close the gate,
+//! to order moves of memory. It decides what the scheduler is to know and when; the order of what is said matters: a usage
+//! goes before the room that it explains, and never behind it, so that the scheduler never takes room for free that is
+//! still charged.
+
+use std::time::Duration;
+
+use nvshare_proto::units::{GIB, MIB};
+use nvshare_proto::{ClientMessage, Counters, Gate, GpuUuid, Room, SchedulerMessage, Usage};
+
+use crate::account::{Account, Tenant};
+use crate::machine::{Action, Input, Job, Machine, Ticket};
+
+/// Unused room beyond this goes back to the scheduler, in bytes.
+const MOST_UNUSED: u64 = 2 * GIB;
+/// Freed memory is offered at once from this much on, in bytes.
+const OFFER_STEP: u64 = 64 * MIB;
+
+/// What became of a [`Job`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Done {
+    /// Everything is complete.
+    Drained(Ticket),
+    /// What could be restored is.
+    Restored {
+        /// What these devices lack for the rest.
+        lacking: Vec<Room>,
+    },
+    /// More of what was on this GPU is on the host now.
+    Evicted(GpuUuid),
+    /// The order is done but for what the host cannot take.
+    EvictionEnds {
+        /// The GPU of the order.
+        gpu: GpuUuid,
+        /// Bytes that could not be moved.
+        short: u64,
+    },
+    /// All work is complete that was submitted until this many submissions were counted.
+    Quiet {
+        /// Submissions counted.
+        submissions: u64,
+    },
+    /// It is not.
+    Busy,
+}
+
+/// What the session needs of the library.
+pub trait Host {
+    /// How a tenant's limit is shared.
+    type Tenant: Tenant;
+
+    /// The GPUs in use, always in the same order.
+    fn used(&self) -> Vec<GpuUuid>;
+    /// All GPUs of the process, used or not.
+    fn all(&self) -> Vec<GpuUuid>;
+    /// A device's account, as it is now; `None`: it is no GPU of the process.
+    fn account(&self, gpu: GpuUuid) -> Option<Account<Self::Tenant>>;
+    /// Changes a device's account, and wakes those who wait for a change.
+    fn update<R>(&self, gpu: GpuUuid, change: impl FnOnce(&mut Account<Self::Tenant>) -> R) -> Option<R>;
+
+    /// Says this to the scheduler, if there is a connection.
+    fn say(&mut self, message: ClientMessage);
+    /// Whether there is a connection.
+    fn is_connected(&self) -> bool;
+    /// Ends the connection and registers again on another.
+    fn reconnect(&mut self);
+    /// The process's counters, as they are now.
+    fn counters(&self) -> Counters;
+
+    /// Lets nobody through the gate from now on.
+    fn close_gate(&mut self);
+    /// Lets everybody through; `bounded`: and bounds their work in flight.
+    fn open_gate(&mut self, bounded: bool);
+    /// Bounds work in flight, or stops doing so, while the gate is open.
+    fn bound(&mut self, bounded: bool);
+    /// Whether no thread is inside the gate.
+    fn is_nobody_inside(&self) -> bool;
+    /// Whether threads sleep at the gate.
+    fn is_anybody_asleep(&self) -> bool;
+    /// Submissions that passed the gate since the start.
+    fn submissions(&self) -> u64;
+
+    /// Orders a job from the mover.
+    fn order(&mut self, job: Job);
+    /// Has the mover give up what was ordered so far and can be given up.
+    fn cancel(&mut self);
+    /// Whether evictions are ordered and not over.
+    fn is_evicting(&self) -> bool;
+    /// Grows whenever a drain comes nearer to its end.
+    fn progress(&self) -> u64;
+
+    /// The process has given the lock back.
+    fn count_hand_over(&mut self);
+    /// A drain was given up.
+    fn count_deferral(&mut self);
+    /// The program runs without a scheduler: the user is to know.
+    fn warn_alone(&mut self);
+}
+
+/// Whether a device has so much unused room that it is offered at once, rather than at the next turn of the session.
+#[must_use]
+pub fn is_worth_offering<T: Tenant>(account: &Account<T>) -> bool {
+    let unused = account.unused();
+    unused > MOST_UNUSED || (unused >= OFFER_STEP && !account.is_holding())
+}
+
+/// See the [module's documentation](self).
+#[derive(Debug)]
+pub struct Session {
+    machine: Machine,
+    /// What the scheduler was told to be lacking, by device.
+    told: Vec<(GpuUuid, u64)>,
+}
+
+impl Session {
+    /// A session that has no connection yet.
+    #[must_use]
+    pub fn new(now: Duration) -> Self {
+        Self { machine: Machine::new(now), told: Vec::new() }
+    }
+
+    /// There is a connection, and REGISTER goes out on it: what it says of the gate and of each device.
+    pub fn register<H: Host>(&mut self, host: &mut H, now: Duration) -> (Gate, Vec<Usage>) {
+        let gate = self.machine.gate();
+        let tell = |gpu| host.update(gpu, Account::usage_to_register);
+        let usage: Vec<Usage> = host.used().into_iter().filter_map(tell).collect();
+        self.told = usage.iter().map(|usage| (usage.gpu, 0)).collect();
+        self.feed(host, Input::Registering, now);
+        (gate, usage)
+    }
+
+    /// The connection is gone.
+    pub fn lost<H: Host>(&mut self, host: &mut H, now: Duration) {
+        self.feed(host, Input::Lost, now);
+    }
+
+    /// There is no scheduler to be found.
+    pub fn found_nobody<H: Host>(&mut self, host: &mut H, now: Duration) {
+        self.feed(host, Input::Nobody, now);
+    }
+
+    /// The scheduler said this.
+    pub fn hear<H: Host>(&mut self, host: &mut H, message: SchedulerMessage, now: Duration) {
+        self.feed(host, Input::Message(message), now);
+    }
+
+    /// The mover has done this.
+    pub fn done<H: Host>(&mut self, host: &mut H, done: Done, now: Duration) {
+        match done {
+            Done::Drained(ticket) => self.feed(host, Input::Drained(ticket), now),
+            Done::Restored { lacking } => self.feed(host, Input::Restored { lacking }, now),
+            Done::Quiet { submissions } => self.feed(host, Input::Quiet { submissions }, now),
+            Done::Busy => self.feed(host, Input::Busy, now),
+            Done::Evicted(gpu) => {
+                let bytes = host.update(gpu, Account::take_made).unwrap_or(0);
+                tell_usage(host, gpu);
+                if bytes > 0 {
+                    host.say(ClientMessage::Room(Room { gpu, bytes }));
+                }
+            }
+            Done::EvictionEnds { gpu, short } => {
+                tell_usage(host, gpu);
+                let counters = host.counters();
+                host.say(ClientMessage::Counters(counters));
+                host.say(ClientMessage::Evicted { gpu, short });
+            }
+        }
+    }
+
+    /// Looks at what nobody reports: threads that sleep at the gate, needs, time. To be called after each event, and as
+    /// often as [`Self::tick_every`] says.
+    pub fn look<H: Host>(&mut self, host: &mut H, now: Duration) {
+        // Also for threads that came while the gate was open for a moment, and did not wake in time.
+        if host.is_anybody_asleep() {
+            self.feed(host, Input::Asked, now);
+        }
+        self.tell_needs(host);
+        let lacking = is_lacking(host);
+        if self.machine.tick_every(lacking).is_some() {
+            let (progress, submissions) = (host.progress(), host.submissions());
+            self.feed(host, Input::Tick { progress, submissions, lacking }, now);
+        }
+    }
+
+    /// How often [`Self::look`] is to be called; `None`: only after events.
+    #[must_use]
+    pub fn tick_every<H: Host>(&self, host: &H) -> Option<Duration> {
+        self.machine.tick_every(is_lacking(host))
+    }
+
+    fn feed<H: Host>(&mut self, host: &mut H, input: Input, now: Duration) {
+        for action in self.machine.handle(input, now) {
+            self.act(host, action, now);
+        }
+    }
+
+    fn act<H: Host>(&mut self, host: &mut H, action: Action, now: Duration) {
+        match action {
+            Action::Send(message) => {
+                // With the lock goes what was asked for: an allocation that waits for room nevertheless asks again.
+                if matches!(message, ClientMessage::LockReleased { .. }) {
+                    self.told.iter_mut().for_each(|(_, lacking)| *lacking = 0);
+                }
+                host.say(message);
+            }
+            Action::Report => tell_everything(host),
+            Action::Close => close(host),
+            Action::Begin { anyway } => self.begin(host, anyway, now),
+            Action::Bound(bounded) => host.bound(bounded),
+            Action::Post(job) => host.order(job),
+            Action::Cancel => host.cancel(),
+            Action::TryIdle { submissions } => self.try_idle(host, submissions, now),
+            Action::Give(Room { gpu, bytes }) => {
+                if let Some(lacking) = host.update(gpu, |account| {
+                    account.give(bytes);
+                    account.lacking()
+                }) {
+                    // Room of nothing: there is no more, and what is lacking still is no news.
+                    self.now_told(gpu, if bytes == 0 { lacking } else { 0 });
+                }
+            }
+            Action::Refuse(gpu) => {
+                if let Some(lacking) = host.update(gpu, |account| {
+                    account.refuse();
+                    account.lacking()
+                }) {
+                    // What is lacking still, the scheduler knows.
+                    self.now_told(gpu, lacking);
+                }
+            }
+            Action::Capacity(Room { gpu, bytes }) => {
+                host.update(gpu, |account| account.set_capacity(bytes));
+            }
+            Action::Reconnect => host.reconnect(),
+            Action::Return { room, evict } => give_back(host, room, evict),
+            Action::ReturnAll => return_unused(host, 0),
+            Action::Unlimit => update_all(host, Account::unlimit),
+            Action::Limit => update_all(host, Account::limit),
+            Action::CountHandOver => host.count_hand_over(),
+            Action::CountDeferral => host.count_deferral(),
+            Action::WarnAlone => host.warn_alone(),
+        }
+    }
+
+    /// Opens the gate if all that is allocated may be touched.
+    fn begin<H: Host>(&mut self, host: &mut H, anyway: bool, now: Duration) {
+        // Memory that is leaving may not be touched; and a device that is not held yet holds the others back: all or none.
+        if !host.is_evicting() && hold_all(host, anyway) {
+            host.open_gate(false);
+            self.feed(host, Input::Began, now);
+        } else {
+            update_all(host, Account::let_go);
+            self.feed(host, Input::StillAbsent, now);
+        }
+    }
+
+    /// Closes the gate if nothing was submitted since all work was complete.
+    fn try_idle<H: Host>(&mut self, host: &mut H, submissions: u64, now: Duration) {
+        let is_unchanged = |host: &H| host.is_nobody_inside() && host.submissions() == submissions;
+        if !is_unchanged(host) {
+            self.feed(host, Input::Busy, now);
+            return;
+        }
+        close(host);
+        if is_unchanged(host) {
+            self.feed(host, Input::WentIdle, now);
+        } else if hold_all(host, false) {
+            host.open_gate(true);
+            self.feed(host, Input::Busy, now);
+        } else {
+            // Memory was allocated in the moment that the gate was closed.
+            update_all(host, Account::let_go);
+            self.feed(host, Input::BusyAndAbsent, now);
+        }
+    }
+
+    /// Says what is new on each device: its use, what allocations wait for, what is not needed.
+    fn tell_needs<H: Host>(&mut self, host: &mut H) {
+        if !host.is_connected() {
+            return;
+        }
+        for gpu in host.used() {
+            let Some(account) = host.account(gpu) else { continue };
+            let lacking = account.lacking();
+            // The first usage also says that the device is in use from now on.
+            let is_news = self.now_told(gpu, lacking);
+            if is_news || account.is_usage_stale() {
+                tell_usage(host, gpu);
+                // A process that needs nothing any more says so as well, or others would leave for nobody. What a restore
+                // lacks is said by the restore.
+                if lacking > 0 || is_news && !self.machine.is_restoring() {
+                    host.say(ClientMessage::NeedRoom(Room { gpu, bytes: lacking }));
+                }
+            }
+        }
+        let keep = if self.machine.is_running() { MOST_UNUSED } else { u64::MAX };
+        return_unused(host, if self.machine.is_parked() { 0 } else { keep });
+    }
+
+    /// The scheduler knows that this much is lacking on a device. True: that is news.
+    fn now_told(&mut self, gpu: GpuUuid, lacking: u64) -> bool {
+        match self.told.iter_mut().find(|(told, _)| *told == gpu) {
+            Some((_, told)) => std::mem::replace(told, lacking) != lacking,
+            None => {
+                self.told.push((gpu, lacking));
+                true
+            }
+        }
+    }
+}
+
+fn close<H: Host>(host: &mut H) {
+    host.close_gate();
+    update_all(host, Account::let_go);
+}
+
+fn update_all<H: Host>(host: &H, change: impl Fn(&mut Account<H::Tenant>)) {
+    for gpu in host.all() {
+        host.update(gpu, &change);
+    }
+}
+
+/// Holds each device, up to the first that cannot be held.
+fn hold_all<H: Host>(host: &H, anyway: bool) -> bool {
+    host.all().into_iter().all(|gpu| host.update(gpu, |account| account.hold(anyway)).unwrap_or(true))
+}
+
+/// Whether allocations wait for room.
+fn is_lacking<H: Host>(host: &H) -> bool {
+    host.used().into_iter().any(|gpu| host.account(gpu).is_some_and(|account| account.lacking() > 0))
+}
+
+/// Obeys an EVICT.
+fn give_back<H: Host>(host: &mut H, Room { gpu, bytes }: Room, evict: bool) {
+    let Some(unused) = host.update(gpu, |account| account.take_unused(bytes, !evict)) else { return };
+    tell_usage(host, gpu);
+    if unused > 0 {
+        host.say(ClientMessage::Room(Room { gpu, bytes: unused }));
+    }
+    if evict && unused < bytes {
+        host.order(Job::Evict(Room { gpu, bytes: bytes - unused }));
+    } else {
+        host.say(ClientMessage::Evicted { gpu, short: 0 });
+    }
+}
+
+/// Gives unused room back beyond what is to be kept.
+fn return_unused<H: Host>(host: &mut H, keep: u64) {
+    for gpu in host.used() {
+        let excess = host.account(gpu).map_or(0, |account| account.unused().saturating_sub(keep));
+        if excess > 0 {
+            let bytes = host.update(gpu, |account| account.take_unused(excess, false)).unwrap_or(0);
+            tell_usage(host, gpu);
+            host.say(ClientMessage::Room(Room { gpu, bytes }));
+        }
+    }
+}
+
+fn tell_usage<H: Host>(host: &mut H, gpu: GpuUuid) {
+    if let Some(usage) = host.update(gpu, Account::usage) {
+        host.say(ClientMessage::Usage(usage));
+    }
+}
+
+fn tell_everything<H: Host>(host: &mut H) {
+    for gpu in host.used() {
+        tell_usage(host, gpu);
+    }
+    let counters = host.counters();
+    host.say(ClientMessage::Counters(counters));
+}
