@@ -30,7 +30,7 @@ impl Peer {
             peer_descriptor(stream).or_else(|_| pid.map_or(Err(io::ErrorKind::NotFound.into()), open));
         let process = descriptor.as_ref().ok().and_then(unique);
         Self {
-            identity: Identity { pid: pid.map(i32::cast_unsigned), process, tenant: None },
+            identity: Identity { pid: pid.map(i32::cast_unsigned), process, ..Identity::default() },
             descriptor: descriptor.and_then(register).ok(),
         }
     }

@@ -76,7 +76,7 @@ impl World {
             run: None,
             usage: vec![self.usage(client, self.bytes)],
         };
-        let identity = Identity { pid: Some(client as u32), process: Some(client), tenant: None };
+        let identity = Identity { pid: Some(client as u32), process: Some(client), tenant: None, gang: None };
         self.event("register", Event::Registered { client, identity, register });
     }
 

@@ -18,6 +18,7 @@ impl Core {
         let gate = register.gate;
         let was_here = register.returns || gate == Gate::Open;
         let mut client = Client::new(id, identity, register, self.now);
+        client.gang = identity.gang.filter(|&gang| self.join_gang(id, gang)).map(|gang| gang.number);
         self.note(format!("client {id} is {} (pid {})", client.name, client.pid));
         let usage: Vec<Usage> = client.accounts.values().map(|a| a.usage).collect();
         if was_here && usage.iter().any(|usage| usage.allocated > 0) {
@@ -47,6 +48,7 @@ impl Core {
         if let Hold::Running(epoch) = hold {
             self.adopt(id, epoch);
         }
+        self.follow_gang(id);
     }
 
     /// Takes a client that runs already as a holder.
@@ -189,6 +191,9 @@ impl Core {
         self.remember(id, &client);
         for uuid in gpus {
             self.settle_disputes(uuid);
+        }
+        if let Some(gang) = client.gang {
+            self.leave_gang(id, gang);
         }
     }
 

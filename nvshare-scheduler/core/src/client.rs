@@ -35,6 +35,8 @@ pub(crate) enum Phase {
     Running { epoch: Epoch },
     /// DROP_LOCK is sent; it drains, which should be over when it is due.
     Dropping { epoch: Epoch, since: Time, due: Time },
+    /// It has drained, and keeps its place until the others of its gang have: if one of them cannot, it goes on.
+    Drained,
     /// It closed its own gate, and keeps its place until somebody takes it.
     Idle { epoch: Epoch, since: Time },
     /// Scheduling is off: it runs and nothing is counted.
@@ -46,7 +48,11 @@ impl Phase {
     pub(crate) fn holds(self) -> bool {
         matches!(
             self,
-            Self::Granted { .. } | Self::Running { .. } | Self::Dropping { .. } | Self::Idle { .. }
+            Self::Granted { .. }
+                | Self::Running { .. }
+                | Self::Dropping { .. }
+                | Self::Drained
+                | Self::Idle { .. }
         )
     }
 
@@ -69,7 +75,7 @@ impl Phase {
 
     /// Nobody else could use what it uses: restoring is charged to who restores.
     pub(crate) fn is_charged(self) -> bool {
-        self.runs() || matches!(self, Self::Granted { .. })
+        self.runs() || matches!(self, Self::Granted { .. } | Self::Drained)
     }
 
     pub(crate) fn shown(self, wants: bool) -> ClientState {
@@ -79,7 +85,7 @@ impl Phase {
             Self::Next(_) => ClientState::Next,
             Self::Granted { .. } => ClientState::Restoring,
             Self::Running { .. } => ClientState::Running,
-            Self::Dropping { .. } => ClientState::Draining,
+            Self::Dropping { .. } | Self::Drained => ClientState::Draining,
             Self::Idle { .. } => ClientState::Idle,
             Self::Free => ClientState::Free,
         }
@@ -104,6 +110,17 @@ pub struct Identity {
     pub process: Option<u64>,
     /// The tenant that it belongs to: a container, or one `nvshare-ctl run`.
     pub tenant: Option<u64>,
+    /// The gang that it says it belongs to, within its tenant, or its user's processes.
+    pub gang: Option<Gang>,
+}
+
+/// Processes that are granted together or not at all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Gang {
+    /// Tells it from other gangs: made of whose it is and of its name, so that nobody joins another's.
+    pub number: u64,
+    /// How many processes it is to have; 0: as many as come.
+    pub size: u32,
 }
 
 impl Identity {
@@ -116,10 +133,12 @@ impl Identity {
     }
 }
 
-/// Whose time on a GPU is counted together: all processes of a tenant, else one process, else one connection.
+/// Whose time on a GPU is counted together: all processes of a tenant, else of a gang, else one process, else one
+/// connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Job {
     Tenant(u64),
+    Gang(u64),
     Process(u64),
     Connection(ClientId),
 }
@@ -127,7 +146,8 @@ pub(crate) enum Job {
 impl Job {
     pub(crate) fn of(identity: Identity, client: ClientId) -> Self {
         let process = identity.process.map(Self::Process);
-        identity.tenant.map(Self::Tenant).or(process).unwrap_or(Self::Connection(client))
+        let gang = identity.gang.map(|gang| Self::Gang(gang.number));
+        identity.tenant.map(Self::Tenant).or(gang).or(process).unwrap_or(Self::Connection(client))
     }
 }
 
@@ -139,6 +159,8 @@ pub(crate) struct Client {
     /// What the kernel says of its process.
     pub(crate) identity: Identity,
     pub(crate) job: Job,
+    /// The gang of which it is a member.
+    pub(crate) gang: Option<u64>,
     pub(crate) name: String,
     pub(crate) memory: MemoryMode,
     pub(crate) phase: Phase,
@@ -174,6 +196,7 @@ impl Client {
             pid: identity.pid.unwrap_or(register.pid),
             identity,
             job: Job::of(identity, id),
+            gang: None,
             name: register.name,
             memory: register.memory,
             phase: Phase::Parked,

@@ -19,6 +19,7 @@ mod arrivals;
 mod client;
 mod configure;
 mod cost;
+mod gangs;
 mod gpu;
 mod ledger;
 mod messages;
@@ -37,9 +38,10 @@ use std::time::Duration;
 use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Register, SchedulerMessage};
 
 use client::Client;
-pub use client::{ClientId, Identity};
+pub use client::{ClientId, Gang, Identity};
 pub use configure::GpuConfig;
 pub use cost::{SwitchCost, Timed};
+use gangs::Members;
 use gpu::Gpu;
 
 /// Time since the scheduler started. The core never looks at a clock.
@@ -164,6 +166,7 @@ pub struct Core {
     settled_at: Time,
     clients: BTreeMap<ClientId, Client>,
     gpus: BTreeMap<GpuUuid, Gpu>,
+    gangs: BTreeMap<u64, Members>,
     gone: VecDeque<nvshare_proto::ClientStatus>,
     last_epoch: u64,
     /// The time of the event that is handled, or was last.
@@ -185,6 +188,7 @@ impl Core {
             scheduling: true,
             clients: BTreeMap::new(),
             gpus: BTreeMap::new(),
+            gangs: BTreeMap::new(),
             gone: VecDeque::new(),
             last_epoch: 0,
             now: Time::ZERO,

@@ -1,6 +1,7 @@
 //! What clients say, one message after the other.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use nvshare_proto::units::Bytes;
 use nvshare_proto::{ClientMessage, Counters, Epoch, GpuUuid, Room, SchedulerMessage, Usage};
@@ -129,12 +130,15 @@ impl Core {
     fn on_req_lock(&mut self, id: ClientId, phase: Phase) {
         let now = self.now;
         match phase {
-            Phase::Parked => self.with(id, |client| {
-                if !client.wants {
-                    client.waiting_since = now;
-                }
-                client.wants = true;
-            }),
+            Phase::Parked => {
+                self.with(id, |client| {
+                    if !client.wants {
+                        client.waiting_since = now;
+                    }
+                    client.wants = true;
+                });
+                self.want_together(id);
+            }
             // It kept its place: nobody took it, so it goes on at once.
             Phase::Idle { .. } => self.with(id, |client| {
                 client.wants = true;
@@ -142,7 +146,7 @@ impl Core {
                 client.phase = Phase::Next(Why::Resumes);
             }),
             // It is next already, maybe without having asked (see `on_deferred`), and may yet have to wait.
-            Phase::Next(_) => self.with(id, |client| client.wants = true),
+            Phase::Next(_) | Phase::Drained => self.with(id, |client| client.wants = true),
             // It closed its gate while a grant was on its way, or asks twice.
             Phase::Granted { .. } | Phase::Running { .. } | Phase::Dropping { .. } => {}
             Phase::Free => self.send(id, SchedulerMessage::SchedOff),
@@ -191,9 +195,40 @@ impl Core {
     pub(crate) fn park(&mut self, id: ClientId) {
         let now = self.now;
         let Some(phase) = self.phase(id) else { return };
+        if let Phase::Dropping { since, .. } = phase {
+            self.record_drain(id, now.saturating_sub(since));
+            if self.has_drained_before_others(id) {
+                self.with(id, |client| {
+                    client.phase = Phase::Drained;
+                    client.wants = false;
+                    client.has_drained();
+                });
+                return;
+            }
+        }
+        self.give_up_place(id);
+        self.has_drained_together(id);
+    }
+
+    fn record_drain(&mut self, id: ClientId, took: Duration) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        for (uuid, account) in &mut client.accounts {
+            account.cost.drain.record(took);
+            if let Some(gpu) = self.gpus.get_mut(uuid) {
+                gpu.record_drain(took);
+                gpu.cost.drain.record(took);
+            }
+        }
+    }
+
+    /// A client has nothing on the GPU any more that runs: others may have its place.
+    pub(crate) fn give_up_place(&mut self, id: ClientId) {
+        let now = self.now;
+        let Some(phase) = self.phase(id) else { return };
         self.with(id, |client| {
+            // Who drained before the others of its gang may have asked again.
+            client.wants &= phase == Phase::Drained;
             client.phase = Phase::Parked;
-            client.wants = false;
             client.has_drained();
             for account in client.accounts.values_mut() {
                 account.needs = 0;
@@ -202,14 +237,8 @@ impl Core {
         });
         for uuid in self.gpus_used_by(id) {
             let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
-            if let Phase::Dropping { since, .. } = phase {
+            if phase.drops() || phase == Phase::Drained {
                 gpu.released.insert(id);
-                let took = now.saturating_sub(since);
-                gpu.record_drain(took);
-                gpu.cost.drain.record(took);
-                if let Some(account) = self.clients.get_mut(&id).and_then(|c| c.accounts.get_mut(&uuid)) {
-                    account.cost.drain.record(took);
-                }
             }
             gpu.freed_at = Some(now);
             // As long as another one drains, the hand-over may yet be given up.
@@ -217,50 +246,93 @@ impl Core {
                 gpu.deferrals = 0;
             }
         }
+        self.wait_with_gang(id);
     }
 
     fn on_deferred(&mut self, id: ClientId, epoch: Epoch) {
         let now = self.now;
-        let gpus = self.gpus_used_by(id);
+        let unit = self.unit(id);
+        let gpus = self.gpus_of(&unit);
         let deferrals = gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).map(|gpu| gpu.deferrals).max();
         let retry_at = now + patience(deferrals.unwrap_or(0)) * RETRY_FACTOR;
         self.with(id, |client| {
             client.phase = Phase::Running { epoch };
             client.stuck = false;
-            client.deferrals += 1;
-            // Others are not to wait for what does not happen: until it is asked again, it counts as one that stays.
-            client.stubborn_until = (client.deferrals >= STUBBORN).then_some(retry_at);
         });
-        let mut released = BTreeSet::new();
-        let mut draining = BTreeSet::new();
-        let mut next = BTreeSet::new();
+        let in_a_row = unit.iter().filter_map(|id| self.clients.get(id)).map(|client| client.deferrals).max();
+        let in_a_row = in_a_row.unwrap_or(0) + 1;
+        for &member in unit.iter() {
+            self.with(member, |client| {
+                client.deferrals = in_a_row;
+                // Others are not to wait for what does not happen: until it is asked again, it counts as one that stays.
+                client.stubborn_until = (in_a_row >= STUBBORN).then_some(retry_at);
+            });
+        }
+        // The drain may depend on work of another one that sleeps at its gate by now: all who were asked along with it go
+        // on. Who has given the lock back gets it again; who has not answered yet is told at once, whatever its answer
+        // will be.
+        let (gpus, others) = self.asked_along_with(id);
         for uuid in gpus {
             let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
             gpu.deferrals += 1;
             gpu.not_before = retry_at;
-            released.append(&mut gpu.released);
-            next.extend(gpu.ledger.next().iter().map(|key| key.2));
-            draining.extend(gpu.ledger.holders().iter().copied());
+            gpu.released.clear();
+            // Who was to come waits on.
+            let next: Vec<ClientId> = gpu.ledger.next().iter().map(|key| key.2).collect();
+            for other in next {
+                self.step_back(&self.unit(other));
+            }
         }
-        // Who was to come waits on.
-        for other in next {
-            self.with(other, |client| client.phase = Phase::Parked);
-        }
-        // The drain may depend on work of another member that sleeps at its gate by now: all of them go on. Who has
-        // given the lock back gets it again; who has not answered yet is told at once, whatever its answer will be.
-        for other in released {
-            self.with(other, |client| {
-                if client.phase == Phase::Parked {
-                    client.phase = Phase::Next(Why::Resumes);
+        for other in others {
+            match self.phase(other) {
+                Some(Phase::Parked) => {
+                    self.with(other, |client| client.phase = Phase::Next(Why::Resumes));
                 }
-            });
-        }
-        for other in draining {
-            if self.phase(other).is_some_and(Phase::drops) {
-                self.send_grant(other, now + self.config.grace, Vec::new(), false);
+                Some(Phase::Dropping { .. } | Phase::Drained) => {
+                    self.send_grant(other, now + self.config.grace, Vec::new(), false);
+                }
+                _ => {}
             }
         }
         self.note(format!("client {id} could not drain and goes on; asked again later"));
+    }
+
+    /// Who was asked to leave in the same hand-over as a client, and its GPUs: on each GPU those who drain or have drained,
+    /// and of a gang all, wherever they are.
+    fn asked_along_with(&self, id: ClientId) -> (BTreeSet<GpuUuid>, BTreeSet<ClientId>) {
+        let mut gpus = BTreeSet::new();
+        let mut others = BTreeSet::new();
+        let mut look_at = vec![id];
+        while let Some(id) = look_at.pop() {
+            for &member in self.unit(id).iter() {
+                if !others.insert(member) {
+                    continue;
+                }
+                for uuid in self.gpus_used_by(member) {
+                    if !gpus.insert(uuid) {
+                        continue;
+                    }
+                    let Some(gpu) = self.gpus.get(&uuid) else { continue };
+                    let leaves = |id: &ClientId| {
+                        self.phase(*id).is_some_and(|phase| phase.drops() || phase == Phase::Drained)
+                    };
+                    look_at.extend(gpu.ledger.holders().iter().copied().filter(leaves));
+                    look_at.extend(gpu.released.iter().copied());
+                }
+            }
+        }
+        // A member of a gang that was not asked, and had nothing there, goes on as it is.
+        others.retain(|other| *other != id && self.was_asked(*other, &gpus));
+        (gpus, others)
+    }
+
+    fn was_asked(&self, id: ClientId, gpus: &BTreeSet<GpuUuid>) -> bool {
+        let released = |uuid| self.gpus.get(uuid).is_some_and(|gpu| gpu.released.contains(&id));
+        match self.phase(id) {
+            Some(Phase::Dropping { .. } | Phase::Drained) => true,
+            Some(Phase::Parked) => gpus.iter().any(released),
+            _ => false,
+        }
     }
 }
 

@@ -82,6 +82,7 @@ impl Core {
                 gpu.turn_started.get_or_insert(now);
             }
         }
+        self.has_drained_together(id);
         self.warn(format!("client {id} does not answer: it should {what} and keeps the GPU"));
     }
 

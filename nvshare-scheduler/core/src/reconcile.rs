@@ -2,6 +2,7 @@
 
 use nvshare_proto::{GpuUuid, SchedulerMessage};
 
+use crate::client::ClientId;
 use crate::{Core, Time};
 
 /// How often one event may make the core look at the same GPU: each look that changes something asks for one more. It
@@ -80,12 +81,14 @@ impl Core {
 
     /// Who deferred a drain has left, or its work is complete: the turns of others are not longer for it.
     fn forget_what_was_deferred(&mut self, uuid: GpuUuid) {
-        let Some(gpu) = self.gpus.get_mut(&uuid).filter(|gpu| gpu.deferrals > 0 || gpu.not_before > self.now)
+        let Some(gpu) = self.gpus.get(&uuid).filter(|gpu| gpu.deferrals > 0 || gpu.not_before > self.now)
         else {
             return;
         };
-        let deferred = |id| self.clients.get(id).is_some_and(|client| client.deferrals > 0);
-        if !gpu.ledger.members().iter().chain(gpu.ledger.holders()).any(deferred) {
+        let deferred = |id: &ClientId| self.clients.get(id).is_some_and(|client| client.deferrals > 0);
+        let of_gang = |id: &ClientId| self.unit(*id).iter().any(deferred);
+        let goes_on = gpu.ledger.members().iter().chain(gpu.ledger.holders()).any(of_gang);
+        if let (false, Some(gpu)) = (goes_on, self.gpus.get_mut(&uuid)) {
             gpu.not_before = Time::ZERO;
             gpu.deferrals = 0;
         }
@@ -100,12 +103,13 @@ impl Core {
             return;
         }
         gpu.told = Some(contested);
-        let holders: Vec<_> = gpu.ledger.holders().iter().copied().collect();
-        for id in holders {
+        let holders = gpu.ledger.holders().iter().copied().collect();
+        // Who waits for one of a gang waits for all of it.
+        for id in self.with_their_gangs(holders) {
+            let gpus = self.gpus_of(&self.unit(id));
+            let waiting = gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).any(|gpu| gpu.contested);
             let Some(client) = self.clients.get_mut(&id) else { continue };
-            let gpus = &self.gpus;
-            let waiting = client.accounts.keys().filter_map(|uuid| gpus.get(uuid)).any(|gpu| gpu.contested);
-            if client.told_waiting != waiting {
+            if client.told_waiting != waiting && client.phase.holds() {
                 client.told_waiting = waiting;
                 self.send(id, SchedulerMessage::Waiters { waiting });
             }

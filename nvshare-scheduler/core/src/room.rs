@@ -5,6 +5,7 @@ use nvshare_proto::{GpuUuid, Room, SchedulerMessage};
 
 use crate::account::{Order, Promise};
 use crate::client::{ClientId, HandOver, Phase, Why};
+use crate::gangs::Unit;
 use crate::ledger::{Key, Standing};
 use crate::policy::victims::{self, Candidate};
 use crate::{Core, LONGEST_RESTORE, PROMISE, Time};
@@ -32,9 +33,14 @@ impl Core {
     fn grant_or_evict_for_all(&mut self, uuid: GpuUuid) {
         let mut reserved = self.needed_by_holders(uuid);
         let mut at = None;
+        let mut judged: Vec<u64> = Vec::new();
         while let Some((_, _, id)) = self.next_behind(uuid, at) {
             at = self.gpus.get(&uuid).and_then(|gpu| gpu.ledger.entry(id)).map(|entry| entry.key);
-            self.grant_or_evict(id, uuid, reserved);
+            let gang = self.gang_of(id);
+            if gang.is_none_or(|gang| !judged.contains(&gang)) {
+                judged.extend(gang);
+                self.grant_or_evict(id, uuid, reserved);
+            }
             if !self.phase(id).is_some_and(Phase::is_next) {
                 continue;
             }
@@ -45,7 +51,7 @@ impl Core {
             if gpu.ledger.next().len() > 1 && least > free.saturating_sub(reserved) {
                 let together = gpu.ledger.sums().next_deficit.saturating_sub(u128::from(free));
                 if gpu.ledger.sums().leaving == 0 {
-                    self.order_evictions(uuid, u64::try_from(together).unwrap_or(u64::MAX), Some(id));
+                    self.order_evictions(uuid, u64::try_from(together).unwrap_or(u64::MAX), Some(&[id]));
                 }
                 return;
             }
@@ -80,12 +86,12 @@ impl Core {
         }
     }
 
-    /// What is spoken for of a GPU's free room before a client that is next, or parked, may take any.
-    fn reserved_before(&self, uuid: GpuUuid, id: ClientId) -> u64 {
+    /// What is spoken for of a GPU's free room before a unit that is next, or parked, may take any.
+    fn reserved_before(&self, uuid: GpuUuid, unit: &Unit) -> u64 {
         let Some(gpu) = self.gpus.get(&uuid) else { return 0 };
-        let Some(own) = gpu.ledger.entry(id) else { return 0 };
-        let is_next = own.standing == Standing::Next;
-        let ahead = gpu.ledger.next().iter().take_while(|&&key| !is_next || key < own.key);
+        let entries = unit.iter().filter_map(|&id| gpu.ledger.entry(id));
+        let own = entries.filter(|entry| entry.standing == Standing::Next).map(|entry| entry.key).min();
+        let ahead = gpu.ledger.next().iter().take_while(|&&key| own.is_none_or(|own| key < own));
         let deficits = ahead.map(|&(_, _, other)| self.deficit(uuid, other));
         deficits.fold(self.needed_by_holders(uuid), u64::saturating_add)
     }
@@ -111,7 +117,7 @@ impl Core {
             gpu.ledger.entry(id).is_some_and(|entry| !entry.standing.holds() && !entry.standing.stays());
         // One that crossed with room for it asks for more than one client can have: that it has, or gets now.
         let needs = account.needs.min(self.capacity(uuid, id).saturating_sub(account.budget));
-        let before = if parked { self.reserved_before(uuid, id) } else { 0 };
+        let before = if parked { self.reserved_before(uuid, &Unit::One([id])) } else { 0 };
         let free = self.free(uuid, id).saturating_sub(*reserved).saturating_sub(before);
         if needs <= free {
             let bytes = needs + self.spare(uuid, free - needs, id);
@@ -134,8 +140,8 @@ impl Core {
         let dying = !gpu.ledger.departed().is_empty();
         let ahead =
             (needs - free).saturating_add(SPARE_ROOM.min(self.capacity(uuid, id).saturating_sub(demand)));
-        let ordered =
-            self.order_evictions(uuid, ahead, Some(id)) || self.order_evictions(uuid, needs - free, Some(id));
+        let ordered = self.order_evictions(uuid, ahead, Some(&[id]))
+            || self.order_evictions(uuid, needs - free, Some(&[id]));
         // Who is dying makes room as well, in its time.
         if !ordered && !dying && self.fits_in_the_end(uuid, id) {
             // Who is in the way gives it back when its turn is over, or when its drain is complete after all.
@@ -158,33 +164,49 @@ impl Core {
         }
     }
 
-    /// Grants, or makes room. `reserved`: what those ahead lack on the GPU that is looked at.
+    /// Grants, or makes room; of a gang to all members at once. `reserved`: what those ahead lack on the GPU that is looked at.
     fn grant_or_evict(&mut self, id: ClientId, looked_at: GpuUuid, reserved: u64) {
-        let gpus = self.gpus_used_by(id);
-        let leaving = gpus.iter().any(|&uuid| self.is_in_the_way(uuid, id));
-        let own_move = gpus.iter().any(|&uuid| self.account(id, uuid).is_some_and(|a| a.order.is_some()));
+        let unit = self.unit(id);
+        let gpus = self.gpus_of(&unit);
+        let leaving = gpus.iter().any(|&uuid| self.is_in_the_way(uuid, &unit));
+        let own_move = unit
+            .iter()
+            .any(|&id| gpus.iter().any(|&uuid| self.account(id, uuid).is_some_and(|a| a.order.is_some())));
         if leaving || own_move {
             return;
         }
         if self.is_hopeless(id) {
             // It was to be next: somebody else is now.
-            self.with(id, |client| client.phase = Phase::Parked);
+            self.step_back(&unit);
             return;
         }
+        let next: Vec<ClientId> =
+            unit.iter().copied().filter(|&id| self.phase(id).is_some_and(Phase::is_next)).collect();
         let mut complete = true;
         for &uuid in &gpus {
-            let deficit = self.deficit(uuid, id);
-            let before = if uuid == looked_at { reserved } else { self.reserved_before(uuid, id) };
+            let deficit = next.iter().map(|&id| self.deficit(uuid, id)).fold(0, u64::saturating_add);
+            let before = if uuid == looked_at { reserved } else { self.reserved_before(uuid, &unit) };
             let free = self.free(uuid, id).saturating_sub(before);
             if deficit <= free {
                 continue;
             }
             complete = false;
             // If this is not possible, what others were promised, or are about to give back, is in the way.
-            self.order_evictions(uuid, deficit - free, Some(id));
+            self.order_evictions(uuid, deficit - free, Some(&next));
         }
         if complete {
-            self.grant(id, &gpus);
+            for id in next {
+                self.grant(id, &self.gpus_used_by(id));
+            }
+        }
+    }
+
+    /// Those of a unit who were next wait on.
+    pub(crate) fn step_back(&mut self, unit: &Unit) {
+        for &id in unit.iter() {
+            if self.phase(id).is_some_and(Phase::is_next) {
+                self.with(id, |client| client.phase = Phase::Parked);
+            }
         }
     }
 
@@ -243,9 +265,9 @@ impl Core {
         self.send(id, SchedulerMessage::LockOk { epoch, quantum_ms, room });
     }
 
-    /// Orders as much as is needed beyond what is on its way. False: it cannot be had, and for a client that needs all
-    /// of it nothing is ordered then.
-    fn order_evictions(&mut self, uuid: GpuUuid, needed: u64, for_client: Option<ClientId>) -> bool {
+    /// Orders as much as is needed beyond what is on its way. False: it cannot be had, and for clients that need all of
+    /// it nothing is ordered then.
+    fn order_evictions(&mut self, uuid: GpuUuid, needed: u64, for_clients: Option<&[ClientId]>) -> bool {
         let now = self.now;
         let Some(gpu) = self.gpus.get(&uuid) else { return false };
         let sums = gpu.ledger.sums();
@@ -262,7 +284,8 @@ impl Core {
         let candidates: Vec<Candidate> = gpu
             .ledger
             .entries()
-            .filter(|(id, entry)| Some(*id) != for_client && entry.charged > 0 && entry.ordered.is_none())
+            .filter(|(id, _)| for_clients.is_none_or(|ids| !ids.contains(id)))
+            .filter(|(_, entry)| entry.charged > 0 && entry.ordered.is_none())
             .filter_map(|(id, entry)| {
                 let account = self.account(id, uuid)?;
                 // Who holds the lock needs the room for all that it has allocated.
@@ -276,7 +299,7 @@ impl Core {
             .collect();
         let orders = victims::choose(missing, &candidates);
         let possible = orders.iter().fold(0, |sum: u64, &(_, bytes)| sum.saturating_add(bytes));
-        if possible < missing && for_client.is_some() {
+        if possible < missing && for_clients.is_some() {
             return unanswered;
         }
         for (victim, bytes) in orders {

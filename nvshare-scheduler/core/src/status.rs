@@ -94,7 +94,7 @@ impl Core {
 
     fn describe(&self, id: ClientId, client: &Client) -> ClientStatus {
         let full = if client.waits() { self.no_room_on(id) } else { None };
-        let blocked_on = full.filter(|&uuid| self.why_no_room(uuid).is_some());
+        let blocked_on = full.filter(|&uuid| self.why_no_room(uuid, id).is_some());
         ClientStatus {
             client: id,
             pid: client.pid,
@@ -134,7 +134,9 @@ impl Core {
             }
             let sums = gpu.ledger.sums();
             // Something is to come: an answer, or a time.
-            let elsewhere = |id| self.clients.get(id).is_some_and(|client| client.accounts.len() > 1);
+            let elsewhere = |id| {
+                self.clients.get(id).is_some_and(|client| client.accounts.len() > 1 || client.gang.is_some())
+            };
             let going_on = sums.orders + sums.leaving + sums.holders.count + gpu.ledger.departed().len() > 0
                 || gpu.ledger.next().iter().chain(gpu.ledger.waiting()).any(|key| elsewhere(&key.2));
             for (_, _, id) in gpu.ledger.waiting().iter().chain(gpu.ledger.next()) {

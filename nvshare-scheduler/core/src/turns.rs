@@ -1,11 +1,13 @@
 //! Whose turn it is: who is next, who has to leave for it, and when.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use nvshare_proto::units::Bytes;
 use nvshare_proto::{GpuUuid, SchedulerMessage};
 
 use crate::client::{ClientId, Phase, Why};
+use crate::gangs::Unit;
 use crate::ledger::Key;
 use crate::policy::next;
 use crate::policy::turn::{self, Turn};
@@ -63,9 +65,16 @@ impl Core {
         }
         let mut head: Option<Head> = None;
         let mut at: Option<Key> = None;
+        let mut judged: Vec<u64> = Vec::new();
         while let Some(key) = self.waiter_behind(uuid, at) {
             at = Some(key);
             let id = key.2;
+            if let Some(gang) = self.gang_of(id) {
+                if judged.contains(&gang) {
+                    continue;
+                }
+                judged.push(gang);
+            }
             if head.is_some() && self.nobody_else_fits(uuid) {
                 return;
             }
@@ -74,40 +83,53 @@ impl Core {
                 if self.somebody_defers(uuid) {
                     self.is_contested(uuid);
                 }
+                if let (Some(until), Some(gpu)) = (self.waits_for_members_until(id), self.gpus.get_mut(&uuid))
+                    && until > self.now
+                {
+                    gpu.wake_at(until);
+                }
+                continue;
+            }
+            let unit = self.unit(id);
+            if self.is_leaving(&unit) {
                 continue;
             }
             if let Some(head) = &mut head
-                && !self.delays_nobody(uuid, id, head)
+                && !self.delays_nobody(uuid, &unit, head)
+                && !self.has_its_turn(uuid, id)
             {
                 self.is_contested(uuid);
-                head.ahead = head.ahead.max(self.demand(uuid, id));
+                head.ahead = head.ahead.max(self.demand_of(uuid, &unit));
                 continue;
             }
-            let gpus = self.gpus_used_by(id);
-            let elsewhere = gpus.iter().all(|&other| other == uuid || self.may_go(other, id));
+            let gpus = self.gpus_wanted_by(&unit);
+            let elsewhere = gpus.iter().all(|&other| other == uuid || self.may_go(other, &unit));
             if !elsewhere {
                 // Somebody is ahead of it on another GPU: until that is over, it is in nobody's way here.
-                if !self.fits_beside_members(uuid, id) {
+                if !self.fits_beside_members(uuid, &unit) {
                     self.is_contested(uuid);
                 }
                 continue;
             }
             let contested: Vec<GpuUuid> =
-                gpus.iter().copied().filter(|&gpu| !self.fits_beside_members(gpu, id)).collect();
+                gpus.iter().copied().filter(|&gpu| !self.fits_beside_members(gpu, &unit)).collect();
             if contested.is_empty() {
-                self.with(id, |client| client.phase = Phase::Next(Why::Joins));
+                self.is_next(&unit, Why::Joins);
                 continue;
             }
             for &gpu in &contested {
                 self.is_contested(gpu);
             }
-            if let Some(head) = &mut head {
-                head.ahead = head.ahead.max(self.demand(uuid, id));
+            if self.recall_part_of_gang(&unit) {
                 continue;
             }
-            match self.turns_end(id, &contested) {
+            if let Some(head) = &mut head {
+                head.ahead = head.ahead.max(self.demand_of(uuid, &unit));
+                continue;
+            }
+            match self.turns_end(&unit, &contested) {
                 Some(ends) if ends <= self.now => {
-                    self.claim(id, &contested);
+                    self.claim(&unit, &contested);
                     return;
                 }
                 Some(ends) => {
@@ -117,7 +139,22 @@ impl Core {
                 }
                 None => {}
             }
-            head = Some(self.head(uuid, id));
+            head = Some(self.head(uuid, &unit));
+        }
+    }
+
+    /// Whether the turn is that of a client's job: it ends for all of the job at once, so who joins it delays nobody.
+    fn has_its_turn(&self, uuid: GpuUuid, id: ClientId) -> bool {
+        let Some((gpu, client)) = self.gpus.get(&uuid).zip(self.clients.get(&id)) else { return false };
+        gpu.ledger.sums().leaving == 0 && gpu.shares.is_holding(client.job)
+    }
+
+    /// Those of a unit whose gate is closed get the lock as soon as there is room.
+    fn is_next(&mut self, unit: &Unit, why: Why) {
+        for &id in unit.iter() {
+            if self.phase(id) == Some(Phase::Parked) {
+                self.with(id, |client| client.phase = Phase::Next(why));
+            }
         }
     }
 
@@ -146,9 +183,9 @@ impl Core {
         entry.map_or(0, |entry| u128::from(entry.demand))
     }
 
-    fn head(&self, uuid: GpuUuid, id: ClientId) -> Head {
-        let (kept, _) = self.keep_what_fits(uuid, Some(id), self.members(uuid, false));
-        let ahead = self.demand(uuid, id);
+    fn head(&self, uuid: GpuUuid, unit: &Unit) -> Head {
+        let (kept, _) = self.keep_what_fits(uuid, Some(unit), self.members(uuid, false));
+        let ahead = self.demand_of(uuid, unit);
         let pinned = self.gpus.get(&uuid).map_or(0, |gpu| gpu.ledger.pinned_beside(kept));
         Head { ahead, stays: kept.demand - ahead + pinned }
     }
@@ -161,40 +198,43 @@ impl Core {
         members.count > 0 && members.demand + u128::from(least) > u128::from(gpu.capacity)
     }
 
-    fn delays_nobody(&self, uuid: GpuUuid, id: ClientId, head: &Head) -> bool {
+    fn delays_nobody(&self, uuid: GpuUuid, unit: &Unit, head: &Head) -> bool {
+        let capacity = unit.first().map_or(0, |&id| self.capacity(uuid, id));
         !self.config.exclusive
-            && next::delays_nobody(self.demand(uuid, id), head.ahead, head.stays, self.capacity(uuid, id))
+            && next::delays_nobody(self.demand_of(uuid, unit), head.ahead, head.stays, capacity)
     }
 
     /// Whether nobody is ahead of a waiter on a GPU, but for such as cannot go and such as it does not delay.
-    fn may_go(&self, uuid: GpuUuid, id: ClientId) -> bool {
+    fn may_go(&self, uuid: GpuUuid, unit: &Unit) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
+        let Some(own) = unit.iter().filter_map(|&id| self.key(uuid, id)).min() else { return true };
         let mut head: Option<Head> = None;
         for key in gpu.ledger.waiting() {
-            if key.2 == id {
-                return head.is_none_or(|head| self.delays_nobody(uuid, id, &head));
+            if unit.contains(&key.2) || *key >= own {
+                break;
             }
-            if self.no_room_on(key.2).is_some() || self.fits_beside_members(uuid, key.2) {
+            let other = self.unit(key.2);
+            if self.no_room_on(key.2).is_some() || self.fits_beside_members(uuid, &other) {
                 continue;
             }
-            let ahead = self.demand(uuid, key.2);
+            let ahead = self.demand_of(uuid, &other);
             match &mut head {
                 Some(head) => head.ahead = head.ahead.max(ahead),
-                None => head = Some(self.head(uuid, key.2)),
+                None => head = Some(self.head(uuid, &other)),
             }
         }
-        true
+        head.is_none_or(|head| self.delays_nobody(uuid, unit, &head))
     }
 
     /// When the turns on these GPUs are over for a waiter; `None` while that is not known.
-    fn turns_end(&self, id: ClientId, contested: &[GpuUuid]) -> Option<Time> {
+    fn turns_end(&self, unit: &Unit, contested: &[GpuUuid]) -> Option<Time> {
         let mut ends = Time::ZERO;
         for &uuid in contested {
             let gpu = self.gpus.get(&uuid)?;
-            let (_, leavers) = self.keep_what_fits(uuid, Some(id), self.members(uuid, false));
+            let (_, leavers) = self.keep_what_fits(uuid, Some(unit), self.members(uuid, false));
             let mut idle_since = Some(Time::ZERO);
             let mut least = i64::MAX;
-            for leaver in leavers {
+            for leaver in self.with_their_gangs(leavers) {
                 let client = self.clients.get(&leaver)?;
                 match client.phase {
                     // A turn that has not begun cannot be over.
@@ -203,12 +243,16 @@ impl Core {
                         idle_since = idle_since.map(|idle| idle.max(since));
                         continue;
                     }
+                    // A gang is idle when all of it is; who has not asked does nothing.
+                    Phase::Parked => continue,
                     _ => idle_since = None,
                 }
                 least = least.min(gpu.shares.time(client.job));
             }
-            let to_move = self.deficit(uuid, id).saturating_sub(self.free(uuid, id));
-            let own = gpu.shares.time(self.clients.get(&id)?.job);
+            let one = unit.iter().copied().find(|&id| gpu.ledger.entry(id).is_some())?;
+            let deficits = unit.iter().map(|&id| self.deficit(uuid, id)).fold(0, u64::saturating_add);
+            let to_move = deficits.saturating_sub(self.free(uuid, one));
+            let own = gpu.shares.time(self.clients.get(&one)?.job);
             // Less than this is no difference.
             let behind = own.saturating_sub(least);
             let behind = if behind > EVEN { behind.unsigned_abs() } else { 0 };
@@ -227,10 +271,26 @@ impl Core {
         Some(ends)
     }
 
+    /// Clients, and all the others of the gangs that they are members of.
+    pub(crate) fn with_their_gangs(&self, ids: Vec<ClientId>) -> Vec<ClientId> {
+        if ids.iter().all(|&id| self.gang_of(id).is_none()) {
+            return ids;
+        }
+        let all: BTreeSet<ClientId> = ids.iter().flat_map(|&id| self.unit(id).to_vec()).collect();
+        all.into_iter().collect()
+    }
+
     /// The turn passes to a waiter: who does not fit beside it leaves.
-    fn claim(&mut self, id: ClientId, contested: &[GpuUuid]) {
+    fn claim(&mut self, unit: &Unit, contested: &[GpuUuid]) {
         for &uuid in contested {
-            let (_, leavers) = self.keep_what_fits(uuid, Some(id), self.members(uuid, false));
+            let (_, leavers) = self.keep_what_fits(uuid, Some(unit), self.members(uuid, false));
+            for &leaver in &leavers {
+                for gpu in self.gpus_of(&self.unit(leaver)) {
+                    if let Some(gpu) = self.gpus.get_mut(&gpu) {
+                        gpu.released.clear();
+                    }
+                }
+            }
             for leaver in leavers {
                 self.ask_to_leave(leaver);
             }
@@ -238,10 +298,17 @@ impl Core {
                 gpu.released.clear();
             }
         }
-        self.with(id, |client| client.phase = Phase::Next(Why::Claims));
+        self.is_next(unit, Why::Claims);
     }
 
+    /// Asks for the lock back: of a gang, all members.
     pub(crate) fn ask_to_leave(&mut self, id: ClientId) {
+        for &member in self.unit(id).iter() {
+            self.ask_one_to_leave(member);
+        }
+    }
+
+    fn ask_one_to_leave(&mut self, id: ClientId) {
         let now = self.now;
         match self.phase(id) {
             Some(Phase::Next(_)) => self.with(id, |client| client.phase = Phase::Parked),
@@ -251,6 +318,7 @@ impl Core {
                     client.phase = Phase::Parked;
                     client.has_drained();
                 });
+                self.wait_with_gang(id);
                 for uuid in self.gpus_used_by(id) {
                     if let Some(gpu) = self.gpus.get_mut(&uuid) {
                         gpu.freed_at = Some(now);
@@ -264,7 +332,7 @@ impl Core {
                 let patience_ms = patience.as_millis() as u32;
                 self.send(id, SchedulerMessage::DropLock { epoch, patience_ms });
             }
-            None | Some(Phase::Parked | Phase::Dropping { .. } | Phase::Free) => {}
+            None | Some(Phase::Parked | Phase::Dropping { .. } | Phase::Drained | Phase::Free) => {}
         }
     }
 
@@ -272,23 +340,38 @@ impl Core {
     /// why, once.
     pub(crate) fn is_hopeless(&mut self, id: ClientId) -> bool {
         let full = self.no_room_on(id);
-        let why = full.and_then(|uuid| self.why_no_room(uuid));
+        let why = full.and_then(|uuid| self.why_no_room(uuid, id));
+        let hopeless = full.is_some() || self.waits_for_members(id);
         let Some(client) = self.clients.get_mut(&id) else { return true };
         let is_news = why.is_some() && !std::mem::replace(&mut client.reported_hopeless, true);
-        if client.hopeless != full.is_some() {
-            client.hopeless = full.is_some();
-            self.enter(id);
-        }
+        let changed = client.hopeless != hopeless;
         if let (true, Some(why)) = (is_news, why) {
             self.warn(format!("client {id} waits: {why}"));
         }
-        full.is_some()
+        if changed {
+            for &member in self.unit(id).iter() {
+                if let Some(client) = self.clients.get_mut(&member) {
+                    client.hopeless = hopeless;
+                }
+                self.enter(member);
+            }
+        }
+        hopeless
     }
 
     /// What takes the room on a GPU that cannot be made free. That a process which has just ended still gives its memory
     /// back is nothing to read about.
-    pub(crate) fn why_no_room(&self, uuid: GpuUuid) -> Option<String> {
+    pub(crate) fn why_no_room(&self, uuid: GpuUuid, id: ClientId) -> Option<String> {
         let gpu = self.gpus.get(&uuid)?;
+        let (demand, capacity) = (self.demand_of(uuid, &self.unit(id)), self.capacity(uuid, id));
+        if self.gang_of(id).is_some() && demand > u128::from(capacity) {
+            let demand = u64::try_from(demand).unwrap_or(u64::MAX);
+            return Some(format!(
+                "its gang wants {} of {uuid} at once, which has {}",
+                Bytes(demand),
+                Bytes(capacity)
+            ));
+        }
         if let Some(departed) = gpu.departed.values().max_by_key(|departed| departed.bytes) {
             let (pid, bytes) = (departed.pid, Bytes(departed.bytes));
             return departed

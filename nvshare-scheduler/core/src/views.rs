@@ -4,10 +4,11 @@ use nvshare_proto::GpuUuid;
 
 use crate::account::Account;
 use crate::client::{Client, ClientId, Phase, Why};
+use crate::gangs::Unit;
 use crate::gpu::{Gpu, Size, Source};
 use crate::ledger::{Entry, Group, Key, Standing};
 use crate::policy::{next, together};
-use crate::shares::Part;
+use crate::shares::{Part, Virtual};
 use crate::{Core, Time};
 
 impl Core {
@@ -43,9 +44,9 @@ impl Core {
                 gpu.shares.change(client.job, before, Some(part), bound);
             }
         }
-        let several = client.accounts.len() > 1;
-        let each = client.accounts.keys().filter_map(|uuid| self.gpus.get(uuid));
-        let ahead = next::ahead_on_all(each.map(|gpu| gpu.shares.time(client.job) - gpu.shares.clock()));
+        let several = client.accounts.len() > 1 || client.gang.is_some();
+        let ahead = if several { self.ahead_on_all(client) } else { 0 };
+        let mut changed = false;
         for (uuid, account) in &client.accounts {
             let Some(gpu) = self.gpus.get_mut(uuid) else { continue };
             let time = if several { gpu.shares.clock() + ahead } else { gpu.shares.time(client.job) };
@@ -78,7 +79,28 @@ impl Core {
             }
             if gpu.ledger.set(id, Some(entry)) {
                 self.dirty.insert(*uuid);
+                changed = true;
             }
+        }
+        if changed && client.gang.is_some() {
+            // What becomes of the others of its gang follows from it.
+            let gpus = self.gpus_of(&self.unit(id));
+            self.dirty.extend(gpus);
+        }
+    }
+
+    /// How far ahead of the clocks a client's job is on the GPU where it is most so, of those that its gang uses, or it alone.
+    fn ahead_on_all(&self, client: &Client) -> Virtual {
+        let ahead = |client: &Client, uuid| {
+            let shares = &self.gpus.get(&uuid)?.shares;
+            Some(shares.time(client.job) - shares.clock())
+        };
+        match client.gang.and_then(|gang| self.gangs.get(&gang)) {
+            Some(members) => {
+                let clients = members.ids().filter_map(|id| self.clients.get(&id));
+                next::ahead_on_all(clients.flat_map(|c| c.accounts.keys().filter_map(|&uuid| ahead(c, uuid))))
+            }
+            None => next::ahead_on_all(client.accounts.keys().filter_map(|&uuid| ahead(client, uuid))),
         }
     }
 
@@ -86,10 +108,8 @@ impl Core {
     pub(crate) fn key(&self, uuid: GpuUuid, id: ClientId) -> Option<Key> {
         let client = self.clients.get(&id)?;
         let gpu = self.gpus.get(&uuid)?;
-        let time = if client.accounts.len() > 1 {
-            let each = client.accounts.keys().filter_map(|uuid| self.gpus.get(uuid));
-            let ahead = each.map(|gpu| gpu.shares.time(client.job) - gpu.shares.clock());
-            gpu.shares.clock() + next::ahead_on_all(ahead)
+        let time = if client.accounts.len() > 1 || client.gang.is_some() {
+            gpu.shares.clock() + self.ahead_on_all(client)
         } else {
             gpu.shares.time(client.job)
         };
@@ -136,9 +156,26 @@ impl Core {
         together::fits(self.capacity(uuid, seen_by), pinned, group.demand, group.count, alone)
     }
 
-    pub(crate) fn fits_alone(&self, uuid: GpuUuid, id: ClientId) -> bool {
-        let Some(entry) = self.gpus.get(&uuid).and_then(|gpu| gpu.ledger.entry(id)) else { return true };
-        self.fit(uuid, Group::default().with(entry), id)
+    /// A group, and those of a unit on a GPU who are not in it.
+    fn with_unit(gpu: &Gpu, group: Group, unit: &Unit, is_in: fn(Standing) -> bool) -> Group {
+        let entries = unit.iter().filter_map(|&id| gpu.ledger.entry(id));
+        entries.filter(|entry| !is_in(entry.standing)).fold(group, Group::with)
+    }
+
+    /// Who of a unit has the GPU, or wants it, whichever member it is.
+    fn one_on(gpu: &Gpu, unit: &Unit) -> Option<ClientId> {
+        unit.iter().copied().find(|&id| gpu.ledger.entry(id).is_some())
+    }
+
+    fn fits_alone(&self, uuid: GpuUuid, unit: &Unit) -> bool {
+        let Some(gpu) = self.gpus.get(&uuid) else { return true };
+        let Some(one) = Self::one_on(gpu, unit) else { return true };
+        self.fit(uuid, Self::with_unit(gpu, Group::default(), unit, |_| false), one)
+    }
+
+    /// What a unit demands of a GPU, in bytes.
+    pub(crate) fn demand_of(&self, uuid: GpuUuid, unit: &Unit) -> u128 {
+        unit.iter().map(|&id| self.demand(uuid, id)).sum()
     }
 
     /// Whether a client would fit alone if all others had drained: only what cannot be moved even then is in its way.
@@ -153,26 +190,33 @@ impl Core {
         together::fits(self.capacity(uuid, id), pinned, self.demand(uuid, id), 1, false)
     }
 
-    pub(crate) fn fits_beside_members(&self, uuid: GpuUuid, id: ClientId) -> bool {
+    pub(crate) fn fits_beside_members(&self, uuid: GpuUuid, unit: &Unit) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
-        let Some(entry) = gpu.ledger.entry(id) else { return true };
+        let Some(one) = Self::one_on(gpu, unit) else { return true };
         let members = gpu.ledger.sums().members;
-        let members = if entry.standing.stays() { members } else { members.with(entry) };
-        self.fit(uuid, members, id)
+        self.fit(uuid, Self::with_unit(gpu, members, unit, Standing::stays), one)
     }
 
-    /// Whether those who still hold a GPU leave no place for one that is next.
-    pub(crate) fn is_in_the_way(&self, uuid: GpuUuid, id: ClientId) -> bool {
+    /// Whether those who still hold a GPU leave no place for a unit that is next.
+    pub(crate) fn is_in_the_way(&self, uuid: GpuUuid, unit: &Unit) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return false };
-        let Some(entry) = gpu.ledger.entry(id) else { return false };
+        let Some(one) = Self::one_on(gpu, unit) else { return false };
         let holders = gpu.ledger.sums().holders;
-        holders.count > 0 && !self.fit(uuid, holders.with(entry), id)
+        let is_not_next = |standing| standing != Standing::Next;
+        holders.count > 0 && !self.fit(uuid, Self::with_unit(gpu, holders, unit, is_not_next), one)
     }
 
-    /// The GPU on which no room can be made for a client, as things are.
+    /// The GPU on which no room can be made for a client and its gang, as things are.
     pub(crate) fn no_room_on(&self, id: ClientId) -> Option<GpuUuid> {
-        let client = self.clients.get(&id)?;
-        client.accounts.keys().copied().find(|&uuid| !self.fits_alone(uuid, id))
+        match self.unit(id) {
+            unit @ Unit::One(_) => {
+                let client = self.clients.get(&id)?;
+                client.accounts.keys().copied().find(|&uuid| !self.fits_alone(uuid, &unit))
+            }
+            unit @ Unit::Gang(_) => {
+                self.gpus_of(&unit).into_iter().find(|&uuid| !self.fits_alone(uuid, &unit))
+            }
+        }
     }
 
     pub(crate) fn account(&self, id: ClientId, uuid: GpuUuid) -> Option<&Account> {
@@ -187,23 +231,37 @@ impl Core {
         self.clients.get(&id).map(|client| client.phase)
     }
 
-    /// Those of a GPU who fit it together with these, in the order of turns; and those who do not.
+    /// Those of a GPU who fit it together with a unit, in the order of turns; and those who do not. Of a gang all stay, or
+    /// none.
     pub(crate) fn keep_what_fits(
         &self,
         uuid: GpuUuid,
-        first: Option<ClientId>,
+        first: Option<&Unit>,
         members: Vec<ClientId>,
     ) -> (Group, Vec<ClientId>) {
         let mut kept = Group::default();
         let mut leavers = Vec::new();
         let Some(gpu) = self.gpus.get(&uuid) else { return (kept, leavers) };
-        for id in first.into_iter().chain(members) {
-            let Some(entry) = gpu.ledger.entry(id) else { continue };
-            let more = kept.with(entry);
-            if kept.count == 0 || self.fit(uuid, more, first.unwrap_or(id)) {
+        if let Some(first) = first {
+            kept = Self::with_unit(gpu, kept, first, |_| false);
+        }
+        let seen_by = first.and_then(|first| Self::one_on(gpu, first));
+        let mut judged: Vec<u64> = Vec::new();
+        for id in members {
+            let gang = self.gang_of(id);
+            if first.is_some_and(|first| first.contains(&id))
+                || gang.is_some_and(|gang| judged.contains(&gang))
+            {
+                continue;
+            }
+            judged.extend(gang);
+            let unit = self.unit(id);
+            let staying = |id: &ClientId| gpu.ledger.entry(*id).filter(|entry| entry.standing.stays());
+            let more = unit.iter().filter_map(staying).fold(kept, Group::with);
+            if kept.count == 0 || self.fit(uuid, more, seen_by.unwrap_or(id)) {
                 kept = more;
             } else {
-                leavers.push(id);
+                leavers.extend(unit.iter().copied().filter(|id| staying(id).is_some()));
             }
         }
         (kept, leavers)
@@ -226,7 +284,7 @@ fn standing(client: &Client) -> Standing {
         Phase::Parked if client.wants => Standing::Waits,
         Phase::Parked => Standing::Parked,
         Phase::Next(_) => Standing::Next,
-        Phase::Dropping { .. } => Standing::Leaves,
+        Phase::Dropping { .. } | Phase::Drained => Standing::Leaves,
         Phase::Granted { .. } | Phase::Running { .. } | Phase::Idle { .. } => Standing::Holds,
         Phase::Free => Standing::Free,
     }

@@ -176,8 +176,8 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         what: "a waiter whose room cannot be made lets the next one run",
         file: "nvshare-scheduler/core/src/room.rs",
-        from: "            self.with(id, |client| client.phase = Phase::Parked);\n            return;\n",
-        to: "            if !BROKEN {\n                self.with(id, |client| client.phase = Phase::Parked);\n            }\n            return;\n",
+        from: "            self.step_back(&unit);\n            return;\n",
+        to: "            if !BROKEN {\n                self.step_back(&unit);\n            }\n            return;\n",
         package: "nvshare-core",
         test: "who_cannot_have_its_room_holds_nobody_up",
     },

@@ -32,6 +32,7 @@ impl World {
                     pid: Some(register.pid),
                     process: Some(i as u64),
                     tenant: self.models[i].plan.tenant,
+                    gang: self.models[i].plan.gang,
                 };
                 self.event(Event::Registered { client: i as u64, identity, register });
                 self.at(self.now, Later::Work(i));
@@ -130,6 +131,18 @@ impl World {
         }
         self.say(i, ClientMessage::LockReleased { epoch });
         self.at(self.now, Later::Work(i));
+    }
+
+    /// Whether a rank's work waits for another one of its gang that does not run.
+    fn waits_for_partner(&self, i: usize) -> bool {
+        let Some(gang) = self.models[i].plan.gang else { return false };
+        let started =
+            |m: &&Model| m.connected && !m.dead && m.plan.gang.is_some_and(|g| g.number == gang.number);
+        let runs = |m: &Model| matches!(m.state, State::Running(_) | State::Draining(_) | State::Idle(_));
+        // Before all of them are there, they have nothing to wait for.
+        let all = self.models.iter().filter(|m| m.plan.gang.is_some_and(|g| g.number == gang.number)).count();
+        let there = self.models.iter().filter(started).count();
+        there == all && !self.models.iter().filter(started).all(runs)
     }
 
     /// Time on the GPU counts as work done.
@@ -250,7 +263,9 @@ impl World {
                         .plan
                         .defers_every
                         .is_some_and(|n| self.models[i].drains.is_multiple_of(n));
-                    let takes = self.models[i].plan.drains_in;
+                    // What waits for a rank whose gate is closed does not end.
+                    let takes =
+                        if self.waits_for_partner(i) { u64::MAX } else { self.models[i].plan.drains_in };
                     if defers && matches!(self.models[i].state, State::Running(_)) {
                         self.say(i, ClientMessage::DropDeferred { epoch });
                     } else if self.models[i].plan.drains_slowly {

@@ -3,6 +3,8 @@
 mod claims;
 mod cost;
 mod fairness;
+mod gangs;
+mod jobs;
 mod life;
 mod memory;
 mod model;

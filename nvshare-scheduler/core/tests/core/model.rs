@@ -46,6 +46,8 @@ pub(crate) struct Plan {
     pub(crate) after: Option<usize>,
     /// The tenant that it belongs to.
     pub(crate) tenant: Option<u64>,
+    /// The gang of which it is a member.
+    pub(crate) gang: Option<nvshare_core::Gang>,
     pub(crate) starts_at: u64,
     pub(crate) dies_at: Option<u64>,
 }
@@ -97,6 +99,7 @@ pub(crate) fn steady(gib: u64, work: u64) -> Plan {
         exits: false,
         after: None,
         tenant: None,
+        gang: None,
         starts_at: 0,
         dies_at: None,
     }

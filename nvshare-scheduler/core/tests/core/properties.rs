@@ -1,6 +1,6 @@
 //! Random worlds: the invariants hold, and nobody starves.
 
-use nvshare_core::{Config, Measured};
+use nvshare_core::{Config, Gang, Measured};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -17,25 +17,44 @@ fn plan() -> impl Strategy<Value = Plan> {
         proptest::option::weighted(0.2, 1..4u64),
         0..3000u64,
         proptest::option::weighted(0.2, 0..9000u64),
+        (proptest::option::weighted(0.2, 0..2u64), proptest::option::weighted(0.3, 0..2u64)),
     )
-        .prop_map(|(gpus, gib, work, pause, grows_every, defers_every, starts_at, dies_at)| Plan {
-            gpus,
-            gib,
-            work,
-            pause,
-            grows_every,
-            // Who defers each time keeps the GPU: that is tested on its own.
-            defers_every: defers_every.filter(|&n| n > 1),
-            drains_in: 0,
-            cannot_evict: false,
-            runs_already: false,
-            drains_slowly: false,
-            exits: false,
-            after: None,
-            tenant: None,
-            starts_at,
-            dies_at: dies_at.filter(|&dies| dies > starts_at),
-        })
+        .prop_map(
+            |(gpus, gib, work, pause, grows_every, defers_every, starts_at, dies_at, (gang, tenant))| Plan {
+                gpus,
+                gib,
+                work,
+                pause,
+                grows_every,
+                // Who defers each time keeps the GPU: that is tested on its own.
+                defers_every: defers_every.filter(|&n| n > 1),
+                drains_in: 0,
+                cannot_evict: false,
+                runs_already: false,
+                drains_slowly: false,
+                exits: false,
+                after: None,
+                tenant,
+                gang: gang.map(|number| Gang { number, size: 0 }),
+                starts_at,
+                dies_at: dies_at.filter(|&dies| dies > starts_at),
+            },
+        )
+}
+
+/// What is asked of a gang all at once is no more than a GPU has.
+fn gangs_fit(plans: &mut [Plan], exclusive: bool) {
+    for at in 0..plans.len() {
+        let Some(gang) = plans[at].gang else { continue };
+        let others = plans[..at].iter().filter(|other| other.gang == Some(gang));
+        let shared = others.filter(|other| other.gpus.iter().any(|gpu| plans[at].gpus.contains(gpu)));
+        let gib: Vec<u64> = shared.map(|other| other.gib).collect();
+        if gib.iter().sum::<u64>() + plans[at].gib > 16 || (exclusive && !gib.is_empty()) {
+            plans[at].gang = None;
+        } else {
+            plans.iter_mut().filter(|plan| plan.gang == Some(gang)).for_each(|plan| plan.grows_every = None);
+        }
+    }
 }
 
 /// The same worlds each time, so that a change is judged by what it changes. Who explores says how far and finds others:
@@ -62,6 +81,7 @@ proptest! {
         if first_runs_already {
             plans[0] = Plan { runs_already: true, starts_at: 0, dies_at: None, ..plans[0].clone() };
         }
+        gangs_fit(&mut plans, exclusive);
         World::new(plans, config(exclusive), seed).serves_everybody();
     }
 
@@ -73,6 +93,7 @@ proptest! {
         seed in any::<u64>(),
     ) {
         plans.iter_mut().for_each(|plan| plan.gib = plan.gib.min(8));
+        plans.iter_mut().for_each(|plan| plan.gang = None);
         let config = Config { gpu_memory: None, reserve: Some(GIB / 2), ..config(false) };
         let mut world = World::new(plans, config, seed);
         world.most = 12 * GIB;

@@ -13,7 +13,7 @@ fn who_is_back_before_it_is_known_to_be_gone_is_charged_once() {
     let mut core = Core::new(config(false));
     let again = |client| match registered(client, Gate::Closed, 0) {
         Event::Registered { register, .. } => {
-            let identity = Identity { pid: Some(9), process: Some(77), tenant: None };
+            let identity = Identity { pid: Some(9), process: Some(77), tenant: None, gang: None };
             Event::Registered { client, identity, register }
         }
         other => other,

@@ -41,6 +41,18 @@ impl Table {
         gate: Gate,
         usage: Usage,
     ) -> Vec<(u64, SchedulerMessage)> {
+        let identity = Identity { pid: Some(9), process: Some(client), ..Identity::default() };
+        self.register_as(client, identity, gate, usage)
+    }
+
+    /// The same for a client of which the kernel says something else.
+    pub(crate) fn register_as(
+        &mut self,
+        client: u64,
+        identity: Identity,
+        gate: Gate,
+        usage: Usage,
+    ) -> Vec<(u64, SchedulerMessage)> {
         let register = Register {
             pid: 9,
             name: "x".into(),
@@ -50,9 +62,7 @@ impl Table {
             run: None,
             usage: vec![usage],
         };
-        let identity = Identity { pid: Some(9), process: Some(client), tenant: None };
-        self.core.handle(Event::Registered { client, identity, register }, MS(self.now));
-        self.sent()
+        self.happens(Event::Registered { client, identity, register })
     }
 
     pub(crate) fn happens(&mut self, event: Event) -> Vec<(u64, SchedulerMessage)> {

@@ -227,7 +227,7 @@ impl World {
         let mut events = 0;
         loop {
             events += 1;
-            self.trace = events > 799_980;
+            self.trace |= events > 799_980;
             assert!(
                 events < 800_000,
                 "one message follows another without end at {:?}: {:?}",

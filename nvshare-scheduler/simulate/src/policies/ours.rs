@@ -48,7 +48,7 @@ impl Scheduler for Ours {
             usage: newcomer.gpus.iter().map(usage).collect(),
         };
         let process = Some(newcomer.client as u64);
-        let identity = Identity { pid: Some(register.pid), process, tenant: None };
+        let identity = Identity { pid: Some(register.pid), process, ..Identity::default() };
         self.core.handle(Event::Registered { client: newcomer.client as u64, identity, register }, now);
     }
 

@@ -1,0 +1,244 @@
+//! Gangs: processes that wait for each other on the GPU, as the ranks of a collective do. One of them that runs alone keeps a
+//! GPU busy with waiting, and cannot drain; so all of them are granted at once, or none is.
+//!
+//! - A gang wants the lock as soon as one of its members does, and every member gets it, whether it asked or not.
+//! - When one has to leave, all are asked. Who has drained keeps its place until the others have: if one of them cannot, all go
+//!   on (two phases).
+//! - A member that comes while the others hold the lock joins them where it fits; else they leave and come back together.
+//! - A gang that has said how many it will be waits until that many are there, and for [`PATIENCE`] at most.
+
+use std::collections::BTreeSet;
+use std::ops::Deref;
+use std::time::Duration;
+
+use nvshare_proto::GpuUuid;
+
+use crate::client::{Client, ClientId, Gang, Phase};
+use crate::{Core, Time};
+
+/// How long a gang waits for members that have not come, or have gone.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Most members that count as one gang, so that what one event costs has a bound; who comes after them is by itself.
+const MOST_MEMBERS: usize = 64;
+
+/// The members of one gang that are connected.
+#[derive(Debug, Default)]
+pub(crate) struct Members {
+    ids: BTreeSet<ClientId>,
+    /// How many there are to be, as they say; 0: whoever comes.
+    size: u32,
+    /// From then on the gang goes on without those who are missing.
+    waits_until: Time,
+    /// An administrator has read that it goes on without them.
+    reported: bool,
+}
+
+impl Members {
+    pub(crate) fn ids(&self) -> impl Iterator<Item = ClientId> {
+        self.ids.iter().copied()
+    }
+}
+
+/// Clients that are granted together or not at all: a gang's members, else one client.
+#[derive(Debug, Clone)]
+pub(crate) enum Unit {
+    One([ClientId; 1]),
+    Gang(Vec<ClientId>),
+}
+
+impl Deref for Unit {
+    type Target = [ClientId];
+
+    fn deref(&self) -> &[ClientId] {
+        match self {
+            Self::One(one) => one,
+            Self::Gang(members) => members,
+        }
+    }
+}
+
+impl Core {
+    /// Who is granted together with a client.
+    pub(crate) fn unit(&self, id: ClientId) -> Unit {
+        match self.gang_of(id).and_then(|gang| self.gangs.get(&gang)) {
+            Some(members) => Unit::Gang(members.ids.iter().copied().collect()),
+            None => Unit::One([id]),
+        }
+    }
+
+    pub(crate) fn gang_of(&self, id: ClientId) -> Option<u64> {
+        self.clients.get(&id)?.gang
+    }
+
+    /// The GPUs that a unit uses, each once.
+    pub(crate) fn gpus_of(&self, unit: &Unit) -> Vec<GpuUuid> {
+        match unit {
+            Unit::One([id]) => self.gpus_used_by(*id),
+            Unit::Gang(members) => {
+                let clients = members.iter().filter_map(|id| self.clients.get(id));
+                let gpus: BTreeSet<GpuUuid> = clients.flat_map(|c| c.accounts.keys().copied()).collect();
+                gpus.into_iter().collect()
+            }
+        }
+    }
+
+    /// A client comes: whether it counts as a member of its gang.
+    pub(crate) fn join_gang(&mut self, id: ClientId, gang: Gang) -> bool {
+        let now = self.now;
+        let members = self.gangs.entry(gang.number).or_default();
+        if members.ids.len() >= MOST_MEMBERS {
+            self.warn(format!("client {id}: its gang has {MOST_MEMBERS} members already; it is by itself"));
+            return false;
+        }
+        if members.ids.is_empty() {
+            members.waits_until = now.saturating_add(PATIENCE);
+        }
+        members.ids.insert(id);
+        members.size = members.size.max(gang.size.min(MOST_MEMBERS as u32));
+        true
+    }
+
+    /// A client that was in a gang is gone.
+    pub(crate) fn leave_gang(&mut self, id: ClientId, gang: u64) {
+        let now = self.now;
+        let Some(members) = self.gangs.get_mut(&gang) else { return };
+        members.ids.remove(&id);
+        members.waits_until = now.saturating_add(PATIENCE);
+        members.reported = false;
+        let Some(&other) = members.ids.first() else {
+            self.gangs.remove(&gang);
+            return;
+        };
+        self.has_drained_together(other);
+        for other in self.unit(other).iter().copied() {
+            self.enter(other);
+        }
+    }
+
+    /// Whether a unit has still to wait for members; who has waited long enough goes on, which is said once.
+    pub(crate) fn waits_for_members(&mut self, id: ClientId) -> bool {
+        let now = self.now;
+        let Some(gang) = self.gang_of(id) else { return false };
+        let Some(members) = self.gangs.get_mut(&gang) else { return false };
+        let (there, size) = (members.ids.len(), members.size as usize);
+        if there >= size {
+            return false;
+        }
+        if now < members.waits_until {
+            return true;
+        }
+        if !std::mem::replace(&mut members.reported, true) {
+            self.warn(format!(
+                "the gang of client {id} goes on with {there} of {size} members: the others have not come, or have gone"
+            ));
+        }
+        false
+    }
+
+    /// When a gang goes on without the members that are missing.
+    pub(crate) fn waits_for_members_until(&self, id: ClientId) -> Option<Time> {
+        let members = self.gangs.get(&self.gang_of(id)?)?;
+        (members.ids.len() < members.size as usize).then_some(members.waits_until)
+    }
+
+    /// Whether a member drains and another one of its gang has still to: it keeps its place until that is over.
+    pub(crate) fn has_drained_before_others(&self, id: ClientId) -> bool {
+        let drains = |other: &ClientId| *other != id && self.is_draining(*other);
+        self.gang_of(id).is_some() && self.unit(id).iter().any(drains)
+    }
+
+    fn is_draining(&self, id: ClientId) -> bool {
+        self.clients.get(&id).is_some_and(|client| client.phase.drops() && !client.stuck)
+    }
+
+    /// When nobody of a gang drains any more, those who waited for it give their places up.
+    pub(crate) fn has_drained_together(&mut self, id: ClientId) {
+        if self.gang_of(id).is_none() || self.unit(id).iter().any(|&other| self.is_draining(other)) {
+            return;
+        }
+        for other in self.unit(id).iter().copied() {
+            if self.phase(other).is_some_and(|phase| phase == Phase::Drained) {
+                self.give_up_place(other);
+            }
+        }
+    }
+
+    /// One of a gang wants the lock: so do all who do not have it.
+    pub(crate) fn want_together(&mut self, id: ClientId) {
+        let now = self.now;
+        if self.gang_of(id).is_none() {
+            return;
+        }
+        for other in self.unit(id).iter().copied() {
+            let sits = |client: &Client| client.phase == Phase::Parked && !client.wants;
+            if self.clients.get(&other).is_some_and(sits) {
+                self.with(other, |client| {
+                    client.wants = true;
+                    client.waiting_since = now;
+                });
+            }
+        }
+    }
+
+    /// A member that comes wants the lock if another one has it, or wants it.
+    pub(crate) fn follow_gang(&mut self, id: ClientId) {
+        if self.gang_of(id).is_some()
+            && self.unit(id).iter().any(|&other| self.phase(other).is_some_and(Phase::holds))
+        {
+            self.want_together(id);
+        }
+        self.wait_with_gang(id);
+    }
+
+    /// A member whose gate is closed waits for the lock if another one does.
+    pub(crate) fn wait_with_gang(&mut self, id: ClientId) {
+        let waits = |other: &ClientId| self.clients.get(other).is_some_and(Client::waits);
+        if self.gang_of(id).is_some() && self.unit(id).iter().any(waits) {
+            self.want_together(id);
+        }
+    }
+
+    /// Whether some of a unit give the lock back: until they have, nobody of it gets any.
+    pub(crate) fn is_leaving(&self, unit: &Unit) -> bool {
+        let leaves = |id: &ClientId| {
+            let client = self.clients.get(id)?;
+            Some(client.phase == Phase::Drained || client.phase.drops() && !client.stuck)
+        };
+        matches!(unit, Unit::Gang(_)) && unit.iter().filter_map(leaves).any(|leaves| leaves)
+    }
+
+    /// The GPUs of those of a unit who do not have the lock.
+    pub(crate) fn gpus_wanted_by(&self, unit: &Unit) -> Vec<GpuUuid> {
+        match unit {
+            Unit::One([id]) => self.gpus_used_by(*id),
+            Unit::Gang(members) => {
+                let clients = members.iter().filter_map(|id| self.clients.get(id));
+                let parked = clients.filter(|client| client.phase == Phase::Parked);
+                let gpus: BTreeSet<GpuUuid> = parked.flat_map(|c| c.accounts.keys().copied()).collect();
+                gpus.into_iter().collect()
+            }
+        }
+    }
+
+    /// Members that hold the lock while others of their gang have to wait for it: they leave, and come back with them.
+    /// Whether there were such.
+    pub(crate) fn recall_part_of_gang(&mut self, unit: &Unit) -> bool {
+        if let Unit::One(_) = unit {
+            return false;
+        }
+        let holds = |id: &ClientId| {
+            // Who could not drain of late, or waits for it, is not asked again and again.
+            let client = self.clients.get(id)?;
+            (client.phase.holds() && !client.stuck).then_some(client.deferrals == 0)
+        };
+        let holders: Vec<bool> = unit.iter().filter_map(holds).collect();
+        if holders.is_empty() || holders.contains(&false) {
+            return false;
+        }
+        if let Some(&one) = unit.first() {
+            self.ask_to_leave(one);
+        }
+        true
+    }
+}

@@ -1,0 +1,207 @@
+//! Gangs: processes that are granted together or not at all, and give the lock back together.
+
+use nvshare_core::{Event, Gang, Identity};
+use nvshare_proto::{ClientMessage, Epoch, Gate, SchedulerMessage, Usage};
+
+use crate::model::{Plan, steady};
+use crate::table::{Table, asked_to_leave, granted, twelve_gib};
+use crate::world::{GIB, MS, World, config, gpu};
+
+const PAIR: Gang = Gang { number: 5, size: 2 };
+const RANKS: [u64; 2] = [1, 2];
+const OTHER: u64 = 3;
+
+type Sent = Vec<(u64, SchedulerMessage)>;
+
+fn register(table: &mut Table, client: u64, on: u8, gang: Option<Gang>, resident: bool) -> Sent {
+    let absent = if resident { 0 } else { 12 * GIB };
+    let identity = Identity { pid: Some(9), process: Some(client), gang, ..Identity::default() };
+    table.register_as(client, identity, Gate::Closed, Usage { gpu: gpu(on), ..twelve_gib(absent) })
+}
+
+/// A gang with a rank on each of two GPUs, and another client on one of them.
+fn pair_and_other(other_on: u8) -> Table {
+    let mut table = Table::new(config(false));
+    register(&mut table, RANKS[0], 0, Some(PAIR), false);
+    register(&mut table, RANKS[1], 1, Some(PAIR), false);
+    register(&mut table, OTHER, other_on, None, false);
+    table
+}
+
+fn both_run(table: &mut Table) -> [Epoch; 2] {
+    let sent = table.say(RANKS[0], ClientMessage::ReqLock);
+    let epochs = RANKS.map(|rank| granted(&sent, rank).unwrap_or_else(|| panic!("{rank}: {sent:?}")));
+    for (rank, epoch) in RANKS.into_iter().zip(epochs) {
+        table.say(rank, ClientMessage::Running { epoch });
+        let usage = Usage { gpu: gpu(rank as u8 - 1), ..twelve_gib(0) };
+        table.say(rank, ClientMessage::Usage(usage));
+    }
+    epochs
+}
+
+#[test]
+fn a_gang_is_granted_at_once_or_not_at_all() {
+    let mut table = pair_and_other(1);
+    let epoch = table.runs(OTHER);
+    table.say(OTHER, ClientMessage::Usage(Usage { gpu: gpu(1), ..twelve_gib(0) }));
+    // One of them asks, and its own GPU is free.
+    let sent = table.say(RANKS[0], ClientMessage::ReqLock);
+    assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_none()), "{sent:?}");
+    let sent = table.wait_until(1000);
+    assert_eq!(asked_to_leave(&sent, OTHER), Some(epoch), "{sent:?}");
+    assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_none()), "{sent:?}");
+    let sent = table.say(OTHER, ClientMessage::LockReleased { epoch });
+    let sent = table.give_back(sent);
+    assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_some()), "{sent:?}");
+}
+
+#[test]
+fn who_waits_for_one_rank_gets_its_place_when_all_have_drained() {
+    let mut table = pair_and_other(0);
+    let epochs = both_run(&mut table);
+    table.say(OTHER, ClientMessage::ReqLock);
+    let sent = table.wait_until(1000);
+    for (rank, epoch) in RANKS.into_iter().zip(epochs) {
+        assert_eq!(asked_to_leave(&sent, rank), Some(epoch), "{sent:?}");
+    }
+    let sent = table.say(RANKS[0], ClientMessage::LockReleased { epoch: epochs[0] });
+    assert_eq!(sent, [], "the other rank may yet be unable to");
+    let sent = table.say(RANKS[1], ClientMessage::LockReleased { epoch: epochs[1] });
+    let sent = table.give_back(sent);
+    assert!(granted(&sent, OTHER).is_some(), "{sent:?}");
+}
+
+#[test]
+fn a_rank_that_cannot_drain_lets_all_go_on() {
+    let mut table = pair_and_other(0);
+    let epochs = both_run(&mut table);
+    table.say(OTHER, ClientMessage::ReqLock);
+    table.wait_until(1000);
+    table.say(RANKS[0], ClientMessage::LockReleased { epoch: epochs[0] });
+    let sent = table.say(RANKS[1], ClientMessage::DropDeferred { epoch: epochs[1] });
+    let again = granted(&sent, RANKS[0]).unwrap_or_else(|| panic!("{sent:?}"));
+    assert_eq!(granted(&sent, OTHER), None, "{sent:?}");
+    // Asked again later, it drains.
+    table.say(RANKS[0], ClientMessage::Running { epoch: again });
+    let sent = table.wait_until(4000);
+    assert!(asked_to_leave(&sent, RANKS[0]).is_some(), "{sent:?}");
+    table.say(RANKS[0], ClientMessage::LockReleased { epoch: again });
+    let sent = table.say(RANKS[1], ClientMessage::LockReleased { epoch: epochs[1] });
+    assert!(granted(&table.give_back(sent), OTHER).is_some());
+}
+
+#[test]
+fn a_rank_that_dies_or_is_silent_frees_the_places_of_the_others() {
+    for dies in [true, false] {
+        let mut table = pair_and_other(0);
+        let epochs = both_run(&mut table);
+        table.say(OTHER, ClientMessage::ReqLock);
+        table.wait_until(1000);
+        table.say(RANKS[0], ClientMessage::LockReleased { epoch: epochs[0] });
+        let sent = if dies {
+            table.happens(Event::Disconnected { client: RANKS[1], process_remains: false })
+        } else {
+            table.wait_until(11_001)
+        };
+        assert!(granted(&table.give_back(sent), OTHER).is_some(), "dies: {dies}");
+    }
+}
+
+#[test]
+fn a_gang_waits_for_those_who_are_to_come_but_not_for_ever() {
+    let mut table = Table::new(config(false));
+    register(&mut table, RANKS[0], 0, Some(PAIR), false);
+    let sent = table.say(RANKS[0], ClientMessage::ReqLock);
+    assert_eq!(granted(&sent, RANKS[0]), None, "half of it");
+    table.now = 10;
+    let sent = register(&mut table, RANKS[1], 1, Some(PAIR), false);
+    assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_some()), "{sent:?}");
+
+    let mut table = Table::new(config(false));
+    register(&mut table, RANKS[0], 0, Some(PAIR), false);
+    table.say(RANKS[0], ClientMessage::ReqLock);
+    let sent = table.wait_until(31_000);
+    assert!(granted(&sent, RANKS[0]).is_some(), "{sent:?}");
+    assert!(table.notes.iter().any(|note| note.contains("goes on with 1 of 2")), "{:?}", table.notes);
+}
+
+#[test]
+fn a_rank_that_comes_late_has_the_others_leave_and_come_back_with_it() {
+    let gang = Some(Gang { size: 0, ..PAIR });
+    let mut table = Table::new(config(false));
+    register(&mut table, RANKS[0], 0, gang, false);
+    let first = table.runs(RANKS[0]);
+    table.say(RANKS[0], ClientMessage::Usage(twelve_gib(0)));
+    register(&mut table, OTHER, 1, None, false);
+    let other = table.runs(OTHER);
+    table.say(OTHER, ClientMessage::Usage(Usage { gpu: gpu(1), ..twelve_gib(0) }));
+    table.now = 10;
+    let sent = register(&mut table, RANKS[1], 1, gang, false);
+    assert_eq!(asked_to_leave(&sent, RANKS[0]), Some(first), "{sent:?}");
+    assert_eq!(asked_to_leave(&sent, OTHER), None, "its turn is not over");
+    let mut sent = table.say(RANKS[0], ClientMessage::LockReleased { epoch: first });
+    assert_eq!(granted(&sent, RANKS[0]), None, "{sent:?}");
+    sent.append(&mut table.say(RANKS[0], ClientMessage::ReqLock));
+    sent.append(&mut table.wait_until(1100));
+    assert_eq!(asked_to_leave(&sent, OTHER), Some(other), "{sent:?}");
+    let sent = table.say(OTHER, ClientMessage::LockReleased { epoch: other });
+    let sent = table.give_back(sent);
+    assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_some()), "{sent:?}");
+}
+
+#[test]
+fn a_gang_that_fits_no_gpu_is_told_so_and_holds_nobody_up() {
+    let mut table = Table::new(config(false));
+    for rank in RANKS {
+        register(&mut table, rank, 0, Some(PAIR), false);
+    }
+    table.say(RANKS[0], ClientMessage::ReqLock);
+    let told = |note: &String| note.contains("its gang wants 24.00 GiB");
+    assert!(table.notes.iter().any(told), "{:?}", table.notes);
+    register(&mut table, OTHER, 0, None, false);
+    table.runs(OTHER);
+}
+
+#[test]
+fn a_gang_of_a_thousand_is_bounded() {
+    let mut table = Table::new(config(false));
+    for client in 0..1000 {
+        register(&mut table, client, (client % 8) as u8, Some(Gang { number: 5, size: 1000 }), false);
+    }
+    assert!(table.notes.iter().any(|note| note.contains("has 64 members already")));
+    let sent = table.say(999, ClientMessage::ReqLock);
+    assert!(granted(&sent, 999).is_some(), "it is by itself: {sent:?}");
+}
+
+/// So many gangs of two ranks whose work waits for each other, on the same two GPUs, and programs of one GPU beside them.
+#[test]
+fn gangs_whose_ranks_wait_for_each_other_all_finish() {
+    for seed in 1..40 {
+        let mut plans = Vec::new();
+        for number in 0..3 {
+            let gang = Some(Gang { number, size: if seed % 2 == 0 { 2 } else { 0 } });
+            for on in 0..2 {
+                let starts_at = (seed * 97 + number * 31 + u64::from(on) * 57) % 500;
+                plans.push(Plan { gpus: vec![gpu(on)], gang, starts_at, ..steady(12, 3000) });
+            }
+        }
+        plans.push(Plan { gpus: vec![gpu(seed as u8 % 2)], ..steady(12, 3000) });
+        let mut world = World::new(plans, config(false), seed);
+        world.serves_everybody();
+        assert!(world.notes.iter().all(|note| !note.contains("does not answer")), "{:?}", world.notes);
+    }
+}
+
+#[test]
+fn a_gang_has_one_share() {
+    let mut plans = vec![Plan { gpus: vec![gpu(0)], ..steady(12, 10_000_000) }];
+    for on in 0..2 {
+        let gang = Some(PAIR);
+        plans.push(Plan { gpus: vec![gpu(on)], gang, ..steady(12, 10_000_000) });
+    }
+    let mut world = World::new(plans, config(false), 7);
+    world.run(MS(240_000));
+    let [alone, first, second] = [0, 1, 2].map(|i| world.held(i));
+    assert!(alone.abs_diff(first) <= alone / 10, "{alone:?} and {first:?}");
+    assert!(first.abs_diff(second) <= first / 5, "{first:?} and {second:?}");
+}
