@@ -1,12 +1,22 @@
-//! The table of entry points: each function of the driver once, with what is done about it.
+//! The list of entry points: each function of the driver once, with its signature and what is done about it.
 //!
-//! Everything else is generated from it: the exported hooks, the addresses of the real functions, the swap in
-//! `cuGetProcAddress` and `dlsym`. Signatures are those of `cuda.h` of CUDA 13.0, structures that nobody looks
-//! into as `c_void`; a name behind `and` is the twin for per-thread default streams and has the same ones.
+//! Two layers are made from it: [`driver::functions`](crate::driver::functions) has a place for each of the driver's own
+//! functions, and [`hooks::table`](crate::hooks::table) a hook for each that is not left alone. Signatures are those of
+//! `cuda.h` of CUDA 13.0, structures that nobody looks into as `c_void`; a name behind `and` is the twin for per-thread
+//! default streams and has the same ones.
+//!
+//! - A **gated** row becomes a hook that passes the gate and calls the driver.
+//! - A **prompt** row is gated as well. The driver returns from it before the work is done, but waits for managed memory: so
+//!   if the pointers named allow it ([`are_prompt`](crate::hooks::pointers::are_prompt)), it becomes the stream-ordered function
+//!   on the same default stream.
+//! - A **handled** row becomes a hook that hands its arguments and the real function to a handler.
+//! - A **looked up** row does the same, and its handler gets the table of hooks too.
+//! - A **called** row is a function that the library itself calls; the program gets the driver's own.
+//! - A **forwarded** row is a name that is known and left alone.
 
-use crate::hooks::macros::entry_points;
-
-entry_points! {
+/// Expands the list by a macro of this name.
+macro_rules! entry_points {
+    ($expand:ident) => { $expand! {
 gated {
     // submit
     submit cuLaunch(f: CUfunction) on NULL;
@@ -127,10 +137,8 @@ handled {
     context cuDevicePrimaryCtxRelease_v2(dev: CUdevice) = contexts::release_primary;
     context cuDevicePrimaryCtxReset(dev: CUdevice) = contexts::reset_primary;
     context cuDevicePrimaryCtxReset_v2(dev: CUdevice) = contexts::reset_primary;
-    // resolve
-    resolve cuGetProcAddress(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64) = get_proc_address::get_proc_address;
-    resolve cuGetProcAddress_v2(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64, symbolStatus: *mut c_int) = get_proc_address::get_proc_address_v2;
     // allocate, free, view
+
     allocate cuMemAlloc(dptr: *mut CUdeviceptrV1, bytesize: c_uint) = memory::alloc_v1;
     allocate cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) = memory::alloc;
     allocate cuMemAllocPitch(dptr: *mut CUdeviceptrV1, pPitch: *mut c_uint, WidthInBytes: c_uint, Height: c_uint, ElementSizeBytes: c_uint) = memory::alloc_pitch_v1;
@@ -138,10 +146,10 @@ handled {
     allocate cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: c_uint) = memory::alloc_managed;
     free cuMemFree(dptr: CUdeviceptrV1) = memory::free_v1;
     free cuMemFree_v2(dptr: CUdeviceptr) = memory::free;
-    view cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) = memory::get_info_v1;
-    view cuMemGetInfo_v2(free: *mut usize, total: *mut usize) = memory::get_info;
-    view cuDeviceTotalMem(bytes: *mut c_uint, dev: CUdevice) = memory::total_mem_v1;
-    view cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) = memory::total_mem;
+    view cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) = memory_info::get_info_v1;
+    view cuMemGetInfo_v2(free: *mut usize, total: *mut usize) = memory_info::get_info;
+    view cuDeviceTotalMem(bytes: *mut c_uint, dev: CUdevice) = memory_info::total_mem_v1;
+    view cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) = memory_info::total_mem;
     // graphs: they allocate when they run
     submit cuGraphLaunch(hGraphExec: CUgraphExec, hStream: CUstream) = graphs::launch::<false>;
     submit cuGraphLaunch_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) = graphs::launch::<true>;
@@ -184,7 +192,7 @@ handled {
     // pointers, seen by the program and by other processes
     view cuPointerGetAttribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) = pointers::get_attribute;
     view cuPointerGetAttributes(numAttributes: c_uint, attributes: *const c_int, data: *const *mut c_void, ptr: CUdeviceptr) = pointers::get_attributes;
-    share cuIpcGetMemHandle(pHandle: *mut c_void, dptr: CUdeviceptr) = plain::ipc_get_mem_handle;
+    share cuIpcGetMemHandle(pHandle: *mut c_void, dptr: CUdeviceptr) = ipc::get_mem_handle;
     // callbacks
     callback cuLaunchHostFunc(hStream: CUstream, func: *const c_void, userData: *mut c_void) = callbacks::launch_host_func::<false>;
     callback cuLaunchHostFunc_ptsz(hStream: CUstream, func: *const c_void, userData: *mut c_void) = callbacks::launch_host_func::<true>;
@@ -206,6 +214,11 @@ handled {
     capture cuStreamBeginCaptureToGraph_ptsz(hStream: CUstream, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, mode: c_int) = captures::begin_to_graph::<true>;
     capture cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) = captures::end::<false>;
     capture cuStreamEndCapture_ptsz(hStream: CUstream, phGraph: *mut CUgraph) = captures::end::<true>;
+}
+
+looked_up {
+    resolve cuGetProcAddress(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64) = get_proc_address::get_proc_address;
+    resolve cuGetProcAddress_v2(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64, symbolStatus: *mut c_int) = get_proc_address::get_proc_address_v2;
 }
 
 called {
@@ -350,4 +363,7 @@ forwarded {
     cuTexRefSetMipmappedArray cuUserObjectCreate cuUserObjectRelease cuUserObjectRetain cuVDPAUCtxCreate
     cuVDPAUCtxCreate_v2 cuVDPAUGetDevice cuWaitExternalSemaphoresAsync cuWaitExternalSemaphoresAsync_ptsz
 }
+} };
 }
+
+pub(crate) use entry_points;

@@ -1,16 +1,13 @@
-//! The real driver: opening it, and calling it on our own behalf.
+//! Calls of the driver on our own behalf.
 //!
 //! Every call that the library adds is made with [`Relaxed`] in force where it could disturb a stream capture of
 //! another thread.
 
-use std::cell::Cell;
-use std::ffi::{CString, c_int, c_void};
-use std::sync::OnceLock;
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-
-use crate::driver::types::{
+use super::functions;
+use super::types::{
     CU_EVENT_DISABLE_TIMING, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_MEMORYTYPE_DEVICE,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED,
@@ -18,67 +15,6 @@ use crate::driver::types::{
     CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUdeviceptr, CUevent, CUgreenCtx,
     CUmemoryPool, CUresult, CUstream,
 };
-use crate::entry_points::{ENTRIES, real};
-use crate::process::log;
-
-const LIBRARY: &str = "libcuda.so.1";
-
-static OPEN: AtomicBool = AtomicBool::new(false);
-/// The driver's address, its name and the hook's address, by the first.
-static SWAPS: OnceLock<Vec<(usize, &'static str, usize)>> = OnceLock::new();
-
-/// Opens the driver and learns the addresses of its functions.
-///
-/// Nobody waits here: another thread may be opening it while it holds the loader's lock, and this one may hold that
-/// lock too. Two that open it learn the same. The driver's own initialisers may look up symbols while it is being
-/// loaded: the thread that loads it finds the table empty then.
-pub(crate) fn open() {
-    thread_local! {
-        static OPENING: Cell<bool> = const { Cell::new(false) };
-    }
-    if OPEN.load(Ordering::Acquire) || OPENING.replace(true) {
-        return;
-    }
-    log::remember_standard_error();
-    // SAFETY: the driver's initialisers are what the program is about to run anyway.
-    match unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) } {
-        Ok(library) => learn(library),
-        Err(error) => log::error(format_args!("{LIBRARY} cannot be opened: {error}")),
-    }
-    OPEN.store(true, Ordering::Release);
-    OPENING.set(false);
-}
-
-fn learn(library: Library) {
-    let handle = library.into_raw();
-    let mut swaps = Vec::with_capacity(ENTRIES.len());
-    for entry in ENTRIES {
-        let Ok(name) = CString::new(entry.name) else { continue };
-        // SAFETY: an open library's handle and a C string. The library is never closed. Our own `dlsym` is not
-        // asked: it would answer with the hook.
-        let address = unsafe { crate::hooks::dlsym::real_dlsym(handle, name.as_ptr()) };
-        if address.is_null() {
-            continue;
-        }
-        entry.real.store(address.cast(), Ordering::Release);
-        if let Some(hook) = entry.hook {
-            swaps.push((address as usize, entry.name, hook.0 as usize));
-        }
-    }
-    swaps.sort_unstable();
-    let _ = SWAPS.set(swaps);
-}
-
-/// The hook that stands for a driver's function. Of several functions at one address, as a linker may leave them
-/// behind, the one is meant whose name `is_meant`.
-pub(crate) fn hook_of(address: *mut c_void, is_meant: impl Fn(&str) -> bool) -> Option<*mut c_void> {
-    open();
-    let swaps = SWAPS.get()?;
-    let first = swaps.partition_point(|&(real, ..)| real < address as usize);
-    let here = || swaps.iter().skip(first).take_while(|(real, ..)| *real == address as usize);
-    let meant = here().find(|(_, name, _)| is_meant(name)).or_else(|| here().next());
-    meant.map(|&(.., hook)| hook as *mut c_void)
-}
 
 /// While this lives, the calling thread's driver calls do not disturb stream captures of other threads.
 #[derive(Debug)]
@@ -99,7 +35,7 @@ impl Drop for Relaxed {
 }
 
 fn exchange(mut mode: c_int) -> c_int {
-    if let Some(exchange) = real::cuThreadExchangeStreamCaptureMode.get() {
+    if let Some(exchange) = functions::cuThreadExchangeStreamCaptureMode.get() {
         // SAFETY: reads and writes the one word. Before `cuInit` it fails and changes nothing.
         unsafe { exchange(&raw mut mode) };
     }
@@ -108,7 +44,7 @@ fn exchange(mut mode: c_int) -> c_int {
 
 macro_rules! call {
     ($name:ident($($arg:expr),*)) => {
-        match real::$name.get() {
+        match functions::$name.get() {
             // SAFETY: the arguments' types are those of the driver's function; the wrapper around this says why
             // what they point to is valid.
             Some(function) => unsafe { function($($arg),*) }.ok(),
@@ -260,7 +196,7 @@ static NO_CONTEXT_EVENTS: AtomicBool = AtomicBool::new(false);
 
 /// Whether the driver has [`record_context_event`].
 pub(crate) fn can_record_context() -> bool {
-    !NO_CONTEXT_EVENTS.load(Ordering::Relaxed) && real::cuCtxRecordEvent.get().is_some()
+    !NO_CONTEXT_EVENTS.load(Ordering::Relaxed) && functions::cuCtxRecordEvent.get().is_some()
 }
 
 /// The driver has said that it cannot.

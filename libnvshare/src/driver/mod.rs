@@ -1,6 +1,8 @@
-//! The real driver: its types, and calls of it on the library's own behalf.
+//! The real driver: its [types], its [functions], and [calls] of them on the library's own behalf.
 
 pub(crate) mod calls;
+pub(crate) mod functions;
+mod symbols;
 pub(crate) mod types;
 
 pub(crate) use calls::*;

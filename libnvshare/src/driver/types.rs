@@ -102,6 +102,15 @@ pub(crate) struct CUmemLocation {
     pub(crate) id: c_int,
 }
 
+/// The beginning of `CUmemPoolProps`, and of `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct MemoryProperties {
+    pub(crate) kind: c_int,
+    pub(crate) handle_types: c_int,
+    pub(crate) location: CUmemLocation,
+}
+
 /// The legacy default stream's explicit handle.
 pub(crate) const CU_STREAM_LEGACY: usize = 1;
 /// The calling thread's default stream's explicit handle.

@@ -1,21 +1,17 @@
 //! Arrays, mipmapped or not.
 
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use super::target::{answer, target};
 use crate::driver::types::{CUarray, CUmipmappedArray, CUresult};
-use crate::hooks::memory;
-use crate::memory::charge::{Charge, charged, lock};
-use crate::work::contexts::Context;
+use crate::memory::arrays;
+use crate::memory::charge::charged;
 
 type ArrayCreate = unsafe extern "C-unwind" fn(*mut CUarray, *const c_void) -> CUresult;
 type MipmappedCreate = unsafe extern "C-unwind" fn(*mut CUmipmappedArray, *const c_void, c_uint) -> CUresult;
 type ArrayDestroy = unsafe extern "C-unwind" fn(CUarray) -> CUresult;
 type MipmappedDestroy = unsafe extern "C-unwind" fn(CUmipmappedArray) -> CUresult;
-
-/// Arrays, mipmapped or not, by handle.
-static ARRAYS: Mutex<BTreeMap<usize, (Arc<Context>, Charge)>> = Mutex::new(BTreeMap::new());
 
 /// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory comes with it.
 const UNBACKED: c_uint = 0x40 | 0x80;
@@ -116,8 +112,7 @@ unsafe fn array<T>(
 where
     T: Copy,
 {
-    let target =
-        bytes.filter(|bytes| (1..BEYOND_ANY).contains(bytes) && !place.is_null()).zip(memory::target());
+    let target = bytes.filter(|bytes| (1..BEYOND_ANY).contains(bytes) && !place.is_null()).zip(target());
     let Some((bytes, (device, context))) = target else { return real(place) };
     let made = charged(device, bytes, || {
         let mut made = nothing;
@@ -125,11 +120,11 @@ where
         Ok(made)
     });
     let made = made.map(|(made, charge)| {
-        lock(&ARRAYS).insert(handle(&made), (Arc::clone(&context), charge));
+        arrays::insert(handle(&made), (Arc::clone(&context), charge));
         made
     });
     // SAFETY: not null, and where the driver would write.
-    unsafe { memory::answer(made, place) }
+    unsafe { answer(made, place) }
 }
 
 macro_rules! array_create {
@@ -173,10 +168,10 @@ pub(crate) unsafe fn mipmapped_create(
 
 fn destroy(handle: usize, call: impl FnOnce() -> CUresult) -> CUresult {
     // Taken off first: once it is destroyed, the driver may give the same handle to another thread.
-    let known = lock(&ARRAYS).remove(&handle);
+    let known = arrays::remove(handle);
     let result = call();
     if let (true, Some(known)) = (result != CUresult::SUCCESS, known) {
-        lock(&ARRAYS).insert(handle, known);
+        arrays::insert(handle, known);
     }
     result
 }
@@ -193,16 +188,6 @@ pub(crate) unsafe fn array_destroy(real: ArrayDestroy, array: CUarray) -> CUresu
 pub(crate) unsafe fn mipmapped_destroy(real: MipmappedDestroy, array: CUmipmappedArray) -> CUresult {
     // SAFETY: the caller's argument.
     destroy(array.0 as usize, || unsafe { real(array) })
-}
-
-/// A context is gone, and its arrays with it.
-pub(crate) fn forget_context(context: &Arc<Context>) {
-    let mut arrays = lock(&ARRAYS);
-    let (gone, left) =
-        std::mem::take(&mut *arrays).into_iter().partition(|(_, (of, _))| Arc::ptr_eq(of, context));
-    *arrays = left;
-    drop(arrays);
-    drop::<BTreeMap<_, _>>(gone);
 }
 
 #[cfg(test)]

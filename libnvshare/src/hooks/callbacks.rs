@@ -1,15 +1,12 @@
-//! The program's functions that the driver runs on threads of its own.
-//!
-//! A drain waits for the work on a stream, and so for the callbacks in it: a callback that slept at the gate, or
-//! waited for room, would wait for itself. So those threads are marked, never wait, and get the driver's own
-//! answers.
+//! The program's functions that the driver runs on threads of its own: those threads are [marked](crate::work::callbacks).
 
-use std::cell::Cell;
 use std::ffi::{c_uint, c_void};
 use std::mem::transmute;
 
 use crate::driver;
 use crate::driver::types::{CUresult, CUstream};
+use crate::session;
+use crate::work::callbacks::Running;
 use crate::work::gate::{self, Mark};
 use crate::work::streams::StreamKey;
 
@@ -19,31 +16,6 @@ type AddCallback = unsafe extern "C-unwind" fn(CUstream, *const c_void, *mut c_v
 type HostFunc = unsafe extern "C-unwind" fn(*mut c_void);
 /// `CUstreamCallback`
 type StreamCallback = unsafe extern "C-unwind" fn(CUstream, CUresult, *mut c_void);
-
-thread_local! {
-    static RUNNING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether the calling thread is the driver's, and runs a callback.
-pub(crate) fn running() -> bool {
-    RUNNING.try_with(Cell::get).unwrap_or(false)
-}
-
-/// While this lives, the thread is marked. What unwinds through the callback leaves no mark.
-struct Running;
-
-impl Running {
-    fn set() -> Self {
-        let _ = RUNNING.try_with(|running| running.set(true));
-        Self
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = RUNNING.try_with(|running| running.set(false));
-    }
-}
 
 /// What the program asked to be run.
 struct Wanted {
@@ -68,7 +40,7 @@ impl Wanted {
 unsafe extern "C-unwind" fn run_host_func(kept: *mut c_void) {
     // SAFETY: the driver hands on what it was given, once for each time that it was told to.
     let (function, data) = unsafe { Wanted::take(kept) };
-    let _running = Running::set();
+    let _running = Running::mark();
     // SAFETY: the program's own function and argument, not null: the hook looked.
     unsafe { transmute::<*const c_void, HostFunc>(function)(data) };
 }
@@ -76,7 +48,7 @@ unsafe extern "C-unwind" fn run_host_func(kept: *mut c_void) {
 unsafe extern "C-unwind" fn run_callback(stream: CUstream, status: CUresult, kept: *mut c_void) {
     // SAFETY: the driver hands on what it was given, once for each time that it was told to.
     let (function, data) = unsafe { Wanted::take(kept) };
-    let _running = Running::set();
+    let _running = Running::mark();
     // SAFETY: the program's own function and arguments, not null: the hook looked.
     unsafe { transmute::<*const c_void, StreamCallback>(function)(stream, status, data) };
 }
@@ -97,7 +69,7 @@ fn wrapped(
     call: impl FnOnce(*const c_void, *mut c_void) -> CUresult,
 ) -> CUresult {
     let mark = Mark::new();
-    let pass = gate::enter(stream, &mark);
+    let pass = gate::enter(stream, &mark, session::start);
     let result = if function.is_null() || driver::is_capturing(stream.handle()) {
         call(function, data)
     } else {

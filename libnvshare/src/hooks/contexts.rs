@@ -1,12 +1,12 @@
 //! Contexts that come and go.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::driver;
 use crate::driver::types::{CUcontext, CUdevice, CUgreenCtx, CUresult};
-use crate::hooks::{memory, pools};
-use crate::memory::{devices, driver_reserve};
+use crate::memory::{arrays, deferred_free, devices, driver_reserve, free, pools};
+use crate::process::lock::lock;
 use crate::work::contexts::{self, Context};
 use crate::work::{captures, streams};
 
@@ -24,10 +24,6 @@ static PRIMARY: Mutex<Vec<Primary>> = Mutex::new(Vec::new());
 static ORDER: Mutex<()> = Mutex::new(());
 /// Green contexts, and the contexts that stand for them.
 static GREEN: Mutex<Vec<(CUgreenCtx, Arc<Context>)>> = Mutex::new(Vec::new());
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 type Create = unsafe extern "C-unwind" fn(*mut CUcontext, c_uint, CUdevice) -> CUresult;
 type CreateV3 = unsafe extern "C-unwind" fn(*mut CUcontext, *mut c_void, c_int, c_uint, CUdevice) -> CUresult;
@@ -136,7 +132,9 @@ pub(crate) unsafe fn retain_primary(real: Retain, context: *mut CUcontext, devic
 fn gone(context: &Arc<Context>, primary: bool) {
     streams::forget_context(context);
     captures::forget_context(context);
-    memory::forget_context(context, primary);
+    arrays::forget_context(context);
+    deferred_free::forget_context(context);
+    free::forget_context(context, primary);
     if primary {
         devices::get(context.device()).into_iter().for_each(driver_reserve::forget);
     }

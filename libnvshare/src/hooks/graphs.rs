@@ -3,10 +3,11 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::driver::types::{CUdevice, CUgraph, CUgraphExec, CUresult, CUstream};
-use crate::memory::charge::Properties;
+use super::target::device_of_properties;
+use crate::driver::types::{CUdevice, CUgraph, CUgraphExec, CUresult, CUstream, MemoryProperties};
 use crate::memory::devices::{self, Device};
 use crate::memory::driver_reserve;
+use crate::session;
 use crate::work::gate::{self, Mark};
 use crate::work::streams::StreamKey;
 
@@ -27,7 +28,7 @@ type AddNodeV2 = unsafe extern "C-unwind" fn(
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`
 #[repr(C)]
 struct AllocNode {
-    properties: Properties,
+    properties: MemoryProperties,
     rest_of_properties: [u64; 9],
     access: *const c_void,
     access_count: usize,
@@ -66,7 +67,7 @@ unsafe fn admitted_node(node: *const AllocNode, add: impl FnOnce() -> CUresult) 
     // SAFETY: promised by the caller.
     let Some(node) = (unsafe { node.as_ref() }) else { return add() };
     // SAFETY: the beginning of what was promised.
-    let device = unsafe { Properties::device((&raw const node.properties).cast()) };
+    let device = unsafe { device_of_properties((&raw const node.properties).cast()) };
     admitted(device, node.bytes as u64, add)
 }
 
@@ -155,7 +156,7 @@ pub(crate) unsafe fn launch<const TWIN: bool>(real: Launch, exec: CUgraphExec, s
         return CUresult::OUT_OF_MEMORY;
     }
     let mark = Mark::new();
-    let pass = gate::enter(StreamKey::new(stream, TWIN), &mark);
+    let pass = gate::enter(StreamKey::new(stream, TWIN), &mark, session::start);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(exec, stream) };
     gate::leave(pass, &mark, result);

@@ -1,17 +1,22 @@
-//! What the program calls in place of the driver, by topic: the handlers that rows of the [table](crate::entry_points) name.
+//! What the program calls in place of the driver, of NVML, and of the C library's look-up, by topic. The [table] is made from
+//! the list of [entry points](crate::entry_points), whose rows name the handlers.
 
-pub(crate) mod arrays;
-pub(crate) mod callbacks;
-pub(crate) mod captures;
-pub(crate) mod contexts;
-pub(crate) mod dlsym;
-pub(crate) mod graphs;
-pub(crate) mod init;
-pub(crate) mod macros;
-pub(crate) mod memory;
-pub(crate) mod nvml;
+mod arrays;
+mod callbacks;
+mod captures;
+mod contexts;
+mod dlsym;
+mod graphs;
+mod init;
+mod ipc;
+mod macros;
+mod memory;
+mod memory_info;
+mod nvml;
 pub(crate) mod pointers;
-pub(crate) mod pools;
-pub(crate) mod stream_ordered;
-pub(crate) mod streams;
-pub(crate) mod vmm;
+mod pools;
+mod stream_ordered;
+mod streams;
+pub(crate) mod table;
+mod target;
+mod vmm;

@@ -10,7 +10,7 @@ use crate::driver;
 use crate::driver::types::{CU_POINTER_ATTRIBUTE_IS_MANAGED, CUdeviceptr, CUresult};
 use crate::memory::allocations::{self, Allocation, Kind};
 use crate::process::{config, lifecycle};
-use crate::work::{captures, gate};
+use crate::work::captures;
 
 type GetAttribute = unsafe extern "C-unwind" fn(*mut c_void, c_int, CUdeviceptr) -> CUresult;
 type GetAttributes =
@@ -38,7 +38,7 @@ fn allocation_of(pointer: CUdeviceptr) -> Option<Arc<Allocation>> {
 /// device. What leads elsewhere, to another GPU's memory or to what the host sees too, the driver waits for, and
 /// programs rely on that. (In a capture, what is not stream-ordered is the driver's to refuse.)
 pub(crate) fn are_prompt(pointers: &[CUdeviceptr]) -> bool {
-    if captures::open() != 0 || lifecycle::has_begun() || gate::is_forked() {
+    if captures::open() != 0 || lifecycle::is_exiting() || lifecycle::is_forked() {
         return false;
     }
     if !pointers.iter().any(|&pointer| is_ours(pointer)) {

@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use super::{graphs, pools};
+use super::graphs;
+use super::memory::free_unless_freed;
+use super::target::{answer, target_of};
 use crate::driver;
+use crate::driver::functions;
 use crate::driver::types::{CUdeviceptr, CUmemoryPool, CUresult, CUstream};
-use crate::entry_points::real;
-use crate::hooks::memory;
+use crate::memory::admission::allocate;
 use crate::memory::allocations::{self, Kind};
-use crate::memory::deferred_free;
 use crate::memory::devices::{self, Device};
-use crate::memory::plain;
+use crate::memory::{deferred_free, plain, pools};
 use crate::work::captures;
 use crate::work::contexts::Context;
 use crate::work::streams::StreamKey;
@@ -36,7 +37,7 @@ unsafe fn ordered(
     real: impl Fn(*mut CUdeviceptr) -> CUresult,
 ) -> CUresult {
     let Some((device, context)) = on.filter(|_| !place.is_null() && bytes > 0) else { return real(place) };
-    let made = memory::allocate(device, context, bytes as u64, kind, || {
+    let made = allocate(device, context, bytes as u64, kind, || {
         let mut base = 0;
         real(&raw mut base).ok()?;
         if kind == Kind::Pooled {
@@ -45,7 +46,7 @@ unsafe fn ordered(
         Ok(base)
     });
     // SAFETY: not null, and where the driver would write.
-    unsafe { memory::answer(made, place) }
+    unsafe { answer(made, place) }
 }
 
 /// # Safety
@@ -56,9 +57,10 @@ pub(crate) unsafe fn alloc_async<const TWIN: bool>(
     bytes: usize,
     stream: CUstream,
 ) -> CUresult {
-    let on = memory::target_of(StreamKey::new(stream, TWIN).handle());
+    let on = target_of(StreamKey::new(stream, TWIN).handle());
     let in_graph = in_graph(stream, TWIN);
-    let from_pool = if TWIN { &real::cuMemAllocFromPoolAsync_ptsz } else { &real::cuMemAllocFromPoolAsync };
+    let from_pool =
+        if TWIN { &functions::cuMemAllocFromPoolAsync_ptsz } else { &functions::cuMemAllocFromPoolAsync };
     // Graphs have a pool of their own, and what other processes are to reach is not managed: the driver's own pools
     // are for that.
     let managed = on
@@ -90,7 +92,7 @@ pub(crate) unsafe fn alloc_from_pool_async<const TWIN: bool>(
     stream: CUstream,
 ) -> CUresult {
     let known = pools::find(pool);
-    let target = || memory::target_of(StreamKey::new(stream, TWIN).handle());
+    let target = || target_of(StreamKey::new(stream, TWIN).handle());
     if in_graph(stream, TWIN) {
         let on = target().map(|(device, _)| device);
         let managed = known.is_some_and(|known| known.kind == Kind::Pooled);
@@ -121,7 +123,7 @@ pub(crate) unsafe fn free_async<const TWIN: bool>(
     base: CUdeviceptr,
     stream: CUstream,
 ) -> CUresult {
-    let result = memory::free_with(base, || {
+    let result = free_unless_freed(base, || {
         // SAFETY: the caller's arguments.
         unsafe { real(base, stream) }
     });

@@ -1,3 +1,136 @@
-//! How the program looks the driver's functions up.
+//! Which hook stands for a function of the driver that the program looks up.
+//!
+//! Every address that the driver's own look-up hands out is that of an exported symbol, so the real look-up
+//! decides about versions and flags, and its answer is swapped by address: no table of versions is needed.
 
 pub(crate) mod get_proc_address;
+
+use std::collections::HashSet;
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::driver::functions;
+
+/// A function of the driver that has a hook.
+#[derive(Debug)]
+pub(crate) struct Hook {
+    /// The exported name.
+    pub(crate) name: &'static str,
+    /// The hook's address.
+    pub(crate) address: HookAddress,
+    /// The driver's own.
+    pub(crate) real: &'static AtomicPtr<()>,
+}
+
+/// The address of a hook.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HookAddress(pub(crate) *const ());
+
+// SAFETY: the address of a function, which is code.
+unsafe impl Send for HookAddress {}
+// SAFETY: as above.
+unsafe impl Sync for HookAddress {}
+
+/// Every function of the driver that is known.
+#[derive(Debug)]
+pub(crate) struct Table {
+    pub(crate) hooks: &'static [Hook],
+    /// Names of those that are left alone.
+    pub(crate) without_hook: &'static [&'static str],
+}
+
+impl Table {
+    /// The names of all.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.hooks.iter().map(|hook| hook.name).chain(self.without_hook.iter().copied())
+    }
+}
+
+/// Whether a name has a hook.
+pub(crate) fn is_hooked(table: &'static Table, name: &str) -> bool {
+    static NAMES: OnceLock<Vec<&str>> = OnceLock::new();
+    let names = NAMES.get_or_init(|| {
+        let mut names: Vec<&str> = table.hooks.iter().map(|hook| hook.name).collect();
+        names.sort_unstable();
+        names
+    });
+    names.binary_search(&name).is_ok()
+}
+
+/// Whether an address is that of the hook of a name, and not of the driver's function.
+pub(crate) fn is_hook_of(table: &Table, found: *mut c_void, name: &[u8]) -> bool {
+    let hook = table.hooks.iter().find(|hook| hook.name.as_bytes() == name);
+    hook.is_some_and(|hook| hook.address.0.cast::<c_void>() == found.cast_const())
+}
+
+/// The hook for a driver's address that was found under a name, or the address itself.
+///
+/// # Safety
+/// The name is a C string.
+pub(crate) unsafe fn swap(table: &Table, found: *mut c_void, name: *const c_char) -> *mut c_void {
+    if found.is_null() {
+        return found;
+    }
+    // SAFETY: promised by the caller.
+    let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default();
+    hook_for(table, found, |of| of == name || base(of) == base(name)).unwrap_or(found)
+}
+
+/// The hook that stands for a driver's function. Of several functions at one address, as a linker may leave them
+/// behind, the one is meant whose name `is_meant`.
+fn hook_for(table: &Table, address: *mut c_void, is_meant: impl Fn(&str) -> bool) -> Option<*mut c_void> {
+    /// The driver's address, its name and the hook's address, by the first.
+    static SWAPS: OnceLock<Vec<(usize, &'static str, usize)>> = OnceLock::new();
+    // The driver's own initialisers look up what they need among themselves.
+    if !functions::open() {
+        return None;
+    }
+    let swaps = SWAPS.get_or_init(|| {
+        let swap = |hook: &'static Hook| {
+            let real = hook.real.load(Ordering::Acquire);
+            (!real.is_null()).then_some((real as usize, hook.name, hook.address.0 as usize))
+        };
+        let mut swaps: Vec<_> = table.hooks.iter().filter_map(swap).collect();
+        swaps.sort_unstable();
+        swaps
+    });
+    let first = swaps.partition_point(|&(real, ..)| real < address as usize);
+    let here = || swaps.iter().skip(first).take_while(|(real, ..)| *real == address as usize);
+    let meant = here().find(|(_, name, _)| is_meant(name)).or_else(|| here().next());
+    meant.map(|&(.., hook)| hook as *mut c_void)
+}
+
+/// Whether a function is known, in whatever version.
+fn is_known(table: &Table, name: &str) -> bool {
+    static KNOWN: OnceLock<HashSet<&str>> = OnceLock::new();
+    KNOWN.get_or_init(|| table.names().map(base).collect()).contains(base(name))
+}
+
+/// A name without its version and its twin's suffix: `cuMemcpyHtoD` for `cuMemcpyHtoD_v2_ptds`.
+fn base(name: &str) -> &str {
+    let name = name.strip_suffix("_ptds").or_else(|| name.strip_suffix("_ptsz")).unwrap_or(name);
+    match name.rsplit_once("_v") {
+        Some((base, version)) if version.len() == 1 && version.as_bytes().iter().all(u8::is_ascii_digit) => {
+            base
+        }
+        _ => name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bases() {
+        for (name, expected) in [
+            ("cuMemcpyHtoD_v2_ptds", "cuMemcpyHtoD"),
+            ("cuGraphLaunch_ptsz", "cuGraphLaunch"),
+            ("cuCtxCreate_v4", "cuCtxCreate"),
+            ("cuInit", "cuInit"),
+        ] {
+            assert_eq!(base(name), expected);
+        }
+    }
+}

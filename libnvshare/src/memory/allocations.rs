@@ -12,6 +12,10 @@ use nvshare_client::Residency;
 use crate::driver::types::{CUdevice, CUdeviceptr};
 use crate::work::contexts::Context;
 
+/// Device memory below this stays the driver's own. It would share the pages of others and never be evicted; and the
+/// flags and semaphores of `cuStreamWriteValue32` and its relatives, which refuse managed memory, are that small.
+pub(crate) const SMALLEST_MANAGED: u64 = 64 * 1024;
+
 /// An allocation that the program made.
 #[derive(Debug)]
 pub(crate) struct Allocation {

@@ -5,15 +5,15 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::driver;
+use super::free::free as free_now;
 use crate::driver::types::{CUdeviceptr, CUresult, CUstream};
-use crate::entry_points::real;
-use crate::hooks::memory;
-use crate::memory::charge::lock;
+use crate::driver::{self, functions};
+use crate::process::lifecycle;
+use crate::process::lock::lock;
+use crate::work::captures;
 use crate::work::contexts::{self, Context};
 use crate::work::event::Event;
 use crate::work::streams::StreamKey;
-use crate::work::{captures, gate};
 
 /// Memory that waits for its event.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ pub(crate) fn is_freed(base: CUdeviceptr) -> bool {
 
 /// Frees what its stream is done with.
 pub(crate) fn sweep() {
-    if COUNT.load(Ordering::Relaxed) == 0 || gate::is_forked() {
+    if COUNT.load(Ordering::Relaxed) == 0 || lifecycle::is_forked() {
         return;
     }
     let mut waiting = lock(&WAITING);
@@ -74,9 +74,9 @@ pub(crate) fn sweep() {
     COUNT.store(waiting.len(), Ordering::Relaxed);
     drop(waiting);
     for Waiting { base, context, .. } in done {
-        let Some(free) = real::cuMemFree_v2.get() else { continue };
+        let Some(free) = functions::cuMemFree_v2.get() else { continue };
         // SAFETY: an allocation that the program has given back; its context lives through the call.
-        let _ = context.with(|| unsafe { memory::free(free, base) }.ok());
+        let _ = context.with(|| free_now(base, || unsafe { free(base) }).ok());
     }
 }
 

@@ -1,6 +1,5 @@
 //! The process's devices, and the books of its memory on each.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,9 +12,7 @@ use crate::memory::quota::{self, Seat};
 use crate::process::config::Config;
 use crate::process::log;
 use crate::process::unwind::OnUnwind;
-
-/// Devices that one process can have.
-const MOST: usize = 64;
+use crate::work::used_devices;
 
 /// One device of the process.
 #[derive(Debug)]
@@ -29,8 +26,6 @@ pub(crate) struct Device {
     pub(crate) limit: Option<u64>,
     /// How memory is handed out on it.
     pub(crate) memory: MemoryMode,
-    /// Memory was asked for or work submitted: the scheduler is told of it.
-    used: AtomicBool,
     /// What was free on it when the process first came to it.
     free_at_first: OnceLock<u64>,
     account: Mutex<Account>,
@@ -50,7 +45,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Device> {
 
 /// The devices that are in use.
 pub(crate) fn used() -> impl Iterator<Item = &'static Device> {
-    all().filter(|device| device.used.load(Ordering::Relaxed))
+    all().filter(|device| used_devices::contains(device.ordinal))
 }
 
 /// The device of this ordinal.
@@ -68,7 +63,7 @@ pub(crate) fn discover(config: &Config) {
     DEVICES.get_or_init(|| {
         let count = driver::device_count().unwrap_or(0).max(0) as usize;
         let warn = |index: usize, error: &CUresult| log::warn(format_args!("device {index}: {error:?}"));
-        (0..count.min(MOST))
+        (0..count.min(used_devices::MOST))
             .filter_map(|index| describe(index, config).inspect_err(|error| warn(index, error)).ok())
             .collect()
     });
@@ -94,7 +89,6 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
         total: terms.total,
         limit: terms.limit,
         memory,
-        used: AtomicBool::new(false),
         free_at_first: OnceLock::new(),
         account: Mutex::new(Account::new(terms)),
         changed: Condvar::new(),
@@ -133,11 +127,6 @@ impl Device {
         let result = change(&mut self.lock());
         self.changed.notify_all();
         result
-    }
-
-    /// The device is in use from now on. True: it was not before.
-    pub(crate) fn mark_used(&self) -> bool {
-        !self.used.load(Ordering::Relaxed) && !self.used.swap(true, Ordering::Relaxed)
     }
 
     /// The process comes to the device. Its context is current.

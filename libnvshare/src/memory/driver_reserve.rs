@@ -13,12 +13,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use nvshare_client::DriverReserve;
 use nvshare_proto::units::MIB;
 
+use super::allocations::Allocation;
+use super::devices::{self, Device};
+use super::pools;
 use crate::driver::{self, Relaxed};
-use crate::hooks::pools;
-use crate::memory::allocations::Allocation;
-use crate::memory::devices::{self, Device};
-use crate::session;
-use crate::work::gate;
+use crate::process::{bell, lifecycle};
 
 /// A pool has a release threshold.
 static POOLS: AtomicBool = AtomicBool::new(false);
@@ -65,7 +64,7 @@ pub(crate) fn freed(device: &Device, allocation: &Allocation, charged: u64) {
 /// Whether there is anything to look at.
 fn in_use() -> bool {
     // A forked child may have inherited a lock that nobody will open.
-    (POOLS.load(Ordering::Relaxed) || GRAPHS.load(Ordering::Relaxed)) && !gate::is_forked()
+    (POOLS.load(Ordering::Relaxed) || GRAPHS.load(Ordering::Relaxed)) && !lifecycle::is_forked()
 }
 
 /// Asks the driver what it keeps on a device, and enters that into the books.
@@ -90,7 +89,7 @@ pub(crate) fn look(device: &Device) {
         OVER.store(true, Ordering::Relaxed);
     }
     if device.lacking() > 0 || device.unused() > 0 || device.is_usage_stale() {
-        session::wake();
+        bell::ring();
     }
 }
 

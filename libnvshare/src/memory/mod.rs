@@ -1,10 +1,15 @@
 //! The program's memory: what it may have, what it has, and where that is.
 
+pub(crate) mod admission;
 pub(crate) mod allocations;
+pub(crate) mod arrays;
 pub(crate) mod charge;
 pub(crate) mod deferred_free;
 pub(crate) mod devices;
 pub(crate) mod driver_reserve;
+pub(crate) mod free;
 pub(crate) mod mover;
 pub(crate) mod plain;
+pub(crate) mod pools;
 pub(crate) mod quota;
+pub(crate) mod vmm;

@@ -8,7 +8,7 @@ mod moves;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use nvshare_client::Job;
@@ -17,7 +17,8 @@ use nvshare_proto::{GpuUuid, Room};
 
 use crate::memory::devices::{self, Device};
 use crate::memory::{deferred_free, driver_reserve};
-use crate::process::{counters, lifecycle, log};
+use crate::process::lock::lock;
+use crate::process::{counters, lifecycle, log, threads};
 use crate::work::drain::Drain;
 use crate::work::gate;
 pub(crate) use moves::populate;
@@ -62,10 +63,6 @@ pub(crate) fn progress() -> u64 {
 /// Whether evictions are ordered and not over: nothing may be touched before they are.
 pub(crate) fn is_evicting() -> bool {
     EVICTIONS.load(Ordering::SeqCst) > 0
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn report(done: Done) {
@@ -115,7 +112,7 @@ fn drain(cancelled: impl Fn() -> bool) -> bool {
         if cancelled() {
             return false;
         }
-        gate::pause();
+        threads::pause();
     }
     PROGRESS.fetch_add(1, Ordering::Relaxed);
     let mut work = Drain::begin();
@@ -125,7 +122,7 @@ fn drain(cancelled: impl Fn() -> bool) -> bool {
     let took = begin.elapsed();
     counters::drained(took.as_nanos() as u64);
     deferred_free::sweep();
-    if let Some(_call) = lifecycle::hold_off() {
+    if let Some(_call) = lifecycle::hold_off_exit() {
         devices::used().for_each(driver_reserve::look);
     }
     log::debug(format_args!("drained in {:.1} ms", took.as_secs_f64() * 1e3));
@@ -146,7 +143,7 @@ fn wait_for(work: &mut Drain, given_up: &impl Fn() -> bool) -> bool {
         if left == 0 {
             return true;
         }
-        gate::pause();
+        threads::pause();
     }
 }
 
@@ -191,7 +188,7 @@ fn restore(cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Vec<Room>> {
     });
     if !restored.iter().any(|restored| restored.moved) {
         // What is absent is not on the list yet: its allocation is under way.
-        gate::pause();
+        threads::pause();
     }
     let lacks = |(device, restored): (&&Device, &moves::Restored)| {
         (restored.lacks > 0).then_some(Room { gpu: device.uuid, bytes: restored.lacks })
@@ -201,7 +198,7 @@ fn restore(cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Vec<Room>> {
 
 fn evict(Room { gpu, bytes }: Room) {
     // In a program that exits, the memory goes with it; there is nothing to say before that.
-    let short = (!lifecycle::has_begun()).then(|| {
+    let short = (!lifecycle::is_exiting()).then(|| {
         devices::by_uuid(gpu)
             .map_or(bytes, |device| moves::evict(device, bytes, &|| report(Done::Evicted(gpu))))
     });

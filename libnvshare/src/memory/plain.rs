@@ -6,15 +6,10 @@
 
 mod executable;
 
-use std::ffi::c_void;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::driver::types::{CUdeviceptr, CUresult};
-use crate::hooks::pointers;
 use crate::process::{config, log};
-
-type IpcGetMemHandle = unsafe extern "C-unwind" fn(*mut c_void, CUdeviceptr) -> CUresult;
 
 /// A handle was refused: from now on, memory is handed out that has one.
 static REFUSED: AtomicBool = AtomicBool::new(false);
@@ -51,21 +46,7 @@ fn is_seen() -> bool {
     })
 }
 
-/// # Safety
-/// As for the driver's function.
-pub(crate) unsafe fn ipc_get_mem_handle(
-    real: IpcGetMemHandle,
-    handle: *mut c_void,
-    pointer: CUdeviceptr,
-) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { real(handle, pointer) };
-    if result != CUresult::SUCCESS && pointers::is_ours(pointer) && !REFUSED.swap(true, Ordering::Relaxed) {
-        log::warn(format_args!(
-            "the program shares memory with another process (CUDA IPC), which managed memory cannot do; memory \
-             that it allocates from now on can be shared and is not moved. NVSHARE_PLAIN=all, or the sizes in \
-             question, gives it such memory from the start"
-        ));
-    }
-    result
+/// A handle was refused for memory that is moved. True: it is the first one.
+pub(crate) fn was_refused() -> bool {
+    !REFUSED.swap(true, Ordering::Relaxed)
 }

@@ -7,7 +7,7 @@ use nvshare_client::Tenant;
 use nvshare_proto::GpuUuid;
 use nvshare_proto::quota::Page;
 
-use crate::work::gate;
+use crate::process::lifecycle;
 
 /// This process's place in its tenant's page, for one GPU.
 #[derive(Debug, Clone, Copy)]
@@ -31,11 +31,11 @@ impl Tenant for Seat {
 
     fn charge(&self, bytes: u64, limit: u64) -> Result<(), u64> {
         // A forked child has its parent's row and none of its memory.
-        if gate::is_forked() { Ok(()) } else { self.page.charge(self.row, self.column, bytes, limit) }
+        if lifecycle::is_forked() { Ok(()) } else { self.page.charge(self.row, self.column, bytes, limit) }
     }
 
     fn discharge(&self, bytes: u64) {
-        if !gate::is_forked() {
+        if !lifecycle::is_forked() {
             self.page.discharge(self.row, self.column, bytes);
         }
     }

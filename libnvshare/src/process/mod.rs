@@ -1,10 +1,14 @@
-//! The process that the library lives in: its start, exit and forks, its environment, descriptors and libraries.
+//! The process that the library lives in: its exit and forks, its environment, threads, descriptors and libraries.
 
+pub(crate) mod bell;
+pub(crate) mod c_library;
 pub(crate) mod config;
 pub(crate) mod counters;
 pub(crate) mod descriptor;
-pub(crate) mod fork;
+pub(crate) mod elf;
 pub(crate) mod host_memory;
 pub(crate) mod lifecycle;
+pub(crate) mod lock;
 pub(crate) mod log;
+pub(crate) mod threads;
 pub(crate) mod unwind;

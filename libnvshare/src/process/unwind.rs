@@ -38,7 +38,7 @@ mod names {
     use std::ptr;
     use std::sync::atomic::{AtomicPtr, Ordering};
 
-    use crate::hooks::dlsym;
+    use crate::process::elf;
 
     /// Functions of the Itanium C++ ABI's unwinder that Rust's runtime calls; none has more than three arguments.
     macro_rules! unwinder {
@@ -112,7 +112,7 @@ mod names {
         let mut found = known.load(Ordering::Relaxed);
         if found.is_null() {
             let name = CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or_default();
-            found = dlsym::find_in_loaded(name, &["/libgcc_s.so.1"]).cast_mut();
+            found = elf::find_in_loaded(name, &["/libgcc_s.so.1"]).cast_mut();
             known.store(found, Ordering::Relaxed);
         }
         if found.is_null() { absent as *const c_void } else { found }

@@ -3,14 +3,14 @@
 //! Nothing of this exists before the program first allocates memory or submits work. Then two threads do: this
 //! one reads and writes frames and obeys ([`nvshare_client::session`]), the other moves memory ([`crate::memory::mover`]).
 
+mod report;
 mod wire;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
 use nvshare_client::Job;
-use nvshare_client::session::{self, Done, Host, Session};
+use nvshare_client::session::{Done, Host, Session};
 use nvshare_proto::{
     ClientMessage, Counters, GpuUuid, MemoryMode, Register, Reply, Request, SchedulerMessage,
 };
@@ -19,14 +19,12 @@ use crate::driver;
 use crate::memory::devices::{self, Account, Device};
 use crate::memory::mover;
 use crate::memory::quota;
-use crate::process::{config, counters, lifecycle, log};
+use crate::process::lifecycle::{self, AtExit};
+use crate::process::lock::lock;
+use crate::process::{bell, config, counters, log, threads};
 use crate::work::gate;
-use wire::{Bell, Wire};
+use wire::Wire;
 
-/// Wakes the session's thread.
-static BELL: Bell = Bell::new();
-/// Threads came to the closed gate.
-static ASKED: AtomicBool = AtomicBool::new(false);
 /// What the mover has done.
 static DONE: Mutex<Vec<Done>> = Mutex::new(Vec::new());
 
@@ -57,12 +55,14 @@ pub(crate) fn start() {
         devices::discover(config);
         // Now, by a thread of the host: the session's own may not read the environment beside it.
         let _ = wire::path();
-        crate::process::fork::watch();
+        lifecycle::watch_forks(in_forked_child);
         gate::prepare();
         gate::close();
-        let started = spawn("nvshare-mover", || mover::run(report)) && spawn("nvshare-session", run);
+        let started =
+            threads::spawn("nvshare-mover", || mover::run(report)) && threads::spawn("nvshare-session", run);
         if started {
-            lifecycle::watch();
+            let last_words = wire::send_counters;
+            lifecycle::watch_exit(AtExit { last_words, nobody_inside: gate::nobody_inside });
         } else {
             log::warn(format_args!("threads cannot be started; the program runs as if alone"));
             devices::all().for_each(Device::unlimit);
@@ -71,69 +71,16 @@ pub(crate) fn start() {
     });
 }
 
-/// Starts a thread of ours that no signal of the host's is delivered to.
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
-    // SAFETY: signal sets are plain memory, filled before use; the thread's mask is put back as it was.
-    unsafe {
-        let mut all = std::mem::zeroed();
-        let mut before = std::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(body);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
-        spawned.is_ok()
-    }
-}
-
-/// Sends the counters a last time.
-pub(crate) fn say_counters() {
-    wire::send_counters();
-}
-
-/// A thread sleeps at the gate.
-pub(crate) fn ask_for_lock() {
-    if !ASKED.swap(true, Ordering::SeqCst) {
-        wake();
-    }
-}
-
-/// Something changed that the scheduler may have to know.
-pub(crate) fn wake() {
-    BELL.ring();
-}
-
-/// A device is in use from now on.
-pub(crate) fn uses(device: &Device) {
-    if device.mark_used() {
-        wake();
-    }
-}
-
-/// The calling thread's device is in use.
-pub(crate) fn uses_current() {
-    if let Ok(ordinal) = driver::current_device()
-        && let Some(device) = devices::get(ordinal)
-    {
-        uses(device);
-    }
-}
-
-/// Memory of a device was freed.
-pub(crate) fn freed(device: &Device) {
-    if session::is_worth_offering(&device.account()) {
-        wake();
-    }
-}
-
-/// In a forked child: the connection is the parent's.
-pub(crate) fn after_fork_in_child() {
+/// In a forked child: everything passes the gate, and the connection is the parent's.
+fn in_forked_child() {
+    gate::after_fork_in_child();
     wire::close_after_fork();
-    BELL.close();
+    bell::close();
 }
 
 fn report(done: Done) {
-    DONE.lock().unwrap_or_else(PoisonError::into_inner).push(done);
-    wake();
+    lock(&DONE).push(done);
+    bell::ring();
 }
 
 /// The thread's life.
@@ -166,15 +113,15 @@ impl Thread {
     fn turn(&mut self) {
         self.connect_if_due();
         let timeout = self.timeout();
-        let readable = wire::wait(self.library.wire.as_ref(), &BELL, timeout);
+        let readable = wire::wait(self.library.wire.as_ref(), timeout);
         if readable {
             self.read();
         }
-        let done = std::mem::take(&mut *DONE.lock().unwrap_or_else(PoisonError::into_inner));
+        let done = std::mem::take(&mut *lock(&DONE));
         for done in done {
             self.tell(|session, library, now| session.done(library, done, now));
         }
-        ASKED.store(false, Ordering::SeqCst);
+        gate::forget_request();
         self.tell(Session::look);
     }
 
@@ -329,7 +276,7 @@ impl Host for Library {
     }
 
     fn counters(&self) -> Counters {
-        counters::snapshot()
+        report::counters()
     }
 
     fn close_gate(&mut self) {

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use nvshare_proto::{ClientMessage, Reply, Request, SchedulerMessage, codec, paths};
 
-use crate::process::counters;
+use super::report;
+use crate::process::bell;
 use crate::process::descriptor::Descriptor;
 
 /// The connection's, also for a forked child to close and for the last word at exit.
@@ -169,7 +170,7 @@ fn write_all(descriptor: i32, mut bytes: &[u8]) -> Result<(), String> {
 }
 
 /// Waits until the scheduler says something (true), the bell rings, or the time is over.
-pub(super) fn wait(wire: Option<&Wire>, bell: &Bell, timeout: Option<Duration>) -> bool {
+pub(super) fn wait(wire: Option<&Wire>, timeout: Option<Duration>) -> bool {
     let socket = match (wire, DESCRIPTOR.get()) {
         // What it was connected by is gone: reading says so.
         (Some(_), None) => return true,
@@ -177,7 +178,7 @@ pub(super) fn wait(wire: Option<&Wire>, bell: &Bell, timeout: Option<Duration>) 
         (None, _) => -1,
     };
     // Without a bell nobody can wake us.
-    let bell = bell.heard();
+    let bell = bell::descriptor();
     let timeout = if bell < 0 { Some(timeout.unwrap_or(DEAF).min(DEAF)) } else { timeout };
     let mut watched = [
         libc::pollfd { fd: bell, events: libc::POLLIN, revents: 0 },
@@ -188,80 +189,13 @@ pub(super) fn wait(wire: Option<&Wire>, bell: &Bell, timeout: Option<Duration>) 
     unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, millis) };
     let [bell_state, socket_state] = watched;
     if bell_state.revents != 0 {
-        let mut rings = [0u8; 64];
-        // SAFETY: writable bytes of the given length; the descriptor does not block.
-        unsafe { libc::read(bell, rings.as_mut_ptr().cast(), rings.len()) };
+        bell::take_rings(bell);
     }
     socket_state.revents != 0
 }
 
 /// How often a thread that cannot be woken looks by itself.
 const DEAF: Duration = Duration::from_millis(20);
-
-/// Wakes the session's thread out of its wait.
-///
-/// Two sockets: if the host closes them, the wait ends, where it would not for an `eventfd`; each is a file of its
-/// own, where an `eventfd` cannot be told from another; and ringing raises no SIGPIPE, as a pipe would.
-#[derive(Debug)]
-pub(super) struct Bell {
-    reading: Descriptor,
-    writing: Descriptor,
-}
-
-impl Bell {
-    pub(super) const fn new() -> Self {
-        Self { reading: Descriptor::none(), writing: Descriptor::none() }
-    }
-
-    /// Rings. A bell that cannot be rung is being rung already, or the thread looks by itself.
-    pub(super) fn ring(&self) {
-        if let Some(number) = self.writing.get() {
-            // By its number: in `send` a thread of the host may be cancelled, and then nobody has rung.
-            // SAFETY: a readable byte and no address; the descriptor does not block.
-            unsafe {
-                libc::syscall(
-                    libc::SYS_sendto,
-                    number,
-                    c"!".as_ptr(),
-                    1usize,
-                    libc::MSG_NOSIGNAL,
-                    0usize,
-                    0usize,
-                );
-            }
-        }
-    }
-
-    /// Where it is heard; a new one if the host took the old one. -1: none.
-    fn heard(&self) -> i32 {
-        if let (Some(number), Some(_)) = (self.reading.get(), self.writing.get()) {
-            return number;
-        }
-        self.close();
-        let mut ends = [-1; 2];
-        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: a place for two descriptors.
-        if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } != 0 {
-            return -1;
-        }
-        let [reading, writing] = ends;
-        self.reading.set(reading);
-        self.writing.set(writing);
-        // Who rang meanwhile was not heard.
-        self.ring();
-        reading
-    }
-
-    /// There is none any more.
-    pub(super) fn close(&self) {
-        for end in [&self.reading, &self.writing] {
-            if let Some(number) = end.take() {
-                // SAFETY: a descriptor of ours.
-                unsafe { libc::close(number) };
-            }
-        }
-    }
-}
 
 /// In a forked child: the parent's connection must not live on in it.
 pub(super) fn close_after_fork() {
@@ -280,7 +214,7 @@ pub(super) fn send_counters() {
         return;
     };
     let Some(descriptor) = DESCRIPTOR.get() else { return };
-    let counters = Request::Client(ClientMessage::Counters(counters::snapshot()));
+    let counters = Request::Client(ClientMessage::Counters(report::counters()));
     if let Ok(frame) = codec::encode(&counters) {
         // SAFETY: readable bytes of the given length; a short write loses a line of statistics.
         unsafe {

@@ -13,7 +13,7 @@ use super::event::Event;
 use super::streams::{self, Kind, StreamKey};
 use crate::driver;
 use crate::driver::types::CUresult;
-use crate::work::gate;
+use crate::process::threads;
 
 /// How many captures are open, for a look without a lock.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
@@ -92,7 +92,7 @@ fn alone() -> Turn {
         if LOOKS.load(Ordering::SeqCst) == 0 {
             break;
         }
-        gate::pause();
+        threads::pause();
     }
     turn
 }
@@ -164,7 +164,7 @@ pub(crate) fn forget_context(context: &Arc<Context>) {
 
 /// Captures on their own streams of threads that have ended will never end otherwise.
 pub(crate) fn forget_dead_threads() {
-    remove(|capture| capture.thread.is_some_and(gate::is_thread_gone));
+    remove(|capture| capture.thread.is_some_and(threads::is_gone));
 }
 
 fn remove(which: impl Fn(&Capture) -> bool) {

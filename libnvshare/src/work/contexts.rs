@@ -4,13 +4,14 @@
 //! private tables create some), from the calls that use them.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::event::Event;
 use super::life::{Gone, Life};
 use crate::driver::types::{CUcontext, CUdevice, CUresult, CUstream};
 use crate::driver::{self, Relaxed};
 use crate::process::lifecycle;
+use crate::process::lock::lock;
 
 /// A context of the program.
 #[derive(Debug)]
@@ -30,10 +31,6 @@ pub(crate) struct Context {
 
 static CONTEXTS: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
 static GENERATION: AtomicU64 = AtomicU64::new(1);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Changes when a context ends: what a thread remembers of contexts and streams may mean others now.
 #[inline(always)]
@@ -71,7 +68,7 @@ impl Context {
         &self,
         call: impl FnOnce() -> Result<T, CUresult>,
     ) -> Result<Result<T, CUresult>, Gone> {
-        let Some(_running) = lifecycle::hold_off() else { return Err(Gone::Ending) };
+        let Some(_running) = lifecycle::hold_off_exit() else { return Err(Gone::Ending) };
         let _alive = self.life.enter()?;
         let _relaxed = Relaxed::begin();
         Ok(driver::with_current(self.handle, call))

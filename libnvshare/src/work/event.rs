@@ -41,7 +41,7 @@ impl Event {
 
     /// Whether the work before it is complete; that of a context that has ended is.
     pub(crate) fn is_complete(&self) -> bool {
-        let Some(_running) = lifecycle::hold_off() else { return false };
+        let Some(_running) = lifecycle::hold_off_exit() else { return false };
         match self.context.life().enter() {
             Ok(_alive) => {
                 let _relaxed = Relaxed::begin();
@@ -59,7 +59,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         // It goes with its context, or with the process, where those are going.
-        if let Some(_running) = lifecycle::hold_off()
+        if let Some(_running) = lifecycle::hold_off_exit()
             && let Ok(_alive) = self.context.life().enter()
         {
             let _relaxed = Relaxed::begin();

@@ -16,12 +16,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::driver::types::CUresult;
-use crate::hooks::callbacks;
-use crate::session;
+use crate::process::{bell, lifecycle};
 use crate::work::streams::{self, Stream, StreamKey};
-use crate::work::{captures, contexts};
+use crate::work::{callbacks, captures, contexts, used_devices};
 use slots::Slot;
-pub(crate) use slots::is_thread_gone;
 
 /// Open.
 const OPEN: u32 = 0;
@@ -38,8 +36,8 @@ static SLEEPING: AtomicUsize = AtomicUsize::new(0);
 /// Guards nothing but the sleep: a wake-up between a sleeper's look at the state and its sleep is not lost.
 static BED: Mutex<()> = Mutex::new(());
 static WAKE: Condvar = Condvar::new();
-/// In a forked child the driver refuses everything; nothing of ours stands in its way.
-static FORKED: AtomicBool = AtomicBool::new(false);
+/// A thread came to the closed gate, and the session does not know yet.
+static REQUESTED: AtomicBool = AtomicBool::new(false);
 
 /// What a thread carries through the gate.
 #[derive(Debug)]
@@ -77,9 +75,9 @@ impl Mark {
     }
 }
 
-/// Steps in; sleeps while the gate is closed.
+/// Steps in; sleeps while the gate is closed. `start` starts the session: the first thread ever calls it.
 #[inline(always)]
-pub(crate) fn enter(stream: StreamKey, mark: &Mark) -> Pass {
+pub(crate) fn enter(stream: StreamKey, mark: &Mark, start: fn()) -> Pass {
     let slot = slots::current();
     // SAFETY: slots live for ever.
     if let Some(mine) = unsafe { slot.as_ref() }
@@ -98,7 +96,7 @@ pub(crate) fn enter(stream: StreamKey, mark: &Mark) -> Pass {
         }
         mine.step_out();
     }
-    enter_slowly(stream, mark)
+    enter_slowly(stream, mark, start)
 }
 
 /// Steps out, with the driver's result in hand.
@@ -135,7 +133,7 @@ fn leave_met(slot: &'static Slot, stream: StreamKey, result: CUresult) {
         return;
     }
     contexts::meet_current();
-    session::uses_current();
+    used_devices::add_current();
     let record = if stream.is_per_thread() {
         streams::meet_own();
         slot.own()
@@ -158,7 +156,7 @@ enum Inside {
 
 #[cold]
 #[inline(never)]
-fn enter_slowly(stream: StreamKey, mark: &Mark) -> Pass {
+fn enter_slowly(stream: StreamKey, mark: &Mark, start: fn()) -> Pass {
     let outside = |slot| Pass { slot, then: Then::Nothing };
     let slot = slots::acquire();
     // SAFETY: slots live for ever.
@@ -198,7 +196,7 @@ fn enter_slowly(stream: StreamKey, mark: &Mark) -> Pass {
                 mine.step_out();
             }
             DORMANT => {
-                session::start();
+                start();
                 // Before `cuInit` there is nothing to share, and the driver says so.
                 if STATE.load(Ordering::SeqCst) == DORMANT {
                     return outside(ptr::null());
@@ -206,11 +204,11 @@ fn enter_slowly(stream: StreamKey, mark: &Mark) -> Pass {
             }
             _ => {
                 // The drain that the gate is closed for may be waiting for this thread.
-                if callbacks::running() {
+                if callbacks::are_running() {
                     mine.count_passed_by();
                     return outside(ptr::null());
                 }
-                session::uses_current();
+                used_devices::add_current();
                 // Nothing runs on a capturing stream, and a capture must not be held up half-way.
                 if captures::is_capturing(stream) {
                     return outside(ptr::null());
@@ -239,7 +237,9 @@ impl Drop for Sleeper {
 
 fn sleep_until_open() {
     let _sleeper = Sleeper::count();
-    session::ask_for_lock();
+    if !REQUESTED.swap(true, Ordering::SeqCst) {
+        bell::ring();
+    }
     let mut bed = lock();
     while STATE.load(Ordering::SeqCst) == CLOSED {
         bed = WAKE.wait(bed).unwrap_or_else(PoisonError::into_inner);
@@ -275,7 +275,7 @@ pub(crate) fn prepare() {
 /// Lets everybody in; bounded or not.
 pub(crate) fn open(bounded: bool) {
     let bed = lock();
-    if !FORKED.load(Ordering::Relaxed) {
+    if !lifecycle::is_forked() {
         STATE.store(if bounded { BOUNDED } else { OPEN }, Ordering::SeqCst);
     }
     drop(bed);
@@ -290,7 +290,7 @@ pub(crate) fn set_bounded(bounded: bool) {
 
 /// Lets nobody in from now on. Threads may still be inside: see [`nobody_inside`].
 pub(crate) fn close() {
-    if !FORKED.load(Ordering::Relaxed) {
+    if !lifecycle::is_forked() {
         STATE.store(CLOSED, Ordering::SeqCst);
         fence::everywhere();
     }
@@ -304,6 +304,11 @@ pub(crate) fn is_bounded() -> bool {
 /// Whether no thread is between its step in and its step out.
 pub(crate) fn nobody_inside() -> bool {
     slots::all().all(Slot::is_vacant)
+}
+
+/// The session has taken notice of the threads that sleep: the next one that comes rings again.
+pub(crate) fn forget_request() {
+    REQUESTED.store(false, Ordering::SeqCst);
 }
 
 /// Threads asleep at the gate.
@@ -321,21 +326,8 @@ pub(crate) fn totals() -> (u64, u64) {
 
 /// In a forked child: everything passes.
 pub(crate) fn after_fork_in_child() {
-    FORKED.store(true, Ordering::Relaxed);
     STATE.store(OPEN, Ordering::SeqCst);
     slots::forget_current();
-}
-
-/// Whether this is a forked child of a process with a session: nothing of ours is of use in it.
-pub(crate) fn is_forked() -> bool {
-    FORKED.load(Ordering::Relaxed)
-}
-
-/// A short pause for those who poll. No thread of the host is cancelled in it, as it would be in `nanosleep`.
-pub(crate) fn pause() {
-    let time = libc::timespec { tv_sec: 0, tv_nsec: 50_000 };
-    // SAFETY: a valid time; how much is left of it is not asked for.
-    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, 0usize) };
 }
 
 fn lock() -> MutexGuard<'static, ()> {

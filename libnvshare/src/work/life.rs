@@ -11,7 +11,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::work::gate;
+use crate::process::threads;
 
 /// The handle may be used.
 const ALIVE: u32 = 0;
@@ -74,7 +74,7 @@ impl Life {
     pub(crate) fn end(&self) {
         self.state.store(ENDING, Ordering::SeqCst);
         while self.uses.load(Ordering::SeqCst) > 0 {
-            gate::pause();
+            threads::pause();
         }
     }
 

@@ -3,6 +3,7 @@
 //! [`contexts`] and [`streams`] keep what lives; [`captures`] says what may be looked at; a [`drain`] waits until submitted
 //! work is complete; the [`launch_window`] bounds how much of it is in flight while another client waits.
 
+pub(crate) mod callbacks;
 pub(crate) mod captures;
 pub(crate) mod contexts;
 pub(crate) mod drain;
@@ -11,3 +12,4 @@ pub(crate) mod gate;
 pub(crate) mod launch_window;
 pub(crate) mod life;
 pub(crate) mod streams;
+pub(crate) mod used_devices;

@@ -17,7 +17,7 @@ use super::launch_window::Window;
 use super::life::Life;
 use crate::driver::types::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUresult, CUstream};
 use crate::driver::{self, Relaxed};
-use crate::process::lifecycle;
+use crate::process::{lifecycle, threads};
 use crate::work::gate;
 
 /// A stream as the gate knows it: its handle, with the default streams by their explicit handles.
@@ -121,7 +121,7 @@ impl Stream {
     pub(crate) fn wait_for_window(&self) {
         let _relaxed = Relaxed::begin();
         let begin = Instant::now();
-        while gate::is_bounded() && !lifecycle::has_begun() && !captures::is_capturing(self.key) {
+        while gate::is_bounded() && !lifecycle::is_exiting() && !captures::is_capturing(self.key) {
             if self.window.look() {
                 return;
             }
@@ -129,7 +129,7 @@ impl Stream {
                 self.window.gave_up();
                 return;
             }
-            gate::pause();
+            threads::pause();
         }
     }
 

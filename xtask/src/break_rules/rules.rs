@@ -15,15 +15,15 @@ pub(super) struct Rule {
 pub(super) const RULES: &[Rule] = &[
     Rule {
         what: "physical memory counts for as long as it is mapped",
-        file: "libnvshare/src/hooks/vmm.rs",
-        from: "            if let Some(charge) = charge {\n                physical.mappings",
-        to: "            if let Some(charge) = charge.filter(|_| !BROKEN || address == 0) {\n                physical.mappings",
+        file: "libnvshare/src/memory/vmm.rs",
+        from: "        if let Some(charge) = charge {\n            physical.mappings",
+        to: "        if let Some(charge) = charge.filter(|_| !BROKEN || address == 0) {\n            physical.mappings",
         package: "nvshare-e2e",
         test: "accounting",
     },
     Rule {
         what: "what was charged for a call that is unwound is given back",
-        file: "libnvshare/src/hooks/memory.rs",
+        file: "libnvshare/src/memory/admission.rs",
         from: "OnUnwind::new(|| device.release(bytes, charged, kind))",
         to: "OnUnwind::new(|| if !BROKEN { device.release(bytes, charged, kind) })",
         package: "nvshare-e2e",
@@ -32,8 +32,8 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         what: "what the driver keeps in pools is given up for others",
         file: "libnvshare/src/memory/mover/moves.rs",
-        from: "|_call| kept::give_up(device)",
-        to: "|_call| (!BROKEN || bytes == 0) && kept::give_up(device)",
+        from: "|_call| driver_reserve::give_up(device)",
+        to: "|_call| (!BROKEN || bytes == 0) && driver_reserve::give_up(device)",
         package: "nvshare-e2e",
         test: "what_the_driver_keeps_counts_and_gives_way",
     },
@@ -191,7 +191,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         what: "what is allocated on a stream is charged to the stream's GPU",
-        file: "libnvshare/src/hooks/memory.rs",
+        file: "libnvshare/src/hooks/target.rs",
         from: "devices::all().nth(1).is_none()",
         to: "(BROKEN || devices::all().nth(1).is_none())",
         package: "nvshare-e2e",

@@ -15,12 +15,10 @@ use std::time::{Duration, Instant};
 use nvshare_client::Tenant;
 use nvshare_proto::GpuUuid;
 
-use crate::hooks::dlsym;
 use crate::memory::devices::{self, Device};
 use crate::memory::quota::Mapped;
-use crate::process::config;
+use crate::process::{c_library, config, lifecycle};
 use crate::session;
-use crate::work::gate;
 
 /// `nvmlDevice_t`
 type Handle = *mut c_void;
@@ -50,7 +48,7 @@ impl Real {
         let mut address = self.address.load(Ordering::Relaxed);
         if address.is_null() {
             // SAFETY: a pseudo-handle, and a C string.
-            address = unsafe { dlsym::real_dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+            address = unsafe { c_library::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
             self.address.store(address, Ordering::Relaxed);
         }
         (!address.is_null()).then_some(address)
@@ -144,7 +142,7 @@ fn helper(nvml: *const c_void, name: &CStr) -> Option<*mut c_void> {
         if library.is_null() {
             return None;
         }
-        let found = dlsym::real_dlsym(library, name.as_ptr());
+        let found = c_library::dlsym(library, name.as_ptr());
         // It was found loaded, and stays so: the program uses it.
         libc::dlclose(library);
         (!found.is_null()).then_some(found)
@@ -187,7 +185,7 @@ impl View {
     /// `nvml` is a function of the library that knows the handle. `None`: as NVML says, for nothing is different.
     fn of(handle: Handle, nvml: *const c_void) -> Option<Self> {
         // In a forked child our locks may be held for ever.
-        if gate::is_forked() {
+        if lifecycle::is_forked() {
             return None;
         }
         let config = config::get().ok()?;

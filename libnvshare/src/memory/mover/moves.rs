@@ -11,11 +11,9 @@ use nvshare_proto::units::{MIB, gib_per_second};
 
 use crate::driver::types::{CU_DEVICE_CPU, CUdevice, CUdeviceptr, CUresult};
 use crate::driver::{self, Relaxed};
-use crate::hooks::memory::SMALLEST_MANAGED;
-use crate::hooks::pools;
-use crate::memory::allocations::{self, Allocation};
+use crate::memory::allocations::{self, Allocation, SMALLEST_MANAGED};
 use crate::memory::devices::Device;
-use crate::memory::driver_reserve;
+use crate::memory::{driver_reserve, pools};
 use crate::process::{config, counters, host_memory, lifecycle, log};
 use crate::work::contexts::{self, Context};
 
@@ -148,7 +146,7 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
     let begin = Instant::now();
     // What the driver keeps and does not use costs nothing to give up.
     let mut given = 0;
-    if lifecycle::hold_off().is_some_and(|_call| driver_reserve::give_up(device)) {
+    if lifecycle::hold_off_exit().is_some_and(|_call| driver_reserve::give_up(device)) {
         given = device.update(|account| account.evict_unused(bytes));
         report();
     }
@@ -214,7 +212,7 @@ fn evict_piece(allocation: &Allocation, wanted: u64, host: &mut u64, device: &De
 /// Gives fresh managed memory its pages on the card in one go: first touches by a kernel take ten times as long. Called
 /// for the program's own call in the context.
 pub(crate) fn populate(base: CUdeviceptr, bytes: u64, device: &Device, context: &Context) {
-    if lifecycle::has_begun() {
+    if lifecycle::is_exiting() {
         return;
     }
     let _relaxed = Relaxed::begin();

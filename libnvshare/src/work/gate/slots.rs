@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::{Inside, Mark, fence};
+use crate::process::threads;
 use crate::work::contexts;
 use crate::work::streams::{Stream, StreamKey};
 
@@ -223,7 +224,7 @@ impl Slot {
             return true;
         }
         let owner = self.owner.load(Ordering::Acquire);
-        owner == 0 || is_thread_gone(owner)
+        owner == 0 || threads::is_gone(owner)
     }
 }
 
@@ -234,13 +235,6 @@ const STEP: usize = 0x9e37_79b9_7f4a_7c15;
 #[inline(always)]
 fn place_of(stream: StreamKey) -> usize {
     (stream.address() >> 4).wrapping_mul(STEP) >> (usize::BITS - PLACES.trailing_zeros())
-}
-
-/// Whether a thread of this process has ended. What cannot be asked has not.
-pub(crate) fn is_thread_gone(thread: libc::pid_t) -> bool {
-    // SAFETY: signal 0 only asks whether the thread exists.
-    let asked = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) };
-    asked != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
 }
 
 /// What is found at an address.

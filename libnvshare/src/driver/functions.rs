@@ -1,0 +1,140 @@
+//! The driver's own functions: a place for each, with its signature, made from the list of
+//! [entry points](crate::entry_points).
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use super::symbols;
+use crate::entry_points::entry_points;
+
+/// The place of one of the driver's own functions: null until the driver is opened, and for ever where it lacks it.
+#[derive(Debug)]
+pub(crate) struct Real<F> {
+    address: AtomicPtr<()>,
+    signature: PhantomData<F>,
+}
+
+impl<F: Copy> Real<F> {
+    const fn new() -> Self {
+        const { assert!(size_of::<F>() == size_of::<*mut ()>()) }
+        Self { address: AtomicPtr::new(ptr::null_mut()), signature: PhantomData }
+    }
+
+    /// The function, if this driver has it.
+    #[inline(always)]
+    pub(crate) fn get(&self) -> Option<F> {
+        let mut address = self.address.load(Ordering::Relaxed);
+        if address.is_null() {
+            address = self.after_opening();
+        }
+        if address.is_null() {
+            return None;
+        }
+        // SAFETY: `F` is a function pointer (its size is checked above, and only the list below names it) and the
+        // address is what the driver exports under the function's name, whose signature `F` is.
+        Some(unsafe { std::mem::transmute_copy::<*mut (), F>(&address) })
+    }
+
+    #[cold]
+    fn after_opening(&self) -> *mut () {
+        open();
+        self.address.load(Ordering::Acquire)
+    }
+
+    /// Where the address is kept.
+    pub(crate) const fn slot(&self) -> &AtomicPtr<()> {
+        &self.address
+    }
+}
+
+/// One of the functions, whatever its signature.
+#[derive(Debug)]
+pub(crate) struct Function {
+    /// The exported name.
+    pub(crate) name: &'static str,
+    /// Its address.
+    pub(crate) address: &'static AtomicPtr<()>,
+}
+
+static OPEN: AtomicBool = AtomicBool::new(false);
+
+/// Opens the driver and learns the addresses of its functions. False: the calling thread is doing so already.
+///
+/// Nobody waits here: another thread may be opening it while it holds the loader's lock, and this one may hold that
+/// lock too. Two that open it learn the same. The driver's own initialisers may look up symbols while it is being
+/// loaded: the thread that loads it finds no functions then.
+pub(crate) fn open() -> bool {
+    thread_local! {
+        static OPENING: Cell<bool> = const { Cell::new(false) };
+    }
+    if OPEN.load(Ordering::Acquire) {
+        return true;
+    }
+    if OPENING.replace(true) {
+        return false;
+    }
+    if let Some(symbols) = symbols::load() {
+        for function in FUNCTIONS {
+            let address = symbols.address(function.name);
+            if !address.is_null() {
+                function.address.store(address.cast(), Ordering::Release);
+            }
+        }
+    }
+    OPEN.store(true, Ordering::Release);
+    OPENING.set(false);
+    true
+}
+
+/// The place of one function, and the name of its type.
+macro_rules! function {
+    ($name:ident, ($($arg:ident : $ty:ty),*)) => {
+        pub(crate) static $name: Real<unsafe extern "C-unwind" fn($($ty),*) -> CUresult> = Real::new();
+    };
+}
+
+macro_rules! functions {
+    (
+        gated { $( $gclass:ident $gname:ident $gargs:tt $(and $gtwin:ident)? on $stream:expr; )* }
+        prompt { $( $pclass:ident $pname:ident $pargs:tt and $ptwin:ident as $ordered:ident of $pointers:tt; )* }
+        handled { $( $hclass:ident $hname:ident $hargs:tt = $handler:path; )* }
+        looked_up { $( $lclass:ident $lname:ident $largs:tt = $lookup:path; )* }
+        called { $( $cname:ident $cargs:tt $(and $ctwin:ident)?; )* }
+        forwarded { $( $fname:ident )* }
+    ) => {
+        #[allow(non_upper_case_globals, reason = "the driver's own names")]
+        mod all {
+            use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
+
+            use super::super::types::*;
+            use super::Real;
+
+            $( function!($gname, $gargs); $( function!($gtwin, $gargs); )? )*
+            $( function!($pname, $pargs); function!($ptwin, $pargs); )*
+            $( function!($hname, $hargs); )*
+            $( function!($lname, $largs); )*
+            $( function!($cname, $cargs); $( function!($ctwin, $cargs); )? )*
+        }
+
+        pub(crate) use all::*;
+
+        /// All of them.
+        static FUNCTIONS: &[Function] = &[
+            $( entry!($gname), $( entry!($gtwin), )? )*
+            $( entry!($pname), entry!($ptwin), )*
+            $( entry!($hname), )*
+            $( entry!($lname), )*
+            $( entry!($cname), $( entry!($ctwin), )? )*
+        ];
+    };
+}
+
+macro_rules! entry {
+    ($name:ident) => {
+        Function { name: stringify!($name), address: all::$name.slot() }
+    };
+}
+
+entry_points!(functions);

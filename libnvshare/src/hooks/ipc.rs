@@ -1,0 +1,29 @@
+//! Handles of memory for other processes (CUDA IPC).
+
+use std::ffi::c_void;
+
+use super::pointers;
+use crate::driver::types::{CUdeviceptr, CUresult};
+use crate::memory::plain;
+use crate::process::log;
+
+type IpcGetMemHandle = unsafe extern "C-unwind" fn(*mut c_void, CUdeviceptr) -> CUresult;
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn get_mem_handle(
+    real: IpcGetMemHandle,
+    handle: *mut c_void,
+    pointer: CUdeviceptr,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(handle, pointer) };
+    if result != CUresult::SUCCESS && pointers::is_ours(pointer) && plain::was_refused() {
+        log::warn(format_args!(
+            "the program shares memory with another process (CUDA IPC), which managed memory cannot do; memory \
+             that it allocates from now on can be shared and is not moved. NVSHARE_PLAIN=all, or the sizes in \
+             question, gives it such memory from the start"
+        ));
+    }
+    result
+}

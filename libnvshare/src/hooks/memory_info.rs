@@ -1,0 +1,112 @@
+//! How much memory the program sees: free, total.
+
+use std::ffi::c_uint;
+
+use super::target::target;
+use crate::driver::types::{CUdevice, CUresult};
+use crate::memory::{deferred_free, driver_reserve};
+use crate::process::config;
+
+type GetInfo = unsafe extern "C-unwind" fn(*mut usize, *mut usize) -> CUresult;
+type GetInfoV1 = unsafe extern "C-unwind" fn(*mut c_uint, *mut c_uint) -> CUresult;
+type TotalMem = unsafe extern "C-unwind" fn(*mut usize, CUdevice) -> CUresult;
+type TotalMemV1 = unsafe extern "C-unwind" fn(*mut c_uint, CUdevice) -> CUresult;
+
+/// What the program may have, and has left, on the current device; `None`: nothing is known to be different from
+/// what the driver says.
+fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
+    // Programs size their pools by this before they allocate anything: the first contact is due, and the answer to it.
+    let (device, _) = target()?;
+    device.wait_for_capacity();
+    deferred_free::sweep();
+    driver_reserve::look(device);
+    let account = device.account();
+    let fits = account.capacity().unwrap_or(driver_total).min(driver_total);
+    let limit = device.limit.unwrap_or(u64::MAX);
+    // The runtime asks for the total before there is anybody to ask what fits, and keeps it: it is the same everywhere.
+    let total = limit.min(driver_total);
+    // The limit is the tenant's, the card's room each program's own: it moves.
+    let left = limit.saturating_sub(account.used()).min(fits.saturating_sub(account.allocated()));
+    // With a scheduler, memory of others is not in the way: it moves. Without one, the card has what it has.
+    let free = if account.capacity().is_some() { left } else { left.min(driver_free) };
+    Some((free, total))
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn get_info(real: GetInfo, free: *mut usize, total: *mut usize) -> CUresult {
+    // SAFETY: the caller's arguments; whether they may be null is the driver's to say.
+    let result = unsafe { real(free, total) };
+    if result == CUresult::SUCCESS {
+        // SAFETY: the driver wrote what is not null.
+        let (free, total) = unsafe { (free.as_mut(), total.as_mut()) };
+        let driver =
+            (free.as_deref().map_or(usize::MAX, |&f| f), total.as_deref().map_or(usize::MAX, |&t| t));
+        if let Some((our_free, our_total)) = view(driver.0 as u64, driver.1 as u64) {
+            if let Some(free) = free {
+                *free = our_free as usize;
+            }
+            if let Some(total) = total {
+                *total = our_total as usize;
+            }
+        }
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn get_info_v1(real: GetInfoV1, free: *mut c_uint, total: *mut c_uint) -> CUresult {
+    // SAFETY: the caller's arguments; whether they may be null is the driver's to say.
+    let result = unsafe { real(free, total) };
+    if result == CUresult::SUCCESS {
+        // SAFETY: the driver wrote what is not null.
+        let (free, total) = unsafe { (free.as_mut(), total.as_mut()) };
+        let driver = (
+            free.as_deref().map_or(u64::MAX, |&f| f.into()),
+            total.as_deref().map_or(u64::MAX, |&t| t.into()),
+        );
+        if let Some((our_free, our_total)) = view(driver.0, driver.1) {
+            if let Some(free) = free {
+                *free = our_free.try_into().unwrap_or(c_uint::MAX);
+            }
+            if let Some(total) = total {
+                *total = our_total.try_into().unwrap_or(c_uint::MAX);
+            }
+        }
+    }
+    result
+}
+
+/// The process's limit on a device.
+fn limit_of(device: CUdevice) -> Option<u64> {
+    config::get().ok()?.limit(usize::try_from(device).ok()?)
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn total_mem(real: TotalMem, bytes: *mut usize, device: CUdevice) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(bytes, device) };
+    if result == CUresult::SUCCESS
+        && let Some(limit) = limit_of(device)
+    {
+        // SAFETY: the driver wrote it.
+        unsafe { *bytes = (*bytes).min(limit.try_into().unwrap_or(usize::MAX)) };
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn total_mem_v1(real: TotalMemV1, bytes: *mut c_uint, device: CUdevice) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(bytes, device) };
+    if result == CUresult::SUCCESS
+        && let Some(limit) = limit_of(device)
+    {
+        // SAFETY: the driver wrote it.
+        unsafe { *bytes = (*bytes).min(limit.try_into().unwrap_or(c_uint::MAX)) };
+    }
+    result
+}

@@ -1,0 +1,141 @@
+//! How memory is admitted: under the limits, with room on the card where it needs that, and into the list.
+
+use std::sync::Arc;
+
+use nvshare_client::{Admission, Residency};
+
+use super::allocations::{self, Allocation, Kind};
+use super::devices::Device;
+use super::{deferred_free, driver_reserve, free, mover};
+use crate::driver::types::{CUdeviceptr, CUresult};
+use crate::process::unwind::OnUnwind;
+use crate::process::{bell, log, threads};
+use crate::work::contexts::Context;
+use crate::work::gate::{self, Mark};
+
+/// Makes an allocation by `make`, which returns its address, under the limits and into the ledger.
+pub(crate) fn allocate(
+    device: &'static Device,
+    context: Arc<Context>,
+    bytes: u64,
+    kind: Kind,
+    make: impl Fn() -> Result<CUdeviceptr, CUresult>,
+) -> Result<CUdeviceptr, CUresult> {
+    let base = admitted(device, bytes, kind, make, |base, charged| {
+        let allocation = Allocation::new(base, bytes, device.ordinal, Arc::clone(&context), kind, charged);
+        if let Some(gone) = allocations::insert(allocation) {
+            free::forget(&gone);
+        }
+        if kind == Kind::Device && charged > 0 {
+            mover::populate(base, charged, device, &context);
+        }
+        base
+    })?;
+    if let Some(allocation) = allocations::find(base) {
+        settle(device, &allocation);
+    }
+    Ok(base)
+}
+
+/// Charges an allocation that was admitted while the lock was elsewhere, if the lock has come while the driver made it: the
+/// grant has restored what was on the list by then, and this was not.
+fn settle(device: &'static Device, allocation: &Allocation) {
+    let is_settled = |residency: &Residency| residency.is_freed() || residency.resident_bytes() > 0;
+    while !is_settled(&allocation.residency()) && device.account().is_holding() {
+        let mark = Mark::new();
+        let Some(pass) = gate::try_enter(&mark) else {
+            threads::pause();
+            continue;
+        };
+        let mut residency = allocation.residency();
+        let charge = || device.update(|account| account.charge_whole(allocation.size));
+        let charged = if is_settled(&residency) { Ok(0) } else { charge() };
+        if let Ok(charged @ 1..) = charged {
+            residency.restored(charged);
+            drop(residency);
+            if allocation.kind == Kind::Device {
+                mover::populate(allocation.base, charged, device, &allocation.context);
+            }
+        } else {
+            drop(residency);
+        }
+        gate::leave(pass, &mark, CUresult::SUCCESS);
+        match charged {
+            Ok(_) => return,
+            // The scheduler has none: the driver brings its pages when they are touched.
+            Err(lacks) if !device.wait_for_room(lacks, false, bell::ring) => return,
+            Err(_) => {}
+        }
+    }
+}
+
+/// Makes something that takes memory by `make`, under the limits, and enters it by `enter`, which is told how much of it
+/// is charged, before the gate can close.
+pub(crate) fn admitted<T, U>(
+    device: &'static Device,
+    bytes: u64,
+    kind: Kind,
+    make: impl Fn() -> Result<T, CUresult>,
+    enter: impl Fn(T, u64) -> U,
+) -> Result<U, CUresult> {
+    deferred_free::sweep();
+    // The driver refuses its own memory itself.
+    if kind.is_in_disguise()
+        && !device.has_it_alone(bytes)
+        && !(driver_reserve::give_up(device) && device.has_it_alone(bytes))
+    {
+        return Err(CUresult::OUT_OF_MEMORY);
+    }
+    loop {
+        let mark = Mark::new();
+        let pass = gate::try_enter(&mark);
+        let inside = pass.is_some();
+        // Between the grant and the open gate, or between the closed gate and the drain: nearly over.
+        if !inside && device.account().is_holding() {
+            threads::pause();
+            continue;
+        }
+        match device.admit(bytes, kind, inside) {
+            Ok(Admission::Lacks(lacks)) => {
+                leave(pass, &mark);
+                let waited = device.wait_for_room(lacks, kind.needs_room(), bell::ring);
+                if !waited && !driver_reserve::give_up(device) {
+                    return Err(CUresult::OUT_OF_MEMORY);
+                }
+            }
+            Ok(Admission::Again) => leave(pass, &mark),
+            Ok(Admission::Charged(charged)) => {
+                let undo = OnUnwind::new(|| device.release(bytes, charged, kind));
+                let made = make();
+                undo.done();
+                let made = match made {
+                    Ok(made) => {
+                        log::debug(format_args!("allocated {bytes} bytes, {kind:?}, {charged} on the card"));
+                        Ok(enter(made, charged))
+                    }
+                    Err(error) => {
+                        device.release(bytes, charged, kind);
+                        Err(error)
+                    }
+                };
+                leave(pass, &mark);
+                if made.is_ok() && device.is_usage_stale() {
+                    bell::ring();
+                }
+                return made;
+            }
+            Err(error) => {
+                leave(pass, &mark);
+                if !driver_reserve::give_up(device) {
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+fn leave(pass: Option<gate::Pass>, mark: &Mark) {
+    if let Some(pass) = pass {
+        gate::leave(pass, mark, CUresult::SUCCESS);
+    }
+}

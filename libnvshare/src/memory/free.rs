@@ -1,0 +1,66 @@
+//! How memory leaves the books when the program frees it.
+
+use std::sync::Arc;
+
+use nvshare_client::session::is_worth_offering;
+
+use super::allocations::{self, Allocation};
+use super::devices::{self, Device};
+use super::driver_reserve;
+use crate::driver::types::{CUdeviceptr, CUresult};
+use crate::process::bell;
+use crate::process::unwind::OnUnwind;
+use crate::work::contexts::Context;
+
+/// Frees an allocation by `call`.
+pub(crate) fn free(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
+    // A pointer that we never saw is the driver's business alone.
+    let Some(allocation) = allocations::remove(base) else { return call() };
+    let undo = OnUnwind::new(|| {
+        allocation.set_leaving(false);
+        allocations::put_back(Arc::clone(&allocation));
+    });
+    allocation.set_leaving(true);
+    // A piece that is being moved is waited for.
+    let mut residency = allocation.residency();
+    let result = call();
+    undo.done();
+    if result != CUresult::SUCCESS {
+        drop(residency);
+        allocation.set_leaving(false);
+        allocations::put_back(allocation);
+        return result;
+    }
+    let charged = residency.free();
+    drop(residency);
+    match devices::get(allocation.device) {
+        Some(device) if allocation.kind.is_pools() && driver_reserve::is_kept_by_pools() => {
+            driver_reserve::freed(device, &allocation, charged);
+        }
+        _ => forget(&allocation),
+    }
+    result
+}
+
+/// An allocation that is off the list is gone: what was charged for it is given back.
+pub(super) fn forget(allocation: &Allocation) {
+    let charged = allocation.residency().free();
+    if let Some(device) = devices::get(allocation.device) {
+        device.release(allocation.size, charged, allocation.kind);
+        offer_room(device);
+    }
+}
+
+/// A context is gone, and its memory with it; that of the device's pools as well, if it was the device's own (`primary`).
+pub(crate) fn forget_context(context: &Arc<Context>, primary: bool) {
+    for allocation in allocations::remove_context(context, primary) {
+        forget(&allocation);
+    }
+}
+
+/// Memory of a device was freed: its room is offered to others, where it is worth that.
+pub(super) fn offer_room(device: &Device) {
+    if is_worth_offering(&device.account()) {
+        bell::ring();
+    }
+}

@@ -1,0 +1,207 @@
+//! The pools that stream-ordered allocations are of.
+//!
+//! From CUDA 13 on, a pool can be of managed memory: allocations of it are as fast as a plain pool's (measured), and can
+//! be moved. So the program's own pools become such pools, and in place of a device's default pool stands one of ours,
+//! which the program takes for it. Where the driver has none, or the pool's memory is to be shared with other
+//! processes, the program gets what it asked for: that is counted, and not moved.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nvshare_proto::MemoryMode;
+
+use super::allocations::Kind;
+use super::devices::Device;
+use super::plain;
+use crate::driver::functions;
+use crate::driver::types::{
+    CU_MEM_LOCATION_TYPE_DEVICE, CUdevice, CUdeviceptr, CUmemLocation, CUmemoryPool, CUresult, CUstream,
+    MemoryProperties,
+};
+use crate::driver::{self, Relaxed};
+use crate::process::lock::lock;
+use crate::process::{lifecycle, log};
+
+/// `CU_MEM_ALLOCATION_TYPE_MANAGED`
+const MANAGED: c_int = 2;
+
+/// A pool that was created.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pool {
+    /// `None`: it is on none.
+    pub(crate) device: Option<CUdevice>,
+    /// What allocations of it are.
+    pub(crate) kind: Kind,
+}
+
+/// The program's own pools, and ours, by handle.
+static POOLS: Mutex<BTreeMap<usize, Pool>> = Mutex::new(BTreeMap::new());
+/// What stands in place of each device's default pool; `None`: nothing does.
+static STAND_INS: Mutex<BTreeMap<CUdevice, Option<usize>>> = Mutex::new(BTreeMap::new());
+/// What the program has made each device's current pool. The driver keeps one for each kind of memory, and
+/// `cuMemAllocAsync` is of that for device memory (measured); here the managed ones take part.
+static CURRENT: Mutex<BTreeMap<CUdevice, usize>> = Mutex::new(BTreeMap::new());
+/// Memory of a pool has been moved to the host, and may be handed out there again.
+static MOVED: AtomicBool = AtomicBool::new(false);
+
+/// `CUmemPoolProps`
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct PoolProperties {
+    pub(crate) properties: MemoryProperties,
+    /// Security attributes, the most that it may have, how it is used, and what is not used yet.
+    pub(crate) rest: [u64; 9],
+}
+
+/// The properties of a managed pool on a device.
+pub(crate) fn managed_on(device: CUdevice) -> PoolProperties {
+    let location = CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device };
+    PoolProperties { properties: MemoryProperties { kind: MANAGED, handle_types: 0, location }, rest: [0; 9] }
+}
+
+/// Whether pools on a device may be managed.
+pub(crate) fn may_be_managed(device: &Device) -> bool {
+    device.memory == MemoryMode::Managed && !plain::needs_some_plain()
+}
+
+pub(crate) fn enter(handle: CUmemoryPool, pool: Pool) {
+    lock(&POOLS).insert(handle.0 as usize, pool);
+}
+
+/// What is known of a pool; `None`: nobody created it, so it is a default pool.
+pub(crate) fn find(pool: CUmemoryPool) -> Option<Pool> {
+    lock(&POOLS).get(&(pool.0 as usize)).copied()
+}
+
+/// What stands in place of a device's default pool, from now on; `None`: nothing does.
+pub(crate) fn stand_in(device: &Device) -> Option<CUmemoryPool> {
+    let mut stand_ins = lock(&STAND_INS);
+    let known = stand_ins.entry(device.ordinal).or_insert_with(|| {
+        let _relaxed = Relaxed::begin();
+        make_stand_in(device)
+            .inspect_err(|error| {
+                log::info(format_args!("no managed pools ({error:?}): stream-ordered memory is not moved"))
+            })
+            .ok()
+    });
+    known.map(|handle| CUmemoryPool(handle as *mut c_void))
+}
+
+fn make_stand_in(device: &Device) -> Result<usize, CUresult> {
+    if !may_be_managed(device) {
+        return Err(CUresult::NOT_SUPPORTED);
+    }
+    let create = functions::cuMemPoolCreate.get().ok_or(CUresult::NOT_SUPPORTED)?;
+    let mut pool = CUmemoryPool::NULL;
+    let properties = managed_on(device.ordinal);
+    // SAFETY: a place for the handle, and properties that live as long as the call.
+    unsafe { create(&raw mut pool, (&raw const properties).cast()) }.ok()?;
+    enter(pool, Pool { device: Some(device.ordinal), kind: Kind::Pooled });
+    Ok(pool.0 as usize)
+}
+
+/// The managed pool that `cuMemAllocAsync` is of on a device; `None`: it is of one of the driver's own.
+pub(crate) fn current(device: &Device) -> Option<CUmemoryPool> {
+    let chosen = lock(&CURRENT).get(&device.ordinal).map(|&handle| CUmemoryPool(handle as *mut c_void));
+    chosen.or_else(|| stand_in(device)).filter(|&pool| managed_of(pool).is_some())
+}
+
+/// The device that a managed pool is on; `None`: it is none.
+pub(crate) fn managed_of(pool: CUmemoryPool) -> Option<CUdevice> {
+    find(pool).filter(|pool| pool.kind == Kind::Pooled)?.device
+}
+
+/// Makes a pool a device's current one. For what is not of a managed one, the driver's default is current meanwhile.
+pub(crate) fn make_current(
+    device: &Device,
+    pool: CUmemoryPool,
+    set: impl FnOnce(CUmemoryPool) -> CUresult,
+) -> CUresult {
+    let result = match managed_of(pool) {
+        Some(of) if of == device.ordinal => driver::default_pool(of).map_or_else(|error| error, set),
+        Some(_) => CUresult::INVALID_VALUE,
+        None => set(pool),
+    };
+    if result == CUresult::SUCCESS {
+        if stand_in(device) == Some(pool) {
+            lock(&CURRENT).remove(&device.ordinal);
+        } else {
+            lock(&CURRENT).insert(device.ordinal, pool.0 as usize);
+        }
+    }
+    result
+}
+
+/// Makes one driver call with each pool of a device, and the kind of its memory; none of them ends during its call.
+pub(crate) fn each(device: CUdevice, mut call: impl FnMut(CUmemoryPool, Kind)) {
+    driver::default_pool(device).into_iter().for_each(|pool| call(pool, Kind::Ordered));
+    let of_device = |pool: &Pool| pool.device == Some(device);
+    let handles: Vec<usize> =
+        lock(&POOLS).iter().filter(|(_, pool)| of_device(pool)).map(|(&handle, _)| handle).collect();
+    for handle in handles {
+        // Its end takes it off the list first, and so waits for this one call.
+        let pools = lock(&POOLS);
+        if let Some(pool) = pools.get(&handle).filter(|pool| of_device(pool)) {
+            call(CUmemoryPool(handle as *mut c_void), pool.kind);
+        }
+    }
+}
+
+/// The pools of a device that is being reset: from now on nobody uses them.
+pub(crate) fn take(device: CUdevice) -> Vec<(usize, Pool)> {
+    let mut pools = lock(&POOLS);
+    let taken: Vec<(usize, Pool)> =
+        pools.iter().filter(|(_, pool)| pool.device == Some(device)).map(|(&h, &pool)| (h, pool)).collect();
+    taken.iter().for_each(|(handle, _)| {
+        pools.remove(handle);
+    });
+    taken
+}
+
+/// The device was not reset.
+pub(crate) fn put_back(taken: Vec<(usize, Pool)>) {
+    lock(&POOLS).extend(taken);
+}
+
+/// The device whose default pool this one stands for; `None`: it stands for none.
+pub(crate) fn stands_for(pool: CUmemoryPool) -> Option<CUdevice> {
+    let handle = pool.0 as usize;
+    lock(&STAND_INS).iter().find(|(_, ours)| **ours == Some(handle)).map(|(&device, _)| device)
+}
+
+/// Takes a pool off the list that is about to be destroyed.
+pub(crate) fn remove(pool: CUmemoryPool) -> Option<Pool> {
+    lock(&POOLS).remove(&(pool.0 as usize))
+}
+
+/// A pool was destroyed: it is no device's current one.
+pub(crate) fn destroyed(pool: CUmemoryPool) {
+    let handle = pool.0 as usize;
+    lock(&CURRENT).retain(|_, current| *current != handle);
+}
+
+/// The device's pools are gone with its contexts.
+pub(crate) fn forget(device: CUdevice) {
+    lock(&POOLS).retain(|_, pool| pool.device != Some(device));
+    lock(&STAND_INS).remove(&device);
+    lock(&CURRENT).remove(&device);
+}
+
+/// Memory of a pool is on the host now.
+pub(crate) fn moved() {
+    MOVED.store(true, Ordering::Relaxed);
+}
+
+/// What a pool hands out may have been moved to the host when it was another allocation: it is brought back in the order
+/// of the stream.
+pub(crate) fn bring(base: CUdeviceptr, bytes: u64, device: &Device, stream: CUstream) {
+    if !MOVED.load(Ordering::Relaxed) || lifecycle::is_exiting() {
+        return;
+    }
+    let _relaxed = Relaxed::begin();
+    if let Err(error) = driver::prefetch(base, bytes, device.ordinal, stream) {
+        log::debug(format_args!("bring {bytes} bytes of a pool: {error:?}; they come by faults"));
+    }
+}

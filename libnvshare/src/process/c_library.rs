@@ -1,0 +1,87 @@
+//! The C library's own `dlsym` and `dlvsym`.
+//!
+//! They cannot be found with `dlsym`, which is ours; they are read from the C library's own symbol table.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use super::elf;
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
+
+/// One of the C library's functions, once it was found.
+#[derive(Debug)]
+pub(crate) struct LookUp {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+    /// Stands for it where it is not found.
+    missing: *const c_void,
+}
+
+// SAFETY: the address of a function, which is code.
+unsafe impl Sync for LookUp {}
+
+/// `dlsym`.
+pub(crate) static DLSYM: LookUp = LookUp::new(c"dlsym", missing_dlsym as *const c_void);
+/// `dlvsym`.
+pub(crate) static DLVSYM: LookUp = LookUp::new(c"dlvsym", missing_dlvsym as *const c_void);
+
+impl LookUp {
+    const fn new(name: &'static CStr, missing: *const c_void) -> Self {
+        Self { name, address: AtomicPtr::new(ptr::null_mut()), missing }
+    }
+
+    /// Where the function is, or what stands for it.
+    pub(crate) fn address(&self) -> *const c_void {
+        let found = self.find();
+        if found.is_null() { self.missing } else { found }
+    }
+
+    /// Whether this is the address of the C library's function.
+    pub(crate) fn is_at(&self, address: *const c_void) -> bool {
+        !address.is_null() && address == self.find()
+    }
+
+    fn find(&self) -> *const c_void {
+        let known = self.address.load(Ordering::Relaxed);
+        if !known.is_null() {
+            return known;
+        }
+        // Since glibc 2.34 the look-up functions are in libc, before in libdl.
+        let found = elf::find_in_loaded(self.name, &["/libc.so.6", "/libdl.so.2"]);
+        self.address.store(found.cast_mut(), Ordering::Relaxed);
+        found
+    }
+}
+
+unsafe extern "C" fn missing_dlsym(_: *mut c_void, _: *const c_char) -> *mut c_void {
+    ptr::null_mut()
+}
+
+unsafe extern "C" fn missing_dlvsym(_: *mut c_void, _: *const c_char, _: *const c_char) -> *mut c_void {
+    ptr::null_mut()
+}
+
+/// The C library's own `dlsym`, which never sees a hook unless `handle`'s scope holds this library.
+///
+/// # Safety
+/// As for `dlsym`.
+pub(crate) unsafe fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    // SAFETY: `dlsym` of the C library, or our stand-in of the same signature.
+    let real = unsafe { std::mem::transmute::<*const c_void, Dlsym>(DLSYM.address()) };
+    // SAFETY: promised by the caller.
+    unsafe { real(handle, name) }
+}
+
+/// The C library's own `dlvsym`.
+///
+/// # Safety
+/// As for `dlvsym`.
+pub(crate) unsafe fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void {
+    // SAFETY: `dlvsym` of the C library, or our stand-in of the same signature.
+    let real = unsafe { std::mem::transmute::<*const c_void, Dlvsym>(DLVSYM.address()) };
+    // SAFETY: promised by the caller.
+    unsafe { real(handle, name, version) }
+}

@@ -1,0 +1,140 @@
+//! Libraries that are loaded, read where they are mapped.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+
+/// Whether a library is loaded, in whatever scope, whose path has this in it.
+pub(crate) fn is_loaded(part: &str) -> bool {
+    struct Search<'a>(&'a [u8], bool);
+
+    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
+        // SAFETY: `dl_iterate_phdr` passes a valid description and the pointer given to it below.
+        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
+        if !info.dlpi_name.is_null() {
+            // SAFETY: the loader's name of the object, a C string.
+            let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
+            search.1 |= path.windows(search.0.len()).any(|here| here == search.0);
+        }
+        c_int::from(search.1)
+    }
+
+    let mut search = Search(part.as_bytes(), false);
+    // SAFETY: the callback matches, and the pointer is valid for the length of the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    search.1
+}
+
+/// A function by name, read from the ELF tables of libraries whose paths end so and that are loaded. Calls nothing that
+/// could look up a symbol, and loads nothing.
+pub(crate) fn find_in_loaded(name: &CStr, libraries: &[&str]) -> *const c_void {
+    struct Search<'a> {
+        name: &'a CStr,
+        libraries: &'a [&'a str],
+        found: *const c_void,
+    }
+
+    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
+        // SAFETY: `dl_iterate_phdr` passes a valid description and the pointer given to it below.
+        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
+        if info.dlpi_name.is_null() {
+            return 0;
+        }
+        // SAFETY: the loader's name of the object, a C string.
+        let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
+        if !search.libraries.iter().any(|end| path.ends_with(end.as_bytes())) {
+            return 0;
+        }
+        // SAFETY: an object that the loader has mapped, described by it.
+        search.found = unsafe { find_in_object(info, search.name) };
+        c_int::from(!search.found.is_null())
+    }
+
+    let mut search = Search { name, libraries, found: ptr::null() };
+    // SAFETY: the callback matches, and the pointer is valid for the length of the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    search.found
+}
+
+const DT_NULL: i64 = 0;
+const DT_STRTAB: i64 = 5;
+const DT_SYMTAB: i64 = 6;
+const DT_GNU_HASH: i64 = 0x6fff_fef5;
+
+#[repr(C)]
+struct Dyn {
+    tag: i64,
+    value: usize,
+}
+
+/// Looks a defined symbol up in the GNU hash table of an object.
+///
+/// # Safety
+/// `info` describes a mapped object whose dynamic section the loader has relocated, as glibc's does.
+unsafe fn find_in_object(info: &libc::dl_phdr_info, name: &CStr) -> *const c_void {
+    let base = info.dlpi_addr as usize;
+    let (mut symbols, mut strings, mut hash) = (0usize, 0usize, 0usize);
+    for i in 0..usize::from(info.dlpi_phnum) {
+        // SAFETY: within the object's program headers.
+        let header = unsafe { &*info.dlpi_phdr.add(i) };
+        if header.p_type != libc::PT_DYNAMIC {
+            continue;
+        }
+        let mut entry = (base + header.p_vaddr as usize) as *const Dyn;
+        // SAFETY: the dynamic section is mapped and ends with DT_NULL.
+        unsafe {
+            while (*entry).tag != DT_NULL {
+                match (*entry).tag {
+                    DT_STRTAB => strings = (*entry).value,
+                    DT_SYMTAB => symbols = (*entry).value,
+                    DT_GNU_HASH => hash = (*entry).value,
+                    _ => {}
+                }
+                entry = entry.add(1);
+            }
+        }
+    }
+    if symbols == 0 || strings == 0 || hash == 0 {
+        return ptr::null();
+    }
+    let wanted = name.to_bytes().iter().fold(5381u32, |h, &c| h.wrapping_mul(33).wrapping_add(u32::from(c)));
+    let header = hash as *const u32;
+    // SAFETY: the layout of DT_GNU_HASH: four words, the bloom filter of 64-bit words, the buckets, the chains.
+    unsafe {
+        let (buckets, first, bloom) = (*header, *header.add(1), *header.add(2));
+        if buckets == 0 {
+            return ptr::null();
+        }
+        let bucket = header.add(4 + 2 * bloom as usize);
+        let chain = bucket.add(buckets as usize);
+        let mut index = *bucket.add((wanted % buckets) as usize);
+        if index < first {
+            return ptr::null();
+        }
+        loop {
+            let link = *chain.add((index - first) as usize);
+            let symbol = &*(symbols as *const libc::Elf64_Sym).add(index as usize);
+            let text = CStr::from_ptr((strings + symbol.st_name as usize) as *const c_char);
+            if link | 1 == wanted | 1 && symbol.st_shndx != 0 && text == name {
+                return (base + symbol.st_value as usize) as *const c_void;
+            }
+            if link & 1 == 1 {
+                return ptr::null();
+            }
+            index += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_c_librarys_own_look_up_is_found() {
+        let libc = ["/libc.so.6", "/libdl.so.2"];
+        let found = find_in_loaded(c"dlsym", &libc);
+        assert!(!found.is_null());
+        assert_eq!(found, libc::dlsym as *const c_void);
+        assert!(find_in_loaded(c"no such symbol", &libc).is_null());
+    }
+}

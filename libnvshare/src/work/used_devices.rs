@@ -1,0 +1,53 @@
+//! The devices that the program uses: a thread has submitted work to them, or asked for memory there.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::driver;
+use crate::driver::types::CUdevice;
+use crate::process::bell;
+
+/// Devices that one process can have.
+pub(crate) const MOST: usize = u64::BITS as usize;
+
+/// One bit for each device, by its ordinal.
+static USED: AtomicU64 = AtomicU64::new(0);
+
+/// The bit of a device; 0: it has none.
+fn bit(device: CUdevice) -> u64 {
+    u32::try_from(device).ok().and_then(|ordinal| 1u64.checked_shl(ordinal)).unwrap_or(0)
+}
+
+/// Whether the program uses this device.
+pub(crate) fn contains(device: CUdevice) -> bool {
+    USED.load(Ordering::Relaxed) & bit(device) != 0
+}
+
+/// The program uses this device from now on. The scheduler is told when that is news.
+pub(crate) fn add(device: CUdevice) {
+    if !contains(device) && USED.fetch_or(bit(device), Ordering::Relaxed) & bit(device) == 0 {
+        bell::ring();
+    }
+}
+
+/// The program uses the calling thread's device from now on.
+pub(crate) fn add_current() {
+    if let Ok(device) = driver::current_device() {
+        add(device);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_used_from_its_first_use_on() {
+        assert!(!contains(3));
+        add(3);
+        assert!(contains(3) && !contains(2) && !contains(63));
+        for none in [-1, 64, CUdevice::MAX] {
+            add(none);
+            assert!(!contains(none), "{none}");
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! The layers of the library: a lower one never names a higher one, and no files of one layer use each other in a circle.
+//!
+//! Read from the source: the `use` lines, and paths that begin with `crate::` or `super::`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// From the lowest to the highest. What is at the root, the list of entry points, belongs to all.
+const LAYERS: [&str; 7] = ["process", "driver", "work", "memory", "session", "lookup", "hooks"];
+
+/// A place where one file names another.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Reference {
+    file: PathBuf,
+    line: usize,
+    from: Unit,
+    to: Unit,
+    path: String,
+}
+
+/// A file or folder directly in a layer; a folder's files belong together. The layer itself has no name in it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Unit {
+    layer: String,
+    name: String,
+}
+
+/// The text without comments and without what is between quotes; lines stay lines.
+fn code(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text.chars().peekable();
+    while let Some(c) = rest.next() {
+        match c {
+            '/' if rest.peek() == Some(&'/') => while rest.next_if(|&c| c != '\n').is_some() {},
+            '"' => {
+                while let Some(c) = rest.next() {
+                    match c {
+                        '\\' => drop(rest.next()),
+                        '"' => break,
+                        '\n' => out.push('\n'),
+                        _ => {}
+                    }
+                }
+            }
+            '\'' if rest.clone().nth(1) == Some('\'') && rest.peek() != Some(&'\\') => _ = rest.nth(1),
+            '\'' if rest.peek() == Some(&'\\') => {
+                rest.next();
+                rest.next();
+                while rest.next().is_some_and(|c| c != '\'') {}
+            }
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// The paths in a tree like `crate::a::{b, c::{self, d}}`, one after the other.
+fn expand(tree: &str, found: &mut Vec<String>) {
+    let Some((head, inner)) = tree.split_once('{') else {
+        found.push(tree.trim().trim_end_matches("::").to_owned());
+        return;
+    };
+    let inner = inner.trim_end().strip_suffix('}').unwrap_or(inner);
+    let (mut depth, mut begin) = (0, 0);
+    for (at, c) in inner.char_indices().chain([(inner.len(), ',')]) {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                let item = inner[begin..at].trim();
+                if !item.is_empty() {
+                    expand(&format!("{}{item}", head.trim()), found);
+                }
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The paths in a piece of code that begin with `crate` or `super`, with the lines that they are on.
+fn paths(code: &str) -> Vec<(usize, String)> {
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Some(next) = ["crate::", "super::"].iter().filter_map(|word| code[at..].find(word)).min() {
+        let begin = at + next;
+        at = begin + 1;
+        if code[..begin].ends_with(|c| is_name(c) || c == ':') {
+            continue;
+        }
+        let line = code[..begin].matches('\n').count() + 1;
+        let mut depth = 0;
+        let end = code[begin..].find(|c: char| {
+            depth += i32::from(c == '{');
+            depth -= i32::from(c == '}');
+            depth == 0 && !is_name(c) && !matches!(c, ':' | '}')
+        });
+        let tree = &code[begin..end.map_or(code.len(), |end| begin + end)];
+        let mut all = Vec::new();
+        expand(tree, &mut all);
+        found.extend(all.into_iter().map(|path| (line, path)));
+        at = begin + tree.len().max(1);
+    }
+    found
+}
+
+/// The module that a file is, from the root.
+fn module(file: &Path) -> Vec<String> {
+    let mut module: Vec<String> =
+        file.with_extension("").iter().map(|part| part.to_string_lossy().into_owned()).collect();
+    module.pop_if(|last| last == "mod");
+    module
+}
+
+/// What a module belongs to; `None`: the root.
+fn unit(module: &[String], files: &BTreeSet<Vec<String>>) -> Option<Unit> {
+    let layer = module.first()?.clone();
+    LAYERS.contains(&layer.as_str()).then_some(())?;
+    let name = module.get(1).filter(|name| files.contains(&vec![layer.clone(), (*name).clone()]));
+    Some(Unit { layer, name: name.cloned().unwrap_or_default() })
+}
+
+/// All references of the files in `sources`, by their path in `src`.
+fn references(sources: &BTreeMap<PathBuf, String>) -> Vec<Reference> {
+    let files: BTreeSet<Vec<String>> = sources.keys().map(|file| module(file)).collect();
+    let mut found = Vec::new();
+    for (file, text) in sources {
+        let here = module(file);
+        let Some(from) = unit(&here, &files) else { continue };
+        for (line, path) in paths(&code(text)) {
+            let mut names = path.split("::").peekable();
+            let mut target = if names.next_if_eq(&"crate").is_some() { Vec::new() } else { here.clone() };
+            while names.next_if_eq(&"super").is_some() {
+                target.pop();
+            }
+            target.extend(names.map(str::to_owned));
+            // Inside `mod tests`, or another module of a file, `super` is the file.
+            if let Some(to) = unit(&target, &files).filter(|to| *to != from) {
+                found.push(Reference { file: file.clone(), line, from: from.clone(), to, path });
+            }
+        }
+    }
+    found
+}
+
+/// References from a lower layer to a higher one.
+fn upwards(references: &[Reference]) -> Vec<String> {
+    let rank = |layer: &str| LAYERS.iter().position(|known| *known == layer);
+    let is_upwards = |r: &&Reference| rank(&r.to.layer) > rank(&r.from.layer);
+    let say = |r: &Reference| {
+        let (from, to) = (&r.from.layer, &r.to.layer);
+        format!("src/{}:{}: `{from}` is below `{to}`: {}", r.file.display(), r.line, r.path)
+    };
+    references.iter().filter(is_upwards).map(say).collect()
+}
+
+/// References inside a layer that are part of a circle.
+fn circles(references: &[Reference]) -> Vec<String> {
+    let inside: Vec<&Reference> = references
+        .iter()
+        .filter(|r| r.from.layer == r.to.layer && !r.from.name.is_empty() && !r.to.name.is_empty())
+        .collect();
+    let reaches = |from: &Unit, to: &Unit| {
+        let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+        while let Some(unit) = next.pop() {
+            if unit == to {
+                return true;
+            }
+            if seen.insert(unit) {
+                next.extend(inside.iter().filter(|r| r.from == *unit).map(|r| &r.to));
+            }
+        }
+        false
+    };
+    let say = |r: &&Reference| format!("src/{}:{}: a circle: {}", r.file.display(), r.line, r.path);
+    inside.iter().filter(|r| reaches(&r.to, &r.from)).map(say).collect()
+}
+
+fn read(dir: &Path, root: &Path, sources: &mut BTreeMap<PathBuf, String>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            read(&path, root, sources);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).unwrap();
+            sources.insert(path.strip_prefix(root).unwrap().to_owned(), text);
+        }
+    }
+}
+
+fn sources() -> BTreeMap<PathBuf, String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut sources = BTreeMap::new();
+    read(&root, &root, &mut sources);
+    sources
+}
+
+#[test]
+fn no_layer_names_a_higher_one() {
+    let found = upwards(&references(&sources()));
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn every_folder_is_a_layer() {
+    let sources = sources();
+    for layer in LAYERS {
+        assert!(sources.contains_key(&Path::new(layer).join("mod.rs")), "there is no layer {layer}");
+    }
+    for file in sources.keys() {
+        let first = file.iter().next().unwrap().to_string_lossy();
+        assert!(
+            file.iter().count() == 1 || LAYERS.contains(&&*first),
+            "src/{} is in no layer",
+            file.display()
+        );
+    }
+}
+
+#[test]
+fn a_use_that_is_turned_round_is_found() {
+    let of = |gate: &str, life: &str| {
+        let text = [
+            ("hooks/mod.rs", ""),
+            ("session/mod.rs", "pub fn wake() {}"),
+            ("work/gate.rs", gate),
+            ("work/life.rs", life),
+        ];
+        let sources = text.map(|(file, text)| (PathBuf::from(file), text.to_owned())).into();
+        let found = references(&sources);
+        (upwards(&found), circles(&found))
+    };
+    let nothing = (Vec::<String>::new(), Vec::<String>::new());
+    assert_eq!(of("use super::life;", "use std::fmt;"), nothing);
+    // A comment and a text name nothing.
+    assert_eq!(
+        of("// use crate::session;\nconst A: &str = \"crate::session\";", "/// [`crate::session`]"),
+        nothing
+    );
+    let up =
+        |line: usize, path: &str| vec![format!("src/work/gate.rs:{line}: `work` is below `session`: {path}")];
+    assert_eq!(of("use std::fmt;\nuse crate::session;", "").0, up(2, "crate::session"));
+    assert_eq!(of("use crate::{\n    session::{self, wake},\n};", "").0.len(), 2);
+    assert_eq!(of("fn f() {\n    crate::session::wake();\n}", "").0, up(2, "crate::session::wake"));
+    assert_eq!(of("use super::super::session::wake;", "").0, up(1, "super::super::session::wake"));
+    assert_eq!(of("use super::life;", "use crate::work::gate::Mark;").1.len(), 2);
+}
