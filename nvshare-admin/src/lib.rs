@@ -6,8 +6,10 @@ mod connection;
 mod places;
 
 use std::fmt;
+use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 
 use nvshare_proto::{AdminReply, AdminRequest, ClientStatus, GpuStatus, SchedulerStatus};
 use serde::Serialize;
@@ -51,12 +53,18 @@ impl fmt::Display for Tried {
         let Self { path, error } = self;
         let why = match error.kind() {
             io::ErrorKind::NotFound => "there is no such socket",
+            io::ErrorKind::ConnectionRefused if !is_socket(path) => "this is not a socket",
             io::ErrorKind::ConnectionRefused => "nobody listens there any more",
+            io::ErrorKind::InvalidInput => "this path is too long for a socket",
             io::ErrorKind::PermissionDenied => "this user may not open it",
             _ => return write!(f, "{} ({error})", path.display()),
         };
         write!(f, "{} ({why})", path.display())
     }
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
 /// Why a scheduler did not do what it was asked.

@@ -1,8 +1,8 @@
 //! Where a scheduler is looked for: root's first, then the user's own, as the library does.
 
-use std::env;
 use std::path::PathBuf;
 
+use nvshare_proto::env;
 use nvshare_proto::paths::{self, SYSTEM_ADMIN_SOCKET, SYSTEM_SOCKET};
 
 use crate::connection::Connection;
@@ -33,11 +33,10 @@ pub(crate) struct Found {
 
 /// The places of this user and environment.
 pub(crate) fn usual() -> Vec<Place> {
-    let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    if let Some(admin) = variable(nvshare_proto::env::ADMIN_SOCKET) {
+    if let Some(admin) = env::path(env::ADMIN_SOCKET) {
         return vec![Place::only(admin)];
     }
-    let named = variable(nvshare_proto::env::SOCKET);
+    let named = env::path(env::SOCKET);
     let place = |admin, clients| Place { admin, clients: named.clone().or(Some(clients)) };
     let own = paths::own_directory().map(|own| place(own.join("admin.sock"), own.join("scheduler.sock")));
     [place(SYSTEM_ADMIN_SOCKET.into(), SYSTEM_SOCKET.into())].into_iter().chain(own).collect()

@@ -4,15 +4,16 @@ use std::env;
 use std::path::{self, Path, PathBuf};
 
 use clap::Args;
-use nvshare_proto::env::LIBRARY;
+use nvshare_proto::env::{self as names, LIBRARY};
 
 use crate::elf;
 
 /// Where the library is.
 #[derive(Debug, Default, Args)]
 pub(crate) struct Library {
-    /// The library to preload [default: beside this program, or in ../lib/nvshare]
-    #[arg(long, value_name = "PATH", env = LIBRARY)]
+    /// The library to preload [variable: NVSHARE_LIBRARY] [default: beside this
+    /// program, or in ../lib/nvshare]
+    #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
 }
 
@@ -22,12 +23,12 @@ impl Library {
     /// # Errors
     /// When there is none where it should be, or what is there is something else.
     pub(crate) fn find(&self) -> Result<PathBuf, String> {
-        if let Some(named) = &self.library {
+        if let Some(named) = self.library.clone().or_else(|| names::path(LIBRARY)) {
             if !named.is_file() {
                 return Err(format!("{}: no such library", named.display()));
             }
-            check(named)?;
-            return path::absolute(named).map_err(|error| format!("{}: {error}", named.display()));
+            check(&named)?;
+            return path::absolute(&named).map_err(|error| format!("{}: {error}", named.display()));
         }
         let here = env::current_exe().map_err(|error| error.to_string())?;
         let here = here.parent().unwrap_or(Path::new("/"));

@@ -50,14 +50,20 @@ async fn main() -> ExitCode {
     code
 }
 
-/// Logs to standard error, in colours on a terminal that wants them. The level can be changed.
+/// Logs to standard error. The level can be changed.
 fn start_log() -> io::Result<(Log, LevelHandle)> {
     let log = Log::start(io::stderr())?;
     let (filter, handle) = reload::Layer::new(LevelFilter::INFO);
-    let colours = std::io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
-    let lines = fmt::layer().with_target(false).with_ansi(colours).with_writer(log.clone());
+    let lines = fmt::layer().with_target(false).with_ansi(has_colours()).with_writer(log.clone());
     tracing_subscriber::registry().with(filter).with(lines).init();
     Ok((log, handle))
+}
+
+/// Whether standard error is a terminal that shows colours, and its user has not switched them off
+/// (<https://no-color.org>).
+fn has_colours() -> bool {
+    let set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
+    io::stderr().is_terminal() && !set("NO_COLOR") && env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
 async fn run(options: Options, level: LevelHandle) -> Result<(), Error> {

@@ -27,6 +27,12 @@ pub enum Error {
         /// What it is.
         what: &'static str,
     },
+    /// The kernel takes shorter paths only.
+    #[error("{path}: too long for a socket; a path of 90 bytes or less will do")]
+    TooLong {
+        /// The path.
+        path: PathBuf,
+    },
     /// The system says no.
     #[error("{path}: {error}")]
     Io {
@@ -67,8 +73,21 @@ fn file_at(path: &Path) -> io::Result<(u64, u64)> {
 pub struct Sockets {
     clients: Bound,
     admin: Bound,
-    /// Locked for as long as this scheduler lives; released by the kernel whatever happens.
-    _guard: File,
+    _guard: Guard,
+}
+
+/// A file that is locked for as long as this scheduler lives; the kernel releases it whatever happens.
+#[derive(Debug)]
+struct Guard {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // It is still locked: a scheduler that opened it meanwhile sees that it has gone (`guard`).
+        let _ = fs::remove_file(&self.path);
+    }
 }
 
 impl Sockets {
@@ -118,16 +137,26 @@ fn prepare(socket: &Path, mode: u32) -> Result<PathBuf, Error> {
     Ok(directory.to_owned())
 }
 
+/// Bytes of the longest path to which a socket can be bound (`sun_path`, less the byte that ends it).
+const LONGEST: usize = 107;
+
 /// Binds a socket under a name of its own, and links it to its path when it listens: whoever finds it there can connect,
 /// and of several that start at the same moment one gets the path.
 fn bind(path: &Path, mode: u32) -> Result<Bound, Error> {
+    // The name beside it may be short enough where this one is not: nobody could connect.
+    if path.as_os_str().len() > LONGEST {
+        return Err(Error::TooLong { path: path.to_owned() });
+    }
     let beside = |what: &str| path.with_file_name(format!(".{what}{}", std::process::id()));
     let (fresh, stale) = (beside("n"), beside("o"));
     let _ = fs::remove_file(&fresh);
-    let listener = UnixListener::bind(&fresh).map_err(at(&fresh))?;
+    let listener = UnixListener::bind(&fresh).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidInput => Error::TooLong { path: path.to_owned() },
+        _ => at(path)(error),
+    })?;
     let linked = fs::set_permissions(&fresh, Permissions::from_mode(mode))
         .and_then(|()| file_at(&fresh))
-        .map_err(at(&fresh))
+        .map_err(at(path))
         .and_then(|file| link(&fresh, &stale, path).map(|replaced| (file, replaced)));
     let _ = fs::remove_file(&fresh);
     let (file, replaced) = linked?;
@@ -181,24 +210,33 @@ fn peer_pid(stream: StdStream) -> Option<i32> {
 
 /// Locks the file beside the administrators' socket that says whose it is: of two schedulers that start at the same
 /// moment, one gets it. Nobody but the owner can open it, so nobody else can keep a scheduler from starting.
-fn guard(directory: &Path, socket: &Path) -> Result<File, Error> {
-    let lock = directory.join("nvshare-scheduler.lock");
+fn guard(directory: &Path, socket: &Path) -> Result<Guard, Error> {
+    let path = directory.join("nvshare-scheduler.lock");
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let mut file = options.open(&lock).map_err(at(&lock))?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let mut pid = String::new();
-            let _ = file.read_to_string(&mut pid);
-            return Err(Error::Taken { path: socket.to_owned(), pid: pid.trim().to_owned() });
+    for _ in 0..MOST_ATTEMPTS {
+        let mut file = options.open(&path).map_err(at(&path))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut pid = String::new();
+                let _ = file.read_to_string(&mut pid);
+                return Err(Error::Taken { path: socket.to_owned(), pid: pid.trim().to_owned() });
+            }
+            Err(TryLockError::Error(error)) => return Err(at(&path)(error)),
         }
-        Err(TryLockError::Error(error)) => return Err(at(&lock)(error)),
+        let locked = file.metadata().map(|locked| (locked.dev(), locked.ino())).map_err(at(&path))?;
+        // A scheduler that ended between the opening and the lock has removed the file that is locked now.
+        if file_at(&path).is_ok_and(|found| found == locked) {
+            let written = file
+                .set_len(0)
+                .and_then(|()| file.rewind())
+                .and_then(|()| writeln!(file, "{}", std::process::id()));
+            written.map_err(at(&path))?;
+            return Ok(Guard { path, _file: file });
+        }
     }
-    let written =
-        file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
-    written.map_err(at(&lock))?;
-    Ok(file)
+    Err(at(&path)(io::ErrorKind::ResourceBusy.into()))
 }
 
 /// Whether this process is root.
@@ -261,5 +299,30 @@ mod tests {
         assert!(bound.replaced);
         assert!(matches!(bind(&path, 0o600), Err(Error::Taken { .. })));
         assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1, "nothing else is left");
+    }
+
+    #[tokio::test]
+    async fn an_end_leaves_nothing_behind_and_of_two_one_starts() {
+        let folder = Folder::new("guard");
+        let (clients, admin) = (folder.0.join("s"), folder.0.join("a"));
+        let first = Sockets::bind(&clients, &admin).unwrap();
+        assert!(matches!(Sockets::bind(&clients, &admin), Err(Error::Taken { .. })));
+        drop(first);
+        assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 0);
+        // A file that was removed under the lock of an earlier scheduler guards nothing.
+        let stale = File::create(folder.0.join("nvshare-scheduler.lock")).unwrap();
+        stale.lock().unwrap();
+        fs::remove_file(folder.0.join("nvshare-scheduler.lock")).unwrap();
+        drop(Sockets::bind(&clients, &admin).unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_path_that_is_too_long_is_called_that() {
+        let folder = Folder::new("long");
+        // Where the name beside it is short enough, and where it is not.
+        for path in [folder.0.join("x".repeat(120)), folder.0.join("x".repeat(90)).join("s")] {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            assert!(matches!(bind(&path, 0o600), Err(Error::TooLong { .. })), "{}", path.display());
+        }
     }
 }

@@ -1,5 +1,8 @@
 //! Names of the environment variables that nvshare reads. Each is documented in README.md.
 
+use std::env;
+use std::path::PathBuf;
+
 /// Path of the scheduler's clients' socket.
 pub const SOCKET: &str = "NVSHARE_SOCKET";
 /// Path of the scheduler's administrators' socket.
@@ -35,6 +38,12 @@ pub const HAMI_MEM_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 /// `NVSHARE_LOG` as a number: 0 errors, 1 and 2 warnings, 3 info, 4 debug.
 pub const HAMI_LOG_LEVEL: &str = "LIBCUDA_LOG_LEVEL";
 
+/// The path that a variable holds. An empty variable counts as one that is not set, as in a container's settings.
+#[must_use]
+pub fn path(name: &str) -> Option<PathBuf> {
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
 /// Whether the library reads a variable of this name.
 #[must_use]
 pub fn is_of_library(name: &str) -> bool {
@@ -42,7 +51,7 @@ pub fn is_of_library(name: &str) -> bool {
 }
 
 /// Every variable of ours, for the library, the scheduler and the command line.
-const KNOWN: [&str; 15] = [
+pub const KNOWN: [&str; 15] = [
     SOCKET,
     ADMIN_SOCKET,
     MEM_LIMIT,

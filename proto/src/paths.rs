@@ -1,7 +1,8 @@
 //! Where the sockets are.
 
-use std::env;
 use std::path::PathBuf;
+
+use crate::env;
 
 /// Clients' socket of a scheduler that runs as root. Its directory may be mounted into containers.
 pub const SYSTEM_SOCKET: &str = "/var/run/nvshare/scheduler.sock";
@@ -13,25 +14,24 @@ pub const SYSTEM_ADMIN_SOCKET: &str = "/var/run/nvshare-admin/admin.sock";
 /// `prefer_system` says that root's is wanted: the process is root, or that socket exists.
 #[must_use]
 pub fn clients_socket(prefer_system: bool) -> PathBuf {
-    socket(crate::env::SOCKET, SYSTEM_SOCKET, "scheduler.sock", prefer_system)
+    socket(env::SOCKET, SYSTEM_SOCKET, "scheduler.sock", prefer_system)
 }
 
 /// The administrators' socket: `$NVSHARE_ADMIN_SOCKET`, else root's, else `$XDG_RUNTIME_DIR/nvshare/admin.sock`.
 #[must_use]
 pub fn admin_socket(prefer_system: bool) -> PathBuf {
-    socket(crate::env::ADMIN_SOCKET, SYSTEM_ADMIN_SOCKET, "admin.sock", prefer_system)
+    socket(env::ADMIN_SOCKET, SYSTEM_ADMIN_SOCKET, "admin.sock", prefer_system)
 }
 
 /// Where a user's own scheduler keeps its sockets: `$XDG_RUNTIME_DIR/nvshare`, if that is set.
 #[must_use]
 pub fn own_directory() -> Option<PathBuf> {
-    let runtime = env::var_os("XDG_RUNTIME_DIR").filter(|runtime| !runtime.is_empty())?;
-    Some(PathBuf::from(runtime).join("nvshare"))
+    Some(env::path("XDG_RUNTIME_DIR")?.join("nvshare"))
 }
 
 fn socket(variable: &str, system: &str, name: &str, prefer_system: bool) -> PathBuf {
-    match (env::var_os(variable), own_directory()) {
-        (Some(path), _) if !path.is_empty() => PathBuf::from(path),
+    match (env::path(variable), own_directory()) {
+        (Some(path), _) => path,
         (_, Some(own)) if !prefer_system => own.join(name),
         _ => PathBuf::from(system),
     }

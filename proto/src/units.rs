@@ -26,9 +26,9 @@ pub const MIN_QUANTUM: Duration = Duration::from_millis(10);
 /// Longest quantum that a scheduler accepts.
 pub const MAX_QUANTUM: Duration = Duration::from_secs(86_400);
 
-/// Why a text is no size or no time.
+/// Why a text is neither a size nor a time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no {what}; accepted: {accepted}")]
+#[error("{text:?} is not a {what}; accepted: {accepted}")]
 pub struct ParseError {
     text: String,
     what: &'static str,

@@ -84,7 +84,7 @@ impl Config {
                 self.memory = match value {
                     "managed" => MemoryMode::Managed,
                     "off" => MemoryMode::Off,
-                    _ => return Err(format!("{value:?} is no memory mode; accepted: managed, off")),
+                    _ => return Err(format!("{value:?} is not a memory mode; accepted: managed, off")),
                 }
             }
             names::LOG => {
@@ -96,7 +96,7 @@ impl Config {
                     "debug" => Level::Debug,
                     _ => {
                         return Err(format!(
-                            "{value:?} is no level; accepted: off, error, warn, info, debug"
+                            "{value:?} is not a level; accepted: off, error, warn, info, debug"
                         ));
                     }
                 }
@@ -107,7 +107,7 @@ impl Config {
                     Ok(1..=2) => Level::Warn,
                     Ok(3) => Level::Info,
                     Ok(4..) => Level::Debug,
-                    Err(_) => return Err(format!("{value:?} is no level; accepted: 0 to 4")),
+                    Err(_) => return Err(format!("{value:?} is not a level; accepted: 0 to 4")),
                 }
             }
             names::DEBUG => {
@@ -150,7 +150,7 @@ fn parse_hami_limit(value: &str) -> Result<u64, String> {
 const UNLIMITED: u64 = u64::MAX;
 
 fn parse_limit_mb(value: &str) -> Result<u64, String> {
-    let mib: u64 = value.trim().parse().map_err(|_| format!("{value:?} is no number of MiB"))?;
+    let mib: u64 = value.trim().parse().map_err(|_| format!("{value:?} is not a number of MiB"))?;
     match mib.checked_mul(MIB) {
         Some(0) => Err(NOTHING_RUNS.to_owned()),
         Some(bytes) if bytes < LEAST_MEMORY => {
@@ -184,7 +184,7 @@ fn parse_switch(value: &str) -> Result<bool, String> {
     match value {
         "1" | "true" | "on" | "yes" => Ok(true),
         "0" | "false" | "off" | "no" => Ok(false),
-        _ => Err(format!("{value:?} is no switch; accepted: 1, 0")),
+        _ => Err(format!("{value:?} is not a switch; accepted: 1, 0")),
     }
 }
 

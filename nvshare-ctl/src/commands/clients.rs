@@ -10,19 +10,19 @@ use crate::show::{self, CLIENTS, COUNTERS, Layout, Sort};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Print as JSON: sizes in bytes, times as their names say
+    /// Print JSON (docs/status.md describes it)
     #[arg(long)]
     json: bool,
 
-    /// Also show clients that are gone
+    /// Also show the last clients that have ended
     #[arg(long)]
     all: bool,
 
-    /// Show all columns, and cut nothing short
+    /// Show all columns at full length
     #[arg(long)]
     wide: bool,
 
-    /// How clients are sorted
+    /// Order of the clients
     #[arg(long, value_name = "KEY", default_value = "client")]
     sort: Sort,
 }

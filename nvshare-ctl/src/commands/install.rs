@@ -16,7 +16,7 @@ use crate::output::{Done, print};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Where programs go into bin, and the library into lib/nvshare
+    /// Folder for bin/nvshare-scheduler, bin/nvshare-ctl and lib/nvshare/libnvshare.so
     #[arg(long, value_name = "DIR", default_value = "/usr/local")]
     prefix: PathBuf,
 }
@@ -26,7 +26,7 @@ pub(crate) struct LibraryOptions {
     #[command(flatten)]
     library: Library,
 
-    /// The folder; it is made if it is not there
+    /// The folder; created if it does not exist
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 }
@@ -74,7 +74,7 @@ pub(crate) fn install(options: &Options) -> Done {
     }
     put_in_place(&copies)?;
     print(&format!(
-        "{}A scheduler that runs goes on as the old version; restart it when it suits. Programs that run keep the old library.\n",
+        "{}A running scheduler stays the old version until you restart it. Running programs keep the old library.\n",
         list("installed", copies.iter().map(|copy| &copy.to))
     ))
 }
@@ -111,7 +111,7 @@ fn list<'a>(what: &str, files: impl Iterator<Item = &'a PathBuf>) -> String {
 fn put_in_place(copies: &[Copy]) -> Result<(), String> {
     if let Some(copy) = copies.iter().find(|copy| copy.is_in_place()) {
         return Err(format!(
-            "{} is what is to be installed; run `install` from the new distribution",
+            "{} is the file to install itself; run `install` of the new distribution",
             copy.to.display()
         ));
     }

@@ -30,11 +30,11 @@ pub(crate) struct Options {
     #[command(flatten)]
     library: Library,
 
-    /// Memory limit on each GPU, of all the program's processes together: 4g, 512MiB
+    /// Memory limit on each GPU for all processes of the program together: 4g, 512MiB
     #[arg(long, value_name = "SIZE", value_parser = units::parse_limit)]
     limit: Option<u64>,
 
-    /// The program and its arguments; options of this command come before it
+    /// The program and its arguments; options of `run` come before it
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
@@ -70,7 +70,9 @@ pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
     }
     let error = command.exec();
     let code = if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { CANNOT_RUN };
-    Err(Failure::with_code(code, format!("{}: {error}", Path::new(program).display())))
+    let named = Path::new(program).display().to_string();
+    let named = if named.is_empty() { "\"\"" } else { &named };
+    Err(Failure::with_code(code, format!("{named}: {error}")))
 }
 
 /// What no other run of this user has: what it starts shares one limit.

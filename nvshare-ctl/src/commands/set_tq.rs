@@ -17,7 +17,7 @@ pub(crate) struct Options {
     #[arg(value_parser = parse_quantum, allow_hyphen_values = true)]
     seconds: Duration,
 
-    /// On this GPU only, by its number, its UUID, or the beginning of that
+    /// Change this GPU only; its number, its UUID, or the first characters of its UUID
     #[arg(long, value_name = "GPU")]
     gpu: Option<Gpu>,
 }
@@ -71,8 +71,8 @@ impl Gpu {
         match (meant.as_slice(), self) {
             ([one], _) => Ok(*one),
             ([], Self::Index(index)) => Err(format!("there is no GPU {index}; there is {known}")),
-            ([], _) => Err(format!("no GPU's UUID begins so; there is {known}")),
-            _ => Err("several GPUs' UUIDs begin so".to_owned()),
+            ([], _) => Err(format!("no GPU has a UUID that begins so; there is {known}")),
+            _ => Err("several GPUs have UUIDs that begin so".to_owned()),
         }
     }
 }

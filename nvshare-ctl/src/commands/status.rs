@@ -8,15 +8,15 @@ use crate::show::{self, CLIENTS, GPUS, Layout, Sort};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Print everything as JSON: sizes in bytes, times as their names say
+    /// Print JSON (docs/status.md describes it)
     #[arg(long)]
     json: bool,
 
-    /// Show all columns, and cut nothing short
+    /// Show all columns at full length
     #[arg(long)]
     wide: bool,
 
-    /// How clients are sorted
+    /// Order of the clients
     #[arg(long, value_name = "KEY", default_value = "client")]
     sort: Sort,
 }
@@ -29,7 +29,7 @@ pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
 
 fn text(status: &Status, layout: Layout) -> String {
     let about = &status.scheduler;
-    let scheduling = if about.scheduling { "on" } else { "OFF: everybody runs" };
+    let scheduling = if about.scheduling { "on" } else { "OFF (all programs run at the same time)" };
     let mut text = format!(
         "nvshare-scheduler {} (pid {}), up {}, scheduling {scheduling}, TQ {} s\n",
         about.version,

@@ -8,7 +8,7 @@ use crate::output::{Done, print_line};
 
 #[derive(Debug, Args)]
 pub(crate) struct OffOptions {
-    /// Even if not everything fits: page faults will move memory
+    /// Switch off even if not all memory fits: page faults will then move it, slowly
     #[arg(long)]
     force: bool,
 }

@@ -13,7 +13,9 @@ use serde::de::{self, Deserialize, Deserializer, Visitor};
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct File {
+    #[serde(default, deserialize_with = "path")]
     pub(super) socket: Option<PathBuf>,
+    #[serde(default, deserialize_with = "path")]
     pub(super) admin_socket: Option<PathBuf>,
     pub(super) tq: Option<Quantum>,
     pub(super) gpu_memory: Option<Memory>,
@@ -32,6 +34,12 @@ pub(super) struct Gpu {
     pub(super) tq: Option<Quantum>,
     pub(super) gpu_memory: Option<Memory>,
     pub(super) reserve: Option<Size>,
+}
+
+/// A path with something in it.
+fn path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
+    let path = PathBuf::deserialize(deserializer)?;
+    if path.as_os_str().is_empty() { Err(de::Error::custom("the path is empty")) } else { Ok(Some(path)) }
 }
 
 /// Reads a file's text; an error says which line.
@@ -68,8 +76,8 @@ written!(Size, u64, units::parse_bytes, "a size");
 written!(Memory, u64, units::parse_limit, "a size");
 written!(Level, tracing::Level, level, "a level");
 
-fn level(text: &str) -> Result<tracing::Level, String> {
-    text.parse().map_err(|_| format!("{text:?} is no level; accepted: error, warn, info, debug, trace"))
+pub(super) fn level(text: &str) -> Result<tracing::Level, String> {
+    text.parse().map_err(|_| format!("{text:?} is not a level; accepted: error, warn, info, debug, trace"))
 }
 
 /// Takes a text or a number as the text that it is.
@@ -122,15 +130,16 @@ mod tests {
     fn an_error_says_which_line_and_why() {
         for (text, line, why) in [
             ("tq = 1\ntqq = 4\n", 2, "unknown field `tqq`"),
-            ("\n\ntq = 0\n", 3, "is no quantum; accepted: seconds"),
+            ("\n\ntq = 0\n", 3, "is not a quantum; accepted: seconds"),
             ("gpu-memory = 4\n", 1, "the least is 64.0 MiB"),
-            ("reserve = -1\n", 1, "is no size"),
+            ("reserve = -1\n", 1, "is not a size"),
             ("exclusive = 1\n", 1, "invalid type"),
             ("tq = [1]\n", 1, "expected seconds"),
-            ("log = \"loud\"\n", 1, "is no level"),
+            ("log = \"loud\"\n", 1, "is not a level"),
+            ("socket = \"\"\n", 1, "the path is empty"),
             ("tq = \n", 1, ""),
             ("tq = 1\ntq = 2\n", 2, "duplicate key"),
-            ("[gpu.0]\ntq = 1\n", 1, "is no GPU UUID"),
+            ("[gpu.0]\ntq = 1\n", 1, "is not a GPU UUID"),
             ("[gpu.GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0]\nlog = 1\n", 2, "unknown field `log`"),
         ] {
             let error = parse::<File>(text).unwrap_err();

@@ -1,48 +1,49 @@
 //! The command line, and what follows from it and the configuration file.
 
-use std::env;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
-use nvshare_proto::{paths, units};
+use nvshare_proto::{env as names, paths, units};
 
 use super::file::{self, File};
 use crate::gpus;
 use nvshare_core::{Config, GpuConfig};
 
-/// Grants each GPU's lock to the programs that share it, in time quanta, and moves memory where it does not all fit.
+/// Lets programs share GPUs: grants each GPU's lock in time quanta, and has memory moved where it does not all fit.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "nvshare-scheduler", version, max_term_width = 100)]
 pub struct Options {
-    /// Clients' socket [default: /var/run/nvshare/scheduler.sock as root, else under $XDG_RUNTIME_DIR]
-    #[arg(long, value_name = "PATH", env = "NVSHARE_SOCKET")]
+    /// Clients' socket [variable: NVSHARE_SOCKET] [default: /var/run/nvshare/scheduler.sock as root, else under
+    /// $XDG_RUNTIME_DIR]
+    #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// Administrators' socket [default: /var/run/nvshare-admin/admin.sock as root, else under $XDG_RUNTIME_DIR]
-    #[arg(long, value_name = "PATH", env = "NVSHARE_ADMIN_SOCKET")]
+    /// Administrators' socket [variable: NVSHARE_ADMIN_SOCKET] [default: /var/run/nvshare-admin/admin.sock as root,
+    /// else under $XDG_RUNTIME_DIR]
+    #[arg(long, value_name = "PATH")]
     admin_socket: Option<PathBuf>,
 
-    /// Configuration file; SIGHUP has it read again. Options and environment overrule it [default:
-    /// /etc/nvshare/config.toml as root, else $XDG_CONFIG_HOME/nvshare/config.toml, if it exists]
-    #[arg(long, value_name = "PATH", env = "NVSHARE_CONFIG")]
+    /// Configuration file; options and variables overrule it, SIGHUP reads it again [variable: NVSHARE_CONFIG]
+    /// [default: /etc/nvshare/config.toml as root, else $XDG_CONFIG_HOME/nvshare/config.toml, if it exists]
+    #[arg(long, value_name = "PATH")]
     config: Option<PathBuf>,
 
-    /// File that keeps what administrators set at run time, until `nvshare-ctl reset` [default: beside the
-    /// administrators' socket where that is given, else /var/lib/nvshare/state.toml as root, else
+    /// File for settings that administrators change at run time (`nvshare-ctl reset` removes them) [default: beside the
+    /// administrators' socket if that option is given, else /var/lib/nvshare/state.toml as root, else
     /// $XDG_STATE_HOME/nvshare/state.toml]
     #[arg(long, value_name = "PATH")]
     state: Option<PathBuf>,
 
-    /// Memory that clients may fill on each GPU together; there is no reserve then [default: what the GPU has, less
-    /// the reserve]
+    /// Memory that all clients together may fill on each GPU; excludes --reserve [default: the GPU's memory, less the
+    /// reserve]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_limit, conflicts_with = "reserve")]
     gpu_memory: Option<u64>,
 
-    /// Memory of each GPU that is left to contexts, modules and the driver [default: 1536MiB, and of a small
-    /// GPU an eighth at most]
+    /// Memory of each GPU that is left to the driver, contexts and modules [default: 1536MiB, at most an eighth of the
+    /// GPU]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     reserve: Option<u64>,
 
@@ -50,7 +51,7 @@ pub struct Options {
     #[arg(long, value_name = "SECONDS", value_parser = units::parse_quantum)]
     tq: Option<Duration>,
 
-    /// One client at a time on each GPU, even where memory fits
+    /// Run one client at a time on each GPU, even if the memory of several fits
     #[arg(long)]
     exclusive: bool,
 
@@ -58,11 +59,11 @@ pub struct Options {
     #[arg(long, value_name = "SECONDS", value_parser = units::parse_grace)]
     grace: Option<Duration>,
 
-    /// What is logged: error, warn, info, debug or trace [default: info]
-    #[arg(long, value_name = "LEVEL")]
+    /// Level of the log: error, warn, info, debug or trace [default: info]
+    #[arg(long, value_name = "LEVEL", value_parser = file::level)]
     log: Option<tracing::Level>,
 
-    /// Where the kernel module describes the GPUs
+    /// Folder in which the kernel module describes the GPUs
     #[arg(long, value_name = "PATH", default_value = gpus::DESCRIPTIONS, hide = true)]
     gpu_descriptions: PathBuf,
 }
@@ -102,19 +103,28 @@ impl Options {
     /// # Errors
     /// When the file cannot be read, is not there although it was named, or says what cannot be followed.
     pub fn settle(&self, root: bool) -> Result<Settings, Error> {
-        let path = self.config.clone().or_else(|| default_file(root));
-        let (file, path) = match path {
-            Some(path) => match read(&path, self.config.is_some())? {
+        let named = self.config.clone().or_else(|| names::path(names::CONFIG));
+        let is_named = named.is_some();
+        let (file, path) = match named.or_else(|| default_file(root)) {
+            Some(path) => match read(&path, is_named)? {
                 Some(file) => (file, Some(path)),
                 None => (File::default(), None),
             },
             None => (File::default(), None),
         };
-        Ok(self.merge(file, path, root))
+        let settings = self.merge(file, path, root);
+        if settings.clients == settings.admin {
+            let reason = "clients and administrators need a socket each".to_owned();
+            return Err(Error { path: settings.admin, reason });
+        }
+        Ok(settings)
     }
 
     fn merge(&self, file: File, path: Option<PathBuf>, root: bool) -> Settings {
-        let named_admin = self.admin_socket.clone().or(file.admin_socket);
+        let named = |option: &Option<PathBuf>, variable, file| {
+            option.clone().or_else(|| names::path(variable)).or(file)
+        };
+        let named_admin = named(&self.admin_socket, names::ADMIN_SOCKET, file.admin_socket);
         let state = self.state.clone().or_else(|| match &named_admin {
             Some(admin) => Some(admin.parent()?.join("nvshare-state.toml")),
             None => default_state(root),
@@ -134,7 +144,8 @@ impl Options {
         };
         let defaults = Config::default();
         Settings {
-            clients: self.socket.clone().or(file.socket).unwrap_or_else(|| paths::clients_socket(root)),
+            clients: named(&self.socket, names::SOCKET, file.socket)
+                .unwrap_or_else(|| paths::clients_socket(root)),
             admin: named_admin.unwrap_or_else(|| paths::admin_socket(root)),
             file: path,
             state,
@@ -191,8 +202,7 @@ fn default_state(root: bool) -> Option<PathBuf> {
 
 /// In the user's own folder that a variable names, or at its usual place.
 fn own(variable: &str, usual: &str, name: &str) -> Option<PathBuf> {
-    let set = |variable| env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let folder = set(variable).or_else(|| Some(set("HOME")?.join(usual)))?;
+    let folder = names::path(variable).or_else(|| Some(names::path("HOME")?.join(usual)))?;
     Some(folder.join("nvshare").join(name))
 }
 

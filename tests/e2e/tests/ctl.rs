@@ -1,7 +1,6 @@
 //! The command line: every command gets an answer, a refused one says why and exits non-zero.
 
-use std::io::Read;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use nvshare_harness::{Artifacts, Program, Running, Scheduler, World, wait_until};
 use nvshare_proto::ClientState;
@@ -44,7 +43,7 @@ fn quanta_that_are_none_are_refused() {
     let _scheduler = Scheduler::start(&world, &["--tq", "7"]);
     for value in ["0", "-3", "NaN", "inf", "soon", "", "1e99"] {
         let (good, _, error) = text(&Scheduler::ctl(&world, &["set-tq", value]));
-        assert!(!good && error.contains("is no quantum; accepted: seconds"), "{value}: {error}");
+        assert!(!good && error.contains("is not a quantum; accepted: seconds"), "{value}: {error}");
     }
     assert_eq!(Scheduler::status(&world).scheduler.quantum_ms, 7000);
 }
@@ -264,7 +263,7 @@ fn gpus_are_listed_when_idle_and_named_by_number() {
     assert_eq!(gpus.iter().map(|gpu| gpu.quantum_ms).collect::<Vec<_>>(), [30_000, 500]);
     for (gpu, expected) in [
         ("2", "there is no GPU 2; there is GPU 0, GPU 1"),
-        ("GPU-abc", "no GPU's UUID begins so; there is GPU 0, GPU 1"),
+        ("GPU-abc", "no GPU has a UUID that begins so; there is GPU 0, GPU 1"),
         ("GPU-", "is neither a GPU's number nor its UUID"),
         ("-1", "unexpected argument '-1'"),
         ("first", "is neither a GPU's number nor its UUID"),
@@ -273,27 +272,6 @@ fn gpus_are_listed_when_idle_and_named_by_number() {
     ] {
         let (good, _, error) = text(&Scheduler::ctl(&world, &["set-tq", "5", "--gpu", gpu]));
         assert!(!good && error.contains(expected), "{gpu}: {error}");
-    }
-}
-
-#[test]
-fn a_reader_that_goes_early_is_no_failure() {
-    let world = World::simulated(CARD);
-    let _scheduler = Scheduler::start(&world, &[]);
-    for arguments in [&["status", "--json"][..], &["status"], &["clients"], &["set-tq", "5"], &["--help"]] {
-        let mut child = Command::new(&Artifacts::get().ctl)
-            .args(arguments)
-            .env("NVSHARE_ADMIN_SOCKET", world.admin_socket())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it runs");
-        // The reading end is closed before anything is written.
-        drop(child.stdout.take());
-        let mut said = String::new();
-        child.stderr.take().expect("a pipe").read_to_string(&mut said).expect("text");
-        let status = child.wait().expect("it ends");
-        assert!(status.success() && said.is_empty(), "{arguments:?}: {status} {said}");
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
+use nvshare_e2e::golden;
 use nvshare_harness::{Artifacts, Program, Scheduler, World};
 
 #[test]
@@ -94,26 +95,11 @@ fn help_is_as_documented() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let mut text = help(&artifacts.scheduler, &["--help"]);
-    for arguments in [
-        &["--help"][..],
-        &["status", "--help"],
-        &["clients", "--help"],
-        &["set-tq", "--help"],
-        &["on", "--help"],
-        &["off", "--help"],
-        &["reset", "--help"],
-        &["doctor", "--help"],
-        &["run", "--help"],
-        &["install", "--help"],
-        &["install-library", "--help"],
-        &["uninstall", "--help"],
-    ] {
+    let all = nvshare_ctl::command();
+    let names = all.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name);
+    for arguments in [vec!["--help"]].into_iter().chain(names.map(|name| vec![name, "--help"])) {
         text.push_str("\n----\n");
-        text.push_str(&help(&artifacts.ctl, arguments));
+        text.push_str(&help(&artifacts.ctl, &arguments));
     }
-    let golden = include_str!("golden/help.txt");
-    assert!(
-        text == golden,
-        "the help texts changed; if that is meant, update tests/golden/help.txt to\n{text}"
-    );
+    golden("help.txt", &text);
 }

@@ -155,7 +155,7 @@ fn an_install_replaces_what_runs_and_disturbs_nobody() {
     // The installed command line does not install over itself, and finds its library.
     let installed = prefix.join("bin/nvshare-ctl");
     let (code, _, error) = call(&installed, &["install", "--prefix", &at(&prefix)]);
-    assert!(code == Some(1) && error.contains("run `install` from the new distribution"), "{error}");
+    assert!(code == Some(1) && error.contains("run `install` of the new distribution"), "{error}");
     let (code, out, _) = call(&installed, &["run", "--", "sh", "-c", "echo $LD_PRELOAD"]);
     assert_eq!((code, out.trim()), (Some(0), &*library.to_string_lossy()));
 

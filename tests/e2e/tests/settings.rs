@@ -100,9 +100,9 @@ fn a_configuration_that_cannot_be_followed_is_refused() {
     let named = file.to_string_lossy().into_owned();
     for (text, expected) in [
         ("tq = 5\nspeed = 11\n", "config.toml: line 2: unknown field `speed`"),
-        ("tq = 0\n", "config.toml: line 1: \"0\" is no quantum; accepted: seconds from 0.01"),
+        ("tq = 0\n", "config.toml: line 1: \"0\" is not a quantum; accepted: seconds from 0.01"),
         ("gpu-memory = \"8g\"\nreserve = \"1g\"\n", "config.toml: gpu-memory and reserve exclude each other"),
-        ("[gpu.3]\n", "config.toml: line 1: \"3\" is no GPU UUID"),
+        ("[gpu.3]\n", "config.toml: line 1: \"3\" is not a GPU UUID"),
     ] {
         std::fs::write(&file, text).expect("a file");
         let (code, log) = fails(&world, &["--config", &named]);
@@ -121,12 +121,12 @@ fn options_that_mean_nothing_are_refused() {
         (&["--gpu-memory", "0"][..], "the least is 64.0 MiB"),
         (&["--gpu-memory", "4"], "the least is 64.0 MiB"),
         (&["--gpu-memory", "8g", "--reserve", "1g"], "cannot be used with"),
-        (&["--grace", "0"], "is no grace time; accepted: seconds"),
-        (&["--tq", "0"], "is no quantum; accepted: seconds"),
-        (&["--tq", "99999999999999999999"], "is no quantum; accepted: seconds"),
+        (&["--grace", "0"], "is not a grace time; accepted: seconds"),
+        (&["--tq", "0"], "is not a quantum; accepted: seconds"),
+        (&["--tq", "99999999999999999999"], "is not a quantum; accepted: seconds"),
         (&["--tq", "-1"], "unexpected argument '-1'"),
         (&["--tq"], "a value is required"),
-        (&["--reserve", "lots"], "is no size; accepted: 8GiB"),
+        (&["--reserve", "lots"], "is not a size; accepted: 8GiB"),
         (&["--everything"], "unexpected argument"),
     ] {
         let (code, log) = fails(&world, arguments);

@@ -5,12 +5,14 @@ mod artifacts;
 mod guest;
 mod program;
 mod scheduler;
+mod terminal;
 mod world;
 
 pub use artifacts::Artifacts;
 pub use guest::guest;
 pub use program::{Finished, Outcome, Program, Running};
 pub use scheduler::{Scheduler, Status};
+pub use terminal::Terminal;
 pub use world::{Moved, Ran, World};
 
 use std::time::{Duration, Instant};

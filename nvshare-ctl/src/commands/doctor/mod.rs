@@ -20,7 +20,7 @@ use report::{Finding, Level};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The driver to look at [default: where the loader would find libcuda.so.1]
+    /// The driver's libcuda.so.1 to check [default: the one that the loader finds]
     #[arg(long, value_name = "PATH")]
     driver: Option<PathBuf>,
 

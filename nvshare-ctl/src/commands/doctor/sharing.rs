@@ -48,7 +48,11 @@ pub(super) fn scheduler(scheduler: &Scheduler, findings: &mut Vec<Finding>) -> O
         Finding::warning("scheduler", text, "restart the scheduler after an upgrade")
     });
     if !about.scheduling {
-        findings.push(Finding::warning("scheduler", "scheduling is off: everybody runs", "nvshare-ctl on"));
+        findings.push(Finding::warning(
+            "scheduler",
+            "scheduling is off: all programs run at the same time",
+            "nvshare-ctl on",
+        ));
     }
     findings.extend(rights_of(Path::new(paths::SYSTEM_SOCKET)));
     Some(about.version)

@@ -11,7 +11,7 @@ mod show;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use nvshare_admin::Scheduler;
 
 use commands::{clients, doctor, install, run, set_tq, status, switch};
@@ -20,8 +20,8 @@ use commands::{clients, doctor, install, run, set_tq, status, switch};
 #[derive(Debug, Parser)]
 #[command(name = "nvshare-ctl", version, max_term_width = 100)]
 struct Options {
-    /// Socket of the scheduler: the administrators', or for `run` the clients' [default: root's scheduler, else the
-    /// user's own; NVSHARE_ADMIN_SOCKET and NVSHARE_SOCKET name others]
+    /// The scheduler's socket for administrators; for `run` the one for clients [variables: NVSHARE_ADMIN_SOCKET,
+    /// NVSHARE_SOCKET] [default: the socket of root's scheduler, else of the user's own]
     #[arg(long, global = true, value_name = "PATH")]
     socket: Option<PathBuf>,
 
@@ -31,34 +31,42 @@ struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show the scheduler, its GPUs, and who holds and waits for them
+    /// Show the scheduler, its GPUs, and the clients that hold them and wait for them
     Status(status::Options),
-    /// Show the scheduler's clients and what they have moved
+    /// Show the clients, the time that each had, and the memory that each moved
     Clients(clients::Options),
     /// Set how long a client keeps a GPU while another waits
     SetTq(set_tq::Options),
     /// Switch scheduling on
     On,
-    /// Switch scheduling off: everybody runs
+    /// Switch scheduling off: all programs run at the same time
     Off(switch::OffOptions),
-    /// Forget what was set at run time: the scheduler follows its configuration again
+    /// Undo changes made at run time: the scheduler follows its configuration again
     Reset,
-    /// Check this machine, and say what to do about what is wrong
+    /// Check this machine, and say how to correct each problem
     Doctor(doctor::Options),
-    /// Run a program that shares its GPUs
+    /// Run a program under nvshare
     Run(run::Options),
-    /// Install or upgrade nvshare; running programs and schedulers keep what they have
+    /// Install or upgrade nvshare; running programs and schedulers are not disturbed
     Install(install::Options),
-    /// Copy the library alone into a folder, such as a volume that containers share
+    /// Copy only the library into a folder, such as a volume that containers share
     InstallLibrary(install::LibraryOptions),
-    /// Remove what `install` has installed
+    /// Remove the files that `install` installed
     Uninstall(install::Options),
     /// Talk to the driver as a program does, and say what it answers; for `doctor`
     #[command(hide = true)]
     Probe,
 }
 
-fn main() -> ExitCode {
+/// The command line, as clap knows it.
+#[must_use]
+pub fn command() -> clap::Command {
+    Options::command()
+}
+
+/// The whole program.
+#[must_use]
+pub fn main() -> ExitCode {
     let Options { socket, command } = Options::parse();
     let scheduler = || socket.clone().map_or_else(Scheduler::usual, Scheduler::at);
     let done = match command {

@@ -1,0 +1,9 @@
+//! The program; the library beside it has everything, so that manual pages can be made of its command line.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    nvshare_ctl::main()
+}
