@@ -2,6 +2,9 @@
 //!
 //! Works on a copy of the tracked files, in a target folder of its own. All rules are patched into one build, each behind a
 //! question that only one of them answers with yes: `NVSHARE_BROKEN_RULE` names it, by its place in the list.
+//!
+//! With `--storm` it is random programs that have to notice, for the rules that name them; the table in `docs/testing.md` is
+//! what that prints.
 
 mod rules;
 
@@ -10,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Instant;
 
-use rules::{RULES, Rule};
+use rules::{RULES, Rule, STORM, Storm};
 
 /// What the patched crates ask.
 const QUESTION: &str = "
@@ -22,18 +25,20 @@ pub(crate) fn broken_rule(rule: usize) -> bool {
 }
 ";
 
-/// `only`: rules whose text contains this.
-pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
+/// A copy of the workspace with all rules patched in, built by cargo's `arguments`.
+struct Patched {
+    copy: PathBuf,
+    target: PathBuf,
+}
+
+fn build(arguments: &[&str]) -> Result<Patched, String> {
     let workspace = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
     let copy = workspace.join("target/broken/source");
     let target = workspace.join("target/broken/target");
     copy_tracked(&workspace, &copy)?;
     patch(&copy)?;
     let begin = Instant::now();
-    let packages: BTreeSet<&str> = RULES.iter().map(|rule| rule.package).collect();
-    let mut arguments = vec!["test", "--no-run"];
-    packages.iter().for_each(|package| arguments.extend(["-p", package]));
-    let built = cargo(&copy, &target, &arguments, None)?;
+    let built = cargo(&copy, &target, arguments, None)?;
     if !built.status.success() {
         return Err(format!(
             "with its rules patched, it does not compile:\n{}",
@@ -41,6 +46,15 @@ pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
         ));
     }
     println!("built with {} rules in {:.0} s", RULES.len(), begin.elapsed().as_secs_f64());
+    Ok(Patched { copy, target })
+}
+
+/// `only`: rules whose text contains this.
+pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
+    let packages: BTreeSet<&str> = RULES.iter().map(|rule| rule.package).collect();
+    let mut arguments = vec!["test", "--no-run"];
+    packages.iter().for_each(|package| arguments.extend(["-p", package]));
+    let Patched { copy, target } = build(&arguments)?;
     let mut unnoticed = 0;
     for (number, rule) in RULES.iter().enumerate() {
         if only.is_some_and(|only| !rule.what.contains(only) && !rule.test.contains(only)) {
@@ -51,6 +65,48 @@ pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
         let verdict = if noticed { "red, as it must be" } else { "NOT NOTICED" };
         println!("{verdict}: {} ({}, {:.0} s)", rule.what, rule.test, begin.elapsed().as_secs_f64());
         unnoticed += usize::from(!noticed);
+    }
+    if unnoticed == 0 { Ok(()) } else { Err(format!("{unnoticed} broken rules were not noticed")) }
+}
+
+/// Breaks each rule that random programs have to notice, and prints at which seed they do.
+pub(crate) fn storm(only: Option<&str>, seeds: u64) -> Result<(), String> {
+    const PARTS: [&str; 5] =
+        ["libnvshare", "nvshare-sim", "nvshare-scheduler", "nvshare-ctl", "nvshare-storm"];
+    let mut arguments = vec!["build"];
+    PARTS.iter().for_each(|package| arguments.extend(["-p", package]));
+    let built = build(&arguments)?.target.join("debug");
+    println!("| without the fix | run | seed | finding |\n|---|---|---|---|");
+    let mut unnoticed = 0;
+    for Storm { defect, rule, arguments } in STORM {
+        let (number, rule) = RULES
+            .iter()
+            .enumerate()
+            .find(|(_, known)| known.what.starts_with(rule))
+            .ok_or_else(|| format!("there is no such rule: {rule}"))?;
+        if only.is_some_and(|only| !rule.what.contains(only)) {
+            continue;
+        }
+        let mut command = Command::new(built.join("nvshare-storm"));
+        command.arg("storm").args(["--seeds", &seeds.to_string(), "--shrink-seconds", "0"]).args(*arguments);
+        let parts = [
+            ("--library", "libnvshare.so"),
+            ("--scheduler", "nvshare-scheduler"),
+            ("--ctl", "nvshare-ctl"),
+            ("--simulator", "libcuda.so"),
+        ];
+        parts.iter().for_each(|(option, name)| _ = command.arg(option).arg(built.join(name)));
+        let ran = command.env("NVSHARE_BROKEN_RULE", number.to_string()).output();
+        let said = ran.map_err(|error| format!("nvshare-storm: {error}"))?.stdout;
+        let said = String::from_utf8_lossy(&said);
+        let found = said.lines().find_map(|line| {
+            line.strip_prefix("storm: seed ").and_then(|rest| rest.split_once(", under nvshare: "))
+        });
+        let (seed, finding) = found.unwrap_or(("none", "NOT NOTICED"));
+        let how =
+            if arguments.is_empty() { "in turns".to_owned() } else { format!("`{}`", arguments.join(" ")) };
+        println!("| {defect} | {how} | {seed} | {finding} |");
+        unnoticed += usize::from(found.is_none());
     }
     if unnoticed == 0 { Ok(()) } else { Err(format!("{unnoticed} broken rules were not noticed")) }
 }

@@ -26,6 +26,12 @@ enum Task {
     BreakRules {
         /// Only rules with this in their text, or in the name of their test
         only: Option<String>,
+        /// See random programs notice, and print at which seed they do: for the rules that name a defect of theirs
+        #[arg(long)]
+        storm: bool,
+        /// So many seeds at most, each
+        #[arg(long, default_value_t = 2000, requires = "storm")]
+        seeds: u64,
     },
     /// Make dist/ and a release tarball: stripped programs, the library, the papers
     Dist,
@@ -46,7 +52,8 @@ fn main() -> ExitCode {
     }
     let done = match task {
         Task::Demo(options) => demo::run(&options),
-        Task::BreakRules { only } => break_rules::run(only.as_deref()),
+        Task::BreakRules { only, storm: true, seeds } => break_rules::storm(only.as_deref(), seeds),
+        Task::BreakRules { only, .. } => break_rules::run(only.as_deref()),
         Task::Dist => dist::run(),
         Task::Image(options) => image::run(&options),
     };

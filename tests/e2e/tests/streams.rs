@@ -50,6 +50,13 @@ fn legacy_wait() {
 }
 
 #[test]
+fn looks_at_contexts_that_fail() {
+    // Each second event of a context cannot be had: that says nothing about its work.
+    let moved = in_turns("second_context", &[("NVSIM_CTX_RECORD_FAILS", "2")], 10);
+    assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+}
+
+#[test]
 fn second_context() {
     // With events behind whole contexts, and without.
     for record in ["1", "0"] {

@@ -20,6 +20,8 @@ pub struct Moved {
     pub restored: u64,
     /// Prefetched to the host.
     pub evicted: u64,
+    /// Of that, while a kernel of the same process ran.
+    pub evicted_in_use: u64,
 }
 
 /// A kernel that ran on a simulated card.
@@ -143,13 +145,14 @@ impl World {
             .find_map(|line| line.strip_prefix("observed "))
             .unwrap_or_else(|| panic!("{output:?}"));
         let numbers: Vec<u64> = line.split(' ').map(|n| n.parse().expect("a number")).collect();
-        let (moved, ran) = numbers.split_at(5);
+        let (moved, ran) = numbers.split_at(6);
         let moved = Moved {
             faulted: moved[0],
             touched: moved[1],
             pushed_out: moved[2],
             restored: moved[3],
             evicted: moved[4],
+            evicted_in_use: moved[5],
         };
         let ran = ran
             .chunks_exact(4)
@@ -173,11 +176,11 @@ static OBSERVE: extern "C" fn() = {
                 let init: libloading::Symbol<'_, unsafe extern "C" fn(u32) -> i32> =
                     library.get(b"cuInit").expect("cuInit");
                 assert_eq!(init(0), 0);
-                let moved: libloading::Symbol<'_, unsafe extern "C" fn(i32, *mut [u64; 5]) -> i32> =
+                let moved: libloading::Symbol<'_, unsafe extern "C" fn(i32, *mut [u64; 6]) -> i32> =
                     library.get(b"nvsimMoved").expect("nvsimMoved");
                 let trace: libloading::Symbol<'_, unsafe extern "C" fn(*mut Ran, usize, *mut usize) -> i32> =
                     library.get(b"nvsimTrace").expect("nvsimTrace");
-                let mut numbers = [0u64; 5];
+                let mut numbers = [0u64; 6];
                 assert_eq!(moved(0, &raw mut numbers), 0);
                 let mut ran = vec![Ran { process: 0, gpu: 0, begin_ns: 0, end_ns: 0 }; 1 << 16];
                 let mut count = 0;

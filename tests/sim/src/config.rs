@@ -2,6 +2,8 @@
 
 use std::env;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use nvshare_proto::units::{GIB, parse_bytes};
 
@@ -44,12 +46,16 @@ pub(crate) struct Config {
     pub(crate) reuse_handles: bool,
     /// Microseconds that each call with a stream takes before it looks at the handle.
     pub(crate) entry_us: u64,
+    /// Each so many-th event of a context cannot be had: out of memory. 0: none.
+    pub(crate) context_events_fail: u64,
+    /// Each so many-th allocation of a card's memory takes so long; 0: none.
+    pub(crate) slow_allocations: (u64, Duration),
 }
 
 impl Config {
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
     /// `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_PIN`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
-    /// `NVSIM_ENTRY_US`.
+    /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`).
     pub(crate) fn from_env() -> Self {
         let number = |name: &str, default: f64| {
             env::var(name)
@@ -87,8 +93,21 @@ impl Config {
             lazy_loading: env::var("CUDA_MODULE_LOADING").as_deref() != Ok("EAGER"),
             reuse_handles: env::var("NVSIM_REUSE_HANDLES").as_deref() == Ok("1"),
             entry_us: number("NVSIM_ENTRY_US", 0.0) as u64,
+            context_events_fail: number("NVSIM_CTX_RECORD_FAILS", 0.0) as u64,
+            slow_allocations: slow_allocations().unwrap_or_default(),
             fault: number("NVSIM_FAULT", 0.256) * 1e9,
             first_touch: number("NVSIM_FIRST_TOUCH", 5.0) * 1e9,
         }
     }
+}
+
+fn slow_allocations() -> Option<(u64, Duration)> {
+    let text = env::var("NVSIM_SLOW_ALLOCATIONS").ok()?;
+    let (each, millis) = text.split_once(':')?;
+    Some((each.parse().ok()?, Duration::from_millis(millis.parse().ok()?)))
+}
+
+/// Counts a call. True for each so many-th; 0: for none.
+pub(crate) fn is_each(each: u64, count: &AtomicU64) -> bool {
+    each > 0 && (count.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(each)
 }

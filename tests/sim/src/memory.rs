@@ -1,8 +1,10 @@
 //! Memory of the cards: allocations, and how kernels, copies and the host reach them.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use crate::config::is_each;
 use crate::handles;
 use crate::process::{
     Failure, HOST_ALREADY_REGISTERED, HOST_NOT_REGISTERED, ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY,
@@ -166,6 +168,11 @@ impl Process {
     ) -> Result<u64, Failure> {
         if size == 0 {
             return Err(INVALID_VALUE);
+        }
+        let (each, takes) = self.world.config().slow_allocations;
+        static ASKED: AtomicU64 = AtomicU64::new(0);
+        if is_each(each, &ASKED) {
+            std::thread::sleep(takes);
         }
         let count = size.div_ceil(BLOCK) as usize;
         let blocks = self.world.allocate(gpu, count, !managed).ok_or(OUT_OF_MEMORY)?;

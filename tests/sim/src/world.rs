@@ -71,6 +71,8 @@ pub(crate) struct Moved {
     /// Moved by prefetch to the card, and to the host.
     pub(crate) restored: AtomicU64,
     pub(crate) evicted: AtomicU64,
+    /// Of that, while a kernel of the same process ran.
+    pub(crate) evicted_in_use: AtomicU64,
 }
 
 #[repr(C)]
@@ -78,6 +80,8 @@ struct Gpu {
     lock: libc::pthread_mutex_t,
     /// Held by the kernel that runs.
     compute: libc::pthread_mutex_t,
+    /// The process whose kernel runs; 0: none.
+    running: AtomicU32,
     frames: u32,
     clock: u64,
     /// Until when each direction of the link is busy, in ns of the monotonic clock.
@@ -461,7 +465,11 @@ impl World {
                 _ => return Duration::ZERO,
             }
             (*block).place = Place::Host;
-            (*self.gpu(gpu)).moved.evicted.fetch_add(BLOCK, Ordering::Relaxed);
+            let at = &*self.gpu(gpu);
+            at.moved.evicted.fetch_add(BLOCK, Ordering::Relaxed);
+            if at.running.load(Ordering::SeqCst) == std::process::id() {
+                at.moved.evicted_in_use.fetch_add(BLOCK, Ordering::Relaxed);
+            }
         }
         Duration::from_secs_f64(BLOCK as f64 / self.config.to_host)
     }
@@ -530,8 +538,12 @@ impl World {
     /// Runs a kernel: one at a time on each card, whoever launches it.
     pub(crate) fn run_kernel(&self, gpu: usize, body: impl FnOnce()) {
         let held = self.hold(gpu, true);
+        // SAFETY: the card's field, which is atomic.
+        let running = unsafe { &(*self.gpu(gpu)).running };
+        running.store(std::process::id(), Ordering::SeqCst);
         let begin_ns = now_ns();
         body();
+        running.store(0, Ordering::SeqCst);
         let ran = Ran { process: std::process::id(), gpu: gpu as u32, begin_ns, end_ns: now_ns() };
         // SAFETY: the trace's slot is this kernel's alone, once a round.
         unsafe {
@@ -548,12 +560,19 @@ impl World {
         u64::from(unsafe { (*self.gpu(gpu)).free_frames }) * BLOCK
     }
 
-    /// What moved on a card so far: faulted, touched, pushed out, restored, evicted.
-    pub(crate) fn moved(&self, gpu: usize) -> [u64; 5] {
+    /// What moved on a card so far: faulted, touched, pushed out, restored, evicted, and evicted in use.
+    pub(crate) fn moved(&self, gpu: usize) -> [u64; 6] {
         // SAFETY: the card's fields, which are atomic.
         let moved = unsafe { &(*self.gpu(gpu)).moved };
-        [&moved.faulted, &moved.touched, &moved.pushed_out, &moved.restored, &moved.evicted]
-            .map(|counter| counter.load(Ordering::Relaxed))
+        let all = [
+            &moved.faulted,
+            &moved.touched,
+            &moved.pushed_out,
+            &moved.restored,
+            &moved.evicted,
+            &moved.evicted_in_use,
+        ];
+        all.map(|counter| counter.load(Ordering::Relaxed))
     }
 
     /// The kernels that ran, oldest first, as far as they are kept.

@@ -41,7 +41,7 @@ enum Mode {
         #[arg(long, value_parser = parse_bytes)]
         memory: u64,
     },
-    /// What the simulated cards moved by themselves, in bytes: by faults, and pushed out
+    /// What the simulated cards moved by themselves, in bytes, by faults and pushed out; and what left them in use
     Observe,
 }
 

@@ -245,4 +245,95 @@ pub(super) const RULES: &[Rule] = &[
         package: "nvshare-scheduler",
         test: "everybody_sees_what_is_their_own",
     },
+    Rule {
+        what: "a handle of the program is used only while it lives",
+        file: "libnvshare/src/work/life.rs",
+        from: "            ENDING => Err(Gone::Ending),\n            _ => Err(Gone::Over),\n",
+        to: "            _ if BROKEN => Ok(held),\n            ENDING => Err(Gone::Ending),\n            _ => Err(Gone::Over),\n",
+        package: "libnvshare",
+        test: "no_use_begins_after_the_end_and_the_end_waits_for_those_that_have_begun",
+    },
+    Rule {
+        what: "a look at a context is no barrier",
+        file: "libnvshare/src/work/event.rs",
+        from: "        driver::record_context_event(event.handle, context.handle())?;\n",
+        to: "        if BROKEN {\n            driver::record_event(event.handle, CUstream(1 as *mut _))?;\n            return Ok(event);\n        }\n        driver::record_context_event(event.handle, context.handle())?;\n",
+        package: "nvshare-e2e",
+        test: "legacy_wait",
+    },
+    Rule {
+        what: "a drain looks at every context",
+        file: "libnvshare/src/work/drain.rs",
+        from: "contexts::all().into_iter().map(Target::Context)",
+        to: "contexts::all().into_iter().take(if BROKEN { 1 } else { usize::MAX }).map(Target::Context)",
+        package: "nvshare-e2e",
+        test: "second_context",
+    },
+    Rule {
+        what: "a look at a context that fails says nothing about its work",
+        file: "libnvshare/src/work/drain.rs",
+        from: "    if error.ends_all_work() {\n",
+        to: "    if error.ends_all_work() || BROKEN && error == CUresult::OUT_OF_MEMORY {\n",
+        package: "nvshare-e2e",
+        test: "looks_at_contexts_that_fail",
+    },
+    Rule {
+        what: "the gate opens only when no memory is on its way out",
+        file: "libnvshare/src/session/mod.rs",
+        from: "if !mover::is_evicting() && devices::all()",
+        to: "if (!mover::is_evicting() || BROKEN) && devices::all()",
+        package: "nvshare-e2e",
+        test: "the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off",
+    },
+    Rule {
+        what: "an allocation that the lock overtakes is charged",
+        file: "libnvshare/src/hooks/memory.rs",
+        from: "    if let Some(allocation) = allocations::find(base) {\n        settle(",
+        to: "    if let Some(allocation) = allocations::find(base).filter(|_| !BROKEN) {\n        settle(",
+        package: "nvshare-e2e",
+        test: "an_allocation_that_the_lock_overtakes_is_charged_and_populated",
+    },
+];
+
+/// Rules that random programs have to notice as well.
+pub(super) struct Storm {
+    /// The defect that it would be.
+    pub(super) defect: &'static str,
+    /// The beginning of the rule's text.
+    pub(super) rule: &'static str,
+    /// How the programs are run.
+    pub(super) arguments: &'static [&'static str],
+}
+
+pub(super) const STORM: &[Storm] = &[
+    Storm {
+        defect: "a handle is used after its end",
+        rule: "a handle of the program is used",
+        arguments: &[],
+    },
+    Storm {
+        defect: "a drain leaves a barrier on the legacy stream",
+        rule: "a look at a context is no barrier",
+        arguments: &[],
+    },
+    Storm {
+        defect: "a thread's own stream in a second context is not drained",
+        rule: "a drain looks at every context",
+        arguments: &[],
+    },
+    Storm {
+        defect: "an event that cannot be had counts as complete",
+        rule: "a look at a context that fails",
+        arguments: &[],
+    },
+    Storm {
+        defect: "EVICT and SCHED_OFF read at once open the gate while memory leaves",
+        rule: "the gate opens only when no memory",
+        arguments: &["--chaos"],
+    },
+    Storm {
+        defect: "an allocation that the lock overtakes is on the card uncharged",
+        rule: "an allocation that the lock overtakes",
+        arguments: &[],
+    },
 ];

@@ -2,13 +2,15 @@
 
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use super::{api, give, give_new, status};
+use crate::config::is_each;
 use crate::handles;
 use crate::objects::{Event, Mark};
 use crate::process::{
-    self, Failure, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, PEER_ALREADY_ENABLED,
-    PEER_NOT_ENABLED, PEER_UNSUPPORTED, SUCCESS,
+    self, Failure, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY,
+    PEER_ALREADY_ENABLED, PEER_NOT_ENABLED, PEER_UNSUPPORTED, SUCCESS,
 };
 
 api! {
@@ -75,8 +77,13 @@ api! {
 /// An event behind everything in a context.
 pub(super) fn record_all(context: usize, event: usize) -> Result<(), Failure> {
     let p = process::get()?;
-    if !p.world.config().context_record {
+    let config = p.world.config();
+    if !config.context_record {
         return Err(NOT_SUPPORTED);
+    }
+    static ASKED: AtomicU64 = AtomicU64::new(0);
+    if is_each(config.context_events_fail, &ASKED) {
+        return Err(OUT_OF_MEMORY);
     }
     let door = Arc::clone(&p.tables().context(context)?.door);
     door.pass();

@@ -28,7 +28,7 @@ pub(crate) fn disturb(
     while !stop.load(Ordering::SeqCst) {
         sleep(stop, rng.range(30, if chaos { 250 } else { 3000 }));
         let tq = format!("{:.3}", quantum(&mut rng));
-        let what = if chaos { rng.below(10) } else { 0 };
+        let what = if chaos { rng.below(12) } else { 0 };
         match what {
             0..=2 => {
                 world.ctl(&["set-tq", &tq]);
@@ -45,6 +45,17 @@ pub(crate) fn disturb(
                     sleep(stop, rng.range(1, 300));
                     running.signal(pid, libc::SIGCONT);
                     *done.entry("client stopped").or_default() += 1;
+                }
+            }
+            9..=10 => {
+                // What it is told meanwhile it reads at once: to give memory back, and that scheduling is off.
+                if let Some(pid) = running.signal_one(rng.below(1 << 20), libc::SIGSTOP) {
+                    sleep(stop, rng.range(20, 200));
+                    world.ctl(&["off"]);
+                    running.signal(pid, libc::SIGCONT);
+                    sleep(stop, rng.range(20, 100));
+                    world.ctl(&["on"]);
+                    *done.entry("off and on while a client is stopped").or_default() += 1;
                 }
             }
             _ => {

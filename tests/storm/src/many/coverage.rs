@@ -2,6 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+/// What simulated drivers have: moods.
+pub(crate) const SIMULATED: &str = "simulated";
+
 /// Features, and what the driver must have for each (nothing: any driver has it).
 pub(crate) const FEATURES: &[(&str, &str)] = &[
     ("allocation", ""),
@@ -40,11 +43,13 @@ pub(crate) const FEATURES: &[(&str, &str)] = &[
     ("cuMemAllocManaged", ""),
     ("cuMemAllocPitch", "pitch"),
     ("cuMemCreate and cuMemMap", "mapped"),
+    ("driver before 12.4", SIMULATED),
     ("event destroyed while it is waited for", ""),
     ("event kept", ""),
     ("event on the legacy stream", ""),
     ("event queried", ""),
     ("event waited for", ""),
+    ("events of contexts that fail", SIMULATED),
     ("exit from another thread", ""),
     ("exit with work in flight", ""),
     ("fill", ""),
@@ -87,6 +92,7 @@ pub(crate) const FEATURES: &[(&str, &str)] = &[
     ("registered host memory", "register"),
     ("rows copied in", "rows"),
     ("rows copied out", "rows"),
+    ("slow allocations", SIMULATED),
     ("stream destroyed", ""),
     ("stream destroyed with work in flight", ""),
     ("stream left to the end of its context", ""),

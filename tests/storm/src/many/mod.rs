@@ -2,6 +2,7 @@
 
 mod chaos;
 mod coverage;
+mod moods;
 pub(crate) mod neighbour;
 mod parts;
 mod shrink;
@@ -24,7 +25,7 @@ use coverage::Coverage;
 use parts::{Parts, PartsOptions};
 use shrink::Conditions;
 use trial::{Finding, Running};
-use world::World;
+use world::{Moved, World};
 
 /// The neighbour looks at all that it has before it ends.
 const NEIGHBOUR_ENDS: Duration = Duration::from_secs(40);
@@ -114,7 +115,9 @@ struct Storm<'a> {
     found: Mutex<Vec<Found>>,
     native_ms: Mutex<Vec<u64>>,
     shared_ms: Mutex<Vec<u64>>,
-    moved: Mutex<(u64, u64)>,
+    moved: Mutex<Moved>,
+    /// Allocations that were refused for want of a scheduler: others had filled the card.
+    refused_alone: AtomicU64,
 }
 
 /// Runs them; an error if there was a finding.
@@ -132,7 +135,11 @@ pub(crate) fn storm(options: &StormOptions) -> Result<(), String> {
     let storm = Storm {
         options,
         world: &world,
-        known: caps.split(',').map(str::to_owned).collect(),
+        known: caps
+            .split(',')
+            .map(str::to_owned)
+            .chain(parts.simulator.as_ref().map(|_| coverage::SIMULATED.to_owned()))
+            .collect(),
         caps,
         next: AtomicU64::new(options.first),
         began: Instant::now(),
@@ -143,6 +150,7 @@ pub(crate) fn storm(options: &StormOptions) -> Result<(), String> {
         native_ms: Mutex::default(),
         shared_ms: Mutex::default(),
         moved: Mutex::default(),
+        refused_alone: AtomicU64::new(0),
     };
     let mut rng = Rng::part(options.first, 0x70);
     let mut neighbour = None;
@@ -209,6 +217,10 @@ impl Storm<'_> {
                 Ok(()) => continue,
                 Err(found) => found,
             };
+            if self.options.chaos && !native && finding.is_refused_alone() {
+                self.refused_alone.fetch_add(1, Ordering::SeqCst);
+                continue;
+            }
             // The one that did not get to its end.
             let seed = finding.seed.unwrap_or(seed);
             let Some(options) = programs.each().find(|one| one.seed == seed) else { return };
@@ -249,6 +261,9 @@ impl Storm<'_> {
             let plan = plan::compose(&one.recipe(self.known.clone()));
             lock(&self.coverage).add(&plan.features);
         }
+        if self.world.parts.simulator.is_some() {
+            lock(&self.coverage).add(&moods::feature(options.seed));
+        }
         let mut patience = Duration::from_secs(self.options.patience);
         if !self.options.skip_native {
             let log = mine.dir.join("native.log");
@@ -278,23 +293,18 @@ impl Storm<'_> {
         Ok(())
     }
 
-    /// In turns, memory moves when it is told to. While there is no scheduler, or none that schedules, it may not.
+    /// In turns, memory moves when it is told to. While there is no scheduler, or none that schedules, it may not; and what
+    /// is told to leave is never in use.
     fn nothing_moved_by_itself(&self, seed: u64) -> Result<(), Finding> {
-        if self.options.chaos {
-            return Ok(());
-        }
         let mut before = lock(&self.moved);
         let now = self.world.moved_by_itself();
-        let grew = (now.0.saturating_sub(before.0), now.1.saturating_sub(before.1));
-        *before = (now.0.max(before.0), now.1.max(before.1));
-        if grew == (0, 0) {
+        let grew = now.since(*before);
+        *before = now;
+        let by_itself = grew.faulted + grew.pushed_out > 0 && !self.options.chaos;
+        if !by_itself && grew.in_use == 0 {
             return Ok(());
         }
-        let text = format!(
-            "until seed {seed} was over, {} KiB came by faults and {} KiB were pushed out; any that ran then may be it",
-            grew.0 >> 10,
-            grew.1 >> 10
-        );
+        let text = format!("until seed {seed} was over, {grew}; any that ran then may be it");
         Err(Finding { kind: "memory moved by itself".to_owned(), text, seed: None })
     }
 
@@ -343,8 +353,11 @@ impl Storm<'_> {
         if enough && !missing.is_empty() {
             println!("storm: never composed: {}", missing.join(", "));
         }
-        let (faulted, pushed) = *lock(&self.moved);
-        println!("storm: brought in by faults {} MiB, pushed out {} MiB", faulted >> 20, pushed >> 20);
+        println!("storm: {}", *lock(&self.moved));
+        let alone = self.refused_alone.load(Ordering::SeqCst);
+        if alone > 0 {
+            println!("storm: {alone} programs met no scheduler and a card that others had filled");
+        }
         let native = found.iter().filter(|found| found.native).count();
         println!(
             "storm: {seeds} seeds from {} in {:.0} s, median {} ms natively and {} ms in turns, {turns} hand-overs, {native} findings natively, {} findings",

@@ -89,18 +89,18 @@ fn check(d: &Driver, address: u64, value: Value) -> Result<usize, String> {
     Ok(SAMPLE * (BLOCK >> 21) as usize)
 }
 
-/// Prints what the simulated cards moved by themselves: by faults, and pushed out.
+/// Prints what the simulated cards moved by themselves, by faults and pushed out, and what left them in use.
 pub(crate) fn observe() -> Result<(), String> {
     let d = Driver::open()?;
-    let mut sum = [0u64; 5];
+    let mut sum = [0u64; 6];
     let mut count = 0i32;
     cu!(d, "cuDeviceGetCount", &raw mut count => *mut i32).map_err(|error| error.to_string())?;
     for card in 0..count {
-        let mut moved = [0u64; 5];
-        cu!(d, "nvsimMoved", card => i32, &raw mut moved => *mut [u64; 5])
+        let mut moved = [0u64; 6];
+        cu!(d, "nvsimMoved", card => i32, &raw mut moved => *mut [u64; 6])
             .map_err(|error| error.to_string())?;
         sum.iter_mut().zip(moved).for_each(|(sum, moved)| *sum += moved);
     }
-    println!("{} {}", sum[0], sum[2]);
+    println!("{} {} {}", sum[0], sum[2], sum[5]);
     Ok(())
 }

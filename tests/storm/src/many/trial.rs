@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::RunOptions;
 
+use super::moods;
 use super::world::World;
 
 /// What a run must not do, and did.
@@ -19,6 +20,15 @@ pub(crate) struct Finding {
     pub(crate) text: String,
     /// Of which seed, where a process ran several.
     pub(crate) seed: Option<u64>,
+}
+
+impl Finding {
+    /// Whether an allocation was refused by the driver of a program that met no scheduler, as it is where others have filled
+    /// the card.
+    pub(crate) fn is_refused_alone(&self) -> bool {
+        let refused = self.kind.starts_with("failed cuMem") && self.text.contains(" returned 2, expected 0");
+        refused && self.text.contains("no scheduler at ")
+    }
 }
 
 /// Processes that run now, for who stops some of them.
@@ -58,6 +68,9 @@ pub(crate) fn command(world: &World, options: &RunOptions, caps: &str) -> Comman
         ])
         .args(["--threads", &options.threads.to_string(), "--memory", &options.memory.to_string()])
         .args(["--caps", caps]);
+    if let Some(mood) = moods::of(options.seed).filter(|_| world.parts.simulator.is_some()) {
+        command.env(mood.setting.0, mood.setting.1);
+    }
     if !options.skip.is_empty() {
         let skip: Vec<String> = options.skip.iter().map(usize::to_string).collect();
         command.args(["--skip", &skip.join(",")]);

@@ -1,5 +1,6 @@
 //! Where programs run: a folder with simulated cards, a scheduler, and what it says.
 
+use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -8,6 +9,42 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::parts::Parts;
+
+/// What moved on simulated cards and should not have, in bytes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Moved {
+    /// Brought in because a kernel touched it.
+    pub(crate) faulted: u64,
+    /// Pushed out because the card was full.
+    pub(crate) pushed_out: u64,
+    /// Told to leave while a kernel of its process ran.
+    pub(crate) in_use: u64,
+}
+
+impl Moved {
+    /// What was added.
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self {
+            faulted: self.faulted.saturating_sub(before.faulted),
+            pushed_out: self.pushed_out.saturating_sub(before.pushed_out),
+            in_use: self.in_use.saturating_sub(before.in_use),
+        }
+    }
+}
+
+impl fmt::Display for Moved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { faulted, pushed_out, in_use } = self;
+        let kib = |bytes: &u64| bytes >> 10;
+        write!(
+            f,
+            "{} KiB came by faults, {} KiB were pushed out, {} KiB left while they were in use",
+            kib(faulted),
+            kib(pushed_out),
+            kib(in_use)
+        )
+    }
+}
 
 /// A folder, and cards in it unless they are real.
 #[derive(Debug)]
@@ -127,16 +164,17 @@ impl World {
         turns.0 + turns.1
     }
 
-    /// What moved on the simulated cards without being asked to: brought in by faults, and pushed out, in bytes.
-    pub(crate) fn moved_by_itself(&self) -> (u64, u64) {
+    /// What moved on the simulated cards without being asked to, or in use.
+    pub(crate) fn moved_by_itself(&self) -> Moved {
         if self.parts.simulator.is_none() {
-            return (0, 0);
+            return Moved::default();
         }
         let output = self.program("observe").output();
         let text =
             output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
         let mut numbers = text.split_whitespace().filter_map(|number| number.parse().ok());
-        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+        let mut next = || numbers.next().unwrap_or(0);
+        Moved { faulted: next(), pushed_out: next(), in_use: next() }
     }
 }
 

@@ -1,0 +1,121 @@
+//! Two things at one moment: an allocation that the lock overtakes, orders that are read at once.
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::Command;
+
+use nvshare_harness::{Artifacts, Program, Scheduler, World, guest, wait_until};
+use nvshare_proto::{ClientMessage, Epoch, Hold, Reply, Request, Room, SchedulerMessage, codec};
+
+const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
+
+#[test]
+fn an_allocation_that_the_lock_overtakes_is_charged_and_populated() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    // Longer than who was granted the lock waits for what it is told to restore.
+    let guest = Program::of(&world, "overtaken", Command::new(guest("overtaken", false)))
+        .env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy())
+        .env("NVSIM_SLOW_ALLOCATIONS", "1:3000");
+    let guest = guest.until_told().start();
+    Scheduler::until(&world, "what it has is on the card", |status| {
+        assert!(guest.lives(), "{}", guest.log());
+        status.find(guest.pid()).is_some_and(|client| client.resident >= 256 << 20)
+    });
+    world.stop();
+    let guest = guest.finish();
+    assert!(guest.status.success(), "{}: {}", guest.status, guest.log);
+    // No kernel was the first to touch it.
+    let (moved, _) = world.observe();
+    assert_eq!((moved.touched, moved.faulted, moved.pushed_out), (0, 0, 0), "{moved:?}");
+}
+
+/// A scheduler of one client, which says what it is told to.
+struct OneClient {
+    stream: UnixStream,
+    bytes: Vec<u8>,
+}
+
+impl OneClient {
+    fn accept(listener: &UnixListener) -> Self {
+        let (stream, _) = listener.accept().expect("a client");
+        Self { stream, bytes: Vec::new() }
+    }
+
+    fn hear(&mut self) -> Request {
+        let mut chunk = [0; 4096];
+        loop {
+            if let Some((used, request)) = codec::decode(&self.bytes).expect("a frame") {
+                self.bytes.drain(..used);
+                return request;
+            }
+            let read = self.stream.read(&mut chunk).expect("bytes");
+            assert!(read > 0, "the client has hung up");
+            self.bytes.extend_from_slice(&chunk[..read]);
+        }
+    }
+
+    /// Waits for a message.
+    fn until<T>(&mut self, which: impl Fn(&ClientMessage) -> Option<T>) -> T {
+        loop {
+            if let Request::Client(message) = self.hear()
+                && let Some(found) = which(&message)
+            {
+                return found;
+            }
+        }
+    }
+
+    /// Says all of this at once.
+    fn say(&mut self, messages: &[SchedulerMessage]) {
+        let frame = |m: &SchedulerMessage| codec::encode(&Reply::Client(m.clone())).expect("a frame");
+        let all: Vec<u8> = messages.iter().flat_map(frame).collect();
+        self.stream.write_all(&all).expect("sent");
+    }
+}
+
+#[test]
+fn the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off() {
+    const BYTES: u64 = 640 << 20;
+    // It takes a while to leave.
+    let world = World::simulated(&[CARD[0], CARD[1], ("NVSIM_TO_HOST", "1")]);
+    let listener = UnixListener::bind(world.socket()).expect("a socket");
+    // It does not wait for its kernels: there is always one that could run.
+    let job = Program::workload(&world, "job", "--memory 640MiB --block 64MiB --kernel-us 1000 --ahead");
+    let job = job.until_told().start();
+    let mut client = OneClient::accept(&listener);
+    let Request::Register(register) = client.hear() else { panic!("it does not register") };
+    client.say(&[SchedulerMessage::Registered { client: 1, hold: Hold::Parked }]);
+    let gpu = register.usage.first().map(|usage| usage.gpu);
+    let gpu = gpu.unwrap_or_else(|| {
+        client.until(|m| if let ClientMessage::Usage(u) = m { Some(u.gpu) } else { None })
+    });
+    let epoch = Epoch { boot: 1, counter: 1 };
+    let room = Room { gpu, bytes: 1 << 30 };
+    client.say(&[
+        SchedulerMessage::Capacity(room),
+        SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![room] },
+        SchedulerMessage::Waiters { waiting: true },
+    ]);
+    client.until(|m| match m {
+        ClientMessage::Usage(usage) if usage.allocated == BYTES && usage.absent == 0 => Some(()),
+        _ => None,
+    });
+    // Kernels run by now.
+    let ran = || world.observe().1.len();
+    let before = ran();
+    wait_until("its kernels run", || ran() > before + 20);
+    client.say(&[SchedulerMessage::DropLock { epoch, patience_ms: 60_000 }]);
+    client.until(|m| {
+        matches!(m, ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. }).then_some(())
+    });
+    // It was read at once: memory is to leave, and the gate may open.
+    client.say(&[SchedulerMessage::Evict(Room { gpu, bytes: BYTES }), SchedulerMessage::SchedOff]);
+    let before = ran();
+    wait_until("its kernels run again", || ran() > before + 20);
+    world.stop();
+    job.finish().intact();
+    let (moved, _) = world.observe();
+    assert!(moved.evicted >= BYTES, "{moved:?}");
+    assert_eq!((moved.evicted_in_use, moved.faulted), (0, 0), "{moved:?}");
+}
