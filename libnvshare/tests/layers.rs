@@ -204,6 +204,12 @@ fn no_layer_names_a_higher_one() {
 }
 
 #[test]
+fn no_files_of_a_layer_use_each_other_in_a_circle() {
+    let found = circles(&references(&sources()));
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
 fn every_folder_is_a_layer() {
     let sources = sources();
     for layer in LAYERS {

@@ -8,7 +8,7 @@ use crate::driver::types::{CUresult, CUstream};
 use crate::session;
 use crate::work::callbacks::Running;
 use crate::work::gate::{self, Mark};
-use crate::work::streams::StreamKey;
+use crate::work::stream_key::StreamKey;
 
 type LaunchHostFunc = unsafe extern "C-unwind" fn(CUstream, *const c_void, *mut c_void) -> CUresult;
 type AddCallback = unsafe extern "C-unwind" fn(CUstream, *const c_void, *mut c_void, c_uint) -> CUresult;

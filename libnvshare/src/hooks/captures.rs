@@ -3,8 +3,8 @@
 use std::ffi::{c_int, c_void};
 
 use crate::driver::types::{CUgraph, CUresult, CUstream};
-use crate::work::captures;
-use crate::work::streams::StreamKey;
+use crate::work::stream_key::StreamKey;
+use crate::work::{captures, streams};
 
 type BeginV1 = unsafe extern "C-unwind" fn(CUstream) -> CUresult;
 type Begin = unsafe extern "C-unwind" fn(CUstream, c_int) -> CUresult;
@@ -12,18 +12,24 @@ type BeginToGraph =
     unsafe extern "C-unwind" fn(CUstream, CUgraph, *const c_void, *const c_void, usize, c_int) -> CUresult;
 type End = unsafe extern "C-unwind" fn(CUstream, *mut CUgraph) -> CUresult;
 
+/// Begins a capture by `call`.
+fn begin_by<const PER_THREAD: bool>(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
+    let stream = StreamKey::new(stream, PER_THREAD);
+    captures::begin(stream, streams::kind_of(stream), call)
+}
+
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn begin_v1<const PER_THREAD: bool>(real: BeginV1, stream: CUstream) -> CUresult {
     // SAFETY: the caller's arguments.
-    captures::begin(StreamKey::new(stream, PER_THREAD), || unsafe { real(stream) })
+    begin_by::<PER_THREAD>(stream, || unsafe { real(stream) })
 }
 
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn begin<const PER_THREAD: bool>(real: Begin, stream: CUstream, mode: c_int) -> CUresult {
     // SAFETY: the caller's arguments.
-    captures::begin(StreamKey::new(stream, PER_THREAD), || unsafe { real(stream, mode) })
+    begin_by::<PER_THREAD>(stream, || unsafe { real(stream, mode) })
 }
 
 /// # Safety
@@ -39,7 +45,7 @@ pub(crate) unsafe fn begin_to_graph<const PER_THREAD: bool>(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { real(stream, graph, dependencies, data, count, mode) };
-    captures::begin(StreamKey::new(stream, PER_THREAD), call)
+    begin_by::<PER_THREAD>(stream, call)
 }
 
 /// # Safety

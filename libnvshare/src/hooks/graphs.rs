@@ -9,7 +9,7 @@ use crate::memory::devices::{self, Device};
 use crate::memory::driver_reserve;
 use crate::session;
 use crate::work::gate::{self, Mark};
-use crate::work::streams::StreamKey;
+use crate::work::stream_key::StreamKey;
 
 type Trim = unsafe extern "C-unwind" fn(CUdevice) -> CUresult;
 type AddMemAllocNode =

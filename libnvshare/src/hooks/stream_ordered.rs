@@ -14,7 +14,7 @@ use crate::memory::devices::{self, Device};
 use crate::memory::{deferred_free, plain, pools};
 use crate::work::captures;
 use crate::work::contexts::Context;
-use crate::work::streams::StreamKey;
+use crate::work::stream_key::StreamKey;
 
 type AllocAsync = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize, CUstream) -> CUresult;
 type AllocFromPoolAsync =

@@ -4,7 +4,8 @@ use std::ffi::{c_int, c_uint};
 
 use crate::driver;
 use crate::driver::types::{CU_STREAM_NON_BLOCKING, CUevent, CUgreenCtx, CUresult, CUstream};
-use crate::work::streams::{self, Kind};
+use crate::work::stream_key::Kind;
+use crate::work::streams;
 use crate::work::{captures, contexts};
 
 type Create = unsafe extern "C-unwind" fn(*mut CUstream, c_uint) -> CUresult;

@@ -11,7 +11,7 @@ use crate::driver::functions;
 use crate::driver::types::*;
 use crate::entry_points::entry_points;
 use crate::lookup::{Hook, HookAddress, Table, get_proc_address};
-use crate::work::streams::StreamKey;
+use crate::work::stream_key::StreamKey;
 
 const NULL: CUstream = CUstream::NULL;
 

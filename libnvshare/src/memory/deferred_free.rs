@@ -13,7 +13,7 @@ use crate::process::lock::lock;
 use crate::work::captures;
 use crate::work::contexts::{self, Context};
 use crate::work::event::Event;
-use crate::work::streams::StreamKey;
+use crate::work::stream_key::StreamKey;
 
 /// Memory that waits for its event.
 #[derive(Debug)]

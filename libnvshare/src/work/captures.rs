@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::contexts::{self, Context};
 use super::event::Event;
-use super::streams::{self, Kind, StreamKey};
+use super::stream_key::{Kind, StreamKey};
 use crate::driver;
 use crate::driver::types::CUresult;
 use crate::process::threads;
@@ -97,44 +97,31 @@ fn alone() -> Turn {
     turn
 }
 
-/// What is known of the work in a context while captures are open there or elsewhere.
-#[derive(Debug)]
-pub(crate) enum Known {
-    /// Work from before the captures is behind these events; that on the streams is to be asked of each stream, and that on the
-    /// legacy stream by a query.
-    WithLegacy(Vec<Arc<Event>>),
-    /// A query of the legacy stream would break a capture. Nothing was submitted there since.
-    WithoutLegacy(Vec<Arc<Event>>),
-    /// Nobody can know, before the captures end.
-    Nothing,
+/// Captures that are open in a context on streams that synchronise with its legacy stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Blocking {
+    None,
+    /// The first of all captures that are open, so that work from before them is known.
+    FromTheStart,
+    /// They began when others were open.
+    Later,
 }
 
-/// See [`Known`].
-pub(crate) fn known_of(context: &Arc<Context>, of_context: &[(streams::Incarnation, Kind)]) -> Known {
-    forget_dead_threads();
+/// The events behind all work that there was when the first of the open captures began; and what is open in a context.
+pub(crate) fn of_context(context: &Arc<Context>) -> (Vec<Arc<Event>>, Blocking) {
     let captures = captures();
-    let before = captures.before.clone();
     let of_this = |capture: &&Capture| capture.context.as_ref().is_none_or(|of| Arc::ptr_eq(of, context));
-    let mut blocking =
-        captures.open.iter().filter(of_this).filter(|c| c.kind != Kind::NonBlocking).peekable();
-    if blocking.peek().is_some() {
-        // The program itself cannot submit to the legacy stream since then.
-        let known = blocking.all(|capture| capture.first);
-        return if known && !streams::are_own_used() { Known::WithoutLegacy(before) } else { Known::Nothing };
-    }
-    drop(captures);
-    if open() == 0 {
-        return Known::WithLegacy(before);
-    }
-    // A thread's own stream, which nobody else can ask, may have joined.
-    if streams::are_own_used() {
-        return Known::Nothing;
-    }
-    let joined = |&(stream, kind): &(streams::Incarnation, Kind)| {
-        kind == Kind::Blocking
-            && stream.with(|handle| Ok(driver::is_capturing(handle))).is_some_and(|is| is != Ok(false))
+    let is_blocking = |capture: &&Capture| capture.kind != Kind::NonBlocking;
+    let mut first =
+        captures.open.iter().filter(of_this).filter(is_blocking).map(|capture| capture.first).peekable();
+    let kind = if first.peek().is_none() {
+        Blocking::None
+    } else if first.all(|first| first) {
+        Blocking::FromTheStart
+    } else {
+        Blocking::Later
     };
-    if of_context.iter().any(joined) { Known::Nothing } else { Known::WithLegacy(before) }
+    (captures.before.clone(), kind)
 }
 
 /// The event behind the work that was on a stream when a capture began there; `None`: none began there.
@@ -178,8 +165,8 @@ fn remove(which: impl Fn(&Capture) -> bool) {
     drop((gone, before));
 }
 
-/// Begins a capture by `call`, with the books kept.
-pub(crate) fn begin(stream: StreamKey, call: impl FnOnce() -> CUresult) -> CUresult {
+/// Begins a capture by `call` on a stream of this kind, with the books kept.
+pub(crate) fn begin(stream: StreamKey, kind: Kind, call: impl FnOnce() -> CUresult) -> CUresult {
     /// Of two that begin, the second one must find the first.
     static ONE: Mutex<()> = Mutex::new(());
     let _alone = alone();
@@ -212,7 +199,7 @@ pub(crate) fn begin(stream: StreamKey, call: impl FnOnce() -> CUresult) -> CUres
         if captures.open.is_empty() {
             captures.before = before_all;
         }
-        let (thread, kind) = (thread_of(stream), streams::kind_of(stream));
+        let thread = thread_of(stream);
         captures.open.push(Capture { stream, thread, context, kind, first, before });
         OPEN.store(captures.open.len(), Ordering::SeqCst);
     }

@@ -6,7 +6,6 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::event::Event;
 use super::life::{Gone, Life};
 use crate::driver::types::{CUcontext, CUdevice, CUresult, CUstream};
 use crate::driver::{self, Relaxed};
@@ -25,8 +24,6 @@ pub(crate) struct Context {
     ours: OnceLock<CUstream>,
     /// Held while a move is under way on it.
     moves: Mutex<()>,
-    /// Behind the work of streams that were destroyed while only events on streams could tell of it.
-    orphans: Mutex<Vec<Arc<Event>>>,
 }
 
 static CONTEXTS: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
@@ -96,17 +93,6 @@ impl Context {
         // Of two that make one, one is left over until the context ends.
         Ok(*self.ours.get_or_init(|| stream))
     }
-
-    /// Work of a stream that is being destroyed is behind this event.
-    pub(crate) fn adopt(&self, event: Event) {
-        let mut orphans = lock(&self.orphans);
-        orphans.retain(|event| !event.is_complete());
-        orphans.push(Arc::new(event));
-    }
-
-    pub(crate) fn orphans(&self) -> Vec<Arc<Event>> {
-        lock(&self.orphans).clone()
-    }
 }
 
 /// The contexts that live, or are ending.
@@ -163,7 +149,6 @@ pub(crate) fn learn(handle: CUcontext, device: CUdevice) -> Arc<Context> {
         attached: AtomicU32::new(1),
         ours: OnceLock::new(),
         moves: Mutex::new(()),
-        orphans: Mutex::new(Vec::new()),
     });
     // One that ends under this handle at the same time is another one.
     contexts.retain(|known| known.handle != handle);

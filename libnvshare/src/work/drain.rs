@@ -7,11 +7,13 @@
 
 use std::sync::Arc;
 
-use super::captures::{self, Known};
+use super::captures;
 use super::contexts::{self, Context};
 use super::event::Event;
+use super::known::{Known, known_of};
 use super::life::Gone;
-use super::streams::{self, Incarnation, Kind};
+use super::stream_key::Kind;
+use super::streams::{self, Incarnation};
 use crate::driver;
 use crate::driver::types::{CU_STREAM_LEGACY, CUresult, CUstream};
 use crate::process::log;
@@ -123,12 +125,13 @@ fn split(target: &Target, context: &Arc<Context>) -> Looked {
         // A stream may have ended unseen, and its handle may not be used.
         return if captures::open() > 0 { Looked::NotYet } else { wait_for_context(target, context) };
     };
-    let (before, legacy) = match captures::known_of(context, &streams) {
+    let (before, legacy) = match known_of(context, &streams) {
         Known::WithLegacy(before) => (before, true),
         Known::WithoutLegacy(before) => (before, false),
         Known::Nothing => return Looked::NotYet,
     };
-    let mut targets: Vec<Target> = before.into_iter().chain(context.orphans()).map(Target::Event).collect();
+    let mut targets: Vec<Target> =
+        before.into_iter().chain(streams::orphans_of(context)).map(Target::Event).collect();
     // The query sees blocking streams too.
     let asked = streams.into_iter().filter(|(_, kind)| !legacy || *kind != Kind::Blocking);
     targets.extend(asked.map(|(stream, _)| Target::Stream(Arc::clone(context), stream)));
@@ -170,8 +173,7 @@ fn look_at_legacy(target: &Target, context: &Arc<Context>) -> Looked {
     if captures::open() > 0 {
         // A capture may have begun or spread since.
         let streams = streams::of_context(context);
-        let may =
-            streams.is_some_and(|all| matches!(captures::known_of(context, &all), Known::WithLegacy(_)));
+        let may = streams.is_some_and(|all| matches!(known_of(context, &all), Known::WithLegacy(_)));
         if !may {
             return Looked::NotYet;
         }

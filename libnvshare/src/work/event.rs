@@ -39,6 +39,11 @@ impl Event {
         Ok(Self { handle: driver::create_event()?, context: Arc::clone(context) })
     }
 
+    /// The context whose work it is behind.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
     /// Whether the work before it is complete; that of a context that has ended is.
     pub(crate) fn is_complete(&self) -> bool {
         let Some(_running) = lifecycle::hold_off_exit() else { return false };

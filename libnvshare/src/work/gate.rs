@@ -17,7 +17,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::driver::types::CUresult;
 use crate::process::{bell, lifecycle};
-use crate::work::streams::{self, Stream, StreamKey};
+use crate::work::stream_key::StreamKey;
+use crate::work::streams::{self, Stream};
 use crate::work::{callbacks, captures, contexts, used_devices};
 use slots::Slot;
 
@@ -181,7 +182,7 @@ fn enter_slowly(stream: StreamKey, mark: &Mark, start: fn()) -> Pass {
                     && let Some(known) = known
                     && !known.window.has_room()
                 {
-                    known.wait_for_window();
+                    known.wait_for_window(is_bounded);
                 }
                 mine.step_in(mark);
                 if STATE.load(Ordering::SeqCst) <= BOUNDED {

@@ -15,54 +15,11 @@ use super::contexts::{self, Context};
 use super::event::Event;
 use super::launch_window::Window;
 use super::life::Life;
-use crate::driver::types::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUresult, CUstream};
+use super::stream_key::{Kind, StreamKey};
+use crate::driver::types::{CU_STREAM_PER_THREAD, CUresult, CUstream};
 use crate::driver::{self, Relaxed};
+use crate::process::lock::lock;
 use crate::process::{lifecycle, threads};
-use crate::work::gate;
-
-/// A stream as the gate knows it: its handle, with the default streams by their explicit handles.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct StreamKey(usize);
-
-impl StreamKey {
-    pub(crate) const LEGACY: Self = Self(CU_STREAM_LEGACY);
-    pub(crate) const PER_THREAD: Self = Self(CU_STREAM_PER_THREAD);
-
-    /// `per_thread`: the null stream is the calling thread's own.
-    #[inline(always)]
-    pub(crate) fn new(stream: CUstream, per_thread: bool) -> Self {
-        match stream.0 as usize {
-            0 if per_thread => Self::PER_THREAD,
-            0 => Self::LEGACY,
-            address => Self(address),
-        }
-    }
-
-    #[inline(always)]
-    pub(crate) fn address(self) -> usize {
-        self.0
-    }
-
-    /// Whether it is the calling thread's own, whichever that is.
-    pub(crate) fn is_per_thread(self) -> bool {
-        self == Self::PER_THREAD
-    }
-
-    pub(crate) fn handle(self) -> CUstream {
-        CUstream(self.0 as *mut _)
-    }
-}
-
-/// How a stream came to be, and what follows from that.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// It synchronises with its context's legacy stream.
-    Blocking,
-    /// It does not.
-    NonBlocking,
-    /// It was made by a way that is not seen.
-    Foreign,
-}
 
 /// What is known of a stream.
 #[derive(Debug)]
@@ -117,11 +74,12 @@ impl Stream {
         self.life.begin();
     }
 
-    /// Waits until the stream may take another launch. Called by a thread that is about to launch on it.
-    pub(crate) fn wait_for_window(&self) {
+    /// Waits until the stream may take another launch, or launches are not bounded any more (`are_bounded`). Called by a
+    /// thread that is about to launch on it.
+    pub(crate) fn wait_for_window(&self, are_bounded: fn() -> bool) {
         let _relaxed = Relaxed::begin();
         let begin = Instant::now();
-        while gate::is_bounded() && !lifecycle::is_exiting() && !captures::is_capturing(self.key) {
+        while are_bounded() && !lifecycle::is_exiting() && !captures::is_capturing(self.key) {
             if self.window.look() {
                 return;
             }
@@ -291,12 +249,33 @@ fn remember_work(stream: &Stream) {
     if !captures::is_capturing(key) {
         let _relaxed = Relaxed::begin();
         let record = || Event::behind_stream(&context, key.handle());
-        driver::with_current(context.handle(), record).into_iter().for_each(|event| context.adopt(event));
+        driver::with_current(context.handle(), record).into_iter().for_each(adopt);
     }
+}
+
+/// Behind the work of streams that were destroyed while only events on streams could tell of it.
+static ORPHANS: Mutex<Vec<Arc<Event>>> = Mutex::new(Vec::new());
+
+/// Work of a stream that is being destroyed is behind this event.
+fn adopt(event: Event) {
+    // The driver is asked, and told to destroy events, without the lock.
+    let known = lock(&ORPHANS).clone();
+    let complete: Vec<Arc<Event>> = known.into_iter().filter(|event| event.is_complete()).collect();
+    let is_complete = |event: &Arc<Event>| complete.iter().any(|of| Arc::ptr_eq(of, event));
+    let mut orphans = lock(&ORPHANS);
+    orphans.retain(|event| !is_complete(event));
+    orphans.push(Arc::new(event));
+    drop(orphans);
+}
+
+/// Events behind the work of streams of a context that were destroyed.
+pub(crate) fn orphans_of(context: &Arc<Context>) -> Vec<Arc<Event>> {
+    lock(&ORPHANS).iter().filter(|event| Arc::ptr_eq(event.context(), context)).cloned().collect()
 }
 
 /// The streams of a context have ended with it. No call can be made with one any more: each is made in its context.
 pub(crate) fn forget_context(context: &Arc<Context>) {
+    lock(&ORPHANS).retain(|event| !Arc::ptr_eq(event.context(), context));
     for stream in streams() {
         // Held: another stream may be beginning under this address.
         let about = stream.about();

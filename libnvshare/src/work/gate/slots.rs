@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize,
 use super::{Inside, Mark, fence};
 use crate::process::threads;
 use crate::work::contexts;
-use crate::work::streams::{Stream, StreamKey};
+use crate::work::stream_key::StreamKey;
+use crate::work::streams::Stream;
 
 /// Places for streams that a thread remembers having met; a power of two.
 const PLACES: usize = 128;

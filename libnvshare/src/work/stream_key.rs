@@ -1,0 +1,47 @@
+//! How a stream is named, and how it came to be.
+
+use crate::driver::types::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream};
+
+/// A stream as the gate knows it: its handle, with the default streams by their explicit handles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StreamKey(usize);
+
+impl StreamKey {
+    pub(crate) const LEGACY: Self = Self(CU_STREAM_LEGACY);
+    pub(crate) const PER_THREAD: Self = Self(CU_STREAM_PER_THREAD);
+
+    /// `per_thread`: the null stream is the calling thread's own.
+    #[inline(always)]
+    pub(crate) fn new(stream: CUstream, per_thread: bool) -> Self {
+        match stream.0 as usize {
+            0 if per_thread => Self::PER_THREAD,
+            0 => Self::LEGACY,
+            address => Self(address),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn address(self) -> usize {
+        self.0
+    }
+
+    /// Whether it is the calling thread's own, whichever that is.
+    pub(crate) fn is_per_thread(self) -> bool {
+        self == Self::PER_THREAD
+    }
+
+    pub(crate) fn handle(self) -> CUstream {
+        CUstream(self.0 as *mut _)
+    }
+}
+
+/// How a stream came to be, and what follows from that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// It synchronises with its context's legacy stream.
+    Blocking,
+    /// It does not.
+    NonBlocking,
+    /// It was made by a way that is not seen.
+    Foreign,
+}
