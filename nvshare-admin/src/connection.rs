@@ -19,6 +19,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) struct Connection {
     socket: PathBuf,
     stream: UnixStream,
+    /// What was received, and how much of it was read.
+    received: Vec<u8>,
+    read: usize,
 }
 
 impl Connection {
@@ -40,7 +43,7 @@ impl Connection {
         };
         let prepared =
             stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.set_write_timeout(Some(PATIENCE)));
-        Ok(prepared.map(|()| Self { socket: socket.to_owned(), stream }))
+        Ok(prepared.map(|()| Self { socket: socket.to_owned(), stream, received: Vec::new(), read: 0 }))
     }
 
     /// What went wrong on it.
@@ -57,29 +60,43 @@ impl Connection {
 
     /// Asks, and waits for the whole answer.
     pub(crate) fn ask(&mut self, request: AdminRequest) -> Result<Vec<AdminReply>, Error> {
+        self.send(request)?;
+        let mut replies = Vec::new();
+        loop {
+            match self.receive()? {
+                AdminReply::End => return Ok(replies),
+                done @ AdminReply::Done { .. } => return Ok(vec![done]),
+                row => replies.push(row),
+            }
+        }
+    }
+
+    /// Sends a request.
+    pub(crate) fn send(&mut self, request: AdminRequest) -> Result<(), Error> {
         let frame =
             codec::encode(&Request::Admin(request)).map_err(|error| self.broken(error.to_string()))?;
-        self.stream.write_all(&frame).map_err(|error| self.failed(&error))?;
-        let (mut replies, mut buffer) = (Vec::new(), Vec::new());
+        self.stream.write_all(&frame).map_err(|error| self.failed(&error))
+    }
+
+    /// Waits for a reply.
+    pub(crate) fn receive(&mut self) -> Result<AdminReply, Error> {
         loop {
-            while let Some((used, reply)) =
-                codec::decode::<Reply>(&buffer).map_err(|error| self.broken(error.to_string()))?
-            {
-                buffer.drain(..used);
-                match reply {
-                    Reply::Admin(AdminReply::End) => return Ok(replies),
-                    Reply::Admin(done @ AdminReply::Done { .. }) => return Ok(vec![done]),
-                    Reply::Admin(row) => replies.push(row),
-                    Reply::Refused { reason } => return Err(Error::Refused(reason)),
-                    Reply::Client(_) => {
-                        return Err(self.broken("the scheduler takes this for a client".to_owned()));
-                    }
-                }
+            let unread = &self.received[self.read..];
+            let decoded = codec::decode::<Reply>(unread).map_err(|error| self.broken(error.to_string()))?;
+            if let Some((used, reply)) = decoded {
+                self.read += used;
+                return match reply {
+                    Reply::Admin(reply) => Ok(reply),
+                    Reply::Refused { reason } => Err(Error::Refused(reason)),
+                    Reply::Client(_) => Err(self.broken("the scheduler takes this for a client".to_owned())),
+                };
             }
+            self.received.drain(..self.read);
+            self.read = 0;
             let mut chunk = [0; 8192];
             match self.stream.read(&mut chunk).map_err(|error| self.failed(&error))? {
                 0 => return Err(self.broken("the scheduler closed the connection".to_owned())),
-                read => buffer.extend_from_slice(&chunk[..read]),
+                read => self.received.extend_from_slice(&chunk[..read]),
             }
         }
     }

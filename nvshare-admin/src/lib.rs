@@ -4,6 +4,7 @@
 
 mod connection;
 mod places;
+mod watch;
 
 use std::fmt;
 use std::fs;
@@ -15,6 +16,7 @@ use nvshare_proto::{AdminReply, AdminRequest, ClientStatus, GpuStatus, Scheduler
 use serde::Serialize;
 
 use places::Place;
+pub use watch::{Told, Watch};
 
 /// The version of the JSON that [`Status`] becomes. A new field does not change it; a field that goes, or means
 /// something else, does.
@@ -73,11 +75,16 @@ pub enum Error {
     /// Nobody listens at any of these sockets.
     #[error("no scheduler answers at {}", list(.0))]
     NotFound(Vec<Tried>),
-    /// There is a scheduler, and this user may not change anything.
+    /// There is a scheduler, and this user may neither change anything nor watch.
     #[error(
-        "changes need the administrators' socket {0}; ask as the user who started the scheduler (for root's, with sudo)"
+        "{what} need the administrators' socket {tried}; ask as the user who started the scheduler (for root's, with sudo)"
     )]
-    NotAnAdministrator(Tried),
+    NotAnAdministrator {
+        /// What was asked for.
+        what: &'static str,
+        /// The socket.
+        tried: Tried,
+    },
     /// It accepts connections and says nothing.
     #[error("the scheduler at {} does not answer within {seconds} s: it is stopped or overloaded", .socket.display())]
     Silent {
@@ -123,7 +130,7 @@ impl Scheduler {
     pub fn change(&self, request: AdminRequest) -> Result<String, Error> {
         let mut found = places::find(&self.places)?;
         if let Some(denied) = found.denied.take() {
-            return Err(Error::NotAnAdministrator(denied));
+            return Err(Error::NotAnAdministrator { what: "changes", tried: denied });
         }
         match found.connection.ask(request)?.pop() {
             Some(AdminReply::Done { text }) => Ok(text),
@@ -143,7 +150,7 @@ impl Scheduler {
                 AdminReply::Scheduler(row) => scheduler = Some(row),
                 AdminReply::Gpu(row) => gpus.push(row),
                 AdminReply::Client(row) => clients.push(*row),
-                AdminReply::End | AdminReply::Done { .. } => {}
+                _ => {}
             }
         }
         let scheduler =

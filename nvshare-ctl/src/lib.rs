@@ -4,6 +4,7 @@
 
 mod commands;
 mod elf;
+mod events;
 mod library;
 mod output;
 mod show;
@@ -14,7 +15,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use nvshare_admin::Scheduler;
 
-use commands::{clients, doctor, install, run, set_tq, status, switch};
+use commands::{clients, doctor, install, run, set_tq, status, switch, watch};
 
 /// Shows and tunes an nvshare scheduler, and runs programs under it.
 #[derive(Debug, Parser)]
@@ -35,6 +36,8 @@ enum Command {
     Status(status::Options),
     /// Show the clients, the time that each had, and the memory that each moved
     Clients(clients::Options),
+    /// Tell what happens, as it happens
+    Watch(watch::Options),
     /// Set how long a client keeps a GPU while another waits
     SetTq(set_tq::Options),
     /// Switch scheduling on
@@ -72,6 +75,7 @@ pub fn main() -> ExitCode {
     let done = match command {
         Command::Status(options) => status::run(&scheduler(), &options),
         Command::Clients(options) => clients::run(&scheduler(), &options),
+        Command::Watch(options) => watch::run(&scheduler(), &options),
         Command::SetTq(options) => set_tq::run(&scheduler(), &options),
         Command::On => switch::on(&scheduler()),
         Command::Off(options) => switch::off(&scheduler(), &options),

@@ -47,12 +47,16 @@ pub(crate) fn complain(text: &str) {
 
 /// Prints a text. A reader that has seen enough and gone (`nvshare-ctl status | head -1`) is no failure.
 pub(crate) fn print(text: &str) -> Done {
+    print_to_reader(text).map(|_| ())
+}
+
+/// Prints a text; false: the reader has gone.
+pub(crate) fn print_to_reader(text: &str) -> Result<bool, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(format!("standard output: {error}").into())
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(format!("standard output: {error}").into()),
     }
 }
 

@@ -19,17 +19,19 @@ use tracing::{debug, warn};
 use crate::bounds::{Bounds, Place, Whom};
 use crate::bucket::{Bucket, Rate};
 use crate::identity::Peer;
+use crate::journal::Journal;
 use crate::processes;
 use crate::server::Command;
 use crate::tenants::{Seat, Tenant, Tenants};
 use crate::view::Viewer;
+use crate::watchers;
 
 /// Frames that wait for a client that does not read, before it is cut off.
 const BACKLOG: usize = 256;
 /// A connection that says nothing for this long is closed, unless it is a registered client's.
 const FIRST_FRAME_PATIENCE: Duration = Duration::from_secs(10);
 /// Who reads nothing for this long, with its socket full, is cut off.
-const WRITE_PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const WRITE_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the socket of a process that is gone is read on, for each frame and altogether.
 const LAST_WORDS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
 /// Longest name of a program that is shown.
@@ -37,7 +39,7 @@ const LONGEST_NAME: usize = 64;
 /// Frames that one connection may send.
 const FRAMES: Rate = Rate { burst: 8000, each_second: 4000 };
 
-type Stream = Framed<UnixStream, Frames<Request, Reply>>;
+pub(crate) type Stream = Framed<UnixStream, Frames<Request, Reply>>;
 
 /// What connections have in common.
 #[derive(Debug, Clone)]
@@ -48,11 +50,17 @@ pub(crate) struct Shared {
     pub(crate) bounds: Option<Arc<Bounds>>,
     /// Who waits for the end of which process: once for each, however often it came and went.
     pub(crate) waits: Arc<Mutex<BTreeMap<u64, AbortHandle>>>,
+    /// What happens, for administrators.
+    pub(crate) journal: Arc<Journal>,
 }
 
 impl Shared {
-    pub(crate) fn new(commands: mpsc::Sender<Command>, bounds: Option<Arc<Bounds>>) -> Self {
-        Self { commands, tenants: Arc::default(), bounds, waits: Arc::default() }
+    pub(crate) fn new(
+        commands: mpsc::Sender<Command>,
+        bounds: Option<Arc<Bounds>>,
+        journal: Arc<Journal>,
+    ) -> Self {
+        Self { commands, tenants: Arc::default(), bounds, waits: Arc::default(), journal }
     }
 
     /// Tells the core when the process of a client that has disconnected is gone. Its place is taken until then, or until
@@ -117,6 +125,11 @@ async fn connection(mut framed: Stream, peer: Peer, place: Option<Place>, shared
             Ok(None) => return,
         };
         match request {
+            Request::Admin(AdminRequest::Watch { from, follow }) if shared.bounds.is_none() => {
+                if !watchers::serve(&mut framed, &shared.journal, from, follow).await {
+                    return;
+                }
+            }
             Request::Admin(request) => {
                 let viewer = shared.bounds.is_some().then(|| process(framed.get_ref(), &peer));
                 for reply in administer(request, viewer, &shared.commands).await {
@@ -155,7 +168,11 @@ async fn administer(
         None => Command::Admin { request, answer },
         Some(viewer) if request == AdminRequest::Status => Command::Look { viewer, answer },
         Some(_) => {
-            let reason = "changes are accepted on the administrators' socket only".to_owned();
+            let what = match request {
+                AdminRequest::Watch { .. } => "events are told",
+                _ => "changes are accepted",
+            };
+            let reason = format!("{what} on the administrators' socket only");
             return vec![Reply::Refused { reason }];
         }
     };

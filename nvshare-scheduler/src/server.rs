@@ -21,7 +21,9 @@ use tracing::{debug, info, warn};
 
 use crate::bounds::Bounds;
 use crate::connection::{self, Shared};
+use crate::journal::Journal;
 use crate::nvml::{Seen, Watch};
+use crate::recorder::Recorder;
 use crate::settings::Store;
 use crate::sockets::Sockets;
 use crate::view::{self, Viewer};
@@ -95,9 +97,11 @@ pub async fn run(
             let _ = configured.send(Command::Configure(config)).await;
         }
     });
-    let mut keeper = tokio::spawn(Keeper::new(setup, nvml).run(received));
+    let journal = Journal::new(setup.config.boot);
+    let recorder = Recorder::new(journal.clone());
+    let mut keeper = tokio::spawn(Keeper::new(setup, nvml, recorder).run(received));
     // What clients open must leave descriptors for administrators.
-    let clients = Shared::new(commands, Some(Bounds::new(limits::clients())));
+    let clients = Shared::new(commands, Some(Bounds::new(limits::clients())), journal);
     let admins = Shared { bounds: None, ..clients.clone() };
     tokio::pin!(shutdown);
     loop {
@@ -152,10 +156,11 @@ struct Keeper {
     processes: BTreeMap<ClientId, ProcessInfo>,
     gpus: BTreeSet<GpuUuid>,
     waiting: Vec<Waiting>,
+    recorder: Recorder,
 }
 
 impl Keeper {
-    fn new(setup: Setup, nvml: Watch) -> Self {
+    fn new(setup: Setup, nvml: Watch, recorder: Recorder) -> Self {
         let mut core = Core::new(setup.store.over(&setup.config));
         if !setup.store.scheduling() {
             // Nobody is there whom it could do harm.
@@ -174,6 +179,7 @@ impl Keeper {
             pids: BTreeMap::new(),
             gpus: BTreeSet::new(),
             waiting: Vec::new(),
+            recorder,
         }
     }
 
@@ -213,6 +219,8 @@ impl Keeper {
                 self.processes.extend(process.map(|process| (client, process)));
                 // What it says of itself is not asked for: another's memory would be taken for its own.
                 self.pids.extend(identity.pid.map(|pid| (client, pid)));
+                let pid = identity.pid.unwrap_or(register.pid);
+                self.recorder.expect(client, pid, register.name.clone());
                 self.core.handle(Event::Registered { client, identity, register }, now);
                 self.look_at_new_gpus();
             }
@@ -295,6 +303,8 @@ impl Keeper {
                 let text = format!("the configuration is in force: TQ {quantum} s, scheduling is on");
                 Ok(kept(text, done))
             }
+            // Its connection tells them, from the journal.
+            AdminRequest::Watch { .. } => Err("events are told on a connection of their own".to_owned()),
         };
         let reply = match outcome {
             Ok(text) => {
@@ -344,6 +354,10 @@ impl Keeper {
 
     /// Sends what the core has for clients, and logs what it has for administrators.
     fn deliver(&mut self) {
+        while let Some(happened) = self.core.poll_happened() {
+            let up = self.now();
+            self.recorder.record(happened, up);
+        }
         while let Some(output) = self.core.poll_output() {
             match output {
                 Output::Send { client, message } => self.send(client, message),

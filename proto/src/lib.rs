@@ -11,6 +11,7 @@ mod message;
 pub mod paths;
 pub mod quota;
 pub mod units;
+mod watch;
 
 pub use gpu::{GpuUuid, ParseGpuUuidError};
 pub use message::{
@@ -18,6 +19,7 @@ pub use message::{
     Hold, MemoryMode, Others, ProcessInfo, Register, Reply, Request, Room, SchedulerMessage, SchedulerStatus,
     Usage,
 };
+pub use watch::{EventKind, WatchEvent, WatchFrom};
 
 /// Version of the wire protocol. Both ends of a connection must speak the same one.
 pub const VERSION: u16 = 5;

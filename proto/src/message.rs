@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::GpuUuid;
+use crate::{GpuUuid, WatchEvent, WatchFrom};
 
 /// Names one grant of the lock. An answer that carries another epoch than the current one is stale and ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -275,6 +275,13 @@ pub enum AdminRequest {
     },
     /// Forgets what administrators set at run time: the configuration's quanta are in force, and scheduling is on.
     Reset,
+    /// Tell what happens. The answer is [`AdminReply::Watching`], then events.
+    Watch {
+        /// Where to begin.
+        from: WatchFrom,
+        /// Go on as things happen; else it ends behind the last event that is kept.
+        follow: bool,
+    },
 }
 
 /// The answer to an administrator: rows and [`AdminReply::End`], or one [`AdminReply::Done`].
@@ -293,6 +300,22 @@ pub enum AdminReply {
         /// One line that says what.
         text: String,
     },
+    /// Events follow.
+    Watching {
+        /// This run of the scheduler.
+        boot: u64,
+        /// The number of the first event to come.
+        first: u64,
+    },
+    /// Something happened.
+    Event(Box<WatchEvent>),
+    /// Events that are not kept any more, because they were read too slowly or asked for too late.
+    Missed {
+        /// How many.
+        count: u64,
+    },
+    /// Nothing happened for a while, and the scheduler lives.
+    Alive,
 }
 
 /// A scheduler, as `status` shows it.

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use nvshare_proto::codec::{Error, MAX_FRAME, decode, encode};
 use nvshare_proto::{
-    AdminReply, AdminRequest, ClientMessage, ClientState, ClientStatus, Counters, Epoch, Gate, GpuStatus,
-    GpuUuid, Hold, MemoryMode, Others, ProcessInfo, Register, Reply, Request, Room, SchedulerMessage,
-    SchedulerStatus, Usage,
+    AdminReply, AdminRequest, ClientMessage, ClientState, ClientStatus, Counters, Epoch, EventKind, Gate,
+    GpuStatus, GpuUuid, Hold, MemoryMode, Others, ProcessInfo, Register, Reply, Request, Room,
+    SchedulerMessage, SchedulerStatus, Usage, WatchEvent, WatchFrom,
 };
 use proptest::prelude::*;
 
@@ -62,6 +62,11 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("on", Request::Admin(AdminRequest::On)),
         ("off", Request::Admin(AdminRequest::Off { force: true })),
         ("reset", Request::Admin(AdminRequest::Reset)),
+        ("watch", Request::Admin(AdminRequest::Watch { from: WatchFrom::Now, follow: true })),
+        (
+            "watch on",
+            Request::Admin(AdminRequest::Watch { from: WatchFrom::After { boot: 7, seq: 9 }, follow: false }),
+        ),
     ]
 }
 
@@ -113,6 +118,18 @@ fn replies() -> Vec<(&'static str, Reply)> {
         quantum_ms: 30_000,
         restricted: true,
     };
+    let event = WatchEvent {
+        seq: 10,
+        time_us: 1_000_000,
+        up_us: 2_000,
+        event: EventKind::Evicted,
+        client: Some(3),
+        pid: Some(7),
+        name: Some("python3".into()),
+        gpus: vec![GPU],
+        bytes: Some(8 << 30),
+        took_us: None,
+    };
     vec![
         ("registered, parked", registered(Hold::Parked)),
         ("registered, running", registered(Hold::Running(EPOCH))),
@@ -134,6 +151,10 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ("status of a client", Reply::Admin(AdminReply::Client(Box::new(client)))),
         ("end of status", Reply::Admin(AdminReply::End)),
         ("done", Reply::Admin(AdminReply::Done { text: "scheduling is on".into() })),
+        ("watching", Reply::Admin(AdminReply::Watching { boot: 7, first: 10 })),
+        ("event", Reply::Admin(AdminReply::Event(Box::new(event)))),
+        ("missed", Reply::Admin(AdminReply::Missed { count: 3 })),
+        ("alive", Reply::Admin(AdminReply::Alive)),
         ("refused", Reply::Refused { reason: "no".into() }),
     ]
 }
@@ -205,9 +226,9 @@ fn no_message_is_left_out() {
         }
     }
     let requests: BTreeSet<String> = requests().iter().map(|(_, request)| variant(request)).collect();
-    assert_eq!(requests.len(), 2 + of_client(&ClientMessage::ReqLock) + 5, "{requests:?}");
+    assert_eq!(requests.len(), 2 + of_client(&ClientMessage::ReqLock) + 6, "{requests:?}");
     let replies: BTreeSet<String> = replies().iter().map(|(_, reply)| variant(reply)).collect();
-    assert_eq!(replies.len(), of_scheduler(&SchedulerMessage::SchedOff) + 5 + 1, "{replies:?}");
+    assert_eq!(replies.len(), of_scheduler(&SchedulerMessage::SchedOff) + 9 + 1, "{replies:?}");
 }
 
 #[test]

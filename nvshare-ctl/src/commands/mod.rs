@@ -7,3 +7,4 @@ pub(crate) mod run;
 pub(crate) mod set_tq;
 pub(crate) mod status;
 pub(crate) mod switch;
+pub(crate) mod watch;

@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 
 use clap::ValueEnum;
 use nvshare_admin::Status;
-use nvshare_proto::{ClientState, ClientStatus, GpuStatus};
+use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid};
 
 /// By what clients are sorted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -65,8 +65,12 @@ const SHORT_UUID: usize = 12;
 
 /// A GPU as people call it: `set-tq --gpu` takes both.
 pub(crate) fn gpu_name(gpu: &GpuStatus) -> String {
-    let short = || gpu.gpu.to_string().chars().take(SHORT_UUID).collect();
-    gpu.index.map_or_else(short, |index| format!("GPU {index}"))
+    gpu.index.map_or_else(|| short_uuid(gpu.gpu), |index| format!("GPU {index}"))
+}
+
+/// The beginning of a UUID, where a GPU has no number.
+pub(crate) fn short_uuid(gpu: GpuUuid) -> String {
+    gpu.to_string().chars().take(SHORT_UUID).collect()
 }
 
 /// Seconds as people write them: `30`, `0.25`.

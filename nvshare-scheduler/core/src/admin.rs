@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use nvshare_proto::units::Bytes;
-use nvshare_proto::{GpuUuid, SchedulerMessage};
+use nvshare_proto::{EventKind, GpuUuid, SchedulerMessage};
 
 use crate::client::{ClientId, Phase};
 use crate::gpu::Gpu;
@@ -17,6 +17,7 @@ impl Core {
             return "scheduling was on".to_owned();
         }
         self.scheduling = true;
+        self.tell_setting(EventKind::On, None, None);
         for id in self.clients.keys().copied().collect::<Vec<_>>() {
             let epoch = self.new_epoch();
             self.adopt(id, epoch);
@@ -43,6 +44,7 @@ impl Core {
             }
         }
         self.scheduling = false;
+        self.tell_setting(EventKind::Off, None, None);
         for id in self.clients.keys().copied().collect::<Vec<_>>() {
             self.with(id, |client| {
                 client.phase = Phase::Free;

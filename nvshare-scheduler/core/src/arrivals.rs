@@ -1,11 +1,12 @@
 //! Clients come and go, and GPUs become known.
 
 use nvshare_proto::units::Bytes;
-use nvshare_proto::{Epoch, Gate, GpuUuid, Hold, Register, Room, SchedulerMessage, Usage};
+use nvshare_proto::{Epoch, EventKind, Gate, GpuUuid, Hold, Register, Room, SchedulerMessage, Usage};
 
-use crate::account::MOST_OVERHEAD;
+use crate::account::{Account, MOST_OVERHEAD};
 use crate::client::{Client, ClientId, Identity, Phase};
 use crate::gpu::{Departed, Gpu, Size, Source};
+use crate::happened::Happened;
 use crate::ledger::{Entry, Standing};
 use crate::shares::Part;
 use crate::{Core, MOST_GPUS, Measured, Time};
@@ -41,10 +42,16 @@ impl Core {
         self.send(id, SchedulerMessage::Registered { client: id, hold });
         for usage in usage {
             // The same process is back: what was charged to it is what it says now.
-            self.forget_departed(usage.gpu, |departed| departed.identity.is_same_process(identity));
+            self.forget_departed(usage.gpu, |_, departed| departed.identity.is_same_process(identity));
             self.meet_gpu(id, usage);
         }
         self.enter(id);
+        let allocated = |sum: u64, account: &Account| sum.saturating_add(account.usage.allocated);
+        let bytes = self.clients.get(&id).map(|client| client.accounts.values().fold(0, allocated));
+        self.tell(EventKind::Registered, id, bytes, None);
+        if hold == Hold::Free {
+            self.tell(EventKind::Free, id, None, None);
+        }
         if let Hold::Running(epoch) = hold {
             self.adopt(id, epoch);
         }
@@ -160,6 +167,7 @@ impl Core {
         // It may have come back before we heard that it was gone: it has said by then what it has.
         let is_back = process_remains
             && self.clients.values().any(|other| other.identity.is_same_process(client.identity));
+        let mut left: u64 = 0;
         for (&uuid, account) in &client.accounts {
             let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
             if client.phase.holds() {
@@ -183,10 +191,14 @@ impl Core {
                 };
                 gpu.ledger.set(id, Some(departed_entry(id, account.budget, Some(now + self.config.grace))));
                 gpu.departed.insert(id, departed);
+                left = left.saturating_add(account.budget);
             }
         }
         self.note(format!("client {id} is gone ({}, pid {})", client.name, client.pid));
         let gpus: Vec<GpuUuid> = client.accounts.keys().copied().collect();
+        let kind = if left > 0 { EventKind::Left } else { EventKind::Gone };
+        let bytes = (left > 0).then_some(left);
+        self.happened.push_back(Happened { kind, client: Some(id), gpus: gpus.clone(), bytes, took: None });
         client.accounts.values_mut().for_each(|account| account.budget = 0);
         self.remember(id, &client);
         for uuid in gpus {
@@ -198,20 +210,24 @@ impl Core {
     }
 
     pub(crate) fn on_exited(&mut self, id: ClientId) {
-        for (&uuid, gpu) in &mut self.gpus {
-            if gpu.departed.remove(&id).is_some() {
-                gpu.ledger.set(id, None);
-                self.dirty.insert(uuid);
-            }
+        for uuid in self.gpus.keys().copied().collect::<Vec<_>>() {
+            self.forget_departed(uuid, |other, _| other == id);
         }
     }
 
-    fn forget_departed(&mut self, uuid: GpuUuid, which: impl Fn(&Departed) -> bool) -> Vec<Departed> {
+    fn forget_departed(
+        &mut self,
+        uuid: GpuUuid,
+        which: impl Fn(ClientId, &Departed) -> bool,
+    ) -> Vec<Departed> {
         let Some(gpu) = self.gpus.get_mut(&uuid) else { return Vec::new() };
-        let gone = gpu.departed.extract_if(.., |_, departed| which(departed));
+        let gone = gpu.departed.extract_if(.., |id, departed| which(*id, departed));
         let gone: Vec<(ClientId, Departed)> = gone.collect();
         for (id, _) in &gone {
             gpu.ledger.set(*id, None);
+        }
+        for (id, departed) in &gone {
+            self.tell_on(EventKind::Ended, *id, uuid, departed.bytes);
         }
         if !gone.is_empty() {
             self.dirty.insert(uuid);
@@ -228,7 +244,7 @@ impl Core {
                 departed.unseen = if unseen { departed.unseen + 1 } else { 0 };
             }
         }
-        for gone in self.forget_departed(uuid, |departed| departed.unseen >= LOOKS_WITHOUT_A_SIGN) {
+        for gone in self.forget_departed(uuid, |_, departed| departed.unseen >= LOOKS_WITHOUT_A_SIGN) {
             self.note(format!(
                 "process {} ({}) lives on and has nothing of {uuid} any more: {} are free",
                 gone.pid,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use nvshare_proto::GpuUuid;
 use nvshare_proto::units::{Bytes, MIB};
+use nvshare_proto::{EventKind, GpuUuid};
 
 use crate::gpu::{Gpu, Size, Source};
 use crate::policy::capacity;
@@ -64,6 +64,7 @@ impl Core {
             }
         };
         self.configure(config, now);
+        self.tell_setting(EventKind::Quantum, gpu, Some(quantum));
         text
     }
 

@@ -21,6 +21,7 @@ mod configure;
 mod cost;
 mod gangs;
 mod gpu;
+mod happened;
 mod ledger;
 mod messages;
 mod overdue;
@@ -43,6 +44,7 @@ pub use configure::GpuConfig;
 pub use cost::{SwitchCost, Timed};
 use gangs::Members;
 use gpu::Gpu;
+pub use happened::Happened;
 
 /// Time since the scheduler started. The core never looks at a clock.
 pub type Time = Duration;
@@ -176,6 +178,8 @@ pub struct Core {
     /// When each GPU is to be looked at though nothing happens.
     deadlines: BTreeSet<(Time, GpuUuid)>,
     outputs: VecDeque<Output>,
+    /// What happened since the last event, for those who watch.
+    happened: VecDeque<Happened>,
 }
 
 impl Core {
@@ -195,12 +199,14 @@ impl Core {
             dirty: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             outputs: VecDeque::new(),
+            happened: VecDeque::new(),
         }
     }
 
     /// Takes in one event. `now` never goes back.
     pub fn handle(&mut self, event: Event, now: Time) {
         self.now = self.now.max(now);
+        self.happened.clear();
         match event {
             Event::Registered { client, identity, register } => {
                 self.on_registered(client, identity, register);

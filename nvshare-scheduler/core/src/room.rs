@@ -1,7 +1,7 @@
 //! Room: given with grants and to allocations that wait, made by evictions.
 
 use nvshare_proto::units::{Bytes, GIB};
-use nvshare_proto::{GpuUuid, Room, SchedulerMessage};
+use nvshare_proto::{EventKind, GpuUuid, Room, SchedulerMessage};
 
 use crate::account::{Order, Promise};
 use crate::client::{ClientId, HandOver, Phase, Why};
@@ -149,6 +149,7 @@ impl Core {
         } else if !ordered && !dying {
             self.with_account(id, uuid, |account| account.needs = 0);
             self.send(id, SchedulerMessage::NoRoom { gpu: uuid });
+            self.tell_on(EventKind::Refused, id, uuid, needs);
             self.warn(format!("client {id}: no room for {} more on {uuid}", Bytes(needs)));
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use nvshare_proto::units::Bytes;
-use nvshare_proto::{GpuUuid, SchedulerMessage};
+use nvshare_proto::{EventKind, GpuUuid, SchedulerMessage};
 
 use crate::client::{ClientId, Phase, Why};
 use crate::gangs::Unit;
@@ -346,6 +346,7 @@ impl Core {
         let is_news = why.is_some() && !std::mem::replace(&mut client.reported_hopeless, true);
         let changed = client.hopeless != hopeless;
         if let (true, Some(why)) = (is_news, why) {
+            self.tell(EventKind::Blocked, id, None, None);
             self.warn(format!("client {id} waits: {why}"));
         }
         if changed {

@@ -6,6 +6,7 @@ use crate::account::Account;
 use crate::client::{Client, ClientId, Phase, Why};
 use crate::gangs::Unit;
 use crate::gpu::{Gpu, Size, Source};
+use crate::happened::Glance;
 use crate::ledger::{Entry, Group, Key, Standing};
 use crate::policy::{next, together};
 use crate::shares::{Part, Virtual};
@@ -17,17 +18,21 @@ impl Core {
         let now = self.now;
         if let Some(client) = self.clients.get_mut(&id) {
             client.count(now);
+            let before = Glance::of(client);
             change(client);
             self.enter(id);
+            self.tell_changes(id, before);
         }
     }
 
     pub(crate) fn with_account(&mut self, id: ClientId, gpu: GpuUuid, change: impl FnOnce(&mut Account)) {
+        let Some(before) = self.account(id, gpu).copied() else { return };
         self.with(id, |client| {
             if let Some(account) = client.accounts.get_mut(&gpu) {
                 change(account);
             }
         });
+        self.tell_account_changes(id, gpu, &before);
     }
 
     /// Writes a client into the ledgers of its GPUs. A GPU for which something changed is looked at again.

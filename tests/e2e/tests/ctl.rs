@@ -106,7 +106,7 @@ fn json_holds_what_a_row_of_measurements_needs() {
 #[test]
 fn without_a_scheduler_every_command_says_so() {
     let world = World::simulated(CARD);
-    for arguments in [&["status"][..], &["clients"], &["set-tq", "5"], &["on"], &["off"]] {
+    for arguments in [&["status"][..], &["clients"], &["watch"], &["set-tq", "5"], &["on"], &["off"]] {
         let (good, out, error) = text(&Scheduler::ctl(&world, arguments));
         assert!(!good && out.is_empty(), "{arguments:?}: {out}");
         assert!(error.starts_with("nvshare-ctl: no scheduler answers at "), "{error}");

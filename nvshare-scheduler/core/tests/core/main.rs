@@ -2,7 +2,9 @@
 
 mod claims;
 mod cost;
+mod events;
 mod fairness;
+mod follower;
 mod gangs;
 mod jobs;
 mod life;

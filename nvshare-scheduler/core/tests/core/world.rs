@@ -7,6 +7,7 @@ use std::time::Duration;
 use nvshare_core::{Config, Core, Event, Measured, Output};
 use nvshare_proto::{ClientMessage, Epoch, GpuUuid, SchedulerMessage, Usage};
 
+use crate::follower::Follower;
 use crate::model::{Model, Plan, State};
 
 pub(crate) const CAPACITY: u64 = 16 << 30;
@@ -50,6 +51,7 @@ pub(crate) struct World {
     pub(crate) silent: Option<u64>,
     pub(crate) trace: bool,
     pub(crate) notes: Vec<String>,
+    pub(crate) follower: Follower,
     /// When a channel delivers next: messages of one direction keep their order.
     pub(crate) busy: BTreeMap<(usize, bool), Duration>,
 }
@@ -69,6 +71,7 @@ impl World {
             silent: None,
             trace: false,
             notes: Vec::new(),
+            follower: Follower::default(),
             busy: BTreeMap::new(),
         };
         for (i, plan) in plans.into_iter().enumerate() {
@@ -164,6 +167,7 @@ impl World {
                 Output::Note { text, .. } => self.notes.push(text),
             }
         }
+        self.follower.follow(&mut self.core);
         self.check();
     }
 
@@ -172,6 +176,7 @@ impl World {
         if let Err(wrong) = self.core.audit() {
             panic!("at {:?}: {wrong}", self.now);
         }
+        self.follower.agrees(&self.core, self.silent);
         for g in 0..4 {
             let gpu = gpu(g);
             let users = |m: &&Model| !m.dead && m.connected && m.plan.gpus.contains(&gpu);

@@ -1,0 +1,71 @@
+//! Watching: the events of a scheduler as they happen.
+
+use nvshare_proto::{AdminReply, AdminRequest, WatchEvent, WatchFrom};
+
+use crate::connection::Connection;
+use crate::{Error, Scheduler, places};
+
+/// What a watcher is told.
+#[derive(Debug)]
+pub enum Told {
+    /// Something happened.
+    Event(Box<WatchEvent>),
+    /// So many events are not kept any more: they were read too slowly, or asked for too late.
+    Missed(u64),
+    /// Nothing happened for a while, and the scheduler lives.
+    Alive,
+}
+
+/// Events of one run of a scheduler.
+#[derive(Debug)]
+pub struct Watch {
+    connection: Connection,
+    boot: u64,
+    seen: u64,
+}
+
+impl Scheduler {
+    /// Begins to watch. With `follow` there is no end; else it ends behind the last event that is kept.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn watch(&self, from: WatchFrom, follow: bool) -> Result<Watch, Error> {
+        let mut found = places::find(&self.places)?;
+        if let Some(denied) = found.denied.take() {
+            return Err(Error::NotAnAdministrator { what: "events", tried: denied });
+        }
+        let mut connection = found.connection;
+        connection.send(AdminRequest::Watch { from, follow })?;
+        match connection.receive()? {
+            AdminReply::Watching { boot, first } => {
+                Ok(Watch { connection, boot, seen: first.saturating_sub(1) })
+            }
+            other => Err(connection.broken(format!("an answer of another kind: {other:?}"))),
+        }
+    }
+}
+
+impl Watch {
+    /// Waits for what comes next; none: that was all.
+    ///
+    /// # Errors
+    /// See [`Error`]; the scheduler may have gone.
+    pub fn wait(&mut self) -> Result<Option<Told>, Error> {
+        Ok(Some(match self.connection.receive()? {
+            AdminReply::Event(event) => {
+                self.seen = event.seq;
+                Told::Event(event)
+            }
+            AdminReply::Missed { count } => Told::Missed(count),
+            AdminReply::Alive => Told::Alive,
+            AdminReply::End => return Ok(None),
+            other => return Err(self.connection.broken(format!("an answer of another kind: {other:?}"))),
+        }))
+    }
+
+    /// Where another connection goes on, once this one is lost.
+    #[must_use]
+    pub fn place(&self) -> WatchFrom {
+        WatchFrom::After { boot: self.boot, seq: self.seen }
+    }
+}

@@ -1,0 +1,89 @@
+//! `nvshare-ctl watch`
+
+use std::collections::BTreeMap;
+use std::thread::sleep;
+use std::time::Duration;
+
+use clap::Args;
+use nvshare_admin::{Error, Scheduler, Told, Watch};
+use nvshare_proto::{GpuUuid, WatchFrom};
+
+use crate::events::Line;
+use crate::output::{Done, Failure, print_to_reader};
+use crate::show;
+
+/// How often a scheduler that has gone is looked for.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Print each event as one line of JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Begin with the events that the scheduler still keeps
+    #[arg(long)]
+    kept: bool,
+}
+
+pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
+    let from = if options.kept { WatchFrom::Kept } else { WatchFrom::Now };
+    // Who is not there at the beginning is an error; who goes later may come back.
+    let mut watch = scheduler.watch(from, true)?;
+    let mut printer = Printer { json: options.json, gpus: names(scheduler) };
+    loop {
+        let line = match watch.wait() {
+            Ok(Some(Told::Event(event))) => Line::of(&event),
+            Ok(Some(Told::Missed(count))) => Line::missed(count),
+            Ok(Some(Told::Alive)) => continue,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                if !printer.print(&Line::lost(error.to_string()))? {
+                    return Ok(());
+                }
+                watch = join_again(scheduler, &watch)?;
+                printer.gpus = names(scheduler);
+                Line::joined()
+            }
+        };
+        if !printer.print(&line)? {
+            return Ok(());
+        }
+    }
+}
+
+/// Waits for a scheduler, and goes on where the last one ended.
+fn join_again(scheduler: &Scheduler, lost: &Watch) -> Result<Watch, Failure> {
+    loop {
+        sleep(LOOK_EVERY);
+        match scheduler.watch(lost.place(), true) {
+            Ok(watch) => return Ok(watch),
+            // Another one may not be asked by this user, or speaks another version: that does not change by itself.
+            Err(error @ (Error::NotAnAdministrator { .. } | Error::Refused(_))) => return Err(error.into()),
+            Err(_) => {}
+        }
+    }
+}
+
+/// What people call the GPUs.
+fn names(scheduler: &Scheduler) -> BTreeMap<GpuUuid, String> {
+    let gpus = scheduler.status().map(|status| status.gpus).unwrap_or_default();
+    gpus.iter().map(|gpu| (gpu.gpu, show::gpu_name(gpu))).collect()
+}
+
+struct Printer {
+    json: bool,
+    gpus: BTreeMap<GpuUuid, String>,
+}
+
+impl Printer {
+    /// False: nobody reads any more.
+    fn print(&self, line: &Line) -> Result<bool, Failure> {
+        let text = if self.json {
+            serde_json::to_string(line).map_err(|error| error.to_string())?
+        } else {
+            line.sentence(&self.gpus)
+        };
+        print_to_reader(&format!("{text}\n"))
+    }
+}

@@ -1,0 +1,146 @@
+//! What happened to clients, for those who watch: told by comparing a client before and after each change, so that no change
+//! is left out, and a follower of the events knows where each client stands.
+
+use std::mem::discriminant;
+use std::time::Duration;
+
+use nvshare_proto::{EventKind, GpuUuid};
+
+use crate::account::Account;
+use crate::client::{Client, ClientId, Phase};
+use crate::{Core, Time};
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Happened {
+    /// What.
+    pub kind: EventKind,
+    /// To whom; none: to the scheduler.
+    pub client: Option<ClientId>,
+    /// On which GPUs.
+    pub gpus: Vec<GpuUuid>,
+    /// How much, in bytes; see [`EventKind`].
+    pub bytes: Option<u64>,
+    /// How long it took; see [`EventKind`].
+    pub took: Option<Duration>,
+}
+
+/// A client as far as events tell of it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Glance {
+    phase: Phase,
+    wants: bool,
+    stuck: bool,
+}
+
+impl Glance {
+    pub(crate) fn of(client: &Client) -> Self {
+        Self { phase: client.phase, wants: client.wants, stuck: client.stuck }
+    }
+
+    fn waits(self) -> bool {
+        self.wants && self.phase == Phase::Parked
+    }
+}
+
+/// What a change of a client's phase is called, and how long what it ends took.
+fn phase_changed(before: Phase, after: Phase, now: Time) -> Option<(EventKind, Option<Duration>)> {
+    if discriminant(&before) == discriminant(&after) {
+        return None;
+    }
+    let since = |since| Some(now.saturating_sub(since));
+    Some(match (before, after) {
+        (Phase::Dropping { since: asked, .. }, Phase::Running { .. }) => (EventKind::Deferred, since(asked)),
+        (Phase::Granted { since: granted, .. }, Phase::Running { .. }) => {
+            (EventKind::Running, since(granted))
+        }
+        (_, Phase::Running { .. }) => (EventKind::Running, None),
+        (Phase::Dropping { since: asked, .. }, Phase::Parked) => (EventKind::Released, since(asked)),
+        (Phase::Next(_), Phase::Parked) => (EventKind::Withdrawn, None),
+        (_, Phase::Parked) => (EventKind::Released, None),
+        (_, Phase::Next(_)) => (EventKind::Next, None),
+        (_, Phase::Granted { .. }) => (EventKind::Granted, None),
+        // Until the others of its gang have drained as well, nothing more is to be told.
+        (Phase::Dropping { .. }, Phase::Drained) => return None,
+        (_, Phase::Dropping { .. } | Phase::Drained) => (EventKind::Drop, None),
+        (_, Phase::Idle { .. }) => (EventKind::Idle, None),
+        (_, Phase::Free) => (EventKind::Free, None),
+    })
+}
+
+/// What a change of an account is called, how much it is about, and how long what it ends took.
+fn account_changed(
+    before: &Account,
+    after: &Account,
+    now: Time,
+) -> impl Iterator<Item = (EventKind, u64, Option<Duration>)> {
+    let ordered = match (before.order, after.order) {
+        (None, Some(order)) => Some((EventKind::Evict, order.bytes, None)),
+        (Some(order), None) => Some((EventKind::Evicted, order.came, Some(now.saturating_sub(order.given)))),
+        _ => None,
+    };
+    let stays = after.reported_short && !before.reported_short;
+    let stays = stays.then(|| (EventKind::Stays, after.staying(), None));
+    let needed = match (before.needs, after.needs) {
+        (0, 1..) => Some((EventKind::NeedRoom, after.needs, None)),
+        (1.., 0) if after.budget > before.budget => {
+            Some((EventKind::Room, after.budget - before.budget, None))
+        }
+        _ => None,
+    };
+    ordered.into_iter().chain(stays).chain(needed)
+}
+
+impl Core {
+    /// What happened since the last event; what is not taken before the next one is forgotten.
+    pub fn poll_happened(&mut self) -> Option<Happened> {
+        self.happened.pop_front()
+    }
+
+    /// Tells of what changed about a client.
+    pub(crate) fn tell_changes(&mut self, id: ClientId, before: Glance) {
+        let Some(client) = self.clients.get(&id) else { return };
+        let (after, now) = (Glance::of(client), self.now);
+        if let Some((kind, took)) = phase_changed(before.phase, after.phase, now) {
+            let moves = matches!(kind, EventKind::Granted) || kind == EventKind::Running && took.is_some();
+            // What a client brings back is what it said at its grant that was absent.
+            let absent =
+                |sum: u64, account: &Account| sum.saturating_add(account.usage.absent.min(account.budget));
+            let bytes = moves.then(|| client.accounts.values().fold(0, absent));
+            self.tell(kind, id, bytes, took);
+        }
+        if after.waits() && !before.waits() {
+            self.tell(EventKind::Waiting, id, None, None);
+        }
+        if after.stuck && !before.stuck {
+            self.tell(EventKind::Stuck, id, None, None);
+        }
+    }
+
+    /// Tells of what changed about a client's memory on a GPU.
+    pub(crate) fn tell_account_changes(&mut self, id: ClientId, gpu: GpuUuid, before: &Account) {
+        let Some(after) = self.account(id, gpu) else { return };
+        for (kind, bytes, took) in account_changed(before, after, self.now).collect::<Vec<_>>() {
+            let (client, gpus) = (Some(id), vec![gpu]);
+            self.happened.push_back(Happened { kind, client, gpus, bytes: Some(bytes), took });
+        }
+    }
+
+    /// Tells of a client, on all its GPUs.
+    pub(crate) fn tell(&mut self, kind: EventKind, id: ClientId, bytes: Option<u64>, took: Option<Duration>) {
+        let gpus = self.gpus_used_by(id);
+        self.happened.push_back(Happened { kind, client: Some(id), gpus, bytes, took });
+    }
+
+    /// Tells of something about a client's memory on one GPU.
+    pub(crate) fn tell_on(&mut self, kind: EventKind, id: ClientId, gpu: GpuUuid, bytes: u64) {
+        let (client, gpus, bytes) = (Some(id), vec![gpu], Some(bytes));
+        self.happened.push_back(Happened { kind, client, gpus, bytes, took: None });
+    }
+
+    /// Tells of what an administrator did.
+    pub(crate) fn tell_setting(&mut self, kind: EventKind, gpu: Option<GpuUuid>, took: Option<Duration>) {
+        let gpus = gpu.into_iter().collect();
+        self.happened.push_back(Happened { kind, client: None, gpus, bytes: None, took });
+    }
+}

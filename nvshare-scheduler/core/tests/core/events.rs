@@ -1,0 +1,106 @@
+//! What those who watch are told.
+
+use nvshare_core::{Config, Event};
+use nvshare_proto::{ClientMessage, EventKind, Gate, Room, SchedulerMessage};
+
+use crate::table::Table;
+use crate::world::{GIB, MS, config, gpu};
+
+type Told = (EventKind, u64, Option<u64>, Option<u64>);
+
+/// What is told: kind, client, GiB, milliseconds.
+fn told(table: &mut Table) -> Vec<Told> {
+    std::iter::from_fn(|| table.core.poll_happened())
+        .map(|happened| {
+            let client = happened.client.unwrap_or(0);
+            let took = happened.took.map(|took| took.as_millis() as u64);
+            (happened.kind, client, happened.bytes.map(|bytes| bytes / GIB), took)
+        })
+        .collect()
+}
+
+/// What is told of a message that comes some milliseconds later.
+fn after(table: &mut Table, millis: u64, client: u64, message: ClientMessage) -> Vec<Told> {
+    table.now += millis;
+    table.core.handle(Event::Message { client, message }, MS(table.now));
+    told(table)
+}
+
+fn granted(table: &mut Table, client: u64) -> nvshare_proto::Epoch {
+    let sent = table.sent();
+    let epoch = sent.iter().find_map(|(to, message)| match message {
+        SchedulerMessage::LockOk { epoch, .. } if *to == client => Some(*epoch),
+        _ => None,
+    });
+    epoch.unwrap_or_else(|| panic!("no grant for client {client}: {sent:?}"))
+}
+
+#[test]
+fn a_hand_over_is_told_with_its_sizes_and_times() {
+    let mut table = Table::new(Config { quantum: MS(1000), ..config(false) });
+    table.register(1, Gate::Closed, 12 * GIB, 0);
+    assert_eq!(told(&mut table), [(EventKind::Registered, 1, Some(12), None)]);
+    table.core.handle(Event::Message { client: 1, message: ClientMessage::ReqLock }, MS(0));
+    assert_eq!(
+        told(&mut table),
+        [
+            (EventKind::Waiting, 1, None, None),
+            (EventKind::Next, 1, None, None),
+            (EventKind::Granted, 1, Some(0), None)
+        ]
+    );
+    let first = granted(&mut table, 1);
+    assert_eq!(
+        after(&mut table, 1, 1, ClientMessage::Running { epoch: first }),
+        [(EventKind::Running, 1, Some(0), Some(1))]
+    );
+    table.register(2, Gate::Closed, 10 * GIB, 10 * GIB);
+    assert_eq!(after(&mut table, 0, 2, ClientMessage::ReqLock), [(EventKind::Waiting, 2, None, None)]);
+    table.now = 1100;
+    table.core.handle(Event::Deadline, MS(1100));
+    assert_eq!(told(&mut table), [(EventKind::Drop, 1, None, None), (EventKind::Next, 2, None, None)]);
+    assert_eq!(
+        after(&mut table, 30, 1, ClientMessage::LockReleased { epoch: first }),
+        [(EventKind::Released, 1, None, Some(30)), (EventKind::Evict, 1, Some(7), None)]
+    );
+    assert_eq!(
+        after(&mut table, 500, 1, ClientMessage::Room(Room { gpu: gpu(0), bytes: 7 * GIB })),
+        [(EventKind::Granted, 2, Some(10), None)]
+    );
+    let evicted = after(&mut table, 100, 1, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
+    assert_eq!(evicted, [(EventKind::Evicted, 1, Some(7), Some(600))]);
+    let second = granted(&mut table, 2);
+    assert_eq!(
+        after(&mut table, 700, 2, ClientMessage::Running { epoch: second }),
+        [(EventKind::Running, 2, Some(10), Some(800))]
+    );
+}
+
+#[test]
+fn an_allocation_is_refused_when_it_was_told_so_and_not_when_it_gives_up() {
+    let mut table = Table::new(config(false));
+    table.register(1, Gate::Closed, 8 * GIB, 0);
+    table.register(2, Gate::Open, 8 * GIB, 0);
+    told(&mut table);
+    let need = |bytes| ClientMessage::NeedRoom(Room { gpu: gpu(0), bytes });
+    let kinds = |told: Vec<Told>| told.into_iter().map(|told| told.0).collect::<Vec<_>>();
+    assert_eq!(kinds(after(&mut table, 0, 2, need(GIB))), [EventKind::NeedRoom, EventKind::Evict]);
+    assert_eq!(kinds(after(&mut table, 0, 2, need(0))), []);
+    // What the other one has cannot be moved, and is in the way for good.
+    let stays = ClientMessage::Evicted { gpu: gpu(0), short: 8 * GIB };
+    assert_eq!(kinds(after(&mut table, 0, 1, stays)), [EventKind::Evicted, EventKind::Stays]);
+    assert_eq!(
+        after(&mut table, 0, 2, need(GIB)),
+        [(EventKind::NeedRoom, 2, Some(1), None), (EventKind::Refused, 2, Some(1), None)]
+    );
+}
+
+#[test]
+fn what_nobody_takes_is_forgotten_with_the_next_event() {
+    let mut table = Table::new(config(false));
+    for _ in 0..1000 {
+        table.core.switch_on(MS(0));
+        table.core.handle(Event::Deadline, MS(0));
+    }
+    assert_eq!(told(&mut table), []);
+}

@@ -1,0 +1,36 @@
+//! Who follows the events alone knows where each client stands.
+
+use std::collections::BTreeMap;
+
+use nvshare_core::{ClientId, Core};
+use nvshare_proto::ClientState;
+
+/// What follows from the events so far.
+#[derive(Debug, Default)]
+pub(crate) struct Follower {
+    states: BTreeMap<ClientId, ClientState>,
+}
+
+impl Follower {
+    /// Takes in what has happened.
+    pub(crate) fn follow(&mut self, core: &mut Core) {
+        while let Some(happened) = core.poll_happened() {
+            if let (Some(client), Some(state)) = (happened.client, happened.kind.state()) {
+                self.states.insert(client, state);
+            }
+        }
+    }
+
+    /// Whether `status` says the same, but for a client whose events it was not shown.
+    pub(crate) fn agrees(&self, core: &Core, unseen: Option<ClientId>) {
+        // Whether who waits can be served at all may change without an event about it.
+        let plain = |state| if state == ClientState::Blocked { ClientState::Waiting } else { state };
+        for row in core.client_status().iter().filter(|row| !row.gone && row.state != ClientState::Left) {
+            if Some(row.client) == unseen {
+                continue;
+            }
+            let told = self.states.get(&row.client).copied().map(plain);
+            assert_eq!(told, Some(plain(row.state)), "client {}: told, and shown", row.client);
+        }
+    }
+}

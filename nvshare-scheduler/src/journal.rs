@@ -1,0 +1,131 @@
+//! The last events, for all who watch. Each reader has its own place here: who reads slowly misses events and is told how many,
+//! and nobody waits for a reader.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nvshare_proto::{WatchEvent, WatchFrom};
+use tokio::sync::watch;
+
+/// Events that are kept.
+const KEPT: usize = 8192;
+
+/// The last events.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    boot: u64,
+    kept: Mutex<Kept>,
+    /// The number of the last event.
+    last: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    events: VecDeque<WatchEvent>,
+    last: u64,
+}
+
+/// What a reader gets at once.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Read {
+    /// Events that came before these and are not kept any more.
+    pub(crate) missed: u64,
+    pub(crate) events: Vec<WatchEvent>,
+}
+
+impl Journal {
+    /// None yet, of the run of the scheduler that `boot` names.
+    pub(crate) fn new(boot: u64) -> Arc<Self> {
+        Arc::new(Self { boot, kept: Mutex::default(), last: watch::Sender::new(0) })
+    }
+
+    pub(crate) fn boot(&self) -> u64 {
+        self.boot
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps an event, and gives it its number.
+    pub(crate) fn push(&self, event: WatchEvent) {
+        let mut kept = self.kept();
+        kept.last += 1;
+        let seq = kept.last;
+        if kept.events.len() == KEPT {
+            kept.events.pop_front();
+        }
+        kept.events.push_back(WatchEvent { seq, ..event });
+        drop(kept);
+        self.last.send_replace(seq);
+    }
+
+    /// The number of the first event for somebody who asks.
+    pub(crate) fn first(&self, from: WatchFrom) -> u64 {
+        let kept = self.kept();
+        let oldest = kept.events.front().map_or(kept.last + 1, |event| event.seq);
+        match from {
+            WatchFrom::Now => kept.last + 1,
+            WatchFrom::After { boot, seq } if boot == self.boot && seq <= kept.last => seq + 1,
+            WatchFrom::Kept | WatchFrom::After { .. } => oldest,
+        }
+    }
+
+    /// Events from a number on, so many at most.
+    pub(crate) fn read(&self, first: u64, most: usize) -> Read {
+        let kept = self.kept();
+        let oldest = kept.events.front().map_or(kept.last + 1, |event| event.seq);
+        let missed = oldest.saturating_sub(first);
+        let skip = usize::try_from(first.saturating_sub(oldest)).unwrap_or(usize::MAX);
+        Read { missed, events: kept.events.iter().skip(skip).take(most).cloned().collect() }
+    }
+
+    /// Changes with each event.
+    pub(crate) fn news(&self) -> watch::Receiver<u64> {
+        self.last.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvshare_proto::EventKind;
+
+    fn event() -> WatchEvent {
+        WatchEvent {
+            seq: 0,
+            time_us: 0,
+            up_us: 0,
+            event: EventKind::On,
+            client: None,
+            pid: None,
+            name: None,
+            gpus: Vec::new(),
+            bytes: None,
+            took_us: None,
+        }
+    }
+
+    fn numbers(read: &Read) -> Vec<u64> {
+        read.events.iter().map(|event| event.seq).collect()
+    }
+
+    #[test]
+    fn readers_begin_where_they_want_and_learn_what_they_missed() {
+        let journal = Journal::new(7);
+        assert_eq!([WatchFrom::Now, WatchFrom::Kept].map(|from| journal.first(from)), [1, 1]);
+        (0..10).for_each(|_| journal.push(event()));
+        let after = |boot, seq| journal.first(WatchFrom::After { boot, seq });
+        assert_eq!((journal.first(WatchFrom::Now), journal.first(WatchFrom::Kept)), (11, 1));
+        assert_eq!((after(7, 4), after(7, 10)), (5, 11));
+        // Of another run, or of none: everything is new.
+        assert_eq!((after(6, 4), after(7, 11)), (1, 1));
+        assert_eq!(numbers(&journal.read(9, 100)), [9, 10]);
+        assert_eq!(numbers(&journal.read(3, 2)), [3, 4]);
+        assert_eq!(journal.read(11, 100), Read { missed: 0, events: Vec::new() });
+        (0..KEPT).for_each(|_| journal.push(event()));
+        let late = journal.read(3, 1);
+        assert_eq!((late.missed, numbers(&late)), (8, vec![11]));
+        assert_eq!(journal.first(WatchFrom::Kept), 11);
+    }
+}

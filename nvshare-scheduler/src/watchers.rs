@@ -1,0 +1,64 @@
+//! Tells an administrator what happens, for as long as they listen.
+
+use std::time::Duration;
+
+use futures_util::{SinkExt, StreamExt};
+use nvshare_proto::{AdminReply, Reply, WatchFrom};
+use tokio::time::timeout;
+
+use crate::connection::{Stream, WRITE_PATIENCE};
+use crate::journal::Journal;
+
+/// Events that are written at once.
+const BATCH: usize = 256;
+/// Who hears nothing for this long is told that the scheduler lives.
+const ALIVE_EVERY: Duration = Duration::from_secs(1);
+
+/// Writes to somebody who reads.
+async fn write(framed: &mut Stream, replies: Vec<AdminReply>) -> bool {
+    let all = async {
+        for reply in replies {
+            framed.feed(Reply::Admin(reply)).await?;
+        }
+        framed.flush().await
+    };
+    matches!(timeout(WRITE_PATIENCE, all).await, Ok(Ok(())))
+}
+
+/// Tells of events until there are no more, or with `follow` until the reader is gone. False: the connection is of no more use.
+pub(crate) async fn serve(framed: &mut Stream, journal: &Journal, from: WatchFrom, follow: bool) -> bool {
+    let mut news = journal.news();
+    let mut next = journal.first(from);
+    if !write(framed, vec![AdminReply::Watching { boot: journal.boot(), first: next }]).await {
+        return false;
+    }
+    loop {
+        news.mark_unchanged();
+        let read = journal.read(next, BATCH);
+        next += read.missed + read.events.len() as u64;
+        let missed = (read.missed > 0).then_some(AdminReply::Missed { count: read.missed });
+        let events = read.events.into_iter().map(|event| AdminReply::Event(Box::new(event)));
+        let replies: Vec<AdminReply> = missed.into_iter().chain(events).collect();
+        if !replies.is_empty() {
+            if !write(framed, replies).await {
+                return false;
+            }
+            continue;
+        }
+        if !follow {
+            return write(framed, vec![AdminReply::End]).await;
+        }
+        tokio::select! {
+            changed = timeout(ALIVE_EVERY, news.changed()) => match changed {
+                Ok(Ok(())) => {}
+                // The scheduler is stopping.
+                Ok(Err(_)) => return false,
+                Err(_) => if !write(framed, vec![AdminReply::Alive]).await {
+                    return false;
+                },
+            },
+            // It has gone, or says something: who watches has nothing to say.
+            _ = framed.next() => return false,
+        }
+    }
+}
