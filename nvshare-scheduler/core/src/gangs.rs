@@ -111,9 +111,13 @@ impl Core {
             return;
         };
         self.has_drained_together(other);
-        for other in self.unit(other).iter().copied() {
+        let unit = self.unit(other);
+        for &other in unit.iter() {
             self.enter(other);
         }
+        // What kept them from their turn may have gone with it.
+        let gpus = self.gpus_of(&unit);
+        self.dirty.extend(gpus);
     }
 
     /// Whether a unit has still to wait for members; who has waited long enough goes on, which is said once.

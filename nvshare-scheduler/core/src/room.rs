@@ -193,7 +193,9 @@ impl Core {
             }
             complete = false;
             // If this is not possible, what others were promised, or are about to give back, is in the way.
-            self.order_evictions(uuid, deficit - free, Some(&next));
+            let lacks = |id: &ClientId| self.deficit(uuid, *id) > 0;
+            let lacking: Vec<ClientId> = next.iter().copied().filter(lacks).collect();
+            self.order_evictions(uuid, deficit - free, Some(&lacking));
         }
         if complete {
             for id in next {

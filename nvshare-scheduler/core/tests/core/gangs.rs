@@ -205,3 +205,63 @@ fn a_gang_has_one_share() {
     assert!(alone.abs_diff(first) <= alone / 10, "{alone:?} and {first:?}");
     assert!(first.abs_diff(second) <= first / 5, "{first:?} and {second:?}");
 }
+
+/// What random worlds found, each a gang that was not served in the end.
+#[test]
+fn gangs_that_were_held_up() {
+    let gang = Some(Gang { number: 5, size: 0 });
+    let on = |n| vec![gpu(n)];
+    let both = vec![gpu(0), gpu(1)];
+    for (why, plans, seed) in [
+        (
+            "a rank on a free GPU waited for who waits on the GPU that another one had",
+            vec![
+                Plan { gang, ..steady(9, 106) },
+                Plan { starts_at: 90, ..steady(8, 100) },
+                Plan { gang, gpus: on(1), starts_at: 91, ..steady(1, 100) },
+            ],
+            0,
+        ),
+        (
+            "a rank that had given up its place stood in the way of one that goes on",
+            vec![
+                Plan { pause: 793, starts_at: 442, ..steady(13, 1080) },
+                Plan { pause: 517, starts_at: 2210, grows_every: Some(422), ..steady(1, 2952) },
+                Plan { pause: 307, starts_at: 230, gang, ..steady(1, 3609) },
+                Plan { starts_at: 443, gpus: on(1), ..steady(1, 100) },
+                Plan { starts_at: 443, gang, ..steady(7, 0) },
+            ],
+            6_867_911_734_107_006_224,
+        ),
+        (
+            "room that a rank was given to spare was not asked back for the other one",
+            vec![
+                Plan { gang, gpus: on(1), ..steady(8, 100) },
+                Plan { gang, gpus: on(1), starts_at: 1, ..steady(8, 100) },
+            ],
+            0,
+        ),
+        (
+            "the same, of a rank that is next itself",
+            vec![
+                Plan { starts_at: 215, ..steady(7, 100) },
+                Plan { gang, gpus: both, ..steady(10, 100) },
+                Plan { gang, gpus: on(1), starts_at: 1210, ..steady(6, 100) },
+            ],
+            386_999_507_754_356_014,
+        ),
+        (
+            "nobody looked again when a rank that was in the way had died",
+            vec![
+                Plan { pause: 10, runs_already: true, gpus: on(1), gang, ..steady(1, 3119) },
+                Plan { gang, dies_at: Some(2531), ..steady(9, 0) },
+                steady(1, 0),
+                Plan { starts_at: 2090, ..steady(8, 100) },
+            ],
+            158_872_912_002_179_612,
+        ),
+    ] {
+        println!("{why}");
+        World::new(plans, config(false), seed).serves_everybody();
+    }
+}
