@@ -280,10 +280,6 @@ impl Core {
         if missing == 0 {
             return true;
         }
-        let mut places: Vec<(ClientId, usize)> =
-            gpu.ledger.waiting().iter().enumerate().map(|(place, key)| (key.2, place)).collect();
-        places.sort_unstable();
-        let place = |id| places.binary_search_by_key(&id, |place| place.0).ok().and_then(|at| places.get(at));
         let candidates: Vec<Candidate> = gpu
             .ledger
             .entries()
@@ -297,7 +293,8 @@ impl Core {
                 let unused = account.budget.saturating_sub(kept).min(account.budget - account.staying());
                 let resident = account.budget - unused;
                 let movable = if parked { resident.saturating_sub(entry.pinned) } else { 0 };
-                Some(Candidate { id, unused, movable, turns_ahead: place(id).map(|place| place.1) })
+                let next_turn = (entry.standing == Standing::Waits).then_some((entry.key.0, entry.key.1));
+                Some(Candidate { id, unused, movable, next_turn })
             })
             .collect();
         let orders = victims::choose(missing, &candidates);

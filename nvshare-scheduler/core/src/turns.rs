@@ -128,11 +128,11 @@ impl Core {
                 continue;
             }
             match self.turns_end(&unit, &contested) {
-                Some(ends) if ends <= self.now => {
-                    self.claim(&unit, &contested);
-                    return;
+                Some((ends, leavers)) if ends <= self.now => {
+                    self.claim(&unit, &contested, leavers);
+                    continue;
                 }
-                Some(ends) => {
+                Some((ends, _)) => {
                     if let Some(gpu) = self.gpus.get_mut(&uuid) {
                         gpu.wake_at(ends);
                     }
@@ -226,15 +226,17 @@ impl Core {
         head.is_none_or(|head| self.delays_nobody(uuid, unit, &head))
     }
 
-    /// When the turns on these GPUs are over for a waiter; `None` while that is not known.
-    fn turns_end(&self, unit: &Unit, contested: &[GpuUuid]) -> Option<Time> {
+    /// When the turns on these GPUs are over for a waiter, and who leaves for it then; `None` while that is not known.
+    fn turns_end(&self, unit: &Unit, contested: &[GpuUuid]) -> Option<(Time, Vec<ClientId>)> {
         let mut ends = Time::ZERO;
+        let mut all = Vec::new();
         for &uuid in contested {
             let gpu = self.gpus.get(&uuid)?;
             let (_, leavers) = self.keep_what_fits(uuid, Some(unit), self.members(uuid, false));
             let mut idle_since = Some(Time::ZERO);
             let mut least = i64::MAX;
-            for leaver in self.with_their_gangs(leavers) {
+            let leavers = self.with_their_gangs(leavers);
+            for &leaver in &leavers {
                 let client = self.clients.get(&leaver)?;
                 match client.phase {
                     // A turn that has not begun cannot be over.
@@ -267,8 +269,9 @@ impl Core {
                 move_cost: if to_move == 0 { Duration::ZERO } else { gpu.rates.there_and_back(to_move) },
             };
             ends = ends.max(turn::ends(&turn)?);
+            all.extend(leavers);
         }
-        Some(ends)
+        Some((ends, all))
     }
 
     /// Clients, and all the others of the gangs that they are members of.
@@ -281,20 +284,13 @@ impl Core {
     }
 
     /// The turn passes to a waiter: who does not fit beside it leaves.
-    fn claim(&mut self, unit: &Unit, contested: &[GpuUuid]) {
-        for &uuid in contested {
-            let (_, leavers) = self.keep_what_fits(uuid, Some(unit), self.members(uuid, false));
-            for &leaver in &leavers {
-                for gpu in self.gpus_of(&self.unit(leaver)) {
-                    if let Some(gpu) = self.gpus.get_mut(&gpu) {
-                        gpu.released.clear();
-                    }
-                }
-            }
-            for leaver in leavers {
-                self.ask_to_leave(leaver);
-            }
-            if let Some(gpu) = self.gpus.get_mut(&uuid) {
+    fn claim(&mut self, unit: &Unit, contested: &[GpuUuid], leavers: Vec<ClientId>) {
+        let left: BTreeSet<GpuUuid> = leavers.iter().flat_map(|&leaver| self.gpus_used_by(leaver)).collect();
+        for leaver in leavers {
+            self.ask_to_leave(leaver);
+        }
+        for uuid in left.iter().chain(contested) {
+            if let Some(gpu) = self.gpus.get_mut(uuid) {
                 gpu.released.clear();
             }
         }

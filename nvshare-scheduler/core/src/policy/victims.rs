@@ -4,6 +4,9 @@
 //! that do not run, those first whose next turn is furthest away (Belady's rule: who does not want the lock at
 //! all, then the last of the queue). Never more than is needed.
 
+use std::cmp::Reverse;
+use std::time::Duration;
+
 /// What a client could give back on the GPU in question, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Candidate {
@@ -13,15 +16,15 @@ pub struct Candidate {
     pub unused: u64,
     /// Resident memory that could be moved to the host; 0 for clients that run.
     pub movable: u64,
-    /// How many turns are taken before its own; `None`: it does not want the lock.
-    pub turns_ahead: Option<usize>,
+    /// Its place in the order of turns, by virtual time and since when it waits; `None`: it does not want the lock.
+    pub next_turn: Option<(i64, Duration)>,
 }
 
 /// Who is told to give back how many bytes, so that `needed` bytes become free if that is possible at all.
 #[must_use]
 pub fn choose(needed: u64, candidates: &[Candidate]) -> Vec<(u64, u64)> {
     let mut order: Vec<&Candidate> = candidates.iter().collect();
-    order.sort_by_key(|c| (c.turns_ahead.is_some(), std::cmp::Reverse(c.turns_ahead), c.id));
+    order.sort_by_key(|c| (c.next_turn.is_some(), Reverse(c.next_turn), c.id));
     let mut given = vec![0; order.len()];
     let mut left = needed;
     for (candidate, given) in order.iter().zip(&mut given) {
@@ -41,8 +44,8 @@ pub fn choose(needed: u64, candidates: &[Candidate]) -> Vec<(u64, u64)> {
 mod tests {
     use super::*;
 
-    fn candidate(id: u64, unused: u64, movable: u64, turns_ahead: Option<usize>) -> Candidate {
-        Candidate { id, unused, movable, turns_ahead }
+    fn candidate(id: u64, unused: u64, movable: u64, next_turn: Option<i64>) -> Candidate {
+        Candidate { id, unused, movable, next_turn: next_turn.map(|time| (time, Duration::ZERO)) }
     }
 
     #[test]
