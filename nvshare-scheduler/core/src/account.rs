@@ -72,6 +72,8 @@ pub(crate) struct Account {
     pub(crate) cost: SwitchCost,
     /// What was found beside what it says that it has: the last time, and the time before.
     beside: [u64; 2],
+    /// What it said that it has and was not found, at the same times.
+    unseen: [u64; 2],
 }
 
 /// How fast memory is moved, in bytes per second.
@@ -120,6 +122,7 @@ impl Account {
             rates,
             cost: SwitchCost::default(),
             beside: [0; 2],
+            unseen: [0; 2],
         };
         account.told(usage);
         account
@@ -152,6 +155,23 @@ impl Account {
     pub(crate) fn measure(&mut self, used: u64) {
         let beside = used.saturating_sub(self.usage.immovable);
         self.beside = [beside.min(MOST_OVERHEAD), self.beside[0]];
+    }
+
+    /// NVML sees all that a process has which is the driver's own: what of it is only said is charged no more. It may
+    /// have been allocated, or freed, around the look: it takes two in a row. Returns how much that was.
+    pub(crate) fn disbelieve(&mut self, seen: u64, memory: MemoryMode) -> u64 {
+        if memory != MemoryMode::Off {
+            return 0;
+        }
+        self.unseen = [self.resident().saturating_sub(seen), self.unseen[0]];
+        let unseen = self.unseen[0].min(self.unseen[1]);
+        if unseen < OVERHEAD_STEP {
+            return 0;
+        }
+        self.unseen = [0; 2];
+        self.usage.allocated = self.usage.allocated.saturating_sub(unseen);
+        self.budget = self.budget.saturating_sub(unseen);
+        unseen
     }
 
     /// Its contexts and modules, in bytes. What was seen but once may be an allocation that it has not told of yet.

@@ -126,22 +126,37 @@ impl Core {
     pub(crate) fn on_measured(&mut self, measured: &Measured) {
         let uuid = measured.gpu;
         let (mut overhead, mut largest) = (0, 0);
-        let mut changed = Vec::new();
-        for (&id, client) in &mut self.clients {
-            let used = measured.used.get(&id).copied().unwrap_or(0);
-            let Some(account) = client.accounts.get_mut(&uuid) else {
-                // It has a context there and has not asked for anything.
-                overhead += used.min(MOST_OVERHEAD);
-                continue;
+        let users: Vec<ClientId> = match self.gpus.get(&uuid) {
+            Some(gpu) => gpu.ledger.entries().map(|(id, _)| id).collect(),
+            None => Vec::new(),
+        };
+        for (&id, &used) in &measured.used {
+            // It has a context there and has not asked for anything.
+            let idle = self.clients.get(&id).is_some_and(|client| !client.accounts.contains_key(&uuid));
+            overhead += if idle { used.min(MOST_OVERHEAD) } else { 0 };
+        }
+        for id in users {
+            let Some(client) = self.clients.get_mut(&id) else { continue };
+            let listed = measured.used.get(&id).copied();
+            // Who is not listed where others are has nothing there.
+            let seen = match listed {
+                None if client.identity.pid.is_some() && !measured.used.is_empty() => Some(0),
+                listed => listed,
             };
-            account.measure(used);
+            let (memory, name) = (client.memory, client.name.clone());
+            let Some(account) = client.accounts.get_mut(&uuid) else { continue };
+            account.measure(listed.unwrap_or(0));
+            let unseen = seen.map_or(0, |seen| account.disbelieve(seen, memory));
             overhead += account.overhead();
             // Room that it was given it may have used by now.
             largest = largest.max(account.wanted()).max(account.budget);
-            changed.push(id);
-        }
-        for id in changed {
             self.enter(id);
+            if unseen > 0 {
+                self.warn(format!(
+                    "client {id} ({name}) says that it has {} of {uuid} which NVML does not see: that is not kept for it",
+                    Bytes(unseen)
+                ));
+            }
         }
         self.look_for_departed(uuid, measured);
         self.size(uuid, Size { available: measured.available, overhead, largest }, Source::Certain);

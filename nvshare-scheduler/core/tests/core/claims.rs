@@ -1,7 +1,7 @@
 //! What clients claim, ask for and keep silent about harms nobody else beyond a bound.
 
-use nvshare_core::{Config, Event};
-use nvshare_proto::{ClientMessage, ClientState, Gate, Room, SchedulerMessage, Usage};
+use nvshare_core::{Config, Event, Identity, Measured};
+use nvshare_proto::{ClientMessage, ClientState, Gate, MemoryMode, Register, Room, SchedulerMessage, Usage};
 
 use crate::table::{Table, asked_to_leave, granted, twelve_gib};
 use crate::world::{CAPACITY, GIB, MS, config, gpu};
@@ -80,4 +80,42 @@ fn sizes_of_a_gpu_that_differ_mean_turns() {
     table.register_with(4, Gate::Closed, usage(CAPACITY));
     let sent = table.say(4, ClientMessage::ReqLock);
     assert!(granted(&sent, 4).is_some() || asked_to_leave(&sent, 2).is_none(), "{sent:?}");
+}
+
+#[test]
+fn plain_memory_that_nvml_does_not_see_is_charged_to_nobody() {
+    let (lies, waits, other) = (1, 2, 3);
+    let mut table = Table::new(Config { gpu_memory: None, reserve: Some(0), ..config(false) });
+    let look = |table: &mut Table, of_liar: Option<u64>| {
+        let used = [(waits, GIB / 2)].into_iter().chain(of_liar.map(|used| (lies, used))).collect();
+        table.now += 5000;
+        table.happens(Event::Measured(Measured { gpu: gpu(0), available: CAPACITY, used }))
+    };
+    look(&mut table, None);
+    for (client, memory, absent) in
+        [(lies, MemoryMode::Off, 0), (waits, MemoryMode::Managed, 12 * GIB), (other, MemoryMode::Off, 0)]
+    {
+        let allocated = if client == other { GIB } else { 12 * GIB };
+        let register = Register {
+            pid: 9,
+            name: "x".into(),
+            memory,
+            gate: Gate::Closed,
+            returns: false,
+            run: None,
+            usage: vec![Usage { allocated, ..twelve_gib(absent) }],
+        };
+        let pid = if client == other { None } else { Some(client as u32) };
+        let identity = Identity { pid, process: Some(client), ..Identity::default() };
+        table.happens(Event::Registered { client, identity, register });
+    }
+    assert_eq!(granted(&table.say(waits, ClientMessage::ReqLock), waits), None);
+    // It may have allocated it since NVML looked; and it says something else each time.
+    assert_eq!(granted(&look(&mut table, None), waits), None);
+    table.say(lies, ClientMessage::Usage(Usage { allocated: 11 * GIB, ..twelve_gib(0) }));
+    assert!(granted(&look(&mut table, Some(GIB / 2)), waits).is_some(), "{:?}", table.core.client_status());
+    assert!(table.notes.iter().any(|note| note.contains("NVML does not see")), "{:?}", table.notes);
+    // Who is in another view of processes cannot be seen, and is believed.
+    let rows = table.core.client_status();
+    assert_eq!(rows.iter().find(|row| row.client == other).map(|row| row.resident), Some(GIB));
 }
