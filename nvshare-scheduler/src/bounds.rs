@@ -1,8 +1,11 @@
-//! How much of the scheduler one user, or one container, may take: connections, and registrations a second.
+//! How much of the scheduler one user, or one container, may take: connections, registrations a second, and GPUs named.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use nvshare_core::MOST_GPUS_EACH;
+use nvshare_proto::GpuUuid;
 
 use crate::bucket::{Bucket, Rate};
 
@@ -30,6 +33,8 @@ pub(crate) struct Bounds {
 #[derive(Debug)]
 struct Taken {
     places: usize,
+    /// GPUs that its processes have named.
+    gpus: BTreeSet<GpuUuid>,
     registrations: Bucket,
 }
 
@@ -50,7 +55,8 @@ impl Bounds {
         let now = Instant::now();
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = taken.values().map(|taken| taken.places).sum();
-        let fresh = || Taken { places: 0, registrations: Bucket::new(REGISTRATIONS, now) };
+        let fresh =
+            || Taken { places: 0, gpus: BTreeSet::new(), registrations: Bucket::new(REGISTRATIONS, now) };
         let own = taken.entry(whom.clone()).or_insert_with(fresh);
         if all >= self.most || own.places >= (self.most / PART).max(1) {
             return None;
@@ -69,12 +75,30 @@ impl Place {
     }
 }
 
+impl Place {
+    /// Whether a process may name these GPUs: no machine has more than all of its user's or container's may name together.
+    pub(crate) fn names(&self, gpus: impl Iterator<Item = GpuUuid>) -> bool {
+        let mut taken = self.bounds.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(own) = taken.get_mut(&self.whom) else { return true };
+        for gpu in gpus {
+            if own.gpus.len() >= MOST_GPUS_EACH && !own.gpus.contains(&gpu) {
+                return false;
+            }
+            own.gpus.insert(gpu);
+        }
+        true
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         let now = Instant::now();
         let mut taken = self.bounds.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(own) = taken.get_mut(&self.whom) {
             own.places -= 1;
+            if own.places == 0 {
+                own.gpus.clear();
+            }
         }
         // Who has gone and not asked for much is forgotten.
         taken.retain(|_, own| own.places > 0 || !own.registrations.is_full(now));
@@ -94,6 +118,18 @@ mod tests {
         assert!(bounds.take(user(2)).is_some());
         places.pop();
         assert!(bounds.take(user(1)).is_some(), "one is free again");
+    }
+
+    #[test]
+    fn one_user_names_as_many_gpus_as_a_machine_can_have() {
+        let bounds = Bounds::new(8);
+        let [one, again, other] = [1, 1, 2].map(|user| bounds.take(Whom::User(Some(user))).expect("a place"));
+        let gpus = |from: u8, to: u8| (from..to).map(|n| GpuUuid([n; 16]));
+        assert!(one.names(gpus(0, 40)));
+        assert!(again.names(gpus(20, 64)), "64 together");
+        assert!(!again.names(gpus(64, 65)) && again.names(gpus(3, 4)) && other.names(gpus(64, 65)));
+        drop((one, again));
+        assert!(bounds.take(Whom::User(Some(1))).is_some_and(|place| place.names(gpus(100, 164))));
     }
 
     #[test]

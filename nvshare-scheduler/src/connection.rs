@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use futures_util::{SinkExt, StreamExt};
 use nvshare_core::{Identity, MOST_GPUS_EACH};
 use nvshare_proto::codec::Frames;
-use nvshare_proto::{AdminRequest, ProcessInfo, Register, Reply, Request};
+use nvshare_proto::{AdminRequest, ClientMessage, Register, Reply, Request};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
@@ -20,7 +20,7 @@ use crate::bounds::{Bounds, Place, Whom};
 use crate::bucket::{Bucket, Rate};
 use crate::identity::Peer;
 use crate::journal::Journal;
-use crate::processes;
+use crate::processes::{self, Described};
 use crate::server::Command;
 use crate::tenants::{Seat, Tenant, Tenants};
 use crate::view::Viewer;
@@ -36,6 +36,8 @@ pub(crate) const WRITE_PATIENCE: Duration = Duration::from_secs(10);
 const LAST_WORDS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
 /// Longest name of a program that is shown.
 const LONGEST_NAME: usize = 64;
+/// Why who names GPUs that no machine has is refused.
+const TOO_MANY_GPUS: &str = "more GPUs are named than a machine has";
 /// Frames that one connection may send.
 const FRAMES: Rate = Rate { burst: 8000, each_second: 4000 };
 
@@ -184,7 +186,7 @@ async fn administer(
 }
 
 /// What the kernel tells of the process at the other end.
-fn process(stream: &UnixStream, peer: &Peer) -> Option<ProcessInfo> {
+fn process(stream: &UnixStream, peer: &Peer) -> Option<Described> {
     processes::describe(peer.identity.pid?, stream.peer_cred().ok()?.uid())
 }
 
@@ -211,6 +213,9 @@ async fn client(
     if register.usage.len() > MOST_GPUS_EACH {
         let reason = format!("{} GPUs in one registration; at most {MOST_GPUS_EACH}", register.usage.len());
         return refuse(&mut framed, reason).await;
+    }
+    if place.as_ref().is_some_and(|place| !place.names(register.usage.iter().map(|usage| usage.gpu))) {
+        return refuse(&mut framed, TOO_MANY_GPUS).await;
     }
     // Held for as long as the connection is: what its process had is free then.
     let seat = seat(&framed, tenant, &shared.tenants).await;
@@ -257,6 +262,11 @@ async fn client(
                 None
             }
             request = framed.next(), if pause.is_none() => match request {
+                Some(Ok(Request::Client(ClientMessage::Usage(usage))))
+                    if place.as_ref().is_some_and(|place| !place.names([usage.gpu].into_iter())) =>
+                {
+                    Some(TOO_MANY_GPUS.to_owned())
+                }
                 Some(Ok(Request::Client(message))) => {
                     pause = bucket.take(Instant::now()).err();
                     if commands.send(Command::Message { client, message }).await.is_err() { break }
@@ -285,8 +295,7 @@ async fn client(
 
 /// A name as it is shown to people and sent in frames: nothing that a terminal obeys, nor what turns text round.
 fn shown(name: &str) -> String {
-    let harmless = |c: &char| c.is_ascii_graphic() || *c == ' ' || c.is_alphanumeric();
-    name.chars().filter(harmless).take(LONGEST_NAME).collect()
+    name.chars().filter(|&c| processes::is_harmless(c)).take(LONGEST_NAME).collect()
 }
 
 /// The process's place in its tenant, if it has one; it is told of it. Without, its limits are its own.

@@ -9,19 +9,35 @@ use crate::tenants::{container_id, container_of};
 /// Longest command that is shown, in characters.
 const LONGEST_COMMAND: usize = 160;
 
+/// A process, as the kernel tells.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Described {
+    /// What is shown of it.
+    pub info: ProcessInfo,
+    /// The control group of its container: the whole path, as anybody can make one that ends alike.
+    pub container: Option<String>,
+}
+
+/// Whether a character is shown: nothing that a terminal obeys, nor what turns text round.
+pub(crate) fn is_harmless(c: char) -> bool {
+    c.is_ascii_graphic() || c == ' ' || c.is_alphanumeric()
+}
+
 /// Describes a process by its number as the kernel gave it; none when it is gone already.
 #[must_use]
-pub fn describe(pid: u32, user: u32) -> Option<ProcessInfo> {
+pub fn describe(pid: u32, user: u32) -> Option<Described> {
     let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    Some(ProcessInfo {
+    let container = container_of(&groups).map(str::to_owned);
+    let info = ProcessInfo {
         user,
         command: command(&arguments, &name),
-        container: container_of(&groups).map(|path| container_id(path).to_owned()),
+        container: container.as_deref().map(|path| container_id(path).to_owned()),
         pod: pod_of(&groups),
         job: job_of(&groups).map(str::to_owned),
-    })
+    };
+    Some(Described { info, container })
 }
 
 /// The program and its arguments as `ps` shows them, shortened; a process without arguments by its name in brackets.
@@ -30,11 +46,18 @@ fn command(arguments: &[u8], name: &str) -> String {
     let words: Vec<&str> = text.split('\0').filter(|word| !word.is_empty()).collect();
     let line = if words.is_empty() { format!("[{}]", name.trim()) } else { words.join(" ") };
     // A process chooses its arguments itself, and a terminal obeys control characters.
-    let line: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let line: String = line.chars().map(|c| if is_shown(c) { c } else { ' ' }).collect();
     match line.char_indices().nth(LONGEST_COMMAND) {
         Some((end, _)) => format!("{}…", &line[..end]),
         None => line,
     }
+}
+
+/// Arguments may be in any script: only what is known to do harm is left out.
+fn is_shown(c: char) -> bool {
+    let turns_round =
+        matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
+    !c.is_control() && !turns_round
 }
 
 /// The UID of the Kubernetes pod that `/proc/PID/cgroup` names: cgroupfs writes `podUID`, systemd
@@ -70,6 +93,7 @@ mod tests {
             (&b"python3\0train.py\0--lr=1\0"[..], "python3", "python3 train.py --lr=1".to_owned()),
             (b"", "kworker", "[kworker]".to_owned()),
             (b"a\x1b[31m\0b\nc\0", "a", "a [31m b c".to_owned()),
+            ("x\u{202e}fdp.sh\0\u{e4}\u{2066}".as_bytes(), "x", "x fdp.sh \u{e4} ".to_owned()),
             (&[b'x'; 500], "x", "x".repeat(LONGEST_COMMAND) + "…"),
         ] {
             assert_eq!(command(arguments, name), expected);
@@ -100,7 +124,7 @@ mod tests {
     #[test]
     fn this_process_is_described() {
         let own = describe(std::process::id(), 7).expect("this process");
-        assert!(own.user == 7 && !own.command.is_empty(), "{own:?}");
+        assert!(own.info.user == 7 && !own.info.command.is_empty(), "{own:?}");
         assert_eq!(describe(u32::MAX, 7), None);
     }
 }

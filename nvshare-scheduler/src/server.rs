@@ -12,8 +12,7 @@ use std::time::Duration;
 use nvshare_core::{ClientId, Config, Core, Event, Identity, Measured, Output, Time};
 use nvshare_proto::units::{MAX_QUANTUM, MIN_QUANTUM};
 use nvshare_proto::{
-    AdminReply, AdminRequest, ClientMessage, GpuStatus, GpuUuid, ProcessInfo, Register, Reply,
-    SchedulerMessage,
+    AdminReply, AdminRequest, ClientMessage, GpuStatus, GpuUuid, Register, Reply, SchedulerMessage,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
@@ -23,6 +22,7 @@ use crate::bounds::Bounds;
 use crate::connection::{self, Shared};
 use crate::journal::Journal;
 use crate::nvml::{Seen, Watch};
+use crate::processes::Described;
 use crate::recorder::Recorder;
 use crate::settings::Store;
 use crate::sockets::Sockets;
@@ -41,7 +41,7 @@ pub(crate) enum Command {
     Register {
         client: ClientId,
         identity: Identity,
-        process: Option<ProcessInfo>,
+        process: Option<Described>,
         register: Register,
         frames: mpsc::Sender<Reply>,
     },
@@ -153,7 +153,7 @@ struct Keeper {
     frames: BTreeMap<ClientId, mpsc::Sender<Reply>>,
     pids: BTreeMap<ClientId, u32>,
     /// What the kernel told of clients' processes when they registered.
-    processes: BTreeMap<ClientId, ProcessInfo>,
+    processes: BTreeMap<ClientId, Described>,
     gpus: BTreeSet<GpuUuid>,
     waiting: Vec<Waiting>,
     recorder: Recorder,
@@ -325,7 +325,7 @@ impl Keeper {
             let mut clients = self.core.client_status();
             self.processes.retain(|id, _| clients.iter().any(|row| row.client == *id));
             for row in &mut clients {
-                row.process = self.processes.get(&row.client).cloned();
+                row.process = self.processes.get(&row.client).map(|process| process.info.clone());
             }
             let mut gpus = self.core.gpu_status();
             let config = self.store.over(&self.config);
@@ -336,7 +336,7 @@ impl Keeper {
             view::list_all(&mut gpus, &gpus::list(&self.gpu_descriptions), idle);
             if let Some(viewer) = &waiting.viewer {
                 scheduler.restricted = true;
-                view::restrict(viewer, &mut gpus, &mut clients);
+                view::restrict(viewer, &self.processes, &mut gpus, &mut clients);
             }
             let rows = std::iter::once(AdminReply::Scheduler(scheduler))
                 .chain(gpus.into_iter().map(AdminReply::Gpu))

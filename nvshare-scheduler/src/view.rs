@@ -2,25 +2,32 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, Others, ProcessInfo};
+use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, Others};
 
 use crate::gpus::Listed;
+use crate::processes::Described;
 
 /// Who asks on the clients' socket, as the kernel tells: nothing is known of a process in another view of processes.
-pub(crate) type Viewer = Option<ProcessInfo>;
+pub(crate) type Viewer = Option<Described>;
 
 /// Whether a process is the viewer's own: of the same container, or outside containers of the same user.
-fn is_own(viewer: &ProcessInfo, process: &ProcessInfo) -> bool {
+fn is_own(viewer: &Described, process: &Described) -> bool {
     match (&viewer.container, &process.container) {
-        (None, None) => viewer.user == process.user,
+        (None, None) => viewer.info.user == process.info.user,
         (mine, other) => mine == other,
     }
 }
 
 /// Leaves the viewer's own clients in the rows; of the others, each GPU's row says how many there are.
-pub(crate) fn restrict(viewer: &Viewer, gpus: &mut [GpuStatus], clients: &mut Vec<ClientStatus>) {
+pub(crate) fn restrict(
+    viewer: &Viewer,
+    processes: &BTreeMap<u64, Described>,
+    gpus: &mut [GpuStatus],
+    clients: &mut Vec<ClientStatus>,
+) {
     let is_shown = |client: &ClientStatus| {
-        viewer.as_ref().zip(client.process.as_ref()).is_some_and(|(viewer, process)| is_own(viewer, process))
+        let process = processes.get(&client.client);
+        viewer.as_ref().zip(process).is_some_and(|(viewer, process)| is_own(viewer, process))
     };
     let (shown, hidden): (Vec<_>, Vec<_>) = clients.drain(..).partition(is_shown);
     *clients = shown;
@@ -62,20 +69,23 @@ pub(crate) fn list_all(rows: &mut Vec<GpuStatus>, listed: &[Listed], idle: impl 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvshare_proto::{Counters, Usage};
+    use nvshare_proto::{Counters, ProcessInfo, Usage};
 
     const GPU: GpuUuid = GpuUuid([1; 16]);
 
-    fn process(user: u32, container: Option<&str>) -> ProcessInfo {
-        ProcessInfo { user, container: container.map(str::to_owned), ..ProcessInfo::default() }
+    fn process(user: u32, container: Option<&str>) -> Described {
+        // All containers here show the same digits.
+        let shown = container.map(|_| "0123".to_owned());
+        let info = ProcessInfo { user, container: shown, ..ProcessInfo::default() };
+        Described { info, container: container.map(str::to_owned) }
     }
 
-    fn client(client: u64, process: Option<ProcessInfo>) -> ClientStatus {
+    fn client(client: u64) -> ClientStatus {
         ClientStatus {
             client,
             pid: 1,
             name: "x".to_owned(),
-            process,
+            process: None,
             state: ClientState::Waiting,
             blocked_on: None,
             stuck: false,
@@ -102,24 +112,23 @@ mod tests {
 
     #[test]
     fn everybody_sees_what_is_their_own() {
-        let all = || {
-            vec![
-                client(1, Some(process(1000, None))),
-                client(2, Some(process(1000, Some("c")))),
-                client(3, Some(process(1001, None))),
-                client(4, None),
-            ]
-        };
+        let processes = BTreeMap::from([
+            (1, process(1000, None)),
+            (2, process(1000, Some("/docker/0123"))),
+            (3, process(1001, None)),
+        ]);
         for (viewer, expected) in [
             (Some(process(1000, None)), &[1][..]),
             (Some(process(1001, None)), &[3]),
             // Root in a container is nobody outside.
-            (Some(process(0, Some("c"))), &[2]),
+            (Some(process(0, Some("/docker/0123"))), &[2]),
+            // A group of one's own with another's digits.
+            (Some(process(1001, Some("/user.slice/docker-0123.scope"))), &[]),
             (Some(process(0, None)), &[]),
             (None, &[]),
         ] {
-            let (mut gpus, mut clients) = ([row(GPU)], all());
-            restrict(&viewer, &mut gpus, &mut clients);
+            let (mut gpus, mut clients) = ([row(GPU)], (1..5).map(client).collect());
+            restrict(&viewer, &processes, &mut gpus, &mut clients);
             assert_eq!(clients.iter().map(|c| c.client).collect::<Vec<_>>(), expected, "{viewer:?}");
             let shown: u64 = expected.iter().sum();
             let others = gpus[0].others.expect("they are counted");

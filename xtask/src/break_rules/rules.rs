@@ -240,8 +240,8 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         what: "on the clients' socket a user sees the user's own clients alone",
         file: "nvshare-scheduler/src/view.rs",
-        from: "(None, None) => viewer.user == process.user,",
-        to: "(None, None) => viewer.user == process.user || BROKEN && process.user > 0,",
+        from: "(None, None) => viewer.info.user == process.info.user,",
+        to: "(None, None) => viewer.info.user == process.info.user || BROKEN && process.info.user > 0,",
         package: "nvshare-scheduler",
         test: "everybody_sees_what_is_their_own",
     },
