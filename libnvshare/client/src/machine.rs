@@ -159,6 +159,8 @@ impl Machine {
                     self.go_alone();
                 }
             }
+            // While the gate is open, a thread that still counts as asleep is about to wake.
+            Input::Asked if matches!(self.phase, Phase::Running { .. } | Phase::Free) => {}
             Input::Asked => {
                 self.asleep = true;
                 self.ask();

@@ -184,6 +184,17 @@ fn idle_after_a_pause_behind_complete_work_and_not_between_steps() {
 }
 
 #[test]
+fn a_thread_that_has_not_woken_yet_does_not_ask_for_the_lock_again() {
+    let mut client = Client::running_contended();
+    // The gate is open: the threads that slept at it are about to leave.
+    assert_eq!(client.feed(Input::Asked), []);
+    let idle = client.feed(Input::WentIdle);
+    assert!(!idle.contains(&Action::Send(ClientMessage::ReqLock)), "{idle:?}");
+    // A thread that sleeps now does ask.
+    assert!(client.feed(Input::Asked).contains(&Action::Send(ClientMessage::ReqLock)));
+}
+
+#[test]
 fn without_a_scheduler_it_runs_and_warns_once() {
     let mut client = Client::new();
     let alone = client.feed(Input::Nobody);
