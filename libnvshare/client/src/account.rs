@@ -202,6 +202,13 @@ impl<T: Tenant> Account<T> {
         self.allocated.saturating_sub(self.most_on_card())
     }
 
+    /// What a restore lacks that found no room for `bytes`: what can never be on the card at the same time is not waited
+    /// for.
+    #[must_use]
+    pub fn lacks_after_restore(&self, bytes: u64) -> u64 {
+        bytes.saturating_sub(self.never_fits())
+    }
+
     /// Charges up to so much for what comes to the card, as far as there is room; returns how much.
     pub fn charge(&mut self, bytes: u64) -> u64 {
         let bytes = if self.unmetered { bytes } else { bytes.min(self.unused_room()) };
@@ -289,7 +296,9 @@ impl<T: Tenant> Account<T> {
         self.room = self.reported.1.cast_signed() - self.charged.cast_signed() - self.made.cast_signed();
     }
 
-    fn unused_room(&self) -> u64 {
+    /// What may be charged beyond what is, whoever is about to take it.
+    #[must_use]
+    pub fn unused_room(&self) -> u64 {
         self.room.max(0).cast_unsigned()
     }
 

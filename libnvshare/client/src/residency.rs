@@ -108,6 +108,9 @@ impl Residency {
     /// leave, or no room for it on the host.
     #[must_use]
     pub fn next_out(&self, wanted: u64, host: u64) -> Option<Piece> {
+        if self.freed {
+            return None;
+        }
         let until = self.resident;
         let bytes = wanted.min(EVICT_PIECE).next_multiple_of(BLOCK).min(until);
         let from = (until - bytes).next_multiple_of(BLOCK).min(until.checked_sub(1)?);

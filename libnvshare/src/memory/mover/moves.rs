@@ -75,8 +75,7 @@ pub(super) fn restore(device: &'static Device, cancelled: &dyn Fn() -> bool) -> 
         counters::restored(restored, took.as_nanos() as u64);
         log_moved("restored", restored, took);
     }
-    // What can never be on the card at the same time is not waited for.
-    result.lacks = result.lacks.saturating_sub(device.account().never_fits());
+    result.lacks = device.account().lacks_after_restore(result.lacks);
     result
 }
 
@@ -187,11 +186,7 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
 /// Moves the last piece of an allocation that is on the card; 0: there is none, or none that the host can take.
 fn evict_piece(allocation: &Allocation, wanted: u64, host: &mut u64, device: &Device) -> Result<u64, Stop> {
     let mut residency = allocation.residency();
-    if residency.is_freed()
-        || !residency.has_contents()
-        || !allocation.is_movable()
-        || allocation.size < SMALLEST_EVICTED
-    {
+    if !allocation.is_movable() || allocation.size < SMALLEST_EVICTED {
         return Ok(0);
     }
     let Some(piece) = residency.next_out(wanted, *host) else { return Ok(0) };

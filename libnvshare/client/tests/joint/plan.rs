@@ -1,0 +1,62 @@
+//! How a process behaves.
+
+use nvshare_core::Gang;
+use nvshare_proto::GpuUuid;
+
+use crate::world::gpu;
+
+/// How a process behaves. Times are in milliseconds.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) gpus: Vec<GpuUuid>,
+    /// What it allocates first, on each GPU.
+    pub(crate) gib: u64,
+    /// GPU time that it wants; 0: it only sits there.
+    pub(crate) work: u64,
+    /// It pauses for this long after each 100 ms of work.
+    pub(crate) pause: u64,
+    /// It allocates one more GiB every so many ms of work.
+    pub(crate) grows_every: Option<u64>,
+    /// Every so many drains depends on a thread that sleeps at the gate.
+    pub(crate) defers_every: Option<u64>,
+    /// Its work in flight takes so many ms to complete.
+    pub(crate) drains_in: u64,
+    /// Its drains make progress for as long as they take.
+    pub(crate) drains_slowly: bool,
+    /// Its host has no memory for evictions.
+    pub(crate) cannot_evict: bool,
+    /// It runs, without a scheduler, before it registers.
+    pub(crate) runs_already: bool,
+    /// It ends when its work is done.
+    pub(crate) exits: bool,
+    /// It starts when this one has ended.
+    pub(crate) after: Option<usize>,
+    /// The tenant that it belongs to.
+    pub(crate) tenant: Option<u64>,
+    /// The gang that it names: its work depends on the others of it.
+    pub(crate) gang: Option<Gang>,
+    pub(crate) starts_at: u64,
+    pub(crate) dies_at: Option<u64>,
+}
+
+/// A process that computes without a pause.
+pub(crate) fn steady(gib: u64, work: u64) -> Plan {
+    Plan {
+        gpus: vec![gpu(0)],
+        gib,
+        work,
+        pause: 0,
+        grows_every: None,
+        defers_every: None,
+        drains_in: 0,
+        drains_slowly: false,
+        cannot_evict: false,
+        runs_already: false,
+        exits: false,
+        after: None,
+        tenant: None,
+        gang: None,
+        starts_at: 0,
+        dies_at: None,
+    }
+}

@@ -1,0 +1,82 @@
+//! Random worlds: the invariants hold, and nobody starves.
+
+use nvshare_core::{Config, Measured};
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+
+use crate::plan::{Plan, steady};
+use crate::world::{GIB, Later, MS, World, config, gpu};
+
+fn plan() -> impl Strategy<Value = Plan> {
+    (
+        prop_oneof![4 => Just(vec![gpu(0)]), 2 => Just(vec![gpu(1)]), 1 => Just(vec![gpu(0), gpu(1)])],
+        1..=16u64,
+        prop_oneof![1 => Just(0u64), 5 => 100..6000u64],
+        prop_oneof![2 => Just(0u64), 1 => 10..800u64],
+        proptest::option::weighted(0.3, 200..2000u64),
+        proptest::option::weighted(0.2, 1..4u64),
+        0..3000u64,
+        proptest::option::weighted(0.2, 0..9000u64),
+    )
+        .prop_map(|(gpus, gib, work, pause, grows_every, defers_every, starts_at, dies_at)| Plan {
+            gpus,
+            gib,
+            work,
+            pause,
+            grows_every,
+            // A process that defers each time keeps the GPU: that is tested on its own.
+            defers_every: defers_every.filter(|&n| n > 1),
+            starts_at,
+            dies_at: dies_at.filter(|&dies| dies > starts_at),
+            ..steady(0, 0)
+        })
+}
+
+/// The same worlds each time, so that a change is judged by what it changes. To explore, say how far and find others:
+/// `PROPTEST_CASES=500000 cargo test --release -p nvshare-client`; what is found is kept in `tests/proptest-regressions`.
+#[expect(clippy::disallowed_methods, reason = "how many worlds are tried is said by the environment")]
+fn worlds() -> ProptestConfig {
+    let mut config = ProptestConfig { max_shrink_iters: 2000, ..ProptestConfig::default() };
+    if std::env::var_os("PROPTEST_CASES").is_none() {
+        config.rng_seed = RngSeed::Fixed(1);
+    }
+    config
+}
+
+proptest! {
+    #![proptest_config(worlds())]
+
+    #[test]
+    fn invariants_hold_and_nobody_starves(
+        mut plans in prop::collection::vec(plan(), 1..7),
+        first_runs_already in prop::bool::weighted(0.2),
+        exclusive in prop::bool::weighted(0.2),
+        seed in any::<u64>(),
+    ) {
+        if first_runs_already {
+            plans[0] = Plan { runs_already: true, starts_at: 0, dies_at: None, ..plans[0].clone() };
+        }
+        World::new(plans, config(exclusive), seed).serves_everybody();
+    }
+
+    /// Strangers come and go, and contexts grow: there is always room for who comes, and for the largest.
+    #[test]
+    fn nobody_starves_whatever_is_measured(
+        mut plans in prop::collection::vec(plan(), 1..6),
+        measured in prop::collection::vec((0..20_000u64, 0..2u8, 12..=16u64, prop::collection::vec(0..5 * GIB / 8, 6)), 0..9),
+        seed in any::<u64>(),
+    ) {
+        plans.iter_mut().for_each(|plan| plan.gib = plan.gib.min(8));
+        let config = Config { gpu_memory: None, reserve: Some(GIB / 2), ..config(false) };
+        let mut world = World::with_limit(plans, config, seed, Some(12 * GIB));
+        for (at, on, available, used) in measured {
+            let used = (0..).zip(used).collect();
+            let measured = Measured { gpu: gpu(on), available: available * GIB + GIB / 2, used };
+            world.at(MS(at), Later::Measure(measured));
+        }
+        world.serves_everybody();
+        for gpu in world.core.gpu_status() {
+            prop_assert!(gpu.resident <= gpu.capacity, "{gpu:?} {:?}", world.core.client_status());
+        }
+    }
+}

@@ -1,0 +1,506 @@
+//! Processes and a core, and the messages between them, in virtual time.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+use nvshare_client::account::Terms;
+use nvshare_client::{Done, Session};
+use nvshare_core::{Config, Core, Event, Identity, Measured, Output};
+use nvshare_proto::{ClientMessage, Gate, GpuUuid, MemoryMode, Register, SchedulerMessage};
+
+use crate::library::{GateState, Library};
+use crate::mover::Lane;
+use crate::plan::Plan;
+use crate::program::Program;
+
+pub(crate) const CAPACITY: u64 = 16 << 30;
+pub(crate) const GIB: u64 = 1 << 30;
+pub(crate) const MS: fn(u64) -> Duration = Duration::from_millis;
+/// GPUs of a world.
+const GPUS: u8 = 2;
+
+pub(crate) fn gpu(n: u8) -> GpuUuid {
+    GpuUuid([n; 16])
+}
+
+pub(crate) fn config(exclusive: bool) -> Config {
+    Config { quantum: MS(1000), gpu_memory: Some(CAPACITY), exclusive, ..Config::default() }
+}
+
+/// Something that happens later. Connections and processes are numbers.
+#[derive(Debug)]
+pub(crate) enum Later {
+    Start(usize),
+    Connect(usize),
+    Die(usize),
+    Exited(u64),
+    Disconnected {
+        connection: u64,
+        process_remains: bool,
+    },
+    Registers(u64, Box<Register>),
+    Says(u64, ClientMessage),
+    Deliver(u64, SchedulerMessage),
+    /// The mover of a process has done something.
+    Done(usize, Done),
+    /// A thread of a mover goes on, if this is what was planned for it last.
+    Move(usize, usize, u64),
+    Program(usize, u64),
+    Tick(usize, u64),
+    Measure(Measured),
+}
+
+/// An event of the agenda: when, in which order, what.
+struct Planned(Duration, u64, Later);
+
+impl Planned {
+    fn key(&self) -> (Duration, u64) {
+        (self.0, self.1)
+    }
+}
+
+impl PartialEq for Planned {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Planned {}
+
+impl PartialOrd for Planned {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Planned {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+/// A connection of a process to the scheduler.
+#[derive(Debug)]
+struct Connection {
+    process: usize,
+    is_open: bool,
+    /// When each direction delivers next: messages keep their order.
+    up: Duration,
+    down: Duration,
+}
+
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) plan: Plan,
+    pub(crate) session: Session,
+    pub(crate) library: Library,
+    pub(crate) program: Program,
+    pub(crate) lanes: Vec<Lane>,
+    /// What the mover reports keeps its order.
+    pub(crate) reported_at: Duration,
+    pub(crate) connection: Option<u64>,
+    pub(crate) has_started: bool,
+    /// Killed: it does nothing any more, and has its memory until it is gone.
+    pub(crate) is_dying: bool,
+    pub(crate) is_dead: bool,
+    has_registered: bool,
+    /// The tick that counts, and when it is.
+    tick: (u64, Option<Duration>),
+}
+
+impl Process {
+    pub(crate) fn is_over(&self) -> bool {
+        !self.has_started || self.is_dying || self.is_dead
+    }
+
+    /// Whether it runs without a scheduler, before it registers.
+    pub(crate) fn was_there(&self) -> bool {
+        self.plan.runs_already && !self.has_registered
+    }
+
+    fn is_running(&self) -> bool {
+        !self.is_over() && self.library.runs()
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) core: Core,
+    pub(crate) processes: Vec<Process>,
+    connections: Vec<Connection>,
+    pub(crate) now: Duration,
+    agenda: BinaryHeap<Reverse<Planned>>,
+    sequence: u64,
+    seed: u64,
+    exclusive: bool,
+    capacity: u64,
+    trace: bool,
+    pub(crate) notes: Vec<String>,
+}
+
+impl World {
+    pub(crate) fn new(plans: Vec<Plan>, config: Config, seed: u64) -> Self {
+        Self::with_limit(plans, config, seed, None)
+    }
+
+    /// A world in which each process has a limit of its own.
+    pub(crate) fn with_limit(plans: Vec<Plan>, config: Config, seed: u64, limit: Option<u64>) -> Self {
+        let mut world = Self {
+            exclusive: config.exclusive,
+            core: Core::new(config),
+            processes: Vec::new(),
+            connections: Vec::new(),
+            now: Duration::ZERO,
+            agenda: BinaryHeap::new(),
+            sequence: 0,
+            seed: seed | 1,
+            capacity: CAPACITY,
+            trace: false,
+            notes: Vec::new(),
+        };
+        for (i, plan) in plans.into_iter().enumerate() {
+            if plan.after.is_none() {
+                world.at(MS(plan.starts_at), Later::Start(i));
+            }
+            if let Some(dies) = plan.dies_at {
+                world.at(MS(dies), Later::Die(i));
+            }
+            let terms = |&gpu| Terms { gpu, total: CAPACITY, limit, oversubscribe: false };
+            let lanes = if plan.gpus.len() > 1 { 1 + plan.gpus.len() } else { 1 };
+            world.processes.push(Process {
+                session: Session::new(Duration::ZERO),
+                library: Library::new(plan.gpus.iter().map(terms)),
+                program: Program::new(&plan),
+                lanes: (0..lanes).map(|_| Lane::default()).collect(),
+                reported_at: Duration::ZERO,
+                connection: None,
+                has_started: false,
+                is_dying: false,
+                is_dead: false,
+                has_registered: false,
+                tick: (0, None),
+                plan,
+            });
+        }
+        world
+    }
+
+    pub(crate) fn random(&mut self, below: u64) -> u64 {
+        self.seed ^= self.seed << 13;
+        self.seed ^= self.seed >> 7;
+        self.seed ^= self.seed << 17;
+        self.seed % below.max(1)
+    }
+
+    pub(crate) fn at(&mut self, time: Duration, what: Later) {
+        self.sequence += 1;
+        self.agenda.push(Reverse(Planned(time, self.sequence, what)));
+    }
+
+    fn happen(&mut self, what: Later) {
+        match what {
+            Later::Start(i) => self.start(i),
+            Later::Connect(i) => self.connect(i),
+            Later::Die(i) => {
+                if !self.processes[i].is_over() {
+                    self.disconnect(i, true);
+                    self.processes[i].is_dying = true;
+                }
+            }
+            Later::Exited(client) => {
+                let process = self.connections[client as usize].process;
+                self.processes[process].is_dead = true;
+                self.event(Event::Exited { client });
+            }
+            Later::Disconnected { connection, process_remains } => {
+                let process = self.connections[connection as usize].process;
+                if self.processes[process].is_dying {
+                    let gone = self.now + Duration::from_micros(100 + self.random(50_000));
+                    self.at(gone, Later::Exited(connection));
+                }
+                self.event(Event::Disconnected { client: connection, process_remains });
+            }
+            Later::Registers(connection, register) => {
+                if self.connections[connection as usize].is_open {
+                    let i = self.connections[connection as usize].process;
+                    let identity = Identity {
+                        pid: Some(register.pid),
+                        process: Some(i as u64),
+                        tenant: self.processes[i].plan.tenant,
+                        gang: self.processes[i].plan.gang,
+                    };
+                    self.event(Event::Registered { client: connection, identity, register: *register });
+                }
+            }
+            Later::Says(connection, message) => {
+                if self.connections[connection as usize].is_open {
+                    self.event(Event::Message { client: connection, message });
+                }
+            }
+            Later::Deliver(connection, message) => {
+                let i = self.connections[connection as usize].process;
+                if self.processes[i].connection == Some(connection) {
+                    self.check_refusal(&message);
+                    self.tell(i, |session, library, now| session.hear(library, message, now));
+                }
+            }
+            Later::Done(i, done) => {
+                if !self.processes[i].is_over() {
+                    self.tell(i, |session, library, now| session.done(library, done, now));
+                }
+            }
+            Later::Move(i, lane, planned) => {
+                let process = &mut self.processes[i];
+                if !process.is_over() && process.lanes[lane].planned == planned {
+                    process.library.now = self.now;
+                    self.go_on(i, lane);
+                }
+            }
+            Later::Program(i, planned) => {
+                if self.processes[i].program.planned == planned && !self.processes[i].is_over() {
+                    self.processes[i].library.now = self.now;
+                    if self.advance(i) {
+                        self.tell(i, |_, _, _| ());
+                    } else {
+                        self.settle(i);
+                    }
+                }
+            }
+            Later::Tick(i, number) => {
+                if self.processes[i].tick.0 == number && !self.processes[i].is_over() {
+                    self.tell(i, |_, _, _| ());
+                }
+            }
+            Later::Measure(measured) => self.event(Event::Measured(measured)),
+        }
+    }
+
+    fn start(&mut self, i: usize) {
+        self.processes[i].has_started = true;
+        if self.processes[i].plan.runs_already {
+            self.tell(i, Session::found_nobody);
+        }
+        self.connect(i);
+    }
+
+    fn connect(&mut self, i: usize) {
+        if self.processes[i].is_over() || self.processes[i].connection.is_some() {
+            return;
+        }
+        let connection = self.connections.len() as u64;
+        let open = Connection { process: i, is_open: true, up: self.now, down: self.now };
+        self.connections.push(open);
+        let process = &mut self.processes[i];
+        process.connection = Some(connection);
+        process.library.is_connected = true;
+        process.library.now = self.now;
+        let (gate, usage) = process.session.register(&mut process.library, self.now);
+        let register = Register {
+            pid: 1000 + i as u32,
+            name: format!("program{i}"),
+            memory: MemoryMode::Managed,
+            gate,
+            returns: std::mem::replace(&mut process.has_registered, true),
+            run: None,
+            usage,
+        };
+        // A process that runs already was there before its scheduler, and is the first to be known.
+        let is_first = gate == Gate::Open && connection == 0;
+        let time = if is_first { self.now } else { self.channel(connection, true) };
+        self.at(time, Later::Registers(connection, Box::new(register)));
+        self.tell(i, |_, _, _| ());
+    }
+
+    /// The connection of a process ends.
+    pub(crate) fn disconnect(&mut self, i: usize, process_remains: bool) {
+        let Some(connection) = self.processes[i].connection.take() else { return };
+        self.processes[i].library.is_connected = false;
+        // What it has said before is read first.
+        let time = self.channel(connection, true);
+        self.at(time, Later::Disconnected { connection, process_remains });
+    }
+
+    /// When a message arrives that is sent now. `up`: to the scheduler.
+    fn channel(&mut self, connection: u64, up: bool) -> Duration {
+        let delay = Duration::from_micros(20 + self.random(200));
+        let connection = &mut self.connections[connection as usize];
+        let before = if up { &mut connection.up } else { &mut connection.down };
+        *before = (self.now + delay).max(*before);
+        *before
+    }
+
+    /// Tells a process's session something, and has it look.
+    fn tell<T>(&mut self, i: usize, what: impl FnOnce(&mut Session, &mut Library, Duration) -> T) -> T {
+        let now = self.now;
+        let process = &mut self.processes[i];
+        process.library.now = now;
+        let told = what(&mut process.session, &mut process.library, now);
+        process.session.look(&mut process.library, now);
+        self.settle(i);
+        told
+    }
+
+    /// Carries out what a process's session has ordered and said, until nothing follows from it.
+    fn settle(&mut self, i: usize) {
+        loop {
+            let said = std::mem::take(&mut self.processes[i].library.said);
+            if let Some(connection) = self.processes[i].connection {
+                for message in said {
+                    if self.trace {
+                        println!("{:?} process {i} says {message:?}", self.now);
+                    }
+                    let time = self.channel(connection, true);
+                    self.at(time, Later::Says(connection, message));
+                }
+            }
+            if std::mem::take(&mut self.processes[i].library.reconnects) {
+                self.disconnect(i, true);
+                self.at(self.now + MS(1), Later::Connect(i));
+            }
+            self.start_lanes(i);
+            if !self.advance(i) {
+                break;
+            }
+            let process = &mut self.processes[i];
+            process.session.look(&mut process.library, self.now);
+        }
+        self.plan_tick(i);
+    }
+
+    /// Plans the next time that the session looks though nothing happens.
+    fn plan_tick(&mut self, i: usize) {
+        let process = &mut self.processes[i];
+        let every = process.session.tick_every(&process.library).filter(|_| !process.is_over());
+        let Some(every) = every else {
+            process.tick = (process.tick.0 + 1, None);
+            return;
+        };
+        let mut time = self.now + every;
+        if let Some(since) = process.library.submits_since
+            && process.library.gate != GateState::Closed
+        {
+            // While it submits something each millisecond, a look finds nothing but that.
+            time = time.max(since + MS(100));
+        }
+        if process.tick.1.is_some_and(|planned| planned > self.now && planned <= time) {
+            return;
+        }
+        process.tick = (process.tick.0 + 1, Some(time));
+        let number = process.tick.0;
+        self.at(time, Later::Tick(i, number));
+    }
+
+    pub(crate) fn event(&mut self, event: Event) {
+        if self.trace {
+            println!("{:?} {event:?}", self.now);
+        }
+        self.core.handle(event, self.now);
+        while let Some(output) = self.core.poll_output() {
+            if self.trace {
+                println!("    {output:?}");
+            }
+            match output {
+                Output::Send { client, message } => {
+                    if self.connections[client as usize].is_open {
+                        let time = self.channel(client, false);
+                        self.at(time, Later::Deliver(client, message));
+                    }
+                }
+                Output::Note { text, .. } => self.notes.push(text),
+            }
+        }
+        if let Err(wrong) = self.core.audit() {
+            panic!("at {:?}: {wrong}", self.now);
+        }
+    }
+
+    /// The invariants, by what the processes do.
+    fn check(&self) {
+        for n in 0..GPUS {
+            let gpu = gpu(n);
+            let (mut resident, mut demand, mut running, mut absent) = (0, 0, 0, 0);
+            for process in &self.processes {
+                let Some(device) = process.library.devices.iter().find(|device| device.gpu == gpu) else {
+                    continue;
+                };
+                // A process that is dying has its memory until it is gone.
+                if process.is_dead || !process.has_started {
+                    continue;
+                }
+                let account = device.account();
+                resident += account.charged() + account.unused_room();
+                if process.is_running() {
+                    running += 1;
+                    demand += account.charged();
+                    absent += account.absent();
+                }
+            }
+            assert!(resident <= self.capacity, "{} GiB resident on {gpu}", resident as f64 / GIB as f64);
+            assert!(!self.exclusive || running <= 1, "{running} run where one may");
+            if running > 1 {
+                assert!(demand <= self.capacity, "a run set of {} GiB", demand / GIB);
+                assert_eq!(absent, 0, "a member runs with memory absent");
+            }
+        }
+    }
+
+    /// Nobody is refused room while everybody gives way.
+    fn check_refusal(&self, message: &SchedulerMessage) {
+        if matches!(message, SchedulerMessage::NoRoom { .. }) {
+            let excused = |p: &Process| p.plan.cannot_evict || p.plan.dies_at.is_some();
+            assert!(self.processes.iter().any(excused), "no room, though everybody gives way");
+        }
+    }
+
+    /// Runs for as long as it takes to serve everybody, and looks whether that was so.
+    pub(crate) fn serves_everybody(&mut self) {
+        let total: u64 = self.processes.iter().map(|p| p.plan.work + p.plan.work / 100 * p.plan.pause).sum();
+        // Everybody's work one after the other, its pauses, and as much again and more for hand-overs.
+        self.run(MS(60_000 + total * 6));
+        for (i, process) in self.processes.iter().enumerate() {
+            if !process.is_over() && process.plan.dies_at.is_none() {
+                assert!(
+                    process.program.served >= MS(process.plan.work),
+                    "process {i} got {:?} of {} ms: {:?}",
+                    process.program.served,
+                    process.plan.work,
+                    self.core.client_status()
+                );
+            }
+        }
+    }
+
+    /// Runs until nothing is left to happen, or time is over.
+    pub(crate) fn run(&mut self, limit: Duration) {
+        let mut events = 0;
+        loop {
+            events += 1;
+            self.trace |= events > 1_999_980;
+            assert!(
+                events < 2_000_000,
+                "one event follows another without end at {:?}: {:?}",
+                self.now,
+                self.core.client_status()
+            );
+            let next = self.agenda.peek().map(|Reverse(planned)| planned.0);
+            let deadline = self.core.next_deadline();
+            match (next, deadline) {
+                (next, Some(deadline)) if next.is_none_or(|next| deadline < next) => {
+                    if deadline > limit {
+                        return;
+                    }
+                    self.now = self.now.max(deadline);
+                    self.event(Event::Deadline);
+                }
+                (Some(next), _) if next <= limit => {
+                    self.now = next;
+                    if let Some(Reverse(Planned(_, _, what))) = self.agenda.pop() {
+                        self.happen(what);
+                    }
+                }
+                _ => return,
+            }
+            self.check();
+        }
+    }
+}
