@@ -2,8 +2,8 @@
 //!
 //! Two layers are made from it: [`driver::functions`](crate::driver::functions) has a place for each of the driver's own
 //! functions, and [`hooks::table`](crate::hooks::table) a hook for each that is not left alone. Signatures are those of
-//! `cuda.h` of CUDA 13.0, structures that nobody looks into as `c_void`; a name behind `and` is the twin for per-thread
-//! default streams and has the same ones.
+//! `cuda.h` of CUDA 13.0, structures that nobody looks into as `c_void`; a name behind `and` is the function for
+//! per-thread default streams and has the same signature.
 //!
 //! - A **gated** row becomes a hook that passes the gate and calls the driver.
 //! - A **prompt** row is gated as well. The driver returns from it before the work is done, but waits for managed memory: so

@@ -88,45 +88,63 @@ pub(crate) fn open() -> bool {
     true
 }
 
-/// The place of one function, and the name of its type.
+/// The place of one function.
 macro_rules! function {
+    ($name:ident, $args:tt) => {
+        pub(crate) static $name: Real<super::signatures::$name> = Real::new();
+    };
+}
+
+/// The signature of one function.
+macro_rules! signature {
     ($name:ident, ($($arg:ident : $ty:ty),*)) => {
-        pub(crate) static $name: Real<unsafe extern "C-unwind" fn($($ty),*) -> CUresult> = Real::new();
+        pub(crate) type $name = unsafe extern "C-unwind" fn($($ty),*) -> CUresult;
     };
 }
 
 macro_rules! functions {
     (
-        gated { $( $gclass:ident $gname:ident $gargs:tt $(and $gtwin:ident)? on $stream:expr; )* }
-        prompt { $( $pclass:ident $pname:ident $pargs:tt and $ptwin:ident as $ordered:ident of $pointers:tt; )* }
+        gated { $( $gclass:ident $gname:ident $gargs:tt $(and $gper_thread:ident)? on $stream:expr; )* }
+        prompt { $( $pclass:ident $pname:ident $pargs:tt and $pper_thread:ident as $ordered:ident of $pointers:tt; )* }
         handled { $( $hclass:ident $hname:ident $hargs:tt = $handler:path; )* }
         looked_up { $( $lclass:ident $lname:ident $largs:tt = $lookup:path; )* }
-        called { $( $cname:ident $cargs:tt $(and $ctwin:ident)?; )* }
+        called { $( $cname:ident $cargs:tt $(and $cper_thread:ident)?; )* }
         forwarded { $( $fname:ident )* }
     ) => {
         #[allow(non_upper_case_globals, reason = "the driver's own names")]
         mod all {
-            use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
-
-            use super::super::types::*;
             use super::Real;
 
-            $( function!($gname, $gargs); $( function!($gtwin, $gargs); )? )*
-            $( function!($pname, $pargs); function!($ptwin, $pargs); )*
+            $( function!($gname, $gargs); $( function!($gper_thread, $gargs); )? )*
+            $( function!($pname, $pargs); function!($pper_thread, $pargs); )*
             $( function!($hname, $hargs); )*
             $( function!($lname, $largs); )*
-            $( function!($cname, $cargs); $( function!($ctwin, $cargs); )? )*
+            $( function!($cname, $cargs); $( function!($cper_thread, $cargs); )? )*
         }
 
         pub(crate) use all::*;
 
+        /// The type of each, under its name.
+        #[allow(non_camel_case_types, dead_code, reason = "the driver's own names, and not all are asked for")]
+        pub(crate) mod signatures {
+            use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
+
+            use super::super::types::*;
+
+            $( signature!($gname, $gargs); $( signature!($gper_thread, $gargs); )? )*
+            $( signature!($pname, $pargs); signature!($pper_thread, $pargs); )*
+            $( signature!($hname, $hargs); )*
+            $( signature!($lname, $largs); )*
+            $( signature!($cname, $cargs); $( signature!($cper_thread, $cargs); )? )*
+        }
+
         /// All of them.
         static FUNCTIONS: &[Function] = &[
-            $( entry!($gname), $( entry!($gtwin), )? )*
-            $( entry!($pname), entry!($ptwin), )*
+            $( entry!($gname), $( entry!($gper_thread), )? )*
+            $( entry!($pname), entry!($pper_thread), )*
             $( entry!($hname), )*
             $( entry!($lname), )*
-            $( entry!($cname), $( entry!($ctwin), )? )*
+            $( entry!($cname), $( entry!($cper_thread), )? )*
         ];
     };
 }

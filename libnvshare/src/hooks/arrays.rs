@@ -4,14 +4,10 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use super::target::{answer, target};
+use crate::driver::functions::signatures;
 use crate::driver::types::{CUarray, CUmipmappedArray, CUresult};
 use crate::memory::arrays;
 use crate::memory::charge::charged;
-
-type ArrayCreate = unsafe extern "C-unwind" fn(*mut CUarray, *const c_void) -> CUresult;
-type MipmappedCreate = unsafe extern "C-unwind" fn(*mut CUmipmappedArray, *const c_void, c_uint) -> CUresult;
-type ArrayDestroy = unsafe extern "C-unwind" fn(CUarray) -> CUresult;
-type MipmappedDestroy = unsafe extern "C-unwind" fn(CUmipmappedArray) -> CUresult;
 
 /// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory comes with it.
 const UNBACKED: c_uint = 0x40 | 0x80;
@@ -132,7 +128,7 @@ macro_rules! array_create {
         /// # Safety
         /// As for the driver's function.
         pub(crate) unsafe fn $name(
-            real: ArrayCreate,
+            real: signatures::cuArrayCreate_v2,
             place: *mut CUarray,
             descriptor: *const c_void,
         ) -> CUresult {
@@ -154,7 +150,7 @@ array_create! {
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn mipmapped_create(
-    real: MipmappedCreate,
+    real: signatures::cuMipmappedArrayCreate,
     place: *mut CUmipmappedArray,
     descriptor: *const c_void,
     levels: c_uint,
@@ -178,14 +174,17 @@ fn destroy(handle: usize, call: impl FnOnce() -> CUresult) -> CUresult {
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn array_destroy(real: ArrayDestroy, array: CUarray) -> CUresult {
+pub(crate) unsafe fn array_destroy(real: signatures::cuArrayDestroy, array: CUarray) -> CUresult {
     // SAFETY: the caller's argument.
     destroy(array.0 as usize, || unsafe { real(array) })
 }
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn mipmapped_destroy(real: MipmappedDestroy, array: CUmipmappedArray) -> CUresult {
+pub(crate) unsafe fn mipmapped_destroy(
+    real: signatures::cuMipmappedArrayDestroy,
+    array: CUmipmappedArray,
+) -> CUresult {
     // SAFETY: the caller's argument.
     destroy(array.0 as usize, || unsafe { real(array) })
 }

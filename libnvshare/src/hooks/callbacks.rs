@@ -4,14 +4,13 @@ use std::ffi::{c_uint, c_void};
 use std::mem::transmute;
 
 use crate::driver;
+use crate::driver::functions::signatures;
 use crate::driver::types::{CUresult, CUstream};
 use crate::session;
 use crate::work::callbacks::Running;
-use crate::work::gate::{self, Mark};
+use crate::work::gate::{self, FrameMark};
 use crate::work::stream_key::StreamKey;
 
-type LaunchHostFunc = unsafe extern "C-unwind" fn(CUstream, *const c_void, *mut c_void) -> CUresult;
-type AddCallback = unsafe extern "C-unwind" fn(CUstream, *const c_void, *mut c_void, c_uint) -> CUresult;
 /// `CUhostFn`
 type HostFunc = unsafe extern "C-unwind" fn(*mut c_void);
 /// `CUstreamCallback`
@@ -68,7 +67,7 @@ fn wrapped(
     stream: StreamKey,
     call: impl FnOnce(*const c_void, *mut c_void) -> CUresult,
 ) -> CUresult {
-    let mark = Mark::new();
+    let mark = FrameMark::new();
     let pass = gate::enter(stream, &mark, session::start);
     let result = if function.is_null() || driver::is_capturing(stream.handle()) {
         call(function, data)
@@ -82,29 +81,41 @@ fn wrapped(
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn launch_host_func<const TWIN: bool>(
-    real: LaunchHostFunc,
+pub(crate) unsafe fn launch_host_func<const PER_THREAD: bool>(
+    real: signatures::cuLaunchHostFunc,
     stream: CUstream,
     function: *const c_void,
     data: *mut c_void,
 ) -> CUresult {
-    wrapped(function, data, run_host_func as *const c_void, StreamKey::new(stream, TWIN), |function, data| {
-        // SAFETY: the caller's arguments, or ours in their place.
-        unsafe { real(stream, function, data) }
-    })
+    wrapped(
+        function,
+        data,
+        run_host_func as *const c_void,
+        StreamKey::new(stream, PER_THREAD),
+        |function, data| {
+            // SAFETY: the caller's arguments, or ours in their place.
+            unsafe { real(stream, function, data) }
+        },
+    )
 }
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn add_callback<const TWIN: bool>(
-    real: AddCallback,
+pub(crate) unsafe fn add_callback<const PER_THREAD: bool>(
+    real: signatures::cuStreamAddCallback,
     stream: CUstream,
     function: *const c_void,
     data: *mut c_void,
     flags: c_uint,
 ) -> CUresult {
-    wrapped(function, data, run_callback as *const c_void, StreamKey::new(stream, TWIN), |function, data| {
-        // SAFETY: the caller's arguments, or ours in their place.
-        unsafe { real(stream, function, data, flags) }
-    })
+    wrapped(
+        function,
+        data,
+        run_callback as *const c_void,
+        StreamKey::new(stream, PER_THREAD),
+        |function, data| {
+            // SAFETY: the caller's arguments, or ours in their place.
+            unsafe { real(stream, function, data, flags) }
+        },
+    )
 }

@@ -2,15 +2,10 @@
 
 use std::ffi::{c_int, c_void};
 
+use crate::driver::functions::signatures;
 use crate::driver::types::{CUgraph, CUresult, CUstream};
 use crate::work::stream_key::StreamKey;
 use crate::work::{captures, streams};
-
-type BeginV1 = unsafe extern "C-unwind" fn(CUstream) -> CUresult;
-type Begin = unsafe extern "C-unwind" fn(CUstream, c_int) -> CUresult;
-type BeginToGraph =
-    unsafe extern "C-unwind" fn(CUstream, CUgraph, *const c_void, *const c_void, usize, c_int) -> CUresult;
-type End = unsafe extern "C-unwind" fn(CUstream, *mut CUgraph) -> CUresult;
 
 /// Begins a capture by `call`.
 fn begin_by<const PER_THREAD: bool>(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
@@ -20,14 +15,21 @@ fn begin_by<const PER_THREAD: bool>(stream: CUstream, call: impl FnOnce() -> CUr
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn begin_v1<const PER_THREAD: bool>(real: BeginV1, stream: CUstream) -> CUresult {
+pub(crate) unsafe fn begin_v1<const PER_THREAD: bool>(
+    real: signatures::cuStreamBeginCapture,
+    stream: CUstream,
+) -> CUresult {
     // SAFETY: the caller's arguments.
     begin_by::<PER_THREAD>(stream, || unsafe { real(stream) })
 }
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn begin<const PER_THREAD: bool>(real: Begin, stream: CUstream, mode: c_int) -> CUresult {
+pub(crate) unsafe fn begin<const PER_THREAD: bool>(
+    real: signatures::cuStreamBeginCapture_v2,
+    stream: CUstream,
+    mode: c_int,
+) -> CUresult {
     // SAFETY: the caller's arguments.
     begin_by::<PER_THREAD>(stream, || unsafe { real(stream, mode) })
 }
@@ -35,7 +37,7 @@ pub(crate) unsafe fn begin<const PER_THREAD: bool>(real: Begin, stream: CUstream
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn begin_to_graph<const PER_THREAD: bool>(
-    real: BeginToGraph,
+    real: signatures::cuStreamBeginCaptureToGraph,
     stream: CUstream,
     graph: CUgraph,
     dependencies: *const c_void,
@@ -51,7 +53,7 @@ pub(crate) unsafe fn begin_to_graph<const PER_THREAD: bool>(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn end<const PER_THREAD: bool>(
-    real: End,
+    real: signatures::cuStreamEndCapture,
     stream: CUstream,
     graph: *mut CUgraph,
 ) -> CUresult {

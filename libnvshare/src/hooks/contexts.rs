@@ -4,7 +4,9 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex};
 
 use crate::driver;
+use crate::driver::functions::signatures;
 use crate::driver::types::{CUcontext, CUdevice, CUgreenCtx, CUresult};
+use crate::memory::allocations::Ending;
 use crate::memory::{arrays, deferred_free, devices, driver_reserve, free, pools};
 use crate::process::lock::lock;
 use crate::work::contexts::{self, Context};
@@ -25,21 +27,10 @@ static ORDER: Mutex<()> = Mutex::new(());
 /// Green contexts, and the contexts that stand for them.
 static GREEN: Mutex<Vec<(CUgreenCtx, Arc<Context>)>> = Mutex::new(Vec::new());
 
-type Create = unsafe extern "C-unwind" fn(*mut CUcontext, c_uint, CUdevice) -> CUresult;
-type CreateV3 = unsafe extern "C-unwind" fn(*mut CUcontext, *mut c_void, c_int, c_uint, CUdevice) -> CUresult;
-type CreateV4 = unsafe extern "C-unwind" fn(*mut CUcontext, *mut c_void, c_uint, CUdevice) -> CUresult;
-type CreateGreen = unsafe extern "C-unwind" fn(*mut CUgreenCtx, *mut c_void, CUdevice, c_uint) -> CUresult;
-type DestroyGreen = unsafe extern "C-unwind" fn(CUgreenCtx) -> CUresult;
-type Attach = unsafe extern "C-unwind" fn(*mut CUcontext, c_uint) -> CUresult;
-type Retain = unsafe extern "C-unwind" fn(*mut CUcontext, CUdevice) -> CUresult;
-type OfContext = unsafe extern "C-unwind" fn(CUcontext) -> CUresult;
-type OfDevice = unsafe extern "C-unwind" fn(CUdevice) -> CUresult;
-type Pop = unsafe extern "C-unwind" fn(*mut CUcontext) -> CUresult;
-
 /// Whatever is current now may get work.
-fn met(result: CUresult) -> CUresult {
+fn learn_current(result: CUresult) -> CUresult {
     if result == CUresult::SUCCESS {
-        contexts::meet_current();
+        contexts::learn_current();
     }
     result
 }
@@ -59,7 +50,7 @@ unsafe fn made(result: CUresult, place: *mut CUcontext, device: CUdevice) -> CUr
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn create(
-    real: Create,
+    real: signatures::cuCtxCreate,
     context: *mut CUcontext,
     flags: c_uint,
     device: CUdevice,
@@ -71,7 +62,7 @@ pub(crate) unsafe fn create(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn create_v3(
-    real: CreateV3,
+    real: signatures::cuCtxCreate_v3,
     context: *mut CUcontext,
     params: *mut c_void,
     count: c_int,
@@ -85,7 +76,7 @@ pub(crate) unsafe fn create_v3(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn create_v4(
-    real: CreateV4,
+    real: signatures::cuCtxCreate_v4,
     context: *mut CUcontext,
     params: *mut c_void,
     flags: c_uint,
@@ -97,21 +88,25 @@ pub(crate) unsafe fn create_v4(
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn set_current(real: OfContext, context: CUcontext) -> CUresult {
+pub(crate) unsafe fn set_current(real: signatures::cuCtxSetCurrent, context: CUcontext) -> CUresult {
     // SAFETY: the caller's arguments.
-    met(unsafe { real(context) })
+    learn_current(unsafe { real(context) })
 }
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn pop_current(real: Pop, context: *mut CUcontext) -> CUresult {
+pub(crate) unsafe fn pop_current(real: signatures::cuCtxPopCurrent, context: *mut CUcontext) -> CUresult {
     // SAFETY: the caller's arguments.
-    met(unsafe { real(context) })
+    learn_current(unsafe { real(context) })
 }
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn retain_primary(real: Retain, context: *mut CUcontext, device: CUdevice) -> CUresult {
+pub(crate) unsafe fn retain_primary(
+    real: signatures::cuDevicePrimaryCtxRetain,
+    context: *mut CUcontext,
+    device: CUdevice,
+) -> CUresult {
     let _order = lock(&ORDER);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(context, device) };
@@ -128,14 +123,14 @@ pub(crate) unsafe fn retain_primary(real: Retain, context: *mut CUcontext, devic
     result
 }
 
-/// What was in a context is gone; the device's pools as well, if it was the device's own (`primary`).
-fn gone(context: &Arc<Context>, primary: bool) {
+/// What was in a context is gone.
+fn gone(context: &Arc<Context>, ending: Ending) {
     streams::forget_context(context);
     captures::forget_context(context);
     arrays::forget_context(context);
     deferred_free::forget_context(context);
-    free::forget_context(context, primary);
-    if primary {
+    free::forget_context(context, ending);
+    if ending == Ending::Device {
         devices::get(context.device()).into_iter().for_each(driver_reserve::forget);
     }
 }
@@ -145,21 +140,25 @@ fn end(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(known) = contexts::find(context) else { return call() };
     let (result, ended) = contexts::end(&known, call, || false);
     if ended {
-        gone(&known, false);
+        gone(&known, Ending::Context);
     }
     result
 }
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn destroy(real: OfContext, context: CUcontext) -> CUresult {
+pub(crate) unsafe fn destroy(real: signatures::cuCtxDestroy, context: CUcontext) -> CUresult {
     // SAFETY: the caller's arguments.
     end(context, || unsafe { real(context) })
 }
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn attach(real: Attach, context: *mut CUcontext, flags: c_uint) -> CUresult {
+pub(crate) unsafe fn attach(
+    real: signatures::cuCtxAttach,
+    context: *mut CUcontext,
+    flags: c_uint,
+) -> CUresult {
     // SAFETY: the caller's arguments.
     let result = unsafe { real(context, flags) };
     if result == CUresult::SUCCESS
@@ -174,7 +173,7 @@ pub(crate) unsafe fn attach(real: Attach, context: *mut CUcontext, flags: c_uint
 ///
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn detach(real: OfContext, context: CUcontext) -> CUresult {
+pub(crate) unsafe fn detach(real: signatures::cuCtxDetach, context: CUcontext) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { real(context) };
     let Some(known) = contexts::find(context) else { return call() };
@@ -190,7 +189,10 @@ pub(crate) unsafe fn detach(real: OfContext, context: CUcontext) -> CUresult {
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn release_primary(real: OfDevice, device: CUdevice) -> CUresult {
+pub(crate) unsafe fn release_primary(
+    real: signatures::cuDevicePrimaryCtxRelease,
+    device: CUdevice,
+) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { real(device) };
     let _order = lock(&ORDER);
@@ -209,7 +211,7 @@ pub(crate) unsafe fn release_primary(real: OfDevice, device: CUdevice) -> CUresu
 ///
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn reset_primary(real: OfDevice, device: CUdevice) -> CUresult {
+pub(crate) unsafe fn reset_primary(real: signatures::cuDevicePrimaryCtxReset, device: CUdevice) -> CUresult {
     let _order = lock(&ORDER);
     // SAFETY: the caller's argument.
     end_primary(device, || unsafe { real(device) }, || false)
@@ -236,7 +238,7 @@ fn end_primary(
     }
     if ended {
         lock(&PRIMARY).retain(|known| !Arc::ptr_eq(&known.context, &context));
-        gone(&context, true);
+        gone(&context, Ending::Device);
     }
     result
 }
@@ -244,7 +246,7 @@ fn end_primary(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn create_green(
-    real: CreateGreen,
+    real: signatures::cuGreenCtxCreate,
     place: *mut CUgreenCtx,
     description: *mut c_void,
     device: CUdevice,
@@ -264,7 +266,7 @@ pub(crate) unsafe fn create_green(
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn destroy_green(real: DestroyGreen, green: CUgreenCtx) -> CUresult {
+pub(crate) unsafe fn destroy_green(real: signatures::cuGreenCtxDestroy, green: CUgreenCtx) -> CUresult {
     // SAFETY: the caller's argument.
     let call = || unsafe { real(green) };
     let mut known = lock(&GREEN);
@@ -273,7 +275,7 @@ pub(crate) unsafe fn destroy_green(real: DestroyGreen, green: CUgreenCtx) -> CUr
     drop(known);
     let (result, ended) = contexts::end(&context, call, || false);
     if ended {
-        gone(&context, false);
+        gone(&context, Ending::Context);
     } else {
         lock(&GREEN).push((green, context));
     }

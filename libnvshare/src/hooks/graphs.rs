@@ -4,26 +4,13 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::target::device_of_properties;
+use crate::driver::functions::signatures;
 use crate::driver::types::{CUdevice, CUgraph, CUgraphExec, CUresult, CUstream, MemoryProperties};
 use crate::memory::devices::{self, Device};
 use crate::memory::driver_reserve;
 use crate::session;
-use crate::work::gate::{self, Mark};
+use crate::work::gate::{self, FrameMark};
 use crate::work::stream_key::StreamKey;
-
-type Trim = unsafe extern "C-unwind" fn(CUdevice) -> CUresult;
-type AddMemAllocNode =
-    unsafe extern "C-unwind" fn(*mut c_void, CUgraph, *const c_void, usize, *mut c_void) -> CUresult;
-type AddNode =
-    unsafe extern "C-unwind" fn(*mut c_void, CUgraph, *const c_void, usize, *mut c_void) -> CUresult;
-type AddNodeV2 = unsafe extern "C-unwind" fn(
-    *mut c_void,
-    CUgraph,
-    *const c_void,
-    *const c_void,
-    usize,
-    *mut c_void,
-) -> CUresult;
 
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`
 #[repr(C)]
@@ -86,7 +73,7 @@ unsafe fn admitted_any(params: *const c_void, add: impl FnOnce() -> CUresult) ->
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn add_mem_alloc_node(
-    real: AddMemAllocNode,
+    real: signatures::cuGraphAddMemAllocNode,
     node: *mut c_void,
     graph: CUgraph,
     dependencies: *const c_void,
@@ -102,7 +89,7 @@ pub(crate) unsafe fn add_mem_alloc_node(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn add_node(
-    real: AddNode,
+    real: signatures::cuGraphAddNode,
     node: *mut c_void,
     graph: CUgraph,
     dependencies: *const c_void,
@@ -118,7 +105,7 @@ pub(crate) unsafe fn add_node(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn add_node_v2(
-    real: AddNodeV2,
+    real: signatures::cuGraphAddNode_v2,
     node: *mut c_void,
     graph: CUgraph,
     dependencies: *const c_void,
@@ -134,14 +121,12 @@ pub(crate) unsafe fn add_node_v2(
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn trim(real: Trim, device: CUdevice) -> CUresult {
+pub(crate) unsafe fn trim(real: signatures::cuDeviceGraphMemTrim, device: CUdevice) -> CUresult {
     // SAFETY: the caller's argument.
     let result = unsafe { real(device) };
-    devices::get(device).into_iter().for_each(driver_reserve::look);
+    devices::get(device).into_iter().for_each(driver_reserve::refresh);
     result
 }
-
-type Launch = unsafe extern "C-unwind" fn(CUgraphExec, CUstream) -> CUresult;
 
 /// Launches of graphs since the last new node.
 static LAUNCHES: AtomicU32 = AtomicU32::new(0);
@@ -151,12 +136,16 @@ static LAUNCHES: AtomicU32 = AtomicU32::new(0);
 ///
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn launch<const TWIN: bool>(real: Launch, exec: CUgraphExec, stream: CUstream) -> CUresult {
+pub(crate) unsafe fn launch<const PER_THREAD: bool>(
+    real: signatures::cuGraphLaunch,
+    exec: CUgraphExec,
+    stream: CUstream,
+) -> CUresult {
     if driver_reserve::is_over_by_graphs() {
         return CUresult::OUT_OF_MEMORY;
     }
-    let mark = Mark::new();
-    let pass = gate::enter(StreamKey::new(stream, TWIN), &mark, session::start);
+    let mark = FrameMark::new();
+    let pass = gate::enter(StreamKey::new(stream, PER_THREAD), &mark, session::start);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(exec, stream) };
     gate::leave(pass, &mark, result);
@@ -164,7 +153,7 @@ pub(crate) unsafe fn launch<const TWIN: bool>(real: Launch, exec: CUgraphExec, s
         // The first launches of new nodes take memory, later ones hardly ever.
         let launches = LAUNCHES.fetch_add(1, Ordering::Relaxed);
         if launches < 16 || launches.is_multiple_of(64) {
-            devices::used().for_each(driver_reserve::look);
+            devices::used().for_each(driver_reserve::refresh);
         }
     }
     result

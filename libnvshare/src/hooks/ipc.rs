@@ -3,16 +3,15 @@
 use std::ffi::c_void;
 
 use super::pointers;
+use crate::driver::functions::signatures;
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::memory::plain;
 use crate::process::log;
 
-type IpcGetMemHandle = unsafe extern "C-unwind" fn(*mut c_void, CUdeviceptr) -> CUresult;
-
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn get_mem_handle(
-    real: IpcGetMemHandle,
+    real: signatures::cuIpcGetMemHandle,
     handle: *mut c_void,
     pointer: CUdeviceptr,
 ) -> CUresult {

@@ -5,15 +5,15 @@
 
 /// One hook of a gated row.
 macro_rules! gated_hook {
-    ($name:ident, $twin:expr, ($($arg:ident : $ty:ty),*), $stream:expr) => {
+    ($name:ident, $per_thread:expr, ($($arg:ident : $ty:ty),*), $stream:expr) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> CUresult {
             let Some(real) = $crate::driver::functions::$name.get() else { return CUresult::NOT_SUPPORTED };
             // SAFETY: the stream is read from the caller's arguments as the driver itself would read it.
             #[allow(unused_unsafe, reason = "only some rows look through a pointer")]
             let stream = unsafe { $stream };
-            let mark = $crate::work::gate::Mark::new();
-            let pass = $crate::work::gate::enter(StreamKey::new(stream, $twin), &mark, $crate::session::start);
+            let mark = $crate::work::gate::FrameMark::new();
+            let pass = $crate::work::gate::enter(StreamKey::new(stream, $per_thread), &mark, $crate::session::start);
             // SAFETY: the caller's arguments, handed on unchanged to the function that it meant to call.
             let result = unsafe { real($($arg),*) };
             $crate::work::gate::leave(pass, &mark, result);
@@ -24,12 +24,12 @@ macro_rules! gated_hook {
 
 /// One hook of a prompt row.
 macro_rules! prompt_hook {
-    ($name:ident, $twin:expr, ($($arg:ident : $ty:ty),*), $ordered:ident, ($($pointer:ident),+)) => {
+    ($name:ident, $per_thread:expr, ($($arg:ident : $ty:ty),*), $ordered:ident, ($($pointer:ident),+)) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> CUresult {
             let Some(real) = $crate::driver::functions::$name.get() else { return CUresult::NOT_SUPPORTED };
-            let stream = StreamKey::new(NULL, $twin);
-            let mark = $crate::work::gate::Mark::new();
+            let stream = StreamKey::new(NULL, $per_thread);
+            let mark = $crate::work::gate::FrameMark::new();
             let pass = $crate::work::gate::enter(stream, &mark, $crate::session::start);
             let result = match $crate::driver::functions::$ordered.get() {
                 // SAFETY: the caller's arguments, and the stream that it meant.

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use nvshare_proto::MemoryMode;
 
 use super::target::{answer, target};
-use crate::driver::functions;
+use crate::driver::functions::{self, signatures};
 use crate::driver::types::{CU_MEM_ATTACH_GLOBAL, CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult};
 use crate::memory::admission::allocate;
 use crate::memory::allocations::{Kind, SMALLEST_MANAGED};
@@ -16,15 +16,6 @@ use crate::memory::devices::Device;
 use crate::memory::{deferred_free, free, plain};
 use crate::process::lifecycle;
 use crate::process::lock::lock;
-
-type Alloc = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize) -> CUresult;
-type AllocV1 = unsafe extern "C-unwind" fn(*mut CUdeviceptrV1, c_uint) -> CUresult;
-type AllocPitch = unsafe extern "C-unwind" fn(*mut CUdeviceptr, *mut usize, usize, usize, c_uint) -> CUresult;
-type AllocPitchV1 =
-    unsafe extern "C-unwind" fn(*mut CUdeviceptrV1, *mut c_uint, c_uint, c_uint, c_uint) -> CUresult;
-type AllocManaged = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize, c_uint) -> CUresult;
-type Free = unsafe extern "C-unwind" fn(CUdeviceptr) -> CUresult;
-type FreeV1 = unsafe extern "C-unwind" fn(CUdeviceptrV1) -> CUresult;
 
 fn managed(bytes: usize, flags: c_uint) -> Result<CUdeviceptr, CUresult> {
     let mut base = 0;
@@ -47,7 +38,11 @@ fn kind_of(device: &Device, bytes: u64) -> Kind {
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn alloc(real: Alloc, place: *mut CUdeviceptr, bytes: usize) -> CUresult {
+pub(crate) unsafe fn alloc(
+    real: signatures::cuMemAlloc_v2,
+    place: *mut CUdeviceptr,
+    bytes: usize,
+) -> CUresult {
     // What the driver refuses, it refuses itself.
     let Some((device, context)) = (!place.is_null() && bytes > 0).then(target).flatten() else {
         // SAFETY: the caller's arguments.
@@ -71,7 +66,11 @@ pub(crate) unsafe fn alloc(real: Alloc, place: *mut CUdeviceptr, bytes: usize) -
 ///
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn alloc_v1(real: AllocV1, place: *mut CUdeviceptrV1, bytes: c_uint) -> CUresult {
+pub(crate) unsafe fn alloc_v1(
+    real: signatures::cuMemAlloc,
+    place: *mut CUdeviceptrV1,
+    bytes: c_uint,
+) -> CUresult {
     let Some((device, context)) = (!place.is_null() && bytes > 0).then(target).flatten() else {
         // SAFETY: the caller's arguments.
         return unsafe { real(place, bytes) };
@@ -89,7 +88,7 @@ pub(crate) unsafe fn alloc_v1(real: AllocV1, place: *mut CUdeviceptrV1, bytes: c
 /// The pitch that the driver chooses: a single row tells it, once, for its free waits for the device. `None`: so many are
 /// known that no more are asked for.
 fn pitch_of(
-    real: AllocPitch,
+    real: signatures::cuMemAllocPitch_v2,
     device: &Device,
     width: usize,
     element: c_uint,
@@ -118,7 +117,7 @@ fn pitch_of(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn alloc_pitch(
-    real: AllocPitch,
+    real: signatures::cuMemAllocPitch_v2,
     place: *mut CUdeviceptr,
     pitch: *mut usize,
     width: usize,
@@ -165,7 +164,7 @@ pub(crate) unsafe fn alloc_pitch(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn alloc_pitch_v1(
-    real: AllocPitchV1,
+    real: signatures::cuMemAllocPitch,
     place: *mut CUdeviceptrV1,
     pitch: *mut c_uint,
     width: c_uint,
@@ -193,7 +192,7 @@ pub(crate) unsafe fn alloc_pitch_v1(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn alloc_managed(
-    real: AllocManaged,
+    real: signatures::cuMemAllocManaged,
     place: *mut CUdeviceptr,
     bytes: usize,
     flags: c_uint,
@@ -209,7 +208,7 @@ pub(crate) unsafe fn alloc_managed(
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn free(real: Free, base: CUdeviceptr) -> CUresult {
+pub(crate) unsafe fn free(real: signatures::cuMemFree_v2, base: CUdeviceptr) -> CUresult {
     free_unless_freed(base, || {
         // SAFETY: the caller's argument.
         unsafe { real(base) }
@@ -218,7 +217,7 @@ pub(crate) unsafe fn free(real: Free, base: CUdeviceptr) -> CUresult {
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn free_v1(real: FreeV1, base: CUdeviceptrV1) -> CUresult {
+pub(crate) unsafe fn free_v1(real: signatures::cuMemFree, base: CUdeviceptrV1) -> CUresult {
     free_unless_freed(CUdeviceptr::from(base), || {
         // SAFETY: the caller's argument.
         unsafe { real(base) }

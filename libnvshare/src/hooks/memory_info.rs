@@ -3,14 +3,10 @@
 use std::ffi::c_uint;
 
 use super::target::target;
+use crate::driver::functions::signatures;
 use crate::driver::types::{CUdevice, CUresult};
 use crate::memory::{deferred_free, driver_reserve};
 use crate::process::config;
-
-type GetInfo = unsafe extern "C-unwind" fn(*mut usize, *mut usize) -> CUresult;
-type GetInfoV1 = unsafe extern "C-unwind" fn(*mut c_uint, *mut c_uint) -> CUresult;
-type TotalMem = unsafe extern "C-unwind" fn(*mut usize, CUdevice) -> CUresult;
-type TotalMemV1 = unsafe extern "C-unwind" fn(*mut c_uint, CUdevice) -> CUresult;
 
 /// What the program may have, and has left, on the current device; `None`: nothing is known to be different from
 /// what the driver says.
@@ -19,7 +15,7 @@ fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
     let (device, _) = target()?;
     device.wait_for_capacity();
     deferred_free::sweep();
-    driver_reserve::look(device);
+    driver_reserve::refresh(device);
     let account = device.account();
     let fits = account.capacity().unwrap_or(driver_total).min(driver_total);
     let limit = device.limit.unwrap_or(u64::MAX);
@@ -34,7 +30,11 @@ fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn get_info(real: GetInfo, free: *mut usize, total: *mut usize) -> CUresult {
+pub(crate) unsafe fn get_info(
+    real: signatures::cuMemGetInfo_v2,
+    free: *mut usize,
+    total: *mut usize,
+) -> CUresult {
     // SAFETY: the caller's arguments; whether they may be null is the driver's to say.
     let result = unsafe { real(free, total) };
     if result == CUresult::SUCCESS {
@@ -56,7 +56,11 @@ pub(crate) unsafe fn get_info(real: GetInfo, free: *mut usize, total: *mut usize
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn get_info_v1(real: GetInfoV1, free: *mut c_uint, total: *mut c_uint) -> CUresult {
+pub(crate) unsafe fn get_info_v1(
+    real: signatures::cuMemGetInfo,
+    free: *mut c_uint,
+    total: *mut c_uint,
+) -> CUresult {
     // SAFETY: the caller's arguments; whether they may be null is the driver's to say.
     let result = unsafe { real(free, total) };
     if result == CUresult::SUCCESS {
@@ -85,7 +89,11 @@ fn limit_of(device: CUdevice) -> Option<u64> {
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn total_mem(real: TotalMem, bytes: *mut usize, device: CUdevice) -> CUresult {
+pub(crate) unsafe fn total_mem(
+    real: signatures::cuDeviceTotalMem_v2,
+    bytes: *mut usize,
+    device: CUdevice,
+) -> CUresult {
     // SAFETY: the caller's arguments.
     let result = unsafe { real(bytes, device) };
     if result == CUresult::SUCCESS
@@ -99,7 +107,11 @@ pub(crate) unsafe fn total_mem(real: TotalMem, bytes: *mut usize, device: CUdevi
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn total_mem_v1(real: TotalMemV1, bytes: *mut c_uint, device: CUdevice) -> CUresult {
+pub(crate) unsafe fn total_mem_v1(
+    real: signatures::cuDeviceTotalMem,
+    bytes: *mut c_uint,
+    device: CUdevice,
+) -> CUresult {
     // SAFETY: the caller's arguments.
     let result = unsafe { real(bytes, device) };
     if result == CUresult::SUCCESS

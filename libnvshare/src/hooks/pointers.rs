@@ -7,14 +7,11 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use crate::driver;
+use crate::driver::functions::signatures;
 use crate::driver::types::{CU_POINTER_ATTRIBUTE_IS_MANAGED, CUdeviceptr, CUresult};
 use crate::memory::allocations::{self, Allocation, Kind};
 use crate::process::{config, lifecycle};
 use crate::work::captures;
-
-type GetAttribute = unsafe extern "C-unwind" fn(*mut c_void, c_int, CUdeviceptr) -> CUresult;
-type GetAttributes =
-    unsafe extern "C-unwind" fn(c_uint, *const c_int, *const *mut c_void, CUdeviceptr) -> CUresult;
 
 const CU_POINTER_ATTRIBUTE_HOST_POINTER: c_int = 4;
 
@@ -54,7 +51,7 @@ pub(crate) fn are_prompt(pointers: &[CUdeviceptr]) -> bool {
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn get_attribute(
-    real: GetAttribute,
+    real: signatures::cuPointerGetAttribute,
     data: *mut c_void,
     attribute: c_int,
     pointer: CUdeviceptr,
@@ -77,7 +74,7 @@ pub(crate) unsafe fn get_attribute(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn get_attributes(
-    real: GetAttributes,
+    real: signatures::cuPointerGetAttributes,
     count: c_uint,
     attributes: *const c_int,
     data: *const *mut c_void,

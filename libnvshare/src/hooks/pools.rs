@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use super::target::{device_of, device_of_properties};
 use crate::driver;
+use crate::driver::functions::signatures;
 use crate::driver::types::{
     CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CUdevice, CUmemLocation, CUmemoryPool,
     CUresult,
@@ -12,16 +13,6 @@ use crate::memory::allocations::Kind;
 use crate::memory::devices::{self, Device};
 use crate::memory::driver_reserve;
 use crate::memory::pools::{self, Pool, PoolProperties};
-
-type PoolCreate = unsafe extern "C-unwind" fn(*mut CUmemoryPool, *const c_void) -> CUresult;
-type PoolOfDevice = unsafe extern "C-unwind" fn(*mut CUmemoryPool, CUdevice) -> CUresult;
-type PoolOfLocation = unsafe extern "C-unwind" fn(*mut CUmemoryPool, *mut CUmemLocation, c_int) -> CUresult;
-type SetPoolOfDevice = unsafe extern "C-unwind" fn(CUdevice, CUmemoryPool) -> CUresult;
-type SetPoolOfLocation = unsafe extern "C-unwind" fn(*mut CUmemLocation, c_int, CUmemoryPool) -> CUresult;
-type GetAccess = unsafe extern "C-unwind" fn(*mut c_int, CUmemoryPool, *mut CUmemLocation) -> CUresult;
-type PoolSetAttribute = unsafe extern "C-unwind" fn(CUmemoryPool, c_int, *mut c_void) -> CUresult;
-type PoolTrimTo = unsafe extern "C-unwind" fn(CUmemoryPool, usize) -> CUresult;
-type PoolDestroy = unsafe extern "C-unwind" fn(CUmemoryPool) -> CUresult;
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`: device memory.
 const PINNED: c_int = 1;
@@ -41,7 +32,7 @@ unsafe fn ordinary(properties: *const c_void) -> Option<&'static Device> {
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn create(
-    real: PoolCreate,
+    real: signatures::cuMemPoolCreate,
     pool: *mut CUmemoryPool,
     properties: *const c_void,
 ) -> CUresult {
@@ -89,7 +80,7 @@ unsafe fn instead(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn default_of_device(
-    real: PoolOfDevice,
+    real: signatures::cuDeviceGetDefaultMemPool,
     pool: *mut CUmemoryPool,
     device: CUdevice,
 ) -> CUresult {
@@ -101,7 +92,7 @@ pub(crate) unsafe fn default_of_device(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn current_of_device(
-    real: PoolOfDevice,
+    real: signatures::cuDeviceGetMemPool,
     pool: *mut CUmemoryPool,
     device: CUdevice,
 ) -> CUresult {
@@ -112,7 +103,11 @@ pub(crate) unsafe fn current_of_device(
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn set_of_device(real: SetPoolOfDevice, device: CUdevice, pool: CUmemoryPool) -> CUresult {
+pub(crate) unsafe fn set_of_device(
+    real: signatures::cuDeviceSetMemPool,
+    device: CUdevice,
+    pool: CUmemoryPool,
+) -> CUresult {
     // SAFETY: the caller's arguments.
     let set = |pool| unsafe { real(device, pool) };
     match device_of(device) {
@@ -132,7 +127,7 @@ unsafe fn device_at(location: *const CUmemLocation, kind: c_int) -> Option<&'sta
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn default_at(
-    real: PoolOfLocation,
+    real: signatures::cuMemGetDefaultMemPool,
     pool: *mut CUmemoryPool,
     location: *mut CUmemLocation,
     kind: c_int,
@@ -146,7 +141,7 @@ pub(crate) unsafe fn default_at(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn current_at(
-    real: PoolOfLocation,
+    real: signatures::cuMemGetMemPool,
     pool: *mut CUmemoryPool,
     location: *mut CUmemLocation,
     kind: c_int,
@@ -160,7 +155,7 @@ pub(crate) unsafe fn current_at(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn set_at(
-    real: SetPoolOfLocation,
+    real: signatures::cuMemSetMemPool,
     location: *mut CUmemLocation,
     kind: c_int,
     pool: CUmemoryPool,
@@ -179,7 +174,7 @@ pub(crate) unsafe fn set_at(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn get_access(
-    real: GetAccess,
+    real: signatures::cuMemPoolGetAccess,
     flags: *mut c_int,
     pool: CUmemoryPool,
     location: *mut CUmemLocation,
@@ -203,7 +198,7 @@ pub(crate) unsafe fn get_access(
 ///
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn destroy(real: PoolDestroy, pool: CUmemoryPool) -> CUresult {
+pub(crate) unsafe fn destroy(real: signatures::cuMemPoolDestroy, pool: CUmemoryPool) -> CUresult {
     if let Some(default) = pools::stands_for(pool).and_then(|device| driver::default_pool(device).ok()) {
         // SAFETY: what the program means, which the driver refuses to destroy.
         return unsafe { real(default) };
@@ -216,7 +211,7 @@ pub(crate) unsafe fn destroy(real: PoolDestroy, pool: CUmemoryPool) -> CUresult 
     }
     match (result, known) {
         (CUresult::SUCCESS, Some(Pool { device: Some(device), .. })) => {
-            devices::get(device).into_iter().for_each(driver_reserve::look);
+            devices::get(device).into_iter().for_each(driver_reserve::refresh);
         }
         (CUresult::SUCCESS, _) | (_, None) => {}
         (_, Some(known)) => pools::enter(pool, known),
@@ -227,7 +222,7 @@ pub(crate) unsafe fn destroy(real: PoolDestroy, pool: CUmemoryPool) -> CUresult 
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn set_attribute(
-    real: PoolSetAttribute,
+    real: signatures::cuMemPoolSetAttribute,
     pool: CUmemoryPool,
     attribute: c_int,
     value: *mut c_void,
@@ -246,9 +241,9 @@ pub(crate) unsafe fn set_attribute(
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn trim_to(real: PoolTrimTo, pool: CUmemoryPool, keep: usize) -> CUresult {
+pub(crate) unsafe fn trim_to(real: signatures::cuMemPoolTrimTo, pool: CUmemoryPool, keep: usize) -> CUresult {
     // SAFETY: the caller's arguments.
     let result = unsafe { real(pool, keep) };
-    devices::used().for_each(driver_reserve::look);
+    devices::used().for_each(driver_reserve::refresh);
     result
 }

@@ -6,7 +6,7 @@ use super::graphs;
 use super::memory::free_unless_freed;
 use super::target::{answer, target_of};
 use crate::driver;
-use crate::driver::functions;
+use crate::driver::functions::{self, signatures};
 use crate::driver::types::{CUdeviceptr, CUmemoryPool, CUresult, CUstream};
 use crate::memory::admission::allocate;
 use crate::memory::allocations::{self, Kind};
@@ -16,14 +16,9 @@ use crate::work::captures;
 use crate::work::contexts::Context;
 use crate::work::stream_key::StreamKey;
 
-type AllocAsync = unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize, CUstream) -> CUresult;
-type AllocFromPoolAsync =
-    unsafe extern "C-unwind" fn(*mut CUdeviceptr, usize, CUmemoryPool, CUstream) -> CUresult;
-type FreeAsync = unsafe extern "C-unwind" fn(CUdeviceptr, CUstream) -> CUresult;
-
 /// Whether an allocation on a stream becomes a node of a graph.
-fn in_graph(stream: CUstream, twin: bool) -> bool {
-    captures::is_capturing(StreamKey::new(stream, twin))
+fn in_graph(stream: CUstream, per_thread: bool) -> bool {
+    captures::is_capturing(StreamKey::new(stream, per_thread))
 }
 
 /// # Safety
@@ -51,16 +46,19 @@ unsafe fn ordered(
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn alloc_async<const TWIN: bool>(
-    real: AllocAsync,
+pub(crate) unsafe fn alloc_async<const PER_THREAD: bool>(
+    real: signatures::cuMemAllocAsync,
     place: *mut CUdeviceptr,
     bytes: usize,
     stream: CUstream,
 ) -> CUresult {
-    let on = target_of(StreamKey::new(stream, TWIN).handle());
-    let in_graph = in_graph(stream, TWIN);
-    let from_pool =
-        if TWIN { &functions::cuMemAllocFromPoolAsync_ptsz } else { &functions::cuMemAllocFromPoolAsync };
+    let on = target_of(StreamKey::new(stream, PER_THREAD).handle());
+    let in_graph = in_graph(stream, PER_THREAD);
+    let from_pool = if PER_THREAD {
+        &functions::cuMemAllocFromPoolAsync_ptsz
+    } else {
+        &functions::cuMemAllocFromPoolAsync
+    };
     // Graphs have a pool of their own, and what other processes are to reach is not managed: the driver's own pools
     // are for that.
     let managed = on
@@ -79,21 +77,21 @@ pub(crate) unsafe fn alloc_async<const TWIN: bool>(
         return graphs::admitted(on.map(|(device, _)| device), bytes as u64, || call(place));
     }
     // SAFETY: the caller's place.
-    unsafe { ordered(on, kind, place, bytes, StreamKey::new(stream, TWIN).handle(), call) }
+    unsafe { ordered(on, kind, place, bytes, StreamKey::new(stream, PER_THREAD).handle(), call) }
 }
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn alloc_from_pool_async<const TWIN: bool>(
-    real: AllocFromPoolAsync,
+pub(crate) unsafe fn alloc_from_pool_async<const PER_THREAD: bool>(
+    real: signatures::cuMemAllocFromPoolAsync,
     place: *mut CUdeviceptr,
     bytes: usize,
     pool: CUmemoryPool,
     stream: CUstream,
 ) -> CUresult {
     let known = pools::find(pool);
-    let target = || target_of(StreamKey::new(stream, TWIN).handle());
-    if in_graph(stream, TWIN) {
+    let target = || target_of(StreamKey::new(stream, PER_THREAD).handle());
+    if in_graph(stream, PER_THREAD) {
         let on = target().map(|(device, _)| device);
         let managed = known.is_some_and(|known| known.kind == Kind::Pooled);
         let plain = on.filter(|_| managed).and_then(|device| driver::default_pool(device.ordinal).ok());
@@ -110,7 +108,7 @@ pub(crate) unsafe fn alloc_from_pool_async<const TWIN: bool>(
     // SAFETY: the caller's arguments, `place` or a place of ours.
     let call = |place| unsafe { real(place, bytes, pool, stream) };
     // SAFETY: the caller's place.
-    unsafe { ordered(on, kind, place, bytes, StreamKey::new(stream, TWIN).handle(), call) }
+    unsafe { ordered(on, kind, place, bytes, StreamKey::new(stream, PER_THREAD).handle(), call) }
 }
 
 /// The driver frees what `cuMemAlloc` returned in stream order too. Should it not do so for managed memory, that is
@@ -118,8 +116,8 @@ pub(crate) unsafe fn alloc_from_pool_async<const TWIN: bool>(
 ///
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn free_async<const TWIN: bool>(
-    real: FreeAsync,
+pub(crate) unsafe fn free_async<const PER_THREAD: bool>(
+    real: signatures::cuMemFreeAsync,
     base: CUdeviceptr,
     stream: CUstream,
 ) -> CUresult {
@@ -130,9 +128,9 @@ pub(crate) unsafe fn free_async<const TWIN: bool>(
     if matches!(result, CUresult::INVALID_VALUE | CUresult::NOT_SUPPORTED)
         && let Some(allocation) = allocations::find(base)
         && allocation.kind == Kind::Device
-        && !in_graph(stream, TWIN)
+        && !in_graph(stream, PER_THREAD)
     {
-        return deferred_free::free(base, &allocation.context, StreamKey::new(stream, TWIN).handle());
+        return deferred_free::free(base, &allocation.context, StreamKey::new(stream, PER_THREAD).handle());
     }
     result
 }

@@ -3,20 +3,19 @@
 use std::ffi::{c_int, c_uint};
 
 use crate::driver;
+use crate::driver::functions::signatures;
 use crate::driver::types::{CU_STREAM_NON_BLOCKING, CUevent, CUgreenCtx, CUresult, CUstream};
 use crate::work::stream_key::Kind;
 use crate::work::streams;
 use crate::work::{captures, contexts};
 
-type Create = unsafe extern "C-unwind" fn(*mut CUstream, c_uint) -> CUresult;
-type CreateWithPriority = unsafe extern "C-unwind" fn(*mut CUstream, c_uint, c_int) -> CUresult;
-type CreateGreen = unsafe extern "C-unwind" fn(*mut CUstream, CUgreenCtx, c_uint, c_int) -> CUresult;
-type Destroy = unsafe extern "C-unwind" fn(CUstream) -> CUresult;
-type WaitEvent = unsafe extern "C-unwind" fn(CUstream, CUevent, c_uint) -> CUresult;
-
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn create(real: Create, stream: *mut CUstream, flags: c_uint) -> CUresult {
+pub(crate) unsafe fn create(
+    real: signatures::cuStreamCreate,
+    stream: *mut CUstream,
+    flags: c_uint,
+) -> CUresult {
     // SAFETY: the caller's arguments.
     let result = unsafe { real(stream, flags) };
     // SAFETY: the driver answered for this place.
@@ -26,7 +25,7 @@ pub(crate) unsafe fn create(real: Create, stream: *mut CUstream, flags: c_uint) 
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn create_with_priority(
-    real: CreateWithPriority,
+    real: signatures::cuStreamCreateWithPriority,
     stream: *mut CUstream,
     flags: c_uint,
     priority: c_int,
@@ -40,7 +39,7 @@ pub(crate) unsafe fn create_with_priority(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn create_green(
-    real: CreateGreen,
+    real: signatures::cuGreenCtxStreamCreate,
     stream: *mut CUstream,
     green: CUgreenCtx,
     flags: c_uint,
@@ -60,7 +59,7 @@ unsafe fn made(result: CUresult, stream: *mut CUstream, flags: c_uint) -> CUresu
         let stream = unsafe { *stream };
         let kind = if flags & CU_STREAM_NON_BLOCKING != 0 { Kind::NonBlocking } else { Kind::Blocking };
         let of_stream = driver::context_of(stream).ok();
-        contexts::meet_current();
+        contexts::learn_current();
         streams::made(stream, kind, of_stream.and_then(contexts::find));
     }
     result
@@ -68,7 +67,7 @@ unsafe fn made(result: CUresult, stream: *mut CUstream, flags: c_uint) -> CUresu
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn destroy(real: Destroy, stream: CUstream) -> CUresult {
+pub(crate) unsafe fn destroy(real: signatures::cuStreamDestroy, stream: CUstream) -> CUresult {
     // SAFETY: the caller's argument.
     streams::end(stream, || unsafe { real(stream) })
 }
@@ -76,7 +75,7 @@ pub(crate) unsafe fn destroy(real: Destroy, stream: CUstream) -> CUresult {
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn wait_event(
-    real: WaitEvent,
+    real: signatures::cuStreamWaitEvent,
     stream: CUstream,
     event: CUevent,
     flags: c_uint,

@@ -17,11 +17,11 @@ const NULL: CUstream = CUstream::NULL;
 
 macro_rules! hooks {
     (
-        gated { $( $gclass:ident $gname:ident $gargs:tt $(and $gtwin:ident)? on $stream:expr; )* }
-        prompt { $( $pclass:ident $pname:ident $pargs:tt and $ptwin:ident as $ordered:ident of $pointers:tt; )* }
+        gated { $( $gclass:ident $gname:ident $gargs:tt $(and $gper_thread:ident)? on $stream:expr; )* }
+        prompt { $( $pclass:ident $pname:ident $pargs:tt and $pper_thread:ident as $ordered:ident of $pointers:tt; )* }
         handled { $( $hclass:ident $hname:ident $hargs:tt = $handler:path; )* }
         looked_up { $( $lclass:ident $lname:ident $largs:tt = $lookup:path; )* }
-        called { $( $cname:ident $cargs:tt $(and $ctwin:ident)?; )* }
+        called { $( $cname:ident $cargs:tt $(and $cper_thread:ident)?; )* }
         forwarded { $( $fname:ident )* }
     ) => {
         /// The hooks, under the names of the functions that they stand for.
@@ -29,8 +29,8 @@ macro_rules! hooks {
         mod hooks {
             use super::*;
 
-            $( gated_hook!($gname, false, $gargs, $stream); $( gated_hook!($gtwin, true, $gargs, $stream); )? )*
-            $( prompt_hook!($pname, false, $pargs, $ordered, $pointers); prompt_hook!($ptwin, true, $pargs, $ordered, $pointers); )*
+            $( gated_hook!($gname, false, $gargs, $stream); $( gated_hook!($gper_thread, true, $gargs, $stream); )? )*
+            $( prompt_hook!($pname, false, $pargs, $ordered, $pointers); prompt_hook!($pper_thread, true, $pargs, $ordered, $pointers); )*
             $( handled_hook!($hname, $hargs, $handler); )*
             $( handled_hook!($lname, $largs, $lookup, &TABLE); )*
         }
@@ -38,13 +38,13 @@ macro_rules! hooks {
         /// Every function that is known.
         pub(crate) static TABLE: Table = Table {
             hooks: &[
-                $( hook!($gname), $( hook!($gtwin), )? )*
-                $( hook!($pname), hook!($ptwin), )*
+                $( hook!($gname), $( hook!($gper_thread), )? )*
+                $( hook!($pname), hook!($pper_thread), )*
                 $( hook!($hname), )*
                 $( hook!($lname), )*
             ],
             without_hook: &[
-                $( stringify!($cname), $( stringify!($ctwin), )? )*
+                $( stringify!($cname), $( stringify!($cper_thread), )? )*
                 $( stringify!($fname), )*
             ],
         };
@@ -52,11 +52,11 @@ macro_rules! hooks {
         /// What is done about each function, for the page.
         #[cfg(test)]
         static DEEDS: &[(&str, &str)] = &[
-            $( (stringify!($gname), stringify!($gclass)), $( (stringify!($gtwin), stringify!($gclass)), )? )*
-            $( (stringify!($pname), stringify!($pclass)), (stringify!($ptwin), stringify!($pclass)), )*
+            $( (stringify!($gname), stringify!($gclass)), $( (stringify!($gper_thread), stringify!($gclass)), )? )*
+            $( (stringify!($pname), stringify!($pclass)), (stringify!($pper_thread), stringify!($pclass)), )*
             $( (stringify!($hname), stringify!($hclass)), )*
             $( (stringify!($lname), stringify!($lclass)), )*
-            $( (stringify!($cname), "forward"), $( (stringify!($ctwin), "forward"), )? )*
+            $( (stringify!($cname), "forward"), $( (stringify!($cper_thread), "forward"), )? )*
             $( (stringify!($fname), "forward"), )*
         ];
     };

@@ -20,7 +20,7 @@ pub(crate) fn target() -> Option<(&'static Device, Arc<Context>)> {
     let context = contexts::current()?;
     session::start();
     let device = devices::get(context.device())?;
-    device.meet();
+    device.note_free_at_first();
     used_devices::add(device.ordinal);
     Some((device, context))
 }

@@ -4,20 +4,15 @@ use std::ffi::{c_ulonglong, c_void};
 use std::sync::Arc;
 
 use super::target::{answer, device_of_properties};
+use crate::driver::functions::signatures;
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::memory::charge::charged;
 use crate::memory::vmm::{self, Handle};
 
-type Create = unsafe extern "C-unwind" fn(*mut Handle, usize, *const c_void, c_ulonglong) -> CUresult;
-type Release = unsafe extern "C-unwind" fn(Handle) -> CUresult;
-type Map = unsafe extern "C-unwind" fn(CUdeviceptr, usize, usize, Handle, c_ulonglong) -> CUresult;
-type Unmap = unsafe extern "C-unwind" fn(CUdeviceptr, usize) -> CUresult;
-type Retain = unsafe extern "C-unwind" fn(*mut Handle, *mut c_void) -> CUresult;
-
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn create(
-    real: Create,
+    real: signatures::cuMemCreate,
     handle: *mut Handle,
     bytes: usize,
     properties: *const c_void,
@@ -45,7 +40,7 @@ pub(crate) unsafe fn create(
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn release(real: Release, handle: Handle) -> CUresult {
+pub(crate) unsafe fn release(real: signatures::cuMemRelease, handle: Handle) -> CUresult {
     // Taken off first: once it is released, the driver may give the same handle to another thread.
     let charge = vmm::remove(handle);
     // SAFETY: the caller's argument.
@@ -59,7 +54,7 @@ pub(crate) unsafe fn release(real: Release, handle: Handle) -> CUresult {
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn map(
-    real: Map,
+    real: signatures::cuMemMap,
     address: CUdeviceptr,
     bytes: usize,
     offset: usize,
@@ -76,7 +71,7 @@ pub(crate) unsafe fn map(
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn unmap(real: Unmap, address: CUdeviceptr, bytes: usize) -> CUresult {
+pub(crate) unsafe fn unmap(real: signatures::cuMemUnmap, address: CUdeviceptr, bytes: usize) -> CUresult {
     // SAFETY: the caller's arguments.
     let result = unsafe { real(address, bytes) };
     if result == CUresult::SUCCESS {
@@ -87,7 +82,11 @@ pub(crate) unsafe fn unmap(real: Unmap, address: CUdeviceptr, bytes: usize) -> C
 
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn retain(real: Retain, handle: *mut Handle, address: *mut c_void) -> CUresult {
+pub(crate) unsafe fn retain(
+    real: signatures::cuMemRetainAllocationHandle,
+    handle: *mut Handle,
+    address: *mut c_void,
+) -> CUresult {
     // SAFETY: the caller's arguments.
     let result = unsafe { real(handle, address) };
     if result == CUresult::SUCCESS && !handle.is_null() {

@@ -3,17 +3,14 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use super::Table;
+use crate::driver::functions::signatures;
 use crate::driver::types::CUresult;
 use crate::process::counters;
-
-type GetProcAddress = unsafe extern "C-unwind" fn(*const c_char, *mut *mut c_void, c_int, u64) -> CUresult;
-type GetProcAddressV2 =
-    unsafe extern "C-unwind" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> CUresult;
 
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn get_proc_address(
-    real: GetProcAddress,
+    real: signatures::cuGetProcAddress,
     symbol: *const c_char,
     pfn: *mut *mut c_void,
     version: c_int,
@@ -30,7 +27,7 @@ pub(crate) unsafe fn get_proc_address(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn get_proc_address_v2(
-    real: GetProcAddressV2,
+    real: signatures::cuGetProcAddress_v2,
     symbol: *const c_char,
     pfn: *mut *mut c_void,
     version: c_int,

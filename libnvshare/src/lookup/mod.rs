@@ -107,7 +107,7 @@ fn is_known(table: &Table, name: &str) -> bool {
     KNOWN.get_or_init(|| table.names().map(base).collect()).contains(base(name))
 }
 
-/// A name without its version and its twin's suffix: `cuMemcpyHtoD` for `cuMemcpyHtoD_v2_ptds`.
+/// A name without its version and without the suffix for per-thread default streams: `cuMemcpyHtoD` for `cuMemcpyHtoD_v2_ptds`.
 fn base(name: &str) -> &str {
     let name = name.strip_suffix("_ptds").or_else(|| name.strip_suffix("_ptsz")).unwrap_or(name);
     match name.rsplit_once("_v") {

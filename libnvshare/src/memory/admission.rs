@@ -11,7 +11,7 @@ use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::process::unwind::OnUnwind;
 use crate::process::{bell, log, threads};
 use crate::work::contexts::Context;
-use crate::work::gate::{self, Mark};
+use crate::work::gate::{self, FrameMark};
 
 /// Makes an allocation by `make`, which returns its address, under the limits and into the ledger.
 pub(crate) fn allocate(
@@ -42,7 +42,7 @@ pub(crate) fn allocate(
 fn settle(device: &'static Device, allocation: &Allocation) {
     let is_settled = |residency: &Residency| residency.is_freed() || residency.resident_bytes() > 0;
     while !is_settled(&allocation.residency()) && device.account().is_holding() {
-        let mark = Mark::new();
+        let mark = FrameMark::new();
         let Some(pass) = gate::try_enter(&mark) else {
             threads::pause();
             continue;
@@ -87,7 +87,7 @@ pub(crate) fn admitted<T, U>(
         return Err(CUresult::OUT_OF_MEMORY);
     }
     loop {
-        let mark = Mark::new();
+        let mark = FrameMark::new();
         let pass = gate::try_enter(&mark);
         let inside = pass.is_some();
         // Between the grant and the open gate, or between the closed gate and the drain: nearly over.
@@ -134,7 +134,7 @@ pub(crate) fn admitted<T, U>(
     }
 }
 
-fn leave(pass: Option<gate::Pass>, mark: &Mark) {
+fn leave(pass: Option<gate::Pass>, mark: &FrameMark) {
     if let Some(pass) = pass {
         gate::leave(pass, mark, CUresult::SUCCESS);
     }

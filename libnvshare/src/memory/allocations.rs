@@ -107,11 +107,19 @@ pub(crate) fn of_device(device: CUdevice) -> Vec<Arc<Allocation>> {
     found
 }
 
-/// Takes every allocation of a context off the list. Memory of pools is the device's, and outlives it, unless
-/// `pools`.
-pub(crate) fn remove_context(context: &Arc<Context>, pools: bool) -> Vec<Arc<Allocation>> {
+/// What ends with a context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// What was made in it. Memory of pools is the device's, and outlives it.
+    Context,
+    /// It was the device's own context: the device's pools end too.
+    Device,
+}
+
+/// Takes every allocation that ends with a context off the list.
+pub(crate) fn remove_context(context: &Arc<Context>, ending: Ending) -> Vec<Arc<Allocation>> {
     let goes = |allocation: &Allocation| {
-        Arc::ptr_eq(&allocation.context, context) && (pools || !allocation.kind.is_pools())
+        Arc::ptr_eq(&allocation.context, context) && (ending == Ending::Device || !allocation.kind.is_pools())
     };
     let bases: Vec<CUdeviceptr> = list().iter().filter(|entry| goes(entry)).map(|entry| entry.base).collect();
     bases.into_iter().filter_map(remove).collect()

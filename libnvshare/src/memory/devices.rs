@@ -130,7 +130,7 @@ impl Device {
     }
 
     /// The process comes to the device. Its context is current.
-    pub(crate) fn meet(&self) {
+    pub(crate) fn note_free_at_first(&self) {
         self.free_at_first.get_or_init(|| driver::free_memory().unwrap_or(self.total));
     }
 

@@ -57,7 +57,7 @@ pub(crate) fn freed(device: &Device, allocation: &Allocation, charged: u64) {
     device.update(|account| account.keep(bytes, charged, allocation.kind));
     if FREED.fetch_add(bytes, Ordering::Relaxed) + bytes >= LOOK_AFTER {
         FREED.store(0, Ordering::Relaxed);
-        look(device);
+        refresh(device);
     }
 }
 
@@ -68,7 +68,7 @@ fn in_use() -> bool {
 }
 
 /// Asks the driver what it keeps on a device, and enters that into the books.
-pub(crate) fn look(device: &Device) {
+pub(crate) fn refresh(device: &Device) {
     if !in_use() {
         return;
     }
@@ -100,7 +100,7 @@ pub(crate) fn give_up(device: &Device) -> bool {
     }
     let kept = || device.account().reserve().sum();
     let before = kept();
-    look(device);
+    refresh(device);
     if kept() < before {
         return true;
     }
@@ -113,7 +113,7 @@ pub(crate) fn give_up(device: &Device) -> bool {
     if GRAPHS.load(Ordering::Relaxed) {
         let _ = driver::trim_graph_memory(device.ordinal);
     }
-    look(device);
+    refresh(device);
     kept() < before
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use nvshare_client::session::is_worth_offering;
 
-use super::allocations::{self, Allocation};
+use super::allocations::{self, Allocation, Ending};
 use super::devices::{self, Device};
 use super::driver_reserve;
 use crate::driver::types::{CUdeviceptr, CUresult};
@@ -51,9 +51,9 @@ pub(super) fn forget(allocation: &Allocation) {
     }
 }
 
-/// A context is gone, and its memory with it; that of the device's pools as well, if it was the device's own (`primary`).
-pub(crate) fn forget_context(context: &Arc<Context>, primary: bool) {
-    for allocation in allocations::remove_context(context, primary) {
+/// A context is gone, and its memory with it.
+pub(crate) fn forget_context(context: &Arc<Context>, ending: Ending) {
+    for allocation in allocations::remove_context(context, ending) {
         forget(&allocation);
     }
 }

@@ -123,7 +123,7 @@ fn drain(cancelled: impl Fn() -> bool) -> bool {
     counters::drained(took.as_nanos() as u64);
     deferred_free::sweep();
     if let Some(_call) = lifecycle::hold_off_exit() {
-        devices::used().for_each(driver_reserve::look);
+        devices::used().for_each(driver_reserve::refresh);
     }
     log::debug(format_args!("drained in {:.1} ms", took.as_secs_f64() * 1e3));
     true

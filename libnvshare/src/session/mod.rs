@@ -23,6 +23,7 @@ use crate::process::lifecycle::{self, AtExit};
 use crate::process::lock::lock;
 use crate::process::{bell, config, counters, log, threads};
 use crate::work::gate;
+pub(crate) use wire::TenantPage;
 use wire::Wire;
 
 /// What the mover has done.
@@ -31,12 +32,14 @@ static DONE: Mutex<Vec<Done>> = Mutex::new(Vec::new());
 /// Attempts to find a scheduler.
 const RECONNECT_EVERY: Duration = Duration::from_secs(1);
 
-/// Asks the scheduler for the page of this process's tenant, once and without a session: the page, or that there is
-/// none because the tenant has no processes; `None`: nobody answers.
-pub(crate) fn look() -> Option<Option<quota::Mapped>> {
-    match wire::look(config::run())? {
-        Some((row, descriptor)) => quota::Mapped::map(&descriptor, row as usize).ok().map(Some),
-        None => Some(None),
+/// Asks the scheduler for the page of this process's tenant, once and without a session.
+pub(crate) fn ask_for_page() -> TenantPage<quota::Mapped> {
+    match wire::ask_for_page(config::run()) {
+        TenantPage::Page((row, descriptor)) => {
+            quota::Mapped::map(&descriptor, row as usize).map_or(TenantPage::NoAnswer, TenantPage::Page)
+        }
+        TenantPage::None => TenantPage::None,
+        TenantPage::NoAnswer => TenantPage::NoAnswer,
     }
 }
 

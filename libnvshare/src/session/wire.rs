@@ -104,9 +104,23 @@ impl Wire {
 /// How long a process that only looks waits for a scheduler that is there and does not answer.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Asks for the page of this process's tenant on a connection of its own: its row and the descriptor, or that the
-/// tenant has no processes; `None`: nobody answers.
-pub(super) fn look(run: Option<u64>) -> Option<Option<(u32, OwnedFd)>> {
+/// What the scheduler answers to a process that asks for the page of its tenant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TenantPage<T> {
+    /// Nobody answers.
+    NoAnswer,
+    /// There is none, as no process of the tenant uses a GPU.
+    None,
+    /// This one.
+    Page(T),
+}
+
+/// Asks for the page of this process's tenant on a connection of its own: its row and the descriptor.
+pub(super) fn ask_for_page(run: Option<u64>) -> TenantPage<(u32, OwnedFd)> {
+    try_to_ask(run).unwrap_or(TenantPage::NoAnswer)
+}
+
+fn try_to_ask(run: Option<u64>) -> Option<TenantPage<(u32, OwnedFd)>> {
     let stream = UnixStream::connect(path()).ok()?;
     stream.set_read_timeout(Some(LOOK_PATIENCE)).ok()?;
     stream.set_write_timeout(Some(LOOK_PATIENCE)).ok()?;
@@ -114,8 +128,10 @@ pub(super) fn look(run: Option<u64>) -> Option<Option<(u32, OwnedFd)>> {
     let (mut bytes, mut passed) = ([0; 256], None);
     let read = receive_with(stream.as_raw_fd(), &mut bytes, &mut passed).ok()?;
     match codec::decode(bytes.get(..read)?) {
-        Ok(Some((_, Reply::Client(SchedulerMessage::Quota { row })))) => Some(Some((row, passed?))),
-        Ok(Some((_, Reply::Refused { .. }))) => Some(None),
+        Ok(Some((_, Reply::Client(SchedulerMessage::Quota { row })))) => {
+            Some(TenantPage::Page((row, passed?)))
+        }
+        Ok(Some((_, Reply::Refused { .. }))) => Some(TenantPage::None),
         _ => None,
     }
 }

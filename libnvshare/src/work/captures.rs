@@ -125,8 +125,10 @@ pub(crate) fn of_context(context: &Arc<Context>) -> (Vec<Arc<Event>>, Blocking) 
 }
 
 /// The event behind the work that was on a stream when a capture began there; `None`: none began there.
-pub(crate) fn before(stream: StreamKey) -> Option<Option<Arc<Event>>> {
-    captures().open.iter().find(|capture| capture.stream == stream).map(|capture| capture.before.clone())
+pub(crate) fn before(stream: StreamKey) -> Option<Vec<Arc<Event>>> {
+    let captures = captures();
+    let began = captures.open.iter().find(|capture| capture.stream == stream)?;
+    Some(began.before.iter().cloned().collect())
 }
 
 /// Tells threads' own streams of one name apart.

@@ -127,7 +127,7 @@ pub(crate) fn current() -> Option<Arc<Context>> {
 }
 
 /// A context may get work from now on. It must be the calling thread's current one.
-pub(crate) fn meet_current() {
+pub(crate) fn learn_current() {
     static LAST: AtomicUsize = AtomicUsize::new(0);
     let Ok(handle) = driver::current_context() else { return };
     let seen = (handle.0 as usize).rotate_left(16) ^ generation() as usize;

@@ -157,13 +157,13 @@ fn look_at_stream(target: &Target, context: &Arc<Context>, stream: Incarnation) 
             // known when that is over.
             return Ok(captures::before(stream.key()));
         }
-        Event::behind_stream(context, handle).map(|event| Some(Some(Arc::new(event))))
+        Event::behind_stream(context, handle).map(|event| Some(vec![Arc::new(event)]))
     });
     match looked {
         // It is being destroyed, or was: another look at its context finds what it has left.
         None => Looked::Anew(Arc::clone(context)),
         Some(Ok(None)) => Looked::NotYet,
-        Some(Ok(Some(event))) => Looked::Became(event.into_iter().map(Target::Event).collect()),
+        Some(Ok(Some(events))) => Looked::Became(events.into_iter().map(Target::Event).collect()),
         Some(Err(error)) => failed(target, error),
     }
 }

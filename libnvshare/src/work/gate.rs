@@ -53,17 +53,17 @@ pub(crate) struct Pass {
 #[derive(Debug, Clone, Copy)]
 enum Then {
     Nothing,
-    /// The gate has not seen this stream in this thread yet.
-    Meet(StreamKey),
+    /// The thread does not know the stream yet.
+    Learn(StreamKey),
     /// Work in flight is bounded: count this launch.
     Count(&'static Stream),
 }
 
 /// A place in the frame of the call that passes the gate: what is written there says that the frame still lives.
 #[derive(Debug)]
-pub(crate) struct Mark(Cell<usize>);
+pub(crate) struct FrameMark(Cell<usize>);
 
-impl Mark {
+impl FrameMark {
     #[inline(always)]
     pub(crate) const fn new() -> Self {
         Self(Cell::new(0))
@@ -78,7 +78,7 @@ impl Mark {
 
 /// Steps in; sleeps while the gate is closed. `start` starts the session: the first thread ever calls it.
 #[inline(always)]
-pub(crate) fn enter(stream: StreamKey, mark: &Mark, start: fn()) -> Pass {
+pub(crate) fn enter(stream: StreamKey, mark: &FrameMark, start: fn()) -> Pass {
     let slot = slots::current();
     // SAFETY: slots live for ever.
     if let Some(mine) = unsafe { slot.as_ref() }
@@ -91,7 +91,7 @@ pub(crate) fn enter(stream: StreamKey, mark: &Mark, start: fn()) -> Pass {
             mine.count();
             return Pass { slot, then: Then::Nothing };
         }
-        if state == BOUNDED && known.window.has_room() {
+        if state == BOUNDED && known.launch_window.is_open() {
             mine.count();
             return Pass { slot, then: Then::Count(known) };
         }
@@ -102,17 +102,17 @@ pub(crate) fn enter(stream: StreamKey, mark: &Mark, start: fn()) -> Pass {
 
 /// Steps out, with the driver's result in hand.
 #[inline(always)]
-pub(crate) fn leave(pass: Pass, mark: &Mark, result: CUresult) {
+pub(crate) fn leave(pass: Pass, mark: &FrameMark, result: CUresult) {
     // SAFETY: slots live for ever.
     let Some(slot) = (unsafe { pass.slot.as_ref() }) else { return };
     match pass.then {
         Then::Nothing => {}
         Then::Count(stream) => {
-            if stream.window.launched() {
+            if stream.launch_window.launched() {
                 leave_marked(stream, result);
             }
         }
-        Then::Meet(stream) => leave_met(slot, stream, result),
+        Then::Learn(stream) => leave_and_learn(slot, stream, result),
     }
     mark.write(0);
     slot.step_out();
@@ -128,21 +128,21 @@ fn leave_marked(stream: &'static Stream, result: CUresult) {
 
 #[cold]
 #[inline(never)]
-fn leave_met(slot: &'static Slot, stream: StreamKey, result: CUresult) {
+fn leave_and_learn(slot: &'static Slot, stream: StreamKey, result: CUresult) {
     // A stream that the driver did not accept may be no stream at all.
     if result != CUresult::SUCCESS {
         return;
     }
-    contexts::meet_current();
+    contexts::learn_current();
     used_devices::add_current();
     let record = if stream.is_per_thread() {
-        streams::meet_own();
+        streams::note_per_thread();
         slot.own()
     } else {
-        streams::meet(stream)
+        streams::learn(stream)
     };
     slot.learn(record);
-    if STATE.load(Ordering::Relaxed) == BOUNDED && record.window.launched() {
+    if STATE.load(Ordering::Relaxed) == BOUNDED && record.launch_window.launched() {
         record.mark();
     }
 }
@@ -157,7 +157,7 @@ enum Inside {
 
 #[cold]
 #[inline(never)]
-fn enter_slowly(stream: StreamKey, mark: &Mark, start: fn()) -> Pass {
+fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Pass {
     let outside = |slot| Pass { slot, then: Then::Nothing };
     let slot = slots::acquire();
     // SAFETY: slots live for ever.
@@ -180,15 +180,15 @@ fn enter_slowly(stream: StreamKey, mark: &Mark, start: fn()) -> Pass {
                 let known = mine.find(stream);
                 if state == BOUNDED
                     && let Some(known) = known
-                    && !known.window.has_room()
+                    && !known.launch_window.is_open()
                 {
-                    known.wait_for_window(is_bounded);
+                    known.wait_for_launch_window(is_bounded);
                 }
                 mine.step_in(mark);
                 if STATE.load(Ordering::SeqCst) <= BOUNDED {
                     mine.count();
                     let then = match known {
-                        None => Then::Meet(stream),
+                        None => Then::Learn(stream),
                         Some(known) if state == BOUNDED => Then::Count(known),
                         Some(_) => Then::Nothing,
                     };
@@ -249,7 +249,7 @@ fn sleep_until_open() {
 
 /// Steps in if the gate is open; for what must not sleep.
 #[inline(always)]
-pub(crate) fn try_enter(mark: &Mark) -> Option<Pass> {
+pub(crate) fn try_enter(mark: &FrameMark) -> Option<Pass> {
     let slot = slots::acquire();
     let outside = Pass { slot: ptr::null(), then: Then::Nothing };
     // SAFETY: slots live for ever.

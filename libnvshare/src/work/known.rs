@@ -27,7 +27,7 @@ pub(crate) fn known_of(context: &Arc<Context>, of_context: &[(Incarnation, Kind)
     let (before, blocking) = captures::of_context(context);
     match blocking {
         // The program itself cannot submit to the legacy stream since then.
-        Blocking::FromTheStart if !streams::are_own_used() => return Known::WithoutLegacy(before),
+        Blocking::FromTheStart if !streams::are_per_thread_used() => return Known::WithoutLegacy(before),
         Blocking::FromTheStart | Blocking::Later => return Known::Nothing,
         Blocking::None => {}
     }
@@ -35,7 +35,7 @@ pub(crate) fn known_of(context: &Arc<Context>, of_context: &[(Incarnation, Kind)
         return Known::WithLegacy(before);
     }
     // A thread's own stream, which nobody else can ask, may have joined.
-    if streams::are_own_used() {
+    if streams::are_per_thread_used() {
         return Known::Nothing;
     }
     let joined = |&(stream, kind): &(Incarnation, Kind)| {

@@ -18,7 +18,7 @@ const fn micros(patience: Duration) -> u32 {
 
 /// The window of one stream.
 #[derive(Debug)]
-pub(crate) struct Window {
+pub(crate) struct LaunchWindow {
     stride: AtomicU32,
     since_mark: AtomicU32,
     /// Marks in the list, for a look without its lock.
@@ -29,7 +29,7 @@ pub(crate) struct Window {
     marks: Mutex<VecDeque<(Event, Instant)>>,
 }
 
-impl Window {
+impl LaunchWindow {
     pub(crate) const fn new() -> Self {
         Self {
             stride: AtomicU32::new(FIRST_STRIDE),
@@ -46,7 +46,7 @@ impl Window {
 
     /// Whether another launch may be made at once.
     #[inline(always)]
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.count.load(Ordering::Relaxed) < MARKS
     }
 
@@ -62,7 +62,7 @@ impl Window {
     /// Records the mark that is due, by `record`.
     pub(crate) fn mark(&self, record: impl FnOnce() -> Option<Event>) {
         self.since_mark.store(0, Ordering::Relaxed);
-        if self.has_room()
+        if self.is_open()
             && let Some(event) = record()
         {
             let mut marks = self.marks();
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_launch_that_waited_in_vain_shortens_the_next_wait() {
-        let window = Window::new();
+        let window = LaunchWindow::new();
         window.gave_up();
         assert_eq!(window.patience(), MOST_PATIENCE / 2);
         window.reset();
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_mark_is_due_once_a_stride() {
-        let window = Window::new();
+        let window = LaunchWindow::new();
         let mut marks = 0;
         for _ in 0..12 {
             if window.launched() {

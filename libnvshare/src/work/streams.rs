@@ -1,7 +1,7 @@
 //! The streams that live.
 //!
 //! A record is kept for each address that a stream's handle has had, and is used again with the address: it is never freed,
-//! so a thread may remember it. Streams are learnt where they are made; one that was made by a way that is not seen is met at
+//! so a thread may remember it. Streams are learnt where they are made; one that was made by a way that is not seen is learnt at
 //! the gate, and as its end may not be seen either, its handle is used in the program's own calls alone.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use dashmap::DashMap;
 use super::captures;
 use super::contexts::{self, Context};
 use super::event::Event;
-use super::launch_window::Window;
+use super::launch_window::LaunchWindow;
 use super::life::Life;
 use super::stream_key::{Kind, StreamKey};
 use crate::driver::types::{CU_STREAM_PER_THREAD, CUresult, CUstream};
@@ -36,7 +36,7 @@ pub(crate) struct Stream {
     /// Changes with each stream that has this address.
     incarnation: AtomicU64,
     about: Mutex<About>,
-    pub(crate) window: Window,
+    pub(crate) launch_window: LaunchWindow,
 }
 
 /// One stream that had an address at one time.
@@ -53,7 +53,7 @@ impl Stream {
             life: Life::none(),
             incarnation: AtomicU64::new(0),
             about: Mutex::new(About { context: None, kind: Kind::Foreign }),
-            window: Window::new(),
+            launch_window: LaunchWindow::new(),
         }
     }
 
@@ -67,7 +67,7 @@ impl Stream {
     }
 
     fn begin(&self, kind: Kind, context: Option<Arc<Context>>) {
-        self.window.reset();
+        self.launch_window.reset();
         let mut about = self.about();
         self.incarnation.fetch_add(1, Ordering::SeqCst);
         *about = About { context, kind };
@@ -76,15 +76,15 @@ impl Stream {
 
     /// Waits until the stream may take another launch, or launches are not bounded any more (`are_bounded`). Called by a
     /// thread that is about to launch on it.
-    pub(crate) fn wait_for_window(&self, are_bounded: fn() -> bool) {
+    pub(crate) fn wait_for_launch_window(&self, are_bounded: fn() -> bool) {
         let _relaxed = Relaxed::begin();
         let begin = Instant::now();
         while are_bounded() && !lifecycle::is_exiting() && !captures::is_capturing(self.key) {
-            if self.window.look() {
+            if self.launch_window.look() {
                 return;
             }
-            if begin.elapsed() >= self.window.patience() {
-                self.window.gave_up();
+            if begin.elapsed() >= self.launch_window.patience() {
+                self.launch_window.gave_up();
                 return;
             }
             threads::pause();
@@ -93,7 +93,7 @@ impl Stream {
 
     /// Marks the launch that the calling thread has just made on the stream.
     pub(crate) fn mark(&self) {
-        self.window.mark(|| {
+        self.launch_window.mark(|| {
             if captures::is_capturing(self.key) {
                 return None;
             }
@@ -158,7 +158,7 @@ pub(crate) fn made(stream: CUstream, kind: Kind, context: Option<Arc<Context>>) 
 }
 
 /// The calling thread has submitted work to a stream, which is not its own default stream: its record.
-pub(crate) fn meet(key: StreamKey) -> &'static Stream {
+pub(crate) fn learn(key: StreamKey) -> &'static Stream {
     if key == StreamKey::LEGACY {
         return &LEGACY;
     }
@@ -171,12 +171,12 @@ pub(crate) fn meet(key: StreamKey) -> &'static Stream {
 }
 
 /// The calling thread has submitted work to its own default stream.
-pub(crate) fn meet_own() {
+pub(crate) fn note_per_thread() {
     PER_THREAD_USED.store(true, Ordering::Relaxed);
 }
 
 /// Whether any thread has used its own default stream.
-pub(crate) fn are_own_used() -> bool {
+pub(crate) fn are_per_thread_used() -> bool {
     PER_THREAD_USED.load(Ordering::Relaxed)
 }
 

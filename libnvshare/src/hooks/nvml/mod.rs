@@ -8,8 +8,8 @@ mod processes;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nvshare_client::Tenant;
@@ -17,8 +17,9 @@ use nvshare_proto::GpuUuid;
 
 use crate::memory::devices::{self, Device};
 use crate::memory::quota::Mapped;
+use crate::process::lock::lock;
 use crate::process::{c_library, config, lifecycle};
-use crate::session;
+use crate::session::{self, TenantPage};
 
 /// `nvmlDevice_t`
 type Handle = *mut c_void;
@@ -233,19 +234,23 @@ const FRESH: Duration = Duration::from_secs(5);
 /// Looks at the page of this process's tenant, which has none while no process of it uses a GPU; `None`: there is no
 /// scheduler to ask.
 fn tenant<T>(look: impl FnOnce(Option<Mapped>) -> T) -> Option<T> {
-    static KNOWN: Mutex<Option<(Instant, Option<Option<Mapped>>)>> = Mutex::new(None);
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    static KNOWN: Mutex<Option<(Instant, TenantPage<Mapped>)>> = Mutex::new(None);
+    let mut known = lock(&KNOWN);
     let page = match *known {
         Some((asked, page)) if asked.elapsed() < FRESH => page,
         _ => {
             // The scheduler may be another one by now, and have another page.
-            let page = session::look();
-            if let Some((_, Some(Some(old)))) = known.replace((Instant::now(), page)) {
+            let page = session::ask_for_page();
+            if let Some((_, TenantPage::Page(old))) = known.replace((Instant::now(), page)) {
                 // SAFETY: nobody but this function had it, and nobody has it any more.
                 unsafe { old.unmap() };
             }
             page
         }
     };
-    page.map(look)
+    match page {
+        TenantPage::NoAnswer => None,
+        TenantPage::None => Some(look(None)),
+        TenantPage::Page(page) => Some(look(Some(page))),
+    }
 }

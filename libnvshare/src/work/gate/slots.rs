@@ -11,13 +11,13 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use super::{Inside, Mark, fence};
+use super::{FrameMark, Inside, fence};
 use crate::process::threads;
 use crate::work::contexts;
 use crate::work::stream_key::StreamKey;
 use crate::work::streams::Stream;
 
-/// Places for streams that a thread remembers having met; a power of two.
+/// Places for streams that a thread knows; a power of two.
 const PLACES: usize = 128;
 /// Places in which a stream may be.
 const TRIES: usize = 4;
@@ -29,14 +29,14 @@ pub(super) struct Slot {
     inside: AtomicU32,
     /// The thread; 0: nobody's.
     owner: AtomicI32,
-    /// The [`Mark`] of the call that stepped in.
+    /// The [`FrameMark`] of the call that stepped in.
     mark: AtomicUsize,
     /// What is written there.
     word: AtomicUsize,
-    /// The streams that the gate has met in this thread, by a hash of their addresses.
-    met: [AtomicPtr<Stream>; PLACES],
+    /// The streams that the thread has submitted to, by a hash of their addresses.
+    known: [AtomicPtr<Stream>; PLACES],
     /// [`contexts::generation`] when that was true; 0: never.
-    met_at: AtomicU64,
+    known_at: AtomicU64,
     /// Stands for the thread's own default streams.
     own: Stream,
     gated: AtomicU64,
@@ -96,8 +96,8 @@ fn push(owner: i32) -> &'static Slot {
         owner: AtomicI32::new(owner),
         mark: AtomicUsize::new(0),
         word: AtomicUsize::new(0),
-        met: [const { AtomicPtr::new(ptr::null_mut()) }; PLACES],
-        met_at: AtomicU64::new(0),
+        known: [const { AtomicPtr::new(ptr::null_mut()) }; PLACES],
+        known_at: AtomicU64::new(0),
         own: Stream::none(StreamKey::PER_THREAD),
         gated: AtomicU64::new(0),
         passed_by: AtomicU64::new(0),
@@ -118,8 +118,8 @@ fn give_back_at_exit(slot: *const Slot) {
         // SAFETY: the value set below, a slot.
         if let Some(slot) = unsafe { slot.cast::<Slot>().as_ref() } {
             slot.inside.store(0, Ordering::SeqCst);
-            slot.met_at.store(0, Ordering::Relaxed);
-            slot.own.window.reset();
+            slot.known_at.store(0, Ordering::Relaxed);
+            slot.own.launch_window.reset();
             slot.owner.store(0, Ordering::Release);
         }
     }
@@ -143,7 +143,7 @@ impl Slot {
 
     /// Marks the thread as inside, before its look at the gate.
     #[inline(always)]
-    pub(super) fn step_in(&self, mark: &Mark) {
+    pub(super) fn step_in(&self, mark: &FrameMark) {
         // Another word each time, so that what an earlier frame has left on the stack is not taken for this one's.
         let word = self.word.load(Ordering::Relaxed).wrapping_add(STEP);
         self.word.store(word, Ordering::Relaxed);
@@ -158,7 +158,7 @@ impl Slot {
     }
 
     /// What another call of the same thread finds, which is at `mark`.
-    pub(super) fn inside(&self, mark: &Mark) -> Inside {
+    pub(super) fn inside(&self, mark: &FrameMark) -> Inside {
         let theirs = self.mark.load(Ordering::Relaxed);
         // Stacks grow downwards. A frame that is above may be gone all the same, and others be in its place; or it may be
         // on the stack of a coroutine that is unmapped by now, so the kernel looks.
@@ -172,29 +172,30 @@ impl Slot {
         if lives { Inside::Nested } else { Inside::Left }
     }
 
-    /// The stream's record, if the gate has met it in this thread, with the contexts as they are.
+    /// The stream's record, if the thread has submitted to it, with the contexts as they are.
     #[inline(always)]
     pub(super) fn find(&self, stream: StreamKey) -> Option<&'static Stream> {
-        if self.met_at.load(Ordering::Relaxed) != contexts::generation() {
+        if self.known_at.load(Ordering::Relaxed) != contexts::generation() {
             return None;
         }
         let first = place_of(stream);
         (0..TRIES).find_map(|try_| {
-            let met = self.met.get((first + try_) % PLACES)?.load(Ordering::Relaxed);
+            let known = self.known.get((first + try_) % PLACES)?.load(Ordering::Relaxed);
             // SAFETY: null, or a record of a stream or of this slot; both live for ever.
-            unsafe { met.as_ref() }.filter(|met| met.key() == stream)
+            unsafe { known.as_ref() }.filter(|known| known.key() == stream)
         })
     }
 
     pub(super) fn learn(&self, stream: &'static Stream) {
         let generation = contexts::generation();
-        if self.met_at.load(Ordering::Relaxed) != generation {
-            self.met.iter().for_each(|met| met.store(ptr::null_mut(), Ordering::Relaxed));
-            self.met_at.store(generation, Ordering::Relaxed);
+        if self.known_at.load(Ordering::Relaxed) != generation {
+            self.known.iter().for_each(|known| known.store(ptr::null_mut(), Ordering::Relaxed));
+            self.known_at.store(generation, Ordering::Relaxed);
         }
-        let places = || (0..TRIES).filter_map(|try_| self.met.get((place_of(stream.key()) + try_) % PLACES));
+        let places =
+            || (0..TRIES).filter_map(|try_| self.known.get((place_of(stream.key()) + try_) % PLACES));
         // The first one gives way where all are taken.
-        let free = places().find(|met| met.load(Ordering::Relaxed).is_null()).or_else(|| places().next());
+        let free = places().find(|known| known.load(Ordering::Relaxed).is_null()).or_else(|| places().next());
         if let Some(free) = free {
             free.store(ptr::from_ref(stream).cast_mut(), Ordering::Relaxed);
         }
