@@ -1,7 +1,6 @@
-//! Calls of the driver on our own behalf.
+//! The driver calls that the library itself makes.
 //!
-//! Every call that the library adds is made with [`Relaxed`] in force where it could disturb a stream capture of
-//! another thread.
+//! A call that could disturb a stream capture of another thread is made with [`Relaxed`] in force.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,7 +64,7 @@ pub(crate) fn current_device() -> Result<CUdevice, CUresult> {
     Ok(device)
 }
 
-/// Does something with a context current, and leaves the thread's own as it was. The context must live through it.
+/// Runs `body` with a context current, and then restores the thread's own. The context must live until `body` returns.
 pub(crate) fn with_current<T>(
     context: CUcontext,
     body: impl FnOnce() -> Result<T, CUresult>,
@@ -73,7 +72,7 @@ pub(crate) fn with_current<T>(
     if current_context() == Ok(context) {
         return body();
     }
-    // Pushed and popped: the thread's own may have been destroyed by another thread, and is not to be named.
+    // Push and pop: another thread may have destroyed the thread's own context, so its handle must not be used.
     call!(cuCtxPushCurrent_v2(context))?;
     let result = body();
     let mut popped = CUcontext::NULL;
@@ -81,7 +80,7 @@ pub(crate) fn with_current<T>(
     result
 }
 
-/// The context that a stream belongs to; the current one for the default streams. The stream must live through the call.
+/// The context of a stream; for default streams, the current context. The stream must live through the call.
 pub(crate) fn context_of(stream: CUstream) -> Result<CUcontext, CUresult> {
     if stream.0 as usize <= CU_STREAM_PER_THREAD {
         return current_context();
@@ -91,7 +90,7 @@ pub(crate) fn context_of(stream: CUstream) -> Result<CUcontext, CUresult> {
     Ok(context)
 }
 
-/// The context that stands for a green context, which must live through the call.
+/// The context that stands for a green context. The green context must live through the call.
 pub(crate) fn context_of_green(green: CUgreenCtx) -> Result<CUcontext, CUresult> {
     let mut context = CUcontext::NULL;
     call!(cuCtxFromGreenCtx(&raw mut context, green))?;
@@ -199,7 +198,7 @@ pub(crate) fn can_record_context() -> bool {
     !NO_CONTEXT_EVENTS.load(Ordering::Relaxed) && functions::cuCtxRecordEvent.get().is_some()
 }
 
-/// The driver has said that it cannot.
+/// Remembers that the driver has no [`record_context_event`].
 pub(crate) fn cannot_record_context() {
     NO_CONTEXT_EVENTS.store(true, Ordering::Relaxed);
 }
@@ -219,7 +218,7 @@ pub(crate) fn query_stream(stream: CUstream) -> Result<(), CUresult> {
     call!(cuStreamQuery(stream))
 }
 
-/// The pool that stream-ordered allocations on a device are of where the program says nothing else.
+/// The pool that stream-ordered allocations on a device come from, unless the program chooses another.
 pub(crate) fn default_pool(device: CUdevice) -> Result<CUmemoryPool, CUresult> {
     let mut pool = CUmemoryPool::NULL;
     call!(cuDeviceGetDefaultMemPool(&raw mut pool, device))?;
@@ -232,7 +231,7 @@ fn pool_attribute(pool: CUmemoryPool, attribute: c_int) -> Result<u64, CUresult>
     Ok(value)
 }
 
-/// Bytes that a pool has from the card, has not handed out, and does not give back by itself.
+/// Bytes that a pool holds, has not handed out, and does not give back by itself.
 pub(crate) fn pool_keeps(pool: CUmemoryPool) -> Result<u64, CUresult> {
     let reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
     let threshold = pool_attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)?;
@@ -240,12 +239,12 @@ pub(crate) fn pool_keeps(pool: CUmemoryPool) -> Result<u64, CUresult> {
     Ok(reserved.min(threshold).saturating_sub(used))
 }
 
-/// Gives up what a pool has not handed out.
+/// Releases the memory of a pool that is not handed out.
 pub(crate) fn trim_pool(pool: CUmemoryPool) -> Result<(), CUresult> {
     call!(cuMemPoolTrimTo(pool, 0))
 }
 
-/// Bytes of a device that graphs have, or had and may have again.
+/// Bytes of a device that the driver holds for graphs, whether a graph uses them now or not.
 pub(crate) fn graph_memory(device: CUdevice) -> Result<u64, CUresult> {
     let mut value = 0u64;
     let place = (&raw mut value).cast();
@@ -253,19 +252,19 @@ pub(crate) fn graph_memory(device: CUdevice) -> Result<u64, CUresult> {
     Ok(value)
 }
 
-/// Gives up what no graph has that runs.
+/// Releases the memory of graphs that no running graph uses.
 pub(crate) fn trim_graph_memory(device: CUdevice) -> Result<(), CUresult> {
     call!(cuDeviceGraphMemTrim(device))
 }
 
-/// Where the allocation begins that a pointer leads into.
+/// The base address of the allocation that `pointer` points into.
 pub(crate) fn base_of(pointer: CUdeviceptr) -> Result<CUdeviceptr, CUresult> {
     let mut base = 0;
     call!(cuMemGetAddressRange_v2(&raw mut base, std::ptr::null_mut(), pointer))?;
     Ok(base)
 }
 
-/// Whether a pointer leads into plain memory of this device.
+/// Whether a pointer points into plain memory of this device.
 pub(crate) fn is_device_memory(pointer: CUdeviceptr, device: CUdevice) -> bool {
     let attribute = |attribute: c_int| {
         let mut value: c_int = 0;

@@ -1,4 +1,4 @@
-//! The driver's own functions: a place for each, with its signature, made from the list of
+//! A place for each of the driver's own functions, with its signature. They are made from the list of
 //! [entry points](crate::entry_points).
 
 use std::cell::Cell;
@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use super::symbols;
 use crate::entry_points::entry_points;
 
-/// The place of one of the driver's own functions: null until the driver is opened, and for ever where it lacks it.
+/// The place of one of the driver's own functions. It is null until the driver is opened, and stays null if this driver has
+/// no such function.
 #[derive(Debug)]
 pub(crate) struct Real<F> {
     address: AtomicPtr<()>,
@@ -22,7 +23,7 @@ impl<F: Copy> Real<F> {
         Self { address: AtomicPtr::new(ptr::null_mut()), signature: PhantomData }
     }
 
-    /// The function, if this driver has it.
+    /// The function, if this driver has it. Opens the driver if necessary.
     #[inline(always)]
     pub(crate) fn get(&self) -> Option<F> {
         let mut address = self.address.load(Ordering::Relaxed);
@@ -43,7 +44,7 @@ impl<F: Copy> Real<F> {
         self.address.load(Ordering::Acquire)
     }
 
-    /// Where the address is kept.
+    /// Where the address is stored.
     pub(crate) const fn slot(&self) -> &AtomicPtr<()> {
         &self.address
     }
@@ -60,11 +61,11 @@ pub(crate) struct Function {
 
 static OPEN: AtomicBool = AtomicBool::new(false);
 
-/// Opens the driver and learns the addresses of its functions. False: the calling thread is doing so already.
+/// Opens the driver and stores the addresses of its functions. Returns false if the calling thread is already inside this
+/// function: the driver's initialisers may look up symbols while it is being loaded.
 ///
-/// Nobody waits here: another thread may be opening it while it holds the loader's lock, and this one may hold that
-/// lock too. Two that open it learn the same. The driver's own initialisers may look up symbols while it is being
-/// loaded: the thread that loads it finds no functions then.
+/// No thread waits here: another thread may be opening the driver and wait for the loader's lock, and this thread may hold
+/// that lock. Two threads that open the driver at the same time store the same addresses.
 pub(crate) fn open() -> bool {
     thread_local! {
         static OPENING: Cell<bool> = const { Cell::new(false) };
@@ -138,7 +139,7 @@ macro_rules! functions {
             $( signature!($cname, $cargs); $( signature!($cper_thread, $cargs); )? )*
         }
 
-        /// All of them.
+        /// All functions.
         static FUNCTIONS: &[Function] = &[
             $( entry!($gname), $( entry!($gper_thread), )? )*
             $( entry!($pname), entry!($pper_thread), )*

@@ -1,4 +1,4 @@
-//! The driver's library and the addresses of what it exports.
+//! The driver's shared library and the addresses of its symbols.
 
 use std::ffi::{CString, c_void};
 
@@ -8,16 +8,16 @@ use crate::process::{c_library, log};
 
 const LIBRARY: &str = "libcuda.so.1";
 
-/// The driver's library, which is never closed.
+/// The driver's library. It is never closed.
 #[derive(Debug)]
 pub(super) struct Symbols {
     handle: *mut c_void,
 }
 
-/// Loads the driver's library. Its initialisers run, which may look up symbols.
+/// Loads the driver's library. This runs its initialisers, which may look up symbols.
 pub(super) fn load() -> Option<Symbols> {
     log::remember_standard_error();
-    // SAFETY: the driver's initialisers are what the program is about to run anyway.
+    // SAFETY: the program is about to run the driver's initialisers anyway.
     match unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) } {
         Ok(library) => Some(Symbols { handle: library.into_raw() }),
         Err(error) => {
@@ -28,10 +28,10 @@ pub(super) fn load() -> Option<Symbols> {
 }
 
 impl Symbols {
-    /// The address that the library exports under a name; null: none.
+    /// The address of an exported symbol; null if there is none.
     pub(super) fn address(&self, name: &str) -> *mut c_void {
         let Ok(name) = CString::new(name) else { return std::ptr::null_mut() };
-        // SAFETY: an open library's handle and a C string. Our own `dlsym` is not asked: it would answer with the hook.
+        // SAFETY: an open library's handle and a C string. The process's `dlsym` would return the hook.
         unsafe { c_library::dlsym(self.handle, name.as_ptr()) }
     }
 }

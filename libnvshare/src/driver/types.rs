@@ -1,7 +1,7 @@
-//! The driver API's types, as far as they are looked at.
+//! The types of the driver API that the library uses.
 //!
-//! Codes and flags are plain integers, never Rust enums: a driver newer than any header may return values that
-//! nobody knows, and those are ordinary values here.
+//! Codes and flags are plain integers, never Rust enums: a newer driver may return values that no header has, and an unknown
+//! value of a Rust enum would be undefined behaviour.
 
 #![allow(non_camel_case_types, reason = "the driver API's own names")]
 
@@ -21,13 +21,13 @@ impl CUresult {
     pub(crate) const NOT_READY: Self = Self(600);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
 
-    /// One of the errors that a stream capture is to blame for.
+    /// Whether a stream capture is the cause of this error.
     pub(crate) fn is_of_capture(self) -> bool {
         (900..=908).contains(&self.0)
     }
 
-    /// One after which no work of the context, or of the process, runs any more: the driver has been shut down, the context
-    /// was destroyed, or a kernel has left an error that only the end of the process clears.
+    /// Whether no work of the context runs any more after this error: the driver has been shut down, the context was
+    /// destroyed, or a kernel left an error that only the end of the process clears.
     pub(crate) fn ends_all_work(self) -> bool {
         // Shut down; no such context; uncorrectable memory error, broken link, contained error; a kernel's illegal address,
         // time-out, assertion, stack, instruction, alignment, address space, program counter, failure; context destroyed.

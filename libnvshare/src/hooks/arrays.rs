@@ -9,20 +9,20 @@ use crate::driver::types::{CUarray, CUmipmappedArray, CUresult};
 use crate::memory::arrays;
 use crate::memory::charge::charged;
 
-/// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory comes with it.
+/// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: the array has no memory of its own.
 const UNBACKED: c_uint = 0x40 | 0x80;
 
 /// `CUDA_ARRAY3D_LAYERED` and `CUDA_ARRAY3D_CUBEMAP`.
 const LAYERED: c_uint = 0x1 | 0x4;
 
-/// Bytes that no card has: such an extent is wrong rather than large, and the driver says so.
+/// No card has so many bytes. Such an extent is an error, which the driver reports.
 const BEYOND_ANY: u64 = 1 << 50;
 
 fn product(of: [u64; 4]) -> u64 {
     of.into_iter().fold(1, u64::saturating_mul)
 }
 
-/// What an array is made of.
+/// Extent, format and flags of an array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
     extent: [u64; 3],
@@ -32,12 +32,12 @@ struct Shape {
 }
 
 impl Shape {
-    /// Bytes of the first `levels` levels of a mipmap; an array has one.
+    /// Bytes of the first `levels` levels of a mipmap. An array has one level.
     fn bytes(&self, levels: c_uint) -> u64 {
         if self.flags & UNBACKED != 0 {
             return 0;
         }
-        // `CUarray_format`; of what is not listed, most take four bytes or less.
+        // `CUarray_format`. Most formats that are not listed take four bytes or less.
         let component = match self.format {
             0x01 | 0x08 | 0xc0..=0xc2 | 0xc6..=0xc8 => 1,
             0x02 | 0x09 | 0x10 | 0xc3..=0xc5 | 0xc9..=0xcb => 2,
@@ -48,14 +48,14 @@ impl Shape {
         for _ in 0..levels.clamp(1, 32) {
             let [width, height, depth] = extent;
             sum = sum.saturating_add(match self.format {
-                // Compressed: blocks of four by four texels, whatever the channels.
+                // Compressed: blocks of four by four texels; the channels do not matter.
                 0x91..=0x9e => {
                     let block = if matches!(self.format, 0x91 | 0x92 | 0x97 | 0x98) { 8 } else { 16 };
                     product([width.div_ceil(4), height.div_ceil(4), depth, block])
                 }
                 _ => product([width, height, depth, component * u64::from(self.channels.max(1))]),
             });
-            // Layers and faces of a cube do not become fewer.
+            // The number of layers, or of a cube's faces, stays the same in each level.
             let layers = if self.flags & LAYERED == 0 { (depth / 2).max(1) } else { depth };
             extent = [(width / 2).max(1), (height / 2).max(1), layers];
         }
@@ -163,7 +163,7 @@ pub(crate) unsafe fn mipmapped_create(
 }
 
 fn destroy(handle: usize, call: impl FnOnce() -> CUresult) -> CUresult {
-    // Taken off first: once it is destroyed, the driver may give the same handle to another thread.
+    // Remove the entry first: once the array is destroyed, the driver may give the same handle to another thread.
     let known = arrays::remove(handle);
     let result = call();
     if let (true, Some(known)) = (result != CUresult::SUCCESS, known) {

@@ -1,4 +1,4 @@
-//! The program's functions that the driver runs on threads of its own: those threads are [marked](crate::work::callbacks).
+//! Functions of the program that the driver runs on its own threads. Those threads are [marked](crate::work::callbacks).
 
 use std::ffi::{c_uint, c_void};
 use std::mem::transmute;
@@ -16,7 +16,7 @@ type HostFunc = unsafe extern "C-unwind" fn(*mut c_void);
 /// `CUstreamCallback`
 type StreamCallback = unsafe extern "C-unwind" fn(CUstream, CUresult, *mut c_void);
 
-/// What the program asked to be run.
+/// The function that the program asked the driver to run, and its argument.
 struct Wanted {
     function: *const c_void,
     data: *mut c_void,
@@ -30,36 +30,38 @@ impl Wanted {
     /// # Safety
     /// What [`keep`](Self::keep) returned, for the first time.
     unsafe fn take(kept: *mut c_void) -> (*const c_void, *mut c_void) {
-        // SAFETY: promised by the caller; nobody else will come for it.
+        // SAFETY: promised by the caller; no other call takes it.
         let kept = unsafe { Box::from_raw(kept.cast::<Self>()) };
         (kept.function, kept.data)
     }
 }
 
 unsafe extern "C-unwind" fn run_host_func(kept: *mut c_void) {
-    // SAFETY: the driver hands on what it was given, once for each time that it was told to.
+    // SAFETY: the driver passes the pointer on once for each time that the library passed it to the driver.
     let (function, data) = unsafe { Wanted::take(kept) };
     let _running = Running::mark();
-    // SAFETY: the program's own function and argument, not null: the hook looked.
+    // SAFETY: the program's own function, which the hook has found not to be null, and its argument.
     unsafe { transmute::<*const c_void, HostFunc>(function)(data) };
 }
 
 unsafe extern "C-unwind" fn run_callback(stream: CUstream, status: CUresult, kept: *mut c_void) {
-    // SAFETY: the driver hands on what it was given, once for each time that it was told to.
+    // SAFETY: the driver passes the pointer on once for each time that the library passed it to the driver.
     let (function, data) = unsafe { Wanted::take(kept) };
     let _running = Running::mark();
-    // SAFETY: the program's own function and arguments, not null: the hook looked.
+    // SAFETY: the program's own function, which the hook has found not to be null, and its arguments.
     unsafe { transmute::<*const c_void, StreamCallback>(function)(stream, status, data) };
 }
 
-/// Has the driver run a function of the program, by `call`, between two of ours.
+/// Passes a function of the program to the driver by `call`, inside a function of the library that marks the thread
+/// (`between`).
 ///
-/// It passes the gate as other work does: the driver moves no managed memory of the process while such a function runs
-/// (measured), so one that waited for a thread at the closed gate would keep the memory from coming back.
+/// The call passes the gate like other work: the driver moves no managed memory of the process while such a function runs
+/// (measured). A function that waited for a thread at the closed gate would keep the memory from coming back.
 ///
-/// Not in a capture: in a graph it runs as often as the graph does, and the program may ask for it and change it. It is
-/// the program's own there, and unmarked. Whether the stream captures is the program's to order with this call, so
-/// nothing is locked between the look and the call: the call may wait, in a full queue, for another thread of the program.
+/// In a capture, the driver gets the program's own function, and the thread is not marked: a graph runs the function each
+/// time that it is launched, and the program may read and change it. The program itself orders this call against the
+/// beginning of a capture, so no lock is held between the question and the call. The call may have to wait, in a full queue,
+/// for another thread of the program.
 fn wrapped(
     function: *const c_void,
     data: *mut c_void,
@@ -72,7 +74,8 @@ fn wrapped(
     let result = if function.is_null() || driver::is_capturing(stream.handle()) {
         call(function, data)
     } else {
-        // If it fails, it may be for what went wrong earlier, and be run all the same: then the few bytes stay.
+        // If the call reports an error of earlier work, the driver may run the function all the same. So the few bytes are
+        // not freed then.
         call(between, Wanted::keep(function, data))
     };
     gate::leave(pass, &mark, result);

@@ -1,4 +1,4 @@
-//! Stream captures that begin and end.
+//! Functions that begin and end stream captures.
 
 use std::ffi::{c_int, c_void};
 

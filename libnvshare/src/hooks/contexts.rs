@@ -1,4 +1,4 @@
-//! Contexts that come and go.
+//! Functions that create, end and select contexts.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex};
@@ -21,13 +21,13 @@ struct Primary {
 }
 
 static PRIMARY: Mutex<Vec<Primary>> = Mutex::new(Vec::new());
-/// Of a retain and a release of a primary context, one is over in our books too before the other begins: a release that the
-/// context outlives, because it was retained meanwhile, cannot be told afterwards from one that it did not.
+/// Held during each retain and release of a primary context, and while the library notes it. Without this, a release during
+/// which another thread retains the context could not be distinguished from a release that ends it.
 static ORDER: Mutex<()> = Mutex::new(());
 /// Green contexts, and the contexts that stand for them.
 static GREEN: Mutex<Vec<(CUgreenCtx, Arc<Context>)>> = Mutex::new(Vec::new());
 
-/// Whatever is current now may get work.
+/// The current context may get work from now on.
 fn learn_current(result: CUresult) -> CUresult {
     if result == CUresult::SUCCESS {
         contexts::learn_current();
@@ -123,7 +123,7 @@ pub(crate) unsafe fn retain_primary(
     result
 }
 
-/// What was in a context is gone.
+/// Forgets everything that was in a context.
 fn gone(context: &Arc<Context>, ending: Ending) {
     streams::forget_context(context);
     captures::forget_context(context);
@@ -135,7 +135,7 @@ fn gone(context: &Arc<Context>, ending: Ending) {
     }
 }
 
-/// Ends a context by `call`, unless the driver keeps it.
+/// Ends a context by `call`, unless the driver reports an error.
 fn end(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(known) = contexts::find(context) else { return call() };
     let (result, ended) = contexts::end(&known, call, || false);
@@ -169,7 +169,7 @@ pub(crate) unsafe fn attach(
     result
 }
 
-/// A context ends when it was detached as often as it was attached, and once more for its creation.
+/// A context ends when it has been detached once for its creation, and once for each time that it was attached.
 ///
 /// # Safety
 /// As for the driver's function.
@@ -203,11 +203,11 @@ pub(crate) unsafe fn release_primary(
     if left.is_some_and(|left| left > 0) {
         return call();
     }
-    // It may be retained by ways that are not seen.
+    // A function without a hook may have retained it.
     end_primary(device, call, || driver::primary_is_active(device))
 }
 
-/// Whoever retains it, what was in it is gone.
+/// A reset ends what is in the context, even if the program still retains it.
 ///
 /// # Safety
 /// As for the driver's function.
@@ -220,7 +220,7 @@ pub(crate) unsafe fn reset_primary(real: signatures::cuDevicePrimaryCtxReset, de
 /// The primary context of a device, if it is known as a context.
 fn primary_of(device: CUdevice) -> Option<Arc<Context>> {
     let retained = lock(&PRIMARY).iter().find(|known| known.device == device).map(|k| Arc::clone(&k.context));
-    // It may have been made by a way that is not seen.
+    // A function without a hook may have created it.
     retained.or_else(|| contexts::find(driver::primary_context(device).ok()?))
 }
 
@@ -230,7 +230,7 @@ fn end_primary(
     lives_on: impl FnOnce() -> bool,
 ) -> CUresult {
     let Some(context) = primary_of(device) else { return call() };
-    // The pools of the device go with it.
+    // The pools of the device end with it.
     let pools = pools::take(device);
     let (result, ended) = contexts::end(&context, call, lives_on);
     if !ended {

@@ -1,8 +1,7 @@
-//! `dlsym` and `dlvsym`: the door through which programs find the driver's functions by name.
+//! `dlsym` and `dlvsym`: programs find the driver's functions by name through them.
 //!
-//! A name that is not ours goes to the real look-up by a tail jump, so that `RTLD_NEXT` and `RTLD_DEFAULT` mean
-//! what they meant to the caller: an ordinary forwarding function would make every caller look as if it were
-//! this library.
+//! A name without a hook goes to the C library's look-up by a tail jump, so that `RTLD_NEXT` and `RTLD_DEFAULT` mean the
+//! same as for the caller. With an ordinary function call, the C library would take this library for the caller.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
@@ -16,7 +15,7 @@ use crate::process::{c_library, elf};
 mod shims {
     use super::*;
 
-    /// Jumps to the real `dlsym`, or for the driver's names to [`our_dlsym`].
+    /// Jumps to the C library's `dlsym`, or to [`our_dlsym`] for a name with a hook.
     #[unsafe(naked)]
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
@@ -34,7 +33,7 @@ mod shims {
         )
     }
 
-    /// Jumps to the real `dlvsym`, or for the driver's names to [`our_dlvsym`].
+    /// Jumps to the C library's `dlvsym`, or to [`our_dlvsym`] for a name with a hook.
     #[unsafe(naked)]
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub(crate) unsafe extern "C" fn dlvsym(
@@ -61,7 +60,7 @@ mod shims {
 mod shims {
     use super::*;
 
-    /// Jumps to the real `dlsym`, or for the driver's names to [`our_dlsym`].
+    /// Jumps to the C library's `dlsym`, or to [`our_dlsym`] for a name with a hook.
     #[unsafe(naked)]
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
@@ -78,7 +77,7 @@ mod shims {
         )
     }
 
-    /// Jumps to the real `dlvsym`, or for the driver's names to [`our_dlvsym`].
+    /// Jumps to the C library's `dlvsym`, or to [`our_dlvsym`] for a name with a hook.
     #[unsafe(naked)]
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub(crate) unsafe extern "C" fn dlvsym(
@@ -102,7 +101,7 @@ mod shims {
     }
 }
 
-/// Where the shim jumps to.
+/// The function that [`shims::dlsym`] jumps to.
 unsafe extern "C" fn choose_dlsym(name: *const c_char) -> *const c_void {
     // SAFETY: the program's argument to `dlsym`: null or a C string.
     if unsafe { is_ours(name) } { our_dlsym as *const c_void } else { c_library::DLSYM.address() }
@@ -113,8 +112,8 @@ unsafe extern "C" fn choose_dlvsym(name: *const c_char) -> *const c_void {
     if unsafe { is_ours(name) } { our_dlvsym as *const c_void } else { c_library::DLVSYM.address() }
 }
 
-/// Whether a name is one of the driver's or NVML's that have a hook, or a look-up itself. Exact names only: `cudnn…` and
-/// `cublas…` are not ours.
+/// Whether a name is that of a hook, or of a look-up function itself. Only exact names count: `cudnn…` and `cublas…` have
+/// no hooks.
 unsafe fn is_ours(name: *const c_char) -> bool {
     if name.is_null() {
         return false;
@@ -156,8 +155,10 @@ unsafe extern "C" fn our_dlvsym(
     unsafe { swap(found, name) }
 }
 
-/// A second library that looks symbols up for the program, and stands before this one, asks for the C library's
-/// `dlsym` to hand on to: it gets ours.
+/// The address that the program gets for an address that was found under a name.
+///
+/// A second library that has a `dlsym` of its own, and comes before this one, looks up the next `dlsym`. It gets the one of
+/// this library.
 ///
 /// # Safety
 /// The name is a C string.
@@ -171,7 +172,7 @@ unsafe fn swap(found: *mut c_void, name: *const c_char) -> *mut c_void {
         let text = unsafe { CStr::from_ptr(name) }.to_bytes();
         match (!found.is_null()).then(|| nvml::swap(found, text)).flatten() {
             Some(hook) => hook,
-            // Found in this library alone, and no driver is there: without it, the program would have found nothing.
+            // Only this library has the symbol, and no driver is loaded: without the library, the program would find nothing.
             // SAFETY: a pseudo-handle, and the caller's name.
             None if lookup::is_hook_of(&TABLE, found, text)
                 && unsafe { c_library::dlsym(libc::RTLD_NEXT, name) }.is_null()

@@ -1,4 +1,4 @@
-//! Allocations that become nodes of graphs: they take memory when the graph runs, of the device's own pool for graphs.
+//! Graphs that allocate. An allocation node takes memory when its graph runs, from the device's pool for graphs.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -36,9 +36,8 @@ struct Node {
 /// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`
 const MEM_ALLOC: c_int = 10;
 
-/// An allocation of this size becomes a node. One that could never be is refused at once.
-///
-/// `add` has the driver add the node. Out of memory if the limit leaves no room for it, whatever the graph frees.
+/// Adds an allocation of this size to a graph, by `add`. Returns out of memory if the limit could never admit it, whatever
+/// the graph frees.
 pub(crate) fn admitted(device: Option<&Device>, bytes: u64, add: impl FnOnce() -> CUresult) -> CUresult {
     LAUNCHES.store(0, Ordering::Relaxed);
     driver_reserve::uses_graphs();
@@ -128,11 +127,11 @@ pub(crate) unsafe fn trim(real: signatures::cuDeviceGraphMemTrim, device: CUdevi
     result
 }
 
-/// Launches of graphs since the last new node.
+/// Launches of graphs since a node was last added.
 static LAUNCHES: AtomicU32 = AtomicU32::new(0);
 
-/// Launches a graph, or uploads it. What it allocates it takes then, and nobody knows before how much that is. So it
-/// counts from then on, and who is over the limit by it runs no other graph until the driver has given up enough.
+/// Launches or uploads a graph. The graph takes its memory then, and the amount is not known before. So the memory is charged
+/// afterwards. A process that exceeds its limit by it can run no other graph until the driver has released enough.
 ///
 /// # Safety
 /// As for the driver's function.
@@ -150,7 +149,7 @@ pub(crate) unsafe fn launch<const PER_THREAD: bool>(
     let result = unsafe { real(exec, stream) };
     gate::leave(pass, &mark, result);
     if driver_reserve::has_graphs() {
-        // The first launches of new nodes take memory, later ones hardly ever.
+        // The first launches of a graph take memory; later ones rarely do.
         let launches = LAUNCHES.fetch_add(1, Ordering::Relaxed);
         if launches < 16 || launches.is_multiple_of(64) {
             devices::used().for_each(driver_reserve::refresh);

@@ -1,4 +1,4 @@
-//! `cuInit`: the first word between a program and its GPU.
+//! `cuInit`, the first function that a program calls.
 
 use std::ffi::c_uint;
 
@@ -6,7 +6,7 @@ use crate::driver::functions::signatures;
 use crate::driver::types::CUresult;
 use crate::process::config;
 
-/// A limit that cannot be read fails here, before anything could be allocated past it.
+/// Fails if the environment has a limit that cannot be parsed, before the program can allocate anything.
 ///
 /// # Safety
 /// As for the driver's function.

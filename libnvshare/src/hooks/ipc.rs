@@ -1,4 +1,4 @@
-//! Handles of memory for other processes (CUDA IPC).
+//! Handles by which other processes reach memory (CUDA IPC).
 
 use std::ffi::c_void;
 

@@ -25,7 +25,7 @@ fn managed(bytes: usize, flags: c_uint) -> Result<CUdeviceptr, CUresult> {
     Ok(base)
 }
 
-/// How device memory of this size is handed out.
+/// The kind of memory that the program gets for device memory of this size.
 fn kind_of(device: &Device, bytes: u64) -> Kind {
     if device.memory == MemoryMode::Off || plain::needs_plain(bytes) {
         Kind::Plain
@@ -43,7 +43,7 @@ pub(crate) unsafe fn alloc(
     place: *mut CUdeviceptr,
     bytes: usize,
 ) -> CUresult {
-    // What the driver refuses, it refuses itself.
+    // The driver itself refuses invalid arguments.
     let Some((device, context)) = (!place.is_null() && bytes > 0).then(target).flatten() else {
         // SAFETY: the caller's arguments.
         return unsafe { real(place, bytes) };
@@ -62,7 +62,7 @@ pub(crate) unsafe fn alloc(
     unsafe { answer(made, place) }
 }
 
-/// The 32-bit form of CUDA 3.1: its addresses do not reach managed memory, so it stays the driver's own.
+/// The 32-bit function of CUDA 3.1. Its addresses cannot reach managed memory, so the memory stays plain.
 ///
 /// # Safety
 /// As for the driver's function.
@@ -85,8 +85,8 @@ pub(crate) unsafe fn alloc_v1(
     unsafe { answer(made.map(|base| base as CUdeviceptrV1), place) }
 }
 
-/// The pitch that the driver chooses: a single row tells it, once, for its free waits for the device. `None`: so many are
-/// known that no more are asked for.
+/// The pitch that the driver chooses for a width. The first call allocates a single row to find out; the result is kept, as
+/// freeing the row waits for the device. `None`: the list of known pitches is full.
 fn pitch_of(
     real: signatures::cuMemAllocPitch_v2,
     device: &Device,
@@ -136,7 +136,7 @@ pub(crate) unsafe fn alloc_pitch(
     let Some(bytes) = known_pitch.unwrap_or(width).checked_mul(height) else {
         return CUresult::OUT_OF_MEMORY;
     };
-    // Where the pitch is not known, the rows' padding is not known before, and the memory is the driver's own.
+    // Without the pitch, the padding of rows is not known in advance, and the memory stays plain.
     let kind = known_pitch.map_or(Kind::Plain, |_| kind_of(device, bytes as u64));
     let made_pitch = Cell::new(known_pitch.unwrap_or(0));
     let made = allocate(device, context, bytes as u64, kind, || {
@@ -159,7 +159,7 @@ pub(crate) unsafe fn alloc_pitch(
     }
 }
 
-/// The 32-bit form of CUDA 3.1. See [`alloc_v1`].
+/// The 32-bit function of CUDA 3.1. See [`alloc_v1`].
 ///
 /// # Safety
 /// As for the driver's function.
@@ -176,7 +176,7 @@ pub(crate) unsafe fn alloc_pitch_v1(
         // SAFETY: the caller's arguments.
         return unsafe { real(place, pitch, width, height, element) };
     };
-    // The rows' padding is not known before; it is small beside what such a program allocates.
+    // The padding of rows is not known in advance. It is small compared with what such a program allocates.
     let made = allocate(device, context, u64::from(width) * u64::from(height), Kind::Plain, || {
         let mut base = 0;
         // SAFETY: a place for the address, the caller's for the pitch, and values.
@@ -187,7 +187,7 @@ pub(crate) unsafe fn alloc_pitch_v1(
     unsafe { answer(made.map(|base| base as CUdeviceptrV1), place) }
 }
 
-/// The program's own managed memory counts, and is evicted and restored, like ours.
+/// The program's own managed memory is charged, evicted and restored like device memory.
 ///
 /// # Safety
 /// As for the driver's function.
@@ -224,7 +224,7 @@ pub(crate) unsafe fn free_v1(real: signatures::cuMemFree, base: CUdeviceptrV1) -
     })
 }
 
-/// Frees by `call`. Memory whose free the program has ordered already is none any more.
+/// Frees by `call`. The program may have freed the memory in stream order already: then it is not an allocation any more.
 pub(crate) fn free_unless_freed(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
     if deferred_free::is_freed(base) { CUresult::INVALID_VALUE } else { free::free(base, call) }
 }

@@ -1,4 +1,4 @@
-//! How much memory the program sees: free, total.
+//! The free and total memory that the program sees.
 
 use std::ffi::c_uint;
 
@@ -8,10 +8,9 @@ use crate::driver::types::{CUdevice, CUresult};
 use crate::memory::{deferred_free, driver_reserve};
 use crate::process::config;
 
-/// What the program may have, and has left, on the current device; `None`: nothing is known to be different from
-/// what the driver says.
+/// Free and total bytes of the current device for the program. `None`: the driver's own answer is right.
 fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
-    // Programs size their pools by this before they allocate anything: the first contact is due, and the answer to it.
+    // Programs size their pools by this before they allocate: so start the session, and wait for the scheduler's answer.
     let (device, _) = target()?;
     device.wait_for_capacity();
     deferred_free::sweep();
@@ -19,11 +18,12 @@ fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
     let account = device.account();
     let fits = account.capacity().unwrap_or(driver_total).min(driver_total);
     let limit = device.limit.unwrap_or(u64::MAX);
-    // The runtime asks for the total before there is anybody to ask what fits, and keeps it: it is the same everywhere.
+    // The runtime asks for the total before the scheduler is known, and keeps it. So the total does not depend on the
+    // scheduler.
     let total = limit.min(driver_total);
-    // The limit is the tenant's, the card's room each program's own: it moves.
+    // The limit is shared by the tenant's processes. What the card can hold is not shared, since memory moves.
     let left = limit.saturating_sub(account.used()).min(fits.saturating_sub(account.allocated()));
-    // With a scheduler, memory of others is not in the way: it moves. Without one, the card has what it has.
+    // With a scheduler, other clients' memory can move. Without one, only what is free on the card counts.
     let free = if account.capacity().is_some() { left } else { left.min(driver_free) };
     Some((free, total))
 }
@@ -82,7 +82,7 @@ pub(crate) unsafe fn get_info_v1(
     result
 }
 
-/// The process's limit on a device.
+/// The limit of the process on a device, in bytes.
 fn limit_of(device: CUdevice) -> Option<u64> {
     config::get().ok()?.limit(usize::try_from(device).ok()?)
 }

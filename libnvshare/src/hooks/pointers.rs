@@ -1,7 +1,7 @@
 //! What the program sees of a pointer.
 //!
-//! Memory that the program asked for as device memory looks like device memory: libraries choose other ways for
-//! managed memory. What managed memory cannot do stays visible ([`sharing`](crate::memory::plain)).
+//! Memory that the program asked for as device memory looks like device memory, since libraries choose other ways for
+//! managed memory. What managed memory cannot do stays visible ([`plain`](crate::memory::plain)).
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -15,25 +15,26 @@ use crate::work::captures;
 
 const CU_POINTER_ATTRIBUTE_HOST_POINTER: c_int = 4;
 
-/// Whether a pointer leads into memory that is to look like what was asked for.
+/// Whether a pointer points into managed memory that has to look like device memory.
 fn is_in_disguise(pointer: CUdeviceptr) -> bool {
     config::get().is_ok_and(|config| config.disguise) && is_ours(pointer)
 }
 
-/// Whether a pointer leads into memory that was asked for as device memory and is managed.
+/// Whether a pointer points into memory that the program asked for as device memory and that is managed.
 pub(crate) fn is_ours(pointer: CUdeviceptr) -> bool {
     allocation_of(pointer).is_some_and(|allocation| allocation.kind.is_in_disguise())
 }
 
 fn allocation_of(pointer: CUdeviceptr) -> Option<Arc<Allocation>> {
-    // The driver knows where each allocation begins, ours among them.
+    // The driver knows the base of each allocation.
     allocations::find(pointer).or_else(|| allocations::find(driver::base_of(pointer).ok()?))
 }
 
-/// Whether a fill or a copy is to return before it is done, as it does for device memory and would not for managed
-/// memory that stands for it: one at least leads into such memory, and all of them into device memory of the current
-/// device. What leads elsewhere, to another GPU's memory or to what the host sees too, the driver waits for, and
-/// programs rely on that. (In a capture, what is not stream-ordered is the driver's to refuse.)
+/// Whether a fill or a copy has to return before it is done. With device memory the driver returns at once; with managed
+/// memory it waits. So this is true if at least one pointer points into managed memory that stands for device memory, and
+/// all of them point into device memory of the current device. For other memory, another GPU's or memory that the host sees,
+/// the driver waits in any case, and programs rely on that. In a capture the driver refuses functions that are not
+/// stream-ordered, so nothing is changed there.
 pub(crate) fn are_prompt(pointers: &[CUdeviceptr]) -> bool {
     if captures::open() != 0 || lifecycle::is_exiting() || lifecycle::is_forked() {
         return false;
@@ -57,7 +58,7 @@ pub(crate) unsafe fn get_attribute(
     pointer: CUdeviceptr,
 ) -> CUresult {
     if attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER && is_in_disguise(pointer) {
-        // As for device memory: nothing is written.
+        // For device memory the driver writes nothing.
         return CUresult::INVALID_VALUE;
     }
     // SAFETY: the caller's arguments.

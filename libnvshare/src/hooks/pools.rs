@@ -1,4 +1,4 @@
-//! The functions of pools that stream-ordered allocations are of. See [`pools`].
+//! Functions about the pools of stream-ordered memory. See [`pools`].
 
 use std::ffi::{c_int, c_void};
 
@@ -17,7 +17,7 @@ use crate::memory::pools::{self, Pool, PoolProperties};
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`: device memory.
 const PINNED: c_int = 1;
 
-/// The device of a pool with these properties, if it is one of device memory with nothing special about it.
+/// The device of a pool with these properties, if it is an ordinary pool of device memory, which can be managed instead.
 ///
 /// # Safety
 /// Null, or what the driver's contract says.
@@ -60,7 +60,7 @@ pub(crate) unsafe fn create(
     result
 }
 
-/// Asks the driver for a pool by `real`; the program sees `ours` where there is one.
+/// Asks the driver for a pool by `real`, and gives the program `ours` instead if there is one.
 ///
 /// # Safety
 /// `place` is null or where the driver would write.
@@ -169,7 +169,7 @@ pub(crate) unsafe fn set_at(
     }
 }
 
-/// A pool of device memory is its own device's to read and write; the driver does not say so of a managed one.
+/// A device may read and write a pool of its own memory. The driver does not say so of a managed pool.
 ///
 /// # Safety
 /// As for the driver's function.
@@ -194,13 +194,13 @@ pub(crate) unsafe fn get_access(
     result
 }
 
-/// Allocations of the pool live on until they are freed.
+/// Destroys a pool. Its allocations live until they are freed.
 ///
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn destroy(real: signatures::cuMemPoolDestroy, pool: CUmemoryPool) -> CUresult {
     if let Some(default) = pools::stands_for(pool).and_then(|device| driver::default_pool(device).ok()) {
-        // SAFETY: what the program means, which the driver refuses to destroy.
+        // SAFETY: the default pool, which the program means. The driver refuses to destroy it.
         return unsafe { real(default) };
     }
     let known = pools::remove(pool);

@@ -1,4 +1,4 @@
-//! Stream-ordered allocations, of the driver's pools and of the program's own.
+//! Stream-ordered allocations, from the driver's pools and from the program's own.
 
 use std::sync::Arc;
 
@@ -59,8 +59,7 @@ pub(crate) unsafe fn alloc_async<const PER_THREAD: bool>(
     } else {
         &functions::cuMemAllocFromPoolAsync
     };
-    // Graphs have a pool of their own, and what other processes are to reach is not managed: the driver's own pools
-    // are for that.
+    // Graphs have a pool of their own. Memory that other processes reach has to stay plain. Both come from the driver's pools.
     let managed = on
         .as_ref()
         .filter(|_| !in_graph && !plain::needs_plain(bytes as u64))
@@ -96,11 +95,11 @@ pub(crate) unsafe fn alloc_from_pool_async<const PER_THREAD: bool>(
         let managed = known.is_some_and(|known| known.kind == Kind::Pooled);
         let plain = on.filter(|_| managed).and_then(|device| driver::default_pool(device.ordinal).ok());
         let pool = plain.unwrap_or(pool);
-        // SAFETY: the caller's arguments, but for the pool: graphs have one of their own.
+        // SAFETY: the caller's arguments. The pool may be another, as graphs have one of their own.
         return graphs::admitted(on, bytes as u64, || unsafe { real(place, bytes, pool, stream) });
     }
     let on = match known {
-        // A default pool: the stream's device's, as good as always.
+        // A default pool, nearly always that of the stream's device.
         None => target(),
         Some(known) => target().and_then(|(_, context)| Some((devices::get(known.device?)?, context))),
     };
@@ -111,8 +110,8 @@ pub(crate) unsafe fn alloc_from_pool_async<const PER_THREAD: bool>(
     unsafe { ordered(on, kind, place, bytes, StreamKey::new(stream, PER_THREAD).handle(), call) }
 }
 
-/// The driver frees what `cuMemAlloc` returned in stream order too. Should it not do so for managed memory, that is
-/// [freed later](deferred_free).
+/// The driver also frees memory of `cuMemAlloc` in stream order. If it does not do so for managed memory, the library
+/// [frees it later](deferred_free).
 ///
 /// # Safety
 /// As for the driver's function.

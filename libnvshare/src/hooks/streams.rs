@@ -1,4 +1,4 @@
-//! Streams that come and go.
+//! Functions that create and end streams.
 
 use std::ffi::{c_int, c_uint};
 

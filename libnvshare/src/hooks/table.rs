@@ -1,4 +1,4 @@
-//! What the program gets in place of the driver's functions, made from the list of [entry points](crate::entry_points).
+//! The table of hooks, made from the list of [entry points](crate::entry_points).
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
@@ -35,7 +35,7 @@ macro_rules! hooks {
             $( handled_hook!($lname, $largs, $lookup, &TABLE); )*
         }
 
-        /// Every function that is known.
+        /// Every function of the driver that is known.
         pub(crate) static TABLE: Table = Table {
             hooks: &[
                 $( hook!($gname), $( hook!($gper_thread), )? )*
@@ -49,7 +49,7 @@ macro_rules! hooks {
             ],
         };
 
-        /// What is done about each function, for the page.
+        /// What is done about each function, for `docs/entry-points.md`.
         #[cfg(test)]
         static DEEDS: &[(&str, &str)] = &[
             $( (stringify!($gname), stringify!($gclass)), $( (stringify!($gper_thread), stringify!($gclass)), )? )*

@@ -1,4 +1,4 @@
-//! What a call of the program is about: the device and context that it allocates in.
+//! The device and context that a call of the program allocates in.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use crate::session;
 use crate::work::contexts::{self, Context};
 use crate::work::{callbacks, used_devices};
 
-/// The device and context that the calling thread would allocate in; `None`: the driver has to say why not.
+/// The device and context that the calling thread would allocate in. `None`: the driver has to report why there is none.
 pub(crate) fn target() -> Option<(&'static Device, Arc<Context>)> {
-    // What the driver's own thread asks for, the driver answers.
+    // A callback must not wait, so the driver answers.
     if callbacks::are_running() {
         return None;
     }
-    // Its creation may have gone by a way that is not seen, and its memory is to be moved.
+    // This also learns a context that a function without a hook has created.
     let context = contexts::current()?;
     session::start();
     let device = devices::get(context.device())?;
@@ -25,7 +25,7 @@ pub(crate) fn target() -> Option<(&'static Device, Arc<Context>)> {
     Some((device, context))
 }
 
-/// The same for what is ordered in a stream: the device is the stream's.
+/// The same for a stream-ordered allocation, which is on the device of the stream.
 pub(crate) fn target_of(stream: CUstream) -> Option<(&'static Device, Arc<Context>)> {
     let current = target()?;
     if devices::all().nth(1).is_none() {
@@ -37,9 +37,9 @@ pub(crate) fn target_of(stream: CUstream) -> Option<(&'static Device, Arc<Contex
     }
 }
 
-/// A device that the program asks about, perhaps before it uses any.
+/// The device of an ordinal. Starts the session, as the program may ask before it uses any device.
 pub(crate) fn device_of(ordinal: CUdevice) -> Option<&'static Device> {
-    // What the driver's own thread asks for, the driver answers.
+    // A callback must not wait, so the driver answers.
     if callbacks::are_running() {
         return None;
     }
@@ -47,7 +47,7 @@ pub(crate) fn device_of(ordinal: CUdevice) -> Option<&'static Device> {
     devices::get(ordinal)
 }
 
-/// Writes an address where the caller wants it.
+/// Writes the result of an allocation to the caller's place.
 ///
 /// # Safety
 /// `place` is writable.
@@ -62,7 +62,7 @@ pub(crate) unsafe fn answer<T>(made: Result<T, CUresult>, place: *mut T) -> CUre
     }
 }
 
-/// The device that memory with these properties is on; `None`: it is on none.
+/// The device of memory with these properties. `None`: it is not on a device.
 ///
 /// # Safety
 /// Null, or what the driver's contract says.

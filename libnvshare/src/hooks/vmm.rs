@@ -1,4 +1,4 @@
-//! Physical memory of the VMM calls.
+//! Physical memory that the program creates and maps itself (CUDA's virtual memory management).
 
 use std::ffi::{c_ulonglong, c_void};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub(crate) unsafe fn create(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn release(real: signatures::cuMemRelease, handle: Handle) -> CUresult {
-    // Taken off first: once it is released, the driver may give the same handle to another thread.
+    // Remove the charge first: once the handle is released, the driver may give it to another thread.
     let charge = vmm::remove(handle);
     // SAFETY: the caller's argument.
     let result = unsafe { real(handle) };

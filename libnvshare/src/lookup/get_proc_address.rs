@@ -1,4 +1,4 @@
-//! `cuGetProcAddress`: the program gets the hook where the driver would give its own function.
+//! `cuGetProcAddress`: returns the hook where the driver returns its own function.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -61,7 +61,7 @@ unsafe fn swap_answer(table: &'static Table, result: CUresult, symbol: *const c_
     }
 }
 
-/// A driver newer than the table hands out functions that submit work past the gate: count that.
+/// A newer driver may return a function that is not in the table. Work that it submits passes no gate; this is counted.
 fn note_unknown(table: &Table, symbol: &CStr) {
     let Ok(name) = symbol.to_str() else { return };
     if !super::is_known(table, name) {

@@ -1,7 +1,7 @@
 //! Which hook stands for a function of the driver that the program looks up.
 //!
-//! Every address that the driver's own look-up hands out is that of an exported symbol, so the real look-up
-//! decides about versions and flags, and its answer is swapped by address: no table of versions is needed.
+//! Every address that the driver's own look-up returns is the address of an exported symbol. So the driver decides about
+//! versions and flags, and the library swaps its answer by address. The library needs no table of versions.
 
 pub(crate) mod get_proc_address;
 
@@ -36,12 +36,12 @@ unsafe impl Sync for HookAddress {}
 #[derive(Debug)]
 pub(crate) struct Table {
     pub(crate) hooks: &'static [Hook],
-    /// Names of those that are left alone.
+    /// Names of functions without a hook.
     pub(crate) without_hook: &'static [&'static str],
 }
 
 impl Table {
-    /// The names of all.
+    /// The names of all functions.
     pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
         self.hooks.iter().map(|hook| hook.name).chain(self.without_hook.iter().copied())
     }
@@ -58,13 +58,13 @@ pub(crate) fn is_hooked(table: &'static Table, name: &str) -> bool {
     names.binary_search(&name).is_ok()
 }
 
-/// Whether an address is that of the hook of a name, and not of the driver's function.
+/// Whether `found` is the address of the hook with this name, and not of the driver's function.
 pub(crate) fn is_hook_of(table: &Table, found: *mut c_void, name: &[u8]) -> bool {
     let hook = table.hooks.iter().find(|hook| hook.name.as_bytes() == name);
     hook.is_some_and(|hook| hook.address.0.cast::<c_void>() == found.cast_const())
 }
 
-/// The hook for a driver's address that was found under a name, or the address itself.
+/// The hook for an address of the driver that was found under a name; the address itself if there is no hook.
 ///
 /// # Safety
 /// The name is a C string.
@@ -77,12 +77,12 @@ pub(crate) unsafe fn swap(table: &Table, found: *mut c_void, name: *const c_char
     hook_for(table, found, |of| of == name || base(of) == base(name)).unwrap_or(found)
 }
 
-/// The hook that stands for a driver's function. Of several functions at one address, as a linker may leave them
-/// behind, the one is meant whose name `is_meant`.
+/// The hook for an address of the driver. A linker may place several functions at one address; `is_meant` then chooses by
+/// name.
 fn hook_for(table: &Table, address: *mut c_void, is_meant: impl Fn(&str) -> bool) -> Option<*mut c_void> {
-    /// The driver's address, its name and the hook's address, by the first.
+    /// The driver's address, the name and the hook's address, sorted by the driver's address.
     static SWAPS: OnceLock<Vec<(usize, &'static str, usize)>> = OnceLock::new();
-    // The driver's own initialisers look up what they need among themselves.
+    // The driver's own initialisers get the driver's own functions.
     if !functions::open() {
         return None;
     }
@@ -101,7 +101,7 @@ fn hook_for(table: &Table, address: *mut c_void, is_meant: impl Fn(&str) -> bool
     meant.map(|&(.., hook)| hook as *mut c_void)
 }
 
-/// Whether a function is known, in whatever version.
+/// Whether a function is known, in any version.
 fn is_known(table: &Table, name: &str) -> bool {
     static KNOWN: OnceLock<HashSet<&str>> = OnceLock::new();
     KNOWN.get_or_init(|| table.names().map(base).collect()).contains(base(name))

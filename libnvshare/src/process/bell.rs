@@ -1,7 +1,7 @@
 //! The bell that wakes the session's thread out of its wait. Every layer may ring it.
 //!
-//! Two sockets: if the host closes them, the wait ends, where it would not for an `eventfd`; each is a file of its
-//! own, where an `eventfd` cannot be told from another; and ringing raises no SIGPIPE, as a pipe would.
+//! The bell is a pair of sockets and not an `eventfd` or a pipe: if the program closes a socket, the wait ends; each socket
+//! is a file of its own, so a foreign file under its number is recognised; and ringing raises no SIGPIPE.
 
 use std::ffi::c_int;
 
@@ -10,11 +10,11 @@ use super::descriptor::Descriptor;
 static READING: Descriptor = Descriptor::none();
 static WRITING: Descriptor = Descriptor::none();
 
-/// Wakes the session's thread: something changed that the scheduler may have to know. A bell that cannot be rung is being
-/// rung already, or the thread looks by itself.
+/// Wakes the session's thread, because something changed that the scheduler may have to know. If this fails, the bell is
+/// already ringing, or the thread wakes up by itself.
 pub(crate) fn ring() {
     if let Some(number) = WRITING.get() {
-        // By its number: in `send` a thread of the host may be cancelled, and then nobody has rung.
+        // A raw system call: `send` is a cancellation point, and a cancelled thread would not have rung.
         // SAFETY: a readable byte and no address; the descriptor does not block.
         unsafe {
             libc::syscall(
@@ -30,8 +30,8 @@ pub(crate) fn ring() {
     }
 }
 
-/// The descriptor that becomes readable when the bell rings; a new one if the host took the old one. -1: there is none.
-/// For the session's thread.
+/// The descriptor that becomes readable when the bell rings. If the program closed the old one, this makes a new one.
+/// Returns -1 if that fails. Only the session's thread calls this.
 pub(crate) fn descriptor() -> c_int {
     if let (Some(number), Some(_)) = (READING.get(), WRITING.get()) {
         return number;
@@ -46,19 +46,19 @@ pub(crate) fn descriptor() -> c_int {
     let [reading, writing] = ends;
     READING.set(reading);
     WRITING.set(writing);
-    // Who rang meanwhile was not heard.
+    // A ring between the old pair and this one was lost.
     ring();
     reading
 }
 
-/// Takes the rings that have come, from what [`descriptor`] returned.
+/// Reads the rings that have come from a [`descriptor`].
 pub(crate) fn take_rings(descriptor: c_int) {
     let mut rings = [0u8; 64];
     // SAFETY: writable bytes of the given length; the descriptor does not block.
     unsafe { libc::read(descriptor, rings.as_mut_ptr().cast(), rings.len()) };
 }
 
-/// There is no bell any more: in a forked child it is the parent's.
+/// Closes the bell, if it still is ours. A forked child calls this: the bell is its parent's.
 pub(crate) fn close() {
     for end in [&READING, &WRITING] {
         if let Some(number) = end.take() {

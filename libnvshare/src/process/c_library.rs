@@ -1,6 +1,7 @@
 //! The C library's own `dlsym` and `dlvsym`.
 //!
-//! They cannot be found with `dlsym`, which is ours; they are read from the C library's own symbol table.
+//! `dlsym` itself cannot find them, since the process's `dlsym` is the library's. So they are read from the C library's own
+//! symbol table.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
@@ -11,12 +12,12 @@ use super::elf;
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 
-/// One of the C library's functions, once it was found.
+/// One of the C library's look-up functions.
 #[derive(Debug)]
 pub(crate) struct LookUp {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
-    /// Stands for it where it is not found.
+    /// Stands for the function where the C library has none.
     missing: *const c_void,
 }
 
@@ -33,13 +34,13 @@ impl LookUp {
         Self { name, address: AtomicPtr::new(ptr::null_mut()), missing }
     }
 
-    /// Where the function is, or what stands for it.
+    /// The address of the function, or of its stand-in.
     pub(crate) fn address(&self) -> *const c_void {
         let found = self.find();
         if found.is_null() { self.missing } else { found }
     }
 
-    /// Whether this is the address of the C library's function.
+    /// Whether `address` is the address of the C library's function.
     pub(crate) fn is_at(&self, address: *const c_void) -> bool {
         !address.is_null() && address == self.find()
     }
@@ -49,7 +50,7 @@ impl LookUp {
         if !known.is_null() {
             return known;
         }
-        // Since glibc 2.34 the look-up functions are in libc, before in libdl.
+        // The look-up functions are in libc since glibc 2.34, and were in libdl before.
         let found = elf::find_in_loaded(self.name, &["/libc.so.6", "/libdl.so.2"]);
         self.address.store(found.cast_mut(), Ordering::Relaxed);
         found
@@ -64,7 +65,7 @@ unsafe extern "C" fn missing_dlvsym(_: *mut c_void, _: *const c_char, _: *const 
     ptr::null_mut()
 }
 
-/// The C library's own `dlsym`, which never sees a hook unless `handle`'s scope holds this library.
+/// The C library's own `dlsym`. It finds no hook, unless this library is in the scope of `handle`.
 ///
 /// # Safety
 /// As for `dlsym`.

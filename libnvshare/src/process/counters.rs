@@ -1,4 +1,4 @@
-//! What the library counts in its process.
+//! Counters of this process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +15,7 @@ static RESTORED: AtomicU64 = AtomicU64::new(0);
 static RESTORE_NS: AtomicU64 = AtomicU64::new(0);
 static DRAIN_NS: AtomicU64 = AtomicU64::new(0);
 
-/// The program got an entry point that no row of the table names: what it submits there is not gated.
+/// The program looked up a function that the list of entry points does not name: what it submits there passes no gate.
 pub(crate) fn unknown_entry_point(name: &str) {
     UNKNOWN_ENTRY_POINTS.fetch_add(1, Ordering::Relaxed);
     log::debug(format_args!("{name} is not in the table of entry points; it is handed out as it is"));
@@ -43,7 +43,7 @@ pub(crate) fn drained(nanos: u64) {
     DRAIN_NS.fetch_add(nanos, Ordering::Relaxed);
 }
 
-/// What is counted here, now. `passed_by` are the unknown entry points alone; `gated` and `managed` are not counted here.
+/// The counters of this module. `passed_by` counts unknown entry points alone; `gated` and `managed` are zero.
 pub(crate) fn snapshot() -> Counters {
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     Counters {

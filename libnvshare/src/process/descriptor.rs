@@ -1,13 +1,13 @@
-//! Descriptors of ours in a process that is not.
+//! The library's descriptors in the program's process.
 //!
-//! A host may close every descriptor that it did not open, and get the same number for a file of its own: what is
-//! written there then is in the host's file. So before each use the file behind the number is looked at.
+//! A program may close descriptors that it did not open, and later get the same number for a file of its own. A write to
+//! that number would end up in the program's file. So the library looks at the file behind the number before each use.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-/// A descriptor, and the file that it stood for when it was ours.
+/// A descriptor, and the file behind it when the library opened it.
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     number: AtomicI32,
@@ -16,12 +16,12 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// None.
+    /// No descriptor.
     pub(crate) const fn none() -> Self {
         Self { number: AtomicI32::new(-1), device: AtomicU64::new(0), inode: AtomicU64::new(0) }
     }
 
-    /// From now on it stands for this one.
+    /// Remembers this descriptor and the file behind it.
     pub(crate) fn set(&self, number: c_int) {
         let (device, inode) = file_of(number).unwrap_or((0, 0));
         self.number.store(-1, Ordering::SeqCst);
@@ -30,14 +30,14 @@ impl Descriptor {
         self.number.store(number, Ordering::SeqCst);
     }
 
-    /// It is no more; its number, if it still is ours.
+    /// Forgets the descriptor. Returns its number if the file behind it still is ours.
     pub(crate) fn take(&self) -> Option<c_int> {
         let number = self.get();
         self.number.store(-1, Ordering::SeqCst);
         number
     }
 
-    /// Its number, if it still is ours.
+    /// The number, if the file behind it still is ours.
     pub(crate) fn get(&self) -> Option<c_int> {
         let number = self.number.load(Ordering::SeqCst);
         let file = (self.device.load(Ordering::SeqCst), self.inode.load(Ordering::SeqCst));

@@ -1,9 +1,9 @@
-//! Libraries that are loaded, read where they are mapped.
+//! Shared libraries that are loaded, read from where the loader has mapped them.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
-/// Whether a library is loaded, in whatever scope, whose path has this in it.
+/// Whether a library is loaded, in any scope, whose path contains `part`.
 pub(crate) fn is_loaded(part: &str) -> bool {
     struct Search<'a>(&'a [u8], bool);
 
@@ -24,8 +24,8 @@ pub(crate) fn is_loaded(part: &str) -> bool {
     search.1
 }
 
-/// A function by name, read from the ELF tables of libraries whose paths end so and that are loaded. Calls nothing that
-/// could look up a symbol, and loads nothing.
+/// Finds a function by name in the loaded libraries whose paths end with one of `libraries`; null if there is none. It reads
+/// ELF tables, looks up no symbol, and loads nothing.
 pub(crate) fn find_in_loaded(name: &CStr, libraries: &[&str]) -> *const c_void {
     struct Search<'a> {
         name: &'a CStr,

@@ -1,16 +1,16 @@
-//! How much memory the host can take for this process: an eviction is charged to the process's own cgroup, and a
-//! cgroup that runs over its limit has the process killed.
+//! How much evicted memory the machine can take for this process. The kernel charges evicted memory to the cgroup of the
+//! process, and kills the process when the cgroup exceeds its limit.
 //!
-//! What was evicted once costs nothing the next time: the driver keeps the host's pages until the memory is freed
-//! (measured; the mover counts what is new).
+//! Evicting the same bytes again needs no new host memory: the driver keeps the host's pages until the memory is freed
+//! (measured). The mover counts bytes that need new pages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Left to the program itself.
+/// Bytes that stay free for the program itself.
 const MARGIN: u64 = 256 << 20;
 
-/// Bytes that can be evicted to the host without harm.
+/// Bytes that the machine and the cgroups can still take.
 pub(crate) fn room() -> u64 {
     let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_available(&text));
     let cgroup = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -22,7 +22,7 @@ fn mem_available(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// What each cgroup from the process's own to the root has left.
+/// Bytes that each cgroup has left, from the process's own to the root.
 fn cgroup_rooms(cgroups: &str) -> impl Iterator<Item = u64> {
     let v2 = cgroups.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned);
     let v1 = cgroups.lines().find_map(|line| {
@@ -48,10 +48,10 @@ fn left(dir: &Path, limit: &str, usage: &str) -> Option<u64> {
     Some(limit.saturating_sub(usage.saturating_sub(reclaimable(&stat))))
 }
 
-/// What a cgroup's `memory.stat` says that the kernel drops when it needs room: a program that reads files fills its
-/// cgroup to the limit with their pages, and has room all the same. Of those in active use, half, as in `MemAvailable`.
+/// Bytes of a cgroup that the kernel drops when it needs memory, from `memory.stat`. A program that reads files fills its
+/// cgroup with their pages, but those pages can go. Pages in active use count half, as in `MemAvailable`.
 fn reclaimable(stat: &str) -> u64 {
-    // Version 1 counts the cgroup alone under the bare names and its children under these as well.
+    // In version 1 the bare names count the cgroup alone, and `total_` names count its children too.
     let field = |name: &str| {
         let of = |prefix: &str| {
             let value =

@@ -1,39 +1,39 @@
 //! The end of the process, and forks of it.
 //!
-//! **Exit**: the program's other threads may be anywhere while the driver is taken down. From then on the library adds
-//! nothing to the program's own calls: the driver is ready for those, and not for a prefetch that is under way when its
-//! memory goes.
+//! **Exit**: the driver shuts down while other threads of the program may still run. From then on the library adds nothing
+//! to the program's calls. The driver can handle the program's own calls at that time, but not a prefetch whose memory is
+//! being freed.
 //!
-//! **Fork**: the child has the memory of the parent and none of its threads. The driver refuses to work in a child of a
-//! process that has initialised it, so nothing of ours needs to: the child lets everything pass and drops the connection,
-//! which would otherwise keep a dead parent's lock.
+//! **Fork**: the child has the memory of the parent and none of its threads. The driver does not work in a child of a
+//! process that has initialised it, so the library does not need to work there either. The child lets every call pass, and
+//! closes the connection, which would otherwise keep the lock of a dead parent.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 static EXITING: AtomicBool = AtomicBool::new(false);
-/// Driver calls of our own that are under way.
+/// The library's own driver calls that are under way.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// So many times a tenth of a millisecond, a thread that is inside a call has to come out of it.
+/// The exit waits this many tenths of a millisecond for threads that are inside a call.
 const PATIENCE_FOR_THREADS: usize = 50;
-/// So many, the piece of memory that is being moved has to arrive: the next one is not begun.
+/// And this many for the piece of memory that is being moved. The next piece does not begin.
 const PATIENCE_FOR_OURS: usize = 3000;
 
-/// Whether the program exits.
+/// Whether the program is exiting.
 pub(crate) fn is_exiting() -> bool {
     EXITING.load(Ordering::SeqCst)
 }
 
-/// A driver call of our own: the exit waits for it.
+/// One of the library's own driver calls. The exit waits until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Call;
 
-/// Holds the exit off for one driver call; `None`: it has begun.
+/// Holds the exit off for one driver call. `None`: the exit has begun.
 pub(crate) fn hold_off_exit() -> Option<Call> {
-    // The call is announced before the look; the exit writes first and then looks: one of the two sees the other.
+    // This side announces the call and then reads; the exit writes and then reads. At least one of them sees the other.
     CALLS.fetch_add(1, Ordering::SeqCst);
     let call = Call;
     (!is_exiting()).then_some(call)
@@ -45,23 +45,23 @@ impl Drop for Call {
     }
 }
 
-/// What the layers above do about the exit.
+/// What the layers above do at the exit.
 #[derive(Debug)]
 pub(crate) struct AtExit {
-    /// The last that is said to the scheduler.
+    /// Sends the last message to the scheduler.
     pub(crate) last_words: fn(),
-    /// Whether no thread of the program is in a call that the gate let in.
+    /// Whether no thread of the program is inside the gate.
     pub(crate) nobody_inside: fn() -> bool,
 }
 
 static AT_EXIT: OnceLock<AtExit> = OnceLock::new();
 
-/// Has the exit noticed. The driver's own end was registered before, and so comes after this.
+/// Registers `actions` for the exit. The driver registered its own exit handler before, so that handler runs later.
 pub(crate) fn watch_exit(actions: AtExit) {
     extern "C" fn at_exit() {
         EXITING.store(true, Ordering::SeqCst);
         if is_forked() {
-            // What is under way is so in the parent.
+            // What is under way is under way in the parent.
             return;
         }
         if let Some(actions) = AT_EXIT.get() {
@@ -84,14 +84,14 @@ pub(crate) fn watch_exit(actions: AtExit) {
     }
 }
 
-/// Whether this is a forked child of a process with a session: nothing of ours is of use in it.
+/// Whether this is a forked child of a process with a session. The library does nothing there.
 pub(crate) fn is_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
 static IN_CHILD: OnceLock<fn()> = OnceLock::new();
 
-/// Has children step out of the way, by `action`, which takes no lock.
+/// Runs `action` in each forked child. The action must not take a lock.
 pub(crate) fn watch_forks(action: fn()) {
     extern "C" fn in_child() {
         FORKED.store(true, Ordering::Relaxed);

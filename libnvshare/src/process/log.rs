@@ -1,15 +1,15 @@
-//! Lines on standard error, when the user wants them.
+//! The log: lines on standard error.
 //!
-//! A line is formatted on the stack and written by one `write`: no allocation, no lock, nothing to go wrong in a
-//! host that has closed or filled its standard error. Standard output is the host's alone. A host may also have closed
-//! the standard error that it was started with, and opened a file of its own under the number: that gets no line of ours.
+//! A line is formatted on the stack and written by one `write`, without an allocation or a lock, so a closed or full
+//! standard error does no harm. Nothing is written to standard output. If the program has closed the standard error that it
+//! was started with, and opened a file under the same number, that file gets no lines.
 
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crate::process::descriptor::Descriptor;
 
-/// How much is logged; each level includes those before it.
+/// How much is logged. Each level includes the levels before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Level {
@@ -20,10 +20,10 @@ pub(crate) enum Level {
     Debug,
 }
 
-/// The standard error that the program was started with, as far as it is known.
+/// The standard error that the program was started with.
 static STANDARD_ERROR: Descriptor = Descriptor::none();
 
-/// Remembers the standard error of the program, the first time that this is called.
+/// Remembers the program's standard error. Only the first call has an effect.
 pub(crate) fn remember_standard_error() {
     static ONCE: AtomicBool = AtomicBool::new(false);
     if !ONCE.swap(true, Ordering::SeqCst) {
@@ -62,7 +62,7 @@ fn line(level: Level, name: &str, text: fmt::Arguments<'_>) {
     line.finish();
 }
 
-/// A line of bounded length; what does not fit is cut off.
+/// A line of bounded length. Text that does not fit is cut off.
 struct Line {
     bytes: [u8; 512],
     used: usize,
@@ -77,7 +77,7 @@ impl Line {
         remember_standard_error();
         let Some(number) = STANDARD_ERROR.get() else { return };
         let mut ready = libc::pollfd { fd: number, events: libc::POLLOUT, revents: 0 };
-        // A full pipe would hold the thread up, and one without a reader raise a signal: such a line is lost.
+        // A full pipe would block the thread, and a pipe without a reader would raise a signal. The line is dropped then.
         // SAFETY: one valid entry.
         if unsafe { libc::poll(&raw mut ready, 1, 0) } != 1 || ready.revents != libc::POLLOUT {
             return;

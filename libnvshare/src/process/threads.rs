@@ -1,10 +1,10 @@
-//! Threads: those of the library, and questions about the program's.
+//! Threads of the library, and questions about threads of the program.
 
 use std::io;
 
-/// Starts a thread of ours that no signal of the host's is delivered to.
+/// Starts a thread of the library, with all signals blocked. Returns whether it was started.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
-    // SAFETY: signal sets are plain memory, filled before use; the thread's mask is put back as it was.
+    // SAFETY: signal sets are plain memory and are filled before use. The calling thread's mask is restored.
     unsafe {
         let mut all = std::mem::zeroed();
         let mut before = std::mem::zeroed();
@@ -16,16 +16,16 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
     }
 }
 
-/// Whether a thread of this process has ended. What cannot be asked has not.
+/// Whether a thread of this process has ended. If the kernel does not say, it has not.
 pub(crate) fn is_gone(thread: libc::pid_t) -> bool {
     // SAFETY: signal 0 only asks whether the thread exists.
     let asked = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) };
     asked != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
 }
 
-/// A short pause for those who poll. No thread of the host is cancelled in it, as it would be in `nanosleep`.
+/// A short pause between two polls. It is a raw system call, since `nanosleep` is a cancellation point.
 pub(crate) fn pause() {
     let time = libc::timespec { tv_sec: 0, tv_nsec: 50_000 };
-    // SAFETY: a valid time; how much is left of it is not asked for.
+    // SAFETY: a valid time. The rest of an interrupted pause is not asked for.
     unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, 0usize) };
 }

@@ -1,16 +1,15 @@
-//! The unwinder: who unwinds has brought it.
+//! The unwinder: the library uses the one that the process has loaded.
 //!
-//! What unwinds through frames of ours is the host's doing: a thread that is cancelled while the driver works for it,
-//! an exception. Rust's personality routine, which then releases what our frames hold, asks the unwinder for its
-//! context, and that has to be the very unwinder that unwinds: a second one, linked into this library, would read a
-//! context that is not its own. To need `libgcc_s.so.1` would not do either, for not every container has it. So these
-//! names, hidden from the rest of the process, stand for the functions of the `libgcc_s.so.1` that is loaded; glibc loads
-//! it before it cancels a thread.
+//! The program may unwind through the library's frames: by cancelling a thread inside a driver call, or by an exception.
+//! Rust's personality routine then releases what the frames hold, and asks the unwinder for its context. This has to be the
+//! unwinder that is running: a second one, linked into this library, would misread the context. The library cannot depend
+//! on `libgcc_s.so.1` either, as not every container has it. So the names below, which are hidden from the rest of the
+//! process, jump to the functions of the `libgcc_s.so.1` that is loaded. glibc loads it before it cancels a thread.
 //!
-//! Where it is not loaded they answer zero: the personality routine then finds nothing to do in our frames and whatever
-//! unwinds goes on; and a panic, of which this library has none, would abort.
+//! If it is not loaded, the functions return zero. The personality routine then finds nothing to do in the library's frames,
+//! and unwinding continues. A panic would abort; the library has none.
 
-/// Does something when what holds it is unwound, and nothing when it is done with.
+/// Runs `undo` if the frame that holds it is unwound, and does nothing after [`OnUnwind::done`].
 #[derive(Debug)]
 pub(crate) struct OnUnwind<F: FnMut()>(F);
 
@@ -19,7 +18,7 @@ impl<F: FnMut()> OnUnwind<F> {
         Self(undo)
     }
 
-    /// The call came back.
+    /// The call returned; there is nothing to undo.
     pub(crate) fn done(self) {
         std::mem::forget(self);
     }
@@ -104,7 +103,7 @@ mod names {
         13 "_Unwind_SetIP"
     }
 
-    /// Where one of the names jumps to.
+    /// The address that one of the names jumps to.
     extern "C" fn find(index: usize) -> *const c_void {
         let (Some(name), Some(known)) = (NAMES.get(index), FOUND.get(index)) else {
             return absent as *const c_void;

@@ -1,8 +1,7 @@
 //! Threads of the driver that run functions of the program.
 //!
-//! A drain waits for the work on a stream, and so for the callbacks in it: a callback that slept at the gate, or
-//! waited for room, would wait for itself. So those threads are marked, never wait, and get the driver's own
-//! answers.
+//! A drain waits for the work on a stream, and so for the callbacks in it. A callback that slept at the gate, or waited for
+//! room, would wait for itself. So these threads are marked: they never wait, and they get the driver's own answers.
 
 use std::cell::Cell;
 
@@ -10,12 +9,12 @@ thread_local! {
     static RUNNING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread is the driver's, and runs a callback.
+/// Whether the calling thread runs a callback for the driver.
 pub(crate) fn are_running() -> bool {
     RUNNING.try_with(Cell::get).unwrap_or(false)
 }
 
-/// While this lives, the thread is marked. What unwinds through the callback leaves no mark.
+/// The thread is marked while this lives. Unwinding through the callback removes the mark.
 pub(crate) struct Running;
 
 impl Running {

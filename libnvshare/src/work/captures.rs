@@ -1,9 +1,9 @@
-//! Stream captures: nothing runs on a capturing stream, and nothing of ours may break it.
+//! Stream captures. Nothing runs on a capturing stream, and the library must not break a capture.
 //!
-//! Measured, of a look at a context from another thread in RELAXED mode: a context's event breaks every capture that is open
-//! in it; a query of the legacy stream breaks those on blocking streams; events on other streams and the question whether
-//! a stream captures break none. So the captures that are open are kept in a list; none begins, and no stream joins one, during a
-//! look ([`hold_off`]); and before the first one begins, an event is recorded behind all work that there is.
+//! Measured with calls from another thread in RELAXED mode: an event of a context breaks every open capture in it; a query
+//! of the legacy stream breaks captures on blocking streams; an event on another stream breaks none, nor does asking whether
+//! a stream captures. So this module lists the open captures. No capture begins, and no stream joins one, while a drain looks
+//! at the driver ([`hold_off`]). Before the first capture begins, an event is recorded behind all work that there is.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,27 +15,27 @@ use crate::driver;
 use crate::driver::types::CUresult;
 use crate::process::threads;
 
-/// How many captures are open, for a look without a lock.
+/// The number of open captures, which can be read without the lock.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 static CAPTURES: Mutex<Captures> = Mutex::new(Captures { open: Vec::new(), before: Vec::new() });
 
 #[derive(Debug)]
 struct Captures {
     open: Vec<Capture>,
-    /// Behind all work that there was when the first of them began.
+    /// Events behind all work that there was when the first of them began.
     before: Vec<Arc<Event>>,
 }
 
 #[derive(Debug)]
 struct Capture {
     stream: StreamKey,
-    /// Whose stream it is, if it is a thread's own.
+    /// The thread, if the stream is a per-thread stream.
     thread: Option<libc::pid_t>,
     context: Option<Arc<Context>>,
     kind: Kind,
-    /// It was the first, so work from before it is known.
+    /// No other capture was open when it began, so `Captures::before` covers all earlier work.
     first: bool,
-    /// Behind the work that was on the stream when the capture began.
+    /// An event behind the work that was on the stream when the capture began.
     before: Option<Arc<Event>>,
 }
 
@@ -43,22 +43,23 @@ fn captures() -> MutexGuard<'static, Captures> {
     CAPTURES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Captures that are open in this process.
+/// The number of captures that are open in this process.
 #[inline(always)]
 pub(crate) fn open() -> usize {
     OPEN.load(Ordering::SeqCst)
 }
 
-/// Whether a stream is capturing. To be asked by the program's own calls with this stream.
+/// Whether a stream is capturing. Only the program's own calls with this stream may ask.
 pub(crate) fn is_capturing(stream: StreamKey) -> bool {
     open() > 0 && driver::is_capturing(stream.handle())
 }
 
-/// Looks that are under way, and captures that are about to begin or to spread: never both.
+/// The number of looks at the driver that are under way, and of captures that are about to begin or to spread. One of the
+/// two is always zero, except while one side finds out about the other.
 static LOOKS: AtomicUsize = AtomicUsize::new(0);
 static BEGINNINGS: AtomicUsize = AtomicUsize::new(0);
 
-/// One of either, until it is dropped.
+/// Counts as a look or a beginning until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Turn(&'static AtomicUsize);
 
@@ -68,23 +69,23 @@ impl Drop for Turn {
     }
 }
 
-/// While the answer lives, no capture begins and no stream joins one. `None`: one is doing so, or the driver would have to
-/// be asked beside one that is open. It must live no longer than one driver call.
+/// No capture begins, and no stream joins one, while the result lives. It must not live longer than one driver call. `None`: a
+/// capture is open, or is about to begin.
 pub(crate) fn hold_off() -> Option<Turn> {
     hold_off_beside().filter(|_| open() == 0)
 }
 
-/// The same where captures may be open.
+/// The same, but captures may be open.
 pub(crate) fn hold_off_beside() -> Option<Turn> {
     LOOKS.fetch_add(1, Ordering::SeqCst);
     let turn = Turn(&LOOKS);
     (BEGINNINGS.load(Ordering::SeqCst) == 0).then_some(turn)
 }
 
-/// Waits until no look is under way; none begins while the answer lives.
+/// Waits until no look is under way. No look begins while the result lives.
 fn alone() -> Turn {
-    /// A look takes microseconds. One that takes longer waits in the driver for a thread of the program, and that may wait
-    /// for this one.
+    /// A look takes microseconds. A look that takes longer waits in the driver for a thread of the program, which may itself
+    /// wait for this thread. So the wait is bounded.
     const MOST: u32 = 2000;
     BEGINNINGS.fetch_add(1, Ordering::SeqCst);
     let turn = Turn(&BEGINNINGS);
@@ -97,17 +98,17 @@ fn alone() -> Turn {
     turn
 }
 
-/// Captures that are open in a context on streams that synchronise with its legacy stream.
+/// The open captures of a context on streams that synchronise with its legacy stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blocking {
     None,
-    /// The first of all captures that are open, so that work from before them is known.
+    /// No other capture was open when they began, so events cover all earlier work.
     FromTheStart,
-    /// They began when others were open.
+    /// Other captures were open when one of them began.
     Later,
 }
 
-/// The events behind all work that there was when the first of the open captures began; and what is open in a context.
+/// Events behind all work that there was when the first open capture began, and which captures are open in a context.
 pub(crate) fn of_context(context: &Arc<Context>) -> (Vec<Arc<Event>>, Blocking) {
     let captures = captures();
     let of_this = |capture: &&Capture| capture.context.as_ref().is_none_or(|of| Arc::ptr_eq(of, context));
@@ -124,34 +125,34 @@ pub(crate) fn of_context(context: &Arc<Context>) -> (Vec<Arc<Event>>, Blocking) 
     (captures.before.clone(), kind)
 }
 
-/// The event behind the work that was on a stream when a capture began there; `None`: none began there.
+/// The event behind the work that was on a stream when a capture began there. `None`: no capture began on this stream.
 pub(crate) fn before(stream: StreamKey) -> Option<Vec<Arc<Event>>> {
     let captures = captures();
     let began = captures.open.iter().find(|capture| capture.stream == stream)?;
     Some(began.before.iter().cloned().collect())
 }
 
-/// Tells threads' own streams of one name apart.
+/// Distinguishes per-thread streams, which all have the same handle.
 fn thread_of(stream: StreamKey) -> Option<libc::pid_t> {
     // SAFETY: it takes nothing and cannot fail.
     stream.is_per_thread().then(|| unsafe { libc::gettid() })
 }
 
-/// A stream is about to be destroyed, and a capture on it with it.
+/// Removes a stream's capture: the stream is about to be destroyed.
 pub(crate) fn forget(stream: StreamKey) {
     if open() > 0 {
         remove(|capture| capture.stream == stream);
     }
 }
 
-/// A context is gone, and its captures with it.
+/// Removes the captures of a context that has ended.
 pub(crate) fn forget_context(context: &Arc<Context>) {
     if open() > 0 {
         remove(|capture| capture.context.as_ref().is_some_and(|of| Arc::ptr_eq(of, context)));
     }
 }
 
-/// Captures on their own streams of threads that have ended will never end otherwise.
+/// Removes captures on per-thread streams of threads that have ended: nothing else would end them.
 pub(crate) fn forget_dead_threads() {
     remove(|capture| capture.thread.is_some_and(threads::is_gone));
 }
@@ -163,19 +164,19 @@ fn remove(which: impl Fn(&Capture) -> bool) {
     let before = if captures.open.is_empty() { std::mem::take(&mut captures.before) } else { Vec::new() };
     OPEN.store(captures.open.len(), Ordering::SeqCst);
     drop(captures);
-    // Their events are destroyed by calls of the driver: without the lock.
+    // Dropping the events calls the driver, so it happens without the lock.
     drop((gone, before));
 }
 
-/// Begins a capture by `call` on a stream of this kind, with the books kept.
+/// Begins a capture by `call` on a stream of this kind, and enters it into the list.
 pub(crate) fn begin(stream: StreamKey, kind: Kind, call: impl FnOnce() -> CUresult) -> CUresult {
-    /// Of two that begin, the second one must find the first.
+    /// Captures begin one at a time, so that the second finds the first in the list.
     static ONE: Mutex<()> = Mutex::new(());
     let _alone = alone();
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let context = driver::context_of(stream.handle()).ok().and_then(contexts::find);
     let first = open() == 0;
-    // Should those that are open end before this one begins, the work before them is to be known still.
+    // If the open captures end before this one begins, the events behind earlier work are still needed.
     let mut before_all = captures().before.clone();
     let mut complete = driver::can_record_context();
     if first && complete {
@@ -186,7 +187,7 @@ pub(crate) fn begin(stream: StreamKey, kind: Kind, call: impl FnOnce() -> CUresu
             }
         }
     }
-    // Not of the legacy stream, which cannot capture.
+    // This is never the legacy stream, which cannot capture.
     let before = (!first || !complete)
         .then(|| {
             let context = context.as_ref()?;
@@ -211,7 +212,7 @@ pub(crate) fn begin(stream: StreamKey, kind: Kind, call: impl FnOnce() -> CUresu
 /// Ends a capture by `call`.
 pub(crate) fn end(stream: StreamKey, call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
-    // A capture that was broken ends as well, with an error; one that this thread may not end goes on.
+    // A broken capture also ends, with an error. A capture that this thread may not end stays open.
     if open() > 0 && !driver::is_capturing(stream.handle()) {
         let thread = thread_of(stream);
         remove(|capture| capture.stream == stream && capture.thread == thread);
@@ -219,7 +220,7 @@ pub(crate) fn end(stream: StreamKey, call: impl FnOnce() -> CUresult) -> CUresul
     result
 }
 
-/// Has a stream wait for an event by `call`, and so perhaps join a capture.
+/// Makes a stream wait for an event by `call`. The stream may join a capture by this.
 pub(crate) fn spread(call: impl FnOnce() -> CUresult) -> CUresult {
     let _alone = (open() > 0).then(alone);
     call()

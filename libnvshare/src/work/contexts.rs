@@ -1,7 +1,7 @@
-//! The contexts that live: what a drain looks at, and where memory is moved.
+//! The contexts that live. A drain looks at them, and memory is moved in them.
 //!
-//! They are learnt from the hooks that create them or make them current and, where those were passed by (the driver's
-//! private tables create some), from the calls that use them.
+//! The library learns a context from the hooks that create it or make it current. The driver's private tables create some
+//! contexts without a hook; the library learns those from the calls that use them.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -18,18 +18,18 @@ pub(crate) struct Context {
     handle: CUcontext,
     device: CUdevice,
     life: Life,
-    /// How often it must be detached until it ends: once, and once more for each `cuCtxAttach`.
+    /// How many times it has to be detached until it ends: once, and once more for each `cuCtxAttach`.
     attached: AtomicU32,
-    /// Our own stream in it, for moving memory.
+    /// The library's own stream in it, for moving memory.
     ours: OnceLock<CUstream>,
-    /// Held while a move is under way on it.
+    /// Held while a move is under way on this stream.
     moves: Mutex<()>,
 }
 
 static CONTEXTS: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 
-/// Changes when a context ends: what a thread remembers of contexts and streams may mean others now.
+/// A number that changes when a context ends. Handles that a thread remembers may belong to other contexts and streams then.
 #[inline(always)]
 pub(crate) fn generation() -> u64 {
     GENERATION.load(Ordering::Relaxed)
@@ -48,12 +48,12 @@ impl Context {
         &self.life
     }
 
-    /// `cuCtxAttach` succeeded for it.
+    /// Notes that `cuCtxAttach` succeeded.
     pub(crate) fn attach(&self) {
         self.attached.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// `cuCtxDetach` is about to be called. True: it is the last one, which ends the context.
+    /// Notes that `cuCtxDetach` is about to be called. Returns whether this call ends the context.
     pub(crate) fn detach(&self) -> bool {
         let less = |attached: u32| attached.checked_sub(1).filter(|&left| left > 0);
         self.attached.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_err()
@@ -71,9 +71,9 @@ impl Context {
         Ok(driver::with_current(self.handle, call))
     }
 
-    /// Moves memory by `call` on our own stream, and waits for it. One move at a time: behind one that is not complete the driver
-    /// queues the next, and a host function that is running holds that queue up (measured), while a move on an idle stream is
-    /// done in the call. The context must be current and live through the call, with [`Relaxed`] in force.
+    /// Moves memory by `call` on the library's own stream, and waits for it. Only one move is under way at a time: the driver
+    /// queues a move behind an incomplete one, and a running host function blocks that queue (measured), but it does a move on
+    /// an idle stream within the call. The context must be current and live through the call, with [`Relaxed`] in force.
     pub(crate) fn move_in_order(
         &self,
         call: impl FnOnce(CUstream) -> Result<(), CUresult>,
@@ -84,13 +84,13 @@ impl Context {
         driver::synchronize_stream(stream)
     }
 
-    /// Our own stream. The context must be current and live through the call, with [`Relaxed`] in force.
+    /// The library's own stream. The context must be current and live through the call, with [`Relaxed`] in force.
     fn stream_of_ours(&self) -> Result<CUstream, CUresult> {
         if let Some(stream) = self.ours.get() {
             return Ok(*stream);
         }
         let stream = driver::create_stream()?;
-        // Of two that make one, one is left over until the context ends.
+        // If two threads create one, the second stream stays unused until the context ends.
         Ok(*self.ours.get_or_init(|| stream))
     }
 }
@@ -105,18 +105,18 @@ pub(crate) fn of_device(device: CUdevice) -> impl Iterator<Item = Arc<Context>> 
     all().into_iter().filter(move |context| context.device == device)
 }
 
-/// The context of this handle, if it is known.
+/// The context with this handle, if the library knows it.
 pub(crate) fn find(handle: CUcontext) -> Option<Arc<Context>> {
     lock(&CONTEXTS).iter().find(|context| context.handle == handle).cloned()
 }
 
-/// The calling thread's current context, which is known from now on; `None`: there is none that lives.
+/// The calling thread's current context. The library learns it if necessary. `None`: there is none, or it does not live.
 pub(crate) fn current() -> Option<Arc<Context>> {
     let handle = driver::current_context().ok()?;
     if let Some(known) = find(handle) {
         return Some(known);
     }
-    // The driver names a context that another thread has destroyed, and its device; it makes nothing in it (measured).
+    // The driver still returns a context that another thread has destroyed, but creates nothing in it (measured).
     let _relaxed = Relaxed::begin();
     match driver::create_event() {
         Ok(event) => driver::destroy_event(event),
@@ -126,7 +126,7 @@ pub(crate) fn current() -> Option<Arc<Context>> {
     Some(learn(handle, driver::current_device().ok()?))
 }
 
-/// A context may get work from now on. It must be the calling thread's current one.
+/// Learns the calling thread's current context, as it may get work from now on.
 pub(crate) fn learn_current() {
     static LAST: AtomicUsize = AtomicUsize::new(0);
     let Ok(handle) = driver::current_context() else { return };
@@ -136,7 +136,7 @@ pub(crate) fn learn_current() {
     }
 }
 
-/// A context of a device lives: the driver has just said so.
+/// Learns a context of a device. The driver has just returned it, so it lives.
 pub(crate) fn learn(handle: CUcontext, device: CUdevice) -> Arc<Context> {
     let mut contexts = lock(&CONTEXTS);
     if let Some(known) = contexts.iter().find(|known| known.handle == handle && known.life.is_alive()) {
@@ -150,19 +150,20 @@ pub(crate) fn learn(handle: CUcontext, device: CUdevice) -> Arc<Context> {
         ours: OnceLock::new(),
         moves: Mutex::new(()),
     });
-    // One that ends under this handle at the same time is another one.
+    // A context that is just ending under this handle is another context.
     contexts.retain(|known| known.handle != handle);
     contexts.push(Arc::clone(&context));
     context
 }
 
-/// Ends a context by `call`. True: it has ended; false: the driver has kept it, or `lives_on` says so.
+/// Ends a context by `call`. Returns the driver's answer, and whether the context has ended: not if the driver reports an
+/// error, nor if `lives_on` says so.
 pub(crate) fn end(
     context: &Arc<Context>,
     call: impl FnOnce() -> CUresult,
     lives_on: impl FnOnce() -> bool,
 ) -> (CUresult, bool) {
-    // A thread that is cancelled in there leaves a handle that nobody can know anything of.
+    // If the thread is cancelled inside the call, nothing is known of the handle any more.
     let undo = crate::process::unwind::OnUnwind::new(|| forget(context));
     context.life.end();
     let result = call();

@@ -1,9 +1,10 @@
-//! A look at all work that was submitted, until it is complete.
+//! A drain: finds out when all submitted work is complete.
 //!
-//! Each context that lives is looked at by one event ([`Event::behind_context`]), which needs no stream's handle and is no
-//! barrier: whatever becomes of the drain, it leaves nothing in the driver that holds the program up. That event breaks captures,
-//! and drivers before 12.4 lack it: beside a capture and on those, the context is looked at by an event on each of its
-//! streams and a query of its legacy stream. What cannot be looked at without harm counts as incomplete until it can.
+//! The drain records one event behind each context that lives ([`Event::behind_context`]). This event needs no handle of a
+//! stream and is no barrier, so a drain that is given up leaves nothing behind that could delay the program. But the event
+//! breaks captures, and drivers before 12.4 do not have it. Beside a capture, and on those drivers, the drain records an
+//! event on each stream of the context and queries its legacy stream. Work that cannot be looked at without harm counts as
+//! incomplete.
 
 use std::sync::Arc;
 
@@ -18,25 +19,25 @@ use crate::driver;
 use crate::driver::types::{CU_STREAM_LEGACY, CUresult, CUstream};
 use crate::process::log;
 
-/// Something that is to be complete.
+/// Work that has to be complete.
 #[derive(Debug)]
 enum Target {
-    /// All work of a context, which nobody could look at yet.
+    /// All work of a context that has not been looked at yet.
     Context(Arc<Context>),
-    /// The work of one stream, likewise.
+    /// The work of one stream that has not been looked at yet.
     Stream(Arc<Context>, Incarnation),
-    /// The work on a context's legacy stream, on its blocking streams and on threads' own.
+    /// The work on a context's legacy stream, its blocking streams and its per-thread streams.
     Legacy(Arc<Context>),
     /// The work before an event.
     Event(Arc<Event>),
 }
 
-/// What became of a look at a target.
+/// The result of a look at a target.
 enum Looked {
     Complete,
-    /// These instead of it.
+    /// Look at these targets instead.
     Became(Vec<Target>),
-    /// This context instead of it, at the next poll: its streams come and go, and within one poll that might not end.
+    /// Look at this context instead, at the next poll. Its streams come and go, so doing it in the same poll might never end.
     Anew(Arc<Context>),
     NotYet,
 }
@@ -48,13 +49,13 @@ pub(crate) struct Drain {
 }
 
 impl Drain {
-    /// All work that was submitted so far, if nobody is inside the gate and it is closed; if it is not, work may be missed that
-    /// is being submitted now.
+    /// Begins a drain of all work that was submitted so far. The gate has to be closed with no thread inside; otherwise the
+    /// drain may miss work that is being submitted now.
     pub(crate) fn begin() -> Self {
         Self { targets: contexts::all().into_iter().map(Target::Context).collect() }
     }
 
-    /// Drops what is complete; how much is left.
+    /// Looks at the targets, and drops the complete ones. Returns how many are left.
     pub(crate) fn poll(&mut self) -> usize {
         let mut left = Vec::with_capacity(self.targets.len());
         let mut open = std::mem::take(&mut self.targets);
@@ -77,7 +78,7 @@ impl Drain {
     }
 }
 
-/// An answer of the driver that says nothing: try again. Errors that end all work of a context leave nothing to wait for.
+/// The result for an error of the driver: try again, unless the error ends all work of the context.
 fn failed(what: &Target, error: CUresult) -> Looked {
     if error.ends_all_work() {
         return Looked::Complete;
@@ -115,14 +116,14 @@ fn look_at_context(target: &Target, context: &Arc<Context>) -> Looked {
     }
 }
 
-/// Looks at a context by its streams.
+/// Looks at each stream of a context.
 fn split(target: &Target, context: &Arc<Context>) -> Looked {
     if !context.life().is_alive() {
         let over = context.life().enter().err() == Some(Gone::Over);
         return if over { Looked::Complete } else { Looked::NotYet };
     }
     let Some(streams) = streams::of_context(context) else {
-        // A stream may have ended unseen, and its handle may not be used.
+        // A stream may have ended by a function without a hook, so its handle must not be used.
         return if captures::open() > 0 { Looked::NotYet } else { wait_for_context(target, context) };
     };
     let (before, legacy) = match known_of(context, &streams) {
@@ -132,14 +133,14 @@ fn split(target: &Target, context: &Arc<Context>) -> Looked {
     };
     let mut targets: Vec<Target> =
         before.into_iter().chain(streams::orphans_of(context)).map(Target::Event).collect();
-    // The query sees blocking streams too.
+    // A query of the legacy stream covers the blocking streams.
     let asked = streams.into_iter().filter(|(_, kind)| !legacy || *kind != Kind::Blocking);
     targets.extend(asked.map(|(stream, _)| Target::Stream(Arc::clone(context), stream)));
     targets.extend(legacy.then(|| Target::Legacy(Arc::clone(context))));
     Looked::Became(targets)
 }
 
-/// Waits for a context where nothing else tells of its work.
+/// Waits for a context, where no event can show that its work is complete.
 fn wait_for_context(target: &Target, context: &Arc<Context>) -> Looked {
     let Some(_quiet) = captures::hold_off() else { return Looked::NotYet };
     match context.with(driver::synchronize_context) {
@@ -153,14 +154,14 @@ fn look_at_stream(target: &Target, context: &Arc<Context>, stream: Incarnation) 
     let Some(_quiet) = captures::hold_off_beside() else { return Looked::NotYet };
     let looked = stream.with(|handle| {
         if captures::open() > 0 && driver::is_capturing(handle) {
-            // Nothing runs on it now. What ran before is known where a capture began; where one was joined, it is only
-            // known when that is over.
+            // Nothing runs on it now. If a capture began on it, an event covers its earlier work. If it joined a capture, its
+            // earlier work is unknown until the capture ends.
             return Ok(captures::before(stream.key()));
         }
         Event::behind_stream(context, handle).map(|event| Some(vec![Arc::new(event)]))
     });
     match looked {
-        // It is being destroyed, or was: another look at its context finds what it has left.
+        // It has ended, or is ending. Another look at its context finds its work.
         None => Looked::Anew(Arc::clone(context)),
         Some(Ok(None)) => Looked::NotYet,
         Some(Ok(Some(events))) => Looked::Became(events.into_iter().map(Target::Event).collect()),
@@ -171,7 +172,7 @@ fn look_at_stream(target: &Target, context: &Arc<Context>, stream: Incarnation) 
 fn look_at_legacy(target: &Target, context: &Arc<Context>) -> Looked {
     let Some(_quiet) = captures::hold_off_beside() else { return Looked::NotYet };
     if captures::open() > 0 {
-        // A capture may have begun or spread since.
+        // A capture may have begun or spread in the meantime.
         let streams = streams::of_context(context);
         let may = streams.is_some_and(|all| matches!(known_of(context, &all), Known::WithLegacy(_)));
         if !may {

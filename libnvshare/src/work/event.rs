@@ -1,4 +1,4 @@
-//! Events of our own.
+//! The library's own events.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::driver::types::{CUevent, CUresult, CUstream};
 use crate::driver::{self, Relaxed};
 use crate::process::lifecycle;
 
-/// An event behind work in a context. It is asked and destroyed only while its context lives.
+/// An event behind work in a context. The library queries and destroys it only while its context lives.
 #[derive(Debug)]
 pub(crate) struct Event {
     handle: CUevent,
@@ -16,19 +16,19 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// An event behind all work on a stream. The context must be current and the stream one of it, both must live through
-    /// the call, and [`Relaxed`] must be in force. The stream should not be the legacy one: an event there is a
-    /// barrier between all blocking streams of the context (measured).
+    /// Records an event behind all work on a stream of the context. The context must be current, both must live through the
+    /// call, and [`Relaxed`] must be in force. The stream should not be the legacy stream: an event on it is a barrier
+    /// between all blocking streams of the context (measured).
     pub(crate) fn behind_stream(context: &Arc<Context>, stream: CUstream) -> Result<Self, CUresult> {
         let event = Self::new(context)?;
         driver::record_event(event.handle, stream)?;
         Ok(event)
     }
 
-    /// An event behind all work in a context, also on streams that have been destroyed since, and for a primary context
-    /// in its green contexts (measured). It is no barrier. The context must be current and live through the call, with
-    /// [`Relaxed`] in force. It breaks every capture that is open in the context. Drivers before 12.4
-    /// cannot: [`CUresult::NOT_SUPPORTED`].
+    /// Records an event behind all work in a context, which includes streams that have been destroyed and, for a primary
+    /// context, its green contexts (measured). It is no barrier, but it breaks every open capture in the context. The context
+    /// must be current and live through the call, with [`Relaxed`] in force. Drivers before 12.4 return
+    /// [`CUresult::NOT_SUPPORTED`].
     pub(crate) fn behind_context(context: &Arc<Context>) -> Result<Self, CUresult> {
         let event = Self::new(context)?;
         driver::record_context_event(event.handle, context.handle())?;
@@ -44,7 +44,7 @@ impl Event {
         &self.context
     }
 
-    /// Whether the work before it is complete; that of a context that has ended is.
+    /// Whether the work before it is complete. The work of a context that has ended is complete.
     pub(crate) fn is_complete(&self) -> bool {
         let Some(_running) = lifecycle::hold_off_exit() else { return false };
         match self.context.life().enter() {
@@ -63,7 +63,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // It goes with its context, or with the process, where those are going.
+        // If the context or the process is ending, the event ends with it.
         if let Some(_running) = lifecycle::hold_off_exit()
             && let Ok(_alive) = self.context.life().enter()
         {

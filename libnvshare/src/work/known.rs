@@ -12,21 +12,21 @@ use crate::driver;
 /// What is known of the work in a context while captures are open there or elsewhere.
 #[derive(Debug)]
 pub(crate) enum Known {
-    /// Work from before the captures is behind these events; that on the streams is to be asked of each stream, and that on the
-    /// legacy stream by a query.
+    /// These events cover the work from before the captures. Each stream has to be looked at, and the legacy stream can be
+    /// queried.
     WithLegacy(Vec<Arc<Event>>),
-    /// A query of the legacy stream would break a capture. Nothing was submitted there since.
+    /// A query of the legacy stream would break a capture. No work was submitted to it since.
     WithoutLegacy(Vec<Arc<Event>>),
-    /// Nobody can know, before the captures end.
+    /// The state of the work is unknown until the captures end.
     Nothing,
 }
 
-/// See [`Known`]. `of_context` are the streams of the context that live.
+/// What is known of the work in a context. `of_context` are the streams of the context that live.
 pub(crate) fn known_of(context: &Arc<Context>, of_context: &[(Incarnation, Kind)]) -> Known {
     captures::forget_dead_threads();
     let (before, blocking) = captures::of_context(context);
     match blocking {
-        // The program itself cannot submit to the legacy stream since then.
+        // Since then the program cannot submit to the legacy stream either.
         Blocking::FromTheStart if !streams::are_per_thread_used() => return Known::WithoutLegacy(before),
         Blocking::FromTheStart | Blocking::Later => return Known::Nothing,
         Blocking::None => {}
@@ -34,7 +34,7 @@ pub(crate) fn known_of(context: &Arc<Context>, of_context: &[(Incarnation, Kind)
     if captures::open() == 0 {
         return Known::WithLegacy(before);
     }
-    // A thread's own stream, which nobody else can ask, may have joined.
+    // A per-thread stream may have joined a capture, and only its own thread can ask.
     if streams::are_per_thread_used() {
         return Known::Nothing;
     }

@@ -1,6 +1,7 @@
 //! How much work may be in flight on a stream while another client waits.
 //!
-//! [`nvshare_client::launch_window`] says how far apart the marks are and how long a launch waits for one; this keeps them.
+//! [`nvshare_client::launch_window`] decides how far apart the marks are and how long a launch waits for one. This module
+//! keeps the marks.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,17 +12,17 @@ use nvshare_client::launch_window::{FIRST_STRIDE, MARKS, MOST_PATIENCE, next_pat
 
 use super::event::Event;
 
-/// In which a patience is kept: whole microseconds.
+/// Converts a patience to whole microseconds.
 const fn micros(patience: Duration) -> u32 {
     patience.as_micros() as u32
 }
 
-/// The window of one stream.
+/// The launch window of one stream.
 #[derive(Debug)]
 pub(crate) struct LaunchWindow {
     stride: AtomicU32,
     since_mark: AtomicU32,
-    /// Marks in the list, for a look without its lock.
+    /// The number of marks in the list, which can be read without the lock.
     count: AtomicU32,
     /// How long the next launch waits for the oldest, in microseconds.
     patience: AtomicU32,
@@ -44,16 +45,16 @@ impl LaunchWindow {
         self.marks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether another launch may be made at once.
+    /// Whether another launch may be made without waiting.
     #[inline(always)]
     pub(crate) fn is_open(&self) -> bool {
         self.count.load(Ordering::Relaxed) < MARKS
     }
 
-    /// A launch was made. True: a mark is due.
+    /// Counts a launch. Returns whether a mark is due.
     #[inline(always)]
     pub(crate) fn launched(&self) -> bool {
-        // Threads that launch on one stream at the same time may lose a count: that is no harm.
+        // Two threads that launch on one stream at the same time may lose a count. This does no harm.
         let since = self.since_mark.load(Ordering::Relaxed) + 1;
         self.since_mark.store(since, Ordering::Relaxed);
         since >= self.stride.load(Ordering::Relaxed)
@@ -71,7 +72,7 @@ impl LaunchWindow {
         }
     }
 
-    /// Looks at the marks. Whether there is room now.
+    /// Removes complete marks. Returns whether the window is open now.
     pub(crate) fn look(&self) -> bool {
         let mut marks = self.marks();
         let mut full = marks.len() >= MARKS as usize;
@@ -94,12 +95,12 @@ impl LaunchWindow {
         Duration::from_micros(self.patience.load(Ordering::Relaxed).into())
     }
 
-    /// A launch has waited in vain and is made nevertheless.
+    /// Notes that a launch has waited in vain and is made nevertheless.
     pub(crate) fn gave_up(&self) {
         self.patience.store(micros(next_patience(self.patience())), Ordering::Relaxed);
     }
 
-    /// Of another stream from now on.
+    /// Starts anew, for another stream.
     pub(crate) fn reset(&self) {
         self.marks().clear();
         self.count.store(0, Ordering::Relaxed);

@@ -1,12 +1,11 @@
-//! How long a handle of the program may be used.
+//! The life of a handle of the program: how long the library may use it.
 //!
-//! The driver does not answer a call with an ended handle by an error: it reads freed memory, and the process is gone
-//! (measured). So each call that the library makes on its own account with a handle of the program is made between
-//! [`Life::enter`] and the end of its [`Use`], and the hook of the function that ends the handle calls [`Life::end`] first: no
-//! use begins after that, and those that have begun are waited for. Each use is one driver call, so the program's destroy
-//! waits for no more than that.
+//! When a handle has ended, the driver does not return an error: it reads freed memory, and the process crashes (measured). So
+//! the library makes each of its own calls with a handle of the program between [`Life::enter`] and the end of the [`Use`].
+//! The hook of the function that ends the handle calls [`Life::end`] first: no use begins after that, and the hook waits for
+//! uses that have begun. Each use is one driver call, so the program waits for at most one call.
 //!
-//! Calls that a hook adds to the program's own call with the same handle need no use: the program promises the driver that
+//! A call that a hook adds to the program's own call with the same handle needs no use: the program promises the driver that
 //! the handle lives as long as its call.
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,15 +14,15 @@ use crate::process::threads;
 
 /// The handle may be used.
 const ALIVE: u32 = 0;
-/// The program is ending it: it may not be used, and what was submitted there may still run.
+/// The program is ending the handle. It may not be used any more, but its work may still run.
 const ENDING: u32 = 1;
-/// It has ended, or has not begun.
+/// The handle has ended, or does not exist yet.
 const OVER: u32 = 2;
 
 /// Why a handle may not be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gone {
-    /// The program is ending it, and the driver has not answered yet.
+    /// The program is ending it, and the driver has not returned yet.
     Ending,
     /// It has ended.
     Over,
@@ -36,26 +35,26 @@ pub(crate) struct Life {
     uses: AtomicU32,
 }
 
-/// While this lives, the handle does.
+/// The handle lives at least as long as this.
 #[derive(Debug)]
 #[must_use = "the handle may end when this is dropped"]
 pub(crate) struct Use<'a>(&'a Life);
 
 impl Life {
-    /// Of a handle that has just been made.
+    /// The life of a handle that was just created.
     pub(crate) const fn begun() -> Self {
         Self { state: AtomicU32::new(ALIVE), uses: AtomicU32::new(0) }
     }
 
-    /// Of no handle yet: [`begin`](Self::begin) begins it.
+    /// The life of a handle that does not exist yet. [`begin`](Self::begin) begins it.
     pub(crate) const fn none() -> Self {
         Self { state: AtomicU32::new(OVER), uses: AtomicU32::new(0) }
     }
 
     /// Keeps the handle alive for one driver call.
     pub(crate) fn enter(&self) -> Result<Use<'_>, Gone> {
-        // The use is announced before the state is read, and `end` writes the state before it reads the uses: of the
-        // two, at least one sees the other.
+        // This side announces the use and then reads the state; `end` writes the state and then reads the uses. At least one
+        // of them sees the other.
         self.uses.fetch_add(1, Ordering::SeqCst);
         let held = Use(self);
         match self.state.load(Ordering::SeqCst) {
@@ -65,12 +64,12 @@ impl Life {
         }
     }
 
-    /// Whether it may be used, for a look that decides nothing.
+    /// Whether the handle lives now. It may end at any moment.
     pub(crate) fn is_alive(&self) -> bool {
         self.state.load(Ordering::SeqCst) == ALIVE
     }
 
-    /// The program is about to end the handle: nobody uses it any more when this returns.
+    /// Notes that the program is about to end the handle, and waits until the library does not use it any more.
     pub(crate) fn end(&self) {
         self.state.store(ENDING, Ordering::SeqCst);
         while self.uses.load(Ordering::SeqCst) > 0 {
@@ -78,12 +77,12 @@ impl Life {
         }
     }
 
-    /// The driver has ended it.
+    /// Notes that the driver has ended the handle.
     pub(crate) fn over(&self) {
         self.state.store(OVER, Ordering::SeqCst);
     }
 
-    /// The handle lives: a new one, or one that the driver did not end.
+    /// Notes that the handle lives: it is new, or the driver did not end it.
     pub(crate) fn begin(&self) {
         self.state.store(ALIVE, Ordering::SeqCst);
     }

@@ -1,7 +1,8 @@
-//! The program's work: where it is submitted, and what is known of it.
+//! The program's work: where it is submitted, and when it is complete.
 //!
-//! [`contexts`] and [`streams`] keep what lives; [`captures`] says what may be looked at; a [`drain`] waits until submitted
-//! work is complete; the [`launch_window`] bounds how much of it is in flight while another client waits.
+//! Every submission passes the [`gate`]. [`contexts`] and [`streams`] list the handles that live, and [`captures`] the open
+//! captures. A [`drain`] waits until all submitted work is complete. The [`launch_window`] bounds the work in flight while
+//! another client waits.
 
 pub(crate) mod callbacks;
 pub(crate) mod captures;

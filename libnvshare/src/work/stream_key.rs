@@ -2,7 +2,7 @@
 
 use crate::driver::types::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream};
 
-/// A stream as the gate knows it: its handle, with the default streams by their explicit handles.
+/// A stream by its handle. Default streams are named by their explicit handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StreamKey(usize);
 
@@ -10,7 +10,7 @@ impl StreamKey {
     pub(crate) const LEGACY: Self = Self(CU_STREAM_LEGACY);
     pub(crate) const PER_THREAD: Self = Self(CU_STREAM_PER_THREAD);
 
-    /// `per_thread`: the null stream is the calling thread's own.
+    /// `per_thread`: the null stream means the per-thread stream and not the legacy stream.
     #[inline(always)]
     pub(crate) fn new(stream: CUstream, per_thread: bool) -> Self {
         match stream.0 as usize {
@@ -25,7 +25,7 @@ impl StreamKey {
         self.0
     }
 
-    /// Whether it is the calling thread's own, whichever that is.
+    /// Whether it is the per-thread stream of the calling thread.
     pub(crate) fn is_per_thread(self) -> bool {
         self == Self::PER_THREAD
     }
@@ -35,13 +35,13 @@ impl StreamKey {
     }
 }
 
-/// How a stream came to be, and what follows from that.
+/// How a stream was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// It synchronises with its context's legacy stream.
     Blocking,
-    /// It does not.
+    /// It does not synchronise with it.
     NonBlocking,
-    /// It was made by a way that is not seen.
+    /// A function without a hook created it.
     Foreign,
 }

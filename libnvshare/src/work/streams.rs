@@ -1,8 +1,9 @@
 //! The streams that live.
 //!
-//! A record is kept for each address that a stream's handle has had, and is used again with the address: it is never freed,
-//! so a thread may remember it. Streams are learnt where they are made; one that was made by a way that is not seen is learnt at
-//! the gate, and as its end may not be seen either, its handle is used in the program's own calls alone.
+//! There is one record for each address that a handle of a stream has had. Records are never freed, so a thread may remember
+//! one; a new stream at the same address gets the same record. The library learns a stream when it is created. A stream that a
+//! function without a hook has created is learnt at the gate. It may also end without a hook, so its handle is used only within
+//! the program's own calls.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -33,13 +34,13 @@ struct About {
 pub(crate) struct Stream {
     key: StreamKey,
     life: Life,
-    /// Changes with each stream that has this address.
+    /// Counts the streams that have had this address.
     incarnation: AtomicU64,
     about: Mutex<About>,
     pub(crate) launch_window: LaunchWindow,
 }
 
-/// One stream that had an address at one time.
+/// One of the streams that have had an address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Incarnation {
     stream: &'static Stream,
@@ -74,8 +75,8 @@ impl Stream {
         self.life.begin();
     }
 
-    /// Waits until the stream may take another launch, or launches are not bounded any more (`are_bounded`). Called by a
-    /// thread that is about to launch on it.
+    /// Waits until the launch window is open, or launches are not bounded any more (`are_bounded`). Called by a thread that is
+    /// about to launch on the stream.
     pub(crate) fn wait_for_launch_window(&self, are_bounded: fn() -> bool) {
         let _relaxed = Relaxed::begin();
         let begin = Instant::now();
@@ -91,7 +92,7 @@ impl Stream {
         }
     }
 
-    /// Marks the launch that the calling thread has just made on the stream.
+    /// Records a mark behind the launch that the calling thread has just made on the stream.
     pub(crate) fn mark(&self) {
         self.launch_window.mark(|| {
             if captures::is_capturing(self.key) {
@@ -120,7 +121,7 @@ impl Incarnation {
         self.stream.key()
     }
 
-    /// Makes a driver call with the stream and its context current, while both live; `None`: the stream is no more.
+    /// Makes a driver call with the stream, in its context, while both live. `None`: the stream has ended.
     pub(crate) fn with<T>(
         self,
         call: impl FnOnce(CUstream) -> Result<T, CUresult>,
@@ -140,16 +141,16 @@ fn streams() -> &'static DashMap<usize, &'static Stream> {
     STREAMS.get_or_init(DashMap::new)
 }
 
-/// The legacy streams of all contexts, as far as launches are bounded.
+/// One record for the legacy streams of all contexts.
 static LEGACY: Stream = Stream::none(StreamKey::LEGACY);
-/// Threads' own default streams have been used.
+/// Whether any thread has used its per-thread stream.
 static PER_THREAD_USED: AtomicBool = AtomicBool::new(false);
 
 fn record_of(key: StreamKey) -> &'static Stream {
     *streams().entry(key.address()).or_insert_with(|| Box::leak(Box::new(Stream::none(key))))
 }
 
-/// A stream was made in a context, and its end will be seen.
+/// Notes a stream that was created in a context by a function with a hook.
 pub(crate) fn made(stream: CUstream, kind: Kind, context: Option<Arc<Context>>) {
     let key = StreamKey::new(stream, false);
     if key.address() > CU_STREAM_PER_THREAD {
@@ -157,7 +158,7 @@ pub(crate) fn made(stream: CUstream, kind: Kind, context: Option<Arc<Context>>) 
     }
 }
 
-/// The calling thread has submitted work to a stream, which is not its own default stream: its record.
+/// The record of a stream that the calling thread has submitted work to. It is not a per-thread stream.
 pub(crate) fn learn(key: StreamKey) -> &'static Stream {
     if key == StreamKey::LEGACY {
         return &LEGACY;
@@ -170,17 +171,17 @@ pub(crate) fn learn(key: StreamKey) -> &'static Stream {
     record
 }
 
-/// The calling thread has submitted work to its own default stream.
+/// Notes that the calling thread has submitted work to its per-thread stream.
 pub(crate) fn note_per_thread() {
     PER_THREAD_USED.store(true, Ordering::Relaxed);
 }
 
-/// Whether any thread has used its own default stream.
+/// Whether any thread has used its per-thread stream.
 pub(crate) fn are_per_thread_used() -> bool {
     PER_THREAD_USED.load(Ordering::Relaxed)
 }
 
-/// The stream of this handle, if its end will be seen; and its kind.
+/// The kind of a stream.
 pub(crate) fn kind_of(key: StreamKey) -> Kind {
     match key {
         StreamKey::LEGACY | StreamKey::PER_THREAD => Kind::Blocking,
@@ -191,7 +192,7 @@ pub(crate) fn kind_of(key: StreamKey) -> Kind {
     }
 }
 
-/// The streams of a context that live; `None`: there may be some whose end is not seen.
+/// The streams of a context that live. `None`: some of them may have ended without a hook.
 pub(crate) fn of_context(context: &Arc<Context>) -> Option<Vec<(Incarnation, Kind)>> {
     let mut found = Vec::new();
     for stream in streams() {
@@ -227,7 +228,7 @@ pub(crate) fn end(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult
     let number = known.incarnation.load(Ordering::SeqCst);
     known.life.end();
     let result = call();
-    // From the moment that the driver has ended it, another may have the address: that has begun the record anew.
+    // As soon as the driver has ended the stream, a new stream may have this address and have begun the record anew.
     let _about = known.about();
     if known.incarnation.load(Ordering::SeqCst) == number {
         if result == CUresult::SUCCESS {
@@ -239,7 +240,8 @@ pub(crate) fn end(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult
     result
 }
 
-/// Work of a stream goes on after its end. A look at its context tells of it; where there can be none, an event does.
+/// Records an event behind the work of a stream that is about to end, as the work continues after its end. This is not
+/// necessary if a drain can record an event behind the whole context.
 fn remember_work(stream: &Stream) {
     if captures::open() == 0 && driver::can_record_context() {
         return;
@@ -253,12 +255,12 @@ fn remember_work(stream: &Stream) {
     }
 }
 
-/// Behind the work of streams that were destroyed while only events on streams could tell of it.
+/// Events behind the work of streams that ended while no event behind a whole context could be recorded.
 static ORPHANS: Mutex<Vec<Arc<Event>>> = Mutex::new(Vec::new());
 
-/// Work of a stream that is being destroyed is behind this event.
+/// Keeps an event behind the work of a stream that is about to end.
 fn adopt(event: Event) {
-    // The driver is asked, and told to destroy events, without the lock.
+    // The driver is called without the lock.
     let known = lock(&ORPHANS).clone();
     let complete: Vec<Arc<Event>> = known.into_iter().filter(|event| event.is_complete()).collect();
     let is_complete = |event: &Arc<Event>| complete.iter().any(|of| Arc::ptr_eq(of, event));
@@ -268,16 +270,16 @@ fn adopt(event: Event) {
     drop(orphans);
 }
 
-/// Events behind the work of streams of a context that were destroyed.
+/// The events behind the work of ended streams of a context.
 pub(crate) fn orphans_of(context: &Arc<Context>) -> Vec<Arc<Event>> {
     lock(&ORPHANS).iter().filter(|event| Arc::ptr_eq(event.context(), context)).cloned().collect()
 }
 
-/// The streams of a context have ended with it. No call can be made with one any more: each is made in its context.
+/// Notes that the streams of a context have ended with it.
 pub(crate) fn forget_context(context: &Arc<Context>) {
     lock(&ORPHANS).retain(|event| !Arc::ptr_eq(event.context(), context));
     for stream in streams() {
-        // Held: another stream may be beginning under this address.
+        // The lock is held, since a new stream may be beginning at this address.
         let about = stream.about();
         if about.context.as_ref().is_some_and(|of| Arc::ptr_eq(of, context)) {
             stream.life.over();

@@ -1,4 +1,4 @@
-//! The devices that the program uses: a thread has submitted work to them, or asked for memory there.
+//! The devices that the program uses: it has submitted work to them, or asked for memory on them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ pub(crate) const MOST: usize = u64::BITS as usize;
 /// One bit for each device, by its ordinal.
 static USED: AtomicU64 = AtomicU64::new(0);
 
-/// The bit of a device; 0: it has none.
+/// The bit of a device; 0 if it has none.
 fn bit(device: CUdevice) -> u64 {
     u32::try_from(device).ok().and_then(|ordinal| 1u64.checked_shl(ordinal)).unwrap_or(0)
 }
@@ -22,14 +22,14 @@ pub(crate) fn contains(device: CUdevice) -> bool {
     USED.load(Ordering::Relaxed) & bit(device) != 0
 }
 
-/// The program uses this device from now on. The scheduler is told when that is news.
+/// Notes that the program uses this device. The scheduler is told the first time.
 pub(crate) fn add(device: CUdevice) {
     if !contains(device) && USED.fetch_or(bit(device), Ordering::Relaxed) & bit(device) == 0 {
         bell::ring();
     }
 }
 
-/// The program uses the calling thread's device from now on.
+/// Notes that the program uses the calling thread's device.
 pub(crate) fn add_current() {
     if let Ok(device) = driver::current_device() {
         add(device);

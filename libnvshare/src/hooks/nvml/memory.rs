@@ -24,7 +24,7 @@ struct MemoryV2 {
     used: u64,
 }
 
-/// Total and used bytes as the program is to see them; `None`: as NVML says.
+/// Total and used bytes as the program sees them. `None`: NVML's own answer is right.
 fn view(handle: Handle, nvml: *const c_void, total: u64, used: u64) -> Option<(u64, u64)> {
     let view = View::of(handle, nvml)?;
     let total = view.total.min(total);

@@ -1,7 +1,8 @@
-//! NVML's view of a GPU: the limit and what is used of it, as `cuMemGetInfo` has it, and whose processes use it.
+//! What the program sees of a GPU through NVML: the same limit and use as through `cuMemGetInfo`, and the processes of its
+//! tenant.
 //!
-//! Programs that only look, `nvidia-smi` first of all, never initialise CUDA: they get a short question to the
-//! scheduler instead of a session, and no thread.
+//! Programs such as `nvidia-smi` never initialise CUDA. For them the library sends one question to the scheduler and starts no
+//! session and no thread.
 
 mod memory;
 mod processes;
@@ -32,7 +33,7 @@ const INSUFFICIENT_SIZE: Return = 7;
 /// `NVML_ERROR_FUNCTION_NOT_FOUND`
 const FUNCTION_NOT_FOUND: Return = 13;
 
-/// One of NVML's own functions, where the program found it or would find it.
+/// One of NVML's own functions, at the address that the program found or would find.
 #[derive(Debug)]
 struct Real {
     name: &'static CStr,
@@ -44,7 +45,7 @@ impl Real {
         Self { name, address: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// The function; for a program that is linked to NVML, the next one of that name.
+    /// The function. For a program that is linked to NVML, this is the next symbol with the name.
     fn get(&self) -> Option<*mut c_void> {
         let mut address = self.address.load(Ordering::Relaxed);
         if address.is_null() {
@@ -56,7 +57,7 @@ impl Real {
     }
 }
 
-/// Functions of NVML that have a hook, and what they do. All take a device and one or two pointers.
+/// Makes the hooks of NVML's functions. All of them take a device and one or two pointers.
 macro_rules! hooks {
     ($( $name:ident ($($arg:ident),*) = $handler:expr; )*) => {
         $(
@@ -85,7 +86,7 @@ macro_rules! hooks {
             }; )*
         }
 
-        /// Each with its hook.
+        /// Each function with its hook.
         static HOOKS: &[(&Real, Hook)] = &[$( (&real::$name, Hook($name as *mut c_void)) ),*];
     };
     (@pointer $arg:ident) => { *mut c_void };
@@ -121,7 +122,7 @@ pub(crate) fn is_hooked(name: &[u8]) -> bool {
     name.starts_with(b"nvmlDeviceGet") && hooked(name).is_some()
 }
 
-/// The hook that stands for one of NVML's functions, which the program has found here.
+/// The hook for one of NVML's functions. `found` is the address that the program's look-up found.
 pub(crate) fn swap(found: *mut c_void, name: &[u8]) -> Option<*mut c_void> {
     let (real, hook) = hooked(name)?;
     if found != hook.0 {
@@ -130,7 +131,7 @@ pub(crate) fn swap(found: *mut c_void, name: &[u8]) -> Option<*mut c_void> {
     Some(hook.0)
 }
 
-/// A function of NVML that we call: of the library that a function is of which the program called.
+/// Finds another function of NVML, in the library that contains `nvml`, a function that the program called.
 fn helper(nvml: *const c_void, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: zeroes are a valid answer, which the call fills; the name that it gives is the loader's and lives as long
     // as the library, which is not loaded anew, only found.
@@ -144,7 +145,7 @@ fn helper(nvml: *const c_void, name: &CStr) -> Option<*mut c_void> {
             return None;
         }
         let found = c_library::dlsym(library, name.as_ptr());
-        // It was found loaded, and stays so: the program uses it.
+        // It was loaded before, and stays loaded, as the program uses it.
         libc::dlclose(library);
         (!found.is_null()).then_some(found)
     }
@@ -173,26 +174,26 @@ fn index_of(handle: Handle, nvml: *const c_void) -> Option<usize> {
     (result == SUCCESS).then_some(index as usize)
 }
 
-/// A GPU as the program is to see it.
+/// A GPU as the program sees it.
 struct View {
     gpu: GpuUuid,
-    /// Bytes that the program may have there, if the card has them.
+    /// Bytes that the program may have on it, at most what the card has.
     total: u64,
-    /// In this process, if it uses it.
+    /// The process's device, if the process uses it.
     device: Option<&'static Device>,
 }
 
 impl View {
-    /// `nvml` is a function of the library that knows the handle. `None`: as NVML says, for nothing is different.
+    /// `nvml` is a function of the library that the handle belongs to. `None`: NVML's own answer is right.
     fn of(handle: Handle, nvml: *const c_void) -> Option<Self> {
-        // In a forked child our locks may be held for ever.
+        // In a forked child, a lock may be held by a thread that does not exist there.
         if lifecycle::is_forked() {
             return None;
         }
         let config = config::get().ok()?;
         let gpu = uuid_of(handle, nvml)?;
         let device = devices::by_uuid(gpu);
-        // Without CUDA, the program's own index is NVML's: as good as any.
+        // Without CUDA, the program's own index is not known; NVML's is used.
         let limit = match device {
             Some(device) => device.limit,
             None => config.limit(index_of(handle, nvml)?),
@@ -202,7 +203,7 @@ impl View {
         Some(Self { gpu, total, device })
     }
 
-    /// Bytes that the tenant's processes use there; `None`: there is nobody to ask.
+    /// Bytes that the tenant's processes use on it. `None`: no scheduler answers.
     fn used(&self) -> Option<u64> {
         match self.device {
             Some(device) => Some(device.account().used()),
@@ -210,7 +211,7 @@ impl View {
         }
     }
 
-    /// The tenant's processes there and what each uses; `None`: there is nobody to ask.
+    /// The tenant's processes on it, and the bytes of each. `None`: no scheduler answers.
     fn processes(&self) -> Option<Vec<(u32, u64)>> {
         match self.device.map(Device::account) {
             Some(account) => {
@@ -228,21 +229,21 @@ impl View {
     }
 }
 
-/// How long what the scheduler said is good: a program may watch memory for hours.
+/// How long an answer of the scheduler is used. A program may watch memory for hours.
 const FRESH: Duration = Duration::from_secs(5);
 
-/// Looks at the page of this process's tenant, which has none while no process of it uses a GPU; `None`: there is no
-/// scheduler to ask.
+/// Looks at the page of this process's tenant. A tenant has none while no process of it uses a GPU. Returns `None` if no
+/// scheduler answers.
 fn tenant<T>(look: impl FnOnce(Option<Mapped>) -> T) -> Option<T> {
     static KNOWN: Mutex<Option<(Instant, TenantPage<Mapped>)>> = Mutex::new(None);
     let mut known = lock(&KNOWN);
     let page = match *known {
         Some((asked, page)) if asked.elapsed() < FRESH => page,
         _ => {
-            // The scheduler may be another one by now, and have another page.
+            // The scheduler may have been replaced, and have another page.
             let page = session::ask_for_page();
             if let Some((_, TenantPage::Page(old))) = known.replace((Instant::now(), page)) {
-                // SAFETY: nobody but this function had it, and nobody has it any more.
+                // SAFETY: only this function had the page, and it does not use it any more.
                 unsafe { old.unmap() };
             }
             page

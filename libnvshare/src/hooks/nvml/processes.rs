@@ -1,6 +1,6 @@
-//! Lists of processes: the tenant's own, with what each has allocated.
+//! Lists of processes: the processes of the tenant, with the bytes that each has allocated.
 //!
-//! NVML itself shows plain memory alone, and in a container no process or all the machine's.
+//! NVML itself shows only plain memory. In a container it shows no process, or all processes of the machine.
 
 use std::ffi::{c_uint, c_void};
 
@@ -90,7 +90,7 @@ struct DetailList {
 /// `NVML_PROCESS_MODE_COMPUTE`, `NVML_PROCESS_MODE_ALL`
 const COMPUTING: [c_uint; 2] = [0, 3];
 
-/// The list of who computes: the tenant's processes.
+/// Fills the list of processes that compute: the processes of the tenant.
 ///
 /// # Safety
 /// There is room for `room` entries.
@@ -106,7 +106,7 @@ unsafe fn fill<E: Entry>(own: &[(u32, u64)], room: usize, count: &mut c_uint, li
     SUCCESS
 }
 
-/// A list of those who do something else than compute: without strangers.
+/// Removes processes of other tenants from a list of processes that do not compute.
 ///
 /// # Safety
 /// NVML wrote so many entries.
