@@ -124,3 +124,53 @@ pub(crate) fn remove_context(context: &Arc<Context>, ending: Ending) -> Vec<Arc<
     let bases: Vec<CUdeviceptr> = list().iter().filter(|entry| goes(entry)).map(|entry| entry.base).collect();
     bases.into_iter().filter_map(remove).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::types::CUcontext;
+    use crate::work::contexts;
+
+    fn context(address: usize) -> Arc<Context> {
+        contexts::learn(CUcontext(address as *mut _), 0)
+    }
+
+    fn enter(base: CUdeviceptr, size: u64, device: CUdevice, context: &Arc<Context>, kind: Kind) {
+        assert!(insert(Allocation::new(base, size, device, Arc::clone(context), kind, 0)).is_none());
+    }
+
+    #[test]
+    fn an_address_that_comes_again_shows_that_its_allocation_is_gone() {
+        let context = context(0x10_0000);
+        enter(0x10_1000, 1, 50, &context, Kind::Device);
+        let again = Allocation::new(0x10_1000, 2, 50, Arc::clone(&context), Kind::Device, 0);
+        assert_eq!(insert(again).map(|gone| gone.size), Some(1));
+        assert_eq!(find(0x10_1000).map(|allocation| allocation.size), Some(2));
+        let taken = remove(0x10_1000).unwrap();
+        assert!(find(0x10_1000).is_none() && remove(0x10_1000).is_none());
+        put_back(taken);
+        assert!(find(0x10_1000).is_some());
+    }
+
+    #[test]
+    fn the_largest_come_first_and_others_by_address() {
+        let context = context(0x20_0000);
+        for (base, size) in [(0x20_3000, 5), (0x20_1000, 5), (0x20_2000, 9), (0x20_4000, 1)] {
+            enter(base, size, 51, &context, Kind::Device);
+        }
+        let order: Vec<u64> = of_device(51).iter().map(|allocation| allocation.base).collect();
+        assert_eq!(order, [0x20_2000, 0x20_1000, 0x20_3000, 0x20_4000]);
+    }
+
+    #[test]
+    fn memory_of_pools_outlives_a_context_but_not_the_devices_own() {
+        let (one, other) = (context(0x30_0000), context(0x31_0000));
+        enter(0x30_1000, 1, 52, &one, Kind::Device);
+        enter(0x30_2000, 1, 52, &one, Kind::Pooled);
+        enter(0x30_3000, 1, 52, &other, Kind::Managed);
+        let bases = |gone: Vec<Arc<Allocation>>| gone.iter().map(|gone| gone.base).collect::<Vec<_>>();
+        assert_eq!(bases(remove_context(&one, Ending::Context)), [0x30_1000]);
+        assert_eq!(bases(remove_context(&one, Ending::Device)), [0x30_2000]);
+        assert_eq!(bases(of_device(52)), [0x30_3000]);
+    }
+}

@@ -18,6 +18,14 @@ pub(crate) struct Charge {
     charged: u64,
 }
 
+#[cfg(test)]
+impl Charge {
+    /// A charge of no device.
+    pub(crate) fn of_nothing() -> Self {
+        Self { device: -1, bytes: 0, charged: 0 }
+    }
+}
+
 impl Drop for Charge {
     fn drop(&mut self) {
         if let Some(device) = devices::get(self.device) {

@@ -205,3 +205,46 @@ pub(crate) fn bring(base: CUdeviceptr, bytes: u64, device: &Device, stream: CUst
         log::debug(format_args!("bring {bytes} bytes of a pool: {error:?}; they come by faults"));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(handle: usize) -> CUmemoryPool {
+        CUmemoryPool(handle as *mut c_void)
+    }
+
+    fn handles(device: CUdevice) -> Vec<(usize, Kind)> {
+        let mut found = Vec::new();
+        // Without a driver there is no default pool.
+        each(device, |pool, kind| found.push((pool.0 as usize, kind)));
+        found
+    }
+
+    #[test]
+    fn the_pools_of_a_device_that_is_being_reset_are_nobodys() {
+        enter(pool(0x100), Pool { device: Some(40), kind: Kind::Pooled });
+        enter(pool(0x200), Pool { device: Some(40), kind: Kind::Ordered });
+        enter(pool(0x300), Pool { device: Some(41), kind: Kind::Ordered });
+        enter(pool(0x400), Pool { device: None, kind: Kind::Ordered });
+        let all = [(0x100, Kind::Pooled), (0x200, Kind::Ordered)];
+        assert_eq!(handles(40), all);
+        let taken = take(40);
+        assert_eq!(handles(40), []);
+        assert!(find(pool(0x100)).is_none() && find(pool(0x300)).is_some() && find(pool(0x400)).is_some());
+        put_back(taken);
+        assert_eq!(handles(40), all);
+        forget(40);
+        assert_eq!((handles(40), handles(41)), (vec![], vec![(0x300, Kind::Ordered)]));
+    }
+
+    #[test]
+    fn a_pool_is_managed_only_as_long_as_it_is_known() {
+        enter(pool(0x500), Pool { device: Some(42), kind: Kind::Pooled });
+        enter(pool(0x600), Pool { device: Some(42), kind: Kind::Ordered });
+        assert_eq!([0x500, 0x600, 0x700].map(|handle| managed_of(pool(handle))), [Some(42), None, None]);
+        assert!(remove(pool(0x500)).is_some() && remove(pool(0x500)).is_none());
+        assert_eq!(managed_of(pool(0x500)), None);
+        assert_eq!(stands_for(pool(0x600)), None);
+    }
+}

@@ -1,4 +1,4 @@
-//! Physical memory that the program makes and maps itself, and what was charged for it.
+//! Physical memory that the program creates and maps itself, and its charges.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_ulonglong;
@@ -11,12 +11,12 @@ use crate::process::lock::lock;
 /// `CUmemGenericAllocationHandle`
 pub(crate) type Handle = c_ulonglong;
 
-/// Physical memory that was created here. It lives while it has a handle or is mapped; so does its charge.
+/// Physical memory of this process. It lives, and its charge with it, while it has a handle or is mapped.
 #[derive(Debug, Default)]
 struct Physical {
-    /// By handle, once for each time that it has to be released.
+    /// By handle: the charge, once for each time that the handle has to be released.
     handles: HashMap<Handle, Vec<Arc<Charge>>>,
-    /// By address: where the mapping ends.
+    /// By address: the end of the mapping, and the charge.
     mappings: BTreeMap<CUdeviceptr, (CUdeviceptr, Arc<Charge>)>,
 }
 
@@ -26,12 +26,12 @@ fn physical<T>(look: impl FnOnce(&mut Physical) -> T) -> T {
     look(lock(&PHYSICAL).get_or_insert_default())
 }
 
-/// Physical memory was made: its handle has to be released once.
+/// Enters new physical memory, or one more release that its handle needs.
 pub(crate) fn insert(handle: Handle, charge: Arc<Charge>) {
     physical(|physical| physical.handles.entry(handle).or_default().push(charge));
 }
 
-/// A handle is about to be released once.
+/// Removes one release of a handle, which is about to be made.
 pub(crate) fn remove(handle: Handle) -> Option<Arc<Charge>> {
     physical(|physical| {
         let charges = physical.handles.get_mut(&handle)?;
@@ -43,7 +43,7 @@ pub(crate) fn remove(handle: Handle) -> Option<Arc<Charge>> {
     })
 }
 
-/// Physical memory was mapped.
+/// Enters a mapping.
 pub(crate) fn map(handle: Handle, address: CUdeviceptr, bytes: u64) {
     physical(|physical| {
         let charge = physical.handles.get(&handle).and_then(|charges| charges.last()).cloned();
@@ -53,17 +53,17 @@ pub(crate) fn map(handle: Handle, address: CUdeviceptr, bytes: u64) {
     });
 }
 
-/// The mappings that begin in a range are gone.
+/// Removes the mappings that begin in a range.
 pub(crate) fn unmap(address: CUdeviceptr, bytes: u64) {
     let end = address.saturating_add(bytes);
-    // The charges are given back outside the lock.
+    // The charges are dropped without the lock.
     let _gone: Vec<_> = physical(|physical| {
         let inside: Vec<CUdeviceptr> = physical.mappings.range(address..end).map(|(&base, _)| base).collect();
         inside.into_iter().filter_map(|base| physical.mappings.remove(&base)).collect()
     });
 }
 
-/// A handle of what is mapped at an address has to be released once more.
+/// Notes that the handle of the memory at an address has to be released once more.
 pub(crate) fn retain(handle: Handle, address: CUdeviceptr) {
     physical(|physical| {
         let mapping = physical.mappings.range(..=address).next_back();
@@ -72,4 +72,56 @@ pub(crate) fn retain(handle: Handle, address: CUdeviceptr) {
             physical.handles.entry(handle).or_default().push(charge);
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use super::*;
+
+    /// Physical memory with this handle; whether its charge is still there.
+    fn make(handle: Handle) -> impl Fn() -> bool {
+        let charge = Arc::new(Charge::of_nothing());
+        let weak: Weak<Charge> = Arc::downgrade(&charge);
+        insert(handle, charge);
+        move || weak.upgrade().is_some()
+    }
+
+    #[test]
+    fn physical_memory_is_charged_while_it_has_a_handle_or_is_mapped() {
+        let is_charged = make(1);
+        map(1, 0x1000, 0x1000);
+        drop(remove(1));
+        assert!(is_charged(), "it is mapped");
+        unmap(0x1000, 0x1000);
+        assert!(!is_charged());
+        assert!(remove(1).is_none());
+    }
+
+    #[test]
+    fn a_handle_is_released_as_often_as_it_was_retained() {
+        let is_charged = make(2);
+        map(2, 0x9000, 0x1000);
+        retain(2, 0x9fff);
+        // Nothing is mapped there.
+        retain(2, 0xa000);
+        unmap(0x9000, 0x1000);
+        drop(remove(2));
+        assert!(is_charged());
+        drop(remove(2));
+        assert!(!is_charged() && remove(2).is_none());
+    }
+
+    #[test]
+    fn mappings_that_begin_in_a_range_end_with_it() {
+        let (one, two) = (make(3), make(4));
+        map(3, 0x2_0000, 0x1000);
+        map(4, 0x2_1000, 0x1000);
+        drop((remove(3), remove(4)));
+        unmap(0x2_0000, 0x1000);
+        assert!(!one() && two());
+        unmap(0x2_0000, 0x10_0000);
+        assert!(!two());
+    }
 }

@@ -225,3 +225,50 @@ pub(crate) fn spread(call: impl FnOnce() -> CUresult) -> CUresult {
     let _alone = (open() > 0).then(alone);
     call()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::types::{CUcontext, CUstream};
+
+    fn key(address: usize) -> StreamKey {
+        StreamKey::new(CUstream(address as *mut _), false)
+    }
+
+    /// All in one test, as the list is the process's.
+    #[test]
+    fn captures_are_listed_until_they_end_and_no_look_overlaps_a_beginning() {
+        let context = contexts::learn(CUcontext(0x100_0000 as *mut _), 0);
+        assert!(hold_off().is_some());
+        assert_eq!(
+            begin(key(0x100_0100), Kind::Blocking, || CUresult::INVALID_VALUE),
+            CUresult::INVALID_VALUE
+        );
+        assert_eq!((open(), before(key(0x100_0100)).is_some()), (0, false));
+        let began = begin(key(0x100_0100), Kind::Blocking, || {
+            assert!(hold_off_beside().is_none(), "a capture is about to begin");
+            CUresult::SUCCESS
+        });
+        assert_eq!((began, open()), (CUresult::SUCCESS, 1));
+        assert!(hold_off().is_none() && hold_off_beside().is_some());
+        // Without a driver its context is not known, so it may be in this one; and no event covers earlier work.
+        assert_eq!(of_context(&context).1, Blocking::Later);
+        assert!(before(key(0x100_0100)).is_some() && before(key(0x100_0200)).is_none());
+        spread(|| {
+            assert!(hold_off_beside().is_none(), "a stream is about to join");
+            CUresult::SUCCESS
+        });
+        assert_eq!(end(key(0x100_0100), || CUresult::SUCCESS), CUresult::SUCCESS);
+        assert_eq!((open(), of_context(&context).1), (0, Blocking::None));
+        let begin_again = || begin(key(0x100_0100), Kind::NonBlocking, || CUresult::SUCCESS);
+        begin_again();
+        assert_eq!(of_context(&context).1, Blocking::None);
+        forget(key(0x100_0100));
+        assert_eq!(open(), 0);
+        begin_again();
+        // Its context is not known, so it goes with none.
+        forget_context(&context);
+        assert_eq!(open(), 1);
+        forget(key(0x100_0100));
+    }
+}

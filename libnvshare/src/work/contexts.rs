@@ -184,3 +184,52 @@ fn forget(context: &Arc<Context>) {
     lock(&CONTEXTS).retain(|known| !Arc::ptr_eq(known, context));
     GENERATION.fetch_add(1, Ordering::SeqCst);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn handle(address: usize) -> CUcontext {
+        CUcontext(address as *mut _)
+    }
+
+    #[test]
+    fn a_context_ends_when_the_driver_has_ended_it() {
+        let context = learn(handle(0x1_0000), 0);
+        assert!(Arc::ptr_eq(&context, &learn(handle(0x1_0000), 0)));
+        let before = generation();
+        assert_eq!(end(&context, || CUresult::INVALID_VALUE, || false), (CUresult::INVALID_VALUE, false));
+        assert_eq!(end(&context, || CUresult::SUCCESS, || true), (CUresult::SUCCESS, false));
+        assert!(context.life().is_alive());
+        assert_eq!(end(&context, || CUresult::SUCCESS, || false), (CUresult::SUCCESS, true));
+        assert!(!context.life().is_alive() && find(handle(0x1_0000)).is_none());
+        assert_ne!(generation(), before);
+    }
+
+    #[test]
+    fn a_handle_that_comes_again_is_another_context() {
+        let old = learn(handle(0x2_0000), 0);
+        let mut new = None;
+        // Another thread gets the handle before the driver's call returns to this one.
+        let ended = end(
+            &old,
+            || {
+                new = Some(learn(handle(0x2_0000), 0));
+                CUresult::SUCCESS
+            },
+            || false,
+        );
+        assert_eq!(ended, (CUresult::SUCCESS, true));
+        let new = new.unwrap();
+        assert!(!Arc::ptr_eq(&old, &new) && new.life().is_alive() && !old.life().is_alive());
+        assert!(Arc::ptr_eq(&find(handle(0x2_0000)).unwrap(), &new));
+    }
+
+    #[test]
+    fn a_context_is_detached_once_more_than_it_was_attached() {
+        let context = learn(handle(0x3_0000), 0);
+        context.attach();
+        context.attach();
+        assert_eq!([(); 3].map(|()| context.detach()), [false, false, true]);
+    }
+}

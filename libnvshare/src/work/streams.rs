@@ -286,3 +286,79 @@ pub(crate) fn forget_context(context: &Arc<Context>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::types::CUcontext;
+
+    fn stream(address: usize) -> CUstream {
+        CUstream(address as *mut _)
+    }
+
+    fn context(address: usize) -> Arc<Context> {
+        contexts::learn(CUcontext(address as *mut _), 0)
+    }
+
+    fn succeed() -> CUresult {
+        CUresult::SUCCESS
+    }
+
+    /// Whether the stream may be used. Without a driver the call itself is not made.
+    fn may_be_used(stream: Incarnation) -> bool {
+        stream.with(|_| Ok(())).is_some()
+    }
+
+    #[test]
+    fn a_stream_that_ends_is_foreign_until_its_handle_comes_again() {
+        let (handle, key) = (stream(0x1100), StreamKey::new(stream(0x1100), false));
+        let context = context(0x1000);
+        made(handle, Kind::NonBlocking, Some(Arc::clone(&context)));
+        assert_eq!(kind_of(key), Kind::NonBlocking);
+        assert_eq!(end(handle, || CUresult::INVALID_VALUE), CUresult::INVALID_VALUE);
+        assert_eq!(kind_of(key), Kind::NonBlocking, "the driver has not ended it");
+        assert_eq!(end(handle, succeed), CUresult::SUCCESS);
+        assert_eq!(kind_of(key), Kind::Foreign);
+        made(handle, Kind::Blocking, Some(context));
+        assert_eq!(kind_of(key), Kind::Blocking);
+    }
+
+    #[test]
+    fn a_new_stream_at_an_address_has_the_old_record_and_is_another_stream() {
+        let context = context(0x2000);
+        let of_this = || of_context(&context).unwrap().into_iter().map(|(stream, _)| stream).next();
+        made(stream(0x2100), Kind::NonBlocking, Some(Arc::clone(&context)));
+        let old = of_this().unwrap();
+        assert!(may_be_used(old));
+        assert_eq!(end(stream(0x2100), succeed), CUresult::SUCCESS);
+        assert!(!may_be_used(old) && of_this().is_none());
+        made(stream(0x2100), Kind::Blocking, Some(Arc::clone(&context)));
+        let new = of_this().unwrap();
+        assert!(std::ptr::eq(old.stream, new.stream));
+        assert!(may_be_used(new) && !may_be_used(old));
+    }
+
+    #[test]
+    fn a_stream_that_begins_while_the_old_one_ends_lives() {
+        let (handle, key) = (stream(0x3100), StreamKey::new(stream(0x3100), false));
+        let context = context(0x3000);
+        made(handle, Kind::Blocking, Some(Arc::clone(&context)));
+        // The driver gives the address to another thread before its call returns to this one.
+        let result = end(handle, || {
+            made(handle, Kind::NonBlocking, Some(context));
+            CUresult::SUCCESS
+        });
+        assert_eq!((result, kind_of(key)), (CUresult::SUCCESS, Kind::NonBlocking));
+    }
+
+    #[test]
+    fn streams_end_with_their_context() {
+        let context = context(0x4000);
+        made(stream(0x4100), Kind::Blocking, Some(Arc::clone(&context)));
+        let known = of_context(&context).unwrap();
+        assert_eq!(known.iter().map(|(_, kind)| *kind).collect::<Vec<_>>(), [Kind::Blocking]);
+        forget_context(&context);
+        assert!(known.iter().all(|&(stream, _)| !may_be_used(stream)));
+        assert_eq!(of_context(&context).unwrap().len(), 0);
+    }
+}
