@@ -17,7 +17,16 @@
     clippy::print_stderr
 )]
 #![allow(rustdoc::private_intra_doc_links, reason = "nothing here is public but the driver's own names")]
-#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+#![cfg_attr(
+    test,
+    allow(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::disallowed_methods
+    )
+)]
 
 mod driver;
 mod entry_points;

@@ -1,4 +1,6 @@
-//! What the environment asks for. Read once, at the first `cuInit`.
+//! The settings of the process, from its environment. They are read once, at the first `cuInit`.
+
+#![allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
 
 use std::env;
 use std::fmt;

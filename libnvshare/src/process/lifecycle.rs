@@ -12,6 +12,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use super::threads;
+
 static EXITING: AtomicBool = AtomicBool::new(false);
 /// The library's own driver calls that are under way.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
@@ -75,7 +77,7 @@ pub(crate) fn watch_exit(actions: AtExit) {
             if until() {
                 return;
             }
-            std::thread::sleep(Duration::from_micros(100));
+            threads::sleep(Duration::from_micros(100));
         }
     }
     if AT_EXIT.set(actions).is_ok() {

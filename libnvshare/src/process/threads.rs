@@ -1,6 +1,7 @@
 //! Threads of the library, and questions about threads of the program.
 
 use std::io;
+use std::time::Duration;
 
 /// Starts a thread of the library, with all signals blocked. Returns whether it was started.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
@@ -23,9 +24,14 @@ pub(crate) fn is_gone(thread: libc::pid_t) -> bool {
     asked != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
 }
 
-/// A short pause between two polls. It is a raw system call, since `nanosleep` is a cancellation point.
+/// A short pause between two polls.
 pub(crate) fn pause() {
-    let time = libc::timespec { tv_sec: 0, tv_nsec: 50_000 };
-    // SAFETY: a valid time. The rest of an interrupted pause is not asked for.
+    sleep(Duration::from_micros(50));
+}
+
+/// Sleeps for less than a second. It is a raw system call, since the C library's functions are cancellation points.
+pub(crate) fn sleep(time: Duration) {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
+    // SAFETY: a valid time. The rest of an interrupted sleep is not asked for.
     unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, 0usize) };
 }

@@ -11,20 +11,20 @@ use std::time::Duration;
 use nvshare_proto::{ClientMessage, Reply, Request, SchedulerMessage, codec, paths};
 
 use super::report;
-use crate::process::bell;
 use crate::process::descriptor::Descriptor;
+use crate::process::{bell, threads};
 
-/// The connection's, also for a forked child to close and for the last word at exit.
+/// The descriptor of the connection. A forked child closes it, and the exit sends the last message through it.
 static DESCRIPTOR: Descriptor = Descriptor::none();
-/// Why it cannot be used any more.
+/// Why the connection cannot be used any more.
 const CLOSED_BY_HOST: &str = "the program closed its descriptor";
-/// Held while a frame is written, so that two never mix.
+/// Held while a frame is written, so that frames do not mix.
 static WRITING: Mutex<()> = Mutex::new(());
 
 /// A scheduler that does not read for this long is lost.
 const WRITE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Where the scheduler is looked for. The environment is read once: the host may change it at any later time.
+/// The path of the scheduler's socket. The environment is read once, as the program may change it later.
 pub(super) fn path() -> &'static Path {
     static PATHS: OnceLock<[PathBuf; 2]> = OnceLock::new();
     let [ours, systems] = PATHS.get_or_init(|| [false, true].map(paths::clients_socket));
@@ -34,10 +34,10 @@ pub(super) fn path() -> &'static Path {
 /// A connection to the scheduler.
 #[derive(Debug)]
 pub(super) struct Wire {
-    /// Closed only if it still is ours.
+    /// Closed only if the file behind it still is ours.
     stream: ManuallyDrop<UnixStream>,
     buffer: Vec<u8>,
-    /// Came along with a frame.
+    /// A descriptor that came with a frame.
     passed: Option<OwnedFd>,
 }
 
@@ -62,7 +62,7 @@ impl Wire {
         Ok(Self { stream: ManuallyDrop::new(stream), buffer: Vec::new(), passed: None })
     }
 
-    /// The descriptor that came along with a frame.
+    /// Takes the descriptor that came with a frame.
     pub(super) fn take_passed(&mut self) -> Option<OwnedFd> {
         self.passed.take()
     }
@@ -74,7 +74,7 @@ impl Wire {
         write_all(DESCRIPTOR.get().ok_or(CLOSED_BY_HOST)?, &frame)
     }
 
-    /// Reads what has come; an error comes with what was whole before it.
+    /// Reads the frames that have come. An error comes with the whole frames before it.
     pub(super) fn receive(&mut self) -> Result<Vec<Reply>, (Vec<Reply>, String)> {
         if DESCRIPTOR.get().is_none() {
             return Err((Vec::new(), CLOSED_BY_HOST.to_owned()));
@@ -101,7 +101,7 @@ impl Wire {
     }
 }
 
-/// How long a process that only looks waits for a scheduler that is there and does not answer.
+/// How long a process without a session waits for a scheduler that does not answer.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the scheduler answers to a process that asks for the page of its tenant.
@@ -136,10 +136,10 @@ fn try_to_ask(run: Option<u64>) -> Option<TenantPage<(u32, OwnedFd)>> {
     }
 }
 
-/// Reads, and takes a descriptor that comes along.
+/// Reads bytes, and a descriptor if one comes with them.
 fn receive_with(descriptor: i32, bytes: &mut [u8], passed: &mut Option<OwnedFd>) -> io::Result<usize> {
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // Aligned as control messages have to be, with room for more descriptors than anybody sends.
+    // Aligned as control messages have to be, and large enough for more descriptors than a scheduler sends.
     let mut control = [0u64; 32];
     // SAFETY: a message of one part, and room for control messages, in buffers that live on. What the kernel wrote
     // there is walked with the macros that are made for it; each descriptor is new and ours.
@@ -168,7 +168,7 @@ fn receive_with(descriptor: i32, bytes: &mut [u8], passed: &mut Option<OwnedFd>)
     }
 }
 
-/// Writes without raising SIGPIPE in the host.
+/// Writes without raising SIGPIPE in the program.
 fn write_all(descriptor: i32, mut bytes: &[u8]) -> Result<(), String> {
     while !bytes.is_empty() {
         // SAFETY: readable bytes of the given length.
@@ -185,15 +185,15 @@ fn write_all(descriptor: i32, mut bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// Waits until the scheduler says something (true), the bell rings, or the time is over.
+/// Waits until the socket is readable, the bell rings, or the time is over. Returns whether the socket is readable.
 pub(super) fn wait(wire: Option<&Wire>, timeout: Option<Duration>) -> bool {
     let socket = match (wire, DESCRIPTOR.get()) {
-        // What it was connected by is gone: reading says so.
+        // The program has closed the descriptor. Reading reports this.
         (Some(_), None) => return true,
         (Some(_), Some(number)) => number,
         (None, _) => -1,
     };
-    // Without a bell nobody can wake us.
+    // Without a bell, no other thread can wake this one.
     let bell = bell::descriptor();
     let timeout = if bell < 0 { Some(timeout.unwrap_or(DEAF).min(DEAF)) } else { timeout };
     let mut watched = [
@@ -210,10 +210,10 @@ pub(super) fn wait(wire: Option<&Wire>, timeout: Option<Duration>) -> bool {
     socket_state.revents != 0
 }
 
-/// How often a thread that cannot be woken looks by itself.
+/// How often the thread wakes up by itself if there is no bell.
 const DEAF: Duration = Duration::from_millis(20);
 
-/// In a forked child: the parent's connection must not live on in it.
+/// Closes the parent's connection in a forked child.
 pub(super) fn close_after_fork() {
     if let Some(descriptor) = DESCRIPTOR.take() {
         // SAFETY: a descriptor of ours, which nothing in the child uses.
@@ -221,12 +221,12 @@ pub(super) fn close_after_fork() {
     }
 }
 
-/// Sends the counters once more, from the thread that exits.
+/// Sends the counters a last time, from the thread that exits.
 pub(super) fn send_counters() {
-    // The session may just be writing; its thread is not to be waited for, should it be stuck.
-    let Some(_writing) = (0..50).find_map(|_| {
-        WRITING.try_lock().inspect_err(|_| std::thread::sleep(Duration::from_micros(100))).ok()
-    }) else {
+    // The session's thread may be writing. If it is stuck, this thread does not wait for it.
+    let Some(_writing) = (0..50)
+        .find_map(|_| WRITING.try_lock().inspect_err(|_| threads::sleep(Duration::from_micros(100))).ok())
+    else {
         return;
     };
     let Some(descriptor) = DESCRIPTOR.get() else { return };

@@ -9,6 +9,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, compiler_fence};
 use std::time::Duration;
 
+use crate::process::threads;
+
 /// The closer fences for everybody.
 static FOR_ALL: AtomicBool = AtomicBool::new(false);
 
@@ -43,7 +45,7 @@ pub(super) fn everywhere() {
     if FOR_ALL.load(Ordering::SeqCst) && !membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) {
         // The program has locked itself in since.
         FOR_ALL.store(false, Ordering::SeqCst);
-        std::thread::sleep(LONG);
+        threads::sleep(LONG);
     }
 }
 
