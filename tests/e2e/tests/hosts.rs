@@ -45,7 +45,7 @@ fn passes_under_turns(name: &str) {
 }
 
 #[test]
-fn accounting() {
+fn memory_of_every_kind_is_counted_while_it_lives() {
     passes("accounting", &[], &[]);
 }
 
@@ -71,7 +71,7 @@ fn what_the_driver_keeps_counts_and_gives_way() {
 }
 
 #[test]
-fn over_quota() {
+fn memory_of_every_kind_is_refused_over_the_limit() {
     passes("over_quota", &[], &[("NVSHARE_MEM_LIMIT", "100MiB")]);
     // HAMi's name for it.
     passes("over_quota", &[], &[("CUDA_DEVICE_MEMORY_LIMIT_0", "100m")]);
@@ -220,13 +220,13 @@ fn threads_that_are_cancelled_inside_the_driver() {
 }
 
 #[test]
-fn pointers() {
+fn managed_memory_looks_like_device_memory() {
     passes("pointers", &[], &[]);
     passes("pointers", &["plainly"], &[("NVSHARE_DISGUISE", "0")]);
 }
 
 #[test]
-fn ipc() {
+fn memory_can_be_shared_after_a_handle_was_refused() {
     let log = passes("ipc", &[], &[]).log;
     assert!(log.contains("NVSHARE_PLAIN=all"), "{log}");
     passes("ipc", &["from the start"], &[("NVSHARE_PLAIN", "4MiB")]);

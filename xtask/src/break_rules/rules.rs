@@ -19,7 +19,7 @@ pub(super) const RULES: &[Rule] = &[
         from: "        if let Some(charge) = charge {\n            physical.mappings",
         to: "        if let Some(charge) = charge.filter(|_| !BROKEN || address == 0) {\n            physical.mappings",
         package: "nvshare-e2e",
-        test: "accounting",
+        test: "memory_of_every_kind_is_counted_while_it_lives",
     },
     Rule {
         what: "what was charged for a call that is unwound is given back",
