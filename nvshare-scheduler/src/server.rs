@@ -99,7 +99,7 @@ pub async fn run(
     });
     let journal = Journal::new(setup.config.boot);
     let recorder = Recorder::new(journal.clone());
-    let mut keeper = tokio::spawn(Keeper::new(setup, nvml, recorder).run(received));
+    let mut core_task = tokio::spawn(CoreTask::new(setup, nvml, recorder).run(received));
     // What clients open must leave descriptors for administrators.
     let clients = Shared::new(commands, Some(Bounds::new(limits::clients())), journal);
     let admins = Shared { bounds: None, ..clients.clone() };
@@ -109,7 +109,7 @@ pub async fn run(
             accepted = sockets.clients().accept() => (accepted, false),
             accepted = sockets.admin().accept() => (accepted, true),
             () = &mut shutdown => break,
-            _ = &mut keeper => return Err(Stopped),
+            _ = &mut core_task => return Err(Stopped),
         };
         match accepted {
             Ok((stream, _)) => {
@@ -123,7 +123,7 @@ pub async fn run(
             }
         }
     }
-    keeper.abort();
+    core_task.abort();
     Ok(())
 }
 
@@ -142,7 +142,7 @@ struct Waiting {
 }
 
 /// Owns the core.
-struct Keeper {
+struct CoreTask {
     core: Core,
     nvml: Watch,
     /// As it was read; what was set at run time stands above it.
@@ -159,7 +159,7 @@ struct Keeper {
     recorder: Recorder,
 }
 
-impl Keeper {
+impl CoreTask {
     fn new(setup: Setup, nvml: Watch, recorder: Recorder) -> Self {
         let mut core = Core::new(setup.store.over(&setup.config));
         if !setup.store.scheduling() {
