@@ -1,4 +1,4 @@
-//! The arrays that live, mipmapped or not, and what was charged for each.
+//! The arrays that live, and the charge of each. Mipmapped arrays are arrays too.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -7,10 +7,10 @@ use super::charge::Charge;
 use crate::process::lock::lock;
 use crate::work::contexts::Context;
 
-/// An array's context, and what was charged for it.
+/// An array's context and its charge.
 pub(crate) type Entry = (Arc<Context>, Charge);
 
-/// Arrays, mipmapped or not, by handle.
+/// Arrays by handle.
 static ARRAYS: Mutex<BTreeMap<usize, Entry>> = Mutex::new(BTreeMap::new());
 
 /// Enters an array, by its handle.
@@ -23,7 +23,7 @@ pub(crate) fn remove(handle: usize) -> Option<Entry> {
     lock(&ARRAYS).remove(&handle)
 }
 
-/// A context is gone, and its arrays with it.
+/// Removes the arrays of a context that has ended.
 pub(crate) fn forget_context(context: &Arc<Context>) {
     let mut arrays = lock(&ARRAYS);
     let (gone, left) =

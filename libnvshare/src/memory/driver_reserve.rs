@@ -1,12 +1,12 @@
-//! What the driver keeps for itself: memory of pools after its allocations are freed, and memory of graphs.
+//! The driver's reserve: memory of pools whose allocations are freed, and memory of graphs.
 //!
-//! It is on the card, so it counts, towards the limit and for the scheduler, although nobody asked for it. The driver
-//! gives up what is not in use when it is told to (`cuMemPoolTrimTo`, `cuDeviceGraphMemTrim`), as it does by itself when
-//! the card is full. Here it is told so before an allocation is refused, and before anything of the process is evicted.
+//! The reserve is on the card. So it counts towards the limit, and the scheduler is told of it. The driver releases the part
+//! that is not in use on request (`cuMemPoolTrimTo`, `cuDeviceGraphMemTrim`), and by itself when the card is full. The library
+//! requests this before it refuses an allocation, and before it evicts memory of the process.
 //!
-//! A pool keeps what is freed only up to its release threshold, which is zero unless the program says otherwise: what is
-//! beyond it goes back at the next synchronisation, and is not counted. Until the driver is asked again, what was freed
-//! counts as kept; what the pool hands out next is taken from that.
+//! A pool keeps freed memory only up to its release threshold, which is zero unless the program sets it. Memory beyond the
+//! threshold returns at the next synchronisation and is not counted. Until the library asks the driver again, freed memory
+//! counts as kept, and new allocations of the pool are taken from it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -19,24 +19,24 @@ use super::pools;
 use crate::driver::{self, Relaxed};
 use crate::process::{bell, lifecycle};
 
-/// A pool has a release threshold.
+/// Whether a pool has a release threshold.
 static POOLS: AtomicBool = AtomicBool::new(false);
-/// The process has made graphs that allocate.
+/// Whether the process has graphs that allocate.
 static GRAPHS: AtomicBool = AtomicBool::new(false);
-/// A device is over its limit by what graphs took.
+/// Whether memory of graphs has exceeded the limit on a device.
 static OVER: AtomicBool = AtomicBool::new(false);
-/// Bytes that went back to pools since the last look.
+/// Bytes that were freed to pools since the library last asked the driver.
 static FREED: AtomicU64 = AtomicU64::new(0);
 
-/// So much may go back to pools between two looks.
+/// After this many bytes freed to pools, the library asks the driver again.
 const LOOK_AFTER: u64 = 64 * MIB;
 
-/// A pool keeps what is freed from now on.
+/// Notes that a pool keeps freed memory from now on.
 pub(crate) fn uses_pools() {
     POOLS.store(true, Ordering::Relaxed);
 }
 
-/// There are graphs that allocate.
+/// Notes that there are graphs that allocate.
 pub(crate) fn uses_graphs() {
     GRAPHS.store(true, Ordering::Relaxed);
 }
@@ -46,12 +46,12 @@ pub(crate) fn has_graphs() -> bool {
     GRAPHS.load(Ordering::Relaxed)
 }
 
-/// Whether pools keep what is freed.
+/// Whether pools keep freed memory.
 pub(crate) fn is_kept_by_pools() -> bool {
     POOLS.load(Ordering::Relaxed)
 }
 
-/// An allocation of a pool is freed, `charged` bytes of which were charged.
+/// Notes that an allocation of a pool was freed, of which `charged` bytes were charged.
 pub(crate) fn freed(device: &Device, allocation: &Allocation, charged: u64) {
     let bytes = allocation.size;
     device.update(|account| account.keep(bytes, charged, allocation.kind));
@@ -61,13 +61,13 @@ pub(crate) fn freed(device: &Device, allocation: &Allocation, charged: u64) {
     }
 }
 
-/// Whether there is anything to look at.
+/// Whether there can be a reserve.
 fn in_use() -> bool {
-    // A forked child may have inherited a lock that nobody will open.
+    // In a forked child, a lock may be held by a thread that does not exist there.
     (POOLS.load(Ordering::Relaxed) || GRAPHS.load(Ordering::Relaxed)) && !lifecycle::is_forked()
 }
 
-/// Asks the driver what it keeps on a device, and enters that into the books.
+/// Asks the driver for its reserve on a device, and enters it into the account.
 pub(crate) fn refresh(device: &Device) {
     if !in_use() {
         return;
@@ -93,7 +93,8 @@ pub(crate) fn refresh(device: &Device) {
     }
 }
 
-/// Has the driver give up what it keeps on a device and does not use. True: the books have less than before.
+/// Makes the driver release the part of its reserve on a device that is not in use. Returns whether the account has less
+/// than before.
 pub(crate) fn give_up(device: &Device) -> bool {
     if !in_use() {
         return false;
@@ -117,7 +118,7 @@ pub(crate) fn give_up(device: &Device) -> bool {
     kept() < before
 }
 
-/// The device's contexts are gone, and its pools with them.
+/// Notes that the device's primary context has ended, and its pools with it.
 pub(crate) fn forget(device: &Device) {
     pools::forget(device.ordinal);
     device.set_reserve(DriverReserve::default());
@@ -127,7 +128,7 @@ fn is_over_limit_by_graphs(device: &Device) -> bool {
     device.account().is_over_limit_by_graphs()
 }
 
-/// Whether graphs have brought a device over its limit, whatever the driver can give up.
+/// Whether memory of graphs exceeds the limit on a device, even after the driver has released what it can.
 pub(crate) fn is_over_by_graphs() -> bool {
     if !OVER.load(Ordering::Relaxed) {
         return false;

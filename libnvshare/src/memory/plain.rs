@@ -1,8 +1,7 @@
-//! Memory that others are to reach: other processes by CUDA IPC, NICs, the stream's own memory operations.
+//! Which device memory has to stay plain, because other processes (CUDA IPC), NICs or the stream's memory operations use it.
 //!
-//! Managed memory can do none of this, so such programs get the driver's own memory, which is not moved: those whose
-//! [executable] shows that they need it, sizes that `NVSHARE_PLAIN` names, and everything from the moment on that a
-//! handle was refused.
+//! None of them can use managed memory. So these get plain memory, which is not moved: programs whose [executable] shows that
+//! they need it, sizes that `NVSHARE_PLAIN` names, and all later allocations of a program that was refused a handle.
 
 mod executable;
 
@@ -11,10 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::process::{config, log};
 
-/// A handle was refused: from now on, memory is handed out that has one.
+/// Whether a handle was refused. Allocations are plain from then on.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// Whether new device memory of this size has to be the driver's own.
+/// Whether new device memory of this size has to be plain.
 pub(crate) fn needs_plain(bytes: u64) -> bool {
     REFUSED.load(Ordering::Relaxed)
         || config::get().is_ok_and(|config| match &config.plain {
@@ -23,7 +22,7 @@ pub(crate) fn needs_plain(bytes: u64) -> bool {
         })
 }
 
-/// Whether any device memory has to be the driver's own.
+/// Whether device memory of any size has to be plain.
 pub(crate) fn needs_some_plain() -> bool {
     config::get().is_ok_and(|config| match &config.plain {
         Some(sizes) => !sizes.is_empty(),
@@ -31,7 +30,7 @@ pub(crate) fn needs_some_plain() -> bool {
     })
 }
 
-/// Whether the program's executable shows that it needs the driver's own memory.
+/// Whether the program's executable shows that it needs plain memory.
 fn is_seen() -> bool {
     static SEEN: OnceLock<bool> = OnceLock::new();
     *SEEN.get_or_init(|| {
@@ -46,7 +45,7 @@ fn is_seen() -> bool {
     })
 }
 
-/// A handle was refused for memory that is moved. True: it is the first one.
+/// Notes that a handle was refused for managed memory. Returns whether it is the first one.
 pub(crate) fn was_refused() -> bool {
     !REFUSED.swap(true, Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! The limits that this process shares with others of its tenant.
+//! The page of limits that this process shares with the other processes of its tenant.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -18,7 +18,7 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    /// The tenant's processes that have memory on the GPU, and how much, as they know themselves.
+    /// The tenant's processes that have memory on the GPU, by their own process numbers, and the bytes of each.
     pub(crate) fn processes(&self) -> Vec<(u32, u64)> {
         self.page.processes(self.column).collect()
     }
@@ -30,7 +30,7 @@ impl Tenant for Seat {
     }
 
     fn charge(&self, bytes: u64, limit: u64) -> Result<(), u64> {
-        // A forked child has its parent's row and none of its memory.
+        // A forked child has the row of its parent, and none of its memory.
         if lifecycle::is_forked() { Ok(()) } else { self.page.charge(self.row, self.column, bytes, limit) }
     }
 
@@ -49,11 +49,11 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
-    /// Maps the page that the scheduler sent. That of a session stays mapped: threads may be looking at it whenever the
-    /// scheduler is lost, and there is one for each time that it comes back.
+    /// Maps the page that the scheduler sent. The page of a session stays mapped, as a thread may be reading it at any time.
+    /// There is one such page for each connection to a scheduler.
     pub(crate) fn map(descriptor: &OwnedFd, row: usize) -> io::Result<Self> {
         let size = size_of::<Page>();
-        // The scheduler's own pages cannot shrink under us; who stands in for it must not be able to either.
+        // The file must be sealed against shrinking, as the scheduler's pages are: reading beyond its end would be fatal.
         // SAFETY: an open descriptor.
         let seals = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) };
         if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
@@ -74,23 +74,24 @@ impl Mapped {
         if page == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: mapped with this size, until who calls `unmap` says that nobody uses it; atomics alone, of which any bytes are valid.
+        // SAFETY: mapped with this size until `unmap`, whose caller promises that the page is not in use. It consists of
+        // atomics, for which all bytes are valid.
         let page = unsafe { &*page.cast::<Page>() };
         page.enter(row, std::process::id());
         Ok(Self { page, row })
     }
 
-    /// Lets the page go.
+    /// Unmaps the page.
     ///
     /// # Safety
-    /// Nobody uses it, or a seat of it, any more.
+    /// Neither the page nor a seat of it is used any more.
     pub(crate) unsafe fn unmap(self) {
         let page: *const Page = self.page;
         // SAFETY: mapped by `map` with this size; promised by the caller.
         unsafe { libc::munmap(page.cast_mut().cast(), size_of::<Page>()) };
     }
 
-    /// The place for a GPU.
+    /// The seat for a GPU.
     pub(crate) fn seat(&self, gpu: GpuUuid) -> Option<Seat> {
         Some(Seat { page: self.page, row: self.row, column: self.page.column(gpu)? })
     }

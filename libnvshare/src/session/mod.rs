@@ -1,7 +1,7 @@
 //! The connection to the scheduler, and the thread that keeps it.
 //!
-//! Nothing of this exists before the program first allocates memory or submits work. Then two threads do: this
-//! one reads and writes frames and obeys ([`nvshare_client::session`]), the other moves memory ([`crate::memory::mover`]).
+//! The library starts no thread before the program first allocates memory or submits work. Then there are two: this one reads
+//! and writes frames and does what [`nvshare_client::session`] says; the other moves memory ([`crate::memory::mover`]).
 
 mod report;
 mod wire;
@@ -26,10 +26,10 @@ use crate::work::gate;
 pub(crate) use wire::TenantPage;
 use wire::Wire;
 
-/// What the mover has done.
+/// What the mover has done, and the session has not heard yet.
 static DONE: Mutex<Vec<Done>> = Mutex::new(Vec::new());
 
-/// Attempts to find a scheduler.
+/// How often the session looks for a scheduler.
 const RECONNECT_EVERY: Duration = Duration::from_secs(1);
 
 /// Asks the scheduler for the page of this process's tenant, once and without a session.
@@ -43,7 +43,7 @@ pub(crate) fn ask_for_page() -> TenantPage<quota::Mapped> {
     }
 }
 
-/// First contact: closes the gate, finds out about devices, and starts the threads. Later calls do nothing.
+/// Starts the session: closes the gate, asks the driver for the devices, and starts the threads. Later calls do nothing.
 pub(crate) fn start() {
     static START: Once = Once::new();
     if START.is_completed() || driver::device_count().is_err() {
@@ -51,12 +51,13 @@ pub(crate) fn start() {
     }
     START.call_once(|| {
         let Ok(config) = config::get() else {
-            // `cuInit` said no; a program that goes on nevertheless gets nothing by us.
+            // `cuInit` has failed. If the program goes on nevertheless, the library does nothing.
             gate::open(false);
             return;
         };
         devices::discover(config);
-        // Now, by a thread of the host: the session's own may not read the environment beside it.
+        // A thread of the program reads the environment here, as the session's thread could do so while the program
+        // changes it.
         let _ = wire::path();
         lifecycle::watch_forks(in_forked_child);
         gate::prepare();
@@ -100,19 +101,19 @@ fn run() {
     }
 }
 
-/// The session's thread: it waits for what happens, and passes it on.
+/// The session's thread: it waits for events and passes them to the session.
 struct Thread {
     session: Session,
-    /// The moment since when the session counts time.
+    /// When the session's time began.
     begin: Instant,
     library: Library,
     next_attempt: Instant,
-    /// A scheduler has heard of us, now or before.
+    /// Whether the process has registered with a scheduler, now or before.
     registered: bool,
 }
 
 impl Thread {
-    /// Waits until something happens, and deals with it.
+    /// Waits until something happens, and handles it.
     fn turn(&mut self) {
         self.connect_if_due();
         let timeout = self.timeout();
@@ -128,7 +129,7 @@ impl Thread {
         self.tell(Session::look);
     }
 
-    /// Tells the session something, and then what became of the connection meanwhile.
+    /// Tells the session something, and then handles what happened to the connection meanwhile.
     fn tell<T>(&mut self, what: impl FnOnce(&mut Session, &mut Library, Duration) -> T) -> T {
         let told = what(&mut self.session, &mut self.library, self.begin.elapsed());
         if std::mem::take(&mut self.library.reconnects) {
@@ -181,7 +182,7 @@ impl Thread {
             Err((replies, error)) => (replies, Some(error)),
         };
         for reply in replies {
-            // What was said on a connection that is gone holds no more.
+            // Messages of a lost connection are not valid any more.
             if self.library.wire.is_none() {
                 return;
             }
@@ -216,7 +217,7 @@ impl Thread {
 
     /// The connection is gone.
     fn lose(&mut self, why: &str) {
-        // What this process had is the scheduler's to take back.
+        // The scheduler takes back what this process had of the tenant's limit.
         devices::all().for_each(|device| device.share_quota(None));
         log::warn(format_args!("connection to the scheduler lost: {why}; the program goes on"));
         self.next_attempt = self.next_attempt.max(Instant::now() + Duration::from_millis(100));
@@ -227,9 +228,9 @@ impl Thread {
 /// The library, as the session uses it.
 struct Library {
     wire: Option<Wire>,
-    /// Why the connection ended; the session is still to be told.
+    /// Why the connection ended, until the session is told.
     broken: Option<String>,
-    /// A new connection is to be made at once.
+    /// Whether to connect again at once.
     reconnects: bool,
 }
 

@@ -1,9 +1,8 @@
-//! What the program's executable tells before it has done anything.
+//! Finds out from the program's executable whether the program needs plain memory.
 //!
-//! It imports a function of the driver or of CUDA's runtime, or it has the runtime built in, which is what `nvcc` does
-//! unless told otherwise, and calls the function there. The first is in its dynamic symbols; for the second its symbols
-//! name the function and its code is searched for calls of it, since the runtime brings along all that it has. What
-//! libraries call is not looked at: most that could share memory are never asked to.
+//! The executable may import a function of the driver or of CUDA's runtime; its dynamic symbols show this. Or the runtime is
+//! linked into it, which is what `nvcc` does by default. Then the executable contains every function of the runtime, so its
+//! code is searched for calls of the function. Libraries are not searched: most libraries that can share memory never do.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -12,7 +11,7 @@ use memchr::memmem;
 use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SectionKind};
 
-/// What needs the driver's own memory; `_v2`, `_ptsz` and the like are the same.
+/// Functions that need plain memory. Names with `_v2`, `_ptsz` and so on count too.
 const CALLS: [&str; 7] = [
     "cuIpcGetMemHandle",
     "cudaIpcGetMemHandle",
@@ -22,12 +21,12 @@ const CALLS: [&str; 7] = [
     "cuStreamWaitValue",
     "cuStreamWriteValue",
 ];
-/// What of these the runtime has.
+/// The one of these functions that the runtime has.
 const BUILT_IN: &str = "cudaIpcGetMemHandle";
-/// More code than this is not searched, in bytes: it would be noticed in the time that the first allocation takes.
+/// Larger code sections are not searched, in bytes: the first allocation would take noticeably longer.
 const MOST_CODE: u64 = 32 << 20;
 
-/// The function that the program calls and that refuses managed memory, if that can be seen.
+/// The function that the program calls and that refuses managed memory, if the executable shows one.
 pub(super) fn needs_plain() -> Option<String> {
     let file = File::open("/proc/self/exe").ok()?;
     let mapped = Mapped::new(&file)?;
@@ -44,7 +43,7 @@ fn imported(elf: &ElfFile64<'_>) -> Option<String> {
 }
 
 fn built_in(elf: &ElfFile64<'_>) -> Option<String> {
-    // Most executables have no such name, and nothing more is to be looked at.
+    // Most executables do not contain the name, and the search ends here.
     memmem::find(elf.section_by_name(".strtab")?.data().ok()?, BUILT_IN.as_bytes())?;
     let function = elf.symbols().find(|symbol| symbol.is_definition() && symbol.name() == Ok(BUILT_IN))?;
     let mut code = elf.sections().filter(|s| s.kind() == SectionKind::Text && s.size() <= MOST_CODE);
@@ -52,8 +51,8 @@ fn built_in(elf: &ElfFile64<'_>) -> Option<String> {
     called.then(|| BUILT_IN.to_owned())
 }
 
-/// Whether code that is loaded at `start` has a direct call of, or jump to, `function`: an opcode and the distance from
-/// the next instruction. It is not disassembled; bytes that look so by chance are one in many billions.
+/// Whether code that is loaded at `start` contains a direct call of `function` or a jump to it: an opcode, and the distance
+/// from the next instruction. The code is not disassembled; other bytes look like this once in many billions.
 #[cfg(target_arch = "x86_64")]
 fn calls(code: &[u8], start: u64, function: u64) -> bool {
     const CALL: u8 = 0xe8;
@@ -65,7 +64,7 @@ fn calls(code: &[u8], start: u64, function: u64) -> bool {
     })
 }
 
-/// The same: `BL` and `B` have the distance from themselves in words, in their lower 26 bits.
+/// The same. `BL` and `B` have the distance from their own address in their lower 26 bits, in words.
 #[cfg(target_arch = "aarch64")]
 fn calls(code: &[u8], start: u64, function: u64) -> bool {
     code.chunks_exact(4).zip((start..).step_by(4)).any(|(bytes, at)| {
@@ -75,7 +74,7 @@ fn calls(code: &[u8], start: u64, function: u64) -> bool {
     })
 }
 
-/// A file that is read where it is: of a large executable, little is looked at.
+/// A mapped file. Only a small part of a large executable is read.
 struct Mapped {
     at: *mut libc::c_void,
     length: usize,
