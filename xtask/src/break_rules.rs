@@ -166,3 +166,25 @@ fn cargo(copy: &Path, target: &Path, arguments: &[&str], broken: Option<usize>) 
     }
     command.output().map_err(|error| format!("cargo: {error}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The list names places by their text, so it has to follow each change of that text.
+    #[test]
+    fn every_place_to_break_is_there_once() {
+        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let lost = |rule: &&Rule| {
+            let text = std::fs::read_to_string(workspace.join(rule.file)).unwrap_or_default();
+            text.matches(rule.from).count() != 1
+        };
+        let lost: Vec<_> = RULES.iter().filter(lost).map(|rule| (rule.file, rule.what)).collect();
+        assert!(lost.is_empty(), "{lost:#?}");
+        let unknown: Vec<_> = STORM
+            .iter()
+            .filter(|storm| !RULES.iter().any(|rule| rule.what.starts_with(storm.rule)))
+            .collect();
+        assert!(unknown.is_empty(), "{} rules of the storm are in no list", unknown.len());
+    }
+}
