@@ -95,6 +95,7 @@ fn run() {
         library: Library { wire: None, broken: None, reconnects: false },
         next_attempt: Instant::now(),
         registered: false,
+        lost_for: None,
     };
     loop {
         thread.turn();
@@ -110,6 +111,8 @@ struct Thread {
     next_attempt: Instant,
     /// Whether the process has registered with a scheduler, now or before.
     registered: bool,
+    /// Why the last connection was lost, until a scheduler speaks to us again: the same reason is not said each second.
+    lost_for: Option<String>,
 }
 
 impl Thread {
@@ -189,6 +192,7 @@ impl Thread {
             match reply {
                 Reply::Client(SchedulerMessage::Quota { row }) => self.share_quota(row),
                 Reply::Client(message) => {
+                    self.lost_for = None;
                     log::debug(format_args!("received {message:?}"));
                     self.tell(|session, library, now| session.hear(library, message, now));
                 }
@@ -219,7 +223,10 @@ impl Thread {
     fn lose(&mut self, why: &str) {
         // The scheduler takes back what this process had of the tenant's limit.
         devices::all().for_each(|device| device.share_quota(None));
-        log::warn(format_args!("connection to the scheduler lost: {why}; the program goes on"));
+        if self.lost_for.as_deref() != Some(why) {
+            log::warn(format_args!("connection to the scheduler lost: {why}; the program goes on"));
+            self.lost_for = Some(why.to_owned());
+        }
         self.next_attempt = self.next_attempt.max(Instant::now() + Duration::from_millis(100));
         self.tell(Session::lost);
     }

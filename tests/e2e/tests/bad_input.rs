@@ -10,10 +10,11 @@ use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use clap::CommandFactory;
 use nvshare_e2e::golden;
-use nvshare_harness::{Artifacts, Scheduler, World};
+use nvshare_harness::{Artifacts, Scheduler, World, patience};
 use nvshare_proto::env;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
@@ -65,7 +66,23 @@ fn run(world: &World, program: &Path, arguments: &[OsString]) -> Output {
     command.env("NVSHARE_ADMIN_SOCKET", world.admin_socket()).env("NVSHARE_SOCKET", world.socket());
     command.env("NVSHARE_LIBRARY", &artifacts.library);
     command.env("NVSIM_DIR", world.dir()).env("LD_LIBRARY_PATH", world.dir().join("lib"));
-    command.output().expect("it runs")
+    ends(command)
+}
+
+/// Waits for a program that has to end by itself. One that goes on, as a scheduler does that accepts what it should not,
+/// is ended here, or the test would wait for ever.
+fn ends(mut command: Command) -> Output {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    let begin = Instant::now();
+    while child.try_wait().expect("a child").is_none() {
+        if begin.elapsed() > patience() {
+            child.kill().expect("a child");
+            let output = child.wait_with_output().expect("a child");
+            panic!("{command:?} goes on: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    child.wait_with_output().expect("a child")
 }
 
 /// An option of a command, or a positional argument.
@@ -275,7 +292,7 @@ fn every_variable_of_the_library() {
             command.arg("probe").current_dir("/proc").env_clear().env("LD_PRELOAD", &artifacts.library);
             command.env("NVSIM_DIR", world.dir()).env("LD_LIBRARY_PATH", world.dir().join("lib"));
             command.env("NVSIM_MEMORY", "1GiB").env(name, value);
-            let mut output = command.output().expect("it runs");
+            let mut output = ends(command);
             let answer: serde_json::Value = serde_json::from_slice(&output.stdout).expect("an answer");
             let said = match answer["gpus"]["Err"].as_str() {
                 Some(error) => format!("the program is told: {error}\n"),

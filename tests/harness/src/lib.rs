@@ -18,7 +18,8 @@ pub use world::{Moved, Ran, World};
 use std::time::{Duration, Instant};
 
 /// How long a program, or what a test waits for, may take: five minutes, or `NVSHARE_TEST_PATIENCE` in seconds.
-pub(crate) fn patience() -> Duration {
+#[must_use]
+pub fn patience() -> Duration {
     let seconds =
         std::env::var("NVSHARE_TEST_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(300);
     Duration::from_secs(seconds)
