@@ -15,6 +15,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use nvshare_admin::Scheduler;
 
+pub use commands::install::papers;
+
 use commands::{clients, doctor, install, run, set_tq, status, switch, watch};
 
 /// Shows and tunes an nvshare scheduler, and runs programs under it.

@@ -11,7 +11,7 @@ use nvshare_proto::units::Bytes;
 use nvshare_proto::{VERSION, paths};
 use nvshare_scheduler::log::Log;
 use nvshare_scheduler::settings::{Options, Settings, Store};
-use nvshare_scheduler::{server, sockets};
+use nvshare_scheduler::{notify, server, sockets};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::level_filters::LevelFilter;
@@ -105,6 +105,10 @@ async fn run(options: Options, level: LevelHandle) -> Result<(), Error> {
             _ = interrupt.recv() => {}
         }
     };
+    // The sockets listen: who connects from now on is served.
+    if let Err(error) = notify::tell("READY=1") {
+        warn!("systemd cannot be told that the scheduler is ready: {error}");
+    }
     server::run(sockets, setup, shutdown).await?;
     info!("stopped");
     Ok(())

@@ -5,6 +5,8 @@ use std::process::Command;
 
 use nvshare_harness::Artifacts;
 
+use crate::papers;
+
 /// The oldest glibc that a portable build runs with.
 const OLDEST_GLIBC: &str = "2.17";
 
@@ -45,6 +47,7 @@ pub(crate) fn run() -> Result<(), String> {
     for paper in ["README.md", "LICENSE", "CHANGELOG.md"] {
         copy(&workspace.join(paper), &dist.join(paper))?;
     }
+    papers::write(&dist)?;
     let name = format!("nvshare-{}-{}-linux", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
     let tarball = workspace.join("target").join(format!("{name}.tar.gz"));
     call(

@@ -54,6 +54,9 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
             libraries.extend(linked(&dist.join(from))?);
         }
     }
+    for paper in nvshare_ctl::papers() {
+        copy(&dist.join(&paper), &root.join("usr").join(&paper))?;
+    }
     for library in libraries {
         let place = library.strip_prefix("/").map_err(|error| error.to_string())?;
         copy(&library, &root.join(place))?;

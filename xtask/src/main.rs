@@ -1,9 +1,11 @@
-//! Tasks of the project: `cargo demo`, `cargo dist-local`, `cargo image`, `cargo break-rules`.
+//! Tasks of the project: `cargo demo`, `cargo dist-local`, `cargo image`, `cargo deb-local`, `cargo break-rules`.
 
 mod break_rules;
 mod demo;
 mod dist;
 mod image;
+mod package;
+mod papers;
 mod supervise;
 
 use std::process::ExitCode;
@@ -37,6 +39,8 @@ enum Task {
     Dist,
     /// Build the container image of dist/
     Image(image::Options),
+    /// Build a Debian package of dist/
+    Deb(package::Options),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +60,7 @@ fn main() -> ExitCode {
         Task::BreakRules { only, .. } => break_rules::run(only.as_deref()),
         Task::Dist => dist::run(),
         Task::Image(options) => image::run(&options),
+        Task::Deb(options) => package::run(&options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

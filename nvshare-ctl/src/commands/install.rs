@@ -16,7 +16,7 @@ use crate::output::{Done, print};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Folder for bin/nvshare-scheduler, bin/nvshare-ctl and lib/nvshare/libnvshare.so
+    /// Folder for bin/nvshare-scheduler, bin/nvshare-ctl, lib/nvshare/libnvshare.so, manual pages and completions
     #[arg(long, value_name = "DIR", default_value = "/usr/local")]
     prefix: PathBuf,
 }
@@ -34,10 +34,30 @@ pub(crate) struct LibraryOptions {
 const LIBRARY: &str = "lib/nvshare/libnvshare.so";
 const PROGRAMS: [&str; 2] = ["bin/nvshare-scheduler", "bin/nvshare-ctl"];
 
+/// Manual pages and completions for shells, as a distribution has them in its `share`: where man and the shells look,
+/// below any prefix.
+#[must_use]
+pub fn papers() -> Vec<String> {
+    let all = crate::command();
+    let commands = all.get_subcommands().filter(|command| !command.is_hide_set());
+    let pages = commands.map(|command| format!("share/man/man1/nvshare-ctl-{}.1", command.get_name()));
+    let mut papers: Vec<String> = pages.collect();
+    papers.extend(["share/man/man1/nvshare-ctl.1", "share/man/man8/nvshare-scheduler.8"].map(str::to_owned));
+    for program in ["nvshare-ctl", "nvshare-scheduler"] {
+        papers.extend([
+            format!("share/bash-completion/completions/{program}"),
+            format!("share/zsh/site-functions/_{program}"),
+            format!("share/fish/vendor_completions.d/{program}.fish"),
+        ]);
+    }
+    papers
+}
+
 /// A file and where it goes.
 struct Copy {
     from: PathBuf,
     to: PathBuf,
+    mode: u32,
 }
 
 impl Copy {
@@ -63,11 +83,16 @@ pub(crate) fn install(options: &Options) -> Done {
         .into());
     }
     let library = Library::default().find()?;
-    let sources = [library, scheduler, own];
-    let copies: Vec<Copy> = [LIBRARY, PROGRAMS[0], PROGRAMS[1]]
-        .iter()
-        .zip(sources)
-        .map(|(to, from)| Copy { from, to: options.prefix.join(to) })
+    // A folder with a build alone has no papers.
+    let distribution = own.parent().and_then(Path::parent).unwrap_or(Path::new("/")).to_owned();
+    let papers = papers().into_iter().map(|paper| (paper.clone(), distribution.join(paper), 0o644));
+    let papers = papers.filter(|(_, from, _)| from.is_file());
+    let programs = [(LIBRARY, library), (PROGRAMS[0], scheduler), (PROGRAMS[1], own)];
+    let copies: Vec<Copy> = programs
+        .into_iter()
+        .map(|(to, from)| (to.to_owned(), from, 0o755))
+        .chain(papers)
+        .map(|(to, from, mode)| Copy { from, to: options.prefix.join(to), mode })
         .collect();
     if let Some(why) = library::unnameable(&copies[0].to) {
         return Err(why.into());
@@ -81,14 +106,16 @@ pub(crate) fn install(options: &Options) -> Done {
 
 pub(crate) fn install_library(options: &LibraryOptions) -> Done {
     let from = options.library.find()?;
-    let copy = Copy { from, to: options.directory.join("libnvshare.so") };
+    let copy = Copy { from, to: options.directory.join("libnvshare.so"), mode: 0o755 };
     put_in_place(std::slice::from_ref(&copy))?;
     print(&list("installed", [&copy.to].into_iter()))
 }
 
 pub(crate) fn uninstall(options: &Options) -> Done {
     let mut removed = Vec::new();
-    for file in PROGRAMS.iter().chain([&LIBRARY]).map(|file| options.prefix.join(file)) {
+    let papers = papers();
+    let files = PROGRAMS.into_iter().chain([LIBRARY]).chain(papers.iter().map(String::as_str));
+    for file in files.map(|file| options.prefix.join(file)) {
         match fs::remove_file(&file) {
             Ok(()) => removed.push(file),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -141,7 +168,7 @@ fn write(copy: &Copy) -> io::Result<()> {
     let mut to = OpenOptions::new().write(true).create_new(true).open(&new)?;
     io::copy(&mut from, &mut to)?;
     // The process's umask does not decide who may use it.
-    to.set_permissions(Permissions::from_mode(0o755))?;
+    to.set_permissions(Permissions::from_mode(copy.mode))?;
     to.sync_all()
 }
 

@@ -102,15 +102,14 @@ pub(super) fn alone(driver: bool, findings: &mut Vec<Finding>) -> Option<Vec<Gpu
         Ok(answer) => answer,
         Err(error) => {
             let advice = "nvidia-smi and the kernel's log (dmesg) may say more; CUDA error 100 is no GPU, 999 a module that does not match";
+            // With none visible, a driver answers with an error or with no GPU.
+            let advice = visible_devices().unwrap_or_else(|| advice.to_owned());
             findings.push(Finding::error("gpus", format!("the driver does not answer: {error}"), advice));
             return None;
         }
     };
     if gpus.is_empty() {
-        let advice = match env::var("CUDA_VISIBLE_DEVICES") {
-            Ok(visible) => format!("CUDA_VISIBLE_DEVICES is {visible:?}"),
-            Err(_) => "nvidia-smi -L names the machine's GPUs".to_owned(),
-        };
+        let advice = visible_devices().unwrap_or_else(|| "nvidia-smi -L names the machine's GPUs".to_owned());
         findings.push(Finding::error("gpus", "the driver shows no GPU", advice));
     }
     for (index, gpu) in gpus.iter().enumerate() {
@@ -139,6 +138,12 @@ pub(super) fn alone(driver: bool, findings: &mut Vec<Finding>) -> Option<Vec<Gpu
         Finding::warning("nvml", "libnvidia-ml.so.1 does not load", advice)
     });
     Some(gpus)
+}
+
+/// What hides GPUs from programs of this environment, if anything does.
+fn visible_devices() -> Option<String> {
+    let visible = env::var("CUDA_VISIBLE_DEVICES").ok()?;
+    Some(format!("CUDA_VISIBLE_DEVICES is {visible:?}, and hides GPUs; unset it to see all"))
 }
 
 /// Whether the driver says the same with the library.
