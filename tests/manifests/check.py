@@ -1,8 +1,10 @@
 """Checks manifests/ without a cluster: schemas, and what schemas cannot say. Run by check.sh."""
 
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path, PurePosixPath
 
 import kubernetes_validate
@@ -309,6 +311,48 @@ def check_kustomization(root):
             yield f"manifests: kustomize does not set image {container['image']}"
 
 
+def check_nvml(root, versions):
+    """The component of the scheduler with NVML changes what it says, and nothing else."""
+    with tempfile.TemporaryDirectory() as place:
+        shutil.copytree(root / "manifests", Path(place) / "manifests")
+        kustomization = Path(place) / "manifests/kustomization.yaml"
+        switched = re.sub(r"^# (components:\n)#( +- nvml\n)", r"\1 \2", kustomization.read_text(), flags=re.MULTILINE)
+        kustomization.write_text(switched)
+        with_nvml, failures = render(Path(place), "manifests")
+    plain, more = render(root, "manifests")
+    if failures + more:
+        yield from failures + more
+        return
+    scheduler = {title(document): document for document in with_nvml}.get("DaemonSet/nvshare-scheduler")
+    if scheduler is None:
+        yield "manifests/nvml: there is no scheduler to change"
+        return
+    for finding in check_schema(scheduler, versions):
+        yield f"manifests/nvml: {finding}"
+    pod = scheduler["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    changed = {
+        "hostPID": pod.pop("hostPID", None),
+        "runtimeClassName": pod.pop("runtimeClassName", None),
+        "NVIDIA_VISIBLE_DEVICES": environment(container).get("NVIDIA_VISIBLE_DEVICES"),
+        "NVIDIA_DRIVER_CAPABILITIES": environment(container).get("NVIDIA_DRIVER_CAPABILITIES"),
+        "readOnlyRootFilesystem": container.get("securityContext", {}).get("readOnlyRootFilesystem"),
+    }
+    wanted = {
+        "hostPID": True,
+        "runtimeClassName": "nvidia",
+        "NVIDIA_VISIBLE_DEVICES": "all",
+        "NVIDIA_DRIVER_CAPABILITIES": "utility",
+        "readOnlyRootFilesystem": False,
+    }
+    if changed != wanted:
+        yield f"manifests/nvml: sets {changed}, not {wanted}"
+    container["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
+    container["securityContext"]["readOnlyRootFilesystem"] = True
+    if with_nvml != plain:
+        yield "manifests/nvml: changes more than that"
+
+
 def check(root, versions=VERSIONS):
     """All that is wrong."""
     sources = Sources(root)
@@ -348,7 +392,7 @@ def check(root, versions=VERSIONS):
             findings += [f"{where}: {finding}" for finding in own]
         if folder == "manifests/examples" and sorted(map(str, limits)) != ["8GiB", "None"]:
             findings.append(f"{folder}: not one pod with NVSHARE_MEM_LIMIT=8GiB and one without: {limits}")
-    return findings + list(check_kustomization(root))
+    return findings + list(check_kustomization(root)) + list(check_nvml(root, versions))
 
 
 def main():

@@ -10,6 +10,7 @@ from check import Unusable, check
 
 SCHEDULER = "manifests/scheduler.yaml"
 KUSTOMIZATION = "manifests/kustomization.yaml"
+NVML = "manifests/nvml/kustomization.yaml"
 LIMITED = "manifests/examples/limited.yaml"
 UNLIMITED = "manifests/examples/unlimited.yaml"
 DROP = '            capabilities:\n              drop: ["ALL"]\n'
@@ -34,6 +35,10 @@ BREAKS = [
     ("capabilities of an example", LIMITED, 'drop: ["ALL"]', "drop: []", "does not drop all capabilities"),
     ("no seccomp", SCHEDULER, "type: RuntimeDefault", "type: Unconfined", "seccomp is not RuntimeDefault"),
     ("a writable root", SCHEDULER, "readOnlyRootFilesystem: true", "readOnlyRootFilesystem: false", "root file system"),
+    ("the component is not named", KUSTOMIZATION, "#   - nvml", "#   - nvm", "manifests/nvml: sets {'hostPID': None"),
+    ("the component without process numbers", NVML, "value: true", "value: false", "manifests/nvml: sets {'hostPID': False"),
+    ("the component without NVML", NVML, "value: all", "value: void", "'NVIDIA_VISIBLE_DEVICES': 'void'"),
+    ("the component changes more", NVML, "patches:", "nameSuffix: -nvml\npatches:", "manifests/nvml"),
     ("host processes", SCHEDULER, "      terminationG", "      hostPID: true\n      terminationG", "hostPID is on"),
     ("host network", LIMITED,
      "  restartPolicy: Never", "  restartPolicy: Never\n  hostNetwork: true", "hostNetwork is on"),

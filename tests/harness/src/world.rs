@@ -113,7 +113,8 @@ impl World {
     }
 
     /// The environment of programs in this world.
-    pub(crate) fn environment(&self) -> Vec<(OsString, OsString)> {
+    #[must_use]
+    pub fn environment(&self) -> Vec<(OsString, OsString)> {
         let mut environment = vec![
             ("NVSHARE_SOCKET".into(), self.socket().into()),
             ("NVSHARE_ADMIN_SOCKET".into(), self.admin_socket().into()),

@@ -1,0 +1,206 @@
+//! The commands in the documents are run: a document that is wrong is a red test.
+//!
+//! Each block of ```` ```sh ```` runs in a shell of its own, in a folder of its own, on the simulated GPU, and has to succeed. A comment on
+//! the line before says what is otherwise: `<!-- exit: 1 -->`, or `<!-- not run: REASON -->`. What is not run is listed in
+//! `golden/papers_not_run.txt`.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use nvshare_e2e::golden;
+use nvshare_harness::{Artifacts, Scheduler, World, patience};
+
+/// Every document for users.
+const PAPERS: [&str; 9] = [
+    "README.md",
+    "docs/operations.md",
+    "docs/tuning.md",
+    "docs/coming-from.md",
+    "docs/troubleshooting.md",
+    "docs/faq.md",
+    "docs/status.md",
+    "manifests/README.md",
+    "CHANGELOG.md",
+];
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A block of commands.
+struct Block {
+    /// The document and the line.
+    place: String,
+    text: String,
+    /// The exit code that it has to have, or why it is not run.
+    expected: Result<i32, String>,
+}
+
+fn blocks(paper: &str) -> Vec<Block> {
+    let text = fs::read_to_string(workspace().join(paper)).unwrap_or_else(|error| panic!("{paper}: {error}"));
+    let mut blocks = Vec::new();
+    let mut above = "";
+    let mut lines = (1..).zip(text.lines());
+    while let Some((number, line)) = lines.next() {
+        let fence = line.trim_start();
+        if fence.starts_with("```") && fence.len() > 3 {
+            let body: Vec<&str> =
+                lines.by_ref().map(|(_, line)| line).take_while(|line| line.trim() != "```").collect();
+            if fence == "```sh" {
+                let note = |what: &str| above.strip_prefix(&format!("<!-- {what}: "))?.strip_suffix(" -->");
+                let expected = match (note("not run"), note("exit")) {
+                    (Some(reason), _) => Err(reason.to_owned()),
+                    (None, code) => Ok(code.map_or(0, |code| code.parse().expect("an exit code"))),
+                };
+                blocks.push(Block { place: format!("{paper}:{number}"), text: body.join("\n"), expected });
+            }
+        } else if fence == "```" {
+            // A picture, or what a program prints.
+            let _ = lines.by_ref().take_while(|(_, line)| line.trim() != "```").count();
+        }
+        above = line;
+    }
+    blocks
+}
+
+/// What a block of commands finds: the programs, `sudo`, and a program that uses the GPU.
+fn place(world: &World) -> PathBuf {
+    let artifacts = Artifacts::get();
+    let home = world.dir().join("home");
+    let programs = home.join("bin");
+    fs::create_dir_all(&programs).expect("a folder");
+    symlink(&artifacts.ctl, programs.join("nvshare-ctl")).expect("a link");
+    symlink(&artifacts.scheduler, programs.join("nvshare-scheduler")).expect("a link");
+    fs::write(programs.join("sudo"), "#!/bin/sh\nexec \"$@\"\n").expect("a file");
+    fs::set_permissions(programs.join("sudo"), fs::Permissions::from_mode(0o755)).expect("a file of ours");
+    let train = "import ctypes, sys\n\
+                 cuda = ctypes.CDLL('libcuda.so.1')\n\
+                 context, memory = ctypes.c_void_p(), ctypes.c_uint64()\n\
+                 for result in (cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),\n\
+                 \x20              cuda.cuCtxSetCurrent(context), cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(1 << 26)),\n\
+                 \x20              cuda.cuMemsetD8_v2(memory, 1, ctypes.c_size_t(1 << 26)), cuda.cuMemFree_v2(memory)):\n\
+                 \x20   sys.exit(result) if result else None\n";
+    fs::write(home.join("train.py"), train).expect("a file");
+    home
+}
+
+/// Runs a block; what is wrong, if anything.
+fn run(block: &Block, expected: i32) -> Result<(), String> {
+    let world = World::simulated(&[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")]);
+    // What starts a scheduler of its own finds none.
+    let scheduler = (!block.text.contains("nvshare-scheduler")).then(|| Scheduler::start(&world, &[]));
+    let home = place(&world);
+    let path = std::env::var("PATH").unwrap_or_default();
+    // Whatever the block has started ends with it.
+    let script = format!(
+        "trap 'code=$?; kill $(jobs -p) 2>/dev/null || true; wait; exit $code' EXIT\nset -eu\n{}\n",
+        block.text
+    );
+    // A command that waits for ever is wrong as well.
+    let output = Command::new("timeout")
+        .args(["--kill-after=5", &patience().as_secs().to_string(), "bash", "-c", &script])
+        .current_dir(&home)
+        .envs(world.environment())
+        .env("PATH", format!("{}:{path}", home.join("bin").display()))
+        .env("NVSHARE_LIBRARY", &Artifacts::get().library)
+        .stdin(Stdio::null())
+        .output()
+        .expect("bash runs");
+    drop(scheduler);
+    if output.status.code() == Some(expected) {
+        return Ok(());
+    }
+    Err(format!(
+        "{}: {} instead of {expected}\n{}\n{}{}",
+        block.place,
+        output.status,
+        block.text,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    ))
+}
+
+#[test]
+fn every_command_of_the_documents_works() {
+    let (mut wrong, mut tried) = (Vec::new(), 0);
+    let mut not_run = String::new();
+    for block in PAPERS.iter().flat_map(|paper| blocks(paper)) {
+        match &block.expected {
+            Ok(code) => {
+                tried += 1;
+                wrong.extend(run(&block, *code).err());
+            }
+            Err(reason) => {
+                let paper = block.place.split(':').next().unwrap_or_default();
+                let _ = writeln!(not_run, "{paper}: {reason}");
+                for line in block.text.lines() {
+                    let _ =
+                        writeln!(not_run, "    {}", line.split(" #").next().unwrap_or_default().trim_end());
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    assert!(tried >= 10, "{tried} blocks were run");
+    golden("papers_not_run.txt", &not_run);
+}
+
+#[test]
+fn commands_are_in_blocks_that_say_so() {
+    // A block without a language is a picture or what a program prints.
+    for paper in PAPERS {
+        let text = fs::read_to_string(workspace().join(paper)).expect("a document");
+        let mut inside = None;
+        for (number, line) in (1..).zip(text.lines()) {
+            let fence = line.trim_start();
+            if fence.starts_with("```") {
+                inside = if inside.is_some() { None } else { Some(fence.to_owned()) };
+            } else if inside.as_deref() == Some("```") {
+                let first = line.split_whitespace().next().unwrap_or_default();
+                let is_command =
+                    ["sudo", "cargo", "nvshare-ctl", "kubectl", "docker", "podman"].contains(&first);
+                assert!(!is_command, "{paper}:{number}: a command in a block without a language: {line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let anchor = |title: &str| {
+        let kept = title.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c)).collect::<String>();
+        kept.trim().to_lowercase().replace(' ', "-")
+    };
+    let mut broken = Vec::new();
+    for paper in PAPERS.into_iter().chain(["ARCHITECTURE.md"]) {
+        let text = fs::read_to_string(workspace().join(paper)).expect("a document");
+        let folder = workspace().join(paper).parent().expect("a folder").to_owned();
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if target.contains("://") {
+                continue;
+            }
+            let (file, part) = target.split_once('#').unwrap_or((target, ""));
+            let path = if file.is_empty() { workspace().join(paper) } else { folder.join(file) };
+            let titles: BTreeSet<String> = match fs::read_to_string(&path) {
+                Ok(text) => text
+                    .lines()
+                    .filter(|line| line.starts_with('#'))
+                    .map(|line| anchor(line.trim_start_matches('#')))
+                    .collect(),
+                Err(_) if path.exists() => BTreeSet::new(),
+                Err(_) => {
+                    broken.push(format!("{paper}: {target}: there is no such file"));
+                    continue;
+                }
+            };
+            if !part.is_empty() && !titles.contains(part) {
+                broken.push(format!("{paper}: {target}: there is no such title"));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
