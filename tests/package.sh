@@ -148,6 +148,7 @@ alive
 mkdir "$root/tarball"
 tar --extract --gzip --file "$tarball" --directory "$root/tarball" --strip-components=1
 in_root /tarball/bin/nvshare-ctl install >/dev/null
+[ -s "$root/usr/local/share/man/man1/nvshare-ctl.1" ] && [ -s "$root/usr/local/share/bash-completion/completions/nvshare-ctl" ] || fail "a tarball without papers"
 in_root dpkg --install --force-confold /next.deb >"$root/out/dpkg.log" 2>&1 || { cat "$root/out/dpkg.log"; fail 'an install over a tarball'; }
 grep -q '/usr/local/bin/nvshare-ctl of another installation comes first in PATH' "$root/out/dpkg.log" || fail "$(cat "$root/out/dpkg.log")"
 in_root /usr/local/bin/nvshare-ctl uninstall >/dev/null
