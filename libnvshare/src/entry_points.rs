@@ -5,220 +5,211 @@
 //! `cuda.h` of CUDA 13.0, structures that nobody looks into as `c_void`; a name behind `and` is the function for
 //! per-thread default streams and has the same signature.
 //!
-//! - A **gated** row becomes a hook that passes the gate and calls the driver.
-//! - A **prompt** row is gated as well. The driver returns from it before the work is done, but waits for managed memory: so
-//!   if the pointers named allow it ([`are_prompt`](crate::hooks::pointers::are_prompt)), it becomes the stream-ordered function
-//!   on the same default stream.
-//! - A **handled** row becomes a hook that hands its arguments and the real function to a handler.
-//! - A **looked up** row does the same, and its handler gets the table of hooks too.
-//! - A **called** row is a function that the library itself calls; the program gets the driver's own.
-//! - A **forwarded** row is a name that is known and left alone.
+//! A row has a class, which `docs/entry-points.md` shows, the function, and what is done about it:
+//!
+//! - **gated**: the hook passes the gate with the stream in brackets, and calls the driver.
+//! - **prompt**: gated as well. The driver returns from the function before its work is done, but not for managed memory. So if
+//!   the pointers named allow it ([`are_prompt`](crate::hooks::pointers::are_prompt)), the hook calls the stream-ordered
+//!   function on the same default stream.
+//! - **handled**: the hook passes its arguments and the real function to a handler.
+//! - **looked_up**: the same; the handler gets the table of hooks too.
+//! - Functions in `called` have no hook; the library itself calls them. Names in `forwarded` are known and left alone.
 
 /// Expands the list by a macro of this name.
 macro_rules! entry_points {
     ($expand:ident) => { $expand! {
-gated {
+hooked {
     // submit
-    submit cuLaunch(f: CUfunction) on NULL;
-    submit cuLaunchCooperativeKernel(f: CUfunction, gridDimX: c_uint, gridDimY: c_uint, gridDimZ: c_uint, blockDimX: c_uint, blockDimY: c_uint, blockDimZ: c_uint, sharedMemBytes: c_uint, hStream: CUstream, kernelParams: *mut *mut c_void) and cuLaunchCooperativeKernel_ptsz on hStream;
-    submit cuLaunchCooperativeKernelMultiDevice(launchParamsList: *mut c_void, numDevices: c_uint, flags: c_uint) on NULL;
-    submit cuLaunchGrid(f: CUfunction, grid_width: c_int, grid_height: c_int) on NULL;
-    submit cuLaunchGridAsync(f: CUfunction, grid_width: c_int, grid_height: c_int, hStream: CUstream) on hStream;
-    submit cuLaunchKernel(f: CUfunction, gridDimX: c_uint, gridDimY: c_uint, gridDimZ: c_uint, blockDimX: c_uint, blockDimY: c_uint, blockDimZ: c_uint, sharedMemBytes: c_uint, hStream: CUstream, kernelParams: *mut *mut c_void, extra: *mut *mut c_void) and cuLaunchKernel_ptsz on hStream;
-    submit cuLaunchKernelEx(config: *const c_void, f: CUfunction, kernelParams: *mut *mut c_void, extra: *mut *mut c_void) and cuLaunchKernelEx_ptsz on config_stream(config);
-    submit cuMemBatchDecompressAsync(paramsArray: *mut c_void, count: usize, flags: c_uint, errorIndex: *mut usize, stream: CUstream) and cuMemBatchDecompressAsync_ptsz on stream;
-    submit cuMemMapArrayAsync(mapInfoList: *mut c_void, count: c_uint, hStream: CUstream) and cuMemMapArrayAsync_ptsz on hStream;
-    submit cuStreamBatchMemOp(stream: CUstream, count: c_uint, paramArray: *mut c_void, flags: c_uint) and cuStreamBatchMemOp_ptsz on stream;
-    submit cuStreamBatchMemOp_v2(stream: CUstream, count: c_uint, paramArray: *mut c_void, flags: c_uint) and cuStreamBatchMemOp_v2_ptsz on stream;
-    submit cuStreamWaitValue32(stream: CUstream, addr: CUdeviceptr, value: u32, flags: c_uint) and cuStreamWaitValue32_ptsz on stream;
-    submit cuStreamWaitValue32_v2(stream: CUstream, addr: CUdeviceptr, value: u32, flags: c_uint) and cuStreamWaitValue32_v2_ptsz on stream;
-    submit cuStreamWaitValue64(stream: CUstream, addr: CUdeviceptr, value: u64, flags: c_uint) and cuStreamWaitValue64_ptsz on stream;
-    submit cuStreamWaitValue64_v2(stream: CUstream, addr: CUdeviceptr, value: u64, flags: c_uint) and cuStreamWaitValue64_v2_ptsz on stream;
-    submit cuStreamWriteValue32(stream: CUstream, addr: CUdeviceptr, value: u32, flags: c_uint) and cuStreamWriteValue32_ptsz on stream;
-    submit cuStreamWriteValue32_v2(stream: CUstream, addr: CUdeviceptr, value: u32, flags: c_uint) and cuStreamWriteValue32_v2_ptsz on stream;
-    submit cuStreamWriteValue64(stream: CUstream, addr: CUdeviceptr, value: u64, flags: c_uint) and cuStreamWriteValue64_ptsz on stream;
-    submit cuStreamWriteValue64_v2(stream: CUstream, addr: CUdeviceptr, value: u64, flags: c_uint) and cuStreamWriteValue64_v2_ptsz on stream;
+    submit cuLaunch(f: CUfunction) = gated(NULL);
+    submit cuLaunchCooperativeKernel(f: CUfunction, gridDimX: c_uint, gridDimY: c_uint, gridDimZ: c_uint, blockDimX: c_uint, blockDimY: c_uint, blockDimZ: c_uint, sharedMemBytes: c_uint, hStream: CUstream, kernelParams: *mut *mut c_void) and cuLaunchCooperativeKernel_ptsz = gated(hStream);
+    submit cuLaunchCooperativeKernelMultiDevice(launchParamsList: *mut c_void, numDevices: c_uint, flags: c_uint) = gated(NULL);
+    submit cuLaunchGrid(f: CUfunction, grid_width: c_int, grid_height: c_int) = gated(NULL);
+    submit cuLaunchGridAsync(f: CUfunction, grid_width: c_int, grid_height: c_int, hStream: CUstream) = gated(hStream);
+    submit cuLaunchKernel(f: CUfunction, gridDimX: c_uint, gridDimY: c_uint, gridDimZ: c_uint, blockDimX: c_uint, blockDimY: c_uint, blockDimZ: c_uint, sharedMemBytes: c_uint, hStream: CUstream, kernelParams: *mut *mut c_void, extra: *mut *mut c_void) and cuLaunchKernel_ptsz = gated(hStream);
+    submit cuLaunchKernelEx(config: *const c_void, f: CUfunction, kernelParams: *mut *mut c_void, extra: *mut *mut c_void) and cuLaunchKernelEx_ptsz = gated(config_stream(config));
+    submit cuMemBatchDecompressAsync(paramsArray: *mut c_void, count: usize, flags: c_uint, errorIndex: *mut usize, stream: CUstream) and cuMemBatchDecompressAsync_ptsz = gated(stream);
+    submit cuMemMapArrayAsync(mapInfoList: *mut c_void, count: c_uint, hStream: CUstream) and cuMemMapArrayAsync_ptsz = gated(hStream);
+    submit cuStreamBatchMemOp(stream: CUstream, count: c_uint, paramArray: *mut c_void, flags: c_uint) and cuStreamBatchMemOp_ptsz = gated(stream);
+    submit cuStreamBatchMemOp_v2(stream: CUstream, count: c_uint, paramArray: *mut c_void, flags: c_uint) and cuStreamBatchMemOp_v2_ptsz = gated(stream);
+    submit cuStreamWaitValue32(stream: CUstream, addr: CUdeviceptr, value: u32, flags: c_uint) and cuStreamWaitValue32_ptsz = gated(stream);
+    submit cuStreamWaitValue32_v2(stream: CUstream, addr: CUdeviceptr, value: u32, flags: c_uint) and cuStreamWaitValue32_v2_ptsz = gated(stream);
+    submit cuStreamWaitValue64(stream: CUstream, addr: CUdeviceptr, value: u64, flags: c_uint) and cuStreamWaitValue64_ptsz = gated(stream);
+    submit cuStreamWaitValue64_v2(stream: CUstream, addr: CUdeviceptr, value: u64, flags: c_uint) and cuStreamWaitValue64_v2_ptsz = gated(stream);
+    submit cuStreamWriteValue32(stream: CUstream, addr: CUdeviceptr, value: u32, flags: c_uint) and cuStreamWriteValue32_ptsz = gated(stream);
+    submit cuStreamWriteValue32_v2(stream: CUstream, addr: CUdeviceptr, value: u32, flags: c_uint) and cuStreamWriteValue32_v2_ptsz = gated(stream);
+    submit cuStreamWriteValue64(stream: CUstream, addr: CUdeviceptr, value: u64, flags: c_uint) and cuStreamWriteValue64_ptsz = gated(stream);
+    submit cuStreamWriteValue64_v2(stream: CUstream, addr: CUdeviceptr, value: u64, flags: c_uint) and cuStreamWriteValue64_v2_ptsz = gated(stream);
     // copy
-    copy cuMemDiscardAndPrefetchBatchAsync(dptrs: *mut CUdeviceptr, sizes: *mut usize, count: usize, prefetchLocs: *mut CUmemLocation, prefetchLocIdxs: *mut usize, numPrefetchLocs: usize, flags: c_ulonglong, hStream: CUstream) and cuMemDiscardAndPrefetchBatchAsync_ptsz on hStream;
-    copy cuMemDiscardBatchAsync(dptrs: *mut CUdeviceptr, sizes: *mut usize, count: usize, flags: c_ulonglong, hStream: CUstream) and cuMemDiscardBatchAsync_ptsz on hStream;
-    copy cuMemPrefetchAsync(devPtr: CUdeviceptr, count: usize, dstDevice: CUdevice, hStream: CUstream) and cuMemPrefetchAsync_ptsz on hStream;
-    copy cuMemPrefetchAsync_v2(devPtr: CUdeviceptr, count: usize, location: CUmemLocation, flags: c_uint, hStream: CUstream) and cuMemPrefetchAsync_v2_ptsz on hStream;
-    copy cuMemPrefetchBatchAsync(dptrs: *mut CUdeviceptr, sizes: *mut usize, count: usize, prefetchLocs: *mut CUmemLocation, prefetchLocIdxs: *mut usize, numPrefetchLocs: usize, flags: c_ulonglong, hStream: CUstream) and cuMemPrefetchBatchAsync_ptsz on hStream;
-    copy cuMemcpy2D(pCopy: *const c_void) on NULL;
-    copy cuMemcpy2DAsync(pCopy: *const c_void, hStream: CUstream) on hStream;
-    copy cuMemcpy2DAsync_v2(pCopy: *const c_void, hStream: CUstream) and cuMemcpy2DAsync_v2_ptsz on hStream;
-    copy cuMemcpy2DUnaligned(pCopy: *const c_void) on NULL;
-    copy cuMemcpy2DUnaligned_v2(pCopy: *const c_void) and cuMemcpy2DUnaligned_v2_ptds on NULL;
-    copy cuMemcpy2D_v2(pCopy: *const c_void) and cuMemcpy2D_v2_ptds on NULL;
-    copy cuMemcpy3D(pCopy: *const c_void) on NULL;
-    copy cuMemcpy3DAsync(pCopy: *const c_void, hStream: CUstream) on hStream;
-    copy cuMemcpy3DAsync_v2(pCopy: *const c_void, hStream: CUstream) and cuMemcpy3DAsync_v2_ptsz on hStream;
-    copy cuMemcpy3DBatchAsync(numOps: usize, opList: *mut c_void, failIdx: *mut usize, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DBatchAsync_ptsz on hStream;
-    copy cuMemcpy3DBatchAsync_v2(numOps: usize, opList: *mut c_void, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DBatchAsync_v2_ptsz on hStream;
-    copy cuMemcpy3DPeer(pCopy: *const c_void) and cuMemcpy3DPeer_ptds on NULL;
-    copy cuMemcpy3DPeerAsync(pCopy: *const c_void, hStream: CUstream) and cuMemcpy3DPeerAsync_ptsz on hStream;
-    copy cuMemcpy3D_v2(pCopy: *const c_void) and cuMemcpy3D_v2_ptds on NULL;
-    copy cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyAsync_ptsz on hStream;
-    copy cuMemcpyAtoA(dstArray: CUarray, dstOffset: c_uint, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint) on NULL;
-    copy cuMemcpyAtoA_v2(dstArray: CUarray, dstOffset: usize, srcArray: CUarray, srcOffset: usize, ByteCount: usize) and cuMemcpyAtoA_v2_ptds on NULL;
-    copy cuMemcpyAtoD(dstDevice: CUdeviceptrV1, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint) on NULL;
-    copy cuMemcpyAtoD_v2(dstDevice: CUdeviceptr, srcArray: CUarray, srcOffset: usize, ByteCount: usize) and cuMemcpyAtoD_v2_ptds on NULL;
-    copy cuMemcpyAtoH(dstHost: *mut c_void, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint) on NULL;
-    copy cuMemcpyAtoHAsync(dstHost: *mut c_void, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint, hStream: CUstream) on hStream;
-    copy cuMemcpyAtoHAsync_v2(dstHost: *mut c_void, srcArray: CUarray, srcOffset: usize, ByteCount: usize, hStream: CUstream) and cuMemcpyAtoHAsync_v2_ptsz on hStream;
-    copy cuMemcpyAtoH_v2(dstHost: *mut c_void, srcArray: CUarray, srcOffset: usize, ByteCount: usize) and cuMemcpyAtoH_v2_ptds on NULL;
-    copy cuMemcpyBatchAsync(dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, attrs: *mut c_void, attrsIdxs: *mut usize, numAttrs: usize, failIdx: *mut usize, hStream: CUstream) and cuMemcpyBatchAsync_ptsz on hStream;
-    copy cuMemcpyBatchAsync_v2(dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, attrs: *mut c_void, attrsIdxs: *mut usize, numAttrs: usize, hStream: CUstream) and cuMemcpyBatchAsync_v2_ptsz on hStream;
-    copy cuMemcpyDtoA(dstArray: CUarray, dstOffset: c_uint, srcDevice: CUdeviceptrV1, ByteCount: c_uint) on NULL;
-    copy cuMemcpyDtoA_v2(dstArray: CUarray, dstOffset: usize, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoA_v2_ptds on NULL;
-    copy cuMemcpyDtoD(dstDevice: CUdeviceptrV1, srcDevice: CUdeviceptrV1, ByteCount: c_uint) on NULL;
-    copy cuMemcpyDtoDAsync(dstDevice: CUdeviceptrV1, srcDevice: CUdeviceptrV1, ByteCount: c_uint, hStream: CUstream) on hStream;
-    copy cuMemcpyDtoDAsync_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoDAsync_v2_ptsz on hStream;
-    copy cuMemcpyDtoH(dstHost: *mut c_void, srcDevice: CUdeviceptrV1, ByteCount: c_uint) on NULL;
-    copy cuMemcpyDtoHAsync(dstHost: *mut c_void, srcDevice: CUdeviceptrV1, ByteCount: c_uint, hStream: CUstream) on hStream;
-    copy cuMemcpyDtoHAsync_v2(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoHAsync_v2_ptsz on hStream;
-    copy cuMemcpyDtoH_v2(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoH_v2_ptds on NULL;
-    copy cuMemcpyHtoA(dstArray: CUarray, dstOffset: c_uint, srcHost: *const c_void, ByteCount: c_uint) on NULL;
-    copy cuMemcpyHtoAAsync(dstArray: CUarray, dstOffset: c_uint, srcHost: *const c_void, ByteCount: c_uint, hStream: CUstream) on hStream;
-    copy cuMemcpyHtoAAsync_v2(dstArray: CUarray, dstOffset: usize, srcHost: *const c_void, ByteCount: usize, hStream: CUstream) and cuMemcpyHtoAAsync_v2_ptsz on hStream;
-    copy cuMemcpyHtoA_v2(dstArray: CUarray, dstOffset: usize, srcHost: *const c_void, ByteCount: usize) and cuMemcpyHtoA_v2_ptds on NULL;
-    copy cuMemcpyHtoD(dstDevice: CUdeviceptrV1, srcHost: *const c_void, ByteCount: c_uint) on NULL;
-    copy cuMemcpyHtoDAsync(dstDevice: CUdeviceptrV1, srcHost: *const c_void, ByteCount: c_uint, hStream: CUstream) on hStream;
-    copy cuMemcpyHtoDAsync_v2(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize, hStream: CUstream) and cuMemcpyHtoDAsync_v2_ptsz on hStream;
-    copy cuMemcpyHtoD_v2(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize) and cuMemcpyHtoD_v2_ptds on NULL;
-    copy cuMemcpyPeer(dstDevice: CUdeviceptr, dstContext: CUcontext, srcDevice: CUdeviceptr, srcContext: CUcontext, ByteCount: usize) and cuMemcpyPeer_ptds on NULL;
-    copy cuMemcpyPeerAsync(dstDevice: CUdeviceptr, dstContext: CUcontext, srcDevice: CUdeviceptr, srcContext: CUcontext, ByteCount: usize, hStream: CUstream) and cuMemcpyPeerAsync_ptsz on hStream;
+    copy cuMemDiscardAndPrefetchBatchAsync(dptrs: *mut CUdeviceptr, sizes: *mut usize, count: usize, prefetchLocs: *mut CUmemLocation, prefetchLocIdxs: *mut usize, numPrefetchLocs: usize, flags: c_ulonglong, hStream: CUstream) and cuMemDiscardAndPrefetchBatchAsync_ptsz = gated(hStream);
+    copy cuMemDiscardBatchAsync(dptrs: *mut CUdeviceptr, sizes: *mut usize, count: usize, flags: c_ulonglong, hStream: CUstream) and cuMemDiscardBatchAsync_ptsz = gated(hStream);
+    copy cuMemPrefetchAsync(devPtr: CUdeviceptr, count: usize, dstDevice: CUdevice, hStream: CUstream) and cuMemPrefetchAsync_ptsz = gated(hStream);
+    copy cuMemPrefetchAsync_v2(devPtr: CUdeviceptr, count: usize, location: CUmemLocation, flags: c_uint, hStream: CUstream) and cuMemPrefetchAsync_v2_ptsz = gated(hStream);
+    copy cuMemPrefetchBatchAsync(dptrs: *mut CUdeviceptr, sizes: *mut usize, count: usize, prefetchLocs: *mut CUmemLocation, prefetchLocIdxs: *mut usize, numPrefetchLocs: usize, flags: c_ulonglong, hStream: CUstream) and cuMemPrefetchBatchAsync_ptsz = gated(hStream);
+    copy cuMemcpy2D(pCopy: *const c_void) = gated(NULL);
+    copy cuMemcpy2DAsync(pCopy: *const c_void, hStream: CUstream) = gated(hStream);
+    copy cuMemcpy2DAsync_v2(pCopy: *const c_void, hStream: CUstream) and cuMemcpy2DAsync_v2_ptsz = gated(hStream);
+    copy cuMemcpy2DUnaligned(pCopy: *const c_void) = gated(NULL);
+    copy cuMemcpy2DUnaligned_v2(pCopy: *const c_void) and cuMemcpy2DUnaligned_v2_ptds = gated(NULL);
+    copy cuMemcpy2D_v2(pCopy: *const c_void) and cuMemcpy2D_v2_ptds = gated(NULL);
+    copy cuMemcpy3D(pCopy: *const c_void) = gated(NULL);
+    copy cuMemcpy3DAsync(pCopy: *const c_void, hStream: CUstream) = gated(hStream);
+    copy cuMemcpy3DAsync_v2(pCopy: *const c_void, hStream: CUstream) and cuMemcpy3DAsync_v2_ptsz = gated(hStream);
+    copy cuMemcpy3DBatchAsync(numOps: usize, opList: *mut c_void, failIdx: *mut usize, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DBatchAsync_ptsz = gated(hStream);
+    copy cuMemcpy3DBatchAsync_v2(numOps: usize, opList: *mut c_void, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DBatchAsync_v2_ptsz = gated(hStream);
+    copy cuMemcpy3DPeer(pCopy: *const c_void) and cuMemcpy3DPeer_ptds = gated(NULL);
+    copy cuMemcpy3DPeerAsync(pCopy: *const c_void, hStream: CUstream) and cuMemcpy3DPeerAsync_ptsz = gated(hStream);
+    copy cuMemcpy3D_v2(pCopy: *const c_void) and cuMemcpy3D_v2_ptds = gated(NULL);
+    copy cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyAsync_ptsz = gated(hStream);
+    copy cuMemcpyAtoA(dstArray: CUarray, dstOffset: c_uint, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint) = gated(NULL);
+    copy cuMemcpyAtoA_v2(dstArray: CUarray, dstOffset: usize, srcArray: CUarray, srcOffset: usize, ByteCount: usize) and cuMemcpyAtoA_v2_ptds = gated(NULL);
+    copy cuMemcpyAtoD(dstDevice: CUdeviceptrV1, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint) = gated(NULL);
+    copy cuMemcpyAtoD_v2(dstDevice: CUdeviceptr, srcArray: CUarray, srcOffset: usize, ByteCount: usize) and cuMemcpyAtoD_v2_ptds = gated(NULL);
+    copy cuMemcpyAtoH(dstHost: *mut c_void, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint) = gated(NULL);
+    copy cuMemcpyAtoHAsync(dstHost: *mut c_void, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint, hStream: CUstream) = gated(hStream);
+    copy cuMemcpyAtoHAsync_v2(dstHost: *mut c_void, srcArray: CUarray, srcOffset: usize, ByteCount: usize, hStream: CUstream) and cuMemcpyAtoHAsync_v2_ptsz = gated(hStream);
+    copy cuMemcpyAtoH_v2(dstHost: *mut c_void, srcArray: CUarray, srcOffset: usize, ByteCount: usize) and cuMemcpyAtoH_v2_ptds = gated(NULL);
+    copy cuMemcpyBatchAsync(dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, attrs: *mut c_void, attrsIdxs: *mut usize, numAttrs: usize, failIdx: *mut usize, hStream: CUstream) and cuMemcpyBatchAsync_ptsz = gated(hStream);
+    copy cuMemcpyBatchAsync_v2(dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, attrs: *mut c_void, attrsIdxs: *mut usize, numAttrs: usize, hStream: CUstream) and cuMemcpyBatchAsync_v2_ptsz = gated(hStream);
+    copy cuMemcpyDtoA(dstArray: CUarray, dstOffset: c_uint, srcDevice: CUdeviceptrV1, ByteCount: c_uint) = gated(NULL);
+    copy cuMemcpyDtoA_v2(dstArray: CUarray, dstOffset: usize, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoA_v2_ptds = gated(NULL);
+    copy cuMemcpyDtoD(dstDevice: CUdeviceptrV1, srcDevice: CUdeviceptrV1, ByteCount: c_uint) = gated(NULL);
+    copy cuMemcpyDtoDAsync(dstDevice: CUdeviceptrV1, srcDevice: CUdeviceptrV1, ByteCount: c_uint, hStream: CUstream) = gated(hStream);
+    copy cuMemcpyDtoDAsync_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoDAsync_v2_ptsz = gated(hStream);
+    copy cuMemcpyDtoH(dstHost: *mut c_void, srcDevice: CUdeviceptrV1, ByteCount: c_uint) = gated(NULL);
+    copy cuMemcpyDtoHAsync(dstHost: *mut c_void, srcDevice: CUdeviceptrV1, ByteCount: c_uint, hStream: CUstream) = gated(hStream);
+    copy cuMemcpyDtoHAsync_v2(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoHAsync_v2_ptsz = gated(hStream);
+    copy cuMemcpyDtoH_v2(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoH_v2_ptds = gated(NULL);
+    copy cuMemcpyHtoA(dstArray: CUarray, dstOffset: c_uint, srcHost: *const c_void, ByteCount: c_uint) = gated(NULL);
+    copy cuMemcpyHtoAAsync(dstArray: CUarray, dstOffset: c_uint, srcHost: *const c_void, ByteCount: c_uint, hStream: CUstream) = gated(hStream);
+    copy cuMemcpyHtoAAsync_v2(dstArray: CUarray, dstOffset: usize, srcHost: *const c_void, ByteCount: usize, hStream: CUstream) and cuMemcpyHtoAAsync_v2_ptsz = gated(hStream);
+    copy cuMemcpyHtoA_v2(dstArray: CUarray, dstOffset: usize, srcHost: *const c_void, ByteCount: usize) and cuMemcpyHtoA_v2_ptds = gated(NULL);
+    copy cuMemcpyHtoD(dstDevice: CUdeviceptrV1, srcHost: *const c_void, ByteCount: c_uint) = gated(NULL);
+    copy cuMemcpyHtoDAsync(dstDevice: CUdeviceptrV1, srcHost: *const c_void, ByteCount: c_uint, hStream: CUstream) = gated(hStream);
+    copy cuMemcpyHtoDAsync_v2(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize, hStream: CUstream) and cuMemcpyHtoDAsync_v2_ptsz = gated(hStream);
+    copy cuMemcpyHtoD_v2(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize) and cuMemcpyHtoD_v2_ptds = gated(NULL);
+    copy cuMemcpyPeer(dstDevice: CUdeviceptr, dstContext: CUcontext, srcDevice: CUdeviceptr, srcContext: CUcontext, ByteCount: usize) and cuMemcpyPeer_ptds = gated(NULL);
+    copy cuMemcpyPeerAsync(dstDevice: CUdeviceptr, dstContext: CUcontext, srcDevice: CUdeviceptr, srcContext: CUcontext, ByteCount: usize, hStream: CUstream) and cuMemcpyPeerAsync_ptsz = gated(hStream);
     // fill
-    fill cuMemsetD16(dstDevice: CUdeviceptrV1, us: c_ushort, N: c_uint) on NULL;
-    fill cuMemsetD16Async(dstDevice: CUdeviceptr, us: c_ushort, N: usize, hStream: CUstream) and cuMemsetD16Async_ptsz on hStream;
-    fill cuMemsetD2D16(dstDevice: CUdeviceptrV1, dstPitch: c_uint, us: c_ushort, Width: c_uint, Height: c_uint) on NULL;
-    fill cuMemsetD2D16Async(dstDevice: CUdeviceptr, dstPitch: usize, us: c_ushort, Width: usize, Height: usize, hStream: CUstream) and cuMemsetD2D16Async_ptsz on hStream;
-    fill cuMemsetD2D32(dstDevice: CUdeviceptrV1, dstPitch: c_uint, ui: c_uint, Width: c_uint, Height: c_uint) on NULL;
-    fill cuMemsetD2D32Async(dstDevice: CUdeviceptr, dstPitch: usize, ui: c_uint, Width: usize, Height: usize, hStream: CUstream) and cuMemsetD2D32Async_ptsz on hStream;
-    fill cuMemsetD2D8(dstDevice: CUdeviceptrV1, dstPitch: c_uint, uc: c_uchar, Width: c_uint, Height: c_uint) on NULL;
-    fill cuMemsetD2D8Async(dstDevice: CUdeviceptr, dstPitch: usize, uc: c_uchar, Width: usize, Height: usize, hStream: CUstream) and cuMemsetD2D8Async_ptsz on hStream;
-    fill cuMemsetD32(dstDevice: CUdeviceptrV1, ui: c_uint, N: c_uint) on NULL;
-    fill cuMemsetD32Async(dstDevice: CUdeviceptr, ui: c_uint, N: usize, hStream: CUstream) and cuMemsetD32Async_ptsz on hStream;
-    fill cuMemsetD8(dstDevice: CUdeviceptrV1, uc: c_uchar, N: c_uint) on NULL;
-    fill cuMemsetD8Async(dstDevice: CUdeviceptr, uc: c_uchar, N: usize, hStream: CUstream) and cuMemsetD8Async_ptsz on hStream;
-}
-
-prompt {
-    copy cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize) and cuMemcpy_ptds as cuMemcpyAsync of (dst, src);
-    copy cuMemcpyDtoD_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoD_v2_ptds as cuMemcpyDtoDAsync_v2 of (dstDevice, srcDevice);
-    fill cuMemsetD8_v2(dstDevice: CUdeviceptr, uc: c_uchar, N: usize) and cuMemsetD8_v2_ptds as cuMemsetD8Async of (dstDevice);
-    fill cuMemsetD16_v2(dstDevice: CUdeviceptr, us: c_ushort, N: usize) and cuMemsetD16_v2_ptds as cuMemsetD16Async of (dstDevice);
-    fill cuMemsetD32_v2(dstDevice: CUdeviceptr, ui: c_uint, N: usize) and cuMemsetD32_v2_ptds as cuMemsetD32Async of (dstDevice);
-    fill cuMemsetD2D8_v2(dstDevice: CUdeviceptr, dstPitch: usize, uc: c_uchar, Width: usize, Height: usize) and cuMemsetD2D8_v2_ptds as cuMemsetD2D8Async of (dstDevice);
-    fill cuMemsetD2D16_v2(dstDevice: CUdeviceptr, dstPitch: usize, us: c_ushort, Width: usize, Height: usize) and cuMemsetD2D16_v2_ptds as cuMemsetD2D16Async of (dstDevice);
-    fill cuMemsetD2D32_v2(dstDevice: CUdeviceptr, dstPitch: usize, ui: c_uint, Width: usize, Height: usize) and cuMemsetD2D32_v2_ptds as cuMemsetD2D32Async of (dstDevice);
-}
-
-handled {
+    fill cuMemsetD16(dstDevice: CUdeviceptrV1, us: c_ushort, N: c_uint) = gated(NULL);
+    fill cuMemsetD16Async(dstDevice: CUdeviceptr, us: c_ushort, N: usize, hStream: CUstream) and cuMemsetD16Async_ptsz = gated(hStream);
+    fill cuMemsetD2D16(dstDevice: CUdeviceptrV1, dstPitch: c_uint, us: c_ushort, Width: c_uint, Height: c_uint) = gated(NULL);
+    fill cuMemsetD2D16Async(dstDevice: CUdeviceptr, dstPitch: usize, us: c_ushort, Width: usize, Height: usize, hStream: CUstream) and cuMemsetD2D16Async_ptsz = gated(hStream);
+    fill cuMemsetD2D32(dstDevice: CUdeviceptrV1, dstPitch: c_uint, ui: c_uint, Width: c_uint, Height: c_uint) = gated(NULL);
+    fill cuMemsetD2D32Async(dstDevice: CUdeviceptr, dstPitch: usize, ui: c_uint, Width: usize, Height: usize, hStream: CUstream) and cuMemsetD2D32Async_ptsz = gated(hStream);
+    fill cuMemsetD2D8(dstDevice: CUdeviceptrV1, dstPitch: c_uint, uc: c_uchar, Width: c_uint, Height: c_uint) = gated(NULL);
+    fill cuMemsetD2D8Async(dstDevice: CUdeviceptr, dstPitch: usize, uc: c_uchar, Width: usize, Height: usize, hStream: CUstream) and cuMemsetD2D8Async_ptsz = gated(hStream);
+    fill cuMemsetD32(dstDevice: CUdeviceptrV1, ui: c_uint, N: c_uint) = gated(NULL);
+    fill cuMemsetD32Async(dstDevice: CUdeviceptr, ui: c_uint, N: usize, hStream: CUstream) and cuMemsetD32Async_ptsz = gated(hStream);
+    fill cuMemsetD8(dstDevice: CUdeviceptrV1, uc: c_uchar, N: c_uint) = gated(NULL);
+    fill cuMemsetD8Async(dstDevice: CUdeviceptr, uc: c_uchar, N: usize, hStream: CUstream) and cuMemsetD8Async_ptsz = gated(hStream);
+    copy cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize) and cuMemcpy_ptds = prompt(cuMemcpyAsync, dst, src);
+    copy cuMemcpyDtoD_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoD_v2_ptds = prompt(cuMemcpyDtoDAsync_v2, dstDevice, srcDevice);
+    fill cuMemsetD8_v2(dstDevice: CUdeviceptr, uc: c_uchar, N: usize) and cuMemsetD8_v2_ptds = prompt(cuMemsetD8Async, dstDevice);
+    fill cuMemsetD16_v2(dstDevice: CUdeviceptr, us: c_ushort, N: usize) and cuMemsetD16_v2_ptds = prompt(cuMemsetD16Async, dstDevice);
+    fill cuMemsetD32_v2(dstDevice: CUdeviceptr, ui: c_uint, N: usize) and cuMemsetD32_v2_ptds = prompt(cuMemsetD32Async, dstDevice);
+    fill cuMemsetD2D8_v2(dstDevice: CUdeviceptr, dstPitch: usize, uc: c_uchar, Width: usize, Height: usize) and cuMemsetD2D8_v2_ptds = prompt(cuMemsetD2D8Async, dstDevice);
+    fill cuMemsetD2D16_v2(dstDevice: CUdeviceptr, dstPitch: usize, us: c_ushort, Width: usize, Height: usize) and cuMemsetD2D16_v2_ptds = prompt(cuMemsetD2D16Async, dstDevice);
+    fill cuMemsetD2D32_v2(dstDevice: CUdeviceptr, dstPitch: usize, ui: c_uint, Width: usize, Height: usize) and cuMemsetD2D32_v2_ptds = prompt(cuMemsetD2D32Async, dstDevice);
     // start
-    init cuInit(Flags: c_uint) = init::cu_init;
-    context cuCtxCreate(pctx: *mut CUcontext, flags: c_uint, dev: CUdevice) = contexts::create;
-    context cuCtxCreate_v2(pctx: *mut CUcontext, flags: c_uint, dev: CUdevice) = contexts::create;
-    context cuCtxCreate_v3(pctx: *mut CUcontext, paramsArray: *mut c_void, numParams: c_int, flags: c_uint, dev: CUdevice) = contexts::create_v3;
-    context cuCtxCreate_v4(pctx: *mut CUcontext, ctxCreateParams: *mut c_void, flags: c_uint, dev: CUdevice) = contexts::create_v4;
-    context cuCtxDestroy(ctx: CUcontext) = contexts::destroy;
-    context cuCtxDestroy_v2(ctx: CUcontext) = contexts::destroy;
-    context cuCtxAttach(pctx: *mut CUcontext, flags: c_uint) = contexts::attach;
-    context cuCtxDetach(ctx: CUcontext) = contexts::detach;
-    context cuGreenCtxCreate(phCtx: *mut CUgreenCtx, desc: *mut c_void, dev: CUdevice, flags: c_uint) = contexts::create_green;
-    context cuGreenCtxDestroy(hCtx: CUgreenCtx) = contexts::destroy_green;
-    context cuCtxSetCurrent(ctx: CUcontext) = contexts::set_current;
-    context cuCtxPushCurrent(ctx: CUcontext) = contexts::set_current;
-    context cuCtxPushCurrent_v2(ctx: CUcontext) = contexts::set_current;
-    context cuCtxPopCurrent(pctx: *mut CUcontext) = contexts::pop_current;
-    context cuCtxPopCurrent_v2(pctx: *mut CUcontext) = contexts::pop_current;
-    context cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) = contexts::retain_primary;
-    context cuDevicePrimaryCtxRelease(dev: CUdevice) = contexts::release_primary;
-    context cuDevicePrimaryCtxRelease_v2(dev: CUdevice) = contexts::release_primary;
-    context cuDevicePrimaryCtxReset(dev: CUdevice) = contexts::reset_primary;
-    context cuDevicePrimaryCtxReset_v2(dev: CUdevice) = contexts::reset_primary;
+    init cuInit(Flags: c_uint) = handled(init::cu_init);
+    context cuCtxCreate(pctx: *mut CUcontext, flags: c_uint, dev: CUdevice) = handled(contexts::create);
+    context cuCtxCreate_v2(pctx: *mut CUcontext, flags: c_uint, dev: CUdevice) = handled(contexts::create);
+    context cuCtxCreate_v3(pctx: *mut CUcontext, paramsArray: *mut c_void, numParams: c_int, flags: c_uint, dev: CUdevice) = handled(contexts::create_v3);
+    context cuCtxCreate_v4(pctx: *mut CUcontext, ctxCreateParams: *mut c_void, flags: c_uint, dev: CUdevice) = handled(contexts::create_v4);
+    context cuCtxDestroy(ctx: CUcontext) = handled(contexts::destroy);
+    context cuCtxDestroy_v2(ctx: CUcontext) = handled(contexts::destroy);
+    context cuCtxAttach(pctx: *mut CUcontext, flags: c_uint) = handled(contexts::attach);
+    context cuCtxDetach(ctx: CUcontext) = handled(contexts::detach);
+    context cuGreenCtxCreate(phCtx: *mut CUgreenCtx, desc: *mut c_void, dev: CUdevice, flags: c_uint) = handled(contexts::create_green);
+    context cuGreenCtxDestroy(hCtx: CUgreenCtx) = handled(contexts::destroy_green);
+    context cuCtxSetCurrent(ctx: CUcontext) = handled(contexts::set_current);
+    context cuCtxPushCurrent(ctx: CUcontext) = handled(contexts::set_current);
+    context cuCtxPushCurrent_v2(ctx: CUcontext) = handled(contexts::set_current);
+    context cuCtxPopCurrent(pctx: *mut CUcontext) = handled(contexts::pop_current);
+    context cuCtxPopCurrent_v2(pctx: *mut CUcontext) = handled(contexts::pop_current);
+    context cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) = handled(contexts::retain_primary);
+    context cuDevicePrimaryCtxRelease(dev: CUdevice) = handled(contexts::release_primary);
+    context cuDevicePrimaryCtxRelease_v2(dev: CUdevice) = handled(contexts::release_primary);
+    context cuDevicePrimaryCtxReset(dev: CUdevice) = handled(contexts::reset_primary);
+    context cuDevicePrimaryCtxReset_v2(dev: CUdevice) = handled(contexts::reset_primary);
     // allocate, free, view
-
-    allocate cuMemAlloc(dptr: *mut CUdeviceptrV1, bytesize: c_uint) = memory::alloc_v1;
-    allocate cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) = memory::alloc;
-    allocate cuMemAllocPitch(dptr: *mut CUdeviceptrV1, pPitch: *mut c_uint, WidthInBytes: c_uint, Height: c_uint, ElementSizeBytes: c_uint) = memory::alloc_pitch_v1;
-    allocate cuMemAllocPitch_v2(dptr: *mut CUdeviceptr, pPitch: *mut usize, WidthInBytes: usize, Height: usize, ElementSizeBytes: c_uint) = memory::alloc_pitch;
-    allocate cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: c_uint) = memory::alloc_managed;
-    free cuMemFree(dptr: CUdeviceptrV1) = memory::free_v1;
-    free cuMemFree_v2(dptr: CUdeviceptr) = memory::free;
-    view cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) = memory_info::get_info_v1;
-    view cuMemGetInfo_v2(free: *mut usize, total: *mut usize) = memory_info::get_info;
-    view cuDeviceTotalMem(bytes: *mut c_uint, dev: CUdevice) = memory_info::total_mem_v1;
-    view cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) = memory_info::total_mem;
+    allocate cuMemAlloc(dptr: *mut CUdeviceptrV1, bytesize: c_uint) = handled(memory::alloc_v1);
+    allocate cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) = handled(memory::alloc);
+    allocate cuMemAllocPitch(dptr: *mut CUdeviceptrV1, pPitch: *mut c_uint, WidthInBytes: c_uint, Height: c_uint, ElementSizeBytes: c_uint) = handled(memory::alloc_pitch_v1);
+    allocate cuMemAllocPitch_v2(dptr: *mut CUdeviceptr, pPitch: *mut usize, WidthInBytes: usize, Height: usize, ElementSizeBytes: c_uint) = handled(memory::alloc_pitch);
+    allocate cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: c_uint) = handled(memory::alloc_managed);
+    free cuMemFree(dptr: CUdeviceptrV1) = handled(memory::free_v1);
+    free cuMemFree_v2(dptr: CUdeviceptr) = handled(memory::free);
+    view cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) = handled(memory_info::get_info_v1);
+    view cuMemGetInfo_v2(free: *mut usize, total: *mut usize) = handled(memory_info::get_info);
+    view cuDeviceTotalMem(bytes: *mut c_uint, dev: CUdevice) = handled(memory_info::total_mem_v1);
+    view cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) = handled(memory_info::total_mem);
     // graphs: they allocate when they run
-    submit cuGraphLaunch(hGraphExec: CUgraphExec, hStream: CUstream) = graphs::launch::<false>;
-    submit cuGraphLaunch_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) = graphs::launch::<true>;
-    submit cuGraphUpload(hGraphExec: CUgraphExec, hStream: CUstream) = graphs::launch::<false>;
-    submit cuGraphUpload_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) = graphs::launch::<true>;
-    free cuDeviceGraphMemTrim(device: CUdevice) = graphs::trim;
-    allocate cuGraphAddMemAllocNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = graphs::add_mem_alloc_node;
-    allocate cuGraphAddNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = graphs::add_node;
-    allocate cuGraphAddNode_v2(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = graphs::add_node_v2;
+    submit cuGraphLaunch(hGraphExec: CUgraphExec, hStream: CUstream) = handled(graphs::launch::<false>);
+    submit cuGraphLaunch_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) = handled(graphs::launch::<true>);
+    submit cuGraphUpload(hGraphExec: CUgraphExec, hStream: CUstream) = handled(graphs::launch::<false>);
+    submit cuGraphUpload_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) = handled(graphs::launch::<true>);
+    free cuDeviceGraphMemTrim(device: CUdevice) = handled(graphs::trim);
+    allocate cuGraphAddMemAllocNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(graphs::add_mem_alloc_node);
+    allocate cuGraphAddNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(graphs::add_node);
+    allocate cuGraphAddNode_v2(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(graphs::add_node_v2);
     // stream-ordered, physical and array memory: counted
-    allocate cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = stream_ordered::alloc_async::<false>;
-    allocate cuMemAllocAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = stream_ordered::alloc_async::<true>;
-    allocate cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) = stream_ordered::alloc_from_pool_async::<false>;
-    allocate cuMemAllocFromPoolAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) = stream_ordered::alloc_from_pool_async::<true>;
-    free cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) = stream_ordered::free_async::<false>;
-    free cuMemFreeAsync_ptsz(dptr: CUdeviceptr, hStream: CUstream) = stream_ordered::free_async::<true>;
-    allocate cuMemPoolCreate(pool: *mut CUmemoryPool, poolProps: *const c_void) = pools::create;
-    allocate cuMemPoolSetAttribute(pool: CUmemoryPool, attr: c_int, value: *mut c_void) = pools::set_attribute;
-    view cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, dev: CUdevice) = pools::default_of_device;
-    view cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) = pools::current_of_device;
-    view cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) = pools::set_of_device;
-    view cuMemGetDefaultMemPool(pool_out: *mut CUmemoryPool, location: *mut CUmemLocation, kind: c_int) = pools::default_at;
-    view cuMemGetMemPool(pool: *mut CUmemoryPool, location: *mut CUmemLocation, kind: c_int) = pools::current_at;
-    view cuMemSetMemPool(location: *mut CUmemLocation, kind: c_int, pool: CUmemoryPool) = pools::set_at;
-    view cuMemPoolGetAccess(flags: *mut c_int, memPool: CUmemoryPool, location: *mut CUmemLocation) = pools::get_access;
-    free cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize) = pools::trim_to;
-    free cuMemPoolDestroy(pool: CUmemoryPool) = pools::destroy;
-    allocate cuMemCreate(handle: *mut c_ulonglong, size: usize, prop: *const c_void, flags: c_ulonglong) = vmm::create;
-    free cuMemRelease(handle: c_ulonglong) = vmm::release;
-    allocate cuMemMap(ptr: CUdeviceptr, size: usize, offset: usize, handle: c_ulonglong, flags: c_ulonglong) = vmm::map;
-    free cuMemUnmap(ptr: CUdeviceptr, size: usize) = vmm::unmap;
-    allocate cuMemRetainAllocationHandle(handle: *mut c_ulonglong, addr: *mut c_void) = vmm::retain;
-    allocate cuArrayCreate(pHandle: *mut CUarray, pAllocateArray: *const c_void) = arrays::array_create_v1;
-    allocate cuArrayCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const c_void) = arrays::array_create;
-    allocate cuArray3DCreate(pHandle: *mut CUarray, pAllocateArray: *const c_void) = arrays::array_3d_create_v1;
-    allocate cuArray3DCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const c_void) = arrays::array_3d_create;
-    allocate cuMipmappedArrayCreate(pHandle: *mut CUmipmappedArray, pMipmappedArrayDesc: *const c_void, numMipmapLevels: c_uint) = arrays::mipmapped_create;
-    free cuArrayDestroy(hArray: CUarray) = arrays::array_destroy;
-    free cuMipmappedArrayDestroy(hMipmappedArray: CUmipmappedArray) = arrays::mipmapped_destroy;
+    allocate cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = handled(stream_ordered::alloc_async::<false>);
+    allocate cuMemAllocAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = handled(stream_ordered::alloc_async::<true>);
+    allocate cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) = handled(stream_ordered::alloc_from_pool_async::<false>);
+    allocate cuMemAllocFromPoolAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) = handled(stream_ordered::alloc_from_pool_async::<true>);
+    free cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) = handled(stream_ordered::free_async::<false>);
+    free cuMemFreeAsync_ptsz(dptr: CUdeviceptr, hStream: CUstream) = handled(stream_ordered::free_async::<true>);
+    allocate cuMemPoolCreate(pool: *mut CUmemoryPool, poolProps: *const c_void) = handled(pools::create);
+    allocate cuMemPoolSetAttribute(pool: CUmemoryPool, attr: c_int, value: *mut c_void) = handled(pools::set_attribute);
+    view cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, dev: CUdevice) = handled(pools::default_of_device);
+    view cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) = handled(pools::current_of_device);
+    view cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) = handled(pools::set_of_device);
+    view cuMemGetDefaultMemPool(pool_out: *mut CUmemoryPool, location: *mut CUmemLocation, kind: c_int) = handled(pools::default_at);
+    view cuMemGetMemPool(pool: *mut CUmemoryPool, location: *mut CUmemLocation, kind: c_int) = handled(pools::current_at);
+    view cuMemSetMemPool(location: *mut CUmemLocation, kind: c_int, pool: CUmemoryPool) = handled(pools::set_at);
+    view cuMemPoolGetAccess(flags: *mut c_int, memPool: CUmemoryPool, location: *mut CUmemLocation) = handled(pools::get_access);
+    free cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize) = handled(pools::trim_to);
+    free cuMemPoolDestroy(pool: CUmemoryPool) = handled(pools::destroy);
+    allocate cuMemCreate(handle: *mut c_ulonglong, size: usize, prop: *const c_void, flags: c_ulonglong) = handled(vmm::create);
+    free cuMemRelease(handle: c_ulonglong) = handled(vmm::release);
+    allocate cuMemMap(ptr: CUdeviceptr, size: usize, offset: usize, handle: c_ulonglong, flags: c_ulonglong) = handled(vmm::map);
+    free cuMemUnmap(ptr: CUdeviceptr, size: usize) = handled(vmm::unmap);
+    allocate cuMemRetainAllocationHandle(handle: *mut c_ulonglong, addr: *mut c_void) = handled(vmm::retain);
+    allocate cuArrayCreate(pHandle: *mut CUarray, pAllocateArray: *const c_void) = handled(arrays::array_create_v1);
+    allocate cuArrayCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const c_void) = handled(arrays::array_create);
+    allocate cuArray3DCreate(pHandle: *mut CUarray, pAllocateArray: *const c_void) = handled(arrays::array_3d_create_v1);
+    allocate cuArray3DCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const c_void) = handled(arrays::array_3d_create);
+    allocate cuMipmappedArrayCreate(pHandle: *mut CUmipmappedArray, pMipmappedArrayDesc: *const c_void, numMipmapLevels: c_uint) = handled(arrays::mipmapped_create);
+    free cuArrayDestroy(hArray: CUarray) = handled(arrays::array_destroy);
+    free cuMipmappedArrayDestroy(hMipmappedArray: CUmipmappedArray) = handled(arrays::mipmapped_destroy);
     // pointers, seen by the program and by other processes
-    view cuPointerGetAttribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) = pointers::get_attribute;
-    view cuPointerGetAttributes(numAttributes: c_uint, attributes: *const c_int, data: *const *mut c_void, ptr: CUdeviceptr) = pointers::get_attributes;
-    share cuIpcGetMemHandle(pHandle: *mut c_void, dptr: CUdeviceptr) = ipc::get_mem_handle;
+    view cuPointerGetAttribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) = handled(pointers::get_attribute);
+    view cuPointerGetAttributes(numAttributes: c_uint, attributes: *const c_int, data: *const *mut c_void, ptr: CUdeviceptr) = handled(pointers::get_attributes);
+    share cuIpcGetMemHandle(pHandle: *mut c_void, dptr: CUdeviceptr) = handled(ipc::get_mem_handle);
     // callbacks
-    callback cuLaunchHostFunc(hStream: CUstream, func: *const c_void, userData: *mut c_void) = callbacks::launch_host_func::<false>;
-    callback cuLaunchHostFunc_ptsz(hStream: CUstream, func: *const c_void, userData: *mut c_void) = callbacks::launch_host_func::<true>;
-    callback cuStreamAddCallback(hStream: CUstream, callback: *const c_void, userData: *mut c_void, flags: c_uint) = callbacks::add_callback::<false>;
-    callback cuStreamAddCallback_ptsz(hStream: CUstream, callback: *const c_void, userData: *mut c_void, flags: c_uint) = callbacks::add_callback::<true>;
+    callback cuLaunchHostFunc(hStream: CUstream, func: *const c_void, userData: *mut c_void) = handled(callbacks::launch_host_func::<false>);
+    callback cuLaunchHostFunc_ptsz(hStream: CUstream, func: *const c_void, userData: *mut c_void) = handled(callbacks::launch_host_func::<true>);
+    callback cuStreamAddCallback(hStream: CUstream, callback: *const c_void, userData: *mut c_void, flags: c_uint) = handled(callbacks::add_callback::<false>);
+    callback cuStreamAddCallback_ptsz(hStream: CUstream, callback: *const c_void, userData: *mut c_void, flags: c_uint) = handled(callbacks::add_callback::<true>);
     // streams and capture
-    stream cuStreamCreate(phStream: *mut CUstream, Flags: c_uint) = streams::create;
-    stream cuStreamCreateWithPriority(phStream: *mut CUstream, flags: c_uint, priority: c_int) = streams::create_with_priority;
-    stream cuGreenCtxStreamCreate(phStream: *mut CUstream, greenCtx: CUgreenCtx, flags: c_uint, priority: c_int) = streams::create_green;
-    stream cuStreamWaitEvent(hStream: CUstream, hEvent: CUevent, Flags: c_uint) = streams::wait_event;
-    stream cuStreamWaitEvent_ptsz(hStream: CUstream, hEvent: CUevent, Flags: c_uint) = streams::wait_event;
-    stream cuStreamDestroy(hStream: CUstream) = streams::destroy;
-    stream cuStreamDestroy_v2(hStream: CUstream) = streams::destroy;
-    capture cuStreamBeginCapture(hStream: CUstream) = captures::begin_v1::<false>;
-    capture cuStreamBeginCapture_ptsz(hStream: CUstream) = captures::begin_v1::<true>;
-    capture cuStreamBeginCapture_v2(hStream: CUstream, mode: c_int) = captures::begin::<false>;
-    capture cuStreamBeginCapture_v2_ptsz(hStream: CUstream, mode: c_int) = captures::begin::<true>;
-    capture cuStreamBeginCaptureToGraph(hStream: CUstream, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, mode: c_int) = captures::begin_to_graph::<false>;
-    capture cuStreamBeginCaptureToGraph_ptsz(hStream: CUstream, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, mode: c_int) = captures::begin_to_graph::<true>;
-    capture cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) = captures::end::<false>;
-    capture cuStreamEndCapture_ptsz(hStream: CUstream, phGraph: *mut CUgraph) = captures::end::<true>;
-}
-
-looked_up {
-    resolve cuGetProcAddress(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64) = get_proc_address::get_proc_address;
-    resolve cuGetProcAddress_v2(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64, symbolStatus: *mut c_int) = get_proc_address::get_proc_address_v2;
+    stream cuStreamCreate(phStream: *mut CUstream, Flags: c_uint) = handled(streams::create);
+    stream cuStreamCreateWithPriority(phStream: *mut CUstream, flags: c_uint, priority: c_int) = handled(streams::create_with_priority);
+    stream cuGreenCtxStreamCreate(phStream: *mut CUstream, greenCtx: CUgreenCtx, flags: c_uint, priority: c_int) = handled(streams::create_green);
+    stream cuStreamWaitEvent(hStream: CUstream, hEvent: CUevent, Flags: c_uint) = handled(streams::wait_event);
+    stream cuStreamWaitEvent_ptsz(hStream: CUstream, hEvent: CUevent, Flags: c_uint) = handled(streams::wait_event);
+    stream cuStreamDestroy(hStream: CUstream) = handled(streams::destroy);
+    stream cuStreamDestroy_v2(hStream: CUstream) = handled(streams::destroy);
+    capture cuStreamBeginCapture(hStream: CUstream) = handled(captures::begin_v1::<false>);
+    capture cuStreamBeginCapture_ptsz(hStream: CUstream) = handled(captures::begin_v1::<true>);
+    capture cuStreamBeginCapture_v2(hStream: CUstream, mode: c_int) = handled(captures::begin::<false>);
+    capture cuStreamBeginCapture_v2_ptsz(hStream: CUstream, mode: c_int) = handled(captures::begin::<true>);
+    capture cuStreamBeginCaptureToGraph(hStream: CUstream, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, mode: c_int) = handled(captures::begin_to_graph::<false>);
+    capture cuStreamBeginCaptureToGraph_ptsz(hStream: CUstream, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, mode: c_int) = handled(captures::begin_to_graph::<true>);
+    capture cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) = handled(captures::end::<false>);
+    capture cuStreamEndCapture_ptsz(hStream: CUstream, phGraph: *mut CUgraph) = handled(captures::end::<true>);
+    resolve cuGetProcAddress(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64) = looked_up(get_proc_address::get_proc_address);
+    resolve cuGetProcAddress_v2(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64, symbolStatus: *mut c_int) = looked_up(get_proc_address::get_proc_address_v2);
 }
 
 called {

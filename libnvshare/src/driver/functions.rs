@@ -105,22 +105,21 @@ macro_rules! signature {
 
 macro_rules! functions {
     (
-        gated { $( $gclass:ident $gname:ident $gargs:tt $(and $gper_thread:ident)? on $stream:expr; )* }
-        prompt { $( $pclass:ident $pname:ident $pargs:tt and $pper_thread:ident as $ordered:ident of $pointers:tt; )* }
-        handled { $( $hclass:ident $hname:ident $hargs:tt = $handler:path; )* }
-        looked_up { $( $lclass:ident $lname:ident $largs:tt = $lookup:path; )* }
+        hooked { $( $class:ident $name:ident $args:tt $(and $per_thread:ident)? = $kind:ident $deed:tt; )* }
         called { $( $cname:ident $cargs:tt $(and $cper_thread:ident)?; )* }
         forwarded { $( $fname:ident )* }
     ) => {
+        functions! {
+            $( $name $args; $( $per_thread $args; )? )*
+            $( $cname $cargs; $( $cper_thread $cargs; )? )*
+        }
+    };
+    ( $( $name:ident $args:tt; )* ) => {
         #[allow(non_upper_case_globals, reason = "the driver's own names")]
         mod all {
             use super::Real;
 
-            $( function!($gname, $gargs); $( function!($gper_thread, $gargs); )? )*
-            $( function!($pname, $pargs); function!($pper_thread, $pargs); )*
-            $( function!($hname, $hargs); )*
-            $( function!($lname, $largs); )*
-            $( function!($cname, $cargs); $( function!($cper_thread, $cargs); )? )*
+            $( function!($name, $args); )*
         }
 
         pub(crate) use all::*;
@@ -132,21 +131,11 @@ macro_rules! functions {
 
             use super::super::types::*;
 
-            $( signature!($gname, $gargs); $( signature!($gper_thread, $gargs); )? )*
-            $( signature!($pname, $pargs); signature!($pper_thread, $pargs); )*
-            $( signature!($hname, $hargs); )*
-            $( signature!($lname, $largs); )*
-            $( signature!($cname, $cargs); $( signature!($cper_thread, $cargs); )? )*
+            $( signature!($name, $args); )*
         }
 
         /// All functions.
-        static FUNCTIONS: &[Function] = &[
-            $( entry!($gname), $( entry!($gper_thread), )? )*
-            $( entry!($pname), entry!($pper_thread), )*
-            $( entry!($hname), )*
-            $( entry!($lname), )*
-            $( entry!($cname), $( entry!($cper_thread), )? )*
-        ];
+        static FUNCTIONS: &[Function] = &[$( entry!($name), )*];
     };
 }
 

@@ -17,10 +17,7 @@ const NULL: CUstream = CUstream::NULL;
 
 macro_rules! hooks {
     (
-        gated { $( $gclass:ident $gname:ident $gargs:tt $(and $gper_thread:ident)? on $stream:expr; )* }
-        prompt { $( $pclass:ident $pname:ident $pargs:tt and $pper_thread:ident as $ordered:ident of $pointers:tt; )* }
-        handled { $( $hclass:ident $hname:ident $hargs:tt = $handler:path; )* }
-        looked_up { $( $lclass:ident $lname:ident $largs:tt = $lookup:path; )* }
+        hooked { $( $class:ident $name:ident $args:tt $(and $per_thread:ident)? = $kind:ident $deed:tt; )* }
         called { $( $cname:ident $cargs:tt $(and $cper_thread:ident)?; )* }
         forwarded { $( $fname:ident )* }
     ) => {
@@ -29,36 +26,39 @@ macro_rules! hooks {
         mod hooks {
             use super::*;
 
-            $( gated_hook!($gname, false, $gargs, $stream); $( gated_hook!($gper_thread, true, $gargs, $stream); )? )*
-            $( prompt_hook!($pname, false, $pargs, $ordered, $pointers); prompt_hook!($pper_thread, true, $pargs, $ordered, $pointers); )*
-            $( handled_hook!($hname, $hargs, $handler); )*
-            $( handled_hook!($lname, $largs, $lookup, &TABLE); )*
+            $( hook_function!($kind $name false $args $deed); $( hook_function!($kind $per_thread true $args $deed); )? )*
         }
 
         /// Every function of the driver that is known.
         pub(crate) static TABLE: Table = Table {
-            hooks: &[
-                $( hook!($gname), $( hook!($gper_thread), )? )*
-                $( hook!($pname), hook!($pper_thread), )*
-                $( hook!($hname), )*
-                $( hook!($lname), )*
-            ],
+            hooks: &[ $( hook!($name), $( hook!($per_thread), )? )* ],
             without_hook: &[
                 $( stringify!($cname), $( stringify!($cper_thread), )? )*
                 $( stringify!($fname), )*
             ],
         };
 
-        /// What is done about each function, for `docs/entry-points.md`.
+        /// What is done about each function that has a hook, for `docs/entry-points.md`.
         #[cfg(test)]
-        static DEEDS: &[(&str, &str)] = &[
-            $( (stringify!($gname), stringify!($gclass)), $( (stringify!($gper_thread), stringify!($gclass)), )? )*
-            $( (stringify!($pname), stringify!($pclass)), (stringify!($pper_thread), stringify!($pclass)), )*
-            $( (stringify!($hname), stringify!($hclass)), )*
-            $( (stringify!($lname), stringify!($lclass)), )*
-            $( (stringify!($cname), "forward"), $( (stringify!($cper_thread), "forward"), )? )*
-            $( (stringify!($fname), "forward"), )*
+        static CLASSES: &[(&str, &str)] = &[
+            $( (stringify!($name), stringify!($class)), $( (stringify!($per_thread), stringify!($class)), )? )*
         ];
+    };
+}
+
+/// The hook of one row.
+macro_rules! hook_function {
+    (gated $name:ident $per_thread:literal $args:tt ($stream:expr)) => {
+        gated_hook!($name, $per_thread, $args, $stream);
+    };
+    (prompt $name:ident $per_thread:literal $args:tt ($ordered:ident, $($pointer:ident),+)) => {
+        prompt_hook!($name, $per_thread, $args, $ordered, ($($pointer),+));
+    };
+    (handled $name:ident $per_thread:literal $args:tt ($handler:path)) => {
+        handled_hook!($name, $args, $handler);
+    };
+    (looked_up $name:ident $per_thread:literal $args:tt ($handler:path)) => {
+        handled_hook!($name, $args, $handler, &TABLE);
     };
 }
 
@@ -96,15 +96,16 @@ mod tests {
     /// The page about the table; `NVSHARE_UPDATE=1 cargo test -p libnvshare` writes it anew.
     #[test]
     fn the_page_is_of_this_table() {
-        let deeds: BTreeMap<&str, &str> = DEEDS.iter().copied().collect();
+        let forwarded = TABLE.without_hook.iter().map(|&name| (name, "forward"));
+        let classes: BTreeMap<&str, &str> = CLASSES.iter().copied().chain(forwarded).collect();
         let mut page = include_str!("entry-points.head.md").to_owned();
-        for (name, deed) in deeds {
-            let done = match deed {
+        for (name, class) in classes {
+            let done = match class {
                 "submit" | "copy" | "fill" => "gated",
                 "forward" => "left alone",
                 _ => "handled",
             };
-            page.push_str(&format!("| `{name}` | {deed} | {done} |\n"));
+            page.push_str(&format!("| `{name}` | {class} | {done} |\n"));
         }
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/entry-points.md");
         if std::env::var_os("NVSHARE_UPDATE").is_some() {
