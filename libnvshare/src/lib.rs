@@ -1,12 +1,14 @@
-//! `libnvshare.so`: preloaded into a program, it shares the GPU with others.
+//! `libnvshare.so`: preloaded into a program, it shares the GPU with other programs.
 //!
-//! The way of a call: the list of [entry points](entry_points) makes [hooks]; a submission passes the [gate](work::gate) and
-//! goes to the [driver]; an allocation passes the books of its [device](memory::devices) into the
-//! [list](memory::allocations); the [session] closes the gate, has the [mover](memory::mover) drain and evict, restore and
-//! open again, as the scheduler says.
+//! The program calls [hooks] in place of the driver's functions. They are made from the list of [entry points](entry_points).
+//! A submission of work passes the [gate](work::gate) and goes to the [driver]. An allocation is
+//! [admitted](memory::admission) and entered into the [list](memory::allocations). The [session] does what the scheduler says:
+//! it closes the gate, orders the [mover](memory::mover) to drain, evict and restore memory, and opens the gate again.
 //!
-//! The library is a guest. It never exits, panics, prints to standard output or touches signals; when anything
-//! of its own fails, the program runs on as if alone. Limits are the exception: they fail closed.
+//! The library never exits, panics, prints to standard output or touches signals. When something of its own fails, the program
+//! runs on as if alone. Limits are the exception: they fail closed.
+//!
+//! ARCHITECTURE.md describes the layers; `tests/layers.rs` enforces them.
 
 #![deny(
     clippy::unwrap_used,

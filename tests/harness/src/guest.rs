@@ -1,11 +1,11 @@
-//! Programs in C that behave as hosts do, each in a way of its own: `tests/guests/`.
+//! Guests: small programs in C that do what host programs do (`tests/guests/`).
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-/// Compiles a guest, or a library that a guest opens, once a process; where it is.
+/// Compiles a guest, or a library that a guest opens, once in a process. Returns its path.
 ///
 /// # Panics
 /// When there is no C compiler, or it refuses.
