@@ -57,9 +57,12 @@ static void load_kernel(void) {
     CHECK(FN(cuModuleGetFunction)(&step_function, module, "step"));
 }
 /* A kernel that adds one to each word of a range and lasts so many microseconds. */
-static int launch(uint64_t address, uint64_t words, uint32_t micros, void *stream) {
+static int launch_of(void *function, uint64_t address, uint64_t words, uint32_t micros, void *stream) {
     uint32_t one = 1;
     void *params[] = {&address, &words, &one, &micros};
     int (*call)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **) = look_up("cuLaunchKernel");
-    return call(step_function, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL);
+    return call(function, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL);
+}
+static int launch(uint64_t address, uint64_t words, uint32_t micros, void *stream) {
+    return launch_of(step_function, address, words, micros, stream);
 }

@@ -252,13 +252,17 @@ pub(crate) unsafe fn create_green(
     device: CUdevice,
     flags: c_uint,
 ) -> CUresult {
+    // It retains the primary context.
+    let _order = lock(&ORDER);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(place, description, device, flags) };
     if result == CUresult::SUCCESS && !place.is_null() {
         // SAFETY: the driver wrote it.
         let green = unsafe { *place };
         if let Ok(context) = driver::context_of_green(green) {
-            lock(&GREEN).push((green, contexts::learn(context, device)));
+            let context = contexts::learn(context, device);
+            context.mark_green();
+            lock(&GREEN).push((green, context));
         }
     }
     result
@@ -273,11 +277,22 @@ pub(crate) unsafe fn destroy_green(real: signatures::cuGreenCtxDestroy, green: C
     let Some(at) = known.iter().position(|(of, _)| *of == green) else { return call() };
     let (_, context) = known.swap_remove(at);
     drop(known);
-    let (result, ended) = contexts::end(&context, call, || false);
-    if ended {
-        gone(&context, Ending::Context);
+    let _order = lock(&ORDER);
+    let end_green = || {
+        let (result, ended) = contexts::end(&context, call, || false);
+        if ended {
+            gone(&context, Ending::Context);
+        } else {
+            lock(&GREEN).push((green, Arc::clone(&context)));
+        }
+        result
+    };
+    let device = context.device();
+    let is_retained = lock(&PRIMARY).iter().any(|known| known.device == device && known.retained > 0);
+    if is_retained {
+        end_green()
     } else {
-        lock(&GREEN).push((green, context));
+        // It may be the last that retains the primary context, which ends with it then.
+        end_primary(device, end_green, || driver::primary_is_active(device))
     }
-    result
 }

@@ -81,5 +81,5 @@ pub(crate) unsafe fn wait_event(
     flags: c_uint,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    captures::spread(|| unsafe { real(stream, event, flags) })
+    captures::spread(stream, || unsafe { real(stream, event, flags) })
 }

@@ -51,7 +51,7 @@ fn behind(stream: CUstream) -> Result<Event, CUresult> {
     let _relaxed = driver::Relaxed::begin();
     driver::with_current(of_stream, || {
         let quiet = (StreamKey::new(stream, false) == StreamKey::LEGACY && driver::can_record_context())
-            .then(captures::hold_off)
+            .then(|| captures::hold_off(&context))
             .flatten();
         if quiet.is_some() { Event::behind_context(&context) } else { Event::behind_stream(&context, stream) }
     })

@@ -2,8 +2,13 @@
 //!
 //! Measured with calls from another thread in RELAXED mode: an event of a context breaks every open capture in it; a query
 //! of the legacy stream breaks captures on blocking streams; an event on another stream breaks none, nor does asking whether
-//! a stream captures. So this module lists the open captures. No capture begins, and no stream joins one, while a drain looks
-//! at the driver ([`hold_off`]). Before the first capture begins, an event is recorded behind all work that there is.
+//! a stream captures. No call in one context breaks a capture in another. So this module lists the open captures. No capture
+//! begins, and no stream joins one, while a drain looks at the driver ([`hold_off`]). Before the first capture begins in a
+//! context, an event is recorded there behind all work that there is.
+//!
+//! A program that begins a capture calls the driver in the capture's own context only. While a thread waits for a place in a
+//! full queue, all calls in that context wait (measured), and the program may need the capture to make a place in the queue of
+//! another context.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,18 +17,32 @@ use super::contexts::{self, Context};
 use super::event::Event;
 use super::stream_key::{Kind, StreamKey};
 use crate::driver;
-use crate::driver::types::CUresult;
+use crate::driver::types::{CUresult, CUstream};
+use crate::process::lock::lock;
 use crate::process::threads;
 
 /// The number of open captures, which can be read without the lock.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
-static CAPTURES: Mutex<Captures> = Mutex::new(Captures { open: Vec::new(), before: Vec::new() });
+static CAPTURES: Mutex<Captures> =
+    Mutex::new(Captures { open: Vec::new(), before: Vec::new(), spread: false });
 
 #[derive(Debug)]
 struct Captures {
     open: Vec<Capture>,
-    /// Events behind all work that there was when the first of them began.
+    /// Events, each behind all work that there was in a context when the first of its captures began.
     before: Vec<Arc<Event>>,
+    /// A stream of a context in which no capture began has joined one.
+    spread: bool,
+}
+
+impl Captures {
+    fn are_of(&self, context: &Arc<Context>) -> bool {
+        self.open.iter().any(|capture| capture.is_of(context))
+    }
+
+    fn before(&self, context: &Arc<Context>) -> Vec<Arc<Event>> {
+        self.before.iter().filter(|event| Arc::ptr_eq(event.context(), context)).cloned().collect()
+    }
 }
 
 #[derive(Debug)]
@@ -33,10 +52,21 @@ struct Capture {
     thread: Option<libc::pid_t>,
     context: Option<Arc<Context>>,
     kind: Kind,
-    /// No other capture was open when it began, so `Captures::before` covers all earlier work.
+    /// No other capture was open in the context when it began, so `Captures::before` covers all earlier work.
     first: bool,
     /// An event behind the work that was on the stream when the capture began.
     before: Option<Arc<Event>>,
+}
+
+impl Capture {
+    /// Whether a look at a context may break it. An event of a primary context covers green contexts. If the capture's own
+    /// context is not known, a look at any context may.
+    fn is_of(&self, context: &Arc<Context>) -> bool {
+        self.context.as_ref().is_none_or(|of| {
+            let shares = of.device() == context.device() && (of.is_green() || context.is_green());
+            Arc::ptr_eq(of, context) || shares
+        })
+    }
 }
 
 fn captures() -> MutexGuard<'static, Captures> {
@@ -69,10 +99,18 @@ impl Drop for Turn {
     }
 }
 
+/// Whether a capture may be open in a context.
+pub(crate) fn may_be_in(context: &Arc<Context>) -> bool {
+    open() > 0 && {
+        let captures = captures();
+        captures.spread || captures.are_of(context)
+    }
+}
+
 /// No capture begins, and no stream joins one, while the result lives. It must not live longer than one driver call. `None`: a
-/// capture is open, or is about to begin.
-pub(crate) fn hold_off() -> Option<Turn> {
-    hold_off_beside().filter(|_| open() == 0)
+/// capture may be open in the context, or is about to begin.
+pub(crate) fn hold_off(context: &Arc<Context>) -> Option<Turn> {
+    hold_off_beside().filter(|_| !may_be_in(context))
 }
 
 /// The same, but captures may be open.
@@ -102,16 +140,22 @@ fn alone() -> Turn {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blocking {
     None,
-    /// No other capture was open when they began, so events cover all earlier work.
+    /// No other capture was open in the context when they began, so events cover all earlier work.
     FromTheStart,
     /// Other captures were open when one of them began.
     Later,
 }
 
-/// Events behind all work that there was when the first open capture began, and which captures are open in a context.
-pub(crate) fn of_context(context: &Arc<Context>) -> (Vec<Arc<Event>>, Blocking) {
+/// The events behind all work that there was in a context when its first open capture began, and which captures are open
+/// there. `None`: no event covers that work.
+pub(crate) fn of_context(context: &Arc<Context>) -> Option<(Vec<Arc<Event>>, Blocking)> {
     let captures = captures();
-    let of_this = |capture: &&Capture| capture.context.as_ref().is_none_or(|of| Arc::ptr_eq(of, context));
+    let before = captures.before(context);
+    // If the driver has events of contexts, nothing else covers the work of streams that were destroyed before.
+    if before.is_empty() && driver::can_record_context() {
+        return None;
+    }
+    let of_this = |capture: &&Capture| capture.is_of(context);
     let is_blocking = |capture: &&Capture| capture.kind != Kind::NonBlocking;
     let mut first =
         captures.open.iter().filter(of_this).filter(is_blocking).map(|capture| capture.first).peekable();
@@ -122,7 +166,7 @@ pub(crate) fn of_context(context: &Arc<Context>) -> (Vec<Arc<Event>>, Blocking) 
     } else {
         Blocking::Later
     };
-    (captures.before.clone(), kind)
+    Some((before, kind))
 }
 
 /// The event behind the work that was on a stream when a capture began there. `None`: no capture began on this stream.
@@ -161,52 +205,59 @@ fn remove(which: impl Fn(&Capture) -> bool) {
     let mut captures = captures();
     let (gone, left): (Vec<_>, _) = std::mem::take(&mut captures.open).into_iter().partition(which);
     captures.open = left;
-    let before = if captures.open.is_empty() { std::mem::take(&mut captures.before) } else { Vec::new() };
+    captures.spread &= !captures.open.is_empty();
+    let (kept, before): (Vec<_>, _) =
+        std::mem::take(&mut captures.before).into_iter().partition(|event| captures.are_of(event.context()));
+    captures.before = kept;
     OPEN.store(captures.open.len(), Ordering::SeqCst);
     drop(captures);
     // Dropping the events calls the driver, so it happens without the lock.
     drop((gone, before));
 }
 
+/// In a context, captures begin and spread one at a time, so that the second finds the first in the list. Each caller is in a
+/// driver call in this context, so it waits for nothing that its own call would not wait for.
+fn one_by_one<T>(context: Option<&Arc<Context>>, body: impl FnOnce() -> T) -> T {
+    static UNKNOWN: Mutex<()> = Mutex::new(());
+    let _one = lock(context.map_or(&UNKNOWN, |context| context.beginnings()));
+    body()
+}
+
 /// Begins a capture by `call` on a stream of this kind, and enters it into the list.
 pub(crate) fn begin(stream: StreamKey, kind: Kind, call: impl FnOnce() -> CUresult) -> CUresult {
-    /// Captures begin one at a time, so that the second finds the first in the list.
-    static ONE: Mutex<()> = Mutex::new(());
     let _alone = alone();
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let context = driver::context_of(stream.handle()).ok().and_then(contexts::find);
-    let first = open() == 0;
-    // If the open captures end before this one begins, the events behind earlier work are still needed.
-    let mut before_all = captures().before.clone();
-    let mut complete = driver::can_record_context();
-    if first && complete {
-        for context in contexts::all() {
-            match context.with(|| Event::behind_context(&context)) {
-                Ok(Ok(event)) => before_all.push(Arc::new(event)),
-                _ => complete = false,
+    one_by_one(context.as_ref(), || {
+        let is_first = context.as_ref().is_some_and(|context| !may_be_in(context));
+        // If the open captures end before this one begins, the events behind earlier work are still needed.
+        let mut before = context.as_ref().map_or_else(Vec::new, |context| captures().before(context));
+        if let Some(context) = context.as_ref().filter(|_| is_first && driver::can_record_context())
+            && let Ok(Ok(event)) = context.with(|| Event::behind_context(context))
+        {
+            before.push(Arc::new(event));
+        }
+        let first = is_first && !before.is_empty();
+        // This is never the legacy stream, which cannot capture.
+        let on_stream = (!first)
+            .then(|| {
+                let context = context.as_ref()?;
+                let behind = context.with(|| Event::behind_stream(context, stream.handle()));
+                behind.ok()?.ok().map(Arc::new)
+            })
+            .flatten();
+        let result = call();
+        if result == CUresult::SUCCESS {
+            let mut captures = captures();
+            if !context.as_ref().is_some_and(|context| captures.are_of(context)) {
+                captures.before.extend(before);
             }
+            let thread = thread_of(stream);
+            let context = context.clone();
+            captures.open.push(Capture { stream, thread, context, kind, first, before: on_stream });
+            OPEN.store(captures.open.len(), Ordering::SeqCst);
         }
-    }
-    // This is never the legacy stream, which cannot capture.
-    let before = (!first || !complete)
-        .then(|| {
-            let context = context.as_ref()?;
-            let behind = context.with(|| Event::behind_stream(context, stream.handle()));
-            behind.ok()?.ok().map(Arc::new)
-        })
-        .flatten();
-    let result = call();
-    if result == CUresult::SUCCESS {
-        let mut captures = captures();
-        let first = first && complete && captures.open.is_empty();
-        if captures.open.is_empty() {
-            captures.before = before_all;
-        }
-        let thread = thread_of(stream);
-        captures.open.push(Capture { stream, thread, context, kind, first, before });
-        OPEN.store(captures.open.len(), Ordering::SeqCst);
-    }
-    result
+        result
+    })
 }
 
 /// Ends a capture by `call`.
@@ -221,9 +272,25 @@ pub(crate) fn end(stream: StreamKey, call: impl FnOnce() -> CUresult) -> CUresul
 }
 
 /// Makes a stream wait for an event by `call`. The stream may join a capture by this.
-pub(crate) fn spread(call: impl FnOnce() -> CUresult) -> CUresult {
-    let _alone = (open() > 0).then(alone);
-    call()
+pub(crate) fn spread(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
+    if open() == 0 {
+        return call();
+    }
+    let _alone = alone();
+    let context = driver::context_of(stream).ok().and_then(contexts::find);
+    one_by_one(context.as_ref(), || {
+        let result = call();
+        // The legacy stream cannot join a capture, so a null stream that has joined is the thread's own.
+        let joined = StreamKey::new(stream, true).handle();
+        let is_known = |context: &Arc<Context>| captures().are_of(context);
+        if result == CUresult::SUCCESS
+            && !context.as_ref().is_some_and(is_known)
+            && driver::is_capturing(joined)
+        {
+            captures().spread = true;
+        }
+        result
+    })
 }
 
 #[cfg(test)]
@@ -239,7 +306,8 @@ mod tests {
     #[test]
     fn captures_are_listed_until_they_end_and_no_look_overlaps_a_beginning() {
         let context = contexts::learn(CUcontext(0x100_0000 as *mut _), 0);
-        assert!(hold_off().is_some());
+        let blocking = || of_context(&context).map(|(_, blocking)| blocking);
+        assert!(hold_off(&context).is_some());
         assert_eq!(
             begin(key(0x100_0100), Kind::Blocking, || CUresult::INVALID_VALUE),
             CUresult::INVALID_VALUE
@@ -250,19 +318,19 @@ mod tests {
             CUresult::SUCCESS
         });
         assert_eq!((began, open()), (CUresult::SUCCESS, 1));
-        assert!(hold_off().is_none() && hold_off_beside().is_some());
+        assert!(hold_off(&context).is_none() && hold_off_beside().is_some());
         // Without a driver its context is not known, so it may be in this one; and no event covers earlier work.
-        assert_eq!(of_context(&context).1, Blocking::Later);
+        assert_eq!(blocking(), Some(Blocking::Later));
         assert!(before(key(0x100_0100)).is_some() && before(key(0x100_0200)).is_none());
-        spread(|| {
+        spread(CUstream(0x100_0100 as *mut _), || {
             assert!(hold_off_beside().is_none(), "a stream is about to join");
             CUresult::SUCCESS
         });
         assert_eq!(end(key(0x100_0100), || CUresult::SUCCESS), CUresult::SUCCESS);
-        assert_eq!((open(), of_context(&context).1), (0, Blocking::None));
+        assert_eq!((open(), blocking()), (0, Some(Blocking::None)));
         let begin_again = || begin(key(0x100_0100), Kind::NonBlocking, || CUresult::SUCCESS);
         begin_again();
-        assert_eq!(of_context(&context).1, Blocking::None);
+        assert_eq!(blocking(), Some(Blocking::None));
         forget(key(0x100_0100));
         assert_eq!(open(), 0);
         begin_again();

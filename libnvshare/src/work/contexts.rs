@@ -3,7 +3,7 @@
 //! The library learns a context from the hooks that create it or make it current. The driver's private tables create some
 //! contexts without a hook; the library learns those from the calls that use them.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::life::{Gone, Life};
@@ -24,6 +24,10 @@ pub(crate) struct Context {
     ours: OnceLock<CUstream>,
     /// Held while a move is under way on this stream.
     moves: Mutex<()>,
+    /// Held while a capture begins or spreads in it.
+    beginnings: Mutex<()>,
+    /// It is a green context, a part of the primary context of its device.
+    green: AtomicBool,
 }
 
 static CONTEXTS: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
@@ -46,6 +50,19 @@ impl Context {
 
     pub(crate) fn life(&self) -> &Life {
         &self.life
+    }
+
+    /// Held while a capture begins or spreads in it.
+    pub(crate) fn beginnings(&self) -> &Mutex<()> {
+        &self.beginnings
+    }
+
+    pub(crate) fn is_green(&self) -> bool {
+        self.green.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn mark_green(&self) {
+        self.green.store(true, Ordering::Relaxed);
     }
 
     /// Notes that `cuCtxAttach` succeeded.
@@ -149,6 +166,8 @@ pub(crate) fn learn(handle: CUcontext, device: CUdevice) -> Arc<Context> {
         attached: AtomicU32::new(1),
         ours: OnceLock::new(),
         moves: Mutex::new(()),
+        beginnings: Mutex::new(()),
+        green: AtomicBool::new(false),
     });
     // A context that is just ending under this handle is another context.
     contexts.retain(|known| known.handle != handle);

@@ -7,6 +7,7 @@
 //! incomplete.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::captures;
 use super::contexts::{self, Context};
@@ -17,7 +18,7 @@ use super::stream_key::Kind;
 use super::streams::{self, Incarnation};
 use crate::driver;
 use crate::driver::types::{CU_STREAM_LEGACY, CUresult, CUstream};
-use crate::process::log;
+use crate::process::{log, threads};
 
 /// Work that has to be complete.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ enum Target {
     Legacy(Arc<Context>),
     /// The work before an event.
     Event(Arc<Event>),
+    /// The work of a context that a thread waits for, and the state of that wait.
+    Whole(Arc<Context>, Arc<AtomicU32>),
 }
 
 /// The result of a look at a target.
@@ -93,6 +96,11 @@ fn look(target: &Target) -> Looked {
     match target {
         Target::Event(event) if event.is_complete() => Looked::Complete,
         Target::Event(_) => Looked::NotYet,
+        Target::Whole(context, waiting) => match waiting.load(Ordering::SeqCst) {
+            COMPLETE => Looked::Complete,
+            IN_VAIN => Looked::Anew(Arc::clone(context)),
+            _ => Looked::NotYet,
+        },
         Target::Context(context) => look_at_context(target, context),
         Target::Stream(context, stream) => look_at_stream(target, context, *stream),
         Target::Legacy(context) => look_at_legacy(target, context),
@@ -100,10 +108,10 @@ fn look(target: &Target) -> Looked {
 }
 
 fn look_at_context(target: &Target, context: &Arc<Context>) -> Looked {
-    if !driver::can_record_context() || captures::open() > 0 {
-        return split(target, context);
+    if !driver::can_record_context() || captures::may_be_in(context) {
+        return split(context);
     }
-    let Some(_quiet) = captures::hold_off() else { return Looked::NotYet };
+    let Some(_quiet) = captures::hold_off(context) else { return Looked::NotYet };
     match context.with(|| Event::behind_context(context)) {
         Err(Gone::Over) => Looked::Complete,
         Err(Gone::Ending) => Looked::NotYet,
@@ -117,14 +125,14 @@ fn look_at_context(target: &Target, context: &Arc<Context>) -> Looked {
 }
 
 /// Looks at each stream of a context.
-fn split(target: &Target, context: &Arc<Context>) -> Looked {
+fn split(context: &Arc<Context>) -> Looked {
     if !context.life().is_alive() {
         let over = context.life().enter().err() == Some(Gone::Over);
         return if over { Looked::Complete } else { Looked::NotYet };
     }
     let Some(streams) = streams::of_context(context) else {
         // A stream may have ended by a function without a hook, so its handle must not be used.
-        return if captures::open() > 0 { Looked::NotYet } else { wait_for_context(target, context) };
+        return if captures::may_be_in(context) { Looked::NotYet } else { wait_for_context(context) };
     };
     let (before, legacy) = match known_of(context, &streams) {
         Known::WithLegacy(before) => (before, true),
@@ -140,15 +148,28 @@ fn split(target: &Target, context: &Arc<Context>) -> Looked {
     Looked::Became(targets)
 }
 
-/// Waits for a context, where no event can show that its work is complete.
-fn wait_for_context(target: &Target, context: &Arc<Context>) -> Looked {
-    let Some(_quiet) = captures::hold_off() else { return Looked::NotYet };
-    match context.with(driver::synchronize_context) {
-        Ok(Ok(())) | Err(Gone::Over) => Looked::Complete,
-        Err(Gone::Ending) => Looked::NotYet,
-        Ok(Err(error)) => failed(target, error),
-    }
+/// Waits for a context, where no event can show that its work is complete. A thread of its own waits, since the driver's call
+/// cannot be given up.
+fn wait_for_context(context: &Arc<Context>) -> Looked {
+    let waiting = Arc::new(AtomicU32::new(WAITS));
+    let (context, by) = (Arc::clone(context), Arc::clone(&waiting));
+    let target = Target::Whole(Arc::clone(&context), waiting);
+    let begun = threads::spawn("nvshare-wait", move || {
+        let waited = captures::hold_off(&context).map(|_quiet| context.with(driver::synchronize_context));
+        let complete = match waited {
+            Some(Ok(Err(error))) => error.ends_all_work(),
+            Some(Ok(Ok(())) | Err(Gone::Over)) => true,
+            Some(Err(Gone::Ending)) | None => false,
+        };
+        by.store(if complete { COMPLETE } else { IN_VAIN }, Ordering::SeqCst);
+    });
+    if begun { Looked::Became(vec![target]) } else { Looked::NotYet }
 }
+
+/// States of the wait for a whole context.
+const WAITS: u32 = 0;
+const COMPLETE: u32 = 1;
+const IN_VAIN: u32 = 2;
 
 fn look_at_stream(target: &Target, context: &Arc<Context>, stream: Incarnation) -> Looked {
     let Some(_quiet) = captures::hold_off_beside() else { return Looked::NotYet };

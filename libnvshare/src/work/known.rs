@@ -24,7 +24,7 @@ pub(crate) enum Known {
 /// What is known of the work in a context. `of_context` are the streams of the context that live.
 pub(crate) fn known_of(context: &Arc<Context>, of_context: &[(Incarnation, Kind)]) -> Known {
     captures::forget_dead_threads();
-    let (before, blocking) = captures::of_context(context);
+    let Some((before, blocking)) = captures::of_context(context) else { return Known::Nothing };
     match blocking {
         // Since then the program cannot submit to the legacy stream either.
         Blocking::FromTheStart if !streams::are_per_thread_used() => return Known::WithoutLegacy(before),

@@ -110,7 +110,7 @@ impl Stream {
                 return driver::with_current(of_stream, record).ok();
             }
             // An event on the legacy stream would be a barrier.
-            let _quiet = captures::hold_off()?;
+            let _quiet = captures::hold_off(&context)?;
             Event::behind_context(&context).ok()
         });
     }
@@ -243,11 +243,11 @@ pub(crate) fn end(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult
 /// Records an event behind the work of a stream that is about to end, as the work continues after its end. This is not
 /// necessary if a drain can record an event behind the whole context.
 fn remember_work(stream: &Stream) {
-    if captures::open() == 0 && driver::can_record_context() {
-        return;
-    }
     let key = stream.key;
     let Some(context) = stream.about().context.clone() else { return };
+    if driver::can_record_context() && !captures::may_be_in(&context) {
+        return;
+    }
     if !captures::is_capturing(key) {
         let _relaxed = Relaxed::begin();
         let record = || Event::behind_stream(&context, key.handle());

@@ -3,7 +3,8 @@
 
 use std::process::Command;
 
-use nvshare_harness::{Artifacts, Moved, Program, Scheduler, World, guest};
+use nvshare_harness::{Artifacts, Moved, Program, Scheduler, World, guest, wait_until};
+use nvshare_proto::ClientState;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
@@ -47,6 +48,38 @@ fn legacy_wait() {
     for record in ["1", "0"] {
         in_turns("legacy_wait", &[("NVSIM_CTX_RECORD", record)], 5);
     }
+}
+
+#[test]
+fn a_capture_begins_beside_a_full_queue_of_another_context() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let guest = Program::of(&world, "full", Command::new(guest("capture_beside_full", false)))
+        .env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy());
+    let guest = guest.waits_for_go().start();
+    wait_until("a thread waits for a place", || {
+        assert!(guest.lives(), "{}", guest.log());
+        guest.out() == "full\n"
+    });
+    // While another client waits, as well.
+    let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --steps 3").start();
+    Scheduler::until(&world, "the other one waits", |status| {
+        status.find(other.pid()).is_some_and(|client| client.state == ClientState::Waiting)
+    });
+    std::fs::write(world.dir().join("go"), "").expect("a file");
+    let guest = guest.finish();
+    assert!(guest.status.success(), "{}: {}", guest.status, guest.log);
+    other.finish().intact();
+}
+
+#[test]
+fn a_primary_context_ends_with_the_green_one_that_outlived_its_release() {
+    in_turns("green_outlives", &[], 3);
+}
+
+#[test]
+fn a_capture_that_stays_open_is_not_looked_into() {
+    in_turns("capture_stays_open", &[], 1);
 }
 
 #[test]

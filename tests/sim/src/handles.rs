@@ -67,6 +67,10 @@ fn stop(what: &str, handle: usize) -> ! {
 
 /// Stops the process with a line.
 pub(crate) fn stop_with(line: &str) -> ! {
+    let mut line = line.to_owned();
+    if std::env::var_os("NVSIM_BACKTRACE").is_some() {
+        line.push_str(&std::backtrace::Backtrace::force_capture().to_string());
+    }
     // SAFETY: the line lives through the call; one write, so that lines of several threads stay whole.
     unsafe {
         libc::write(2, line.as_ptr().cast(), line.len());

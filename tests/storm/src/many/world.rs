@@ -96,6 +96,7 @@ impl World {
                 .env("NVSIM_SCALE", "512")
                 // Addresses of ended handles come again at once, as with malloc.
                 .env("NVSIM_REUSE_HANDLES", "1")
+                .env("NVSIM_BACKTRACE", "1")
                 .env("NVSIM_TO_DEVICE", "48")
                 .env("NVSIM_TO_HOST", "24")
                 .env("NVSIM_FAULT", "8")
