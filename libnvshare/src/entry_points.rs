@@ -184,6 +184,7 @@ hooked {
     free cuArrayDestroy(hArray: CUarray) = handled(arrays::array_destroy);
     free cuMipmappedArrayDestroy(hMipmappedArray: CUmipmappedArray) = handled(arrays::mipmapped_destroy);
     // pointers, seen by the program and by other processes
+    view cuMemGetAddressRange_v2(pbase: *mut CUdeviceptr, psize: *mut usize, dptr: CUdeviceptr) = handled(pointers::get_address_range);
     view cuPointerGetAttribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) = handled(pointers::get_attribute);
     view cuPointerGetAttributes(numAttributes: c_uint, attributes: *const c_int, data: *const *mut c_void, ptr: CUdeviceptr) = handled(pointers::get_attributes);
     share cuIpcGetMemHandle(pHandle: *mut c_void, dptr: CUdeviceptr) = handled(ipc::get_mem_handle);
@@ -225,8 +226,11 @@ called {
     cuDeviceGetUuid(uuid: *mut [u8; 16], dev: CUdevice);
     cuDeviceGetUuid_v2(uuid: *mut [u8; 16], dev: CUdevice);
     cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int);
+    cuMemAddressFree(ptr: CUdeviceptr, size: usize);
+    cuMemAddressReserve(ptr: *mut CUdeviceptr, size: usize, alignment: usize, addr: CUdeviceptr, flags: c_ulonglong);
+    cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: c_uint);
+    cuMemSetAccess(ptr: CUdeviceptr, size: usize, desc: *const c_void, count: usize);
     cuMemPoolGetAttribute(pool: CUmemoryPool, attr: c_int, value: *mut c_void);
-    cuMemGetAddressRange_v2(pbase: *mut CUdeviceptr, psize: *mut usize, dptr: CUdeviceptr);
     cuEventCreate(phEvent: *mut CUevent, Flags: c_uint);
     cuEventDestroy_v2(hEvent: CUevent);
     cuEventQuery(hEvent: CUevent);
@@ -309,18 +313,16 @@ forwarded {
     cuLibraryGetKernelCount cuLibraryGetManaged cuLibraryGetModule cuLibraryGetUnifiedFunction
     cuLibraryLoadData cuLibraryLoadFromFile cuLibraryUnload cuLinkAddData cuLinkAddData_v2 cuLinkAddFile
     cuLinkAddFile_v2 cuLinkComplete cuLinkCreate cuLinkCreate_v2 cuLinkDestroy cuLogsCurrent cuLogsDumpToFile
-    cuLogsDumpToMemory cuLogsRegisterCallback cuLogsUnregisterCallback cuMemAddressFree cuMemAddressReserve
-    cuMemAdvise cuMemAdvise_v2
+    cuLogsDumpToMemory cuLogsRegisterCallback cuLogsUnregisterCallback cuMemAdvise cuMemAdvise_v2
     cuMemAllocHost cuMemAllocHost_v2 cuMemExportToShareableHandle
     cuMemFreeHost cuMemGetAccess cuMemGetAddressRange
     cuMemGetAllocationGranularity cuMemGetAllocationPropertiesFromHandle
     cuMemGetAttribute cuMemGetAttribute_v2 cuMemGetHandleForAddressRange
     cuMemHostAlloc cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags
-    cuMemHostRegister cuMemHostRegister_v2 cuMemHostUnregister cuMemImportFromShareableHandle
+    cuMemHostRegister cuMemHostUnregister cuMemImportFromShareableHandle
     cuMemPoolExportPointer cuMemPoolExportToShareableHandle
     cuMemPoolImportFromShareableHandle cuMemPoolImportPointer
     cuMemPoolSetAccess cuMemRangeGetAttribute cuMemRangeGetAttributes
-    cuMemSetAccess
     cuMipmappedArrayGetLevel cuMipmappedArrayGetMemoryRequirements
     cuMipmappedArrayGetSparseProperties cuModuleEnumerateFunctions cuModuleGetFunction
     cuModuleGetFunctionCount cuModuleGetGlobal cuModuleGetGlobal_v2 cuModuleGetLoadingMode cuModuleGetSurfRef

@@ -54,6 +54,8 @@ pub enum MemoryMode {
     Managed,
     /// `cuMemAlloc` is the driver's own: quota and gate only, nothing can be evicted.
     Off,
+    /// `cuMemAlloc` gives memory that the library maps: it is copied out and unmapped, mapped and copied in.
+    Swap,
 }
 
 /// Whether a process's work is let through when it registers.

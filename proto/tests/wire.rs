@@ -44,6 +44,7 @@ fn requests() -> Vec<(&'static str, Request)> {
     vec![
         ("register, managed, closed", register(MemoryMode::Managed, Gate::Closed)),
         ("register, off, open", register(MemoryMode::Off, Gate::Open)),
+        ("register, swap, open", register(MemoryMode::Swap, Gate::Open)),
         ("look", Request::Look { run: Some(9) }),
         ("usage", Request::Client(C::Usage(USAGE))),
         ("req_lock", Request::Client(C::ReqLock)),

@@ -11,7 +11,8 @@
 //!    than was given; then it is lacking.
 //! 4. No allocation passes the limit or, with its tenant's, the tenant's limit, and what has to have its room at once has
 //!    it when it is admitted.
-//! 5. Nobody waits for room (`needs` is zero) once it came, was refused, or is not counted.
+//! 5. `unmapped` is the part of [mapped memory](Kind::Mapped) that is not on the card: while there is any, the lock is not held.
+//! 6. Nobody waits for room (`needs` is zero) once it came, was refused, or is not counted.
 //!
 //! What is absent of which allocation is not known here: that is each allocation's [`Residency`](crate::Residency), or
 //! another backing's record. The account is told bytes alone: [`Account::charge`] before they come, and
@@ -71,7 +72,7 @@ impl DriverReserve {
         match kind {
             Kind::Ordered => Some(&mut self.ordered),
             Kind::Pooled => Some(&mut self.pooled),
-            Kind::Device | Kind::Managed | Kind::Plain | Kind::Small => None,
+            Kind::Device | Kind::Mapped | Kind::Managed | Kind::Plain | Kind::Small => None,
         }
     }
 
@@ -96,6 +97,8 @@ pub struct Account<T> {
     reserve: DriverReserve,
     /// Of what is allocated, on the card: room was taken for it.
     charged: u64,
+    /// Of mapped memory, what has no memory on the card behind its addresses: nothing may touch it.
+    unmapped: u64,
     /// What may be charged beyond that.
     room: i64,
     /// What the GPU's clients may fill together, as the scheduler says.
@@ -130,6 +133,7 @@ impl<T: Tenant> Account<T> {
             managed: 0,
             reserve: DriverReserve::default(),
             charged: 0,
+            unmapped: 0,
             room: 0,
             capacity: None,
             holding: false,
@@ -243,6 +247,28 @@ impl<T: Tenant> Account<T> {
         self.made += bytes;
     }
 
+    /// Mapped memory of an allocation has left the card.
+    pub fn unmap(&mut self, bytes: u64) {
+        self.discharge(bytes);
+        self.unmapped += bytes;
+    }
+
+    /// Mapped memory, charged before, is on the card now.
+    pub fn map(&mut self, bytes: u64) {
+        self.unmapped = self.unmapped.saturating_sub(bytes);
+    }
+
+    /// Of mapped memory, what has no memory on the card behind its addresses.
+    #[must_use]
+    pub fn unmapped(&self) -> u64 {
+        self.unmapped
+    }
+
+    /// Memory that could be moved cannot be moved any more.
+    pub fn pin(&mut self, bytes: u64) {
+        self.movable = self.movable.saturating_sub(bytes);
+    }
+
     /// Gives up to so much unused room to the eviction that is under way; returns how much.
     pub fn evict_unused(&mut self, bytes: u64) -> u64 {
         let taken = bytes.min(self.unused_room());
@@ -268,8 +294,11 @@ impl<T: Tenant> Account<T> {
     }
 
     /// The lock is ours: memory becomes resident when it is allocated. False: some is absent that would fit, and
-    /// the lock is no use yet, unless `anyway`.
+    /// the lock is no use yet, unless `anyway`; or some is unmapped, which no page fault brings back.
     pub fn hold(&mut self, anyway: bool) -> bool {
+        if self.unmapped > 0 {
+            return false;
+        }
         if self.absent() > self.never_fits() && !anyway {
             return false;
         }

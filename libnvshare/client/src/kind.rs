@@ -5,6 +5,8 @@
 pub enum Kind {
     /// Device memory that we hand out as managed memory, and populate.
     Device,
+    /// Device memory that we map ourselves: its addresses stay, the memory behind them comes and goes as a whole.
+    Mapped,
     /// Managed memory that the program asked for: it may want it on the host first.
     Managed,
     /// The driver's own device memory: it counts and cannot be moved.
@@ -21,7 +23,7 @@ impl Kind {
     /// Whether it can be moved.
     #[must_use]
     pub fn is_movable(self) -> bool {
-        matches!(self, Self::Device | Self::Managed | Self::Pooled)
+        matches!(self, Self::Device | Self::Mapped | Self::Managed | Self::Pooled)
     }
 
     /// Whether a pool handed it out.

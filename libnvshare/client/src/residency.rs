@@ -121,6 +121,12 @@ impl Residency {
         (from < until).then(|| Piece { from, until, fresh: fresh_until.saturating_sub(from) })
     }
 
+    /// So many bytes, from anywhere in it, have left the card: of memory that we map, chunks leave one by one.
+    pub fn left(&mut self, bytes: u64) {
+        debug_assert!(bytes <= self.resident);
+        self.resident = self.resident.saturating_sub(bytes);
+    }
+
     /// This piece, of [`Self::next_out`], has left the card.
     pub fn evicted(&mut self, piece: Piece) {
         debug_assert_eq!(piece.until, self.resident);

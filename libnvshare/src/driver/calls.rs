@@ -2,17 +2,17 @@
 //!
 //! A call that could disturb a stream capture of another thread is made with [`Relaxed`] in force.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::functions;
 use super::types::{
-    CU_EVENT_DISABLE_TIMING, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_MEMORYTYPE_DEVICE,
-    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+    CU_EVENT_DISABLE_TIMING, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_MEMHOSTREGISTER_PORTABLE,
+    CU_MEMORYTYPE_DEVICE, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE,
     CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUdeviceptr, CUevent, CUgreenCtx,
-    CUmemoryPool, CUresult, CUstream,
+    CUmemAccessDesc, CUmemAllocationProp, CUmemHandle, CUmemoryPool, CUresult, CUstream,
 };
 
 /// While this lives, the calling thread's driver calls do not disturb stream captures of other threads.
@@ -282,4 +282,70 @@ pub(crate) fn prefetch(
     stream: CUstream,
 ) -> Result<(), CUresult> {
     call!(cuMemPrefetchAsync(address, bytes as usize, to, stream))
+}
+
+/// Addresses for mappings, a multiple of the granularity.
+pub(crate) fn reserve_addresses(bytes: u64) -> Result<CUdeviceptr, CUresult> {
+    let mut base = 0;
+    call!(cuMemAddressReserve(&raw mut base, bytes as usize, 0, 0, 0))?;
+    Ok(base)
+}
+
+/// Nothing may be mapped there any more.
+pub(crate) fn free_addresses(base: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
+    call!(cuMemAddressFree(base, bytes as usize))
+}
+
+/// Physical memory of a device. It is no context's.
+pub(crate) fn create_physical(device: CUdevice, bytes: u64) -> Result<CUmemHandle, CUresult> {
+    let properties = CUmemAllocationProp::on(device);
+    let mut handle = 0;
+    call!(cuMemCreate(&raw mut handle, bytes as usize, (&raw const properties).cast(), 0))?;
+    Ok(CUmemHandle(handle))
+}
+
+/// It lives on as long as it is mapped.
+pub(crate) fn release_physical(handle: CUmemHandle) -> Result<(), CUresult> {
+    call!(cuMemRelease(handle.0))
+}
+
+/// Maps the whole of it at reserved addresses, where nothing is mapped.
+pub(crate) fn map(base: CUdeviceptr, bytes: u64, handle: CUmemHandle) -> Result<(), CUresult> {
+    call!(cuMemMap(base, bytes as usize, 0, handle.0, 0))
+}
+
+/// The range must consist of whole mappings.
+pub(crate) fn unmap(base: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
+    call!(cuMemUnmap(base, bytes as usize))
+}
+
+/// Lets a device read and write a range of whole mappings.
+pub(crate) fn allow_access(base: CUdeviceptr, bytes: u64, device: CUdevice) -> Result<(), CUresult> {
+    let access = CUmemAccessDesc::read_and_write(device);
+    call!(cuMemSetAccess(base, bytes as usize, (&raw const access).cast(), 1))
+}
+
+/// Page-locks memory of the process for all of its contexts, until the current context ends. The memory must outlive that.
+pub(crate) fn register_host(memory: *mut c_void, bytes: u64) -> Result<(), CUresult> {
+    call!(cuMemHostRegister_v2(memory, bytes as usize, CU_MEMHOSTREGISTER_PORTABLE))
+}
+
+/// The host's memory must live until the copy is complete, and nobody may read it before.
+pub(crate) fn copy_out(
+    to: *mut c_void,
+    from: CUdeviceptr,
+    bytes: u64,
+    stream: CUstream,
+) -> Result<(), CUresult> {
+    call!(cuMemcpyDtoHAsync_v2(to, from, bytes as usize, stream))
+}
+
+/// The host's memory must live and stay as it is until the copy is complete.
+pub(crate) fn copy_in(
+    to: CUdeviceptr,
+    from: *const c_void,
+    bytes: u64,
+    stream: CUstream,
+) -> Result<(), CUresult> {
+    call!(cuMemcpyHtoDAsync_v2(to, from, bytes as usize, stream))
 }

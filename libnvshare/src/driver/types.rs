@@ -111,6 +111,49 @@ pub(crate) struct MemoryProperties {
     pub(crate) location: CUmemLocation,
 }
 
+/// `CUmemGenericAllocationHandle`: physical memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CUmemHandle(pub(crate) u64);
+
+/// `CUmemAllocationProp`
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct CUmemAllocationProp {
+    kind: c_int,
+    handle_types: c_int,
+    location: CUmemLocation,
+    windows: usize,
+    flags: [u8; 8],
+}
+
+impl CUmemAllocationProp {
+    /// Memory of a device that is not shared with other processes.
+    pub(crate) fn on(device: CUdevice) -> Self {
+        const PINNED: c_int = 1;
+        let location = CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device };
+        Self { kind: PINNED, handle_types: 0, location, windows: 0, flags: [0; 8] }
+    }
+}
+
+/// `CUmemAccessDesc`
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct CUmemAccessDesc {
+    location: CUmemLocation,
+    flags: c_int,
+}
+
+impl CUmemAccessDesc {
+    /// A device reads and writes.
+    pub(crate) fn read_and_write(device: CUdevice) -> Self {
+        const READ_AND_WRITE: c_int = 3;
+        let location = CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device };
+        Self { location, flags: READ_AND_WRITE }
+    }
+}
+
+const _: () = assert!(size_of::<CUmemAllocationProp>() == 32 && size_of::<CUmemAccessDesc>() == 12);
+
 /// The legacy default stream's explicit handle.
 pub(crate) const CU_STREAM_LEGACY: usize = 1;
 /// The calling thread's default stream's explicit handle.
@@ -132,6 +175,8 @@ pub(crate) const CU_MEM_ATTACH_GLOBAL: c_uint = 1;
 /// The host, as the target of a prefetch.
 pub(crate) const CU_DEVICE_CPU: CUdevice = -1;
 pub(crate) const CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS: c_int = 89;
+pub(crate) const CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: c_int = 102;
+pub(crate) const CU_MEMHOSTREGISTER_PORTABLE: c_uint = 1;
 
 /// The stream that a `CUlaunchConfig` names.
 ///

@@ -10,10 +10,10 @@ use nvshare_proto::MemoryMode;
 use super::target::{answer, target};
 use crate::driver::functions::{self, signatures};
 use crate::driver::types::{CU_MEM_ATTACH_GLOBAL, CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult};
-use crate::memory::admission::allocate;
+use crate::memory::admission::{allocate, allocate_mapped};
 use crate::memory::allocations::{Kind, SMALLEST_MANAGED};
 use crate::memory::devices::Device;
-use crate::memory::{deferred_free, free, plain};
+use crate::memory::{deferred_free, free, mapping, plain};
 use crate::process::lifecycle;
 use crate::process::lock::lock;
 
@@ -29,7 +29,11 @@ fn managed(bytes: usize, flags: c_uint) -> Result<CUdeviceptr, CUresult> {
 fn kind_of(device: &Device, bytes: u64) -> Kind {
     if device.memory == MemoryMode::Off || plain::needs_plain(bytes) {
         Kind::Plain
-    } else if bytes < SMALLEST_MANAGED || lifecycle::is_exiting() {
+    } else if lifecycle::is_exiting() {
+        Kind::Small
+    } else if device.memory == MemoryMode::Swap {
+        if bytes < mapping::SMALLEST { Kind::Small } else { Kind::Mapped }
+    } else if bytes < SMALLEST_MANAGED {
         Kind::Small
     } else {
         Kind::Device
@@ -49,6 +53,10 @@ pub(crate) unsafe fn alloc(
         return unsafe { real(place, bytes) };
     };
     let kind = kind_of(device, bytes as u64);
+    if kind == Kind::Mapped {
+        // SAFETY: not null, and where the driver would write.
+        return unsafe { answer(allocate_mapped(device, &context, bytes as u64), place) };
+    }
     let made = allocate(device, context, bytes as u64, kind, || {
         if kind == Kind::Device {
             return managed(bytes, CU_MEM_ATTACH_GLOBAL);
@@ -139,6 +147,16 @@ pub(crate) unsafe fn alloc_pitch(
     // Without the pitch, the padding of rows is not known in advance, and the memory stays plain.
     let kind = known_pitch.map_or(Kind::Plain, |_| kind_of(device, bytes as u64));
     let made_pitch = Cell::new(known_pitch.unwrap_or(0));
+    if let (Kind::Mapped, Some(known)) = (kind, known_pitch) {
+        // SAFETY: neither is null, and both are where the driver would write.
+        unsafe {
+            let result = answer(allocate_mapped(device, &context, bytes as u64), place);
+            if result == CUresult::SUCCESS {
+                *pitch = known;
+            }
+            return result;
+        }
+    }
     let made = allocate(device, context, bytes as u64, kind, || {
         if kind == Kind::Device {
             return managed(bytes, CU_MEM_ATTACH_GLOBAL);

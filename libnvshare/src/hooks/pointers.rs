@@ -3,6 +3,8 @@
 //! Memory that the program asked for as device memory looks like device memory, since libraries choose other ways for
 //! managed memory. What managed memory cannot do stays visible ([`plain`](crate::memory::plain)).
 
+mod mapped;
+
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
@@ -17,17 +19,21 @@ const CU_POINTER_ATTRIBUTE_HOST_POINTER: c_int = 4;
 
 /// Whether a pointer points into managed memory that has to look like device memory.
 fn is_in_disguise(pointer: CUdeviceptr) -> bool {
-    config::get().is_ok_and(|config| config.disguise) && is_ours(pointer)
+    config::get().is_ok_and(|config| config.disguise)
+        && allocation_of(pointer).is_some_and(|allocation| allocation.kind.is_in_disguise())
 }
 
-/// Whether a pointer points into memory that the program asked for as device memory and that is managed.
+/// Whether a pointer points into memory that the program asked for as device memory and that is not plain.
 pub(crate) fn is_ours(pointer: CUdeviceptr) -> bool {
-    allocation_of(pointer).is_some_and(|allocation| allocation.kind.is_in_disguise())
+    allocation_of(pointer)
+        .is_some_and(|allocation| allocation.kind.is_in_disguise() || allocation.mapped.is_some())
 }
 
 fn allocation_of(pointer: CUdeviceptr) -> Option<Arc<Allocation>> {
-    // The driver knows the base of each allocation.
-    allocations::find(pointer).or_else(|| allocations::find(driver::base_of(pointer).ok()?))
+    // The driver knows the base of each allocation, but not of memory that is away.
+    allocations::mapped_at(pointer)
+        .or_else(|| allocations::find(pointer))
+        .or_else(|| allocations::find(driver::base_of(pointer).ok()?))
 }
 
 /// Whether a fill or a copy has to return before it is done. With device memory the driver returns at once; with managed
@@ -39,7 +45,9 @@ pub(crate) fn are_prompt(pointers: &[CUdeviceptr]) -> bool {
     if captures::open() != 0 || lifecycle::is_exiting() || lifecycle::is_forked() {
         return false;
     }
-    if !pointers.iter().any(|&pointer| is_ours(pointer)) {
+    let is_managed =
+        |pointer| allocation_of(pointer).is_some_and(|allocation| allocation.kind.is_in_disguise());
+    if !pointers.iter().any(|&pointer| is_managed(pointer)) {
         return false;
     }
     let Ok(here) = driver::current_device() else { return false };
@@ -57,6 +65,13 @@ pub(crate) unsafe fn get_attribute(
     attribute: c_int,
     pointer: CUdeviceptr,
 ) -> CUresult {
+    if let Some(mapped) = mapped::attributes_of(pointer) {
+        // SAFETY: the caller's place, where the driver would write an answer of the attribute's size.
+        return unsafe { mapped.get(data, attribute) }.unwrap_or_else(|| {
+            // SAFETY: the caller's arguments.
+            unsafe { real(data, attribute, pointer) }
+        });
+    }
     if attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER && is_in_disguise(pointer) {
         // For device memory the driver writes nothing.
         return CUresult::INVALID_VALUE;
@@ -81,6 +96,13 @@ pub(crate) unsafe fn get_attributes(
     data: *const *mut c_void,
     pointer: CUdeviceptr,
 ) -> CUresult {
+    if !attributes.is_null()
+        && !data.is_null()
+        && let Some(mapped) = mapped::attributes_of(pointer)
+    {
+        // SAFETY: the driver would read this many of both, and write an answer of each attribute's size.
+        return unsafe { mapped.get_all(count as usize, attributes, data) };
+    }
     // SAFETY: the caller's arguments.
     let result = unsafe { real(count, attributes, data, pointer) };
     if result != CUresult::SUCCESS || attributes.is_null() || data.is_null() || !is_in_disguise(pointer) {
@@ -100,4 +122,30 @@ pub(crate) unsafe fn get_attributes(
         }
     }
     result
+}
+
+/// `cuMemGetAddressRange`: the driver does not know what is away, and takes chunks for allocations.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn get_address_range(
+    real: signatures::cuMemGetAddressRange_v2,
+    base: *mut CUdeviceptr,
+    size: *mut usize,
+    pointer: CUdeviceptr,
+) -> CUresult {
+    let Some(mapped) = mapped::attributes_of(pointer) else {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(base, size, pointer) };
+    };
+    // SAFETY: null, or the caller's places.
+    unsafe {
+        if let Some(base) = base.as_mut() {
+            *base = mapped.base();
+        }
+        if let Some(size) = size.as_mut() {
+            *size = mapped.asked() as usize;
+        }
+    }
+    CUresult::SUCCESS
 }

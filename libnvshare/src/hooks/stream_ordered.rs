@@ -120,6 +120,16 @@ pub(crate) unsafe fn free_async<const PER_THREAD: bool>(
     base: CUdeviceptr,
     stream: CUstream,
 ) -> CUresult {
+    if let Some(allocation) = allocations::find(base)
+        && allocation.mapped.is_some()
+    {
+        if in_graph(stream, PER_THREAD) {
+            // What a graph frees, a graph has allocated: the driver says so.
+            // SAFETY: the caller's arguments.
+            return unsafe { real(base, stream) };
+        }
+        return deferred_free::free(base, &allocation.context, StreamKey::new(stream, PER_THREAD).handle());
+    }
     let result = free_unless_freed(base, || {
         // SAFETY: the caller's arguments.
         unsafe { real(base, stream) }

@@ -6,6 +6,7 @@ use nvshare_client::{Admission, Residency};
 
 use super::allocations::{self, Allocation, Kind};
 use super::devices::Device;
+use super::mapping::{self, Mapped};
 use super::{deferred_free, driver_reserve, free, mover};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::process::unwind::OnUnwind;
@@ -21,20 +22,52 @@ pub(crate) fn allocate(
     kind: Kind,
     make: impl Fn() -> Result<CUdeviceptr, CUresult>,
 ) -> Result<CUdeviceptr, CUresult> {
-    let base = admitted(device, bytes, kind, make, |base, charged| {
-        let allocation = Allocation::new(base, bytes, device.ordinal, Arc::clone(&context), kind, charged);
-        if let Some(gone) = allocations::insert(allocation) {
-            free::forget(&gone);
-        }
-        if kind == Kind::Device && charged > 0 {
-            mover::populate(base, charged, device, &context);
-        }
-        base
-    })?;
+    let base = admitted(
+        device,
+        bytes,
+        kind,
+        |_| make(),
+        |base, charged| {
+            let allocation =
+                Allocation::new(base, bytes, device.ordinal, Arc::clone(&context), kind, charged);
+            if let Some(gone) = allocations::insert(allocation) {
+                free::forget(&gone);
+            }
+            if kind == Kind::Device && charged > 0 {
+                mover::populate(base, charged, device, &context);
+            }
+            base
+        },
+    )?;
     if let Some(allocation) = allocations::find(base) {
         settle(device, &allocation);
     }
     Ok(base)
+}
+
+/// Makes an allocation of memory that we map: with chunks behind all of it under the lock, with addresses alone while the lock
+/// is elsewhere. The gate does not open before they have memory.
+pub(crate) fn allocate_mapped(
+    device: &'static Device,
+    context: &Arc<Context>,
+    asked: u64,
+) -> Result<CUdeviceptr, CUresult> {
+    let span = mapping::span(asked).ok_or(CUresult::OUT_OF_MEMORY)?;
+    let make = |charged| {
+        let (base, mapped) = Mapped::reserve(asked)?;
+        if charged > 0 {
+            mapped.fill(base, device.ordinal).inspect_err(|_| mapped.end(base, context))?;
+        }
+        Ok((base, mapped))
+    };
+    admitted(device, span, Kind::Mapped, make, |(base, mapped), charged| {
+        let context = Arc::clone(context);
+        let allocation = Allocation::new(base, span, device.ordinal, context, Kind::Mapped, charged);
+        if let Some(gone) = allocations::insert(Allocation::of(mapped, allocation)) {
+            free::forget(&gone);
+        }
+        base
+    })
 }
 
 /// Charges an allocation that was admitted while the lock was elsewhere, if the lock has come while the driver made it: the
@@ -69,16 +102,17 @@ fn settle(device: &'static Device, allocation: &Allocation) {
     }
 }
 
-/// Makes something that takes memory by `make`, under the limits, and enters it by `enter`, which is told how much of it
+/// Makes something that takes memory by `make`, which is told how much of it is charged, under the limits, and enters it by `enter`, which is told how much of it
 /// is charged, before the gate can close.
 pub(crate) fn admitted<T, U>(
     device: &'static Device,
     bytes: u64,
     kind: Kind,
-    make: impl Fn() -> Result<T, CUresult>,
+    make: impl Fn(u64) -> Result<T, CUresult>,
     enter: impl Fn(T, u64) -> U,
 ) -> Result<U, CUresult> {
     deferred_free::sweep();
+    free::sweep_mapped();
     // The driver refuses its own memory itself.
     if kind.is_in_disguise()
         && !device.has_it_alone(bytes)
@@ -106,7 +140,7 @@ pub(crate) fn admitted<T, U>(
             Ok(Admission::Again) => leave(pass, &mark),
             Ok(Admission::Charged(charged)) => {
                 let undo = OnUnwind::new(|| device.release(bytes, charged, kind));
-                let made = make();
+                let made = make(charged);
                 undo.done();
                 let made = match made {
                     Ok(made) => {

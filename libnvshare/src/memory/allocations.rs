@@ -2,14 +2,16 @@
 //!
 //! Keyed by base address, as programs free. Each allocation knows what of it is on the card ([`Residency`]).
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 
 use dashmap::DashMap;
 pub(crate) use nvshare_client::Kind;
 use nvshare_client::Residency;
 
 use crate::driver::types::{CUdevice, CUdeviceptr};
+use crate::memory::mapping::Mapped;
 use crate::work::contexts::Context;
 
 /// Device memory below this stays the driver's own. It would share the pages of others and never be evicted; and the
@@ -24,6 +26,8 @@ pub(crate) struct Allocation {
     pub(crate) device: CUdevice,
     pub(crate) context: Arc<Context>,
     pub(crate) kind: Kind,
+    /// The chunks behind its addresses, where those are ours.
+    pub(crate) mapped: Option<Mapped>,
     /// The program is freeing it: nothing more of it is moved.
     leaving: AtomicBool,
     /// Locked while a piece of it is being moved, so that it is not freed meanwhile.
@@ -40,7 +44,12 @@ impl Allocation {
         charged: u64,
     ) -> Self {
         let residency = Mutex::new(Residency::new(size, charged));
-        Self { base, size, device, context, kind, leaving: AtomicBool::new(false), residency }
+        Self { base, size, device, context, kind, mapped: None, leaving: AtomicBool::new(false), residency }
+    }
+
+    /// The same, of memory that we map.
+    pub(crate) fn of(mapped: Mapped, allocation: Self) -> Self {
+        Self { mapped: Some(mapped), ..allocation }
     }
 
     /// It can be moved.
@@ -81,7 +90,10 @@ fn list() -> &'static DashMap<CUdeviceptr, Arc<Allocation>> {
 /// Enters an allocation. Returns what was there before: the driver gives an address again only when it was freed, so
 /// that was, without our seeing it.
 pub(crate) fn insert(allocation: Allocation) -> Option<Arc<Allocation>> {
-    list().insert(allocation.base, Arc::new(allocation))
+    let allocation = Arc::new(allocation);
+    let before = list().insert(allocation.base, Arc::clone(&allocation));
+    index(&allocation);
+    before
 }
 
 /// The allocation at this address; `None`: none begins there.
@@ -91,12 +103,40 @@ pub(crate) fn find(base: CUdeviceptr) -> Option<Arc<Allocation>> {
 
 /// Puts an allocation back that could not be freed.
 pub(crate) fn put_back(allocation: Arc<Allocation>) {
+    index(&allocation);
     list().insert(allocation.base, allocation);
+}
+
+/// Memory that we map, in the order of its addresses: the driver does not know them while it is away.
+static MAPPED: RwLock<BTreeMap<CUdeviceptr, Arc<Allocation>>> = RwLock::new(BTreeMap::new());
+
+/// Memory that we map is found by any address within it.
+fn index(allocation: &Arc<Allocation>) {
+    if allocation.mapped.is_some() {
+        let mut mapped = MAPPED.write().unwrap_or_else(PoisonError::into_inner);
+        mapped.insert(allocation.base, Arc::clone(allocation));
+    }
+}
+
+/// The memory that we map into which an address leads.
+pub(crate) fn mapped_at(pointer: CUdeviceptr) -> Option<Arc<Allocation>> {
+    let mapped = MAPPED.read().unwrap_or_else(PoisonError::into_inner);
+    let (_, allocation) = mapped.range(..=pointer).next_back()?;
+    (pointer - allocation.base < allocation.mapped.as_ref()?.asked).then(|| Arc::clone(allocation))
+}
+
+/// Looks at all memory that we map.
+pub(crate) fn each_mapped(look: impl FnMut(&Arc<Allocation>)) {
+    MAPPED.read().unwrap_or_else(PoisonError::into_inner).values().for_each(look);
 }
 
 /// Takes an allocation off the list; `None` for a pointer that was never on it.
 pub(crate) fn remove(base: CUdeviceptr) -> Option<Arc<Allocation>> {
-    list().remove(&base).map(|(_, allocation)| allocation)
+    let (_, allocation) = list().remove(&base)?;
+    if allocation.mapped.is_some() {
+        MAPPED.write().unwrap_or_else(PoisonError::into_inner).remove(&allocation.base);
+    }
+    Some(allocation)
 }
 
 /// The allocations of a device, largest first, then by address: always in the same order.

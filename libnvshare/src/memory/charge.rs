@@ -41,7 +41,11 @@ pub(crate) fn charged<T>(
     bytes: u64,
     make: impl Fn() -> Result<T, CUresult>,
 ) -> Result<(T, Charge), CUresult> {
-    admission::admitted(device, bytes, Kind::Plain, make, |made, charged| {
-        (made, Charge { device: device.ordinal, bytes, charged })
-    })
+    admission::admitted(
+        device,
+        bytes,
+        Kind::Plain,
+        |_| make(),
+        |made, charged| (made, Charge { device: device.ordinal, bytes, charged }),
+    )
 }

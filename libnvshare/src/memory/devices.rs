@@ -7,11 +7,15 @@ use nvshare_client::{Admission, DriverReserve, Kind, Refusal, Terms};
 use nvshare_proto::{GpuUuid, MemoryMode};
 
 use crate::driver;
-use crate::driver::types::{CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, CUdevice, CUresult};
+use crate::driver::types::{
+    CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+    CUdevice, CUresult,
+};
 use crate::memory::quota::{self, Seat};
 use crate::process::config::Config;
 use crate::process::log;
 use crate::process::unwind::OnUnwind;
+use crate::work::gate;
 use crate::work::used_devices;
 
 /// One device of the process.
@@ -26,6 +30,8 @@ pub(crate) struct Device {
     pub(crate) limit: Option<u64>,
     /// How memory is handed out on it.
     pub(crate) memory: MemoryMode,
+    /// Managed memory on it is moved in bulk: pools may be of it.
+    pub(crate) managed_pools: bool,
     /// What was free on it when the process first came to it.
     free_at_first: OnceLock<u64>,
     account: Mutex<Account>,
@@ -77,11 +83,22 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
         log::warn(format_args!("device {index} cannot share managed memory; its memory is not moved"));
         memory = MemoryMode::Off;
     }
+    if memory == MemoryMode::Swap {
+        let mappings =
+            driver::device_attribute(ordinal, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)?;
+        if mappings == 0 {
+            log::warn(format_args!("device {index} has no mappings of its own; its memory is not moved"));
+            memory = MemoryMode::Off;
+        } else {
+            gate::hold_captures();
+        }
+    }
     let terms = Terms {
         gpu: GpuUuid(driver::device_uuid(ordinal)?),
         total: driver::device_total(ordinal)?,
         limit: config.limit(index),
-        oversubscribe: config.oversubscribe,
+        // What is not on the card has no page faults that would bring it.
+        oversubscribe: config.oversubscribe && memory != MemoryMode::Swap,
     };
     Ok(Device {
         ordinal,
@@ -89,6 +106,7 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
         total: terms.total,
         limit: terms.limit,
         memory,
+        managed_pools: concurrent && memory != MemoryMode::Off,
         free_at_first: OnceLock::new(),
         account: Mutex::new(Account::new(terms)),
         changed: Condvar::new(),

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use nvshare_client::session::is_worth_offering;
 
 use super::allocations::{self, Allocation, Ending};
+use super::backing::swap;
 use super::devices::{self, Device};
-use super::driver_reserve;
+use super::{driver_reserve, mapping};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::process::bell;
 use crate::process::unwind::OnUnwind;
@@ -16,6 +17,10 @@ use crate::work::contexts::Context;
 pub(crate) fn free(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
     // A pointer that we never saw is the driver's business alone.
     let Some(allocation) = allocations::remove(base) else { return call() };
+    if allocation.mapped.is_some() {
+        free_mapped(allocation, true);
+        return CUresult::SUCCESS;
+    }
     let undo = OnUnwind::new(|| {
         allocation.set_leaving(false);
         allocations::put_back(Arc::clone(&allocation));
@@ -42,6 +47,29 @@ pub(crate) fn free(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresu
     result
 }
 
+/// Frees memory that we map, once the work before it is complete: the driver does not look what it still uses. If that cannot be
+/// seen beside a capture, it is freed later.
+fn free_mapped(allocation: Arc<Allocation>, waits: bool) {
+    allocation.set_leaving(true);
+    if let Some(allocation) = swap::free(allocation, waits) {
+        forget(&allocation);
+    }
+}
+
+/// Frees memory that we map and that the program's stream is done with. False: it is no such memory.
+pub(super) fn free_completed(base: CUdeviceptr) -> bool {
+    let is_mapped = allocations::find(base).is_some_and(|allocation| allocation.mapped.is_some());
+    if let Some(allocation) = is_mapped.then(|| allocations::remove(base)).flatten() {
+        free_mapped(allocation, false);
+    }
+    is_mapped
+}
+
+/// Frees what could not be freed when the program said so.
+pub(crate) fn sweep_mapped() {
+    swap::sweep().iter().for_each(|allocation| forget(allocation));
+}
+
 /// An allocation that is off the list is gone: what was charged for it is given back.
 pub(super) fn forget(allocation: &Allocation) {
     let charged = allocation.residency().free();
@@ -54,8 +82,13 @@ pub(super) fn forget(allocation: &Allocation) {
 /// A context is gone, and its memory with it.
 pub(crate) fn forget_context(context: &Arc<Context>, ending: Ending) {
     for allocation in allocations::remove_context(context, ending) {
+        if let Some(mapped) = &allocation.mapped {
+            allocation.set_leaving(true);
+            mapped.end(allocation.base, context);
+        }
         forget(&allocation);
     }
+    mapping::forget_context(context);
 }
 
 /// Memory of a device was freed: its room is offered to others, where it is worth that.

@@ -3,11 +3,13 @@
 pub(crate) mod admission;
 pub(crate) mod allocations;
 pub(crate) mod arrays;
+pub(crate) mod backing;
 pub(crate) mod charge;
 pub(crate) mod deferred_free;
 pub(crate) mod devices;
 pub(crate) mod driver_reserve;
 pub(crate) mod free;
+pub(crate) mod mapping;
 pub(crate) mod mover;
 pub(crate) mod plain;
 pub(crate) mod pools;

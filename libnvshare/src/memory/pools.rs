@@ -10,8 +10,6 @@ use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use nvshare_proto::MemoryMode;
-
 use super::allocations::Kind;
 use super::devices::Device;
 use super::plain;
@@ -63,7 +61,7 @@ pub(crate) fn managed_on(device: CUdevice) -> PoolProperties {
 
 /// Whether pools on a device may be managed.
 pub(crate) fn may_be_managed(device: &Device) -> bool {
-    device.memory == MemoryMode::Managed && !plain::needs_some_plain()
+    device.managed_pools && !plain::needs_some_plain()
 }
 
 pub(crate) fn enter(handle: CUmemoryPool, pool: Pool) {

@@ -85,8 +85,9 @@ impl Config {
             names::MEMORY => {
                 self.memory = match value {
                     "managed" => MemoryMode::Managed,
+                    "swap" => MemoryMode::Swap,
                     "off" => MemoryMode::Off,
-                    _ => return Err(format!("{value:?} is not a memory mode; accepted: managed, off")),
+                    _ => return Err(format!("{value:?} is not a memory mode; accepted: managed, swap, off")),
                 }
             }
             names::LOG => {
@@ -276,7 +277,7 @@ mod tests {
             ("CUDA_DEVICE_MEMORY_LIMIT", "4"),
             ("NVSHARE_MEM_LIMIT_0", "-1"),
             ("NVSHARE_MEM_LIMIT_MB", "8g"),
-            ("NVSHARE_MEMORY", "swap"),
+            ("NVSHARE_MEMORY", "swapped"),
             ("NVSHARE_LOG", "loud"),
             ("NVSHARE_RESTORE", "maybe"),
         ] {

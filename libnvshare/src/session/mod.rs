@@ -16,6 +16,7 @@ use nvshare_proto::{
 };
 
 use crate::driver;
+use crate::memory::backing::swap;
 use crate::memory::devices::{self, Account, Device};
 use crate::memory::mover;
 use crate::memory::quota;
@@ -300,6 +301,9 @@ impl Host for Library {
 
     fn bound(&mut self, bounded: bool) {
         gate::set_bounded(bounded);
+        if bounded {
+            swap::foresee_eviction();
+        }
     }
 
     fn is_nobody_inside(&self) -> bool {

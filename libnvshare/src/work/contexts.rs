@@ -101,6 +101,16 @@ impl Context {
         driver::synchronize_stream(stream)
     }
 
+    /// Begins moving memory by `call` on our own stream, and does not wait for it. The context must be current and live through
+    /// the call, with [`Relaxed`] in force.
+    pub(crate) fn begin_move<T>(
+        &self,
+        call: impl FnOnce(CUstream) -> Result<T, CUresult>,
+    ) -> Result<T, CUresult> {
+        let _order = lock(&self.moves);
+        call(self.stream_of_ours()?)
+    }
+
     /// The library's own stream. The context must be current and live through the call, with [`Relaxed`] in force.
     fn stream_of_ours(&self) -> Result<CUstream, CUresult> {
         if let Some(stream) = self.ours.get() {

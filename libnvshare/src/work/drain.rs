@@ -58,6 +58,11 @@ impl Drain {
         Self { targets: contexts::all().into_iter().map(Target::Context).collect() }
     }
 
+    /// All work of one context that was submitted so far.
+    pub(crate) fn of(context: &Arc<Context>) -> Self {
+        Self { targets: vec![Target::Context(Arc::clone(context))] }
+    }
+
     /// Looks at the targets, and drops the complete ones. Returns how many are left.
     pub(crate) fn poll(&mut self) -> usize {
         let mut left = Vec::with_capacity(self.targets.len());

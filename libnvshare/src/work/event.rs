@@ -61,6 +61,35 @@ impl Event {
     }
 }
 
+/// What an event tells of the work before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It is done.
+    Done,
+    NotYet,
+    /// It failed, and nothing of it is to be relied upon: the driver's word, or the context ends.
+    Failed(Option<CUresult>),
+}
+
+impl Event {
+    /// How the work before it has ended.
+    pub(crate) fn outcome(&self) -> Outcome {
+        let Some(_running) = lifecycle::hold_off_exit() else { return Outcome::Failed(None) };
+        match self.context.life().enter() {
+            Ok(_alive) => {
+                let _relaxed = Relaxed::begin();
+                match driver::query_event(self.handle) {
+                    Ok(()) => Outcome::Done,
+                    Err(error) if error == CUresult::NOT_READY || error.is_of_capture() => Outcome::NotYet,
+                    Err(error) => Outcome::Failed(Some(error)),
+                }
+            }
+            Err(Gone::Ending) => Outcome::NotYet,
+            Err(Gone::Over) => Outcome::Failed(None),
+        }
+    }
+}
+
 impl Drop for Event {
     fn drop(&mut self) {
         // If the context or the process is ending, the event ends with it.

@@ -40,6 +40,9 @@ static WAKE: Condvar = Condvar::new();
 /// A thread came to the closed gate, and the session does not know yet.
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
+/// Calls on capturing streams wait like others.
+static CAPTURES_WAIT: AtomicBool = AtomicBool::new(false);
+
 /// What a thread carries through the gate.
 #[derive(Debug)]
 #[must_use = "a thread that entered must leave"]
@@ -210,8 +213,9 @@ fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Pass {
                     return outside(ptr::null());
                 }
                 used_devices::add_current();
-                // Nothing runs on a capturing stream, and a capture must not be held up half-way.
-                if captures::is_capturing(stream) {
+                // Nothing runs on a capturing stream, and a capture is not held up half-way; unless what it names may be away,
+                // where the driver refuses it, or takes it for the host's (measured).
+                if !CAPTURES_WAIT.load(Ordering::Relaxed) && captures::is_capturing(stream) {
                     return outside(ptr::null());
                 }
                 sleep_until_open();
@@ -266,6 +270,11 @@ pub(crate) fn try_enter(mark: &FrameMark) -> Option<Pass> {
     }
     mine.step_out();
     None
+}
+
+/// From now on, addresses may have no memory while the gate is closed: what names them waits, on capturing streams too.
+pub(crate) fn hold_captures() {
+    CAPTURES_WAIT.store(true, Ordering::Relaxed);
 }
 
 /// Before the gate closes for the first time.

@@ -13,6 +13,22 @@ const SMALL: &[(&str, &str)] = &[
     ("NVSIM_FAULT", "1"),
 ];
 
+/// Such a card, for programs that get memory in this way.
+fn world(memory: &str) -> World {
+    let mut settings = SMALL.to_vec();
+    settings.push(("NVSHARE_MEMORY", memory));
+    World::simulated(&settings)
+}
+
+nvshare_harness::with_both_memories! {
+    alone
+    two_that_fit_run_together
+    two_that_do_not_fit_take_turns
+    stream_ordered_memory_moves_as_well
+    a_capture_under_contention_is_not_broken
+    who_is_killed_in_a_hand_over_leaves_its_room
+}
+
 /// How often the card changed from one process's kernels to another's after a time.
 fn changes(ran: &[Ran], after_ns: u64) -> usize {
     let mut ran: Vec<Ran> = ran.iter().copied().filter(|kernel| kernel.begin_ns > after_ns).collect();
@@ -20,9 +36,8 @@ fn changes(ran: &[Ran], after_ns: u64) -> usize {
     ran.windows(2).filter(|pair| pair[0].process != pair[1].process).count()
 }
 
-#[test]
-fn alone() {
-    let world = World::simulated(SMALL);
+fn alone(memory: &str) {
+    let world = world(memory);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     let job = Program::workload(&world, "alone", "--memory 512MiB --block 64MiB --steps 20 --full-check")
         .start()
@@ -41,9 +56,8 @@ fn alone() {
     assert_eq!(moved.touched, 0);
 }
 
-#[test]
-fn two_that_fit_run_together() {
-    let world = World::simulated(SMALL);
+fn two_that_fit_run_together(memory: &str) {
+    let world = world(memory);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2"]);
     let args = "--memory 448MiB --block 64MiB --steps 60 --kernel-us 1000";
     let jobs = ["a", "b"].map(|name| Program::workload(&world, name, args).waits_for_go().start());
@@ -60,9 +74,8 @@ fn two_that_fit_run_together() {
     assert!(changes(&ran, go) > 20, "their kernels alternate: {}", changes(&ran, go));
 }
 
-#[test]
-fn two_that_do_not_fit_take_turns() {
-    let world = World::simulated(SMALL);
+fn two_that_do_not_fit_take_turns(memory: &str) {
+    let world = world(memory);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.5"]);
     // One of them never waits for the GPU: whenever its turn ends, work is in flight.
     let jobs = [("a", ""), ("b", " --ahead")].map(|(name, more)| {
@@ -92,9 +105,8 @@ fn two_that_do_not_fit_take_turns() {
     assert!(changes(&ran, go) <= hand_overs + 1, "{} changes in {hand_overs} hand-overs", changes(&ran, go));
 }
 
-#[test]
-fn stream_ordered_memory_moves_as_well() {
-    let world = World::simulated(SMALL);
+fn stream_ordered_memory_moves_as_well(memory: &str) {
+    let world = world(memory);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.3"]);
     let args = "--memory 768MiB --block 64MiB --kernel-us 1000 --full-check --ordered --churn";
     let jobs =
@@ -115,7 +127,7 @@ fn stream_ordered_memory_moves_as_well() {
 
 #[test]
 fn without_restore_page_faults_bring_the_memory_back() {
-    let world = World::simulated(SMALL);
+    let world = world("managed");
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.5"]);
     let args = "--memory 768MiB --block 64MiB --kernel-us 1000 --full-check";
     let jobs = ["a", "b"].map(|name| {
@@ -133,9 +145,8 @@ fn without_restore_page_faults_bring_the_memory_back() {
     assert_eq!(moved.restored, 0, "{moved:?}");
 }
 
-#[test]
-fn a_capture_under_contention_is_not_broken() {
-    let world = World::simulated(SMALL);
+fn a_capture_under_contention_is_not_broken(memory: &str) {
+    let world = world(memory);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2"]);
     let steady = "--memory 640MiB --block 64MiB --kernel-us 1000 --full-check";
     let graphs = format!("{steady} --graph");
@@ -150,9 +161,8 @@ fn a_capture_under_contention_is_not_broken() {
     }
 }
 
-#[test]
-fn who_is_killed_in_a_hand_over_leaves_its_room() {
-    let world = World::simulated(SMALL);
+fn who_is_killed_in_a_hand_over_leaves_its_room(memory: &str) {
+    let world = world(memory);
     // A slow way out: the kill comes in the middle of it.
     let mut scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.5"]);
     let args = "--memory 768MiB --block 32MiB --kernel-us 1000";

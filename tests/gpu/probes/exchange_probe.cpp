@@ -41,15 +41,15 @@ struct Set {
 static void worker(int me) {
   Set s; int at = 0; meet(at++);
   for (size_t size : SIZES) for (int beside = 0; beside < 2; beside++) {
-    s.use(size); bool resident = me == 0; if (resident) { for (size_t i = 0; i < s.count; i++) s.create(i); s.access(0, s.count); D(cuMemsetD32(s.va, me * 1000, SET / 4)); D(cuCtxSynchronize()); } else for (size_t i = 0; i < SET; i += 4096) *(unsigned *)(s.host + i) = me * 1000;
+    s.use(size); bool resident = me == 0; if (resident) { for (size_t i = 0; i < s.count; i++) s.create(i); s.access(0, s.count); D(cuMemsetD32(s.va, me * 1000, s.count * size / 4)); D(cuCtxSynchronize()); } else for (size_t i = 0; i < SET; i += 4096) *(unsigned *)(s.host + i) = me * 1000;
     double best = 0;
     for (int r = 0; r < ROUNDS; r++) {
       meet(at); double t = now(); if (resident) s.out(beside); else s.in(beside); shared->took[at][me] = now() - t; meet(at + 1);
-      if (r) best = std::max(best, 2 * SET / std::max(shared->took[at][0], shared->took[at][1]) / GIB);
+      if (r) best = std::max(best, 2.0 * s.count * size / std::max(shared->took[at][0], shared->took[at][1]) / GIB);
       at += 2; resident = !resident;
     }
     if (me == 0) { printf("%4zu x %3zu MiB, mapping on %s thread: best of %d exchanges %.1f GiB/s in sum\n", s.count, size / MIB, beside ? "another" : "the same", ROUNDS - 1, best); fflush(stdout); }
-    if (resident) { unsigned v = 0; D(cuMemcpyDtoH(&v, s.va + SET - 4096, 4)); if (v != (unsigned)me * 1000) { shared->wrong++; printf("WRONG: %u for %u\n", v, me * 1000); } for (size_t i = 0; i < s.count; i++) s.release(i); }
+    if (resident) { unsigned v = 0; D(cuMemcpyDtoH(&v, s.va + s.count * size - 4096, 4)); if (v != (unsigned)me * 1000) { shared->wrong++; printf("WRONG: %u for %u\n", v, me * 1000); } for (size_t i = 0; i < s.count; i++) s.release(i); }
   }
 }
 

@@ -37,3 +37,18 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
         std::thread::sleep(Duration::from_millis(10));
     }
 }
+
+/// Tests of programs whose memory moves, one in each way that the library has: functions that are given the value of
+/// `NVSHARE_MEMORY`.
+#[macro_export]
+macro_rules! with_both_memories {
+    ($($test:ident)*) => {
+        mod managed {
+            $( #[test] fn $test() { super::$test("managed") } )*
+        }
+
+        mod swap {
+            $( #[test] fn $test() { super::$test("swap") } )*
+        }
+    };
+}

@@ -122,6 +122,7 @@ impl World {
             ("NVSHARE_CONFIG".into(), "/dev/null".into()),
         ];
         if self.simulated {
+            environment.push(("NVSIM_SPARSE".into(), "1".into()));
             environment.push(("NVSIM_DIR".into(), self.dir.clone().into()));
             environment.push(("LD_LIBRARY_PATH".into(), self.dir.join("lib").into()));
         }

@@ -160,6 +160,11 @@ pub(crate) fn now_ns() -> u64 {
 impl World {
     /// Maps the world, making it if this process is the first.
     pub(crate) fn open(config: Config) -> io::Result<Self> {
+        if config.sparse {
+            // A huge page for each block would be all of its memory.
+            // SAFETY: it sets a flag of this process.
+            unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
+        }
         std::fs::create_dir_all(&config.dir)?;
         let file = OpenOptions::new()
             .read(true)

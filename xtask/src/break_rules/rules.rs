@@ -112,8 +112,8 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         what: "every allocation is on the list",
         file: "libnvshare/src/memory/allocations.rs",
-        from: "    list().insert(allocation.base, Arc::new(allocation))\n",
-        to: "    if BROKEN && allocation.base & (3 << 26) == 0 {\n        return None;\n    }\n    list().insert(allocation.base, Arc::new(allocation))\n",
+        from: "    let before = list().insert(allocation.base, Arc::clone(&allocation));\n",
+        to: "    if BROKEN && allocation.base & (3 << 26) == 0 {\n        return None;\n    }\n    let before = list().insert(allocation.base, Arc::clone(&allocation));\n",
         package: "nvshare-e2e",
         test: "two_that_do_not_fit_take_turns",
     },

@@ -56,6 +56,9 @@ impl<T: Tenant> Account<T> {
             self.charge_tenant(more)?;
             self.allocated = allocated;
             self.enter(bytes, kind);
+            if kind == Kind::Mapped {
+                self.unmapped += bytes;
+            }
             return Ok(Admission::Charged(0));
         }
         let fits = self.most_on_card().saturating_sub(self.charged);
@@ -76,6 +79,9 @@ impl<T: Tenant> Account<T> {
     /// Takes an allocation out of the account, `charged` bytes of which were charged.
     pub fn release(&mut self, bytes: u64, charged: u64, kind: Kind) {
         self.leave(bytes, kind);
+        if kind == Kind::Mapped {
+            self.map(bytes - charged);
+        }
         self.allocated = self.allocated.saturating_sub(bytes);
         if let Some(tenant) = self.tenant {
             tenant.discharge(bytes);
@@ -119,7 +125,7 @@ impl<T: Tenant> Account<T> {
     /// touched.
     #[must_use]
     pub fn may_spill(&self, kind: Kind) -> bool {
-        self.terms.oversubscribe || self.managed > 0 || kind == Kind::Managed
+        kind != Kind::Mapped && (self.terms.oversubscribe || self.managed > 0 || kind == Kind::Managed)
     }
 
     /// Whether graphs have brought the process, or its tenant, over its limit.

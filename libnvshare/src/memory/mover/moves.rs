@@ -1,7 +1,9 @@
 //! Moving a device's memory: out to the host, back to the card.
 //!
 //! Each piece is one prefetch call in a context that lives. A program that frees an allocation, or ends a context, waits for
-//! no more than the piece that is under way.
+//! no more than the piece that is under way. Memory that we map is moved by its [backing](swap).
+
+mod waiting;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,6 +14,7 @@ use nvshare_proto::units::{MIB, gib_per_second};
 use crate::driver::types::{CU_DEVICE_CPU, CUdevice, CUdeviceptr, CUresult};
 use crate::driver::{self, Relaxed};
 use crate::memory::allocations::{self, Allocation, SMALLEST_MANAGED};
+use crate::memory::backing::swap;
 use crate::memory::devices::Device;
 use crate::memory::{driver_reserve, pools};
 use crate::process::{config, counters, host_memory, lifecycle, log};
@@ -61,6 +64,9 @@ pub(super) fn restore(device: &'static Device, cancelled: &dyn Fn() -> bool) -> 
     let begin = Instant::now();
     let mut result = Restored::default();
     let mut restored = 0;
+    let swapped = swap::restore(device, cancelled);
+    result.moved |= swapped.back > 0;
+    restored += swapped.copied;
     for allocation in allocations::of_device(device.ordinal) {
         if cancelled() {
             break;
@@ -75,7 +81,14 @@ pub(super) fn restore(device: &'static Device, cancelled: &dyn Fn() -> bool) -> 
         counters::restored(restored, took.as_nanos() as u64);
         log_moved("restored", restored, took);
     }
-    result.lacks = device.account().lacks_after_restore(result.lacks);
+    let account = device.account();
+    // Nothing but memory on the card will do for what is unmapped.
+    result.lacks = account.lacks_after_restore(result.lacks) + swapped.lacks;
+    if account.unmapped() == 0 || result.moved {
+        waiting::is_over();
+    } else if !cancelled() {
+        waiting::for_memory(account.unmapped());
+    }
     result
 }
 
@@ -93,7 +106,7 @@ fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> 
     // One that is being freed waits, in the driver, for whatever the program runs; it is looked at again.
     let Some(mut residency) = allocation.try_residency() else { return Back::default() };
     let absent = residency.absent_bytes();
-    if residency.is_freed() || absent == 0 {
+    if residency.is_freed() || absent == 0 || allocation.mapped.is_some() {
         return Back::default();
     }
     let charged = device.update(|account| account.charge(absent));
@@ -153,6 +166,13 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
     let mut host = host_memory::room();
     let mut moved = 0;
     let mut unreported = 0;
+    moved += swap::evict(device, bytes, &mut |piece| {
+        unreported += piece;
+        if unreported >= REPORT {
+            report();
+            unreported = 0;
+        }
+    });
     for allocation in allocations::of_device(device.ordinal) {
         while moved < bytes {
             let piece = match evict_piece(&allocation, bytes - moved, &mut host, device) {
@@ -186,7 +206,7 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
 /// Moves the last piece of an allocation that is on the card; 0: there is none, or none that the host can take.
 fn evict_piece(allocation: &Allocation, wanted: u64, host: &mut u64, device: &Device) -> Result<u64, Stop> {
     let mut residency = allocation.residency();
-    if !allocation.is_movable() || allocation.size < SMALLEST_EVICTED {
+    if !allocation.is_movable() || allocation.mapped.is_some() || allocation.size < SMALLEST_EVICTED {
         return Ok(0);
     }
     let Some(piece) = residency.next_out(wanted, *host) else { return Ok(0) };

@@ -1,0 +1,146 @@
+//! What the driver says of memory of `cuMemAlloc`, said of memory that we map: it may be away, and where it is not, the driver
+//! calls its chunks allocations. The answers were measured (`tests/gpu/probes/mapped_probe.cpp`).
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use crate::driver::types::{CUdeviceptr, CUresult};
+use crate::memory::allocations::{self, Allocation};
+
+/// `CU_POINTER_ATTRIBUTE_…`
+mod attribute {
+    use std::ffi::c_int;
+
+    pub(super) const CONTEXT: c_int = 1;
+    pub(super) const MEMORY_TYPE: c_int = 2;
+    pub(super) const DEVICE_POINTER: c_int = 3;
+    pub(super) const HOST_POINTER: c_int = 4;
+    pub(super) const SYNC_MEMOPS: c_int = 6;
+    pub(super) const BUFFER_ID: c_int = 7;
+    pub(super) const IS_MANAGED: c_int = 8;
+    pub(super) const DEVICE_ORDINAL: c_int = 9;
+    pub(super) const IS_LEGACY_CUDA_IPC_CAPABLE: c_int = 10;
+    pub(super) const RANGE_START_ADDR: c_int = 11;
+    pub(super) const RANGE_SIZE: c_int = 12;
+    pub(super) const MAPPED: c_int = 13;
+    pub(super) const ALLOWED_HANDLE_TYPES: c_int = 14;
+    pub(super) const IS_GPU_DIRECT_RDMA_CAPABLE: c_int = 15;
+    pub(super) const ACCESS_FLAGS: c_int = 16;
+    pub(super) const MEMPOOL_HANDLE: c_int = 17;
+    pub(super) const MAPPING_SIZE: c_int = 18;
+    pub(super) const MAPPING_BASE_ADDR: c_int = 19;
+    pub(super) const MEMORY_BLOCK_ID: c_int = 20;
+    pub(super) const IS_HW_DECOMPRESS_CAPABLE: c_int = 21;
+}
+
+const DEVICE_MEMORY: c_uint = 2;
+const READ_AND_WRITE: c_int = 3;
+
+/// An answer, in the size that it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Value {
+    Byte(u8),
+    Word(u32),
+    Long(u64),
+    /// The driver refuses, and writes nothing.
+    Refused,
+}
+
+/// A pointer into memory that we map.
+#[derive(Debug)]
+pub(super) struct Attributes {
+    allocation: Arc<Allocation>,
+    pointer: CUdeviceptr,
+    asked: u64,
+}
+
+/// What is to be said of a pointer; `None`: it leads elsewhere, and the driver says it.
+pub(super) fn attributes_of(pointer: CUdeviceptr) -> Option<Attributes> {
+    let allocation = allocations::mapped_at(pointer)?;
+    let asked = allocation.mapped.as_ref()?.asked;
+    Some(Attributes { allocation, pointer, asked })
+}
+
+impl Attributes {
+    pub(super) fn base(&self) -> CUdeviceptr {
+        self.allocation.base
+    }
+
+    pub(super) fn asked(&self) -> u64 {
+        self.asked
+    }
+
+    /// `None`: it is the driver's to say.
+    fn value(&self, of: c_int) -> Option<Value> {
+        let allocation = &self.allocation;
+        Some(match of {
+            attribute::CONTEXT => Value::Long(allocation.context.handle().0 as u64),
+            attribute::MEMORY_TYPE => Value::Word(DEVICE_MEMORY),
+            attribute::DEVICE_POINTER => Value::Long(self.pointer),
+            attribute::HOST_POINTER => Value::Refused,
+            attribute::SYNC_MEMOPS => Value::Word(1),
+            // One for each allocation, as long as there is one.
+            attribute::BUFFER_ID | attribute::MEMORY_BLOCK_ID => Value::Long(self.base()),
+            attribute::IS_MANAGED => Value::Word(0),
+            attribute::DEVICE_ORDINAL => Value::Word(allocation.device.cast_unsigned()),
+            // It cannot be shared that way, and a program that asks can do without.
+            attribute::IS_LEGACY_CUDA_IPC_CAPABLE | attribute::IS_GPU_DIRECT_RDMA_CAPABLE => Value::Byte(0),
+            attribute::RANGE_START_ADDR | attribute::MAPPING_BASE_ADDR => Value::Long(self.base()),
+            attribute::RANGE_SIZE => Value::Long(self.asked),
+            attribute::MAPPED => Value::Byte(1),
+            attribute::ALLOWED_HANDLE_TYPES => Value::Long(0),
+            attribute::ACCESS_FLAGS => Value::Word(READ_AND_WRITE.cast_unsigned()),
+            attribute::MEMPOOL_HANDLE => Value::Long(0),
+            attribute::MAPPING_SIZE => Value::Long(allocation.size),
+            attribute::IS_HW_DECOMPRESS_CAPABLE => Value::Byte(0),
+            _ => return None,
+        })
+    }
+
+    /// Answers as `cuPointerGetAttribute`; `None`: the driver is to.
+    ///
+    /// # Safety
+    /// `data` is null, or where the driver would write an answer of the attribute's size.
+    pub(super) unsafe fn get(&self, data: *mut c_void, attribute: c_int) -> Option<CUresult> {
+        if data.is_null() {
+            return Some(CUresult::INVALID_VALUE);
+        }
+        // SAFETY: promised by the caller; places need not be aligned.
+        unsafe {
+            match self.value(attribute)? {
+                Value::Byte(value) => data.cast::<u8>().write_unaligned(value),
+                Value::Word(value) => data.cast::<u32>().write_unaligned(value),
+                Value::Long(value) => data.cast::<u64>().write_unaligned(value),
+                Value::Refused => return Some(CUresult::INVALID_VALUE),
+            }
+        }
+        Some(CUresult::SUCCESS)
+    }
+
+    /// Answers as `cuPointerGetAttributes`, for which what is refused is null.
+    ///
+    /// # Safety
+    /// This many of both, and places where the driver would write answers of the attributes' sizes.
+    pub(super) unsafe fn get_all(
+        &self,
+        count: usize,
+        attributes: *const c_int,
+        data: *const *mut c_void,
+    ) -> CUresult {
+        for i in 0..count {
+            // SAFETY: promised by the caller.
+            unsafe {
+                let (attribute, place) = (*attributes.add(i), *data.add(i));
+                if place.is_null() {
+                    return CUresult::INVALID_VALUE;
+                }
+                if self.value(attribute) == Some(Value::Refused) {
+                    place.cast::<u64>().write_unaligned(0);
+                } else if self.get(place, attribute).is_none() {
+                    return CUresult::INVALID_VALUE;
+                }
+            }
+        }
+        CUresult::SUCCESS
+    }
+}

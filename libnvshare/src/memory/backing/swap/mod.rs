@@ -1,0 +1,43 @@
+//! Moving memory that [we map](crate::memory::mapping): out to the host and back, and its end.
+
+mod free;
+mod moves;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::memory::allocations;
+use crate::memory::mapping::host_pool;
+use crate::work::contexts::Context;
+pub(crate) use free::{free, sweep};
+pub(crate) use moves::{evict, restore};
+
+/// Bytes of memory that we map, of each context that has any.
+fn by_context() -> Vec<(Arc<Context>, u64)> {
+    let mut sums: Vec<(Arc<Context>, u64)> = Vec::new();
+    allocations::each_mapped(|allocation| {
+        match sums.iter_mut().find(|(context, _)| Arc::ptr_eq(context, &allocation.context)) {
+            Some((_, sum)) => *sum += allocation.size,
+            None => sums.push((Arc::clone(&allocation.context), allocation.size)),
+        }
+    });
+    sums
+}
+
+/// Something will have to leave the card: the host's memory for it is made ready in the background. Called by a thread of ours.
+pub(crate) fn foresee_eviction() {
+    static GROWING: AtomicBool = AtomicBool::new(false);
+    let wanted = by_context();
+    if wanted.is_empty() || GROWING.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    let work = move || {
+        for (context, bytes) in wanted {
+            host_pool::grow_ahead(&context, bytes);
+        }
+        GROWING.store(false, Ordering::SeqCst);
+    };
+    if std::thread::Builder::new().name("nvshare-pool".to_owned()).spawn(work).is_err() {
+        GROWING.store(false, Ordering::SeqCst);
+    }
+}

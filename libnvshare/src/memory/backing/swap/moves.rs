@@ -1,0 +1,400 @@
+//! Chunks on their way: out to the host, back to the card.
+//!
+//! Copies are begun ahead, as far as the link needs to stay busy and no further: what other programs copy waits behind them
+//! (measured: as long as all that is queued takes). A chunk that is out is unmapped at once, so room appears while the next ones
+//! are still under way.
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use nvshare_proto::units::MIB;
+
+use crate::driver;
+use crate::driver::types::{CUdeviceptr, CUmemHandle, CUresult, CUstream};
+use crate::memory::allocations::{self, Allocation};
+use crate::memory::devices::Device;
+use crate::memory::mapping::host_pool::{self, Slot};
+use crate::memory::mapping::{Chunk, GRANULE, Mapped, create, destroy};
+use crate::process::{log, threads};
+use crate::work::contexts::Context;
+use crate::work::event::{Event, Outcome};
+
+/// Bytes under way at a time.
+const IN_FLIGHT: u64 = 96 * MIB;
+
+/// A chunk that is on its way.
+#[derive(Debug)]
+struct Flight {
+    allocation: Arc<Allocation>,
+    index: usize,
+    offset: u64,
+    bytes: u64,
+    /// Behind its copies; none: there is nothing to copy.
+    behind: Option<Event>,
+    /// Where its contents go; empty on the way back.
+    slots: Vec<Slot>,
+    /// The memory that it comes back to; none on the way out.
+    physical: Option<CUmemHandle>,
+}
+
+/// What became of the try to begin a move.
+enum Begun {
+    Flying(Flight),
+    /// There is nothing to move here.
+    Nothing,
+    /// There is no room for it, where it is to go.
+    Full,
+    /// Nothing of this allocation moves any more.
+    Stopped,
+}
+
+/// Chunks under way, in the order of their copies.
+#[derive(Debug, Default)]
+struct Queue {
+    flights: VecDeque<Flight>,
+    bytes: u64,
+}
+
+impl Queue {
+    fn push(&mut self, flight: Flight) {
+        self.bytes += flight.bytes;
+        self.flights.push_back(flight);
+    }
+
+    fn pop(&mut self) -> Option<Flight> {
+        let flight = self.flights.pop_front()?;
+        self.bytes -= flight.bytes;
+        Some(flight)
+    }
+}
+
+/// Copies between a range of the card and slots, by one call for slots that lie side by side.
+fn copy(
+    at: CUdeviceptr,
+    slots: &[Slot],
+    stream: CUstream,
+    call: impl Fn(CUdeviceptr, *mut c_void, u64, CUstream) -> Result<(), CUresult>,
+) -> Result<(), CUresult> {
+    let mut offset = 0;
+    for run in slots.chunk_by(|slot, next| slot.is_before(*next)) {
+        let bytes = run.len() as u64 * GRANULE;
+        if let Some(first) = run.first() {
+            call(at + offset, first.memory(), bytes, stream)?;
+        }
+        offset += bytes;
+    }
+    Ok(())
+}
+
+/// A driver's error, or that the context ends.
+fn stopped(mapped: &Mapped, allocation: &Allocation, device: &Device, error: Option<CUresult>) -> Begun {
+    if let Some(error) = error {
+        log::warn(format_args!("moving memory at {:#x}: {error:?}", allocation.base));
+        if error.ends_all_work() && mapped.pin() {
+            device.update(|account| account.pin(allocation.size));
+        }
+    }
+    Begun::Stopped
+}
+
+/// Takes a chunk for a move, if `look` finds something to move there; what that is.
+fn take<T>(
+    allocation: &Allocation,
+    mapped: &Mapped,
+    index: usize,
+    look: impl FnOnce(&mut Chunk) -> Option<T>,
+) -> Option<T> {
+    let mut chunks = mapped.lock();
+    let chunk = chunks.get_mut(index).filter(|chunk| !chunk.moving)?;
+    if allocation.is_leaving() {
+        return None;
+    }
+    let taken = look(chunk)?;
+    chunk.moving = true;
+    Some(taken)
+}
+
+impl Mapped {
+    fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// The chunk's move is over; `settle` says where it is now.
+    fn settle<T>(&self, index: usize, settle: impl FnOnce(&mut Chunk) -> T) -> Option<T> {
+        let mut chunks = self.lock();
+        let chunk = chunks.get_mut(index)?;
+        chunk.moving = false;
+        let settled = settle(chunk);
+        drop(chunks);
+        self.stopped.notify_all();
+        Some(settled)
+    }
+}
+
+/// Moves so much of a device's memory to the host, from the ends of the largest allocations, and a little more rather than less.
+/// `report` is told of each chunk that is gone from the card. Returns how much that was.
+pub(crate) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> u64 {
+    let mut queue = Queue::default();
+    let (mut begun, mut out) = (0, 0);
+    let mut land = |queue: &mut Queue| {
+        let bytes = queue.pop().map_or(0, |flight| land_out(flight, device));
+        out += bytes;
+        if bytes > 0 {
+            report(bytes);
+        }
+    };
+    'all: for allocation in allocations::of_device(device.ordinal) {
+        let Some(mapped) = allocation.mapped.as_ref().filter(|mapped| !mapped.is_pinned()) else { continue };
+        for index in (0..mapped.count()).rev() {
+            if begun >= wanted {
+                break 'all;
+            }
+            while queue.bytes >= IN_FLIGHT {
+                land(&mut queue);
+            }
+            match begin_out(&allocation, mapped, index, device) {
+                Begun::Flying(flight) => {
+                    begun += flight.bytes;
+                    queue.push(flight);
+                }
+                Begun::Nothing => {}
+                Begun::Full => break 'all,
+                Begun::Stopped => break,
+            }
+        }
+    }
+    while !queue.flights.is_empty() {
+        land(&mut queue);
+    }
+    out
+}
+
+fn begin_out(allocation: &Arc<Allocation>, mapped: &Mapped, index: usize, device: &Device) -> Begun {
+    let on_card = |chunk: &mut Chunk| chunk.physical.map(|_| (chunk.offset, chunk.bytes));
+    let Some((offset, bytes)) = take(allocation, mapped, index, on_card) else { return Begun::Nothing };
+    let context = &allocation.context;
+    let Some(slots) = host_pool::of(context).take(bytes) else {
+        mapped.settle(index, |_| ());
+        return Begun::Full;
+    };
+    let out = |at, to: *mut c_void, bytes, stream| driver::copy_out(to, at, bytes, stream);
+    let copies = || begin(context, |stream| copy(allocation.base + offset, &slots, stream, out));
+    let error = match context.with(copies) {
+        Ok(Ok(behind)) => {
+            let allocation = Arc::clone(allocation);
+            let behind = Some(behind);
+            return Begun::Flying(Flight { allocation, index, offset, bytes, behind, slots, physical: None });
+        }
+        Ok(Err(error)) => Some(error),
+        Err(_) => None,
+    };
+    quiesce(context);
+    mapped.settle(index, |_| ());
+    host_pool::give_back(context, slots);
+    stopped(mapped, allocation, device, error)
+}
+
+/// Begins copies on our own stream; the event is behind them.
+fn begin(
+    context: &Arc<Context>,
+    copies: impl FnOnce(CUstream) -> Result<(), CUresult>,
+) -> Result<Event, CUresult> {
+    context.begin_move(|stream| {
+        copies(stream)?;
+        Event::behind_stream(context, stream)
+    })
+}
+
+/// Waits for copies of which some could not be begun: those that were are not to meet memory that is somebody else's by then.
+fn quiesce(context: &Context) {
+    let _ = context.with(|| context.move_in_order(|_| Ok(())));
+}
+
+/// Waits for a chunk's copies.
+fn wait(behind: Option<&Event>) -> Result<(), Option<CUresult>> {
+    let Some(behind) = behind else { return Ok(()) };
+    loop {
+        match behind.outcome() {
+            Outcome::Done => return Ok(()),
+            Outcome::NotYet => threads::pause(),
+            Outcome::Failed(error) => return Err(error),
+        }
+    }
+}
+
+/// Waits for a chunk that leaves; the bytes that have left the card.
+fn land_out(flight: Flight, device: &Device) -> u64 {
+    let Flight { allocation, index, bytes, behind, slots, .. } = flight;
+    let Some(mapped) = &allocation.mapped else { return 0 };
+    let context = &allocation.context;
+    if let Err(error) = wait(behind.as_ref()) {
+        mapped.settle(index, |_| ());
+        host_pool::give_back(context, slots);
+        stopped(mapped, &allocation, device, error);
+        return 0;
+    }
+    let mut slots = Some(slots);
+    let gone = mapped.settle(index, |chunk| {
+        let _ = context.with(|| {
+            destroy(allocation.base, chunk);
+            Ok(())
+        });
+        if chunk.physical.is_some() {
+            return false;
+        }
+        chunk.host = slots.take().unwrap_or_default();
+        allocation.residency().left(bytes);
+        device.update(|account| account.unmap(bytes));
+        true
+    });
+    host_pool::give_back(context, slots.unwrap_or_default());
+    if gone == Some(true) { bytes } else { 0 }
+}
+
+/// What a restore has done.
+#[derive(Debug, Default)]
+pub(crate) struct Restored {
+    /// Bytes that there was no room for.
+    pub(crate) lacks: u64,
+    /// Bytes that are on the card now.
+    pub(crate) back: u64,
+    /// Of these, what had contents.
+    pub(crate) copied: u64,
+}
+
+/// Brings a device's memory back, as far as there is room; stops soon when it is `cancelled`.
+pub(crate) fn restore(device: &'static Device, cancelled: &dyn Fn() -> bool) -> Restored {
+    let mut result = Restored::default();
+    let mut queue = Queue::default();
+    'all: for allocation in allocations::of_device(device.ordinal) {
+        let Some(mapped) = &allocation.mapped else { continue };
+        for index in 0..mapped.count() {
+            while queue.bytes >= IN_FLIGHT {
+                land(&mut queue, device, &mut result);
+            }
+            if cancelled() {
+                break 'all;
+            }
+            match begin_in(&allocation, mapped, index, device, &mut result) {
+                Begun::Flying(flight) => queue.push(flight),
+                Begun::Nothing => {}
+                // The driver has less than the scheduler says: what left has not reached it yet.
+                Begun::Full => break 'all,
+                Begun::Stopped => break,
+            }
+        }
+    }
+    while !queue.flights.is_empty() {
+        land(&mut queue, device, &mut result);
+    }
+    result
+}
+
+fn land(queue: &mut Queue, device: &Device, result: &mut Restored) {
+    if let Some(flight) = queue.pop() {
+        land_in(flight, device, result);
+    }
+}
+
+fn begin_in(
+    allocation: &Arc<Allocation>,
+    mapped: &Mapped,
+    index: usize,
+    device: &Device,
+    result: &mut Restored,
+) -> Begun {
+    let mut lacks = 0;
+    let taken = take(allocation, mapped, index, |chunk| {
+        if chunk.physical.is_some() {
+            return None;
+        }
+        let charged = device.update(|account| account.charge(chunk.bytes));
+        if charged < chunk.bytes {
+            device.update(|account| account.uncharge(charged));
+            lacks = chunk.bytes;
+            return None;
+        }
+        Some((chunk.offset, chunk.bytes, chunk.host.clone()))
+    });
+    result.lacks += lacks;
+    let Some((offset, bytes, host)) = taken else { return Begun::Nothing };
+    let (context, at) = (&allocation.context, allocation.base + offset);
+    let made = context.with(|| {
+        let physical = create(at, bytes, device.ordinal)?;
+        let allowed = driver::allow_access(at, bytes, device.ordinal);
+        allowed.inspect_err(|_| undo(at, bytes, physical))?;
+        Ok(physical)
+    });
+    let physical = match made {
+        Ok(Ok(physical)) => physical,
+        Ok(Err(error)) => {
+            stays_out(mapped, index, bytes, device);
+            return match error {
+                CUresult::OUT_OF_MEMORY => Begun::Full,
+                error => stopped(mapped, allocation, device, Some(error)),
+            };
+        }
+        Err(_) => {
+            stays_out(mapped, index, bytes, device);
+            return Begun::Stopped;
+        }
+    };
+    let copy_in = |at, from: *mut c_void, bytes, stream| driver::copy_in(at, from, bytes, stream);
+    let copies = || begin(context, |stream| copy(at, &host, stream, copy_in)).map(Some);
+    let behind = match if host.is_empty() { Ok(Ok(None)) } else { context.with(copies) } {
+        Ok(Ok(behind)) => behind,
+        // A broken context: the program finds its error there, not its data.
+        Ok(Err(error)) if error.ends_all_work() => {
+            stopped(mapped, allocation, device, Some(error));
+            None
+        }
+        Ok(Err(error)) => {
+            quiesce(context);
+            undo(at, bytes, physical);
+            stays_out(mapped, index, bytes, device);
+            return stopped(mapped, allocation, device, Some(error));
+        }
+        Err(_) => None,
+    };
+    let (allocation, slots) = (Arc::clone(allocation), Vec::new());
+    Begun::Flying(Flight { allocation, index, offset, bytes, behind, slots, physical: Some(physical) })
+}
+
+/// A chunk does not come back now; its contents are where they were.
+fn stays_out(mapped: &Mapped, index: usize, bytes: u64, device: &Device) {
+    device.update(|account| account.uncharge(bytes));
+    mapped.settle(index, |_| ());
+}
+
+/// Takes memory away that was mapped a moment ago.
+fn undo(at: CUdeviceptr, bytes: u64, physical: CUmemHandle) {
+    let physical = Some(physical);
+    destroy(0, &mut Chunk { offset: at, bytes, physical, host: Vec::new(), moving: false });
+}
+
+/// Waits for a chunk that comes back.
+fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
+    let Flight { allocation, index, offset, bytes, behind, physical, .. } = flight;
+    let Some(mapped) = &allocation.mapped else { return };
+    if let Err(error) = wait(behind.as_ref()) {
+        stopped(mapped, &allocation, device, error);
+        // In a broken context the program finds its error. Otherwise nobody may see what has come.
+        if !error.is_some_and(CUresult::ends_all_work) {
+            if let Some(physical) = physical {
+                undo(allocation.base + offset, bytes, physical);
+            }
+            return stays_out(mapped, index, bytes, device);
+        }
+    }
+    let host = mapped.settle(index, |chunk| {
+        chunk.physical = physical;
+        allocation.residency().restored(bytes);
+        device.update(|account| account.map(bytes));
+        std::mem::take(&mut chunk.host)
+    });
+    let host = host.unwrap_or_default();
+    result.back += bytes;
+    result.copied += if host.is_empty() { 0 } else { bytes };
+    host_pool::give_back(&allocation.context, host);
+}

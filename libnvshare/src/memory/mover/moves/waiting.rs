@@ -1,0 +1,36 @@
+//! A program whose memory cannot come back yet.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nvshare_proto::units::MIB;
+
+use crate::process::{log, threads};
+
+/// Between two tries.
+const AGAIN: Duration = Duration::from_millis(5);
+/// Less is nothing to speak of: another process's memory is on its way out of the driver.
+const SOON: Duration = Duration::from_secs(1);
+
+/// Since when it waits, and whether that was said.
+static SINCE: Mutex<Option<(Instant, bool)>> = Mutex::new(None);
+
+/// Waits a moment for memory on the card. It is said once if that takes long.
+pub(super) fn for_memory(bytes: u64) {
+    let mut since = SINCE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (begin, said) = since.get_or_insert_with(|| (Instant::now(), false));
+    if !*said && begin.elapsed() >= SOON {
+        *said = true;
+        log::warn(format_args!(
+            "{} MiB of the program's memory wait for room on the card, and its work waits for them",
+            bytes / MIB
+        ));
+    }
+    drop(since);
+    threads::sleep(AGAIN);
+}
+
+/// Memory came back, or none is missing.
+pub(super) fn is_over() {
+    *SINCE.lock().unwrap_or_else(PoisonError::into_inner) = None;
+}
