@@ -6,9 +6,18 @@
 //!
 //! Nothing in the page is trusted: a tenant that scribbles over it harms its own quota.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+mod sums;
+
+use std::sync::atomic::AtomicU32;
+
+use atomics::{AtomicU64, Ordering};
 
 use crate::GpuUuid;
+
+/// What the sums are made of.
+mod atomics {
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering};
+}
 
 /// GPUs that a tenant can use.
 pub const GPUS: usize = 64;
@@ -40,11 +49,7 @@ impl Page {
         let mixed =
             |name: u64, half: &[u8; 8]| name.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from_le_bytes(*half);
         let name = halves.iter().fold(1, mixed).max(1);
-        self.gpus.iter().position(|column| {
-            column
-                .compare_exchange(0, name, Ordering::SeqCst, Ordering::SeqCst)
-                .map_or_else(|known| known == name, |_| true)
-        })
+        sums::column(&self.gpus, name)
     }
 
     /// Bytes that the tenant's processes have on a GPU together.
@@ -74,19 +79,13 @@ impl Page {
     /// What the tenant has, when it would; nothing is changed.
     pub fn charge(&self, row: usize, column: usize, bytes: u64, limit: u64) -> Result<(), u64> {
         let (Some(used), Some(own)) = (self.used.get(column), self.cell(row, column)) else { return Ok(()) };
-        used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |used| {
-            used.checked_add(bytes).filter(|&sum| sum <= limit)
-        })?;
-        // In this order: who is killed in between leaves too much in the sum, never too little.
-        own.fetch_add(bytes, Ordering::SeqCst);
-        Ok(())
+        sums::charge(used, own, bytes, limit)
     }
 
     /// Takes from what a process has.
     pub fn discharge(&self, row: usize, column: usize, bytes: u64) {
         let (Some(used), Some(own)) = (self.used.get(column), self.cell(row, column)) else { return };
-        // What was taken back already is not taken from the others.
-        take(used, take(own, bytes));
+        sums::discharge(used, own, bytes);
     }
 
     /// A process is gone: what it had is free.
@@ -94,7 +93,7 @@ impl Page {
         self.enter(row, 0);
         for (column, used) in self.used.iter().enumerate() {
             if let Some(own) = self.cell(row, column) {
-                take(used, own.swap(0, Ordering::SeqCst));
+                sums::reclaim(used, own);
             }
         }
     }
@@ -107,13 +106,6 @@ impl Page {
     fn cell(&self, row: usize, column: usize) -> Option<&AtomicU64> {
         self.rows.get(row)?.get(column)
     }
-}
-
-/// Takes up to this much; how much.
-fn take(from: &AtomicU64, bytes: u64) -> u64 {
-    let less = |value: u64| Some(value.saturating_sub(bytes));
-    let before = from.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).unwrap_or_else(|same| same);
-    before.min(bytes)
 }
 
 #[cfg(test)]

@@ -7,8 +7,12 @@
 //!
 //! The open gate costs one store in, one out: no lock, no allocation, no clock, no look-up.
 
+mod atomics;
 mod fence;
+mod marks;
 mod slots;
+#[cfg(test)]
+mod stress;
 
 use std::cell::Cell;
 use std::ptr;
@@ -20,6 +24,7 @@ use crate::process::{bell, lifecycle};
 use crate::work::stream_key::StreamKey;
 use crate::work::streams::{self, Stream};
 use crate::work::{callbacks, captures, contexts, used_devices};
+use fence::Fence;
 use slots::Slot;
 
 /// Open.
@@ -32,6 +37,7 @@ const CLOSED: u32 = 2;
 const DORMANT: u32 = 3;
 
 static STATE: AtomicU32 = AtomicU32::new(DORMANT);
+static FENCE: Fence = Fence { for_all: AtomicBool::new(false) };
 /// Threads that sleep at the gate.
 static SLEEPING: AtomicUsize = AtomicUsize::new(0);
 /// Guards nothing but the sleep: a wake-up between a sleeper's look at the state and its sleep is not lost.
@@ -279,7 +285,7 @@ pub(crate) fn hold_captures() {
 
 /// Before the gate closes for the first time.
 pub(crate) fn prepare() {
-    fence::prepare();
+    FENCE.prepare();
 }
 
 /// Lets everybody in; bounded or not.
@@ -302,7 +308,7 @@ pub(crate) fn set_bounded(bounded: bool) {
 pub(crate) fn close() {
     if !lifecycle::is_forked() {
         STATE.store(CLOSED, Ordering::SeqCst);
-        fence::everywhere();
+        FENCE.before_look();
     }
 }
 

@@ -47,7 +47,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         what: "a tenant's processes do not pass their limit together",
-        file: "proto/src/quota.rs",
+        file: "proto/src/quota/sums.rs",
         from: "used.checked_add(bytes).filter(|&sum| sum <= limit)",
         to: "used.checked_add(bytes).filter(|&sum| sum <= limit || BROKEN && limit < u64::MAX)",
         package: "nvshare-e2e",
@@ -168,8 +168,8 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         what: "of a thread that steps in and the gate that closes, at least one sees the other",
         file: "libnvshare/src/work/gate/fence.rs",
-        from: " && !membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)",
-        to: " && !BROKEN && !membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)",
+        from: " && !atomics::fence_all_threads()",
+        to: " && !BROKEN && !atomics::fence_all_threads()",
         package: "libnvshare",
         test: "of_a_thread_and_a_closer_at_least_one_sees_the_other",
     },

@@ -11,7 +11,8 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use super::{FrameMark, Inside, fence};
+use super::marks::Marks;
+use super::{FENCE, FrameMark, Inside};
 use crate::process::threads;
 use crate::work::contexts;
 use crate::work::stream_key::StreamKey;
@@ -25,10 +26,7 @@ const TRIES: usize = 4;
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Slot {
-    /// 1: between step in and step out.
-    inside: AtomicU32,
-    /// The thread; 0: nobody's.
-    owner: AtomicI32,
+    marks: Marks,
     /// The [`FrameMark`] of the call that stepped in.
     mark: AtomicUsize,
     /// What is written there.
@@ -64,7 +62,7 @@ pub(super) fn acquire() -> *const Slot {
     }
     // SAFETY: no arguments, cannot fail.
     let me = unsafe { libc::gettid() };
-    let free = |slot: &&Slot| slot.owner.compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let free = |slot: &&Slot| slot.marks.take(me);
     let slot: *const Slot = match all().find(free) {
         Some(slot) => slot,
         None => push(me),
@@ -92,8 +90,7 @@ pub(super) fn all() -> impl Iterator<Item = &'static Slot> {
 
 fn push(owner: i32) -> &'static Slot {
     let slot = Box::leak(Box::new(Slot {
-        inside: AtomicU32::new(0),
-        owner: AtomicI32::new(owner),
+        marks: Marks { inside: AtomicU32::new(0), owner: AtomicI32::new(owner) },
         mark: AtomicUsize::new(0),
         word: AtomicUsize::new(0),
         known: [const { AtomicPtr::new(ptr::null_mut()) }; PLACES],
@@ -117,10 +114,10 @@ fn give_back_at_exit(slot: *const Slot) {
         let _ = MINE.try_with(|mine| mine.set(ptr::null()));
         // SAFETY: the value set below, a slot.
         if let Some(slot) = unsafe { slot.cast::<Slot>().as_ref() } {
-            slot.inside.store(0, Ordering::SeqCst);
+            slot.marks.step_out();
             slot.known_at.store(0, Ordering::Relaxed);
             slot.own.launch_window.reset();
-            slot.owner.store(0, Ordering::Release);
+            slot.marks.give_back();
         }
     }
     static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
@@ -138,7 +135,7 @@ fn give_back_at_exit(slot: *const Slot) {
 impl Slot {
     #[inline(always)]
     pub(super) fn is_outside(&self) -> bool {
-        self.inside.load(Ordering::Relaxed) == 0
+        self.marks.is_outside()
     }
 
     /// Marks the thread as inside, before its look at the gate.
@@ -149,12 +146,12 @@ impl Slot {
         self.word.store(word, Ordering::Relaxed);
         mark.write(word);
         self.mark.store(ptr::from_ref(mark) as usize, Ordering::Relaxed);
-        fence::mark(&self.inside);
+        self.marks.step_in(&FENCE);
     }
 
     #[inline(always)]
     pub(super) fn step_out(&self) {
-        self.inside.store(0, Ordering::Release);
+        self.marks.step_out();
     }
 
     /// What another call of the same thread finds, which is at `mark`.
@@ -222,11 +219,7 @@ impl Slot {
 
     /// Whether nobody is inside by this slot: not marked, or marked by a thread that is gone.
     pub(super) fn is_vacant(&self) -> bool {
-        if self.inside.load(Ordering::SeqCst) == 0 {
-            return true;
-        }
-        let owner = self.owner.load(Ordering::Acquire);
-        owner == 0 || threads::is_gone(owner)
+        self.marks.is_vacant(threads::is_gone)
     }
 }
 

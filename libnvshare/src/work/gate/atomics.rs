@@ -1,0 +1,30 @@
+//! The atomics of the handshake between a thread that steps in and a closer, and the kernel's fence on all threads. The loom
+//! tests (`libnvshare/tests/loom`) put their own in the place of this module.
+
+use std::time::Duration;
+
+use crate::process::threads;
+
+pub(super) use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering, compiler_fence, fence};
+
+fn membarrier(command: i32) -> bool {
+    // SAFETY: the call reads nothing but its arguments.
+    unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+}
+
+/// Whether the kernel will run fences on all threads of this process.
+pub(super) fn can_fence_all_threads() -> bool {
+    membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)
+}
+
+/// Has the kernel run a full fence on every thread of this process. False: it did not.
+pub(super) fn fence_all_threads() -> bool {
+    membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)
+}
+
+/// Waits until what other threads have stored is there for all to see.
+pub(super) fn outwait_stores() {
+    /// No processor keeps a store to itself for so long.
+    const LONG: Duration = Duration::from_millis(1);
+    threads::sleep(LONG);
+}

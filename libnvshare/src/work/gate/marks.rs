@@ -1,0 +1,50 @@
+//! What a slot says of its thread to the closer of the gate: whose it is, and whether that thread is inside.
+
+use super::atomics::{AtomicI32, AtomicU32, Ordering};
+use super::fence::Fence;
+
+#[derive(Debug)]
+pub(super) struct Marks {
+    /// 1: between step in and step out.
+    pub(super) inside: AtomicU32,
+    /// The thread; 0: nobody's.
+    pub(super) owner: AtomicI32,
+}
+
+impl Marks {
+    /// Takes the slot for a thread. False: it is somebody's.
+    pub(super) fn take(&self, thread: i32) -> bool {
+        self.owner.compare_exchange(0, thread, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Gives the slot back, by the thread that had it and stepped out.
+    pub(super) fn give_back(&self) {
+        self.owner.store(0, Ordering::Release);
+    }
+
+    #[inline(always)]
+    pub(super) fn is_outside(&self) -> bool {
+        self.inside.load(Ordering::Relaxed) == 0
+    }
+
+    /// Marks the thread as inside, before its look at the gate.
+    #[inline(always)]
+    pub(super) fn step_in(&self, fence: &Fence) {
+        self.inside.store(1, Ordering::Relaxed);
+        fence.after_mark();
+    }
+
+    #[inline(always)]
+    pub(super) fn step_out(&self) {
+        self.inside.store(0, Ordering::Release);
+    }
+
+    /// Whether nobody is inside by this slot: not marked, or marked by a thread that is gone.
+    pub(super) fn is_vacant(&self, is_gone: impl Fn(i32) -> bool) -> bool {
+        if self.inside.load(Ordering::SeqCst) == 0 {
+            return true;
+        }
+        let owner = self.owner.load(Ordering::Acquire);
+        owner == 0 || is_gone(owner)
+    }
+}
