@@ -1,0 +1,250 @@
+//! The account against a model that recomputes everything: random operations, and after each of them the sums, what the
+//! scheduler has given, and the tenant's part.
+
+mod model;
+
+use nvshare_client::Kind;
+use nvshare_client::account::{Account, Admission, DriverReserve, Refusal};
+use proptest::prelude::*;
+
+use model::{Model, Shared, TOTAL, terms};
+
+/// What is done to an account. Sizes are small numbers: bytes, whatever they stand for. Allocations are chosen by a
+/// number that is taken modulo how many there are.
+#[derive(Debug, Clone)]
+enum Operation {
+    Allocate {
+        bytes: u64,
+        kind: Kind,
+        open: bool,
+    },
+    Free(usize),
+    /// A piece of an allocation comes back, and this much of it fails to.
+    Restore {
+        which: usize,
+        fails: u64,
+    },
+    Evict {
+        which: usize,
+        bytes: u64,
+    },
+    EvictUnused(u64),
+    Give(u64),
+    TakeUnused {
+        bytes: u64,
+        coming_back: bool,
+    },
+    Reserve(DriverReserve),
+    Hold(bool),
+    LetGo,
+    Unlimit,
+    Limit,
+    Tell,
+    TellMade,
+    Register,
+    Capacity(u64),
+    BeginWaiting(u64),
+    EndWaiting(bool),
+    Refuse,
+    JoinTenant(bool),
+}
+
+fn kind() -> impl Strategy<Value = Kind> {
+    use Kind::{Device, Managed, Ordered, Plain, Pooled, Small};
+    prop::sample::select(vec![Device, Device, Device, Managed, Plain, Ordered, Pooled, Small])
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    use Operation::*;
+    let reserve = (0..8u64, 0..8u64, 0..8u64);
+    prop_oneof![
+        6 => (1..30u64, kind(), any::<bool>()).prop_map(|(bytes, kind, open)| Allocate { bytes, kind, open }),
+        3 => any::<usize>().prop_map(Free),
+        4 => (any::<usize>(), 0..20u64).prop_map(|(which, fails)| Restore { which, fails }),
+        4 => (any::<usize>(), 1..30u64).prop_map(|(which, bytes)| Evict { which, bytes }),
+        1 => (1..30u64).prop_map(EvictUnused),
+        4 => (0..60u64).prop_map(Give),
+        2 => (1..60u64, any::<bool>()).prop_map(|(bytes, coming_back)| TakeUnused { bytes, coming_back }),
+        1 => reserve.prop_map(|(ordered, pooled, graphs)| Reserve(DriverReserve { ordered, pooled, graphs })),
+        2 => any::<bool>().prop_map(Hold),
+        2 => Just(LetGo),
+        1 => Just(Unlimit),
+        1 => Just(Limit),
+        2 => Just(Tell),
+        2 => Just(TellMade),
+        1 => Just(Register),
+        1 => (50..TOTAL).prop_map(Capacity),
+        1 => (1..30u64).prop_map(BeginWaiting),
+        1 => any::<bool>().prop_map(EndWaiting),
+        1 => Just(Refuse),
+        1 => any::<bool>().prop_map(JoinTenant),
+    ]
+}
+
+fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation) {
+    match operation {
+        Operation::Allocate { bytes, kind, open } => allocate(account, model, bytes, kind, open),
+        Operation::Free(which) => {
+            if let Some(freed) = model.remove(which) {
+                if freed.kind.is_pools() && freed.bytes % 2 == 0 {
+                    account.keep(freed.bytes, freed.charged, freed.kind);
+                    *model.reserve.of(freed.kind).unwrap() += freed.charged;
+                } else {
+                    account.release(freed.bytes, freed.charged, freed.kind);
+                }
+            }
+        }
+        Operation::Restore { which, fails } => {
+            if let Some(allocation) = model.choose(which) {
+                let charged = account.charge(allocation.bytes - allocation.charged);
+                let fails = fails.min(charged);
+                account.uncharge(fails);
+                allocation.charged += charged - fails;
+            }
+        }
+        Operation::Evict { which, bytes } => {
+            if let Some(allocation) = model.choose(which).filter(|allocation| allocation.kind.is_movable()) {
+                let bytes = bytes.min(allocation.charged);
+                allocation.charged -= bytes;
+                account.discharge(bytes);
+            }
+        }
+        Operation::EvictUnused(bytes) => {
+            let before = account.unused_room();
+            assert_eq!(account.evict_unused(bytes), bytes.min(before));
+        }
+        Operation::Give(bytes) => {
+            account.give(bytes);
+            model.granted += i128::from(bytes);
+            model.needs = 0;
+        }
+        Operation::TakeUnused { bytes, coming_back } => {
+            let stays = if coming_back { account.absent() } else { 0 };
+            let expected = bytes.min(account.unused_room().saturating_sub(stays));
+            assert_eq!(account.take_unused(bytes, coming_back), expected);
+            model.granted -= i128::from(expected);
+        }
+        Operation::Reserve(reserve) => {
+            account.set_reserve(reserve);
+            model.reserve = reserve;
+        }
+        Operation::Hold(anyway) => {
+            let nothing_is_missing = account.absent() <= account.never_fits();
+            assert_eq!(account.hold(anyway), anyway || nothing_is_missing);
+        }
+        Operation::LetGo => {
+            account.let_go();
+            model.needs = 0;
+        }
+        Operation::Unlimit => {
+            account.unlimit();
+            model.is_metered = false;
+            model.needs = 0;
+        }
+        Operation::Limit => {
+            account.limit();
+            // The scheduler goes by what it was told last.
+            model.granted = i128::from(model.told);
+            model.is_metered = true;
+        }
+        Operation::Tell => {
+            let usage = account.usage();
+            model.told = account.charged();
+            assert_eq!((usage.allocated, usage.absent), (account.allocated(), account.absent()));
+        }
+        Operation::TellMade => model.granted -= i128::from(account.take_made()),
+        Operation::Register => {
+            account.usage_to_register();
+            model.told = account.charged();
+            model.granted = i128::from(account.charged());
+        }
+        Operation::Capacity(bytes) => account.set_capacity(bytes),
+        Operation::BeginWaiting(lacks) => {
+            account.begin_waiting(lacks);
+            model.waiting += 1;
+            model.needs = model.needs.max(lacks);
+        }
+        Operation::EndWaiting(in_vain) => {
+            if model.waiting > 0 {
+                let goes_on = account.end_waiting(in_vain);
+                assert!(!in_vain || !goes_on);
+                model.waiting -= 1;
+                if !goes_on || !model.is_metered {
+                    model.needs = 0;
+                }
+            }
+        }
+        Operation::Refuse => {
+            account.refuse();
+            model.needs = 0;
+            assert!(!account.goes_on_waiting(true), "what is refused is not waited for");
+        }
+        Operation::JoinTenant(joins) => {
+            if let Some(tenant) = account.tenant() {
+                tenant.leave(account.allocated());
+            }
+            account.share_limit(joins.then_some(model.tenant));
+        }
+    }
+}
+
+fn allocate(account: &mut Account<Shared>, model: &mut Model, bytes: u64, kind: Kind, open: bool) {
+    let before = *account;
+    let admitted = account.admit(bytes, kind, open);
+    match admitted {
+        Ok(Admission::Charged(charged)) => {
+            let again = model.reserve.of(kind).map_or(0, |kept| bytes.min(*kept));
+            let needs_it_now = open || kind.needs_room();
+            if needs_it_now {
+                if let Some(kept) = model.reserve.of(kind) {
+                    *kept -= again;
+                }
+                assert!(charged == bytes || before.may_spill(kind), "{charged} of {bytes} have room");
+            } else {
+                assert_eq!(charged, 0, "nothing is brought to the card while the lock is elsewhere");
+            }
+            model.insert(bytes, charged, kind);
+            let limit = model.limit();
+            assert!(account.allocated() <= limit && account.used() <= limit, "the limit is passed");
+        }
+        Ok(Admission::Lacks(lacks)) => {
+            assert!(lacks > 0 && model.is_metered);
+            model.is_unchanged(&before, account);
+        }
+        Ok(Admission::Again) => {
+            assert!(before.is_holding() && !open && !kind.needs_room());
+            model.is_unchanged(&before, account);
+        }
+        Err(refusal) => {
+            model.is_unchanged(&before, account);
+            match refusal {
+                Refusal::Own { used, most } => assert!(used + bytes > most, "{used} and {bytes} of {most}"),
+                Refusal::Tenants { used, limit } => {
+                    assert!(used + bytes > limit, "{used} and {bytes} of {limit}")
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        rng_seed: proptest::test_runner::RngSeed::Fixed(1),
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn the_sums_are_what_they_are_when_they_are_computed_anew(
+        limited in any::<bool>(),
+        oversubscribe in prop::bool::weighted(0.2),
+        operations in prop::collection::vec(operation(), 1..150),
+    ) {
+        let mut model = Model::new(limited);
+        let mut account = Account::new(terms(limited, oversubscribe));
+        for operation in operations {
+            let told = format!("{operation:?}");
+            apply(&mut account, &mut model, operation);
+            model.agrees(&account, &told);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! What an account should say, by recomputation.
+
+use std::cell::Cell;
+
+use nvshare_client::Kind;
+use nvshare_client::account::{Account, DriverReserve, Tenant, Terms};
+use nvshare_proto::GpuUuid;
+
+pub(crate) const TOTAL: u64 = 200;
+const LIMIT: u64 = 120;
+
+pub(crate) fn terms(limited: bool, oversubscribe: bool) -> Terms {
+    Terms { gpu: GpuUuid([1; 16]), total: TOTAL, limit: limited.then_some(LIMIT), oversubscribe }
+}
+
+/// A sum that this process shares with others, which have nothing.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shared(&'static Cell<u64>);
+
+impl Shared {
+    /// Another page is the tenant's from now on.
+    pub(crate) fn leave(self, bytes: u64) {
+        self.discharge(bytes);
+    }
+}
+
+impl Tenant for Shared {
+    fn used(&self) -> u64 {
+        self.0.get()
+    }
+
+    fn charge(&self, bytes: u64, limit: u64) -> Result<(), u64> {
+        let used = self.0.get();
+        if used + bytes > limit {
+            return Err(used);
+        }
+        self.0.set(used + bytes);
+        Ok(())
+    }
+
+    fn discharge(&self, bytes: u64) {
+        self.0.set(self.0.get().checked_sub(bytes).expect("more is given back than there was"));
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Allocation {
+    pub(crate) bytes: u64,
+    pub(crate) charged: u64,
+    pub(crate) kind: Kind,
+}
+
+#[derive(Debug)]
+pub(crate) struct Model {
+    allocations: Vec<Allocation>,
+    pub(crate) reserve: DriverReserve,
+    /// What the scheduler has given and not got back.
+    pub(crate) granted: i128,
+    pub(crate) is_metered: bool,
+    /// What the scheduler was last told to be charged.
+    pub(crate) told: u64,
+    pub(crate) waiting: u32,
+    pub(crate) needs: u64,
+    pub(crate) tenant: Shared,
+    is_limited: bool,
+}
+
+impl Model {
+    pub(crate) fn new(is_limited: bool) -> Self {
+        Self {
+            allocations: Vec::new(),
+            reserve: DriverReserve::default(),
+            granted: 0,
+            is_metered: true,
+            told: 0,
+            waiting: 0,
+            needs: 0,
+            tenant: Shared(Box::leak(Box::new(Cell::new(0)))),
+            is_limited,
+        }
+    }
+
+    pub(crate) fn limit(&self) -> u64 {
+        if self.is_limited { LIMIT } else { u64::MAX }
+    }
+
+    pub(crate) fn insert(&mut self, bytes: u64, charged: u64, kind: Kind) {
+        self.allocations.push(Allocation { bytes, charged, kind });
+    }
+
+    pub(crate) fn choose(&mut self, which: usize) -> Option<&mut Allocation> {
+        let many = self.allocations.len().max(1);
+        self.allocations.get_mut(which % many)
+    }
+
+    pub(crate) fn remove(&mut self, which: usize) -> Option<Allocation> {
+        let many = self.allocations.len();
+        (many > 0).then(|| self.allocations.swap_remove(which % many))
+    }
+
+    /// A refused or postponed allocation changes nothing.
+    pub(crate) fn is_unchanged(&self, before: &Account<Shared>, after: &Account<Shared>) {
+        assert_eq!(format!("{before:?}"), format!("{after:?}"));
+    }
+
+    /// Compares everything that the account says with what follows from its history.
+    pub(crate) fn agrees(&self, account: &Account<Shared>, after: &str) {
+        let sum = |what: fn(&Allocation) -> u64| self.allocations.iter().map(what).sum::<u64>();
+        let allocated = sum(|a| a.bytes) + self.reserve.sum();
+        let charged = sum(|a| a.charged) + self.reserve.sum();
+        let movable = sum(|a| if a.kind.is_movable() { a.bytes } else { 0 });
+        assert_eq!(account.allocated(), allocated, "allocated, after {after}");
+        assert_eq!(account.charged(), charged, "charged, after {after}");
+        assert_eq!(account.absent(), allocated - charged, "absent, after {after}");
+        assert_eq!(account.reserve(), self.reserve, "reserve, after {after}");
+        let mut copy = *account;
+        let immovable = allocated - movable - self.reserve.pooled;
+        assert_eq!(copy.usage().immovable, immovable, "immovable, after {after}");
+        if account.tenant().is_some() {
+            assert_eq!(account.used(), allocated, "the tenant's sum, after {after}");
+        }
+        let has_managed = self.allocations.iter().any(|a| a.kind == Kind::Managed);
+        let spills = account.may_spill(Kind::Device);
+        assert!(!has_managed || spills, "managed memory spills, after {after}");
+        if self.is_metered {
+            // Whatever was given is charged, unused, or on its way back.
+            let lacking = if account.unused_room() > 0 || self.needs > 0 { 0 } else { account.lacking() };
+            if self.needs == 0 || account.unused_room() > 0 {
+                let room = i128::from(account.unused_room()) - i128::from(lacking);
+                let made = i128::from(copy.take_made());
+                assert_eq!(i128::from(charged) + room + made, self.granted, "what was given, after {after}");
+            }
+            assert!(account.lacking() >= self.needs, "needs, after {after}");
+        } else {
+            assert_eq!(account.lacking(), 0, "nothing lacks where nothing is counted, after {after}");
+        }
+        assert_eq!(account.is_anybody_waiting(), self.waiting > 0, "after {after}");
+    }
+}
