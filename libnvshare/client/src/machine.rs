@@ -40,8 +40,10 @@ enum Probe {
     Complete { submissions: u64, since: Duration },
 }
 
-/// How long a parked program waits for a lost scheduler before it goes on alone.
-const RETURN_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a parked program waits for a scheduler that is lost or does not answer before it goes on alone.
+pub const RETURN_PATIENCE: Duration = Duration::from_secs(5);
+/// A program that waits for a scheduler's answer says so after this long.
+const SAY_AFTER: Duration = Duration::from_secs(1);
 /// A scheduler that has said nothing for this long while a program waits is asked whether it lives.
 const PING_AFTER: Duration = Duration::from_secs(5);
 /// Without a submission for this long, it is asked whether all work is complete.
@@ -74,7 +76,12 @@ pub struct Machine {
     probe: Probe,
     /// Restores since the grant.
     attempts: u32,
+    /// The user knows that there is no scheduler.
     warned: bool,
+    /// A scheduler has answered REGISTER, this one or an earlier one.
+    was_answered: bool,
+    /// The user knows that the program waits for an answer.
+    said_waiting: bool,
     actions: Vec<Action>,
 }
 
@@ -95,6 +102,8 @@ impl Machine {
             probe: Probe::None,
             attempts: 0,
             warned: false,
+            was_answered: false,
+            said_waiting: false,
             actions: Vec::new(),
         }
     }
@@ -142,6 +151,7 @@ impl Machine {
                 self.heard_at = now;
                 if self.connected {
                     self.silent_since = None;
+                    self.said_waiting = false;
                 }
                 self.message(message, now);
             }
@@ -267,6 +277,8 @@ impl Machine {
             return;
         }
         self.connected = true;
+        self.was_answered = true;
+        self.said_waiting = false;
         self.silent_since = None;
         self.waiters = false;
         self.asked = false;
@@ -444,6 +456,12 @@ impl Machine {
             if now.saturating_sub(since) >= RETURN_PATIENCE {
                 self.reconnect();
                 self.go_alone();
+            } else if now.saturating_sub(since) >= SAY_AFTER && !self.said_waiting && !self.warned {
+                // Something of the program waits: a thread at the gate, an allocation, or whatever made the first contact.
+                self.said_waiting = self.asleep || lacking || !self.was_answered;
+                if self.said_waiting {
+                    self.act(Action::SayWaiting);
+                }
             }
         } else if (self.asleep || lacking) && now.saturating_sub(self.heard_at) >= PING_AFTER {
             self.silent_since = Some(now);

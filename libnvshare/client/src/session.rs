@@ -97,6 +97,8 @@ pub trait Host {
     fn count_deferral(&mut self);
     /// The program runs without a scheduler: the user is to know.
     fn warn_alone(&mut self);
+    /// The program waits for the scheduler's answer: the user is to know for what, and for how long at most.
+    fn say_waiting(&mut self);
 }
 
 /// Whether a device has so much unused room that it is offered at once, rather than at the next turn of the session.
@@ -241,6 +243,7 @@ impl Session {
             Action::CountHandOver => host.count_hand_over(),
             Action::CountDeferral => host.count_deferral(),
             Action::WarnAlone => host.warn_alone(),
+            Action::SayWaiting => host.say_waiting(),
         }
     }
 

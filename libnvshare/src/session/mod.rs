@@ -10,6 +10,7 @@ use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
 use nvshare_client::Job;
+use nvshare_client::machine::RETURN_PATIENCE;
 use nvshare_client::session::{Done, Host, Session};
 use nvshare_proto::{
     ClientMessage, Counters, GpuUuid, MemoryMode, Register, Reply, Request, SchedulerMessage,
@@ -346,6 +347,14 @@ impl Host for Library {
         log::warn(format_args!(
             "no scheduler at {}; the program runs as if alone and joins when there is one",
             wire::path().display()
+        ));
+    }
+
+    fn say_waiting(&mut self) {
+        log::warn(format_args!(
+            "the scheduler at {} does not answer; the program waits for it, for {} s at most",
+            wire::path().display(),
+            RETURN_PATIENCE.as_secs()
         ));
     }
 }

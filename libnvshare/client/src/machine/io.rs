@@ -114,6 +114,8 @@ pub enum Action {
     CountDeferral,
     /// Connect and register anew: what the scheduler knows of the gate is wrong.
     Reconnect,
-    /// Tell the user, once.
+    /// Tell the user, once, that there is no scheduler.
     WarnAlone,
+    /// Tell the user that the program waits for the scheduler's answer.
+    SayWaiting,
 }

@@ -238,9 +238,24 @@ fn a_scheduler_that_hangs_is_as_good_as_lost() {
     client.hear(SchedulerMessage::Pong);
     assert_eq!(client.tick(4900, 0, 0), []);
     assert_eq!(client.tick(100, 0, 0), [Action::Send(ClientMessage::Ping)]);
-    assert_eq!(client.tick(4900, 0, 0), []);
+    assert_eq!(client.tick(4900, 0, 0), [Action::SayWaiting]);
     let alone = client.tick(100, 0, 0);
     assert_eq!(alone, [Action::Reconnect, Action::Unlimit, Action::Begin { anyway: false }]);
+}
+
+#[test]
+fn a_program_that_waits_for_an_answer_says_so_once_after_a_second() {
+    let mut starting = Client::new();
+    starting.feed(Input::Registering);
+    assert_eq!(starting.tick(900, 0, 0), []);
+    assert_eq!(starting.tick(200, 0, 0), [Action::SayWaiting]);
+    assert_eq!(starting.tick(1000, 0, 0), []);
+    // An answer ends it, and another silence is said anew, if something waits.
+    starting.hear(SchedulerMessage::Registered { client: 1, hold: Hold::Parked });
+    starting.feed(Input::Lost);
+    assert_eq!(starting.tick(2000, 0, 0), [], "nothing waits");
+    starting.feed(Input::Asked);
+    assert_eq!(starting.tick(100, 0, 0), [Action::SayWaiting]);
 }
 
 #[test]

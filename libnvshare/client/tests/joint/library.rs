@@ -253,6 +253,8 @@ impl Host for Library {
         self.deferrals += 1;
     }
 
+    fn say_waiting(&mut self) {}
+
     fn warn_alone(&mut self) {
         self.warnings += 1;
     }
