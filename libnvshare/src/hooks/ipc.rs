@@ -19,9 +19,9 @@ pub(crate) unsafe fn get_mem_handle(
     let result = unsafe { real(handle, pointer) };
     if result != CUresult::SUCCESS && pointers::is_ours(pointer) && plain::was_refused() {
         log::warn(format_args!(
-            "the program shares memory with another process (CUDA IPC), which managed memory cannot do; memory \
+            "the program shares memory with another process (CUDA IPC), but managed memory cannot be shared; memory \
              that it allocates from now on can be shared and is not moved. NVSHARE_PLAIN=all, or the sizes in \
-             question, gives it such memory from the start"
+             question, makes such memory plain from the start"
         ));
     }
     result

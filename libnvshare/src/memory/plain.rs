@@ -37,8 +37,8 @@ fn is_seen() -> bool {
         let call = executable::needs_plain();
         if let Some(call) = &call {
             log::info(format_args!(
-                "the program calls {call}, which refuses managed memory: its memory stays the driver's own and is \
-                 not moved; NVSHARE_PLAIN=none, or sizes, overrules this"
+                "the program calls {call}, which refuses managed memory: its device memory stays plain and is not \
+                 moved; NVSHARE_PLAIN=none, or a list of sizes, overrides this"
             ));
         }
         call.is_some()

@@ -18,7 +18,9 @@ static DRAIN_NS: AtomicU64 = AtomicU64::new(0);
 /// The program looked up a function that the list of entry points does not name: what it submits there passes no gate.
 pub(crate) fn unknown_entry_point(name: &str) {
     UNKNOWN_ENTRY_POINTS.fetch_add(1, Ordering::Relaxed);
-    log::debug(format_args!("{name} is not in the table of entry points; it is handed out as it is"));
+    log::debug(format_args!(
+        "{name} is not in the list of entry points; the program gets the driver's own function"
+    ));
 }
 
 pub(crate) fn hand_over() {

@@ -70,7 +70,7 @@ pub(crate) fn start() {
             let last_words = wire::send_counters;
             lifecycle::watch_exit(AtExit { last_words, nobody_inside: gate::nobody_inside });
         } else {
-            log::warn(format_args!("threads cannot be started; the program runs as if alone"));
+            log::warn(format_args!("cannot start threads; the program runs as if alone"));
             devices::all().for_each(Device::unlimit);
             gate::open(false);
         }
@@ -217,7 +217,7 @@ impl Thread {
         let Some(descriptor) = self.library.wire.as_mut().and_then(Wire::take_passed) else { return };
         match quota::Mapped::map(&descriptor, row as usize) {
             Ok(page) => devices::all().for_each(|device| device.share_quota(Some(page))),
-            Err(error) => log::warn(format_args!("the page of the limits cannot be mapped: {error}")),
+            Err(error) => log::warn(format_args!("cannot map the page of the tenant's limits: {error}")),
         }
     }
 
