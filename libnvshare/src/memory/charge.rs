@@ -1,20 +1,19 @@
-//! Memory that stays the driver's own: counted, and immovable.
+//! Charges for plain memory that is not an allocation by address: physical memory, and arrays.
 //!
-//! Physical memory of the VMM calls, arrays, what graphs allocate, and stream-ordered allocations where the driver has no
-//! managed pools ([`pools`](super::pools)). None of it can be handed out as managed memory without becoming something else than the
-//! program asked for, so the limits hold for it, the scheduler keeps room for it, and it stays on the card.
+//! The library cannot replace such memory by managed memory without changing what the program asked for. So the limits hold
+//! for it, the scheduler keeps room for it, and it stays on the card.
 
 use super::allocations::Kind;
 use super::devices::{self, Device};
 use super::{admission, free};
 use crate::driver::types::{CUdevice, CUresult};
 
-/// What was charged for something that is no allocation by address; given back when it is dropped.
+/// A charge. It is given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Charge {
     device: CUdevice,
     bytes: u64,
-    /// Of these, on the card: all, unless one program may have more than fits.
+    /// Of these, bytes that took room: all of them, unless the program may exceed the card.
     charged: u64,
 }
 

@@ -1,6 +1,6 @@
-//! Managed memory that is to be freed in the order of a stream, where the driver does not do that: an event behind the
-//! stream's work says when, and whoever comes by after that frees it. Nobody waits: what the stream waits for may be the
-//! very thread that frees.
+//! Stream-ordered frees of managed memory, for drivers that do not support them. An event behind the stream's work says when
+//! the memory can be freed; a later call of the library then frees it. No thread waits, since the stream may wait for the
+//! thread that frees.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -43,8 +43,9 @@ pub(crate) fn free(base: CUdeviceptr, context: &Arc<Context>, stream: CUstream) 
     }
 }
 
-/// An event behind the work on a stream; for a legacy stream behind all of its context's, since an event on it would hold up
-/// the context's blocking streams. Only drivers before 12.4, and a program that frees beside a capture, get that.
+/// An event behind the work on a stream. For a legacy stream it is an event behind the whole context, since an event on the
+/// legacy stream would delay the context's blocking streams. Only on drivers before 12.4, and beside a capture, is the event
+/// recorded on the legacy stream.
 fn behind(stream: CUstream) -> Result<Event, CUresult> {
     let of_stream = driver::context_of(stream)?;
     let context = contexts::find(of_stream).ok_or(CUresult::INVALID_CONTEXT)?;
@@ -62,7 +63,7 @@ pub(crate) fn is_freed(base: CUdeviceptr) -> bool {
     COUNT.load(Ordering::Relaxed) > 0 && lock(&WAITING).iter().any(|waiting| waiting.base == base)
 }
 
-/// Frees what its stream is done with.
+/// Frees the memory whose streams have reached the free.
 pub(crate) fn sweep() {
     if COUNT.load(Ordering::Relaxed) == 0 || lifecycle::is_forked() {
         return;
@@ -83,7 +84,7 @@ pub(crate) fn sweep() {
     }
 }
 
-/// A context is gone, its memory and events with it.
+/// Removes the memory of a context that has ended.
 pub(crate) fn forget_context(context: &Arc<Context>) {
     let mut waiting = lock(&WAITING);
     waiting.retain(|waiting| !Arc::ptr_eq(&waiting.context, context));

@@ -1,4 +1,4 @@
-//! The process's devices, and the books of its memory on each.
+//! The process's devices, and the account of its memory on each.
 
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,18 +24,18 @@ pub(crate) struct Device {
     /// The program's own ordinal.
     pub(crate) ordinal: CUdevice,
     pub(crate) uuid: GpuUuid,
-    /// Bytes that the driver says it has.
+    /// Bytes of the device, as the driver reports them.
     total: u64,
     /// The process's limit in bytes.
     pub(crate) limit: Option<u64>,
-    /// How memory is handed out on it.
+    /// The memory mode on this device.
     pub(crate) memory: MemoryMode,
     /// Managed memory on it is moved in bulk: pools may be of it.
     pub(crate) managed_pools: bool,
-    /// What was free on it when the process first came to it.
+    /// Bytes that were free on it when the process first used it.
     free_at_first: OnceLock<u64>,
     account: Mutex<Account>,
-    /// Room came, or there will be none, or it is no longer needed.
+    /// Notified when room comes, is refused, or is not needed any more.
     changed: Condvar,
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Device> {
     DEVICES.get().into_iter().flatten()
 }
 
-/// The devices that are in use.
+/// The devices that the program uses.
 pub(crate) fn used() -> impl Iterator<Item = &'static Device> {
     all().filter(|device| used_devices::contains(device.ordinal))
 }
@@ -113,9 +113,9 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
     })
 }
 
-/// An allocation of who runs waits this long for room before the program sees the driver's own out-of-memory.
+/// While the client runs, an allocation waits this long for room; then the program gets out of memory.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// More than the session waits for the answer of a scheduler that is there; where there is none it says so at once.
+/// Longer than the session waits for the answer of a scheduler. If there is no scheduler, the session says so at once.
 const FIRST_CONTACT: Duration = Duration::from_secs(6);
 
 impl Device {
@@ -140,26 +140,27 @@ impl Device {
         result
     }
 
-    /// Changes the account, and wakes everybody, also those who wait for more than room.
+    /// Changes the account, and wakes every waiting thread, whatever it waits for.
     pub(crate) fn update_for_all<T>(&self, change: impl FnOnce(&mut Account) -> T) -> T {
         let result = change(&mut self.lock());
         self.changed.notify_all();
         result
     }
 
-    /// The process comes to the device. Its context is current.
+    /// Notes how much memory is free, the first time. A context of the device must be current.
     pub(crate) fn note_free_at_first(&self) {
         self.free_at_first.get_or_init(|| driver::free_memory().unwrap_or(self.total));
     }
 
-    /// Whether so much more is on the card, for a process that has met no scheduler: nobody makes room for it. Its own
-    /// memory that it frees the driver may keep and call used, so either what was free at first or what is now will do.
+    /// Whether the card has `bytes` more for a process without a scheduler, for which nobody makes room. The driver may keep
+    /// freed memory and report it as used. So it is enough if the bytes fit into what was free at first, or into what is free
+    /// now.
     pub(crate) fn has_it_alone(&self, bytes: u64) -> bool {
         let first = self.free_at_first.get().copied().unwrap_or(self.total);
         if self.lock().fits_alone(bytes, first) {
             return true;
         }
-        // Whether there is a scheduler may not be known yet.
+        // The library may not know yet whether there is a scheduler.
         self.wait_for_capacity();
         self.lock().capacity().is_some() || driver::free_memory().is_ok_and(|free| bytes <= free)
     }
@@ -182,7 +183,7 @@ impl Device {
         })
     }
 
-    /// The limit is shared from now on, or no more.
+    /// Shares the limit with the tenant's other processes from now on, or stops doing so.
     pub(crate) fn share_quota(&self, page: Option<quota::Mapped>) {
         self.lock().share_limit(page.and_then(|page| page.seat(self.uuid)));
     }
@@ -192,15 +193,14 @@ impl Device {
         self.update(|account| account.release(bytes, charged, kind));
     }
 
-    /// What the driver keeps for itself on the card, as of now.
+    /// Sets the driver's reserve on the card.
     pub(crate) fn set_reserve(&self, reserve: DriverReserve) {
         self.update(|account| account.set_reserve(reserve));
     }
 
-    /// Waits until more room may be there. False: there will be none.
+    /// Waits until there may be more room. Returns false if there will be none.
     ///
-    /// `even_parked`: it is needed also while the lock is elsewhere. `ask` tells the session that something is
-    /// needed.
+    /// `even_parked`: the room is needed even while the lock is elsewhere. `ask` tells the session of the need.
     pub(crate) fn wait_for_room(&self, lacks: u64, even_parked: bool, ask: impl FnOnce()) -> bool {
         self.lock().begin_waiting(lacks);
         // The thread may be cancelled while it tells the session.
@@ -208,7 +208,7 @@ impl Device {
         ask();
         undo.done();
         let mut account = self.lock();
-        // Who is parked waits for its turn, which may be long in coming; who runs is served or refused soon.
+        // A parked client waits for its turn, which may take long. A running client is served or refused soon.
         let mut left = PATIENCE;
         while account.goes_on_waiting(even_parked) && !left.is_zero() {
             let (was_holding, begin) = (account.is_holding(), Instant::now());
@@ -220,29 +220,29 @@ impl Device {
         account.end_waiting(left.is_zero())
     }
 
-    /// Waits, for a moment, until the scheduler has said what the GPU's clients may fill, or there is none.
+    /// Waits, for a short time, until the scheduler has sent the capacity, or it is known that there is no scheduler.
     pub(crate) fn wait_for_capacity(&self) {
         let account = self.lock();
         let unknown = |account: &mut Account| account.is_capacity_awaited();
         drop(self.changed.wait_timeout_while(account, FIRST_CONTACT, unknown));
     }
 
-    /// Room is not counted any more: there is nobody to share with.
+    /// Stops counting room, as there is no other client.
     pub(crate) fn unlimit(&self) {
         self.update_for_all(Account::unlimit);
     }
 
-    /// What is lacking now.
+    /// Bytes of room that are lacking now.
     pub(crate) fn lacking(&self) -> u64 {
         self.lock().lacking()
     }
 
-    /// Unused room.
+    /// Bytes of unused room.
     pub(crate) fn unused(&self) -> u64 {
         self.lock().unused()
     }
 
-    /// Whether the scheduler's idea of what is allocated is too old.
+    /// Whether the scheduler's figure of allocated bytes is too old.
     pub(crate) fn is_usage_stale(&self) -> bool {
         self.lock().is_usage_stale()
     }

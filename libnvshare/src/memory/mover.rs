@@ -1,8 +1,8 @@
 //! The threads that wait for work and move memory.
 //!
-//! A prefetch call blocks for its whole length, so it has a thread of its own. It works off a queue of jobs in
-//! their order, so that memory that was ordered out is out before anything comes back in. A process with several GPUs moves
-//! the memory of all of them at the same time, each device's in its own order.
+//! A prefetch call blocks until the memory has moved, so the mover has a thread of its own. It does its jobs in order, so that
+//! evictions that were ordered are complete before anything is restored. A process with several GPUs moves the memory of all
+//! of them at the same time, and keeps the order of each.
 
 mod moves;
 
@@ -29,13 +29,13 @@ struct Queue {
 
 static QUEUE: Mutex<Queue> = Mutex::new(Queue { jobs: VecDeque::new() });
 static POSTED: Condvar = Condvar::new();
-/// Jobs of an earlier generation are given up, evictions excepted.
+/// Jobs of an earlier generation are given up, except evictions.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
-/// Grows whenever a drain comes nearer to its end.
+/// Grows whenever a drain has less left to wait for.
 static PROGRESS: AtomicU64 = AtomicU64::new(0);
-/// Evictions that are ordered and not over.
+/// The number of evictions that are ordered and not complete.
 static EVICTIONS: AtomicUsize = AtomicUsize::new(0);
-/// Takes what is done to the session.
+/// Reports results to the session.
 static REPORT: OnceLock<fn(Done)> = OnceLock::new();
 
 /// Orders a job.
@@ -50,7 +50,7 @@ pub(crate) fn post(job: Job) {
     POSTED.notify_one();
 }
 
-/// Gives up what was ordered so far and can be given up.
+/// Gives up the jobs so far, except evictions.
 pub(crate) fn cancel() {
     GENERATION.fetch_add(1, Ordering::SeqCst);
 }
@@ -60,7 +60,7 @@ pub(crate) fn progress() -> u64 {
     PROGRESS.load(Ordering::Relaxed)
 }
 
-/// Whether evictions are ordered and not over: nothing may be touched before they are.
+/// Whether an eviction is not complete yet. No memory may be used before it is.
 pub(crate) fn is_evicting() -> bool {
     EVICTIONS.load(Ordering::SeqCst) > 0
 }
@@ -71,7 +71,7 @@ fn report(done: Done) {
     }
 }
 
-/// The thread's life. `to` takes what is done to the session.
+/// The mover's thread. `to` reports results to the session.
 pub(crate) fn run(to: fn(Done)) {
     let _ = REPORT.set(to);
     loop {
@@ -105,7 +105,7 @@ fn next() -> (Job, u64) {
     }
 }
 
-/// Waits until nobody is inside the gate and all submitted work is complete. False: given up.
+/// Waits until no thread is inside the gate and all submitted work is complete. Returns false if it was given up.
 fn drain(cancelled: impl Fn() -> bool) -> bool {
     let begin = Instant::now();
     while !gate::nobody_inside() {
@@ -147,7 +147,7 @@ fn wait_for(work: &mut Drain, given_up: &impl Fn() -> bool) -> bool {
     }
 }
 
-/// Whether the process has nothing to do, as far as one can see without closing the gate.
+/// Finds out whether all submitted work is complete, without closing the gate.
 fn probe(cancelled: impl Fn() -> bool) -> Done {
     let submissions = gate::totals().0;
     if !gate::nobody_inside() {
@@ -161,7 +161,7 @@ fn probe(cancelled: impl Fn() -> bool) -> Done {
     }
 }
 
-/// Brings memory back on all devices at the same time. What lacks room is returned; `None`: given up.
+/// Restores memory on all devices at the same time. Returns the room that is lacking; `None` if it was given up.
 fn restore(cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Vec<Room>> {
     let devices: Vec<&'static Device> = devices::used().collect();
     let one = |device: &'static Device| {
@@ -181,13 +181,13 @@ fn restore(cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Vec<Room>> {
         let first = first.map(one);
         let wait =
             |(device, beside): (&'static Device, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| {
-                // Where there are no more threads, one after the other.
+                // If a thread cannot be started, this thread does the work.
                 beside.map_or_else(|_| one(device), |thread| thread.join().unwrap_or_default())
             };
         first.into_iter().chain(others.into_iter().map(wait)).collect()
     });
     if !restored.iter().any(|restored| restored.moved) {
-        // What is absent is not on the list yet: its allocation is under way.
+        // The absent memory is not on the list yet, as its allocation is under way.
         threads::pause();
     }
     let lacks = |(device, restored): (&&Device, &moves::Restored)| {
@@ -197,7 +197,7 @@ fn restore(cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Vec<Room>> {
 }
 
 fn evict(Room { gpu, bytes }: Room) {
-    // In a program that exits, the memory goes with it; there is nothing to say before that.
+    // When the program exits, its memory is freed. There is nothing to report.
     let short = (!lifecycle::is_exiting()).then(|| {
         devices::by_uuid(gpu)
             .map_or(bytes, |device| moves::evict(device, bytes, &|| report(Done::Evicted(gpu))))
@@ -208,18 +208,18 @@ fn evict(Room { gpu, bytes }: Room) {
     }
 }
 
-/// Evictions of a device in a process with several.
+/// The evictions of one device, in a process with several devices.
 #[derive(Debug)]
 struct Beside {
     gpu: GpuUuid,
     orders: VecDeque<Room>,
 }
 
-/// Devices with a thread that evicts.
+/// Devices that have a thread for evictions.
 static BESIDE: Mutex<Vec<Beside>> = Mutex::new(Vec::new());
 static BESIDE_ENDS: Condvar = Condvar::new();
 
-/// Evicts on a thread of the device's own, which ends when there is no more to do. False: there are no more threads.
+/// Evicts on a thread of the device, which ends when it has no more orders. Returns false if no thread can be started.
 fn evict_beside(room: Room) -> bool {
     let mut beside = lock(&BESIDE);
     if let Some(busy) = beside.iter_mut().find(|busy| busy.gpu == room.gpu) {
@@ -249,9 +249,9 @@ fn evict_beside(room: Room) -> bool {
     begun
 }
 
-/// Memory that was ordered out is out before anything comes back in.
+/// Waits until the evictions of a device are complete, before anything is restored.
 fn wait_for_evictions(device: &Device, cancelled: &dyn Fn() -> bool) {
-    /// How often a wait that may be given up looks.
+    /// How often the wait looks whether it was given up.
     const LOOK: std::time::Duration = std::time::Duration::from_millis(5);
     let mut beside = lock(&BESIDE);
     while beside.iter().any(|busy| busy.gpu == device.uuid) && !cancelled() {

@@ -1,9 +1,9 @@
-//! The pools that stream-ordered allocations are of.
+//! The pools of stream-ordered memory.
 //!
-//! From CUDA 13 on, a pool can be of managed memory: allocations of it are as fast as a plain pool's (measured), and can
-//! be moved. So the program's own pools become such pools, and in place of a device's default pool stands one of ours,
-//! which the program takes for it. Where the driver has none, or the pool's memory is to be shared with other
-//! processes, the program gets what it asked for: that is counted, and not moved.
+//! From CUDA 13 on, a pool can consist of managed memory. Its allocations are as fast as those of a plain pool (measured), and
+//! can be moved. So the program's own pools become managed pools, and the library has a managed pool that stands for a
+//! device's default pool. If the driver has no managed pools, or other processes have to reach the memory, the program gets
+//! the pool that it asked for; its memory is counted and not moved.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -28,20 +28,20 @@ const MANAGED: c_int = 2;
 /// A pool that was created.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pool {
-    /// `None`: it is on none.
+    /// `None`: it is not on a device.
     pub(crate) device: Option<CUdevice>,
-    /// What allocations of it are.
+    /// The kind of its allocations.
     pub(crate) kind: Kind,
 }
 
-/// The program's own pools, and ours, by handle.
+/// The program's own pools and the library's, by handle.
 static POOLS: Mutex<BTreeMap<usize, Pool>> = Mutex::new(BTreeMap::new());
-/// What stands in place of each device's default pool; `None`: nothing does.
+/// The pool that stands for each device's default pool. `None`: there is none.
 static STAND_INS: Mutex<BTreeMap<CUdevice, Option<usize>>> = Mutex::new(BTreeMap::new());
-/// What the program has made each device's current pool. The driver keeps one for each kind of memory, and
-/// `cuMemAllocAsync` is of that for device memory (measured); here the managed ones take part.
+/// The current pool of each device, as the program has set it. The driver has one current pool for each kind of memory, and
+/// `cuMemAllocAsync` uses the one for device memory (measured). So managed pools have to be kept here.
 static CURRENT: Mutex<BTreeMap<CUdevice, usize>> = Mutex::new(BTreeMap::new());
-/// Memory of a pool has been moved to the host, and may be handed out there again.
+/// Whether memory of a pool has been moved to the host. The pool may hand it out again while it is there.
 static MOVED: AtomicBool = AtomicBool::new(false);
 
 /// `CUmemPoolProps`
@@ -49,7 +49,7 @@ static MOVED: AtomicBool = AtomicBool::new(false);
 #[derive(Debug)]
 pub(crate) struct PoolProperties {
     pub(crate) properties: MemoryProperties,
-    /// Security attributes, the most that it may have, how it is used, and what is not used yet.
+    /// Security attributes, the largest size, the usage, and reserved fields.
     pub(crate) rest: [u64; 9],
 }
 
@@ -68,12 +68,12 @@ pub(crate) fn enter(handle: CUmemoryPool, pool: Pool) {
     lock(&POOLS).insert(handle.0 as usize, pool);
 }
 
-/// What is known of a pool; `None`: nobody created it, so it is a default pool.
+/// A pool by its handle. `None`: the program did not create it, so it is a default pool.
 pub(crate) fn find(pool: CUmemoryPool) -> Option<Pool> {
     lock(&POOLS).get(&(pool.0 as usize)).copied()
 }
 
-/// What stands in place of a device's default pool, from now on; `None`: nothing does.
+/// The pool that stands for a device's default pool, from the first call on. `None`: there is none.
 pub(crate) fn stand_in(device: &Device) -> Option<CUmemoryPool> {
     let mut stand_ins = lock(&STAND_INS);
     let known = stand_ins.entry(device.ordinal).or_insert_with(|| {
@@ -100,18 +100,18 @@ fn make_stand_in(device: &Device) -> Result<usize, CUresult> {
     Ok(pool.0 as usize)
 }
 
-/// The managed pool that `cuMemAllocAsync` is of on a device; `None`: it is of one of the driver's own.
+/// The managed pool that `cuMemAllocAsync` uses on a device. `None`: it uses one of the driver's own.
 pub(crate) fn current(device: &Device) -> Option<CUmemoryPool> {
     let chosen = lock(&CURRENT).get(&device.ordinal).map(|&handle| CUmemoryPool(handle as *mut c_void));
     chosen.or_else(|| stand_in(device)).filter(|&pool| managed_of(pool).is_some())
 }
 
-/// The device that a managed pool is on; `None`: it is none.
+/// The device of a managed pool. `None`: the pool is not managed.
 pub(crate) fn managed_of(pool: CUmemoryPool) -> Option<CUdevice> {
     find(pool).filter(|pool| pool.kind == Kind::Pooled)?.device
 }
 
-/// Makes a pool a device's current one. For what is not of a managed one, the driver's default is current meanwhile.
+/// Makes a pool a device's current one. While it is a managed pool, the driver's own current pool is its default pool.
 pub(crate) fn make_current(
     device: &Device,
     pool: CUmemoryPool,
@@ -132,14 +132,14 @@ pub(crate) fn make_current(
     result
 }
 
-/// Makes one driver call with each pool of a device, and the kind of its memory; none of them ends during its call.
+/// Makes one driver call with each pool of a device, and the kind of its memory. No pool ends during its call.
 pub(crate) fn each(device: CUdevice, mut call: impl FnMut(CUmemoryPool, Kind)) {
     driver::default_pool(device).into_iter().for_each(|pool| call(pool, Kind::Ordered));
     let of_device = |pool: &Pool| pool.device == Some(device);
     let handles: Vec<usize> =
         lock(&POOLS).iter().filter(|(_, pool)| of_device(pool)).map(|(&handle, _)| handle).collect();
     for handle in handles {
-        // Its end takes it off the list first, and so waits for this one call.
+        // The end of a pool first removes it from this list, and so waits for this call.
         let pools = lock(&POOLS);
         if let Some(pool) = pools.get(&handle).filter(|pool| of_device(pool)) {
             call(CUmemoryPool(handle as *mut c_void), pool.kind);
@@ -147,7 +147,7 @@ pub(crate) fn each(device: CUdevice, mut call: impl FnMut(CUmemoryPool, Kind)) {
     }
 }
 
-/// The pools of a device that is being reset: from now on nobody uses them.
+/// Removes the pools of a device that is about to be reset, so that they are not used any more.
 pub(crate) fn take(device: CUdevice) -> Vec<(usize, Pool)> {
     let mut pools = lock(&POOLS);
     let taken: Vec<(usize, Pool)> =
@@ -158,42 +158,42 @@ pub(crate) fn take(device: CUdevice) -> Vec<(usize, Pool)> {
     taken
 }
 
-/// The device was not reset.
+/// Enters the pools again, as the device was not reset.
 pub(crate) fn put_back(taken: Vec<(usize, Pool)>) {
     lock(&POOLS).extend(taken);
 }
 
-/// The device whose default pool this one stands for; `None`: it stands for none.
+/// The device whose default pool this pool stands for. `None`: it stands for none.
 pub(crate) fn stands_for(pool: CUmemoryPool) -> Option<CUdevice> {
     let handle = pool.0 as usize;
     lock(&STAND_INS).iter().find(|(_, ours)| **ours == Some(handle)).map(|(&device, _)| device)
 }
 
-/// Takes a pool off the list that is about to be destroyed.
+/// Removes a pool that is about to be destroyed.
 pub(crate) fn remove(pool: CUmemoryPool) -> Option<Pool> {
     lock(&POOLS).remove(&(pool.0 as usize))
 }
 
-/// A pool was destroyed: it is no device's current one.
+/// Notes that a pool was destroyed. It is no device's current pool any more.
 pub(crate) fn destroyed(pool: CUmemoryPool) {
     let handle = pool.0 as usize;
     lock(&CURRENT).retain(|_, current| *current != handle);
 }
 
-/// The device's pools are gone with its contexts.
+/// Removes the pools of a device whose primary context has ended.
 pub(crate) fn forget(device: CUdevice) {
     lock(&POOLS).retain(|_, pool| pool.device != Some(device));
     lock(&STAND_INS).remove(&device);
     lock(&CURRENT).remove(&device);
 }
 
-/// Memory of a pool is on the host now.
+/// Notes that memory of a pool has been moved to the host.
 pub(crate) fn moved() {
     MOVED.store(true, Ordering::Relaxed);
 }
 
-/// What a pool hands out may have been moved to the host when it was another allocation: it is brought back in the order
-/// of the stream.
+/// Brings new memory of a pool to the card, in stream order. It may have been moved to the host when it belonged to another
+/// allocation.
 pub(crate) fn bring(base: CUdeviceptr, bytes: u64, device: &Device, stream: CUstream) {
     if !MOVED.load(Ordering::Relaxed) || lifecycle::is_exiting() {
         return;

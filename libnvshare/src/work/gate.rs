@@ -1,11 +1,10 @@
 //! The gate that every submission of work passes.
 //!
-//! One word says whether it is open. A thread marks its own [slot](slots) as inside, *then* reads the word; who
-//! closes the gate writes the word, *then* reads the slots. Both orders hold ([`fence`]), so of a thread and a closer
-//! at the same time at least one sees the other: after [`close`] and [`nobody_inside`], nothing is submitted until the
-//! gate opens again.
+//! One word says whether it is open. A thread first marks its own [slot](slots) as inside and then reads the word. The thread
+//! that closes the gate first writes the word and then reads the slots. A [fence] keeps both orders, so at least one of the
+//! two threads sees the other. After [`close`], and once [`nobody_inside`] is true, nothing is submitted until the gate opens.
 //!
-//! The open gate costs one store in, one out: no lock, no allocation, no clock, no look-up.
+//! An open gate costs one store on the way in and one on the way out: no lock, no allocation, no clock, no look-up.
 
 mod atomics;
 mod fence;
@@ -27,23 +26,23 @@ use crate::work::{callbacks, captures, contexts, used_devices};
 use fence::Fence;
 use slots::Slot;
 
-/// Open.
+/// The gate is open.
 const OPEN: u32 = 0;
-/// Open, and work in flight is bounded because somebody waits.
+/// The gate is open, and work in flight is bounded because another client waits.
 const BOUNDED: u32 = 1;
-/// Closed: who comes asks for the lock and sleeps.
+/// The gate is closed: a thread that comes requests the lock and sleeps.
 const CLOSED: u32 = 2;
-/// Nobody came yet: the first one starts the session.
+/// No thread has come yet. The first one starts the session.
 const DORMANT: u32 = 3;
 
 static STATE: AtomicU32 = AtomicU32::new(DORMANT);
 static FENCE: Fence = Fence { for_all: AtomicBool::new(false) };
 /// Threads that sleep at the gate.
 static SLEEPING: AtomicUsize = AtomicUsize::new(0);
-/// Guards nothing but the sleep: a wake-up between a sleeper's look at the state and its sleep is not lost.
+/// Held between a sleeper's look at the state and its sleep, so that no wake-up is lost in between.
 static BED: Mutex<()> = Mutex::new(());
 static WAKE: Condvar = Condvar::new();
-/// A thread came to the closed gate, and the session does not know yet.
+/// Whether a thread has come to the closed gate since the session last looked.
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
 /// Calls on capturing streams wait like others.
@@ -53,12 +52,12 @@ static CAPTURES_WAIT: AtomicBool = AtomicBool::new(false);
 #[derive(Debug)]
 #[must_use = "a thread that entered must leave"]
 pub(crate) struct Pass {
-    /// Null: it did not step in.
+    /// Null: the thread did not step in.
     slot: *const Slot,
     then: Then,
 }
 
-/// What is to be done when the thread leaves.
+/// What the thread does when it leaves.
 #[derive(Debug, Clone, Copy)]
 enum Then {
     Nothing,
@@ -68,7 +67,7 @@ enum Then {
     Count(&'static Stream),
 }
 
-/// A place in the frame of the call that passes the gate: what is written there says that the frame still lives.
+/// A place in the stack frame of the call that passes the gate. The word in it shows that the frame still lives.
 #[derive(Debug)]
 pub(crate) struct FrameMark(Cell<usize>);
 
@@ -80,12 +79,12 @@ impl FrameMark {
 
     #[inline(always)]
     fn write(&self, word: usize) {
-        // SAFETY: a valid place. Nobody seems to read it, and it has to be written nevertheless.
+        // SAFETY: a valid place. The write is volatile, since the compiler does not see that the word is read.
         unsafe { self.0.as_ptr().write_volatile(word) };
     }
 }
 
-/// Steps in; sleeps while the gate is closed. `start` starts the session: the first thread ever calls it.
+/// Steps in, and sleeps while the gate is closed. The first thread ever calls `start`, which starts the session.
 #[inline(always)]
 pub(crate) fn enter(stream: StreamKey, mark: &FrameMark, start: fn()) -> Pass {
     let slot = slots::current();
@@ -109,7 +108,7 @@ pub(crate) fn enter(stream: StreamKey, mark: &FrameMark, start: fn()) -> Pass {
     enter_slowly(stream, mark, start)
 }
 
-/// Steps out, with the driver's result in hand.
+/// Steps out, after the driver's function has returned `result`.
 #[inline(always)]
 pub(crate) fn leave(pass: Pass, mark: &FrameMark, result: CUresult) {
     // SAFETY: slots live for ever.
@@ -138,7 +137,7 @@ fn leave_marked(stream: &'static Stream, result: CUresult) {
 #[cold]
 #[inline(never)]
 fn leave_and_learn(slot: &'static Slot, stream: StreamKey, result: CUresult) {
-    // A stream that the driver did not accept may be no stream at all.
+    // If the driver refused the call, the handle may not be a stream.
     if result != CUresult::SUCCESS {
         return;
     }
@@ -156,9 +155,9 @@ fn leave_and_learn(slot: &'static Slot, stream: StreamKey, result: CUresult) {
     }
 }
 
-/// What a call does whose thread is marked as inside already.
+/// What a call finds whose thread is already marked as inside.
 enum Inside {
-    /// It was made from inside another call, which holds the gate for both.
+    /// It is made from inside another call, which is inside the gate for both.
     Nested,
     /// The frame that stepped in is gone: `longjmp`, or an exception.
     Left,
@@ -207,13 +206,13 @@ fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Pass {
             }
             DORMANT => {
                 start();
-                // Before `cuInit` there is nothing to share, and the driver says so.
+                // Before `cuInit` there is no session, and the driver reports an error.
                 if STATE.load(Ordering::SeqCst) == DORMANT {
                     return outside(ptr::null());
                 }
             }
             _ => {
-                // The drain that the gate is closed for may be waiting for this thread.
+                // The drain may be waiting for this thread.
                 if callbacks::are_running() {
                     mine.count_passed_by();
                     return outside(ptr::null());
@@ -230,7 +229,7 @@ fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Pass {
     }
 }
 
-/// A thread that sleeps at the gate counts as one for as long as this lives, also if it is cancelled.
+/// Counts a thread as sleeping at the gate while this lives, even if the thread is cancelled.
 struct Sleeper;
 
 impl Sleeper {
@@ -257,7 +256,7 @@ fn sleep_until_open() {
     }
 }
 
-/// Steps in if the gate is open; for what must not sleep.
+/// Steps in if the gate is open. For calls that must not sleep.
 #[inline(always)]
 pub(crate) fn try_enter(mark: &FrameMark) -> Option<Pass> {
     let slot = slots::acquire();
@@ -283,12 +282,12 @@ pub(crate) fn hold_captures() {
     CAPTURES_WAIT.store(true, Ordering::Relaxed);
 }
 
-/// Before the gate closes for the first time.
+/// Prepares the fence, before the gate closes for the first time.
 pub(crate) fn prepare() {
     FENCE.prepare();
 }
 
-/// Lets everybody in; bounded or not.
+/// Opens the gate, with work in flight bounded or not.
 pub(crate) fn open(bounded: bool) {
     let bed = lock();
     if !lifecycle::is_forked() {
@@ -304,7 +303,7 @@ pub(crate) fn set_bounded(bounded: bool) {
     let _ = STATE.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
 }
 
-/// Lets nobody in from now on. Threads may still be inside: see [`nobody_inside`].
+/// Closes the gate. Threads may still be inside: see [`nobody_inside`].
 pub(crate) fn close() {
     if !lifecycle::is_forked() {
         STATE.store(CLOSED, Ordering::SeqCst);
@@ -312,27 +311,27 @@ pub(crate) fn close() {
     }
 }
 
-/// Whether work in flight is to be bounded.
+/// Whether work in flight has to be bounded.
 pub(crate) fn is_bounded() -> bool {
     STATE.load(Ordering::SeqCst) == BOUNDED
 }
 
-/// Whether no thread is between its step in and its step out.
+/// Whether no thread is inside the gate.
 pub(crate) fn nobody_inside() -> bool {
     slots::all().all(Slot::is_vacant)
 }
 
-/// The session has taken notice of the threads that sleep: the next one that comes rings again.
+/// Notes that the session looks at the sleeping threads. The next thread that comes rings the bell again.
 pub(crate) fn forget_request() {
     REQUESTED.store(false, Ordering::SeqCst);
 }
 
-/// Threads asleep at the gate.
+/// Whether any thread sleeps at the gate.
 pub(crate) fn anybody_asleep() -> bool {
     SLEEPING.load(Ordering::SeqCst) > 0
 }
 
-/// Submissions that passed the gate, and those that passed by it, since the start.
+/// The number of submissions that passed the gate, and of those that went around it, since the start.
 pub(crate) fn totals() -> (u64, u64) {
     slots::all().fold((0, 0), |(gated, passed), slot| {
         let (g, p) = slot.totals();
@@ -340,7 +339,7 @@ pub(crate) fn totals() -> (u64, u64) {
     })
 }
 
-/// In a forked child: everything passes.
+/// Opens the gate for ever, in a forked child.
 pub(crate) fn after_fork_in_child() {
     STATE.store(OPEN, Ordering::SeqCst);
     slots::forget_current();
