@@ -1,4 +1,4 @@
-//! How memory is admitted: under the limits, with room on the card where it needs that, and into the list.
+//! Admission: checks the limits, gets room on the card if the memory needs it, and enters the allocation.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::process::{bell, log, threads};
 use crate::work::contexts::Context;
 use crate::work::gate::{self, FrameMark};
 
-/// Makes an allocation by `make`, which returns its address, under the limits and into the ledger.
+/// Makes an allocation by `make`, which returns its address, within the limits, and enters it into the list.
 pub(crate) fn allocate(
     device: &'static Device,
     context: Arc<Context>,
@@ -45,8 +45,8 @@ pub(crate) fn allocate(
     Ok(base)
 }
 
-/// Makes an allocation of memory that we map: with chunks behind all of it under the lock, with addresses alone while the lock
-/// is elsewhere. The gate does not open before they have memory.
+/// Makes an allocation that the library maps. With the lock, chunks are mapped behind all of it. While the lock is elsewhere it
+/// gets addresses alone, and the gate does not open before they have memory.
 pub(crate) fn allocate_mapped(
     device: &'static Device,
     context: &Arc<Context>,
@@ -70,8 +70,8 @@ pub(crate) fn allocate_mapped(
     })
 }
 
-/// Charges an allocation that was admitted while the lock was elsewhere, if the lock has come while the driver made it: the
-/// grant has restored what was on the list by then, and this was not.
+/// Charges an allocation that was admitted while the lock was elsewhere, if the lock has come while the driver made it. The
+/// grant has restored the allocations that were on the list by then, and this one was not.
 fn settle(device: &'static Device, allocation: &Allocation) {
     let is_settled = |residency: &Residency| residency.is_freed() || residency.resident_bytes() > 0;
     while !is_settled(&allocation.residency()) && device.account().is_holding() {
@@ -95,15 +95,15 @@ fn settle(device: &'static Device, allocation: &Allocation) {
         gate::leave(pass, &mark, CUresult::SUCCESS);
         match charged {
             Ok(_) => return,
-            // The scheduler has none: the driver brings its pages when they are touched.
+            // The scheduler has no room. The driver brings the pages when they are touched.
             Err(lacks) if !device.wait_for_room(lacks, false, bell::ring) => return,
             Err(_) => {}
         }
     }
 }
 
-/// Makes something that takes memory by `make`, which is told how much of it is charged, under the limits, and enters it by `enter`, which is told how much of it
-/// is charged, before the gate can close.
+/// Makes something that takes memory by `make`, within the limits, and enters it by `enter` before the gate can close. Both
+/// are told how many of the bytes are charged.
 pub(crate) fn admitted<T, U>(
     device: &'static Device,
     bytes: u64,
@@ -113,7 +113,7 @@ pub(crate) fn admitted<T, U>(
 ) -> Result<U, CUresult> {
     deferred_free::sweep();
     free::sweep_mapped();
-    // The driver refuses its own memory itself.
+    // For plain memory, the driver itself reports that the card is full.
     if kind.is_in_disguise()
         && !device.has_it_alone(bytes)
         && !(driver_reserve::give_up(device) && device.has_it_alone(bytes))
@@ -124,7 +124,7 @@ pub(crate) fn admitted<T, U>(
         let mark = FrameMark::new();
         let pass = gate::try_enter(&mark);
         let inside = pass.is_some();
-        // Between the grant and the open gate, or between the closed gate and the drain: nearly over.
+        // The gate is about to open after a grant, or the lock is about to be given back. Both are soon over.
         if !inside && device.account().is_holding() {
             threads::pause();
             continue;

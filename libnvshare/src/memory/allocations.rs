@@ -1,6 +1,5 @@
-//! The process's allocation list.
-//!
-//! Keyed by base address, as programs free. Each allocation knows what of it is on the card ([`Residency`]).
+//! The list of the process's allocations, by base address, as programs free by it. Each allocation knows which part of it is
+//! on the card ([`Residency`]).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +13,8 @@ use crate::driver::types::{CUdevice, CUdeviceptr};
 use crate::memory::mapping::Mapped;
 use crate::work::contexts::Context;
 
-/// Device memory below this stays the driver's own. It would share the pages of others and never be evicted; and the
-/// flags and semaphores of `cuStreamWriteValue32` and its relatives, which refuse managed memory, are that small.
+/// Smaller device memory stays plain, in bytes. It would share pages with other allocations and never be evicted. Also, flags
+/// and semaphores of `cuStreamWriteValue32` and similar functions are small, and these functions refuse managed memory.
 pub(crate) const SMALLEST_MANAGED: u64 = 64 * 1024;
 
 /// An allocation that the program made.
@@ -28,9 +27,9 @@ pub(crate) struct Allocation {
     pub(crate) kind: Kind,
     /// The chunks behind its addresses, where those are ours.
     pub(crate) mapped: Option<Mapped>,
-    /// The program is freeing it: nothing more of it is moved.
+    /// Whether the program is freeing it. No more of it is moved then.
     leaving: AtomicBool,
-    /// Locked while a piece of it is being moved, so that it is not freed meanwhile.
+    /// Locked while a piece of it is being moved, so that the program does not free it meanwhile.
     residency: Mutex<Residency>,
 }
 
@@ -52,12 +51,12 @@ impl Allocation {
         Self { mapped: Some(mapped), ..allocation }
     }
 
-    /// It can be moved.
+    /// Whether it can be moved.
     pub(crate) fn is_movable(&self) -> bool {
         self.kind.is_movable()
     }
 
-    /// The program begins to free it, or could not.
+    /// Notes that the program begins to free it, or that the free has failed.
     pub(crate) fn set_leaving(&self, leaving: bool) {
         self.leaving.store(leaving, Ordering::SeqCst);
     }
@@ -67,7 +66,7 @@ impl Allocation {
         self.leaving.load(Ordering::SeqCst)
     }
 
-    /// What of it is on the card, unless somebody moves or frees it.
+    /// Which part of it is on the card. `None`: it is being moved or freed.
     pub(crate) fn try_residency(&self) -> Option<MutexGuard<'_, Residency>> {
         match self.residency.try_lock() {
             Ok(residency) => Some(residency),
@@ -76,7 +75,7 @@ impl Allocation {
         }
     }
 
-    /// What of it is on the card.
+    /// Which part of it is on the card. Waits while it is being moved or freed.
     pub(crate) fn residency(&self) -> MutexGuard<'_, Residency> {
         self.residency.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -87,8 +86,8 @@ fn list() -> &'static DashMap<CUdeviceptr, Arc<Allocation>> {
     LIST.get_or_init(DashMap::new)
 }
 
-/// Enters an allocation. Returns what was there before: the driver gives an address again only when it was freed, so
-/// that was, without our seeing it.
+/// Enters an allocation. Returns the old allocation at this address, if there is one: the driver returns an address again only
+/// after a free, so the program freed the old one by a function without a hook.
 pub(crate) fn insert(allocation: Allocation) -> Option<Arc<Allocation>> {
     let allocation = Arc::new(allocation);
     let before = list().insert(allocation.base, Arc::clone(&allocation));
@@ -96,12 +95,12 @@ pub(crate) fn insert(allocation: Allocation) -> Option<Arc<Allocation>> {
     before
 }
 
-/// The allocation at this address; `None`: none begins there.
+/// The allocation that begins at this address.
 pub(crate) fn find(base: CUdeviceptr) -> Option<Arc<Allocation>> {
     list().get(&base).map(|allocation| Arc::clone(&allocation))
 }
 
-/// Puts an allocation back that could not be freed.
+/// Enters an allocation again that could not be freed.
 pub(crate) fn put_back(allocation: Arc<Allocation>) {
     index(&allocation);
     list().insert(allocation.base, allocation);
@@ -130,7 +129,7 @@ pub(crate) fn each_mapped(look: impl FnMut(&Arc<Allocation>)) {
     MAPPED.read().unwrap_or_else(PoisonError::into_inner).values().for_each(look);
 }
 
-/// Takes an allocation off the list; `None` for a pointer that was never on it.
+/// Removes an allocation. `None`: it was not on the list.
 pub(crate) fn remove(base: CUdeviceptr) -> Option<Arc<Allocation>> {
     let (_, allocation) = list().remove(&base)?;
     if allocation.mapped.is_some() {
@@ -139,7 +138,7 @@ pub(crate) fn remove(base: CUdeviceptr) -> Option<Arc<Allocation>> {
     Some(allocation)
 }
 
-/// The allocations of a device, largest first, then by address: always in the same order.
+/// The allocations of a device, largest first and then by address, so that the order is always the same.
 pub(crate) fn of_device(device: CUdevice) -> Vec<Arc<Allocation>> {
     let mut found: Vec<Arc<Allocation>> =
         list().iter().filter(|entry| entry.device == device).map(|entry| Arc::clone(&entry)).collect();
@@ -150,13 +149,13 @@ pub(crate) fn of_device(device: CUdevice) -> Vec<Arc<Allocation>> {
 /// What ends with a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// What was made in it. Memory of pools is the device's, and outlives it.
+    /// Everything that was created in it. Memory of pools belongs to the device and lives on.
     Context,
-    /// It was the device's own context: the device's pools end too.
+    /// It was the device's primary context. The device's pools end too.
     Device,
 }
 
-/// Takes every allocation that ends with a context off the list.
+/// Removes the allocations that end with a context.
 pub(crate) fn remove_context(context: &Arc<Context>, ending: Ending) -> Vec<Arc<Allocation>> {
     let goes = |allocation: &Allocation| {
         Arc::ptr_eq(&allocation.context, context) && (ending == Ending::Device || !allocation.kind.is_pools())

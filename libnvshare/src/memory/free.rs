@@ -1,4 +1,4 @@
-//! How memory leaves the books when the program frees it.
+//! Frees: how an allocation leaves the list and the account.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::work::contexts::Context;
 
 /// Frees an allocation by `call`.
 pub(crate) fn free(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
-    // A pointer that we never saw is the driver's business alone.
+    // The driver handles pointers that the library does not know.
     let Some(allocation) = allocations::remove(base) else { return call() };
     if allocation.mapped.is_some() {
         free_mapped(allocation, true);
@@ -26,7 +26,7 @@ pub(crate) fn free(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresu
         allocations::put_back(Arc::clone(&allocation));
     });
     allocation.set_leaving(true);
-    // A piece that is being moved is waited for.
+    // This waits for a piece that is being moved.
     let mut residency = allocation.residency();
     let result = call();
     undo.done();
@@ -70,7 +70,7 @@ pub(crate) fn sweep_mapped() {
     swap::sweep().iter().for_each(|allocation| forget(allocation));
 }
 
-/// An allocation that is off the list is gone: what was charged for it is given back.
+/// Gives back the charge of an allocation that is off the list and has ended.
 pub(super) fn forget(allocation: &Allocation) {
     let charged = allocation.residency().free();
     if let Some(device) = devices::get(allocation.device) {
@@ -79,7 +79,7 @@ pub(super) fn forget(allocation: &Allocation) {
     }
 }
 
-/// A context is gone, and its memory with it.
+/// Removes the allocations that end with a context.
 pub(crate) fn forget_context(context: &Arc<Context>, ending: Ending) {
     for allocation in allocations::remove_context(context, ending) {
         if let Some(mapped) = &allocation.mapped {
@@ -91,7 +91,7 @@ pub(crate) fn forget_context(context: &Arc<Context>, ending: Ending) {
     mapping::forget_context(context);
 }
 
-/// Memory of a device was freed: its room is offered to others, where it is worth that.
+/// Offers unused room to other clients after memory of a device was freed, if there is enough of it.
 pub(super) fn offer_room(device: &Device) {
     if is_worth_offering(&device.account()) {
         bell::ring();

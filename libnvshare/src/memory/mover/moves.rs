@@ -1,7 +1,7 @@
-//! Moving a device's memory: out to the host, back to the card.
+//! Moves a device's memory to the host and back to the card.
 //!
-//! Each piece is one prefetch call in a context that lives. A program that frees an allocation, or ends a context, waits for
-//! no more than the piece that is under way. Memory that we map is moved by its [backing](swap).
+//! Each piece is moved by one prefetch call, in a context that lives. A program that frees an allocation, or ends a context,
+//! waits for at most the piece that is under way. Memory that the library maps is moved by its [backing](swap).
 
 mod waiting;
 
@@ -20,22 +20,22 @@ use crate::memory::{driver_reserve, pools};
 use crate::process::{config, counters, host_memory, lifecycle, log};
 use crate::work::contexts::{self, Context};
 
-/// Evicted memory is reported when this much is on the host.
+/// An eviction is reported each time that this many bytes are on the host.
 const REPORT: u64 = 256 * MIB;
-/// Smaller allocations of the program's own managed memory share their pages with others and stay.
+/// Smaller allocations of the program's own managed memory are not evicted, as they share pages with others.
 const SMALLEST_EVICTED: u64 = SMALLEST_MANAGED;
 
-/// Why a move stops.
+/// Why a move stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stop {
-    /// The program exits, or the memory's context ends: the memory goes with it.
+    /// The program exits, or the memory's context ends. The memory ends with it.
     Gone,
     /// It was given up.
     Cancelled,
     Failed(CUresult),
 }
 
-/// A context in which an allocation can be moved: its own, or for memory that outlives it, another of the device.
+/// A context in which an allocation can be moved: its own, or another of the device if the memory has outlived its own.
 fn place_to_move(allocation: &Allocation) -> Option<Arc<Context>> {
     if allocation.context.life().is_alive() {
         return Some(Arc::clone(&allocation.context));
@@ -44,22 +44,22 @@ fn place_to_move(allocation: &Allocation) -> Option<Arc<Context>> {
     others.find(|other| allocation.kind.is_pools() && other.life().is_alive())
 }
 
-/// Moves a range of an allocation, by one call.
+/// Moves a range of an allocation by one call.
 fn prefetch(context: &Context, address: CUdeviceptr, bytes: u64, to: CUdevice) -> Result<(), Stop> {
     let moved = context.with(|| context.move_in_order(|stream| driver::prefetch(address, bytes, to, stream)));
     moved.map_err(|_| Stop::Gone)?.map_err(Stop::Failed)
 }
 
-/// What a restore of a device has done.
+/// The result of the restore of a device.
 #[derive(Debug, Default)]
 pub(super) struct Restored {
-    /// Bytes that there was no room for.
+    /// Bytes that had no room.
     pub(super) lacks: u64,
-    /// Anything came back.
+    /// Whether anything was restored.
     pub(super) moved: bool,
 }
 
-/// Brings a device's allocations back, largest first, as far as there is room; stops soon when it is `cancelled`.
+/// Restores a device's allocations, largest first, as far as there is room. Stops soon when it is `cancelled`.
 pub(super) fn restore(device: &'static Device, cancelled: &dyn Fn() -> bool) -> Restored {
     let begin = Instant::now();
     let mut result = Restored::default();
@@ -92,18 +92,18 @@ pub(super) fn restore(device: &'static Device, cancelled: &dyn Fn() -> bool) -> 
     result
 }
 
-/// What came back of an allocation.
+/// The result of the restore of an allocation.
 #[derive(Debug, Default)]
 struct Back {
     bytes: u64,
-    /// It was on the card before, and so has contents; these moved.
+    /// Of these, bytes with contents, which were moved.
     restored: u64,
-    /// There was no room for this much.
+    /// Bytes that had no room.
     lacks: u64,
 }
 
 fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> bool) -> Back {
-    // One that is being freed waits, in the driver, for whatever the program runs; it is looked at again.
+    // An allocation that is being freed waits in the driver for work of the program. The next restore looks at it again.
     let Some(mut residency) = allocation.try_residency() else { return Back::default() };
     let absent = residency.absent_bytes();
     if residency.is_freed() || absent == 0 || allocation.mapped.is_some() {
@@ -127,7 +127,7 @@ fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> 
             match stopped {
                 Ok(()) => at += piece,
                 Err(Stop::Cancelled) => {
-                    // What has not come is absent still.
+                    // The rest is still absent.
                     device.update(|account| account.uncharge(until - at));
                     back.bytes -= until - at;
                     break;
@@ -135,7 +135,7 @@ fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> 
                 Err(Stop::Gone) => {
                     at = until;
                 }
-                // The pages come by faults then: slower, and right.
+                // Page faults will bring the pages. This is slower, and correct.
                 Err(Stop::Failed(error)) => {
                     log::warn(format_args!(
                         "restore of {} bytes at {:#x}: {error:?}",
@@ -152,11 +152,11 @@ fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> 
     back
 }
 
-/// Moves a device's memory to the host, from the ends of the largest allocations; `report` is called whenever more is there.
-/// Returns the bytes that could not be moved.
+/// Evicts memory of a device, from the ends of the largest allocations, and calls `report` whenever more is on the host.
+/// Returns the bytes that could not be evicted.
 pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u64 {
     let begin = Instant::now();
-    // What the driver keeps and does not use costs nothing to give up.
+    // The unused part of the driver's reserve goes first, as this costs nothing.
     let mut given = 0;
     if lifecycle::hold_off_exit().is_some_and(|_call| driver_reserve::give_up(device)) {
         given = device.update(|account| account.evict_unused(bytes));
@@ -203,7 +203,7 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
     bytes.saturating_sub(moved)
 }
 
-/// Moves the last piece of an allocation that is on the card; 0: there is none, or none that the host can take.
+/// Evicts the last resident piece of an allocation. Returns its bytes; 0 if there is none, or the host cannot take it.
 fn evict_piece(allocation: &Allocation, wanted: u64, host: &mut u64, device: &Device) -> Result<u64, Stop> {
     let mut residency = allocation.residency();
     if !allocation.is_movable() || allocation.mapped.is_some() || allocation.size < SMALLEST_EVICTED {
@@ -211,7 +211,7 @@ fn evict_piece(allocation: &Allocation, wanted: u64, host: &mut u64, device: &De
     }
     let Some(piece) = residency.next_out(wanted, *host) else { return Ok(0) };
     let Piece { from, fresh, .. } = piece;
-    // What page faults have brought beyond that leaves with it.
+    // Pages that page faults have brought beyond that leave with it.
     let until = if device.account().may_spill(allocation.kind) { allocation.size } else { piece.until };
     let context = place_to_move(allocation).ok_or(Stop::Gone)?;
     prefetch(&context, allocation.base + from, until - from, CU_DEVICE_CPU)?;
@@ -224,8 +224,8 @@ fn evict_piece(allocation: &Allocation, wanted: u64, host: &mut u64, device: &De
     Ok(piece.bytes())
 }
 
-/// Gives fresh managed memory its pages on the card in one go: first touches by a kernel take ten times as long. Called
-/// for the program's own call in the context.
+/// Gives new managed memory its pages on the card at once. First touches by a kernel would take ten times as long. Called
+/// within the program's own call in the context.
 pub(crate) fn populate(base: CUdeviceptr, bytes: u64, device: &Device, context: &Context) {
     if lifecycle::is_exiting() {
         return;
