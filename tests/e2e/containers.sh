@@ -73,6 +73,9 @@ turns_of() { [ "$(turns 2>/dev/null || echo 0)" -ge "$1" ]; }
 step 'the library goes into a folder, by an image without a shell'
 run install --rm --user 0:0 --volume "$here/lib:/out" "$image" nvshare-ctl install-library /out
 [ -s "$here/lib/libnvshare.so" ] || fail 'no library'
+image_root=$(podman create "$image")
+podman cp "$image_root:/usr/share/man/man8/nvshare-scheduler.8" "$here/page" || fail 'no manual page in the image'
+podman rm "$image_root" >/dev/null
 
 step 'the scheduler starts with folders for its sockets alone'
 run scheduler --detach --user 0:0 --volume "$here/run:/var/run/nvshare" --volume "$here/admin:/var/run/nvshare-admin" \
@@ -125,7 +128,18 @@ for sockets in /nowhere /var/run/nvshare/none.sock; do
 done
 
 step 'a scheduler that may not write its folders says so and ends'
-if run other --rm "$image" >"$here/log" 2>&1; then fail 'it ran'; fi
-grep -q 'Read-only file system\|Permission denied' "$here/log" || fail "$(cat "$here/log")"
+ends() { # ends WHAT EXPECTED OPTIONS… : it ends with a line that has EXPECTED
+    local what=$1 expected=$2
+    shift 2
+    if run other --rm "$@" "$image" nvshare-scheduler --socket /var/run/nvshare/scheduler.sock \
+        --admin-socket /var/run/nvshare-admin/admin.sock >"$here/log" 2>&1; then fail "$what: it ran"; fi
+    [ "$(wc -l <"$here/log")" = 1 ] && grep -q "ERROR /var/run/nvshare.*$expected" "$here/log" || fail "$what: $(cat "$here/log")"
+}
+mkdir -m 755 "$here/mine"
+ends 'without folders' 'Read-only file system'
+ends 'without folders, as root' 'Read-only file system' --user 0:0
+ends 'with read-only folders' 'Read-only file system' --user 0:0 --volume "$here/mine:/var/run/nvshare:ro" --volume "$here/mine:/var/run/nvshare-admin:ro"
+ends 'as another user' 'Permission denied' --user 1234:1234 --volume "$here/mine:/var/run/nvshare" --volume "$here/mine:/var/run/nvshare-admin"
+[ -z "$(ls -A "$here/mine")" ] || fail "left: $(ls -A "$here/mine")"
 
 echo 'containers: all as it should be'

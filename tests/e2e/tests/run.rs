@@ -308,3 +308,46 @@ fn doctor_names_what_a_newer_driver_has_beyond() {
         assert!(code == Some(1) && !found(&findings, "error", "driver").is_empty(), "{findings}");
     }
 }
+
+/// A shared library of this source, in a world.
+fn shared(world: &World, name: &str, source: &str) -> PathBuf {
+    let (file, library) = (world.dir().join(format!("{name}.c")), world.dir().join(name));
+    std::fs::write(&file, source).expect("a file");
+    let built = Command::new("cc").args(["-shared", "-fPIC", "-w", "-o"]).arg(&library).arg(&file).status();
+    assert!(built.expect("a C compiler").success());
+    library
+}
+
+#[test]
+fn doctor_knows_machines_of_other_kinds() {
+    // GPUs whose managed memory does not move, as on WSL.
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &[]);
+    let (code, findings, _) = doctor(&world, None, &[("NVSIM_NO_CONCURRENT_ACCESS", "1")]);
+    let gpus = found(&findings, "warning", "gpus");
+    assert!(code == Some(0) && gpus.contains("concurrentManagedAccess is 0"), "{findings}");
+    assert!(gpus.contains("all of it has to fit"), "{gpus}");
+
+    // MPS: the kernel keeps the first fifteen letters of its name.
+    let daemon = world.dir().join("nvidia-cuda-mps-control");
+    std::fs::copy("/bin/sleep", &daemon).expect("a copy");
+    let mut running = Command::new(&daemon).arg("1000").spawn().expect("it runs");
+    let (code, findings, _) = doctor(&world, None, &[]);
+    running.kill().expect("a child");
+    running.wait().expect("a child");
+    assert!(code == Some(0) && found(&findings, "warning", "mps").contains("MPS is running"), "{findings}");
+
+    // A MIG instance, and NVML.
+    let driver = "#include <string.h>
+        int cuInit(unsigned f) { return 0; }
+        int cuDeviceGetCount(int *n) { *n = 1; return 0; }
+        int cuDeviceGet(int *d, int i) { *d = i; return 0; }
+        int cuDeviceGetName(char *t, int n, int d) { strncpy(t, \"NVIDIA H100 MIG 1g.10gb\", n); return 0; }
+        int cuDeviceTotalMem_v2(unsigned long *b, int d) { *b = 10ul << 30; return 0; }
+        int cuDeviceGetAttribute(int *v, int a, int d) { *v = 1; return 0; }";
+    let other = World::with_driver(&shared(&world, "mig.so", driver));
+    shared(&other, "lib/libnvidia-ml.so.1", "int nvmlInit_v2(void) { return 0; }");
+    let (_, findings, _) = doctor(&other, None, &[]);
+    assert!(found(&findings, "ok", "mig").contains("counts as a GPU of its own"), "{findings}");
+    assert!(found(&findings, "ok", "nvml").contains("loads"), "{findings}");
+}
