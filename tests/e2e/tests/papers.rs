@@ -11,11 +11,12 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use clap::CommandFactory;
 use nvshare_e2e::golden;
 use nvshare_harness::{Artifacts, Scheduler, World, patience};
 
 /// Every document for users.
-const PAPERS: [&str; 9] = [
+const PAPERS: [&str; 10] = [
     "README.md",
     "docs/operations.md",
     "docs/tuning.md",
@@ -23,6 +24,7 @@ const PAPERS: [&str; 9] = [
     "docs/troubleshooting.md",
     "docs/faq.md",
     "docs/status.md",
+    "docs/events.md",
     "manifests/README.md",
     "CHANGELOG.md",
 ];
@@ -203,4 +205,33 @@ fn links_lead_somewhere() {
         }
     }
     assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[test]
+fn readme_names_every_command_option_and_variable() {
+    let text = fs::read_to_string(workspace().join("README.md")).expect("a document");
+    let all = nvshare_ctl::command();
+    let shown = |name: &&str| *name != "help";
+    let commands =
+        all.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name);
+    let commands =
+        commands.filter(shown).map(|name| (format!("nvshare-ctl {name}"), format!("`{name}"))).chain(
+            nvshare_proto::env::KNOWN
+                .iter()
+                .filter(|name| !name.contains("BENCH"))
+                .map(|name| (format!("`{name}"), String::new())),
+        );
+    let scheduler = nvshare_scheduler::settings::Options::command();
+    let options = scheduler
+        .get_arguments()
+        .filter(|option| !option.is_hide_set())
+        .filter_map(|option| option.get_long());
+    let options = options.filter(shown).map(|long| (format!("`--{long}"), String::new()));
+    // `nvshare-ctl on`, `off` and the like share a row.
+    let missing: Vec<String> = commands
+        .chain(options)
+        .filter(|(name, other)| !text.contains(name) && (other.is_empty() || !text.contains(other)))
+        .map(|(name, _)| name)
+        .collect();
+    assert!(missing.is_empty(), "README.md does not name {missing:?}");
 }
