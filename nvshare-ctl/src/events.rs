@@ -131,6 +131,7 @@ impl Line {
             EventKind::Running if took.is_none() => "it ran already".to_owned(),
             EventKind::Running if bytes > 0 => format!("brought back {}", moved()),
             EventKind::Running => format!("after {took_text}"),
+            EventKind::Restored => moved(),
             EventKind::Released if took.is_some() => format!("drained in {took_text}"),
             EventKind::Deferred => format!("its drain was given up after {took_text}"),
             EventKind::Evict => format!("{size} are to leave"),

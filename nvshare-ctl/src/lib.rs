@@ -8,6 +8,7 @@ mod events;
 mod library;
 mod output;
 mod show;
+mod timeline;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,7 +18,7 @@ use nvshare_admin::Scheduler;
 
 pub use commands::install::papers;
 
-use commands::{clients, doctor, install, run, set_tq, status, switch, watch};
+use commands::{clients, doctor, install, run, set_tq, status, switch, timeline as timeline_command, watch};
 
 /// Shows and tunes an nvshare scheduler, and runs programs under it.
 #[derive(Debug, Parser)]
@@ -40,6 +41,8 @@ enum Command {
     Clients(clients::Options),
     /// Tell what happens, as it happens
     Watch(watch::Options),
+    /// Draw who held the GPUs, and what moved
+    Timeline(timeline_command::Options),
     /// Set how long a client keeps a GPU while another waits
     SetTq(set_tq::Options),
     /// Switch scheduling on
@@ -78,6 +81,7 @@ pub fn main() -> ExitCode {
         Command::Status(options) => status::run(&scheduler(), &options),
         Command::Clients(options) => clients::run(&scheduler(), &options),
         Command::Watch(options) => watch::run(&scheduler(), &options),
+        Command::Timeline(options) => timeline_command::run(&scheduler(), &options),
         Command::SetTq(options) => set_tq::run(&scheduler(), &options),
         Command::On => switch::on(&scheduler()),
         Command::Off(options) => switch::off(&scheduler(), &options),

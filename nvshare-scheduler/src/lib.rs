@@ -10,6 +10,7 @@ pub mod identity;
 mod journal;
 mod limits;
 pub mod log;
+pub mod metrics;
 pub mod notify;
 pub mod nvml;
 pub mod processes;

@@ -84,7 +84,13 @@ async fn run(options: Options, level: LevelHandle) -> Result<(), Error> {
         ..settings.config.clone()
     };
     let (configurations, changes) = mpsc::channel(1);
-    let setup = server::Setup { config, changes, store, gpu_descriptions: settings.gpu_descriptions.clone() };
+    let setup = server::Setup {
+        config,
+        changes,
+        store,
+        gpu_descriptions: settings.gpu_descriptions.clone(),
+        metrics: settings.metrics.clone(),
+    };
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hang_up = signal(SignalKind::hangup())?;
@@ -133,6 +139,9 @@ fn follow(first: &Settings, new: &Settings, level: &LevelHandle) {
     }
     if (&first.clients, &first.admin) != (&new.clients, &new.admin) {
         warn!("the sockets stay where they are until the scheduler is started again");
+    }
+    if first.metrics != new.metrics {
+        warn!("metrics stay where they are until the scheduler is started again");
     }
     if let Err(error) = level.reload(LevelFilter::from(new.log)) {
         warn!("the level of the log cannot be changed: {error}");

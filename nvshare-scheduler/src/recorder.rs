@@ -1,19 +1,22 @@
-//! Writes down what happens: events for those who watch.
+//! Writes down what happens: events for those who watch, and figures for those who read metrics.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nvshare_core::{ClientId, Happened, Time};
-use nvshare_proto::{EventKind, WatchEvent};
+use nvshare_proto::{EventKind, ProcessInfo, WatchEvent};
 
 use crate::journal::Journal;
+use crate::metrics::{Counted, OfTenant};
 
 /// Writes down what happens.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     journal: Arc<Journal>,
     clients: BTreeMap<ClientId, Known>,
+    /// None: nobody reads metrics.
+    counted: Option<Counted>,
 }
 
 /// What is told of a client with each of its events.
@@ -24,20 +27,47 @@ struct Known {
 }
 
 impl Recorder {
-    pub(crate) fn new(journal: Arc<Journal>) -> Self {
-        let mut recorder = Self { journal, clients: BTreeMap::new() };
+    pub(crate) fn new(journal: Arc<Journal>, counted: Option<Counted>) -> Self {
+        let mut recorder = Self { journal, clients: BTreeMap::new(), counted };
         let (kind, gpus) = (EventKind::Started, Vec::new());
         recorder.record(Happened { kind, client: None, gpus, bytes: None, took: None }, Time::ZERO);
         recorder
     }
 
     /// A client is about to register.
-    pub(crate) fn expect(&mut self, client: ClientId, pid: u32, name: String) {
-        self.clients.insert(client, Known { pid, name });
+    pub(crate) fn expect(&mut self, client: ClientId, pid: u32, name: &str, process: Option<&ProcessInfo>) {
+        self.clients.insert(client, Known { pid, name: name.to_owned() });
+        if let Some(counted) = &mut self.counted {
+            counted.expect(client, OfTenant::of(process, name));
+        }
+    }
+
+    /// The core's task took this long for one event.
+    pub(crate) fn passed(&self, took: Duration) {
+        if let Some(counted) = &self.counted {
+            counted.passed(took);
+        }
+    }
+
+    /// Counts all times up to now.
+    pub(crate) fn count_all(&mut self, up: Time) {
+        if let Some(counted) = &mut self.counted {
+            counted.count_all(up);
+        }
+    }
+
+    /// Forgets what was counted of tenants that have gone.
+    pub(crate) fn forget_old(&mut self, up: Time) {
+        if let Some(counted) = &mut self.counted {
+            counted.forget_old(up);
+        }
     }
 
     /// Something happened, at this time since the start.
     pub(crate) fn record(&mut self, happened: Happened, up: Time) {
+        if let Some(counted) = &mut self.counted {
+            counted.record(&happened, up);
+        }
         let known = happened.client.and_then(|client| self.clients.get(&client));
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         self.journal.push(WatchEvent {

@@ -16,11 +16,12 @@ use nvshare_proto::{
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::bounds::Bounds;
 use crate::connection::{self, Shared};
 use crate::journal::Journal;
+use crate::metrics::{self, Address, Counted, Counters, Question, Snapshot};
 use crate::nvml::{Seen, Watch};
 use crate::processes::Described;
 use crate::recorder::Recorder;
@@ -57,6 +58,8 @@ pub(crate) enum Command {
     Admin { request: AdminRequest, answer: oneshot::Sender<Vec<Reply>> },
     /// Somebody asks for the status on the clients' socket.
     Look { viewer: Viewer, answer: oneshot::Sender<Vec<Reply>> },
+    /// A reader of metrics asks.
+    Ask(Question),
     /// The configuration was read again.
     Configure(Config),
 }
@@ -72,6 +75,8 @@ pub struct Setup {
     pub store: Store,
     /// Where the kernel module describes the GPUs.
     pub gpu_descriptions: PathBuf,
+    /// Where metrics are read, if anywhere.
+    pub metrics: Option<Address>,
 }
 
 /// Serves until `shutdown` is done.
@@ -98,7 +103,8 @@ pub async fn run(
         }
     });
     let journal = Journal::new(setup.config.boot);
-    let recorder = Recorder::new(journal.clone());
+    let counted = count(setup.metrics.take(), &commands);
+    let recorder = Recorder::new(journal.clone(), counted);
     let mut core_task = tokio::spawn(CoreTask::new(setup, nvml, recorder).run(received));
     // What clients open must leave descriptors for administrators.
     let clients = Shared::new(commands, Some(Bounds::new(limits::clients())), journal);
@@ -127,6 +133,17 @@ pub async fn run(
     Ok(())
 }
 
+/// Starts what serves metrics, if they are read anywhere. They are no reason not to schedule.
+fn count(address: Option<Address>, commands: &mpsc::Sender<Command>) -> Option<Counted> {
+    let mut registry = prometheus_client::registry::Registry::with_prefix("nvshare");
+    let counters = Counters::new(&mut registry);
+    if let Err(error) = metrics::serve(address?, registry, commands.clone()) {
+        error!("no metrics, for want of a thread: {error}");
+        return None;
+    }
+    Some(Counted::new(counters))
+}
+
 /// The core's task has ended.
 #[derive(Debug, thiserror::Error)]
 #[error("the scheduler's core has stopped; this is a defect")]
@@ -139,6 +156,14 @@ struct Waiting {
     clients: BTreeSet<ClientId>,
     until: Instant,
     answer: oneshot::Sender<Vec<Reply>>,
+}
+
+/// Why the core's task goes on.
+enum Woken {
+    By(Box<Command>),
+    ByDeadline,
+    ForStatus,
+    ToLookAround,
 }
 
 /// Owns the core.
@@ -194,20 +219,31 @@ impl CoreTask {
             // One that is too far away to be told is none.
             let deadline = self.core.next_deadline().and_then(|time| self.started.checked_add(time));
             let counters = self.waiting.iter().map(|waiting| waiting.until).min();
-            tokio::select! {
+            let woken = tokio::select! {
                 command = commands.recv() => match command {
-                    Some(command) => self.obey(command),
+                    Some(command) => Woken::By(Box::new(command)),
                     None => return,
                 },
-                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => Woken::ByDeadline,
+                () = sleep_until(counters.unwrap_or_else(Instant::now)), if counters.is_some() => Woken::ForStatus,
+                _ = look_around.tick() => Woken::ToLookAround,
+            };
+            let begin = Instant::now();
+            match woken {
+                Woken::By(command) => self.obey(*command),
+                Woken::ByDeadline => {
                     let now = self.now();
                     self.core.handle(Event::Deadline, now);
                 }
-                () = sleep_until(counters.unwrap_or_else(Instant::now)), if counters.is_some() => {}
-                _ = look_around.tick() => self.look_around(),
+                Woken::ForStatus => {}
+                Woken::ToLookAround => {
+                    self.look_around();
+                    self.recorder.forget_old(self.started.elapsed());
+                }
             }
             self.deliver();
             self.answer_status();
+            self.recorder.passed(begin.elapsed());
         }
     }
 
@@ -216,11 +252,12 @@ impl CoreTask {
         match command {
             Command::Register { client, identity, process, register, frames } => {
                 self.frames.insert(client, frames);
+                let pid = identity.pid.unwrap_or(register.pid);
+                let info = process.as_ref().map(|process| &process.info);
+                self.recorder.expect(client, pid, &register.name, info);
                 self.processes.extend(process.map(|process| (client, process)));
                 // What it says of itself is not asked for: another's memory would be taken for its own.
                 self.pids.extend(identity.pid.map(|pid| (client, pid)));
-                let pid = identity.pid.unwrap_or(register.pid);
-                self.recorder.expect(client, pid, register.name.clone());
                 self.core.handle(Event::Registered { client, identity, register }, now);
                 self.look_at_new_gpus();
             }
@@ -259,6 +296,7 @@ impl CoreTask {
             }
             Command::Admin { request, answer } => self.administer(request, answer, now),
             Command::Look { viewer, answer } => self.wait_for_counters(Some(viewer), answer),
+            Command::Ask(question) => self.answer(question),
             Command::Configure(config) => {
                 self.config = config;
                 self.core.configure(self.store.over(&self.config), now);
@@ -319,21 +357,9 @@ impl CoreTask {
     /// Answers administrators whose counters are there, or late.
     fn answer_status(&mut self) {
         let now = Instant::now();
-        let ready = self.waiting.extract_if(.., |waiting| waiting.clients.is_empty() || waiting.until <= now);
-        for waiting in ready {
-            let mut scheduler = self.core.status(self.started.elapsed(), std::process::id());
-            let mut clients = self.core.client_status();
-            self.processes.retain(|id, _| clients.iter().any(|row| row.client == *id));
-            for row in &mut clients {
-                row.process = self.processes.get(&row.client).map(|process| process.info.clone());
-            }
-            let mut gpus = self.core.gpu_status();
-            let config = self.store.over(&self.config);
-            let idle = |gpu| GpuStatus {
-                quantum_ms: config.quantum(gpu).as_millis() as u64,
-                ..GpuStatus::idle(gpu)
-            };
-            view::list_all(&mut gpus, &gpus::list(&self.gpu_descriptions), idle);
+        let is_ready = |waiting: &mut Waiting| waiting.clients.is_empty() || waiting.until <= now;
+        for waiting in self.waiting.extract_if(.., is_ready).collect::<Vec<_>>() {
+            let Snapshot { mut scheduler, mut gpus, mut clients } = self.snapshot();
             if let Some(viewer) = &waiting.viewer {
                 scheduler.restricted = true;
                 view::restrict(viewer, &self.processes, &mut gpus, &mut clients);
@@ -343,6 +369,36 @@ impl CoreTask {
                 .chain(clients.into_iter().map(|row| AdminReply::Client(Box::new(row))))
                 .chain(std::iter::once(AdminReply::End));
             let _ = waiting.answer.send(rows.map(Reply::Admin).collect());
+        }
+    }
+
+    /// What is so at the moment.
+    fn snapshot(&mut self) -> Snapshot {
+        let scheduler = self.core.status(self.started.elapsed(), std::process::id());
+        let mut clients = self.core.client_status();
+        let shown: BTreeSet<ClientId> = clients.iter().map(|row| row.client).collect();
+        self.processes.retain(|id, _| shown.contains(id));
+        for row in &mut clients {
+            row.process = self.processes.get(&row.client).map(|process| process.info.clone());
+        }
+        let mut gpus = self.core.gpu_status();
+        let config = self.store.over(&self.config);
+        let idle =
+            |gpu| GpuStatus { quantum_ms: config.quantum(gpu).as_millis() as u64, ..GpuStatus::idle(gpu) };
+        view::list_all(&mut gpus, &gpus::list(&self.gpu_descriptions), idle);
+        Snapshot { scheduler, gpus, clients }
+    }
+
+    /// Answers a reader of metrics.
+    fn answer(&mut self, question: Question) {
+        match question {
+            Question::Alive(answer) => {
+                let _ = answer.send(());
+            }
+            Question::Snapshot(answer) => {
+                self.recorder.count_all(self.started.elapsed());
+                let _ = answer.send(self.snapshot());
+            }
         }
     }
 

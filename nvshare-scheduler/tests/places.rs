@@ -49,6 +49,7 @@ async fn a_process_that_comes_and_goes_takes_one_place() {
         changes,
         store: Store::default(),
         gpu_descriptions: folder.join("none"),
+        metrics: None,
     };
     let (stop, stopped) = oneshot::channel::<()>();
     let server = tokio::spawn(server::run(sockets, setup, async {

@@ -42,6 +42,7 @@ async fn a_reader_that_does_not_read_holds_nobody_up() {
         changes,
         store: Store::default(),
         gpu_descriptions: folder.join("none"),
+        metrics: None,
     };
     let (stop, stopped) = oneshot::channel::<()>();
     let server = tokio::spawn(server::run(sockets, setup, async {

@@ -38,6 +38,8 @@ pub enum EventKind {
     Withdrawn,
     /// LOCK_OK was sent; bytes: what the client brings back to the card.
     Granted,
+    /// Memory came back to one GPU, before the gate opens; bytes: how much; time: since LOCK_OK.
+    Restored,
     /// The client's gate is open; bytes: what it brought back; time: since LOCK_OK.
     Running,
     /// DROP_LOCK was sent.
@@ -80,7 +82,7 @@ pub enum EventKind {
 
 impl EventKind {
     /// All of them.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::Started,
         Self::Registered,
         Self::Waiting,
@@ -88,6 +90,7 @@ impl EventKind {
         Self::Next,
         Self::Withdrawn,
         Self::Granted,
+        Self::Restored,
         Self::Running,
         Self::Drop,
         Self::Released,
@@ -120,6 +123,7 @@ impl EventKind {
             Self::Next => "next",
             Self::Withdrawn => "withdrawn",
             Self::Granted => "granted",
+            Self::Restored => "restored",
             Self::Running => "running",
             Self::Drop => "drop",
             Self::Released => "released",
@@ -158,6 +162,7 @@ impl EventKind {
             Self::Left => ClientState::Left,
             Self::Gone | Self::Ended => ClientState::Gone,
             Self::Started
+            | Self::Restored
             | Self::Evict
             | Self::Evicted
             | Self::Stays

@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::io::{IsTerminal, Write};
 use std::mem::transmute_copy;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -25,15 +26,53 @@ pub(crate) struct Options {
     /// Quantum in seconds
     #[arg(long, default_value = "4", value_parser = parse_quantum)]
     tq: Duration,
-    /// GPU time that each program wants, in seconds; 10, and 5 with --faults, unless given
+    /// GPU time that each program wants, in seconds; 10, and 5 with --faults or --compare, unless given
     #[arg(long, value_parser = parse_quantum)]
     seconds: Option<Duration>,
     /// Bring evicted memory back by page faults, as managed memory does by itself, instead of in bulk: takes minutes
     #[arg(long)]
     faults: bool,
+    /// Run both ways, in bulk and by page faults, and say which is how much faster: takes minutes
+    #[arg(long, conflicts_with = "faults")]
+    compare: bool,
+    /// Draw who held the GPU, and what moved, into this file
+    #[arg(long, value_name = "FILE", value_parser = picture)]
+    svg: Option<PathBuf>,
     /// On the simulated driver, even if there is a real one
     #[arg(long)]
     simulate: bool,
+}
+
+/// A picture's name.
+fn picture(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    let is_picture = path.extension().is_some_and(|extension| extension == "svg");
+    if is_picture { Ok(path) } else { Err("the name has to end with .svg".to_owned()) }
+}
+
+/// How evicted memory comes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    InBulk,
+    ByFaults,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::InBulk => "in bulk",
+            Self::ByFaults => "by page faults",
+        }
+    }
+}
+
+/// One way of it, done.
+struct Done {
+    way: Way,
+    /// From the start of all programs to the end of the last, in seconds.
+    seconds: f64,
+    /// What the scheduler told.
+    events: String,
 }
 
 /// Memory of the simulated card.
@@ -94,22 +133,48 @@ impl Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), String> {
-    let Sizes { card, capacity, memory } = options.sizes()?;
+    let sizes = options.sizes()?;
     Artifacts::get();
-    let world = if card.is_some() { World::real() } else { World::simulated(&[]) };
-    match card {
+    match sizes.card {
         Some(total) => println!("real driver, a card of {}", Bytes(total)),
         None => {
             println!("simulated driver: a card of {} with the link and the faults of a T4", Bytes(SIMULATED))
         }
     }
+    let ways = match (options.compare, options.faults) {
+        (true, _) => vec![Way::InBulk, Way::ByFaults],
+        (_, true) => vec![Way::ByFaults],
+        _ => vec![Way::InBulk],
+    };
+    let done = ways.into_iter().map(|way| one_way(options, &sizes, way)).collect::<Result<Vec<_>, _>>()?;
+    if let Some(picture) = &options.svg {
+        draw(picture, &done)?;
+    }
+    if let [bulk, faults] = &done[..] {
+        println!();
+        println!("{}", verdict(bulk.seconds, faults.seconds));
+    }
+    Ok(())
+}
+
+/// Which way was how much faster.
+fn verdict(bulk: f64, faults: f64) -> String {
+    let times = faults / bulk;
+    let times = if times < 10.0 { format!("{times:.1}") } else { format!("{times:.0}") };
+    format!("in bulk {bulk:.1} s, by page faults {faults:.1} s: {times} times faster than by page faults")
+}
+
+/// Runs the programs once.
+fn one_way(options: &Options, sizes: &Sizes, way: Way) -> Result<Done, String> {
+    let Sizes { card, capacity, memory } = *sizes;
+    let world = if card.is_some() { World::real() } else { World::simulated(&[]) };
     println!(
         "{} programs of {} each; together they may fill {}; TQ {} s; memory comes back {}",
         options.programs,
         Bytes(memory),
         Bytes(capacity),
         options.tq.as_secs_f64(),
-        if options.faults { "by page faults" } else { "in bulk" }
+        way.name()
     );
     let mut scheduler = Scheduler::start(
         &world,
@@ -117,8 +182,8 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     );
     // A step is a kernel on each block.
     let step = f64::from(KERNEL_US) / 1e6 * (memory / BLOCK) as f64;
-    let seconds =
-        options.seconds.map_or(if options.faults { 5.0 } else { 10.0 }, |seconds| seconds.as_secs_f64());
+    let short = options.faults || options.compare;
+    let seconds = options.seconds.map_or(if short { 5.0 } else { 10.0 }, |seconds| seconds.as_secs_f64());
     let steps = (seconds / step).ceil().max(1.0);
     // The simulated stores keep 32 KiB of each 2 MiB, which a sample of 64 KiB reads whole.
     let check = if card.is_some() { "--full-check" } else { "" };
@@ -130,7 +195,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         .map(|name| {
             let program =
                 Program::workload(&world, name, &arguments).env("NVSHARE_LOG", "info").waits_for_go();
-            if options.faults { program.env("NVSHARE_RESTORE", "0") } else { program }.start()
+            if way == Way::ByFaults { program.env("NVSHARE_RESTORE", "0") } else { program }.start()
         })
         .collect();
     println!("setting up …");
@@ -141,7 +206,42 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     if !scheduler.lives() {
         return Err(format!("the scheduler ended: {}", scheduler.log()));
     }
-    if intact { Ok(()) } else { Err("data was not intact".to_owned()) }
+    if !intact {
+        return Err("data was not intact".to_owned());
+    }
+    let seconds = finished.iter().filter_map(|f| Some(f.outcome.as_ref()?.seconds)).fold(0.0, f64::max);
+    let told = Scheduler::ctl(&world, &["watch", "--json", "--no-follow"]);
+    let events = named(&String::from_utf8_lossy(&told.stdout), &names, &finished)?;
+    Ok(Done { way, seconds, events })
+}
+
+/// Events of the programs by the names that they have here.
+fn named(events: &str, names: &[String], finished: &[Finished]) -> Result<String, String> {
+    let mut text = String::new();
+    for line in events.lines() {
+        let mut event: serde_json::Value =
+            serde_json::from_str(line).map_err(|error| format!("{line}: {error}"))?;
+        if let Some(which) = finished.iter().position(|finished| event["pid"] == finished.pid) {
+            event["name"] = format!("program {}", names[which]).into();
+        }
+        text += &format!("{event}\n");
+    }
+    Ok(text)
+}
+
+/// Draws what was done into a picture.
+fn draw(picture: &Path, done: &[Done]) -> Result<(), String> {
+    let folder = std::env::temp_dir().join("events");
+    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut command = std::process::Command::new(&Artifacts::get().ctl);
+    command.args(["timeline", "--seconds", "1000000", "--output"]).arg(picture);
+    for done in done {
+        let file = folder.join(format!("{}.jsonl", done.way.name()));
+        std::fs::write(&file, &done.events).map_err(|error| format!("{}: {error}", file.display()))?;
+        command.arg("--from").arg(file);
+    }
+    let status = command.status().map_err(|error| error.to_string())?;
+    if status.success() { Ok(()) } else { Err("the picture could not be drawn".to_owned()) }
 }
 
 /// Page faults take minutes where bulk copies take seconds: that is what is to be seen.
@@ -267,6 +367,18 @@ mod tests {
     }
 
     #[test]
+    fn a_verdict_has_figures_that_mean_something() {
+        assert_eq!(
+            verdict(20.0, 50.04),
+            "in bulk 20.0 s, by page faults 50.0 s: 2.5 times faster than by page faults"
+        );
+        assert_eq!(
+            verdict(20.0, 241.0),
+            "in bulk 20.0 s, by page faults 241.0 s: 12 times faster than by page faults"
+        );
+    }
+
+    #[test]
     fn what_could_never_run_is_refused() {
         assert_eq!(sizes(&[]), Ok((16 * GIB, 12 * GIB)));
         assert_eq!(sizes(&["--gpu-memory", "8g", "--memory", "6g"]), Ok((8 * GIB, 6 * GIB)));
@@ -280,6 +392,8 @@ mod tests {
             (&["--tq", "soon"], "is not a quantum; accepted"),
             (&["--programs", "0"], "0 is not in 1..=26"),
             (&["--programs", "27"], "27 is not in 1..=26"),
+            (&["--compare", "--faults"], "cannot be used with"),
+            (&["--svg", "picture.png"], "the name has to end with .svg"),
             (&["--seconds", "-1"], "unexpected argument"),
             (&["--seconds", "0"], "accepted: seconds"),
             (&["--seconds", "NaN"], "accepted: seconds"),

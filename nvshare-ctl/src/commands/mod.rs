@@ -7,4 +7,5 @@ pub(crate) mod run;
 pub(crate) mod set_tq;
 pub(crate) mod status;
 pub(crate) mod switch;
+pub(crate) mod timeline;
 pub(crate) mod watch;

@@ -24,12 +24,16 @@ pub(crate) struct Options {
     /// Begin with the events that the scheduler still keeps
     #[arg(long)]
     kept: bool,
+
+    /// Print the events that the scheduler still keeps, and end
+    #[arg(long)]
+    no_follow: bool,
 }
 
 pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
-    let from = if options.kept { WatchFrom::Kept } else { WatchFrom::Now };
+    let from = if options.kept || options.no_follow { WatchFrom::Kept } else { WatchFrom::Now };
     // Who is not there at the beginning is an error; who goes later may come back.
-    let mut watch = scheduler.watch(from, true)?;
+    let mut watch = scheduler.watch(from, !options.no_follow)?;
     let mut printer = Printer { json: options.json, gpus: names(scheduler) };
     loop {
         let line = match watch.wait() {
@@ -37,6 +41,7 @@ pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
             Ok(Some(Told::Missed(count))) => Line::missed(count),
             Ok(Some(Told::Alive)) => continue,
             Ok(None) => return Ok(()),
+            Err(error) if options.no_follow => return Err(error.into()),
             Err(error) => {
                 if !printer.print(&Line::lost(error.to_string()))? {
                     return Ok(());

@@ -102,7 +102,8 @@ pub(crate) fn others(gpus: &[GpuStatus]) -> Vec<String> {
     gpus.iter().filter_map(line).collect()
 }
 
-fn state(state: ClientState) -> &'static str {
+/// As `--json` has it too.
+pub(crate) fn state(state: ClientState) -> &'static str {
     match state {
         ClientState::Parked => "parked",
         ClientState::Waiting => "waiting",

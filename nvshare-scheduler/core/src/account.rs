@@ -62,6 +62,8 @@ pub(crate) struct Account {
     pub(crate) needs: u64,
     /// Room that a waiting allocation was given and may not have used yet.
     pub(crate) promised: Option<Promise>,
+    /// What it brings back under its grant: what it had said by then that was absent.
+    pub(crate) restores: u64,
     /// What was asked for and did not come back.
     pub(crate) stays: Option<Stays>,
     /// An administrator has read that its memory stays where it is.
@@ -117,6 +119,7 @@ impl Account {
             order: None,
             needs: 0,
             promised: None,
+            restores: 0,
             stays: None,
             reported_short: false,
             rates,

@@ -102,11 +102,11 @@ impl Core {
         let Some(client) = self.clients.get(&id) else { return };
         let (after, now) = (Glance::of(client), self.now);
         if let Some((kind, took)) = phase_changed(before.phase, after.phase, now) {
-            let moves = matches!(kind, EventKind::Granted) || kind == EventKind::Running && took.is_some();
-            // What a client brings back is what it said at its grant that was absent.
-            let absent =
-                |sum: u64, account: &Account| sum.saturating_add(account.usage.absent.min(account.budget));
-            let bytes = moves.then(|| client.accounts.values().fold(0, absent));
+            let bytes = match kind {
+                EventKind::Granted => Some(self.note_what_is_to_come_back(id)),
+                EventKind::Running if took.is_some() => Some(self.tell_restored(id, took)),
+                _ => None,
+            };
             self.tell(kind, id, bytes, took);
         }
         if after.waits() && !before.waits() {
@@ -115,6 +115,27 @@ impl Core {
         if after.stuck && !before.stuck {
             self.tell(EventKind::Stuck, id, None, None);
         }
+    }
+
+    /// Writes down what a client brings back under its grant; how much that is. It says what it has while it restores.
+    fn note_what_is_to_come_back(&mut self, id: ClientId) -> u64 {
+        let Some(client) = self.clients.get_mut(&id) else { return 0 };
+        client.accounts.values_mut().fold(0, |sum: u64, account| {
+            account.restores = account.usage.absent.min(account.budget);
+            sum.saturating_add(account.restores)
+        })
+    }
+
+    /// Tells of what came back on each GPU; how much that is.
+    fn tell_restored(&mut self, id: ClientId, took: Option<Duration>) -> u64 {
+        let Some(client) = self.clients.get(&id) else { return 0 };
+        let mut all: u64 = 0;
+        for (&gpu, account) in client.accounts.iter().filter(|(_, account)| account.restores > 0) {
+            all = all.saturating_add(account.restores);
+            let (kind, client, gpus) = (EventKind::Restored, Some(id), vec![gpu]);
+            self.happened.push_back(Happened { kind, client, gpus, bytes: Some(account.restores), took });
+        }
+        all
     }
 
     /// Tells of what changed about a client's memory on a GPU.

@@ -183,7 +183,7 @@ impl Core {
                 }
             }
             // What it had to bring back is what it said at its grant that was absent.
-            let restored = account.usage.absent.min(account.budget);
+            let restored = account.restores;
             if restored > 0 {
                 Rates::blend(&mut account.rates.restore, restored, now.saturating_sub(since));
                 gpu.rates.restore = f64::midpoint(gpu.rates.restore, account.rates.restore);

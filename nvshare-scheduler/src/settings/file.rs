@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::metrics::Address;
 use nvshare_proto::GpuUuid;
 use nvshare_proto::units;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
@@ -23,6 +24,7 @@ pub(super) struct File {
     pub(super) exclusive: Option<bool>,
     pub(super) grace: Option<Grace>,
     pub(super) log: Option<Level>,
+    pub(super) metrics: Option<Metrics>,
     #[serde(default)]
     pub(super) gpu: BTreeMap<GpuUuid, Gpu>,
 }
@@ -78,6 +80,17 @@ written!(Level, tracing::Level, level, "a level");
 
 pub(super) fn level(text: &str) -> Result<tracing::Level, String> {
     text.parse().map_err(|_| format!("{text:?} is not a level; accepted: error, warn, info, debug, trace"))
+}
+
+/// Where metrics are read.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Metrics(pub(super) Address);
+
+impl<'de> Deserialize<'de> for Metrics {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map(Self).map_err(de::Error::custom)
+    }
 }
 
 /// Takes a text or a number as the text that it is.

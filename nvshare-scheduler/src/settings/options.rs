@@ -10,6 +10,7 @@ use nvshare_proto::{env as names, paths, units};
 
 use super::file::{self, File};
 use crate::gpus;
+use crate::metrics::Address;
 use nvshare_core::{Config, GpuConfig};
 
 /// Lets programs share GPUs: grants each GPU's lock in time quanta, and has memory moved where it does not all fit.
@@ -63,6 +64,11 @@ pub struct Options {
     #[arg(long, value_name = "LEVEL", value_parser = file::level)]
     log: Option<tracing::Level>,
 
+    /// Where Prometheus may read metrics: an address such as 127.0.0.1:9464, or the path of a Unix socket
+    /// [default: nowhere]
+    #[arg(long, value_name = "ADDR")]
+    metrics: Option<Address>,
+
     /// Folder in which the kernel module describes the GPUs
     #[arg(long, value_name = "PATH", default_value = gpus::DESCRIPTIONS, hide = true)]
     gpu_descriptions: PathBuf,
@@ -81,6 +87,8 @@ pub struct Settings {
     pub state: Option<PathBuf>,
     /// Where the kernel module describes the GPUs.
     pub gpu_descriptions: PathBuf,
+    /// Where metrics are read, if anywhere.
+    pub metrics: Option<Address>,
     /// What is logged.
     pub log: tracing::Level,
     /// For the core. What names this run of the scheduler is left to the caller.
@@ -150,6 +158,7 @@ impl Options {
             file: path,
             state,
             gpu_descriptions: self.gpu_descriptions.clone(),
+            metrics: self.metrics.clone().or(file.metrics.map(|address| address.0)),
             log: self.log.or(file.log.map(|level| level.0)).unwrap_or(tracing::Level::INFO),
             config: Config {
                 quantum: self.tq.or(file.tq.map(|tq| tq.0)).unwrap_or(defaults.quantum),

@@ -1,7 +1,7 @@
 //! What those who watch are told.
 
 use nvshare_core::{Config, Event};
-use nvshare_proto::{ClientMessage, EventKind, Gate, Room, SchedulerMessage};
+use nvshare_proto::{ClientMessage, EventKind, Gate, Room, SchedulerMessage, Usage};
 
 use crate::table::Table;
 use crate::world::{GIB, MS, config, gpu};
@@ -70,9 +70,13 @@ fn a_hand_over_is_told_with_its_sizes_and_times() {
     let evicted = after(&mut table, 100, 1, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
     assert_eq!(evicted, [(EventKind::Evicted, 1, Some(7), Some(600))]);
     let second = granted(&mut table, 2);
+    // What it says while it restores changes nothing about what it had to bring back.
+    let usage =
+        Usage { gpu: gpu(0), total: 16 * GIB, limit: 0, allocated: 10 * GIB, absent: 0, immovable: 0 };
+    assert_eq!(after(&mut table, 0, 2, ClientMessage::Usage(usage)), []);
     assert_eq!(
         after(&mut table, 700, 2, ClientMessage::Running { epoch: second }),
-        [(EventKind::Running, 2, Some(10), Some(800))]
+        [(EventKind::Restored, 2, Some(10), Some(800)), (EventKind::Running, 2, Some(10), Some(800))]
     );
 }
 

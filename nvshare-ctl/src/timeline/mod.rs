@@ -1,0 +1,250 @@
+//! What happened, as a picture or as a trace: built from events, drawn by `svg.rs` and `trace.rs`.
+
+pub(crate) mod svg;
+pub(crate) mod trace;
+
+use std::collections::BTreeMap;
+
+use nvshare_proto::{ClientState, EventKind, GpuUuid};
+
+use crate::events::Line;
+
+/// A part of the time of one scheduler. Times are in microseconds since the scheduler started.
+#[derive(Debug, Default)]
+pub(crate) struct Timeline {
+    /// Over the picture, where there are several.
+    pub(crate) title: Option<String>,
+    pub(crate) begin: u64,
+    pub(crate) end: u64,
+    pub(crate) gpus: BTreeMap<GpuUuid, BTreeMap<u64, Lane>>,
+}
+
+/// A client on a GPU.
+#[derive(Debug, Default)]
+pub(crate) struct Lane {
+    pub(crate) name: String,
+    pub(crate) pid: Option<u32>,
+    pub(crate) spans: Vec<Span>,
+    pub(crate) moves: Vec<Move>,
+    pub(crate) marks: Vec<Mark>,
+    /// Where it stands since when, at the last event.
+    stands: Option<(u64, ClientState)>,
+}
+
+/// A time in which a client stood somewhere.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Span {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) state: ClientState,
+}
+
+/// Memory that moved.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Move {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) bytes: u64,
+    pub(crate) out: bool,
+}
+
+/// Something that is worth a look.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Mark {
+    pub(crate) at: u64,
+    pub(crate) kind: EventKind,
+}
+
+fn kind_of(line: &Line) -> Option<EventKind> {
+    EventKind::ALL.into_iter().find(|kind| kind.name() == line.event)
+}
+
+impl Timeline {
+    /// The last `seconds` before `end`, as far as there are events. None: no client did anything.
+    pub(crate) fn of(lines: &[Line], seconds: f64, end: Option<u64>) -> Option<Self> {
+        // A scheduler that was started anew counts from zero: what was before it is another story.
+        let start = lines.iter().rposition(|line| line.event == EventKind::Started.name()).unwrap_or(0);
+        let lines = &lines[start..];
+        let ups = lines.iter().filter(|line| line.client.is_some()).filter_map(|line| line.up_us);
+        let (first, last) = (ups.clone().min()?, ups.max()?);
+        let end = end.unwrap_or(last).max(last).max(first + 1);
+        let window = (seconds * 1e6) as u64;
+        let mut timeline = Self { begin: first.max(end.saturating_sub(window)), end, ..Self::default() };
+        for line in lines {
+            timeline.follow(line);
+        }
+        timeline.finish();
+        (!timeline.gpus.is_empty()).then_some(timeline)
+    }
+
+    fn follow(&mut self, line: &Line) {
+        let (Some(client), Some(at), Some(kind)) = (line.client, line.up_us, kind_of(line)) else { return };
+        for &gpu in &line.gpus {
+            let lane = self.gpus.entry(gpu).or_default().entry(client).or_default();
+            if let Some(name) = &line.name {
+                lane.name.clone_from(name);
+            }
+            lane.pid = line.pid.or(lane.pid);
+            if let Some(state) = kind.state() {
+                lane.stand(at, state);
+            }
+            let moved = line.bytes.filter(|&bytes| bytes > 0).zip(line.took_us);
+            match (kind, moved) {
+                (EventKind::Evicted | EventKind::Restored, Some((bytes, took))) => {
+                    let out = kind == EventKind::Evicted;
+                    lane.moves.push(Move { from: at.saturating_sub(took), to: at, bytes, out });
+                }
+                (EventKind::Deferred | EventKind::Refused | EventKind::Stuck | EventKind::Stays, _) => {
+                    lane.marks.push(Mark { at, kind });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Ends what goes on, and cuts off what is outside.
+    fn finish(&mut self) {
+        let (begin, end) = (self.begin, self.end);
+        for lanes in self.gpus.values_mut() {
+            for lane in lanes.values_mut() {
+                lane.stand(end, ClientState::Gone);
+                lane.spans.iter_mut().for_each(|span| span.from = span.from.max(begin));
+                lane.spans.retain(|span| span.from < span.to);
+                lane.moves.iter_mut().for_each(|moved| moved.from = moved.from.max(begin));
+                lane.moves.retain(|moved| moved.from <= moved.to && moved.to > begin);
+                lane.marks.retain(|mark| mark.at >= begin);
+            }
+            lanes.retain(|_, lane| !lane.spans.is_empty());
+        }
+        self.gpus.retain(|_, lanes| !lanes.is_empty());
+    }
+
+    pub(crate) fn length(&self) -> u64 {
+        self.end - self.begin
+    }
+}
+
+impl Lane {
+    /// It stands here from now on.
+    fn stand(&mut self, at: u64, state: ClientState) {
+        if let Some((from, before)) = self.stands {
+            let shown = !matches!(before, ClientState::Gone | ClientState::Parked);
+            match self.spans.last_mut() {
+                // What goes on without a break is one.
+                Some(last) if shown && last.to == from && last.state == before => last.to = at,
+                _ if shown && from < at => self.spans.push(Span { from, to: at, state: before }),
+                _ => {}
+            }
+        }
+        self.stands = Some((at, state));
+    }
+
+    /// How long it was in one of these states, in microseconds.
+    pub(crate) fn spent(&self, states: &[ClientState]) -> u64 {
+        let spans = self.spans.iter().filter(|span| states.contains(&span.state));
+        spans.map(|span| span.to - span.from).sum()
+    }
+
+    /// From open gate to drained.
+    pub(crate) fn held(&self) -> u64 {
+        self.spent(&[ClientState::Running, ClientState::Draining])
+    }
+
+    /// Bytes that moved: out, and in.
+    pub(crate) fn moved(&self) -> [u64; 2] {
+        [true, false].map(|out| {
+            let moves = self.moves.iter().filter(|moved| moved.out == out);
+            moves.fold(0, |sum: u64, moved| sum.saturating_add(moved.bytes))
+        })
+    }
+}
+
+/// As people and schemas write it.
+pub(crate) fn state_name(state: ClientState) -> &'static str {
+    crate::show::state(state)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Two clients that take turns: event, client, seconds, GiB, seconds that it took.
+    pub(crate) fn story() -> Vec<Line> {
+        let told: [(&str, u64, f64, u64, f64); 17] = [
+            ("registered", 1, 1.0, 0, 0.0),
+            ("waiting", 1, 1.0, 0, 0.0),
+            ("granted", 1, 1.0, 0, 0.0),
+            ("running", 1, 1.0, 0, 0.0),
+            ("registered", 2, 2.0, 0, 0.0),
+            ("waiting", 2, 2.0, 0, 0.0),
+            ("drop", 1, 5.0, 0, 0.0),
+            ("deferred", 1, 5.5, 0, 0.5),
+            ("drop", 1, 6.0, 0, 0.0),
+            ("next", 2, 6.0, 0, 0.0),
+            ("released", 1, 6.5, 0, 0.5),
+            ("waiting", 1, 6.5, 0, 0.0),
+            ("evicted", 1, 8.5, 8, 2.0),
+            ("granted", 2, 8.5, 0, 0.0),
+            ("restored", 2, 9.5, 4, 1.0),
+            ("running", 2, 9.5, 4, 1.0),
+            ("gone", 2, 11.0, 0, 0.0),
+        ];
+        let line = |(event, client, at, gib, took): (&str, u64, f64, u64, f64)| {
+            let text = format!(
+                r#"{{"schema":1,"time":"","time_us":0,"up_us":{},"seq":1,"event":"{event}","client":{client},"pid":{},
+                "name":"job {client}","gpus":["GPU-51600000-0000-4000-8000-000000000000"],"bytes":{},"took_us":{},
+                "count":null,"why":null}}"#,
+                (at * 1e6) as u64,
+                client + 70,
+                gib << 30,
+                (took * 1e6) as u64
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        told.into_iter().map(line).collect()
+    }
+
+    fn seconds(spans: &[Span]) -> Vec<(f64, f64, ClientState)> {
+        spans.iter().map(|span| (span.from as f64 / 1e6, span.to as f64 / 1e6, span.state)).collect()
+    }
+
+    #[test]
+    fn spans_follow_from_events() {
+        let timeline = Timeline::of(&story(), 60.0, None).unwrap();
+        assert_eq!((timeline.begin, timeline.end), (1_000_000, 11_000_000));
+        let lanes: Vec<&Lane> = timeline.gpus.values().flat_map(BTreeMap::values).collect();
+        assert_eq!(
+            seconds(&lanes[0].spans),
+            [
+                (1.0, 5.0, ClientState::Running),
+                (5.0, 5.5, ClientState::Draining),
+                (5.5, 6.0, ClientState::Running),
+                (6.0, 6.5, ClientState::Draining),
+                (6.5, 11.0, ClientState::Waiting)
+            ]
+        );
+        assert_eq!(
+            seconds(&lanes[1].spans),
+            [
+                (2.0, 6.0, ClientState::Waiting),
+                (6.0, 8.5, ClientState::Next),
+                (8.5, 9.5, ClientState::Restoring),
+                (9.5, 11.0, ClientState::Running)
+            ]
+        );
+        assert_eq!((lanes[0].held(), lanes[1].held()), (5_500_000, 1_500_000));
+        assert_eq!((lanes[0].moved(), lanes[1].moved()), ([8 << 30, 0], [0, 4 << 30]));
+        assert_eq!(lanes[0].marks, [Mark { at: 5_500_000, kind: EventKind::Deferred }]);
+    }
+
+    #[test]
+    fn a_window_cuts_off_what_is_before_it() {
+        let timeline = Timeline::of(&story(), 3.0, Some(12_000_000)).unwrap();
+        assert_eq!((timeline.begin, timeline.end), (9_000_000, 12_000_000));
+        let lanes: Vec<&Lane> = timeline.gpus.values().flat_map(BTreeMap::values).collect();
+        assert_eq!(seconds(&lanes[0].spans), [(9.0, 12.0, ClientState::Waiting)]);
+        assert_eq!(lanes[0].moves, [], "it was over before");
+        assert_eq!(lanes[1].moves, [Move { from: 9_000_000, to: 9_500_000, bytes: 4 << 30, out: false }]);
+        assert!(Timeline::of(&[], 60.0, None).is_none());
+    }
+}

@@ -1,0 +1,394 @@
+//! What is counted as it happens.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use nvshare_core::{ClientId, Happened, Time};
+use nvshare_proto::{EventKind, GpuUuid};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+use super::{OfGpu, OfTenant};
+
+/// Tenants that have gone are shown for this long, so that a reader sees their last figures.
+const SHOWN_AFTER_END: Duration = Duration::from_secs(600);
+
+type Seconds = Counter<f64, AtomicU64>;
+type Durations = Family<OfGpu, Histogram, fn() -> Histogram>;
+
+/// From a millisecond to half a minute.
+fn moves() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 16))
+}
+
+/// From a millisecond to hours.
+fn turns() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 4.0, 13))
+}
+
+/// The figures themselves; the registry has them as well.
+#[derive(Debug)]
+pub(crate) struct Counters {
+    held: Family<OfTenant, Seconds>,
+    waited: Family<OfTenant, Seconds>,
+    grants: Family<OfTenant, Counter>,
+    evicted: Family<OfTenant, Counter>,
+    restored: Family<OfTenant, Counter>,
+    refused: Family<OfTenant, Counter>,
+    deferrals: Family<OfTenant, Counter>,
+    wait: Durations,
+    hold: Durations,
+    drain: Durations,
+    hand_over: Durations,
+    evict: Durations,
+    restore: Durations,
+    /// What the core's task took for one command.
+    pub(crate) pass: Histogram,
+}
+
+impl Counters {
+    pub(crate) fn new(registry: &mut Registry) -> Self {
+        let all = Self {
+            held: Family::default(),
+            waited: Family::default(),
+            grants: Family::default(),
+            evicted: Family::default(),
+            restored: Family::default(),
+            refused: Family::default(),
+            deferrals: Family::default(),
+            wait: Family::new_with_constructor(turns),
+            hold: Family::new_with_constructor(turns),
+            drain: Family::new_with_constructor(moves),
+            hand_over: Family::new_with_constructor(moves),
+            evict: Family::new_with_constructor(moves),
+            restore: Family::new_with_constructor(moves),
+            pass: Histogram::new(exponential_buckets(1e-6, 4.0, 12)),
+        };
+        registry.register(
+            "gpu_held_seconds",
+            "Time that the tenant held the GPU: from open gate to drained",
+            all.held.clone(),
+        );
+        registry.register(
+            "gpu_waited_seconds",
+            "Time that the tenant waited for the GPU",
+            all.waited.clone(),
+        );
+        registry.register("gpu_grants", "Grants of the GPU's lock", all.grants.clone());
+        registry.register("gpu_evicted_bytes", "Room that evictions gave back", all.evicted.clone());
+        registry.register("gpu_restored_bytes", "Memory that came back to the GPU", all.restored.clone());
+        registry.register(
+            "gpu_refused_allocations",
+            "Allocations for which no room could be made",
+            all.refused.clone(),
+        );
+        registry.register("gpu_deferrals", "Drains that were given up", all.deferrals.clone());
+        registry.register("gpu_wait_seconds", "From REQ_LOCK to the open gate", all.wait.clone());
+        registry.register("gpu_hold_seconds", "From the open gate to drained", all.hold.clone());
+        registry.register("gpu_drain_seconds", "From DROP_LOCK to drained", all.drain.clone());
+        registry.register(
+            "gpu_hand_over_seconds",
+            "From drained to the open gate of a client that waited",
+            all.hand_over.clone(),
+        );
+        registry.register("gpu_evict_seconds", "From EVICT to EVICTED", all.evict.clone());
+        registry.register(
+            "gpu_restore_seconds",
+            "From LOCK_OK to the open gate, where memory came back",
+            all.restore.clone(),
+        );
+        registry.register(
+            "scheduler_loop_seconds",
+            "What the scheduler's core took for one event",
+            all.pass.clone(),
+        );
+        all
+    }
+
+    fn forget(&self, tenant: &OfTenant) {
+        self.held.remove(tenant);
+        self.waited.remove(tenant);
+        for counter in [&self.grants, &self.evicted, &self.restored, &self.refused, &self.deferrals] {
+            counter.remove(tenant);
+        }
+    }
+}
+
+/// Follows the events, and counts.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    counters: Counters,
+    clients: BTreeMap<ClientId, Client>,
+    tenants: BTreeMap<OfTenant, Tenant>,
+    /// When each GPU was last free.
+    freed: BTreeMap<GpuUuid, Time>,
+}
+
+/// A client, as far as its times are counted.
+#[derive(Debug)]
+struct Client {
+    tenant: OfTenant,
+    gpus: BTreeMap<GpuUuid, Times>,
+    /// Since when it holds, and to when that was counted.
+    holds: Option<(Time, Time)>,
+    /// The same of its wait.
+    waits: Option<(Time, Time)>,
+}
+
+/// A client's times on a GPU.
+#[derive(Debug)]
+struct Times {
+    tenant: OfTenant,
+    held: Seconds,
+    waited: Seconds,
+}
+
+/// Clients of a tenant on a GPU.
+#[derive(Debug, Default)]
+struct Tenant {
+    clients: usize,
+    ended: Time,
+}
+
+impl Counted {
+    pub(crate) fn new(counters: Counters) -> Self {
+        Self { counters, clients: BTreeMap::new(), tenants: BTreeMap::new(), freed: BTreeMap::new() }
+    }
+
+    /// A client is about to register.
+    pub(crate) fn expect(&mut self, client: ClientId, tenant: OfTenant) {
+        let gpus = BTreeMap::new();
+        self.clients.insert(client, Client { tenant, gpus, holds: None, waits: None });
+    }
+
+    /// The core's task took this long for one event.
+    pub(crate) fn passed(&self, took: Duration) {
+        self.counters.pass.observe(took.as_secs_f64());
+    }
+
+    /// Something happened, at this time since the start.
+    pub(crate) fn record(&mut self, happened: &Happened, now: Time) {
+        let Some(id) = happened.client else { return };
+        self.count(id, now);
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        for &gpu in &happened.gpus {
+            client.gpus.entry(gpu).or_insert_with(|| {
+                let tenant = client.tenant.on(gpu);
+                self.tenants.entry(tenant.clone()).or_default().clients += 1;
+                let held = self.counters.held.get_or_create_owned(&tenant);
+                let waited = self.counters.waited.get_or_create_owned(&tenant);
+                Times { tenant, held, waited }
+            });
+        }
+        let (kind, bytes) = (happened.kind, happened.bytes.unwrap_or(0));
+        let took = happened.took.map(|took| took.as_secs_f64());
+        let held = client.holds.map(|(since, _)| now.saturating_sub(since).as_secs_f64());
+        let waits_since = client.waits.map(|(since, _)| since);
+        let tenants: Vec<&OfTenant> =
+            happened.gpus.iter().filter_map(|gpu| Some(&client.gpus.get(gpu)?.tenant)).collect();
+        let add = |family: &Family<OfTenant, Counter>, amount| {
+            for tenant in &tenants {
+                family.get_or_create(tenant).inc_by(amount);
+            }
+        };
+        let seen = |family: &Durations, seconds: Option<f64>| {
+            for (&gpu, seconds) in happened.gpus.iter().zip(std::iter::repeat(seconds)) {
+                seconds
+                    .into_iter()
+                    .for_each(|seconds| family.get_or_create(&OfGpu::new(gpu)).observe(seconds));
+            }
+        };
+        match kind {
+            EventKind::Granted => add(&self.counters.grants, 1),
+            EventKind::Running => {
+                seen(&self.counters.wait, waits_since.map(|since| now.saturating_sub(since).as_secs_f64()));
+                for gpu in &happened.gpus {
+                    let freed = self.freed.remove(gpu);
+                    if let Some(freed) =
+                        freed.filter(|&freed| waits_since.is_some_and(|since| since <= freed))
+                    {
+                        let took = now.saturating_sub(freed).as_secs_f64();
+                        self.counters.hand_over.get_or_create(&OfGpu::new(*gpu)).observe(took);
+                    }
+                }
+            }
+            EventKind::Restored => {
+                add(&self.counters.restored, bytes);
+                seen(&self.counters.restore, took);
+            }
+            EventKind::Released => seen(&self.counters.drain, took),
+            EventKind::Deferred => add(&self.counters.deferrals, 1),
+            EventKind::Evicted => {
+                add(&self.counters.evicted, bytes);
+                seen(&self.counters.evict, took.filter(|_| bytes > 0));
+            }
+            EventKind::Refused => add(&self.counters.refused, 1),
+            _ => {}
+        }
+        let Some(state) = kind.state() else { return };
+        let was_holding = client.holds.is_some();
+        match kind {
+            EventKind::Running => {
+                client.holds = Some((now, now));
+                client.waits = None;
+            }
+            // It goes on until it has drained.
+            EventKind::Deferred | EventKind::Drop => {}
+            EventKind::Waiting => client.waits = Some((now, now)),
+            // It waits on until it runs.
+            EventKind::Next | EventKind::Granted | EventKind::Blocked | EventKind::Withdrawn => {
+                client.holds = None
+            }
+            _ => (client.holds, client.waits) = (None, None),
+        }
+        if was_holding && client.holds.is_none() {
+            seen(&self.counters.hold, held);
+        }
+        let frees = matches!(kind, EventKind::Released | EventKind::Idle | EventKind::Gone | EventKind::Left);
+        if frees && was_holding {
+            self.freed.extend(happened.gpus.iter().map(|&gpu| (gpu, now)));
+        }
+        if state == nvshare_proto::ClientState::Gone
+            && let Some(client) = self.clients.remove(&id)
+        {
+            for times in client.gpus.into_values() {
+                if let Some(tenant) = self.tenants.get_mut(&times.tenant) {
+                    tenant.clients = tenant.clients.saturating_sub(1);
+                    tenant.ended = now;
+                }
+            }
+        }
+    }
+
+    /// Counts the times of a client up to now.
+    fn count(&mut self, id: ClientId, now: Time) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let passed = |span: &mut Option<(Time, Time)>| match span {
+            Some((_, counted)) => now.saturating_sub(std::mem::replace(counted, now)).as_secs_f64(),
+            None => 0.0,
+        };
+        let (held, waited) = (passed(&mut client.holds), passed(&mut client.waits));
+        for times in client.gpus.values() {
+            times.held.inc_by(held);
+            times.waited.inc_by(waited);
+        }
+    }
+
+    /// Counts the times of all clients up to now.
+    pub(crate) fn count_all(&mut self, now: Time) {
+        let ids: Vec<ClientId> = self.clients.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.count(id, now));
+    }
+
+    /// Forgets tenants that have gone.
+    pub(crate) fn forget_old(&mut self, now: Time) {
+        let old = |tenant: &Tenant| tenant.clients == 0 && tenant.ended + SHOWN_AFTER_END < now;
+        for (tenant, _) in self.tenants.extract_if(.., |_, tenant| old(tenant)) {
+            self.counters.forget(&tenant);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prometheus_client::encoding::text::encode;
+
+    const GPU: GpuUuid = GpuUuid([7; 16]);
+
+    struct World {
+        registry: Registry,
+        counted: Counted,
+        now: Time,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let mut registry = Registry::with_prefix("nvshare");
+            let counted = Counted::new(Counters::new(&mut registry));
+            Self { registry, counted, now: Time::ZERO }
+        }
+
+        fn after(&mut self, seconds: u64, client: ClientId, kind: EventKind, bytes: u64, took: Option<f64>) {
+            self.now += Duration::from_secs(seconds);
+            let took = took.map(Duration::from_secs_f64);
+            let happened = Happened { kind, client: Some(client), gpus: vec![GPU], bytes: Some(bytes), took };
+            self.counted.record(&happened, self.now);
+        }
+
+        /// The value of a series of a program's, or of the GPU's.
+        fn value(&self, name: &str, program: &str) -> Option<f64> {
+            let mut text = String::new();
+            encode(&mut text, &self.registry).unwrap();
+            let program = format!("program=\"{program}\"");
+            let line = text.lines().find(|line| {
+                line.starts_with(&format!("nvshare_{name}{{"))
+                    && (line.contains(&program) || !line.contains("program"))
+            });
+            line.and_then(|line| line.rsplit(' ').next()?.parse().ok())
+        }
+    }
+
+    #[test]
+    fn a_hand_over_is_counted_for_whom_it_was() {
+        let mut world = World::new();
+        for (client, program) in [(1, "a"), (2, "b")] {
+            world.counted.expect(client, OfTenant::of(None, program));
+            world.after(0, client, EventKind::Registered, 0, None);
+        }
+        world.after(0, 1, EventKind::Waiting, 0, None);
+        world.after(1, 1, EventKind::Granted, 0, None);
+        world.after(0, 1, EventKind::Running, 0, Some(0.0));
+        world.after(2, 2, EventKind::Waiting, 0, None);
+        world.after(10, 1, EventKind::Drop, 0, None);
+        world.after(3, 1, EventKind::Released, 0, Some(3.0));
+        world.after(4, 1, EventKind::Evicted, 500, Some(4.0));
+        world.after(0, 2, EventKind::Granted, 0, None);
+        world.after(5, 2, EventKind::Restored, 700, Some(5.0));
+        world.after(0, 2, EventKind::Running, 700, Some(5.0));
+        // A holder's time is counted while it holds.
+        world.now += Duration::from_secs(6);
+        world.counted.count_all(world.now);
+        for (name, program, expected) in [
+            ("gpu_held_seconds_total", "a", 15.0),
+            ("gpu_waited_seconds_total", "a", 1.0),
+            ("gpu_held_seconds_total", "b", 6.0),
+            ("gpu_waited_seconds_total", "b", 22.0),
+            ("gpu_evicted_bytes_total", "a", 500.0),
+            ("gpu_restored_bytes_total", "b", 700.0),
+            ("gpu_grants_total", "b", 1.0),
+            ("gpu_hold_seconds_sum", "", 15.0),
+            ("gpu_drain_seconds_sum", "", 3.0),
+            ("gpu_hand_over_seconds_sum", "", 9.0),
+            ("gpu_evict_seconds_sum", "", 4.0),
+            ("gpu_restore_seconds_sum", "", 5.0),
+            ("gpu_wait_seconds_sum", "", 23.0),
+            ("gpu_wait_seconds_count", "", 2.0),
+        ] {
+            assert_eq!(world.value(name, program), Some(expected), "{name} {program}");
+        }
+    }
+
+    #[test]
+    fn tenants_that_have_gone_are_forgotten_when_their_figures_were_seen() {
+        let mut world = World::new();
+        for client in [1, 2] {
+            world.counted.expect(client, OfTenant::of(None, "a"));
+            world.after(0, client, EventKind::Registered, 0, None);
+            world.after(0, client, EventKind::Granted, 0, None);
+        }
+        world.after(1, 1, EventKind::Gone, 0, None);
+        world.counted.forget_old(Duration::from_secs(10_000));
+        assert_eq!(world.value("gpu_grants_total", "a"), Some(2.0), "one is still there");
+        world.after(1, 2, EventKind::Gone, 0, None);
+        world.counted.forget_old(SHOWN_AFTER_END);
+        assert_eq!(world.value("gpu_grants_total", "a"), Some(2.0));
+        world.counted.forget_old(SHOWN_AFTER_END + Duration::from_secs(3));
+        assert_eq!(world.value("gpu_grants_total", "a"), None);
+        assert_eq!(world.value("gpu_held_seconds_total", "a"), None);
+        assert!(world.counted.clients.is_empty() && world.counted.tenants.is_empty());
+    }
+}

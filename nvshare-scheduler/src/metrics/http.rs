@@ -1,0 +1,270 @@
+//! Answers those who read metrics, on a thread of its own: however they read, the scheduler's own thread is asked for a snapshot a
+//! few times a second at most, and waits for nobody.
+
+use std::io::{self, ErrorKind};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
+use tokio::time::{sleep, timeout};
+use tracing::{error, info, warn};
+
+use super::shown::Shown;
+use super::{Address, Snapshot};
+use crate::server::Command;
+
+/// What the scheduler's own thread is asked.
+#[derive(Debug)]
+pub(crate) enum Question {
+    /// Whether it answers.
+    Alive(oneshot::Sender<()>),
+    /// What is so at the moment.
+    Snapshot(oneshot::Sender<Snapshot>),
+}
+
+/// A text is given to everybody who asks within this time.
+const FRESH: Duration = Duration::from_millis(250);
+/// An address that cannot be had is tried again so often.
+const RETRY: Duration = Duration::from_secs(10);
+/// Most connections at a time.
+const CONNECTIONS: usize = 64;
+/// Longest request, in bytes.
+const LONGEST: usize = 8192;
+/// How long a request may take to arrive, and an answer to be read.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Who does not answer for this long is not ready, or not healthy.
+const READY: Duration = Duration::from_secs(1);
+const HEALTHY: Duration = Duration::from_secs(5);
+
+/// Makes the text.
+struct Page {
+    registry: Registry,
+    shown: Shown,
+    commands: mpsc::Sender<Command>,
+    last: Mutex<Option<(Instant, Arc<String>)>>,
+}
+
+/// Starts the thread that serves metrics.
+///
+/// # Errors
+/// When there is no thread to be had.
+pub(crate) fn serve(
+    address: Address,
+    mut registry: Registry,
+    commands: mpsc::Sender<Command>,
+) -> io::Result<()> {
+    let shown = Shown::default();
+    registry.register_collector(Box::new(shown.clone()));
+    let page = Arc::new(Page { registry, shown, commands, last: Mutex::new(None) });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+    let run = move || runtime.block_on(listen(address, page));
+    std::thread::Builder::new().name("metrics".to_owned()).spawn(run).map(drop)
+}
+
+async fn listen(address: Address, page: Arc<Page>) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut reported = None;
+    loop {
+        let error = match &address {
+            Address::Tcp(socket) => match TcpListener::bind(socket).await {
+                Ok(listener) => {
+                    let socket = listener.local_addr().unwrap_or(*socket);
+                    info!("metrics at {}", Address::Tcp(socket));
+                    loop {
+                        match listener.accept().await {
+                            Ok((stream, _)) => accept(stream, &places, &page),
+                            Err(error) => refused(&error).await,
+                        }
+                    }
+                }
+                Err(error) => error,
+            },
+            Address::Unix(path) => match bind(path).await {
+                Ok(listener) => {
+                    info!("metrics at {address}");
+                    loop {
+                        match listener.accept().await {
+                            Ok((stream, _)) => accept(stream, &places, &page),
+                            Err(error) => refused(&error).await,
+                        }
+                    }
+                }
+                Err(error) => error,
+            },
+        };
+        if reported != Some(error.kind()) {
+            error!(
+                "no metrics at {address}: {}; it is tried again every {} s",
+                why(&address, &error),
+                RETRY.as_secs()
+            );
+            reported = Some(error.kind());
+        }
+        sleep(RETRY).await;
+    }
+}
+
+/// A socket in place of one at which nobody listens any more.
+async fn bind(path: &Path) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => {
+            match UnixStream::connect(path).await {
+                Err(stale) if stale.kind() == ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
+                _ => return Err(error),
+            }
+            UnixListener::bind(path)
+        }
+        bound => bound,
+    }
+}
+
+fn why(address: &Address, error: &io::Error) -> String {
+    match (error.kind(), address) {
+        (ErrorKind::AddrInUse, _) => "another program listens there".to_owned(),
+        (ErrorKind::AddrNotAvailable, _) => "this machine has no such address".to_owned(),
+        (ErrorKind::PermissionDenied, Address::Tcp(socket)) if socket.port() < 1024 => {
+            format!("port {} is privileged: choose one from 1024 on", socket.port())
+        }
+        _ => error.to_string(),
+    }
+}
+
+async fn refused(error: &io::Error) {
+    // Out of descriptors, say: that passes, and must not become a busy loop.
+    warn!("a reader of metrics cannot be accepted: {error}");
+    sleep(Duration::from_millis(100)).await;
+}
+
+/// Serves a reader, if there are not too many; else its connection is closed.
+fn accept(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    places: &Arc<Semaphore>,
+    page: &Arc<Page>,
+) {
+    let Ok(place) = Arc::clone(places).try_acquire_owned() else { return };
+    let page = Arc::clone(page);
+    tokio::spawn(async move {
+        serve_one(stream, &page).await;
+        drop(place);
+    });
+}
+
+async fn serve_one(mut stream: impl AsyncRead + AsyncWrite + Unpin, page: &Page) {
+    let Ok(Some(path)) = timeout(PATIENCE, request(&mut stream)).await else { return };
+    let (status, text) = page.answer(&path).await;
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        if path == "/metrics" {
+            "application/openmetrics-text; version=1.0.0; charset=utf-8"
+        } else {
+            "text/plain; charset=utf-8"
+        },
+        text.len()
+    );
+    let _ = timeout(PATIENCE, async {
+        stream.write_all(head.as_bytes()).await?;
+        stream.write_all(text.as_bytes()).await?;
+        stream.shutdown().await
+    })
+    .await;
+}
+
+/// The path that is asked for; none: what comes is no request.
+async fn request(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> {
+    let mut text = Vec::new();
+    let mut chunk = [0; 1024];
+    while !text.windows(4).any(|end| end == b"\r\n\r\n") {
+        let read = stream.read(&mut chunk).await.ok().filter(|&read| read > 0)?;
+        text.extend_from_slice(&chunk[..read]);
+        if text.len() > LONGEST {
+            return None;
+        }
+    }
+    let text = String::from_utf8_lossy(&text);
+    let mut words = text.lines().next()?.split(' ');
+    let (method, target) = (words.next()?, words.next()?);
+    let path = target.split('?').next().unwrap_or(target);
+    (words.next()?.starts_with("HTTP/1.") && method == "GET").then(|| path.to_owned())
+}
+
+impl Page {
+    async fn answer(&self, path: &str) -> (&'static str, Arc<String>) {
+        let text = |text: &str| Arc::new(text.to_owned());
+        match path {
+            "/metrics" => match self.text().await {
+                Some(text) => ("200 OK", text),
+                None => ("503 Service Unavailable", text("the scheduler does not answer\n")),
+            },
+            "/healthz" | "/readyz" => {
+                let patience = if path == "/readyz" { READY } else { HEALTHY };
+                match self.ask(Question::Alive, patience).await {
+                    Some(()) => ("200 OK", text("ok\n")),
+                    None => ("503 Service Unavailable", text("the scheduler does not answer\n")),
+                }
+            }
+            _ => ("404 Not Found", text("there are /metrics, /healthz and /readyz\n")),
+        }
+    }
+
+    async fn ask<T>(&self, question: fn(oneshot::Sender<T>) -> Question, patience: Duration) -> Option<T> {
+        let (answer, answered) = oneshot::channel();
+        let asked = async {
+            self.commands.send(Command::Ask(question(answer))).await.ok()?;
+            answered.await.ok()
+        };
+        timeout(patience, asked).await.ok().flatten()
+    }
+
+    /// The text, which may be as old as [`FRESH`].
+    async fn text(&self) -> Option<Arc<String>> {
+        let mut last = self.last.lock().await;
+        if let Some((made, text)) = last.as_ref()
+            && made.elapsed() < FRESH
+        {
+            return Some(Arc::clone(text));
+        }
+        self.shown.set(self.ask(Question::Snapshot, HEALTHY).await?);
+        let mut text = String::new();
+        encode(&mut text, &self.registry).ok()?;
+        let text = Arc::new(text);
+        *last = Some((Instant::now(), Arc::clone(&text)));
+        Some(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_cannot_be_had_is_explained() {
+        let port = |port: u16| Address::Tcp(([127, 0, 0, 1], port).into());
+        let why = |address, kind: ErrorKind| why(&address, &kind.into());
+        assert_eq!(
+            why(port(80), ErrorKind::PermissionDenied),
+            "port 80 is privileged: choose one from 1024 on"
+        );
+        assert_eq!(why(port(8000), ErrorKind::AddrInUse), "another program listens there");
+        assert_eq!(why(Address::Unix("/a".into()), ErrorKind::PermissionDenied), "permission denied");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_request_is_no_request() {
+        for (bytes, path) in [
+            (&b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"[..], Some("/metrics")),
+            (b"GET /metrics?name=x HTTP/1.0\r\n\r\n", Some("/metrics")),
+            (b"POST /metrics HTTP/1.1\r\n\r\n", None),
+            (b"GET /metrics\r\n\r\n", None),
+            (b"\r\n\r\n", None),
+            (b"GET /metrics HTTP/1.1\r\n", None),
+            (&[b'x'; LONGEST + 9], None),
+        ] {
+            assert_eq!(request(&mut &bytes[..]).await.as_deref(), path, "{}", String::from_utf8_lossy(bytes));
+        }
+    }
+}

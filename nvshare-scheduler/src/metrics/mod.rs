@@ -1,0 +1,258 @@
+//! What Prometheus reads: figures of each GPU and of each tenant. `docs/metrics.md` lists them.
+//!
+//! What happens is counted as it happens (`counted.rs`); what is so at the moment is taken from a snapshot of the core when somebody
+//! asks (`shown.rs`). The text is made on a thread of its own (`http.rs`), from a snapshot that several readers share.
+
+mod counted;
+mod http;
+mod shown;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use nvshare_proto::{ClientStatus, GpuStatus, GpuUuid, ProcessInfo, SchedulerStatus};
+use prometheus_client::encoding::EncodeLabelSet;
+
+pub(crate) use counted::{Counted, Counters};
+pub(crate) use http::{Question, serve};
+
+/// Where metrics are read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// A TCP port.
+    Tcp(SocketAddr),
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+/// Forms that [`Address`] accepts, for error messages.
+const ACCEPTED: &str = "127.0.0.1:9464, [::1]:9464, or a Unix socket's path that begins with /";
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.starts_with('/') {
+            return Ok(Self::Unix(text.into()));
+        }
+        let no_address = || format!("{text:?} is no address; accepted: {ACCEPTED}");
+        text.parse().map(Self::Tcp).map_err(|_| no_address())
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "http://{address}/metrics"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// What is so at one moment.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    pub(crate) scheduler: SchedulerStatus,
+    pub(crate) gpus: Vec<GpuStatus>,
+    pub(crate) clients: Vec<ClientStatus>,
+}
+
+/// Which GPU a figure is about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OfGpu {
+    pub(crate) gpu_uuid: String,
+}
+
+impl OfGpu {
+    pub(crate) fn new(gpu: GpuUuid) -> Self {
+        Self { gpu_uuid: gpu.to_string() }
+    }
+}
+
+/// Whose a figure is, on which GPU. What is not known is empty, which is as good as absent.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, EncodeLabelSet)]
+pub(crate) struct OfTenant {
+    pub(crate) gpu_uuid: String,
+    pub(crate) user: String,
+    pub(crate) pod_uid: String,
+    pub(crate) container_id: String,
+    pub(crate) job: String,
+    pub(crate) program: String,
+}
+
+impl OfTenant {
+    /// A client's, without a GPU yet.
+    pub(crate) fn of(process: Option<&ProcessInfo>, program: &str) -> Self {
+        let part = |part: fn(&ProcessInfo) -> Option<String>| process.and_then(part).unwrap_or_default();
+        Self {
+            gpu_uuid: String::new(),
+            user: part(|process| Some(process.user.to_string())),
+            pod_uid: part(|process| process.pod.clone()),
+            container_id: part(|process| process.container.clone()),
+            job: part(|process| process.job.clone()),
+            program: program.to_owned(),
+        }
+    }
+
+    pub(crate) fn on(&self, gpu: GpuUuid) -> Self {
+        Self { gpu_uuid: gpu.to_string(), ..self.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_in_every_accepted_form() {
+        let tcp = |text: &str| Address::Tcp(text.parse().expect("an address"));
+        for (text, address) in [
+            ("127.0.0.1:9464", tcp("127.0.0.1:9464")),
+            ("[::]:80", tcp("[::]:80")),
+            ("/run/nvshare/metrics.sock", Address::Unix("/run/nvshare/metrics.sock".into())),
+        ] {
+            assert_eq!(text.parse(), Ok(address));
+        }
+        for text in [
+            "",
+            "9464",
+            ":9464",
+            "localhost:9464",
+            "127.0.0.1",
+            "127.0.0.1:99999",
+            "http://[::1]:1",
+            "a.sock",
+        ] {
+            let error = text.parse::<Address>().unwrap_err();
+            assert_eq!(error, format!("{text:?} is no address; accepted: {ACCEPTED}"));
+        }
+    }
+
+    /// A text with each metric in it.
+    fn sample() -> String {
+        use nvshare_core::{Happened, Time};
+        use nvshare_proto::{EventKind, Usage};
+        use prometheus_client::registry::Registry;
+
+        let gpu = GpuUuid([7; 16]);
+        let mut registry = Registry::with_prefix("nvshare");
+        let mut counted = Counted::new(Counters::new(&mut registry));
+        counted.expect(1, OfTenant::of(None, "a \"quoted\" name"));
+        counted.expect(2, OfTenant::default());
+        let mut happens = |kind, client| {
+            let gpus = vec![gpu];
+            let happened =
+                Happened { kind, client: Some(client), gpus, bytes: Some(1), took: Some(Time::ZERO) };
+            counted.record(&happened, Time::ZERO);
+        };
+        happens(EventKind::Waiting, 2);
+        EventKind::ALL.into_iter().for_each(|kind| happens(kind, 1));
+        happens(EventKind::Running, 2);
+        let usage = Usage { gpu, total: 9, limit: 8, allocated: 7, absent: 1, immovable: 0 };
+        let client = ClientStatus {
+            client: 1,
+            pid: 2,
+            name: "a \"quoted\" name".to_owned(),
+            process: None,
+            state: nvshare_proto::ClientState::Running,
+            blocked_on: None,
+            stuck: false,
+            gone: false,
+            usage: vec![usage],
+            resident: 6,
+            overhead: 0,
+            held_ms: 0,
+            waited_ms: 0,
+            counters: nvshare_proto::Counters::default(),
+        };
+        let scheduler = SchedulerStatus {
+            version: "1".to_owned(),
+            pid: 1,
+            uptime_s: 2,
+            scheduling: true,
+            quantum_ms: 30_000,
+            restricted: false,
+        };
+        let shown = shown::Shown::default();
+        shown.set(Snapshot { scheduler, gpus: vec![GpuStatus::idle(gpu)], clients: vec![client] });
+        registry.register_collector(Box::new(shown));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).expect("a text");
+        text
+    }
+
+    /// Each metric's name as it is asked for, and its type.
+    fn metrics() -> Vec<(String, String)> {
+        let text = sample();
+        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+        let named = |(name, kind): (&str, &str)| {
+            let end = if kind == "counter" { "_total" } else { "" };
+            (format!("{name}{end}"), kind.to_owned())
+        };
+        types.map(named).collect()
+    }
+
+    #[test]
+    fn the_table_of_metrics_is_what_there_is() {
+        let page = include_str!("../../../docs/metrics.md");
+        let rows = page.lines().filter_map(|line| {
+            let mut cells = line.strip_prefix("| `nvshare_")?.split('|').map(str::trim);
+            Some((format!("nvshare_{}", cells.next()?.trim_end_matches('`')), cells.next()?.to_owned()))
+        });
+        let (mut rows, mut metrics): (Vec<_>, _) = (rows.collect(), metrics());
+        rows.sort();
+        metrics.sort();
+        assert_eq!(rows, metrics, "documented, and there");
+        let text = sample();
+        assert!(text.ends_with("# EOF\n"), "{text}");
+        assert!(text.contains("program=\"a \\\"quoted\\\" name\""), "names are escaped: {text}");
+        // Each label that a series has is documented.
+        let labels = text
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .filter_map(|line| Some(line.split_once('{')?.1.rsplit_once('}')?.0.to_owned()));
+        for label in labels.flat_map(|labels| keys(&labels)) {
+            assert!(label == "le" || page.contains(&format!("`{label}`")), "{label} is not documented");
+        }
+    }
+
+    /// The names of labels, in `a="x",b="y"`.
+    fn keys(labels: &str) -> Vec<String> {
+        let parts = labels.split("=\"").map(|part| part.rsplit(',').next().unwrap_or(part));
+        let mut keys: Vec<String> = parts.map(str::to_owned).collect();
+        keys.pop();
+        keys
+    }
+
+    #[test]
+    fn dashboard_and_alerts_ask_for_what_there_is() {
+        let names: Vec<String> = metrics()
+            .into_iter()
+            .flat_map(|(name, kind)| {
+                let ends: &[&str] = if kind == "histogram" { &["_bucket", "_sum", "_count"] } else { &[""] };
+                ends.iter().map(|end| format!("{name}{end}")).collect::<Vec<_>>()
+            })
+            .collect();
+        for (file, text) in [
+            ("grafana-dashboard.json", include_str!("../../../docs/monitoring/grafana-dashboard.json")),
+            ("prometheus-rules.yaml", include_str!("../../../docs/monitoring/prometheus-rules.yaml")),
+        ] {
+            let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            let asked: Vec<&str> = words.filter(|word| word.starts_with("nvshare_")).collect();
+            assert!(asked.len() > 5, "{file}: {asked:?}");
+            let unknown: Vec<_> =
+                asked.iter().filter(|asked| !names.iter().any(|name| name == **asked)).collect();
+            assert!(unknown.is_empty(), "{file}: {unknown:?}");
+            // What is summed by is a label.
+            for labels in text.split("by (").skip(1).filter_map(|rest| rest.split(')').next()) {
+                for label in labels.split(',').map(str::trim) {
+                    let known = ["le", "instance", "state"].contains(&label)
+                        || ["gpu_uuid", "program", "pod_uid", "user", "container_id", "job"].contains(&label);
+                    assert!(known, "{file}: {label}");
+                }
+            }
+        }
+    }
+}

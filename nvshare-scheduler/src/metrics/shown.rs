@@ -1,0 +1,163 @@
+//! What is so at the moment, from a snapshot.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nvshare_proto::{ClientState, ClientStatus, GpuStatus};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::{MetricType, TypedMetric};
+
+use super::{OfGpu, OfTenant, Snapshot};
+
+/// The snapshot that is shown next.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Shown(Arc<Mutex<Option<Snapshot>>>);
+
+/// A gauge of a GPU: its name, what it is, and its value.
+type GpuGauge = (&'static str, &'static str, fn(&GpuStatus) -> f64);
+
+const GPU_GAUGES: [GpuGauge; 7] = [
+    ("gpu_capacity_bytes", "What clients may fill together", |gpu| gpu.capacity as f64),
+    ("gpu_allocated_bytes", "What clients have allocated", |gpu| gpu.allocated as f64),
+    ("gpu_resident_bytes", "What is charged as being on the GPU, unused room included", |gpu| {
+        gpu.resident as f64
+    }),
+    ("gpu_overhead_bytes", "What clients' contexts and modules take beside that", |gpu| gpu.overhead as f64),
+    ("gpu_quantum_seconds", "The quantum", |gpu| gpu.quantum_ms as f64 / 1e3),
+    ("gpu_holders", "Clients that hold the GPU's lock", |gpu| gpu.holders.len() as f64),
+    ("gpu_waiters", "Clients that wait for the GPU's lock", |gpu| gpu.waiters.len() as f64),
+];
+
+/// A tenant on a GPU at the moment.
+#[derive(Debug, Default)]
+struct Tenant {
+    clients: u64,
+    holding: u64,
+    waiting: u64,
+    stuck: u64,
+    allocated: u64,
+    resident: u64,
+    limit: u64,
+}
+
+/// A gauge of a tenant: its name, what it is, and its value.
+type TenantGauge = (&'static str, &'static str, fn(&Tenant) -> u64);
+
+const TENANT_GAUGES: [TenantGauge; 7] = [
+    ("tenant_clients", "Clients of the tenant that use the GPU", |tenant| tenant.clients),
+    ("tenant_holding", "Clients of the tenant that hold the GPU's lock", |tenant| tenant.holding),
+    ("tenant_waiting", "Clients of the tenant that wait for the GPU's lock", |tenant| tenant.waiting),
+    ("tenant_stuck", "Clients of the tenant that do not answer", |tenant| tenant.stuck),
+    ("tenant_allocated_bytes", "What the tenant has allocated", |tenant| tenant.allocated),
+    ("tenant_resident_bytes", "What of that is on the GPU", |tenant| tenant.resident),
+    ("tenant_limit_bytes", "The tenant's memory limit; 0: none", |tenant| tenant.limit),
+];
+
+fn tenants(clients: &[ClientStatus]) -> BTreeMap<OfTenant, Tenant> {
+    let mut tenants: BTreeMap<OfTenant, Tenant> = BTreeMap::new();
+    for client in clients.iter().filter(|client| !client.gone) {
+        let of = OfTenant::of(client.process.as_ref(), &client.name);
+        let holds = matches!(
+            client.state,
+            ClientState::Running
+                | ClientState::Draining
+                | ClientState::Restoring
+                | ClientState::Idle
+                | ClientState::Free
+        );
+        let waits = matches!(client.state, ClientState::Waiting | ClientState::Blocked | ClientState::Next);
+        for usage in &client.usage {
+            let tenant = tenants.entry(of.on(usage.gpu)).or_default();
+            tenant.clients += 1;
+            tenant.holding += u64::from(holds);
+            tenant.waiting += u64::from(waits);
+            tenant.stuck += u64::from(client.stuck);
+            tenant.allocated = tenant.allocated.saturating_add(usage.allocated);
+            tenant.resident = tenant.resident.saturating_add(usage.allocated.saturating_sub(usage.absent));
+            // Its processes share one limit.
+            tenant.limit = tenant.limit.max(usage.limit);
+        }
+    }
+    tenants
+}
+
+/// Each state a client can be in, by its name.
+const STATES: [(ClientState, &str); 10] = [
+    (ClientState::Parked, "parked"),
+    (ClientState::Waiting, "waiting"),
+    (ClientState::Blocked, "blocked"),
+    (ClientState::Next, "next"),
+    (ClientState::Restoring, "restoring"),
+    (ClientState::Running, "running"),
+    (ClientState::Draining, "draining"),
+    (ClientState::Idle, "idle"),
+    (ClientState::Free, "free"),
+    (ClientState::Left, "left"),
+];
+
+impl Shown {
+    pub(super) fn set(&self, snapshot: Snapshot) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(snapshot);
+    }
+}
+
+/// Writes one metric with a value for each set of labels.
+fn family<S: EncodeLabelSet, V: EncodeMetric + TypedMetric>(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    kind: MetricType,
+    values: impl IntoIterator<Item = (S, V)>,
+) -> fmt::Result {
+    let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
+    values.into_iter().try_for_each(|(labels, value)| value.encode(metric.encode_family(&labels)?))
+}
+
+impl Collector for Shown {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let snapshot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(snapshot) = snapshot.as_ref() else { return Ok(()) };
+        let encoder = &mut encoder;
+        let about = &snapshot.scheduler;
+        let gauge = MetricType::Gauge;
+        let version = [("version", about.version.as_str())];
+        family(encoder, "build_info", "The scheduler's version", gauge, [(version, ConstGauge::new(1))])?;
+        let none: [(&str, &str); 0] = [];
+        let uptime = ConstGauge::new(about.uptime_s);
+        family(encoder, "uptime_seconds", "Time since the scheduler started", gauge, [(none, uptime)])?;
+        let on = ConstGauge::new(u64::from(about.scheduling));
+        family(
+            encoder,
+            "scheduling_enabled",
+            "1: the scheduler schedules; 0: everybody runs",
+            gauge,
+            [(none, on)],
+        )?;
+        let count = |state| snapshot.clients.iter().filter(|client| client.state == state).count() as u64;
+        let states = STATES.map(|(state, name)| ([("state", name)], ConstGauge::new(count(state))));
+        family(encoder, "clients", "Clients, by where they stand", gauge, states)?;
+        let info = snapshot.gpus.iter().map(|gpu| {
+            let index = gpu.index.map(|index| index.to_string()).unwrap_or_default();
+            let name = gpu.name.clone().unwrap_or_default();
+            let labels = [("gpu_uuid", gpu.gpu.to_string()), ("index", index), ("name", name)];
+            (labels, ConstGauge::new(1))
+        });
+        family(encoder, "gpu_info", "The GPU's number and model", gauge, info)?;
+        for (name, help, value) in GPU_GAUGES {
+            let values = snapshot.gpus.iter().map(|gpu| (OfGpu::new(gpu.gpu), ConstGauge::new(value(gpu))));
+            family(encoder, name, help, gauge, values)?;
+        }
+        let turns = snapshot.gpus.iter().map(|gpu| (OfGpu::new(gpu.gpu), ConstCounter::new(gpu.turns)));
+        family(encoder, "gpu_turns", "Turns taken", MetricType::Counter, turns)?;
+        let tenants = tenants(&snapshot.clients);
+        for (name, help, value) in TENANT_GAUGES {
+            let values = tenants.iter().map(|(of, tenant)| (of.clone(), ConstGauge::new(value(tenant))));
+            family(encoder, name, help, gauge, values)?;
+        }
+        Ok(())
+    }
+}
