@@ -120,10 +120,19 @@ impl Canvas {
 
     fn head(&mut self, timelines: &[Timeline]) {
         self.put("t", 24.0, self.y + 14.0, "Who held the GPU, and what moved");
-        let lanes = || timelines.iter().flat_map(|t| t.gpus.values()).flat_map(|lanes| lanes.values());
-        let [out, back] = lanes().map(Lane::moved).fold([0, 0], |a, b| [a[0] + b[0], a[1] + b[1]]);
-        let text = format!("{} out · {} back in", size(out), size(back));
-        let text = if timelines.len() == 1 { format!("{} · {text}", seconds(self.length)) } else { text };
+        let text = match timelines {
+            [one] => {
+                let lanes = one.gpus.values().flat_map(|lanes| lanes.values());
+                let [out, back] = lanes.map(Lane::moved).fold([0, 0], |a, b| [a[0] + b[0], a[1] + b[1]]);
+                format!("{} · {} out · {} back in", seconds(self.length), size(out), size(back))
+            }
+            several => {
+                let each = several.iter().map(|one| {
+                    format!("{}: {}", one.title.as_deref().unwrap_or_default(), seconds(one.length()))
+                });
+                each.collect::<Vec<_>>().join(" · ")
+            }
+        };
         self.put("s", 24.0, self.y + 34.0, &text);
         self.y += 56.0;
     }
@@ -131,7 +140,7 @@ impl Canvas {
     fn timeline(&mut self, timeline: &Timeline) {
         if let Some(title) = &timeline.title {
             self.put("g", 24.0, self.y + 8.0, title);
-            self.put("q", WIDTH - 24.0, self.y + 8.0, &seconds(timeline.length()));
+            self.put("r", WIDTH - 24.0, self.y + 8.0, &seconds(timeline.length()));
             self.y += 20.0;
         }
         let top = self.y;
@@ -168,7 +177,9 @@ impl Canvas {
         }
     }
 
-    fn gpu(&mut self, timeline: &Timeline, name: &str, lanes: Vec<&Lane>) {
+    fn gpu(&mut self, timeline: &Timeline, name: &str, mut lanes: Vec<&Lane>) {
+        // The same program has the same colour in each of several timelines.
+        lanes.sort_by(|one, other| one.name.cmp(&other.name));
         let held: u64 = covered(&lanes);
         self.put("g", 24.0, self.y + 13.0, name);
         let percent = held as f64 / timeline.length() as f64 * 100.0;
@@ -322,6 +333,6 @@ mod tests {
         };
         let text = draw(&[titled("in bulk", 5.0), titled("by page faults", 60.0)]);
         assert!(text.contains(">in bulk<") && text.contains(">by page faults<"), "{text}");
-        assert!(text.contains(">5.00 s<") && text.contains(">10.0 s<"), "{text}");
+        assert!(text.contains(">in bulk: 5.00 s · by page faults: 10.0 s<"), "{text}");
     }
 }
