@@ -195,6 +195,7 @@ impl Core {
             gpu.shares.change(client.job, part, None, bound);
             gpu.ledger.set(id, None);
             self.dirty.insert(uuid);
+            self.dirty.append(&mut gpu.watched_by);
             if process_remains && !is_back && account.budget > 0 {
                 let departed = Departed {
                     identity: client.identity,

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use nvshare_proto::GpuUuid;
+
 use crate::Time;
 use crate::account::Rates;
 use crate::client::{ClientId, Identity};
@@ -77,6 +79,8 @@ pub(crate) struct Gpu {
     pub(crate) told: Option<bool>,
     /// When it is to be looked at again, but for what is overdue in its ledger.
     pub(crate) wake: Option<Time>,
+    /// GPUs whose next client waits for the end of a turn here: they are to be looked at when something changes here.
+    pub(crate) watched_by: BTreeSet<GpuUuid>,
     /// What is written down for it in the core's list of deadlines.
     pub(crate) deadline: Option<Time>,
     /// The last hand-overs with nothing to move, from drained to open gate.
@@ -109,6 +113,7 @@ impl Gpu {
             contested: false,
             told: None,
             wake: None,
+            watched_by: BTreeSet::new(),
             deadline: None,
             switches: VecDeque::new(),
             departed: BTreeMap::new(),

@@ -175,6 +175,8 @@ pub struct Core {
     now: Time,
     /// GPUs of which something has changed since they were looked at.
     dirty: BTreeSet<GpuUuid>,
+    /// What the last event took: clients and GPUs looked at, each time.
+    steps: u64,
     /// When each GPU is to be looked at though nothing happens.
     deadlines: BTreeSet<(Time, GpuUuid)>,
     outputs: VecDeque<Output>,
@@ -197,6 +199,7 @@ impl Core {
             last_epoch: 0,
             now: Time::ZERO,
             dirty: BTreeSet::new(),
+            steps: 0,
             deadlines: BTreeSet::new(),
             outputs: VecDeque::new(),
             happened: VecDeque::new(),
@@ -207,6 +210,7 @@ impl Core {
     pub fn handle(&mut self, event: Event, now: Time) {
         self.now = self.now.max(now);
         self.happened.clear();
+        self.steps = 0;
         match event {
             Event::Registered { client, identity, register } => {
                 self.on_registered(client, identity, register);
@@ -231,6 +235,12 @@ impl Core {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
         self.deadlines.first().map(|(time, _)| *time).filter(|_| self.scheduling)
+    }
+
+    /// What the last event took, in clients and GPUs looked at; for tests, which cannot rely on a clock.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.steps
     }
 
     fn new_epoch(&mut self) -> Epoch {

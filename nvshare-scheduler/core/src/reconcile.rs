@@ -30,6 +30,7 @@ impl Core {
             && let Some(uuid) = self.dirty.pop_first()
         {
             looks -= 1;
+            self.steps += 1;
             self.look_at(uuid);
             if looked_at.last() != Some(&uuid) {
                 looked_at.push(uuid);
@@ -106,6 +107,7 @@ impl Core {
         let holders = gpu.ledger.holders().iter().copied().collect();
         // Who waits for one of a gang waits for all of it.
         for id in self.with_their_gangs(holders) {
+            self.steps += 1;
             let gpus = self.gpus_of(&self.unit(id));
             let waiting = gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).any(|gpu| gpu.contested);
             let Some(client) = self.clients.get_mut(&id) else { continue };

@@ -35,6 +35,7 @@ impl Core {
         let mut at = None;
         let mut judged: Vec<u64> = Vec::new();
         while let Some((_, _, id)) = self.next_behind(uuid, at) {
+            self.steps += 1;
             at = self.gpus.get(&uuid).and_then(|gpu| gpu.ledger.entry(id)).map(|entry| entry.key);
             let gang = self.gang_of(id);
             if gang.is_none_or(|gang| !judged.contains(&gang)) {
@@ -297,11 +298,13 @@ impl Core {
                 Some(Candidate { id, unused, movable, next_turn })
             })
             .collect();
+        let looked_at = candidates.len() as u64;
         let orders = victims::choose(missing, &candidates);
         let possible = orders.iter().fold(0, |sum: u64, &(_, bytes)| sum.saturating_add(bytes));
         if possible < missing && for_clients.is_some() {
             return unanswered;
         }
+        self.steps += looked_at;
         for (victim, bytes) in orders {
             self.with_account(victim, uuid, |account| {
                 account.order = Some(Order { bytes, came: 0, given: now, since: now });

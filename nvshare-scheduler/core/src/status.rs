@@ -7,6 +7,7 @@ use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, SchedulerStat
 use crate::account::Account;
 use crate::client::{Client, ClientId, Phase};
 use crate::gpu::Gpu;
+use crate::ledger::Key;
 use crate::{Core, SwitchCost, Time};
 
 /// Clients that are gone and still shown.
@@ -134,13 +135,37 @@ impl Core {
             }
             let sums = gpu.ledger.sums();
             // Something is to come: an answer, or a time.
-            let elsewhere = |id| {
-                self.clients.get(id).is_some_and(|client| client.accounts.len() > 1 || client.gang.is_some())
+            let elsewhere = |id: ClientId| {
+                self.clients.get(&id).is_some_and(|client| client.accounts.len() > 1 || client.gang.is_some())
             };
             let going_on = sums.orders + sums.leaving + sums.holders.count + gpu.ledger.departed().len() > 0
-                || gpu.ledger.next().iter().chain(gpu.ledger.waiting()).any(|key| elsewhere(&key.2));
+                || gpu.ledger.next().iter().chain(gpu.ledger.waiting()).any(|key| elsewhere(key.2));
+            let answers = |id: &ClientId| {
+                self.unit(*id).iter().any(|&id| {
+                    matches!(
+                        self.phase(id),
+                        Some(Phase::Next(_) | Phase::Granted { .. } | Phase::Dropping { .. })
+                    )
+                })
+            };
+            let answers = sums.orders
+                + gpu.ledger.departed().len()
+                + gpu.ledger.holders().iter().filter(|id| answers(id)).count();
+            // Who uses other GPUs too may wait for those.
+            let only_here = |key: &Key| !elsewhere(key.2) && self.no_room_on(key.2).is_none();
+            let waits = gpu.contested && gpu.ledger.waiting().iter().any(only_here);
+            let watches = self.gpus.values().any(|other| other.watched_by.contains(uuid));
+            if self.scheduling
+                && waits
+                && answers == 0
+                && gpu.ledger.next().is_empty()
+                && gpu.deadline.is_none()
+                && !watches
+            {
+                return Err(format!("somebody waits for {uuid}, and nothing ends the turn: {gpu:?}"));
+            }
             for (_, _, id) in gpu.ledger.waiting().iter().chain(gpu.ledger.next()) {
-                let elsewhere = elsewhere(id);
+                let elsewhere = elsewhere(*id);
                 if self.scheduling
                     && !going_on
                     && gpu.deadline.is_none()

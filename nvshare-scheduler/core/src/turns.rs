@@ -68,6 +68,7 @@ impl Core {
         let mut judged: Vec<u64> = Vec::new();
         while let Some(key) = self.waiter_behind(uuid, at) {
             at = Some(key);
+            self.steps += 1;
             let id = key.2;
             if let Some(gang) = self.gang_of(id) {
                 if judged.contains(&gang) {
@@ -129,6 +130,7 @@ impl Core {
             }
             match self.turns_end(&unit, &contested) {
                 Some((ends, leavers)) if ends <= self.now => {
+                    self.steps += leavers.len() as u64;
                     self.claim(&unit, &contested, leavers);
                     continue;
                 }
@@ -137,7 +139,14 @@ impl Core {
                         gpu.wake_at(ends);
                     }
                 }
-                None => {}
+                // What it waits for may be elsewhere: what becomes of that is seen there.
+                None => {
+                    for &other in contested.iter().filter(|&&other| other != uuid) {
+                        if let Some(gpu) = self.gpus.get_mut(&other) {
+                            gpu.watched_by.insert(uuid);
+                        }
+                    }
+                }
             }
             head = Some(self.head(uuid, &unit));
         }

@@ -84,6 +84,7 @@ impl Core {
             }
             if gpu.ledger.set(id, Some(entry)) {
                 self.dirty.insert(*uuid);
+                self.dirty.append(&mut gpu.watched_by);
                 changed = true;
             }
         }

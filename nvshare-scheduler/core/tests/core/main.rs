@@ -7,6 +7,7 @@ mod fairness;
 mod follower;
 mod gangs;
 mod jobs;
+mod large;
 mod life;
 mod memory;
 mod model;

@@ -1,0 +1,292 @@
+//! A client that does what the protocol says, in times of its own.
+
+use std::time::Duration;
+
+use nvshare_core::{Gang, Identity};
+use nvshare_proto::{ClientMessage, Epoch, Gate, MemoryMode, Register, Room, SchedulerMessage, Usage};
+
+use super::{Act, Behaviour, Plan, Seen};
+use crate::world::{CAPACITY, GIB, MS, gpu};
+
+/// What is its own to do.
+const RESTORED: u64 = 1;
+const DRAINED: u64 = 2;
+const GIVES_UP: u64 = 3;
+const PAUSES: u64 = 4;
+const WORKS: u64 = 5;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum State {
+    Parked,
+    Restoring(Epoch),
+    Running(Epoch),
+    Draining(Epoch),
+    Idle(Epoch),
+}
+
+/// How one differs from another. Times in milliseconds.
+#[derive(Debug, Clone)]
+pub(crate) struct Honest {
+    pub(crate) gpu: u8,
+    pub(crate) gib: u64,
+    pub(crate) restores_in: u64,
+    pub(crate) drains_in: u64,
+    /// Each so many-th drain is given up.
+    pub(crate) defers_every: u64,
+    /// It works for so long and pauses for so long; 0: it never pauses.
+    pub(crate) works: u64,
+    pub(crate) pauses: u64,
+    /// Its program ends after so much work, and the next one starts so much later.
+    pub(crate) ends_after: Option<(u64, u64)>,
+    /// An allocation of so many GiB waits for room while it is parked, once.
+    pub(crate) needs_parked: u64,
+    pub(crate) tenant: Option<u64>,
+    pub(crate) gang: Option<Gang>,
+    pub(crate) now: Now,
+}
+
+/// Where it stands.
+#[derive(Debug, Clone)]
+pub(crate) struct Now {
+    state: State,
+    allocated: u64,
+    resident: u64,
+    room: u64,
+    asked: Option<Duration>,
+    contested: bool,
+    drains: u64,
+    pausing: bool,
+    /// It counts what it plans, so that what was planned before something else is void.
+    turn: u64,
+    worked: Duration,
+    since: Duration,
+}
+
+impl Honest {
+    pub(crate) fn new(on: u8, gib: u64) -> Self {
+        let now = Now {
+            state: State::Parked,
+            allocated: 0,
+            resident: 0,
+            room: 0,
+            asked: None,
+            contested: false,
+            drains: 0,
+            pausing: false,
+            turn: 0,
+            worked: Duration::ZERO,
+            since: Duration::ZERO,
+        };
+        Self {
+            gpu: on,
+            gib,
+            restores_in: 100,
+            drains_in: 20,
+            defers_every: 0,
+            works: 0,
+            pauses: 0,
+            ends_after: None,
+            needs_parked: 0,
+            tenant: None,
+            gang: None,
+            now,
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        let Now { allocated, resident, .. } = self.now;
+        let absent = allocated - resident;
+        Usage { gpu: gpu(self.gpu), total: CAPACITY, limit: 0, allocated, absent, immovable: 0 }
+    }
+
+    fn say(&self, message: ClientMessage) -> (Duration, Act) {
+        (Duration::from_micros(30), Act::Say(message))
+    }
+
+    fn own(&self, ms: u64, what: u64) -> (Duration, Act) {
+        (MS(ms), Act::Own(what << 32 | self.now.turn))
+    }
+
+    fn asks(&mut self, now: Duration) -> Plan {
+        self.now.asked = self.now.asked.or(Some(now));
+        vec![self.say(ClientMessage::Usage(self.usage())), self.say(ClientMessage::ReqLock)]
+    }
+
+    fn stops_working(&mut self, now: Duration) {
+        if let State::Running(_) = self.now.state {
+            self.now.worked += now.saturating_sub(self.now.since);
+            self.now.since = now;
+        }
+    }
+
+    /// Its gate is closed and its work complete: what room it has not used is given back.
+    fn leaves(&mut self, epoch: Epoch, now: Duration) -> Plan {
+        self.now.state = State::Parked;
+        self.now.turn += 1;
+        let bytes = std::mem::take(&mut self.now.room);
+        let mut plan = Vec::new();
+        if bytes > 0 {
+            plan.push(self.say(ClientMessage::Room(Room { gpu: gpu(self.gpu), bytes })));
+        }
+        plan.push(self.say(ClientMessage::LockReleased { epoch }));
+        if self.now.pausing {
+            plan.push(self.say(ClientMessage::Usage(self.usage())));
+            return plan;
+        }
+        plan.append(&mut self.asks(now));
+        if self.needs_parked > 0 {
+            let bytes = std::mem::take(&mut self.needs_parked) * GIB;
+            plan.push(self.say(ClientMessage::NeedRoom(Room { gpu: gpu(self.gpu), bytes })));
+        }
+        plan
+    }
+
+    fn pause(&mut self, epoch: Epoch) -> Plan {
+        if self.now.pausing && self.now.contested {
+            self.now.state = State::Idle(epoch);
+            return vec![self.say(ClientMessage::Idle { epoch })];
+        }
+        Vec::new()
+    }
+}
+
+impl Behaviour for Honest {
+    fn begins(&mut self, client: u64, now: Duration) -> (Identity, Register, Plan) {
+        let turn = self.now.turn + 1;
+        self.now = Now { turn, allocated: self.gib * GIB, ..Self::new(0, 0).now };
+        let register = Register {
+            pid: client as u32,
+            name: "honest".into(),
+            memory: MemoryMode::Managed,
+            gate: Gate::Closed,
+            returns: false,
+            run: None,
+            usage: vec![self.usage()],
+        };
+        let identity = Identity {
+            pid: Some(client as u32),
+            process: Some(client),
+            tenant: self.tenant,
+            gang: self.gang,
+        };
+        let plan = self.asks(now);
+        (identity, register, plan)
+    }
+
+    fn hears(&mut self, message: SchedulerMessage, now: Duration) -> Plan {
+        self.stops_working(now);
+        match message {
+            SchedulerMessage::LockOk { epoch, room, .. } => {
+                self.now.room += room.iter().map(|room| room.bytes).sum::<u64>();
+                self.now.state = State::Restoring(epoch);
+                self.now.turn += 1;
+                vec![self.own(self.restores_in, RESTORED)]
+            }
+            SchedulerMessage::DropLock { epoch, patience_ms } => match self.now.state {
+                State::Running(current) if current == epoch => {
+                    self.now.drains += 1;
+                    self.now.state = State::Draining(epoch);
+                    self.now.turn += 1;
+                    let defers = self.defers_every > 0 && self.now.drains.is_multiple_of(self.defers_every);
+                    if defers {
+                        vec![self.own(patience_ms.into(), GIVES_UP)]
+                    } else {
+                        vec![self.own(self.drains_in, DRAINED)]
+                    }
+                }
+                State::Restoring(current) if current == epoch => self.leaves(epoch, now),
+                _ => Vec::new(),
+            },
+            SchedulerMessage::Evict(Room { bytes, .. }) => {
+                if let State::Idle(_) = self.now.state {
+                    self.now.state = State::Parked;
+                }
+                let unused = bytes.min(self.now.room);
+                let parked = self.now.state == State::Parked;
+                let moved = if parked { (bytes - unused).min(self.now.resident) } else { 0 };
+                self.now.room -= unused;
+                self.now.resident -= moved;
+                let room = Room { gpu: gpu(self.gpu), bytes: unused + moved };
+                vec![
+                    self.say(ClientMessage::Usage(self.usage())),
+                    self.say(ClientMessage::Room(room)),
+                    self.say(ClientMessage::Evicted { gpu: room.gpu, short: 0 }),
+                ]
+            }
+            SchedulerMessage::Room(Room { bytes, .. }) => {
+                self.now.room += bytes;
+                Vec::new()
+            }
+            SchedulerMessage::Waiters { waiting } => {
+                self.now.contested = waiting;
+                match self.now.state {
+                    State::Running(epoch) => self.pause(epoch),
+                    _ => Vec::new(),
+                }
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn does(&mut self, what: u64, now: Duration) -> Plan {
+        self.stops_working(now);
+        let (what, turn) = (what >> 32, what & 0xffff_ffff);
+        match (what, self.now.state) {
+            // Pauses go on whatever becomes of the lock.
+            (WORKS, _) => {
+                self.now.pausing = false;
+                match self.now.state {
+                    State::Parked | State::Idle(_) => self.asks(now),
+                    State::Running(_) if self.works > 0 => vec![self.own(self.works, PAUSES)],
+                    _ => Vec::new(),
+                }
+            }
+            _ if turn != self.now.turn => Vec::new(),
+            (RESTORED, State::Restoring(epoch)) => {
+                let brought = (self.now.allocated - self.now.resident).min(self.now.room);
+                self.now.room -= brought;
+                self.now.resident += brought;
+                self.now.state = State::Running(epoch);
+                self.now.since = now;
+                self.now.asked = None;
+                let mut plan = vec![
+                    self.say(ClientMessage::Running { epoch }),
+                    self.say(ClientMessage::Usage(self.usage())),
+                ];
+                if self.works > 0 {
+                    plan.push(self.own(self.works, PAUSES));
+                }
+                if let Some((work, again)) = self.ends_after {
+                    let left = MS(work).saturating_sub(self.now.worked);
+                    plan.push((left, Act::Own(again << 40 | self.now.turn | 6 << 32)));
+                }
+                plan
+            }
+            (DRAINED, State::Draining(epoch)) => self.leaves(epoch, now),
+            (GIVES_UP, State::Draining(epoch)) => {
+                self.now.state = State::Running(epoch);
+                vec![self.say(ClientMessage::DropDeferred { epoch })]
+            }
+            (PAUSES, State::Running(epoch)) => {
+                self.now.pausing = true;
+                let mut plan = self.pause(epoch);
+                plan.push(self.own(self.pauses, WORKS));
+                plan
+            }
+            (ends, State::Running(_)) if ends & 0xff == 6 => {
+                vec![(Duration::ZERO, Act::End(Some(MS(ends >> 8))))]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn seen(&self) -> Seen {
+        let holds = !matches!(self.now.state, State::Parked | State::Idle(_));
+        Seen {
+            gpu: self.gpu,
+            resident: Some(self.now.resident + self.now.room),
+            holds,
+            waits_since: self.now.asked,
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Worlds of up to 200 clients, in virtual time, for rules that need many: how long somebody waits, how far equal jobs come
+//! apart, what one event may cost, and that nobody's lies stop the others.
+//!
+//! What a client does is behind [`Behaviour`]: a world delivers messages, and knows nothing of how a client answers.
+
+mod honest;
+mod liar;
+mod world;
+mod worlds;
+
+use std::time::Duration;
+
+use nvshare_core::Identity;
+use nvshare_proto::{ClientMessage, Register, SchedulerMessage};
+
+/// What a client does next.
+#[derive(Debug, Clone)]
+pub(crate) enum Act {
+    /// It says something.
+    Say(ClientMessage),
+    /// Something of its own: its number means something to itself alone.
+    Own(u64),
+    /// Its process ends; another client of the same behaviour comes after this long.
+    End(Option<Duration>),
+}
+
+/// What a client is about to do, and in how long.
+pub(crate) type Plan = Vec<(Duration, Act)>;
+
+/// How a client behaves.
+pub(crate) trait Behaviour {
+    /// It connects, for the first time or again.
+    fn begins(&mut self, client: u64, now: Duration) -> (Identity, Register, Plan);
+    /// It is told something.
+    fn hears(&mut self, message: SchedulerMessage, now: Duration) -> Plan;
+    /// It does something of its own.
+    fn does(&mut self, what: u64, now: Duration) -> Plan;
+    /// What can be seen of it.
+    fn seen(&self) -> Seen;
+}
+
+/// What can be seen of a client from outside.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Seen {
+    /// The GPU that it uses.
+    pub(crate) gpu: u8,
+    /// What is on the card, and what else it may put there, in bytes; none of who lies.
+    pub(crate) resident: Option<u64>,
+    /// It is between grant and drained.
+    pub(crate) holds: bool,
+    /// Since when it waits for the lock.
+    pub(crate) waits_since: Option<Duration>,
+}

@@ -1,0 +1,162 @@
+//! The worlds, and what has to hold in them.
+
+use std::time::Duration;
+
+use nvshare_core::{Config, Gang};
+
+use super::honest::Honest;
+use super::liar::Liar;
+use super::world::World;
+use crate::world::{MS, config};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn quantum(ms: u64) -> Config {
+    Config { quantum: MS(ms), ..config(false) }
+}
+
+/// Numbers that look random, from a seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % below.max(1)
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}
+
+#[test]
+fn equal_jobs_stay_close_over_any_hour() {
+    for (ms, drains) in
+        [(1000, vec![20, 5000]), (8000, vec![20, 5000, 1000]), (4000, vec![20, 20, 3000, 20, 500])]
+    {
+        let mut world = World::new(quantum(ms));
+        let places: Vec<usize> = drains
+            .iter()
+            .map(|&drains_in| world.add(0, Honest { drains_in, ..Honest::new(0, 12) }))
+            .collect();
+        let longest = MS(drains.iter().copied().max().unwrap_or(0));
+        // Lag over an hour is how far the difference of two moves within it, at most how far it moves in all.
+        let mut range = vec![(0i64, 0i64); places.len() * places.len()];
+        world.run(HOUR, |world| {
+            let held: Vec<i64> = places.iter().map(|&place| world.held(place).as_millis() as i64).collect();
+            for (i, one) in held.iter().enumerate() {
+                for (j, other) in held.iter().enumerate().skip(i + 1) {
+                    let (least, most) = &mut range[i * held.len() + j];
+                    (*least, *most) = ((*least).min(one - other), (*most).max(one - other));
+                }
+            }
+        });
+        let lag = range.iter().map(|(least, most)| most - least).max().unwrap_or(0);
+        let bound = 2 * (MS(ms) + longest) + MS(100);
+        println!("quantum {ms} ms, drains {drains:?}: {lag} ms apart, {bound:?} allowed");
+        assert!(MS(lag as u64) <= bound, "quantum {ms} ms, drains {drains:?}: {lag} ms, {bound:?} allowed");
+    }
+}
+
+/// A crowd on four GPUs: programs of all sizes, in bursts, that grow while they are parked, give up drains, come and go, and
+/// belong to tenants and gangs.
+fn crowd(world: &mut World, random: &mut Random, clients: u64) -> Vec<(usize, Honest)> {
+    let mut all = Vec::new();
+    for n in 0..clients {
+        let gpu = random.below(4) as u8;
+        let gib = [1, 2, 6, 9, 12, 16][random.below(6) as usize];
+        let mut plan = Honest::new(gpu, gib);
+        plan.restores_in = random.below(300);
+        plan.drains_in = random.below(200);
+        if random.one_in(4) {
+            (plan.works, plan.pauses) = (20 + random.below(500), 20 + random.below(2000));
+        }
+        if random.one_in(10) {
+            plan.defers_every = 2 + random.below(3);
+        }
+        if random.one_in(10) {
+            plan.needs_parked = 1;
+        }
+        if random.one_in(4) {
+            plan.ends_after = Some((100 + random.below(3000), random.below(1000)));
+        }
+        if random.one_in(5) {
+            plan.tenant = Some(random.below(5));
+        }
+        if random.one_in(8) && gib <= 6 {
+            // Two members on different GPUs.
+            let gang = Some(Gang { number: 100 + n, size: 2 });
+            let other = Honest { gpu: (gpu + 1) % 4, gang, tenant: None, ends_after: None, ..plan.clone() };
+            plan = Honest { gang, tenant: None, ends_after: None, ..plan };
+            all.push((world.add(random.below(5000), other.clone()), other));
+        }
+        all.push((world.add(random.below(5000), plan.clone()), plan));
+    }
+    all
+}
+
+#[test]
+fn nobody_in_a_crowd_waits_longer_than_the_jobs_ahead() {
+    for (seed, clients, minutes) in [(1, 8, 4), (2, 40, 4), (3, 160, 4)] {
+        let mut world = World::new(quantum(500));
+        let all = crowd(&mut world, &mut Random(seed * 0x9e37_79b9), clients);
+        let mut longest = (Duration::ZERO, 0);
+        for minute in 1..=minutes {
+            world.run(Duration::from_secs(60 * minute), |_| {});
+        }
+        for (place, _) in &all {
+            longest = longest.max((world.longest_wait(*place), *place));
+        }
+        // A turn: two quanta where somebody has something to catch up; a drain that is given up, and how long it is until
+        // the next; a restore. Who has had more than its share waits for that too: a quarter more.
+        let turn = 2 * MS(500) + MS(1000) + MS(500);
+        let mut worst = 0.0f64;
+        for (place, plan) in &all {
+            let jobs = all.iter().filter(|(_, other)| other.gpu == plan.gpu).count();
+            // The processes of a tenant have one share: those that do not fit together wait for each other too.
+            let own = |other: &Honest| other.gpu == plan.gpu && other.tenant == plan.tenant;
+            let own =
+                if plan.tenant.is_some() { all.iter().filter(|(_, other)| own(other)).count() } else { 1 };
+            let wait = world.longest_wait(*place).as_secs_f64();
+            let ratio = wait / (turn.as_secs_f64() * (jobs * own) as f64);
+            worst = worst.max(ratio);
+            assert!(ratio <= 1.25, "place {place} of {jobs} waited {wait} s: {plan:?}");
+        }
+        println!(
+            "{} clients, {} events: worst {worst:.2} of the bound, longest {longest:?}; steps {} at most, {:.1} a client",
+            all.len(),
+            world.events,
+            world.most_steps,
+            world.most_steps_each
+        );
+    }
+}
+
+#[test]
+fn lies_stop_nobody_on_another_gpu_and_cost_no_more_than_others() {
+    for (seed, gpu_memory) in [(1, Some(16 << 30)), (2, None), (3, Some(16 << 30))] {
+        let mut world =
+            World::new(Config { gpu_memory, reserve: Some(0), exclusive: seed == 3, ..quantum(500) });
+        for n in 0..8 {
+            world.add(n * 10, Liar::new(seed * 1000 + n, 0, 7));
+        }
+        let mut random = Random(seed);
+        for n in 0..10 {
+            let on = random.below(7) as u8;
+            let gib = 1 + random.below(16);
+            world.add(n * 7, Honest::new(on, gib));
+        }
+        let away: Vec<usize> = (0..4).map(|_| world.add(0, Honest::new(7, 12))).collect();
+        world.run(Duration::from_secs(6), |_| {});
+        for place in away {
+            let wait = world.longest_wait(place);
+            assert!(wait <= MS(4 * 1200), "waited {wait:?}");
+        }
+        println!(
+            "{} events, {} steps at most, {:.1} a client",
+            world.events, world.most_steps, world.most_steps_each
+        );
+    }
+}
