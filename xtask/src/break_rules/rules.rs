@@ -22,6 +22,22 @@ pub(super) const RULES: &[Rule] = &[
         test: "memory_of_every_kind_is_counted_while_it_lives",
     },
     Rule {
+        what: "room that is given back is not used any more",
+        file: "libnvshare/client/src/account.rs",
+        from: "saturating_sub(stays));\n        self.room -= taken.cast_signed();\n",
+        to: "saturating_sub(stays));\n        self.room -= if BROKEN { 0 } else { taken.cast_signed() };\n",
+        package: "nvshare-client",
+        test: "invariants_hold_and_nobody_starves",
+    },
+    Rule {
+        what: "the scheduler is told of the room that an eviction has made",
+        file: "libnvshare/client/src/account.rs",
+        from: "        self.made += bytes;\n",
+        to: "        self.made += if BROKEN { 0 } else { bytes };\n",
+        package: "nvshare-client",
+        test: "the_sums_are_what_they_are_when_they_are_computed_anew",
+    },
+    Rule {
         what: "what was charged for a call that is unwound is given back",
         file: "libnvshare/src/memory/admission.rs",
         from: "OnUnwind::new(|| device.release(bytes, charged, kind))",

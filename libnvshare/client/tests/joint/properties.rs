@@ -59,6 +59,23 @@ proptest! {
         World::new(plans, config(exclusive), seed).serves_everybody();
     }
 
+    /// Whatever becomes of the scheduler, every process has its work done, in turns again when there is one.
+    #[test]
+    fn nobody_starves_though_schedulers_die(
+        plans in prop::collection::vec(plan(), 1..6),
+        killed in prop::collection::vec((0..12_000u64, prop_oneof![1..900u64, 1000..8000u64]), 1..4),
+        seed in any::<u64>(),
+    ) {
+        let mut world = World::new(plans, config(false), seed);
+        for (at, down) in killed {
+            world.at(MS(at), Later::Restart(down));
+        }
+        world.serves_everybody();
+        for gpu in world.core.gpu_status() {
+            prop_assert!(gpu.resident <= gpu.capacity, "{gpu:?} {:?}", world.core.client_status());
+        }
+    }
+
     /// Strangers come and go, and contexts grow: there is always room for who comes, and for the largest.
     #[test]
     fn nobody_starves_whatever_is_measured(

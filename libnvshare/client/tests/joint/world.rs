@@ -49,6 +49,9 @@ pub(crate) enum Later {
     Program(usize, u64),
     Tick(usize, u64),
     Measure(Measured),
+    /// The scheduler is killed, and another starts after so many milliseconds.
+    Restart(u64),
+    IsUp,
 }
 
 /// An event of the agenda: when, in which order, what.
@@ -132,7 +135,10 @@ pub(crate) struct World {
     agenda: BinaryHeap<Reverse<Planned>>,
     sequence: u64,
     seed: u64,
-    exclusive: bool,
+    config: Config,
+    is_up: bool,
+    /// The scheduler was killed: processes that ran alone may have more on a card than it holds.
+    was_killed: bool,
     capacity: u64,
     trace: bool,
     pub(crate) notes: Vec<String>,
@@ -146,8 +152,10 @@ impl World {
     /// A world in which each process has a limit of its own.
     pub(crate) fn with_limit(plans: Vec<Plan>, config: Config, seed: u64, limit: Option<u64>) -> Self {
         let mut world = Self {
-            exclusive: config.exclusive,
-            core: Core::new(config),
+            core: Core::new(config.clone()),
+            config,
+            is_up: true,
+            was_killed: false,
             processes: Vec::new(),
             connections: Vec::new(),
             now: Duration::ZERO,
@@ -203,6 +211,7 @@ impl World {
             Later::Connect(i) => self.connect(i),
             Later::Die(i) => {
                 if !self.processes[i].is_over() {
+                    self.processes[i].is_dead = self.processes[i].connection.is_none();
                     self.disconnect(i, true);
                     self.processes[i].is_dying = true;
                 }
@@ -218,7 +227,9 @@ impl World {
                     let gone = self.now + Duration::from_micros(100 + self.random(50_000));
                     self.at(gone, Later::Exited(connection));
                 }
-                self.event(Event::Disconnected { client: connection, process_remains });
+                if std::mem::take(&mut self.connections[connection as usize].is_open) {
+                    self.event(Event::Disconnected { client: connection, process_remains });
+                }
             }
             Later::Registers(connection, register) => {
                 if self.connections[connection as usize].is_open {
@@ -272,6 +283,28 @@ impl World {
                 }
             }
             Later::Measure(measured) => self.event(Event::Measured(measured)),
+            Later::Restart(down) => self.restart(down),
+            Later::IsUp => self.is_up = true,
+        }
+    }
+
+    /// The scheduler is killed, and another starts after so many milliseconds.
+    fn restart(&mut self, down: u64) {
+        (self.is_up, self.was_killed) = (false, true);
+        let boot = self.config.boot + 1;
+        self.config = Config { boot, restarted: true, settle: MS(1300), ..self.config.clone() };
+        self.core = Core::new(self.config.clone());
+        self.at(self.now + MS(down), Later::IsUp);
+        self.connections.iter_mut().for_each(|connection| connection.is_open = false);
+        for i in 0..self.processes.len() {
+            let process = &mut self.processes[i];
+            if process.connection.take().is_some() {
+                process.library.is_connected = false;
+                self.tell(i, Session::lost);
+                self.at(self.now + MS(100), Later::Connect(i));
+            }
+            // Nobody waits for the end of a process that the scheduler does not know.
+            self.processes[i].is_dead |= self.processes[i].is_dying;
         }
     }
 
@@ -285,6 +318,11 @@ impl World {
 
     fn connect(&mut self, i: usize) {
         if self.processes[i].is_over() || self.processes[i].connection.is_some() {
+            return;
+        }
+        if !self.is_up {
+            self.tell(i, Session::found_nobody);
+            self.at(self.now + MS(1000), Later::Connect(i));
             return;
         }
         let connection = self.connections.len() as u64;
@@ -435,8 +473,11 @@ impl World {
                     absent += account.absent();
                 }
             }
+            if self.was_killed {
+                continue;
+            }
             assert!(resident <= self.capacity, "{} GiB resident on {gpu}", resident as f64 / GIB as f64);
-            assert!(!self.exclusive || running <= 1, "{running} run where one may");
+            assert!(!self.config.exclusive || running <= 1, "{running} run where one may");
             if running > 1 {
                 assert!(demand <= self.capacity, "a run set of {} GiB", demand / GIB);
                 assert_eq!(absent, 0, "a member runs with memory absent");
@@ -447,6 +488,9 @@ impl World {
     /// Nobody is refused room while everybody gives way.
     fn check_refusal(&self, message: &SchedulerMessage) {
         if matches!(message, SchedulerMessage::NoRoom { .. }) {
+            if self.was_killed {
+                return;
+            }
             let excused = |p: &Process| p.plan.cannot_evict || p.plan.dies_at.is_some();
             assert!(self.processes.iter().any(excused), "no room, though everybody gives way");
         }
