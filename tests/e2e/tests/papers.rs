@@ -207,6 +207,66 @@ fn links_lead_somewhere() {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
+/// All sources, with texts that go on in the next line in one piece.
+fn sources(folder: &Path, text: &mut String) {
+    for path in fs::read_dir(folder).expect("a folder").filter_map(Result::ok).map(|entry| entry.path()) {
+        if path.is_dir() {
+            sources(&path, text);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let source = fs::read_to_string(&path).expect("a source");
+            let lines: Vec<&str> = source.lines().collect();
+            let joined = lines
+                .iter()
+                .map(|line| line.strip_suffix('\\').map_or_else(|| format!("{line}\n"), str::to_owned));
+            // A text goes on after the blanks of the next line.
+            let mut goes_on = false;
+            for (line, whole) in lines.iter().zip(joined) {
+                text.push_str(if goes_on { whole.trim_start() } else { &whole });
+                goes_on = line.ends_with('\\');
+            }
+        }
+    }
+}
+
+#[test]
+fn messages_that_troubleshooting_explains_are_said() {
+    let mut said = String::new();
+    for folder in ["libnvshare", "nvshare-scheduler", "nvshare-ctl", "nvshare-admin", "proto"] {
+        sources(&workspace().join(folder), &mut said);
+    }
+    let page = fs::read_to_string(workspace().join("docs/troubleshooting.md")).expect("a document");
+    let messages = page.lines().filter_map(|line| line.strip_prefix("| `")?.split("` ").next());
+    let mut unknown = Vec::new();
+    let mut looked = 0;
+    for message in messages.filter(|message| !message.starts_with("object ")) {
+        // What stands between places for names, numbers and reasons.
+        let is_place = |word: &str| {
+            let word = word.trim_matches(|c: char| !c.is_alphanumeric() && c != '…');
+            word.contains('…')
+                || word.len() > 1 && word.chars().all(|c| c.is_ascii_uppercase())
+                || ["N", "A", "B"].contains(&word)
+        };
+        let mut pieces = vec![String::new()];
+        for word in message.split(' ') {
+            if is_place(word) {
+                pieces.push(String::new());
+            } else if let Some(piece) = pieces.last_mut() {
+                piece.push_str(if piece.is_empty() { "" } else { " " });
+                piece.push_str(word);
+            }
+        }
+        let pieces: Vec<&str> =
+            pieces.iter().map(|piece| piece.trim_matches(['(', ')', ':', ';', ' '])).collect();
+        let longest = pieces.iter().max_by_key(|piece| piece.len()).expect("a piece");
+        looked += 1;
+        if longest.len() < 8 || !said.contains(longest) {
+            unknown.push(format!("{message}: {longest:?}"));
+        }
+    }
+    assert!(looked > 20, "{looked} messages");
+    assert!(unknown.is_empty(), "nothing says\n{}", unknown.join("\n"));
+}
+
 #[test]
 fn readme_names_every_command_option_and_variable() {
     let text = fs::read_to_string(workspace().join("README.md")).expect("a document");
