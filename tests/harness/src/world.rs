@@ -20,7 +20,7 @@ pub struct Moved {
     pub restored: u64,
     /// Prefetched to the host.
     pub evicted: u64,
-    /// Of that, while a kernel of the same process ran.
+    /// Of that, while a kernel of the same process ran; and a block for each kernel that began meanwhile.
     pub evicted_in_use: u64,
 }
 

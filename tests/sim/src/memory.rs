@@ -301,6 +301,7 @@ impl Process {
         }
         let gpu = found.allocation.gpu;
         let mut owed = Duration::ZERO;
+        let _leaving = (way == Way::ToHost).then(|| self.world.begin_leaving(gpu));
         for piece in found.pieces(bytes.max(1)) {
             owed += match way {
                 Way::ToDevice => self.world.bring(gpu, piece.block, Why::Prefetch).ok_or(OUT_OF_MEMORY)?,

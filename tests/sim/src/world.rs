@@ -9,7 +9,7 @@ mod owners;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::config::Config;
@@ -71,7 +71,7 @@ pub(crate) struct Moved {
     /// Moved by prefetch to the card, and to the host.
     pub(crate) restored: AtomicU64,
     pub(crate) evicted: AtomicU64,
-    /// Of that, while a kernel of the same process ran.
+    /// Of that, while a kernel of the same process ran; and a block for each kernel that began meanwhile.
     pub(crate) evicted_in_use: AtomicU64,
 }
 
@@ -80,8 +80,6 @@ struct Gpu {
     lock: libc::pthread_mutex_t,
     /// Held by the kernel that runs.
     compute: libc::pthread_mutex_t,
-    /// The process whose kernel runs; 0: none.
-    running: AtomicU32,
     frames: u32,
     clock: u64,
     /// Until when each direction of the link is busy, in ns of the monotonic clock.
@@ -116,6 +114,29 @@ pub(crate) struct World {
     host_store: *mut u8,
     real_block: usize,
     frames: usize,
+    /// By card.
+    here: [Here; MOST_GPUS],
+}
+
+/// What this process does on a card.
+#[derive(Debug, Default)]
+struct Here {
+    /// A kernel runs.
+    running: AtomicBool,
+    /// Calls that move memory to the host.
+    leaving: AtomicU32,
+    /// Bytes that its kernels and copies were the first to touch.
+    touched: AtomicU64,
+}
+
+/// Memory of a card is moved to the host until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Leaving<'a>(&'a AtomicU32);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 // SAFETY: everything behind the pointers is shared between processes, and guarded by the locks within.
@@ -210,6 +231,7 @@ impl World {
             host_store: unsafe { base.add(header_bytes + device_bytes) },
             real_block,
             frames,
+            here: Default::default(),
             config,
         };
         if fresh {
@@ -418,6 +440,9 @@ impl World {
                     &(*at).moved.touched
                 }
             };
+            if (*block).place == Place::Untouched && why == Why::Touch {
+                self.here(gpu).touched.fetch_add(BLOCK, Ordering::Relaxed);
+            }
             if !std::ptr::eq(counted, &raw const (*at).moved.touched) || why == Why::Touch {
                 counted.fetch_add(BLOCK, Ordering::Relaxed);
             }
@@ -472,7 +497,7 @@ impl World {
             (*block).place = Place::Host;
             let at = &*self.gpu(gpu);
             at.moved.evicted.fetch_add(BLOCK, Ordering::Relaxed);
-            if at.running.load(Ordering::SeqCst) == std::process::id() {
+            if self.here(gpu).running.load(Ordering::SeqCst) {
                 at.moved.evicted_in_use.fetch_add(BLOCK, Ordering::Relaxed);
             }
         }
@@ -543,12 +568,15 @@ impl World {
     /// Runs a kernel: one at a time on each card, whoever launches it.
     pub(crate) fn run_kernel(&self, gpu: usize, body: impl FnOnce()) {
         let held = self.hold(gpu, true);
-        // SAFETY: the card's field, which is atomic.
-        let running = unsafe { &(*self.gpu(gpu)).running };
-        running.store(std::process::id(), Ordering::SeqCst);
+        let here = self.here(gpu);
+        here.running.store(true, Ordering::SeqCst);
+        if here.leaving.load(Ordering::SeqCst) > 0 {
+            // SAFETY: the card's field, which is atomic.
+            unsafe { &(*self.gpu(gpu)).moved.evicted_in_use }.fetch_add(BLOCK, Ordering::Relaxed);
+        }
         let begin_ns = now_ns();
         body();
-        running.store(0, Ordering::SeqCst);
+        here.running.store(false, Ordering::SeqCst);
         let ran = Ran { process: std::process::id(), gpu: gpu as u32, begin_ns, end_ns: now_ns() };
         // SAFETY: the trace's slot is this kernel's alone, once a round.
         unsafe {
@@ -556,6 +584,24 @@ impl World {
             (*self.header).trace[at] = ran;
         }
         drop(held);
+        // Who waits for the card comes next: the lock is not fair, and this process may have another kernel.
+        std::thread::yield_now();
+    }
+
+    fn here(&self, gpu: usize) -> &Here {
+        &self.here[gpu]
+    }
+
+    /// Bytes that this process's kernels and copies were the first to touch, on all cards.
+    pub(crate) fn touched_here(&self) -> u64 {
+        self.here.iter().map(|here| here.touched.load(Ordering::Relaxed)).sum()
+    }
+
+    /// A call moves memory of a card to the host while the answer lives.
+    pub(crate) fn begin_leaving(&self, gpu: usize) -> Leaving<'_> {
+        let leaving = &self.here(gpu).leaving;
+        leaving.fetch_add(1, Ordering::SeqCst);
+        Leaving(leaving)
     }
 
     /// Bytes free on a card.

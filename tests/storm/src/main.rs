@@ -75,6 +75,9 @@ struct RunOptions {
     /// The process has a limit of this many bytes, beyond which allocations are refused
     #[arg(long, value_parser = parse_bytes)]
     limited: Option<u64>,
+    /// On a simulated driver: no kernel may be the first to touch memory
+    #[arg(long)]
+    populated: bool,
     /// Print the program and do not run it
     #[arg(long)]
     print: bool,
@@ -157,7 +160,7 @@ fn run(options: &RunOptions) -> Result<(), String> {
     };
     let new = |one: &RunOptions| -> &'static exec::Run {
         let plan = plan::compose(&one.recipe(caps.clone()));
-        Box::leak(Box::new(exec::Run::new(driver, plan, one.limited, one.verbose)))
+        Box::leak(Box::new(exec::Run::new(driver, plan, one.limited, one.verbose, one.populated)))
     };
     let mut programs: Vec<RunOptions> = options.each().collect();
     let last = programs.pop().ok_or("no programs")?;

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::driver::{CudaError, Driver};
+use crate::driver::{CudaError, Driver, cu};
 use crate::plan::{Id, Op, Plan, StreamKind};
 use exclude::Exclusion;
 
@@ -44,6 +44,8 @@ pub(crate) struct Run {
     /// Bytes that the program may not have more of, where a limit is set.
     pub(crate) limit: Option<u64>,
     pub(crate) verbose: bool,
+    /// No kernel may be the first to touch memory.
+    populated: bool,
     pub(crate) contexts: Handles,
     /// Of green contexts, beside the contexts that stand for them.
     pub(crate) greens: Handles,
@@ -99,7 +101,13 @@ pub(crate) struct Me {
 }
 
 impl Run {
-    pub(crate) fn new(driver: &'static Driver, plan: Plan, limit: Option<u64>, verbose: bool) -> Self {
+    pub(crate) fn new(
+        driver: &'static Driver,
+        plan: Plan,
+        limit: Option<u64>,
+        verbose: bool,
+        populated: bool,
+    ) -> Self {
         let counts = plan.counts.clone();
         let steps = plan.steps.len();
         let threads = plan.threads;
@@ -107,6 +115,7 @@ impl Run {
             driver,
             limit,
             verbose,
+            populated,
             contexts: Handles::new(counts.contexts),
             greens: Handles::new(counts.contexts),
             streams: Handles::new(counts.streams),
@@ -241,7 +250,8 @@ impl Run {
         }
     }
 
-    /// When everything but what is left in flight has been looked at: says so. False: a host function did not run.
+    /// When everything but what is left in flight has been looked at: says so. False: a host function did not run, or memory was
+    /// not there.
     fn conclude(&self) -> bool {
         let all: Vec<usize> = (0..self.plan.steps.len()).collect();
         self.wait_for(&all);
@@ -254,6 +264,19 @@ impl Run {
         }
         let ran = self.callbacks.load(Ordering::SeqCst);
         let words = self.words.load(Ordering::SeqCst);
+        let mut touched = 0u64;
+        if self.populated
+            && cu!(self.driver, "nvsimTouched", &raw mut touched => *mut u64).is_ok()
+            && touched > 0
+        {
+            println!(
+                "storm: seed {} step {}: kernels were the first to touch {} KiB, expected none",
+                self.plan.seed,
+                self.plan.steps.len(),
+                touched >> 10
+            );
+            return false;
+        }
         println!(
             "storm: seed {}: {} steps, {words} words as expected, host functions expected {expected} and ran {ran}",
             self.plan.seed,

@@ -248,11 +248,18 @@ impl Storm<'_> {
             memory,
             caps: None,
             skip: Vec::new(),
-            without: self.options.without.clone(),
+            without: self.without(seed),
             limited: seed.is_multiple_of(3).then_some(memory + 128 * MIB),
+            populated: false,
             print: false,
             verbose: false,
         }
+    }
+
+    /// Where allocations are slow, there is no managed memory of the program's own: all else is populated, however late.
+    fn without(&self, seed: u64) -> Vec<String> {
+        let slow = self.world.parts.simulator.is_some() && moods::of(seed).is_some_and(|mood| mood.is_slow());
+        self.options.without.iter().cloned().chain(slow.then(|| "cuMemAllocManaged".to_owned())).collect()
     }
 
     /// Both runs of some seeds; a finding, and whether it was of the native one.
@@ -279,7 +286,10 @@ impl Storm<'_> {
             return Ok(());
         }
         let log = self.world.dir.join(format!("seed-{job}.log"));
-        let command = trial::under(self.world, options, &self.caps, &self.options.log);
+        let mut command = trial::under(self.world, options, &self.caps, &self.options.log);
+        if !self.options.chaos && moods::of(options.seed).is_some_and(|mood| mood.is_slow()) {
+            command.arg("--populated");
+        }
         let shared = trial::trial(command, options.count, &log, patience, &self.running)
             .map_err(|finding| (finding, false))?;
         let each = shared / options.count as u32;

@@ -19,6 +19,13 @@ const MOODS: [Mood; 3] = [
     Mood { which: 1, name: "driver before 12.4", setting: ("NVSIM_CTX_RECORD", "0") },
 ];
 
+impl Mood {
+    /// Whether an allocation may take longer than the grant of the lock.
+    pub(crate) fn is_slow(&self) -> bool {
+        self.setting.0 == "NVSIM_SLOW_ALLOCATIONS"
+    }
+}
+
 /// The driver's way for a seed; `None`: as the card does.
 pub(crate) fn of(seed: u64) -> Option<&'static Mood> {
     MOODS.iter().find(|mood| mood.which == seed % 8)

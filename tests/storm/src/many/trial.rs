@@ -168,6 +168,8 @@ pub(crate) fn trial(
         let first = said.lines().find(|line| line.contains(" step ")).unwrap_or_default();
         let kind = if first.contains("words are wrong") {
             "wrong data".to_owned()
+        } else if first.contains("first to touch") {
+            "memory was not populated".to_owned()
         } else {
             let call = first.split(' ').find(|word| word.starts_with("cu"));
             format!("failed {}", call.unwrap_or("elsewhere"))

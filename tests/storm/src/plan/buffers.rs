@@ -34,7 +34,10 @@ impl Composer<'_> {
             return None;
         }
         let green = self.contexts[&context].kind == super::ContextKind::Green;
-        let mut doors = vec![Door::Plain, Door::Plain, Door::Managed];
+        let mut doors = vec![Door::Plain, Door::Plain];
+        if !self.recipe.without.contains("cuMemAllocManaged") {
+            doors.push(Door::Managed);
+        }
         if self.may("pitch") && regions == 1 && !green {
             doors.push(Door::Pitch);
         }
