@@ -119,7 +119,10 @@ impl Core {
         // One that crossed with room for it asks for more than one client can have: that it has, or gets now.
         let needs = account.needs.min(self.capacity(uuid, id).saturating_sub(account.budget));
         let before = if parked { self.reserved_before(uuid, &Unit::One([id])) } else { 0 };
-        let free = self.free(uuid, id).saturating_sub(*reserved).saturating_sub(before);
+        let (there, ahead_of) = (self.free(uuid, id), reserved.saturating_add(before));
+        let free = there.saturating_sub(ahead_of);
+        // What becomes free goes to those ahead first: less than all of it would be ordered without end.
+        let missing = ahead_of.saturating_add(needs).saturating_sub(there);
         if needs <= free {
             let bytes = needs + self.spare(uuid, free - needs, id);
             self.with_account(id, uuid, |account| {
@@ -139,10 +142,9 @@ impl Core {
         // A program that grows will grow more: room is made in large pieces, as far as there is any.
         let demand = gpu.ledger.entry(id).map_or(0, |entry| entry.demand);
         let dying = !gpu.ledger.departed().is_empty();
-        let ahead =
-            (needs - free).saturating_add(SPARE_ROOM.min(self.capacity(uuid, id).saturating_sub(demand)));
+        let ahead = missing.saturating_add(SPARE_ROOM.min(self.capacity(uuid, id).saturating_sub(demand)));
         let ordered = self.order_evictions(uuid, ahead, Some(&[id]))
-            || self.order_evictions(uuid, needs - free, Some(&[id]));
+            || self.order_evictions(uuid, missing, Some(&[id]));
         // Who is dying makes room as well, in its time.
         if !ordered && !dying && self.fits_in_the_end(uuid, id) {
             // Who is in the way gives it back when its turn is over, or when its drain is complete after all.
