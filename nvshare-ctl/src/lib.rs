@@ -9,6 +9,7 @@ mod library;
 mod output;
 mod show;
 mod timeline;
+mod top;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,7 +19,10 @@ use nvshare_admin::Scheduler;
 
 pub use commands::install::papers;
 
-use commands::{clients, doctor, install, run, set_tq, status, switch, timeline as timeline_command, watch};
+use commands::{
+    clients, doctor, install, run, set_tq, status, switch, timeline as timeline_command, top as top_command,
+    watch,
+};
 
 /// Shows and tunes an nvshare scheduler, and runs programs under it.
 #[derive(Debug, Parser)]
@@ -41,6 +45,8 @@ enum Command {
     Clients(clients::Options),
     /// Tell what happens, as it happens
     Watch(watch::Options),
+    /// Show the GPUs and their clients in this terminal, as they change
+    Top(top_command::Options),
     /// Draw who held the GPUs, and what moved
     Timeline(timeline_command::Options),
     /// Set how long a client keeps a GPU while another waits
@@ -81,6 +87,7 @@ pub fn main() -> ExitCode {
         Command::Status(options) => status::run(&scheduler(), &options),
         Command::Clients(options) => clients::run(&scheduler(), &options),
         Command::Watch(options) => watch::run(&scheduler(), &options),
+        Command::Top(options) => top_command::run(scheduler(), &options),
         Command::Timeline(options) => timeline_command::run(&scheduler(), &options),
         Command::SetTq(options) => set_tq::run(&scheduler(), &options),
         Command::On => switch::on(&scheduler()),

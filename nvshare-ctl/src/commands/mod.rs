@@ -8,4 +8,5 @@ pub(crate) mod set_tq;
 pub(crate) mod status;
 pub(crate) mod switch;
 pub(crate) mod timeline;
+pub(crate) mod top;
 pub(crate) mod watch;

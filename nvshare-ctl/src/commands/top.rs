@@ -1,0 +1,128 @@
+//! `nvshare-ctl top`
+
+use std::io::{self, IsTerminal};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use nvshare_admin::{Scheduler, Status};
+use nvshare_proto::AdminRequest;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+
+use crate::output::Done;
+use crate::show::Sort;
+use crate::top::{Key, Top, Wish, view};
+
+/// How often keys are looked for.
+const KEYS_EVERY: Duration = Duration::from_millis(50);
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Time from one look at the scheduler to the next, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    interval: Duration,
+
+    /// How clients are sorted
+    #[arg(long, value_name = "KEY", default_value = "client")]
+    sort: Sort,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "a number of seconds is needed".to_owned())?;
+    if (0.1..=3600.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err("accepted: 0.1 to 3600".to_owned())
+    }
+}
+
+/// What the thread that talks to the scheduler brings.
+enum News {
+    Looked(Result<Status, String>),
+    Changed(String),
+}
+
+pub(crate) fn run(scheduler: Scheduler, options: &Options) -> Done {
+    if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        return Err("top needs a terminal; `status` and `watch` do not".to_owned().into());
+    }
+    // Who is not there at the beginning is an error; who goes later may come back.
+    let first = scheduler.status()?;
+    let (wish, wishes) = mpsc::channel();
+    let (tell, news) = mpsc::channel();
+    let interval = options.interval;
+    thread::spawn(move || talk(&scheduler, interval, &wishes, &tell));
+    let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let mut top = Top::new(!set("NO_COLOR"));
+    top.sort = options.sort;
+    top.look(Ok(first), Instant::now());
+    let mut terminal =
+        ratatui::try_init().map_err(|error| format!("this terminal cannot be used: {error}"))?;
+    let ended = show(&mut terminal, &mut top, &wish, &news);
+    ratatui::restore();
+    ended.map_err(|error| format!("the terminal: {error}").into())
+}
+
+/// Asks the scheduler, which may take its time, while the screen goes on.
+fn talk(scheduler: &Scheduler, interval: Duration, wishes: &Receiver<AdminRequest>, tell: &Sender<News>) {
+    loop {
+        let news = match wishes.recv_timeout(interval) {
+            Ok(change) => News::Changed(scheduler.change(change).unwrap_or_else(|error| error.to_string())),
+            Err(RecvTimeoutError::Timeout) => {
+                News::Looked(scheduler.status().map_err(|error| error.to_string()))
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        if tell.send(news).is_err() {
+            return;
+        }
+    }
+}
+
+fn show(
+    terminal: &mut DefaultTerminal,
+    top: &mut Top,
+    wish: &Sender<AdminRequest>,
+    news: &Receiver<News>,
+) -> io::Result<()> {
+    let mut drawn: Option<Instant> = None;
+    loop {
+        let mut changed = drawn.is_none_or(|drawn| drawn.elapsed() > Duration::from_secs(1));
+        for news in news.try_iter() {
+            changed = true;
+            match news {
+                News::Looked(looked) => top.look(looked, Instant::now()),
+                News::Changed(text) => top.message = Some(text),
+            }
+        }
+        if changed {
+            terminal.draw(|frame| view::draw(frame, top, Instant::now()))?;
+            drawn = Some(Instant::now());
+        }
+        if !event::poll(KEYS_EVERY)? {
+            continue;
+        }
+        drawn = None;
+        let Event::Key(key) = event::read()? else { continue };
+        if key.kind != KeyEventKind::Press {
+            continue;
+        }
+        let pressed = match key.code {
+            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Ok(()),
+            KeyCode::Char(c) => Key::Char(c),
+            KeyCode::Enter => Key::Enter,
+            KeyCode::Esc => Key::Escape,
+            KeyCode::Backspace => Key::Backspace,
+            _ => continue,
+        };
+        match top.press(pressed) {
+            Wish::Quit => return Ok(()),
+            Wish::Change(change) => {
+                let _ = wish.send(change);
+            }
+            Wish::Nothing => {}
+        }
+    }
+}

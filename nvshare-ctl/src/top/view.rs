@@ -1,0 +1,310 @@
+//! Draws `top`. What is said by colours is said by letters as well.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use nvshare_proto::units::{Bytes, GIB};
+use nvshare_proto::{ClientState, ClientStatus, GpuStatus};
+use ratatui::Frame;
+use ratatui::layout::Rect;
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::Paragraph;
+
+use super::{History, Top, waits};
+use crate::show;
+
+/// The smallest terminal that can show something.
+const LEAST: (u16, u16) = (48, 8);
+/// Columns of a sparkline.
+const SPARK: usize = 10;
+const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// Draws everything, as of now.
+pub(crate) fn draw(frame: &mut Frame<'_>, top: &Top, now: Instant) {
+    let area = frame.area();
+    if area.width < LEAST.0 || area.height < LEAST.1 {
+        let text = format!("{}×{} is too small: top needs {}×{}", area.width, area.height, LEAST.0, LEAST.1);
+        let lines: Vec<Line<'_>> = wrap(&text, usize::from(area.width)).into_iter().map(Line::from).collect();
+        return frame.render_widget(Paragraph::new(lines), area);
+    }
+    let width = usize::from(area.width);
+    let mut lines = vec![head(top, width)];
+    if let Some(status) = &top.status {
+        for gpu in &status.gpus {
+            lines.extend(gpu_lines(top, gpu, width, now));
+        }
+        lines.push(Line::default());
+        lines.extend(clients(top, &status.clients, width, now));
+    }
+    let room = usize::from(area.height) - 1;
+    if lines.len() > room {
+        let hidden = lines.len() - room + 1;
+        lines.truncate(room - 1);
+        lines.push(Line::from(format!("… {hidden} more lines")));
+    }
+    frame.render_widget(Paragraph::new(lines), Rect { height: area.height - 1, ..area });
+    let foot = Rect { y: area.bottom() - 1, height: 1, ..area };
+    frame.render_widget(Paragraph::new(footer(top, width)), foot);
+}
+
+/// Words in lines that are no longer than this, as far as words allow it.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = vec![String::new()];
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+}
+
+fn style(top: &Top, colour: Color) -> Style {
+    if top.colours { Style::new().fg(colour) } else { Style::new() }
+}
+
+fn head(top: &Top, width: usize) -> Line<'static> {
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    if let Some(why) = &top.lost {
+        let text = format!("no scheduler: it is looked for; what follows is old ({why})");
+        return Line::styled(cut(&text, width), style(top, Color::Red).add_modifier(Modifier::BOLD));
+    }
+    let Some(status) = &top.status else { return Line::from("asking the scheduler …") };
+    let about = &status.scheduler;
+    let scheduling = if about.scheduling { "on" } else { "OFF: everybody runs" };
+    let text = format!(
+        "nvshare-scheduler {}  up {}  scheduling {scheduling}  TQ {} s",
+        about.version,
+        show::span(about.uptime_s),
+        show::seconds(about.quantum_ms)
+    );
+    let text = if about.restricted { text + "  (your own clients)" } else { text };
+    Line::styled(cut(&text, width), bold)
+}
+
+/// A GPU's memory as a bar: on the card, elsewhere, and what is free.
+fn bar(gpu: &GpuStatus, width: usize) -> [usize; 3] {
+    let scale = gpu.capacity.max(gpu.allocated).max(1) as f64;
+    let cells = |bytes: u64| (bytes as f64 / scale * width as f64).round() as usize;
+    let resident = cells(gpu.resident.min(gpu.capacity)).min(width);
+    let elsewhere = cells(gpu.allocated.saturating_sub(gpu.resident)).min(width - resident);
+    [resident, elsewhere, width - resident - elsewhere]
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.1}", bytes as f64 / GIB as f64)
+}
+
+fn gpu_lines(top: &Top, gpu: &GpuStatus, width: usize, now: Instant) -> Vec<Line<'static>> {
+    let name = format!("{} {}", show::gpu_name(gpu), gpu.name.clone().unwrap_or_default());
+    let name = cut(name.trim(), 22);
+    if gpu.capacity == 0 {
+        return vec![Line::from(format!("{name:<22}  not used yet"))];
+    }
+    let figures =
+        format!("{}/{} GiB, {} allocated", gib(gpu.resident), gib(gpu.capacity), gib(gpu.allocated));
+    let room = width.saturating_sub(22 + 2 + figures.len() + 2).max(4);
+    let [resident, elsewhere, free] = bar(gpu, room);
+    let bar = vec![
+        Span::raw(format!("{name:<22}  ")),
+        Span::styled("█".repeat(resident), style(top, Color::Green)),
+        Span::styled("▒".repeat(elsewhere), style(top, Color::Yellow)),
+        Span::raw("·".repeat(free)),
+        Span::raw(format!("  {figures}")),
+    ];
+    let list = |ids: &[u64], others: u32, with: &dyn Fn(u64) -> String| {
+        let own = ids.iter().map(|&id| with(id));
+        let all: Vec<String> = own.chain((others > 0).then(|| format!("+{others}"))).collect();
+        if all.is_empty() { "nobody".to_owned() } else { all.join(", ") }
+    };
+    let others = gpu.others.unwrap_or_default();
+    let holders = list(&gpu.holders, others.holders, &|id| id.to_string());
+    let waiters = list(&gpu.waiters, others.waiters, &|id| {
+        let waits = top.clients.get(&id).and_then(|history| history.waits(now));
+        waits.map_or_else(|| id.to_string(), |waits| format!("{id} ({} s)", waits.as_secs()))
+    });
+    let text = format!("  held by {holders}; waiting: {waiters}; TQ {} s", show::seconds(gpu.quantum_ms));
+    vec![Line::from(bar), Line::from(cut(&text, width))]
+}
+
+/// The last samples as a line, of which `most` is the height.
+fn spark(samples: &VecDeque<u64>, most: u64) -> String {
+    let skip = samples.len().saturating_sub(SPARK);
+    let step = |&sample: &u64| match sample {
+        0 => ' ',
+        sample => STEPS[(sample.saturating_mul(7) / most.max(1)).min(7) as usize],
+    };
+    let line: String = samples.iter().skip(skip).map(step).collect();
+    format!("{line:>SPARK$}")
+}
+
+fn clients(top: &Top, clients: &[ClientStatus], width: usize, now: Instant) -> Vec<Line<'static>> {
+    let shown: Vec<&ClientStatus> = clients.iter().filter(|client| !client.gone).collect();
+    if shown.is_empty() {
+        return vec![Line::from("no clients")];
+    }
+    let most = top.clients.values().flat_map(|history| history.moved.iter().copied()).max().unwrap_or(0);
+    // What is left for the program beside all else.
+    let fixed = 4 + 1 + 9 + 1 + 10 + 1 + SPARK + 1 + SPARK + 1 + 6 + 1;
+    let with_sparks = width >= fixed + 12;
+    let program =
+        if with_sparks { width - fixed } else { width.saturating_sub(fixed - 2 * SPARK - 2).max(8) };
+    let head = |held: &str, moved: &str| {
+        format!(
+            "{:>4} {:<9} {:<program$} {:>10} {held}{moved}{:>6}",
+            "ID", "STATE", "PROGRAM", "ALLOCATED", "WAITS"
+        )
+    };
+    let head = if with_sparks {
+        head(&format!("{:>SPARK$} ", "HELD"), &format!("{:>SPARK$} ", "MOVED"))
+    } else {
+        head("", "")
+    };
+    let mut lines = vec![Line::styled(cut(&head, width), Style::new().add_modifier(Modifier::REVERSED))];
+    for client in shown {
+        let history = top.clients.get(&client.client);
+        let sparks =
+            |history: &History| format!("{} {} ", spark(&history.held, 1000), spark(&history.moved, most));
+        let sparks = match history {
+            Some(history) if with_sparks => sparks(history),
+            _ if with_sparks => " ".repeat(2 * SPARK + 2),
+            _ => String::new(),
+        };
+        let command = client.process.as_ref().map_or(client.name.as_str(), |process| &process.command);
+        let command = command
+            .rsplit_once('/')
+            .filter(|(path, _)| !path.contains(' '))
+            .map_or(command, |(_, name)| name);
+        let waited = history.filter(|_| waits(client)).and_then(|history| history.waits(now));
+        let waited = waited.map(|waited| format!("{} s", waited.as_secs())).unwrap_or_default();
+        let state = if client.stuck { "STUCK" } else { show::state(client.state) };
+        let text = format!(
+            "{:>4} {state:<9} {:<program$} {:>10} {sparks}{waited:>6}",
+            client.client,
+            cut(command, program),
+            Bytes(show::allocated(client)).to_string()
+        );
+        let colour = match client.state {
+            _ if client.stuck => Color::Red,
+            ClientState::Running | ClientState::Free => Color::Green,
+            ClientState::Restoring | ClientState::Draining | ClientState::Next => Color::Cyan,
+            ClientState::Waiting => Color::Yellow,
+            ClientState::Blocked | ClientState::Left => Color::Red,
+            ClientState::Parked | ClientState::Idle | ClientState::Gone => Color::Reset,
+        };
+        lines.push(Line::styled(cut(text.trim_end(), width), style(top, colour)));
+    }
+    lines
+}
+
+fn footer(top: &Top, width: usize) -> Line<'static> {
+    if let Some(typed) = &top.typed {
+        return Line::from(cut(
+            &format!("quantum of every GPU in seconds: {typed}_  (Enter sets it, Esc does not)"),
+            width,
+        ));
+    }
+    if let Some(message) = &top.message {
+        return Line::styled(cut(message, width), Style::new().add_modifier(Modifier::BOLD));
+    }
+    let on = top.status.as_ref().is_none_or(|status| status.scheduler.scheduling);
+    let sort = clap::ValueEnum::to_possible_value(&top.sort).map(|value| value.get_name().to_owned());
+    let text = format!(
+        "q quit  s sort by {}  t set TQ  o scheduling {}",
+        sort.unwrap_or_default(),
+        if on { "off" } else { "on" }
+    );
+    Line::styled(cut(&text, width), style(top, Color::DarkGray))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::top::tests::{GIB, client, status};
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use std::time::Duration;
+
+    fn top() -> (Top, Instant) {
+        let (mut top, begin) = (Top::new(false), Instant::now());
+        for i in 0..8 {
+            let first = client(1, ClientState::Running, i * i * 20, 0);
+            let second = client(2, ClientState::Waiting, 0, i * GIB);
+            top.look(Ok(status(vec![first, second])), begin + Duration::from_secs(i));
+        }
+        (top, begin + Duration::from_secs(9))
+    }
+
+    fn screen(top: &Top, now: Instant, width: u16, height: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(frame, top, now)).unwrap();
+        let buffer = terminal.backend().buffer();
+        let row = |y: u16| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
+        (0..height).map(|y| row(y).trim_end().to_owned() + "\n").collect()
+    }
+
+    #[test]
+    fn a_screen_of_80_columns() {
+        let (top, now) = top();
+        assert_eq!(
+            screen(&top, now, 80, 10),
+            "\
+nvshare-scheduler 0.1.0  up 61 s  scheduling on  TQ 30 s
+GPU 0 Tesla T4          █████████████▒▒▒▒▒▒▒▒▒▒▒▒  12.0/16.0 GiB, 24.0 allocated
+  held by 1; waiting: 2 (9 s); TQ 30 s
+
+  ID STATE     PROGRAM                    ALLOCATED       HELD      MOVED  WAITS
+   1 running   job1                       12.00 GiB    ▁▁▁▁▂▂▂
+   2 waiting   job2                       12.00 GiB               ███████    9 s
+
+
+q quit  s sort by client  t set TQ  o scheduling off
+"
+        );
+    }
+
+    #[test]
+    fn a_terminal_that_is_too_small_is_told_so() {
+        let (top, now) = top();
+        assert_eq!(screen(&top, now, 20, 5), "20×5 is too small:\ntop needs 48×8\n\n\n\n");
+        for (width, height) in [(1, 1), (47, 30), (200, 7), (48, 8), (60, 9), (300, 60)] {
+            assert!(!screen(&top, now, width, height).trim().is_empty());
+        }
+    }
+
+    #[test]
+    fn a_scheduler_that_is_away_is_said_to_be() {
+        let (mut top, now) = top();
+        top.look(Err("no scheduler answers at /x".to_owned()), now);
+        let text = screen(&top, now, 80, 10);
+        assert!(
+            text.starts_with(
+                "no scheduler: it is looked for; what follows is old (no scheduler answers at /x)\n"
+            ),
+            "{text}"
+        );
+        assert!(text.contains("job1"), "{text}");
+    }
+
+    #[test]
+    fn a_thousand_clients_with_long_names_are_cut_short() {
+        let mut top = Top::new(true);
+        let long = |id| ClientStatus { name: "x".repeat(300), ..client(id, ClientState::Waiting, 0, 0) };
+        top.look(Ok(status((1..=1000).map(long).collect())), Instant::now());
+        let text = screen(&top, Instant::now(), 80, 24);
+        assert!(text.contains("… 983 more lines"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
+}
