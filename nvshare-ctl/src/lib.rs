@@ -5,6 +5,7 @@
 mod commands;
 mod elf;
 mod events;
+mod gpu;
 mod library;
 mod output;
 mod show;
@@ -20,8 +21,8 @@ use nvshare_admin::Scheduler;
 pub use commands::install::papers;
 
 use commands::{
-    clients, doctor, install, run, set_tq, status, switch, timeline as timeline_command, top as top_command,
-    watch,
+    clients, doctor, give, install, run, set_tq, status, switch, timeline as timeline_command,
+    top as top_command, watch,
 };
 
 /// Shows and tunes an nvshare scheduler, and runs programs under it.
@@ -51,6 +52,16 @@ enum Command {
     Timeline(timeline_command::Options),
     /// Set how long a client keeps a GPU while another waits
     SetTq(set_tq::Options),
+    /// Limit the time or the memory that a client may have
+    SetLimit(give::LimitOptions),
+    /// Set how much of its GPUs' time a client gets against others
+    SetWeight(give::WeightOptions),
+    /// Set whether a client's work can wait, or is waited for
+    SetPriority(give::PriorityOptions),
+    /// Have a client stand still; its memory makes way when others want the room
+    Pause(give::ClientOptions),
+    /// Let a paused client go on
+    Resume(give::ClientOptions),
     /// Switch scheduling on
     On,
     /// Switch scheduling off: all programs run at the same time
@@ -90,6 +101,11 @@ pub fn main() -> ExitCode {
         Command::Top(options) => top_command::run(scheduler(), &options),
         Command::Timeline(options) => timeline_command::run(&scheduler(), &options),
         Command::SetTq(options) => set_tq::run(&scheduler(), &options),
+        Command::SetLimit(options) => give::limit(&scheduler(), &options),
+        Command::SetWeight(options) => give::weight(&scheduler(), &options),
+        Command::SetPriority(options) => give::priority(&scheduler(), &options),
+        Command::Pause(options) => give::pause(&scheduler(), &options, true),
+        Command::Resume(options) => give::pause(&scheduler(), &options, false),
         Command::On => switch::on(&scheduler()),
         Command::Off(options) => switch::off(&scheduler(), &options),
         Command::Reset => switch::reset(&scheduler()),

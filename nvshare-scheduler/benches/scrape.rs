@@ -50,6 +50,7 @@ async fn join(socket: &Path, name: String, gpu: u8) -> Stream {
     let gpu = GpuUuid([gpu; 16]);
     let usage = Usage { gpu, total: 16 << 30, limit: 0, allocated: 1 << 20, absent: 0, immovable: 0 };
     let register = Register {
+        asked: nvshare_proto::Asked::default(),
         pid: 1,
         name,
         memory: MemoryMode::Managed,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
-use nvshare_core::{Identity, MOST_GPUS_EACH};
+use nvshare_core::{Gang, Identity, MOST_GPUS_EACH};
 use nvshare_proto::codec::Frames;
 use nvshare_proto::{AdminRequest, ClientMessage, Register, Reply, Request};
 use tokio::net::UnixStream;
@@ -207,7 +207,14 @@ async fn client(
     let client = LAST.fetch_add(1, Ordering::Relaxed) + 1;
     let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
     let tenant = Tenant::of(peer.identity.pid, user, register.run);
-    let identity = Identity { tenant: tenant.as_ref().map(Tenant::number), ..peer.identity };
+    let gang = register
+        .asked
+        .gang
+        .as_ref()
+        .map(|gang| Gang { number: Tenant::gang(tenant.as_ref(), user, &gang.name), size: gang.size });
+    // The runs of a gang are one job; a container is one whatever it has inside.
+    let own = tenant.as_ref().filter(|tenant| gang.is_none() || matches!(tenant, Tenant::Container(_)));
+    let identity = Identity { tenant: own.map(Tenant::number), gang, ..peer.identity };
     let (frames, mut outgoing) = mpsc::channel(BACKLOG);
     register.name = shown(&register.name);
     if register.usage.len() > MOST_GPUS_EACH {
@@ -220,7 +227,11 @@ async fn client(
     // Held for as long as the connection is: what its process had is free then.
     let seat = seat(&framed, tenant, &shared.tenants).await;
     let process = process(framed.get_ref(), &peer);
-    if commands.send(Command::Register { client, identity, process, register, frames }).await.is_err() {
+    if commands
+        .send(Command::Register { client, identity, process, register: Box::new(register), frames })
+        .await
+        .is_err()
+    {
         return;
     }
     let mut process_gone = false;

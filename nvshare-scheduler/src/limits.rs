@@ -1,6 +1,75 @@
-//! How many clients there may be.
+//! How many clients there may be, and what administrators may set.
 
 #![allow(unsafe_code, reason = "the limit of descriptors is asked for by a raw system call")]
+
+use std::time::Duration;
+
+use nvshare_proto::units::{Bytes, LEAST_MEMORY, MAX_QUANTUM, MIN_QUANTUM};
+use nvshare_proto::{Enforcement, Given, MOST_WEIGHT, Priority, QuantumRule};
+
+/// Whether a quantum can be followed.
+///
+/// # Errors
+/// Why not.
+pub(crate) fn quantum(rule: QuantumRule) -> Result<(), String> {
+    let (what, millis) = match rule {
+        QuantumRule::Fixed { millis } => ("a quantum", millis),
+        QuantumRule::Auto { max_wait_ms, .. } => ("a wait", max_wait_ms),
+    };
+    let time = Duration::from_millis(millis);
+    if !(MIN_QUANTUM..=MAX_QUANTUM).contains(&time) {
+        return Err(format!("{what} of {} s is out of range", time.as_secs_f64()));
+    }
+    match rule {
+        QuantumRule::Auto { overhead_ppm, .. } if !(1000..=900_000).contains(&overhead_ppm) => {
+            Err(format!("an overhead of {} % is out of range: 0.1 % to 90 %", f64::from(overhead_ppm) / 1e4))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What is given, in words, if it can be.
+///
+/// # Errors
+/// What cannot.
+pub(crate) fn given(given: Given) -> Result<String, String> {
+    let mut said = Vec::new();
+    if let Some(weight) = given.weight {
+        if !(1..=MOST_WEIGHT).contains(&weight) {
+            return Err(format!("a weight of {weight} is out of range: 1 to {MOST_WEIGHT}"));
+        }
+        said.push(format!("weight {weight}"));
+    }
+    said.extend(given.priority.map(|priority| match priority {
+        Priority::Low => "priority low".to_owned(),
+        Priority::Normal => "priority normal".to_owned(),
+        Priority::High => "priority high".to_owned(),
+    }));
+    match given.compute {
+        Some(0) => said.push("no compute limit".to_owned()),
+        Some(percent @ 1..=100) => said.push(format!("compute limit {percent} %")),
+        Some(percent) => return Err(format!("a compute limit of {percent} % is out of range: 1 to 100")),
+        None => {}
+    }
+    said.extend(given.enforcement.map(|enforcement| match enforcement {
+        Enforcement::Default => "policy default".to_owned(),
+        Enforcement::Force => "policy force".to_owned(),
+        Enforcement::Disable => "policy disable".to_owned(),
+    }));
+    match given.memory {
+        Some(0) => said.push("no memory limit".to_owned()),
+        Some(bytes) if bytes < LEAST_MEMORY => {
+            return Err(format!(
+                "a memory limit of {bytes} bytes is too small: the least is {}",
+                Bytes(LEAST_MEMORY)
+            ));
+        }
+        Some(bytes) => said.push(format!("memory limit {}", Bytes(bytes))),
+        None => {}
+    }
+    said.extend(given.paused.map(|paused| if paused { "paused".to_owned() } else { "resumed".to_owned() }));
+    if said.is_empty() { Err("nothing is to be changed".to_owned()) } else { Ok(said.join(", ")) }
+}
 
 /// Most clients, whatever the system allows.
 const MOST: usize = 4096;
@@ -22,4 +91,50 @@ pub(crate) fn clients() -> usize {
     }
     let descriptors = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
     (descriptors.saturating_sub(OTHERS) / EACH).clamp(1, MOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_out_of_range_is_refused_whoever_asks() {
+        let none = Given::default();
+        for (wrong, why) in [
+            (Given { weight: Some(0), ..none }, "weight of 0"),
+            (Given { weight: Some(u32::MAX), ..none }, "out of range"),
+            (Given { compute: Some(101), ..none }, "compute limit of 101 %"),
+            (Given { memory: Some(1), ..none }, "the least is 64.0 MiB"),
+            (none, "nothing"),
+        ] {
+            let error = given(wrong).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+        let all = Given {
+            weight: Some(20),
+            priority: Some(Priority::High),
+            compute: Some(0),
+            enforcement: Some(Enforcement::Force),
+            memory: Some(8 << 30),
+            paused: Some(false),
+        };
+        let said = "weight 20, priority high, no compute limit, policy force, memory limit 8.00 GiB, resumed";
+        assert_eq!(given(all), Ok(said.to_owned()));
+    }
+
+    #[test]
+    fn quanta_out_of_range_are_refused() {
+        let auto = |overhead_ppm, max_wait_ms| QuantumRule::Auto { overhead_ppm, max_wait_ms };
+        for (rule, fine) in [
+            (QuantumRule::Fixed { millis: 9 }, false),
+            (QuantumRule::Fixed { millis: 10 }, true),
+            (QuantumRule::Fixed { millis: u64::MAX }, false),
+            (auto(50_000, 30_000), true),
+            (auto(50_000, 0), false),
+            (auto(0, 30_000), false),
+            (auto(999_999, 30_000), false),
+        ] {
+            assert_eq!(quantum(rule).is_ok(), fine, "{rule:?}");
+        }
+    }
 }

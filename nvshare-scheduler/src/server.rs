@@ -9,8 +9,7 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use nvshare_core::{ClientId, Config, Core, Event, Identity, Measured, Output, Time};
-use nvshare_proto::units::{MAX_QUANTUM, MIN_QUANTUM};
+use nvshare_core::{ClientId, Config, Core, Event, Identity, Measured, Output, Rule, Time};
 use nvshare_proto::{
     AdminReply, AdminRequest, ClientMessage, GpuStatus, GpuUuid, Register, Reply, SchedulerMessage,
 };
@@ -27,6 +26,7 @@ use crate::processes::Described;
 use crate::recorder::Recorder;
 use crate::settings::Store;
 use crate::sockets::Sockets;
+use crate::tenants::Tenant;
 use crate::view::{self, Viewer};
 use crate::{gpus, limits};
 
@@ -43,7 +43,7 @@ pub(crate) enum Command {
         client: ClientId,
         identity: Identity,
         process: Option<Described>,
-        register: Register,
+        register: Box<Register>,
         frames: mpsc::Sender<Reply>,
     },
     /// From a registered process.
@@ -258,7 +258,7 @@ impl CoreTask {
                 self.processes.extend(process.map(|process| (client, process)));
                 // What it says of itself is not asked for: another's memory would be taken for its own.
                 self.pids.extend(identity.pid.map(|pid| (client, pid)));
-                self.core.handle(Event::Registered { client, identity, register }, now);
+                self.core.handle(Event::Registered { client, identity, register: *register }, now);
                 self.look_at_new_gpus();
             }
             Command::Message { client, message } => {
@@ -314,17 +314,24 @@ impl CoreTask {
     fn administer(&mut self, request: AdminRequest, answer: oneshot::Sender<Vec<Reply>>, now: Time) {
         let outcome = match request {
             AdminRequest::Status => return self.wait_for_counters(None, answer),
-            AdminRequest::SetQuantum { gpu, millis } => {
-                let quantum = Duration::from_millis(millis);
-                if !(MIN_QUANTUM..=MAX_QUANTUM).contains(&quantum) {
-                    Err(format!("a quantum of {} s is out of range", quantum.as_secs_f64()))
+            AdminRequest::SetQuantum { gpu, quantum } => {
+                if let Err(reason) = limits::quantum(quantum) {
+                    Err(reason)
                 } else if let Some(gpu) = gpu.filter(|&gpu| !self.is_known(gpu)) {
                     Err(format!("unknown GPU {gpu}: this machine does not list it and no client has used it"))
                 } else {
-                    let text = self.core.set_quantum(gpu, quantum, now);
-                    Ok(kept(text, self.store.set_quantum(gpu, quantum)))
+                    let text = self.core.set_quantum(gpu, quantum.into(), now);
+                    Ok(kept(text, self.store.set_quantum(gpu, quantum.into())))
                 }
             }
+            AdminRequest::Give { client, gpu, given } => limits::given(given).and_then(|said| {
+                self.core.give(client, gpu, given, now).map(|whom| format!("{whom}: {said}"))
+            }),
+            AdminRequest::GiveRun { user, run, given } => limits::given(given).map(|said| {
+                let tenant = Tenant::Run { user, run };
+                self.core.give_tenant(tenant.number(), given, now);
+                format!("what is about to run: {said}")
+            }),
             AdminRequest::On => {
                 let text = self.core.switch_on(now);
                 Ok(kept(text, self.store.set_scheduling(true)))
@@ -337,8 +344,8 @@ impl CoreTask {
                 let done = self.store.reset();
                 self.core.configure(self.config.clone(), now);
                 self.core.switch_on(now);
-                let quantum = self.config.quantum.as_secs_f64();
-                let text = format!("the configuration is in force: TQ {quantum} s, scheduling is on");
+                let rule = self.config.auto.map_or(Rule::Fixed(self.config.quantum), Rule::Auto);
+                let text = format!("the configuration is in force: TQ {rule}, scheduling is on");
                 Ok(kept(text, done))
             }
             // Its connection tells them, from the journal.
@@ -383,8 +390,11 @@ impl CoreTask {
         }
         let mut gpus = self.core.gpu_status();
         let config = self.store.over(&self.config);
-        let idle =
-            |gpu| GpuStatus { quantum_ms: config.quantum(gpu).as_millis() as u64, ..GpuStatus::idle(gpu) };
+        let idle = |gpu| {
+            let rule = config.rule(gpu);
+            let quantum = if let Rule::Fixed(quantum) = rule { quantum } else { Duration::ZERO };
+            GpuStatus { quantum_ms: quantum.as_millis() as u64, rule: rule.said(), ..GpuStatus::idle(gpu) }
+        };
         view::list_all(&mut gpus, &gpus::list(&self.gpu_descriptions), idle);
         Snapshot { scheduler, gpus, clients }
     }

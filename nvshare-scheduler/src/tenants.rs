@@ -40,6 +40,15 @@ impl Tenant {
         container.or_else(|| Some(Self::Run { user: user?, run: run? }))
     }
 
+    /// The gang of this name, of a tenant, or outside of containers of a user: nobody else joins it.
+    #[must_use]
+    pub fn gang(tenant: Option<&Self>, user: Option<u32>, name: &str) -> u64 {
+        let container = tenant.filter(|tenant| matches!(tenant, Self::Container(_)));
+        let mut hasher = DefaultHasher::new();
+        (container, container.is_none().then_some(user), name).hash(&mut hasher);
+        hasher.finish()
+    }
+
     /// A number that stands for it.
     #[must_use]
     pub fn number(&self) -> u64 {
@@ -275,6 +284,20 @@ mod tests {
         let made = format!("0::/user.slice/user-1000.slice/user@1000.service/docker-{id}.scope\n");
         assert_ne!(container_of(&real), container_of(&made));
         assert!(container_of(&made).is_some());
+    }
+
+    #[test]
+    fn gangs_are_of_one_user_or_container() {
+        let run = |run| Tenant::Run { user: 1, run };
+        let container = |path: &str| Tenant::Container(path.to_owned());
+        let of = |tenant: Tenant, user| Tenant::gang(Some(&tenant), Some(user), "ranks");
+        assert_eq!(of(run(1), 7), of(run(2), 7), "two runs of one user");
+        assert_eq!(of(run(1), 7), Tenant::gang(None, Some(7), "ranks"));
+        assert_ne!(of(run(1), 7), of(run(1), 8));
+        assert_ne!(of(run(1), 7), Tenant::gang(None, Some(7), "others"));
+        assert_eq!(of(container("/a"), 0), of(container("/a"), 7), "users of a container are its own");
+        assert_ne!(of(container("/a"), 0), of(container("/b"), 0));
+        assert_ne!(of(container("/a"), 0), Tenant::gang(None, Some(0), "ranks"));
     }
 
     #[test]

@@ -69,7 +69,7 @@ pub(crate) fn list_all(rows: &mut Vec<GpuStatus>, listed: &[Listed], idle: impl 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvshare_proto::{Counters, ProcessInfo, Usage};
+    use nvshare_proto::{Counters, ProcessInfo, ShareStatus, Usage};
 
     const GPU: GpuUuid = GpuUuid([1; 16]);
 
@@ -103,6 +103,7 @@ mod tests {
             held_ms: 0,
             waited_ms: 0,
             counters: Counters::default(),
+            share: ShareStatus::default(),
         }
     }
 

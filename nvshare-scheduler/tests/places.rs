@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::{SinkExt, StreamExt};
 use nvshare_core::Config;
 use nvshare_proto::codec::Frames;
-use nvshare_proto::{Gate, MemoryMode, Register, Reply, Request};
+use nvshare_proto::{Asked, Gate, MemoryMode, Register, Reply, Request};
 use nvshare_scheduler::server::{self, Setup};
 use nvshare_scheduler::settings::Store;
 use nvshare_scheduler::sockets::Sockets;
@@ -32,6 +32,7 @@ async fn come_and_go(socket: &PathBuf) {
         returns: false,
         run: None,
         usage: Vec::new(),
+        asked: Asked::default(),
     };
     framed.send(Request::Register(register)).await.unwrap();
     let answer = framed.next().await.unwrap().unwrap();

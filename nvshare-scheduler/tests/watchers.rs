@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::{SinkExt, StreamExt};
 use nvshare_core::Config;
 use nvshare_proto::codec::Frames;
-use nvshare_proto::{AdminReply, AdminRequest, Reply, Request, WatchFrom};
+use nvshare_proto::{AdminReply, AdminRequest, QuantumRule, Reply, Request, WatchFrom};
 use nvshare_scheduler::server::{self, Setup};
 use nvshare_scheduler::settings::Store;
 use nvshare_scheduler::sockets::Sockets;
@@ -55,7 +55,11 @@ async fn a_reader_that_does_not_read_holds_nobody_up() {
     let AdminReply::Watching { first, .. } = watching else { panic!("{watching:?}") };
     let mut other = connect(&admin).await;
     for _ in 0..EVENTS {
-        let done = ask(&mut other, AdminRequest::SetQuantum { gpu: None, millis: 1000 }).await;
+        let done = ask(
+            &mut other,
+            AdminRequest::SetQuantum { gpu: None, quantum: QuantumRule::Fixed { millis: 1000 } },
+        )
+        .await;
         assert!(matches!(done, AdminReply::Done { .. }), "{done:?}");
     }
     let (mut seen, mut missed) = (0, 0);

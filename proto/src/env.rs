@@ -13,6 +13,14 @@ pub const MEM_LIMIT: &str = "NVSHARE_MEM_LIMIT";
 pub const MEM_LIMIT_MB: &str = "NVSHARE_MEM_LIMIT_MB";
 /// How device memory is handed out: `managed` or `off`.
 pub const MEMORY: &str = "NVSHARE_MEMORY";
+/// Weight of the process's share of its GPUs' time: 1 to 10000.
+pub const WEIGHT: &str = "NVSHARE_WEIGHT";
+/// Per cent of a GPU's time that the process may have; with `_0`, `_1`, … appended, on that device of the process.
+pub const COMPUTE_LIMIT: &str = "NVSHARE_COMPUTE_LIMIT";
+/// `low`, `normal` or `high`.
+pub const PRIORITY: &str = "NVSHARE_PRIORITY";
+/// Processes that say the same name here hold their GPUs together or not at all; `name:4` says how many there are.
+pub const GANG: &str = "NVSHARE_GANG";
 /// What the library logs to standard error: `off`, `error`, `warn`, `info` or `debug`.
 pub const LOG: &str = "NVSHARE_LOG";
 /// Device memory that stays the driver's own, so that it can be shared with other processes: `all`, or sizes and
@@ -35,6 +43,10 @@ pub const CONFIG: &str = "NVSHARE_CONFIG";
 
 /// HAMi's names, accepted from its users: `NVSHARE_MEM_LIMIT`, also with a device's index behind it.
 pub const HAMI_MEM_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT";
+/// `NVSHARE_COMPUTE_LIMIT`, also with a device's index behind it.
+pub const HAMI_SM_LIMIT: &str = "CUDA_DEVICE_SM_LIMIT";
+/// What compute limits mean: `default`, `force` or `disable`.
+pub const HAMI_POLICY: &str = "GPU_CORE_UTILIZATION_POLICY";
 /// `NVSHARE_LOG` as a number: 0 errors, 1 and 2 warnings, 3 info, 4 debug.
 pub const HAMI_LOG_LEVEL: &str = "LIBCUDA_LOG_LEVEL";
 
@@ -47,16 +59,23 @@ pub fn path(name: &str) -> Option<PathBuf> {
 /// Whether the library reads a variable of this name.
 #[must_use]
 pub fn is_of_library(name: &str) -> bool {
-    name.starts_with("NVSHARE_") || name.starts_with(HAMI_MEM_LIMIT) || name == HAMI_LOG_LEVEL
+    name.starts_with("NVSHARE_")
+        || name.starts_with(HAMI_MEM_LIMIT)
+        || name.starts_with(HAMI_SM_LIMIT)
+        || [HAMI_POLICY, HAMI_LOG_LEVEL].contains(&name)
 }
 
 /// Every variable of ours, for the library, the scheduler and the command line.
-pub const KNOWN: [&str; 15] = [
+pub const KNOWN: [&str; 19] = [
     SOCKET,
     ADMIN_SOCKET,
     MEM_LIMIT,
     MEM_LIMIT_MB,
     MEMORY,
+    WEIGHT,
+    COMPUTE_LIMIT,
+    PRIORITY,
+    GANG,
     LOG,
     PLAIN,
     DISGUISE,
@@ -72,8 +91,7 @@ pub const KNOWN: [&str; 15] = [
 const BENCH_INSIDE: &str = "NVSHARE_BENCH_INSIDE";
 
 /// HAMi's variables that ask for what nvshare does not do; each also with a device's index behind it.
-const UNSUPPORTED: [&str; 4] =
-    ["CUDA_DEVICE_SM_LIMIT", "GPU_CORE_UTILIZATION_POLICY", "CUDA_TASK_PRIORITY", "CUDA_OVERSUBSCRIBE"];
+const UNSUPPORTED: [&str; 2] = ["CUDA_TASK_PRIORITY", "CUDA_OVERSUBSCRIBE"];
 
 /// What is wrong with a variable of this name, if anything: it looks like ours and is not read, or HAMi reads it and
 /// nvshare does not.
@@ -81,13 +99,14 @@ const UNSUPPORTED: [&str; 4] =
 pub fn complaint(name: &str) -> Option<String> {
     if UNSUPPORTED.iter().any(|unsupported| is_indexed(name, unsupported)) {
         return Some(format!(
-            "{name} is HAMi's and has no effect: programs take turns, and compute is not limited"
+            "{name} is HAMi's and has no effect: NVSHARE_PRIORITY, and memory that moves, are what there is instead"
         ));
     }
     let rest = name.strip_prefix("NVSHARE_")?;
     // Kubernetes sets these in every pod beside a service that is called nvshare.
     let of_a_service = rest.contains("SERVICE_") || rest == "PORT" || rest.starts_with("PORT_");
-    if KNOWN.contains(&name) || is_indexed(name, MEM_LIMIT) || of_a_service {
+    if KNOWN.contains(&name) || is_indexed(name, MEM_LIMIT) || is_indexed(name, COMPUTE_LIMIT) || of_a_service
+    {
         return None;
     }
     let nearest = KNOWN.iter().map(|known| (distance(name, known), known)).min()?;
@@ -144,10 +163,8 @@ mod tests {
             let text = complaint(name).unwrap_or_else(|| panic!("{name}"));
             assert!(meant.is_none_or(|meant| text.ends_with(&format!("did you mean {meant}?"))), "{text}");
         }
-        for name in ["NVSHARE_SOMETHING_ELSE_ENTIRELY", "NVSHARE_GANG"] {
-            assert!(complaint(name).unwrap().ends_with("has no effect"), "{name}");
-        }
-        assert!(complaint("CUDA_DEVICE_SM_LIMIT_0").unwrap().contains("HAMi"));
+        assert!(complaint("NVSHARE_SOMETHING_ELSE_ENTIRELY").unwrap().ends_with("has no effect"));
+        assert!(complaint("CUDA_TASK_PRIORITY").unwrap().contains("HAMi"));
     }
 
     #[test]
@@ -161,6 +178,9 @@ mod tests {
             "NVSHARE_SERVICE_HOST",
             "NVSHARE_PORT_443_TCP",
             "CUDA_DEVICE_MEMORY_LIMIT_1",
+            "CUDA_DEVICE_SM_LIMIT_0",
+            "GPU_CORE_UTILIZATION_POLICY",
+            "NVSHARE_COMPUTE_LIMIT_1",
             "CUDA_VISIBLE_DEVICES",
             "PATH",
         ] {

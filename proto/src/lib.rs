@@ -10,16 +10,22 @@ mod gpu;
 mod message;
 pub mod paths;
 pub mod quota;
+mod share;
 pub mod units;
 mod watch;
 
 pub use gpu::{GpuUuid, ParseGpuUuidError};
 pub use message::{
     AdminReply, AdminRequest, ClientMessage, ClientState, ClientStatus, Counters, Epoch, Gate, GpuStatus,
-    Hold, MemoryMode, Others, ProcessInfo, Register, Reply, Request, Room, SchedulerMessage, SchedulerStatus,
-    Usage,
+    Hold, MemoryMode, Others, ProcessInfo, QuantumRule, Register, Reply, Request, Room, SchedulerMessage,
+    SchedulerStatus, Usage,
+};
+
+pub use share::{
+    Asked, ComputeLimit, Enforcement, GangName, Given, LONGEST_GANG, MOST_MEMBERS, MOST_WEIGHT, Priority,
+    ShareStatus, USUAL_WEIGHT,
 };
 pub use watch::{EventKind, WatchEvent, WatchFrom};
 
 /// Version of the wire protocol. Both ends of a connection must speak the same one.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;

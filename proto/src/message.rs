@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{GpuUuid, WatchEvent, WatchFrom};
+use crate::{Asked, Given, GpuUuid, ShareStatus, WatchEvent, WatchFrom};
 
 /// Names one grant of the lock. An answer that carries another epoch than the current one is stale and ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -84,6 +84,8 @@ pub struct Register {
     pub run: Option<u64>,
     /// The GPUs that it uses so far.
     pub usage: Vec<Usage>,
+    /// What it asks for of their time.
+    pub asked: Asked,
 }
 
 /// What a process has on one GPU. The first one that names a GPU says that the process uses it from now on.
@@ -213,6 +215,8 @@ pub enum SchedulerMessage {
         /// Its row in the page.
         row: u32,
     },
+    /// What the process may allocate on a GPU is another amount from now on, whatever its environment says; 0: no limit.
+    Limit(Room),
     /// Send the counters.
     AskCounters,
     /// The answer to PING.
@@ -256,6 +260,36 @@ pub struct Counters {
     pub drain_ns: u64,
 }
 
+/// How long turns are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QuantumRule {
+    /// Always so long.
+    Fixed {
+        /// In milliseconds.
+        millis: u64,
+    },
+    /// As long as it takes for what hand-overs cost to be a small part of the time.
+    Auto {
+        /// That part, in millionths.
+        overhead_ppm: u32,
+        /// Longest time that work should wait for a turn, in milliseconds; it counts more than the overhead.
+        max_wait_ms: u64,
+    },
+}
+
+impl std::fmt::Display for QuantumRule {
+    /// As [`parse_rule`](crate::units::parse_rule) reads it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Fixed { millis } => write!(f, "{}", *millis as f64 / 1e3),
+            Self::Auto { overhead_ppm, max_wait_ms } => {
+                write!(f, "auto {}% {}", f64::from(*overhead_ppm) / 1e4, *max_wait_ms as f64 / 1e3)
+            }
+        }
+    }
+}
+
 /// What an administrator asks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum AdminRequest {
@@ -265,8 +299,26 @@ pub enum AdminRequest {
     SetQuantum {
         /// The GPU; none: all.
         gpu: Option<GpuUuid>,
-        /// The quantum in milliseconds.
-        millis: u64,
+        /// The quantum.
+        quantum: QuantumRule,
+    },
+    /// Gives a client's tenant something of its GPUs.
+    Give {
+        /// Whose tenant.
+        client: u64,
+        /// On this GPU, what is of one; none: on each.
+        gpu: Option<GpuUuid>,
+        /// What.
+        given: Given,
+    },
+    /// Gives something to what an `nvshare-ctl run` is about to start.
+    GiveRun {
+        /// Whose run.
+        user: u32,
+        /// Which.
+        run: u64,
+        /// What, on each GPU.
+        given: Given,
     },
     /// Scheduling on.
     On,
@@ -367,6 +419,13 @@ pub struct GpuStatus {
     pub switch_us: [u64; 4],
     /// Clients that are not shown to the asker; none where all are shown.
     pub others: Option<Others>,
+    /// How its quantum is chosen; with `auto`, `quantum_ms` is the quantum that follows from what was measured.
+    pub rule: QuantumRule,
+    /// What a hand-over costs in which memory moves: the time that the GPU stands still for it, in microseconds, as measured of
+    /// late; 0: there was none.
+    pub switch_cost_us: u64,
+    /// Turns are taken by shares, though all fits: weights, compute limits or priorities ask for it.
+    pub slices: bool,
 }
 
 impl GpuStatus {
@@ -387,6 +446,9 @@ impl GpuStatus {
             turns: 0,
             switch_us: [0; 4],
             others: None,
+            rule: QuantumRule::Fixed { millis: 0 },
+            switch_cost_us: 0,
+            slices: false,
         }
     }
 }
@@ -478,4 +540,6 @@ pub struct ClientStatus {
     pub waited_ms: u64,
     /// Its own counters.
     pub counters: Counters,
+    /// What it has of the GPUs' time.
+    pub share: ShareStatus,
 }

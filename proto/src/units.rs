@@ -7,6 +7,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::{Enforcement, GangName, LONGEST_GANG, MOST_MEMBERS, MOST_WEIGHT, Priority, QuantumRule};
+
 /// 2²⁰ bytes.
 pub const MIB: u64 = 1 << 20;
 /// 2³⁰ bytes.
@@ -86,12 +88,110 @@ pub fn parse_quantum(text: &str) -> Result<Duration, ParseError> {
     parse_seconds(text, "quantum")
 }
 
+/// What hand-overs may cost where nothing else is said, in millionths of the time.
+pub const USUAL_OVERHEAD_PPM: u32 = 50_000;
+/// How long work may wait where nothing else is said.
+pub const USUAL_MAX_WAIT: Duration = Duration::from_secs(30);
+
+/// Reads how a quantum is chosen: seconds, `auto`, or `auto OVERHEAD MAX-WAIT` as in `auto 5% 30`.
+///
+/// # Errors
+/// As [`parse_quantum`] and [`parse_overhead`].
+pub fn parse_rule(text: &str) -> Result<QuantumRule, ParseError> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let auto = |overhead_ppm, wait: Duration| QuantumRule::Auto {
+        overhead_ppm,
+        max_wait_ms: wait.as_millis() as u64,
+    };
+    match words.as_slice() {
+        ["auto"] => Ok(auto(USUAL_OVERHEAD_PPM, USUAL_MAX_WAIT)),
+        ["auto", overhead, wait] => Ok(auto(parse_overhead(overhead)?, parse_seconds(wait, "wait")?)),
+        _ => parse_quantum(text).map(|quantum| QuantumRule::Fixed { millis: quantum.as_millis() as u64 }),
+    }
+}
+
 /// Reads the time, in seconds with fractions, after which a client that does not answer is reported.
 ///
 /// # Errors
 /// As [`parse_quantum`].
 pub fn parse_grace(text: &str) -> Result<Duration, ParseError> {
     parse_seconds(text, "grace time")
+}
+
+/// Reads a weight.
+///
+/// # Errors
+/// When it is no whole number from 1 to [`MOST_WEIGHT`].
+pub fn parse_weight(text: &str) -> Result<u32, ParseError> {
+    let error = || ParseError { text: text.to_owned(), what: "weight", accepted: "1 to 10000; usual is 100" };
+    text.trim().parse().ok().filter(|weight| (1..=MOST_WEIGHT).contains(weight)).ok_or_else(error)
+}
+
+/// Reads a compute limit in per cent.
+///
+/// # Errors
+/// When it is no whole number from 1 to 100, with or without a `%` behind it.
+pub fn parse_percent(text: &str) -> Result<u8, ParseError> {
+    let error = || ParseError { text: text.to_owned(), what: "compute limit", accepted: "1 to 100 per cent" };
+    let number = text.trim().trim_end_matches('%').trim_end();
+    number.parse().ok().filter(|percent| (1..=100).contains(percent)).ok_or_else(error)
+}
+
+/// Reads what hand-overs may cost, as a part of the time, in millionths.
+///
+/// # Errors
+/// When it is no number from 0.1 to 90, with or without a `%` behind it.
+pub fn parse_overhead(text: &str) -> Result<u32, ParseError> {
+    let error = || ParseError { text: text.to_owned(), what: "overhead", accepted: "0.1% to 90%" };
+    let number: f64 = text.trim().trim_end_matches('%').trim_end().parse().map_err(|_| error())?;
+    if (0.1..=90.0).contains(&number) { Ok((number * 10_000.0).round() as u32) } else { Err(error()) }
+}
+
+/// Reads a priority.
+///
+/// # Errors
+/// When it is none of `low`, `normal` and `high`.
+pub fn parse_priority(text: &str) -> Result<Priority, ParseError> {
+    match text.trim() {
+        "low" => Ok(Priority::Low),
+        "normal" => Ok(Priority::Normal),
+        "high" => Ok(Priority::High),
+        _ => Err(ParseError { text: text.to_owned(), what: "priority", accepted: "low, normal, high" }),
+    }
+}
+
+/// Reads what compute limits mean.
+///
+/// # Errors
+/// When it is none of `default`, `force` and `disable`, in whatever case.
+pub fn parse_enforcement(text: &str) -> Result<Enforcement, ParseError> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "default" => Ok(Enforcement::Default),
+        "force" => Ok(Enforcement::Force),
+        "disable" => Ok(Enforcement::Disable),
+        _ => Err(ParseError { text: text.to_owned(), what: "policy", accepted: "default, force, disable" }),
+    }
+}
+
+/// Reads a gang: a name, and behind a colon how many processes it has.
+///
+/// # Errors
+/// When the name is empty or longer than [`LONGEST_GANG`] bytes, or the number not from 2 to [`MOST_MEMBERS`].
+pub fn parse_gang(text: &str) -> Result<GangName, ParseError> {
+    let error = || ParseError {
+        text: text.to_owned(),
+        what: "gang",
+        accepted: "a name, or name:N with N from 2 to 64",
+    };
+    let (name, size) = match text.trim().rsplit_once(':') {
+        Some((name, size)) => (name, size.parse().map_err(|_| error())?),
+        None => (text.trim(), 0),
+    };
+    let counted = size == 0 && !text.contains(':') || (2..=MOST_MEMBERS).contains(&size);
+    if name.is_empty() || name.len() > LONGEST_GANG || !counted {
+        return Err(error());
+    }
+    Ok(GangName { name: name.to_owned(), size })
 }
 
 fn parse_seconds(text: &str, what: &'static str) -> Result<Duration, ParseError> {
@@ -187,6 +287,47 @@ mod tests {
         assert_eq!(parse_quantum("0.25"), Ok(Duration::from_millis(250)));
         for text in ["", "0", "-1", "NaN", "inf", "thirty", "30s", "1e99", "0.001", "86401"] {
             assert!(parse_quantum(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn rules_for_quanta() {
+        let auto = |overhead_ppm, max_wait_ms| Ok(QuantumRule::Auto { overhead_ppm, max_wait_ms });
+        for (text, expected) in [
+            ("30", Ok(QuantumRule::Fixed { millis: 30_000 })),
+            ("auto", auto(50_000, 30_000)),
+            ("auto 2.5% 0.4", auto(25_000, 400)),
+        ] {
+            assert_eq!(parse_rule(text), expected);
+            assert_eq!(parse_rule(&expected.unwrap().to_string()), parse_rule(text), "as it is written");
+        }
+        for text in ["", "Auto", "auto 5%", "auto 5% 0", "auto 0% 9", "auto 5% 9 9"] {
+            assert!(parse_rule(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn shares() {
+        assert_eq!(parse_weight(" 20 "), Ok(20));
+        for text in ["", "0", "-1", "1.5", "10001", "many", "99999999999999"] {
+            assert!(parse_weight(text).is_err(), "{text}");
+        }
+        assert_eq!((parse_percent("25"), parse_percent("100 %")), (Ok(25), Ok(100)));
+        for text in ["", "0", "-1", "101", "2.5", "%", "all"] {
+            assert!(parse_percent(text).is_err(), "{text}");
+        }
+        assert_eq!((parse_overhead("5%"), parse_overhead("0.5")), (Ok(50_000), Ok(5000)));
+        for text in ["", "0", "-1", "91", "NaN", "inf", "five"] {
+            assert!(parse_overhead(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_priority("low"), Ok(Priority::Low));
+        assert!(parse_priority("1").is_err());
+        assert_eq!(parse_enforcement("FORCE"), Ok(Enforcement::Force));
+        assert!(parse_enforcement("soft").unwrap_err().to_string().contains("default, force, disable"));
+        let gang = |name: &str, size| Ok(GangName { name: name.to_owned(), size });
+        assert_eq!((parse_gang("train"), parse_gang("a:b:4")), (gang("train", 0), gang("a:b", 4)));
+        for text in ["", ":4", "a:", "a:0", "a:1", "a:65", "a:-1", &"x".repeat(129)] {
+            assert!(parse_gang(text).is_err(), "{text}");
         }
     }
 

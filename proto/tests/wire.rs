@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use nvshare_proto::codec::{Error, MAX_FRAME, decode, encode};
 use nvshare_proto::{
-    AdminReply, AdminRequest, ClientMessage, ClientState, ClientStatus, Counters, Epoch, EventKind, Gate,
-    GpuStatus, GpuUuid, Hold, MemoryMode, Others, ProcessInfo, Register, Reply, Request, Room,
-    SchedulerMessage, SchedulerStatus, Usage, WatchEvent, WatchFrom,
+    AdminReply, AdminRequest, Asked, ClientMessage, ClientState, ClientStatus, ComputeLimit, Counters,
+    Enforcement, Epoch, EventKind, GangName, Gate, Given, GpuStatus, GpuUuid, Hold, MemoryMode, Others,
+    Priority, ProcessInfo, QuantumRule, Register, Reply, Request, Room, SchedulerMessage, SchedulerStatus,
+    ShareStatus, Usage, WatchEvent, WatchFrom,
 };
 use proptest::prelude::*;
 
@@ -30,6 +31,15 @@ const COUNTERS: Counters = Counters {
 
 fn requests() -> Vec<(&'static str, Request)> {
     use ClientMessage as C;
+    let asked = Asked {
+        weight: Some(20),
+        priority: Some(Priority::Low),
+        enforcement: Enforcement::Force,
+        compute: vec![ComputeLimit { gpu: GPU, percent: 25 }],
+        gang: Some(GangName { name: "ranks".into(), size: 2 }),
+    };
+    let given = Given { weight: Some(200), memory: Some(8 << 30), paused: Some(true), ..Given::default() };
+    let auto = QuantumRule::Auto { overhead_ppm: 50_000, max_wait_ms: 30_000 };
     let register = |memory, gate| {
         Request::Register(Register {
             pid: 7,
@@ -39,6 +49,7 @@ fn requests() -> Vec<(&'static str, Request)> {
             returns: gate == Gate::Open,
             run: Some(9),
             usage: vec![USAGE],
+            asked: asked.clone(),
         })
     };
     vec![
@@ -58,8 +69,16 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("counters", Request::Client(C::Counters(COUNTERS))),
         ("ping", Request::Client(C::Ping)),
         ("status", Request::Admin(AdminRequest::Status)),
-        ("set_quantum", Request::Admin(AdminRequest::SetQuantum { gpu: None, millis: 30_000 })),
-        ("set_quantum of a gpu", Request::Admin(AdminRequest::SetQuantum { gpu: Some(GPU), millis: 250 })),
+        (
+            "set_quantum",
+            Request::Admin(AdminRequest::SetQuantum {
+                gpu: None,
+                quantum: QuantumRule::Fixed { millis: 30_000 },
+            }),
+        ),
+        ("set_quantum of a gpu", Request::Admin(AdminRequest::SetQuantum { gpu: Some(GPU), quantum: auto })),
+        ("give", Request::Admin(AdminRequest::Give { client: 3, gpu: Some(GPU), given })),
+        ("give_run", Request::Admin(AdminRequest::GiveRun { user: 1000, run: 9, given })),
         ("on", Request::Admin(AdminRequest::On)),
         ("off", Request::Admin(AdminRequest::Off { force: true })),
         ("reset", Request::Admin(AdminRequest::Reset)),
@@ -88,6 +107,9 @@ fn replies() -> Vec<(&'static str, Reply)> {
         turns: 5,
         switch_us: [1, 2, 3, 4],
         others: Some(Others { clients: 1, allocated: 2, holders: 3, waiters: 4 }),
+        rule: QuantumRule::Fixed { millis: 30_000 },
+        switch_cost_us: 7,
+        slices: true,
     };
     let client = ClientStatus {
         client: 3,
@@ -110,6 +132,14 @@ fn replies() -> Vec<(&'static str, Reply)> {
         held_ms: 5,
         waited_ms: 6,
         counters: COUNTERS,
+        share: ShareStatus {
+            weight: 20,
+            priority: Priority::High,
+            enforcement: Enforcement::Disable,
+            compute: vec![ComputeLimit { gpu: GPU, percent: 25 }],
+            paused: true,
+            processes: 2,
+        },
     };
     let scheduler = SchedulerStatus {
         version: "0.1.0".into(),
@@ -145,6 +175,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ("sched_off", Reply::Client(S::SchedOff)),
         ("sched_on", Reply::Client(S::SchedOn { epoch: EPOCH })),
         ("quota", Reply::Client(S::Quota { row: 2 })),
+        ("limit", Reply::Client(S::Limit(ROOM))),
         ("ask_counters", Reply::Client(S::AskCounters)),
         ("pong", Reply::Client(S::Pong)),
         ("status of the scheduler", Reply::Admin(AdminReply::Scheduler(scheduler))),
@@ -222,12 +253,13 @@ fn no_message_is_left_out() {
             | SchedulerMessage::SchedOff
             | SchedulerMessage::SchedOn { .. }
             | SchedulerMessage::Quota { .. }
+            | SchedulerMessage::Limit(_)
             | SchedulerMessage::AskCounters
-            | SchedulerMessage::Pong => 13,
+            | SchedulerMessage::Pong => 14,
         }
     }
     let requests: BTreeSet<String> = requests().iter().map(|(_, request)| variant(request)).collect();
-    assert_eq!(requests.len(), 2 + of_client(&ClientMessage::ReqLock) + 6, "{requests:?}");
+    assert_eq!(requests.len(), 2 + of_client(&ClientMessage::ReqLock) + 8, "{requests:?}");
     let replies: BTreeSet<String> = replies().iter().map(|(_, reply)| variant(reply)).collect();
     assert_eq!(replies.len(), of_scheduler(&SchedulerMessage::SchedOff) + 9 + 1, "{replies:?}");
 }

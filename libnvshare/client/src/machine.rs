@@ -132,6 +132,13 @@ impl Machine {
         matches!(self.phase, Phase::Running { .. })
     }
 
+    /// Whether work in flight is bounded from the moment that the gate opens: between that and a later word, a program could
+    /// submit seconds of work.
+    #[must_use]
+    pub fn bounds_work(&self) -> bool {
+        self.waiters && self.is_restoring()
+    }
+
     /// Whether its memory is on its way back.
     #[must_use]
     pub fn is_restoring(&self) -> bool {
@@ -266,6 +273,7 @@ impl Machine {
             SchedulerMessage::SchedOn { epoch } => self.adopted(epoch),
             SchedulerMessage::AskCounters => self.act(Action::Report),
             // The page is the session's own business; that the answer was heard is all there is to it.
+            SchedulerMessage::Limit(room) => self.act(Action::AllocationLimit(room)),
             SchedulerMessage::Quota { .. } | SchedulerMessage::Pong => {}
         }
     }

@@ -235,6 +235,11 @@ impl Session {
             Action::Capacity(Room { gpu, bytes }) => {
                 host.update(gpu, |account| account.set_capacity(bytes));
             }
+            Action::AllocationLimit(Room { gpu, bytes }) => {
+                let limit = Some(bytes).filter(|&bytes| bytes > 0);
+                host.update(gpu, |account| account.set_allocation_limit(limit));
+                tell_usage(host, gpu);
+            }
             Action::Reconnect => host.reconnect(),
             Action::Return { room, evict } => give_back(host, room, evict),
             Action::ReturnAll => return_unused(host, 0),
@@ -251,7 +256,7 @@ impl Session {
     fn begin<H: Host>(&mut self, host: &mut H, anyway: bool, now: Duration) {
         // Memory that is leaving may not be touched; and a device that is not held yet holds the others back: all or none.
         if !host.is_evicting() && hold_all(host, anyway) {
-            host.open_gate(false);
+            host.open_gate(self.machine.bounds_work());
             self.feed(host, Input::Began, now);
         } else {
             update_all(host, Account::let_go);

@@ -17,7 +17,7 @@ fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
     driver_reserve::refresh(device);
     let account = device.account();
     let fits = account.capacity().unwrap_or(driver_total).min(driver_total);
-    let limit = device.limit.unwrap_or(u64::MAX);
+    let limit = device.allocation_limit().unwrap_or(u64::MAX);
     // The runtime asks for the total before the scheduler is known, and keeps it. So the total does not depend on the
     // scheduler.
     let total = limit.min(driver_total);

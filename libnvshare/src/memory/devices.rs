@@ -26,8 +26,6 @@ pub(crate) struct Device {
     pub(crate) uuid: GpuUuid,
     /// Bytes of the device, as the driver reports them.
     total: u64,
-    /// The process's limit in bytes.
-    pub(crate) limit: Option<u64>,
     /// The memory mode on this device.
     pub(crate) memory: MemoryMode,
     /// Managed memory on it is moved in bulk: pools may be of it.
@@ -104,7 +102,6 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
         ordinal,
         uuid: terms.gpu,
         total: terms.total,
-        limit: terms.limit,
         memory,
         managed_pools: concurrent && memory != MemoryMode::Off,
         free_at_first: OnceLock::new(),
@@ -119,6 +116,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const FIRST_CONTACT: Duration = Duration::from_secs(6);
 
 impl Device {
+    /// What may be allocated on it, in bytes: by the environment, or by an administrator.
+    pub(crate) fn allocation_limit(&self) -> Option<u64> {
+        self.lock().allocation_limit()
+    }
+
     /// The account, as it is now.
     pub(crate) fn account(&self) -> Account {
         *self.lock()

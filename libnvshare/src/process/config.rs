@@ -7,9 +7,9 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 
-use nvshare_proto::MemoryMode;
 use nvshare_proto::env as names;
 use nvshare_proto::units::{self, LEAST_MEMORY, MIB};
+use nvshare_proto::{Asked, MemoryMode};
 
 use crate::process::log::{self, Level};
 
@@ -20,6 +20,12 @@ pub(crate) struct Config {
     limit: Option<u64>,
     /// Limits by the program's own device index.
     device_limits: Vec<(usize, u64)>,
+    /// Compute limit in per cent on each device that has none of its own; 0: none.
+    compute_limit: u8,
+    /// Compute limits by the program's own device index.
+    device_compute_limits: Vec<(usize, u8)>,
+    /// What else is asked for of the GPUs' time.
+    pub(crate) asked: Asked,
     pub(crate) memory: MemoryMode,
     /// One program may allocate more than the GPU has.
     pub(crate) oversubscribe: bool,
@@ -57,10 +63,19 @@ impl Config {
             .filter(|&limit| limit != UNLIMITED)
     }
 
+    /// The compute limit of a device in per cent, by the program's own index.
+    pub(crate) fn compute_limit(&self, index: usize) -> Option<u8> {
+        let own = self.device_compute_limits.iter().rev().find(|(of, _)| *of == index);
+        own.map(|&(_, percent)| percent).or(Some(self.compute_limit)).filter(|&percent| percent > 0)
+    }
+
     fn parse(variables: impl Iterator<Item = (String, String)>) -> Result<Self, Error> {
         let mut config = Self {
             limit: None,
             device_limits: Vec::new(),
+            compute_limit: 0,
+            device_compute_limits: Vec::new(),
+            asked: Asked::default(),
             memory: MemoryMode::Managed,
             oversubscribe: false,
             restore: true,
@@ -82,6 +97,21 @@ impl Config {
             names::MEM_LIMIT => self.limit = Some(parse_limit(value)?),
             names::HAMI_MEM_LIMIT => self.limit = Some(parse_hami_limit(value)?),
             names::MEM_LIMIT_MB => self.limit = Some(parse_limit_mb(value)?),
+            names::COMPUTE_LIMIT => self.compute_limit = parse_compute_limit(value)?,
+            names::HAMI_SM_LIMIT => self.compute_limit = parse_hami_compute_limit(value)?,
+            names::HAMI_POLICY => {
+                self.asked.enforcement =
+                    units::parse_enforcement(value).map_err(|error| error.to_string())?;
+            }
+            names::WEIGHT => {
+                self.asked.weight = Some(units::parse_weight(value).map_err(|error| error.to_string())?);
+            }
+            names::PRIORITY => {
+                self.asked.priority = Some(units::parse_priority(value).map_err(|error| error.to_string())?);
+            }
+            names::GANG => {
+                self.asked.gang = Some(units::parse_gang(value).map_err(|error| error.to_string())?);
+            }
             names::MEMORY => {
                 self.memory = match value {
                     "managed" => MemoryMode::Managed,
@@ -129,9 +159,17 @@ impl Config {
                     (names::HAMI_MEM_LIMIT, parse_hami_limit),
                 ];
                 for (name, parse) in forms {
-                    let index = variable.strip_prefix(name).and_then(|rest| rest.strip_prefix('_'));
-                    if let Some(index) = index.and_then(|index| index.parse().ok()) {
+                    if let Some(index) = index_of(variable, name) {
                         self.device_limits.push((index, parse(value)?));
+                    }
+                }
+                let forms = [
+                    (names::COMPUTE_LIMIT, parse_compute_limit as fn(&str) -> _),
+                    (names::HAMI_SM_LIMIT, parse_hami_compute_limit),
+                ];
+                for (name, parse) in forms {
+                    if let Some(index) = index_of(variable, name) {
+                        self.device_compute_limits.push((index, parse(value)?));
                     }
                 }
             }
@@ -142,6 +180,20 @@ impl Config {
 
 fn parse_limit(value: &str) -> Result<u64, String> {
     if value.trim() == "0" { Err(NOTHING_RUNS.to_owned()) } else { units::parse_limit(value) }
+}
+
+/// The device's index behind a variable's name.
+fn index_of(variable: &str, name: &str) -> Option<usize> {
+    variable.strip_prefix(name)?.strip_prefix('_')?.parse().ok()
+}
+
+fn parse_compute_limit(value: &str) -> Result<u8, String> {
+    units::parse_percent(value).map_err(|error| error.to_string())
+}
+
+/// With HAMi, 0 means that there is no limit.
+fn parse_hami_compute_limit(value: &str) -> Result<u8, String> {
+    if value.trim() == "0" { Ok(0) } else { parse_compute_limit(value) }
 }
 
 /// With HAMi, 0 means that there is no limit.
@@ -230,6 +282,7 @@ pub(crate) fn run() -> Option<u64> {
 mod tests {
     use super::*;
     use nvshare_proto::units::GIB;
+    use nvshare_proto::{Enforcement, GangName, Priority};
 
     fn parse(variables: &[(&str, &str)]) -> Result<Config, String> {
         Config::parse(variables.iter().map(|&(n, v)| (n.to_owned(), v.to_owned()))).map_err(|e| e.to_string())
@@ -249,6 +302,34 @@ mod tests {
         assert_eq!(parse(&none).unwrap().limit(1), None);
         let both = [("CUDA_DEVICE_MEMORY_LIMIT_0", "1g"), ("NVSHARE_MEM_LIMIT_0", "2g")];
         assert_eq!(parse(&both).unwrap().limit(0), Some(2 * GIB));
+    }
+
+    #[test]
+    fn shares_in_general_and_by_device() {
+        let config = parse(&[
+            ("NVSHARE_WEIGHT", "20"),
+            ("NVSHARE_PRIORITY", "low"),
+            ("NVSHARE_GANG", "ranks:2"),
+            ("CUDA_DEVICE_SM_LIMIT", "50"),
+            ("CUDA_DEVICE_SM_LIMIT_1", "0"),
+            ("NVSHARE_COMPUTE_LIMIT_2", "25"),
+            ("GPU_CORE_UTILIZATION_POLICY", "force"),
+        ])
+        .unwrap();
+        assert_eq!([0, 1, 2].map(|index| config.compute_limit(index)), [Some(50), None, Some(25)]);
+        let gang = Some(GangName { name: "ranks".to_owned(), size: 2 });
+        assert_eq!(
+            config.asked,
+            Asked {
+                weight: Some(20),
+                priority: Some(Priority::Low),
+                enforcement: Enforcement::Force,
+                compute: Vec::new(),
+                gang
+            }
+        );
+        let none = parse(&[]).unwrap();
+        assert_eq!((none.compute_limit(0), none.asked), (None, Asked::default()));
     }
 
     #[test]
@@ -278,6 +359,16 @@ mod tests {
             ("NVSHARE_MEM_LIMIT_0", "-1"),
             ("NVSHARE_MEM_LIMIT_MB", "8g"),
             ("NVSHARE_MEMORY", "swapped"),
+            ("NVSHARE_WEIGHT", "0"),
+            ("NVSHARE_WEIGHT", "-1"),
+            ("NVSHARE_WEIGHT", "1000000"),
+            ("NVSHARE_COMPUTE_LIMIT", "0"),
+            ("NVSHARE_COMPUTE_LIMIT_0", "101"),
+            ("CUDA_DEVICE_SM_LIMIT", "101"),
+            ("CUDA_DEVICE_SM_LIMIT_1", "half"),
+            ("GPU_CORE_UTILIZATION_POLICY", "soft"),
+            ("NVSHARE_PRIORITY", "9"),
+            ("NVSHARE_GANG", "x:1000"),
             ("NVSHARE_LOG", "loud"),
             ("NVSHARE_RESTORE", "maybe"),
         ] {

@@ -13,7 +13,8 @@ use nvshare_client::Job;
 use nvshare_client::machine::RETURN_PATIENCE;
 use nvshare_client::session::{Done, Host, Session};
 use nvshare_proto::{
-    ClientMessage, Counters, GpuUuid, MemoryMode, Register, Reply, Request, SchedulerMessage,
+    Asked, ClientMessage, ComputeLimit, Counters, GpuUuid, MemoryMode, Register, Reply, Request,
+    SchedulerMessage,
 };
 
 use crate::driver;
@@ -104,6 +105,16 @@ fn run() {
     }
 }
 
+/// What the environment asks for of the GPUs' time.
+fn asked() -> Asked {
+    let Ok(config) = config::get() else { return Asked::default() };
+    let limit = |device: &Device| {
+        let percent = config.compute_limit(usize::try_from(device.ordinal).ok()?)?;
+        Some(ComputeLimit { gpu: device.uuid, percent })
+    };
+    Asked { compute: devices::all().filter_map(limit).collect(), ..config.asked.clone() }
+}
+
 /// The session's thread: it waits for events and passes them to the session.
 struct Thread {
     session: Session,
@@ -169,6 +180,7 @@ impl Thread {
                     returns: std::mem::replace(&mut self.registered, true),
                     run: config::run(),
                     usage,
+                    asked: asked(),
                 };
                 self.tell(|_, library, _| library.send(&Request::Register(register)));
             }

@@ -2,6 +2,7 @@
 
 pub(crate) mod clients;
 pub(crate) mod doctor;
+pub(crate) mod give;
 pub(crate) mod install;
 pub(crate) mod run;
 pub(crate) mod set_tq;

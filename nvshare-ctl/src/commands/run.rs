@@ -11,8 +11,9 @@ use std::path::{self, Path, PathBuf};
 use std::process::{self, Command};
 
 use clap::Args;
-use nvshare_proto::env::{MEM_LIMIT, RUN, SOCKET};
-use nvshare_proto::units;
+use nvshare_admin::Scheduler;
+use nvshare_proto::env::{COMPUTE_LIMIT, GANG, HAMI_POLICY, MEM_LIMIT, PRIORITY, RUN, SOCKET, WEIGHT};
+use nvshare_proto::{AdminRequest, Enforcement, GangName, Given, Priority, USUAL_WEIGHT, units};
 
 use crate::elf::{self, Start};
 use crate::library::{self, Library};
@@ -33,6 +34,26 @@ pub(crate) struct Options {
     /// Memory limit on each GPU for all processes of the program together: 4g, 512MiB
     #[arg(long, value_name = "SIZE", value_parser = units::parse_limit)]
     limit: Option<u64>,
+
+    /// Weight against others: 1 to 10000, where 100 is usual; more than 100 is the administrators' to give
+    #[arg(long, value_name = "N", value_parser = units::parse_weight)]
+    weight: Option<u32>,
+
+    /// Compute limit, in per cent of each GPU's time, of all the program's processes together
+    #[arg(long, value_name = "PERCENT", value_parser = units::parse_percent)]
+    compute_limit: Option<u8>,
+
+    /// What the compute limit means: default (while others want the GPU), force (always) or disable
+    #[arg(long, value_name = "POLICY", value_parser = units::parse_enforcement)]
+    compute_policy: Option<Enforcement>,
+
+    /// low, normal or high; high is the administrators' to give
+    #[arg(long, value_parser = units::parse_priority)]
+    priority: Option<Priority>,
+
+    /// Programs that name the same gang hold their GPUs together or not at all; NAME:N says how many processes there are
+    #[arg(long, value_name = "NAME", value_parser = units::parse_gang)]
+    gang: Option<GangName>,
 
     /// The program and its arguments; options of `run` come before it
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
@@ -59,7 +80,14 @@ pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
         complain(&why);
     }
     let mut command = Command::new(program);
-    command.args(arguments).env("LD_PRELOAD", preload).env(RUN, unique());
+    let run = unique();
+    command.args(arguments).env("LD_PRELOAD", preload).env(RUN, run.to_string());
+    options.share(&mut command);
+    if let Some(given) = options.needs() {
+        let user = fs::metadata("/proc/self").map_err(|error| failed(format!("/proc/self: {error}")))?.uid();
+        let request = AdminRequest::GiveRun { user, run, given };
+        Scheduler::usual().change(request).map_err(|error| failed(error.to_string()))?;
+    }
     if let Some(limit) = options.limit {
         command.env(MEM_LIMIT, limit.to_string());
     }
@@ -75,9 +103,48 @@ pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
     Err(Failure::with_code(code, format!("{named}: {error}")))
 }
 
+impl Options {
+    /// What the program may have for the asking.
+    fn share(&self, command: &mut Command) {
+        if let Some(weight) = self.weight {
+            command.env(WEIGHT, weight.to_string());
+        }
+        if let Some(percent) = self.compute_limit {
+            command.env(COMPUTE_LIMIT, percent.to_string());
+        }
+        if let Some(enforcement) = self.compute_policy {
+            let policy = match enforcement {
+                Enforcement::Default => "default",
+                Enforcement::Force => "force",
+                Enforcement::Disable => "disable",
+            };
+            command.env(HAMI_POLICY, policy);
+        }
+        if let Some(priority) = self.priority {
+            let priority = match priority {
+                Priority::Low => "low",
+                Priority::Normal => "normal",
+                Priority::High => "high",
+            };
+            command.env(PRIORITY, priority);
+        }
+        if let Some(GangName { name, size }) = &self.gang {
+            let gang = if *size > 0 { format!("{name}:{size}") } else { name.clone() };
+            command.env(GANG, gang);
+        }
+    }
+
+    /// What an administrator has to give.
+    fn needs(&self) -> Option<Given> {
+        let weight = self.weight.filter(|&weight| weight > USUAL_WEIGHT);
+        let priority = self.priority.filter(|&priority| priority > Priority::Normal);
+        (weight.is_some() || priority.is_some()).then_some(Given { weight, priority, ..Given::default() })
+    }
+}
+
 /// What no other run of this user has: what it starts shares one limit.
-fn unique() -> String {
-    RandomState::new().hash_one(process::id()).to_string()
+fn unique() -> u64 {
+    RandomState::new().hash_one(process::id())
 }
 
 /// The file that a program's name stands for.

@@ -1,84 +1,51 @@
 //! `nvshare-ctl set-tq`
 
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
 use nvshare_admin::Scheduler;
-use nvshare_proto::units::parse_quantum;
-use nvshare_proto::{AdminRequest, GpuStatus, GpuUuid};
+use nvshare_proto::units::{USUAL_MAX_WAIT, parse_overhead, parse_quantum, parse_rule};
+use nvshare_proto::{AdminRequest, QuantumRule};
 
-use crate::output::{Done, print_line};
-use crate::show;
+use crate::gpu::Gpu;
+use crate::output::{Done, Failure, print_line};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The quantum in seconds, fractions allowed
-    #[arg(value_parser = parse_quantum, allow_hyphen_values = true)]
-    seconds: Duration,
+    /// The quantum in seconds, fractions allowed; or auto: as follows from what hand-overs cost, as measured
+    #[arg(value_parser = parse_rule, allow_hyphen_values = true, value_name = "SECONDS|auto")]
+    quantum: QuantumRule,
+
+    /// With auto: what hand-overs may cost of the time [default: 5%]
+    #[arg(long, value_name = "PERCENT", value_parser = parse_overhead)]
+    overhead: Option<u32>,
+
+    /// With auto: nobody is to wait longer for a turn, in seconds; it counts more than the overhead [default: 30]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_quantum)]
+    max_wait: Option<Duration>,
 
     /// Change this GPU only; its number, its UUID, or the first characters of its UUID
     #[arg(long, value_name = "GPU")]
     gpu: Option<Gpu>,
 }
 
-/// A GPU as people name it.
-#[derive(Debug, Clone)]
-enum Gpu {
-    Index(u32),
-    Uuid(GpuUuid),
-    /// What a UUID begins with.
-    Prefix(String),
-}
-
-/// What every UUID begins with.
-const PREFIX: &str = "GPU-";
-
-impl FromStr for Gpu {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if let Ok(index) = text.parse() {
-            return Ok(Self::Index(index));
-        }
-        match text.parse() {
-            Ok(uuid) => Ok(Self::Uuid(uuid)),
-            Err(_) if text.len() > PREFIX.len() && text.starts_with(PREFIX) => {
-                Ok(Self::Prefix(text.to_owned()))
+impl Options {
+    fn rule(&self) -> Result<QuantumRule, String> {
+        match self.quantum {
+            QuantumRule::Auto { overhead_ppm, .. } => Ok(QuantumRule::Auto {
+                overhead_ppm: self.overhead.unwrap_or(overhead_ppm),
+                max_wait_ms: self.max_wait.unwrap_or(USUAL_MAX_WAIT).as_millis() as u64,
+            }),
+            QuantumRule::Fixed { .. } if self.overhead.is_some() || self.max_wait.is_some() => {
+                Err("--overhead and --max-wait are for `set-tq auto`".to_owned())
             }
-            Err(_) => Err(format!(
-                "{text:?} is neither a GPU's number nor its UUID (GPU-xxxxxxxx-…), as `status` shows them"
-            )),
-        }
-    }
-}
-
-impl Gpu {
-    fn uuid(&self, scheduler: &Scheduler) -> Result<GpuUuid, String> {
-        if let Self::Uuid(uuid) = self {
-            return Ok(*uuid);
-        }
-        let gpus = scheduler.status().map_err(|error| error.to_string())?.gpus;
-        let is_meant = |gpu: &&GpuStatus| match self {
-            Self::Index(index) => gpu.index == Some(*index),
-            Self::Uuid(uuid) => gpu.gpu == *uuid,
-            Self::Prefix(prefix) => gpu.gpu.to_string().starts_with(prefix.as_str()),
-        };
-        let meant: Vec<GpuUuid> = gpus.iter().filter(is_meant).map(|gpu| gpu.gpu).collect();
-        let known: Vec<String> = gpus.iter().map(show::gpu_name).collect();
-        let known =
-            if known.is_empty() { "none in use and none listed".to_owned() } else { known.join(", ") };
-        match (meant.as_slice(), self) {
-            ([one], _) => Ok(*one),
-            ([], Self::Index(index)) => Err(format!("there is no GPU {index}; there is {known}")),
-            ([], _) => Err(format!("no GPU has a UUID that begins so; there is {known}")),
-            _ => Err("several GPUs have UUIDs that begin so".to_owned()),
+            fixed @ QuantumRule::Fixed { .. } => Ok(fixed),
         }
     }
 }
 
 pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
-    let millis = options.seconds.as_millis() as u64;
+    let quantum = options.rule().map_err(Failure::from)?;
     let gpu = options.gpu.as_ref().map(|gpu| gpu.uuid(scheduler)).transpose()?;
-    print_line(&scheduler.change(AdminRequest::SetQuantum { gpu, millis })?)
+    print_line(&scheduler.change(AdminRequest::SetQuantum { gpu, quantum })?)
 }

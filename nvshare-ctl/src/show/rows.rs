@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use nvshare_proto::units::{Bytes, gib_per_second};
-use nvshare_proto::{ClientState, ClientStatus, GpuStatus, ProcessInfo};
+use nvshare_proto::{ClientState, ClientStatus, Enforcement, GpuStatus, ProcessInfo, QuantumRule};
 
 use super::table::{Column, Layout, NOTHING};
 use super::users::Users;
 use super::{allocated, gpu_name, seconds};
 
 /// Of a GPU.
-pub(crate) const GPUS: [Column; 12] = [
+pub(crate) const GPUS: [Column; 13] = [
     Column::text("GPU"),
     Column::cut("NAME"),
     Column::number("CAPACITY"),
@@ -22,11 +22,12 @@ pub(crate) const GPUS: [Column; 12] = [
     Column::number("OVERHEAD").wide(),
     Column::number("TURNS").wide(),
     Column::number("SWITCH ms").wide(),
+    Column::number("COST ms").wide(),
     Column::text("UUID").wide(),
 ];
 
 /// Of a client: who it is and where it stands.
-pub(crate) const CLIENTS: [Column; 12] = [
+pub(crate) const CLIENTS: [Column; 14] = [
     Column::text("CLIENT"),
     Column::text("USER"),
     Column::text("WHERE"),
@@ -34,6 +35,8 @@ pub(crate) const CLIENTS: [Column; 12] = [
     Column::number("ALLOCATED"),
     Column::number("LIMIT"),
     Column::number("RESIDENT").wide(),
+    Column::number("WEIGHT").wide(),
+    Column::text("COMPUTE").wide(),
     Column::number("PID"),
     Column::text("CONTAINER").wide(),
     Column::text("POD").wide(),
@@ -76,10 +79,14 @@ pub(crate) fn gpu_rows(gpus: &[GpuStatus]) -> Vec<Vec<String>> {
             size(gpu.resident),
             ids(&gpu.holders, others.holders),
             ids(&gpu.waiters, others.waiters),
-            seconds(gpu.quantum_ms),
+            match gpu.rule {
+                QuantumRule::Fixed { .. } => seconds(gpu.quantum_ms),
+                QuantumRule::Auto { .. } => format!("auto {}", seconds(gpu.quantum_ms)),
+            },
             size(gpu.overhead),
             gpu.turns.to_string(),
             or_nothing((switches > 0).then(|| format!("{:.2}", median as f64 / 1e3))),
+            or_nothing((gpu.switch_cost_us > 0).then(|| format!("{:.1}", gpu.switch_cost_us as f64 / 1e3))),
             gpu.gpu.to_string(),
         ]
     };
@@ -137,6 +144,16 @@ fn command(line: &str, whole: bool) -> String {
     }
 }
 
+/// The least of a client's compute limits: mostly there is one.
+fn compute(client: &ClientStatus) -> Option<String> {
+    let percent = client.share.compute.iter().map(|limit| limit.percent).min()?;
+    Some(match client.share.enforcement {
+        Enforcement::Default => format!("{percent} %"),
+        Enforcement::Force => format!("{percent} % force"),
+        Enforcement::Disable => format!("{percent} % disabled"),
+    })
+}
+
 /// A row for each client, for [`CLIENTS`] and [`COUNTERS`].
 pub(crate) fn client_rows(clients: &[ClientStatus], layout: Layout) -> Vec<Vec<String>> {
     let mut users = Users::default();
@@ -150,10 +167,12 @@ pub(crate) fn client_rows(clients: &[ClientStatus], layout: Layout) -> Vec<Vec<S
             client.client.to_string(),
             or_nothing(process.map(|process| users.name(process.user))),
             or_nothing(process.and_then(place)),
-            state(client.state).to_owned(),
+            if client.share.paused { "paused" } else { state(client.state) }.to_owned(),
             Bytes(allocated(client)).to_string(),
             or_nothing(limit.map(|limit| Bytes(limit).to_string())),
             Bytes(client.resident).to_string(),
+            client.share.weight.to_string(),
+            or_nothing(compute(client)),
             client.pid.to_string(),
             or_nothing(process.and_then(|process| process.container.clone())),
             or_nothing(process.and_then(|process| process.pod.clone())),

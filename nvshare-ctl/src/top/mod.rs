@@ -124,7 +124,10 @@ impl Top {
                     match parse_quantum(&typed) {
                         Ok(quantum) => {
                             let millis = quantum.as_millis() as u64;
-                            return Wish::Change(AdminRequest::SetQuantum { gpu: None, millis });
+                            return Wish::Change(AdminRequest::SetQuantum {
+                                gpu: None,
+                                quantum: nvshare_proto::QuantumRule::Fixed { millis },
+                            });
                         }
                         Err(error) => self.message = Some(error.to_string()),
                     }
@@ -188,6 +191,7 @@ pub(crate) mod tests {
         let gpu = GpuUuid([7; 16]);
         let usage = Usage { gpu, total: 16 * GIB, limit: 0, allocated: 12 * GIB, absent: 0, immovable: 0 };
         ClientStatus {
+            share: nvshare_proto::ShareStatus::default(),
             client,
             pid: 70 + client as u32,
             name: format!("job{client}"),
@@ -268,7 +272,10 @@ pub(crate) mod tests {
         ] {
             assert_eq!(top.press(key), Wish::Nothing);
         }
-        let change = Wish::Change(AdminRequest::SetQuantum { gpu: None, millis: 2500 });
+        let change = Wish::Change(AdminRequest::SetQuantum {
+            gpu: None,
+            quantum: nvshare_proto::QuantumRule::Fixed { millis: 2500 },
+        });
         assert_eq!(top.press(Key::Enter), change);
         for key in [Key::Char('t'), Key::Char('0'), Key::Enter] {
             assert_eq!(top.press(key), Wish::Nothing);

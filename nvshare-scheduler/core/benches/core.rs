@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use nvshare_core::{Config, Core, Event, Identity, Measured, Output};
-use nvshare_proto::{ClientMessage, Gate, GpuUuid, MemoryMode, Register, Room, SchedulerMessage, Usage};
+use nvshare_proto::{
+    Asked, ClientMessage, Gate, GpuUuid, MemoryMode, Register, Room, SchedulerMessage, Usage,
+};
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
@@ -75,6 +77,7 @@ impl World {
             returns: false,
             run: None,
             usage: vec![self.usage(client, self.bytes)],
+            asked: Asked::default(),
         };
         let identity = Identity { pid: Some(client as u32), process: Some(client), tenant: None, gang: None };
         self.event("register", Event::Registered { client, identity, register });

@@ -4,7 +4,7 @@ use nvshare_proto::units::Bytes;
 use nvshare_proto::{Epoch, EventKind, Gate, GpuUuid, Hold, Register, Room, SchedulerMessage, Usage};
 
 use crate::account::{Account, MOST_OVERHEAD};
-use crate::client::{Client, ClientId, Identity, Phase};
+use crate::client::{Client, ClientId, Identity, Job, Phase};
 use crate::gpu::{Departed, Gpu, Size, Source};
 use crate::happened::Happened;
 use crate::ledger::{Entry, Standing};
@@ -46,6 +46,7 @@ impl Core {
             self.meet_gpu(id, usage);
         }
         self.enter(id);
+        self.join_job(id);
         let allocated = |sum: u64, account: &Account| sum.saturating_add(account.usage.allocated);
         let bytes = self.clients.get(&id).map(|client| client.accounts.values().fold(0, allocated));
         self.tell(EventKind::Registered, id, bytes, None);
@@ -77,10 +78,11 @@ impl Core {
             // A machine has no more: most of these are somebody's invention.
             self.gpus.retain(|_, gpu| gpu.ledger.entries().next().is_some());
         }
-        let quantum = self.config.quantum(usage.gpu);
-        self.gpus.entry(usage.gpu).or_insert_with(|| Gpu::new(0, Source::Clients, quantum));
+        let rule = self.config.rule(usage.gpu);
+        self.gpus.entry(usage.gpu).or_insert_with(|| Gpu::new(0, Source::Clients, rule));
         self.dirty.insert(usage.gpu);
         self.enter(id);
+        self.join_job(id);
         self.settle_disputes(usage.gpu);
         let bytes = self.capacity(usage.gpu, id);
         self.send(id, SchedulerMessage::Capacity(Room { gpu: usage.gpu, bytes }));
@@ -163,8 +165,8 @@ impl Core {
     }
 
     pub(crate) fn on_capacity(&mut self, uuid: GpuUuid, bytes: u64, source: Source) {
-        let quantum = self.config.quantum(uuid);
-        let gpu = self.gpus.entry(uuid).or_insert_with(|| Gpu::new(bytes, source, quantum));
+        let rule = self.config.rule(uuid);
+        let gpu = self.gpus.entry(uuid).or_insert_with(|| Gpu::new(bytes, source, rule));
         let was = std::mem::replace(&mut gpu.source, source);
         if gpu.capacity == bytes && (was == Source::Disputed) == (source == Source::Disputed) {
             return;
@@ -217,6 +219,7 @@ impl Core {
         self.happened.push_back(Happened { kind, client: Some(id), gpus: gpus.clone(), bytes, took: None });
         client.accounts.values_mut().for_each(|account| account.budget = 0);
         self.remember(id, &client);
+        self.leave_job(id, client.job);
         for uuid in gpus {
             self.settle_disputes(uuid);
         }
@@ -303,6 +306,7 @@ fn departed_entry(id: ClientId, bytes: u64, due: Option<Time>) -> Entry {
         runs: false,
         claims: false,
         part: Part::default(),
+        job: Job::Connection(id),
         key: (0, Time::ZERO, id),
         moves: false,
         due,

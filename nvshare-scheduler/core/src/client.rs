@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use nvshare_proto::{ClientState, Counters, Epoch, GpuUuid, MemoryMode, Register};
+use nvshare_proto::{Asked, ClientState, Counters, Epoch, GpuUuid, MemoryMode, Register};
 
 use crate::Time;
 use crate::account::{Account, Rates};
@@ -161,6 +161,10 @@ pub(crate) struct Client {
     pub(crate) job: Job,
     /// The gang of which it is a member.
     pub(crate) gang: Option<u64>,
+    /// What it asks for of the GPUs' time.
+    pub(crate) asked: Asked,
+    /// An administrator has its job stand still.
+    pub(crate) paused: bool,
     pub(crate) name: String,
     pub(crate) memory: MemoryMode,
     pub(crate) phase: Phase,
@@ -197,6 +201,8 @@ impl Client {
             identity,
             job: Job::of(identity, id),
             gang: None,
+            asked: register.asked,
+            paused: false,
             name: register.name,
             memory: register.memory,
             phase: Phase::Parked,
@@ -220,7 +226,7 @@ impl Client {
 
     /// It waits for the lock and is not next yet.
     pub(crate) fn waits(&self) -> bool {
-        self.wants && self.phase == Phase::Parked
+        self.wants && self.phase == Phase::Parked && !self.paused
     }
 
     /// Counts the time since the last time.

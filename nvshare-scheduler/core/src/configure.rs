@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use nvshare_proto::units::{Bytes, MIB};
-use nvshare_proto::{EventKind, GpuUuid};
+use nvshare_proto::{EventKind, GpuUuid, QuantumRule};
 
 use crate::gpu::{Gpu, Size, Source};
 use crate::policy::capacity;
+use crate::policy::quantum::{self, Auto};
 use crate::{Config, Core, Time};
 
 /// What differs on one GPU from the rest of the configuration.
@@ -14,17 +15,95 @@ use crate::{Config, Core, Time};
 pub struct GpuConfig {
     /// How long a client keeps the lock while somebody waits.
     pub quantum: Option<Duration>,
+    /// That follows from what hand-overs cost instead.
+    pub auto: Option<Auto>,
     /// What clients may fill together, in bytes.
     pub gpu_memory: Option<u64>,
     /// Bytes that are left to contexts, modules and the driver.
     pub reserve: Option<u64>,
 }
 
-impl Config {
-    /// The quantum of a GPU.
+/// How the quantum of a GPU is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// Always this one.
+    Fixed(Duration),
+    /// By what hand-overs cost.
+    Auto(Auto),
+}
+
+impl Rule {
+    /// The quantum as long as nothing is measured.
+    pub(crate) fn at_first(self) -> Duration {
+        match self {
+            Self::Fixed(quantum) => quantum,
+            Self::Auto(target) => quantum::BOUNDS.1.min(target.max_wait).max(quantum::BOUNDS.0),
+        }
+    }
+
+    /// As it is said to administrators.
     #[must_use]
-    pub fn quantum(&self, gpu: GpuUuid) -> Duration {
-        self.gpus.get(&gpu).and_then(|own| own.quantum).unwrap_or(self.quantum)
+    pub fn said(self) -> QuantumRule {
+        match self {
+            Self::Fixed(quantum) => QuantumRule::Fixed { millis: quantum.as_millis() as u64 },
+            Self::Auto(Auto { overhead_ppm, max_wait }) => {
+                QuantumRule::Auto { overhead_ppm, max_wait_ms: max_wait.as_millis() as u64 }
+            }
+        }
+    }
+}
+
+impl From<QuantumRule> for Rule {
+    fn from(rule: QuantumRule) -> Self {
+        match rule {
+            QuantumRule::Fixed { millis } => Self::Fixed(Duration::from_millis(millis)),
+            QuantumRule::Auto { overhead_ppm, max_wait_ms } => {
+                Self::Auto(Auto { overhead_ppm, max_wait: Duration::from_millis(max_wait_ms) })
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Rule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Fixed(quantum) => write!(f, "{} s", quantum.as_secs_f64()),
+            Self::Auto(Auto { overhead_ppm, max_wait }) => write!(
+                f,
+                "auto: hand-overs cost {} % of the time, and nobody waits for more than {} s",
+                f64::from(*overhead_ppm) / 1e4,
+                max_wait.as_secs_f64()
+            ),
+        }
+    }
+}
+
+impl Config {
+    /// How the quantum of a GPU is chosen.
+    #[must_use]
+    pub fn rule(&self, gpu: GpuUuid) -> Rule {
+        let general = self.auto.map_or(Rule::Fixed(self.quantum), Rule::Auto);
+        let own = self.gpus.get(&gpu);
+        own.and_then(|own| own.auto.map(Rule::Auto).or(own.quantum.map(Rule::Fixed))).unwrap_or(general)
+    }
+
+    /// Another rule for one GPU, or for all and those to come.
+    pub fn set_rule(&mut self, gpu: Option<GpuUuid>, rule: Rule) {
+        let (quantum, auto) = match rule {
+            Rule::Fixed(quantum) => (Some(quantum), None),
+            Rule::Auto(auto) => (None, Some(auto)),
+        };
+        match gpu {
+            Some(gpu) => {
+                let own = self.gpus.entry(gpu).or_default();
+                (own.quantum, own.auto) = (quantum, auto);
+            }
+            None => {
+                self.quantum = quantum.unwrap_or(self.quantum);
+                self.auto = auto;
+                self.gpus.values_mut().for_each(|own| (own.quantum, own.auto) = (None, None));
+            }
+        }
     }
 
     /// What clients may fill of a GPU together, in bytes, where that is a fixed number. A GPU with a reserve of its own
@@ -49,23 +128,20 @@ impl Config {
 }
 
 impl Core {
-    /// Sets the quantum of one GPU, or of all and of those to come. Returns a line that says what was done.
-    pub fn set_quantum(&mut self, gpu: Option<GpuUuid>, quantum: Duration, now: Time) -> String {
+    /// Sets how the quantum of one GPU is chosen, or of all and of those to come. Returns a line that says what was done.
+    pub fn set_quantum(&mut self, gpu: Option<GpuUuid>, rule: Rule, now: Time) -> String {
         let mut config = self.config.clone();
-        let text = match gpu {
-            Some(uuid) => {
-                config.gpus.entry(uuid).or_default().quantum = Some(quantum);
-                format!("quantum of {uuid} is {} s", quantum.as_secs_f64())
-            }
-            None => {
-                config.quantum = quantum;
-                config.gpus.values_mut().for_each(|own| own.quantum = None);
-                format!("quantum of every GPU is {} s", quantum.as_secs_f64())
-            }
-        };
+        config.set_rule(gpu, rule);
         self.configure(config, now);
-        self.tell_setting(EventKind::Quantum, gpu, Some(quantum));
-        text
+        self.tell_setting(
+            EventKind::Quantum,
+            gpu,
+            if let Rule::Fixed(quantum) = rule { Some(quantum) } else { None },
+        );
+        match gpu {
+            Some(uuid) => format!("quantum of {uuid} is {rule}"),
+            None => format!("quantum of every GPU is {rule}"),
+        }
     }
 
     /// Takes another configuration; what names this run of the scheduler stays.
@@ -74,9 +150,11 @@ impl Core {
         let Config { boot, settle, restarted, .. } = self.config;
         self.config = Config { boot, settle, restarted, ..config };
         for uuid in self.gpus.keys().copied().collect::<Vec<_>>() {
-            let quantum = self.config.quantum(uuid);
+            let rule = self.config.rule(uuid);
             let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
-            gpu.quantum = quantum;
+            if gpu.rule != rule {
+                (gpu.rule, gpu.quantum) = (rule, rule.at_first());
+            }
             let (size, source) = (gpu.size, gpu.source);
             self.dirty.insert(uuid);
             self.size(uuid, size, source);
@@ -119,6 +197,10 @@ mod tests {
     const ONE: GpuUuid = GpuUuid([1; 16]);
     const OTHER: GpuUuid = GpuUuid([2; 16]);
 
+    fn fixed(seconds: u64) -> Rule {
+        Rule::Fixed(Duration::from_secs(seconds))
+    }
+
     fn config() -> Config {
         let own = GpuConfig { quantum: Some(Duration::from_secs(5)), ..GpuConfig::default() };
         Config { gpus: [(ONE, own)].into(), ..Config::default() }
@@ -131,12 +213,18 @@ mod tests {
     #[test]
     fn a_gpu_has_its_own_quantum_until_one_is_set_for_all() {
         let mut core = Core::new(config());
-        assert_eq!(core.config.quantum(ONE), Duration::from_secs(5));
-        assert_eq!(core.config.quantum(OTHER), Duration::from_secs(30));
-        core.set_quantum(Some(OTHER), Duration::from_secs(7), Time::ZERO);
-        assert_eq!(core.config.quantum(OTHER), Duration::from_secs(7));
-        core.set_quantum(None, Duration::from_secs(9), Time::ZERO);
-        assert_eq!([ONE, OTHER].map(|gpu| core.config.quantum(gpu)), [Duration::from_secs(9); 2]);
+        assert_eq!(core.config.rule(ONE), fixed(5));
+        assert_eq!(core.config.rule(OTHER), fixed(30));
+        core.set_quantum(Some(OTHER), fixed(7), Time::ZERO);
+        assert_eq!(core.config.rule(OTHER), fixed(7));
+        core.set_quantum(None, fixed(9), Time::ZERO);
+        assert_eq!([ONE, OTHER].map(|gpu| core.config.rule(gpu)), [fixed(9); 2]);
+        let auto = Rule::Auto(Auto { overhead_ppm: 50_000, max_wait: Duration::from_secs(60) });
+        core.set_quantum(Some(ONE), auto, Time::ZERO);
+        assert_eq!([ONE, OTHER].map(|gpu| core.config.rule(gpu)), [auto, fixed(9)]);
+        core.set_quantum(None, auto, Time::ZERO);
+        core.set_quantum(Some(ONE), fixed(3), Time::ZERO);
+        assert_eq!([ONE, OTHER].map(|gpu| core.config.rule(gpu)), [fixed(3), auto]);
     }
 
     #[test]

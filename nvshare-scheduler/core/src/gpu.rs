@@ -8,6 +8,7 @@ use nvshare_proto::GpuUuid;
 use crate::Time;
 use crate::account::Rates;
 use crate::client::{ClientId, Identity};
+use crate::configure::Rule;
 use crate::cost::SwitchCost;
 use crate::ledger::Ledger;
 use crate::shares::Shares;
@@ -53,6 +54,9 @@ pub(crate) struct Gpu {
     /// What clients may fill together, in bytes.
     pub(crate) capacity: u64,
     pub(crate) source: Source,
+    /// How its quantum is chosen.
+    pub(crate) rule: Rule,
+    /// The quantum; with a rule that chooses it, the last one.
     pub(crate) quantum: Duration,
     pub(crate) ledger: Ledger,
     pub(crate) shares: Shares,
@@ -75,6 +79,8 @@ pub(crate) struct Gpu {
     pub(crate) turns: u64,
     /// Somebody waits for what its holders hold.
     pub(crate) contested: bool,
+    /// When that was last so while slices were taken.
+    pub(crate) contested_at: Option<Time>,
     /// What all its holders were told of that; none: there is one who was not told.
     pub(crate) told: Option<bool>,
     /// When it is to be looked at again, but for what is overdue in its ledger.
@@ -89,16 +95,25 @@ pub(crate) struct Gpu {
     pub(crate) departed: BTreeMap<ClientId, Departed>,
 }
 
+/// For so long holders count on others who wait, after nobody has.
+const LINGERS: Duration = Duration::from_millis(500);
+
 /// Hand-overs whose duration is kept.
 const SWITCHES_KEPT: usize = 4096;
 
 impl Gpu {
-    pub(crate) fn new(capacity: u64, source: Source, quantum: Duration) -> Self {
+    /// When nobody is counted on any more, if nobody comes.
+    pub(crate) fn lingers_until(&self) -> Option<Time> {
+        self.contested_at.filter(|_| !self.contested).map(|at| at + LINGERS)
+    }
+
+    pub(crate) fn new(capacity: u64, source: Source, rule: Rule) -> Self {
         Self {
             size: Size::default(),
             capacity,
             source,
-            quantum,
+            quantum: rule.at_first(),
+            rule,
             ledger: Ledger::default(),
             shares: Shares::default(),
             turn_started: None,
@@ -111,6 +126,7 @@ impl Gpu {
             cost: SwitchCost::default(),
             turns: 0,
             contested: false,
+            contested_at: None,
             told: None,
             wake: None,
             watched_by: BTreeSet::new(),
@@ -118,6 +134,12 @@ impl Gpu {
             switches: VecDeque::new(),
             departed: BTreeMap::new(),
         }
+    }
+
+    /// Whether somebody waits, or did a moment ago where slices are taken. Who has just left asks again at once, if it has more
+    /// work: until then its successor is not to submit without bounds.
+    pub(crate) fn is_contested(&self, now: Time) -> bool {
+        self.contested || self.contested_at.is_some_and(|at| now < at + LINGERS)
     }
 
     /// Most that is kept of what a job is behind or ahead when it stops wanting the GPU.

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Time;
-use crate::client::ClientId;
+use crate::client::{ClientId, Job};
 use crate::shares::{Part, Virtual};
 
 /// The place of a client in the order of turns: the smallest virtual time first, then who has waited longest.
@@ -66,6 +66,8 @@ pub(crate) struct Entry {
     pub(crate) claims: bool,
     /// What it asks of its job's share.
     pub(crate) part: Part,
+    /// Whose time it uses.
+    pub(crate) job: Job,
     /// Its place among those who wait.
     pub(crate) key: Key,
     /// Its place moves while it waits: it uses several GPUs, or its job holds this one.
@@ -81,7 +83,7 @@ impl Entry {
     }
 }
 
-fn one_less(counts: &mut BTreeMap<u64, usize>, of: u64) {
+fn one_less<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
     if let Some(count) = counts.get_mut(&of) {
         *count -= 1;
         if *count == 0 {
@@ -96,6 +98,10 @@ pub(crate) struct Group {
     pub(crate) count: usize,
     pub(crate) demand: u128,
     pub(crate) pinned: u128,
+    /// Whose they are, or one of those.
+    job: Option<Job>,
+    /// They are of several jobs.
+    pub(crate) mixed: bool,
 }
 
 impl Group {
@@ -103,6 +109,14 @@ impl Group {
         self.count += 1;
         self.demand += u128::from(entry.demand);
         self.pinned += u128::from(entry.pinned);
+        self.mixed |= self.job.is_some_and(|job| job != entry.job);
+        self.job = self.job.or(Some(entry.job));
+    }
+
+    /// Whose they all are, as counted.
+    fn are_of(&mut self, jobs: &BTreeMap<Job, usize>) {
+        self.job = jobs.keys().next().copied();
+        self.mixed = jobs.len() > 1;
     }
 
     fn count_out(&mut self, entry: &Entry) {
@@ -128,6 +142,9 @@ pub(crate) struct Ledger {
     members: BTreeSet<ClientId>,
     /// Who holds the lock.
     holders: BTreeSet<ClientId>,
+    /// How many of them each job has.
+    member_jobs: BTreeMap<Job, usize>,
+    holder_jobs: BTreeMap<Job, usize>,
     next: BTreeSet<Key>,
     waiting: BTreeSet<Key>,
     /// What those who wait demand: how many of each.
@@ -201,10 +218,14 @@ impl Ledger {
         sums.claiming += usize::from(entry.claims);
         if entry.standing.stays() {
             sums.members.count_in(entry);
+            *self.member_jobs.entry(entry.job).or_default() += 1;
+            sums.members.are_of(&self.member_jobs);
             self.members.insert(id);
         }
         if entry.standing.holds() {
             sums.holders.count_in(entry);
+            *self.holder_jobs.entry(entry.job).or_default() += 1;
+            sums.holders.are_of(&self.holder_jobs);
             self.holders.insert(id);
         }
         match entry.standing {
@@ -246,10 +267,14 @@ impl Ledger {
         sums.claiming -= usize::from(entry.claims);
         if entry.standing.stays() {
             sums.members.count_out(entry);
+            one_less(&mut self.member_jobs, entry.job);
+            sums.members.are_of(&self.member_jobs);
             self.members.remove(&id);
         }
         if entry.standing.holds() {
             sums.holders.count_out(entry);
+            one_less(&mut self.holder_jobs, entry.job);
+            sums.holders.are_of(&self.holder_jobs);
             self.holders.remove(&id);
         }
         match entry.standing {
@@ -374,8 +399,9 @@ mod tests {
         let bytes = || prop_oneof![0..64u64, Just(u64::MAX)];
         let sizes = (bytes(), bytes(), bytes(), bytes(), bytes(), prop::option::of(bytes()));
         let due = prop::option::of((0..9u64).prop_map(Time::from_secs));
-        (standing(), sizes, any::<[bool; 3]>(), -4..4i64, due).prop_map(
-            |(standing, sizes, [needs, runs, moves], time, due)| {
+        (standing(), sizes, any::<[bool; 3]>(), -4..4i64, due, 0..3u64).prop_map(
+            |(standing, sizes, [needs, runs, moves], time, due, job)| {
+                let job = Job::Tenant(job);
                 let (charged, pinned, demand, allocated, overhead, ordered) = sizes;
                 let key = (time, Time::ZERO, 0);
                 let (part, claims) = (Part::default(), needs);
@@ -391,6 +417,7 @@ mod tests {
                     runs,
                     claims,
                     part,
+                    job,
                     key,
                     moves,
                     due,
@@ -406,6 +433,8 @@ mod tests {
             count: chosen.len(),
             demand: chosen.iter().map(|e| u128::from(e.demand)).sum(),
             pinned: chosen.iter().map(|e| u128::from(e.pinned)).sum(),
+            job: chosen.iter().map(|e| e.job).min(),
+            mixed: chosen.iter().map(|e| e.job).collect::<BTreeSet<_>>().len() > 1,
         }
     }
 

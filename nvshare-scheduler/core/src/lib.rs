@@ -19,6 +19,7 @@ mod arrivals;
 mod client;
 mod configure;
 mod cost;
+mod enforce;
 mod gangs;
 mod gpu;
 mod happened;
@@ -30,6 +31,7 @@ mod reconcile;
 mod room;
 mod shares;
 mod status;
+mod terms;
 mod turns;
 mod views;
 
@@ -38,13 +40,15 @@ use std::time::Duration;
 
 use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Register, SchedulerMessage};
 
-use client::Client;
+use client::{Client, Job};
 pub use client::{ClientId, Gang, Identity};
-pub use configure::GpuConfig;
+pub use configure::{GpuConfig, Rule};
 pub use cost::{SwitchCost, Timed};
 use gangs::Members;
 use gpu::Gpu;
 pub use happened::Happened;
+pub use policy::quantum::Auto;
+use terms::JobTerms;
 
 /// Time since the scheduler started. The core never looks at a clock.
 pub type Time = Duration;
@@ -56,6 +60,8 @@ pub struct Config {
     pub boot: u64,
     /// How long a client keeps the lock while somebody waits.
     pub quantum: Duration,
+    /// That follows from what hand-overs cost instead.
+    pub auto: Option<Auto>,
     /// What clients may fill on each GPU together, in bytes, as far as the GPU has it; none: what the GPU has, less the
     /// reserve.
     pub gpu_memory: Option<u64>,
@@ -80,6 +86,7 @@ impl Default for Config {
         Self {
             boot: 1,
             quantum: Duration::from_secs(30),
+            auto: None,
             gpu_memory: None,
             reserve: None,
             gpus: BTreeMap::new(),
@@ -169,6 +176,10 @@ pub struct Core {
     clients: BTreeMap<ClientId, Client>,
     gpus: BTreeMap<GpuUuid, Gpu>,
     gangs: BTreeMap<u64, Members>,
+    /// Whose time is counted together.
+    jobs: BTreeMap<Job, BTreeSet<ClientId>>,
+    /// What administrators gave them.
+    given: BTreeMap<Job, JobTerms>,
     gone: VecDeque<nvshare_proto::ClientStatus>,
     last_epoch: u64,
     /// The time of the event that is handled, or was last.
@@ -195,6 +206,8 @@ impl Core {
             clients: BTreeMap::new(),
             gpus: BTreeMap::new(),
             gangs: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            given: BTreeMap::new(),
             gone: VecDeque::new(),
             last_epoch: 0,
             now: Time::ZERO,

@@ -63,6 +63,7 @@ impl Core {
             return;
         }
         self.see_to_what_is_overdue(uuid);
+        self.enforce_limits(uuid);
         self.split_a_set_that_outgrew(uuid);
         self.choose(uuid);
         self.make_room(uuid);
@@ -97,9 +98,16 @@ impl Core {
 
     /// Holders learn whether somebody waits for what they hold.
     fn tell_who_waits(&mut self, uuid: GpuUuid) {
+        let now = self.now;
         let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
         gpu.contested |= gpu.ledger.sums().claiming > 0;
-        let contested = gpu.contested;
+        if gpu.contested && gpu.shares.are_unequal() {
+            gpu.contested_at = Some(now);
+        }
+        let contested = gpu.is_contested(now);
+        if let Some(until) = gpu.lingers_until().filter(|_| contested) {
+            gpu.wake_at(until);
+        }
         if gpu.told == Some(contested) {
             return;
         }
@@ -109,7 +117,8 @@ impl Core {
         for id in self.with_their_gangs(holders) {
             self.steps += 1;
             let gpus = self.gpus_of(&self.unit(id));
-            let waiting = gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).any(|gpu| gpu.contested);
+            let waiting = self.is_paced(id)
+                || gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).any(|gpu| gpu.is_contested(now));
             let Some(client) = self.clients.get_mut(&id) else { continue };
             if client.told_waiting != waiting && client.phase.holds() {
                 client.told_waiting = waiting;

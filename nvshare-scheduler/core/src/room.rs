@@ -268,6 +268,14 @@ impl Core {
         let gpus = self.gpus_used_by(id);
         let quantum = gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).map(|gpu| gpu.quantum).min();
         let quantum_ms = quantum.map_or(u64::MAX, |quantum| quantum.as_millis() as u64);
+        // Before the grant: its gate may open at once, and its work in flight is to be bounded from the first launch on.
+        let mut shared = gpus.iter().filter_map(|uuid| self.gpus.get(uuid));
+        let contested = shared.any(|gpu| gpu.contested_at.is_some() && gpu.is_contested(since));
+        let waiting = contested || self.is_paced(id);
+        if let Some(client) = self.clients.get_mut(&id).filter(|client| waiting && !client.told_waiting) {
+            client.told_waiting = true;
+            self.send(id, SchedulerMessage::Waiters { waiting });
+        }
         self.send(id, SchedulerMessage::LockOk { epoch, quantum_ms, room });
     }
 

@@ -1,26 +1,42 @@
 //! Whose time on a GPU: the clock of a GPU and the virtual time of each job on it.
 //!
 //! As in weighted fair queueing. A job's virtual time grows while its processes hold the GPU, by the wall clock divided
-//! by the jobs that hold it together, from the grant (restoring included) until all work is drained. The clock grows
-//! with the service given, divided by the jobs that want it: it is where a job would be that had got its share. A job that
-//! comes starts at the clock, so neither a new process nor a new connection earns time. A job that stops wanting keeps
-//! what it is behind, within a bound, and all that it is ahead until the clock has passed it.
+//! by the jobs that hold it together and by its weight, from the grant (restoring included) until all work is drained. The
+//! clock grows with the service given, divided by the weights of the jobs that want it: it is where a job would be that had
+//! got its share. A job that comes starts at the clock, so neither a new process nor a new connection earns time. A job that
+//! stops wanting keeps what it is behind, within a bound, and all that it is ahead until the clock has passed it.
+//!
+//! Compute limits change the weights (see [`entitled`]): by which time is shared follows from who wants the GPU.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::Time;
 use crate::client::Job;
+use crate::policy::entitled::{self, Terms};
+use crate::policy::pace::Pace;
+use crate::policy::slices;
 
-/// Virtual time in nanoseconds. Differences may be negative.
+/// Virtual time in nanoseconds of a job of the usual weight. Differences may be negative.
 pub(crate) type Virtual = i64;
+
+/// The weight of a job that nothing is said of.
+pub(crate) const USUAL: u64 = nvshare_proto::USUAL_WEIGHT as u64 * FINER;
+/// Weights are counted in parts of this size of what people say, so that a priority can divide them.
+pub(crate) const FINER: u64 = 64;
+const USUAL_TERMS: Terms = Terms { weight: USUAL, limit: None, forced: false };
 
 /// Jobs that are remembered when none of their processes is there.
 const MOST_REMEMBERED: usize = 1024;
 
 /// One job on one GPU.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 struct Share {
+    terms: Terms,
+    /// By which time is shared with those who want the GPU now.
+    weight: u64,
+    /// How its limit is enforced, if it is.
+    pace: Option<Pace>,
     /// Its virtual time, but for what it holds at the moment.
     time: Virtual,
     /// `served` when it began to hold.
@@ -31,6 +47,7 @@ struct Share {
     present: u32,
     active: u32,
     holding: u32,
+    running: u32,
 }
 
 /// What one process asks of its job's share.
@@ -40,6 +57,8 @@ pub(crate) struct Part {
     pub(crate) active: bool,
     /// Its time is charged.
     pub(crate) holds: bool,
+    /// Its gate is open, or its work completes.
+    pub(crate) runs: bool,
 }
 
 /// The jobs of a GPU.
@@ -49,9 +68,17 @@ pub(crate) struct Shares {
     /// What each job got that held the GPU all the time.
     served: Virtual,
     advanced_to: Time,
-    active: i64,
+    /// The weights of the jobs that want it.
+    weights: u64,
+    /// How many want it of each weight of their own, and how many of them with a limit.
+    wanted_by: BTreeMap<u64, usize>,
+    limited: usize,
+    /// Limits have changed weights, or were the last to.
+    weighed: bool,
     holding: i64,
     jobs: BTreeMap<Job, Share>,
+    /// Whose limit is enforced.
+    paced: BTreeSet<Job>,
 }
 
 impl Shares {
@@ -61,7 +88,7 @@ impl Shares {
         if self.holding > 0 && !passed.is_zero() {
             let passed = nanos(passed);
             self.served = self.served.saturating_add(passed / self.holding);
-            self.clock = self.clock.saturating_add(passed / self.active.max(self.holding));
+            self.clock = self.clock.saturating_add(weighed(passed, self.weights));
         }
     }
 
@@ -83,20 +110,124 @@ impl Shares {
         self.jobs.get(&job).map_or(self.clock, |share| share.time(self.served))
     }
 
+    /// The weight by which a job's time is shared now.
+    pub(crate) fn weight(&self, job: Job) -> u64 {
+        self.jobs.get(&job).map_or(USUAL, |share| share.weight)
+    }
+
+    /// How many jobs want the GPU.
+    pub(crate) fn active(&self) -> usize {
+        self.wanted_by.values().sum()
+    }
+
+    /// Whether those who want the GPU are to have different parts of its time, or limited ones.
+    pub(crate) fn are_unequal(&self) -> bool {
+        slices::are_asked_for(self.active(), self.wanted_by.len(), self.limited)
+    }
+
+    /// Whose limit is enforced.
+    pub(crate) fn paced(&self) -> &BTreeSet<Job> {
+        &self.paced
+    }
+
+    /// When a job whose limit is enforced may hold the GPU again, if it does not.
+    pub(crate) fn begins_at(&self, job: Job) -> Option<Time> {
+        let share = self.jobs.get(&job)?;
+        let mut pace = share.pace.clone()?;
+        pace.advance(share.running > 0, self.advanced_to);
+        (share.holding == 0).then(|| pace.begins_at())
+    }
+
+    /// When a job whose limit is enforced has to leave, if it runs. What it restores is not counted against the limit.
+    pub(crate) fn ends_at(&self, job: Job) -> Option<Time> {
+        let share = self.jobs.get(&job)?;
+        let mut pace = share.pace.clone()?;
+        pace.advance(share.running > 0, self.advanced_to);
+        if share.running > 0 { pace.ends_at() } else { None }
+    }
+
+    /// Other terms from now on. Whether they differ from those before.
+    pub(crate) fn set_terms(&mut self, job: Job, terms: Terms) -> bool {
+        let (served, now) = (self.served, self.advanced_to);
+        let Some(share) = self.jobs.get_mut(&job).filter(|share| share.terms != terms) else { return false };
+        share.time = share.time(served);
+        share.from = served;
+        let before = std::mem::replace(&mut share.terms, terms);
+        let runs = share.running > 0;
+        match (terms.limit.filter(|_| terms.forced), &mut share.pace) {
+            (Some(percent), Some(pace)) => pace.set(percent, runs, now),
+            (Some(percent), none) => *none = Some(Pace::new(percent, now)),
+            (None, pace) => *pace = None,
+        }
+        if share.pace.is_some() {
+            self.paced.insert(job);
+        } else {
+            self.paced.remove(&job);
+        }
+        if share.active > 0 {
+            self.stops_wanting(before);
+            self.wants(terms);
+        }
+        self.weigh(job);
+        true
+    }
+
+    fn wants(&mut self, terms: Terms) {
+        *self.wanted_by.entry(terms.weight).or_default() += 1;
+        self.limited += usize::from(terms.limit.is_some());
+    }
+
+    fn stops_wanting(&mut self, terms: Terms) {
+        if let Some(count) = self.wanted_by.get_mut(&terms.weight) {
+            *count -= 1;
+            if *count == 0 {
+                self.wanted_by.remove(&terms.weight);
+            }
+        }
+        self.limited -= usize::from(terms.limit.is_some());
+    }
+
+    /// The weights by which time is shared, after one job has changed.
+    fn weigh(&mut self, changed: Job) {
+        let served = self.served;
+        let limits = self.limited > 0;
+        if limits || std::mem::replace(&mut self.weighed, limits) {
+            let wanting: Vec<Terms> = self.jobs.values().filter(|s| s.active > 0).map(|s| s.terms).collect();
+            self.weighed = limits;
+            let mut weights = entitled::weights(&wanting).into_iter();
+            for share in self.jobs.values_mut() {
+                let weight = if share.active > 0 { weights.next() } else { None };
+                share.weigh(weight.unwrap_or(share.terms.weight), served);
+            }
+        } else if let Some(share) = self.jobs.get_mut(&changed) {
+            share.weigh(share.terms.weight, served);
+        }
+        self.weights = if limits {
+            self.jobs.values().filter(|share| share.active > 0).map(|share| share.weight).sum()
+        } else {
+            self.wanted_by.iter().map(|(weight, count)| weight * *count as u64).sum()
+        };
+    }
+
     /// A process of a job changes. `bound`: most that is kept of what a job is behind or ahead.
     pub(crate) fn change(&mut self, job: Job, before: Option<Part>, after: Option<Part>, bound: Duration) {
         let bound = nanos(bound);
-        let was = self.jobs.get(&job).cloned().unwrap_or_default();
+        let was = self.jobs.get(&job).cloned().unwrap_or_else(Share::new);
+        let now = self.advanced_to;
         let mut share = was.clone();
         let (old, new) = (before.unwrap_or_default(), after.unwrap_or_default());
         count(&mut share.present, before.is_some(), after.is_some());
         count(&mut share.active, old.active, new.active);
         count(&mut share.holding, old.holds, new.holds);
+        count(&mut share.running, old.runs, new.runs);
         if was.active == 0 && share.active > 0 {
             let known = self.jobs.contains_key(&job);
             self.catch_up();
             let start = self.clock - was.behind.clamp(0, bound);
             share.time = if known { was.time.max(start) } else { start };
+        }
+        if let Some(pace) = share.pace.as_mut().filter(|_| (was.running > 0) != (share.running > 0)) {
+            pace.advance(was.running > 0, now);
         }
         if was.holding == 0 && share.holding > 0 {
             share.from = self.served;
@@ -107,15 +238,23 @@ impl Shares {
         if was.active > 0 && share.active == 0 {
             share.behind = self.clock - share.time;
         }
-        self.active += i64::from(share.active > 0) - i64::from(was.active > 0);
+        let terms = share.terms;
+        let wanting = [was.active > 0, share.active > 0];
         self.holding += i64::from(share.holding > 0) - i64::from(was.holding > 0);
         let forgotten = share.present == 0 && share.behind <= 0 && share.time <= self.clock;
         if forgotten {
             self.jobs.remove(&job);
+            self.paced.remove(&job);
         } else {
             self.jobs.insert(job, share);
             self.forget_some();
         }
+        match wanting {
+            [false, true] => self.wants(terms),
+            [true, false] => self.stops_wanting(terms),
+            _ => return,
+        }
+        self.weigh(job);
     }
 
     /// The clock is not behind everybody who wants the GPU: else who comes would go first until it had caught up.
@@ -140,9 +279,47 @@ impl Shares {
 }
 
 impl Share {
-    fn time(&self, served: Virtual) -> Virtual {
-        if self.holding > 0 { self.time.saturating_add(served - self.from) } else { self.time }
+    fn new() -> Self {
+        Self {
+            terms: USUAL_TERMS,
+            weight: USUAL,
+            pace: None,
+            time: 0,
+            from: 0,
+            behind: 0,
+            present: 0,
+            active: 0,
+            holding: 0,
+            running: 0,
+        }
     }
+
+    fn time(&self, served: Virtual) -> Virtual {
+        if self.holding > 0 {
+            self.time.saturating_add(weighed(served - self.from, self.weight))
+        } else {
+            self.time
+        }
+    }
+
+    /// Another weight from now on.
+    fn weigh(&mut self, weight: u64, served: Virtual) {
+        self.time = self.time(served);
+        self.from = served;
+        self.weight = weight;
+    }
+}
+
+/// What so much time is for jobs of this weight, in virtual time.
+pub(crate) fn weighed(time: i64, weight: u64) -> Virtual {
+    let weight = i128::from(weight.max(1));
+    i64::try_from(i128::from(time) * i128::from(USUAL) / weight).unwrap_or(Virtual::MAX / 4)
+}
+
+/// What so much virtual time is for a job of this weight.
+pub(crate) fn unweighed(time: Virtual, weight: u64) -> Duration {
+    let nanos = i128::from(time.max(0)) * i128::from(weight) / i128::from(USUAL);
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX / 4))
 }
 
 fn count(number: &mut u32, before: bool, after: bool) {
@@ -162,9 +339,9 @@ mod tests {
     use super::*;
 
     const S: fn(u64) -> Duration = Duration::from_secs;
-    const WAITS: Option<Part> = Some(Part { active: true, holds: false });
-    const HOLDS: Option<Part> = Some(Part { active: true, holds: true });
-    const SITS: Option<Part> = Some(Part { active: false, holds: false });
+    const WAITS: Option<Part> = Some(Part { active: true, holds: false, runs: false });
+    const HOLDS: Option<Part> = Some(Part { active: true, holds: true, runs: true });
+    const SITS: Option<Part> = Some(Part { active: false, holds: false, runs: false });
 
     fn job(n: u64) -> Job {
         Job::Process(n)
@@ -210,6 +387,71 @@ mod tests {
         shares.change(job(1), HOLDS, None, S(60));
         shares.change(job(1), None, WAITS, S(60));
         assert_eq!(seconds(shares.time(job(1))), 20, "a new connection of the same process");
+    }
+
+    fn terms(weight: u64, limit: Option<u8>, forced: bool) -> Terms {
+        Terms { weight: weight * FINER, limit, forced }
+    }
+
+    #[test]
+    fn a_heavy_job_is_charged_less() {
+        let mut shares = Shares::default();
+        for (n, weight) in [(1, 200), (2, 50), (3, 100)] {
+            shares.change(job(n), None, WAITS, S(60));
+            assert_eq!(shares.set_terms(job(n), terms(weight, None, false)), weight != 100);
+            assert!(!shares.set_terms(job(n), terms(weight, None, false)), "nothing new");
+        }
+        for n in [1, 2] {
+            shares.change(job(n), WAITS, HOLDS, S(60));
+            shares.advance(S(n * 20));
+            shares.change(job(n), HOLDS, WAITS, S(60));
+        }
+        let times = [1, 2, 3].map(|n| seconds(shares.time(job(n))));
+        assert_eq!((times, seconds(shares.clock())), ([10, 40, 0], 11), "40 s for weights of 350 in all");
+        assert!(shares.are_unequal());
+        // Another weight counts from then on.
+        shares.change(job(1), WAITS, HOLDS, S(60));
+        shares.advance(S(50));
+        shares.set_terms(job(1), terms(100, None, false));
+        shares.advance(S(60));
+        assert_eq!(seconds(shares.time(job(1))), 10 + 5 + 10);
+    }
+
+    #[test]
+    fn limits_count_while_their_jobs_want_the_gpu() {
+        let mut shares = Shares::default();
+        for (n, limit) in [(1, Some(25)), (2, None)] {
+            shares.change(job(n), None, WAITS, S(60));
+            shares.set_terms(job(n), terms(100, limit, false));
+        }
+        assert_eq!([1, 2].map(|n| shares.weight(job(n)) * 4 / USUAL), [2, 6]);
+        assert!(shares.are_unequal());
+        shares.change(job(2), WAITS, SITS, S(60));
+        assert!(!shares.are_unequal());
+        assert_eq!(shares.weight(job(1)), USUAL, "nobody else wants it");
+        shares.change(job(2), SITS, WAITS, S(60));
+        shares.change(job(1), WAITS, None, S(60));
+        assert_eq!(shares.weight(job(2)), USUAL);
+        assert_eq!((shares.active(), shares.weights), (1, USUAL));
+    }
+
+    #[test]
+    fn an_enforced_limit_has_a_pace_while_it_holds() {
+        let mut shares = Shares::default();
+        shares.change(job(1), None, WAITS, S(60));
+        shares.set_terms(job(1), terms(100, Some(50), true));
+        assert_eq!((shares.begins_at(job(1)), shares.ends_at(job(1))), (Some(S(0)), None));
+        shares.change(job(1), WAITS, HOLDS, S(60));
+        assert_eq!(
+            (shares.begins_at(job(1)), shares.ends_at(job(1))),
+            (None, Some(Duration::from_millis(125)))
+        );
+        shares.advance(S(1));
+        shares.change(job(1), HOLDS, WAITS, S(60));
+        assert_eq!(shares.begins_at(job(1)), Some(Duration::from_millis(2000)));
+        shares.set_terms(job(1), terms(100, Some(50), false));
+        assert_eq!(shares.begins_at(job(1)), None, "it is no longer enforced");
+        assert!(shares.paced().is_empty());
     }
 
     #[test]

@@ -50,6 +50,9 @@ impl Core {
                 turns: gpu.turns,
                 switch_us: gpu.switch_summary(),
                 others: None,
+                rule: gpu.rule.said(),
+                switch_cost_us: gpu.cost.idle.mean().map_or(0, |cost| cost.as_micros() as u64),
+                slices: gpu.shares.are_unequal(),
             }
         };
         self.gpus.iter().map(row).collect()
@@ -111,6 +114,7 @@ impl Core {
             held_ms: client.held.as_millis() as u64,
             waited_ms: client.waited.as_millis() as u64,
             counters: client.counters,
+            share: self.share_status(id),
         }
     }
 

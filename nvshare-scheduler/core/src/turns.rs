@@ -7,11 +7,13 @@ use nvshare_proto::units::Bytes;
 use nvshare_proto::{EventKind, GpuUuid, SchedulerMessage};
 
 use crate::client::{ClientId, Phase, Why};
+use crate::configure::Rule;
 use crate::gangs::Unit;
+use crate::gpu::Gpu;
 use crate::ledger::Key;
-use crate::policy::next;
 use crate::policy::turn::{self, Turn};
-use crate::{Core, Time};
+use crate::policy::{next, quantum, slices};
+use crate::{Core, Time, shares};
 
 /// Virtual times that differ by no more than this are the same, in nanoseconds.
 const EVEN: i64 = 1_000_000;
@@ -101,6 +103,12 @@ impl Core {
             {
                 self.is_contested(uuid);
                 head.ahead = head.ahead.max(self.demand_of(uuid, &unit));
+                continue;
+            }
+            if let Some(may) = self.may_run_at(&unit) {
+                if let Some(gpu) = self.gpus.get_mut(&uuid) {
+                    gpu.wake_at(may);
+                }
                 continue;
             }
             let gpus = self.gpus_wanted_by(&unit);
@@ -209,7 +217,8 @@ impl Core {
 
     fn delays_nobody(&self, uuid: GpuUuid, unit: &Unit, head: &Head) -> bool {
         let capacity = unit.first().map_or(0, |&id| self.capacity(uuid, id));
-        !self.config.exclusive
+        let by_shares = self.gpus.get(&uuid).is_some_and(|gpu| gpu.shares.are_unequal());
+        !(self.config.exclusive || by_shares)
             && next::delays_nobody(self.demand_of(uuid, unit), head.ahead, head.stays, capacity)
     }
 
@@ -243,7 +252,11 @@ impl Core {
             let gpu = self.gpus.get(&uuid)?;
             let (_, leavers) = self.keep_what_fits(uuid, Some(unit), self.members(uuid, false));
             let mut idle_since = Some(Time::ZERO);
-            let mut least = i64::MAX;
+            let one = unit.iter().copied().find(|&id| gpu.ledger.entry(id).is_some())?;
+            let own_job = self.clients.get(&one)?.job;
+            let (own, own_weight) = (gpu.shares.time(own_job), gpu.shares.weight(own_job));
+            let mut catches_up = Duration::ZERO;
+            let mut heaviest = own_weight;
             let leavers = self.with_their_gangs(leavers);
             for &leaver in &leavers {
                 let client = self.clients.get(&leaver)?;
@@ -258,20 +271,21 @@ impl Core {
                     Phase::Parked => continue,
                     _ => idle_since = None,
                 }
-                least = least.min(gpu.shares.time(client.job));
+                let behind = own.saturating_sub(gpu.shares.time(client.job));
+                let weight = gpu.shares.weight(client.job);
+                heaviest = heaviest.max(weight);
+                // Less than this is no difference.
+                if behind > EVEN {
+                    catches_up = catches_up.max(shares::unweighed(behind, weight));
+                }
             }
-            let one = unit.iter().copied().find(|&id| gpu.ledger.entry(id).is_some())?;
-            let deficits = unit.iter().map(|&id| self.deficit(uuid, id)).fold(0, u64::saturating_add);
-            let to_move = deficits.saturating_sub(self.free(uuid, one));
-            let own = gpu.shares.time(self.clients.get(&one)?.job);
-            // Less than this is no difference.
-            let behind = own.saturating_sub(least);
-            let behind = if behind > EVEN { behind.unsigned_abs() } else { 0 };
+            let to_move = self.bytes_to_move(uuid, unit);
             let beside = u32::try_from(gpu.shares.holding().max(1)).unwrap_or(u32::MAX);
             let turn = Turn {
                 started: gpu.turn_started,
-                quantum: gpu.quantum,
-                even_at: self.now.saturating_add(Duration::from_nanos(behind).saturating_mul(beside)),
+                quantum: self.quantum(gpu, uuid, unit, to_move),
+                most_quanta: slices::most_quanta(heaviest, own_weight, turn::MOST_QUANTA),
+                even_at: self.now.saturating_add(catches_up.saturating_mul(beside)),
                 longest_drain: gpu.longest_drain,
                 not_before: gpu.not_before,
                 idle_since,
@@ -292,6 +306,23 @@ impl Core {
         all.into_iter().collect()
     }
 
+    /// What has to leave a GPU, in bytes, so that a unit has all that it demands there.
+    fn bytes_to_move(&self, uuid: GpuUuid, unit: &Unit) -> u64 {
+        let deficits = unit.iter().map(|&id| self.deficit(uuid, id)).fold(0, u64::saturating_add);
+        deficits.saturating_sub(unit.first().map_or(0, |&id| self.free(uuid, id)))
+    }
+
+    /// How long a turn is that is taken for a waiter, for whom so many bytes have to move.
+    fn quantum(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
+        if to_move == 0 && gpu.shares.are_unequal() {
+            return slices::length(gpu.cost.idle.mean());
+        }
+        let Rule::Auto(target) = gpu.rule else { return gpu.quantum };
+        let costs = unit.iter().filter_map(|&id| self.account(id, uuid)?.cost.idle.mean());
+        let cost = costs.max().unwrap_or_else(|| gpu.rates.there_and_back(to_move));
+        quantum::auto(target, cost, gpu.shares.active())
+    }
+
     /// The turn passes to a waiter: who does not fit beside it leaves.
     fn claim(&mut self, unit: &Unit, contested: &[GpuUuid], leavers: Vec<ClientId>) {
         let left: BTreeSet<GpuUuid> = leavers.iter().flat_map(|&leaver| self.gpus_used_by(leaver)).collect();
@@ -299,8 +330,13 @@ impl Core {
             self.ask_to_leave(leaver);
         }
         for uuid in left.iter().chain(contested) {
+            let to_move = self.bytes_to_move(*uuid, unit);
+            let quantum = self.gpus.get(uuid).map(|gpu| self.quantum(gpu, *uuid, unit, to_move));
             if let Some(gpu) = self.gpus.get_mut(uuid) {
                 gpu.released.clear();
+                if matches!(gpu.rule, Rule::Auto(_)) && to_move > 0 {
+                    gpu.quantum = quantum.unwrap_or(gpu.quantum);
+                }
             }
         }
         self.is_next(unit, Why::Claims);

@@ -74,6 +74,7 @@ impl Core {
                 runs: client.phase.runs(),
                 claims: client.phase == Phase::Next(Why::Claims),
                 part,
+                job: client.job,
                 key: if ordered_by_turn { (time, client.waiting_since, id) } else { (0, Time::ZERO, id) },
                 moves: several || gpu.shares.is_holding(client.job),
                 due: self.config.first_due(client, account),
@@ -157,6 +158,9 @@ impl Core {
     /// Whether a group fits a GPU together, beside what others have there and cannot be moved; seen by one of them.
     pub(crate) fn fit(&self, uuid: GpuUuid, group: Group, seen_by: ClientId) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
+        if group.mixed && gpu.shares.are_unequal() {
+            return false;
+        }
         let alone = self.config.exclusive || gpu.source == Source::Disputed;
         let pinned = gpu.ledger.pinned_beside(group);
         together::fits(self.capacity(uuid, seen_by), pinned, group.demand, group.count, alone)
@@ -287,7 +291,7 @@ impl Core {
 
 fn standing(client: &Client) -> Standing {
     match client.phase {
-        Phase::Parked if client.wants => Standing::Waits,
+        Phase::Parked if client.waits() => Standing::Waits,
         Phase::Parked => Standing::Parked,
         Phase::Next(_) => Standing::Next,
         Phase::Dropping { .. } | Phase::Drained => Standing::Leaves,
@@ -299,5 +303,5 @@ fn standing(client: &Client) -> Standing {
 fn part(client: &Client) -> Part {
     let holds = client.phase.is_charged();
     let waits = client.waits() && !client.hopeless;
-    Part { active: holds || waits || client.phase.is_next(), holds }
+    Part { active: holds || waits || client.phase.is_next(), holds, runs: client.phase.runs() }
 }

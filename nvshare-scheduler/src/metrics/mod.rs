@@ -152,6 +152,7 @@ mod tests {
         happens(EventKind::Running, 2);
         let usage = Usage { gpu, total: 9, limit: 8, allocated: 7, absent: 1, immovable: 0 };
         let client = ClientStatus {
+            share: nvshare_proto::ShareStatus::default(),
             client: 1,
             pid: 2,
             name: "a \"quoted\" name".to_owned(),

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::metrics::Address;
-use nvshare_proto::GpuUuid;
 use nvshare_proto::units;
+use nvshare_proto::{GpuUuid, QuantumRule};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
 /// What a configuration file may say. A name that is not here is an error.
@@ -18,7 +18,7 @@ pub(super) struct File {
     pub(super) socket: Option<PathBuf>,
     #[serde(default, deserialize_with = "path")]
     pub(super) admin_socket: Option<PathBuf>,
-    pub(super) tq: Option<Quantum>,
+    pub(super) tq: Option<Tq>,
     pub(super) gpu_memory: Option<Memory>,
     pub(super) reserve: Option<Size>,
     pub(super) exclusive: Option<bool>,
@@ -33,7 +33,7 @@ pub(super) struct File {
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Gpu {
-    pub(super) tq: Option<Quantum>,
+    pub(super) tq: Option<Tq>,
     pub(super) gpu_memory: Option<Memory>,
     pub(super) reserve: Option<Size>,
 }
@@ -72,7 +72,7 @@ macro_rules! written {
     };
 }
 
-written!(Quantum, Duration, units::parse_quantum, "seconds");
+written!(Tq, QuantumRule, units::parse_rule, "seconds, or auto");
 written!(Grace, Duration, units::parse_grace, "seconds");
 written!(Size, u64, units::parse_bytes, "a size");
 written!(Memory, u64, units::parse_limit, "a size");
@@ -129,14 +129,17 @@ mod tests {
              [gpu.GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0]\ntq = 5\nreserve = \"512m\"\n",
         )
         .unwrap();
-        assert_eq!(file.tq, Some(Quantum(Duration::from_millis(500))));
+        assert_eq!(file.tq, Some(Tq(QuantumRule::Fixed { millis: 500 })));
         assert_eq!(file.gpu_memory, Some(Memory(40 * GIB)));
         assert_eq!((file.reserve, file.exclusive), (Some(Size(0)), Some(true)));
         assert_eq!(file.grace, Some(Grace(Duration::from_secs(20))));
         assert_eq!(file.log, Some(Level(tracing::Level::WARN)));
         assert_eq!((file.socket, file.admin_socket), (Some("/a".into()), Some("/b".into())));
         let (_, gpu) = file.gpu.first_key_value().unwrap();
-        assert_eq!((gpu.tq, gpu.reserve), (Some(Quantum(Duration::from_secs(5))), Some(Size(512 * MIB))));
+        assert_eq!(
+            (gpu.tq, gpu.reserve),
+            (Some(Tq(QuantumRule::Fixed { millis: 5000 })), Some(Size(512 * MIB)))
+        );
     }
 
     #[test]

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
-use nvshare_proto::{env as names, paths, units};
+use nvshare_proto::{QuantumRule, env as names, paths, units};
 
 use super::file::{self, File};
 use crate::gpus;
 use crate::metrics::Address;
-use nvshare_core::{Config, GpuConfig};
+use nvshare_core::{Config, GpuConfig, Rule};
 
 /// Lets programs share GPUs: grants each GPU's lock in time quanta, and has memory moved where it does not all fit.
 #[derive(Debug, Clone, Parser)]
@@ -48,9 +48,10 @@ pub struct Options {
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     reserve: Option<u64>,
 
-    /// Quantum: how long a client keeps a GPU while another waits, in seconds [default: 30]
-    #[arg(long, value_name = "SECONDS", value_parser = units::parse_quantum)]
-    tq: Option<Duration>,
+    /// Quantum: how long a client keeps a GPU while another waits, in seconds; or "auto", also "auto 5% 30": as long as
+    /// it takes for hand-overs to cost that part of the time, while nobody waits for more than so many seconds [default: 30]
+    #[arg(long, value_name = "SECONDS", value_parser = units::parse_rule)]
+    tq: Option<QuantumRule>,
 
     /// Run one client at a time on each GPU, even if the memory of several fits
     #[arg(long)]
@@ -143,14 +144,26 @@ impl Options {
             chosen => chosen,
         };
         let own = |(gpu, own): (_, file::Gpu)| {
-            let own = GpuConfig {
-                quantum: own.tq.map(|tq| tq.0),
-                gpu_memory: own.gpu_memory.map(|size| size.0),
-                reserve: own.reserve.map(|size| size.0),
+            let (quantum, auto) = match own.tq.map(|tq| Rule::from(tq.0)) {
+                Some(Rule::Fixed(quantum)) => (Some(quantum), None),
+                Some(Rule::Auto(auto)) => (None, Some(auto)),
+                None => (None, None),
             };
+            let gpu_memory = own.gpu_memory.map(|size| size.0);
+            let own = GpuConfig { quantum, auto, gpu_memory, reserve: own.reserve.map(|size| size.0) };
             (gpu, own)
         };
-        let defaults = Config::default();
+        let mut config = Config {
+            gpu_memory,
+            reserve,
+            exclusive: self.exclusive || file.exclusive.unwrap_or(false),
+            ..Config::default()
+        };
+        config.grace = self.grace.or(file.grace.map(|grace| grace.0)).unwrap_or(config.grace);
+        if let Some(rule) = self.tq.or(file.tq.map(|tq| tq.0)) {
+            config.set_rule(None, rule.into());
+        }
+        config.gpus = file.gpu.into_iter().map(own).collect();
         Settings {
             clients: named(&self.socket, names::SOCKET, file.socket)
                 .unwrap_or_else(|| paths::clients_socket(root)),
@@ -160,15 +173,7 @@ impl Options {
             gpu_descriptions: self.gpu_descriptions.clone(),
             metrics: self.metrics.clone().or(file.metrics.map(|address| address.0)),
             log: self.log.or(file.log.map(|level| level.0)).unwrap_or(tracing::Level::INFO),
-            config: Config {
-                quantum: self.tq.or(file.tq.map(|tq| tq.0)).unwrap_or(defaults.quantum),
-                gpu_memory,
-                reserve,
-                gpus: file.gpu.into_iter().map(own).collect(),
-                exclusive: self.exclusive || file.exclusive.unwrap_or(false),
-                grace: self.grace.or(file.grace.map(|grace| grace.0)).unwrap_or(defaults.grace),
-                ..defaults
-            },
+            config,
         }
     }
 }
@@ -260,6 +265,9 @@ mod tests {
             &["--gpu-memory", "4"],
             &["--grace", "0"],
             &["--tq", "0"],
+            &["--tq", "auto 5"],
+            &["--tq", "auto 95% 30"],
+            &["--tq", "automatic"],
             &["--reserve", "-1"],
             &["--log", "loud"],
             &["--tq"],

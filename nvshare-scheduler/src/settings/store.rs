@@ -5,12 +5,11 @@ use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use nvshare_proto::GpuUuid;
 
-use super::file::{self, Quantum};
-use nvshare_core::Config;
+use super::file::{self, Tq};
+use nvshare_core::{Config, Rule};
 
 /// The small file with what was set at run time, and its contents.
 #[derive(Debug, Default)]
@@ -22,7 +21,7 @@ pub struct Store {
 #[derive(Debug, Default, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct State {
-    tq: Option<Quantum>,
+    tq: Option<Tq>,
     scheduling: Option<bool>,
     #[serde(default)]
     gpu: BTreeMap<GpuUuid, Own>,
@@ -31,7 +30,7 @@ struct State {
 #[derive(Debug, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Own {
-    tq: Quantum,
+    tq: Tq,
 }
 
 impl Store {
@@ -51,11 +50,10 @@ impl Store {
     pub fn over(&self, config: &Config) -> Config {
         let mut config = config.clone();
         if let Some(tq) = self.state.tq {
-            config.quantum = tq.0;
-            config.gpus.values_mut().for_each(|own| own.quantum = None);
+            config.set_rule(None, tq.0.into());
         }
         for (&gpu, own) in &self.state.gpu {
-            config.gpus.entry(gpu).or_default().quantum = Some(own.tq.0);
+            config.set_rule(Some(gpu), own.tq.0.into());
         }
         config
     }
@@ -70,8 +68,8 @@ impl Store {
     ///
     /// # Errors
     /// When it cannot be written: it is in force, and does not survive a restart.
-    pub fn set_quantum(&mut self, gpu: Option<GpuUuid>, quantum: Duration) -> Result<(), String> {
-        let tq = Quantum(quantum);
+    pub fn set_quantum(&mut self, gpu: Option<GpuUuid>, rule: Rule) -> Result<(), String> {
+        let tq = Tq(rule.said());
         if let Some(gpu) = gpu {
             self.state.gpu.insert(gpu, Own { tq });
         } else {
@@ -119,13 +117,13 @@ impl State {
             .to_owned();
         // Writing to a text cannot fail.
         if let Some(tq) = self.tq {
-            let _ = writeln!(text, "tq = {}", tq.0.as_secs_f64());
+            let _ = writeln!(text, "tq = \"{}\"", tq.0);
         }
         if let Some(scheduling) = self.scheduling {
             let _ = writeln!(text, "scheduling = {scheduling}");
         }
         for (gpu, own) in &self.gpu {
-            let _ = writeln!(text, "[gpu.{gpu}]\ntq = {}", own.tq.0.as_secs_f64());
+            let _ = writeln!(text, "[gpu.{gpu}]\ntq = \"{}\"", own.tq.0);
         }
         text
     }
@@ -161,12 +159,13 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvshare_core::GpuConfig;
+    use nvshare_core::{Auto, GpuConfig};
+    use std::time::Duration;
 
     const ONE: GpuUuid = GpuUuid([1; 16]);
     const OTHER: GpuUuid = GpuUuid([2; 16]);
-    const fn seconds(seconds: u64) -> Duration {
-        Duration::from_secs(seconds)
+    const fn seconds(seconds: u64) -> Rule {
+        Rule::Fixed(Duration::from_secs(seconds))
     }
 
     fn folder(name: &str) -> PathBuf {
@@ -179,7 +178,7 @@ mod tests {
     fn what_was_set_survives_and_wins_until_it_is_reset() {
         let folder = folder("survives");
         let path = folder.join("deep/state.toml");
-        let own = GpuConfig { quantum: Some(seconds(3)), ..GpuConfig::default() };
+        let own = GpuConfig { quantum: Some(Duration::from_secs(3)), ..GpuConfig::default() };
         let config = Config { gpus: [(ONE, own)].into(), ..Config::default() };
         let open = || {
             let (store, error) = Store::open(Some(path.clone()));
@@ -187,18 +186,19 @@ mod tests {
             store
         };
         let mut store = open();
-        assert_eq!(store.over(&config).quantum(ONE), seconds(3));
+        assert_eq!(store.over(&config).rule(ONE), seconds(3));
         store.set_quantum(Some(OTHER), seconds(4)).unwrap();
-        store.set_quantum(None, Duration::from_millis(10)).unwrap();
+        let auto = Rule::Auto(Auto { overhead_ppm: 25_000, max_wait: Duration::from_millis(400) });
+        store.set_quantum(None, auto).unwrap();
         store.set_quantum(Some(OTHER), seconds(9)).unwrap();
         store.set_scheduling(false).unwrap();
         let mut store = open();
         let over = store.over(&config);
-        assert_eq!((over.quantum(ONE), over.quantum(OTHER)), (Duration::from_millis(10), seconds(9)));
+        assert_eq!((over.rule(ONE), over.rule(OTHER)), (auto, seconds(9)));
         assert!(!store.scheduling());
         store.reset().unwrap();
         assert!(!path.exists() && store.scheduling());
-        assert_eq!(open().over(&config).quantum(ONE), seconds(3));
+        assert_eq!(open().over(&config).rule(ONE), seconds(3));
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0, "nothing is left behind");
         fs::remove_dir_all(folder).unwrap();
     }
@@ -219,6 +219,6 @@ mod tests {
     fn a_place_that_cannot_be_written_is_named() {
         let mut store = Store::open(Some("/proc/nvshare/state.toml".into())).0;
         assert!(store.set_quantum(None, seconds(4)).unwrap_err().starts_with("/proc/nvshare/state.toml: "));
-        assert_eq!(store.over(&Config::default()).quantum, seconds(4), "it is in force all the same");
+        assert_eq!(store.over(&Config::default()).rule(ONE), seconds(4), "it is in force all the same");
     }
 }

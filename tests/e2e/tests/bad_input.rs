@@ -274,16 +274,10 @@ fn every_variable_of_the_library() {
     let world = World::simulated(CARD);
     let artifacts = Artifacts::get();
     let mut text = String::new();
-    let hami = [env::HAMI_MEM_LIMIT, env::HAMI_LOG_LEVEL];
-    let indexed = [env::MEM_LIMIT, env::HAMI_MEM_LIMIT].map(|name| format!("{name}_0"));
+    let hami = [env::HAMI_MEM_LIMIT, env::HAMI_LOG_LEVEL, env::HAMI_SM_LIMIT, env::HAMI_POLICY];
+    let indexed = [env::MEM_LIMIT, env::HAMI_MEM_LIMIT, env::COMPUTE_LIMIT].map(|name| format!("{name}_0"));
     let names = env::KNOWN.into_iter().chain(hami).chain(indexed.iter().map(String::as_str));
-    let unknown = [
-        "NVSHARE_MEMLIMIT",
-        "NVSHARE_TQ",
-        "NVSHARE_MEM_LIMIT_X",
-        "CUDA_DEVICE_SM_LIMIT",
-        "CUDA_DEVICE_SM_LIMIT_0",
-    ];
+    let unknown = ["NVSHARE_MEMLIMIT", "NVSHARE_TQ", "NVSHARE_MEM_LIMIT_X", "CUDA_TASK_PRIORITY"];
     for name in names.chain(unknown) {
         for value in VALUES.into_iter().flatten() {
             let value = OsStr::from_bytes(value);

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use nvshare_harness::{Program, Scheduler, World, wait_until};
 use nvshare_proto::{
-    AdminRequest, ClientMessage, Counters, Gate, GpuUuid, MemoryMode, Register, Reply, Request, Usage,
-    VERSION, codec,
+    AdminRequest, Asked, ClientMessage, Counters, Gate, GpuUuid, MemoryMode, QuantumRule, Register, Reply,
+    Request, Usage, VERSION, codec,
 };
 
 fn register() -> Request {
@@ -22,6 +22,7 @@ fn register() -> Request {
         returns: false,
         run: None,
         usage: vec![usage],
+        asked: Asked::default(),
     })
 }
 
@@ -83,7 +84,9 @@ fn what_is_no_frame_is_refused_with_a_reason() {
     }
     // A huge collection inside a small frame allocates nothing.
     let mut huge = codec::encode(&register()).expect("a frame");
-    let at = huge.len() - (16 + 8 * 5) - 8;
+    // The list of GPUs stands before what is asked for, of which each part is empty here.
+    let asked = 1 + 1 + 4 + 8 + 1;
+    let at = huge.len() - asked - (16 + 8 * 5) - 8;
     huge[at..at + 8].copy_from_slice(&u64::MAX.to_le_bytes());
     assert!(refusal(&exchange(&world, &[huge])).contains("malformed message"));
     assert!(scheduler.lives());
@@ -101,8 +104,13 @@ fn order_matters() {
     let mixed = exchange(&world, &[frame(&register()), frame(&Request::Admin(AdminRequest::On))]);
     assert!(refusal(&mixed).contains("administrator's request"), "{mixed:?}");
     // Clients may look and not touch.
-    let change =
-        exchange(&world, &[frame(&Request::Admin(AdminRequest::SetQuantum { gpu: None, millis: 5000 }))]);
+    let change = exchange(
+        &world,
+        &[frame(&Request::Admin(AdminRequest::SetQuantum {
+            gpu: None,
+            quantum: QuantumRule::Fixed { millis: 5000 },
+        }))],
+    );
     assert!(refusal(&change).contains("administrators' socket"), "{change:?}");
     let look = exchange(&world, &[frame(&Request::Admin(AdminRequest::Status))]);
     assert!(matches!(look[0], Reply::Admin(_)), "{look:?}");

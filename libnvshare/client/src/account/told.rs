@@ -41,6 +41,17 @@ impl<T: Tenant> Account<T> {
         std::mem::take(&mut self.made)
     }
 
+    /// The limit in bytes of the process, or of its tenant.
+    #[must_use]
+    pub fn allocation_limit(&self) -> Option<u64> {
+        self.terms.limit
+    }
+
+    /// The limit is another from now on. What is beyond it stays, and nothing is added.
+    pub fn set_allocation_limit(&mut self, limit: Option<u64>) {
+        self.terms.limit = limit;
+    }
+
     /// What the GPU's clients may fill together.
     pub fn set_capacity(&mut self, bytes: u64) {
         self.capacity = Some(bytes);

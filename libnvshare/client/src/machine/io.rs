@@ -95,6 +95,8 @@ pub enum Action {
     Refuse(GpuUuid),
     /// What the GPU's clients may fill.
     Capacity(Room),
+    /// What this process may allocate, whatever its environment says; 0: no limit.
+    AllocationLimit(Room),
     /// Give back this much unused room; what is missing, evict (if the flag says so).
     Return {
         /// How much.

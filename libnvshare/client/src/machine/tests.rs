@@ -310,3 +310,19 @@ fn scheduling_may_be_switched_off_and_on_at_any_moment() {
     let began = client.feed(Input::Began);
     assert!(began.contains(&Action::Send(ClientMessage::Running { epoch: epoch(2) })), "{began:?}");
 }
+
+#[test]
+fn work_is_bounded_from_the_first_launch_on() {
+    let mut client = Client::registered(Hold::Parked);
+    client.hear(SchedulerMessage::Waiters { waiting: true });
+    client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1000, room: vec![] });
+    assert!(client.machine.bounds_work(), "before the gate opens");
+    client.hear(SchedulerMessage::Waiters { waiting: false });
+    assert!(!client.machine.bounds_work());
+}
+
+#[test]
+fn a_limit_that_an_administrator_sets_is_followed() {
+    let mut client = Client::registered(Hold::Parked);
+    assert_eq!(client.hear(SchedulerMessage::Limit(room(7))), [Action::AllocationLimit(room(7))]);
+}

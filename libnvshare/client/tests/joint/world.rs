@@ -340,6 +340,7 @@ impl World {
             gate,
             returns: std::mem::replace(&mut process.has_registered, true),
             run: None,
+            asked: nvshare_proto::Asked::default(),
             usage,
         };
         // A process that runs already was there before its scheduler, and is the first to be known.

@@ -195,7 +195,7 @@ impl View {
         let device = devices::by_uuid(gpu);
         // Without CUDA, the program's own index is not known; NVML's is used.
         let limit = match device {
-            Some(device) => device.limit,
+            Some(device) => device.allocation_limit(),
             None => config.limit(index_of(handle, nvml)?),
         };
         let shared = device.is_some_and(|device| device.account().capacity().is_some());

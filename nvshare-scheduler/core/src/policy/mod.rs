@@ -3,7 +3,11 @@
 //! | question | file |
 //! |---|---|
 //! | how much may clients fill? | [`capacity`] |
+//! | who is entitled to how much of the time? | [`entitled`] |
 //! | who is next? | [`next`] |
+//! | how is a compute limit enforced? | [`pace`] |
+//! | how long is a turn? | [`quantum`] |
+//! | who takes turns though all fits, and how long? | [`slices`] |
 //! | who runs together? | [`together`] |
 //! | is the turn over? | [`turn`] |
 //! | who gives memory back, and how much? | [`victims`] |
@@ -11,7 +15,11 @@
 //! A policy sees plain numbers, knows nothing of messages, and changes nothing.
 
 pub mod capacity;
+pub mod entitled;
 pub mod next;
+pub mod pace;
+pub mod quantum;
+pub mod slices;
 pub mod together;
 pub mod turn;
 pub mod victims;

@@ -2,8 +2,8 @@
 //!
 //! - Nobody is asked to leave before the quantum is over, counted from the moment that the turn's first client
 //!   ran, nor before a deferred drain may be tried again: unless those who would leave are idle, and have nothing to drain.
-//! - A holder whose job has had less than the waiter's goes on until it has had as much, for [`MOST_QUANTA`] quanta and
-//!   the longest drain at most: so who drains slowly, and holds longer for it, gets less turns or the others longer ones.
+//! - A holder whose job has had less than the waiter's goes on until it has had as much, for [`MOST_QUANTA`] quanta (more if
+//!   it is to have a larger share) and the longest drain at most: so who drains slowly, and holds longer for it, gets less turns or the others longer ones.
 //! - A holder that is idle gives way earlier: at once if nothing has to move, else when it has been idle for
 //!   [`IDLE_FACTOR`] times what the move costs, there and back. So a loop with 60 ms of host work is not moved
 //!   out at each step, and an abandoned notebook costs one wait.
@@ -22,6 +22,8 @@ pub struct Turn {
     pub started: Option<Duration>,
     /// How long it lasts if somebody waits.
     pub quantum: Duration,
+    /// Most quanta that it lasts while they catch up.
+    pub most_quanta: u32,
     /// When those who would have to leave have had as much as the waiter, if they go on.
     pub even_at: Duration,
     /// The longest drain of late.
@@ -40,7 +42,7 @@ pub fn ends(turn: &Turn) -> Option<Duration> {
     let quantum_ends = turn.started.map(|started| {
         let least = started.saturating_add(turn.quantum);
         let most = started
-            .saturating_add(turn.quantum.saturating_mul(MOST_QUANTA))
+            .saturating_add(turn.quantum.saturating_mul(turn.most_quanta))
             .saturating_add(turn.longest_drain);
         turn.even_at.clamp(least, most)
     });
@@ -63,6 +65,7 @@ mod tests {
         Turn {
             started: started.map(MS),
             quantum: MS(1000),
+            most_quanta: MOST_QUANTA,
             even_at: Duration::ZERO,
             longest_drain: MS(300),
             not_before: MS(not_before),

@@ -102,6 +102,7 @@ fn plain_memory_that_nvml_does_not_see_is_charged_to_nobody() {
             memory,
             gate: Gate::Closed,
             returns: false,
+            asked: nvshare_proto::Asked::default(),
             run: None,
             usage: vec![Usage { allocated, ..twelve_gib(absent) }],
         };

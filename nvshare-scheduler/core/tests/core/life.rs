@@ -27,6 +27,7 @@ impl World {
                     returns: false,
                     run: None,
                     usage: self.models[i].plan.gpus.clone().into_iter().map(|g| self.usage(i, g)).collect(),
+                    asked: self.models[i].plan.asked.clone(),
                 };
                 let identity = Identity {
                     pid: Some(register.pid),
@@ -254,7 +255,9 @@ impl World {
                 }
                 self.models[i].asked = false;
                 self.models[i].state = State::Restoring(epoch);
-                self.after(10, 400_000, Later::Restored(i, epoch));
+                let moves = self.models[i].resident.values().any(|&bytes| bytes < self.models[i].allocated);
+                let most = if self.models[i].plan.quick && !moves { 500 } else { 400_000 };
+                self.after(10, most, Later::Restored(i, epoch));
             }
             SchedulerMessage::DropLock { epoch, patience_ms } => match self.models[i].state {
                 State::Running(current) | State::Restoring(current) if current == epoch => {
@@ -283,7 +286,8 @@ impl World {
                         let ran = matches!(self.models[i].state, State::Running(_));
                         self.models[i].state =
                             if ran { State::Draining(epoch) } else { State::Withdrawing(epoch) };
-                        self.after(10, 60_000, Later::Drained(i, epoch));
+                        let most = if self.models[i].plan.quick { 20_000 } else { 60_000 };
+                        self.after(10, most, Later::Drained(i, epoch));
                     }
                 }
                 _ => {}
@@ -338,7 +342,10 @@ impl World {
             SchedulerMessage::Capacity(Room { gpu, bytes }) => {
                 self.models[i].capacity.insert(gpu, bytes.min(self.most));
             }
-            SchedulerMessage::Quota { .. } | SchedulerMessage::AskCounters | SchedulerMessage::Pong => {}
+            SchedulerMessage::Quota { .. }
+            | SchedulerMessage::Limit(_)
+            | SchedulerMessage::AskCounters
+            | SchedulerMessage::Pong => {}
             SchedulerMessage::SchedOff | SchedulerMessage::SchedOn { .. } => {
                 unreachable!("nobody switches here")
             }

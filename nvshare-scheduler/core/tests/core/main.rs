@@ -14,6 +14,7 @@ mod model;
 mod needs;
 mod properties;
 mod returns;
+mod shares;
 mod table;
 mod turns;
 mod world;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use nvshare_proto::{Epoch, GpuUuid};
+use nvshare_proto::{Asked, Epoch, GpuUuid};
 
 use crate::world::{GIB, gpu};
 
@@ -48,6 +48,10 @@ pub(crate) struct Plan {
     pub(crate) tenant: Option<u64>,
     /// The gang of which it is a member.
     pub(crate) gang: Option<nvshare_core::Gang>,
+    /// Where nothing has to move, it runs at once, and its drains are short.
+    pub(crate) quick: bool,
+    /// What it asks for of the GPUs' time.
+    pub(crate) asked: Asked,
     pub(crate) starts_at: u64,
     pub(crate) dies_at: Option<u64>,
 }
@@ -100,6 +104,8 @@ pub(crate) fn steady(gib: u64, work: u64) -> Plan {
         after: None,
         tenant: None,
         gang: None,
+        quick: false,
+        asked: Asked::default(),
         starts_at: 0,
         dies_at: None,
     }

@@ -1,6 +1,7 @@
 //! Random worlds: the invariants hold, and nobody starves.
 
 use nvshare_core::{Config, Gang, Measured};
+use nvshare_proto::Asked;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -36,6 +37,8 @@ fn plan() -> impl Strategy<Value = Plan> {
                 after: None,
                 tenant,
                 gang: gang.map(|number| Gang { number, size: 0 }),
+                quick: false,
+                asked: Asked::default(),
                 starts_at,
                 dies_at: dies_at.filter(|&dies| dies > starts_at),
             },

@@ -1,7 +1,7 @@
 //! A core whose clients a test speaks for, message by message, in virtual time.
 
 use nvshare_core::{Config, Core, Event, Identity, Output};
-use nvshare_proto::{ClientMessage, Epoch, Gate, MemoryMode, Register, SchedulerMessage, Usage};
+use nvshare_proto::{Asked, ClientMessage, Epoch, Gate, MemoryMode, Register, SchedulerMessage, Usage};
 
 use crate::world::{CAPACITY, GIB, MS, gpu};
 
@@ -61,6 +61,7 @@ impl Table {
             returns: false,
             run: None,
             usage: vec![usage],
+            asked: Asked::default(),
         };
         self.happens(Event::Registered { client, identity, register })
     }
@@ -146,6 +147,7 @@ pub(crate) fn registered(client: u64, gate: Gate, absent: u64) -> Event {
         returns: true,
         run: None,
         usage,
+        asked: Asked::default(),
     };
     Event::Registered { client, identity: Identity::default(), register }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use nvshare_core::{Config, Core, Event, Measured, Output};
-use nvshare_proto::{ClientMessage, Epoch, GpuUuid, SchedulerMessage, Usage};
+use nvshare_proto::{ClientMessage, Epoch, Given, GpuUuid, SchedulerMessage, Usage};
 
 use crate::follower::Follower;
 use crate::model::{Model, Plan, State};
@@ -169,6 +169,14 @@ impl World {
         }
         self.follower.follow(&mut self.core);
         self.check();
+    }
+
+    /// An administrator gives a client's tenant something.
+    pub(crate) fn give(&mut self, client: u64, given: Given) -> String {
+        let told = self.core.give(client, None, given, self.now).expect("it is there");
+        self.follower.follow(&mut self.core);
+        self.event(Event::Deadline);
+        told
     }
 
     /// The invariants, by what the clients do.

@@ -1,7 +1,7 @@
 //! This project's scheduler: the very core that the daemon runs.
 
 use nvshare_core::{Config, Core, Event, Identity, Output, Time};
-use nvshare_proto::{ClientMessage, Gate, GpuUuid, MemoryMode, Register, SchedulerMessage, Usage};
+use nvshare_proto::{Asked, ClientMessage, Gate, GpuUuid, MemoryMode, Register, SchedulerMessage, Usage};
 
 use super::{Faults, Newcomer, Scheduler};
 
@@ -46,6 +46,7 @@ impl Scheduler for Ours {
             returns: false,
             run: None,
             usage: newcomer.gpus.iter().map(usage).collect(),
+            asked: Asked::default(),
         };
         let process = Some(newcomer.client as u64);
         let identity = Identity { pid: Some(register.pid), process, ..Identity::default() };

@@ -155,6 +155,7 @@ impl Behaviour for Honest {
         let turn = self.now.turn + 1;
         self.now = Now { turn, allocated: self.gib * GIB, ..Self::new(0, 0).now };
         let register = Register {
+            asked: nvshare_proto::Asked::default(),
             pid: client as u32,
             name: "honest".into(),
             memory: MemoryMode::Managed,

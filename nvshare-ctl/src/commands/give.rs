@@ -1,0 +1,90 @@
+//! `nvshare-ctl set-limit`, `set-weight`, `set-priority`, `pause` and `resume`: what a client's tenant has of its GPUs.
+
+use clap::Args;
+use nvshare_admin::Scheduler;
+use nvshare_proto::units::{parse_enforcement, parse_limit, parse_percent, parse_priority, parse_weight};
+use nvshare_proto::{AdminRequest, Enforcement, Given, Priority};
+
+use crate::gpu::Gpu;
+use crate::output::{Done, print_line};
+
+/// `none`, or a limit in per cent.
+fn compute(text: &str) -> Result<u8, String> {
+    if text == "none" { Ok(0) } else { parse_percent(text).map_err(|error| format!("{error}, or none")) }
+}
+
+/// `none`, or a limit in bytes.
+fn memory(text: &str) -> Result<u64, String> {
+    if text == "none" { Ok(0) } else { parse_limit(text) }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LimitOptions {
+    /// The client's number, as `clients` shows it; its tenant's other processes share the limits
+    client: u64,
+
+    /// Compute limit, in per cent of each GPU's time, or none
+    #[arg(long, value_name = "PERCENT", value_parser = compute, allow_hyphen_values = true)]
+    compute: Option<u8>,
+
+    /// Memory limit on each GPU (4g, 512MiB), or none; what is allocated beyond it stays
+    #[arg(long, value_name = "SIZE", value_parser = memory, allow_hyphen_values = true)]
+    memory: Option<u64>,
+
+    /// What the compute limit means: default (while others want the GPU), force (always) or disable
+    #[arg(long, value_name = "POLICY", value_parser = parse_enforcement)]
+    policy: Option<Enforcement>,
+
+    /// On this GPU only, by its number, its UUID, or the beginning of that
+    #[arg(long, value_name = "GPU")]
+    gpu: Option<Gpu>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WeightOptions {
+    /// The client's number, as `clients` shows it; the weight is its tenant's
+    client: u64,
+
+    /// Its weight against others: 1 to 10000, where 100 is usual
+    #[arg(value_parser = parse_weight, allow_hyphen_values = true)]
+    weight: u32,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PriorityOptions {
+    /// The client's number, as `clients` shows it; the priority is its tenant's
+    client: u64,
+
+    /// low, normal or high: each step is a factor of 8 of its weight
+    #[arg(value_parser = parse_priority)]
+    priority: Priority,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ClientOptions {
+    /// The client's number, as `clients` shows it; its tenant's other processes are meant as well
+    client: u64,
+}
+
+pub(crate) fn limit(scheduler: &Scheduler, options: &LimitOptions) -> Done {
+    let gpu = options.gpu.as_ref().map(|gpu| gpu.uuid(scheduler)).transpose()?;
+    let LimitOptions { compute, memory, policy: enforcement, .. } = *options;
+    let given = Given { compute, memory, enforcement, ..Given::default() };
+    print_line(&scheduler.change(AdminRequest::Give { client: options.client, gpu, given })?)
+}
+
+fn give(scheduler: &Scheduler, client: u64, given: Given) -> Done {
+    print_line(&scheduler.change(AdminRequest::Give { client, gpu: None, given })?)
+}
+
+pub(crate) fn weight(scheduler: &Scheduler, options: &WeightOptions) -> Done {
+    give(scheduler, options.client, Given { weight: Some(options.weight), ..Given::default() })
+}
+
+pub(crate) fn priority(scheduler: &Scheduler, options: &PriorityOptions) -> Done {
+    give(scheduler, options.client, Given { priority: Some(options.priority), ..Given::default() })
+}
+
+pub(crate) fn pause(scheduler: &Scheduler, options: &ClientOptions, paused: bool) -> Done {
+    give(scheduler, options.client, Given { paused: Some(paused), ..Given::default() })
+}

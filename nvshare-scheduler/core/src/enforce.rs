@@ -1,0 +1,51 @@
+//! Who has to leave though nobody waits for it: whose compute limit is enforced and used up, and who was paused.
+
+use nvshare_proto::GpuUuid;
+
+use crate::client::{Client, ClientId, Phase};
+use crate::gangs::Unit;
+use crate::{Core, Time};
+
+impl Core {
+    /// Asks those to leave whose time is over, and looks again when that of the next one is.
+    pub(crate) fn enforce_limits(&mut self, uuid: GpuUuid) {
+        let now = self.now;
+        let Some(gpu) = self.gpus.get(&uuid) else { return };
+        if gpu.shares.paced().is_empty() && !self.given.values().any(|given| given.paused) {
+            return;
+        }
+        let over = |id: &ClientId| {
+            let client = self.clients.get(id)?;
+            if !matches!(client.phase, Phase::Granted { .. } | Phase::Running { .. } | Phase::Idle { .. }) {
+                return None;
+            }
+            let runs = client.phase.runs();
+            let pace = if runs { gpu.shares.ends_at(client.job) } else { None };
+            let over = if client.paused { Some(Time::ZERO) } else { pace };
+            over.map(|over| (over.max(gpu.not_before), *id))
+        };
+        let over: Vec<(Time, ClientId)> = gpu.ledger.holders().iter().filter_map(over).collect();
+        for &(over, id) in &over {
+            if over <= now {
+                self.ask_to_leave(id);
+            } else if let Some(gpu) = self.gpus.get_mut(&uuid) {
+                gpu.wake_at(over);
+            }
+        }
+    }
+
+    /// When compute limits let a unit run on all of its GPUs; none: at once.
+    pub(crate) fn may_run_at(&self, unit: &Unit) -> Option<Time> {
+        let clients = unit.iter().filter_map(|id| self.clients.get(id));
+        let begin = |client: &Client, uuid| self.gpus.get(uuid)?.shares.begins_at(client.job);
+        let begins = clients.flat_map(|c| c.accounts.keys().filter_map(move |uuid| begin(c, uuid)));
+        begins.max().filter(|&at| at > self.now)
+    }
+
+    /// Whether a client's work in flight is to be bounded though nobody waits: it has to leave when its limit is used up.
+    pub(crate) fn is_paced(&self, id: ClientId) -> bool {
+        let Some(client) = self.clients.get(&id) else { return false };
+        let mut gpus = client.accounts.keys().filter_map(|uuid| self.gpus.get(uuid));
+        gpus.any(|gpu| gpu.shares.paced().contains(&client.job))
+    }
+}

@@ -1,0 +1,144 @@
+//! An enforced compute limit: a job may hold the GPU for a part of the time, whether others want it or not.
+//!
+//! Credit grows with the time, at the rate of the limit, up to what one spell needs; holding uses it up. Who has none left
+//! leaves, and comes back when there is enough for a whole spell. A spell and the rest behind it take [`PERIOD`], and longer
+//! where a spell would be too short to be worth a hand-over. What a drain takes beyond its spell is made up for by a longer
+//! rest.
+
+use std::time::Duration;
+
+/// Of a spell and the rest behind it.
+pub const PERIOD: Duration = Duration::from_millis(250);
+/// A spell is no shorter, unless the two would take longer than a second.
+pub const SHORTEST: Duration = Duration::from_millis(20);
+/// Most that is made up for of a drain that took longer than its spell.
+const MOST_DEBT: i64 = 5_000_000_000;
+
+/// The pace of one job. Credit is in nanoseconds × 100.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pace {
+    percent: i64,
+    credit: i64,
+    at: Duration,
+}
+
+impl Pace {
+    /// A job that may hold the GPU for so many per cent of the time, and has not lately.
+    #[must_use]
+    pub fn new(percent: u8, now: Duration) -> Self {
+        let mut pace = Self { percent: i64::from(percent.clamp(1, 100)), credit: 0, at: now };
+        pace.credit = pace.enough();
+        pace
+    }
+
+    /// Another limit from now on.
+    pub fn set(&mut self, percent: u8, holds: bool, now: Duration) {
+        self.advance(holds, now);
+        self.percent = i64::from(percent.clamp(1, 100));
+        self.credit = self.credit.min(self.enough());
+    }
+
+    /// Its limit, in per cent.
+    #[must_use]
+    pub fn percent(&self) -> u8 {
+        self.percent as u8
+    }
+
+    /// Time has passed in which the job held the GPU, or did not.
+    pub fn advance(&mut self, holds: bool, now: Duration) {
+        let passed = nanos(now.saturating_sub(self.at));
+        self.at = self.at.max(now);
+        let rate = if holds { self.percent - 100 } else { self.percent };
+        let credit = self.credit.saturating_add(passed.saturating_mul(rate));
+        self.credit = credit.clamp(-MOST_DEBT * 100, self.enough());
+    }
+
+    /// When a job that does not hold the GPU may.
+    #[must_use]
+    pub fn begins_at(&self) -> Duration {
+        let lacks = self.enough() - self.credit;
+        // Rounded up: a moment too early would be no time at all.
+        self.at + Duration::from_nanos(lacks.max(0).unsigned_abs().div_ceil(self.percent.unsigned_abs()))
+    }
+
+    /// When a job that holds the GPU has to leave; none: it need not.
+    #[must_use]
+    pub fn ends_at(&self) -> Option<Duration> {
+        let rate = 100 - self.percent;
+        let left = self.credit.max(0).unsigned_abs();
+        (rate > 0).then(|| self.at + Duration::from_nanos(left.div_ceil(rate.unsigned_abs())))
+    }
+
+    /// Credit for a whole spell: what it uses up beyond what it earns meanwhile.
+    fn enough(&self) -> i64 {
+        let second = 1_000_000_000;
+        let period = nanos(PERIOD).max(nanos(SHORTEST) * 100 / self.percent).min(second);
+        period * self.percent / 100 * (100 - self.percent)
+    }
+}
+
+fn nanos(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX / 200).min(i64::MAX / 200)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    /// Time held in ten seconds by a job that holds the GPU whenever it may, and leaves so late.
+    fn held(pace: &mut Pace, begin: Duration, late: Duration) -> Duration {
+        let (mut now, mut held) = (begin, Duration::ZERO);
+        while now < begin + MS(10_000) {
+            now = now.max(pace.begins_at());
+            pace.advance(false, now);
+            let ends = pace.ends_at().map_or(begin + MS(10_000), |ends| ends + late);
+            held += ends - now;
+            now = ends;
+            pace.advance(true, now);
+        }
+        held
+    }
+
+    #[test]
+    fn a_limit_is_a_part_of_the_time_however_late_drains_end() {
+        for percent in [1, 2, 5, 10, 25, 50, 75, 99, 100] {
+            for late in [0, 1, 20, 150] {
+                let mut pace = Pace::new(percent, MS(5));
+                let held = held(&mut pace, MS(5), MS(late));
+                let expected = MS(100 * u64::from(percent));
+                // One spell at most beyond it.
+                let error = held.saturating_sub(expected).max(expected.saturating_sub(held));
+                assert!(error <= MS(260 + late), "{percent} %, {late} ms late: {held:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn within_each_second_too() {
+        let mut pace = Pace::new(25, MS(0));
+        let ends = pace.ends_at().expect("an end");
+        assert_eq!(ends, Duration::from_micros(62_500));
+        pace.advance(true, ends);
+        assert_eq!(pace.begins_at(), MS(250));
+    }
+
+    #[test]
+    fn another_limit_holds_at_once() {
+        let mut pace = Pace::new(20, MS(0));
+        held(&mut pace, MS(0), MS(0));
+        pace.set(60, false, pace.at);
+        let begin = pace.at;
+        assert!(pace.begins_at() <= begin + MS(250), "{:?}", pace.begins_at() - begin);
+        let held = held(&mut pace, begin, MS(0));
+        assert!(held >= MS(5700) && held <= MS(6300), "{held:?}");
+    }
+
+    #[test]
+    fn a_kernel_without_end_is_not_paid_for_without_end() {
+        let mut pace = Pace::new(10, MS(0));
+        pace.advance(true, MS(3_600_000));
+        assert!(pace.begins_at() <= MS(3_600_000 + 51_000), "{:?}", pace.begins_at());
+    }
+}

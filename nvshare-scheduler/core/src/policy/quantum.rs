@@ -1,0 +1,62 @@
+//! How long a turn is, where that follows from what hand-overs cost.
+//!
+//! A hand-over in which memory moves is time that nobody computes in. So that it takes no more than a stated part of the
+//! time, a turn is as many times as long. Nobody is to wait longer than stated for all that: where both cannot be had, the
+//! wait counts more.
+
+use std::time::Duration;
+
+/// The shortest and the longest quantum that is chosen.
+pub const BOUNDS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(300));
+
+/// What is asked of a quantum that is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Auto {
+    /// What hand-overs may take of the time, in millionths.
+    pub overhead_ppm: u32,
+    /// How long work may wait for its turn.
+    pub max_wait: Duration,
+}
+
+/// The quantum: `cost` is what a hand-over takes, `jobs` how many take turns.
+#[must_use]
+pub fn auto(target: Auto, cost: Duration, jobs: usize) -> Duration {
+    let part = f64::from(target.overhead_ppm.clamp(1000, 900_000)) / 1e6;
+    let cheap = cost.mul_f64((1.0 - part) / part);
+    // Who waits sees a turn of each of the others, and a hand-over to each of them and to itself.
+    let others = u32::try_from(jobs.saturating_sub(1).max(1)).unwrap_or(u32::MAX);
+    let soon = (target.max_wait.saturating_sub(cost) / others).saturating_sub(cost);
+    cheap.min(soon).clamp(BOUNDS.0, BOUNDS.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    #[test]
+    fn quanta_for_costs_and_bounds() {
+        for (percent, max_wait, cost, jobs, expected) in [
+            // 1 s of 20 s.
+            (5, 3_600_000, 1000, 2, 19_000),
+            (50, 3_600_000, 1000, 2, 1000),
+            // The wait counts more: two hand-overs and a turn of the other in 10 s.
+            (5, 10_000, 1000, 2, 8000),
+            (5, 30_000, 1000, 4, 8666),
+            // A wait that cannot be had, and costs of nothing and of an hour.
+            (5, 1000, 1000, 9, 20),
+            (5, 10_000, 0, 2, 20),
+            (5, 36_000_000, 3_600_000, 2, 300_000),
+            (5, 10_000, 1000, 0, 8000),
+        ] {
+            let target = Auto { overhead_ppm: percent * 10_000, max_wait: MS(max_wait) };
+            let got = auto(target, MS(cost), jobs);
+            assert_eq!(
+                got.as_millis() as u64,
+                expected,
+                "{percent} %, {max_wait} ms, {cost} ms, {jobs} jobs"
+            );
+        }
+    }
+}

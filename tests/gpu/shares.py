@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""Shares of a real card's time, and quanta that follow from what hand-overs cost, by the programs' own iterations against their own rate alone.
+shares.py SCENARIO ..., each of: fitting force change auto burst; all take about 400 s. --seconds N: of each run of `fitting`. Needs PyTorch and `dist/` (cargo dist-local).
+Rows go to $OUT/rows.jsonl as they come. Exit code 1 if a program failed or a figure misses its aim."""
+import statistics
+from harness import *
+
+MISSED = []
+
+
+def aim(name, reached, **fields):
+    row(**fields, aim=name, reached=reached)
+    if not reached:
+        MISSED.append((name, fields))
+
+
+def start_together(jobs, make):
+    """Starts jobs that wait for each other; `make(name, go)` starts one."""
+    go = pathlib.Path(tempfile.mkdtemp()) / "go"
+    started = [make(name, go) for name in jobs]
+    until = time.time() + 120
+    while not all(pathlib.Path(f"{go}.{name}").exists() for name in jobs):
+        time.sleep(0.01)
+        if time.time() > until or any(job.process.poll() is not None for job in started):
+            raise SystemExit(f"not set up: {[open(job.log).read()[-500:] for job in started]}")
+    go.touch()
+    return started
+
+
+def results(jobs, timeout=200):
+    out = []
+    for job in jobs:
+        text = job.output(timeout)
+        if job.process.returncode != 0 or not text:
+            MISSED.append((job.name, open(job.log).read()[-500:]))
+            job.kill()
+        out.append(json.loads(text.strip().splitlines()[-1]) if text and job.process.returncode == 0 else dict(per_s=0.0, by=[], steps=0))
+    return out
+
+
+def streams(variables, seconds, scheduler=None, graph=False, every=0):
+    """`stream_job.py` with each of these environments over the same seconds."""
+    extra = ["--graph"] * graph + (["--every", every] if every else [])
+    names = [f"s{i}" for i in range(len(variables))]
+    make = lambda name, go: Job("stream_job.py", name, "--seconds", seconds, *extra, scheduler=scheduler, go=go, env=variables[names.index(name)])
+    return start_together(names, make)
+
+
+def limit(percent, policy=None):
+    return dict(CUDA_DEVICE_SM_LIMIT=str(percent), **({"GPU_CORE_UTILIZATION_POLICY": policy} if policy else {}))
+
+
+def fitting(seconds):
+    """Limits of programs that fit together, and what they get done in sum against natively."""
+    alone = results(streams([{}], 5))[0]["per_s"]
+    native = sum(r["per_s"] for r in results(streams([{}] * 3, 8)))
+    row(scenario="fitting", what="native", alone_per_s=alone, three_per_s=round(native, 1))
+    cases = [((20, 30, 40), False), ((30, 70), False), ((100, 100, 100), False), ((20, 30, 40), True)]
+    for percents, graph in cases:
+        with Scheduler("--gpu-memory", "60GiB", log="info") as s:
+            rates = [r["per_s"] for r in results(streams([limit(p) for p in percents], seconds, s, graph))]
+            turns = s.status()["gpus"][0]["turns"]
+        parts = [rate / sum(rates) for rate in rates] if sum(rates) else [0] * len(rates)
+        off = max(abs(part * sum(percents) / p - 1) for part, p in zip(parts, percents))
+        aim("within 5 % of the shares, in sum no less than natively", off <= 0.05 and sum(rates) >= native * 0.99, scenario="fitting", what="/".join(map(str, percents)) + " graph" * graph, parts=" ".join(f"{part:.3f}" for part in parts), worst=f"{off:.3f}", sum_of_alone=f"{sum(rates) / alone:.3f}", sum_of_native=f"{sum(rates) / native:.3f}", turns=turns)
+
+
+def force(seconds=10):
+    alone = results(streams([{}], 5))[0]["per_s"]
+    for percent in (25,):
+        with Scheduler("--gpu-memory", "60GiB", log="info") as s:
+            rate = results(streams([limit(percent, "force")], seconds, s))[0]["per_s"]
+        got = rate / alone * 100
+        aim("25 ± 2 % alone", abs(got - percent) <= 2, scenario="force", what=f"{percent} % alone", got_percent=round(got, 2))
+
+
+def change():
+    """`set-limit` from 20 to 60 under force, second by second."""
+    alone = results(streams([{}], 5))[0]["per_s"]
+    with Scheduler("--gpu-memory", "60GiB", log="info") as s:
+        job = streams([limit(20, "force")], 12, s, every=0.5)[0]
+        time.sleep(5)
+        client = s.client(job.process.pid)["client"]
+        at = time.time()
+        said = s.ctl("set-limit", str(client), "--compute", "60").stdout.strip()
+        result = results([job])[0]
+    by = [b - a for a, b in zip([0] + result["by"], result["by"])]
+    percent = [round(n / 0.5 / alone * 100, 1) for n in by]
+    step = int((at - result.get("start", at)) / 0.5)
+    after = percent[step + 2 : step + 10]
+    aim("60 % within a second", bool(after) and abs(statistics.mean(after) - 60) <= 4, scenario="change", said=said, changed_in_half_second=step, percents=" ".join(map(str, percent)))
+
+
+def two_jobs(scheduler, seconds, gib=12):
+    make = lambda name, go: Job("job.py", name, "--gib", gib, "--seconds", seconds, scheduler=scheduler, go=go)
+    return start_together(["a", "b"], make)
+
+
+def auto(seconds=45):
+    """Two jobs of 12 GiB on 16 GiB with an overhead of 5 %."""
+    alone = results([Job("job.py", "alone", "--gib", 12, "--seconds", 6)])[0]["per_s"]
+    with Scheduler("--gpu-memory", "16GiB", "--tq", "auto 5% 120", log="info") as s:
+        jobs = two_jobs(s, seconds)
+        seen, until = [], time.time() + seconds
+        while time.time() < until:
+            gpu = s.status()["gpus"][0]
+            if not seen or seen[-1][:2] != (gpu["turns"], gpu["quantum_ms"]):
+                seen.append((gpu["turns"], gpu["quantum_ms"], gpu["switch_cost_us"]))
+            time.sleep(0.5)
+        rates = [r["per_s"] for r in results(jobs)]
+    turns, quantum, cost = seen[-1]
+    overhead = cost / 1e3 / (cost / 1e3 + quantum) * 100
+    useful = sum(rates) / alone
+    found = [q for t, q, _ in seen if t >= seen[0][0] + 5]
+    aim("4 to 6 % of the time, found within 5 turns", 4 <= overhead <= 6 and all(abs(q / quantum - 1) < 0.25 for q in found), scenario="auto", quantum_ms=quantum, cost_ms=round(cost / 1e3, 1), overhead_percent=round(overhead, 2), useful=f"{useful:.3f}", turns=turns, seen=" ".join(f"{t}:{q}" for t, q, _ in seen[:14]))
+
+
+def burst(seconds=22):
+    """A burst of 4 GiB beside a job of 12 GiB on 14 GiB: what each overhead costs and gives."""
+    alone = results([Job("job.py", "alone", "--gib", 12, "--seconds", 6)])[0]["per_s"]
+    for overhead, wait in ((2, 30), (15, 30), (50, 0.4)):
+        with Scheduler("--gpu-memory", "14GiB", "--tq", f"auto {overhead}% {wait}", log="info") as s:
+            make = lambda name, go: Job("burst_job.py", name, "--gib", 4, "--bursts", 22, scheduler=s, go=go) if name == "burst" else Job("job.py", name, "--gib", 12, "--seconds", seconds, scheduler=s, go=go)
+            jobs = start_together(["burst", "job"], make)
+            bursts, steps = results(jobs)
+        row(scenario="burst", overhead=overhead, max_wait=wait, p50_ms=bursts.get("p50_ms"), p99_ms=bursts.get("p99_ms"), max_ms=bursts.get("max_ms"), loss_percent=round((1 - steps["per_s"] / alone) * 100, 1))
+
+
+if __name__ == "__main__":
+    print(card(), flush=True)
+    arguments = sys.argv[1:]
+    seconds = 15.0
+    if "--seconds" in arguments:
+        at = arguments.index("--seconds")
+        seconds = float(arguments[at + 1])
+        del arguments[at : at + 2]
+    for scenario in arguments or ["fitting", "force", "change", "auto", "burst"]:
+        begin = time.time()
+        globals()[scenario](*([seconds] if scenario == "fitting" else []))
+        print(f"  {scenario} took {time.time() - begin:.0f} s", flush=True)
+    for scenario in dict.fromkeys(r["scenario"] for r in ROWS):
+        table(scenario)
+    for missed in MISSED:
+        print("MISSED", missed)
+    print(card())
+    sys.exit(bool(MISSED))
