@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The main job on a real card. first_light.py SCENARIO ..., each of: alone turns faults moves fit switch capture contexts.
+"""The main job on a real card. first_light.py [--memory managed|swap|off] SCENARIO ..., each of: alone turns faults moves fit switch
+capture contexts; quanta may follow, as in turns:10,2.
 
 Run on a machine with a GPU, PyTorch and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl as they come."""
 import re
@@ -32,15 +33,15 @@ def alone(pairs=5):
     row(scenario="alone", ratio=f"median {ratios[len(ratios) // 2]:.4f} min {ratios[0]:.4f} max {ratios[-1]:.4f}")
 
 
-def turns(quanta=(10, 5, 2), steps=800, restore=True, scenario="turns", mib="128"):
-    args = ["--gib", 12, "--steps", steps, "--dirty", "one"]
+def turns(quanta=(10, 5, 2), steps=800, restore=True, scenario="turns", dirty="one"):
+    args = ["--gib", 12, "--steps", steps, "--dirty", dirty]
     native = native_sum(*args)
     for tq in quanta:
         with Scheduler("--gpu-memory", "16GiB", "--tq", str(tq)) as s:
             env = {} if restore else dict(NVSHARE_RESTORE="0")
             jobs, both = start_together(lambda go: [Job("job.py", n, *args, scheduler=s, go=go, env=env, log=f"{scenario}-{tq}-{n}.log") for n in "ab"])
             for job in jobs:
-                row(scenario=scenario, tq=tq, job=job.name, alone_s=native["total_s"], total_s=job.result.get("total_s"), both_s=round(both, 2), useful=round(2 * native["total_s"] / both, 4), same_sum=job.result.get("sum") == native["sum"],
+                row(scenario=scenario, tq=tq, dirty=dirty, job=job.name, alone_s=native["total_s"], total_s=job.result.get("total_s"), both_s=round(both, 2), useful=round(2 * native["total_s"] / both, 4), same_sum=job.result.get("sum") == native["sum"],
                     step_p50=job.result["step_ms"]["p50"], step_p50_alone=native["step_ms"]["p50"], step_max=job.result["step_ms"]["max"], **job.counted())
             print(s.ctl("status").stdout, flush=True)
 
@@ -118,7 +119,11 @@ def contexts(most=4):
 
 if __name__ == "__main__":
     print(card(), flush=True)
-    wanted = sys.argv[1:] or ["alone", "turns", "faults", "moves", "fit", "switch", "capture", "contexts"]
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["--memory"]:
+        choose_memory(arguments[1])
+        del arguments[:2]
+    wanted = arguments or ["alone", "turns", "faults", "moves", "fit", "switch", "capture", "contexts"]
     if {"turns", "faults", "moves", "capture"} & {w.split(":")[0] for w in wanted}:
         warm_host(48)
     for scenario in wanted:

@@ -14,8 +14,16 @@ GIB = 2**30
 ROWS = []
 
 
+def choose_memory(memory):
+    """How programs under nvshare get device memory; each row says so from then on."""
+    if memory:
+        os.environ["NVSHARE_MEMORY"] = memory
+
+
 def row(**fields):
     """Writes a row as it comes."""
+    if memory := os.environ.get("NVSHARE_MEMORY"):
+        fields["memory"] = memory
     ROWS.append(fields)
     with open(OUT / "rows.jsonl", "a") as f:
         f.write(json.dumps(fields) + "\n")

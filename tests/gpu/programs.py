@@ -142,10 +142,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog="programs: " + " ".join(name + "*" * (name in starred) for name in PROGRAMS) + "\n* runs with --contended")
     parser.add_argument("names", nargs="*", metavar="NAME", help="programs to run; all of them by default")
     parser.add_argument("--pairs", type=int, default=1, help="native and under nvshare, so many times, interleaved")
+    parser.add_argument("--memory", choices=["managed", "swap", "off"], help="NVSHARE_MEMORY for the runs under nvshare")
     parser.add_argument("--contended", action="store_true", help="the starred programs, taking turns with a second client")
     parser.add_argument("--tq", type=float, default=0.3, help="the turns' length in seconds, with --contended")
     parser.add_argument("--work", type=float, help="so many times a program's usual work; 1, and 1.5 with --contended, so that hand-overs suffice")
     a = parser.parse_args()
+    choose_memory(a.memory)
     if unknown := [name for name in a.names if name not in PROGRAMS or a.contended and name not in starred]:
         parser.error(f"not among the {'starred ' * a.contended}programs: {' '.join(unknown)}")
     if not shutil.which("nvidia-smi"):
