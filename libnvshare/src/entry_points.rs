@@ -188,6 +188,23 @@ hooked {
     view cuPointerGetAttribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) = handled(pointers::get_attribute);
     view cuPointerGetAttributes(numAttributes: c_uint, attributes: *const c_int, data: *const *mut c_void, ptr: CUdeviceptr) = handled(pointers::get_attributes);
     share cuIpcGetMemHandle(pHandle: *mut c_void, dptr: CUdeviceptr) = handled(ipc::get_mem_handle);
+    // what the driver reads addresses from: they have to have memory
+    name cuGraphAddMemcpyNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, copyParams: *const c_void, ctx: CUcontext) = naming();
+    name cuGraphAddMemsetNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, memsetParams: *const c_void, ctx: CUcontext) = naming();
+    name cuGraphMemcpyNodeSetParams(hNode: *mut c_void, nodeParams: *const c_void) = naming();
+    name cuGraphMemsetNodeSetParams(hNode: *mut c_void, nodeParams: *const c_void) = naming();
+    name cuGraphNodeSetParams(hNode: *mut c_void, nodeParams: *mut c_void) = naming();
+    name cuGraphExecMemcpyNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, copyParams: *const c_void, ctx: CUcontext) = naming();
+    name cuGraphExecMemsetNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, memsetParams: *const c_void, ctx: CUcontext) = naming();
+    name cuGraphExecNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, nodeParams: *mut c_void) = naming();
+    name cuGraphExecUpdate(hGraphExec: CUgraphExec, hGraph: CUgraph, hErrorNode_out: *mut c_void, updateResult_out: *mut c_int) = naming();
+    name cuGraphExecUpdate_v2(hGraphExec: CUgraphExec, hGraph: CUgraph, resultInfo: *mut c_void) = naming();
+    name cuGraphInstantiate(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, phErrorNode: *mut c_void, logBuffer: *mut c_char, bufferSize: usize) = naming();
+    name cuGraphInstantiate_v2(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, phErrorNode: *mut c_void, logBuffer: *mut c_char, bufferSize: usize) = naming();
+    name cuGraphInstantiateWithFlags(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, flags: c_ulonglong) = naming();
+    name cuGraphInstantiateWithParams(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, instantiateParams: *mut c_void) and cuGraphInstantiateWithParams_ptsz = naming();
+    view cuMemGetAccess(flags: *mut c_ulonglong, location: *const c_void, ptr: CUdeviceptr) = handled(pointers::get_access);
+    share cuMemGetHandleForAddressRange(handle: *mut c_void, dptr: CUdeviceptr, size: usize, handleType: c_int, flags: c_ulonglong) = handled(ipc::get_handle_for_range);
     // callbacks
     callback cuLaunchHostFunc(hStream: CUstream, func: *const c_void, userData: *mut c_void) = handled(callbacks::launch_host_func::<false>);
     callback cuLaunchHostFunc_ptsz(hStream: CUstream, func: *const c_void, userData: *mut c_void) = handled(callbacks::launch_host_func::<true>);
@@ -276,7 +293,7 @@ forwarded {
     cuGraphAddChildGraphNode cuGraphAddDependencies cuGraphAddDependencies_v2 cuGraphAddEmptyNode
     cuGraphAddEventRecordNode cuGraphAddEventWaitNode cuGraphAddExternalSemaphoresSignalNode
     cuGraphAddExternalSemaphoresWaitNode cuGraphAddHostNode cuGraphAddKernelNode cuGraphAddKernelNode_v2
-    cuGraphAddMemcpyNode cuGraphAddMemFreeNode cuGraphAddMemsetNode
+     cuGraphAddMemFreeNode
     cuGraphBatchMemOpNodeGetParams cuGraphBatchMemOpNodeSetParams
     cuGraphChildGraphNodeGetGraph cuGraphClone cuGraphConditionalHandleCreate cuGraphCreate
     cuGraphDebugDotPrint cuGraphDestroy cuGraphDestroyNode cuGraphEventRecordNodeGetEvent
@@ -285,8 +302,8 @@ forwarded {
     cuGraphExecEventRecordNodeSetEvent cuGraphExecEventWaitNodeSetEvent
     cuGraphExecExternalSemaphoresSignalNodeSetParams cuGraphExecExternalSemaphoresWaitNodeSetParams
     cuGraphExecGetFlags cuGraphExecHostNodeSetParams cuGraphExecKernelNodeSetParams
-    cuGraphExecKernelNodeSetParams_v2 cuGraphExecMemcpyNodeSetParams cuGraphExecMemsetNodeSetParams
-    cuGraphExecNodeSetParams cuGraphExecUpdate cuGraphExecUpdate_v2
+    cuGraphExecKernelNodeSetParams_v2
+
     cuGraphExternalSemaphoresSignalNodeGetParams cuGraphExternalSemaphoresSignalNodeSetParams
     cuGraphExternalSemaphoresWaitNodeGetParams cuGraphExternalSemaphoresWaitNodeSetParams cuGraphGetEdges
     cuGraphGetEdges_v2 cuGraphGetNodes cuGraphGetRootNodes cuGraphHostNodeGetParams cuGraphHostNodeSetParams
@@ -295,15 +312,15 @@ forwarded {
     cuGraphicsResourceGetMappedPointer cuGraphicsResourceGetMappedPointer_v2 cuGraphicsResourceSetMapFlags
     cuGraphicsResourceSetMapFlags_v2 cuGraphicsSubResourceGetMappedArray cuGraphicsUnmapResources
     cuGraphicsUnmapResources_ptsz cuGraphicsUnregisterResource cuGraphicsVDPAURegisterOutputSurface
-    cuGraphicsVDPAURegisterVideoSurface cuGraphInstantiate cuGraphInstantiate_v2 cuGraphInstantiateWithFlags
-    cuGraphInstantiateWithParams cuGraphInstantiateWithParams_ptsz cuGraphKernelNodeCopyAttributes
+    cuGraphicsVDPAURegisterVideoSurface
+      cuGraphKernelNodeCopyAttributes
     cuGraphKernelNodeGetAttribute cuGraphKernelNodeGetParams cuGraphKernelNodeGetParams_v2
     cuGraphKernelNodeSetAttribute cuGraphKernelNodeSetParams cuGraphKernelNodeSetParams_v2
-    cuGraphMemAllocNodeGetParams cuGraphMemcpyNodeGetParams cuGraphMemcpyNodeSetParams
-    cuGraphMemFreeNodeGetParams cuGraphMemsetNodeGetParams cuGraphMemsetNodeSetParams cuGraphNodeFindInClone
+    cuGraphMemAllocNodeGetParams cuGraphMemcpyNodeGetParams
+    cuGraphMemFreeNodeGetParams cuGraphMemsetNodeGetParams cuGraphNodeFindInClone
     cuGraphNodeGetDependencies cuGraphNodeGetDependencies_v2 cuGraphNodeGetDependentNodes
     cuGraphNodeGetDependentNodes_v2 cuGraphNodeGetEnabled cuGraphNodeGetType cuGraphNodeSetEnabled
-    cuGraphNodeSetParams cuGraphReleaseUserObject cuGraphRemoveDependencies cuGraphRemoveDependencies_v2
+     cuGraphReleaseUserObject cuGraphRemoveDependencies cuGraphRemoveDependencies_v2
     cuGraphRetainUserObject cuGreenCtxGetDevResource cuGreenCtxGetId
     cuGreenCtxRecordEvent cuGreenCtxWaitEvent cuImportExternalMemory
     cuImportExternalSemaphore cuIpcCloseMemHandle cuIpcGetEventHandle cuIpcOpenEventHandle
@@ -315,9 +332,9 @@ forwarded {
     cuLinkAddFile_v2 cuLinkComplete cuLinkCreate cuLinkCreate_v2 cuLinkDestroy cuLogsCurrent cuLogsDumpToFile
     cuLogsDumpToMemory cuLogsRegisterCallback cuLogsUnregisterCallback cuMemAdvise cuMemAdvise_v2
     cuMemAllocHost cuMemAllocHost_v2 cuMemExportToShareableHandle
-    cuMemFreeHost cuMemGetAccess cuMemGetAddressRange
+    cuMemFreeHost cuMemGetAddressRange
     cuMemGetAllocationGranularity cuMemGetAllocationPropertiesFromHandle
-    cuMemGetAttribute cuMemGetAttribute_v2 cuMemGetHandleForAddressRange
+    cuMemGetAttribute cuMemGetAttribute_v2
     cuMemHostAlloc cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags
     cuMemHostRegister cuMemHostUnregister cuMemImportFromShareableHandle
     cuMemPoolExportPointer cuMemPoolExportToShareableHandle

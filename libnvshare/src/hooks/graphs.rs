@@ -79,8 +79,14 @@ pub(crate) unsafe fn add_mem_alloc_node(
     count: usize,
     params: *mut c_void,
 ) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let add = || unsafe { real(node, graph, dependencies, count, params) };
+    let add = || {
+        let mark = FrameMark::new();
+        let pass = gate::enter_to_name(&mark, session::start);
+        // SAFETY: the caller's arguments.
+        let result = unsafe { real(node, graph, dependencies, count, params) };
+        gate::leave(pass, &mark, CUresult::NOT_READY);
+        result
+    };
     // SAFETY: the caller's parameters.
     unsafe { admitted_node(params.cast(), add) }
 }
@@ -112,8 +118,14 @@ pub(crate) unsafe fn add_node_v2(
     count: usize,
     params: *mut c_void,
 ) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let add = || unsafe { real(node, graph, dependencies, data, count, params) };
+    let add = || {
+        let mark = FrameMark::new();
+        let pass = gate::enter_to_name(&mark, session::start);
+        // SAFETY: the caller's arguments.
+        let result = unsafe { real(node, graph, dependencies, data, count, params) };
+        gate::leave(pass, &mark, CUresult::NOT_READY);
+        result
+    };
     // SAFETY: the caller's parameters.
     unsafe { admitted_any(params, add) }
 }

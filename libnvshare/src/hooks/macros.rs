@@ -22,6 +22,22 @@ macro_rules! gated_hook {
     };
 }
 
+/// One hook of a row that names addresses to the driver, and submits nothing.
+macro_rules! naming_hook {
+    ($name:ident, ($($arg:ident : $ty:ty),*)) => {
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> CUresult {
+            let Some(real) = $crate::driver::functions::$name.get() else { return CUresult::NOT_SUPPORTED };
+            let mark = $crate::work::gate::FrameMark::new();
+            let pass = $crate::work::gate::enter_to_name(&mark, $crate::session::start);
+            // SAFETY: the caller's arguments, handed on unchanged to the function that it meant to call.
+            let result = unsafe { real($($arg),*) };
+            $crate::work::gate::leave(pass, &mark, CUresult::NOT_READY);
+            result
+        }
+    };
+}
+
 /// One hook of a prompt row.
 macro_rules! prompt_hook {
     ($name:ident, $per_thread:expr, ($($arg:ident : $ty:ty),*), $ordered:ident, ($($pointer:ident),+)) => {
@@ -63,4 +79,4 @@ macro_rules! handled_hook {
     };
 }
 
-pub(super) use {gated_hook, handled_hook, prompt_hook};
+pub(super) use {gated_hook, handled_hook, naming_hook, prompt_hook};

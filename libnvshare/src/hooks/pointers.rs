@@ -5,7 +5,7 @@
 
 mod mapped;
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
 
 use crate::driver;
@@ -96,15 +96,15 @@ pub(crate) unsafe fn get_attributes(
     data: *const *mut c_void,
     pointer: CUdeviceptr,
 ) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(count, attributes, data, pointer) };
     if !attributes.is_null()
         && !data.is_null()
         && let Some(mapped) = mapped::attributes_of(pointer)
     {
-        // SAFETY: the driver would read this many of both, and write an answer of each attribute's size.
-        return unsafe { mapped.get_all(count as usize, attributes, data) };
+        // SAFETY: the driver has read this many of both, and writes an answer of each attribute's size.
+        return unsafe { mapped.overwrite(count as usize, attributes, data, result) };
     }
-    // SAFETY: the caller's arguments.
-    let result = unsafe { real(count, attributes, data, pointer) };
     if result != CUresult::SUCCESS || attributes.is_null() || data.is_null() || !is_in_disguise(pointer) {
         return result;
     }
@@ -147,5 +147,24 @@ pub(crate) unsafe fn get_address_range(
             *size = mapped.asked() as usize;
         }
     }
+    CUresult::SUCCESS
+}
+
+/// `cuMemGetAccess`, which says of memory of `cuMemAlloc` that no access was given to it (measured).
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn get_access(
+    real: signatures::cuMemGetAccess,
+    flags: *mut c_ulonglong,
+    location: *const c_void,
+    pointer: CUdeviceptr,
+) -> CUresult {
+    if flags.is_null() || location.is_null() || mapped::attributes_of(pointer).is_none() {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(flags, location, pointer) };
+    }
+    // SAFETY: not null, and where the driver would write.
+    unsafe { *flags = 0 };
     CUresult::SUCCESS
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
-use super::macros::{gated_hook, handled_hook, prompt_hook};
+use super::macros::{gated_hook, handled_hook, naming_hook, prompt_hook};
 use super::{
     arrays, callbacks, captures, contexts, graphs, init, ipc, memory, memory_info, pointers, pools,
     stream_ordered, streams, vmm,
@@ -50,6 +50,9 @@ macro_rules! hooks {
 macro_rules! hook_function {
     (gated $name:ident $per_thread:literal $args:tt ($stream:expr)) => {
         gated_hook!($name, $per_thread, $args, $stream);
+    };
+    (naming $name:ident $per_thread:literal $args:tt ()) => {
+        naming_hook!($name, $args);
     };
     (prompt $name:ident $per_thread:literal $args:tt ($ordered:ident, $($pointer:ident),+)) => {
         prompt_hook!($name, $per_thread, $args, $ordered, ($($pointer),+));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::target::{answer, device_of_properties};
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUdeviceptr, CUresult};
+use crate::memory::allocations;
 use crate::memory::charge::charged;
 use crate::memory::vmm::{self, Handle};
 
@@ -87,6 +88,10 @@ pub(crate) unsafe fn retain(
     handle: *mut Handle,
     address: *mut c_void,
 ) -> CUresult {
+    // Memory of `cuMemAlloc` has no such handle; and what one holds could not leave.
+    if allocations::mapped_at(address as CUdeviceptr).is_some() {
+        return CUresult::INVALID_VALUE;
+    }
     // SAFETY: the caller's arguments.
     let result = unsafe { real(handle, address) };
     if result == CUresult::SUCCESS && !handle.is_null() {

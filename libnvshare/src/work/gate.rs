@@ -277,6 +277,15 @@ pub(crate) fn try_enter(mark: &FrameMark) -> Option<Pass> {
     None
 }
 
+/// Steps in for a call that names addresses to the driver without submitting work. Where they may have no memory while the gate
+/// is closed, the thread sleeps until they have.
+pub(crate) fn enter_to_name(mark: &FrameMark, start: fn()) -> Pass {
+    if CAPTURES_WAIT.load(Ordering::Relaxed) {
+        return enter(StreamKey::LEGACY, mark, start);
+    }
+    Pass { slot: ptr::null(), then: Then::Nothing }
+}
+
 /// From now on, addresses may have no memory while the gate is closed: what names them waits, on capturing streams too.
 pub(crate) fn hold_captures() {
     CAPTURES_WAIT.store(true, Ordering::Relaxed);

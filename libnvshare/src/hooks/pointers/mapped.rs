@@ -117,28 +117,34 @@ impl Attributes {
         Some(CUresult::SUCCESS)
     }
 
-    /// Answers as `cuPointerGetAttributes`, for which what is refused is null.
+    /// Answers as `cuPointerGetAttributes`, for which what is refused is null, after the driver has answered `before`: what is
+    /// not known here is as it says.
     ///
     /// # Safety
     /// This many of both, and places where the driver would write answers of the attributes' sizes.
-    pub(super) unsafe fn get_all(
+    pub(super) unsafe fn overwrite(
         &self,
         count: usize,
         attributes: *const c_int,
         data: *const *mut c_void,
+        before: CUresult,
     ) -> CUresult {
         for i in 0..count {
             // SAFETY: promised by the caller.
-            unsafe {
+            let answered = unsafe {
                 let (attribute, place) = (*attributes.add(i), *data.add(i));
                 if place.is_null() {
-                    return CUresult::INVALID_VALUE;
+                    return before;
                 }
                 if self.value(attribute) == Some(Value::Refused) {
                     place.cast::<u64>().write_unaligned(0);
-                } else if self.get(place, attribute).is_none() {
-                    return CUresult::INVALID_VALUE;
+                    Some(CUresult::SUCCESS)
+                } else {
+                    self.get(place, attribute)
                 }
+            };
+            if answered.is_none() && before != CUresult::SUCCESS {
+                return before;
             }
         }
         CUresult::SUCCESS
