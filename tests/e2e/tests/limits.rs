@@ -101,13 +101,13 @@ fn a_mistyped_variable_is_named_once() {
     let _scheduler = Scheduler::start(&world, &[]);
     let job = Program::workload(&world, "mistyped", "--memory 64MiB --steps 1")
         .env("NVSHARE_MEMLIMIT", "4g")
-        .env("CUDA_DEVICE_SM_LIMIT", "50")
+        .env("CUDA_OVERSUBSCRIBE", "true")
         .start()
         .finish();
     job.intact();
     let words = ["NVSHARE_MEMLIMIT is not a variable of nvshare", "did you mean NVSHARE_MEM_LIMIT?"];
     assert!(has_line(&job.log, "WARN", &words), "{}", job.log);
-    assert!(has_line(&job.log, "WARN", &["CUDA_DEVICE_SM_LIMIT is HAMi's and has no effect"]), "{}", job.log);
+    assert!(has_line(&job.log, "WARN", &["CUDA_OVERSUBSCRIBE is HAMi's and has no effect"]), "{}", job.log);
     assert_eq!(job.log.lines().filter(|line| line.contains("has no effect")).count(), 2, "{}", job.log);
 }
 
