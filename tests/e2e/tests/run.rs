@@ -259,11 +259,11 @@ fn doctor_says_what_is_wrong_and_what_to_do() {
 
     let _scheduler = Scheduler::start(&world, &[]);
     let (code, findings, _) =
-        doctor(&world, None, &[("NVSHARE_MEMLIMIT", "4g"), ("CUDA_DEVICE_SM_LIMIT", "50")]);
+        doctor(&world, None, &[("NVSHARE_MEMLIMIT", "4g"), ("CUDA_OVERSUBSCRIBE", "true")]);
     let environment = found(&findings, "warning", "environment");
     assert_eq!(code, Some(0), "a warning is no error");
     assert!(environment.contains("did you mean NVSHARE_MEM_LIMIT?"), "{environment}");
-    assert!(environment.contains("CUDA_DEVICE_SM_LIMIT is HAMi's and has no effect"), "{environment}");
+    assert!(environment.contains("CUDA_OVERSUBSCRIBE is HAMi's and has no effect"), "{environment}");
     // A limit that cannot be read: no program starts.
     let (code, findings, _) = doctor(&world, None, &[("NVSHARE_MEM_LIMIT", "lots")]);
     assert!(
