@@ -200,12 +200,15 @@ static void copies_of_page_locked_memory(void) {
     begin();
     CHECK(FN(cuMemsetD32_v2)(memory_, 9, 2 * MIB));
     CHECK(FN(cuMemsetD32_v2)(memory_ + 4 * MIB + 8, 5, 1ul));
+    /* A fill returns before it is done, and the stream does not wait for the legacy one. */
+    CHECK(FN(cuCtxSynchronize)());
     void *room = mmap(NULL, 10 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     host = (void *)(((uintptr_t)room + 2 * MIB - 1) / (2 * MIB) * (2 * MIB));
     CHECK(FN(cuMemHostRegister_v2)(host, 8 * MIB, 1));
     CHECK(FN(cuMemcpyDtoHAsync_v2)(host, memory_, 8 * MIB, stream_));
     CHECK(FN(cuStreamSynchronize)(stream_));
     CHECK(FN(cuMemsetD32_v2)(memory_, 77, 2 * MIB));
+    CHECK(FN(cuCtxSynchronize)());
     CHECK(FN(cuMemcpyHtoDAsync_v2)(memory_, host, 8 * MIB, stream_));
     CHECK(FN(cuStreamSynchronize)(stream_));
     CHECK(FN(cuMemcpyDtoH_v2)(words, memory_ + 4 * MIB, sizeof words));
