@@ -16,12 +16,16 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Starts a program whose standard streams are a terminal of so many lines and columns.
+    /// Starts a program whose standard streams are a terminal of so many lines and columns. What else tells of colours in the
+    /// environment of the tests is not passed on: some libraries take any terminal under `CI` for one that has them.
     ///
     /// # Panics
     /// When there is no terminal to be had, or the program does not start.
     #[must_use]
     pub fn start(mut command: Command, lines: u16, columns: u16) -> Self {
+        for variable in ["CI", "CLICOLOR", "CLICOLOR_FORCE"] {
+            command.env_remove(variable);
+        }
         let (mut ours, mut theirs) = (-1, -1);
         let size = libc::winsize { ws_row: lines, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: places for two descriptors; no name and no settings are asked for.
