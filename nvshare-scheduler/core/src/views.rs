@@ -188,16 +188,18 @@ impl Core {
         unit.iter().map(|&id| self.demand(uuid, id)).sum()
     }
 
-    /// Whether a client would fit alone if all others had drained: only what cannot be moved even then is in its way.
+    /// Whether a client would fit, with its gang, if all others had drained: only what cannot be moved even then is in its
+    /// way.
     pub(crate) fn fits_in_the_end(&self, uuid: GpuUuid, id: ClientId) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
+        let unit = self.unit(id);
         let stays = |other, entry: &Entry| match self.clients.get(&other) {
             Some(client) => client.accounts.get(&uuid).map_or(0, |account| account.pinned(client.memory)),
             None => entry.pinned,
         };
-        let others = gpu.ledger.entries().filter(|&(other, _)| other != id);
+        let others = gpu.ledger.entries().filter(|(other, _)| !unit.contains(other));
         let pinned = others.fold(0, |sum, (other, entry)| sum + u128::from(stays(other, entry)));
-        together::fits(self.capacity(uuid, id), pinned, self.demand(uuid, id), 1, false)
+        together::fits(self.capacity(uuid, id), pinned, self.demand_of(uuid, &unit), 1, false)
     }
 
     pub(crate) fn fits_beside_members(&self, uuid: GpuUuid, unit: &Unit) -> bool {

@@ -1,7 +1,7 @@
 //! Gangs: processes that are granted together or not at all, and give the lock back together.
 
 use nvshare_core::{Event, Gang, Identity};
-use nvshare_proto::{ClientMessage, Epoch, Gate, SchedulerMessage, Usage};
+use nvshare_proto::{ClientMessage, Epoch, Gate, Room, SchedulerMessage, Usage};
 
 use crate::model::{Plan, steady};
 use crate::table::{Table, asked_to_leave, granted, twelve_gib};
@@ -204,6 +204,28 @@ fn a_gang_has_one_share() {
     let [alone, first, second] = [0, 1, 2].map(|i| world.held(i));
     assert!(alone.abs_diff(first) <= alone / 10, "{alone:?} and {first:?}");
     assert!(first.abs_diff(second) <= first / 5, "{first:?} and {second:?}");
+}
+
+#[test]
+fn an_allocation_that_its_gang_has_no_room_for_is_refused() {
+    let mut table = Table::new(config(false));
+    for rank in RANKS {
+        let usage = Usage { allocated: 7 * GIB, absent: 7 * GIB, ..twelve_gib(0) };
+        let identity =
+            Identity { pid: Some(9), process: Some(rank), gang: Some(PAIR), ..Identity::default() };
+        table.register_as(rank, identity, Gate::Closed, usage);
+    }
+    let sent = table.say(RANKS[0], ClientMessage::ReqLock);
+    for rank in RANKS {
+        let epoch = granted(&sent, rank).unwrap_or_else(|| panic!("{rank}: {sent:?}"));
+        table.say(rank, ClientMessage::Running { epoch });
+        table.say(rank, ClientMessage::Usage(Usage { allocated: 7 * GIB, ..twelve_gib(0) }));
+    }
+    // Alone it would fit; both together have 14 of 16 GiB, and are there together or not at all.
+    let room = Room { gpu: gpu(0), bytes: 8 * GIB };
+    let sent = table.say(RANKS[0], ClientMessage::NeedRoom(room));
+    let sent = table.give_back(sent);
+    assert!(sent.contains(&(RANKS[0], SchedulerMessage::NoRoom { gpu: gpu(0) })), "{sent:?}");
 }
 
 /// What random worlds found, each a gang that was not served in the end.
