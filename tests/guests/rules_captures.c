@@ -7,7 +7,7 @@
 #define END(stream, graph) FN(cuStreamEndCapture)(stream, graph)
 
 static uint64_t memory_;
-static void *stream_, *other_, *event_;
+static void *stream_, *other_, *event_, *empty_;
 static void begin(void) {
     start();
     load_kernel();
@@ -17,6 +17,7 @@ static void begin(void) {
     CHECK(FN(cuCtxSynchronize)());
     other_ = new_stream(NON_BLOCKING);
     event_ = new_event();
+    CHECK(FN(cuGraphCreate)(&empty_, 0));
 }
 static uint32_t word(void) {
     uint32_t word;
@@ -50,6 +51,7 @@ static void *look(void *argument) {
     case 12: r = FN(cuEventRecord)(event_, other_); break;
     case 13: r = FN(cuStreamSynchronize)(stream_); break;
     case 14: r = FN(cuStreamIsCapturing)(LEGACY, &status); if (r == 906) r = 0; break;
+    case 15: r = FN(cuGraphInstantiateWithFlags)(&of, empty_, 0ul); break;
     }
     look->answer = r;
     return argument;
@@ -61,13 +63,13 @@ static int expected(int which, int mode, int blocking, int relaxed) {
     case 0: case 4: case 5: case 9: case 13: return 900;
     case 1: return blocking ? 906 : is_default;
     case 8: return blocking ? 906 : 0;
-    case 2: case 3: case 10: return is_default;
+    case 2: case 3: case 10: case 15: return is_default;
     default: return 0;
     }
 }
 static void what_breaks_a_capture(void) {
     begin();
-    for (int which = 0; which < 15; which++)
+    for (int which = 0; which < 16; which++)
         for (int mode = GLOBAL; mode <= RELAXED; mode++)
             for (int blocking = 0; blocking < 2; blocking++)
                 for (int relaxed = 0; relaxed < 2; relaxed++) {

@@ -78,6 +78,8 @@ fn instantiate(graph: usize) -> Result<usize, Failure> {
     let p = process::get()?;
     let mut tables = p.tables();
     let graph = Arc::clone(tables.graphs.get(graph)?);
+    // It takes memory of the card: a global capture of another thread does not survive it (measured).
+    tables.unsafe_call()?;
     Ok(tables.execs.add(Exec { graph, last: None }))
 }
 

@@ -92,6 +92,7 @@ impl Run {
             }
             Op::HostTouch { region, value, new } => self.host_touch(region, value, new)?,
             Op::Record1(ref recording, module) => self.record_graph(recording, module)?,
+            Op::Instantiate { graph, update } => self.instantiate(graph, update)?,
             Op::Replay { graph, stream, times } => {
                 for _ in 0..times {
                     let stream = self.stream(stream);

@@ -53,19 +53,26 @@ impl Run {
         }
         let mut graph = 0u64;
         cu!(d, "cuStreamEndCapture", first => usize, &raw mut graph => *mut u64)?;
-        if recording.update {
-            let mut result = UpdateResult::default();
-            let exec = self.execs.get(recording.graph);
-            cu!(d, "cuGraphExecUpdate_v2", exec => u64, graph => u64, &raw mut result => *mut UpdateResult)?;
-        } else {
-            let mut exec = 0u64;
-            cu!(d, "cuGraphInstantiateWithFlags", &raw mut exec => *mut u64, graph => u64, 0 => u64)?;
-            self.execs.set(recording.graph, exec);
-        }
-        cu!(d, "cuGraphDestroy", graph => u64)?;
+        self.graphs.set(recording.graph, graph);
         for event in events.into_iter().filter(|&event| event != 0) {
             cu!(d, "cuEventDestroy_v2", event => u64)?;
         }
         Ok(())
+    }
+
+    /// Makes what was recorded executable, or updates what is.
+    pub(super) fn instantiate(&self, id: Id, update: bool) -> Result<(), Fault> {
+        let d = self.driver;
+        let graph = self.graphs.get(id);
+        if update {
+            let mut result = UpdateResult::default();
+            let exec = self.execs.get(id);
+            cu!(d, "cuGraphExecUpdate_v2", exec => u64, graph => u64, &raw mut result => *mut UpdateResult)?;
+        } else {
+            let mut exec = 0u64;
+            cu!(d, "cuGraphInstantiateWithFlags", &raw mut exec => *mut u64, graph => u64, 0 => u64)?;
+            self.execs.set(id, exec);
+        }
+        Ok(cu!(d, "cuGraphDestroy", graph => u64)?)
     }
 }

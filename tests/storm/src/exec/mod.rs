@@ -59,6 +59,8 @@ pub(crate) struct Run {
     pub(crate) physical: Handles,
     pub(crate) hosts: Handles,
     pub(crate) host_bytes: Handles,
+    /// Recorded, and not yet executable.
+    pub(crate) graphs: Handles,
     pub(crate) execs: Handles,
     over: Mutex<Vec<bool>>,
     changed: Condvar,
@@ -127,6 +129,7 @@ impl Run {
             physical: Handles::new(counts.buffers),
             hosts: Handles::new(counts.hosts),
             host_bytes: Handles::new(counts.hosts),
+            graphs: Handles::new(counts.graphs),
             execs: Handles::new(counts.graphs),
             over: Mutex::new(vec![false; steps]),
             changed: Condvar::new(),

@@ -53,8 +53,8 @@ impl Composer<'_> {
         self.counts.graphs += 1;
         let mode = rng.below(3) as i32;
         let pause_ms = if rng.percent(40) { rng.range(1, 12) } else { 0 };
-        let recording = Recording { graph, stream, second, mode, items, node, pause_ms, update: false };
-        self.record_graph(thread, context, recording.clone());
+        let recording = Recording { graph, stream, second, mode, items, node, pause_ms };
+        self.record_graph(thread, context, recording.clone(), false);
         for region in used(&recording) {
             self.region(region).graphs += 1;
         }
@@ -62,7 +62,7 @@ impl Composer<'_> {
         true
     }
 
-    fn record_graph(&mut self, thread: usize, context: Id, recording: Recording) {
+    fn record_graph(&mut self, thread: usize, context: Id, recording: Recording, update: bool) {
         self.count(match recording.mode {
             0 => "capture in global mode",
             1 => "capture in thread-local mode",
@@ -82,13 +82,16 @@ impl Composer<'_> {
         if recording.mode == 0 || !self.has("modes") {
             flags.push(flag::GLOBAL);
         }
-        let mut writes = vec![Thing::Graph(recording.graph)];
+        let graph = recording.graph;
+        let mut writes = vec![Thing::Graph(graph)];
         writes.extend(streams.into_iter().flatten().map(Thing::Stream));
         let module = self.contexts[&context].module;
         let mut reads = vec![Thing::Module(module)];
         reads.extend(used(&recording).into_iter().map(|region| Thing::Buffer(region.buffer)));
         let op = Op::Record1(Box::new(recording), module);
         self.emit(thread, Some(context), op, &reads, &writes, &flags);
+        let op = Op::Instantiate { graph, update };
+        self.emit(thread, Some(context), op, &[], &[Thing::Graph(graph)], &[flag::UNSAFE]);
     }
 
     /// Captures the same again with other numbers, and updates the graph.
@@ -105,7 +108,6 @@ impl Composer<'_> {
             recording.second = Some(second);
         }
         recording.stream = stream;
-        recording.update = true;
         recording.mode = rng.below(3) as i32;
         for (_, effect, _) in &mut recording.items {
             match effect {
@@ -113,7 +115,7 @@ impl Composer<'_> {
                 Effect::Pattern(..) | Effect::Copy(_) => {}
             }
         }
-        self.record_graph(thread, context, recording.clone());
+        self.record_graph(thread, context, recording.clone(), true);
         self.graphs.get_mut(&graph).expect("a live graph").recording = recording;
         true
     }

@@ -158,7 +158,7 @@ pub(crate) enum Way {
     Rows,
 }
 
-/// What is recorded, and then launched.
+/// What is recorded.
 #[derive(Debug, Clone)]
 pub(crate) struct Recording {
     pub(crate) graph: Id,
@@ -172,8 +172,6 @@ pub(crate) struct Recording {
     /// Bytes that the graph allocates and frees itself, and which region gets what it wrote there.
     pub(crate) node: Option<(u64, u32, Region)>,
     pub(crate) pause_ms: u64,
-    /// It replaces what the executable graph has.
-    pub(crate) update: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -301,6 +299,12 @@ pub(crate) enum Op {
         new: Value,
     },
     Record1(Box<Recording>, Id),
+    /// What was recorded becomes executable, or replaces what the executable graph has. Not part of the recording: a capture of
+    /// another thread may be open by then, which would not survive it.
+    Instantiate {
+        graph: Id,
+        update: bool,
+    },
     Replay {
         graph: Id,
         stream: Id,
