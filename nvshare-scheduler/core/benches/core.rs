@@ -1,4 +1,4 @@
-//! What events cost, by worlds of up to 1,000 clients. Prints a table: `cargo bench -p nvshare-core`.
+//! The cost of events, in worlds of up to 1,000 clients. Prints a table: `cargo bench -p nvshare-core`.
 //!
 //! Clients answer at once. A tick of virtual time passes between events, so that turns begin and end.
 
@@ -92,7 +92,7 @@ impl World {
         self.answer();
     }
 
-    /// Every client does at once what it is told.
+    /// Every client does at once what the scheduler tells it.
     fn answer(&mut self) {
         while let Some(output) = self.core.poll_output() {
             let Output::Send { client, message } = output else { continue };
@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    /// The next thing that happens; when nothing does, somebody says what it has, or time passes.
+    /// The next event: a deadline, an answer, or else a client's usage, so that time passes.
     fn step(&mut self, n: u64, clients: u64) {
         if self.core.next_deadline().is_some_and(|deadline| deadline <= self.now) {
             return self.event("deadline", Event::Deadline);

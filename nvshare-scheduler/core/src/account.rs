@@ -8,73 +8,74 @@ use nvshare_proto::{MemoryMode, Usage};
 use crate::Time;
 use crate::cost::SwitchCost;
 
-/// An EVICT on its way or being followed, until EVICTED answers it. Room that the client gives back by itself
-/// meanwhile does not: what was ordered may still leave after it.
+/// An EVICT on its way or being followed, until EVICTED answers it. Room that the client returns voluntarily meanwhile does
+/// not complete it: the ordered memory may still leave after that.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Order {
     /// Bytes that are still to come back.
     pub(crate) bytes: u64,
-    /// Bytes that came back since it was given.
+    /// Bytes that came back since the order was given.
     pub(crate) came: u64,
-    /// When it was given.
+    /// When the order was given.
     pub(crate) given: Time,
-    /// When it was given, or last followed in part.
+    /// When the order was given, or last followed in part.
     pub(crate) since: Time,
 }
 
-/// What an allocation waited for is not asked back before it could be made: else two that grow would take the same
-/// room from each other without end.
+/// Room that an allocation waited for is not asked back before the allocation could use it: two clients that grow would
+/// otherwise take the same room from each other without end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Promise {
-    /// What the client will have allocated then, in bytes.
+    /// Bytes that the client will have allocated then.
     pub(crate) allocated: u64,
-    /// Who has not used it by now does not need it.
+    /// A client that has not used the room by this time does not need it.
     pub(crate) until: Time,
 }
 
-/// Memory that was asked for and stayed: the host has none to take it, it cannot be moved, or the client does not answer.
+/// Memory that was asked for and stayed: the host has no memory to take it, it cannot be moved, or the client does not
+/// answer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Stays {
-    /// All that the client had left then, in bytes. What it brings back to the card later can leave again.
+    /// All bytes that the client had left then. What it restores to the card later can leave again.
     pub(crate) bytes: u64,
-    /// It is not asked for before this time.
+    /// The memory is not asked for before this time.
     pub(crate) until: Time,
 }
 
-/// A client's contexts and modules are taken to need no more than this: what is beyond it is something else that we do
-/// not know of, such as memory that another process shares with it.
+/// The most that a client's contexts and modules are assumed to need. What is beyond it is something unknown, such as
+/// memory that another process shares with the client.
 pub(crate) const MOST_OVERHEAD: u64 = 4 * GIB;
-/// Overhead is counted in steps, so that each module that is loaded is no news.
+/// Overhead is counted in steps, so that a single loaded module changes nothing.
 const OVERHEAD_STEP: u64 = 64 * MIB;
-/// No GPU and no host has this much memory: whatever a client says, sums of it stay numbers.
+/// More memory than any GPU or host has: values that clients report are cut to it, so that sums do not overflow.
 pub(crate) const MOST_BYTES: u64 = 1 << 50;
 
 /// A client's memory on one GPU, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Account {
-    /// As the client last said.
+    /// The usage that the client last reported.
     pub(crate) usage: Usage,
-    /// What it may have resident: room given minus room given back.
+    /// Bytes that the client may have resident: room given minus room given back.
     pub(crate) budget: u64,
-    /// It was told to give room back and has not answered yet.
+    /// The client was told to give room back and has not answered yet.
     pub(crate) order: Option<Order>,
-    /// What a waiting allocation needs beyond the budget.
+    /// Bytes that a waiting allocation needs beyond the budget.
     pub(crate) needs: u64,
-    /// Room that a waiting allocation was given and may not have used yet.
+    /// Room that was given for a waiting allocation, which may not have used it yet.
     pub(crate) promised: Option<Promise>,
-    /// What it brings back under its grant: what it had said by then that was absent.
+    /// Bytes that the client restores under its grant: what it had reported as absent by then.
     pub(crate) restores: u64,
-    /// What was asked for and did not come back.
+    /// Memory that was asked for and did not come back.
     pub(crate) stays: Option<Stays>,
-    /// An administrator has read that its memory stays where it is.
+    /// The log says that the client's memory stays where it is.
     pub(crate) reported_short: bool,
-    /// How fast its memory moves, as the scheduler timed it; in bytes per second.
+    /// How fast the client's memory moves, as the scheduler timed it; in bytes per second.
     pub(crate) rates: Rates,
-    /// What its hand-overs cost on this GPU.
+    /// The cost of the client's hand-overs on this GPU.
     pub(crate) cost: SwitchCost,
-    /// What was found beside what it says that it has: the last time, and the time before.
+    /// Bytes measured on the card beyond what the client reports: at the last look, and at the one before.
     beside: [u64; 2],
-    /// What it said that it has and was not found, at the same times.
+    /// Bytes that the client reported and that were not measured, at the same looks.
     unseen: [u64; 2],
 }
 
@@ -92,11 +93,11 @@ impl Default for Rates {
     }
 }
 
-/// The slowest and the fastest that memory is moved, in bytes per second: a disk that swaps, and more than any link.
+/// The slowest and the fastest that memory can move, in bytes per second: a disk that swaps, and more than any link.
 const POSSIBLE: (f64, f64) = (1e8, 1e13);
 
 impl Rates {
-    /// What it costs to move this much out and as much in.
+    /// How long it takes to move this many bytes out and as many in.
     pub(crate) fn there_and_back(self, bytes: u64) -> Duration {
         let bytes = bytes as f64;
         Duration::try_from_secs_f64(bytes / self.evict + bytes / self.restore).unwrap_or(Duration::MAX)
@@ -131,17 +132,17 @@ impl Account {
         account
     }
 
-    /// What cannot be moved while the client does not run.
+    /// Bytes that cannot be moved while the client does not run.
     pub(crate) fn pinned(&self, memory: MemoryMode) -> u64 {
         if memory == MemoryMode::Off { self.budget } else { self.staying() }
     }
 
-    /// What of the budget is not worth asking for at present.
+    /// Bytes of the budget that it is useless to ask for at present.
     pub(crate) fn staying(&self) -> u64 {
         self.stays.map_or(0, |stays| stays.bytes.min(self.budget))
     }
 
-    /// The client says what it has. What clients say is not to be trusted to add up.
+    /// The client reports its usage. The numbers of a client need not add up, so they are cut to what is possible.
     pub(crate) fn told(&mut self, usage: Usage) {
         let allocated = usage.allocated.min(MOST_BYTES);
         self.usage = Usage {
@@ -154,14 +155,15 @@ impl Account {
         };
     }
 
-    /// Its process was looked at: what it has on the card but for managed memory.
+    /// The client's process was measured: it has `used` bytes on the card, without managed memory.
     pub(crate) fn measure(&mut self, used: u64) {
         let beside = used.saturating_sub(self.usage.immovable);
         self.beside = [beside.min(MOST_OVERHEAD), self.beside[0]];
     }
 
-    /// NVML sees all that a process has which is the driver's own: what of it is only said is charged no more. It may
-    /// have been allocated, or freed, around the look: it takes two in a row. Returns how much that was.
+    /// NVML sees all plain memory of a process: memory that the client reports and NVML does not see is charged no more. An
+    /// allocation may have been made or freed around the look, so two looks in a row are needed. Returns the bytes that are
+    /// charged no more.
     pub(crate) fn disbelieve(&mut self, seen: u64, memory: MemoryMode) -> u64 {
         if memory != MemoryMode::Off {
             return 0;
@@ -177,26 +179,27 @@ impl Account {
         unseen
     }
 
-    /// Its contexts and modules, in bytes. What was seen but once may be an allocation that it has not told of yet.
+    /// Bytes of the client's contexts and modules. Bytes seen only once may be an allocation that the client has not
+    /// reported yet.
     pub(crate) fn overhead(&self) -> u64 {
         self.beside[0].min(self.beside[1]).next_multiple_of(OVERHEAD_STEP)
     }
 
-    /// What it has allocated, and is about to.
+    /// Bytes that the client has allocated, or is about to allocate.
     pub(crate) fn wanted(&self) -> u64 {
-        // What waits for room is an allocation to come, or one that is absent and counted already.
+        // An allocation that waits for room is a new one, or one that is absent and counted already.
         let needed = if self.needs > 0 { self.budget.saturating_add(self.needs) } else { 0 };
         let promised = self.promised.map_or(0, |promise| promise.allocated);
         self.usage.allocated.max(needed).max(promised)
     }
 
-    /// What a client wants resident when it runs: all that it has allocated, or what one client may have.
+    /// Bytes that a client wants resident when it runs: all that it has allocated, at most what one client may have.
     pub(crate) fn demand(&self, capacity: u64) -> u64 {
         // Room that does not come back is as good as used.
         self.wanted().max(self.staying()).min(capacity)
     }
 
-    /// On the card, as the client last said.
+    /// Bytes on the card, as the client last reported.
     pub(crate) fn resident(&self) -> u64 {
         self.usage.allocated.saturating_sub(self.usage.absent)
     }

@@ -1,4 +1,4 @@
-//! What administrators ask for.
+//! The requests of administrators.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::gpu::Gpu;
 use crate::{Core, Time};
 
 impl Core {
-    /// Switches scheduling on: everybody who runs is taken as a holder, and who does not fit is asked to leave.
+    /// Switches scheduling on: every client that runs becomes a holder, and clients that do not fit are asked to leave.
     pub fn switch_on(&mut self, now: Time) -> String {
         self.now = self.now.max(now);
         if self.scheduling {
@@ -27,10 +27,10 @@ impl Core {
         "scheduling is on".to_owned()
     }
 
-    /// Switches scheduling off: everybody runs.
+    /// Switches scheduling off: every client runs.
     ///
     /// # Errors
-    /// When not everything fits, unless `force`d: page faults would then move memory.
+    /// When not everything fits, unless `force` is set: page faults would then move memory.
     pub fn switch_off(&mut self, force: bool, now: Time) -> Result<String, String> {
         self.now = self.now.max(now);
         for (uuid, gpu) in &self.gpus {
@@ -56,7 +56,7 @@ impl Core {
         Ok("scheduling is off".to_owned())
     }
 
-    /// Asks every client for its counters, unless it has still to answer.
+    /// Asks every client for its counters, unless it still has to answer.
     pub fn ask_counters(&mut self) -> Vec<ClientId> {
         let ids: Vec<ClientId> = self.clients.keys().copied().collect();
         for &id in &ids {

@@ -11,7 +11,7 @@ use crate::ledger::{Entry, Standing};
 use crate::shares::Part;
 use crate::{Core, MOST_GPUS, Measured, Time};
 
-/// Looks of NVML at a GPU without a sign of a process before it counts as having nothing there.
+/// A process counts as having nothing on a GPU after so many looks of NVML in a row that do not show it.
 const LOOKS_WITHOUT_A_SIGN: u32 = 2;
 
 impl Core {
@@ -23,7 +23,7 @@ impl Core {
         self.note(format!("client {id} is {} (pid {})", client.name, client.pid));
         let usage: Vec<Usage> = client.accounts.values().map(|a| a.usage).collect();
         if was_here && usage.iter().any(|usage| usage.allocated > 0) {
-            // It was there before this scheduler, and others may have been as well.
+            // The client was there before this scheduler, and others may have been as well.
             self.settled_at = self.settled_at.max(self.config.settle);
         }
         let epoch = self.new_epoch();
@@ -41,7 +41,7 @@ impl Core {
         self.clients.insert(id, client);
         self.send(id, SchedulerMessage::Registered { client: id, hold });
         for usage in usage {
-            // The same process is back: what was charged to it is what it says now.
+            // The same process is back: what it reports now replaces what stayed charged to it.
             self.forget_departed(usage.gpu, |_, departed| departed.identity.is_same_process(identity));
             self.meet_gpu(id, usage);
         }
@@ -75,7 +75,7 @@ impl Core {
     /// A client uses a GPU from now on.
     pub(crate) fn meet_gpu(&mut self, id: ClientId, usage: Usage) {
         if self.gpus.len() >= MOST_GPUS {
-            // A machine has no more: most of these are somebody's invention.
+            // No machine has more GPUs: most of these are invented by a client.
             self.gpus.retain(|_, gpu| gpu.ledger.entries().next().is_some());
         }
         let rule = self.config.rule(usage.gpu);
@@ -88,8 +88,8 @@ impl Core {
         self.send(id, SchedulerMessage::Capacity(Room { gpu: usage.gpu, bytes }));
     }
 
-    /// Without NVML and `--gpu-memory`, a GPU is as large as its clients say. As long as they say the same, that holds for
-    /// all of them; else each is believed for itself, and they run one at a time.
+    /// Without NVML and `--gpu-memory`, a GPU is as large as its clients say. While they agree, that size holds for all of
+    /// them; when they differ, each client is believed for itself, and they run one at a time.
     pub(crate) fn settle_disputes(&mut self, uuid: GpuUuid) {
         let Some(gpu) = self.gpus.get(&uuid) else { return };
         if gpu.source == Source::Certain {
@@ -110,7 +110,7 @@ impl Core {
             self.dirty.insert(uuid);
             self.reenter(&ids, uuid);
             self.warn(format!(
-                "clients say different things of the size of {uuid}: they run one at a time; --gpu-memory, or NVML, would tell"
+                "clients report different sizes of {uuid}: they run one at a time; set --gpu-memory, or give the scheduler NVML"
             ));
         }
     }
@@ -133,14 +133,14 @@ impl Core {
             None => Vec::new(),
         };
         for (&id, &used) in &measured.used {
-            // It has a context there and has not asked for anything.
+            // The client has a context on the GPU and has not allocated anything there.
             let idle = self.clients.get(&id).is_some_and(|client| !client.accounts.contains_key(&uuid));
             overhead += if idle { used.min(MOST_OVERHEAD) } else { 0 };
         }
         for id in users {
             let Some(client) = self.clients.get_mut(&id) else { continue };
             let listed = measured.used.get(&id).copied();
-            // Who is not listed where others are has nothing there.
+            // A client that is not listed where others are has nothing there.
             let seen = match listed {
                 None if client.identity.pid.is_some() && !measured.used.is_empty() => Some(0),
                 listed => listed,
@@ -150,12 +150,12 @@ impl Core {
             account.measure(listed.unwrap_or(0));
             let unseen = seen.map_or(0, |seen| account.disbelieve(seen, memory));
             overhead += account.overhead();
-            // Room that it was given it may have used by now.
+            // The client may have used all the room that it was given by now.
             largest = largest.max(account.wanted()).max(account.budget);
             self.enter(id);
             if unseen > 0 {
                 self.warn(format!(
-                    "client {id} ({name}) says that it has {} of {uuid} which NVML does not see: that is not kept for it",
+                    "client {id} ({name}) reports {} on {uuid} which NVML does not see: they are no longer charged to it",
                     Bytes(unseen)
                 ));
             }
@@ -181,7 +181,7 @@ impl Core {
         let now = self.now;
         let Some(mut client) = self.clients.remove(&id) else { return };
         client.count(now);
-        // It may have come back before we heard that it was gone: it has said by then what it has.
+        // The process may have come back before we heard that it was gone: it has reported by then what it has.
         let is_back = process_remains
             && self.clients.values().any(|other| other.identity.is_same_process(client.identity));
         let mut left: u64 = 0;
@@ -254,11 +254,12 @@ impl Core {
         gone.into_iter().map(|(_, departed)| departed).collect()
     }
 
-    /// A process that lives on after its connection may have nothing of the GPU any more: it runs another program now.
+    /// Frees the memory of departed processes that live on and have nothing on the GPU any more: they run another program
+    /// now.
     fn look_for_departed(&mut self, uuid: GpuUuid, measured: &Measured) {
         if let Some(gpu) = self.gpus.get_mut(&uuid) {
             for (id, departed) in &mut gpu.departed {
-                // Who has no number here is not to be seen.
+                // NVML cannot see a process that has no number here.
                 let unseen = departed.identity.pid.is_some() && !measured.used.contains_key(id);
                 departed.unseen = if unseen { departed.unseen + 1 } else { 0 };
             }
@@ -273,7 +274,7 @@ impl Core {
         }
     }
 
-    /// A process that has left is there for longer than an end takes.
+    /// Reports a process that has left, and lives on for longer than its end should take.
     pub(crate) fn report_departed(&mut self, id: ClientId, uuid: GpuUuid) {
         let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
         let Some(departed) = gpu.departed.get_mut(&id) else {

@@ -14,37 +14,38 @@ pub type ClientId = u64;
 /// Why a client is next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Why {
-    /// It fits beside those who are there: nobody leaves for it.
+    /// The client fits beside the others: nobody leaves for it.
     Joins,
-    /// The turn passes to it: who does not fit beside it leaves.
+    /// The turn passes to the client: those that do not fit beside it leave.
     Claims,
-    /// It goes on where it was: it had been idle, or a drain beside it was given up.
+    /// The client goes on where it was: it had been idle, or a drain beside it was given up.
     Resumes,
 }
 
 /// Where a client stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Its gate is closed.
+    /// The client's gate is closed.
     Parked,
-    /// It gets the lock as soon as there is room.
+    /// The client gets the lock as soon as there is room.
     Next(Why),
-    /// LOCK_OK is sent; it restores, which should not take longer than until then. A turn `begins` when it runs.
+    /// LOCK_OK is sent; the client restores, which should be over by `until`. If `begins`, a turn begins when the client
+    /// runs.
     Granted { epoch: Epoch, since: Time, until: Time, begins: bool },
-    /// Its gate is open.
+    /// The client's gate is open.
     Running { epoch: Epoch },
-    /// DROP_LOCK is sent; it drains, which should be over when it is due.
+    /// DROP_LOCK is sent; the client drains, which should be over when it is `due`.
     Dropping { epoch: Epoch, since: Time, due: Time },
-    /// It has drained, and keeps its place until the others of its gang have: if one of them cannot, it goes on.
+    /// The client has drained, and keeps its place until the others of its gang have: if one of them cannot, it goes on.
     Drained,
-    /// It closed its own gate, and keeps its place until somebody takes it.
+    /// The client closed its own gate, and keeps its place until somebody takes it.
     Idle { epoch: Epoch, since: Time },
-    /// Scheduling is off: it runs and nothing is counted.
+    /// Scheduling is off: the client runs and nothing is counted.
     Free,
 }
 
 impl Phase {
-    /// Its work may be on the GPU, or may be let through without a further word from here.
+    /// The client's work may be on the GPU, or its gate may open without a further message from the scheduler.
     pub(crate) fn holds(self) -> bool {
         matches!(
             self,
@@ -68,12 +69,12 @@ impl Phase {
         matches!(self, Self::Idle { .. })
     }
 
-    /// It held the lock by the wall clock: from open gate to drained.
+    /// The client's time counts as held: from the open gate to the end of the drain.
     pub(crate) fn runs(self) -> bool {
         matches!(self, Self::Running { .. } | Self::Dropping { .. })
     }
 
-    /// Nobody else could use what it uses: restoring is charged to who restores.
+    /// The time is charged to the client's job: nobody else could use the GPU. Restoring is charged too.
     pub(crate) fn is_charged(self) -> bool {
         self.runs() || matches!(self, Self::Granted { .. } | Self::Drained)
     }
@@ -97,29 +98,29 @@ impl Phase {
 pub(crate) struct HandOver {
     /// When the lock was given back.
     pub(crate) freed: Time,
-    /// Memory has to move for it.
+    /// The grant has to move memory.
     pub(crate) moves: bool,
 }
 
-/// What the kernel says of a client's process.
+/// A client's process, as the kernel describes it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// Its number, where it is in our view of processes.
+    /// The process's number, if our PID namespace has one for it.
     pub pid: Option<u32>,
-    /// What tells it from every other process, in whatever view.
+    /// Tells the process from every other one, in any namespace.
     pub process: Option<u64>,
-    /// The tenant that it belongs to: a container, or one `nvshare-ctl run`.
+    /// The tenant of the process: a container, or one `nvshare-ctl run`.
     pub tenant: Option<u64>,
-    /// The gang that it says it belongs to, within its tenant, or its user's processes.
+    /// The gang that the process says it belongs to, within its tenant, or among its user's processes.
     pub gang: Option<Gang>,
 }
 
 /// Processes that are granted together or not at all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Gang {
-    /// Tells it from other gangs: made of whose it is and of its name, so that nobody joins another's.
+    /// Tells the gang from others. It is made from the gang's owner and its name, so that nobody joins another's gang.
     pub number: u64,
-    /// How many processes it is to have; 0: as many as come.
+    /// How many processes the gang is to have; 0: as many as come.
     pub size: u32,
 }
 
@@ -133,8 +134,8 @@ impl Identity {
     }
 }
 
-/// Whose time on a GPU is counted together: all processes of a tenant, else of a gang, else one process, else one
-/// connection.
+/// The clients whose time on a GPU is counted together: all processes of a tenant, else of a gang, else one process, else
+/// one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Job {
     Tenant(u64),
@@ -154,41 +155,41 @@ impl Job {
 /// A registered process.
 #[derive(Debug)]
 pub(crate) struct Client {
-    /// As the kernel says, or as the process itself says where the kernel cannot tell.
+    /// The process's number: from the kernel, or from the process itself where the kernel cannot tell.
     pub(crate) pid: u32,
-    /// What the kernel says of its process.
+    /// The process, as the kernel describes it.
     pub(crate) identity: Identity,
     pub(crate) job: Job,
-    /// The gang of which it is a member.
+    /// The gang that the client is a member of.
     pub(crate) gang: Option<u64>,
-    /// What it asks for of the GPUs' time.
+    /// The client's wishes for the GPUs' time.
     pub(crate) asked: Asked,
-    /// An administrator has its job stand still.
+    /// An administrator has paused the client's job.
     pub(crate) paused: bool,
     pub(crate) name: String,
     pub(crate) memory: MemoryMode,
     pub(crate) phase: Phase,
-    /// Work waits at its gate.
+    /// The client wants the lock: for work at its gate, for an allocation while it is parked, or with its gang.
     pub(crate) wants: bool,
     pub(crate) waiting_since: Time,
     pub(crate) accounts: BTreeMap<GpuUuid, Account>,
     pub(crate) held: Duration,
     pub(crate) waited: Duration,
-    /// Until when these two are counted.
+    /// `held` and `waited` are counted up to this time.
     counted_to: Time,
     pub(crate) told_waiting: bool,
-    /// When it was last judged: no room can be made for it as things are.
+    /// At the last check, no room could be made for the client, or its gang waited for members.
     pub(crate) hopeless: bool,
-    /// The hand-over that its grant ends, until it runs.
+    /// The hand-over that the client's grant completes, until it runs.
     pub(crate) hand_over: Option<HandOver>,
-    /// Its drains that were given up in a row.
+    /// The client's drains that were given up in a row.
     pub(crate) deferrals: u32,
-    /// So many that it counts as one that does not leave, until this time.
+    /// Until this time, the client counts as one that does not leave: it gave up too many drains in a row.
     pub(crate) stubborn_until: Option<Time>,
-    /// It did not answer in time.
+    /// The client did not answer in time.
     pub(crate) stuck: bool,
     pub(crate) reported_hopeless: bool,
-    /// It was asked for its counters and has not answered.
+    /// The client was asked for its counters and has not answered.
     pub(crate) asked_counters: bool,
     pub(crate) counters: Counters,
 }
@@ -224,12 +225,12 @@ impl Client {
         }
     }
 
-    /// It waits for the lock and is not next yet.
+    /// Whether the client waits for the lock and is not next yet.
     pub(crate) fn waits(&self) -> bool {
         self.wants && self.phase == Phase::Parked && !self.paused
     }
 
-    /// Counts the time since the last time.
+    /// Counts the time since the last call as held or waited.
     pub(crate) fn count(&mut self, now: Time) {
         let passed = now.saturating_sub(self.counted_to);
         self.counted_to = self.counted_to.max(now);
@@ -240,19 +241,19 @@ impl Client {
         }
     }
 
-    /// Its gate is closed and its work complete: whatever became of its drains before.
+    /// The client's gate is closed and its work is complete: earlier drains that failed no longer count.
     pub(crate) fn has_drained(&mut self) {
         self.stuck = false;
         self.deferrals = 0;
         self.stubborn_until = None;
     }
 
-    /// What of an account cannot be had by asking.
+    /// Bytes of an account that the client cannot give back when asked.
     pub(crate) fn pinned(&self, account: &Account) -> u64 {
         if self.phase.holds() && self.stuck {
             account.budget
         } else if self.phase.holds() && !self.phase.is_idle() && self.stubborn_until.is_some() {
-            // It answers, and gives back what it does not use.
+            // The client answers, and gives back the room that it does not use.
             account.budget.min(account.wanted())
         } else {
             account.pinned(self.memory)

@@ -1,4 +1,4 @@
-//! What an administrator chooses: applied at the start, and changed while clients run.
+//! The administrator's choices: applied at the start, and changed while clients run.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use crate::policy::capacity;
 use crate::policy::quantum::{self, Auto};
 use crate::{Config, Core, Time};
 
-/// What differs on one GPU from the rest of the configuration.
+/// The settings of one GPU that differ from the rest of the configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuConfig {
-    /// How long a client keeps the lock while somebody waits.
+    /// How long a client keeps the lock while another client waits.
     pub quantum: Option<Duration>,
-    /// That follows from what hand-overs cost instead.
+    /// If set, the quantum follows from the cost of hand-overs instead.
     pub auto: Option<Auto>,
-    /// What clients may fill together, in bytes.
+    /// Bytes that clients may fill together.
     pub gpu_memory: Option<u64>,
     /// Bytes that are left to contexts, modules and the driver.
     pub reserve: Option<u64>,
@@ -106,8 +106,8 @@ impl Config {
         }
     }
 
-    /// What clients may fill of a GPU together, in bytes, where that is a fixed number. A GPU with a reserve of its own
-    /// has none.
+    /// Bytes of a GPU that clients may fill together, where that is a fixed number. A GPU with a reserve of its own has
+    /// none.
     #[must_use]
     pub fn fixed_memory(&self, gpu: GpuUuid) -> Option<u64> {
         let own = self.gpus.get(&gpu);
@@ -115,7 +115,7 @@ impl Config {
         own.and_then(|own| own.gpu_memory).or(general)
     }
 
-    /// What clients may fill of a GPU together: see [`capacity::usable`].
+    /// Bytes of a GPU that clients may fill together: see [`capacity::usable`].
     pub(crate) fn usable(&self, gpu: GpuUuid, size: Size) -> u64 {
         let Size { available, overhead, largest } = size;
         if let Some(fixed) = self.fixed_memory(gpu) {

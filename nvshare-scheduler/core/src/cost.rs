@@ -1,17 +1,18 @@
-//! What hand-overs cost, as the scheduler timed them itself: nothing that a client says goes in.
+//! The cost of hand-overs, as the scheduler times it: it uses no figure that a client reports.
 //!
 //! | figure | from | to |
 //! |---|---|---|
 //! | drain | DROP_LOCK sent | LOCK_RELEASED, or IDLE |
 //! | evict | EVICT sent | EVICTED |
 //! | restore | LOCK_OK sent | RUNNING |
-//! | idle | the last holder's work complete | RUNNING of who waited for it |
+//! | idle | the last holder's work complete | RUNNING of the client that waited for it |
 //!
-//! A drain is not lost: the GPU computes meanwhile. What a hand-over costs is `idle`: evictions, the grant, restoring.
+//! A drain is not lost time: the GPU computes meanwhile. The cost of a hand-over is `idle`: evictions, the grant,
+//! restoring.
 
 use std::time::Duration;
 
-/// The mean of a duration, in which what was seen of late counts most: half of it is the last three samples.
+/// The mean of a duration. Recent samples count most: the last three make up half of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timed {
     mean: Duration,
@@ -19,16 +20,16 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// One more sample counts for this part of the mean.
+    /// A new sample counts for one part in so many of the mean.
     const PART: u32 = 4;
 
-    /// The mean; none: it has not happened yet.
+    /// The mean; none: there is no sample yet.
     #[must_use]
     pub fn mean(self) -> Option<Duration> {
         (self.samples > 0).then_some(self.mean)
     }
 
-    /// How often it has happened.
+    /// The number of samples.
     #[must_use]
     pub fn samples(self) -> u64 {
         self.samples
@@ -43,7 +44,7 @@ impl Timed {
     }
 }
 
-/// What hand-overs cost: on a GPU, or of one client on it. See the module's documentation.
+/// The cost of hand-overs: on a GPU, or of one client on it. See the module's documentation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SwitchCost {
     /// From DROP_LOCK to LOCK_RELEASED.
@@ -52,7 +53,7 @@ pub struct SwitchCost {
     pub evict: Timed,
     /// From LOCK_OK to RUNNING.
     pub restore: Timed,
-    /// From the last holder's drained work to the open gate of who waited for it; on a client: of this one.
+    /// From the end of the last holder's drain to the open gate of the client that waited; on a client: of this one.
     pub idle: Timed,
 }
 

@@ -1,4 +1,4 @@
-//! Who has to leave though nobody waits for it: whose compute limit is enforced and used up, and who was paused.
+//! Clients that must leave though nobody waits for the GPU: their enforced compute limit is used up, or they are paused.
 
 use nvshare_proto::GpuUuid;
 
@@ -7,7 +7,7 @@ use crate::gangs::Unit;
 use crate::{Core, Time};
 
 impl Core {
-    /// Asks those to leave whose time is over, and looks again when that of the next one is.
+    /// Asks clients to leave whose time is over, and looks again when the next client's time is over.
     pub(crate) fn enforce_limits(&mut self, uuid: GpuUuid) {
         let now = self.now;
         let Some(gpu) = self.gpus.get(&uuid) else { return };
@@ -34,7 +34,7 @@ impl Core {
         }
     }
 
-    /// When compute limits let a unit run on all of its GPUs; none: at once.
+    /// When compute limits let all of a unit run on all of its GPUs; none: at once.
     pub(crate) fn may_run_at(&self, unit: &Unit) -> Option<Time> {
         let clients = unit.iter().filter_map(|id| self.clients.get(id));
         let begin = |client: &Client, uuid| self.gpus.get(uuid)?.shares.begins_at(client.job);
@@ -42,7 +42,8 @@ impl Core {
         begins.max().filter(|&at| at > self.now)
     }
 
-    /// Whether a client's work in flight is to be bounded though nobody waits: it has to leave when its limit is used up.
+    /// Whether a client's work in flight must be bounded though nobody waits: the client has to leave when its limit is
+    /// used up.
     pub(crate) fn is_paced(&self, id: ClientId) -> bool {
         let Some(client) = self.clients.get(&id) else { return false };
         let mut gpus = client.accounts.keys().filter_map(|uuid| self.gpus.get(uuid));

@@ -1,11 +1,11 @@
-//! Gangs: processes that wait for each other on the GPU, as the ranks of a collective do. One of them that runs alone keeps a
-//! GPU busy with waiting, and cannot drain; so all of them are granted at once, or none is.
+//! Gangs: processes that wait for each other on the GPU, as the ranks of a collective do. A member that runs alone keeps a
+//! GPU busy with waiting, and cannot drain; so all members are granted at once, or none is.
 //!
-//! - A gang wants the lock as soon as one of its members does, and every member gets it, whether it asked or not.
-//! - When one has to leave, all are asked. Who has drained keeps its place until the others have: if one of them cannot, all go
-//!   on (two phases).
-//! - A member that comes while the others hold the lock joins them where it fits; else they leave and come back together.
-//! - A gang that has said how many it will be waits until that many are there, and for [`PATIENCE`] at most.
+//! - A gang wants the lock as soon as one member does, and every member gets it, whether it requested it or not.
+//! - When one member has to leave, all are asked. A member that has drained keeps its place until the others have: if one
+//!   of them cannot, all go on (two phases).
+//! - A member that comes while the others hold the lock joins them if it fits; else they leave and come back together.
+//! - A gang that has said how many members it will have waits until they are there, for at most [`PATIENCE`].
 
 use std::collections::BTreeSet;
 use std::ops::Deref;
@@ -19,18 +19,19 @@ use crate::{Core, Time};
 /// How long a gang waits for members that have not come, or have gone.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Most members that count as one gang, so that what one event costs has a bound; who comes after them is by itself.
+/// Most members that count as one gang, so that the cost of one event has a bound. Later ones count as clients without a
+/// gang.
 const MOST_MEMBERS: usize = 64;
 
 /// The members of one gang that are connected.
 #[derive(Debug, Default)]
 pub(crate) struct Members {
     ids: BTreeSet<ClientId>,
-    /// How many there are to be, as they say; 0: whoever comes.
+    /// How many members there are to be, as they say; 0: as many as come.
     size: u32,
-    /// From then on the gang goes on without those who are missing.
+    /// From this time on, the gang goes on without its missing members.
     waits_until: Time,
-    /// An administrator has read that it goes on without them.
+    /// The log says that the gang goes on without them.
     reported: bool,
 }
 
@@ -59,7 +60,7 @@ impl Deref for Unit {
 }
 
 impl Core {
-    /// Who is granted together with a client.
+    /// The clients that are granted together with a client.
     pub(crate) fn unit(&self, id: ClientId) -> Unit {
         match self.gang_of(id).and_then(|gang| self.gangs.get(&gang)) {
             Some(members) => Unit::Gang(members.ids.iter().copied().collect()),
@@ -83,7 +84,7 @@ impl Core {
         }
     }
 
-    /// A client comes: whether it counts as a member of its gang.
+    /// A client comes. Returns whether it counts as a member of its gang.
     pub(crate) fn join_gang(&mut self, id: ClientId, gang: Gang) -> bool {
         let now = self.now;
         let members = self.gangs.entry(gang.number).or_default();
@@ -115,12 +116,12 @@ impl Core {
         for &other in unit.iter() {
             self.enter(other);
         }
-        // What kept them from their turn may have gone with it.
+        // Members may not have had their turn because of the client that is gone.
         let gpus = self.gpus_of(&unit);
         self.dirty.extend(gpus);
     }
 
-    /// Whether a unit has still to wait for members; who has waited long enough goes on, which is said once.
+    /// Whether a unit still has to wait for members. A gang that has waited long enough goes on, which is logged once.
     pub(crate) fn waits_for_members(&mut self, id: ClientId) -> bool {
         let now = self.now;
         let Some(gang) = self.gang_of(id) else { return false };
@@ -140,13 +141,13 @@ impl Core {
         false
     }
 
-    /// When a gang goes on without the members that are missing.
+    /// When a gang goes on without its missing members.
     pub(crate) fn waits_for_members_until(&self, id: ClientId) -> Option<Time> {
         let members = self.gangs.get(&self.gang_of(id)?)?;
         (members.ids.len() < members.size as usize).then_some(members.waits_until)
     }
 
-    /// Whether a member drains and another one of its gang has still to: it keeps its place until that is over.
+    /// Whether another member of a client's gang still drains: until it has, the client keeps its place.
     pub(crate) fn has_drained_before_others(&self, id: ClientId) -> bool {
         let drains = |other: &ClientId| *other != id && self.is_draining(*other);
         self.gang_of(id).is_some() && self.unit(id).iter().any(drains)
@@ -156,7 +157,7 @@ impl Core {
         self.clients.get(&id).is_some_and(|client| client.phase.drops() && !client.stuck)
     }
 
-    /// When nobody of a gang drains any more, those who waited for it give their places up.
+    /// When no member of a gang drains any more, the members that have drained give up their places.
     pub(crate) fn has_drained_together(&mut self, id: ClientId) {
         if self.gang_of(id).is_none() || self.unit(id).iter().any(|&other| self.is_draining(other)) {
             return;
@@ -168,7 +169,7 @@ impl Core {
         }
     }
 
-    /// One of a gang wants the lock: so do all who do not have it.
+    /// A member wants the lock: so do all members that do not have it.
     pub(crate) fn want_together(&mut self, id: ClientId) {
         let now = self.now;
         if self.gang_of(id).is_none() {
@@ -185,7 +186,7 @@ impl Core {
         }
     }
 
-    /// A member that comes wants the lock if another one has it, or wants it.
+    /// A member that comes wants the lock if another member has it, or wants it.
     pub(crate) fn follow_gang(&mut self, id: ClientId) {
         if self.gang_of(id).is_some()
             && self.unit(id).iter().any(|&other| self.phase(other).is_some_and(Phase::holds))
@@ -203,7 +204,7 @@ impl Core {
         }
     }
 
-    /// Whether some of a unit give the lock back: until they have, nobody of it gets any.
+    /// Whether some members give the lock back: until they have, no member gets it.
     pub(crate) fn is_leaving(&self, unit: &Unit) -> bool {
         let leaves = |id: &ClientId| {
             let client = self.clients.get(id)?;
@@ -212,7 +213,7 @@ impl Core {
         matches!(unit, Unit::Gang(_)) && unit.iter().filter_map(leaves).any(|leaves| leaves)
     }
 
-    /// The GPUs of those of a unit who do not have the lock.
+    /// The GPUs of a unit's clients that do not have the lock.
     pub(crate) fn gpus_wanted_by(&self, unit: &Unit) -> Vec<GpuUuid> {
         match unit {
             Unit::One([id]) => self.gpus_used_by(*id),
@@ -225,14 +226,14 @@ impl Core {
         }
     }
 
-    /// Members that hold the lock while others of their gang have to wait for it: they leave, and come back with them.
-    /// Whether there were such.
+    /// If members hold the lock while others of their gang have to wait for it, asks them to leave, so that they come back
+    /// together. Returns whether it did.
     pub(crate) fn recall_part_of_gang(&mut self, unit: &Unit) -> bool {
         if let Unit::One(_) = unit {
             return false;
         }
         let holds = |id: &ClientId| {
-            // Who could not drain of late, or waits for it, is not asked again and again.
+            // A member that deferred a drain lately, or was asked along with one that did, is not asked again and again.
             let client = self.clients.get(id)?;
             (client.phase.holds() && !client.stuck).then_some(client.deferrals == 0)
         };

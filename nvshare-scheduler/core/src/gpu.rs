@@ -13,32 +13,32 @@ use crate::cost::SwitchCost;
 use crate::ledger::Ledger;
 use crate::shares::Shares;
 
-/// What a client that is gone has left on a GPU, until its process is gone too or comes back.
+/// The memory that a disconnected client has left on a GPU, until its process ends too or comes back.
 #[derive(Debug, Clone)]
 pub(crate) struct Departed {
-    /// Its process, as the kernel knows it.
+    /// The client's process, as the kernel knows it.
     pub(crate) identity: Identity,
     pub(crate) pid: u32,
     pub(crate) name: String,
     pub(crate) bytes: u64,
-    /// It is there for longer than an end takes, and an administrator has read it.
+    /// The process lives on for longer than its end should take, and the log says so.
     pub(crate) reported: bool,
     /// How often in a row NVML saw the GPU and nothing of this process.
     pub(crate) unseen: u32,
 }
 
-/// Where a GPU's capacity is known from.
+/// The source of a GPU's capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// NVML.
+    /// NVML measured it.
     Certain,
-    /// What its clients say of it, as long as they say the same; or an administrator, as far as it has that.
+    /// The GPU's clients say it, and agree; or an administrator, as far as the GPU has that.
     Clients,
-    /// Clients say different things: each is believed for itself, and one runs at a time.
+    /// The GPU's clients say different sizes: each is believed for itself, and one runs at a time.
     Disputed,
 }
 
-/// What a GPU's capacity follows from, in bytes: see [`crate::policy::capacity::usable`].
+/// The figures that a GPU's capacity follows from, in bytes: see [`crate::policy::capacity::usable`].
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Size {
     pub(crate) available: u64,
@@ -49,12 +49,12 @@ pub(crate) struct Size {
 /// One GPU.
 #[derive(Debug)]
 pub(crate) struct Gpu {
-    /// As last measured, or as clients say.
+    /// The size as last measured, or as clients say.
     pub(crate) size: Size,
-    /// What clients may fill together, in bytes.
+    /// Bytes that clients may fill together.
     pub(crate) capacity: u64,
     pub(crate) source: Source,
-    /// How its quantum is chosen.
+    /// How the quantum is chosen.
     pub(crate) rule: Rule,
     /// The quantum; with a rule that chooses it, the last one.
     pub(crate) quantum: Duration,
@@ -62,32 +62,32 @@ pub(crate) struct Gpu {
     pub(crate) shares: Shares,
     /// When the turn's first client ran.
     pub(crate) turn_started: Option<Time>,
-    /// A deferred drain may be tried again at this time.
+    /// The time at which a deferred drain may be tried again.
     pub(crate) not_before: Time,
     /// Drains deferred in a row.
     pub(crate) deferrals: u32,
-    /// Who gave the lock back in the hand-over under way.
+    /// Clients that gave the lock back in the hand-over under way.
     pub(crate) released: BTreeSet<ClientId>,
     /// When the lock was last given back.
     pub(crate) freed_at: Option<Time>,
     /// The longest drain of late.
     pub(crate) longest_drain: Duration,
-    /// What moving memory costs, as it was timed.
+    /// How fast memory moves, as the scheduler timed it.
     pub(crate) rates: Rates,
-    /// What hand-overs cost on it.
+    /// The cost of hand-overs on this GPU.
     pub(crate) cost: SwitchCost,
     pub(crate) turns: u64,
-    /// Somebody waits for what its holders hold.
+    /// A client waits for what the holders hold.
     pub(crate) contested: bool,
-    /// When that was last so while slices were taken.
+    /// When a client last waited while jobs took slices.
     pub(crate) contested_at: Option<Time>,
-    /// What all its holders were told of that; none: there is one who was not told.
+    /// The last answer to all holders whether a client waits; none: a holder has not been told.
     pub(crate) told: Option<bool>,
-    /// When it is to be looked at again, but for what is overdue in its ledger.
+    /// When the GPU is looked at again, without regard to overdue things in its ledger.
     pub(crate) wake: Option<Time>,
-    /// GPUs whose next client waits for the end of a turn here: they are to be looked at when something changes here.
+    /// GPUs whose next client waits for the end of a turn here: they are looked at when something changes here.
     pub(crate) watched_by: BTreeSet<GpuUuid>,
-    /// What is written down for it in the core's list of deadlines.
+    /// This GPU's entry in the core's list of deadlines.
     pub(crate) deadline: Option<Time>,
     /// The last hand-overs with nothing to move, from drained to open gate.
     pub(crate) switches: VecDeque<Duration>,
@@ -95,7 +95,7 @@ pub(crate) struct Gpu {
     pub(crate) departed: BTreeMap<ClientId, Departed>,
 }
 
-/// For so long holders count on others who wait, after nobody has.
+/// For so long after the last waiter, holders expect another one.
 const LINGERS: Duration = Duration::from_millis(500);
 
 /// Hand-overs whose duration is kept.

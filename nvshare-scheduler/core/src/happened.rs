@@ -1,5 +1,5 @@
-//! What happened to clients, for those who watch: told by comparing a client before and after each change, so that no change
-//! is left out, and a follower of the events knows where each client stands.
+//! Events for those who watch the scheduler. The core compares each client before and after a change, so that no change is
+//! left out, and a follower of the events knows where each client stands.
 
 use std::mem::discriminant;
 use std::time::Duration;
@@ -13,19 +13,19 @@ use crate::{Core, Time};
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Happened {
-    /// What.
+    /// The kind of event.
     pub kind: EventKind,
-    /// To whom; none: to the scheduler.
+    /// The client that the event is about; none: the scheduler.
     pub client: Option<ClientId>,
-    /// On which GPUs.
+    /// The GPUs that the event is about.
     pub gpus: Vec<GpuUuid>,
-    /// How much, in bytes; see [`EventKind`].
+    /// The bytes that the event is about; see [`EventKind`].
     pub bytes: Option<u64>,
-    /// How long it took; see [`EventKind`].
+    /// How long the step took; see [`EventKind`].
     pub took: Option<Duration>,
 }
 
-/// A client as far as events tell of it.
+/// The part of a client's state that events report.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Glance {
     phase: Phase,
@@ -43,7 +43,7 @@ impl Glance {
     }
 }
 
-/// What a change of a client's phase is called, and how long what it ends took.
+/// The event for a change of a client's phase, and how long the phase before it took.
 fn phase_changed(before: Phase, after: Phase, now: Time) -> Option<(EventKind, Option<Duration>)> {
     if discriminant(&before) == discriminant(&after) {
         return None;
@@ -60,7 +60,7 @@ fn phase_changed(before: Phase, after: Phase, now: Time) -> Option<(EventKind, O
         (_, Phase::Parked) => (EventKind::Released, None),
         (_, Phase::Next(_)) => (EventKind::Next, None),
         (_, Phase::Granted { .. }) => (EventKind::Granted, None),
-        // Until the others of its gang have drained as well, nothing more is to be told.
+        // No event until the other members of the gang have drained as well.
         (Phase::Dropping { .. }, Phase::Drained) => return None,
         (_, Phase::Dropping { .. } | Phase::Drained) => (EventKind::Drop, None),
         (_, Phase::Idle { .. }) => (EventKind::Idle, None),
@@ -68,7 +68,7 @@ fn phase_changed(before: Phase, after: Phase, now: Time) -> Option<(EventKind, O
     })
 }
 
-/// What a change of an account is called, how much it is about, and how long what it ends took.
+/// The events for a change of an account: kind, bytes, and how long the step took.
 fn account_changed(
     before: &Account,
     after: &Account,
@@ -92,12 +92,12 @@ fn account_changed(
 }
 
 impl Core {
-    /// What happened since the last event; what is not taken before the next one is forgotten.
+    /// The next event since the last call of [`Core::handle`], which forgets all events that were not taken.
     pub fn poll_happened(&mut self) -> Option<Happened> {
         self.happened.pop_front()
     }
 
-    /// Tells of what changed about a client.
+    /// Reports what changed about a client.
     pub(crate) fn tell_changes(&mut self, id: ClientId, before: Glance) {
         let Some(client) = self.clients.get(&id) else { return };
         let (after, now) = (Glance::of(client), self.now);
@@ -117,7 +117,8 @@ impl Core {
         }
     }
 
-    /// Writes down what a client brings back under its grant; how much that is. It says what it has while it restores.
+    /// Records the bytes that a client will restore under its grant, and returns their sum. They are recorded now, since
+    /// the client reports new usage while it restores.
     fn note_what_is_to_come_back(&mut self, id: ClientId) -> u64 {
         let Some(client) = self.clients.get_mut(&id) else { return 0 };
         client.accounts.values_mut().fold(0, |sum: u64, account| {
@@ -126,7 +127,7 @@ impl Core {
         })
     }
 
-    /// Tells of what came back on each GPU; how much that is.
+    /// Reports the bytes that a client restored on each GPU, and returns their sum.
     fn tell_restored(&mut self, id: ClientId, took: Option<Duration>) -> u64 {
         let Some(client) = self.clients.get(&id) else { return 0 };
         let mut all: u64 = 0;
@@ -138,7 +139,7 @@ impl Core {
         all
     }
 
-    /// Tells of what changed about a client's memory on a GPU.
+    /// Reports what changed about a client's memory on a GPU.
     pub(crate) fn tell_account_changes(&mut self, id: ClientId, gpu: GpuUuid, before: &Account) {
         let Some(after) = self.account(id, gpu) else { return };
         for (kind, bytes, took) in account_changed(before, after, self.now).collect::<Vec<_>>() {
@@ -147,19 +148,19 @@ impl Core {
         }
     }
 
-    /// Tells of a client, on all its GPUs.
+    /// Reports an event of a client, on all its GPUs.
     pub(crate) fn tell(&mut self, kind: EventKind, id: ClientId, bytes: Option<u64>, took: Option<Duration>) {
         let gpus = self.gpus_used_by(id);
         self.happened.push_back(Happened { kind, client: Some(id), gpus, bytes, took });
     }
 
-    /// Tells of something about a client's memory on one GPU.
+    /// Reports an event about a client's memory on one GPU.
     pub(crate) fn tell_on(&mut self, kind: EventKind, id: ClientId, gpu: GpuUuid, bytes: u64) {
         let (client, gpus, bytes) = (Some(id), vec![gpu], Some(bytes));
         self.happened.push_back(Happened { kind, client, gpus, bytes, took: None });
     }
 
-    /// Tells of what an administrator did.
+    /// Reports what an administrator changed.
     pub(crate) fn tell_setting(&mut self, kind: EventKind, gpu: Option<GpuUuid>, took: Option<Duration>) {
         let gpus = gpu.into_iter().collect();
         self.happened.push_back(Happened { kind, client: None, gpus, bytes: None, took });

@@ -1,4 +1,4 @@
-//! What clients have on one GPU, in sums: what an event asks of a GPU does not cost more when there are more clients.
+//! The sums of clients' memory on one GPU: an event does not cost more when a GPU has more clients.
 //!
 //! The ledger has an [`Entry`] for each client, and for each process that has left while it still has memory there.
 //! [`Ledger::set`] is the only way to change one, and keeps every sum and every order in step.
@@ -12,25 +12,25 @@ use crate::Time;
 use crate::client::{ClientId, Job};
 use crate::shares::{Part, Virtual};
 
-/// The place of a client in the order of turns: the smallest virtual time first, then who has waited longest.
+/// The place of a client in the order of turns: the smallest virtual time first, then the longest wait.
 pub(crate) type Key = (Virtual, Time, ClientId);
 
-/// Where an entry's client stands, as far as the ledger has to tell.
+/// Where an entry's client stands, as far as the ledger needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Standing {
-    /// It does not run and does not ask to.
+    /// The client does not run and does not request the lock.
     Parked,
-    /// It waits for the lock.
+    /// The client waits for the lock.
     Waits,
-    /// It is next.
+    /// The client is next.
     Next,
-    /// It holds the lock and was not asked to leave.
+    /// The client holds the lock and was not asked to leave.
     Holds,
-    /// It holds the lock and was asked to leave.
+    /// The client holds the lock and was asked to leave.
     Leaves,
     /// Scheduling is off.
     Free,
-    /// Its connection has ended and its process has not.
+    /// The client's connection has ended and its process has not.
     Departed,
 }
 
@@ -44,40 +44,40 @@ impl Standing {
     }
 }
 
-/// What one client has on the GPU, in bytes, and where it stands.
+/// The memory of one client on the GPU, in bytes, and where the client stands.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Entry {
     pub(crate) standing: Standing,
-    /// What it may have resident.
+    /// Bytes that the client may have resident.
     pub(crate) charged: u64,
-    /// What of that cannot be had by asking.
+    /// Bytes of `charged` that the client cannot give back when asked.
     pub(crate) pinned: u64,
-    /// What it wants resident when it runs.
+    /// Bytes that the client wants resident when it runs.
     pub(crate) demand: u64,
     pub(crate) allocated: u64,
     pub(crate) overhead: u64,
-    /// What it was told to give back and has not.
+    /// Bytes that the client was told to give back and has not given back yet.
     pub(crate) ordered: Option<u64>,
     /// An allocation waits for room.
     pub(crate) needs: bool,
-    /// Its open gate lets work through.
+    /// The client's gate is open, or its work completes.
     pub(crate) runs: bool,
-    /// It is next and others leave for it.
+    /// The client is next, and others leave for it.
     pub(crate) claims: bool,
-    /// What it asks of its job's share.
+    /// The client's part in its job's share.
     pub(crate) part: Part,
-    /// Whose time it uses.
+    /// The job whose time the client uses.
     pub(crate) job: Job,
-    /// Its place among those who wait.
+    /// The client's place among those that wait.
     pub(crate) key: Key,
-    /// Its place moves while it waits: it uses several GPUs, or its job holds this one.
+    /// The place moves while the client waits: the client uses several GPUs, or its job holds this one.
     pub(crate) moves: bool,
-    /// When something about it is overdue.
+    /// The first time at which something about the client is overdue.
     pub(crate) due: Option<Time>,
 }
 
 impl Entry {
-    /// What it lacks to have all resident that it demands, in bytes.
+    /// Bytes that the client lacks to have its whole demand resident.
     pub(crate) fn deficit(&self) -> u64 {
         self.demand.saturating_sub(self.charged)
     }
@@ -98,9 +98,9 @@ pub(crate) struct Group {
     pub(crate) count: usize,
     pub(crate) demand: u128,
     pub(crate) pinned: u128,
-    /// Whose they are, or one of those.
+    /// The job of the clients, or one of their jobs.
     job: Option<Job>,
-    /// They are of several jobs.
+    /// The clients belong to several jobs.
     pub(crate) mixed: bool,
 }
 
@@ -113,7 +113,7 @@ impl Group {
         self.job = self.job.or(Some(entry.job));
     }
 
-    /// Whose they all are, as counted.
+    /// Sets the jobs of the group from a count of members for each job.
     fn are_of(&mut self, jobs: &BTreeMap<Job, usize>) {
         self.job = jobs.keys().next().copied();
         self.mixed = jobs.len() > 1;
@@ -125,7 +125,7 @@ impl Group {
         self.pinned -= u128::from(entry.pinned);
     }
 
-    /// The group with one more.
+    /// The group with one client more.
     #[must_use]
     pub(crate) fn with(mut self, entry: &Entry) -> Self {
         self.count_in(entry);
@@ -138,28 +138,28 @@ impl Group {
 pub(crate) struct Ledger {
     entries: BTreeMap<ClientId, Entry>,
     sums: Sums,
-    /// Who holds or is next, and was not asked to leave.
+    /// Clients that hold the lock or are next, and were not asked to leave.
     members: BTreeSet<ClientId>,
-    /// Who holds the lock.
+    /// Clients that hold the lock.
     holders: BTreeSet<ClientId>,
-    /// How many of them each job has.
+    /// How many members, and how many holders, each job has.
     member_jobs: BTreeMap<Job, usize>,
     holder_jobs: BTreeMap<Job, usize>,
     next: BTreeSet<Key>,
     waiting: BTreeSet<Key>,
-    /// What those who wait demand: how many of each.
+    /// The demands of the clients that wait, and how many clients have each.
     waiting_demands: BTreeMap<u64, usize>,
-    /// What those who are next lack: how many of each.
+    /// The deficits of the clients that are next, and how many clients have each.
     next_deficits: BTreeMap<u64, usize>,
-    /// Who waits and moves.
+    /// Clients that wait and whose place moves.
     moving: BTreeSet<ClientId>,
-    /// Whose allocation waits for room.
+    /// Clients with an allocation that waits for room.
     needy: BTreeSet<ClientId>,
     departed: BTreeSet<ClientId>,
     due: BTreeSet<(Time, ClientId)>,
 }
 
-/// Sums over all entries, in bytes but for the counts.
+/// Sums over all entries: bytes, and counts of clients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Sums {
     pub(crate) charged: u128,
@@ -167,24 +167,24 @@ pub(crate) struct Sums {
     pub(crate) allocated: u128,
     pub(crate) overhead: u128,
     pub(crate) ordered: u128,
-    /// Orders that are not answered.
+    /// Orders to evict that are not answered.
     pub(crate) orders: usize,
-    /// Who was asked to leave and has not.
+    /// Clients that were asked to leave and have not left.
     pub(crate) leaving: usize,
-    /// Whose gate is open.
+    /// Clients whose gate is open, or whose work completes.
     pub(crate) running: usize,
-    /// Who is next and makes others leave.
+    /// Clients that are next and make others leave.
     pub(crate) claiming: usize,
-    /// What those who are next lack together.
+    /// Bytes that the clients which are next lack together.
     pub(crate) next_deficit: u128,
-    /// Who holds or is next.
+    /// Clients that hold the lock or are next, and were not asked to leave.
     pub(crate) members: Group,
-    /// Who holds.
+    /// Clients that hold the lock.
     pub(crate) holders: Group,
 }
 
 impl Ledger {
-    /// Writes an entry, or takes it out. Whether anything but its place in the order is another now.
+    /// Writes an entry, or takes it out. Returns whether anything but its place in the order changed.
     pub(crate) fn set(&mut self, id: ClientId, entry: Option<Entry>) -> bool {
         let before = match entry {
             Some(entry) => self.entries.insert(id, entry),
@@ -321,12 +321,12 @@ impl Ledger {
         &self.holders
     }
 
-    /// Who is next, in the order of turns.
+    /// Clients that are next, in the order of turns.
     pub(crate) fn next(&self) -> &BTreeSet<Key> {
         &self.next
     }
 
-    /// Who waits, in the order of turns.
+    /// Clients that wait, in the order of turns.
     pub(crate) fn waiting(&self) -> &BTreeSet<Key> {
         &self.waiting
     }
@@ -343,22 +343,22 @@ impl Ledger {
         &self.departed
     }
 
-    /// The least that anybody demands who waits.
+    /// The smallest demand of the clients that wait, in bytes.
     pub(crate) fn least_waiting_demand(&self) -> Option<u64> {
         self.waiting_demands.keys().next().copied()
     }
 
-    /// The least that anybody lacks who is next.
+    /// The smallest deficit of the clients that are next, in bytes.
     pub(crate) fn least_next_deficit(&self) -> Option<u64> {
         self.next_deficits.keys().next().copied()
     }
 
-    /// What is overdue first, and when.
+    /// The first time at which something is overdue, and the client that it is about.
     pub(crate) fn first_due(&self) -> Option<(Time, ClientId)> {
         self.due.first().copied()
     }
 
-    /// What cannot be moved of those who are not in the group.
+    /// Pinned bytes of all clients that are not in the group.
     pub(crate) fn pinned_beside(&self, group: Group) -> u128 {
         self.sums.pinned - group.pinned
     }
@@ -366,7 +366,7 @@ impl Ledger {
     /// Recomputes everything from the entries.
     ///
     /// # Errors
-    /// What is not as it should be.
+    /// The difference between the ledger and its entries.
     pub(crate) fn audit(&self) -> Result<(), String> {
         let mut anew = Self::default();
         for (&id, &entry) in &self.entries {

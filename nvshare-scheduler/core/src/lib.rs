@@ -1,14 +1,13 @@
 //! Decides who holds each GPU's lock and whose memory is on the card.
 //!
-//! A pure state machine: events and the time come in, outputs go out, nothing else is touched. Each event is
-//! applied to the state and then the state is looked at as a whole (`reconcile`): there is one place
-//! that grants, one that asks for the lock back, one that makes room. A lost or late event can therefore delay
-//! a decision and not derail it.
+//! The core is a pure state machine: events and the time come in, outputs go out, and it touches nothing else. It applies
+//! each event to the state and then looks at the state as a whole (`reconcile`): one place grants, one asks for the lock
+//! back, one makes room. A lost or late event can therefore delay a decision and not derail it.
 //!
 //! Invariants, each with a property test in `tests/core/properties.rs`:
 //! - clients that hold a GPU at the same time fit it together;
 //! - what clients may have resident on a GPU never exceeds its capacity, once they registered in time;
-//! - who wants the lock gets it;
+//! - every client that requests the lock eventually gets it;
 //! - a client that is gone holds nothing.
 
 #![forbid(unsafe_code)]
@@ -53,31 +52,31 @@ use terms::JobTerms;
 /// Time since the scheduler started. The core never looks at a clock.
 pub type Time = Duration;
 
-/// What an administrator chose at the start.
+/// The administrator's choices at the start.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Names this run of the scheduler in its grants.
     pub boot: u64,
-    /// How long a client keeps the lock while somebody waits.
+    /// How long a client keeps the lock while another client waits.
     pub quantum: Duration,
-    /// That follows from what hand-overs cost instead.
+    /// If set, the quantum follows from the cost of hand-overs instead.
     pub auto: Option<Auto>,
-    /// What clients may fill on each GPU together, in bytes, as far as the GPU has it; none: what the GPU has, less the
+    /// Bytes of each GPU that clients may fill together, at most what the GPU has; none: what the GPU has, less the
     /// reserve.
     pub gpu_memory: Option<u64>,
     /// Bytes of each GPU that are left to contexts, modules and the driver; none: 1536 MiB, and of a small GPU an
     /// eighth at most.
     pub reserve: Option<u64>,
-    /// What differs on single GPUs.
+    /// Settings that differ on single GPUs.
     pub gpus: BTreeMap<GpuUuid, GpuConfig>,
     /// One client at a time, even where memory fits.
     pub exclusive: bool,
     /// After this long without an answer, a client is reported as stuck.
     pub grace: Duration,
-    /// When clients come back from an earlier scheduler, nobody is granted anything for this long after the start:
-    /// those who run must be known before what they fill is given away.
+    /// When clients come back from an earlier scheduler, nobody is granted anything for this long after the start: the
+    /// scheduler must know all clients that run before it gives their memory away.
     pub settle: Duration,
-    /// Clients of an earlier scheduler are known to be about, though none has come back yet.
+    /// Clients of an earlier scheduler are known to exist, though none has come back yet.
     pub restarted: bool,
 }
 
@@ -98,70 +97,70 @@ impl Default for Config {
     }
 }
 
-/// Something happened.
+/// An event that the core is told of.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// A process registered on its connection.
     Registered {
         /// The connection.
         client: ClientId,
-        /// What the kernel says of the process.
+        /// The process, as the kernel describes it.
         identity: Identity,
-        /// What it said.
+        /// The client's REGISTER message.
         register: Register,
     },
     /// A registered process sent a message.
     Message {
-        /// Who.
+        /// The client that sent it.
         client: ClientId,
-        /// What.
+        /// The message.
         message: ClientMessage,
     },
     /// A connection ended.
     Disconnected {
-        /// Whose.
+        /// The client of that connection.
         client: ClientId,
-        /// Whether its process is known to live on, or still to be giving its memory back.
+        /// Whether its process is known to live on, or to be still freeing its memory.
         process_remains: bool,
     },
-    /// The process of a client that had disconnected is gone, with everything it had.
+    /// The process of a client that had disconnected has ended, and all that it had is free.
     Exited {
-        /// Whose process.
+        /// The client of that process.
         client: ClientId,
     },
-    /// A GPU was looked at.
+    /// A GPU was measured.
     Measured(Measured),
     /// The time that [`Core::next_deadline`] named has come.
     Deadline,
 }
 
-/// What is known of a GPU that clients do not say. In bytes.
+/// Facts about a GPU from other sources than its clients, in bytes.
 #[derive(Debug, Clone)]
 pub struct Measured {
     /// The GPU.
     pub gpu: GpuUuid,
-    /// Its memory, less what strangers have there.
+    /// Its memory, less what processes without the library have there.
     pub available: u64,
-    /// What clients' processes have there, but for managed memory: their own allocations, contexts and modules. Who is
-    /// missing has nothing, or is not to be seen.
+    /// Bytes that clients' processes have there, without managed memory: their own allocations, contexts and modules. A
+    /// client that is missing here has nothing, or cannot be seen.
     pub used: BTreeMap<ClientId, u64>,
 }
 
-/// Something is to be done.
+/// A task for the caller of the core.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Output {
     /// Send a message.
     Send {
-        /// To whom.
+        /// The client that it goes to.
         client: ClientId,
-        /// What.
+        /// The message.
         message: SchedulerMessage,
     },
-    /// Something that an administrator would want to read in the log.
+    /// A line for the administrator's log.
     Note {
-        /// Whether it asks for attention.
+        /// Whether the line asks for attention.
         warning: bool,
-        /// One line.
+        /// The text of the line.
         text: String,
     },
 }
@@ -171,27 +170,27 @@ pub enum Output {
 pub struct Core {
     config: Config,
     scheduling: bool,
-    /// Nothing is granted before: see [`Config::settle`].
+    /// Nothing is granted before this time: see [`Config::settle`].
     settled_at: Time,
     clients: BTreeMap<ClientId, Client>,
     gpus: BTreeMap<GpuUuid, Gpu>,
     gangs: BTreeMap<u64, Members>,
-    /// Whose time is counted together.
+    /// The clients of each job: their time is counted together.
     jobs: BTreeMap<Job, BTreeSet<ClientId>>,
-    /// What administrators gave them.
+    /// Terms that administrators gave to jobs.
     given: BTreeMap<Job, JobTerms>,
     gone: VecDeque<nvshare_proto::ClientStatus>,
     last_epoch: u64,
-    /// The time of the event that is handled, or was last.
+    /// The time of the current event, or of the last one.
     now: Time,
-    /// GPUs of which something has changed since they were looked at.
+    /// GPUs of which something has changed since the core last looked at them.
     dirty: BTreeSet<GpuUuid>,
-    /// What the last event took: clients and GPUs looked at, each time.
+    /// Work that the last event took: clients and GPUs that were looked at, counted each time.
     steps: u64,
-    /// When each GPU is to be looked at though nothing happens.
+    /// When the core looks at each GPU again if no event comes before.
     deadlines: BTreeSet<(Time, GpuUuid)>,
     outputs: VecDeque<Output>,
-    /// What happened since the last event, for those who watch.
+    /// Events for those who watch, since the last call of [`Core::handle`].
     happened: VecDeque<Happened>,
 }
 
@@ -239,18 +238,18 @@ impl Core {
         self.reconcile();
     }
 
-    /// What is to be done next; call until there is nothing.
+    /// The next output; call until there is none.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// When [`Event::Deadline`] is due, if nothing else happens.
+    /// When [`Event::Deadline`] is due if no other event comes before.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
         self.deadlines.first().map(|(time, _)| *time).filter(|_| self.scheduling)
     }
 
-    /// What the last event took, in clients and GPUs looked at; for tests, which cannot rely on a clock.
+    /// Work that the last event took: clients and GPUs looked at. For tests, which cannot rely on a clock.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps
@@ -274,15 +273,15 @@ impl Core {
     }
 }
 
-/// A deferred drain is tried again after this many times the patience that it used up, so that at most a fifth
-/// of a client's time is lost to drains that fail.
+/// A deferred drain is tried again after this many times the patience that it used up, so that a client loses at most a
+/// fifth of its time to drains that fail.
 const RETRY_FACTOR: u32 = 4;
 
-/// Who deferred so many drains in a row counts as one that does not leave until the next one is tried.
+/// A client that deferred so many drains in a row counts as one that does not leave, until the next drain is tried.
 const STUBBORN: u32 = 3;
 
-/// How long a drain may make no progress: 200 ms, doubled by each deferral in a row, so that a kernel of any
-/// length is waited for in the end.
+/// How long a drain may make no progress: 200 ms, doubled by each deferral in a row, so that a kernel of any length gets
+/// time to complete.
 fn patience(deferrals: u32) -> Duration {
     Duration::from_millis(200) * 2u32.pow(deferrals.min(8))
 }
@@ -290,13 +289,13 @@ fn patience(deferrals: u32) -> Duration {
 /// After this long, a client that could not give memory back is asked again.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// How long room that an allocation waited for is kept for it.
+/// How long room is kept for the allocation that waited for it.
 const PROMISE: Duration = Duration::from_millis(500);
 
-/// Most time that a restore is given beyond the grace, whatever its client says that is absent.
+/// The longest time, beyond the grace, that a restore may take, whatever its client says is absent.
 const LONGEST_RESTORE: Duration = Duration::from_secs(120);
 
 /// GPUs that one client may use.
 pub const MOST_GPUS_EACH: usize = 64;
-/// GPUs that are remembered when nobody uses them.
+/// GPUs that the core remembers when no client uses them.
 const MOST_GPUS: usize = 256;

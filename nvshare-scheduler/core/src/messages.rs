@@ -1,4 +1,4 @@
-//! What clients say, one message after the other.
+//! The core's answer to each message of a client.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -40,7 +40,7 @@ impl Core {
                 Phase::Running { epoch: current } if current == epoch => {
                     self.with(id, |client| client.phase = Phase::Idle { epoch, since: now });
                 }
-                // It was asked to leave meanwhile: an idle client has nothing left to drain.
+                // The client was asked to leave meanwhile: an idle client has nothing left to drain.
                 Phase::Dropping { epoch: current, .. } if current == epoch => self.park(id),
                 _ => {}
             },
@@ -70,12 +70,13 @@ impl Core {
         let mut evict = None;
         self.with_account(id, uuid, |account| {
             let order = account.order.take();
-            // Who answers and gives nothing, though it has something, would be asked again without end.
+            // A client that answers EVICT and gives nothing back, though it has something, would be asked again without
+            // end.
             let empty_handed = order.is_some_and(|order| order.came == 0) && could_give(account, phase);
             let stays = (short > 0 || empty_handed) && account.budget > 0;
             is_news = order.is_some() && stays && !std::mem::replace(&mut account.reported_short, true);
-            // If the host could not take all of this, it can take nothing more now of what is left. What is no longer
-            // there was not short.
+            // If the host could not take all of the ordered memory, it cannot take more of the rest now. A client without
+            // room has nothing that stays.
             account.stays = stays.then_some(Stays { bytes: account.budget, until: now + RETRY });
             if let Some(Order { came, given, .. }) = order {
                 let took = now.saturating_sub(given);
@@ -139,15 +140,15 @@ impl Core {
                 });
                 self.want_together(id);
             }
-            // It kept its place: nobody took it, so it goes on at once.
+            // The idle client kept its place and nobody took it, so it goes on at once.
             Phase::Idle { .. } => self.with(id, |client| {
                 client.wants = true;
                 client.waiting_since = now;
                 client.phase = Phase::Next(Why::Resumes);
             }),
-            // It is next already, maybe without having asked (see `on_deferred`), and may yet have to wait.
+            // The client is next already, maybe without a request (see `on_deferred`), and may still have to wait.
             Phase::Next(_) | Phase::Drained => self.with(id, |client| client.wants = true),
-            // It closed its gate while a grant was on its way, or asks twice.
+            // The client closed its gate while a grant was on its way, or requests twice.
             Phase::Granted { .. } | Phase::Running { .. } | Phase::Dropping { .. } => {}
             Phase::Free => self.send(id, SchedulerMessage::SchedOff),
         }
@@ -182,7 +183,7 @@ impl Core {
                     gpu.record_switch(idle);
                 }
             }
-            // What it had to bring back is what it said at its grant that was absent.
+            // The client had to restore what it reported as absent at its grant.
             let restored = account.restores;
             if restored > 0 {
                 Rates::blend(&mut account.rates.restore, restored, now.saturating_sub(since));
@@ -191,7 +192,7 @@ impl Core {
         }
     }
 
-    /// The client's gate is closed and its work complete.
+    /// The client's gate is closed and its work is complete.
     pub(crate) fn park(&mut self, id: ClientId) {
         let now = self.now;
         let Some(phase) = self.phase(id) else { return };
@@ -221,12 +222,12 @@ impl Core {
         }
     }
 
-    /// A client has nothing on the GPU any more that runs: others may have its place.
+    /// No work of a client runs on the GPU any more: other clients may have its place.
     pub(crate) fn give_up_place(&mut self, id: ClientId) {
         let now = self.now;
         let Some(phase) = self.phase(id) else { return };
         self.with(id, |client| {
-            // Who drained before the others of its gang may have asked again.
+            // A client that drained before the others of its gang may have requested the lock again.
             client.wants &= phase == Phase::Drained;
             client.phase = Phase::Parked;
             client.has_drained();
@@ -241,7 +242,7 @@ impl Core {
                 gpu.released.insert(id);
             }
             gpu.freed_at = Some(now);
-            // As long as another one drains, the hand-over may yet be given up.
+            // As long as another client drains, the hand-over may still be given up.
             if gpu.ledger.sums().leaving == 0 {
                 gpu.deferrals = 0;
             }
@@ -264,20 +265,21 @@ impl Core {
         for &member in unit.iter() {
             self.with(member, |client| {
                 client.deferrals = in_a_row;
-                // Others are not to wait for what does not happen: until it is asked again, it counts as one that stays.
+                // Other clients must not wait for a drain that fails: until it is asked again, this client counts as one
+                // that stays.
                 client.stubborn_until = (in_a_row >= STUBBORN).then_some(retry_at);
             });
         }
-        // The drain may depend on work of another one that sleeps at its gate by now: all who were asked along with it go
-        // on. Who has given the lock back gets it again; who has not answered yet is told at once, whatever its answer
-        // will be.
+        // The drain may depend on work of another client that sleeps at its gate by now: all clients that were asked along
+        // with it go on. A client that has given the lock back gets it again. A client that has not answered yet is told at
+        // once, whatever its answer will be.
         let (gpus, others) = self.asked_along_with(id);
         for uuid in gpus {
             let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
             gpu.deferrals += 1;
             gpu.not_before = retry_at;
             gpu.released.clear();
-            // Who was to come waits on.
+            // Clients that were next wait on.
             let next: Vec<ClientId> = gpu.ledger.next().iter().map(|key| key.2).collect();
             for other in next {
                 self.step_back(&self.unit(other));
@@ -297,8 +299,8 @@ impl Core {
         self.note(format!("client {id} could not drain and goes on; asked again later"));
     }
 
-    /// Who was asked to leave in the same hand-over as a client, and its GPUs: on each GPU those who drain or have drained,
-    /// and of a gang all, wherever they are.
+    /// The clients that were asked to leave in the same hand-over as a client, and their GPUs: on each GPU the clients that
+    /// drain or have drained, and all members of their gangs, on any GPU.
     fn asked_along_with(&self, id: ClientId) -> (BTreeSet<GpuUuid>, BTreeSet<ClientId>) {
         let mut gpus = BTreeSet::new();
         let mut others = BTreeSet::new();
@@ -321,7 +323,7 @@ impl Core {
                 }
             }
         }
-        // A member of a gang that was not asked, and had nothing there, goes on as it is.
+        // A gang's member that was not asked, and had nothing there, goes on as it is.
         others.retain(|other| *other != id && self.was_asked(*other, &gpus));
         (gpus, others)
     }
@@ -336,7 +338,7 @@ impl Core {
     }
 }
 
-/// Whether an account has something that its client could give back where it stands.
+/// Whether an account has bytes that its client could give back in its phase.
 fn could_give(account: &Account, phase: Phase) -> bool {
     if phase == Phase::Parked { account.budget > 0 } else { account.budget > account.wanted() }
 }

@@ -1,4 +1,4 @@
-//! What is overdue: answers that do not come, promises that are over, drains that may be tried again.
+//! Overdue things: answers that do not come, promises that are over, drains that may be tried again.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::client::{Client, ClientId, Phase};
 use crate::{Config, Core, RETRY, Time};
 
 impl Config {
-    /// When something about a client on a GPU is overdue first.
+    /// The first time at which something about a client on a GPU is overdue.
     pub(crate) fn first_due(&self, client: &Client, account: &Account) -> Option<Time> {
         let answer = match client.phase {
             Phase::Dropping { due, .. } if !client.stuck => Some(due),
@@ -26,7 +26,7 @@ impl Config {
 }
 
 impl Core {
-    /// Sees to what is overdue on a GPU.
+    /// Handles all that is overdue on a GPU.
     pub(crate) fn see_to_what_is_overdue(&mut self, uuid: GpuUuid) {
         while let Some((due, id)) = self.gpus.get(&uuid).and_then(|gpu| gpu.ledger.first_due())
             && due <= self.now
@@ -72,7 +72,7 @@ impl Core {
         };
         self.with(id, |client| {
             client.stuck = true;
-            // Its turn counts as begun, so that it can be over.
+            // The client's turn counts as begun, so that it can be over.
             if let Phase::Granted { begins, .. } = &mut client.phase {
                 *begins = false;
             }
@@ -86,7 +86,7 @@ impl Core {
         self.warn(format!("client {id} does not answer: it should {what} and keeps the GPU"));
     }
 
-    /// How long this client's drain may make no progress.
+    /// How long a client's drain may make no progress.
     pub(crate) fn patience_with(&self, id: ClientId) -> Duration {
         let gpus = self.gpus_used_by(id);
         let deferrals = gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).map(|gpu| gpu.deferrals).max();

@@ -1,12 +1,12 @@
-//! Looks at each GPU of which something has changed, or whose time has come, and does what it asks for.
+//! Looks at each GPU of which something has changed, or whose deadline has come, and does what is due.
 
 use nvshare_proto::{GpuUuid, SchedulerMessage};
 
 use crate::client::ClientId;
 use crate::{Core, Time};
 
-/// How often one event may make the core look at the same GPU: each look that changes something asks for one more. It
-/// would take a defect to need so many; then others get their turn before it goes on.
+/// How often one event may make the core look at GPUs, for each GPU that it changed: each look that changes something asks
+/// for one more. Only a defect would need so many; then other events get their turn first.
 const MOST_LOOKS: usize = 64;
 
 impl Core {
@@ -47,7 +47,7 @@ impl Core {
         }
     }
 
-    /// One GPU, from what is overdue to who is granted. There is one place that grants, one that asks for the lock back.
+    /// Looks at one GPU, from what is overdue to the grants. One place grants, and one asks for the lock back.
     fn look_at(&mut self, uuid: GpuUuid) {
         let now = self.now;
         let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
@@ -70,7 +70,7 @@ impl Core {
         self.tell_who_waits(uuid);
     }
 
-    /// A GPU that nobody holds or is about to has no turn; one that somebody runs on has one.
+    /// A GPU without holders and without a next client has no turn; a GPU on which a client runs has one.
     fn see_to_turn(&mut self, uuid: GpuUuid) {
         let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
         let sums = gpu.ledger.sums();
@@ -81,7 +81,8 @@ impl Core {
         }
     }
 
-    /// Who deferred a drain has left, or its work is complete: the turns of others are not longer for it.
+    /// When the clients that deferred a drain have left, or their work is complete, the turns of others are no longer for
+    /// it.
     fn forget_what_was_deferred(&mut self, uuid: GpuUuid) {
         let Some(gpu) = self.gpus.get(&uuid).filter(|gpu| gpu.deferrals > 0 || gpu.not_before > self.now)
         else {
@@ -96,7 +97,7 @@ impl Core {
         }
     }
 
-    /// Holders learn whether somebody waits for what they hold.
+    /// Tells holders whether a client waits for what they hold.
     fn tell_who_waits(&mut self, uuid: GpuUuid) {
         let now = self.now;
         let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
@@ -113,7 +114,7 @@ impl Core {
         }
         gpu.told = Some(contested);
         let holders = gpu.ledger.holders().iter().copied().collect();
-        // Who waits for one of a gang waits for all of it.
+        // A client that waits for one member of a gang waits for the whole gang.
         for id in self.with_their_gangs(holders) {
             self.steps += 1;
             let gpus = self.gpus_of(&self.unit(id));
@@ -127,7 +128,7 @@ impl Core {
         }
     }
 
-    /// Writes down when a GPU is to be looked at though nothing happens.
+    /// Records when a GPU is looked at again if no event comes before.
     fn note_deadline(&mut self, uuid: GpuUuid) {
         let settled_at = self.settled_at;
         let Some(gpu) = self.gpus.get_mut(&uuid) else { return };

@@ -1,4 +1,4 @@
-//! Room: given with grants and to allocations that wait, made by evictions.
+//! Room: given with grants and to allocations that wait for it, and made by evictions.
 
 use nvshare_proto::units::{Bytes, GIB};
 use nvshare_proto::{EventKind, GpuUuid, Room, SchedulerMessage};
@@ -10,12 +10,12 @@ use crate::ledger::{Key, Standing};
 use crate::policy::victims::{self, Candidate};
 use crate::{Core, LONGEST_RESTORE, PROMISE, Time};
 
-/// Room given, or made, beyond what an allocation asked for, so that not each one asks. Of free memory, a quarter
-/// at most is given so.
+/// Room given, or made, beyond what an allocation asked for, so that not every allocation has to ask. At most a quarter of
+/// the free memory is given that way.
 const SPARE_ROOM: u64 = GIB;
 
 impl Core {
-    /// Gives room to those who are next and to allocations that wait, and takes it from those who do not run.
+    /// Gives room to clients that are next and to allocations that wait, and takes it from clients that do not run.
     pub(crate) fn make_room(&mut self, uuid: GpuUuid) {
         self.take_back_what_is_too_much(uuid);
         let Some(gpu) = self.gpus.get(&uuid) else { return };
@@ -24,12 +24,13 @@ impl Core {
         }
         self.serve_needs(uuid, |standing| standing != Standing::Parked && standing != Standing::Waits);
         self.grant_or_evict_for_all(uuid);
-        // Last: a need that is parked may have to wait for a turn, and nobody who is next waits for it meanwhile.
+        // Last: an allocation of a parked client may have to wait for a turn, and no client that is next waits for it
+        // meanwhile.
         self.serve_needs(uuid, |standing| standing == Standing::Parked || standing == Standing::Waits);
     }
 
-    /// Those who are next, in the order of their turn. It ends when what is left of the free room is too little for any of
-    /// them: what they lack together is ordered then, as far as that is possible.
+    /// Goes through the clients that are next, in the order of their turn. It ends when the rest of the free room is too
+    /// little for any of them: then it orders what they lack together, as far as possible.
     fn grant_or_evict_for_all(&mut self, uuid: GpuUuid) {
         let mut reserved = self.needed_by_holders(uuid);
         let mut at = None;
@@ -71,14 +72,14 @@ impl Core {
         let Some(gpu) = self.gpus.get(&uuid) else { return };
         let standing = |id| gpu.ledger.entry(id).map(|entry| entry.standing);
         let needy = gpu.ledger.needy().iter().copied().filter(|&id| standing(id).is_some_and(&whose));
-        // What those ahead will take as soon as the rest of it is there.
+        // Room that clients ahead will take as soon as the rest of what they need is free.
         let mut reserved = 0;
         for id in self.by_turn(uuid, needy) {
             self.serve_need(id, uuid, &mut reserved);
         }
     }
 
-    /// A capacity that became smaller holds for memory that is there already, as far as that can leave.
+    /// If the capacity has become smaller than the charged memory, evicts the excess as far as it can leave.
     fn take_back_what_is_too_much(&mut self, uuid: GpuUuid) {
         let Some(gpu) = self.gpus.get(&uuid) else { return };
         let too_much = gpu.ledger.sums().charged.saturating_sub(u128::from(gpu.capacity));
@@ -87,7 +88,7 @@ impl Core {
         }
     }
 
-    /// What is spoken for of a GPU's free room before a unit that is next, or parked, may take any.
+    /// Bytes of a GPU's free room that are reserved before a unit that is next, or parked, may take any.
     fn reserved_before(&self, uuid: GpuUuid, unit: &Unit) -> u64 {
         let Some(gpu) = self.gpus.get(&uuid) else { return 0 };
         let entries = unit.iter().filter_map(|&id| gpu.ledger.entry(id));
@@ -97,7 +98,7 @@ impl Core {
         deficits.fold(self.needed_by_holders(uuid), u64::saturating_add)
     }
 
-    /// What allocations of those who hold a GPU wait for.
+    /// Bytes that allocations of the GPU's holders wait for.
     fn needed_by_holders(&self, uuid: GpuUuid) -> u64 {
         let Some(gpu) = self.gpus.get(&uuid) else { return 0 };
         let needs = gpu.ledger.needy().iter().filter_map(|&other| {
@@ -116,12 +117,14 @@ impl Core {
         let Some(gpu) = self.gpus.get(&uuid) else { return };
         let parked =
             gpu.ledger.entry(id).is_some_and(|entry| !entry.standing.holds() && !entry.standing.stays());
-        // One that crossed with room for it asks for more than one client can have: that it has, or gets now.
+        // A need that crossed with a grant of room may exceed what one client can have: the client has that room, or gets
+        // it now.
         let needs = account.needs.min(self.capacity(uuid, id).saturating_sub(account.budget));
         let before = if parked { self.reserved_before(uuid, &Unit::One([id])) } else { 0 };
         let (there, ahead_of) = (self.free(uuid, id), reserved.saturating_add(before));
         let free = there.saturating_sub(ahead_of);
-        // What becomes free goes to those ahead first: less than all of it would be ordered without end.
+        // Freed room goes to the clients ahead first: if less than all of it were ordered, the order would be repeated
+        // without end.
         let missing = ahead_of.saturating_add(needs).saturating_sub(there);
         if needs <= free {
             let bytes = needs + self.spare(uuid, free - needs, id);
@@ -135,19 +138,19 @@ impl Core {
             return;
         }
         *reserved = reserved.saturating_add(needs);
-        // Who is leaving is about to be asked for room.
+        // A client that is leaving will be asked for room when it has left.
         if gpu.ledger.sums().leaving > 0 {
             return;
         }
-        // A program that grows will grow more: room is made in large pieces, as far as there is any.
+        // A program that grows will grow more: room is made in large pieces, as far as possible.
         let demand = gpu.ledger.entry(id).map_or(0, |entry| entry.demand);
         let dying = !gpu.ledger.departed().is_empty();
         let ahead = missing.saturating_add(SPARE_ROOM.min(self.capacity(uuid, id).saturating_sub(demand)));
         let ordered = self.order_evictions(uuid, ahead, Some(&[id]))
             || self.order_evictions(uuid, missing, Some(&[id]));
-        // Who is dying makes room as well, in its time.
+        // A process that is ending makes room as well, in time.
         if !ordered && !dying && self.fits_in_the_end(uuid, id) {
-            // Who is in the way gives it back when its turn is over, or when its drain is complete after all.
+            // The clients in the way give the room back when their turn is over, or when their drain is complete after all.
             self.want_turn(id);
         } else if !ordered && !dying {
             self.with_account(id, uuid, |account| account.needs = 0);
@@ -157,7 +160,7 @@ impl Core {
         }
     }
 
-    /// Memory that is parked waits for its turn like work does.
+    /// A parked client whose allocation needs room waits for its turn, as with work.
     fn want_turn(&mut self, id: ClientId) {
         let now = self.now;
         if self.clients.get(&id).is_some_and(|client| client.phase == Phase::Parked && !client.wants) {
@@ -168,7 +171,8 @@ impl Core {
         }
     }
 
-    /// Grants, or makes room; of a gang to all members at once. `reserved`: what those ahead lack on the GPU that is looked at.
+    /// Grants the lock, or makes room for it; to all members of a gang at once. `reserved`: bytes that the clients ahead
+    /// lack on the GPU `looked_at`.
     fn grant_or_evict(&mut self, id: ClientId, looked_at: GpuUuid, reserved: u64) {
         let unit = self.unit(id);
         let gpus = self.gpus_of(&unit);
@@ -180,7 +184,7 @@ impl Core {
             return;
         }
         if self.is_hopeless(id) {
-            // It was to be next: somebody else is now.
+            // The client was to be next: another client is now.
             self.step_back(&unit);
             return;
         }
@@ -195,7 +199,7 @@ impl Core {
                 continue;
             }
             complete = false;
-            // If this is not possible, what others were promised, or are about to give back, is in the way.
+            // If so much cannot be evicted, other clients were promised the room, or are about to give it back.
             let lacks = |id: &ClientId| self.deficit(uuid, *id) > 0;
             let lacking: Vec<ClientId> = next.iter().copied().filter(lacks).collect();
             self.order_evictions(uuid, deficit - free, Some(&lacking));
@@ -207,7 +211,7 @@ impl Core {
         }
     }
 
-    /// Those of a unit who were next wait on.
+    /// The clients of a unit that were next wait on.
     pub(crate) fn step_back(&mut self, unit: &Unit) {
         for &id in unit.iter() {
             if self.phase(id).is_some_and(Phase::is_next) {
@@ -247,7 +251,8 @@ impl Core {
         self.send_grant(id, until, room, begins);
     }
 
-    /// What is granted has room for everything that is demanded, an allocation that waits included.
+    /// Gives room to an allocation that waits, before its client is granted the lock: a grant has room for the whole
+    /// demand.
     fn serve_need_with_grant(&mut self, id: ClientId, uuid: GpuUuid) {
         let Some(bytes) = self.account(id, uuid).map(|account| account.needs).filter(|&needs| needs > 0)
         else {
@@ -261,14 +266,15 @@ impl Core {
         self.send(id, SchedulerMessage::Room(Room { gpu: uuid, bytes }));
     }
 
-    /// The lock is the client's, with so much room; it should run by `until`.
+    /// Sends a client the lock with so much room; the client should run by `until`.
     pub(crate) fn send_grant(&mut self, id: ClientId, until: Time, room: Vec<Room>, begins: bool) {
         let (epoch, since) = (self.new_epoch(), self.now);
         self.with(id, |client| client.phase = Phase::Granted { epoch, since, until, begins });
         let gpus = self.gpus_used_by(id);
         let quantum = gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).map(|gpu| gpu.quantum).min();
         let quantum_ms = quantum.map_or(u64::MAX, |quantum| quantum.as_millis() as u64);
-        // Before the grant: its gate may open at once, and its work in flight is to be bounded from the first launch on.
+        // WAITERS goes before the grant: the gate may open at once, and work in flight must be bounded from the first
+        // launch on.
         let mut shared = gpus.iter().filter_map(|uuid| self.gpus.get(uuid));
         let contested = shared.any(|gpu| gpu.contested_at.is_some() && gpu.is_contested(since));
         let waiting = contested || self.is_paced(id);
@@ -279,8 +285,9 @@ impl Core {
         self.send(id, SchedulerMessage::LockOk { epoch, quantum_ms, room });
     }
 
-    /// Orders as much as is needed beyond what is on its way. False: it cannot be had, and for clients that need all of
-    /// it nothing is ordered then.
+    /// Orders evictions of so many bytes, less what is ordered already. Returns whether they suffice, or an earlier order
+    /// is still unanswered. For clients that need all of it (`for_clients`), nothing is ordered if not everything can be
+    /// had.
     fn order_evictions(&mut self, uuid: GpuUuid, needed: u64, for_clients: Option<&[ClientId]>) -> bool {
         let now = self.now;
         let Some(gpu) = self.gpus.get(&uuid) else { return false };
@@ -298,7 +305,7 @@ impl Core {
             .filter(|(_, entry)| entry.charged > 0 && entry.ordered.is_none())
             .filter_map(|(id, entry)| {
                 let account = self.account(id, uuid)?;
-                // Who holds the lock needs the room for all that it has allocated.
+                // A client that holds the lock needs the room for all that it has allocated.
                 let parked = matches!(entry.standing, Standing::Parked | Standing::Waits);
                 let kept = if parked { account.resident() } else { account.wanted() };
                 let unused = account.budget.saturating_sub(kept).min(account.budget - account.staying());
@@ -324,7 +331,7 @@ impl Core {
         possible >= missing
     }
 
-    /// Room to give a client beyond what it asks for: none while others wait.
+    /// Bytes of room that a client gets beyond what it asks for: none while others wait.
     fn spare(&self, uuid: GpuUuid, free: u64, id: ClientId) -> u64 {
         let Some(gpu) = self.gpus.get(&uuid) else { return 0 };
         let own = gpu.ledger.entry(id).map(|entry| entry.standing);

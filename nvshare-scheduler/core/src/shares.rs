@@ -1,12 +1,13 @@
-//! Whose time on a GPU: the clock of a GPU and the virtual time of each job on it.
+//! How jobs share the time of a GPU: the clock of the GPU, and the virtual time of each job on it.
 //!
-//! As in weighted fair queueing. A job's virtual time grows while its processes hold the GPU, by the wall clock divided
-//! by the jobs that hold it together and by its weight, from the grant (restoring included) until all work is drained. The
-//! clock grows with the service given, divided by the weights of the jobs that want it: it is where a job would be that had
-//! got its share. A job that comes starts at the clock, so neither a new process nor a new connection earns time. A job that
-//! stops wanting keeps what it is behind, within a bound, and all that it is ahead until the clock has passed it.
+//! This is weighted fair queueing. A job's virtual time grows while its processes hold the GPU, by the wall clock divided
+//! by the number of jobs that hold it together and by the job's weight, from the grant (restoring included) until all work
+//! is drained. The clock grows with the service given, divided by the weights of the jobs that want it: it is the virtual
+//! time of a job that had got its exact share. A job that comes starts at the clock, so neither a new process nor a new
+//! connection earns time. A job that stops wanting the GPU keeps what it is behind, within a bound, and all that it is
+//! ahead until the clock has passed it.
 //!
-//! Compute limits change the weights (see [`entitled`]): by which time is shared follows from who wants the GPU.
+//! Compute limits change the weights (see [`entitled`]): the weights in force depend on which jobs want the GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,47 +18,47 @@ use crate::policy::entitled::{self, Terms};
 use crate::policy::pace::Pace;
 use crate::policy::slices;
 
-/// Virtual time in nanoseconds of a job of the usual weight. Differences may be negative.
+/// Virtual time, in nanoseconds of a job of the usual weight. Differences may be negative.
 pub(crate) type Virtual = i64;
 
-/// The weight of a job that nothing is said of.
+/// The weight of a job that has no other.
 pub(crate) const USUAL: u64 = nvshare_proto::USUAL_WEIGHT as u64 * FINER;
-/// Weights are counted in parts of this size of what people say, so that a priority can divide them.
+/// Weights inside the core are this many times what users say, so that a priority can divide them.
 pub(crate) const FINER: u64 = 64;
 const USUAL_TERMS: Terms = Terms { weight: USUAL, limit: None, forced: false };
 
-/// Jobs that are remembered when none of their processes is there.
+/// Most jobs without a process that are remembered.
 const MOST_REMEMBERED: usize = 1024;
 
 /// One job on one GPU.
 #[derive(Debug, Clone, PartialEq)]
 struct Share {
     terms: Terms,
-    /// By which time is shared with those who want the GPU now.
+    /// The weight by which time is shared with the jobs that want the GPU now.
     weight: u64,
-    /// How its limit is enforced, if it is.
+    /// How the job's limit is enforced, if it is.
     pace: Option<Pace>,
-    /// Its virtual time, but for what it holds at the moment.
+    /// The job's virtual time, without what it has held since `from`.
     time: Virtual,
-    /// `served` when it began to hold.
+    /// `served` when the job began to hold the GPU.
     from: Virtual,
-    /// What it was behind when it last stopped wanting.
+    /// How far the job was behind when it last stopped wanting the GPU.
     behind: Virtual,
-    /// Its processes that are there, want the GPU, hold it.
+    /// The job's processes: how many are there, want the GPU, hold it, and run.
     present: u32,
     active: u32,
     holding: u32,
     running: u32,
 }
 
-/// What one process asks of its job's share.
+/// The part of one process in its job's share.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// It wants the GPU or has it.
+    /// The process wants the GPU or has it.
     pub(crate) active: bool,
-    /// Its time is charged.
+    /// The process's time is charged.
     pub(crate) holds: bool,
-    /// Its gate is open, or its work completes.
+    /// The process's gate is open, or its work completes.
     pub(crate) runs: bool,
 }
 
@@ -65,19 +66,19 @@ pub(crate) struct Part {
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
     clock: Virtual,
-    /// What each job got that held the GPU all the time.
+    /// Nanoseconds of service to a job that held the GPU all the time.
     served: Virtual,
     advanced_to: Time,
-    /// The weights of the jobs that want it.
+    /// The sum of the weights of the jobs that want the GPU.
     weights: u64,
-    /// How many want it of each weight of their own, and how many of them with a limit.
+    /// How many jobs of each weight of their own want the GPU, and how many of all these have a limit.
     wanted_by: BTreeMap<u64, usize>,
     limited: usize,
-    /// Limits have changed weights, or were the last to.
+    /// Compute limits changed the weights when these were last computed.
     weighed: bool,
     holding: i64,
     jobs: BTreeMap<Job, Share>,
-    /// Whose limit is enforced.
+    /// Jobs whose limit is enforced.
     paced: BTreeSet<Job>,
 }
 
@@ -105,7 +106,7 @@ impl Shares {
         self.jobs.get(&job).is_some_and(|share| share.holding > 0)
     }
 
-    /// A job's virtual time; who is not known would start at the clock.
+    /// A job's virtual time; a job that is not known would start at the clock.
     pub(crate) fn time(&self, job: Job) -> Virtual {
         self.jobs.get(&job).map_or(self.clock, |share| share.time(self.served))
     }
@@ -120,17 +121,17 @@ impl Shares {
         self.wanted_by.values().sum()
     }
 
-    /// Whether those who want the GPU are to have different parts of its time, or limited ones.
+    /// Whether the jobs that want the GPU are to have different, or limited, parts of its time.
     pub(crate) fn are_unequal(&self) -> bool {
         slices::are_asked_for(self.active(), self.wanted_by.len(), self.limited)
     }
 
-    /// Whose limit is enforced.
+    /// Jobs whose limit is enforced.
     pub(crate) fn paced(&self) -> &BTreeSet<Job> {
         &self.paced
     }
 
-    /// When a job whose limit is enforced may hold the GPU again, if it does not.
+    /// When a job whose limit is enforced may hold the GPU again; none if it holds it.
     pub(crate) fn begins_at(&self, job: Job) -> Option<Time> {
         let share = self.jobs.get(&job)?;
         let mut pace = share.pace.clone()?;
@@ -138,7 +139,8 @@ impl Shares {
         (share.holding == 0).then(|| pace.begins_at())
     }
 
-    /// When a job whose limit is enforced has to leave, if it runs. What it restores is not counted against the limit.
+    /// When a job whose limit is enforced has to leave; none if it does not run. Restoring does not count against the
+    /// limit.
     pub(crate) fn ends_at(&self, job: Job) -> Option<Time> {
         let share = self.jobs.get(&job)?;
         let mut pace = share.pace.clone()?;
@@ -146,7 +148,7 @@ impl Shares {
         if share.running > 0 { pace.ends_at() } else { None }
     }
 
-    /// Other terms from now on. Whether they differ from those before.
+    /// Sets other terms from now on. Returns whether they differ from those before.
     pub(crate) fn set_terms(&mut self, job: Job, terms: Terms) -> bool {
         let (served, now) = (self.served, self.advanced_to);
         let Some(share) = self.jobs.get_mut(&job).filter(|share| share.terms != terms) else { return false };
@@ -187,7 +189,7 @@ impl Shares {
         self.limited -= usize::from(terms.limit.is_some());
     }
 
-    /// The weights by which time is shared, after one job has changed.
+    /// Computes the weights by which time is shared, after one job has changed.
     fn weigh(&mut self, changed: Job) {
         let served = self.served;
         let limits = self.limited > 0;
@@ -209,7 +211,7 @@ impl Shares {
         };
     }
 
-    /// A process of a job changes. `bound`: most that is kept of what a job is behind or ahead.
+    /// A process of a job changes. `bound`: how much of what a job is behind or ahead is kept at most.
     pub(crate) fn change(&mut self, job: Job, before: Option<Part>, after: Option<Part>, bound: Duration) {
         let bound = nanos(bound);
         let was = self.jobs.get(&job).cloned().unwrap_or_else(Share::new);
@@ -257,7 +259,8 @@ impl Shares {
         self.weigh(job);
     }
 
-    /// The clock is not behind everybody who wants the GPU: else who comes would go first until it had caught up.
+    /// Moves the clock up to the job that is least ahead of those that want the GPU: otherwise a newcomer would go first
+    /// until it had caught up.
     fn catch_up(&mut self) {
         let active = self.jobs.values().filter(|share| share.active > 0);
         if let Some(least) = active.map(|share| share.time(self.served)).min() {
@@ -302,7 +305,7 @@ impl Share {
         }
     }
 
-    /// Another weight from now on.
+    /// Sets another weight from now on.
     fn weigh(&mut self, weight: u64, served: Virtual) {
         self.time = self.time(served);
         self.from = served;
@@ -310,13 +313,13 @@ impl Share {
     }
 }
 
-/// What so much time is for jobs of this weight, in virtual time.
+/// The virtual time that `time` is for jobs of this weight.
 pub(crate) fn weighed(time: i64, weight: u64) -> Virtual {
     let weight = i128::from(weight.max(1));
     i64::try_from(i128::from(time) * i128::from(USUAL) / weight).unwrap_or(Virtual::MAX / 4)
 }
 
-/// What so much virtual time is for a job of this weight.
+/// The time that a job of this weight gets in so much virtual time.
 pub(crate) fn unweighed(time: Virtual, weight: u64) -> Duration {
     let nanos = i128::from(time.max(0)) * i128::from(weight) / i128::from(USUAL);
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX / 4))
@@ -368,7 +371,7 @@ mod tests {
         shares.change(job(1), None, HOLDS, S(60));
         shares.change(job(2), None, WAITS, S(60));
         shares.advance(S(20));
-        // Both stop; the second was behind by ten seconds, the first ahead by ten.
+        // Both stop: the second is behind by ten seconds, the first is ahead by ten.
         shares.change(job(2), WAITS, SITS, S(60));
         shares.advance(S(100));
         shares.change(job(2), SITS, WAITS, S(60));
@@ -379,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_had_its_share_is_remembered_when_it_comes_back() {
+    fn a_job_that_has_had_its_share_is_remembered_when_it_comes_back() {
         let mut shares = Shares::default();
         shares.change(job(2), None, WAITS, S(60));
         shares.change(job(1), None, HOLDS, S(60));
@@ -409,7 +412,7 @@ mod tests {
         let times = [1, 2, 3].map(|n| seconds(shares.time(job(n))));
         assert_eq!((times, seconds(shares.clock())), ([10, 40, 0], 11), "40 s for weights of 350 in all");
         assert!(shares.are_unequal());
-        // Another weight counts from then on.
+        // Another weight counts from now on.
         shares.change(job(1), WAITS, HOLDS, S(60));
         shares.advance(S(50));
         shares.set_terms(job(1), terms(100, None, false));

@@ -1,4 +1,4 @@
-//! The state as an administrator sees it, and as a test may judge it.
+//! The state as an administrator sees it, and as a test checks it.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use crate::gpu::Gpu;
 use crate::ledger::Key;
 use crate::{Core, SwitchCost, Time};
 
-/// Clients that are gone and still shown.
+/// Clients that are gone and still listed.
 const GONE_KEPT: usize = 32;
 
 impl Core {
-    /// About the scheduler itself, whose process it is that the core runs in.
+    /// The status of the scheduler itself, in whose process `pid` the core runs.
     #[must_use]
     pub fn status(&self, now: Time, pid: u32) -> SchedulerStatus {
         SchedulerStatus {
@@ -72,7 +72,7 @@ impl Core {
         rows.into_values().chain(self.clients.iter().map(|(&id, client)| self.describe(id, client))).collect()
     }
 
-    /// What hand-overs cost on a GPU, or of one client on it, as far as that is known.
+    /// The cost of hand-overs on a GPU, or of one client on it, as far as it is known.
     #[must_use]
     pub fn switch_cost(&self, gpu: GpuUuid, of: Option<ClientId>) -> Option<SwitchCost> {
         match of {
@@ -83,7 +83,7 @@ impl Core {
 
     pub(crate) fn remember(&mut self, id: ClientId, client: &Client) {
         if self.gone.len() >= GONE_KEPT {
-            // Who has left memory behind is shown for as long as that is there.
+            // A client that has left memory behind is listed until that memory is free.
             let gpus = &self.gpus;
             let passed = self
                 .gone
@@ -118,10 +118,10 @@ impl Core {
         }
     }
 
-    /// Recomputes what the ledgers say from what is known of each client; for tests.
+    /// Recomputes the ledgers from the clients and compares; for tests.
     ///
     /// # Errors
-    /// What does not agree, or who waits though nothing is to happen.
+    /// The difference, or the client that waits though no event is to come.
     pub fn audit(&self) -> Result<(), String> {
         if let Some(uuid) = self.dirty.first().filter(|_| self.scheduling) {
             return Err(format!("{uuid} does not come to rest: {:?}", self.gpus.get(uuid)));
@@ -138,7 +138,7 @@ impl Core {
                 ));
             }
             let sums = gpu.ledger.sums();
-            // Something is to come: an answer, or a time.
+            // An event is to come: an answer, or a time.
             let elsewhere = |id: ClientId| {
                 self.clients.get(&id).is_some_and(|client| client.accounts.len() > 1 || client.gang.is_some())
             };
@@ -155,7 +155,7 @@ impl Core {
             let answers = sums.orders
                 + gpu.ledger.departed().len()
                 + gpu.ledger.holders().iter().filter(|id| answers(id)).count();
-            // Who uses other GPUs too may wait for those.
+            // A client that uses other GPUs too may wait for those.
             let only_here = |key: &Key| !elsewhere(key.2) && self.no_room_on(key.2).is_none();
             let waits = gpu.contested && gpu.ledger.waiting().iter().any(only_here);
             let watches = self.gpus.values().any(|other| other.watched_by.contains(uuid));

@@ -1,4 +1,4 @@
-//! What jobs ask for and are given of the GPUs' time, and what follows from both.
+//! Terms of jobs: what they ask for of the GPUs' time, what they are given, and what follows from both.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,16 +12,16 @@ use crate::policy::entitled::Terms;
 use crate::shares::FINER;
 use crate::{Core, Time};
 
-/// Jobs of which none is there, and that were given something all the same.
+/// Most jobs without a process whose terms are kept.
 const MOST_ABSENT: usize = 256;
 
-/// What a job was given.
+/// The terms that a job was given.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct JobTerms {
     weight: Option<u32>,
     priority: Option<Priority>,
     enforcement: Option<Enforcement>,
-    /// On each GPU, and on one: in per cent, and in bytes; 0: no limit, whatever the job asks for.
+    /// Limits on every GPU, and on single ones: in per cent, and in bytes; 0: no limit, whatever the job asks for.
     compute: Option<u8>,
     compute_on: BTreeMap<GpuUuid, u8>,
     memory: Option<u64>,
@@ -62,7 +62,7 @@ impl JobTerms {
     }
 }
 
-/// A priority is a factor of the weight, in parts of [`FINER`].
+/// The factor by which a priority changes the weight, in parts of [`FINER`].
 fn factor(priority: Priority) -> u64 {
     match priority {
         Priority::Low => FINER / 8,
@@ -71,7 +71,7 @@ fn factor(priority: Priority) -> u64 {
     }
 }
 
-/// What a job has, by what it was given and what all of its processes ask for: each may ask for less.
+/// The terms of a job, from what it was given and what all of its processes ask for: each process may ask for less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Has {
     weight: u32,
@@ -86,7 +86,7 @@ fn has<'a>(given: &JobTerms, asked: impl Iterator<Item = &'a Asked> + Clone, gpu
     let most = given.priority.unwrap_or_default();
     let priority = asked.clone().filter_map(|asked| asked.priority).fold(most, Priority::min);
     let enforcement = given.enforcement.unwrap_or_else(|| {
-        // What binds most, of those who have a limit at all.
+        // The strictest enforcement that a process with a limit asks for.
         let limited =
             || asked.clone().filter(|asked| !asked.compute.is_empty()).map(|asked| asked.enforcement);
         let any = |which| limited().any(|enforcement| enforcement == which);
@@ -108,7 +108,7 @@ fn has<'a>(given: &JobTerms, asked: impl Iterator<Item = &'a Asked> + Clone, gpu
 }
 
 impl Core {
-    /// What follows from terms that changed, or from processes that came and went.
+    /// Applies a job's terms after they changed, or after processes came and went.
     pub(crate) fn settle_terms(&mut self, job: Job) {
         let now = self.now;
         let members: Vec<ClientId> = self.jobs.get(&job).into_iter().flatten().copied().collect();
@@ -135,16 +135,16 @@ impl Core {
         for id in members {
             if self.clients.get(&id).is_some_and(|client| client.paused != paused) {
                 self.with(id, |client| client.paused = paused);
-                // Who runs has to be asked to leave, though nothing of what it has is another now.
+                // A client that runs has to be asked to leave, though nothing in its ledger entries changed.
                 self.dirty.extend(self.gpus_used_by(id));
             }
         }
     }
 
-    /// An administrator gives a client's tenant something. Returns a line that says what.
+    /// An administrator gives terms to a client's job. Returns words for the clients that they apply to.
     ///
     /// # Errors
-    /// When there is no such client.
+    /// When there is no such client, or it does not use the GPU.
     pub fn give(
         &mut self,
         client: ClientId,
@@ -176,7 +176,7 @@ impl Core {
         Ok(whom)
     }
 
-    /// An administrator gives something to a tenant that is about to come.
+    /// An administrator gives terms to a tenant that is about to come.
     pub fn give_tenant(&mut self, tenant: u64, given: Given, now: Time) {
         self.now = self.now.max(now);
         let job = Job::Tenant(tenant);
@@ -189,7 +189,7 @@ impl Core {
         self.reconcile();
     }
 
-    /// A client learns what an administrator lets it allocate.
+    /// Tells a client what an administrator lets it allocate.
     pub(crate) fn tell_limits(&mut self, id: ClientId) {
         let Some(client) = self.clients.get(&id) else { return };
         let Some(given) = self.given.get(&client.job) else { return };
@@ -200,7 +200,7 @@ impl Core {
         }
     }
 
-    /// A client belongs to its job from now on.
+    /// Adds a client to its job.
     pub(crate) fn join_job(&mut self, id: ClientId) {
         let Some(job) = self.clients.get(&id).map(|client| client.job) else { return };
         self.jobs.entry(job).or_default().insert(id);
@@ -208,7 +208,7 @@ impl Core {
         self.tell_limits(id);
     }
 
-    /// A client is gone. What its tenant was given is kept for as long as it has processes, and a tenant's until others need
+    /// A client is gone. Its job's terms are kept while the job has processes, and a tenant's terms until other jobs need
     /// the place: a program that ends and starts again is the same tenant.
     pub(crate) fn leave_job(&mut self, id: ClientId, job: Job) {
         let Some(members) = self.jobs.get_mut(&job) else { return };

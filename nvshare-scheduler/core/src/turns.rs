@@ -1,4 +1,4 @@
-//! Whose turn it is: who is next, who has to leave for it, and when.
+//! Turns: which client is next, which clients have to leave for it, and when.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,21 +15,21 @@ use crate::policy::turn::{self, Turn};
 use crate::policy::{next, quantum, slices};
 use crate::{Core, Time, shares};
 
-/// Virtual times that differ by no more than this are the same, in nanoseconds.
+/// Virtual times that differ by no more than this count as equal, in nanoseconds.
 const EVEN: i64 = 1_000_000;
 
-/// The first of a GPU's queue that does not fit beside those who are there: who comes behind it must not delay it.
+/// The first client of a GPU's queue that does not fit beside the others: clients behind it must not delay it.
 #[derive(Debug, Clone, Copy)]
 struct Head {
-    /// What the largest demands of those whose turn comes before.
+    /// The largest demand of the clients whose turn comes before, in bytes.
     ahead: u128,
-    /// What stays when the head comes: members that keep running beside it, and what cannot be moved.
+    /// Bytes that stay when the head comes: members that keep running beside it, and memory that cannot be moved.
     stays: u128,
 }
 
 impl Core {
-    /// Members whose demand grew until they no longer fit. Before the turn is over it is who grew that leaves, then those
-    /// least behind: what one asks for does not end the turn of the others.
+    /// Asks members to leave whose demand grew until the members no longer fit. Before the turn is over, the clients that
+    /// grew leave first, then those least behind: one client's need does not end the turn of the others.
     pub(crate) fn split_a_set_that_outgrew(&mut self, uuid: GpuUuid) {
         let now = self.now;
         let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
@@ -56,10 +56,10 @@ impl Core {
         }
     }
 
-    /// Makes waiters next: those who fit beside the others and delay nobody ahead of them, at once; the first of those who
-    /// do not fit, when the turn is over.
+    /// Makes waiters next: those that fit beside the others and delay nobody ahead of them, at once; the first that does
+    /// not fit, when the turn is over.
     pub(crate) fn choose(&mut self, uuid: GpuUuid) {
-        // The place of who uses several GPUs, or whose job runs beside it, moves with the clocks.
+        // The place of a client that uses several GPUs, or whose job holds this one, moves with the clocks.
         let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
         gpu.contested = false;
         for id in gpu.ledger.moving().iter().copied().collect::<Vec<_>>() {
@@ -82,7 +82,7 @@ impl Core {
                 return;
             }
             if self.is_hopeless(id) {
-                // Who does not drain is waited for all the same, and has to bound its work in flight.
+                // A client is waited for even if it does not drain, and has to bound its work in flight.
                 if self.somebody_defers(uuid) {
                     self.is_contested(uuid);
                 }
@@ -114,7 +114,7 @@ impl Core {
             let gpus = self.gpus_wanted_by(&unit);
             let elsewhere = gpus.iter().all(|&other| other == uuid || self.may_go(other, &unit));
             if !elsewhere {
-                // Somebody is ahead of it on another GPU: until that is over, it is in nobody's way here.
+                // Another client is ahead of it on another GPU: until that is over, the waiter is in nobody's way here.
                 if !self.fits_beside_members(uuid, &unit) {
                     self.is_contested(uuid);
                 }
@@ -147,7 +147,8 @@ impl Core {
                         gpu.wake_at(ends);
                     }
                 }
-                // What it waits for may be elsewhere: what becomes of that is seen there.
+                // The turn that it waits for may be on another GPU: when something changes there, this GPU is looked at
+                // again.
                 None => {
                     for &other in contested.iter().filter(|&&other| other != uuid) {
                         if let Some(gpu) = self.gpus.get_mut(&other) {
@@ -160,13 +161,14 @@ impl Core {
         }
     }
 
-    /// Whether the turn is that of a client's job: it ends for all of the job at once, so who joins it delays nobody.
+    /// Whether the turn is that of a client's job: it ends for the whole job at once, so a client that joins it delays
+    /// nobody.
     fn has_its_turn(&self, uuid: GpuUuid, id: ClientId) -> bool {
         let Some((gpu, client)) = self.gpus.get(&uuid).zip(self.clients.get(&id)) else { return false };
         gpu.ledger.sums().leaving == 0 && gpu.shares.is_holding(client.job)
     }
 
-    /// Those of a unit whose gate is closed get the lock as soon as there is room.
+    /// The clients of a unit whose gate is closed get the lock as soon as there is room.
     fn is_next(&mut self, unit: &Unit, why: Why) {
         for &id in unit.iter() {
             if self.phase(id) == Some(Phase::Parked) {
@@ -207,7 +209,7 @@ impl Core {
         Head { ahead, stays: kept.demand - ahead + pinned }
     }
 
-    /// Whether nobody of those who wait is small enough to fit beside those who are there.
+    /// Whether no waiter is small enough to fit beside the members.
     fn nobody_else_fits(&self, uuid: GpuUuid) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
         let Some(least) = gpu.ledger.least_waiting_demand() else { return true };
@@ -222,7 +224,8 @@ impl Core {
             && next::delays_nobody(self.demand_of(uuid, unit), head.ahead, head.stays, capacity)
     }
 
-    /// Whether nobody is ahead of a waiter on a GPU, but for such as cannot go and such as it does not delay.
+    /// Whether no client is ahead of a waiter on a GPU, apart from clients that cannot have room, that fit at once, or that
+    /// the waiter does not delay.
     fn may_go(&self, uuid: GpuUuid, unit: &Unit) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
         let Some(own) = unit.iter().filter_map(|&id| self.key(uuid, id)).min() else { return true };
@@ -244,7 +247,8 @@ impl Core {
         head.is_none_or(|head| self.delays_nobody(uuid, unit, &head))
     }
 
-    /// When the turns on these GPUs are over for a waiter, and who leaves for it then; `None` while that is not known.
+    /// When the turns on these GPUs are over for a waiter, and which clients leave for it then; `None` while that is
+    /// unknown.
     fn turns_end(&self, unit: &Unit, contested: &[GpuUuid]) -> Option<(Time, Vec<ClientId>)> {
         let mut ends = Time::ZERO;
         let mut all = Vec::new();
@@ -267,14 +271,14 @@ impl Core {
                         idle_since = idle_since.map(|idle| idle.max(since));
                         continue;
                     }
-                    // A gang is idle when all of it is; who has not asked does nothing.
+                    // A gang is idle when all its members are; a parked member does nothing.
                     Phase::Parked => continue,
                     _ => idle_since = None,
                 }
                 let behind = own.saturating_sub(gpu.shares.time(client.job));
                 let weight = gpu.shares.weight(client.job);
                 heaviest = heaviest.max(weight);
-                // Less than this is no difference.
+                // A smaller difference does not count.
                 if behind > EVEN {
                     catches_up = catches_up.max(shares::unweighed(behind, weight));
                 }
@@ -297,7 +301,7 @@ impl Core {
         Some((ends, all))
     }
 
-    /// Clients, and all the others of the gangs that they are members of.
+    /// Clients, and all other members of their gangs.
     pub(crate) fn with_their_gangs(&self, ids: Vec<ClientId>) -> Vec<ClientId> {
         if ids.iter().all(|&id| self.gang_of(id).is_none()) {
             return ids;
@@ -306,13 +310,13 @@ impl Core {
         all.into_iter().collect()
     }
 
-    /// What has to leave a GPU, in bytes, so that a unit has all that it demands there.
+    /// Bytes that have to leave a GPU so that a unit has its whole demand there.
     fn bytes_to_move(&self, uuid: GpuUuid, unit: &Unit) -> u64 {
         let deficits = unit.iter().map(|&id| self.deficit(uuid, id)).fold(0, u64::saturating_add);
         deficits.saturating_sub(unit.first().map_or(0, |&id| self.free(uuid, id)))
     }
 
-    /// How long a turn is that is taken for a waiter, for whom so many bytes have to move.
+    /// The length of a turn that ends for a waiter, for which `to_move` bytes have to move.
     fn quantum(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
         if to_move == 0 && gpu.shares.are_unequal() {
             return slices::length(gpu.cost.idle.mean());
@@ -323,7 +327,7 @@ impl Core {
         quantum::auto(target, cost, gpu.shares.active())
     }
 
-    /// The turn passes to a waiter: who does not fit beside it leaves.
+    /// The turn passes to a waiter: clients that do not fit beside it leave.
     fn claim(&mut self, unit: &Unit, contested: &[GpuUuid], leavers: Vec<ClientId>) {
         let left: BTreeSet<GpuUuid> = leavers.iter().flat_map(|&leaver| self.gpus_used_by(leaver)).collect();
         for leaver in leavers {
@@ -342,7 +346,7 @@ impl Core {
         self.is_next(unit, Why::Claims);
     }
 
-    /// Asks for the lock back: of a gang, all members.
+    /// Asks a client for the lock back, and with it all members of its gang.
     pub(crate) fn ask_to_leave(&mut self, id: ClientId) {
         for &member in self.unit(id).iter() {
             self.ask_one_to_leave(member);
@@ -353,7 +357,7 @@ impl Core {
         let now = self.now;
         match self.phase(id) {
             Some(Phase::Next(_)) => self.with(id, |client| client.phase = Phase::Parked),
-            // Its gate is closed and its work complete: there is nothing to ask.
+            // The client's gate is closed and its work is complete: there is nothing to ask.
             Some(Phase::Idle { .. }) => {
                 self.with(id, |client| {
                     client.phase = Phase::Parked;
@@ -377,8 +381,8 @@ impl Core {
         }
     }
 
-    /// Whether no room can be made for a client, as things are: it waits until that changes. Who looks at the log reads
-    /// why, once.
+    /// Whether a client must wait as things are: no room can be made for it, or its gang lacks members. The log says once
+    /// why there is no room.
     pub(crate) fn is_hopeless(&mut self, id: ClientId) -> bool {
         let full = self.no_room_on(id);
         let why = full.and_then(|uuid| self.why_no_room(uuid, id));
@@ -401,8 +405,8 @@ impl Core {
         hopeless
     }
 
-    /// What takes the room on a GPU that cannot be made free. That a process which has just ended still gives its memory
-    /// back is nothing to read about.
+    /// The reason why no room can be made on a GPU, for the log. None while a process that has just ended still frees its
+    /// memory.
     pub(crate) fn why_no_room(&self, uuid: GpuUuid, id: ClientId) -> Option<String> {
         let gpu = self.gpus.get(&uuid)?;
         let (demand, capacity) = (self.demand_of(uuid, &self.unit(id)), self.capacity(uuid, id));

@@ -13,7 +13,7 @@ use crate::shares::{Part, Virtual};
 use crate::{Core, Time};
 
 impl Core {
-    /// Changes a client, and with it what the ledgers of its GPUs say.
+    /// Changes a client, and its entries in the ledgers of its GPUs.
     pub(crate) fn with(&mut self, id: ClientId, change: impl FnOnce(&mut Client)) {
         let now = self.now;
         if let Some(client) = self.clients.get_mut(&id) {
@@ -35,7 +35,7 @@ impl Core {
         self.tell_account_changes(id, gpu, &before);
     }
 
-    /// Writes a client into the ledgers of its GPUs. A GPU for which something changed is looked at again.
+    /// Writes a client into the ledgers of its GPUs. A GPU whose entry changed is looked at again.
     pub(crate) fn enter(&mut self, id: ClientId) {
         let now = self.now;
         let Some(client) = self.clients.get(&id) else { return };
@@ -90,13 +90,14 @@ impl Core {
             }
         }
         if changed && client.gang.is_some() {
-            // What becomes of the others of its gang follows from it.
+            // The other members of its gang depend on it.
             let gpus = self.gpus_of(&self.unit(id));
             self.dirty.extend(gpus);
         }
     }
 
-    /// How far ahead of the clocks a client's job is on the GPU where it is most so, of those that its gang uses, or it alone.
+    /// How far a client's job is ahead of the clock on the GPU where it is furthest ahead, of all GPUs that its gang, or
+    /// the client alone, uses.
     fn ahead_on_all(&self, client: &Client) -> Virtual {
         let ahead = |client: &Client, uuid| {
             let shares = &self.gpus.get(&uuid)?.shares;
@@ -130,7 +131,7 @@ impl Core {
         keys.into_iter().map(|key| key.2).collect()
     }
 
-    /// What a client may fill, in bytes.
+    /// Bytes that a client may fill.
     pub(crate) fn capacity(&self, uuid: GpuUuid, id: ClientId) -> u64 {
         match self.gpus.get(&uuid) {
             Some(Gpu { source: Source::Disputed, .. }) => {
@@ -142,20 +143,21 @@ impl Core {
         }
     }
 
-    /// What a client lacks to have all resident that it demands.
+    /// Bytes that a client lacks to have its whole demand resident.
     pub(crate) fn deficit(&self, uuid: GpuUuid, id: ClientId) -> u64 {
         let entry = self.gpus.get(&uuid).and_then(|gpu| gpu.ledger.entry(id));
         entry.map_or(0, Entry::deficit)
     }
 
-    /// What nobody may fill of what a client may, in bytes.
+    /// Free bytes of the part of a GPU that a client may fill.
     pub(crate) fn free(&self, uuid: GpuUuid, id: ClientId) -> u64 {
         let charged = self.gpus.get(&uuid).map_or(0, |gpu| gpu.ledger.sums().charged);
         let free = u128::from(self.capacity(uuid, id)).saturating_sub(charged);
         u64::try_from(free).unwrap_or(u64::MAX)
     }
 
-    /// Whether a group fits a GPU together, beside what others have there and cannot be moved; seen by one of them.
+    /// Whether a group fits a GPU together, beside the pinned memory of others; judged by the capacity that `seen_by` may
+    /// fill.
     pub(crate) fn fit(&self, uuid: GpuUuid, group: Group, seen_by: ClientId) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
         if group.mixed && gpu.shares.are_unequal() {
@@ -166,13 +168,13 @@ impl Core {
         together::fits(self.capacity(uuid, seen_by), pinned, group.demand, group.count, alone)
     }
 
-    /// A group, and those of a unit on a GPU who are not in it.
+    /// A group, and those clients of a unit on a GPU that are not in it yet.
     fn with_unit(gpu: &Gpu, group: Group, unit: &Unit, is_in: fn(Standing) -> bool) -> Group {
         let entries = unit.iter().filter_map(|&id| gpu.ledger.entry(id));
         entries.filter(|entry| !is_in(entry.standing)).fold(group, Group::with)
     }
 
-    /// Who of a unit has the GPU, or wants it, whichever member it is.
+    /// Any client of a unit that has an entry on the GPU.
     fn one_on(gpu: &Gpu, unit: &Unit) -> Option<ClientId> {
         unit.iter().copied().find(|&id| gpu.ledger.entry(id).is_some())
     }
@@ -183,13 +185,13 @@ impl Core {
         self.fit(uuid, Self::with_unit(gpu, Group::default(), unit, |_| false), one)
     }
 
-    /// What a unit demands of a GPU, in bytes.
+    /// Bytes that a unit demands of a GPU.
     pub(crate) fn demand_of(&self, uuid: GpuUuid, unit: &Unit) -> u128 {
         unit.iter().map(|&id| self.demand(uuid, id)).sum()
     }
 
-    /// Whether a client would fit, with its gang, if all others had drained: only what cannot be moved even then is in its
-    /// way.
+    /// Whether a client, with its gang, would fit if all others had drained: then only memory that cannot be moved is in
+    /// its way.
     pub(crate) fn fits_in_the_end(&self, uuid: GpuUuid, id: ClientId) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
         let unit = self.unit(id);
@@ -209,7 +211,7 @@ impl Core {
         self.fit(uuid, Self::with_unit(gpu, members, unit, Standing::stays), one)
     }
 
-    /// Whether those who still hold a GPU leave no place for a unit that is next.
+    /// Whether the clients that still hold a GPU leave no place for a unit that is next.
     pub(crate) fn is_in_the_way(&self, uuid: GpuUuid, unit: &Unit) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return false };
         let Some(one) = Self::one_on(gpu, unit) else { return false };
@@ -218,7 +220,7 @@ impl Core {
         holders.count > 0 && !self.fit(uuid, Self::with_unit(gpu, holders, unit, is_not_next), one)
     }
 
-    /// The GPU on which no room can be made for a client and its gang, as things are.
+    /// A GPU on which no room can be made for a client and its gang, as things are.
     pub(crate) fn no_room_on(&self, id: ClientId) -> Option<GpuUuid> {
         match self.unit(id) {
             unit @ Unit::One(_) => {
@@ -243,8 +245,8 @@ impl Core {
         self.clients.get(&id).map(|client| client.phase)
     }
 
-    /// Those of a GPU who fit it together with a unit, in the order of turns; and those who do not. Of a gang all stay, or
-    /// none.
+    /// Splits the members of a GPU into those that fit it together with a unit, taken in the order of turns, and those that
+    /// do not. A gang stays as a whole, or leaves as a whole.
     pub(crate) fn keep_what_fits(
         &self,
         uuid: GpuUuid,
@@ -279,7 +281,8 @@ impl Core {
         (kept, leavers)
     }
 
-    /// Members of a GPU, those first who are furthest behind; who grew comes last if `growers_last`.
+    /// Members of a GPU, the furthest behind first; with `growers_last`, clients with an allocation that waits for room
+    /// come last.
     pub(crate) fn members(&self, uuid: GpuUuid, growers_last: bool) -> Vec<ClientId> {
         let Some(gpu) = self.gpus.get(&uuid) else { return Vec::new() };
         let mut members = self.by_turn(uuid, gpu.ledger.members().iter().copied());

@@ -1,15 +1,15 @@
 //! How much of a GPU clients may fill together.
 //!
-//! What is there, less a reserve: the driver has its own needs, and each process's context and modules are on the card
-//! beside what it allocates (half a GiB on an H200). Half of the reserve is the driver's; what contexts and modules are
-//! measured to take beyond the other half is not given away either, else many small programs would fill a card without
-//! allocating anything.
+//! That is the GPU's memory, less a reserve: the driver has its own needs, and each process's context and modules are on
+//! the card beside what it allocates (half a GiB on an H200). Half of the reserve is the driver's. What contexts and
+//! modules are measured to take beyond the other half is not given away either, since many small programs would otherwise
+//! fill a card without allocating anything.
 
-/// In bytes: `available`: the GPU's memory, less what strangers have there; `overhead`: what clients' contexts and
-/// modules take; `largest`: what the client has that has the most.
+/// The capacity of a GPU. All in bytes: `available`: the GPU's memory, less what processes without the library have there;
+/// `overhead`: what clients' contexts and modules take; `largest`: the most that one client has.
 ///
-/// Who has filled the card keeps what it has when others come: it could not have known of them, and with less it would
-/// never run without page faults again.
+/// A client that has filled the card keeps what it has when others come: it could not know of them, and with less memory it
+/// would never run without page faults again.
 #[must_use]
 pub fn usable(available: u64, reserve: u64, overhead: u64, largest: u64) -> u64 {
     let most = available.saturating_sub(reserve);
@@ -29,7 +29,7 @@ mod tests {
             (160, 16, 8, 0, 144),
             (160, 16, 12, 0, 140),
             (160, 16, 40, 0, 112),
-            // Somebody has more already, or as much as there is.
+            // A client has more already, or as much as the GPU has.
             (160, 16, 40, 130, 130),
             (160, 16, 40, 200, 144),
             (160, 0, 12, 0, 148),

@@ -1,21 +1,21 @@
-//! Who is entitled to how much of a GPU while all of them want it.
+//! The part of a GPU's time that each job is entitled to while all of them want it.
 //!
-//! Time is shared by weight. A compute limit takes what is beyond it from a job and gives it to those who may have more; when
-//! nobody may, it is shared in proportion to the limits, but for those whose limit is enforced. So limits of 20, 30 and 40
-//! come out 2:3:4, three of 100 a third each, and 30 beside a job without a limit 30:70.
+//! Time is shared by weight. A compute limit takes from a job what is beyond the limit, and gives it to the jobs that may
+//! have more. If no job may, it is shared in proportion to the limits, except for jobs whose limit is enforced. So limits
+//! of 20, 30 and 40 come out as 2:3:4, three limits of 100 as a third each, and 30 beside a job without a limit as 30:70.
 
-/// What a job has been given.
+/// The terms of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
-    /// Its weight against others.
+    /// The job's weight against others.
     pub weight: u64,
-    /// Per cent of the time that it may have while others want it.
+    /// Per cent of the time that the job may have while others want it.
     pub limit: Option<u8>,
-    /// It may not have more when nobody wants the rest, either.
+    /// The job may not have more than its limit, even when nobody wants the rest.
     pub forced: bool,
 }
 
-/// The weights by which time is to be shared, in the order of the jobs; their sum is that of the jobs' own.
+/// The weights by which time is shared, in the order of the jobs. Their sum is the sum of the jobs' own weights.
 #[must_use]
 pub fn weights(jobs: &[Terms]) -> Vec<u64> {
     let all: f64 = jobs.iter().map(|job| job.weight as f64).sum();
@@ -25,7 +25,7 @@ pub fn weights(jobs: &[Terms]) -> Vec<u64> {
         let open = || jobs.iter().zip(&parts).filter(|(_, part)| part.is_none()).map(|(job, _)| job);
         let weight: f64 = open().map(|job| job.weight as f64).sum();
         let fair = |job: &Terms| left * job.weight as f64 / weight;
-        // One at a time, the tightest first: what it leaves is more for the others.
+        // The tightest limit first, one at a time: what it leaves is more for the others.
         let tightest = jobs
             .iter()
             .enumerate()
@@ -69,21 +69,21 @@ mod tests {
     }
 
     #[test]
-    fn what_limits_and_weights_come_to() {
+    fn limits_and_weights_give_the_expected_parts() {
         for (jobs, expected) in [
             (vec![job(100, 20), job(100, 30), job(100, 40)], vec![222, 333, 444]),
             (vec![job(100, 30), job(100, 70)], vec![300, 700]),
             (vec![job(100, 100); 3], vec![333, 333, 333]),
             (vec![job(100, 50); 3], vec![333, 333, 333]),
             (vec![job(20, 0), job(30, 0), job(40, 0)], vec![222, 333, 444]),
-            // The rest goes to who may have more.
+            // The rest goes to jobs that may have more.
             (vec![job(100, 30), job(100, 0)], vec![300, 700]),
             (vec![job(100, 20), job(100, 80), job(100, 100)], vec![200, 400, 400]),
             (vec![job(300, 0), job(100, 10)], vec![900, 100]),
-            // Nobody may: in proportion.
+            // No job may have more: the rest is shared in proportion.
             (vec![job(100, 20), job(100, 20)], vec![500, 500]),
             (vec![job(100, 10)], vec![1000]),
-            // Who is forced has no more.
+            // A job whose limit is enforced gets no more.
             (vec![Terms { forced: true, ..job(100, 20) }, job(100, 20)], vec![200, 800]),
             (vec![Terms { forced: true, ..job(100, 20) }, job(100, 0)], vec![200, 800]),
             (Vec::new(), Vec::new()),
@@ -107,7 +107,7 @@ mod tests {
             let got = weights(&jobs);
             let all: u64 = jobs.iter().map(|job| job.weight).sum();
             let sum: u64 = got.iter().sum();
-            // Each is rounded, and at least 1.
+            // Each weight is rounded, and at least 1.
             let slack = jobs.len() as u64 * 2;
             prop_assert!(sum <= all + slack, "{got:?} of {all}");
             prop_assert!(got.iter().all(|&weight| weight > 0));

@@ -1,17 +1,17 @@
 //! An enforced compute limit: a job may hold the GPU for a part of the time, whether others want it or not.
 //!
-//! Credit grows with the time, at the rate of the limit, up to what one spell needs; holding uses it up. Who has none left
-//! leaves, and comes back when there is enough for a whole spell. A spell and the rest behind it take [`PERIOD`], and longer
-//! where a spell would be too short to be worth a hand-over. What a drain takes beyond its spell is made up for by a longer
-//! rest.
+//! A job's credit grows with the time, at the rate of the limit, up to what one spell needs; holding uses it up. A job
+//! without credit leaves, and comes back when it has credit for a whole spell. A spell and the rest behind it take
+//! [`PERIOD`], and longer where a spell would be too short to be worth a hand-over. When a drain takes longer than its
+//! spell, a longer rest makes up for it.
 
 use std::time::Duration;
 
-/// Of a spell and the rest behind it.
+/// Length of a spell and the rest behind it.
 pub const PERIOD: Duration = Duration::from_millis(250);
-/// A spell is no shorter, unless the two would take longer than a second.
+/// Shortest spell, unless spell and rest would then take longer than a second.
 pub const SHORTEST: Duration = Duration::from_millis(20);
-/// Most that is made up for of a drain that took longer than its spell.
+/// Most credit that a job can owe after a drain that took longer than its spell, in nanoseconds.
 const MOST_DEBT: i64 = 5_000_000_000;
 
 /// The pace of one job. Credit is in nanoseconds × 100.
@@ -23,7 +23,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// A job that may hold the GPU for so many per cent of the time, and has not lately.
+    /// The pace of a job that may hold the GPU for so many per cent of the time, and has not held it lately.
     #[must_use]
     pub fn new(percent: u8, now: Duration) -> Self {
         let mut pace = Self { percent: i64::from(percent.clamp(1, 100)), credit: 0, at: now };
@@ -31,20 +31,20 @@ impl Pace {
         pace
     }
 
-    /// Another limit from now on.
+    /// Sets another limit from now on.
     pub fn set(&mut self, percent: u8, holds: bool, now: Duration) {
         self.advance(holds, now);
         self.percent = i64::from(percent.clamp(1, 100));
         self.credit = self.credit.min(self.enough());
     }
 
-    /// Its limit, in per cent.
+    /// The limit, in per cent.
     #[must_use]
     pub fn percent(&self) -> u8 {
         self.percent as u8
     }
 
-    /// Time has passed in which the job held the GPU, or did not.
+    /// Lets time pass, in which the job held the GPU or did not.
     pub fn advance(&mut self, holds: bool, now: Duration) {
         let passed = nanos(now.saturating_sub(self.at));
         self.at = self.at.max(now);
@@ -53,15 +53,15 @@ impl Pace {
         self.credit = credit.clamp(-MOST_DEBT * 100, self.enough());
     }
 
-    /// When a job that does not hold the GPU may.
+    /// When a job that does not hold the GPU may hold it again.
     #[must_use]
     pub fn begins_at(&self) -> Duration {
         let lacks = self.enough() - self.credit;
-        // Rounded up: a moment too early would be no time at all.
+        // Rounded up: a moment too early, the credit would not be enough.
         self.at + Duration::from_nanos(lacks.max(0).unsigned_abs().div_ceil(self.percent.unsigned_abs()))
     }
 
-    /// When a job that holds the GPU has to leave; none: it need not.
+    /// When a job that holds the GPU has to leave; none: never.
     #[must_use]
     pub fn ends_at(&self) -> Option<Duration> {
         let rate = 100 - self.percent;
@@ -69,7 +69,7 @@ impl Pace {
         (rate > 0).then(|| self.at + Duration::from_nanos(left.div_ceil(rate.unsigned_abs())))
     }
 
-    /// Credit for a whole spell: what it uses up beyond what it earns meanwhile.
+    /// Credit for a whole spell: what a spell uses up beyond what it earns meanwhile.
     fn enough(&self) -> i64 {
         let second = 1_000_000_000;
         let period = nanos(PERIOD).max(nanos(SHORTEST) * 100 / self.percent).min(second);
@@ -87,7 +87,7 @@ mod tests {
 
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
-    /// Time held in ten seconds by a job that holds the GPU whenever it may, and leaves so late.
+    /// Time that a job holds the GPU in ten seconds, if it holds it whenever it may and leaves `late` each time.
     fn held(pace: &mut Pace, begin: Duration, late: Duration) -> Duration {
         let (mut now, mut held) = (begin, Duration::ZERO);
         while now < begin + MS(10_000) {
@@ -108,7 +108,7 @@ mod tests {
                 let mut pace = Pace::new(percent, MS(5));
                 let held = held(&mut pace, MS(5), MS(late));
                 let expected = MS(100 * u64::from(percent));
-                // One spell at most beyond it.
+                // The error is at most one spell.
                 let error = held.saturating_sub(expected).max(expected.saturating_sub(held));
                 assert!(error <= MS(260 + late), "{percent} %, {late} ms late: {held:?}");
             }

@@ -1,29 +1,29 @@
-//! How long a turn is, where that follows from what hand-overs cost.
+//! The length of a turn, where it follows from the cost of hand-overs.
 //!
-//! A hand-over in which memory moves is time that nobody computes in. So that it takes no more than a stated part of the
-//! time, a turn is as many times as long. Nobody is to wait longer than stated for all that: where both cannot be had, the
-//! wait counts more.
+//! While a hand-over moves memory, nobody computes. So that hand-overs take no more than a stated part of the time, a turn
+//! is a multiple of their cost. But nobody is to wait longer than stated: where both are impossible, the limit on the wait
+//! counts more.
 
 use std::time::Duration;
 
-/// The shortest and the longest quantum that is chosen.
+/// The shortest and the longest quantum that the rule chooses.
 pub const BOUNDS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(300));
 
-/// What is asked of a quantum that is chosen.
+/// The administrator's targets for a chosen quantum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Auto {
-    /// What hand-overs may take of the time, in millionths.
+    /// The part of the time that hand-overs may take, in millionths.
     pub overhead_ppm: u32,
     /// How long work may wait for its turn.
     pub max_wait: Duration,
 }
 
-/// The quantum: `cost` is what a hand-over takes, `jobs` how many take turns.
+/// The quantum. `cost`: the time of one hand-over; `jobs`: how many jobs take turns.
 #[must_use]
 pub fn auto(target: Auto, cost: Duration, jobs: usize) -> Duration {
     let part = f64::from(target.overhead_ppm.clamp(1000, 900_000)) / 1e6;
     let cheap = cost.mul_f64((1.0 - part) / part);
-    // Who waits sees a turn of each of the others, and a hand-over to each of them and to itself.
+    // A waiter waits for a turn of each of the others, and for a hand-over to each of them and to itself.
     let others = u32::try_from(jobs.saturating_sub(1).max(1)).unwrap_or(u32::MAX);
     let soon = (target.max_wait.saturating_sub(cost) / others).saturating_sub(cost);
     cheap.min(soon).clamp(BOUNDS.0, BOUNDS.1)
@@ -44,7 +44,7 @@ mod tests {
             // The wait counts more: two hand-overs and a turn of the other in 10 s.
             (5, 10_000, 1000, 2, 8000),
             (5, 30_000, 1000, 4, 8666),
-            // A wait that cannot be had, and costs of nothing and of an hour.
+            // A wait that is impossible, and costs of nothing and of an hour.
             (5, 1000, 1000, 9, 20),
             (5, 10_000, 0, 2, 20),
             (5, 36_000_000, 3_600_000, 2, 300_000),

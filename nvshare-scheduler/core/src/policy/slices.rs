@@ -1,7 +1,7 @@
-//! Slices: short turns of jobs that would fit the GPU together, because they are to have different parts of its time.
+//! Slices: short turns of jobs that would fit the GPU together, and that are to have different parts of its time.
 //!
-//! Side by side the driver shares the time among them as it likes. So as soon as weights differ, or a compute limit or a
-//! priority is in force, they take turns; nothing moves for that, and a hand-over costs well below a millisecond.
+//! Side by side, the driver shares the time among jobs as it likes. So as soon as weights differ, or a compute limit or a
+//! priority is in force, jobs take turns. No memory moves for that, and a hand-over costs well below a millisecond.
 
 use std::time::Duration;
 
@@ -9,25 +9,25 @@ use std::time::Duration;
 pub const SHORTEST: Duration = Duration::from_millis(50);
 /// Longest slice.
 pub const LONGEST: Duration = Duration::from_millis(100);
-/// A slice is so many times as long as a hand-over takes, if that is within the bounds.
+/// A slice is so many times as long as a hand-over, within the bounds.
 const TIMES_THE_COST: u32 = 100;
-/// However heavy a job is, others wait for no more than so many of its slices or quanta.
+/// However heavy a job is, others wait for at most so many of its slices or quanta.
 pub const MOST: u32 = 64;
 
-/// Whether jobs that want a GPU take turns on it, whether they fit or not: so many jobs, of so many different weights, so
-/// many of them with a compute limit.
+/// Whether jobs that want a GPU take turns on it, whether they fit or not. `jobs`: how many there are; `weights`: how many
+/// different weights they have; `limited`: how many have a compute limit.
 #[must_use]
 pub fn are_asked_for(jobs: usize, weights: usize, limited: usize) -> bool {
     jobs > 1 && (weights > 1 || limited > 0)
 }
 
-/// How long a slice is, by what a hand-over costs in which nothing moves.
+/// The length of a slice. `cost`: the time of a hand-over that moves no memory.
 #[must_use]
 pub fn length(cost: Option<Duration>) -> Duration {
     (cost.unwrap_or_default() * TIMES_THE_COST).clamp(SHORTEST, LONGEST)
 }
 
-/// Most quanta that a turn lasts, when a holder of this weight has something to catch up on a waiter of that.
+/// Most quanta that a turn lasts when a holder of weight `holder` is behind a waiter of weight `waiter`.
 #[must_use]
 pub fn most_quanta(holder: u64, waiter: u64, usual: u32) -> u32 {
     let ratio = holder.div_ceil(waiter.max(1)).min(u64::from(MOST)) as u32;
@@ -39,11 +39,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_only_for_who_asks_for_shares() {
+    fn slices_only_if_jobs_ask_for_shares() {
         for (jobs, weights, limited, expected) in [
             (3, 1, 0, false),
             (3, 2, 0, true),
-            // A limit of 100 per cent is one.
+            // A limit of 100 per cent is a limit too.
             (3, 1, 1, true),
             (1, 1, 1, false),
             (0, 0, 0, false),

@@ -1,12 +1,11 @@
-//! Who runs together: clients whose demand fits the GPU, side by side, uninterrupted.
+//! Clients that run together: those whose demand fits the GPU run side by side, uninterrupted.
 //!
-//! Memory is what makes programs hurt each other: once their sum exceeds the card, page faults move it. Below
-//! that, the driver's own time slicing shares the GPU, and taking turns would only leave it idle in the gaps of
-//! each program.
+//! Programs hurt each other through memory: once their sum exceeds the card, page faults move it. Below that, the driver's
+//! own time slicing shares the GPU, and taking turns would only leave it idle in the gaps of each program.
 
-/// Whether so many members, who demand so much together, fit a GPU beside what cannot be moved; all in bytes.
+/// Whether so many members, with this demand together, fit a GPU beside what cannot be moved; all in bytes.
 ///
-/// In exclusive mode nobody shares, whatever fits.
+/// In exclusive mode no two clients share a GPU, whether they fit or not.
 #[must_use]
 pub fn fits(capacity: u64, pinned: u128, demand: u128, members: usize, exclusive: bool) -> bool {
     if exclusive && members > 1 {

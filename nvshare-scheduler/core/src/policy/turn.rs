@@ -1,42 +1,43 @@
-//! Whether a turn is over for those who would have to leave.
+//! Whether a turn is over for the clients that would have to leave.
 //!
-//! - Nobody is asked to leave before the quantum is over, counted from the moment that the turn's first client
-//!   ran, nor before a deferred drain may be tried again: unless those who would leave are idle, and have nothing to drain.
-//! - A holder whose job has had less than the waiter's goes on until it has had as much, for [`MOST_QUANTA`] quanta (more if
-//!   it is to have a larger share) and the longest drain at most: so who drains slowly, and holds longer for it, gets less turns or the others longer ones.
-//! - A holder that is idle gives way earlier: at once if nothing has to move, else when it has been idle for
-//!   [`IDLE_FACTOR`] times what the move costs, there and back. So a loop with 60 ms of host work is not moved
-//!   out at each step, and an abandoned notebook costs one wait.
+//! - Nobody is asked to leave before the quantum is over, counted from the moment that the turn's first client ran, nor
+//!   before a deferred drain may be tried again: unless all clients that would leave are idle, and have nothing to drain.
+//! - A holder whose job has had less than the waiter's goes on until it has had as much, for [`MOST_QUANTA`] quanta (more
+//!   if its job has the larger share) and the longest drain at most. So a client that drains slowly, and holds longer for
+//!   it, gets fewer turns, or the others get longer ones.
+//! - An idle holder gives way earlier: at once if no memory has to move, else when it has been idle for [`IDLE_FACTOR`]
+//!   times what the move costs, there and back. So a loop with 60 ms of host work is not moved out at each step, and an
+//!   abandoned notebook costs one wait.
 
 use std::time::Duration;
 
 /// An idle holder keeps its memory for this many times the cost of a hand-over.
 pub const IDLE_FACTOR: u32 = 2;
-/// A turn lasts for so many quanta at most, and the longest drain, when a holder has something to catch up.
+/// When a holder is behind the waiter, a turn lasts at most so many quanta and the longest drain.
 pub const MOST_QUANTA: u32 = 2;
 
 /// A turn on one GPU, seen by a waiter.
 #[derive(Debug, Clone)]
 pub struct Turn {
-    /// When its first client ran; none yet.
+    /// When the turn's first client ran; none: no client has run yet.
     pub started: Option<Duration>,
-    /// How long it lasts if somebody waits.
+    /// How long the turn lasts if somebody waits.
     pub quantum: Duration,
-    /// Most quanta that it lasts while they catch up.
+    /// Most quanta that the turn lasts while its holders catch up.
     pub most_quanta: u32,
-    /// When those who would have to leave have had as much as the waiter, if they go on.
+    /// When the clients that would have to leave have had as much as the waiter, if they go on.
     pub even_at: Duration,
     /// The longest drain of late.
     pub longest_drain: Duration,
-    /// Who runs is not asked before this, because a drain was deferred.
+    /// Clients that run are not asked to leave before this time, because a drain was deferred.
     pub not_before: Duration,
-    /// When the last of those who would have to leave became idle, if all are.
+    /// When the last of the clients that would have to leave became idle, if all are idle.
     pub idle_since: Option<Duration>,
-    /// What moving the memory for this waiter would cost.
+    /// The time that moving the memory for this waiter would take.
     pub move_cost: Duration,
 }
 
-/// When the turn is over; `None`: not before something happens that is not yet known.
+/// When the turn is over; `None`: not before an event that has not come yet.
 #[must_use]
 pub fn ends(turn: &Turn) -> Option<Duration> {
     let quantum_ends = turn.started.map(|started| {
@@ -84,7 +85,7 @@ mod tests {
             (turn(Some(500), 0, Some(700), 0), Some(700)),
             (turn(Some(500), 0, Some(700), 300), Some(1300)),
             (turn(Some(500), 0, Some(700), 3000), Some(1500)),
-            // A deferral counts for who has something to drain.
+            // A deferral counts for holders that have something to drain.
             (turn(Some(500), 9000, None, 0), Some(9000)),
             (turn(Some(500), 9000, Some(700), 300), Some(1300)),
         ] {
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_had_less_than_the_waiter_goes_on_for_a_while() {
+    fn a_holder_that_has_had_less_than_the_waiter_goes_on_for_a_while() {
         for (even_at, expected) in [(0, 1500), (1700, 1700), (2800, 2800), (90_000, 2800)] {
             let turn = Turn { even_at: MS(even_at), ..turn(Some(500), 0, None, 300) };
             assert_eq!(ends(&turn), Some(MS(expected)), "even at {even_at}");

@@ -1,26 +1,26 @@
-//! Who gives memory back so that the next client fits, and how much.
+//! Which clients give memory back so that the next client fits, and how much.
 //!
-//! In this order: room that was given and not used, from anybody, since it costs nothing; then memory of clients
-//! that do not run, those first whose next turn is furthest away (Belady's rule: who does not want the lock at
-//! all, then the last of the queue). Never more than is needed.
+//! First, room that was given and not used, from any client, since that costs nothing. Then memory of clients that do not
+//! run, in the order of Belady's rule, the furthest next turn first: clients that do not want the lock at all, then the
+//! last of the queue. Never more than is needed.
 
 use std::cmp::Reverse;
 use std::time::Duration;
 
-/// What a client could give back on the GPU in question, in bytes.
+/// The bytes that a client could give back on the GPU in question.
 #[derive(Debug, Clone, Copy)]
 pub struct Candidate {
     /// The client.
     pub id: u64,
-    /// Room that it has and does not use.
+    /// Room that the client has and does not use.
     pub unused: u64,
     /// Resident memory that could be moved to the host; 0 for clients that run.
     pub movable: u64,
-    /// Its place in the order of turns, by virtual time and since when it waits; `None`: it does not want the lock.
+    /// The client's place in the order of turns: virtual time, and since when it waits; `None`: it does not want the lock.
     pub next_turn: Option<(i64, Duration)>,
 }
 
-/// Who is told to give back how many bytes, so that `needed` bytes become free if that is possible at all.
+/// The clients to ask, and bytes of each, so that `needed` bytes become free, or as many as possible.
 #[must_use]
 pub fn choose(needed: u64, candidates: &[Candidate]) -> Vec<(u64, u64)> {
     let mut order: Vec<&Candidate> = candidates.iter().collect();
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_not_asked_for() {
+    fn no_client_is_asked_for_more_than_it_has() {
         assert_eq!(choose(100, &[candidate(1, 2, 3, Some(0))]), [(1, 5)]);
         assert!(choose(100, &[]).is_empty());
         assert!(choose(0, &[candidate(1, 2, 3, Some(0))]).is_empty());
