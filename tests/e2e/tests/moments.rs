@@ -1,11 +1,9 @@
 //! Two things at one moment: an allocation that the lock overtakes, orders that are read at once.
 
-use std::io::{Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
 
-use nvshare_harness::{Artifacts, Program, Scheduler, World, guest, wait_until};
-use nvshare_proto::{ClientMessage, Epoch, Hold, Reply, Request, Room, SchedulerMessage, codec};
+use nvshare_harness::{Artifacts, PlayedScheduler, Program, Scheduler, World, guest, wait_until};
+use nvshare_proto::{ClientMessage, Epoch, Room, SchedulerMessage};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
@@ -30,63 +28,17 @@ fn an_allocation_that_the_lock_overtakes_is_charged_and_populated() {
     assert_eq!((moved.touched, moved.faulted, moved.pushed_out), (0, 0, 0), "{moved:?}");
 }
 
-/// A scheduler of one client, which says what it is told to.
-struct OneClient {
-    stream: UnixStream,
-    bytes: Vec<u8>,
-}
-
-impl OneClient {
-    fn accept(listener: &UnixListener) -> Self {
-        let (stream, _) = listener.accept().expect("a client");
-        Self { stream, bytes: Vec::new() }
-    }
-
-    fn hear(&mut self) -> Request {
-        let mut chunk = [0; 4096];
-        loop {
-            if let Some((used, request)) = codec::decode(&self.bytes).expect("a frame") {
-                self.bytes.drain(..used);
-                return request;
-            }
-            let read = self.stream.read(&mut chunk).expect("bytes");
-            assert!(read > 0, "the client has hung up");
-            self.bytes.extend_from_slice(&chunk[..read]);
-        }
-    }
-
-    /// Waits for a message.
-    fn until<T>(&mut self, which: impl Fn(&ClientMessage) -> Option<T>) -> T {
-        loop {
-            if let Request::Client(message) = self.hear()
-                && let Some(found) = which(&message)
-            {
-                return found;
-            }
-        }
-    }
-
-    /// Says all of this at once.
-    fn say(&mut self, messages: &[SchedulerMessage]) {
-        let frame = |m: &SchedulerMessage| codec::encode(&Reply::Client(m.clone())).expect("a frame");
-        let all: Vec<u8> = messages.iter().flat_map(frame).collect();
-        self.stream.write_all(&all).expect("sent");
-    }
-}
-
 #[test]
 fn the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off() {
     const BYTES: u64 = 640 << 20;
     // It takes a while to leave.
     let world = World::simulated(&[CARD[0], CARD[1], ("NVSIM_TO_HOST", "1")]);
-    let listener = UnixListener::bind(world.socket()).expect("a socket");
+    let listener = PlayedScheduler::listen(&world);
     // It does not wait for its kernels: there is always one that could run.
     let job = Program::workload(&world, "job", "--memory 640MiB --block 64MiB --kernel-us 1000 --ahead");
     let job = job.until_told().start();
-    let mut client = OneClient::accept(&listener);
-    let Request::Register(register) = client.hear() else { panic!("it does not register") };
-    client.say(&[SchedulerMessage::Registered { client: 1, hold: Hold::Parked }]);
-    let gpu = register.usage.first().map(|usage| usage.gpu);
+    let (mut client, usage) = PlayedScheduler::accept(&listener);
+    let gpu = usage.first().map(|usage| usage.gpu);
     let gpu = gpu.unwrap_or_else(|| {
         client.until(|m| if let ClientMessage::Usage(u) = m { Some(u.gpu) } else { None })
     });

@@ -3,6 +3,7 @@
 
 mod artifacts;
 mod guest;
+mod played;
 mod program;
 mod scheduler;
 mod terminal;
@@ -10,6 +11,7 @@ mod world;
 
 pub use artifacts::Artifacts;
 pub use guest::guest;
+pub use played::PlayedScheduler;
 pub use program::{Finished, Outcome, Program, Running};
 pub use scheduler::{Scheduler, Status};
 pub use terminal::Terminal;

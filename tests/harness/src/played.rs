@@ -1,0 +1,77 @@
+//! A scheduler that a test plays: it has one client, and says what the test tells it.
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use nvshare_proto::{ClientMessage, Hold, Reply, Request, SchedulerMessage, Usage, codec};
+
+use crate::World;
+
+/// The scheduler's end of the connection to its one client.
+#[derive(Debug)]
+pub struct PlayedScheduler {
+    stream: UnixStream,
+    bytes: Vec<u8>,
+}
+
+impl PlayedScheduler {
+    /// Listens in a world, before its client starts.
+    ///
+    /// # Panics
+    /// When the socket cannot be made.
+    #[must_use]
+    pub fn listen(world: &World) -> UnixListener {
+        UnixListener::bind(world.socket()).expect("a socket")
+    }
+
+    /// Waits for the client and registers it as one that does not hold the lock. Returns what the client said of the GPUs that
+    /// it uses.
+    ///
+    /// # Panics
+    /// When the client says anything else.
+    #[must_use]
+    pub fn accept(listener: &UnixListener) -> (Self, Vec<Usage>) {
+        let (stream, _) = listener.accept().expect("a client");
+        let mut played = Self { stream, bytes: Vec::new() };
+        let Request::Register(register) = played.hear() else { panic!("the client does not register") };
+        played.say(&[SchedulerMessage::Registered { client: 1, hold: Hold::Parked }]);
+        (played, register.usage)
+    }
+
+    fn hear(&mut self) -> Request {
+        let mut chunk = [0; 4096];
+        loop {
+            if let Some((used, request)) = codec::decode(&self.bytes).expect("a frame") {
+                self.bytes.drain(..used);
+                return request;
+            }
+            let read = self.stream.read(&mut chunk).expect("bytes");
+            assert!(read > 0, "the client has hung up");
+            self.bytes.extend_from_slice(&chunk[..read]);
+        }
+    }
+
+    /// Waits for a message, and passes over others.
+    ///
+    /// # Panics
+    /// When the client hangs up.
+    pub fn until<T>(&mut self, mut which: impl FnMut(&ClientMessage) -> Option<T>) -> T {
+        loop {
+            if let Request::Client(message) = self.hear()
+                && let Some(found) = which(&message)
+            {
+                return found;
+            }
+        }
+    }
+
+    /// Says all of this at once.
+    ///
+    /// # Panics
+    /// When the client hangs up.
+    pub fn say(&mut self, messages: &[SchedulerMessage]) {
+        let frame = |m: &SchedulerMessage| codec::encode(&Reply::Client(m.clone())).expect("a frame");
+        let all: Vec<u8> = messages.iter().flat_map(frame).collect();
+        self.stream.write_all(&all).expect("sent");
+    }
+}
