@@ -382,7 +382,7 @@ impl CoreTask {
     /// What is so at the moment.
     fn snapshot(&mut self) -> Snapshot {
         let scheduler = self.core.status(self.started.elapsed(), std::process::id());
-        let mut clients = self.core.client_status();
+        let mut clients = self.core.client_status_at(self.started.elapsed());
         let shown: BTreeSet<ClientId> = clients.iter().map(|row| row.client).collect();
         self.processes.retain(|id, _| shown.contains(id));
         for row in &mut clients {

@@ -173,8 +173,8 @@ pub(crate) struct Client {
     pub(crate) wants: bool,
     pub(crate) waiting_since: Time,
     pub(crate) accounts: BTreeMap<GpuUuid, Account>,
-    pub(crate) held: Duration,
-    pub(crate) waited: Duration,
+    held: Duration,
+    waited: Duration,
     /// `held` and `waited` are counted up to this time.
     counted_to: Time,
     pub(crate) told_waiting: bool,
@@ -230,15 +230,22 @@ impl Client {
         self.wants && self.phase == Phase::Parked && !self.paused
     }
 
-    /// Counts the time since the last call as held or waited.
-    pub(crate) fn count(&mut self, now: Time) {
+    /// How long the client has held the lock, and how long it has waited for the lock, up to now.
+    pub(crate) fn times(&self, now: Time) -> (Duration, Duration) {
         let passed = now.saturating_sub(self.counted_to);
-        self.counted_to = self.counted_to.max(now);
         if self.phase.runs() {
-            self.held += passed;
+            (self.held + passed, self.waited)
         } else if self.wants {
-            self.waited += passed;
+            (self.held, self.waited + passed)
+        } else {
+            (self.held, self.waited)
         }
+    }
+
+    /// Counts the time since the last call as held or waited. Called before the client's phase changes.
+    pub(crate) fn count(&mut self, now: Time) {
+        (self.held, self.waited) = self.times(now);
+        self.counted_to = self.counted_to.max(now);
     }
 
     /// The client's gate is closed and its work is complete: earlier drains that failed no longer count.

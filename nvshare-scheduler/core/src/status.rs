@@ -58,9 +58,16 @@ impl Core {
         self.gpus.iter().map(row).collect()
     }
 
-    /// A row for each client, for each process that has left and still has memory, and for the last few that are gone.
+    /// [`Core::client_status_at`] the last event.
     #[must_use]
     pub fn client_status(&self) -> Vec<ClientStatus> {
+        self.client_status_at(self.now)
+    }
+
+    /// A row for each client, for each process that has left and still has memory, and for the last few that are gone. Times
+    /// are counted up to `now`.
+    #[must_use]
+    pub fn client_status_at(&self, now: Time) -> Vec<ClientStatus> {
         let mut rows: BTreeMap<_, _> = self.gone.iter().map(|row| (row.client, row.clone())).collect();
         for (&id, departed) in self.gpus.values().flat_map(|gpu| &gpu.departed) {
             if let Some(row) = rows.get_mut(&id) {
@@ -69,7 +76,8 @@ impl Core {
                 row.resident = row.resident.saturating_add(departed.bytes);
             }
         }
-        rows.into_values().chain(self.clients.iter().map(|(&id, client)| self.describe(id, client))).collect()
+        let clients = self.clients.iter().map(|(&id, client)| self.describe(id, client, now));
+        rows.into_values().chain(clients).collect()
     }
 
     /// The cost of hand-overs on a GPU, or of one client on it, as far as it is known.
@@ -91,12 +99,13 @@ impl Core {
                 .position(|row| gpus.values().all(|gpu| !gpu.departed.contains_key(&row.client)));
             passed.and_then(|at| self.gone.remove(at));
         }
-        let row = self.describe(id, client);
+        let row = self.describe(id, client, self.now);
         let row = ClientStatus { gone: true, state: ClientState::Gone, blocked_on: None, ..row };
         self.gone.push_back(row);
     }
 
-    fn describe(&self, id: ClientId, client: &Client) -> ClientStatus {
+    fn describe(&self, id: ClientId, client: &Client, now: Time) -> ClientStatus {
+        let (held, waited) = client.times(now);
         let full = if client.waits() { self.no_room_on(id) } else { None };
         let blocked_on = full.filter(|&uuid| self.why_no_room(uuid, id).is_some());
         ClientStatus {
@@ -111,8 +120,8 @@ impl Core {
             usage: client.accounts.values().map(|a| a.usage).collect(),
             resident: client.accounts.values().fold(0, |sum, a| sum.saturating_add(a.budget)),
             overhead: client.accounts.values().fold(0, |sum, a: &Account| sum.saturating_add(a.overhead())),
-            held_ms: client.held.as_millis() as u64,
-            waited_ms: client.waited.as_millis() as u64,
+            held_ms: held.as_millis() as u64,
+            waited_ms: waited.as_millis() as u64,
             counters: client.counters,
             share: self.share_status(id),
         }

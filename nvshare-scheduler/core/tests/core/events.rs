@@ -108,3 +108,22 @@ fn what_nobody_takes_is_forgotten_with_the_next_event() {
     }
     assert_eq!(told(&mut table), []);
 }
+
+#[test]
+fn times_are_shown_up_to_now_though_nothing_happens() {
+    let mut table = Table::new(Config { quantum: MS(60_000), ..config(false) });
+    table.register(1, Gate::Closed, 12 * GIB, 0);
+    table.register(2, Gate::Closed, 12 * GIB, 12 * GIB);
+    table.now = 100;
+    table.runs(1);
+    table.now = 400;
+    table.say(2, ClientMessage::ReqLock);
+    let times = |table: &Table, now| {
+        let rows = table.core.client_status_at(MS(now));
+        rows.iter().map(|row| (row.held_ms, row.waited_ms)).collect::<Vec<_>>()
+    };
+    assert_eq!(times(&table, 400), [(300, 0), (0, 0)]);
+    assert_eq!(times(&table, 5400), [(5300, 0), (0, 5000)]);
+    // A look counts nothing: the next one says the same.
+    assert_eq!(times(&table, 5400), [(5300, 0), (0, 5000)]);
+}
