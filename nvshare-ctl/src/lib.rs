@@ -5,6 +5,7 @@
 mod commands;
 mod elf;
 mod events;
+mod given;
 mod gpu;
 mod library;
 mod output;

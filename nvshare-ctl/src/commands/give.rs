@@ -2,21 +2,12 @@
 
 use clap::Args;
 use nvshare_admin::Scheduler;
-use nvshare_proto::units::{parse_enforcement, parse_limit, parse_percent, parse_priority, parse_weight};
+use nvshare_proto::units::{parse_enforcement, parse_priority, parse_weight};
 use nvshare_proto::{AdminRequest, Enforcement, Given, Priority};
 
+use crate::given::{compute, memory};
 use crate::gpu::Gpu;
 use crate::output::{Done, print_line};
-
-/// `none`, or a limit in per cent.
-fn compute(text: &str) -> Result<u8, String> {
-    if text == "none" { Ok(0) } else { parse_percent(text).map_err(|error| format!("{error}, or none")) }
-}
-
-/// `none`, or a limit in bytes.
-fn memory(text: &str) -> Result<u64, String> {
-    if text == "none" { Ok(0) } else { parse_limit(text) }
-}
 
 #[derive(Debug, Args)]
 pub(crate) struct LimitOptions {

@@ -13,12 +13,14 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 
 use crate::output::Done;
 use crate::show::Sort;
-use crate::top::{Key, Top, Wish, view};
+use crate::top::keys::{HELP, Key, Wish};
+use crate::top::{Top, view};
 
 /// How often keys are looked for.
 const KEYS_EVERY: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Args)]
+#[command(after_help = HELP)]
 pub(crate) struct Options {
     /// Time from one look at the scheduler to the next, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
@@ -68,15 +70,17 @@ pub(crate) fn run(scheduler: Scheduler, options: &Options) -> Done {
 /// Asks the scheduler, which may take its time, while the screen goes on.
 fn talk(scheduler: &Scheduler, interval: Duration, wishes: &Receiver<AdminRequest>, tell: &Sender<News>) {
     loop {
-        let news = match wishes.recv_timeout(interval) {
-            Ok(change) => News::Changed(scheduler.change(change).unwrap_or_else(|error| error.to_string())),
-            Err(RecvTimeoutError::Timeout) => {
-                News::Looked(scheduler.status().map_err(|error| error.to_string()))
-            }
+        let changed = match wishes.recv_timeout(interval) {
+            Ok(change) => Some(scheduler.change(change).unwrap_or_else(|error| error.to_string())),
+            Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
         };
-        if tell.send(news).is_err() {
-            return;
+        // What a change did is looked at before it is said to be done: the next key may depend on it.
+        let looked = News::Looked(scheduler.status().map_err(|error| error.to_string()));
+        for news in [looked].into_iter().chain(changed.map(News::Changed)) {
+            if tell.send(news).is_err() {
+                return;
+            }
         }
     }
 }
@@ -115,6 +119,8 @@ fn show(
             KeyCode::Enter => Key::Enter,
             KeyCode::Esc => Key::Escape,
             KeyCode::Backspace => Key::Backspace,
+            KeyCode::Up => Key::Up,
+            KeyCode::Down => Key::Down,
             _ => continue,
         };
         match top.press(pressed) {

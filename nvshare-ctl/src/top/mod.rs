@@ -1,15 +1,16 @@
-//! What `top` knows: the last status, and of each client what it did since the one before. `view.rs` draws it.
+//! What `top` knows: the last status, and of each client what it did since the one before. `keys.rs` says what keys do, and `view.rs`
+//! draws it.
 
+pub(crate) mod keys;
 pub(crate) mod view;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
 use nvshare_admin::Status;
-use nvshare_proto::units::parse_quantum;
-use nvshare_proto::{AdminRequest, ClientState, ClientStatus};
+use nvshare_proto::{ClientState, ClientStatus};
 
+use self::keys::{Prompt, Typed};
 use crate::show::Sort;
 
 /// Samples that are kept of a client.
@@ -26,8 +27,12 @@ pub(crate) struct Top {
     pub(crate) clients: BTreeMap<u64, History>,
     /// What was done last, or refused.
     pub(crate) message: Option<String>,
-    /// The quantum that is being typed.
-    pub(crate) typed: Option<String>,
+    /// The client that keys are about.
+    pub(crate) selected: Option<u64>,
+    /// What is being typed.
+    pub(crate) prompt: Option<Prompt>,
+    /// The keys are shown in the place of the clients.
+    pub(crate) shows_keys: bool,
     /// Whether colours may be used.
     pub(crate) colours: bool,
 }
@@ -42,23 +47,6 @@ pub(crate) struct History {
     /// Since when it waits.
     pub(crate) waits_since: Option<Instant>,
     last: (Instant, u64, u64),
-}
-
-/// A key, as far as it means something here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Key {
-    Char(char),
-    Enter,
-    Escape,
-    Backspace,
-}
-
-/// What a key asks for.
-#[derive(Debug, PartialEq)]
-pub(crate) enum Wish {
-    Nothing,
-    Quit,
-    Change(AdminRequest),
 }
 
 pub(crate) fn waits(client: &ClientStatus) -> bool {
@@ -77,7 +65,9 @@ impl Top {
             sort: Sort::Client,
             clients: BTreeMap::new(),
             message: None,
-            typed: None,
+            selected: None,
+            prompt: None,
+            shows_keys: false,
             colours,
         }
     }
@@ -102,6 +92,14 @@ impl Top {
             history.add(last);
             history.waits_since = waits(client).then(|| history.waits_since.unwrap_or(now));
         }
+        // Another scheduler gives the same numbers to other clients.
+        let before = self.status.as_ref().map_or(status.scheduler.pid, |status| status.scheduler.pid);
+        let is_there = |id: &u64| before == status.scheduler.pid && self.clients.contains_key(id);
+        if let Some(gone) = self.selected.take_if(|id| !is_there(id)) {
+            // What is typed for it is for nobody else.
+            self.prompt.take_if(|prompt| prompt.what != Typed::Quantum);
+            self.message = Some(format!("client {gone} has gone"));
+        }
         self.status = Some(status);
         self.sort_clients();
     }
@@ -112,48 +110,8 @@ impl Top {
         }
     }
 
-    /// What a key asks for.
-    pub(crate) fn press(&mut self, key: Key) -> Wish {
-        if let Some(typed) = &mut self.typed {
-            match key {
-                Key::Char(c) if c.is_ascii_digit() || c == '.' => typed.push(c),
-                Key::Backspace => drop(typed.pop()),
-                Key::Escape => self.typed = None,
-                Key::Enter => {
-                    let typed = self.typed.take().unwrap_or_default();
-                    match parse_quantum(&typed) {
-                        Ok(quantum) => {
-                            let millis = quantum.as_millis() as u64;
-                            return Wish::Change(AdminRequest::SetQuantum {
-                                gpu: None,
-                                quantum: nvshare_proto::QuantumRule::Fixed { millis },
-                            });
-                        }
-                        Err(error) => self.message = Some(error.to_string()),
-                    }
-                }
-                Key::Char(_) => {}
-            }
-            return Wish::Nothing;
-        }
-        self.message = None;
-        match key {
-            Key::Char('q') | Key::Escape => return Wish::Quit,
-            Key::Char('t') => self.typed = Some(String::new()),
-            Key::Char('o') => {
-                let on = self.status.as_ref().is_none_or(|status| status.scheduler.scheduling);
-                let change = if on { AdminRequest::Off { force: false } } else { AdminRequest::On };
-                return Wish::Change(change);
-            }
-            Key::Char('s') => {
-                let all = Sort::value_variants();
-                let next = all.iter().position(|&sort| sort == self.sort).map_or(0, |at| at + 1);
-                self.sort = all[next % all.len()];
-                self.sort_clients();
-            }
-            _ => {}
-        }
-        Wish::Nothing
+    fn client(&self, id: u64) -> Option<&ClientStatus> {
+        self.status.as_ref()?.clients.iter().find(|client| client.client == id && !client.gone)
     }
 }
 
@@ -254,34 +212,5 @@ pub(crate) mod tests {
         // Another scheduler counts from zero again.
         top.look(Ok(status(vec![client(1, ClientState::Running, 100, 0)])), at(4));
         assert_eq!((top.lost.is_none(), top.clients.len(), top.clients[&1].held.back()), (true, 1, Some(&0)));
-    }
-
-    #[test]
-    fn keys_ask_for_changes() {
-        let mut top = Top::new(false);
-        top.look(Ok(status(Vec::new())), Instant::now());
-        assert_eq!(top.press(Key::Char('o')), Wish::Change(AdminRequest::Off { force: false }));
-        for key in [
-            Key::Char('t'),
-            Key::Char('2'),
-            Key::Char('x'),
-            Key::Char('7'),
-            Key::Backspace,
-            Key::Char('.'),
-            Key::Char('5'),
-        ] {
-            assert_eq!(top.press(key), Wish::Nothing);
-        }
-        let change = Wish::Change(AdminRequest::SetQuantum {
-            gpu: None,
-            quantum: nvshare_proto::QuantumRule::Fixed { millis: 2500 },
-        });
-        assert_eq!(top.press(Key::Enter), change);
-        for key in [Key::Char('t'), Key::Char('0'), Key::Enter] {
-            assert_eq!(top.press(key), Wish::Nothing);
-        }
-        assert!(top.message.as_ref().is_some_and(|message| message.contains("accepted: seconds")));
-        assert_eq!((top.press(Key::Char('s')), top.sort), (Wish::Nothing, Sort::User));
-        assert_eq!(top.press(Key::Char('q')), Wish::Quit);
     }
 }

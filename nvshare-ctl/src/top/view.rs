@@ -11,6 +11,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 
+use super::keys::{HELP, Prompt, Typed};
 use super::{History, Top, waits};
 use crate::show;
 
@@ -29,23 +30,36 @@ pub(crate) fn draw(frame: &mut Frame<'_>, top: &Top, now: Instant) {
         return frame.render_widget(Paragraph::new(lines), area);
     }
     let width = usize::from(area.width);
+    let room = usize::from(area.height) - 1;
     let mut lines = vec![head(top, width)];
-    if let Some(status) = &top.status {
+    if top.shows_keys {
+        lines.extend(HELP.lines().map(|line| Line::from(cut(line, width))));
+    } else if let Some(status) = &top.status {
         for gpu in &status.gpus {
             lines.extend(gpu_lines(top, gpu, width, now));
         }
         lines.push(Line::default());
-        lines.extend(clients(top, &status.clients, width, now));
+        let mut rows = clients(top, &status.clients, width, now);
+        // The table's head and the rows before the selected client stay out where there is no room for all.
+        let before = lines.len() + rows.head.len();
+        let skipped = rows.skip(room.saturating_sub(before + 1));
+        lines.extend(rows.head);
+        lines.extend(rows.clients);
+        cut_off(&mut lines, room, skipped);
     }
-    let room = usize::from(area.height) - 1;
-    if lines.len() > room {
-        let hidden = lines.len() - room + 1;
-        lines.truncate(room - 1);
-        lines.push(Line::from(format!("… {hidden} more lines")));
-    }
+    cut_off(&mut lines, room, 0);
     frame.render_widget(Paragraph::new(lines), Rect { height: area.height - 1, ..area });
     let foot = Rect { y: area.bottom() - 1, height: 1, ..area };
     frame.render_widget(Paragraph::new(footer(top, width)), foot);
+}
+
+/// Says how many lines there is no room for, those that were skipped before included.
+fn cut_off(lines: &mut Vec<Line<'_>>, room: usize, skipped: usize) {
+    if lines.len() > room || skipped > 0 {
+        let hidden = (lines.len() + 1).saturating_sub(room) + skipped;
+        lines.truncate(room - 1);
+        lines.push(Line::from(format!("… {hidden} more lines")));
+    }
 }
 
 /// Words in lines that are no longer than this, as far as words allow it.
@@ -150,20 +164,41 @@ fn spark(samples: &VecDeque<u64>, most: u64) -> String {
     format!("{line:>SPARK$}")
 }
 
-fn clients(top: &Top, clients: &[ClientStatus], width: usize, now: Instant) -> Vec<Line<'static>> {
+/// The table of the clients.
+struct Rows {
+    head: Vec<Line<'static>>,
+    clients: Vec<Line<'static>>,
+    selected: Option<usize>,
+}
+
+impl Rows {
+    /// Leaves out the rows in front that keep the selected one from being among the first `room`; how many.
+    fn skip(&mut self, room: usize) -> usize {
+        let room = room.max(1);
+        let skipped = match self.selected {
+            Some(at) if self.clients.len() > room => (at + 1).saturating_sub(room),
+            _ => 0,
+        };
+        self.clients.drain(..skipped);
+        skipped
+    }
+}
+
+fn clients(top: &Top, clients: &[ClientStatus], width: usize, now: Instant) -> Rows {
     let shown: Vec<&ClientStatus> = clients.iter().filter(|client| !client.gone).collect();
     if shown.is_empty() {
-        return vec![Line::from("no clients")];
+        return Rows { head: vec![Line::from("no clients")], clients: Vec::new(), selected: None };
     }
+    let selected = shown.iter().position(|client| Some(client.client) == top.selected);
     let most = top.clients.values().flat_map(|history| history.moved.iter().copied()).max().unwrap_or(0);
     // What is left for the program beside all else.
-    let fixed = 4 + 1 + 9 + 1 + 10 + 1 + SPARK + 1 + SPARK + 1 + 6 + 1;
+    let fixed = 1 + 4 + 1 + 9 + 1 + 10 + 1 + SPARK + 1 + SPARK + 1 + 6 + 1;
     let with_sparks = width >= fixed + 12;
     let program =
         if with_sparks { width - fixed } else { width.saturating_sub(fixed - 2 * SPARK - 2).max(8) };
     let head = |held: &str, moved: &str| {
         format!(
-            "{:>4} {:<9} {:<program$} {:>10} {held}{moved}{:>6}",
+            "{:>5} {:<9} {:<program$} {:>10} {held}{moved}{:>6}",
             "ID", "STATE", "PROGRAM", "ALLOCATED", "WAITS"
         )
     };
@@ -172,7 +207,8 @@ fn clients(top: &Top, clients: &[ClientStatus], width: usize, now: Instant) -> V
     } else {
         head("", "")
     };
-    let mut lines = vec![Line::styled(cut(&head, width), Style::new().add_modifier(Modifier::REVERSED))];
+    let head = vec![Line::styled(cut(&head, width), Style::new().add_modifier(Modifier::REVERSED))];
+    let mut lines = Vec::with_capacity(shown.len());
     for client in shown {
         let history = top.clients.get(&client.client);
         let sparks =
@@ -189,9 +225,15 @@ fn clients(top: &Top, clients: &[ClientStatus], width: usize, now: Instant) -> V
             .map_or(command, |(_, name)| name);
         let waited = history.filter(|_| waits(client)).and_then(|history| history.waits(now));
         let waited = waited.map(|waited| format!("{} s", waited.as_secs())).unwrap_or_default();
-        let state = if client.stuck { "STUCK" } else { show::state(client.state) };
+        let state = match client {
+            _ if client.stuck => "STUCK",
+            _ if client.share.paused => "paused",
+            _ => show::state(client.state),
+        };
+        let is_selected = Some(client.client) == top.selected;
         let text = format!(
-            "{:>4} {state:<9} {:<program$} {:>10} {sparks}{waited:>6}",
+            "{}{:>4} {state:<9} {:<program$} {:>10} {sparks}{waited:>6}",
+            if is_selected { '>' } else { ' ' },
             client.client,
             cut(command, program),
             Bytes(show::allocated(client)).to_string()
@@ -204,25 +246,53 @@ fn clients(top: &Top, clients: &[ClientStatus], width: usize, now: Instant) -> V
             ClientState::Blocked | ClientState::Left => Color::Red,
             ClientState::Parked | ClientState::Idle | ClientState::Gone => Color::Reset,
         };
-        lines.push(Line::styled(cut(text.trim_end(), width), style(top, colour)));
+        let style = style(top, colour);
+        let style = if is_selected { style.add_modifier(Modifier::BOLD) } else { style };
+        lines.push(Line::styled(cut(text.trim_end(), width), style));
     }
-    lines
+    Rows { head, clients: lines, selected }
+}
+
+/// What is typed, by what it is to set.
+fn prompt(prompt: &Prompt) -> String {
+    let what = match prompt.what {
+        Typed::Quantum => "quantum of every GPU in seconds".to_owned(),
+        Typed::Weight(client) => format!("weight of client {client}"),
+        Typed::Compute(client) => format!("compute limit of client {client} in %, or none"),
+        Typed::Memory(client) => format!("memory limit of client {client}, or none"),
+    };
+    format!("{what}: {}_  (Enter sets it, Esc does not)", prompt.text)
+}
+
+/// What the selected client has, and the keys that change it.
+fn about(client: &ClientStatus) -> String {
+    let share = &client.share;
+    let compute = share.compute.iter().map(|limit| limit.percent).min();
+    let compute = compute.map_or_else(|| "none".to_owned(), |percent| format!("{percent} %"));
+    let memory = client.usage.iter().map(|usage| usage.limit).filter(|&limit| limit > 0).min();
+    let memory = memory.map_or_else(|| "none".to_owned(), |limit| Bytes(limit).to_string());
+    let pause = if share.paused { "let it go on" } else { "pause" };
+    format!(
+        "client {}:  w weight {}  l limit {compute}  m memory {memory}  p {pause}",
+        client.client, share.weight
+    )
 }
 
 fn footer(top: &Top, width: usize) -> Line<'static> {
-    if let Some(typed) = &top.typed {
-        return Line::from(cut(
-            &format!("quantum of every GPU in seconds: {typed}_  (Enter sets it, Esc does not)"),
-            width,
-        ));
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    if let Some(typed) = &top.prompt {
+        return Line::styled(cut(&prompt(typed), width), bold);
     }
     if let Some(message) = &top.message {
-        return Line::styled(cut(message, width), Style::new().add_modifier(Modifier::BOLD));
+        return Line::styled(cut(message, width), bold);
+    }
+    if let Some(client) = top.selected.and_then(|id| top.client(id)).filter(|_| !top.shows_keys) {
+        return Line::styled(cut(&about(client), width), style(top, Color::DarkGray));
     }
     let on = top.status.as_ref().is_none_or(|status| status.scheduler.scheduling);
     let sort = clap::ValueEnum::to_possible_value(&top.sort).map(|value| value.get_name().to_owned());
     let text = format!(
-        "q quit  s sort by {}  t set TQ  o scheduling {}",
+        "q quit  ? keys  ↓ client  s sort by {}  t set TQ  o scheduling {}",
         sort.unwrap_or_default(),
         if on { "off" } else { "on" }
     );
@@ -232,6 +302,7 @@ fn footer(top: &Top, width: usize) -> Line<'static> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::top::keys::Key;
     use crate::top::tests::{GIB, client, status};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -265,14 +336,50 @@ nvshare-scheduler 0.1.0  up 61 s  scheduling on  TQ 30 s
 GPU 0 Tesla T4          █████████████▒▒▒▒▒▒▒▒▒▒▒▒  12.0/16.0 GiB, 24.0 allocated
   held by 1; waiting: 2 (9 s); TQ 30 s
 
-  ID STATE     PROGRAM                    ALLOCATED       HELD      MOVED  WAITS
-   1 running   job1                       12.00 GiB    ▁▁▁▁▂▂▂
-   2 waiting   job2                       12.00 GiB               ███████    9 s
+   ID STATE     PROGRAM                   ALLOCATED       HELD      MOVED  WAITS
+    1 running   job1                      12.00 GiB    ▁▁▁▁▂▂▂
+    2 waiting   job2                      12.00 GiB               ███████    9 s
 
 
-q quit  s sort by client  t set TQ  o scheduling off
+q quit  ? keys  ↓ client  s sort by client  t set TQ  o scheduling off
 "
         );
+    }
+
+    #[test]
+    fn the_selected_client_is_marked_and_what_it_has_is_said() {
+        let (mut top, now) = top();
+        top.press(Key::Up);
+        if let Some(status) = &mut top.status {
+            status.clients[1].share =
+                nvshare_proto::ShareStatus { weight: 400, paused: true, ..Default::default() };
+            status.clients[1].usage[0].limit = GIB;
+        }
+        let text = screen(&top, now, 80, 10);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[5].starts_with("    1 running "), "{text}");
+        assert!(lines[6].starts_with(">   2 paused "), "{text}");
+        assert_eq!(lines[9], "client 2:  w weight 400  l limit none  m memory 1.00 GiB  p let it go on");
+        for (key, asks) in [
+            ('w', "weight of client 2: 4_  (Enter sets it, Esc does not)"),
+            ('l', "compute limit of client 2 in %, or none: 4_  (Enter sets it, Esc does not)"),
+            ('m', "memory limit of client 2, or none: 4_  (Enter sets it, Esc does not)"),
+        ] {
+            top.press(Key::Char(key));
+            top.press(Key::Char('4'));
+            assert_eq!(screen(&top, now, 80, 10).lines().last(), Some(asks));
+            top.press(Key::Escape);
+        }
+    }
+
+    #[test]
+    fn all_keys_are_shown() {
+        let (mut top, now) = top();
+        top.press(Key::Char('?'));
+        let text = screen(&top, now, 80, 24);
+        assert!(HELP.lines().all(|line| text.contains(line)), "{text}");
+        top.press(Key::Escape);
+        assert!(screen(&top, now, 80, 24).contains("job1"));
     }
 
     #[test]
@@ -306,5 +413,13 @@ q quit  s sort by client  t set TQ  o scheduling off
         let text = screen(&top, Instant::now(), 80, 24);
         assert!(text.contains("… 983 more lines"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        // The selected one is in sight, wherever it is.
+        for selected in [1, 17, 18, 500, 999, 1000] {
+            top.selected = Some(selected);
+            let text = screen(&top, Instant::now(), 80, 24);
+            assert!(text.contains(&format!(">{selected:>4} waiting")), "{selected}: {text}");
+            let shown = text.lines().filter(|line| line.contains(" waiting ")).count();
+            assert!(text.contains(&format!("… {} more lines", 1000 - shown)), "{selected}: {text}");
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::process::{Command, Output};
 
 use nvshare_e2e::golden;
 use nvshare_harness::{Artifacts, Program, Running, Scheduler, World, wait_until};
+use nvshare_proto::ShareStatus;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const JOB: &str = "--memory 768MiB --block 64MiB --kernel-us 1000";
@@ -82,11 +83,11 @@ fn top_shows_who_holds_and_obeys_keys() {
         "scheduling on  TQ 300 s",
         "/1.0 GiB, 1.5 allocated",
         "held by ",
-        "  ID STATE     PROGRAM",
+        "   ID STATE     PROGRAM",
         "nvshare-workload a",
         "nvshare-workload b",
         "768.0 MiB",
-        "q quit  s sort by client  t set TQ  o scheduling off",
+        "q quit  ? keys  ↓ client  s sort by client  t set TQ  o scheduling off",
     ] {
         assert!(screen.contains(part), "{part}:\n{screen}");
     }
@@ -94,7 +95,7 @@ fn top_shows_who_holds_and_obeys_keys() {
     // The lines that do not depend on the moment; `top/view.rs` compares whole screens of known figures.
     let frame: String = screen
         .lines()
-        .filter(|line| line.starts_with("  ID") || line.starts_with("q quit"))
+        .filter(|line| line.starts_with("   ID") || line.starts_with("q quit"))
         .map(|line| line.to_owned() + "\n")
         .collect();
     golden("top.txt", &frame);
@@ -103,6 +104,7 @@ fn top_shows_who_holds_and_obeys_keys() {
     terminal.keys(&["t", "2", "Enter"]);
     terminal.until("the quantum is set", |screen| screen.contains("TQ 2 s"));
     assert_eq!(Scheduler::status(&world).scheduler.quantum_ms, 2000);
+    changes_of_a_client(&world, &terminal);
     terminal.keys(&["o"]);
     terminal.until("a refusal is shown", |screen| screen.contains(": clients have 1.50 GiB"));
     terminal.resize(20, 5);
@@ -125,6 +127,41 @@ fn top_shows_who_holds_and_obeys_keys() {
     for job in [first, second].map(Running::finish) {
         job.intact();
     }
+}
+
+/// What is typed, what the scheduler says then, and whether the client has that.
+type Change = (&'static [&'static str], &'static str, fn(ShareStatus) -> bool);
+
+const CHANGES: [Change; 6] = [
+    (&["w", "4", "0", "0", "Enter"], "weight 400", |share| share.weight == 400),
+    (&["l", "2", "5", "%", "Enter"], "compute limit 25 %", |share| share.compute[0].percent == 25),
+    (&["p"], "paused", |share| share.paused),
+    (&["p"], "resumed", |share| !share.paused),
+    (&["l", "n", "o", "n", "e", "Enter"], "no compute limit", |share| share.compute.is_empty()),
+    (&["w", "1", "0", "0", "Enter"], "weight 100", |share| share.weight == 100),
+];
+
+/// Keys that change what the selected client has.
+fn changes_of_a_client(world: &World, terminal: &Terminal) {
+    let share = |of: u64| {
+        let clients = Scheduler::status(world).clients;
+        clients.into_iter().find(|client| client.client == of).map(|client| client.share)
+    };
+    terminal.keys(&["w"]);
+    terminal.until("nobody is selected", |screen| screen.contains("select a client first"));
+    terminal.keys(&["?"]);
+    terminal.until("the keys are shown", |screen| screen.contains("  p                pause it"));
+    terminal.keys(&["?", "s", "s", "s", "s", "s", "Up", "Down"]);
+    terminal.until("the second is selected", |screen| {
+        screen.contains("\n>   2 ") && screen.contains("client 2:  w weight 100  l limit none")
+    });
+    for (keys, said, is_so) in CHANGES {
+        terminal.keys(keys);
+        terminal.until(said, |screen| screen.contains(&format!("): {said}")));
+        assert!(share(2).is_some_and(is_so), "{said}");
+    }
+    terminal.keys(&["Escape"]);
+    terminal.until("nobody is selected", |screen| screen.contains("q quit  ? keys"));
 }
 
 #[test]
