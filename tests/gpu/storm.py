@@ -34,7 +34,7 @@ def storm(how, *arguments, limit):
     seeds, _, native_ms, turns_ms, hand_overs, native, found = map(int, counted[-1]) if counted else (0, 0, 0, 0, 0, 0, 1)
     kinds = sorted(re.findall(r"storm: seed (\d+), (?:natively|under nvshare): (.*)", said), key=lambda k: int(k[0]))
     row(scenario="storm", how=how, rc=process.returncode, seeds=seeds, took_s=round(time.time() - begin, 1), median_ms=max(native_ms, turns_ms), hand_overs=hand_overs, findings=native + found, which="; ".join(f"{s}: {k}" for s, k in kinds)[:600])
-    for finding in re.findall(r"(?ms)^storm: seed \d+, (?:natively|under nvshare): .*?(?=^storm: seed \d+, |^storm: composed)", said)[:3]:
+    for finding in re.findall(r"(?ms)^storm: seed \d+, (?:natively|under nvshare): .*?(?=^storm: seed \d+, |^storm: composed)", said):
         print(finding[:3000], flush=True)
     return seeds, hand_overs, native + found
 

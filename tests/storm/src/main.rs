@@ -9,6 +9,7 @@ mod exec;
 mod many;
 mod plan;
 mod rng;
+mod watch;
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -54,6 +55,9 @@ struct RunOptions {
     /// Programs of so many seeds, one after the other in this process: all but the last have one context, which stays
     #[arg(long, default_value_t = 1)]
     count: u64,
+    /// Another program was to follow in this process: the last one has the context that stays, too
+    #[arg(long)]
+    shared: bool,
     /// Random choices that are made
     #[arg(long, default_value_t = 100)]
     steps: usize,
@@ -94,12 +98,24 @@ impl RunOptions {
     fn each(&self) -> impl Iterator<Item = Self> {
         let last = self.seed + self.count - 1;
         (self.seed..=last).map(move |seed| {
-            let mut one = Self { seed, count: 1, ..self.clone() };
-            if seed < last {
+            let mut one = Self { seed, count: 1, shared: false, ..self.clone() };
+            if seed < last || self.shared {
                 one.without.extend(OF_CONTEXTS.map(str::to_owned));
             }
             one
         })
+    }
+
+    /// Those before a seed, if there are any.
+    fn before(&self, seed: u64) -> Option<Self> {
+        let count = seed.checked_sub(self.seed).filter(|&count| count > 0)?;
+        Some(Self { count, shared: true, ..self.clone() })
+    }
+
+    /// Those behind a seed, if there are any.
+    fn behind(&self, seed: u64) -> Option<Self> {
+        let count = (self.seed + self.count).checked_sub(seed + 1).filter(|&count| count > 0)?;
+        Some(Self { seed: seed + 1, count, ..self.clone() })
     }
 
     /// Of its first program.
@@ -153,6 +169,7 @@ fn run(options: &RunOptions) -> Result<(), String> {
         options.each().for_each(|one| println!("{}", plan::compose(&one.recipe(caps.clone()))));
         return Ok(());
     }
+    watch::begin();
     let driver: &'static Driver = Box::leak(Box::new(Driver::open()?));
     let caps = match known {
         Some(caps) => caps,
@@ -163,12 +180,45 @@ fn run(options: &RunOptions) -> Result<(), String> {
         Box::leak(Box::new(exec::Run::new(driver, plan, one.limited, one.verbose, one.populated)))
     };
     let mut programs: Vec<RunOptions> = options.each().collect();
-    let last = programs.pop().ok_or("no programs")?;
+    let last = if options.shared { None } else { programs.pop() };
     if !programs.is_empty() {
         // What the programs share: a context costs a card more than a program does.
         let kept = exec::KeptContext::new(driver).map_err(|error| error.to_string())?;
         programs.iter().for_each(|one| new(one).run_and_sweep());
         kept.end().map_err(|error| error.to_string())?;
     }
-    new(&last).run()
+    match last {
+        Some(last) => new(&last).run(),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Only {
+        #[command(flatten)]
+        options: RunOptions,
+    }
+
+    fn batch(arguments: &[&str]) -> RunOptions {
+        Only::parse_from(["run", "--seed"].iter().chain(arguments)).options
+    }
+
+    /// Seeds, and whether each may make contexts.
+    fn programs(options: &RunOptions) -> Vec<(u64, bool)> {
+        options.each().map(|one| (one.seed, one.without.is_empty())).collect()
+    }
+
+    #[test]
+    fn what_is_left_of_a_batch_means_the_same_programs() {
+        let whole = batch(&["10", "--count", "4"]);
+        assert_eq!(programs(&whole), [(10, false), (11, false), (12, false), (13, true)]);
+        assert_eq!(programs(&whole.before(12).unwrap()), [(10, false), (11, false)]);
+        assert_eq!(programs(&whole.behind(11).unwrap()), [(12, false), (13, true)]);
+        assert_eq!(programs(&whole.before(12).unwrap().behind(10).unwrap()), [(11, false)]);
+        assert!(whole.before(10).is_none() && whole.behind(13).is_none());
+    }
 }

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use crate::driver::{CudaError, Driver, cu};
 use crate::plan::{Id, Op, Plan, StreamKind};
+use crate::watch;
 use exclude::Exclusion;
 
 /// Handles of one kind of thing, by its index.
@@ -144,6 +145,7 @@ impl Run {
 
     /// Runs it all and ends the process.
     pub(crate) fn run(&'static self) -> ! {
+        watch::begins(self);
         for thread in 1..self.plan.threads {
             std::thread::Builder::new()
                 .name(format!("storm-{thread}"))
@@ -158,7 +160,7 @@ impl Run {
 
     /// Runs it all, and ends what it has left.
     pub(crate) fn run_and_sweep(&'static self) {
-        println!("storm: seed {} begins", self.plan.seed);
+        watch::begins(self);
         let others: Vec<_> = (1..self.plan.threads)
             .map(|thread| {
                 let named = std::thread::Builder::new().name(format!("storm-{thread}"));
@@ -245,7 +247,7 @@ impl Run {
     }
 
     /// Prints where each thread is.
-    fn whereabouts(&self) {
+    pub(crate) fn whereabouts(&self) {
         for (thread, at) in self.at.iter().enumerate() {
             if let Some(step) = at.load(Ordering::SeqCst).checked_sub(1) {
                 println!("storm: thread {thread} is at step {step}: {:?}", self.plan.steps[step].op);

@@ -1,5 +1,6 @@
 //! Runs the programs of many seeds: each natively first, then under the library beside others and a neighbour.
 
+mod batch;
 mod chaos;
 mod coverage;
 mod moods;
@@ -113,6 +114,8 @@ struct Storm<'a> {
     running: Running,
     coverage: Mutex<Coverage>,
     found: Mutex<Vec<Found>>,
+    /// Seeds that ran, whatever came of it.
+    tried: AtomicU64,
     native_ms: Mutex<Vec<u64>>,
     shared_ms: Mutex<Vec<u64>>,
     moved: Mutex<Moved>,
@@ -147,6 +150,7 @@ pub(crate) fn storm(options: &StormOptions) -> Result<(), String> {
         running: Running::default(),
         coverage: Mutex::default(),
         found: Mutex::default(),
+        tried: AtomicU64::new(0),
         native_ms: Mutex::default(),
         shared_ms: Mutex::default(),
         moved: Mutex::default(),
@@ -203,8 +207,7 @@ impl Storm<'_> {
             return;
         };
         loop {
-            let late = self.options.seconds.is_some_and(|limit| self.began.elapsed().as_secs() >= limit);
-            if late || self.stop.load(Ordering::SeqCst) || INTERRUPTED.load(Ordering::SeqCst) {
+            if self.is_late() || self.stop.load(Ordering::SeqCst) || INTERRUPTED.load(Ordering::SeqCst) {
                 return;
             }
             let seed = self.next.fetch_add(self.options.batch, Ordering::SeqCst);
@@ -213,27 +216,13 @@ impl Storm<'_> {
                 return;
             }
             let programs = self.programs(seed, self.options.batch.min(end - seed));
-            let (finding, native) = match self.seeds(&mine, &programs, job) {
-                Ok(()) => continue,
-                Err(found) => found,
-            };
-            if self.options.chaos && !native && finding.is_refused_alone() {
-                self.refused_alone.fetch_add(1, Ordering::SeqCst);
-                continue;
-            }
-            // The one that did not get to its end.
-            let seed = finding.seed.unwrap_or(seed);
-            let Some(options) = programs.each().find(|one| one.seed == seed) else { return };
-            if INTERRUPTED.load(Ordering::SeqCst) {
-                return;
-            }
-            let kind = if native { "natively" } else { "under nvshare" };
-            println!("storm: seed {seed}, {kind}: {}\n{}", finding.kind, finding.text);
-            lock(&self.found).push(Found { options, finding, native });
-            if !native && !self.options.keep_going {
-                self.stop.store(true, Ordering::SeqCst);
-            }
+            self.batch(&mine, &programs, job);
         }
+    }
+
+    /// Whether no seed may be begun any more.
+    fn is_late(&self) -> bool {
+        self.options.seconds.is_some_and(|limit| self.began.elapsed().as_secs() >= limit)
     }
 
     /// The programs of seeds: each has 40 to 70 per cent of a card.
@@ -243,6 +232,7 @@ impl Storm<'_> {
         RunOptions {
             seed,
             count,
+            shared: false,
             steps: self.options.steps,
             threads: 0,
             memory,
@@ -260,47 +250,6 @@ impl Storm<'_> {
     fn without(&self, seed: u64) -> Vec<String> {
         let slow = self.world.parts.simulator.is_some() && moods::of(seed).is_some_and(|mood| mood.is_slow());
         self.options.without.iter().cloned().chain(slow.then(|| "cuMemAllocManaged".to_owned())).collect()
-    }
-
-    /// Both runs of some seeds; a finding, and whether it was of the native one.
-    fn seeds(&self, mine: &World, options: &RunOptions, job: usize) -> Result<(), (Finding, bool)> {
-        for one in options.each() {
-            let plan = plan::compose(&one.recipe(self.known.clone()));
-            lock(&self.coverage).add(&plan.features);
-        }
-        if self.world.parts.simulator.is_some() {
-            lock(&self.coverage).add(&moods::feature(options.seed));
-        }
-        let mut patience = Duration::from_secs(self.options.patience);
-        if !self.options.skip_native {
-            let log = mine.dir.join("native.log");
-            let nobody = Running::default();
-            let command = trial::command(mine, options, &self.caps);
-            let native = trial::trial(command, options.count, &log, patience, &nobody)
-                .map_err(|finding| (finding, true))?;
-            let each = native / options.count as u32;
-            lock(&self.native_ms).extend((0..options.count).map(|_| each.as_millis() as u64));
-            patience = patience.max(each * TIMES_NATIVE);
-        }
-        if self.options.native {
-            return Ok(());
-        }
-        let log = self.world.dir.join(format!("seed-{job}.log"));
-        let mut command = trial::under(self.world, options, &self.caps, &self.options.log);
-        if !self.options.chaos && moods::of(options.seed).is_some_and(|mood| mood.is_slow()) {
-            command.arg("--populated");
-        }
-        let shared = trial::trial(command, options.count, &log, patience, &self.running)
-            .map_err(|finding| (finding, false))?;
-        let each = shared / options.count as u32;
-        lock(&self.shared_ms).extend((0..options.count).map(|_| each.as_millis() as u64));
-        self.nothing_moved_by_itself(options.seed).map_err(|finding| (finding, false))?;
-        if self.world.scheduler_died() {
-            let log = std::fs::read_to_string(self.world.dir.join("scheduler.log")).unwrap_or_default();
-            let text = trial::tail(&log, 25);
-            return Err((Finding { kind: "the scheduler ended".to_owned(), text, seed: None }, false));
-        }
-        Ok(())
     }
 
     /// In turns, memory moves when it is told to. While there is no scheduler, or none that schedules, it may not; and what
@@ -358,7 +307,7 @@ impl Storm<'_> {
         for (what, count) in disturbed {
             println!("storm: {what}: {count}");
         }
-        let seeds = lock(&self.native_ms).len().max(lock(&self.shared_ms).len()) as u64;
+        let seeds = self.tried.load(Ordering::SeqCst);
         let enough = seeds >= ENOUGH_SEEDS;
         if enough && !missing.is_empty() {
             println!("storm: never composed: {}", missing.join(", "));

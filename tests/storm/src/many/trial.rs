@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::RunOptions;
+use crate::{RunOptions, watch};
 
 use super::moods;
 use super::world::World;
@@ -68,6 +68,9 @@ pub(crate) fn command(world: &World, options: &RunOptions, caps: &str) -> Comman
         ])
         .args(["--threads", &options.threads.to_string(), "--memory", &options.memory.to_string()])
         .args(["--caps", caps]);
+    if options.shared {
+        command.arg("--shared");
+    }
     if let Some(mood) = moods::of(options.seed).filter(|_| world.parts.simulator.is_some()) {
         command.env(mood.setting.0, mood.setting.1);
     }
@@ -98,11 +101,11 @@ fn next_tenant() -> u64 {
     LAST.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
 }
 
-/// Runs so many programs of one process to their end; how long it took, or what was found. Each is waited for as long as
+/// Runs the programs of one process to their end; how long it took, or what was found. Each is waited for as long as
 /// `patience` says.
 pub(crate) fn trial(
     mut command: Command,
-    count: u64,
+    programs: &RunOptions,
     log: &Path,
     patience: Duration,
     running: &Running,
@@ -138,6 +141,7 @@ pub(crate) fn trial(
         }
         if stacks.is_none() && progress.elapsed() > patience {
             running.signal(child.id(), libc::SIGCONT);
+            ask_where(&child, &out, length);
             stacks = Some(stacks_of(&child));
             let _ = child.kill();
         }
@@ -164,7 +168,7 @@ pub(crate) fn trial(
     if said.contains("HANG") {
         return Err(finding("hang".to_owned(), told()));
     }
-    if !status.success() || said.matches("words as expected").count() as u64 != count {
+    if !status.success() || said.matches("words as expected").count() as u64 != programs.count {
         let first = said.lines().find(|line| line.contains(" step ")).unwrap_or_default();
         let kind = if first.contains("words are wrong") {
             "wrong data".to_owned()
@@ -177,6 +181,17 @@ pub(crate) fn trial(
         return Err(finding(kind, format!("{status}\n{}", told())));
     }
     Ok(took)
+}
+
+/// Has a process say where its threads are, which it does if it can.
+fn ask_where(child: &Child, out: &Path, length: u64) {
+    // SAFETY: a child of ours that was not waited for.
+    unsafe { libc::kill(child.id().cast_signed(), watch::SIGNAL) };
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(2) && out.metadata().map_or(0, |out| out.len()) == length {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(Duration::from_millis(50));
 }
 
 /// The seed that a process has named last.

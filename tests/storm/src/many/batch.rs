@@ -1,0 +1,139 @@
+//! The seeds of one process, one after the other: what is found at one of them is no reason to leave out those behind it.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::RunOptions;
+use crate::plan;
+
+use super::trial::{self, Finding, Running};
+use super::world::World;
+use super::{Found, INTERRUPTED, Storm, TIMES_NATIVE, lock, moods};
+
+/// What ended a process.
+#[derive(Debug)]
+enum Ended {
+    /// A program, whose seed is named: those behind it did not run.
+    At(u64, Finding),
+    /// Its own end, and what came of it.
+    Well(Finding),
+}
+
+impl Storm<'_> {
+    /// Both runs of a batch's programs. Each finding ends a process; what is left of the batch runs in another.
+    pub(super) fn batch(&self, mine: &World, whole: &RunOptions, job: usize) {
+        for one in whole.each() {
+            let plan = plan::compose(&one.recipe(self.known.clone()));
+            lock(&self.coverage).add(&plan.features);
+        }
+        if self.world.parts.simulator.is_some() {
+            lock(&self.coverage).add(&moods::feature(whole.seed));
+        }
+        let patience = Duration::from_secs(self.options.patience);
+        let mut clean = vec![(whole.clone(), patience)];
+        if !self.options.skip_native {
+            clean.clear();
+            self.parts_of(whole, true, |part| {
+                let log = mine.dir.join("native.log");
+                let nobody = Running::default();
+                let command = trial::command(mine, part, &self.caps);
+                let ended = trial::trial(command, part, &log, patience, &nobody);
+                let good = match &ended {
+                    Ok(took) => {
+                        let each = *took / part.count as u32;
+                        lock(&self.native_ms).extend((0..part.count).map(|_| each.as_millis() as u64));
+                        Some((part.clone(), patience.max(each * TIMES_NATIVE)))
+                    }
+                    // Those before it are natively clean, and not known to be slow.
+                    Err(finding) => {
+                        part.before(finding.seed.unwrap_or(part.seed)).map(|good| (good, patience))
+                    }
+                };
+                clean.extend(good);
+                ended.map(|_| ()).map_err(|finding| Ended::At(finding.seed.unwrap_or(part.seed), finding))
+            });
+        }
+        if self.options.native {
+            return;
+        }
+        for (part, patience) in clean {
+            self.parts_of(&part, false, |part| self.in_turns(part, patience, job));
+        }
+    }
+
+    /// Runs programs, and after each finding those that are left.
+    fn parts_of(
+        &self,
+        programs: &RunOptions,
+        native: bool,
+        mut run: impl FnMut(&RunOptions) -> Result<(), Ended>,
+    ) {
+        let mut left = Some(programs.clone());
+        let mut is_first = true;
+        while let Some(part) = left.take() {
+            let is_over = !is_first && (self.is_late() || self.stop.load(Ordering::SeqCst));
+            if is_over || INTERRUPTED.load(Ordering::SeqCst) {
+                return;
+            }
+            is_first = false;
+            let (seed, finding) = match run(&part) {
+                Ok(()) => {
+                    self.tried(native, part.count);
+                    return;
+                }
+                Err(Ended::Well(finding)) => {
+                    self.tried(native, part.count);
+                    (part.seed, finding)
+                }
+                Err(Ended::At(seed, finding)) => {
+                    self.tried(native, seed - part.seed + 1);
+                    left = part.behind(seed);
+                    (seed, finding)
+                }
+            };
+            let Some(options) = part.each().find(|one| one.seed == seed) else { return };
+            self.note(options, finding, native);
+        }
+    }
+
+    fn tried(&self, native: bool, seeds: u64) {
+        if native || self.options.skip_native {
+            self.tried.fetch_add(seeds, Ordering::SeqCst);
+        }
+    }
+
+    fn note(&self, options: RunOptions, finding: Finding, native: bool) {
+        if INTERRUPTED.load(Ordering::SeqCst) {
+            return;
+        }
+        if self.options.chaos && !native && finding.is_refused_alone() {
+            self.refused_alone.fetch_add(1, Ordering::SeqCst);
+            return;
+        }
+        let kind = if native { "natively" } else { "under nvshare" };
+        println!("storm: seed {}, {kind}: {}\n{}", options.seed, finding.kind, finding.text);
+        lock(&self.found).push(Found { options, finding, native });
+        if !native && !self.options.keep_going {
+            self.stop.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn in_turns(&self, part: &RunOptions, patience: Duration, job: usize) -> Result<(), Ended> {
+        let log = self.world.dir.join(format!("seed-{job}.log"));
+        let mut command = trial::under(self.world, part, &self.caps, &self.options.log);
+        if !self.options.chaos && moods::of(part.seed).is_some_and(|mood| mood.is_slow()) {
+            command.arg("--populated");
+        }
+        let took = trial::trial(command, part, &log, patience, &self.running)
+            .map_err(|finding| Ended::At(finding.seed.unwrap_or(part.seed), finding))?;
+        let each = took / part.count as u32;
+        lock(&self.shared_ms).extend((0..part.count).map(|_| each.as_millis() as u64));
+        self.nothing_moved_by_itself(part.seed).map_err(Ended::Well)?;
+        if self.world.scheduler_died() {
+            let log = std::fs::read_to_string(self.world.dir.join("scheduler.log")).unwrap_or_default();
+            let text = trial::tail(&log, 25);
+            return Err(Ended::Well(Finding { kind: "the scheduler ended".to_owned(), text, seed: None }));
+        }
+        Ok(())
+    }
+}
