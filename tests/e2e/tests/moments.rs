@@ -34,8 +34,9 @@ fn the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off() {
     // It takes a while to leave.
     let world = World::simulated(&[CARD[0], CARD[1], ("NVSIM_TO_HOST", "1")]);
     let listener = PlayedScheduler::listen(&world);
-    // It does not wait for its kernels: there is always one that could run.
-    let job = Program::workload(&world, "job", "--memory 640MiB --block 64MiB --kernel-us 1000 --ahead");
+    // It does not wait for its kernels: there is always one that could run. Each block is more than what a client may have
+    // allocated without saying so.
+    let job = Program::workload(&world, "job", "--memory 640MiB --block 160MiB --kernel-us 1000 --ahead");
     let job = job.until_told().start();
     let (mut client, usage) = PlayedScheduler::accept(&listener);
     let gpu = usage.first().map(|usage| usage.gpu);

@@ -5,7 +5,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 use nvshare_proto::{ClientMessage, Hold, Reply, Request, SchedulerMessage, Usage, codec};
 
-use crate::World;
+use crate::{World, patience};
 
 /// The scheduler's end of the connection to its one client.
 #[derive(Debug)]
@@ -32,6 +32,7 @@ impl PlayedScheduler {
     #[must_use]
     pub fn accept(listener: &UnixListener) -> (Self, Vec<Usage>) {
         let (stream, _) = listener.accept().expect("a client");
+        stream.set_read_timeout(Some(patience())).expect("a deadline");
         let mut played = Self { stream, bytes: Vec::new() };
         let Request::Register(register) = played.hear() else { panic!("the client does not register") };
         played.say(&[SchedulerMessage::Registered { client: 1, hold: Hold::Parked }]);
@@ -45,7 +46,7 @@ impl PlayedScheduler {
                 self.bytes.drain(..used);
                 return request;
             }
-            let read = self.stream.read(&mut chunk).expect("bytes");
+            let read = self.stream.read(&mut chunk).expect("the client says something");
             assert!(read > 0, "the client has hung up");
             self.bytes.extend_from_slice(&chunk[..read]);
         }
@@ -54,7 +55,7 @@ impl PlayedScheduler {
     /// Waits for a message, and passes over others.
     ///
     /// # Panics
-    /// When the client hangs up.
+    /// When the client hangs up, or says nothing for as long as tests have patience.
     pub fn until<T>(&mut self, mut which: impl FnMut(&ClientMessage) -> Option<T>) -> T {
         loop {
             if let Request::Client(message) = self.hear()
