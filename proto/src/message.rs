@@ -142,7 +142,8 @@ pub enum ClientMessage {
         /// The grant that may end.
         epoch: Epoch,
     },
-    /// An allocation waits for this much more than the room it has.
+    /// An allocation waits until the client may have this much on the card in all: what it was given and has not given back,
+    /// and what it lacks. So room that crosses it on the way answers it. 0: no allocation waits any more.
     NeedRoom(Room),
     /// This much is free for others: evicted, or freed by the program.
     Room(Room),

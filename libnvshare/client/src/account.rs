@@ -206,11 +206,24 @@ impl<T: Tenant> Account<T> {
         self.allocated.saturating_sub(self.most_on_card())
     }
 
-    /// What a restore lacks that found no room for `bytes`: what can never be on the card at the same time is not waited
-    /// for.
+    /// What a restore asks the scheduler for that found no room for `bytes`, and for so much of what is `unmapped`: see
+    /// [`Self::to_ask_for`]. What can never be on the card at the same time is not waited for, but nothing else will do for
+    /// what is unmapped.
     #[must_use]
-    pub fn lacks_after_restore(&self, bytes: u64) -> u64 {
-        bytes.saturating_sub(self.never_fits())
+    pub fn to_ask_for_after_restore(&self, bytes: u64, unmapped: u64) -> u64 {
+        match bytes.saturating_sub(self.never_fits()) + unmapped {
+            0 => 0,
+            absent => self.to_ask_for(self.lacks(absent)),
+        }
+    }
+
+    /// What NEED_ROOM says where so much room is lacking: all that the process wants on the card, which is what it was given
+    /// and has not given back, and what it lacks. So room that is on its way meanwhile is not asked for twice. 0: nothing
+    /// is lacking.
+    #[must_use]
+    pub fn to_ask_for(&self, lacking: u64) -> u64 {
+        let given = self.charged.saturating_add(self.made).saturating_add_signed(self.room);
+        if lacking == 0 { 0 } else { given.saturating_add(lacking) }
     }
 
     /// Charges up to so much for what comes to the card, as far as there is room; returns how much.

@@ -25,7 +25,7 @@ pub enum Done {
     Drained(Ticket),
     /// What could be restored is.
     Restored {
-        /// What these devices lack for the rest.
+        /// What is to be asked for on these devices, which lack room for the rest: see [`Account::to_ask_for`].
         lacking: Vec<Room>,
     },
     /// More of what was on this GPU is on the host now.
@@ -299,7 +299,8 @@ impl Session {
                 // A process that needs nothing any more says so as well, or others would leave for nobody. What a restore
                 // lacks is said by the restore.
                 if lacking > 0 || is_news && !self.machine.is_restoring() {
-                    host.say(ClientMessage::NeedRoom(Room { gpu, bytes: lacking }));
+                    let bytes = account.to_ask_for(lacking);
+                    host.say(ClientMessage::NeedRoom(Room { gpu, bytes }));
                 }
             }
         }

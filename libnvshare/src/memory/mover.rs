@@ -161,7 +161,8 @@ fn probe(cancelled: impl Fn() -> bool) -> Done {
     }
 }
 
-/// Restores memory on all devices at the same time. Returns the room that is lacking; `None` if it was given up.
+/// Restores memory on all devices at the same time. Returns what is to be asked for where room is lacking; `None` if
+/// it was given up.
 fn restore(cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Vec<Room>> {
     let devices: Vec<&'static Device> = devices::used().collect();
     let one = |device: &'static Device| {
@@ -190,10 +191,10 @@ fn restore(cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Vec<Room>> {
         // The absent memory is not on the list yet, as its allocation is under way.
         threads::pause();
     }
-    let lacks = |(device, restored): (&&Device, &moves::Restored)| {
-        (restored.lacks > 0).then_some(Room { gpu: device.uuid, bytes: restored.lacks })
+    let lacking = |(device, restored): (&&Device, &moves::Restored)| {
+        (restored.lacking > 0).then_some(Room { gpu: device.uuid, bytes: restored.lacking })
     };
-    (!cancelled()).then(|| devices.iter().zip(&restored).filter_map(lacks).collect())
+    (!cancelled()).then(|| devices.iter().zip(&restored).filter_map(lacking).collect())
 }
 
 fn evict(Room { gpu, bytes }: Room) {

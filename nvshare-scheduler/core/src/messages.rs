@@ -45,8 +45,11 @@ impl Core {
                 _ => {}
             },
             ClientMessage::NeedRoom(Room { gpu, bytes }) => {
+                // Where it has been given that by now, the question has crossed the answer.
                 let most = self.capacity(gpu, id);
-                self.with_account(id, gpu, |account| account.needs = bytes.min(most));
+                self.with_account(id, gpu, |account| {
+                    account.needs = bytes.saturating_sub(account.budget).min(most);
+                });
             }
             ClientMessage::Room(Room { gpu, bytes }) => {
                 self.with_account(id, gpu, |account| {

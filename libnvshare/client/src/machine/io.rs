@@ -39,7 +39,7 @@ pub enum Input {
     Drained(Ticket),
     /// What could be restored is.
     Restored {
-        /// What lacks room.
+        /// What is to be asked for where room is lacking.
         lacking: Vec<Room>,
     },
     /// All work is complete that was submitted until this many submissions were counted.

@@ -130,6 +130,10 @@ impl Model {
                 let made = i128::from(copy.take_made());
                 assert_eq!(i128::from(charged) + room + made, self.granted, "what was given, after {after}");
             }
+            // Below zero: what left while nothing was counted is told now. A scheduler takes no more than it has given.
+            let asks_for = i128::from(account.to_ask_for(1));
+            assert_eq!(asks_for, self.granted.max(0) + 1, "what was given, and is lacking, after {after}");
+            assert_eq!(account.to_ask_for(0), 0, "nothing is lacking, after {after}");
             assert!(account.lacking() >= self.needs, "needs, after {after}");
         } else {
             assert_eq!(account.lacking(), 0, "nothing lacks where nothing is counted, after {after}");

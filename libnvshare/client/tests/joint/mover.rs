@@ -227,7 +227,7 @@ impl World {
             }
         }
         let lacks = |(device, lacks): (&crate::library::Device, u64)| {
-            let bytes = device.account().lacks_after_restore(lacks);
+            let bytes = device.account().to_ask_for_after_restore(lacks, 0);
             (bytes > 0).then_some(Room { gpu: device.gpu, bytes })
         };
         let lacking = library.devices.iter().zip(restore.lacks).filter_map(lacks).collect();

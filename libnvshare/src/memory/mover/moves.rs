@@ -53,8 +53,8 @@ fn prefetch(context: &Context, address: CUdeviceptr, bytes: u64, to: CUdevice) -
 /// The result of the restore of a device.
 #[derive(Debug, Default)]
 pub(super) struct Restored {
-    /// Bytes that had no room.
-    pub(super) lacks: u64,
+    /// What is to be asked for, in bytes: see [`Account::to_ask_for`](nvshare_client::Account::to_ask_for).
+    pub(super) lacking: u64,
     /// Whether anything was restored.
     pub(super) moved: bool,
 }
@@ -63,7 +63,7 @@ pub(super) struct Restored {
 pub(super) fn restore(device: &'static Device, cancelled: &dyn Fn() -> bool) -> Restored {
     let begin = Instant::now();
     let mut result = Restored::default();
-    let mut restored = 0;
+    let (mut restored, mut lacks) = (0, 0);
     let swapped = swap::restore(device, cancelled);
     result.moved |= swapped.back > 0;
     restored += swapped.copied;
@@ -73,7 +73,7 @@ pub(super) fn restore(device: &'static Device, cancelled: &dyn Fn() -> bool) -> 
         }
         let back = bring_back(&allocation, device, cancelled);
         result.moved |= back.bytes > 0;
-        result.lacks += back.lacks;
+        lacks += back.lacks;
         restored += back.restored;
     }
     if restored > 0 {
@@ -82,8 +82,7 @@ pub(super) fn restore(device: &'static Device, cancelled: &dyn Fn() -> bool) -> 
         log_moved("restored", restored, took);
     }
     let account = device.account();
-    // Nothing but memory on the card will do for what is unmapped.
-    result.lacks = account.lacks_after_restore(result.lacks) + swapped.lacks;
+    result.lacking = account.to_ask_for_after_restore(lacks, swapped.lacks);
     if account.unmapped() == 0 || result.moved {
         waiting::is_over();
     } else if !cancelled() {

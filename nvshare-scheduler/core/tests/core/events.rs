@@ -88,13 +88,13 @@ fn an_allocation_is_refused_when_it_was_told_so_and_not_when_it_gives_up() {
     told(&mut table);
     let need = |bytes| ClientMessage::NeedRoom(Room { gpu: gpu(0), bytes });
     let kinds = |told: Vec<Told>| told.into_iter().map(|told| told.0).collect::<Vec<_>>();
-    assert_eq!(kinds(after(&mut table, 0, 2, need(GIB))), [EventKind::NeedRoom, EventKind::Evict]);
+    assert_eq!(kinds(after(&mut table, 0, 2, need(9 * GIB))), [EventKind::NeedRoom, EventKind::Evict]);
     assert_eq!(kinds(after(&mut table, 0, 2, need(0))), []);
     // What the other one has cannot be moved, and is in the way for good.
     let stays = ClientMessage::Evicted { gpu: gpu(0), short: 8 * GIB };
     assert_eq!(kinds(after(&mut table, 0, 1, stays)), [EventKind::Evicted, EventKind::Stays]);
     assert_eq!(
-        after(&mut table, 0, 2, need(GIB)),
+        after(&mut table, 0, 2, need(9 * GIB)),
         [(EventKind::NeedRoom, 2, Some(1), None), (EventKind::Refused, 2, Some(1), None)]
     );
 }

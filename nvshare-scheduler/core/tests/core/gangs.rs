@@ -222,7 +222,7 @@ fn an_allocation_that_its_gang_has_no_room_for_is_refused() {
         table.say(rank, ClientMessage::Usage(Usage { allocated: 7 * GIB, ..twelve_gib(0) }));
     }
     // Alone it would fit; both together have 14 of 16 GiB, and are there together or not at all.
-    let room = Room { gpu: gpu(0), bytes: 8 * GIB };
+    let room = Room { gpu: gpu(0), bytes: 15 * GIB };
     let sent = table.say(RANKS[0], ClientMessage::NeedRoom(room));
     let sent = table.give_back(sent);
     assert!(sent.contains(&(RANKS[0], SchedulerMessage::NoRoom { gpu: gpu(0) })), "{sent:?}");
@@ -233,7 +233,7 @@ fn an_allocation_that_its_gang_has_no_room_for_is_refused() {
 fn gangs_that_were_held_up() {
     let gang = Some(Gang { number: 5, size: 0 });
     let on = |n| vec![gpu(n)];
-    let both = vec![gpu(0), gpu(1)];
+    let both = || vec![gpu(0), gpu(1)];
     for (why, plans, seed) in [
         (
             "a rank on a free GPU waited for who waits on the GPU that another one had",
@@ -267,7 +267,7 @@ fn gangs_that_were_held_up() {
             "the same, of a rank that is next itself",
             vec![
                 Plan { starts_at: 215, ..steady(7, 100) },
-                Plan { gang, gpus: both, ..steady(10, 100) },
+                Plan { gang, gpus: both(), ..steady(10, 100) },
                 Plan { gang, gpus: on(1), starts_at: 1210, ..steady(6, 100) },
             ],
             386_999_507_754_356_014,
@@ -281,6 +281,18 @@ fn gangs_that_were_held_up() {
                 Plan { starts_at: 2090, ..steady(8, 100) },
             ],
             158_872_912_002_179_612,
+        ),
+        (
+            "a rank's question for room crossed with the room, and counted as more than the GPU has beside the other one",
+            vec![
+                Plan { gang, gpus: on(1), pause: 10, starts_at: 1066, ..steady(1, 1229) },
+                steady(3, 100),
+                Plan { gang, gpus: both(), starts_at: 2028, ..steady(13, 100) },
+                Plan { starts_at: 2412, ..steady(1, 100) },
+                Plan { gang, starts_at: 2412, ..steady(1, 100) },
+                Plan { gpus: on(1), starts_at: 2077, ..steady(1, 100) },
+            ],
+            5_309_222_355_249_036_784,
         ),
     ] {
         println!("{why}");

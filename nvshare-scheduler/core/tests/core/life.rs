@@ -96,7 +96,7 @@ impl World {
             *room -= brought;
             *model.resident.get_mut(&gpu).unwrap() += brought;
             if brought < absent {
-                lacking.push(ClientMessage::NeedRoom(Room { gpu, bytes: absent - brought }));
+                lacking.push(ClientMessage::NeedRoom(Room { gpu, bytes: model.allocated }));
             }
         }
         if !lacking.is_empty() {
@@ -233,7 +233,7 @@ impl World {
             self.tell_usage(i);
             for gpu in gpus {
                 if self.models[i].room[&gpu] < GIB {
-                    let bytes = GIB - self.models[i].room[&gpu];
+                    let bytes = self.models[i].resident[&gpu] + GIB;
                     self.say(i, ClientMessage::NeedRoom(Room { gpu, bytes }));
                 }
             }

@@ -95,3 +95,18 @@ fn a_drain_that_was_given_up_refuses_nobody() {
     assert!(room_given(&sent, PARKED) >= 400 * MIB, "{sent:?}");
     assert!(table.core.next_deadline().is_some_and(|deadline| deadline > MS(table.now)));
 }
+
+#[test]
+fn a_question_that_crossed_with_room_for_it_asks_for_no_more() {
+    let mut table = half_a_gib();
+    table.register(NEIGHBOUR, Gate::Open, 100 * MIB, 0);
+    table.register(PARKED, Gate::Closed, 100 * MIB, 0);
+    // It has 100 MiB, and lacks 150; and has not heard of the room for that when it lacks 160.
+    let sent = table.say(NEIGHBOUR, ClientMessage::NeedRoom(room(250)));
+    assert!(room_given(&sent, NEIGHBOUR) >= 150 * MIB, "{sent:?}");
+    let given = room_given(&sent, NEIGHBOUR);
+    assert_eq!(table.say(NEIGHBOUR, ClientMessage::NeedRoom(room(260))), []);
+    // All that it has or is about to have is 412 MiB: that is what more is counted from.
+    let sent = table.say(NEIGHBOUR, ClientMessage::NeedRoom(room(412)));
+    assert_eq!(given + room_given(&sent, NEIGHBOUR), 312 * MIB, "{sent:?}");
+}

@@ -135,7 +135,7 @@ impl Honest {
         }
         plan.append(&mut self.asks(now));
         if self.needs_parked > 0 {
-            let bytes = std::mem::take(&mut self.needs_parked) * GIB;
+            let bytes = std::mem::take(&mut self.needs_parked) * GIB + self.now.resident;
             plan.push(self.say(ClientMessage::NeedRoom(Room { gpu: gpu(self.gpu), bytes })));
         }
         plan
