@@ -34,7 +34,7 @@ int main(void) {
     EXPECT(free_bytes() == before - 80 * MIB);
     CHECK(FN(cuMemUnmap)(d + 16 * MIB, 16 * MIB));
     EXPECT(free_bytes() == before - 64 * MIB);
-    /* The host's is not the GPU's. */
+    /* Memory of the host is not the GPU's. */
     CHECK(FN(cuMemCreate)(&host, 16 * MIB, &on_host, 0ul));
     EXPECT(free_bytes() == before - 64 * MIB);
     CHECK(FN(cuMemRelease)(host));
@@ -43,7 +43,7 @@ int main(void) {
     CHECK(FN(cuArray3DCreate_v2)(&array, &shape));
     EXPECT(free_bytes() == before - 68 * MIB);
     CHECK(FN(cuArrayDestroy)(array));
-    /* A context goes with what was allocated in it; memory of pools is the device's. */
+    /* A context takes its allocations with it; memory of pools belongs to the device. */
     void *other;
     uint64_t ordered;
     CHECK(FN(cuCtxCreate_v2)(&other, 0, 0));
@@ -55,7 +55,7 @@ int main(void) {
     EXPECT(free_bytes() == before - 68 * MIB);
     CHECK(FN(cuMemFreeAsync)(ordered, NULL));
     EXPECT(free_bytes() == before - 64 * MIB);
-    /* What is freed twice, or was never allocated, is the driver's to refuse, and changes nothing. */
+    /* Memory that is freed twice, or was never allocated, is for the driver to refuse, and changes nothing. */
     CHECK(FN(cuMemFree_v2)(a));
     EXPECT(FN(cuMemFree_v2)(a) != 0);
     EXPECT(FN(cuMemFreeAsync)(a, NULL) != 0);

@@ -1,4 +1,5 @@
-/* Without a scheduler the card is as large as it is: what does not fit is refused, as the driver refuses it, and not paged. */
+/* Without a scheduler the card has its real size: an allocation that does not fit is refused, as the driver refuses it, and not
+   paged. */
 #include "guest.h"
 int main(void) {
     start();

@@ -1,4 +1,4 @@
-/* Callbacks that call CUDA, under turns: they neither sleep at the gate nor wait for room. */
+/* Callbacks that call CUDA, under turns: the calls neither sleep at the gate nor wait for room. */
 #include "guest.h"
 static volatile int ran;
 static void host_func(void *data) {

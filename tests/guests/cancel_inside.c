@@ -1,4 +1,4 @@
-/* Threads are cancelled while the driver works for them: what unwinds passes our frames, and the books are right. */
+/* Threads are cancelled while the driver works for them: unwinding passes the library's frames, and the accounts stay right. */
 #include "guest.h"
 enum { LAUNCH, SYNCHRONIZE, COPY, ALLOC, ALLOC_ORDERED, FREE, CALLS };
 static int (*call[CALLS])();
@@ -24,7 +24,7 @@ int main(void) {
     void (*waits)(int) = look_up("odd_waits");
     int (*inside)(void) = look_up("odd_inside");
     memory = alloc(MIB);
-    /* The lock is ours, and nothing of the library's waits in the driver. */
+    /* The program has the lock, and no thread of the library waits in the driver. */
     CHECK(launch(0, 0, 0, NULL));
     size_t before = free_bytes();
     for (intptr_t i = 0; i < CALLS; i++) {

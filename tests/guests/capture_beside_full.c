@@ -1,5 +1,5 @@
-/* A capture begins in one context while a thread waits in another one for a place in a full queue, until a function of the
-   host is over that waits for the capture: a capture has nothing to do with another context. */
+/* A capture begins in one context while a thread waits in another context for a place in a full queue. The queue is held by a
+   function of the host that waits for the capture: a capture has nothing to do with another context. */
 #include "guest.h"
 static volatile int launches, captured;
 static void *other, *others_step, *full;
@@ -32,7 +32,7 @@ int main(void) {
     CHECK(FN(cuCtxSynchronize)());
     CHECK(FN(cuCtxSetCurrent)(context));
     CHECK(pthread_create(&thread, NULL, fills, NULL));
-    /* The next one waits. */
+    /* The next launch waits. */
     while (launches < 1020) usleep(100);
     puts("full");
     fflush(stdout);

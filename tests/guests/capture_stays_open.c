@@ -1,4 +1,5 @@
-/* A capture stays open longer than a turn lasts: drains and looks for idleness are made beside it, and break it not. */
+/* A capture stays open longer than a turn lasts: the library drains and checks for idleness beside it, and does not break it.
+   */
 #include "guest.h"
 int main(void) {
     void *streams[2];

@@ -1,4 +1,5 @@
-/* Two threads capture, each on its own default stream, which has the same name in both: the end of one is not the other's. */
+/* Two threads capture, each on its own default stream. Both streams have the same name: the end of one capture is not that of
+   the other. */
 #include "guest.h"
 static volatile int began, ended, calls;
 static void count(void *data) { (void)data; __sync_fetch_and_add(&calls, 1); }

@@ -1,4 +1,4 @@
-/* The host closes every descriptor that it did not open, and later has none left: the program goes on. */
+/* The program closes every descriptor that it did not open, and later has no descriptor left: it goes on. */
 #include "guest.h"
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -12,7 +12,7 @@ int main(void) {
     int kept[8];
     for (int i = 0; i < 8; i++) kept[i] = open("/dev/null", O_RDWR);
     for (int i = 0; i < 100; i++) { CHECK(launch(base, 64, 1000, NULL)); usleep(2000); }
-    /* Nobody else writes to what is ours now, or closes it. */
+    /* Nobody else writes to the program's descriptors, or closes them. */
     for (int i = 0; i < 8; i++) EXPECT(fcntl(kept[i], F_GETFD) >= 0);
     struct rlimit none = {8, 8};
     setrlimit(RLIMIT_NOFILE, &none);

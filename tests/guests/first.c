@@ -1,4 +1,4 @@
-/* The least that uses a GPU: its first calls, and the end. */
+/* The shortest use of a GPU: the first calls, and the end. */
 #include "guest.h"
 int main(void) {
     CHECK(FN(cuInit)(0));

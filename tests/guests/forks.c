@@ -1,4 +1,4 @@
-/* A child of a process without CUDA uses it; a child of one with it does not hang; a program is started from both. */
+/* A child of a process without CUDA uses CUDA; a child of a process with CUDA does not hang; both processes start a program. */
 #include "guest.h"
 static void wait_for(pid_t pid) {
     int status = 0;
@@ -28,7 +28,7 @@ int main(void) {
     CHECK(launch(base, 64, 100, NULL));
     pid = fork();
     if (pid == 0) {
-        /* The driver is of no use here; nothing of ours may stand in the way of its answer, or of the end. */
+        /* The driver cannot be used here; the library must not stand in the way of its answer, or of the end. */
         size_t left, total;
         FN(cuMemGetInfo_v2)(&left, &total);
         exit(0);

@@ -1,4 +1,4 @@
-/* A green context keeps the primary one of its device after the program has released that; both end with it. */
+/* A green context keeps the primary context of its device after the program has released that; both end together. */
 #include "guest.h"
 #define BYTES (600 * MIB)
 int main(void) {

@@ -1,4 +1,4 @@
-/* What the guests share: the driver by dlopen and dlsym, as the CUDA runtime does it, and checks that name their line. */
+/* Common parts of the guests: the driver by dlopen and dlsym, as the CUDA runtime finds it, and checks that name their line. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -38,7 +38,7 @@ static uint64_t alloc(size_t bytes) {
     return base;
 }
 
-/* Whether there is to be another round: until the file is there that STOP names; without one, there is no other. */
+/* Whether there is another round: until the file exists that STOP names. Without STOP there is no other round. */
 static int goes_on(void) {
     const char *stop = getenv("STOP");
     return stop && access(stop, F_OK) != 0;

@@ -1,4 +1,4 @@
-/* Managed memory has no IPC handle: the driver's answer, and from then on memory that has one. */
+/* Managed memory has no IPC handle: the driver refuses, and from then on allocations get memory that has one. */
 #include "guest.h"
 
 int main(int argc, char **argv) {

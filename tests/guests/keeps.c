@@ -1,4 +1,5 @@
-/* What the driver keeps counts: memory of a pool whose allocations are freed, and of graphs. It gives way to what is wanted. */
+/* Memory that the driver keeps is counted: of a pool whose allocations are freed, and of graphs. It gives way to new
+   allocations. */
 #include "guest.h"
 
 static void *graph_that_allocates(void *stream, size_t bytes, uint32_t micros) {
@@ -27,7 +28,7 @@ int main(int argc, char **argv) {
     CHECK(FN(cuDeviceGetMemPool)(&current, 0));
     EXPECT(current == pool && FN(cuMemPoolDestroy)(pool) == 1);
     if (argc > 1) {
-        /* 600 MiB that nobody uses stand in nobody's way. */
+        /* 600 MiB that nobody uses are in nobody's way. */
         CHECK(FN(cuMemAllocAsync)(&a, 600 * MIB, stream));
         CHECK(FN(cuMemFreeAsync)(a, stream));
         CHECK(launch(alloc(4 * MIB), 64, 1, NULL));
@@ -50,7 +51,7 @@ int main(int argc, char **argv) {
     CHECK(FN(cuMemFree_v2)(b));
     EXPECT(free_bytes() == 100 * MIB);
 
-    /* What the pool hands out again is no more than before. */
+    /* Memory that the pool hands out again does not count twice. */
     CHECK(FN(cuMemAllocAsync)(&a, 35 * MIB, stream));
     CHECK(FN(cuMemFreeAsync)(a, stream));
     CHECK(FN(cuMemAllocAsync)(&a, 35 * MIB, stream));
@@ -69,19 +70,19 @@ int main(int argc, char **argv) {
     CHECK(FN(cuStreamSynchronize)(stream));
     b = alloc(80 * MIB);
     EXPECT(free_bytes() == 20 * MIB);
-    /* Nobody knows before what a graph takes: the first launch is over the limit, the next is refused. */
+    /* Nobody knows beforehand how much a graph takes: the first launch is over the limit, the next one is refused. */
     CHECK(FN(cuGraphLaunch)(slow, stream));
     EXPECT(FN(cuGraphLaunch)(exec, stream) == 2);
     CHECK(FN(cuStreamSynchronize)(stream));
     CHECK(FN(cuMemFree_v2)(b));
     CHECK(FN(cuGraphLaunch)(exec, stream));
     CHECK(FN(cuStreamSynchronize)(stream));
-    /* What could never be is refused at once. */
+    /* A graph that can never fit is refused at once. */
     void *graph;
     CHECK(FN(cuStreamBeginCapture_v2)(stream, 2));
     EXPECT(FN(cuMemAllocAsync)(&a, 101 * MIB, stream) == 2);
     CHECK(FN(cuStreamEndCapture)(stream, &graph));
-    /* What cuMemAlloc gave is freed in order as well. */
+    /* Memory of cuMemAlloc can be freed in order as well. */
     CHECK(FN(cuDeviceGraphMemTrim)(0));
     b = alloc(4 * MIB);
     CHECK(launch(b, 64, 300000, stream));

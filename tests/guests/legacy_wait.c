@@ -1,5 +1,5 @@
-/* A function of the host on one blocking stream waits until a kernel is done that a thread launches on another one later:
-   whoever puts an event on the legacy stream in between, a barrier for both, makes that wait for ever. */
+/* A function of the host on one blocking stream waits for a kernel that a thread launches later on another one. An event on the
+   legacy stream in between, which is a barrier for both, would make that wait for ever. */
 #include "guest.h"
 #include <time.h>
 #define BYTES (600 * MIB)
@@ -47,7 +47,7 @@ int main(void) {
         CHECK(pthread_create(&thread, NULL, make_ready, (void *)(uintptr_t)round));
         CHECK(pthread_join(thread, NULL));
         CHECK(FN(cuStreamSynchronize)(a));
-        /* And work of which a drain is complete. */
+        /* Then work that lets a drain complete. */
         for (int i = 0; i < 100; i++) {
             CHECK(launch(memory, 4, 2000, b));
             CHECK(FN(cuStreamSynchronize)(b));

@@ -1,4 +1,5 @@
-/* What nvidia-smi does: it never initialises CUDA. First what a relative uses, then what it uses itself. */
+/* The habits of nvidia-smi, which never initialises CUDA. The program shows first the memory use of a relative, then its own.
+   */
 #include "guest.h"
 struct memory { uint64_t total, free, used; };
 struct memory_v2 { unsigned version; uint64_t total, reserved, free, used; };
@@ -7,7 +8,7 @@ struct process_v2 { unsigned pid; uint64_t used; unsigned gpu_instance, compute_
 struct detail { unsigned pid; uint64_t used; unsigned gpu_instance, compute_instance; uint64_t protected_; };
 struct details { unsigned version, mode, count; struct detail *list; };
 static struct memory memory;
-/* One process of ours computes and none paints, whatever the list; the machine's others are not shown. */
+/* One process of the tenant computes and none draws, in every list; other processes of the machine are not shown. */
 static void look_for_processes(void *nvml, void *device, unsigned pid, uint64_t used) {
     struct process v1[4];
     struct process_v2 v2[4];

@@ -1,4 +1,5 @@
-/* A program that looks at memory before it allocates any, as JAX does to size its pool: it sees these MiB free, and in all. */
+/* A program that looks at memory before it allocates any, as JAX does to size its pool. It sees so many MiB free and in all
+   (arguments). */
 #include "guest.h"
 int main(int argc, char **argv) {
     EXPECT(argc == 3);

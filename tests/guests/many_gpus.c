@@ -1,4 +1,4 @@
-/* Memory on each of GPUS cards, and a kernel on all of them in each round. */
+/* Memory on each of several cards (GPUS), and a kernel on all of them in each round. */
 #include "guest.h"
 #define BYTES (512 * MIB)
 #define MOST 16

@@ -1,4 +1,4 @@
-/* A million allocations of all kinds from sixteen threads: at the end the books are as at the beginning. */
+/* A million allocations of all kinds from sixteen threads: at the end the accounts are as at the beginning. */
 #include "guest.h"
 struct properties { int type, handles, location_type, location_id; void *security; char flags[24]; };
 struct array { size_t width, height, depth; int format; unsigned channels, flags; };

@@ -1,5 +1,5 @@
-/* A libnvidia-ml.so.1 that knows one GPU of 1 GiB, half of which somebody uses. Who is there may be said in a file
- * `processes` beside the simulated cards: a process and its bytes in each line. */
+/* A libnvidia-ml.so.1 that knows one GPU of 1 GiB, half of which is used by others. A file `processes` beside the simulated
+ * cards may name processes: in each line a process and its bytes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +26,7 @@ int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory) {
     return 0;
 }
 
-/* Strangers compute and paint. */
+/* Processes that are no clients compute and draw. */
 static const struct process strangers[] = {{1, 5}, {2, 5}, {3, 5}};
 static struct process listed[16];
 static unsigned processes(const struct process **list) {

@@ -1,5 +1,5 @@
-/* A driver whose calls wait until the thread is cancelled, in a cancellation point with our hook below it; or which says
-   what no driver has said yet. */
+/* A driver whose calls can wait until the thread is cancelled, in a cancellation point with the library's hook below it, and
+   can return codes that no driver has returned yet. */
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>

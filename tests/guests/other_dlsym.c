@@ -1,4 +1,4 @@
-/* Another preloaded library that has a dlsym of its own and hands on what it does not want. */
+/* Another preloaded library with a dlsym of its own, which passes all requests on. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* An allocation on a stream is on the stream's GPU, whichever is current: that GPU's limit holds (argument: its answer). */
+/* An allocation on a stream is on the stream's GPU, whatever GPU is current: that GPU's limit holds (argument: its answer). */
 #include "guest.h"
 
 int main(int argc, char **argv) {

@@ -1,4 +1,4 @@
-/* 100 MiB are allowed: every way to ask for more is out of memory, and leaves what there is as it was. */
+/* 100 MiB are allowed: every way to allocate more returns out of memory, and leaves existing memory as it was. */
 #include "guest.h"
 struct properties { int type, handles, location_type, location_id; void *security; char flags[24]; };
 struct array { size_t width, height, depth; int format; unsigned channels, flags; };

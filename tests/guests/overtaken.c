@@ -1,4 +1,4 @@
-/* A thread allocates, which takes long; another one works, and so has the lock when the allocation is done. */
+/* A thread makes a slow allocation; another thread works meanwhile, so the program has the lock when the allocation is done. */
 #include "guest.h"
 #define BYTES (256 * MIB)
 static uint64_t memory_;

@@ -1,4 +1,5 @@
-/* A program with an allocator of its own, as jemalloc: its first use looks symbols up, and must not come back to itself. */
+/* A program with an allocator of its own, such as jemalloc: its first use looks symbols up, and the look-up must not call the
+   allocator again. */
 #include "guest.h"
 #include <errno.h>
 #include <sys/mman.h>

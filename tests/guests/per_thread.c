@@ -1,5 +1,5 @@
-/* Four threads, each on its own default stream, under turns, each with more work than the GPU has time for: what is
-   in flight is bounded while somebody waits, and a drain waits for all of it. */
+/* Four threads, each on its own default stream, under turns, each with more work than the GPU has time for. Work in flight is
+   bounded while another client waits, and a drain waits for all of it. */
 #include "guest.h"
 #define WORDS (150 * MIB / 4)
 static void *work(void *argument) {
@@ -13,7 +13,7 @@ static void *work(void *argument) {
     do {
         for (int i = 0; i < 3; i++) CHECK(call(step_function, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
         rounds += 3;
-        /* A driver's queues are not endless. */
+        /* A driver's queues have an end. */
         if (rounds % 1200 == 0) CHECK(FN(cuStreamSynchronize)((void *)2));
         usleep(2000);
     } while (goes_on());

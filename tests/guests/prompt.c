@@ -1,4 +1,4 @@
-/* A fill or a copy on the card returns before it is done; that the memory is managed must not make it wait. */
+/* A fill or a copy on the card returns before it is done; it must not wait only because the memory is managed. */
 #include "guest.h"
 static volatile int flag;
 static void wait_for_flag(void *data) { (void)data; while (!flag) usleep(100); }
@@ -17,7 +17,7 @@ int main(void) {
     for (int i = 0; i < 16; i++) EXPECT(words[i] == (i < 4 ? 2 : 8));
     CHECK(FN(cuMemcpyDtoH_v2)(words, memory + 2 * MIB + 1008, sizeof words));
     for (int i = 0; i < 16; i++) EXPECT(words[i] == (i < 4 ? 2 : 8));
-    /* What the host sees too is there when the copy returns. */
+    /* Data that the host can see is there when the copy returns. */
     uint64_t seen;
     CHECK(FN(cuMemAllocManaged)(&seen, MIB, 1));
     CHECK(launch(memory, MIB, 50000, NULL));

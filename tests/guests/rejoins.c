@@ -1,4 +1,4 @@
-/* The connection ends and comes back while the process lives: it counts once in its tenant. */
+/* The connection ends and comes back while the process lives: the process counts once in its tenant. */
 #include "guest.h"
 int main(void) {
     start();
@@ -6,7 +6,7 @@ int main(void) {
     alloc(60 * MIB);
     do {
         for (int fd = 3; fd < 1024; fd++) close(fd);
-        /* Something to say, so that the loss is noticed; then time to come back. */
+        /* The client sends something, so that it notices the loss; then it has time to come back. */
         uint64_t base = alloc(4 * MIB);
         usleep(1200000);
         CHECK(FN(cuMemFree_v2)(base));

@@ -1,8 +1,8 @@
-/* What the programs share that hold the simulated driver to the real one's rules: they run without nvshare. */
+/* Common parts of the programs that compare the simulated driver with the real one's rules: they run without nvshare. */
 #include "guest.h"
 #include <sys/mman.h>
 
-/* Each rule is a function; the argument says which. */
+/* Each rule is a function; the argument names it. */
 struct rule { const char *name; void (*holds)(void); };
 static int run_rule(const struct rule *rules, int count, int argc, char **argv) {
     for (int i = 0; argc > 1 && i < count; i++)
@@ -34,7 +34,7 @@ static void *new_event(void) {
     CHECK(FN(cuEventCreate)(&event, 2));
     return event;
 }
-/* Another context of a device; what is current stays. */
+/* Makes another context of a device; the current context stays current. */
 static void *new_context(int device) {
     void *other, *popped;
     CHECK(FN(cuCtxCreate_v2)(&other, 0, device));
@@ -54,9 +54,9 @@ static void hold(void *stream) {
 }
 static void release(void) { release_ = 1; }
 
-/* What comes sooner or later. */
+/* Waits for an answer that comes sooner or later. */
 static void await(int answer, int (*ask)(void *), void *of) { while (ask(of) != answer) usleep(200); }
-/* Time in which what must not happen would. */
+/* Time in which a forbidden event would happen. */
 static void a_while(void) { usleep(30000); }
 
 static void in_thread(void *(*body)(void *), void *argument) {

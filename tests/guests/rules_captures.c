@@ -1,4 +1,5 @@
-/* Captures: what breaks them (measured on the card: capture_look_probe), how they spread and end, and the graphs that come of it. */
+/* Captures: calls that break them (measured on the card: capture_look_probe), how they spread and end, and the graphs that they
+   give. */
 #include "rules.h"
 #define GLOBAL 0
 #define THREAD_LOCAL 1
@@ -67,7 +68,7 @@ static int expected(int which, int mode, int blocking, int relaxed) {
     default: return 0;
     }
 }
-static void what_breaks_a_capture(void) {
+static void calls_that_break_a_capture(void) {
     begin();
     for (int which = 0; which < 16; which++)
         for (int mode = GLOBAL; mode <= RELAXED; mode++)
@@ -145,20 +146,20 @@ static void how_captures_begin_and_end(void) {
     CHECK(BEGIN(PER_THREAD, GLOBAL));
     CHECK(launch(memory_, 4, 1, PER_THREAD));
     CHECK(END(PER_THREAD, &graph));
-    /* Only where it began. */
+    /* A capture ends only where it began. */
     CHECK(BEGIN(stream_, GLOBAL));
     CHECK(FN(cuEventRecord)(event_, stream_));
     CHECK(FN(cuStreamWaitEvent)(joined, event_, 0));
     EXPECT(END(joined, &graph) == 903);
     EXPECT(END(stream_, &graph) == 901 && !graph);
-    /* Work on the legacy stream would wait for what captures. */
+    /* Work on the legacy stream would wait for streams that capture. */
     CHECK(BEGIN(stream_, RELAXED));
     EXPECT(launch(memory_, 4, 1, LEGACY) == 906);
     EXPECT(END(stream_, &graph) == 901);
     CHECK(BEGIN(stream_, RELAXED));
     EXPECT(FN(cuMemcpyHtoD_v2)(memory_, &graph, 8ul) == 906);
     EXPECT(END(stream_, &graph) == 901);
-    /* A stream takes its capture along. */
+    /* A stream takes its capture with it. */
     CHECK(BEGIN(stream_, GLOBAL));
     CHECK(FN(cuStreamDestroy_v2)(stream_));
     CHECK(FN(cuMemFree_v2)(alloc(4096)));
@@ -189,17 +190,17 @@ static void how_captures_spread(void) {
     size_t nodes;
     CHECK(FN(cuGraphGetNodes)(graph, NULL, &nodes));
     EXPECT(nodes == 3);
-    /* An event of a capture stands for nothing that runs. */
+    /* An event of a capture stands for no work that runs. */
     EXPECT(FN(cuEventQuery)(join) == 907 && FN(cuEventSynchronize)(fork) == 907);
     EXPECT(FN(cuStreamWaitEvent)(b, join, 0) == 905);
     CHECK(FN(cuEventRecord)(join, b));
     CHECK(FN(cuEventSynchronize)(join));
-    /* And asking for it breaks the capture. */
+    /* And a query of it breaks the capture. */
     CHECK(BEGIN(a, RELAXED));
     CHECK(FN(cuEventRecord)(fork, a));
     EXPECT(FN(cuEventQuery)(fork) == 907);
     EXPECT(END(a, &graph) == 901);
-    /* What spread has to come back. */
+    /* A capture that spread has to be joined again. */
     CHECK(BEGIN(a, GLOBAL));
     CHECK(FN(cuEventRecord)(fork, a));
     CHECK(FN(cuStreamWaitEvent)(b, fork, 0));
@@ -213,7 +214,7 @@ static void how_captures_spread(void) {
     CHECK(FN(cuEventRecord)(fork, a));
     EXPECT(FN(cuStreamWaitEvent)(b, fork, 0) == 902);
     EXPECT(END(a, &graph) == 901 && END(b, &graph) == 901);
-    /* Nor does what is outside come in. */
+    /* Work outside of a capture does not come in. */
     CHECK(FN(cuEventRecord)(join, b));
     CHECK(BEGIN(a, GLOBAL));
     EXPECT(FN(cuStreamWaitEvent)(a, join, 0) == 905);
@@ -245,7 +246,7 @@ static void executable_graphs(void) {
     void *two = a_graph(2, 1), *other_two = a_graph(2, 1), *three = a_graph(3, 0);
     CHECK(FN(cuGraphInstantiateWithFlags)(&exec, two, 0ul));
     CHECK(FN(cuGraphInstantiateWithParams)(&again, three, params));
-    /* It needs its graph no more. */
+    /* An executable graph no longer needs its graph. */
     CHECK(FN(cuGraphDestroy)(two));
     CHECK(FN(cuGraphLaunch)(exec, stream_));
     CHECK(FN(cuGraphLaunch)(again, other_));
@@ -254,14 +255,14 @@ static void executable_graphs(void) {
     EXPECT(FN(cuGraphExecUpdate_v2)(exec, three, info) == 910 && *(int *)info == 1);
     CHECK(FN(cuGraphLaunch)(exec, stream_));
     EXPECT(word() == 7 && calls == 2);
-    /* It does not run beside itself, wherever it is launched. */
+    /* An executable graph does not run beside itself, on any stream. */
     hold(stream_);
     CHECK(FN(cuGraphLaunch)(exec, stream_));
     CHECK(FN(cuGraphLaunch)(exec, other_));
     CHECK(FN(cuGraphLaunch)(again, new_stream(NON_BLOCKING)));
     a_while();
     EXPECT(FN(cuStreamQuery)(other_) == NOT_READY);
-    /* Destroyed in flight, it goes on. */
+    /* An executable graph that is destroyed in flight goes on. */
     CHECK(FN(cuGraphExecDestroy)(exec));
     release();
     EXPECT(word() == 14 && calls == 4);
@@ -277,7 +278,7 @@ static void executable_graphs(void) {
     EXPECT(word() == 20);
 }
 
-static void what_graphs_hold(void) {
+static void graphs_hold_memory(void) {
     void *graph, *exec;
     uint64_t inside, outside;
     uint32_t from[4] = {5, 6, 7, 8}, to[4] = {0};
@@ -306,5 +307,5 @@ static void what_graphs_hold(void) {
     EXPECT(word() == 6);
 }
 
-RULES(RULE(what_breaks_a_capture), RULE(the_modes_of_a_capture), RULE(how_captures_begin_and_end), RULE(how_captures_spread), RULE(executable_graphs),
-      RULE(what_graphs_hold))
+RULES(RULE(calls_that_break_a_capture), RULE(the_modes_of_a_capture), RULE(how_captures_begin_and_end), RULE(how_captures_spread), RULE(executable_graphs),
+      RULE(graphs_hold_memory))

@@ -1,7 +1,7 @@
 /* Handles have lifetimes: a call with one that has ended stops the process, and says which call and which handle. */
 #include "rules.h"
 
-/* Shared with the process that is stopped: the handle that it calls with. */
+/* Shared with the process that is stopped: the handle that this process uses. */
 static void *volatile *ended;
 static void *stream_, *event_, *graph_, *exec_, *module_;
 static uint64_t memory_;
@@ -80,7 +80,7 @@ static void function_without_module(void) { CHECK(FN(cuModuleUnload)(module_)); 
 static void pool(void) { uint64_t base; FN(cuMemAllocFromPoolAsync)(&base, 4096ul, ended_pool(), stream_); }
 static void green_context(void) { void *stream; FN(cuGreenCtxStreamCreate)(&stream, ended_green(), 1, 0); }
 
-/* What a context takes with it. */
+/* Objects that a context takes with it. */
 static void with_context(void (*use)(void)) {
     void *other = new_context(0);
     CHECK(FN(cuCtxPushCurrent_v2)(other));
@@ -126,7 +126,7 @@ static const struct { const char *call, *what; void (*body)(void); } cases[] = {
     {"cuStreamQuery", "stream", stream_of_reset},
 };
 
-/* Each in a process of its own, which the driver does not know before. */
+/* Each in a process of its own, in which the driver is not initialised before. */
 static void ended_handles_stop(void) {
     ended = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
@@ -161,7 +161,7 @@ static void ended_handles_stop(void) {
     }
 }
 
-static void what_never_was_is_an_error(void) {
+static void a_value_that_was_no_handle_is_an_error(void) {
     void *never = (void *)0xdead0;
     start();
     EXPECT(FN(cuStreamQuery)(never) == 400);
@@ -170,11 +170,11 @@ static void what_never_was_is_an_error(void) {
     EXPECT(FN(cuGraphExecDestroy)(never) == 400);
     EXPECT(FN(cuCtxSetCurrent)(never) == 201);
     EXPECT(FN(cuCtxDestroy_v2)(never) == 201);
-    /* A handle of one kind is none of another. */
+    /* A handle of one kind is not a handle of another kind. */
     EXPECT(FN(cuEventQuery)(new_stream(0)) == 400);
 }
 
-/* The argument of the environment decides. */
+/* The variable in the environment decides. */
 static void handles_come_again(void) {
     start();
     const char *reuse = getenv("NVSIM_REUSE_HANDLES");
@@ -209,7 +209,7 @@ static void *stays_bound(void *argument) {
     EXPECT(FN(cuCtxSynchronize)() == 709);
     EXPECT(FN(cuStreamQuery)(NULL) == 709);
     EXPECT(FN(cuStreamQuery)(PER_THREAD) == 709);
-    /* It can be taken from the stack. */
+    /* The context can be popped from the stack. */
     CHECK(FN(cuCtxPopCurrent_v2)(&popped));
     EXPECT(popped == other_context);
     EXPECT(FN(cuCtxPopCurrent_v2)(&popped) == 201);
@@ -223,7 +223,7 @@ static void a_context_that_another_thread_destroys(void) {
     CHECK(pthread_create(&thread, NULL, stays_bound, NULL));
     while (!bound) usleep(100);
     CHECK(FN(cuCtxDestroy_v2)(other_context));
-    /* Nor does a context count that has its handle by now. */
+    /* Another context that has its handle by now does not count. */
     if (getenv("NVSIM_REUSE_HANDLES")) EXPECT(new_context(0) == other_context);
     gone = 1;
     CHECK(pthread_join(thread, NULL));
@@ -233,14 +233,14 @@ static volatile int calls;
 static void slow(void *data) { (void)data; usleep(20000); __sync_fetch_and_add(&calls, 1); }
 static void work_in_flight_goes_on(void) {
     start();
-    /* The last of a stream. */
+    /* The work of a destroyed stream goes on. */
     void *stream = new_stream(NON_BLOCKING);
     for (int i = 0; i < 3; i++) CHECK(FN(cuLaunchHostFunc)(stream, slow, NULL));
     CHECK(FN(cuStreamDestroy_v2)(stream));
     EXPECT(calls < 3);
     CHECK(FN(cuCtxSynchronize)());
     EXPECT(calls == 3);
-    /* A context's end waits for it. */
+    /* The end of a context waits for its work. */
     void *other, *current;
     CHECK(FN(cuCtxCreate_v2)(&other, 0, 0));
     CHECK(FN(cuLaunchHostFunc)(new_stream(NON_BLOCKING), slow, NULL));
@@ -251,7 +251,7 @@ static void work_in_flight_goes_on(void) {
     CHECK(FN(cuStreamDestroy_v2)(stream));
     CHECK(FN(cuCtxDestroy_v2)(other));
     EXPECT(calls == 7);
-    /* It was current here, and what was below is so again. */
+    /* The context was current here, and the one below it is current again. */
     CHECK(FN(cuCtxGetCurrent)(&current));
     EXPECT(current == context);
 }
@@ -266,7 +266,7 @@ static void a_context_takes_its_memory_along(void) {
     CHECK(FN(cuMemAllocManaged)(&managed, 8 * MIB, 1));
     CHECK(FN(cuMemsetD32_v2)(managed, 1, 2 * MIB));
     EXPECT(free_bytes() == before - 16 * MIB);
-    /* What pools hand out is the device's. */
+    /* Memory of pools belongs to the device. */
     CHECK(FN(cuMemAllocAsync)(&ordered, 4 * MIB, NULL));
     CHECK(FN(cuCtxDestroy_v2)(other));
     EXPECT(free_bytes() == before - 4 * MIB);
@@ -286,7 +286,7 @@ static void a_primary_context_keeps_its_handle(void) {
     CHECK(FN(cuDevicePrimaryCtxRetain)(&again, 0));
     EXPECT(again == context);
     CHECK(FN(cuCtxSynchronize)());
-    /* It was retained twice. */
+    /* The context was retained twice. */
     CHECK(FN(cuDevicePrimaryCtxRelease_v2)(0));
     CHECK(FN(cuCtxSynchronize)());
     CHECK(FN(cuDevicePrimaryCtxRelease_v2)(0));
@@ -301,14 +301,14 @@ static void contexts_are_a_stack(void) {
     b = new_context(0);
     CHECK(FN(cuCtxPushCurrent_v2)(b));
     CHECK(FN(cuCtxGetCurrent)(&current)); EXPECT(current == b);
-    /* The topmost is replaced, or taken away. */
+    /* The topmost context is replaced, or taken away. */
     CHECK(FN(cuCtxSetCurrent)(a));
     CHECK(FN(cuCtxSetCurrent)(NULL));
     CHECK(FN(cuCtxGetCurrent)(&current)); EXPECT(current == a);
     CHECK(FN(cuCtxPopCurrent_v2)(&current)); EXPECT(current == a);
     CHECK(FN(cuCtxPopCurrent_v2)(&current)); EXPECT(current == context);
     CHECK(FN(cuCtxGetCurrent)(&current)); EXPECT(current == NULL);
-    /* Attached to, it goes with the last who is. */
+    /* A context that is attached to ends with its last detach. */
     CHECK(FN(cuCtxSetCurrent)(a));
     CHECK(FN(cuCtxAttach)(&current, 0)); EXPECT(current == a);
     CHECK(FN(cuCtxDetach)(a));
@@ -326,6 +326,6 @@ static void a_child_has_no_driver(void) {
     CHECK(FN(cuDeviceGetCount)(&count));
 }
 
-RULES(RULE(ended_handles_stop), RULE(what_never_was_is_an_error), RULE(handles_come_again), RULE(a_context_that_another_thread_destroys),
+RULES(RULE(ended_handles_stop), RULE(a_value_that_was_no_handle_is_an_error), RULE(handles_come_again), RULE(a_context_that_another_thread_destroys),
       RULE(work_in_flight_goes_on), RULE(a_context_takes_its_memory_along), RULE(a_primary_context_keeps_its_handle), RULE(contexts_are_a_stack),
       RULE(a_child_has_no_driver))

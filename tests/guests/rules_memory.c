@@ -40,7 +40,7 @@ static void fills(void) {
         CHECK(FN(cuMemcpyDtoH_v2)(got, memory_, sizeof got));
         EXPECT(!memcmp(got, want, sizeof got));
     }
-    /* What is out of line, or beyond. */
+    /* Addresses that are not aligned, or beyond the end. */
     EXPECT(FN(cuMemsetD16_v2)(memory_ + 1, 1, 1ul) == 1);
     EXPECT(FN(cuMemsetD32_v2)(memory_ + 2, 1, 1ul) == 1);
     EXPECT(FN(cuMemsetD8_v2)(memory_, 1, 8 * MIB + 1) == 1);
@@ -55,7 +55,7 @@ static void *fills_managed(void *base) {
     returned = 1;
     return base;
 }
-static void what_returns_before_it_is_done(void) {
+static void calls_that_return_before_they_are_done(void) {
     pthread_t thread;
     begin();
     uint64_t seen = managed(MIB);
@@ -84,7 +84,7 @@ static void copies(void) {
     CHECK(FN(cuMemcpyDtoHAsync_v2)(to, memory_ + 4 * MIB, sizeof to, stream_));
     CHECK(FN(cuStreamSynchronize)(stream_));
     EXPECT(!memcmp(from, to, sizeof to));
-    /* The kinds of the ends are found out. */
+    /* The driver finds out the kinds of the two ends. */
     CHECK(FN(cuMemcpy)(memory_ + 2 * MIB, (uint64_t)(from + 8), 64ul));
     CHECK(FN(cuMemcpyAsync)((uint64_t)to, memory_ + 2 * MIB, 64ul, stream_));
     CHECK(FN(cuStreamSynchronize)(stream_));
@@ -111,18 +111,18 @@ static void memory_in_stream_order(void) {
     uint64_t a, b;
     begin();
     size_t before = free_bytes();
-    /* What is freed is there until the stream comes so far. */
+    /* Freed memory stays until the stream comes so far. */
     CHECK(FN(cuMemAllocAsync)(&a, 4 * MIB, stream_));
     hold(stream_);
     CHECK(launch(a, 4, 1, stream_));
     CHECK(FN(cuMemFreeAsync)(a, stream_));
     EXPECT(FN(cuMemFreeAsync)(a, stream_) == 1 && FN(cuMemFree_v2)(a) == 1);
     EXPECT(free_bytes() == before - 4 * MIB);
-    /* For who comes behind it, it is free. */
+    /* Work behind it on the stream can have the memory. */
     CHECK(FN(cuMemAllocAsync)(&b, 4 * MIB, stream_));
     EXPECT(b == a && free_bytes() == before - 4 * MIB);
     CHECK(launch(b, 4, 1, stream_));
-    /* For others it is not. */
+    /* Work on other streams cannot. */
     uint64_t other;
     CHECK(FN(cuMemAllocAsync)(&other, 4 * MIB, new_stream(NON_BLOCKING)));
     EXPECT(other != a && free_bytes() == before - 8 * MIB);
@@ -143,7 +143,7 @@ static void words_that_streams_wait_for(void) {
     void *writer = new_stream(NON_BLOCKING);
     uint64_t words[] = {memory_, (uint64_t)host};
     for (int i = 0; i < 2; i++) {
-        /* At least, equal, and, nor. */
+        /* The conditions: at least, equal, and, nor. */
         for (int how = 0; how < 4; how++) {
             uint32_t wait_for = how == 3 ? ~8u : 8, before = how == 3 ? 8 : 0, then = how == 0 ? 9 : how == 3 ? 1 : 8;
             CHECK(FN(cuStreamWriteValue32_v2)(writer, words[i], before, 0));
@@ -166,7 +166,7 @@ static void words_that_streams_wait_for(void) {
     CHECK(FN(cuStreamSynchronize)(stream_));
     CHECK(FN(cuMemcpyDtoH_v2)(&got, memory_ + 2 * MIB, 4ul));
     EXPECT(got == 8);
-    /* Managed memory, what is out of line, and what is nowhere are refused. */
+    /* Managed memory, unaligned addresses and addresses without memory are refused. */
     EXPECT(FN(cuStreamWaitValue32_v2)(stream_, managed(4096), 0, 0) == 1);
     EXPECT(FN(cuStreamWriteValue32_v2)(stream_, managed(4096), 0, 0) == 1);
     EXPECT(FN(cuStreamWaitValue32_v2)(stream_, memory_ + 2, 0, 0) == 1);
@@ -194,7 +194,7 @@ static void page_locked_memory(void) {
     EXPECT(FN(cuMemFreeHost)(host) == 1);
 }
 
-/* Out to page-locked memory and back. Whole blocks may be kept in less memory there, parts are what they are. */
+/* Copies to page-locked memory and back. Whole blocks may be kept in less memory there; parts are kept exactly. */
 static void copies_of_page_locked_memory(void) {
     uint32_t words[4], *host;
     begin();
@@ -256,7 +256,7 @@ static void green_contexts(void) {
     CHECK(FN(cuStreamGetCtx)(stream, &of));
     EXPECT(of == derived);
     event = new_event(), other_event = new_event();
-    /* Its work is the primary context's too; that one's is not its own. */
+    /* The green context's work is the primary context's too, but not the other way round. */
     hold(stream);
     CHECK(FN(cuCtxRecordEvent)(context, event));
     CHECK(FN(cuGreenCtxRecordEvent)(green, other_event));
@@ -269,7 +269,7 @@ static void green_contexts(void) {
     CHECK(FN(cuCtxRecordEvent)(context, event));
     EXPECT(FN(cuEventQuery)(event) == NOT_READY && FN(cuEventQuery)(other_event) == OK);
     release();
-    /* Kernels of the primary context run in it, and its captures are broken by looks at that. */
+    /* Kernels of the primary context run in it, and looks at that context break its captures. */
     CHECK(launch(memory_, 4, 1, stream));
     CHECK(FN(cuCtxPushCurrent_v2)(derived));
     CHECK(launch(memory_, 4, 1, NULL));
@@ -335,7 +335,7 @@ static void pools_of_the_program(void) {
     CHECK(FN(cuDeviceSetMemPool)(0, pool));
     CHECK(FN(cuDeviceGetMemPool)(&current, 0));
     EXPECT(current == pool);
-    /* It keeps what is freed, for its own. */
+    /* The pool keeps freed memory, for its own allocations. */
     CHECK(FN(cuMemPoolSetAttribute)(pool, 4, &all));
     CHECK(FN(cuMemAllocAsync)(&a, 4 * MIB, stream_));
     CHECK(FN(cuMemFreeAsync)(a, stream_));
@@ -346,7 +346,7 @@ static void pools_of_the_program(void) {
     EXPECT(b != a && free_bytes() == before - 8 * MIB);
     CHECK(FN(cuMemAllocFromPoolAsync)(&a, 4 * MIB, pool, stream_));
     EXPECT(free_bytes() == before - 8 * MIB);
-    /* What it has handed out outlives it. */
+    /* Memory that the pool has handed out outlives it. */
     CHECK(FN(cuMemPoolDestroy)(pool));
     CHECK(FN(cuDeviceGetMemPool)(&current, 0));
     EXPECT(current == default_pool);
@@ -355,7 +355,7 @@ static void pools_of_the_program(void) {
     CHECK(FN(cuMemFreeAsync)(b, stream_));
     CHECK(FN(cuStreamSynchronize)(stream_));
     EXPECT(free_bytes() == before);
-    /* A managed one never takes the place of the default pool. */
+    /* A managed pool never takes the place of the default pool. */
     CHECK(FN(cuMemPoolCreate)(&pool, of_managed));
     CHECK(FN(cuDeviceSetMemPool)(0, pool));
     CHECK(FN(cuMemAllocAsync)(&a, 4 * MIB, stream_));
@@ -366,7 +366,7 @@ static void pools_of_the_program(void) {
     EXPECT(is == 1);
 }
 
-/* What is mapped is the memory that stands behind the handle. */
+/* Mapped memory is the memory of the handle. */
 static const int ON_CARD[16] = {1, 0, 1, 0};
 static const int READ_WRITE[3] = {1, 0, 3}, NO_ACCESS[3] = {1, 0, 0};
 static uint64_t physical(size_t bytes) {
@@ -412,7 +412,7 @@ static void mapped_memory(void) {
     CHECK(launch(at, 3 * MIB, 1, NULL));
     CHECK(FN(cuMemcpyDtoH_v2)(both, at + 4 * MIB - 4, 8ul));
     EXPECT(both[0] == 6 && both[1] == 7);
-    /* Nothing is unmapped in part. */
+    /* No mapping is unmapped in part. */
     EXPECT(FN(cuMemUnmap)(at, 2 * MIB) == 1);
     EXPECT(FN(cuMemUnmap)(at, 8 * MIB) == 1);
     EXPECT(FN(cuMemAddressFree)(at, 12 * MIB) == 1);
@@ -420,7 +420,7 @@ static void mapped_memory(void) {
     EXPECT(free_bytes() == before - 12 * MIB);
     EXPECT(FN(cuMemcpyDtoH_v2)(&got, at + 4 * MIB, 4ul) == 1);
     CHECK(FN(cuMemcpyDtoH_v2)(&got, at + 4 * MIB - 4, 4ul));
-    /* The memory that was unmapped still has what it had. */
+    /* The memory that was unmapped still has its contents. */
     CHECK(FN(cuMemMap)(at + 4 * MIB, 8 * MIB, 0ul, second, 0ul));
     CHECK(FN(cuMemSetAccess)(at + 4 * MIB, 8 * MIB, READ_WRITE, 1ul));
     CHECK(FN(cuMemcpyDtoH_v2)(&got, at + 4 * MIB, 4ul));
@@ -432,7 +432,7 @@ static void mapped_memory(void) {
     CHECK(FN(cuMemAddressFree)(at, 12 * MIB));
 }
 
-/* Work that reaches addresses without memory, or without access, stops the process, which is one of its own. */
+/* Work that reaches addresses without memory, or without access, stops the process; each case runs in a process of its own. */
 static void unmapped_memory_stops(void) {
     for (int lack = 0; lack < 2; lack++) {
         int said[2], status;
@@ -461,6 +461,6 @@ static void unmapped_memory_stops(void) {
     }
 }
 
-RULES(RULE(fills), RULE(what_returns_before_it_is_done), RULE(copies), RULE(memory_in_stream_order), RULE(words_that_streams_wait_for), RULE(page_locked_memory), RULE(copies_of_page_locked_memory),
+RULES(RULE(fills), RULE(calls_that_return_before_they_are_done), RULE(copies), RULE(memory_in_stream_order), RULE(words_that_streams_wait_for), RULE(page_locked_memory), RULE(copies_of_page_locked_memory),
       RULE(managed_memory_and_the_host), RULE(green_contexts), RULE(peers), RULE(pools_of_the_program), RULE(mapped_memory),
       RULE(unmapped_memory_stops))

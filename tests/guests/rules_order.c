@@ -1,4 +1,4 @@
-/* How streams wait for each other, and what a look at them sees (measured on the card: legacy_look_probe). */
+/* How streams wait for each other, and the work that a look at them sees (measured on the card: legacy_look_probe). */
 #include "rules.h"
 
 static uint64_t memory_;
@@ -15,13 +15,13 @@ static int query_stream(void *stream) { return FN(cuStreamQuery)(stream); }
 static int query_event(void *event) { return FN(cuEventQuery)(event); }
 static int record_all(void *event) { CHECK(FN(cuCtxRecordEvent)(context, event)); return FN(cuEventQuery)(event); }
 
-/* A kernel on a stream is done while another stream is held: it is waited for. */
+/* Whether a kernel on a stream completes while another stream is held. The kernel is waited for. */
 static int runs(void *stream) {
     CHECK(launch(memory_, 4, 1, stream));
     await(OK, query_stream, stream);
     return 1;
 }
-/* It is not, though others get done and there is time. */
+/* Whether a kernel does not complete, though others do and there is time. */
 static int is_kept(void *stream) {
     void *free = new_stream(NON_BLOCKING);
     CHECK(launch(memory_, 4, 1, stream));
@@ -50,14 +50,14 @@ static void *looks_at_own(void *argument) {
     return argument;
 }
 static void *other_;
-static void what_looks_see(void) {
+static void looks_see_unfinished_work(void) {
     begin();
     looks(new_stream(BLOCKING), 1, 1);
     looks(new_stream(NON_BLOCKING), 0, 1);
     looks(LEGACY, 1, 1);
     looks(PER_THREAD, 1, 1);
     in_thread(looks_at_own, NULL);
-    /* Another context's work is none of this one's. */
+    /* Work of another context does not count for this one. */
     other_ = new_context(0);
     CHECK(FN(cuCtxPushCurrent_v2)(other_));
     void *stream = new_stream(BLOCKING), *event;
@@ -70,7 +70,7 @@ static void what_looks_see(void) {
 }
 
 /* Work in flight of a stream that is destroyed is still the context's. */
-static void what_looks_see_of_destroyed_streams(void) {
+static void looks_see_work_of_destroyed_streams(void) {
     begin();
     for (int flags = BLOCKING; flags <= NON_BLOCKING; flags++) {
         void *stream = new_stream(flags), *event = new_event();
@@ -93,11 +93,11 @@ static void an_event_on_the_legacy_stream_is_a_barrier(void) {
     EXPECT(record_all(event) == NOT_READY);
     EXPECT(runs(b) && runs(PER_THREAD) && runs(n));
     CHECK(FN(cuEventRecord)(event, LEGACY));
-    /* It waits for what blocking streams have, */
+    /* The event waits for the work of blocking streams, */
     EXPECT(query_event(event) == NOT_READY);
-    /* and they for it, but for those that are none. */
+    /* and blocking streams wait for the event; other streams do not. */
     EXPECT(is_kept(b) && is_kept(PER_THREAD) && runs(n));
-    /* An event behind it as well. */
+    /* The same holds for an event behind it. */
     void *behind = new_event();
     CHECK(FN(cuEventRecord)(behind, new_stream(BLOCKING)));
     EXPECT(query_event(behind) == NOT_READY);
@@ -110,7 +110,7 @@ static void an_event_on_the_legacy_stream_is_a_barrier(void) {
     EXPECT(query_event(event) == OK && runs(b));
     release();
     CHECK(FN(cuCtxSynchronize)());
-    /* The other way: what is on the legacy stream goes first. */
+    /* The other way: work on the legacy stream goes first. */
     hold(LEGACY);
     CHECK(FN(cuEventRecord)(event, b));
     EXPECT(query_event(event) == NOT_READY && is_kept(b) && runs(n));
@@ -128,7 +128,7 @@ static void an_event_on_the_legacy_stream_is_a_barrier(void) {
     release();
 }
 
-/* The two-sided work of legacy_wait: legal, and done, as long as nobody records an event on the legacy stream. */
+/* The two-sided work of legacy_wait: it is legal, and completes as long as nobody records an event on the legacy stream. */
 static volatile int ready;
 static void wait_ready(void *data) { (void)data; while (!ready) usleep(50); }
 static void *readies(void *b) {
@@ -150,14 +150,14 @@ static void a_host_function_keeps_only_its_stream(void) {
 static void streams_wait_for_events(void) {
     begin();
     void *a = new_stream(NON_BLOCKING), *b = new_stream(NON_BLOCKING), *event = new_event();
-    /* One that was never recorded holds nobody up. */
+    /* A wait for an event that was never recorded holds nobody up. */
     CHECK(FN(cuStreamWaitEvent)(b, event, 0));
     EXPECT(query_event(event) == OK && runs(b));
     hold(a);
     CHECK(FN(cuEventRecord)(event, a));
     CHECK(FN(cuStreamWaitEvent)(b, event, 0));
     EXPECT(is_kept(b));
-    /* What the event was recorded behind when the wait was made is what counts. */
+    /* A wait counts for the work that the event was recorded behind when the wait was made. */
     CHECK(FN(cuEventRecord)(event, new_stream(NON_BLOCKING)));
     EXPECT(query_event(event) == OK && is_kept(b));
     release();
@@ -190,7 +190,7 @@ static void threads_have_streams_of_their_own(void) {
     EXPECT(record_all(event) == OK);
 }
 
-/* The event is of the context that is looked at. */
+/* An event must belong to the context that is looked at. */
 static void events_have_a_context(void) {
     begin();
     void *other = new_context(0), *event = new_event(), *stream;
@@ -200,7 +200,7 @@ static void events_have_a_context(void) {
     EXPECT(FN(cuEventRecord)(event, stream) == 400);
     EXPECT(FN(cuEventRecord)(event, LEGACY) == 400);
     EXPECT(launch(memory_, 4, 1, stream) == 400);
-    /* To be waited for by a stream, it may be another's. */
+    /* A stream may also wait for an event of another context. */
     CHECK(FN(cuStreamWaitEvent)(stream, event, 0));
 }
 
@@ -254,7 +254,7 @@ static void a_first_launch_waits_for_host_functions(void) {
     EXPECT(launched);
 }
 
-/* A stream takes 1021 pieces of work; the next launch waits, and meanwhile calls of other threads in its context do. */
+/* A stream takes 1021 pieces of work. The next launch waits, and so do calls of other threads in its context meanwhile. */
 static volatile int launches_, asked_;
 static void *keeps_launching(void *stream) {
     CHECK(FN(cuCtxSetCurrent)(context));
@@ -317,6 +317,6 @@ static void without_events_of_contexts(void) {
     EXPECT(FN(cuGetProcAddress_v2)("cuCtxRecordEvent", &found, 12000, 0ul, NULL) == 500 && !found);
 }
 
-RULES(RULE(what_looks_see), RULE(what_looks_see_of_destroyed_streams), RULE(an_event_on_the_legacy_stream_is_a_barrier), RULE(a_host_function_keeps_only_its_stream),
+RULES(RULE(looks_see_unfinished_work), RULE(looks_see_work_of_destroyed_streams), RULE(an_event_on_the_legacy_stream_is_a_barrier), RULE(a_host_function_keeps_only_its_stream),
       RULE(streams_wait_for_events), RULE(threads_have_streams_of_their_own), RULE(events_have_a_context), RULE(host_functions_call_nothing),
       RULE(a_first_launch_waits_for_host_functions), RULE(a_full_queue_holds_its_context), RULE(without_events_of_contexts))

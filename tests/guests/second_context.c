@@ -1,4 +1,5 @@
-/* A thread uses its own default stream in one context, and from then on in another: a drain waits for what is on that one. */
+/* A thread uses its own default stream in one context, and then the one in another context: a drain waits for the work on that
+   one. */
 #include "guest.h"
 #define BYTES (600 * MIB)
 #define PER_THREAD ((void *)2)
@@ -15,7 +16,7 @@ int main(void) {
     CHECK(FN(cuMemsetD32_v2)(memory, 0, BYTES / 4));
     uint32_t rounds = 0, seen[16];
     do {
-        /* Whenever a turn ends there is work in flight. */
+        /* There is work in flight whenever a turn ends. */
         CHECK(launch(memory, BYTES / 4, 4000, PER_THREAD));
         if (++rounds % 100 == 0) CHECK(FN(cuStreamSynchronize)(PER_THREAD));
     } while (goes_on());

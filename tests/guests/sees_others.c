@@ -1,4 +1,4 @@
-/* Two GPUs, 100 MiB of each for the tenant: whoever sees them in whatever order counts on the right one. */
+/* Two GPUs, 100 MiB of each for the tenant: a process counts on the right GPU, whichever GPUs it sees, in any order. */
 #include "guest.h"
 static void use(int device) {
     CHECK(FN(cuDevicePrimaryCtxRetain)(&context, device));

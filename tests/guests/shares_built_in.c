@@ -1,5 +1,5 @@
-/* CUDA's runtime is built in, as nvcc does it, with all that it has: a function that the program calls shows what it needs; one
- * that nobody calls shows nothing (NEVER). */
+/* CUDA's runtime is built in, as nvcc does it, with all its functions: a function that the program calls shows what memory the
+ * program needs; a function that nobody calls shows nothing (NEVER). */
 #include "guest.h"
 
 __attribute__((noinline, used)) static int cudaIpcGetMemHandle(void *handle, uint64_t base) {

@@ -1,7 +1,7 @@
-/* A program that is linked to the driver, and imports what managed memory cannot do. */
+/* A program that is linked to the driver, and imports a function that does not work with managed memory. */
 #include "guest.h"
 
-/* Weak, for want of a driver to link to: it is found where every program finds it. */
+/* Weak, because there is no driver to link to: the loader finds the function where every program finds it. */
 extern int cuIpcGetMemHandle(void *handle, uint64_t base) __attribute__((weak));
 
 int main(void) {

@@ -1,4 +1,4 @@
-/* The host's signal handlers and mask are its own, and signals by the hundred disturb nothing. */
+/* The program's signal handlers and mask stay its own, and hundreds of signals disturb nothing. */
 #include "guest.h"
 static volatile int count;
 static void handler(int number) { (void)number; __sync_fetch_and_add(&count, 1); }

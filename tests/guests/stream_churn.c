@@ -1,5 +1,5 @@
-/* Threads make streams, use and destroy them, some with work in flight, and pause as long as it takes to look idle: whatever
-   looks at the streams of a program from beside has to do with handles that end at any moment. Every launch counts. */
+/* Threads make streams, use and destroy them, some with work in flight, and pause long enough to look idle. A thread of the
+   library that looks at a program's streams meets handles that end at any moment. Every launch counts. */
 #include "guest.h"
 #define THREADS 4
 #define BYTES (600 * MIB)
@@ -29,7 +29,7 @@ int main(void) {
     load_kernel();
     memory = alloc(BYTES);
     CHECK(FN(cuMemsetD32_v2)(memory, 0, BYTES / 4));
-    /* A fill may return before it is done, and streams that are not blocking do not wait for it. */
+    /* A fill may return before it is done, and non-blocking streams do not wait for it. */
     CHECK(FN(cuCtxSynchronize)());
     pthread_t threads[THREADS];
     for (long i = 0; i < THREADS; i++) CHECK(pthread_create(&threads[i], NULL, work, (void *)i));

@@ -1,9 +1,9 @@
-/* Processes of one run share 100 MiB: none passes the last byte, and what a killed one had is free at once. */
+/* Processes of one run share 100 MiB: together they never exceed it, and the memory of a killed process is free at once. */
 #include "guest.h"
 
 static void join(void) { start(); EXPECT(free_bytes() <= 100 * MIB); }
 
-/* One more MiB, again and again; how many there were. */
+/* Allocates one MiB after the other. Returns how many there were. */
 static int fill(void) {
     uint64_t base;
     int count = 0, result;

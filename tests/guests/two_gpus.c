@@ -1,4 +1,4 @@
-/* 600 MiB on each of two GPUs, and a kernel on both in each round; every word must have seen every round. */
+/* 600 MiB on each of two GPUs, and a kernel on both in each round; every word must count every round. */
 #include "guest.h"
 #define WORDS (600 * MIB / 4)
 int main(void) {

@@ -1,5 +1,5 @@
-/* A newer driver answers with codes and is called with flags, attributes and structures that nobody knows yet: all of it goes
-   through unchanged, and the books with it. */
+/* A newer driver returns unknown codes, and the program passes unknown flags, attributes and structures: all of it goes through
+   unchanged, and the accounts stay right. */
 #include "guest.h"
 #define CODE 12345
 struct properties { int type, handles, location_type, location_id; void *security; char flags[24]; };

@@ -1,4 +1,4 @@
-/* Calls one function of the driver with nothing but zeros, and says what came of it: the caller compares. */
+/* Calls one function of the driver with nothing but zeros, and prints the result: the caller compares. */
 #include "guest.h"
 int main(int argc, char **argv) {
     EXPECT(argc == 2);

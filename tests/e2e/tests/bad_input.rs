@@ -1,9 +1,9 @@
-//! Options, configurations and variables that mean nothing, and places that cannot be written: each gets a clear line and
-//! a fitting exit code, and leaves nothing behind. The tables are made of the command lines themselves, so a new option,
-//! key or variable is in them by itself.
+//! Options, configurations and variables that mean nothing, and places that cannot be written: each gets a clear line and a
+//! fitting exit code, and leaves nothing behind. The tables are made from the command lines themselves, so a new option,
+//! key or variable is in them without further work.
 //!
-//! `NVSHARE_GOLDEN=write cargo test -p nvshare-e2e --test bad_input` writes the golden files anew; the difference shows what
-//! a user will see.
+//! `NVSHARE_GOLDEN=write cargo test -p nvshare-e2e --test bad_input` writes the golden files anew; the difference shows
+//! what a user will see.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -30,8 +30,8 @@ const VALUES: [Option<&[u8]>; 7] = [
     Some(b"\xff"),
 ];
 
-/// What a command line is in the table: its exit code, and what was said, without what differs from run to run and what
-/// clap adds to every complaint.
+/// The row of a command line in the table: its exit code and its messages, without parts that differ from run to run and
+/// without the lines that clap adds to every complaint.
 fn row(shown: &str, output: &Output, world: &World) -> String {
     let said = [&output.stdout[..], &output.stderr].concat();
     let said = String::from_utf8_lossy(&said).replace(&*world.dir().to_string_lossy(), "DIR");
@@ -56,7 +56,7 @@ fn without_time(line: &str) -> &str {
     }
 }
 
-/// Runs a program in a folder where nothing can be made.
+/// Runs a program in a folder where no file can be made.
 fn run(world: &World, program: &Path, arguments: &[OsString]) -> Output {
     let artifacts = Artifacts::get();
     let mut command = Command::new(program);
@@ -69,8 +69,8 @@ fn run(world: &World, program: &Path, arguments: &[OsString]) -> Output {
     ends(command)
 }
 
-/// Waits for a program that has to end by itself. One that goes on, as a scheduler does that accepts what it should not,
-/// is ended here, or the test would wait for ever.
+/// Waits for a program that has to end by itself. A program that goes on, such as a scheduler that accepts a bad option, is
+/// ended here, or the test would wait for ever.
 fn ends(mut command: Command) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
     let begin = Instant::now();
@@ -106,8 +106,8 @@ fn options(command: &clap::Command) -> Vec<Argument> {
         .collect()
 }
 
-/// The command lines that give each option of a command each value. `before` and `after` are what the command needs
-/// besides; what is positional in `after` is left out when a positional argument is tried.
+/// The command lines that give each option of a command each value. `before` and `after` are the other arguments that the
+/// command needs; when a positional argument is tried, the positional ones in `after` are left out.
 fn tries(command: &clap::Command, before: &[&str], after: &[&str]) -> Vec<Vec<OsString>> {
     let mut tries = Vec::new();
     for Argument { long, takes_value } in options(command) {
@@ -123,7 +123,7 @@ fn tries(command: &clap::Command, before: &[&str], after: &[&str]) -> Vec<Vec<Os
                 }
                 (Some(_), false, _) => continue,
                 (Some(long), true, None) => {
-                    // Nothing may come after it, and what follows `--` is somebody else's.
+                    // Nothing may come after the option, and words after `--` belong to another program.
                     line.extend(after.iter().take_while(|&&word| word != "--").map(Into::into));
                     line.push(long.into());
                     tries.push(line);
@@ -158,7 +158,7 @@ fn every_option_of_the_scheduler() {
     let options = nvshare_scheduler::settings::Options::command();
     let mut text = String::new();
     for arguments in tries(&options, &[], &[]) {
-        // What is accepted ends at the administrators' socket, which cannot be made there.
+        // A command line that is accepted fails at the administrators' socket, which cannot be made there.
         let mut all = arguments.clone();
         if !arguments.iter().any(|argument| argument == "--admin-socket") {
             all.splice(0..0, ["--admin-socket".into(), "/proc/nvshare/admin.sock".into()]);
@@ -172,7 +172,7 @@ fn every_option_of_the_scheduler() {
     golden("bad_scheduler_options.txt", &text);
 }
 
-/// What a command needs besides the option that is tried.
+/// The arguments that a command needs besides the option that is tried.
 fn needs(command: &str) -> &'static [&'static str] {
     match command {
         "set-tq" => &["5"],
@@ -191,7 +191,7 @@ fn every_option_of_every_command() {
     let all = nvshare_ctl::command();
     for command in all.get_subcommands().filter(|command| !command.is_hide_set()) {
         let name = command.get_name();
-        // The options of all commands are those of each.
+        // The options of the whole program are options of each command.
         let mut whole = command.clone();
         whole = all
             .get_arguments()
@@ -201,7 +201,7 @@ fn every_option_of_every_command() {
         for arguments in tries(&whole, &[name], needs(name)) {
             let mut output = run(&world, &Artifacts::get().ctl, &arguments);
             if name == "doctor" {
-                // The rest is this machine's.
+                // The other lines are about this machine.
                 let said = String::from_utf8_lossy(&output.stdout).into_owned();
                 let is_ours = |line: &&str| {
                     let mut words = line.split_whitespace();
@@ -228,7 +228,7 @@ fn every_key_of_the_configuration() {
         let arguments = ["--config", &*file.to_string_lossy(), "--admin-socket", "/proc/nvshare/admin.sock"];
         run(&world, &Artifacts::get().scheduler, &arguments.map(OsString::from))
     };
-    // The complaint about an unknown key names all that there are.
+    // The complaint about an unknown key names all known keys.
     let complaint = String::from_utf8_lossy(&read(b"no-such-key = 1\n").stderr).into_owned();
     let keys: Vec<&str> = complaint.split('`').skip(3).step_by(2).collect();
     assert!(keys.len() >= 9 && keys.contains(&"gpu-memory"), "{complaint}");
@@ -281,7 +281,7 @@ fn every_variable_of_the_library() {
     for name in names.chain(unknown) {
         for value in VALUES.into_iter().flatten() {
             let value = OsStr::from_bytes(value);
-            // It asks the driver for its GPUs, as a program does.
+            // `doctor` asks the driver for its GPUs, as a program does.
             let mut command = Command::new(&artifacts.ctl);
             command.arg("probe").current_dir("/proc").env_clear().env("LD_PRELOAD", &artifacts.library);
             command.env("NVSIM_DIR", world.dir()).env("LD_LIBRARY_PATH", world.dir().join("lib"));
@@ -318,7 +318,7 @@ fn empty_variables_are_as_good_as_none() {
             .stdin(Stdio::null());
         command
     };
-    // Beside the program is the library of the same build.
+    // The library of the same build is beside the program.
     let output =
         run(&artifacts.ctl, &["run", "--", "sh", "-c", "echo $LD_PRELOAD"]).output().expect("it runs");
     assert!(output.status.success(), "{output:?}");

@@ -94,7 +94,7 @@ fn json_holds_what_a_row_of_measurements_needs() {
     }
     assert!(client["held_ms"].is_u64());
     assert_eq!(client["usage"][0]["gpu"], "GPU-51600000-0000-4000-8000-000000000000");
-    // Without --all, only who is there.
+    // Without --all, only clients that are there.
     wait_until("it is known to be gone", || {
         let output = Scheduler::ctl(&world, &["clients", "--json"]);
         String::from_utf8_lossy(&output.stdout).contains("\"clients\": []")
@@ -130,7 +130,7 @@ fn every_field_of_the_json_is_documented() {
     let job = Program::workload(&world, "job", JOB).until_told().waits_for_go().start();
     Running::go(&[&job]);
     let mut found = std::collections::BTreeSet::new();
-    // On the clients' socket there is a field more.
+    // The answer on the clients' socket has one field more.
     for output in [Scheduler::ctl(&world, &["status", "--json"]), as_a_user(&world, &["status", "--json"])] {
         names(&serde_json::from_slice(&output.stdout).expect("JSON"), &mut found);
     }
@@ -142,7 +142,7 @@ fn every_field_of_the_json_is_documented() {
     assert!(missing.is_empty(), "docs/status.md does not say what these are: {missing:?}");
 }
 
-/// The command line outside of a world's variables, as a user has it who knows the clients' socket alone.
+/// The command line without a world's variables: a user who knows only the clients' socket.
 fn as_a_user(world: &World, arguments: &[&str]) -> Output {
     Command::new(&Artifacts::get().ctl)
         .args(arguments)
@@ -163,7 +163,7 @@ fn everybody_may_look_and_administrators_alone_may_change() {
     assert!(good, "{error}");
     let status: serde_json::Value = serde_json::from_str(&out).expect("JSON");
     assert_eq!((&status["scheduler"]["restricted"], &status["schema"]), (&true.into(), &1.into()), "{out}");
-    // It is this user's own.
+    // The program is this user's own.
     assert_eq!(status["clients"][0]["pid"], job.pid(), "{out}");
     assert_eq!(status["gpus"][0]["others"]["clients"], 0, "{out}");
     for arguments in [&["set-tq", "5"][..], &["on"], &["off"], &["reset"]] {

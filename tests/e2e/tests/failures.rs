@@ -6,7 +6,7 @@ use nvshare_harness::{Program, Running, Scheduler, World, wait_until};
 use nvshare_proto::ClientState;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
-/// What a program says that has lost its scheduler.
+/// The log line of a program that has lost its scheduler.
 const LOST: &str = "connection to the scheduler lost";
 const JOB: &str = "--memory 768MiB --block 64MiB --kernel-us 1000";
 
@@ -109,7 +109,7 @@ fn stale_sockets_are_replaced_and_anything_else_is_left_alone() {
         let _ = std::fs::remove_file(world.socket());
     }
 
-    // A place where nobody may make anything, not even root.
+    // A folder where nobody may make a file, not even root.
     let output = Scheduler::command(&world, &["--socket", "/proc/nvshare/scheduler.sock"])
         .output()
         .expect("the scheduler runs");
@@ -122,7 +122,7 @@ fn stale_sockets_are_replaced_and_anything_else_is_left_alone() {
 fn a_stopped_program_holds_up_nobody_that_fits_beside_it() {
     let world = World::simulated(CARD);
     let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2", "--grace", "0.5"]);
-    // It has its memory and waits for a word that never comes, away from the simulator and its locks.
+    // The program has its memory and waits for a word that never comes, away from the simulator and its locks.
     let stopped = Program::workload(&world, "stopped", JOB).waits_for_go().start();
     wait_until("it is set up", || stopped.is_ready());
     stopped.signal(libc::SIGSTOP);

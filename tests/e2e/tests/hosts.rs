@@ -1,5 +1,5 @@
-//! Hosts that do what hosts do, one small program in C for each way (`tests/guests/`), under the real library and the
-//! real daemon, on the simulated driver.
+//! The habits of host programs, one small program in C for each (`tests/guests/`), under the real library and the real
+//! daemon, on the simulated driver.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -10,7 +10,7 @@ use nvshare_harness::{Artifacts, Finished, Program, Scheduler, Status, World, gu
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const TWO_CARDS: &[(&str, &str)] = &[CARD[0], CARD[1], ("NVSIM_GPUS", "2")];
 
-/// A guest under nvshare.
+/// The command for a guest under nvshare.
 fn under(world: &World, name: &str, arguments: &[&str]) -> Program {
     let mut command = Command::new(guest(name, false));
     command.args(arguments);
@@ -22,7 +22,7 @@ fn passed(guest: Finished) -> Finished {
     guest
 }
 
-/// A guest alone with a scheduler.
+/// Runs a guest alone with a scheduler; it must succeed.
 fn passes(name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Finished {
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
@@ -31,7 +31,7 @@ fn passes(name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Finishe
     passed(program.start().finish())
 }
 
-/// A guest that takes turns with another program, which must come through as well.
+/// Runs a guest that takes turns with another program; both must succeed.
 fn passes_under_turns(name: &str) {
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
@@ -50,7 +50,7 @@ fn memory_of_every_kind_is_counted_while_it_lives() {
 }
 
 #[test]
-fn what_the_driver_keeps_counts_and_gives_way() {
+fn memory_that_the_driver_keeps_counts_and_gives_way() {
     passes("keeps", &[], &[("NVSHARE_MEM_LIMIT", "100MiB")]);
     // A driver without managed pools.
     passes("keeps", &[], &[("NVSHARE_MEM_LIMIT", "100MiB"), ("NVSIM_MANAGED_POOLS", "0")]);
@@ -116,7 +116,7 @@ fn programs_with_two_gpus_take_turns_with_both() {
 }
 
 #[test]
-fn what_is_allocated_on_a_stream_is_on_its_gpu() {
+fn an_allocation_on_a_stream_is_on_its_gpu() {
     for (limited, answer) in [("NVSHARE_MEM_LIMIT_0", "0"), ("NVSHARE_MEM_LIMIT_1", "2")] {
         let world = World::simulated(TWO_CARDS);
         let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
@@ -125,7 +125,7 @@ fn what_is_allocated_on_a_stream_is_on_its_gpu() {
 }
 
 #[test]
-fn who_comes_back_counts_once() {
+fn a_program_that_reconnects_counts_once() {
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     let guest = under(&world, "rejoins", &[])
@@ -150,7 +150,7 @@ fn nvml_says_the_same() {
         under(&world, "looks_by_nvml", &[]).env("NVSHARE_MEM_LIMIT", "100MiB").env("NVSHARE_RUN", "7");
     passed(program.start().finish());
     drop(scheduler);
-    // Nobody to ask, and nothing to hide: what NVML says.
+    // Without a limit and a scheduler, nothing has to be hidden: NVML's own answer.
     let said = passed(under(&world, "looks_by_nvml", &["alone"]).start().finish()).out;
     assert_eq!(said, "512 of 1024 in 1\n");
 }
@@ -163,7 +163,7 @@ fn contexts_and_strangers_are_measured() {
     std::fs::write(&processes, "").expect("a file");
     symlink(guest("nvml", true), world.dir().join("lib/libnvidia-ml.so.1")).expect("a link");
     let _scheduler = Scheduler::start(&world, &["--reserve", "256MiB"]);
-    // It has the driver's own memory, which NVML sees, as it does not see managed memory.
+    // The program has plain memory, which NVML sees. NVML does not see managed memory.
     let program = Program::workload(&world, "program", "--memory 192MiB --block 64MiB --kernel-us 100")
         .env("NVSHARE_PLAIN", "all")
         .until_told()
@@ -175,7 +175,8 @@ fn contexts_and_strangers_are_measured() {
     let status = Scheduler::status(&world);
     assert_eq!(status.client(program.pid()).usage[0].immovable, 192 * MIB);
     assert_eq!(status.gpus[0].capacity, 768 * MIB);
-    // Its context is larger than the half of the reserve that is for such things; who is no client has 64 MiB.
+    // The program's context is larger than the half of the reserve that is for contexts. Another process, which is no
+    // client, has 64 MiB.
     let used = format!("{} {}\n1 {}\n", program.pid(), 492 * MIB, 64 * MIB);
     std::fs::write(&processes, used).expect("a file");
     Scheduler::until(&world, "its context counts", |status| status.gpus[0].overhead == 320 * MIB);
@@ -191,16 +192,16 @@ fn contexts_and_strangers_are_measured() {
 #[test]
 fn memory_is_looked_at_before_any_is_allocated() {
     passes("looks_first", &["100", "100"], &[("NVSHARE_MEM_LIMIT", "100MiB")]);
-    // Of what the card has, as much is free as the scheduler lets programs fill together.
+    // As much of the card is free as the scheduler lets programs fill together.
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "512MiB"]);
     passed(under(&world, "looks_first", &["512", "1024"]).start().finish());
-    // Without a scheduler, what there is.
+    // Without a scheduler, all of the card is free.
     passed(under(&World::simulated(CARD), "looks_first", &["1024", "1024"]).start().finish());
 }
 
 #[test]
-fn without_a_scheduler_what_does_not_fit_is_refused() {
+fn without_a_scheduler_memory_that_does_not_fit_is_refused() {
     passed(under(&World::simulated(CARD), "alone", &[]).start().finish());
 }
 
@@ -233,11 +234,11 @@ fn memory_can_be_shared_after_a_handle_was_refused() {
 }
 
 #[test]
-fn who_shares_memory_is_known_by_its_executable() {
+fn a_program_that_shares_memory_is_known_by_its_executable() {
     for name in ["shares_imported", "shares_built_in"] {
         let log = passes(name, &[], &[]).log;
         assert!(log.contains("IpcGetMemHandle, which refuses managed memory"), "{log}");
-        // Unless it is said otherwise.
+        // Unless a variable says otherwise.
         let world = World::simulated(CARD);
         let overruled = under(&world, name, &[]).env("NVSHARE_PLAIN", "none").start().finish();
         assert!(!overruled.status.success(), "{}", overruled.log);
@@ -271,7 +272,7 @@ fn an_allocator_of_its_own() {
 }
 
 #[test]
-fn what_a_newer_driver_says_goes_through() {
+fn answers_of_a_newer_driver_go_through() {
     let world = World::with_driver(&guest("odd_driver", true));
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     passed(under(&world, "unknown", &[]).start().finish());
@@ -325,7 +326,7 @@ fn a_second_library_with_its_own_dlsym() {
     }
 }
 
-/// The functions that a driver has and we hook.
+/// The functions that a driver has and that the library hooks.
 fn hooked(driver: &Path) -> Vec<String> {
     let output =
         Command::new("nm").args(["-D", "--defined-only", "-f", "posix"]).arg(driver).output().expect("nm");

@@ -1,4 +1,4 @@
-//! Limits fail closed: quota, odd arguments, and what programs are told of memory.
+//! Limits fail closed: quota, odd arguments, and the sizes that programs are told.
 
 use std::process::Command;
 
@@ -23,7 +23,7 @@ fn over_quota_is_out_of_memory_and_nothing_else_changes() {
         .finish();
     let outcome = job.outcome.expect("an account");
     assert_eq!(outcome.error.as_deref(), Some("cuMemAlloc: CUDA error 2"));
-    // What was allocated before the refusal is still charged, and no more: the last the library said.
+    // Memory that was allocated before the refusal is still charged, and no more: the library's last report.
     let status = Scheduler::status(&world);
     assert_eq!(status.client(job.pid).counters.managed, 256 * MIB);
 

@@ -1,4 +1,4 @@
-//! What the library leaves alone in the program.
+//! Parts of the program that the library leaves alone.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ fn a_program_without_cuda_gets_no_thread_and_no_socket() {
         .stdout(Stdio::piped())
         .spawn()
         .expect("cat runs");
-    // When it answers it is well past its start.
+    // When the program answers, it is well past its start.
     let mut stdin = child.stdin.take().expect("a pipe");
     stdin.write_all(b"!").expect("it reads");
     child.stdout.as_mut().expect("a pipe").read_exact(&mut [0]).expect("it answers");
@@ -42,7 +42,7 @@ fn a_program_without_cuda_gets_no_thread_and_no_socket() {
 }
 
 #[test]
-fn it_never_writes_to_standard_output_and_survives_closed_streams() {
+fn the_library_never_writes_to_standard_output_and_survives_closed_streams() {
     let world = World::simulated(&[("NVSIM_MEMORY", "1GiB")]);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     let job =

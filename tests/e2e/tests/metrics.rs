@@ -1,4 +1,4 @@
-//! Metrics: what Prometheus reads of real programs, and readers that misbehave.
+//! Metrics: the figures that Prometheus reads about real programs, and readers that misbehave.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,7 +9,7 @@ use nvshare_harness::{Program, Running, Scheduler, World, wait_until};
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const JOB: &str = "--memory 768MiB --block 64MiB --kernel-us 1000";
 
-/// What comes back for a path: the status line, and the rest.
+/// The answer for a path: the status line, and the rest.
 fn ask(mut stream: impl Read + Write, path: &str) -> (String, String) {
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").expect("a request");
     let mut text = String::new();
@@ -31,7 +31,7 @@ fn value(text: &str, name: &str, program: &str) -> f64 {
 }
 
 #[test]
-fn what_two_programs_did_is_counted() {
+fn metrics_count_the_work_of_two_programs() {
     let world = World::simulated(CARD);
     let socket = world.dir().join("metrics.sock");
     let arguments = ["--gpu-memory", "1GiB", "--tq", "0.2", "--metrics", &socket.to_string_lossy()];
@@ -59,7 +59,7 @@ fn what_two_programs_did_is_counted() {
     assert!(value(&text, "nvshare_gpu_hand_over_seconds_count", "") >= 1.0);
     assert!(value(&text, "nvshare_scheduler_loop_seconds_count", "") >= 10.0);
     let held = value(&text, "nvshare_gpu_held_seconds_total", "nvshare");
-    // It grows while somebody holds the GPU.
+    // The held time grows while a client holds the GPU.
     wait_until("held time grows", || {
         value(&get("/metrics").1, "nvshare_gpu_held_seconds_total", "nvshare") > held
     });

@@ -1,4 +1,4 @@
-//! Two things at one moment: an allocation that the lock overtakes, orders that are read at once.
+//! Two events at one moment: an allocation that the lock overtakes, and orders that arrive together.
 
 use std::process::Command;
 
@@ -11,7 +11,7 @@ const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")]
 fn an_allocation_that_the_lock_overtakes_is_charged_and_populated() {
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-    // Longer than who was granted the lock waits for what it is told to restore.
+    // The allocation takes longer than the holder waits for memory that it is told to restore.
     let guest = Program::of(&world, "overtaken", Command::new(guest("overtaken", false)))
         .env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy())
         .env("NVSIM_SLOW_ALLOCATIONS", "1:3000");
@@ -23,7 +23,7 @@ fn an_allocation_that_the_lock_overtakes_is_charged_and_populated() {
     world.stop();
     let guest = guest.finish();
     assert!(guest.status.success(), "{}: {}", guest.status, guest.log);
-    // No kernel was the first to touch it.
+    // No kernel was the first to touch the memory.
     let (moved, _) = world.observe();
     assert_eq!((moved.touched, moved.faulted, moved.pushed_out), (0, 0, 0), "{moved:?}");
 }
@@ -31,11 +31,11 @@ fn an_allocation_that_the_lock_overtakes_is_charged_and_populated() {
 #[test]
 fn the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off() {
     const BYTES: u64 = 640 << 20;
-    // It takes a while to leave.
+    // The memory takes a while to leave.
     let world = World::simulated(&[CARD[0], CARD[1], ("NVSIM_TO_HOST", "1")]);
     let listener = PlayedScheduler::listen(&world);
-    // It does not wait for its kernels: there is always one that could run. Each block is more than what a client may have
-    // allocated without saying so.
+    // The job does not wait for its kernels: there is always one that could run. Each block is more than a client may have
+    // allocated without reporting it.
     let job = Program::workload(&world, "job", "--memory 640MiB --block 160MiB --kernel-us 1000 --ahead");
     let job = job.until_told().start();
     let (mut client, usage) = PlayedScheduler::accept(&listener);
@@ -62,7 +62,7 @@ fn the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off() {
     client.until(|m| {
         matches!(m, ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. }).then_some(())
     });
-    // It was read at once: memory is to leave, and the gate may open.
+    // The client reads both at once: memory is to leave, and the gate may open.
     client.say(&[SchedulerMessage::Evict(Room { gpu, bytes: BYTES }), SchedulerMessage::SchedOff]);
     let before = ran();
     wait_until("its kernels run again", || ran() > before + 20);

@@ -1,8 +1,8 @@
-//! The commands in the documents are run: a document that is wrong is a red test.
+//! The commands in the documents are run: a wrong document makes a test red.
 //!
-//! Each block of ```` ```sh ```` runs in a shell of its own, in a folder of its own, on the simulated GPU, and has to succeed. A comment on
-//! the line before says what is otherwise: `<!-- exit: 1 -->`, or `<!-- not run: REASON -->`. What is not run is listed in
-//! `golden/papers_not_run.txt`.
+//! Each block of ```` ```sh ```` runs in a shell of its own, in a folder of its own, on the simulated GPU, and has to
+//! succeed. A comment on the line before says if a block differs: `<!-- exit: 1 -->`, or `<!-- not run: REASON -->`. Blocks
+//! that are not run are listed in `golden/papers_not_run.txt`.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -38,7 +38,7 @@ struct Block {
     /// The document and the line.
     place: String,
     text: String,
-    /// The exit code that it has to have, or why it is not run.
+    /// The exit code that the block has to have, or why it is not run.
     expected: Result<i32, String>,
 }
 
@@ -61,7 +61,7 @@ fn blocks(paper: &str) -> Vec<Block> {
                 blocks.push(Block { place: format!("{paper}:{number}"), text: body.join("\n"), expected });
             }
         } else if fence == "```" {
-            // A picture, or what a program prints.
+            // A picture, or the output of a program.
             let _ = lines.by_ref().take_while(|(_, line)| line.trim() != "```").count();
         }
         above = line;
@@ -69,7 +69,7 @@ fn blocks(paper: &str) -> Vec<Block> {
     blocks
 }
 
-/// What a block of commands finds: the programs, `sudo`, and a program that uses the GPU.
+/// The surroundings of a block: the programs, `sudo`, and a program that uses the GPU.
 fn place(world: &World) -> PathBuf {
     let artifacts = Artifacts::get();
     let home = world.dir().join("home");
@@ -90,14 +90,14 @@ fn place(world: &World) -> PathBuf {
     home
 }
 
-/// Runs a block; what is wrong, if anything.
+/// Runs a block. Returns what is wrong, if anything.
 fn run(block: &Block, expected: i32) -> Result<(), String> {
     let world = World::simulated(&[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")]);
-    // What starts a scheduler of its own finds none.
+    // A block that starts a scheduler of its own finds none running.
     let scheduler = (!block.text.contains("nvshare-scheduler")).then(|| Scheduler::start(&world, &[]));
     let home = place(&world);
     let path = std::env::var("PATH").unwrap_or_default();
-    // Whatever the block has started ends with it.
+    // Processes that the block has started end with it.
     let script = format!(
         "trap 'code=$?; kill $(jobs -p) 2>/dev/null || true; wait; exit $code' EXIT\nset -eu\n{}\n",
         block.text
@@ -153,7 +153,7 @@ fn every_command_of_the_documents_works() {
 
 #[test]
 fn commands_are_in_blocks_that_say_so() {
-    // A block without a language is a picture or what a program prints.
+    // A block without a language is a picture, or the output of a program.
     for paper in PAPERS {
         let text = fs::read_to_string(workspace().join(paper)).expect("a document");
         let mut inside = None;
@@ -207,7 +207,7 @@ fn links_lead_somewhere() {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
-/// All sources, with texts that go on in the next line in one piece.
+/// All sources, with texts that continue in the next line joined.
 fn sources(folder: &Path, text: &mut String) {
     for path in fs::read_dir(folder).expect("a folder").filter_map(Result::ok).map(|entry| entry.path()) {
         if path.is_dir() {
@@ -218,7 +218,7 @@ fn sources(folder: &Path, text: &mut String) {
             let joined = lines
                 .iter()
                 .map(|line| line.strip_suffix('\\').map_or_else(|| format!("{line}\n"), str::to_owned));
-            // A text goes on after the blanks of the next line.
+            // A text continues after the blanks of the next line.
             let mut goes_on = false;
             for (line, whole) in lines.iter().zip(joined) {
                 text.push_str(if goes_on { whole.trim_start() } else { &whole });
@@ -239,7 +239,7 @@ fn messages_that_troubleshooting_explains_are_said() {
     let mut unknown = Vec::new();
     let mut looked = 0;
     for message in messages.filter(|message| !message.starts_with("object ")) {
-        // What stands between places for names, numbers and reasons.
+        // The text between places for names, numbers and reasons.
         let is_place = |word: &str| {
             let word = word.trim_matches(|c: char| !c.is_alphanumeric() && c != '…');
             word.contains('…')

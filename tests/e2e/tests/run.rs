@@ -1,4 +1,4 @@
-//! `nvshare-ctl run`, `install` and `doctor`: what the first hour needs.
+//! `nvshare-ctl run`, `install` and `doctor`: the commands of a user's first hour.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn run_becomes_the_program() {
     let library = &Artifacts::get().library;
     let (code, out, _) = run(library, &["--", "sh", "-c", "echo $LD_PRELOAD $NVSHARE_MEM_LIMIT; exit 42"]);
     assert_eq!((code, out.trim()), (Some(42), &*library.to_string_lossy()));
-    // Options of `run` come before the program, what comes after it is the program's.
+    // Options of `run` come before the program, and arguments after it are the program's.
     let (_, out, _) = run(library, &["--limit", "4g", "sh", "-c", "echo $NVSHARE_MEM_LIMIT $0", "--limit"]);
     assert_eq!(out, "4294967296 --limit\n");
     let (_, out, _) = run(library, &["--socket", "/a/b", "--", "sh", "-c", "echo $NVSHARE_SOCKET"]);
@@ -33,7 +33,7 @@ fn run_becomes_the_program() {
 }
 
 #[test]
-fn what_cannot_be_run_has_the_usual_exit_codes() {
+fn a_program_that_cannot_be_run_has_the_usual_exit_codes() {
     let world = World::simulated(CARD);
     let library = &Artifacts::get().library;
     let plain = world.dir().join("plain");
@@ -89,7 +89,7 @@ fn programs_that_cannot_be_preloaded_are_named() {
         code == Some(7) && error.contains("fixed is statically linked: nothing can be preloaded"),
         "{error}"
     );
-    // By a script's first line as well.
+    // A static program is noticed behind a script's first line as well.
     let script = world.dir().join("script");
     std::fs::write(&script, format!("#!{named}\n")).expect("a file");
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).expect("a file of ours");
@@ -99,7 +99,7 @@ fn programs_that_cannot_be_preloaded_are_named() {
     assert!(code == Some(0) && error.is_empty(), "{error}");
 }
 
-/// A distribution as a release has it, in a folder.
+/// A folder with the files of a release.
 fn distribution(folder: &Path) -> PathBuf {
     let artifacts = Artifacts::get();
     for (from, to) in [
@@ -119,7 +119,7 @@ fn call(program: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn an_install_replaces_what_runs_and_disturbs_nobody() {
+fn an_install_replaces_running_files_and_disturbs_nobody() {
     let world = World::simulated(CARD);
     let ctl = distribution(&world.dir().join("release"));
     let prefix = world.dir().join("usr local");
@@ -173,7 +173,7 @@ fn an_install_replaces_what_runs_and_disturbs_nobody() {
 }
 
 #[test]
-fn a_place_that_cannot_be_written_keeps_what_it_has() {
+fn a_place_that_cannot_be_written_keeps_its_files() {
     let world = World::simulated(CARD);
     let ctl = distribution(&world.dir().join("release"));
     let (code, _, error) = call(&ctl, &["install", "--prefix", "/proc/nvshare"]);
@@ -204,7 +204,7 @@ fn the_library_alone_goes_into_a_folder() {
     assert!(same, "it is the library");
 }
 
-/// `doctor`, by the loader's driver unless one is named.
+/// `doctor`, with the loader's driver unless a driver is named.
 fn doctor(
     world: &World,
     driver: Option<&Path>,
@@ -226,7 +226,7 @@ fn doctor(
     (code, serde_json::from_str(&out).unwrap_or_else(|_| panic!("JSON: {out}{error}")), error)
 }
 
-/// What was found about a subject, at a level.
+/// The finding about a subject, at a level.
 fn found(findings: &serde_json::Value, level: &str, subject: &str) -> String {
     let findings = findings["findings"].as_array().expect("a list").iter();
     let texts = findings.filter(|finding| finding["level"] == level && finding["subject"] == subject);
@@ -288,12 +288,12 @@ fn doctor_says_what_is_wrong_and_what_to_do() {
 }
 
 #[test]
-fn doctor_names_what_a_newer_driver_has_beyond() {
+fn doctor_names_functions_that_only_a_newer_driver_has() {
     let world = World::simulated(&[]);
     let _scheduler = Scheduler::start(&world, &[]);
     let (code, known, _) = doctor(&world, Some(&Artifacts::get().simulator), &[]);
     assert_eq!((code, known["unknown"].as_array().map(Vec::len)), (Some(0), Some(0)), "{known}");
-    // The simulator with one function more.
+    // The simulator with one more function.
     let newer = world.dir().join("newer.so");
     let source = world.dir().join("newer.c");
     std::fs::write(&source, "int cuInit(int f) { return f; } int cuLaunchTomorrow(void) { return 0; }")

@@ -13,7 +13,7 @@ const SMALL: &[(&str, &str)] = &[
     ("NVSIM_FAULT", "1"),
 ];
 
-/// Such a card, for programs that get memory in this way.
+/// A small card, for programs whose memory is moved in this way.
 fn world(memory: &str) -> World {
     let mut settings = SMALL.to_vec();
     settings.push(("NVSHARE_MEMORY", memory));
@@ -26,7 +26,7 @@ nvshare_harness::with_both_memories! {
     two_that_do_not_fit_take_turns
     stream_ordered_memory_moves_as_well
     a_capture_under_contention_is_not_broken
-    who_is_killed_in_a_hand_over_leaves_its_room
+    a_program_killed_in_a_hand_over_leaves_its_room
 }
 
 /// How often the card changed from one process's kernels to another's after a time.
@@ -52,7 +52,7 @@ fn alone(memory: &str) {
     assert_eq!(client.counters.evicted, 0);
     let (moved, _) = world.observe();
     assert_eq!((moved.faulted, moved.pushed_out), (0, 0));
-    // What was allocated under the lock was populated before a kernel touched it.
+    // Memory that was allocated under the lock was populated before a kernel touched it.
     assert_eq!(moved.touched, 0);
 }
 
@@ -93,7 +93,7 @@ fn two_that_do_not_fit_take_turns(memory: &str) {
         let counters = status.client(job.pid).counters;
         assert_eq!(counters.passed_by, 0);
         assert!(counters.hand_overs >= 4, "{counters:?}");
-        // Everything that left came back, but for what the last turn did not need.
+        // All memory that left came back, apart from memory that the last turn did not need.
         assert!(counters.evicted >= 512 << 20, "{counters:?}");
         assert!(counters.restored <= counters.evicted, "{counters:?}");
         hand_overs += counters.hand_overs as usize;
@@ -101,7 +101,7 @@ fn two_that_do_not_fit_take_turns(memory: &str) {
     let (moved, ran) = world.observe();
     // Memory moved in bulk: no kernel ever found a page absent, and the card was never overfull.
     assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
-    // Kernels of one never ran in the other's turn.
+    // Kernels of one program never ran in the other's turn.
     assert!(changes(&ran, go) <= hand_overs + 1, "{} changes in {hand_overs} hand-overs", changes(&ran, go));
 }
 
@@ -161,7 +161,7 @@ fn a_capture_under_contention_is_not_broken(memory: &str) {
     }
 }
 
-fn who_is_killed_in_a_hand_over_leaves_its_room(memory: &str) {
+fn a_program_killed_in_a_hand_over_leaves_its_room(memory: &str) {
     let world = world(memory);
     // A slow way out: the kill comes in the middle of it.
     let mut scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.5"]);

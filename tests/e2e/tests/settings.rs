@@ -1,4 +1,4 @@
-//! The scheduler's configuration: options, the file, SIGHUP, and what was set at run time.
+//! The scheduler's configuration: options, the file, SIGHUP, and settings made at run time.
 
 use std::process::Output;
 
@@ -41,7 +41,7 @@ fn a_hang_up_has_the_configuration_read_again() {
         scheduler.log().contains("config.toml: line 2: unknown field `tqq`, expected one of")
     });
     assert!(scheduler.lives() && quantum(&world) == 11_000);
-    // What is set at run time wins until it is reset.
+    // A setting made at run time wins until it is reset.
     assert!(Scheduler::ctl(&world, &["set-tq", "3"]).status.success());
     write("tq = 17\n");
     hang_up(&scheduler);
@@ -56,7 +56,7 @@ fn a_hang_up_has_the_configuration_read_again() {
 }
 
 #[test]
-fn what_was_set_at_run_time_survives_a_restart() {
+fn settings_made_at_run_time_survive_a_restart() {
     let world = World::simulated(CARD);
     let state = world.dir().join("nvshare-state.toml");
     let scheduler = Scheduler::start(&world, &["--tq", "7"]);

@@ -1,4 +1,4 @@
-//! Shares of the GPU's time, on simulated cards: by the kernels that ran, as the card saw them.
+//! Shares of the GPU's time, on simulated cards: measured by the kernels that ran, as the card recorded them.
 
 use std::time::Duration;
 
@@ -26,12 +26,12 @@ fn ran(world: &World, programs: &[&Running], from: u64, to: u64) -> Vec<f64> {
     programs.iter().map(of).collect()
 }
 
-/// The last end of a kernel, and how many there were.
+/// When the last kernel ended, and how many kernels ran.
 fn latest(world: &World) -> u64 {
     world.observe().1.iter().map(|kernel| kernel.end_ns).max().unwrap_or(0)
 }
 
-/// Waits until the card has gone on for so long, by its own clock.
+/// Waits until the card has gone on for so long, by the card's own clock.
 fn goes_on_for(world: &World, from: u64, time: Duration) -> u64 {
     let until = from + time.as_nanos() as u64;
     wait_until("the card goes on", || {
@@ -92,7 +92,7 @@ fn an_enforced_limit_is_a_part_of_each_second_and_another_is_seen_at_once() {
 }
 
 #[test]
-fn an_administrator_sets_limits_and_pauses_what_runs() {
+fn an_administrator_sets_limits_and_pauses_programs() {
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     let job = busy(&world, "job", &[("NVSHARE_WEIGHT", "50"), ("NVSHARE_PRIORITY", "high")]);
@@ -143,7 +143,7 @@ fn an_administrator_sets_limits_and_pauses_what_runs() {
 }
 
 #[test]
-fn what_cannot_be_read_fails_closed() {
+fn a_variable_for_shares_that_cannot_be_read_fails_closed() {
     let world = World::simulated(CARD);
     for (variable, value) in [
         ("NVSHARE_WEIGHT", "0"),

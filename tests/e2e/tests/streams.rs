@@ -1,5 +1,5 @@
-//! Streams and contexts that come and go, and work that waits for other work, in turns with a neighbour: nothing of
-//! nvshare's may use what has ended, hold up what would go on, or miss what runs.
+//! Streams and contexts that come and go, and work that waits for other work, in turns with a neighbour: the library may
+//! not use anything that has ended, hold up work that could go on, or overlook work that runs.
 
 use std::process::Command;
 
@@ -8,7 +8,8 @@ use nvshare_proto::ClientState;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
-/// A guest and a neighbour that do not fit together take so many turns each, and both come through. What moved is returned.
+/// A guest and a neighbour that do not fit together take so many turns each, and both succeed. Returns the bytes that
+/// moved.
 fn in_turns(name: &str, settings: &[(&str, &str)], turns: u64) -> Moved {
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
@@ -28,13 +29,13 @@ fn in_turns(name: &str, settings: &[(&str, &str)], turns: u64) -> Moved {
 
 #[test]
 fn stream_churn() {
-    // Each look at a stream takes a while before the driver reads its handle: so one that ends meanwhile is met.
+    // Each look at a stream takes a while before the driver reads its handle, so that streams end meanwhile.
     in_turns("stream_churn", &[("NVSIM_ENTRY_US", "1000")], 10);
 }
 
 #[test]
 fn stream_churn_without_events_of_contexts() {
-    // The streams themselves are looked at.
+    // Without events behind contexts, the library looks at the streams themselves.
     in_turns("stream_churn", &[("NVSIM_ENTRY_US", "1000"), ("NVSIM_CTX_RECORD", "0")], 10);
 }
 
@@ -61,7 +62,7 @@ fn a_capture_begins_beside_a_full_queue_of_another_context() {
         assert!(guest.lives(), "{}", guest.log());
         guest.out() == "full\n"
     });
-    // While another client waits, as well.
+    // The same while another client waits.
     let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --steps 3").start();
     Scheduler::until(&world, "the other one waits", |status| {
         status.find(other.pid()).is_some_and(|client| client.state == ClientState::Waiting)
@@ -84,8 +85,8 @@ fn a_capture_that_stays_open_is_not_looked_into() {
 
 #[test]
 fn looks_at_contexts_that_fail() {
-    // Each third event of a context cannot be had: that says nothing about its work. (Each second might always be that of
-    // the context that is idle.)
+    // Each third event of a context fails, which says nothing about its work. (Each second event might always be that of
+    // the idle context.)
     let moved = in_turns("second_context", &[("NVSIM_CTX_RECORD_FAILS", "3")], 10);
     assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
 }

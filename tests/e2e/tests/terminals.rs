@@ -1,4 +1,4 @@
-//! What is shown on terminals: colours, small ones, and readers that go early.
+//! Output on terminals: colours, small ones, and readers that go early.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ const ESCAPE: char = '\u{1b}';
 /// A variable and its value, or none.
 type Variable<'a> = Option<(&'a str, &'a str)>;
 
-/// Colours are meant for this; each is whether there are any.
+/// Variables that ask for colours or not, and whether there are any then.
 const COLOURS: [(Variable<'_>, bool); 4] = [
     (None, true),
     (Some(("NO_COLOR", "1")), false),
@@ -52,7 +52,7 @@ fn help_and_complaints_have_colours_on_a_terminal_that_wants_them() {
     }
 }
 
-/// Every command that shows something, in a form that succeeds.
+/// Every command that shows something, with arguments that succeed.
 const SHOWN: [&[&str]; 8] = [
     &["status"],
     &["status", "--json"],
@@ -77,7 +77,7 @@ fn a_terminal_of_five_short_lines_is_enough() {
         command.args(arguments).env("NVSHARE_ADMIN_SOCKET", world.admin_socket()).env_remove("COLUMNS");
         let (status, text) = Terminal::start(command, lines, columns).finish();
         assert!(status.success() && !text.is_empty(), "{arguments:?}: {status} {text}");
-        // Sentences and JSON are the terminal's to wrap; tables are not.
+        // The terminal wraps sentences and JSON; tables are not wrapped.
         let tables =
             text.lines().filter(|line| !line.contains(&['(', ':', '"', '{'][..]) && text.contains("CLIENT"));
         tables
@@ -88,7 +88,7 @@ fn a_terminal_of_five_short_lines_is_enough() {
         command.arg("--help").env("TERM", "dumb");
         let (status, text) = Terminal::start(command, lines, columns).finish();
         assert!(status.success(), "{text}");
-        // Words that are longer stay whole, and so does the line of the usage.
+        // Longer words stay whole, and so does the usage line.
         let is_long =
             |line: &&str| line.chars().count() > usize::from(columns) && line.split_whitespace().count() > 3;
         let lines = text.lines().filter(|line| !line.starts_with("Usage:"));

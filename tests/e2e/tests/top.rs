@@ -1,4 +1,4 @@
-//! `nvshare-ctl top` in a terminal: driven by keys, looked at as a person does, through tmux.
+//! `nvshare-ctl top` in a terminal: driven by keys and read as a person reads it, through tmux.
 
 use std::process::{Command, Output};
 
@@ -117,7 +117,7 @@ fn top_shows_who_holds_and_obeys_keys() {
         terminal.until("the loss is shown", |screen| screen.contains("no scheduler: it is looked for"));
     assert!(lost.contains("nvshare-workload a"), "what was seen last is still there: {lost}");
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "5"]);
-    // What was set at run time survives.
+    // A setting made at run time survives.
     terminal.until("it is joined again", |screen| screen.contains("scheduling on  TQ 2 s"));
     terminal.keys(&["q"]);
     terminal.until("it has ended and left the terminal as it was", |screen| {
@@ -129,7 +129,7 @@ fn top_shows_who_holds_and_obeys_keys() {
     }
 }
 
-/// What is typed, what the scheduler says then, and whether the client has that.
+/// Each row: the typed line, the answer of the scheduler, and whether the client then has that setting.
 type Change = (&'static [&'static str], &'static str, fn(ShareStatus) -> bool);
 
 const CHANGES: [Change; 6] = [

@@ -10,7 +10,7 @@ use nvshare_proto::{Reply, VERSION, codec};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
-/// What a scheduler of another version answers to whatever comes.
+/// The answer of a scheduler of another version to any message.
 fn refusal(version: u16) -> Vec<u8> {
     let reason = format!("protocol version {VERSION}; this is version {version}");
     let mut frame = codec::encode(&Reply::Refused { reason }).expect("a frame");
@@ -50,7 +50,7 @@ fn a_program_goes_on_under_a_scheduler_of_another_version_and_joins_the_next_one
         stop.store(true, Ordering::Relaxed);
         other.join().expect("the other scheduler");
         std::fs::remove_file(world.socket()).expect("a socket");
-        // The scheduler of its own version gets it.
+        // The client joins a scheduler of its own version.
         let _scheduler = Scheduler::start(&world, &[]);
         Scheduler::until(&world, "it joins", |status| status.find(job.pid()).is_some());
         world.stop();

@@ -1,4 +1,4 @@
-//! `nvshare-ctl watch`: what happens is told in its order, and a scheduler that goes away is joined again.
+//! `nvshare-ctl watch`: events are told in their order, and a scheduler that goes away is joined again.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -45,7 +45,7 @@ impl Watcher {
         Self { child, lines }
     }
 
-    /// Waits for an event, of a process if one is named; it, and what was told before it.
+    /// Waits for an event, of a process if one is named. Returns the event, and all events before it.
     fn until(&self, event: &str, pid: Option<u32>) -> Vec<serde_json::Value> {
         self.until_one_of(&[event], pid)
     }
@@ -70,7 +70,7 @@ fn names(lines: &[serde_json::Value]) -> Vec<&str> {
 }
 
 #[test]
-fn what_happens_is_told_in_its_order_with_sizes_and_times() {
+fn events_are_told_in_their_order_with_sizes_and_times() {
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2"]);
     let watcher = Watcher::start(&world);

@@ -1,4 +1,4 @@
-//! What a connection may not do: each gets a clear answer, and the scheduler serves on.
+//! Requests that a connection may not make: each gets a clear answer, and the scheduler serves on.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -26,7 +26,7 @@ fn register() -> Request {
     })
 }
 
-/// Sends bytes and that there will be no more; what comes back until the end of the connection.
+/// Sends bytes and then the end of the stream. Returns the answers until the end of the connection.
 fn exchange(world: &World, frames: &[Vec<u8>]) -> Vec<Reply> {
     let mut stream = UnixStream::connect(world.socket()).expect("a connection");
     for frame in frames {
@@ -55,7 +55,7 @@ fn refusal(replies: &[Reply]) -> &str {
 }
 
 #[test]
-fn what_is_no_frame_is_refused_with_a_reason() {
+fn bytes_that_are_no_frame_are_refused_with_a_reason() {
     let world = World::simulated(&[]);
     let mut scheduler = Scheduler::start(&world, &[]);
     let good = codec::encode(&register()).expect("a frame");
@@ -84,7 +84,7 @@ fn what_is_no_frame_is_refused_with_a_reason() {
     }
     // A huge collection inside a small frame allocates nothing.
     let mut huge = codec::encode(&register()).expect("a frame");
-    // The list of GPUs stands before what is asked for, of which each part is empty here.
+    // The list of GPUs stands before the wishes for shares, of which each part is empty here.
     let asked = 1 + 1 + 4 + 8 + 1;
     let at = huge.len() - asked - (16 + 8 * 5) - 8;
     huge[at..at + 8].copy_from_slice(&u64::MAX.to_le_bytes());
@@ -147,7 +147,7 @@ fn stale_and_absurd_messages_change_nothing_for_others() {
         .collect();
     let _ = exchange(&world, &frames);
     assert!(scheduler.lives());
-    // Memory that moves slower and slower, and all that there is of it to move before it can run.
+    // Memory moves slower and slower, and the client must move all of it before it can run.
     let slow = |n: u64| Counters {
         restored: n << 30,
         restore_ns: n << 55,
@@ -172,7 +172,7 @@ fn stale_and_absurd_messages_change_nothing_for_others() {
 }
 
 #[test]
-fn who_does_not_read_is_cut_off() {
+fn a_connection_that_does_not_read_is_cut_off() {
     let world = World::simulated(&[]);
     let mut scheduler = Scheduler::start(&world, &[]);
     let mut deaf = UnixStream::connect(world.socket()).expect("a connection");

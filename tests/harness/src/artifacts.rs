@@ -1,10 +1,10 @@
-//! The built parts. `cargo test` builds no other package's libraries and programs, so they are asked for here.
+//! The built parts. `cargo test` builds no other package's libraries and programs, so this module has cargo build them.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// Where the built parts are.
+/// The paths of the built parts.
 #[derive(Debug, Clone, Default)]
 pub struct Artifacts {
     /// `libnvshare.so`
@@ -17,7 +17,7 @@ pub struct Artifacts {
     pub ctl: PathBuf,
     /// `nvshare-workload`
     pub workload: PathBuf,
-    /// `nvshare-storm`, where it was asked for: it builds the others itself.
+    /// `nvshare-storm`, if it was asked for: it builds the others itself.
     pub storm: PathBuf,
 }
 
@@ -25,10 +25,10 @@ const PACKAGES: [&str; 5] =
     ["libnvshare", "nvshare-sim", "nvshare-scheduler", "nvshare-ctl", "nvshare-workload"];
 
 impl Artifacts {
-    /// Builds what the tests run, once a process, in the profile of this program.
+    /// Builds the parts that the tests run, once a process, in the profile of this program.
     ///
     /// # Panics
-    /// When cargo fails or does not say where something is.
+    /// When cargo fails or does not name the path of a part.
     pub fn get() -> &'static Self {
         static ARTIFACTS: OnceLock<Artifacts> = OnceLock::new();
         ARTIFACTS.get_or_init(|| Self::build(!cfg!(debug_assertions)))
@@ -64,7 +64,7 @@ impl Artifacts {
         artifacts
     }
 
-    /// Builds the random programs, in release mode; where their binary is.
+    /// Builds the random programs, in release mode. Returns the path of their binary.
     ///
     /// # Panics
     /// As [`Artifacts::get`].
@@ -74,7 +74,7 @@ impl Artifacts {
         built.into_iter().find(|(name, _)| name == "nvshare-storm").expect("cargo says where it is").1
     }
 
-    /// Builds the driver that does nothing, in release mode; where it is.
+    /// Builds the driver that does nothing, in release mode. Returns its path.
     ///
     /// # Panics
     /// As [`Artifacts::get`].
@@ -85,7 +85,7 @@ impl Artifacts {
     }
 }
 
-/// Builds packages; the shared libraries and programs that came of it, by target name.
+/// Builds packages. Returns their shared libraries and programs, by target name.
 fn cargo_build(packages: &[&str], release: bool) -> Vec<(String, PathBuf)> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -96,7 +96,7 @@ fn cargo_build(packages: &[&str], release: bool) -> Vec<(String, PathBuf)> {
     if release {
         command.arg("--release");
     }
-    // What cargo sets for this program's own build must not look like a change to theirs.
+    // Variables that cargo sets for this program's own build must not look like changes to the builds here.
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR" {
             command.env_remove(name);

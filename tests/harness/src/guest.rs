@@ -8,11 +8,11 @@ use std::sync::{Mutex, PoisonError};
 /// Compiles a guest, or a library that a guest opens, once in a process. Returns its path.
 ///
 /// # Panics
-/// When there is no C compiler, or it refuses.
+/// When there is no C compiler, or it reports an error.
 #[must_use]
 pub fn guest(name: &str, shared: bool) -> PathBuf {
     static BUILT: Mutex<Option<HashMap<(String, bool), PathBuf>>> = Mutex::new(None);
-    // Another test must not compile what this one runs.
+    // Another test must not compile a guest while this one runs it.
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     let built = built.get_or_insert_default();
     built.entry((name.to_owned(), shared)).or_insert_with(|| compile(name, shared)).clone()

@@ -19,7 +19,7 @@ pub use world::{Moved, Ran, World};
 
 use std::time::{Duration, Instant};
 
-/// How long a program, or what a test waits for, may take: five minutes, or `NVSHARE_TEST_PATIENCE` in seconds.
+/// How long a program, or a condition that a test waits for, may take: five minutes, or `NVSHARE_TEST_PATIENCE` in seconds.
 #[must_use]
 pub fn patience() -> Duration {
     let seconds =
@@ -27,11 +27,11 @@ pub fn patience() -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Looks again and again until what a test waits for is so. There is no shorter patience than that of the tests: how
-/// fast a machine is decides how long a test takes, and not what comes of it.
+/// Waits until a condition of a test is true, checking again and again. It has the same patience as all tests: the speed of
+/// a machine decides how long a test takes, and not its result.
 ///
 /// # Panics
-/// When it does not become so; `what` says what was waited for.
+/// When the condition does not become true; `what` names it.
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !is_so() {
@@ -40,8 +40,8 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Tests of programs whose memory moves, one in each way that the library has: functions that are given the value of
-/// `NVSHARE_MEMORY`.
+/// Tests of programs whose memory moves, one for each way in which the library moves memory: functions that are given the
+/// value of `NVSHARE_MEMORY`.
 #[macro_export]
 macro_rules! with_both_memories {
     ($($test:ident)*) => {

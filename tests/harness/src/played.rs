@@ -24,8 +24,7 @@ impl PlayedScheduler {
         UnixListener::bind(world.socket()).expect("a socket")
     }
 
-    /// Waits for the client and registers it as one that does not hold the lock. Returns what the client said of the GPUs that
-    /// it uses.
+    /// Waits for the client and registers it as one that does not hold the lock. Returns the usage that the client reported.
     ///
     /// # Panics
     /// When the client says anything else.
@@ -66,7 +65,7 @@ impl PlayedScheduler {
         }
     }
 
-    /// Says all of this at once.
+    /// Sends all messages at once.
     ///
     /// # Panics
     /// When the client hangs up.

@@ -9,26 +9,26 @@ use serde::Deserialize;
 
 use crate::{Artifacts, World, patience, wait_until};
 
-/// The workload's own account.
+/// The workload's own report.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Outcome {
-    /// Passes over its memory.
+    /// Passes over the workload's memory.
     pub steps: u32,
-    /// Until it was set up.
+    /// Seconds until the workload was set up.
     pub setup_s: f64,
-    /// From then until its work was done.
+    /// Seconds from then until its work was done.
     pub seconds: f64,
-    /// Its longest step.
+    /// Seconds of its longest step.
     pub longest_s: f64,
     /// Words that were read back.
     pub words_checked: u64,
-    /// Those that were not what they must be.
+    /// Words that were wrong.
     pub wrong_words: u64,
-    /// What `cuMemGetInfo` said.
+    /// The free bytes that `cuMemGetInfo` reported.
     pub free: u64,
-    /// What `cuMemGetInfo` said.
+    /// The total bytes that `cuMemGetInfo` reported.
     pub total: u64,
-    /// Why it stopped.
+    /// Why the workload stopped.
     pub error: Option<String>,
 }
 
@@ -51,11 +51,11 @@ impl Program {
         Self::of(world, name, command).env("LD_PRELOAD", &artifacts.library.to_string_lossy())
     }
 
-    /// Any program, in a world; not under nvshare unless it is told to be.
+    /// Any program, in a world; without nvshare unless it is given.
     #[must_use]
     pub fn of(world: &World, name: &str, mut command: Command) -> Self {
         command.envs(world.environment()).env("NVSHARE_LOG", "debug").stdin(Stdio::null());
-        // It is for the tests, and the library would name it as one that it does not know.
+        // The variable is for the tests, and the library would warn of an unknown name.
         command.env_remove("NVSHARE_TEST_PATIENCE");
         Self { command, name: name.to_owned(), dir: world.dir().to_owned(), goes: false }
     }
@@ -67,14 +67,14 @@ impl Program {
         self
     }
 
-    /// Without nvshare.
+    /// Runs the program without nvshare.
     #[must_use]
     pub fn alone(mut self) -> Self {
         self.command.env_remove("LD_PRELOAD");
         self
     }
 
-    /// It waits for [`Running::go`] when it is set up.
+    /// The program waits for [`Running::go`] when it is set up.
     #[must_use]
     pub fn waits_for_go(mut self) -> Self {
         self.goes = true;
@@ -83,7 +83,7 @@ impl Program {
         self
     }
 
-    /// It goes on until [`World::stop`]: what a test waits for comes sooner or later, on any machine.
+    /// The program goes on until [`World::stop`], so that a test can wait for an event on a machine of any speed.
     #[must_use]
     pub fn until_told(mut self) -> Self {
         let stop = self.dir.join("stop");
@@ -91,7 +91,7 @@ impl Program {
         self
     }
 
-    /// Starts it.
+    /// Starts the program.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -118,38 +118,38 @@ pub struct Running {
 /// A program that has ended.
 #[derive(Debug)]
 pub struct Finished {
-    /// Its process.
+    /// The program's process.
     pub pid: u32,
-    /// How it ended.
+    /// How the program ended.
     pub status: ExitStatus,
-    /// What it printed.
+    /// The program's standard output.
     pub out: String,
-    /// What it and the library logged.
+    /// The log of the program and of the library.
     pub log: String,
-    /// The workload's account, if it gave one.
+    /// The workload's report, if it gave one.
     pub outcome: Option<Outcome>,
 }
 
 impl Running {
-    /// Its process.
+    /// The program's process.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it and the library have logged so far.
+    /// The log of the program and of the library so far.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// What it has printed so far.
+    /// The program's output so far.
     #[must_use]
     pub fn out(&self) -> String {
         std::fs::read_to_string(&self.out).unwrap_or_default()
     }
 
-    /// Whether it still runs.
+    /// Whether the program still runs.
     #[must_use]
     pub fn lives(&self) -> bool {
         // SAFETY: a child of ours that was not waited for; it is looked at and left as it is.
@@ -160,13 +160,14 @@ impl Running {
         }
     }
 
-    /// Whether it is set up and waits.
+    /// Whether the program is set up and waits.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.dir.join(format!("go.{}", self.name)).exists()
     }
 
-    /// Lets all that wait in a world start together; when that was, in nanoseconds of the monotonic clock.
+    /// Lets programs that wait in a world start together. Returns the time of the start, in nanoseconds of the monotonic
+    /// clock.
     ///
     /// # Panics
     /// When they are not set up in time.
@@ -183,13 +184,13 @@ impl Running {
         now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
     }
 
-    /// Sends it a signal.
+    /// Sends the program a signal.
     pub fn signal(&self, signal: i32) {
         // SAFETY: a child of ours that was not waited for.
         unsafe { libc::kill(self.child.id().cast_signed(), signal) };
     }
 
-    /// Waits for its end.
+    /// Waits for the program's end.
     ///
     /// # Panics
     /// When it takes too long.
@@ -220,7 +221,7 @@ impl Running {
     }
 }
 
-/// A test that failed leaves nobody behind.
+/// A test that fails leaves no process behind.
 impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -229,10 +230,10 @@ impl Drop for Running {
 }
 
 impl Finished {
-    /// The workload's account of a run in which all data was intact.
+    /// The workload's report of a run in which all data was intact.
     ///
     /// # Panics
-    /// When it was not, or there is none.
+    /// When data was not intact, or there is no report.
     pub fn intact(&self) -> &Outcome {
         let outcome = self
             .outcome

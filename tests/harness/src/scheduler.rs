@@ -1,4 +1,4 @@
-//! A running scheduler, and what its command line says.
+//! A running scheduler, and the answers of its command line.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::{Artifacts, Running, World, wait_until};
 
-/// What `nvshare-ctl status --json` prints.
+/// The output of `nvshare-ctl status --json`.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Status {
     /// The scheduler.
@@ -45,7 +45,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Starts one in a world, with arguments of its own, and waits until it serves.
+    /// Starts a scheduler in a world, with arguments of its own, and waits until it serves.
     ///
     /// # Panics
     /// When it does not.
@@ -63,7 +63,7 @@ impl Scheduler {
         scheduler
     }
 
-    /// The command that starts one.
+    /// The command that starts a scheduler.
     #[must_use]
     pub fn command(world: &World, arguments: &[&str]) -> Command {
         let mut command = Command::new(&Artifacts::get().scheduler);
@@ -71,7 +71,7 @@ impl Scheduler {
         command
     }
 
-    /// What it has logged so far.
+    /// The scheduler's log so far.
     ///
     /// # Panics
     /// When the log cannot be read.
@@ -80,13 +80,13 @@ impl Scheduler {
         std::fs::read_to_string(&self.log).expect("a log")
     }
 
-    /// Its process.
+    /// The scheduler's process.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it still runs.
+    /// Whether the scheduler still runs.
     ///
     /// # Panics
     /// When the system does not say.
@@ -94,7 +94,7 @@ impl Scheduler {
         self.child.try_wait().expect("a child").is_none()
     }
 
-    /// Ends it without a chance to clean up.
+    /// Ends the scheduler without a chance to clean up.
     ///
     /// # Panics
     /// When the system does not let us.
@@ -127,7 +127,7 @@ impl Scheduler {
         serde_json::from_slice(&output.stdout).expect("status is JSON")
     }
 
-    /// Waits until programs have taken so many turns each; or until one of them has ended, which says why itself.
+    /// Waits until programs have taken so many turns each, or until one of them has ended: its own check then says why.
     ///
     /// # Panics
     /// When they take none.
@@ -140,10 +140,10 @@ impl Scheduler {
         });
     }
 
-    /// Waits for something that `status` shows.
+    /// Waits for a condition on `status`.
     ///
     /// # Panics
-    /// When it does not become so.
+    /// When the condition does not become true.
     pub fn until(world: &World, what: &str, mut is_so: impl FnMut(&Status) -> bool) {
         wait_until(what, || is_so(&Self::status(world)));
     }

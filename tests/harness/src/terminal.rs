@@ -1,4 +1,4 @@
-//! A terminal of a given size, for programs that behave otherwise on one.
+//! A terminal of a given size, for programs that behave differently on one.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,8 +16,8 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Starts a program whose standard streams are a terminal of so many lines and columns. What else tells of colours in the
-    /// environment of the tests is not passed on: some libraries take any terminal under `CI` for one that has them.
+    /// Starts a program whose standard streams are a terminal of so many lines and columns. Other variables about colours
+    /// in the environment of the tests are not passed on: some libraries assume colours on any terminal under `CI`.
     ///
     /// # Panics
     /// When there is no terminal to be had, or the program does not start.
@@ -59,14 +59,14 @@ impl Terminal {
         Self { child, said, reader: Some(reader) }
     }
 
-    /// What was shown so far, with the line ends of a file.
+    /// The text shown so far, with the line ends of a file.
     #[must_use]
     pub fn text(&self) -> String {
         let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&said).replace("\r\n", "\n")
     }
 
-    /// Waits for the program's end; how it ended, and all that it has shown.
+    /// Waits for the program's end. Returns how it ended, and all that it has shown.
     ///
     /// # Panics
     /// When the system does not say how it ended.
@@ -80,7 +80,7 @@ impl Terminal {
     }
 }
 
-/// A test that is over leaves nobody behind.
+/// A test leaves no process behind.
 impl Drop for Terminal {
     fn drop(&mut self) {
         let _ = self.child.kill();

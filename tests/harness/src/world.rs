@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::Artifacts;
 
-/// What a simulated card has moved so far, in bytes.
+/// The bytes that a simulated card has moved so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moved {
     /// Brought in because a kernel or a copy touched it.
@@ -20,7 +20,7 @@ pub struct Moved {
     pub restored: u64,
     /// Prefetched to the host.
     pub evicted: u64,
-    /// Of that, while a kernel of the same process ran; and a block for each kernel that began meanwhile.
+    /// The part of it that left while a kernel of the same process ran; and a block for each kernel that began meanwhile.
     pub evicted_in_use: u64,
 }
 
@@ -28,9 +28,9 @@ pub struct Moved {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Ran {
-    /// Whose it was.
+    /// The process of the kernel.
     pub process: u32,
-    /// On which card.
+    /// The card.
     pub gpu: u32,
     /// When it began, in nanoseconds of the monotonic clock.
     pub begin_ns: u64,
@@ -104,7 +104,7 @@ impl World {
         self.dir.join("admin.sock")
     }
 
-    /// Tells the programs that go on until they are told to stop.
+    /// Tells programs that run until they are stopped to stop.
     ///
     /// # Panics
     /// When they cannot be told.
@@ -130,14 +130,14 @@ impl World {
         environment
     }
 
-    /// Asks the simulator, in this process: what moved on a card, and the kernels that ran.
+    /// Asks the simulator, in another process, what moved on a card, and which kernels ran.
     ///
     /// # Panics
-    /// When the simulator cannot be loaded, or shows another world: a process can look at one only.
+    /// When the simulator cannot be loaded.
     #[must_use]
     pub fn observe(&self) -> (Moved, Vec<Ran>) {
         assert!(self.simulated, "a real card does not tell");
-        // A program of its own looks: the simulator in one process shows one world.
+        // A program of its own asks: the simulator in one process shows one world.
         let mut command = std::process::Command::new(std::env::current_exe().expect("this program"));
         command.env_clear().envs(self.environment()).env(OBSERVER, &Artifacts::get().simulator);
         let output = command.output().expect("this program runs");
@@ -166,7 +166,7 @@ impl World {
 
 const OBSERVER: &str = "NVSHARE_HARNESS_OBSERVER";
 
-/// Runs before `main` of every program with this harness: if it is asked to observe, it does that and ends.
+/// Runs before `main` of every program with this harness: if the program is started to observe, it observes and ends.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static OBSERVE: extern "C" fn() = {

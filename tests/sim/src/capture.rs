@@ -1,7 +1,7 @@
 //! Captures and graphs.
 //!
-//! A capture spreads to other streams by events. Its nodes are kept in the order in which they were captured, with
-//! what each is behind; a graph runs them in that order, which is one of those that the driver may choose.
+//! A capture spreads to other streams by events. Its nodes are kept in the order in which they were captured, each with the
+//! nodes that it is behind; a graph runs them in that order, which is one of those that the driver may choose.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::tables::Tables;
 const GLOBAL: i32 = 0;
 pub(crate) const RELAXED: i32 = 2;
 
-/// What a node does, as far as two graphs have to agree about it.
+/// The kind of a node, as far as two graphs have to agree about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Kernel,
@@ -37,9 +37,9 @@ pub(crate) struct Node {
     kind: Kind,
     after: BTreeSet<usize>,
     work: Option<Work>,
-    /// What it allocates.
+    /// The memory that the node allocates.
     allocates: Option<pool::Node>,
-    /// Whose context it runs in.
+    /// The context that the node runs in.
     context: u64,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Capture {
     thread: u64,
     mode: i32,
     broken: bool,
-    /// Its streams, and what the next node of each is behind.
+    /// The capture's streams, and for each the nodes that its next node is behind.
     members: BTreeMap<u64, (Arc<Stream>, BTreeSet<usize>)>,
     nodes: Vec<Node>,
 }
@@ -73,7 +73,7 @@ pub(crate) struct Graph {
 #[derive(Debug)]
 pub(crate) struct Exec {
     pub(crate) graph: Arc<Graph>,
-    /// Where its last launch ends: the next waits for it.
+    /// The end of the graph's last launch: the next launch waits for it.
     pub(crate) last: Option<Point>,
 }
 
@@ -86,7 +86,7 @@ impl Capture {
         }
     }
 
-    /// Whether everything that was captured leads to where its first stream is.
+    /// Whether every node leads to the point where the capture's first stream is.
     fn is_joined(&self) -> bool {
         let Some((_, tips)) = self.members.get(&self.origin) else { return false };
         let mut reached = tips.clone();
@@ -104,7 +104,7 @@ impl Graph {
         self.nodes.iter().filter_map(|node| node.allocates)
     }
 
-    /// Whether it has nodes that allocate or free.
+    /// Whether the graph has nodes that allocate or free.
     pub(crate) fn has_memory(&self) -> bool {
         self.nodes.iter().any(|node| node.kind == Kind::Memory)
     }
@@ -123,7 +123,7 @@ impl Graph {
         self.nodes.iter().filter_map(|node| node.work.as_ref()).for_each(|work| work());
     }
 
-    /// Whether another graph can take its place in an executable one.
+    /// Whether another graph can take this one's place in an executable graph.
     pub(crate) fn can_become(&self, other: &Self) -> Result<(), Failure> {
         let same = self.nodes.len() == other.nodes.len()
             && self.nodes.iter().zip(&other.nodes).all(|(a, b)| a.kind == b.kind && a.after == b.after);
@@ -140,9 +140,9 @@ impl Tables {
         self.captures.iter().any(|capture| capture.members.contains_key(&stream.id))
     }
 
-    /// Not capturing, capturing, or in a capture that is broken; and which.
+    /// Whether a stream is not capturing, capturing, or in a capture that is broken; and the capture's number.
     pub(crate) fn capture_status(&mut self, stream: &Stream) -> Result<(i32, u64), Failure> {
-        // The question breaks nothing.
+        // This query breaks no capture.
         let is_blocking = |capture: &Capture| {
             capture.members.values().any(|(member, _)| member.is_blocking_in(stream.context))
         };
@@ -152,13 +152,13 @@ impl Tables {
         Ok(self.capture_of(stream).map_or((0, 0), |capture| (1 + i32::from(capture.broken), capture.id)))
     }
 
-    /// Breaks captures; whether there was one.
+    /// Breaks captures. Returns whether there was one.
     fn break_those(&mut self, which: impl Fn(&Capture) -> bool) -> bool {
         let those = self.captures.iter_mut().filter(|capture| which(capture));
         those.map(|capture| capture.broken = true).count() > 0
     }
 
-    /// What must not be done beside a capture, unless the thread is in RELAXED mode.
+    /// Refuses a call that must not be made beside a capture, unless the thread is in RELAXED mode.
     pub(crate) fn unsafe_call(&mut self) -> Result<(), Failure> {
         let (me, mode) = (process::this_thread(), process::mode());
         let forbids = |capture: &Capture| {
@@ -169,7 +169,7 @@ impl Tables {
         if self.break_those(forbids) { Err(CAPTURE_UNSUPPORTED) } else { Ok(()) }
     }
 
-    /// What no capture in a context survives, whatever the modes.
+    /// A look at a whole context, which breaks every capture in it, whatever the modes.
     pub(crate) fn look_at_context(&mut self, context: u64, family: u64) -> Result<(), Failure> {
         let seen =
             |stream: &Stream| stream.context == context || context == family && stream.family == family;
@@ -179,7 +179,7 @@ impl Tables {
         Ok(())
     }
 
-    /// What a capture of that stream does not survive, whatever the modes.
+    /// A look at a stream, which breaks its capture, whatever the modes.
     pub(crate) fn look_at_stream(&mut self, stream: &Stream) -> Result<(), Failure> {
         if self.break_those(|capture| capture.members.contains_key(&stream.id)) {
             return Err(CAPTURE_UNSUPPORTED);
@@ -187,7 +187,7 @@ impl Tables {
         self.legacy_is_free(stream)
     }
 
-    /// The legacy stream waits for blocking streams: where one of them is capturing, that would be a part of the capture.
+    /// The legacy stream waits for blocking streams: if one of them is capturing, that wait would be a part of the capture.
     pub(crate) fn legacy_is_free(&mut self, stream: &Stream) -> Result<(), Failure> {
         if !stream.is_legacy() {
             return Ok(());
@@ -197,7 +197,7 @@ impl Tables {
         if self.break_those(blocking) { Err(CAPTURE_IMPLICIT) } else { Ok(()) }
     }
 
-    /// Submits work to a stream, or records it where the stream is capturing: then there is no point.
+    /// Submits work to a stream, or records it if the stream is capturing: then there is no point to wait for.
     pub(crate) fn submit(
         &mut self,
         stream: &Stream,
@@ -211,7 +211,7 @@ impl Tables {
         Ok(Some(self.enqueue(stream, Some(work), after)))
     }
 
-    /// Records a node where the stream is capturing. False: it is not.
+    /// Records a node if the stream is capturing. False: it is not capturing.
     pub(crate) fn capture_node(
         &mut self,
         stream: &Stream,
@@ -230,7 +230,7 @@ impl Tables {
         Ok(false)
     }
 
-    /// What an event stands for that is recorded on a stream now.
+    /// The point that an event stands for when it is recorded on a stream now.
     pub(crate) fn record(&mut self, stream: &Stream) -> Result<Mark, Failure> {
         if let Some(capture) = self.capture_of(stream) {
             if capture.broken {
@@ -243,7 +243,7 @@ impl Tables {
         Ok(Mark::Points(vec![self.mark(stream)]))
     }
 
-    /// A stream waits for an event; so a capture spreads.
+    /// A stream waits for an event; this is how a capture spreads.
     pub(crate) fn wait_event(&mut self, stream: &Arc<Stream>, mark: Mark) -> Result<(), Failure> {
         match mark {
             Mark::Nothing => self
@@ -270,7 +270,7 @@ impl Tables {
             self.break_those(|capture| capture.id == id);
             return Err(CAPTURE_MERGE);
         }
-        // The capture of the event may be over.
+        // The capture that the event belongs to may be over.
         let capture = self.captures.iter_mut().find(|capture| capture.id == id).ok_or(CAPTURE_ISOLATION)?;
         if capture.broken {
             return Err(CAPTURE_INVALIDATED);
@@ -285,7 +285,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Waiting for an event, or asking for it.
+    /// A wait for an event, or a query of it.
     pub(crate) fn look_at_event(&mut self, mark: &Mark) -> Result<Vec<Point>, Failure> {
         if let Mark::Captured(id, _) = mark {
             self.break_those(|capture| capture.id == *id);
@@ -340,7 +340,7 @@ impl Tables {
         Ok(Graph { nodes: capture.nodes })
     }
 
-    /// A stream ends: its capture goes with it, or is broken.
+    /// A stream ends: a capture that began on it ends too, and any other capture of it is broken.
     pub(crate) fn leave_capture(&mut self, stream: &Stream) {
         self.captures.retain(|capture| capture.origin != stream.id);
         if let Some(capture) = self.capture_of(stream) {
@@ -351,7 +351,7 @@ impl Tables {
 }
 
 impl Process {
-    /// Whether all that a context has been given is complete, waited for. Breaks what captures in it.
+    /// Waits until all work of a context is complete. Breaks the captures in it.
     pub(crate) fn synchronize_context(&self) -> Result<(), Failure> {
         let mut tables = self.tables();
         let Context { id, family, .. } = *tables.current()?;

@@ -1,4 +1,4 @@
-//! What is simulated: a T4 unless the environment says otherwise.
+//! The simulated machine: one with a T4, unless the environment says otherwise.
 
 use std::env;
 use std::path::PathBuf;
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use nvshare_proto::units::{GIB, parse_bytes};
 
-/// The card and its link. Sizes and rates as a program sees them; the real stores are smaller by `scale`.
+/// The card and its link. Sizes and rates are those that a program sees; the real stores are smaller by `scale`.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
-    /// Where the world's file is: processes that name the same folder share the cards.
+    /// The folder of the world's file: processes that name the same folder share the cards.
     pub(crate) dir: PathBuf,
     pub(crate) gpus: u32,
-    /// Those that the process sees, in its own order.
+    /// Cards that the process sees, in its own order.
     pub(crate) visible: Vec<usize>,
     /// Bytes of each card.
     pub(crate) memory: u64,
@@ -22,14 +22,14 @@ pub(crate) struct Config {
     /// Bytes per second of a bulk copy to the card, and from it.
     pub(crate) to_device: f64,
     pub(crate) to_host: f64,
-    /// The same of a copy from the card to page-locked memory.
+    /// Bytes per second of a copy from the card to page-locked memory.
     pub(crate) copy_out: f64,
     /// Bytes per second at which the driver makes page-locked memory, and registers memory of the program.
     pub(crate) pin: f64,
     pub(crate) register: f64,
-    /// Blocks that are copied as a whole between a card and page-locked memory keep only as many bytes there as the
-    /// store has: a program that moves its memory that way, and does not look at it, needs no more of the host than
-    /// the simulator has of it.
+    /// Blocks that are copied as a whole between a card and page-locked memory keep only as many bytes there as the store
+    /// has. So a program that moves its memory that way, and does not look at it, needs no more host memory than the
+    /// simulator has for it.
     pub(crate) sparse: bool,
     /// Bytes per second that page faults move.
     pub(crate) fault: f64,
@@ -41,14 +41,14 @@ pub(crate) struct Config {
     pub(crate) context_record: bool,
     /// Functions are loaded when they are launched first.
     pub(crate) lazy_loading: bool,
-    /// Ended handles and freed addresses are handed out again at once, as malloc does. Otherwise never, so that a use
-    /// after the end is certain to be seen.
+    /// Ended handles and freed addresses are handed out again at once, as malloc does. Otherwise they are never reused, so
+    /// that a use after the end is certain to be seen.
     pub(crate) reuse_handles: bool,
     /// Microseconds that each call with a stream takes before it looks at the handle.
     pub(crate) entry_us: u64,
-    /// Each so many-th event of a context cannot be had: out of memory. 0: none.
+    /// One in so many events of a context fails: out of memory. 0: none fails.
     pub(crate) context_events_fail: u64,
-    /// Each so many-th allocation of a card's memory takes so long; 0: none.
+    /// One in so many allocations on a card takes this long; 0: none does.
     pub(crate) slow_allocations: (u64, Duration),
 }
 
@@ -67,7 +67,7 @@ impl Config {
         let gpus = number("NVSIM_GPUS", 1.0) as u32;
         let visible = env::var("CUDA_VISIBLE_DEVICES").map_or_else(
             |_| (0..gpus as usize).collect(),
-            // What is none ends the list, as with the driver.
+            // The first entry that is not a card ends the list, as with the driver.
             |list| {
                 list.split(',').map_while(|i| i.trim().parse().ok().filter(|&i| i < gpus as usize)).collect()
             },
@@ -107,7 +107,7 @@ fn slow_allocations() -> Option<(u64, Duration)> {
     Some((each.parse().ok()?, Duration::from_millis(millis.parse().ok()?)))
 }
 
-/// Counts a call. True for each so many-th; 0: for none.
+/// Counts a call. Returns true for one in `each` calls; if `each` is 0, for none.
 pub(crate) fn is_each(each: u64, count: &AtomicU64) -> bool {
     each > 0 && (count.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(each)
 }

@@ -10,7 +10,7 @@ use crate::stream::Point;
 use crate::tables::{Primary, Tables};
 
 impl Tables {
-    /// Adds a context under a handle of its own; the handle.
+    /// Adds a context under a handle of its own. Returns the handle.
     fn add_context(&mut self, gpu: usize, family: Option<u64>) -> Result<usize, Failure> {
         let handle = self.contexts.add_with(|handle| Context::new(handle, gpu, family));
         let legacy = Arc::clone(&self.contexts.get(handle)?.legacy);
@@ -52,7 +52,7 @@ impl Process {
         if last { self.end_primary(gpu) } else { Ok(()) }
     }
 
-    /// Whoever retains it, what was in it is gone. It begins anew when it is retained again.
+    /// Resets a primary context: whoever retains it, all that was in it is gone. It begins anew when it is retained again.
     pub(crate) fn reset_primary(&self, device: i32) -> Result<(), Failure> {
         self.end_primary(self.gpu_of(device)?)
     }
@@ -70,7 +70,7 @@ impl Process {
             return Ok(());
         };
         let mut gone = tables.end_context(&context);
-        // Its green contexts are parts of it.
+        // The green contexts of the primary context are parts of it.
         for green in tables.contexts.end_those(|other| other.family == context.id) {
             tables.green.end_those(|&handle| handle == green.handle);
             gone.extend(tables.end_context(&green));
@@ -102,7 +102,7 @@ impl Process {
         }
         let context = tables.contexts.get(handle)?;
         let (id, family) = (context.id, context.family);
-        // No call is made on it from now on, and what captures in it goes with it.
+        // From now on no call is made on the context, and its captures end with it.
         let _ = tables.look_at_context(id, family);
         let points = tables.ends(|stream| stream.context == id);
         drop(tables);
@@ -123,7 +123,7 @@ impl Process {
         Ok(())
     }
 
-    /// One more use of the current context, which is not a primary one.
+    /// Adds a use of the current context, which is not a primary one.
     pub(crate) fn attach(&self) -> Result<usize, Failure> {
         let mut tables = self.tables();
         let handle = tables.current()?.handle;
@@ -131,7 +131,7 @@ impl Process {
         Ok(handle)
     }
 
-    /// One use less; the last takes the context with it.
+    /// Takes a use away; the last one ends the context.
     pub(crate) fn detach(&self, handle: usize) -> Result<(), Failure> {
         let mut tables = self.tables();
         let context = tables.contexts.get_mut(handle)?;
@@ -150,7 +150,7 @@ impl Process {
         Ok(())
     }
 
-    /// A part of a device; it keeps the primary context.
+    /// Makes a green context: a part of a device, which keeps the primary context.
     pub(crate) fn create_green(&self, device: i32) -> Result<usize, Failure> {
         let primary = self.retain_primary(device)?;
         let gpu = self.gpu_of(device)?;
@@ -160,7 +160,7 @@ impl Process {
         Ok(tables.green.add(context))
     }
 
-    /// Its streams end; their work goes on.
+    /// Ends a green context and its streams; their work goes on.
     pub(crate) fn destroy_green(&self, green: usize) -> Result<(), Failure> {
         let mut tables = self.tables();
         let handle = tables.green.end(green)?;
@@ -168,16 +168,16 @@ impl Process {
         drop(tables);
         self.end_own(handle)?;
         let device = self.ordinal_of(gpu);
-        // It may have been reset meanwhile.
+        // The primary context may have been reset meanwhile.
         self.release_primary(device).or(Ok(()))
     }
 
-    /// The context of a green one.
+    /// The handle of a green context's context.
     pub(crate) fn of_green(&self, green: usize) -> Result<usize, Failure> {
         if green == 0 { Err(INVALID_VALUE) } else { self.tables().green.get(green).copied() }
     }
 
-    /// What is current in the calling thread, whether it lives or not.
+    /// The handle of the context that is current in the calling thread, whether it lives or not.
     pub(crate) fn current_handle(&self) -> usize {
         process::bound().map_or(0, |bound: Bound| bound.handle)
     }

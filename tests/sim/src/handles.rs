@@ -1,7 +1,7 @@
 //! Handles and their lifetimes.
 //!
-//! The driver does not look whether a handle that it is given has ended: it reads freed memory. Here such a call
-//! stops the process with a line that names the call and the handle. What was never a handle is an error code.
+//! The driver does not check whether a handle that it is given has ended: it reads freed memory. Here such a call stops the
+//! process with a line that names the call and the handle. A value that was never a handle gives an error code.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -16,24 +16,24 @@ static REUSES: AtomicBool = AtomicBool::new(false);
 static ENTRY_US: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// The entry point that this thread was called by.
+    /// The entry point that this thread has called.
     static CALL: Cell<&'static str> = const { Cell::new("the driver") };
     /// This thread runs a function of the host.
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What the environment says about handles.
+/// Takes the settings of handles from the configuration.
 pub(crate) fn configure(config: &Config) {
     REUSES.store(config.reuse_handles, Ordering::Relaxed);
     ENTRY_US.store(config.entry_us as usize, Ordering::Relaxed);
 }
 
-/// Whether what ended is handed out again.
+/// Whether ended handles are handed out again.
 pub(crate) fn reuses() -> bool {
     REUSES.load(Ordering::Relaxed)
 }
 
-/// An entry point is called. An error: not from here.
+/// An entry point is called. An error: it may not be called from here.
 pub(crate) fn enter(call: &'static str) -> Result<(), Failure> {
     CALL.with(|current| current.set(call));
     if IN_HOST_FUNCTION.with(Cell::get) { Err(NOT_PERMITTED) } else { Ok(()) }
@@ -46,7 +46,7 @@ pub(crate) fn as_host_function(body: impl FnOnce()) {
     IN_HOST_FUNCTION.with(|inside| inside.set(false));
 }
 
-/// A call with a handle has begun and has not looked at it yet: the time in which another thread may end it.
+/// A call with a handle has begun and has not read the handle yet: in this time another thread may end it.
 pub(crate) fn before_looking() {
     let micros = ENTRY_US.load(Ordering::Relaxed);
     if micros > 0 {
@@ -54,12 +54,12 @@ pub(crate) fn before_looking() {
     }
 }
 
-/// A handle that nothing has had, and nothing else gets.
+/// A handle that was never used before and is not used again.
 pub(crate) fn fresh() -> usize {
     NEXT.fetch_add(16, Ordering::Relaxed)
 }
 
-/// Stops the process: it called with what has ended.
+/// Stops the process: it made a call with an ended handle.
 fn stop(what: &str, handle: usize) -> ! {
     let call = CALL.with(Cell::get);
     stop_with(&format!("nvsim: {call} was called with {what} {handle:#x}, which has ended\n"))
@@ -84,7 +84,7 @@ pub(crate) struct Handles<T> {
     what: &'static str,
     live: HashMap<usize, T>,
     ended: HashSet<usize>,
-    /// Ended, to be handed out again: the last first.
+    /// Ended handles, to be handed out again: the last first.
     free: Vec<usize>,
 }
 
@@ -98,7 +98,7 @@ impl<T> Handles<T> {
         self.add_with(|_| value)
     }
 
-    /// A new handle, for what has to know it.
+    /// A new handle, for a value that has to know it.
     pub(crate) fn add_with(&mut self, make: impl FnOnce(usize) -> T) -> usize {
         let handle = self.free.pop().unwrap_or_else(fresh);
         self.ended.remove(&handle);
@@ -127,7 +127,7 @@ impl<T> Handles<T> {
         Ok(value)
     }
 
-    /// Ends those that belong to something that ends.
+    /// Ends the handles of objects whose owner ends.
     pub(crate) fn end_those(&mut self, which: impl Fn(&T) -> bool) -> Vec<T> {
         let gone: Vec<usize> =
             self.live.iter().filter(|(_, value)| which(value)).map(|(&handle, _)| handle).collect();
@@ -138,7 +138,7 @@ impl<T> Handles<T> {
         self.live.values()
     }
 
-    /// What a handle stands for, if it lives.
+    /// The object of a handle, if it lives.
     pub(crate) fn find_value(&self, handle: usize) -> Option<&T> {
         self.live.get(&handle)
     }
@@ -147,7 +147,7 @@ impl<T> Handles<T> {
         self.live.iter().find(|(_, value)| which(value)).map(|(&handle, _)| handle)
     }
 
-    /// A handle lives and leads to what has ended.
+    /// Stops the process: a handle lives and leads to an object that has ended.
     pub(crate) fn lost(&self, handle: usize) -> ! {
         stop(self.what, handle)
     }

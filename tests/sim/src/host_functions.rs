@@ -1,4 +1,4 @@
-//! Functions of the host that streams run, and what waits for them.
+//! Functions of the host that streams run, and waiting for them.
 
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -6,11 +6,11 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use crate::handles;
 use crate::stream::unique;
 
-/// Those that run.
+/// The functions that run now.
 static RUNNING: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 static ENDED: Condvar = Condvar::new();
 
-/// Runs one.
+/// Runs one function.
 pub(crate) fn run(body: impl FnOnce()) {
     let id = unique();
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
@@ -19,7 +19,7 @@ pub(crate) fn run(body: impl FnOnce()) {
     ENDED.notify_all();
 }
 
-/// Waits for those that run now. A function that is loaded when it is launched first waits for them.
+/// Waits for the functions that run now. The loading of a function at its first launch waits for them.
 pub(crate) fn wait() {
     let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
     let now = running.clone();

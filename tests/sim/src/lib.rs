@@ -1,11 +1,11 @@
 //! A simulated CUDA driver: `libcuda.so.1` for machines without a GPU.
 //!
-//! Processes share simulated cards through a file. Host and device memory are separate stores with a link of
-//! given rates between them; streams, events, captures and graphs behave as the driver's do, as far as programs
-//! that share a GPU depend on it. It knows nothing of nvshare.
+//! Processes share simulated cards through a file. Host and device memory are separate stores with a link of given rates
+//! between them; streams, events, captures and graphs behave as the driver's do, as far as programs that share a GPU depend
+//! on it. The simulator knows nothing of nvshare.
 //!
-//! What it does not do: time slicing below a kernel (kernels of all processes run one at a time), anything that
-//! computes but the two kernels of the workload client.
+//! The simulator does not do: time slicing below a kernel (kernels of all processes run one at a time), and any computation
+//! but the two kernels of the workload client.
 
 #![allow(
     clippy::undocumented_unsafe_blocks,

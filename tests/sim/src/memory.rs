@@ -22,7 +22,7 @@ pub(crate) struct Allocation {
     pub(crate) gpu: usize,
     pub(crate) blocks: Vec<u32>,
     pub(crate) managed: bool,
-    /// The context that takes it along when it ends.
+    /// The context that frees the allocation when it ends.
     pub(crate) context: Option<u64>,
 }
 
@@ -32,17 +32,17 @@ impl Allocation {
     }
 }
 
-/// Where an address leads: into one allocation, or over several that are mapped side by side.
+/// The memory at an address: in one allocation, or over several that are mapped side by side.
 #[derive(Debug)]
 pub(crate) struct Found {
-    /// That of the first byte.
+    /// The allocation of the first byte.
     pub(crate) allocation: Arc<Allocation>,
     pub(crate) offset: u64,
-    /// Those that follow, and where in the range each begins.
+    /// The allocations that follow, and where in the range each begins.
     more: Vec<(Arc<Allocation>, u64)>,
 }
 
-/// A part of a range that is in one block: which, where it begins there, and where in the range.
+/// A part of a range that is in one block: the block, where the part begins in it, and where in the range.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Piece {
     gpu: usize,
@@ -80,7 +80,7 @@ impl Found {
 }
 
 impl Tables {
-    /// What an address leads to, if the range lies within.
+    /// The memory at an address, if the whole range lies within it.
     pub(crate) fn find(&self, address: u64, bytes: u64) -> Result<Found, Failure> {
         let end = address.checked_add(bytes).ok_or(INVALID_VALUE)?;
         if let Some((&base, allocation)) = self.memory.range(..=address).next_back()
@@ -108,7 +108,7 @@ impl Tables {
         Ok(found)
     }
 
-    /// Why a range leads nowhere, if it is reserved and cannot be reached: the address, and what it lacks.
+    /// Why a reserved range cannot be reached: the address, and what is missing there.
     fn lack(&self, address: u64, bytes: u64) -> Option<(u64, Lack)> {
         let first = (address, self.vmm.look(address)?);
         let later = (address / BLOCK + 1..(address + bytes).div_ceil(BLOCK)).map(|block| block * BLOCK);
@@ -158,7 +158,7 @@ impl Process {
         self.allocate_on(gpu, size, managed, Some(context))
     }
 
-    /// Makes one on a card; `context` takes it along when it ends.
+    /// Makes an allocation on a card; `context` frees it when it ends.
     pub(crate) fn allocate_on(
         &self,
         gpu: usize,
@@ -188,7 +188,7 @@ impl Process {
         self.new_addresses(size.next_multiple_of(BLOCK))
     }
 
-    /// Gives back what an allocation had, which nobody finds any more.
+    /// Gives back the blocks of an allocation that nothing leads to any more.
     pub(crate) fn give_back(&self, allocation: &Allocation) {
         self.world.free(allocation.gpu, &allocation.blocks);
         if handles::reuses() {
@@ -215,12 +215,12 @@ impl Process {
         Ok(())
     }
 
-    /// What an address leads to, if the range lies within.
+    /// The memory at an address, if the whole range lies within it.
     pub(crate) fn find(&self, address: u64, bytes: u64) -> Result<Found, Failure> {
         self.tables().find(address, bytes)
     }
 
-    /// Whether a range of memory of a card, which a graph may have only when it runs, is managed.
+    /// Whether a range of a card's memory is managed. A graph may have the range only when it runs.
     pub(crate) fn is_managed(&self, address: u64, bytes: u64) -> Result<bool, Failure> {
         let tables = self.tables();
         match tables.find(address, bytes) {
@@ -230,8 +230,8 @@ impl Process {
         }
     }
 
-    /// Looks at each part of a range on the card, bringing it there by faults if need be. `look` gets all bytes of the
-    /// block in the store.
+    /// Calls `look` for each part of a range on the card, and brings the part there by faults if need be. `look` gets all
+    /// bytes of the block in the store.
     pub(crate) fn touch(&self, address: u64, bytes: u64, mut look: impl FnMut(&mut [u8], Piece)) {
         let Ok(found) = self.find(address, bytes) else {
             self.stop_if_unmapped(address, bytes);
@@ -257,7 +257,7 @@ impl Process {
         world.transfer(gpu, Way::ToDevice, owed);
     }
 
-    /// Work reaches a range that leads nowhere: if it is reserved, the process stops.
+    /// Work reaches a range without memory: if the range is reserved, the process stops.
     fn stop_if_unmapped(&self, address: u64, bytes: u64) {
         let lack = self.tables().lack(address, bytes);
         if let Some((at, lack)) = lack {
@@ -266,7 +266,7 @@ impl Process {
         }
     }
 
-    /// The host looks at managed memory: what it touches comes to the host.
+    /// The host touches managed memory: the touched blocks come to the host.
     pub(crate) fn host_touch(
         &self,
         address: u64,
@@ -281,7 +281,7 @@ impl Process {
         Ok(())
     }
 
-    /// A word of plain memory on the card, without a touch that counts.
+    /// Reads a word of plain memory on the card, without a touch that counts.
     pub(crate) fn peek(&self, address: u64, bytes: &mut [u8]) -> Result<(), Failure> {
         let found = self.find(address, bytes.len() as u64)?;
         let length = bytes.len() as u64;
@@ -293,7 +293,7 @@ impl Process {
         Ok(())
     }
 
-    /// Moves a range in bulk. Blocks for its length, as the driver does.
+    /// Moves a range in bulk. Blocks while it moves, as the driver does.
     pub(crate) fn prefetch(&self, address: u64, bytes: u64, way: Way) -> Result<(), Failure> {
         let found = self.find(address, bytes)?;
         if !found.allocation.managed {
@@ -354,7 +354,7 @@ pub(crate) fn write(store: &mut [u8], piece: Piece, from: &[u8]) {
 pub(crate) fn fill(store: &mut [u8], piece: Piece, pattern: &[u8]) {
     let real = store.len();
     let begin = at(piece.in_block, store);
-    // Where the part names bytes of the store more than once, the first of them counts.
+    // If the part names bytes of the store more than once, the first of them counts.
     let bytes = if piece.bytes as usize >= real { real - begin } else { piece.bytes as usize };
     for i in 0..bytes / pattern.len() {
         let place = (begin + i * pattern.len()) % real;

@@ -1,4 +1,4 @@
-//! What handles stand for.
+//! The objects that handles stand for.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -15,7 +15,7 @@ pub(crate) struct Context {
     pub(crate) family: u64,
     pub(crate) legacy: Arc<Stream>,
     pub(crate) door: Arc<Door>,
-    /// How often it is attached to.
+    /// The number of attachments to the context.
     pub(crate) usage: u32,
 }
 
@@ -38,7 +38,7 @@ impl Context {
         Self { id, handle, gpu, family, legacy: Arc::new(legacy), door, usage: 1 }
     }
 
-    /// Whether a look at the whole context sees a stream: a primary context has those of its green ones.
+    /// Whether a look at the whole context sees a stream: a primary context includes the streams of its green ones.
     pub(crate) fn sees(&self, stream: &Stream) -> bool {
         stream.context == self.id || stream.family == self.id
     }
@@ -63,15 +63,15 @@ impl Context {
 pub(crate) struct Stream {
     pub(crate) id: u64,
     pub(crate) queue: Arc<Queue>,
-    /// Of its context.
+    /// The door of the stream's context.
     pub(crate) door: Arc<Door>,
     pub(crate) context: u64,
     pub(crate) context_handle: usize,
     pub(crate) family: u64,
     pub(crate) gpu: usize,
-    /// It and the legacy stream do not wait for each other.
+    /// The stream and the legacy stream do not wait for each other.
     pub(crate) non_blocking: bool,
-    /// The legacy stream of its context; `None`: it is that.
+    /// The legacy stream of the stream's context; `None`: this stream is the legacy one.
     pub(crate) behind: Option<Arc<Queue>>,
 }
 
@@ -80,24 +80,24 @@ impl Stream {
         self.behind.is_none()
     }
 
-    /// It and the legacy stream of a context wait for each other.
+    /// Whether the stream and the legacy stream of a context wait for each other.
     pub(crate) fn is_blocking_in(&self, context: u64) -> bool {
         self.context == context && !self.non_blocking && !self.is_legacy()
     }
 }
 
-/// What an event was recorded behind.
+/// The work that an event was recorded behind.
 #[derive(Debug, Clone)]
 pub(crate) enum Mark {
     Nothing,
     Points(Vec<Point>),
-    /// In a capture: which, and behind which of its nodes.
+    /// In a capture: its number, and the nodes that the event is behind.
     Captured(u64, Vec<usize>),
 }
 
 #[derive(Debug)]
 pub(crate) struct Event {
-    /// Of its context.
+    /// The door of the event's context.
     pub(crate) door: Arc<Door>,
     pub(crate) context: u64,
     pub(crate) family: u64,
@@ -109,7 +109,7 @@ pub(crate) struct Module {
     pub(crate) id: u64,
     pub(crate) context: u64,
     pub(crate) family: u64,
-    /// The kernels in it.
+    /// The names of the kernels in the module.
     pub(crate) entries: Vec<String>,
 }
 
@@ -119,6 +119,6 @@ pub(crate) struct Function {
     pub(crate) context: u64,
     pub(crate) family: u64,
     pub(crate) name: String,
-    /// It was launched before.
+    /// Whether the function was launched before.
     pub(crate) is_loaded: Arc<AtomicBool>,
 }

@@ -1,4 +1,4 @@
-//! Memory in stream order: pools, which may keep what is freed, and what graphs allocate when they run.
+//! Memory in stream order: pools, which may keep freed memory, and memory that graphs allocate when they run.
 //!
 //! Each card has a plain pool, its default one; programs make others, plain and managed.
 
@@ -13,7 +13,7 @@ use crate::stream::{Point, Work, unique};
 use crate::tables::Tables;
 use crate::world::{BLOCK, Way};
 
-/// What a graph allocates when it runs.
+/// Memory that a graph allocates when it runs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Node {
     base: u64,
@@ -21,10 +21,10 @@ pub(crate) struct Node {
     gpu: usize,
 }
 
-/// Freed in the order of a stream that has not come so far.
+/// Memory that was freed in the order of a stream, which has not come so far.
 #[derive(Debug)]
 struct Freed {
-    /// Which free it is: the memory may be handed out again on the stream and freed again.
+    /// The number of the free: the memory may be handed out again on the stream and freed again.
     id: u64,
     stream: u64,
     point: Point,
@@ -35,27 +35,27 @@ struct Freed {
 pub(crate) struct Pool {
     pub(crate) gpu: usize,
     pub(crate) managed: bool,
-    /// Anything but zero: what is freed is kept.
+    /// Unless it is zero, the pool keeps freed memory.
     pub(crate) threshold: u64,
 }
 
-/// What pools have handed out, and what they keep.
+/// The memory that pools have handed out, and that they keep.
 #[derive(Debug, Default)]
 pub(crate) struct Ordered {
     /// The pool of each allocation that was handed out, by base.
     used: HashMap<u64, usize>,
-    /// By base.
+    /// Memory that waits for its stream to free it, by base.
     freed: HashMap<u64, Freed>,
-    /// Freed and kept, each by its pool.
+    /// Memory that is freed and kept, with its pool.
     idle: Vec<(usize, Arc<Allocation>)>,
     /// The default pool and the current one of each card.
     default: HashMap<usize, usize>,
     current: HashMap<usize, usize>,
-    /// Of graphs, by base.
+    /// Memory of graphs, by base.
     graphs: BTreeMap<u64, usize>,
-    /// What captures have allocated: how long it will be, by base.
+    /// Lengths of the memory that captures have allocated, by base.
     nodes: BTreeMap<u64, u64>,
-    /// Where the launches of such graphs end.
+    /// The ends of launches of graphs that allocate.
     pub(crate) launches: Vec<Point>,
 }
 
@@ -65,13 +65,13 @@ impl Ordered {
         self.freed.contains_key(&base)
     }
 
-    /// Whether a graph will have memory there when it runs.
+    /// Whether a graph will have memory at an address when it runs.
     pub(crate) fn is_of_graph(&self, address: u64, bytes: u64) -> bool {
         let before = self.nodes.range(..=address).next_back();
         before.is_some_and(|(base, length)| address + bytes <= base + length)
     }
 
-    /// An allocation is gone.
+    /// Forgets an allocation that is gone.
     pub(crate) fn forget(&mut self, base: u64) {
         self.used.remove(&base);
         self.graphs.remove(&base);
@@ -89,7 +89,7 @@ impl Tables {
         made
     }
 
-    /// The pool that allocations on a card are of where nothing else is said.
+    /// The pool for allocations on a card that name no pool.
     pub(crate) fn current_pool(&mut self, gpu: usize) -> usize {
         let default = self.default_pool(gpu);
         self.pool.current.get(&gpu).copied().unwrap_or(default)
@@ -109,7 +109,7 @@ impl Tables {
 }
 
 impl Process {
-    /// Allocates of a pool.
+    /// Allocates memory of a pool, in the order of a stream.
     pub(crate) fn allocate_ordered(&self, stream: &Stream, pool: usize, size: u64) -> Result<u64, Failure> {
         if size == 0 {
             return Err(INVALID_VALUE);
@@ -118,7 +118,7 @@ impl Process {
         let Pool { gpu, managed, .. } = *tables.pools.get(pool)?;
         let count = size.div_ceil(BLOCK) as usize;
         let fits = |a: &Arc<Allocation>| a.blocks.len() == count;
-        // What the same stream frees is there for who comes behind.
+        // Memory that the same stream freed before can be used behind that.
         let behind = tables.pool.freed.iter().find(|(base, freed)| {
             freed.stream == stream.id
                 && tables.pool.used.get(base) == Some(&pool)
@@ -138,7 +138,7 @@ impl Process {
         }
         drop(tables);
         let base = self.allocate_on(gpu, size, managed, None).or_else(|failure| {
-            // What is about to be freed may be enough.
+            // Memory that is about to be freed may be enough.
             let points: Vec<Point> = self.tables().pool.freed.values().map(|f| f.point.clone()).collect();
             if failure != OUT_OF_MEMORY || points.is_empty() {
                 return Err(failure);
@@ -147,18 +147,18 @@ impl Process {
             self.allocate_on(gpu, size, managed, None)
         })?;
         if managed {
-            // The driver populates what such a pool hands out (measured).
+            // The driver populates the memory that such a pool hands out (measured).
             self.prefetch(base, size, Way::ToDevice)?;
         }
         self.tables().pool.used.insert(base, pool);
         Ok(base)
     }
 
-    /// Frees what any function allocated, when the stream comes so far.
+    /// Frees memory of any kind when the stream comes so far.
     pub(crate) fn free_in_order(&'static self, base: u64, stream: &Arc<Stream>) -> Result<(), Failure> {
         let mut tables = self.tables();
         if tables.is_capturing(stream) {
-            // Memory of the graph, or that the program had before: it goes when the graph runs.
+            // Memory of the graph, or memory that the program had before: the graph frees it when it runs.
             let is_known = tables.memory.contains_key(&base) && !tables.pool.graphs.contains_key(&base);
             let work: Work = Arc::new(move || {
                 if is_known {
@@ -177,7 +177,7 @@ impl Process {
         }
         tables.legacy_is_free(stream)?;
         if tables.mark(stream).is_reached() {
-            // Nothing is before it.
+            // Nothing is queued before the free.
             drop(tables);
             return self.end_ordered(base);
         }
@@ -190,13 +190,13 @@ impl Process {
                 let _ = self.end_ordered(base);
             }
         });
-        // The work looks for it under the lock that is held.
+        // The work looks for the free under the lock that is held.
         let point = tables.enqueue(stream, Some(work), Vec::new());
         tables.pool.freed.insert(base, Freed { id, stream: stream.id, point });
         Ok(())
     }
 
-    /// Frees memory of a pool, or of any function, that nobody uses any more.
+    /// Frees memory of any kind that no work uses any more.
     pub(crate) fn end_ordered(&self, base: u64) -> Result<(), Failure> {
         let mut tables = self.tables();
         let allocation = tables.memory.remove(&base).ok_or(INVALID_VALUE)?;
@@ -212,7 +212,7 @@ impl Process {
         tables.pool.forget(base);
         drop(tables);
         if of_graph {
-            // The graph has its addresses for as long as it lives.
+            // The graph keeps its addresses for as long as it lives.
             self.world.free(allocation.gpu, &allocation.blocks);
         } else {
             self.give_back(&allocation);
@@ -220,12 +220,12 @@ impl Process {
         Ok(())
     }
 
-    /// Whether an allocation is the pool's.
+    /// Whether an allocation belongs to a pool.
     pub(crate) fn is_pooled(&self, base: u64) -> bool {
         self.tables().pool.used.contains_key(&base)
     }
 
-    /// Frees an allocation of the pool when all that was submitted is done.
+    /// Frees an allocation of a pool when all submitted work is done.
     pub(crate) fn free_pooled(&self, base: u64) -> Result<(), Failure> {
         let mut tables = self.tables();
         if tables.pool.is_freed(base) {
@@ -238,14 +238,14 @@ impl Process {
         self.end_ordered(base)
     }
 
-    /// Bytes that a pool has handed out, and that it keeps.
+    /// Bytes that a pool has handed out, and bytes that it keeps.
     pub(crate) fn pool_bytes(&self, pool: usize) -> (u64, u64) {
         let tables = self.tables();
         let idle = tables.pool.idle.iter().filter(|(of, _)| *of == pool);
         let (mut used, mut kept) = (0, idle.map(|(_, a)| a.bytes()).sum());
         for (base, _) in tables.pool.used.iter().filter(|(_, of)| **of == pool) {
             let bytes = tables.memory.get(base).map_or(0, |a| a.bytes());
-            // What is freed is not used any more, and still there.
+            // Freed memory is not used any more, and still there.
             *if tables.pool.is_freed(*base) { &mut kept } else { &mut used } += bytes;
         }
         (used, kept)
@@ -260,7 +260,7 @@ impl Process {
         gone.iter().for_each(|(_, allocation)| self.give_back(allocation));
     }
 
-    /// Ends a pool that a program made. What is handed out stays.
+    /// Ends a pool that a program made. Memory that it has handed out stays.
     pub(crate) fn destroy_pool(&self, pool: usize) -> Result<(), Failure> {
         let mut tables = self.tables();
         if tables.pool.default.values().any(|&default| default == pool) {
@@ -273,7 +273,7 @@ impl Process {
         Ok(())
     }
 
-    /// An allocation that a graph makes.
+    /// The memory of a graph's allocation node.
     pub(crate) fn graph_node(&self, gpu: usize, bytes: u64) -> Result<Node, Failure> {
         if bytes == 0 {
             return Err(INVALID_VALUE);
@@ -283,7 +283,7 @@ impl Process {
         Ok(Node { base, bytes, gpu })
     }
 
-    /// A graph is about to run.
+    /// Allocates the memory of a graph that is about to run.
     pub(crate) fn allocate_for_graph(&self, graph: &Graph) -> Result<(), Failure> {
         graph.allocations().try_for_each(|node| {
             if self.tables().pool.graphs.contains_key(&node.base) {
@@ -306,7 +306,7 @@ impl Process {
         graphs.filter_map(|(base, _)| tables.memory.get(base)).map(|a| a.bytes()).sum()
     }
 
-    /// Gives up what graphs have, unless one may be running.
+    /// Gives up memory of graphs, unless a graph may be running.
     pub(crate) fn trim_graphs(&self, gpu: usize) -> Result<(), Failure> {
         let mut tables = self.tables();
         tables.pool.launches.retain(|point| !point.is_reached());

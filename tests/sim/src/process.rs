@@ -1,4 +1,4 @@
-//! The process: what it has, and what each of its threads has of it.
+//! The process: its objects, and the state of each of its threads.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -51,23 +51,23 @@ pub(crate) struct Process {
     pub(crate) world: World,
     tables: Mutex<Tables>,
     next_address: AtomicU64,
-    /// An error that a kernel left behind.
+    /// The error that a failed kernel left behind.
     sticky: AtomicI32,
 }
 
 static PROCESS: OnceLock<Result<Process, Failure>> = OnceLock::new();
-/// This is a child of the process that initialised the driver, which is of no use here.
+/// This is a child of the process that initialised the driver; the driver cannot be used here.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// A context on a thread's stack.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bound {
     pub(crate) handle: usize,
-    /// Which of those that had this handle.
+    /// The number of the context: several contexts may have had its handle.
     pub(crate) context: u64,
 }
 
-/// A thread's own default streams, by context. They end with it.
+/// A thread's own default streams, by context. They end with the thread.
 #[derive(Debug, Default)]
 struct OwnStreams(HashMap<u64, Arc<Stream>>);
 
@@ -105,7 +105,7 @@ pub(crate) fn init() -> Result<(), Failure> {
         Ok(Process {
             world,
             tables: Mutex::new(Tables::default()),
-            // Addresses differ between processes, as they would.
+            // Addresses differ between processes, as with the driver.
             next_address: AtomicU64::new(
                 0x7000_0000_0000 + u64::from(std::process::id()) * (1 << 30) * 64 % (1 << 40),
             ),
@@ -124,7 +124,7 @@ pub(crate) fn get() -> Result<&'static Process, Failure> {
     PROCESS.get().ok_or(NOT_INITIALIZED)?.as_ref().map_err(|&failure| failure)
 }
 
-/// The calling thread, by a number that is never used again.
+/// The number of the calling thread, which is never used again.
 pub(crate) fn this_thread() -> u64 {
     THREAD.with(|thread| *thread)
 }
@@ -139,17 +139,17 @@ pub(crate) fn exchange_mode(mode: i32) -> i32 {
     MODE.with(|current| current.replace(mode))
 }
 
-/// What is current in the calling thread.
+/// The context that is current in the calling thread.
 pub(crate) fn bound() -> Option<Bound> {
     STACK.with(|stack| stack.borrow().last().copied())
 }
 
-/// Puts a context on top of what is there.
+/// Pushes a context onto the thread's stack.
 pub(crate) fn push(bound: Bound) {
     STACK.with(|stack| stack.borrow_mut().push(bound));
 }
 
-/// Takes the topmost context away.
+/// Pops the topmost context of the thread's stack.
 pub(crate) fn pop() -> Option<Bound> {
     STACK.with(|stack| stack.borrow_mut().pop())
 }
@@ -171,7 +171,7 @@ impl Process {
         }
     }
 
-    /// A kernel failed: every call from now on says so.
+    /// A kernel failed: every call from now on returns this error.
     pub(crate) fn stick(&self, failure: Failure) {
         self.sticky.store(failure, Ordering::Relaxed);
     }
@@ -182,7 +182,7 @@ impl Process {
         self.world.config().visible.get(index).copied().ok_or(INVALID_DEVICE)
     }
 
-    /// The device that a card is to the process.
+    /// The device number that a card has in this process.
     pub(crate) fn ordinal_of(&self, gpu: usize) -> i32 {
         self.world
             .config()
@@ -197,7 +197,7 @@ impl Process {
         Ok(self.tables().current()?.gpu)
     }
 
-    /// Addresses that nothing has had.
+    /// Addresses that were never used before.
     pub(crate) fn new_addresses(&self, bytes: u64) -> u64 {
         self.next_address.fetch_add(bytes, Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Streams: each works off its queue in its order, on a thread of its own.
+//! Streams: each works off its queue in order, on a thread of its own.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,13 +10,13 @@ pub(crate) type Work = Arc<dyn Fn() + Send + Sync>;
 /// So many pieces of work may be outstanding on a stream; a call that adds one more waits for the oldest (measured).
 const MOST_OUTSTANDING: u64 = 1021;
 
-/// A number that nothing else in this process gets.
+/// A number that is unique in this process.
 pub(crate) fn unique() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// A point in a stream: everything up to that many pieces of work.
+/// A point in a stream: its first so many pieces of work.
 #[derive(Debug, Clone)]
 pub(crate) struct Point {
     queue: Arc<Queue>,
@@ -68,7 +68,7 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends work that begins when everything before it here, and the points named, are reached.
+    /// Appends work. It begins when all work before it here is complete, and all points of `after` are reached.
     pub(crate) fn submit(self: &Arc<Self>, work: Option<Work>, mut after: Vec<Point>) -> Point {
         after.retain(|point| !Arc::ptr_eq(&point.queue, self) && !point.is_reached());
         let mut state = self.state();
@@ -104,19 +104,19 @@ impl Queue {
         }
     }
 
-    /// Everything that was submitted so far.
+    /// The point behind everything that was submitted so far.
     pub(crate) fn end(self: &Arc<Self>) -> Point {
         Point { queue: Arc::clone(self), count: self.state().submitted }
     }
 
-    /// Nothing more will be submitted. What was goes on to its end.
+    /// Nothing more will be submitted. Submitted work goes on to its end.
     pub(crate) fn close(&self) {
         self.state().closed = true;
         self.changed.notify_all();
     }
 
     fn run(&self) {
-        // Kernels last as long as they say, and not 50 microseconds longer.
+        // A kernel lasts as long as it says, and not 50 microseconds longer.
         // SAFETY: it sets a number of this thread.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000) };
         loop {
@@ -153,7 +153,7 @@ impl Door {
         self.is_held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody waits in it; the caller may hold it then.
+    /// Waits until no thread waits in the door. While the caller holds the guard, no other thread passes.
     fn enter(&self) -> MutexGuard<'_, bool> {
         let mut is_held = self.is_held();
         while *is_held {
@@ -167,7 +167,7 @@ impl Door {
         drop(self.enter());
     }
 
-    /// The same, and waits for a place in a queue, which keeps others out meanwhile.
+    /// The same, and then waits for a place in a queue, which keeps other threads out meanwhile.
     pub(crate) fn pass_with_place(&self, queue: &Queue) {
         let mut is_held = self.enter();
         if queue.is_full() {

@@ -1,4 +1,4 @@
-//! What the process has by handle, and the rules by which streams wait for each other.
+//! The objects of the process by handle, and the rules by which streams wait for each other.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ struct Orphan {
 #[derive(Debug)]
 pub(crate) struct Tables {
     pub(crate) contexts: Handles<Context>,
-    /// By card.
+    /// Primary contexts, by card.
     pub(crate) primary: HashMap<usize, Primary>,
     /// Green contexts: the handles of their contexts.
     pub(crate) green: Handles<usize>,
@@ -43,7 +43,7 @@ pub(crate) struct Tables {
     /// All streams that live, default streams too.
     every: BTreeMap<u64, Arc<Stream>>,
     orphans: Vec<Orphan>,
-    /// Those that are open.
+    /// The open captures.
     pub(crate) captures: Vec<Capture>,
     pub(crate) memory: BTreeMap<u64, Arc<Allocation>>,
     /// Addresses of freed allocations, by their number of blocks.
@@ -51,7 +51,7 @@ pub(crate) struct Tables {
     pub(crate) vmm: Vmm,
     /// Page-locked memory of the host: its length, its context, and whether it is the driver's own.
     pub(crate) host: BTreeMap<usize, (usize, u64, bool)>,
-    /// Contexts that may reach the memory of a card beside their own.
+    /// Contexts that may reach the memory of a card that is not their own.
     pub(crate) peers: HashSet<(u64, u64)>,
     pub(crate) pools: Handles<Pool>,
     pub(crate) pool: Ordered,
@@ -103,7 +103,7 @@ impl Tables {
         if let Some(primary) = self.primary.values().find(|primary| primary.handle == handle) {
             return primary.context.as_ref().ok_or(CONTEXT_IS_DESTROYED);
         }
-        // Another may have its handle by now.
+        // Another context may have the handle by now.
         self.all_contexts().find(|known| known.id == context).ok_or(CONTEXT_IS_DESTROYED)
     }
 
@@ -112,24 +112,24 @@ impl Tables {
         self.contexts.values().chain(primary)
     }
 
-    /// What makes a context current.
+    /// Makes a context current.
     pub(crate) fn bind(&self, handle: usize) -> Result<Bound, Failure> {
         Ok(Bound { handle, context: self.context(handle)?.id })
     }
 
-    /// A context's default stream begins with it.
+    /// Adds the default stream of a context, which begins with it.
     pub(crate) fn meet(&mut self, stream: &Arc<Stream>) {
         self.every.insert(stream.id, Arc::clone(stream));
     }
 
-    /// A new stream of the current context; its handle.
+    /// Makes a stream of the current context. Returns its handle.
     pub(crate) fn new_stream(&mut self, non_blocking: bool) -> Result<usize, Failure> {
         let stream = self.current()?.new_stream(non_blocking);
         self.meet(&stream);
         Ok(self.streams.add(stream))
     }
 
-    /// A new stream of a context; its handle.
+    /// Makes a stream of a context. Returns its handle.
     pub(crate) fn new_stream_in(&mut self, context: usize, non_blocking: bool) -> Result<usize, Failure> {
         let stream = self.context(context)?.new_stream(non_blocking);
         self.meet(&stream);
@@ -150,7 +150,7 @@ impl Tables {
         }
     }
 
-    /// A stream ends; what it was given goes on to its end.
+    /// Ends a stream; its submitted work goes on to its end.
     pub(crate) fn end_stream(&mut self, stream: &Arc<Stream>) {
         if self.every.remove(&stream.id).is_none() {
             return;
@@ -161,7 +161,7 @@ impl Tables {
         self.orphans.push(Orphan { stream: Arc::clone(stream), point: stream.queue.end() });
     }
 
-    /// A context is gone, and with it what it has. What it had of memory is given back by the caller.
+    /// Removes a context and its objects. Returns its memory, which the caller gives back.
     pub(crate) fn end_context(&mut self, context: &Context) -> Vec<Arc<Allocation>> {
         let id = context.id;
         self.streams.end_those(|stream| stream.context == id);
@@ -193,7 +193,7 @@ impl Tables {
         live.chain(self.orphans.iter().map(|orphan| (&orphan.stream, orphan.point.clone())))
     }
 
-    /// Where the work ends that streams have now, of those that ended too.
+    /// The ends of the work that streams have now, streams that have ended included.
     pub(crate) fn ends(&self, which: impl Fn(&Stream) -> bool) -> Vec<Point> {
         self.streams_and_orphans()
             .filter(|(stream, point)| which(stream) && !point.is_reached())
@@ -201,13 +201,13 @@ impl Tables {
             .collect()
     }
 
-    /// Gives work to a stream, behind points and behind what the stream waits for anyway.
+    /// Gives work to a stream, behind points and behind the work that the stream waits for anyway.
     pub(crate) fn enqueue(&mut self, stream: &Stream, work: Option<Work>, mut after: Vec<Point>) -> Point {
         match &stream.behind {
-            // The legacy stream waits for what blocking streams have now.
+            // The legacy stream waits for the present work of blocking streams.
             None => after.extend(self.ends(|other| other.is_blocking_in(stream.context))),
             Some(_) if stream.non_blocking => {}
-            // And they for what it has.
+            // And blocking streams wait for the present work of the legacy stream.
             Some(legacy) => after.push(legacy.end()),
         }
         stream.queue.submit(work, after)
@@ -218,7 +218,7 @@ impl Tables {
         self.enqueue(stream, None, Vec::new())
     }
 
-    /// Whether all that a query of a stream sees is complete: of the legacy stream, what blocking streams have too.
+    /// Whether all work that a query of a stream sees is complete: for the legacy stream, the work of blocking streams too.
     pub(crate) fn is_idle(&self, stream: &Stream) -> bool {
         let own = stream.queue.end().is_reached();
         own && (!stream.is_legacy() || self.ends(|other| other.is_blocking_in(stream.context)).is_empty())

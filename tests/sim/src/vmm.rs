@@ -1,8 +1,8 @@
 //! Physical memory, reserved addresses, and the mappings between them.
 //!
-//! A mapping is made and unmade as a whole. Memory that is mapped can be reached only after access was given to it. Work
-//! that reaches a reserved address without both stops the process with a line: on a card it would end the context, and
-//! what asked for it would be lost in the noise.
+//! A mapping is made and unmade as a whole. Mapped memory can be reached only after access was given to it. Work that
+//! reaches a reserved address without both stops the process with a line: on a card it would end the context, and the cause
+//! would be hard to find.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -21,23 +21,23 @@ const READ_AND_WRITE: u64 = 3;
 struct Mapping {
     bytes: u64,
     handle: u64,
-    /// What a device may do there.
+    /// Whether, and how, a device may access the memory.
     access: u64,
 }
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Vmm {
-    /// Reserved addresses: where, how much.
+    /// Reserved addresses: begin and length.
     reserved: BTreeMap<u64, u64>,
     mappings: BTreeMap<u64, Mapping>,
-    /// How often physical memory has to be released. It lives while it is mapped, too.
+    /// How often each physical memory has to be released. It lives while it is mapped, too.
     handles: HashMap<u64, u32>,
     /// Physical memory without a handle.
     released: HashSet<u64>,
 }
 
-/// Why an address in a reserved range leads nowhere.
+/// Why an address in a reserved range cannot be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lack {
     Mapping,
@@ -55,7 +55,7 @@ impl Vmm {
         (address - at < mapping.bytes).then_some((at, mapping))
     }
 
-    /// The mappings that a range consists of: `Err`, if it has gaps or ends within one.
+    /// The mappings that a range consists of. An error: the range has gaps, or ends within a mapping.
     fn whole(&self, address: u64, bytes: u64) -> Result<Vec<u64>, Failure> {
         let end = address.checked_add(bytes).filter(|_| bytes > 0).ok_or(INVALID_VALUE)?;
         let mut found = Vec::new();
@@ -67,8 +67,8 @@ impl Vmm {
         if at == end { Ok(found) } else { Err(INVALID_VALUE) }
     }
 
-    /// The physical memory behind an address, where it begins there, and whether it can be reached. `None`: the address is not
-    /// reserved.
+    /// The physical memory behind an address, and where it begins; an error: the address cannot be reached. `None`: it is
+    /// not reserved.
     pub(crate) fn look(&self, address: u64) -> Option<Result<(u64, u64), Lack>> {
         let Some((at, mapping)) = self.mapping(address) else {
             return self.reservation(address).map(|_| Err(Lack::Mapping));
@@ -80,7 +80,7 @@ impl Vmm {
         self.mappings.values().any(|mapping| mapping.handle == handle)
     }
 
-    /// Forgets physical memory that has neither a handle nor a mapping. True: it is gone.
+    /// Forgets physical memory that has neither a handle nor a mapping. Returns whether it did.
     fn end(&mut self, handle: u64) -> bool {
         !self.is_mapped(handle) && self.released.remove(&handle)
     }
@@ -114,7 +114,7 @@ impl Process {
         if !bytes.is_multiple_of(GRANULARITY) {
             return Err(INVALID_VALUE);
         }
-        // It is no context's.
+        // The memory belongs to no context.
         let handle = self.allocate_on(gpu, bytes, false, None)?;
         self.tables().vmm.handles.insert(handle, 1);
         Ok(handle)
@@ -174,7 +174,7 @@ impl Process {
         Ok(())
     }
 
-    /// Another handle for the memory that is mapped at an address: the same one, to be released once more.
+    /// Another handle for the memory that is mapped at an address: the same value, to be released once more.
     pub(crate) fn retain_physical(&self, address: u64) -> Result<u64, Failure> {
         let vmm = &mut self.tables().vmm;
         let handle = vmm.mapping(address).map(|(_, mapping)| mapping.handle).ok_or(INVALID_VALUE)?;

@@ -1,8 +1,8 @@
-//! The cards, as all processes see them: one file that each maps.
+//! The cards, as all processes see them: one file that each process maps.
 //!
-//! Memory has two stores that share nothing. A block (2 MiB of a program's memory) is on the host, or on the card,
-//! or was never touched; a kernel reaches the card's store alone. Moving a block copies its bytes and overwrites
-//! those that it leaves, so that data read from the wrong store is wrong.
+//! Memory has two stores that share nothing. A block (2 MiB of a program's memory) is on the host, or on the card, or was
+//! never touched; a kernel reaches the card's store alone. Moving a block copies its bytes and overwrites the bytes that it
+//! leaves, so that data read from the wrong store is wrong.
 
 mod owners;
 
@@ -16,14 +16,14 @@ use crate::config::Config;
 
 /// Bytes of a program's memory in a block.
 pub(crate) const BLOCK: u64 = 2 << 20;
-/// What is left of a block where it is no longer.
+/// The bytes that a block leaves behind where it was.
 const POISON: u8 = 0xdb;
 /// Blocks that all programs on a card may have together.
 const MOST_BLOCKS: usize = 64 * 1024;
 const MOST_GPUS: usize = 8;
 /// Processes that may have blocks on a card at a time.
 const MOST_OWNERS: usize = 1024;
-/// Kernels whose time is kept.
+/// The number of kernels whose times are kept.
 pub(crate) const TRACE: usize = 1 << 16;
 
 /// Where a block is.
@@ -41,9 +41,9 @@ pub(crate) enum Place {
 struct Block {
     place: Place,
     owner: u32,
-    /// On the card: which frame.
+    /// The frame of a block on the card.
     frame: u32,
-    /// It never leaves the card.
+    /// The block never leaves the card.
     pinned: u32,
     last_use: u64,
 }
@@ -58,7 +58,7 @@ pub(crate) struct Ran {
     pub(crate) end_ns: u64,
 }
 
-/// What moved, in bytes of the programs' memory.
+/// Memory that moved, in bytes of the programs' memory.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(crate) struct Moved {
@@ -71,14 +71,14 @@ pub(crate) struct Moved {
     /// Moved by prefetch to the card, and to the host.
     pub(crate) restored: AtomicU64,
     pub(crate) evicted: AtomicU64,
-    /// Of that, while a kernel of the same process ran; and a block for each kernel that began meanwhile.
+    /// The part of it that left while a kernel of the same process ran; and a block for each kernel that began meanwhile.
     pub(crate) evicted_in_use: AtomicU64,
 }
 
 #[repr(C)]
 struct Gpu {
     lock: libc::pthread_mutex_t,
-    /// Held by the kernel that runs.
+    /// The kernel that runs holds this lock.
     compute: libc::pthread_mutex_t,
     frames: u32,
     clock: u64,
@@ -114,18 +114,18 @@ pub(crate) struct World {
     host_store: *mut u8,
     real_block: usize,
     frames: usize,
-    /// By card.
+    /// The state of this process, by card.
     here: [Here; MOST_GPUS],
 }
 
-/// What this process does on a card.
+/// The work of this process on a card.
 #[derive(Debug, Default)]
 struct Here {
     /// A kernel runs.
     running: AtomicBool,
-    /// Calls that move memory to the host.
+    /// Calls that move memory to the host now.
     leaving: AtomicU32,
-    /// Bytes that its kernels and copies were the first to touch.
+    /// Bytes that this process's kernels and copies were the first to touch.
     touched: AtomicU64,
 }
 
@@ -144,7 +144,7 @@ unsafe impl Send for World {}
 // SAFETY: as above.
 unsafe impl Sync for World {}
 
-/// Which way a block moves.
+/// The direction in which a block moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     ToDevice,
@@ -182,7 +182,7 @@ impl World {
     /// Maps the world, making it if this process is the first.
     pub(crate) fn open(config: Config) -> io::Result<Self> {
         if config.sparse {
-            // A huge page for each block would be all of its memory.
+            // A huge page for each block would take all of the simulator's memory.
             // SAFETY: it sets a flag of this process.
             unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
         }
@@ -378,7 +378,7 @@ impl World {
         unsafe {
             let block = self.block(gpu, index);
             match (*block).place {
-                // What it left on the host was overwritten when it left.
+                // The bytes that the block left on the host were overwritten when it left.
                 Place::Device => self.release_frame(gpu, (*block).frame),
                 Place::Host => std::ptr::write_bytes(self.host_bytes(gpu, index), POISON, self.real_block),
                 Place::Untouched | Place::Free => {}
@@ -398,8 +398,8 @@ impl World {
         }
     }
 
-    /// Brings a block to the card. The time that its bytes take on the way is returned; `None`: the card is full
-    /// of what cannot leave.
+    /// Brings a block to the card. Returns the time that its bytes take on the way; `None`: the card is full of memory that
+    /// cannot leave.
     pub(crate) fn bring(&self, gpu: usize, index: u32, why: Why) -> Option<Duration> {
         let held = self.hold(gpu, false);
         let at = self.gpu(gpu);
@@ -453,7 +453,7 @@ impl World {
         Some(Duration::from_secs_f64(took))
     }
 
-    /// Makes room by moving out what was not used for longest. Under the card's lock.
+    /// Makes room by moving out the block that was not used for longest. Under the card's lock.
     fn push_out(&self, gpu: usize) -> Option<()> {
         let at = self.gpu(gpu);
         let mut oldest: Option<(u64, u32)> = None;
@@ -504,7 +504,7 @@ impl World {
         Duration::from_secs_f64(BLOCK as f64 / self.config.to_host)
     }
 
-    /// Looks at, and may change, a block's bytes on the card, where it must be.
+    /// Calls a function with a block's bytes on the card, where the block must be. The function may change them.
     pub(crate) fn with_device_bytes<T>(
         &self,
         gpu: usize,
@@ -523,8 +523,8 @@ impl World {
         }
     }
 
-    /// Looks at, and may change, a block's bytes on the host, where a touch by the host brings it. `None`: it cannot leave
-    /// the card.
+    /// Calls a function with a block's bytes on the host, where a touch by the host brings it. The function may change
+    /// them. `None`: the block cannot leave the card.
     pub(crate) fn with_host_bytes<T>(
         &self,
         gpu: usize,
@@ -565,7 +565,7 @@ impl World {
         std::thread::sleep(Duration::from_nanos(until - now));
     }
 
-    /// Runs a kernel: one at a time on each card, whoever launches it.
+    /// Runs a kernel: one at a time on each card, whatever process launches it.
     pub(crate) fn run_kernel(&self, gpu: usize, body: impl FnOnce()) {
         let held = self.hold(gpu, true);
         let here = self.here(gpu);
@@ -584,7 +584,7 @@ impl World {
             (*self.header).trace[at] = ran;
         }
         drop(held);
-        // Who waits for the card comes next: the lock is not fair, and this process may have another kernel.
+        // A process that waits for the card comes next: the lock is not fair, and this process may have another kernel.
         std::thread::yield_now();
     }
 
@@ -597,7 +597,7 @@ impl World {
         self.here.iter().map(|here| here.touched.load(Ordering::Relaxed)).sum()
     }
 
-    /// A call moves memory of a card to the host while the answer lives.
+    /// A call moves memory of a card to the host as long as the returned value lives.
     pub(crate) fn begin_leaving(&self, gpu: usize) -> Leaving<'_> {
         let leaving = &self.here(gpu).leaving;
         leaving.fetch_add(1, Ordering::SeqCst);
@@ -611,7 +611,7 @@ impl World {
         u64::from(unsafe { (*self.gpu(gpu)).free_frames }) * BLOCK
     }
 
-    /// What moved on a card so far: faulted, touched, pushed out, restored, evicted, and evicted in use.
+    /// Bytes moved on a card so far: faulted, touched, pushed out, restored, evicted, and evicted in use.
     pub(crate) fn moved(&self, gpu: usize) -> [u64; 6] {
         // SAFETY: the card's fields, which are atomic.
         let moved = unsafe { &(*self.gpu(gpu)).moved };

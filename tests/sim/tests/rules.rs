@@ -32,7 +32,7 @@ macro_rules! rules {
 
 rules! { handles:
     ended_handles_stop
-    what_never_was_is_an_error
+    a_value_that_was_no_handle_is_an_error
     handles_come_again
     a_context_that_another_thread_destroys
     work_in_flight_goes_on
@@ -43,8 +43,8 @@ rules! { handles:
 }
 
 rules! { order:
-    what_looks_see
-    what_looks_see_of_destroyed_streams
+    looks_see_unfinished_work
+    looks_see_work_of_destroyed_streams
     an_event_on_the_legacy_stream_is_a_barrier
     a_host_function_keeps_only_its_stream
     streams_wait_for_events
@@ -56,17 +56,17 @@ rules! { order:
 }
 
 rules! { captures:
-    what_breaks_a_capture
+    calls_that_break_a_capture
     the_modes_of_a_capture
     how_captures_begin_and_end
     how_captures_spread
     executable_graphs
-    what_graphs_hold
+    graphs_hold_memory
 }
 
 rules! { memory:
     fills
-    what_returns_before_it_is_done
+    calls_that_return_before_they_are_done
     copies
     memory_in_stream_order
     words_that_streams_wait_for

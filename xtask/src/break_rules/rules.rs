@@ -1,12 +1,12 @@
 //! The rules, how each is broken, and the test that must notice.
 
-/// A rule, how it is broken, and who must notice.
+/// A rule, how it is broken, and the test that must notice.
 pub(super) struct Rule {
     pub(super) what: &'static str,
     pub(super) file: &'static str,
     pub(super) from: &'static str,
-    /// `BROKEN` stands for an expression: whether this rule is the one that is broken. Where it is not, this does what
-    /// `from` does.
+    /// `BROKEN` stands for an expression: whether this rule is the broken one. If it is not, this text does what `from`
+    /// does.
     pub(super) to: &'static str,
     pub(super) package: &'static str,
     pub(super) test: &'static str,
@@ -51,7 +51,7 @@ pub(super) const RULES: &[Rule] = &[
         from: "|_call| driver_reserve::give_up(device)",
         to: "|_call| (!BROKEN || bytes == 0) && driver_reserve::give_up(device)",
         package: "nvshare-e2e",
-        test: "what_the_driver_keeps_counts_and_gives_way",
+        test: "memory_that_the_driver_keeps_counts_and_gives_way",
     },
     Rule {
         what: "while another client waits, work in flight is bounded, on threads' own streams too",
@@ -83,7 +83,7 @@ pub(super) const RULES: &[Rule] = &[
         from: "    drop(seat);\n",
         to: "    if BROKEN {\n        std::mem::forget(seat);\n    } else {\n        drop(seat);\n    }\n",
         package: "nvshare-e2e",
-        test: "who_comes_back_counts_once",
+        test: "a_program_that_reconnects_counts_once",
     },
     Rule {
         what: "nothing is written to a descriptor that is the host's by now",
@@ -211,7 +211,7 @@ pub(super) const RULES: &[Rule] = &[
         from: "devices::all().nth(1).is_none()",
         to: "(BROKEN || devices::all().nth(1).is_none())",
         package: "nvshare-e2e",
-        test: "what_is_allocated_on_a_stream_is_on_its_gpu",
+        test: "an_allocation_on_a_stream_is_on_its_gpu",
     },
     Rule {
         what: "a drain is waited for in the end, whoever gives the lock back beside it",
@@ -313,7 +313,7 @@ pub(super) const RULES: &[Rule] = &[
 
 /// Rules that random programs have to notice as well.
 pub(super) struct Storm {
-    /// The defect that it would be.
+    /// The defect that the broken rule would be.
     pub(super) defect: &'static str,
     /// The beginning of the rule's text.
     pub(super) rule: &'static str,

@@ -58,7 +58,7 @@ twins! { per_thread:
     }
     fn cuMemcpyPeer / cuMemcpyPeer_ptds (to: u64, to_context: usize, from: u64, from_context: usize, bytes: usize) {
         status(process::get().and_then(|p| {
-            // It comes behind all that the contexts have, and before what they get.
+            // The copy comes behind all work of both contexts, and before their later work.
             let tables = p.tables();
             let contexts = [tables.context(to_context)?.id, tables.context(from_context)?.id];
             let after = tables.ends(|stream| contexts.contains(&stream.context));
@@ -83,7 +83,7 @@ api! {
     }
 }
 
-/// Which ends two addresses of the common address space are.
+/// The kinds of two addresses of the common address space.
 fn ends(to: u64, from: u64) -> Result<(End, End), Failure> {
     let p = process::get()?;
     let end =
@@ -91,7 +91,7 @@ fn ends(to: u64, from: u64) -> Result<(End, End), Failure> {
     Ok((end(to), end(from)))
 }
 
-/// Refuses what leads nowhere; whether it is plain memory of a card.
+/// Refuses an address without memory. Returns whether the memory is plain memory of a card.
 fn check(p: &Process, end: End, bytes: usize) -> Result<bool, Failure> {
     match end {
         Host(0) if bytes > 0 => Err(INVALID_VALUE),
@@ -100,7 +100,7 @@ fn check(p: &Process, end: End, bytes: usize) -> Result<bool, Failure> {
     }
 }
 
-/// Copies when it is run. The ends were checked; what was freed since is an error of the program.
+/// Copies at once. The ends were checked; memory that was freed since is an error of the program.
 fn run_copy(p: &Process, to: End, from: End, bytes: usize) {
     match (to, from) {
         // SAFETY: the caller's buffers, which live until the copy is done; they may overlap.
@@ -115,14 +115,14 @@ fn run_copy(p: &Process, to: End, from: End, bytes: usize) {
     }
 }
 
-/// Copies between the host and a card. What is page-locked takes the link for as long as its rate says; the copies of
-/// small buffers that programs make otherwise are free.
+/// Copies between the host and a card. Page-locked memory takes the link for as long as its rate says; copies of other,
+/// small buffers take no time.
 fn copy_over_link(p: &Process, way: Way, host: usize, device: u64, bytes: usize) {
     let is_locked = p.tables().is_host(host, bytes);
     let config = p.world.config();
     p.touch(device, bytes as u64, |store, piece| {
         let at = host + piece.in_range as usize;
-        // With NVSIM_SPARSE, what fills a block is kept as the store has it: the rest of the host's memory is not touched.
+        // With NVSIM_SPARSE, a whole block is kept as the store has it: the rest of the host's memory is not touched.
         let is_sparse =
             config.sparse && is_locked && piece.bytes == BLOCK && (at as u64).is_multiple_of(BLOCK);
         let (length, piece) =
@@ -152,7 +152,7 @@ fn copy_work(p: &'static Process, to: End, from: End, bytes: usize) -> Result<Wo
     }))
 }
 
-/// Returns when it is done, unless it is of plain memory of a card to such memory.
+/// A synchronous copy: it returns when it is done, unless both ends are plain memory of a card.
 fn copy_now(to: End, from: End, bytes: usize, per_thread: bool) -> Result<(), Failure> {
     let p = process::get()?;
     let waits = !(check(p, to, bytes)? && check(p, from, bytes)?);
@@ -211,7 +211,8 @@ fn rows_now(rows: &[Row], per_thread: bool) -> Result<(), Failure> {
     submit_now(per_thread, Kind::Copy, waits, Vec::new(), rows_work(rows))
 }
 
-/// On an idle stream it is done when it returns, as the driver's call takes that long; else in the stream's order.
+/// On an idle stream, the prefetch is done when the call returns, as the driver's call takes that long; else it is done in
+/// the stream's order.
 fn prefetch(address: u64, bytes: u64, device: c_int, stream: usize) -> Result<(), Failure> {
     let way = if device < 0 { Way::ToHost } else { Way::ToDevice };
     with_place(stream, false, |p, stream| {
@@ -229,7 +230,7 @@ fn prefetch(address: u64, bytes: u64, device: c_int, stream: usize) -> Result<()
             return p.prefetch(address, bytes, way);
         }
         let work: Work = Arc::new(move || {
-            // What does not fit comes by faults.
+            // Memory that does not fit comes by faults.
             let _ = p.prefetch(address, bytes, way);
         });
         tables.submit(&stream, Kind::Copy, work, Vec::new()).map(|_: Option<Point>| ())

@@ -1,4 +1,4 @@
-//! The driver itself, its devices, and what the simulator tells beside.
+//! The driver itself, its devices, and the simulator's own functions.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -32,7 +32,7 @@ api! {
     fn cuGetExportTable(_table: *mut *const c_void, _id: *const c_void) { NOT_FOUND }
 }
 
-/// What may be called from anywhere.
+/// Functions that may be called from anywhere.
 macro_rules! anywhere {
     ($( fn $name:ident ($($arg:ident : $ty:ty),*) $body:block )*) => {
         $(
@@ -68,7 +68,7 @@ anywhere! {
     }
 }
 
-/// Names whose newer form has another signature, and since when it goes by the bare name.
+/// Names whose newer form has another signature, and the version since which the bare name means the newer form.
 const SINCE: &[(&str, c_int)] = &[("cuGraphInstantiateWithFlags", 12_000), ("cuGraphExecUpdate_v2", 12_000)];
 
 /// # Safety

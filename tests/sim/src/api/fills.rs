@@ -9,7 +9,7 @@ use crate::memory;
 use crate::process::{self, Failure, INVALID_VALUE};
 use crate::stream::Work;
 
-/// What is filled: rows of so many elements, each so far behind the one before.
+/// The area of a fill: rows of so many elements, each so far behind the one before.
 #[derive(Debug, Clone, Copy)]
 struct Area {
     address: u64,
@@ -37,7 +37,7 @@ twins! { per_thread:
     fn cuMemsetD2D32Async / cuMemsetD2D32Async_ptsz (address: u64, pitch: usize, value: c_uint, width: usize, height: usize, stream: usize) { status(fill_on(Area { address, pitch, width, height }, value.to_le_bytes(), stream, per_thread)) }
 }
 
-/// The work, and whether a call that is not of a stream's order waits for it: of managed memory it does.
+/// The work of a fill, and whether a synchronous call waits for it: it does for managed memory.
 fn fill_work<const N: usize>(area: Area, pattern: [u8; N]) -> Result<(Work, bool), Failure> {
     let p = process::get()?;
     let Area { address, pitch, width, height } = area;

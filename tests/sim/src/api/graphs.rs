@@ -1,4 +1,4 @@
-//! Graphs and what is made of them.
+//! Graphs, and executable graphs.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::capture::{Exec, Graph, Kind};
 use crate::process::{self, Failure, INVALID_VALUE, NOT_SUPPORTED, Process, SUCCESS};
 use crate::stream::Work;
 
-/// The members that are written of `CUDA_GRAPH_INSTANTIATE_PARAMS`.
+/// The members of `CUDA_GRAPH_INSTANTIATE_PARAMS` that are written.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct InstantiateParams {
@@ -46,7 +46,7 @@ api! {
         status(updated)
     }
     fn cuGraphGetNodes(graph: usize, nodes: *mut usize, count: *mut usize) {
-        // How many there are; they have no handles.
+        // Only the number of nodes is answered; nodes have no handles.
         if !nodes.is_null() { return NOT_SUPPORTED }
         unsafe { give(count, process::get().and_then(|p| Ok(p.tables().graphs.get(graph)?.len()))) }
     }
@@ -78,7 +78,7 @@ fn instantiate(graph: usize) -> Result<usize, Failure> {
     let p = process::get()?;
     let mut tables = p.tables();
     let graph = Arc::clone(tables.graphs.get(graph)?);
-    // It takes memory of the card: a global capture of another thread does not survive it (measured).
+    // The call takes memory of the card: a global capture of another thread does not survive it (measured).
     tables.unsafe_call()?;
     Ok(tables.execs.add(Exec { graph, last: None }))
 }
@@ -100,7 +100,7 @@ fn launch(exec: usize, stream: usize, per_thread: bool) -> Result<(), Failure> {
         let run = Arc::clone(&graph);
         let work: Work = Arc::new(move || run.run());
         if p.tables().is_capturing(&stream) {
-            // A child, which may not have memory of its own.
+            // A child graph, which may not have memory of its own.
             if graph.has_memory() {
                 return Err(NOT_SUPPORTED);
             }

@@ -32,7 +32,7 @@ api! {
     fn cuDevSmResourceSplitByCount(groups: *mut Resource, count: *mut c_uint, input: *const Resource, rest: *mut Resource, _flags: c_uint, least: c_uint) {
         // SAFETY: null, or readable, and writable the second.
         let (Some(input), Some(count)) = (unsafe { input.as_ref() }, unsafe { count.as_mut() }) else { return INVALID_VALUE };
-        // As many multiprocessors as are asked for, in twos.
+        // As many multiprocessors as the caller asks for, in twos.
         let each = least.max(2).next_multiple_of(2);
         if input.kind != SM || each > input.count { return INVALID_VALUE }
         let most = input.count / each;
@@ -48,7 +48,7 @@ api! {
     fn cuDevResourceGenerateDesc(description: *mut usize, resources: *const Resource, count: c_uint) {
         // SAFETY: null, or readable.
         match unsafe { resources.as_ref() } {
-            // It stands for itself: nothing here depends on how much it is.
+            // The resource stands for itself: nothing here depends on its size.
             Some(first) if count >= 1 && first.kind == SM && first.count > 0 => unsafe { give(description, Ok(first.count as usize)) },
             _ => INVALID_VALUE,
         }

@@ -1,4 +1,4 @@
-//! Allocations: of the cards, of the host, physical memory, arrays; and what is known of an address.
+//! Allocations: of the cards, of the host, physical memory, arrays; and attributes of addresses.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::time::Duration;
@@ -90,8 +90,8 @@ api! {
         SUCCESS
     }
 
-    // The host's own touches of managed memory, whose addresses are no memory of this process: what they name comes to the
-    // host, as by a page fault of the processor.
+    // The host's own touches of managed memory, whose addresses are no memory of this process. The touched memory comes to
+    // the host, as by a page fault of the processor.
     fn nvsimHostRead(to: *mut u8, from: u64, bytes: usize) {
         if to.is_null() { return INVALID_VALUE }
         // SAFETY: the caller's memory of this length.
@@ -119,7 +119,7 @@ fn allocate_on_host(bytes: usize) -> Result<usize, Failure> {
     if memory == 0 {
         return Err(OUT_OF_MEMORY);
     }
-    // What malloc gives overlaps with nothing, unless it was registered and freed.
+    // Memory of malloc overlaps with nothing, unless it was registered and freed.
     tables.register_host(memory, bytes.max(1), true).inspect_err(|_| {
         // SAFETY: allocated above.
         unsafe { libc::free(memory as *mut c_void) };
@@ -129,7 +129,7 @@ fn allocate_on_host(bytes: usize) -> Result<usize, Failure> {
     Ok(memory)
 }
 
-/// Pinning takes its time, which for a page is too little to be worth a sleep.
+/// Pinning takes time; for a page, the time is too short for a sleep.
 fn take_time(bytes: usize, rate: f64) {
     if bytes as u64 >= BLOCK {
         std::thread::sleep(Duration::from_secs_f64(bytes as f64 / rate));

@@ -1,7 +1,8 @@
 //! The driver's entry points, as far as programs of the test suites call them.
 //!
-//! Each takes raw arguments as the driver does; null out-pointers are refused with INVALID_VALUE. A file for each topic
-//! has them in a table, from which come the exported functions and the names that `cuGetProcAddress` knows.
+//! Each takes raw arguments as the driver does; null out-pointers are refused with INVALID_VALUE. There is a file for each
+//! topic, with a table of its entry points: the exported functions and the names that `cuGetProcAddress` knows come from
+//! it.
 
 #![allow(non_snake_case, reason = "the driver's own names")]
 #![allow(clippy::missing_safety_doc, reason = "each is the driver's function of that name")]
@@ -47,7 +48,7 @@ macro_rules! api {
     };
 }
 
-/// Entry points with a twin each, for which the null stream is the calling thread's own; the name in front says so.
+/// Entry points with a twin each: the twin, whose name comes first, takes the null stream as the calling thread's own.
 macro_rules! twins {
     ($per_thread:ident: $( fn $name:ident / $twin:ident ($($arg:ident : $ty:ty),*) $body:block )*) => {
         $(
@@ -124,7 +125,7 @@ unsafe fn give<T>(place: *mut T, answer: Result<T, Failure>) -> c_int {
     }
 }
 
-/// Writes an answer that is made only if there is a place for it: what makes something has to hand it out.
+/// Writes an answer that is made only if there is a place for it: a new object must be handed out.
 unsafe fn give_new<T>(place: *mut T, make: impl FnOnce() -> Result<T, Failure>) -> c_int {
     if place.is_null() {
         return INVALID_VALUE;
@@ -144,7 +145,7 @@ fn with_stream<T>(
     body(p, stream)
 }
 
-/// The same for a call that gives a stream something to do: it waits while the stream has too much of that.
+/// The same for a call that gives a stream work: it waits while the stream has too much work.
 fn with_place<T>(
     handle: usize,
     per_thread: bool,
@@ -175,7 +176,7 @@ fn looking_at<T>(
     with_stream(handle, per_thread, body)
 }
 
-/// The same for a call that gives a stream something to do.
+/// The same for a call that gives a stream work.
 fn placing_at<T>(
     handle: usize,
     per_thread: bool,
@@ -195,7 +196,8 @@ fn submit(handle: usize, per_thread: bool, kind: Kind, work: Result<Work, Failur
     })
 }
 
-/// Work on a default stream that the driver does not put into a capture; it returns when that is done, or at once.
+/// Work on a default stream that the driver does not put into a capture. The call returns when the work is done, or at
+/// once.
 fn submit_now(
     per_thread: bool,
     kind: Kind,

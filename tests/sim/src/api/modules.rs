@@ -14,7 +14,7 @@ use crate::process::{self, Failure, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND};
 use crate::stream::{Work, unique};
 use crate::world::BLOCK;
 
-/// The members of `CUlaunchConfig` that are looked at.
+/// The members of `CUlaunchConfig` that are read.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct LaunchConfig {
@@ -41,7 +41,7 @@ api! {
             let of = tables.modules.get(module)?;
             let (module, context, family) = (of.id, of.context, of.family);
             if !of.entries.contains(&name) { return Err(NOT_FOUND) }
-            // It has one handle, however often it is asked for.
+            // A function has one handle, however often the program asks for it.
             if let Some(known) = tables.functions.find(|f| f.module == module && f.name == name) { return Ok(known) }
             Ok(tables.functions.add(Function { module, context, family, name, is_loaded: Arc::default() }))
         }) }
@@ -62,7 +62,7 @@ twins! { per_thread:
     }
 }
 
-/// What PTX names as entries is all that is looked at.
+/// Loads a module. Only the names of its entries are read from the PTX.
 fn load(image: *const c_char) -> Result<usize, Failure> {
     if image.is_null() {
         return Err(INVALID_VALUE);
@@ -94,7 +94,7 @@ unsafe fn launch(
     if on.family != family {
         return Err(INVALID_HANDLE);
     }
-    // A graph's kernel runs where its stream is.
+    // A graph's kernel runs on the card of its stream.
     let work = unsafe { kernel_work(&tables.functions.get(function)?.name, on.gpu, params) }?;
     drop(tables);
     wait_for_loading(&is_loaded);
@@ -104,7 +104,7 @@ unsafe fn launch(
     })
 }
 
-/// What is launched first is loaded now, and that waits for functions of the host.
+/// A function is loaded at its first launch, and loading waits for functions of the host.
 fn wait_for_loading(is_loaded: &AtomicBool) {
     if !is_loaded.load(Ordering::Acquire) {
         if process::get().is_ok_and(|p| p.world.config().lazy_loading) {
@@ -148,7 +148,7 @@ unsafe fn kernel_work(name: &str, gpu: usize, params: *mut *mut c_void) -> Resul
     }))
 }
 
-/// The words of the store that a part of a range names, each once, and which of the block it is.
+/// The words of the store that a part of a range names, each once, with its index in the block.
 fn words(store: &mut [u8], piece: Piece) -> impl Iterator<Item = (u64, &mut [u8; 4])> {
     let real = store.len() as u64;
     let (begin, bytes) = (piece.in_block % real, piece.bytes.min(real));
@@ -164,7 +164,7 @@ fn step(store: &mut [u8], piece: Piece, value: u32) {
     }
 }
 
-/// What the workload client's PTX writes: each word tells where in the range it is.
+/// The values that the workload client's PTX writes: each word tells its place in the range.
 fn fill(store: &mut [u8], piece: Piece, seed: u32) {
     let real = store.len() as u64 / 4;
     let begin = piece.in_block / 4 % real;

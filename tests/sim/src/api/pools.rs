@@ -28,7 +28,7 @@ api! {
         unsafe { give_new(pool, || {
             let p = process::get()?;
             let is_possible = kind == PINNED || kind == MANAGED && p.world.config().managed_pools;
-            // None is shared with other processes.
+            // No pool is shared with other processes.
             if !is_possible || (handles, location) != (0, DEVICE) { return Err(INVALID_VALUE) }
             let gpu = p.gpu_of(device)?;
             Ok(p.tables().pools.add(Pool { gpu, managed: kind == MANAGED, threshold: 0 }))
@@ -66,7 +66,7 @@ twins! { per_thread:
     }
 }
 
-/// Of a pool, or of the current one of the stream's card.
+/// Allocates from a pool, or from the current pool of the stream's card.
 fn allocate(bytes: usize, pool: Option<usize>, stream: usize, per_thread: bool) -> Result<u64, Failure> {
     with_place(stream, per_thread, |p, stream| {
         let mut tables = p.tables();

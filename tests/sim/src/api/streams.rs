@@ -1,4 +1,4 @@
-//! Streams, captures of them, and what waits in them.
+//! Streams, captures of them, and waits in them.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -132,7 +132,7 @@ fn new_stream(flags: c_uint) -> Result<usize, Failure> {
     tables.new_stream(flags & NON_BLOCKING != 0)
 }
 
-/// Whether a word that streams wait for is the host's. Managed memory has none.
+/// Whether a word that a stream waits for is on the host. Managed memory has none.
 fn is_on_host(address: u64, bytes: usize) -> Result<bool, Failure> {
     let p = process::get()?;
     let tables = p.tables();
@@ -150,7 +150,7 @@ fn wait_work(address: u64, bytes: usize, value: u64, flags: c_uint) -> Result<Wo
     let on_host = is_on_host(address, bytes)?;
     let mask = if bytes == 4 { u64::from(u32::MAX) } else { u64::MAX };
     let compare: fn(u64, u64, u64) -> bool = match flags & 3 {
-        // The difference, taken with its sign, is not negative.
+        // The signed difference is not negative.
         0 => |now, value, mask| now.wrapping_sub(value) & mask <= mask >> 1,
         1 => |now, value, _| now == value,
         2 => |now, value, _| now & value != 0,

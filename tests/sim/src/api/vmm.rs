@@ -41,7 +41,7 @@ api! {
         let Some(properties) = (unsafe { properties.as_ref() }) else { return INVALID_VALUE };
         if bytes == 0 || flags != 0 || properties.kind != PINNED { return INVALID_VALUE }
         let Location { kind, id } = properties.location;
-        // The host's is on a card here, too: nothing looks at the difference.
+        // Memory of the host is on a card here, too: nothing depends on the difference.
         unsafe { give_new(handle, || { let p = process::get()?; p.create_physical(p.gpu_of(if kind == ON_DEVICE { id } else { 0 })?, bytes as u64) }) }
     }
     fn cuMemRelease(handle: u64) { status(process::get().and_then(|p| { p.release_physical(handle)?; p.end_physical(handle); Ok(()) })) }

@@ -1,15 +1,15 @@
-//! Which processes have blocks on a card, and what those leave that are gone.
+//! The processes that have blocks on a card, and the blocks of processes that are gone.
 
 use super::{Place, World};
 
 impl World {
-    /// Frees what processes that are gone have left.
+    /// Frees the blocks of processes that are gone.
     pub(crate) fn reap(&self, gpu: usize) {
         let _held = self.hold(gpu, false);
         self.reap_held(gpu);
     }
 
-    /// Enters a process among those that have blocks; `None`: there are too many. Under the card's lock.
+    /// Registers a process that has blocks; `None`: there are too many. Under the card's lock.
     pub(super) fn own(&self, gpu: usize, process: u32) -> Option<()> {
         // SAFETY: the card's field, under its lock.
         let owners = unsafe { &mut (*self.gpu(gpu)).owners };
@@ -41,7 +41,7 @@ impl World {
     }
 }
 
-/// Whether a process has what it had: one that has ended and was not waited for has nothing.
+/// Whether a process still has its memory: a process that has ended, even without being waited for, has none.
 fn is_alive(process: u32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{process}/stat")) else { return false };
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
