@@ -1,10 +1,10 @@
 //! Breaks each safety rule on purpose and sees its test go red: a test that cannot fail proves nothing.
 //!
 //! Works on a copy of the tracked files, in a target folder of its own. All rules are patched into one build, each behind a
-//! question that only one of them answers with yes: `NVSHARE_BROKEN_RULE` names it, by its place in the list.
+//! question that only one rule answers with yes: `NVSHARE_BROKEN_RULE` names that rule, by its place in the list.
 //!
-//! With `--storm` it is random programs that have to notice, for the rules that name them; the table in `docs/testing.md` is
-//! what that prints.
+//! With `--storm`, random programs have to notice, for the rules that name a defect of theirs; the table in
+//! `docs/testing.md` is the output of that.
 
 mod rules;
 
@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use rules::{RULES, Rule, STORM, Storm};
 
-/// What the patched crates ask.
+/// The question that the patched crates ask.
 const QUESTION: &str = "
 /// Whether this rule is the one that is broken on purpose.
 #[allow(missing_docs, clippy::missing_docs_in_private_items, dead_code)]
@@ -69,7 +69,7 @@ pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
     if unnoticed == 0 { Ok(()) } else { Err(format!("{unnoticed} broken rules were not noticed")) }
 }
 
-/// Breaks each rule that random programs have to notice, and prints at which seed they do.
+/// Breaks each rule that random programs have to notice, and prints the seed at which they do.
 pub(crate) fn storm(only: Option<&str>, seeds: u64) -> Result<(), String> {
     const PARTS: [&str; 5] =
         ["libnvshare", "nvshare-sim", "nvshare-scheduler", "nvshare-ctl", "nvshare-storm"];
@@ -126,7 +126,7 @@ fn copy_tracked(workspace: &Path, copy: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Puts all rules into the copy.
+/// Patches all rules into the copy.
 fn patch(copy: &Path) -> Result<(), String> {
     let mut crates = BTreeSet::new();
     for (number, rule) in RULES.iter().enumerate() {
@@ -147,7 +147,7 @@ fn patch(copy: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the test notices.
+/// Breaks one rule. Returns whether its test notices.
 fn break_one(copy: &Path, target: &Path, number: usize, rule: &Rule) -> Result<bool, String> {
     let tested = cargo(copy, target, &["test", "-p", rule.package, rule.test], Some(number))?;
     let text = String::from_utf8_lossy(&tested.stdout);
@@ -157,7 +157,7 @@ fn break_one(copy: &Path, target: &Path, number: usize, rule: &Rule) -> Result<b
 fn cargo(copy: &Path, target: &Path, arguments: &[&str], broken: Option<usize>) -> Result<Output, String> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).arg("--quiet").current_dir(copy);
-    // A failing property is not to be shrunk, nor written down.
+    // A failing property must not be shrunk, nor recorded.
     command.env("CARGO_TARGET_DIR", target).env("PROPTEST_MAX_SHRINK_ITERS", "0");
     command.env("PROPTEST_RNG_SEED", "1").env("PROPTEST_CASES", "1500").env("NVSHARE_TEST_PATIENCE", "30");
     command.env_remove("CARGO_MANIFEST_DIR").env_remove("NVSHARE_BROKEN_RULE");

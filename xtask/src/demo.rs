@@ -11,7 +11,7 @@ use nvshare_harness::{Artifacts, Finished, Program, Running, Scheduler, Status, 
 use nvshare_proto::ClientStatus;
 use nvshare_proto::units::{Bytes, GIB, gib_per_second, parse_limit, parse_quantum};
 
-/// What may be asked for.
+/// The options.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Programs
@@ -20,7 +20,7 @@ pub(crate) struct Options {
     /// Memory of each; three quarters of what they may fill together, unless given
     #[arg(long, value_parser = parse_limit)]
     memory: Option<u64>,
-    /// What they may fill together; 16 GiB, or less on a smaller card, unless given
+    /// Memory that all programs may fill together; 16 GiB, or less on a smaller card, unless given
     #[arg(long, value_parser = parse_limit)]
     gpu_memory: Option<u64>,
     /// Quantum in seconds
@@ -66,12 +66,12 @@ impl Way {
     }
 }
 
-/// One way of it, done.
+/// One finished run.
 struct Done {
     way: Way,
     /// From the start of all programs to the end of the last, in seconds.
     seconds: f64,
-    /// What the scheduler told.
+    /// The events that the scheduler told.
     events: String,
 }
 
@@ -84,11 +84,11 @@ const KERNEL_US: u32 = 20_000;
 
 /// The sizes of a run.
 struct Sizes {
-    /// Of the real card; none: the simulated one.
+    /// Bytes of the real card; none: the simulated one.
     card: Option<u64>,
-    /// What the programs may fill together.
+    /// Bytes that the programs may fill together.
     capacity: u64,
-    /// Of each program.
+    /// Bytes of each program.
     memory: u64,
 }
 
@@ -102,7 +102,7 @@ impl Options {
     fn sizes(&self) -> Result<Sizes, String> {
         let card = if self.simulate { None } else { real_card() };
         let total = card.unwrap_or(SIMULATED);
-        // Contexts and the driver itself need some of a real card.
+        // Contexts and the driver itself need some memory of a real card.
         let spare = if card.is_some() { 3 * GIB / 2 } else { 0 };
         let most = total.saturating_sub(spare);
         let capacity = self.gpu_memory.unwrap_or((16 * GIB).min(most));
@@ -157,7 +157,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// Which way was how much faster.
+/// A sentence that says which way was how much faster.
 fn verdict(bulk: f64, faults: f64) -> String {
     let times = faults / bulk;
     let times = if times < 10.0 { format!("{times:.1}") } else { format!("{times:.0}") };
@@ -215,7 +215,7 @@ fn one_way(options: &Options, sizes: &Sizes, way: Way) -> Result<Done, String> {
     Ok(Done { way, seconds, events })
 }
 
-/// Events of the programs by the names that they have here.
+/// Events of the programs, with the names that the programs have here.
 fn named(events: &str, names: &[String], finished: &[Finished]) -> Result<String, String> {
     let mut text = String::new();
     for line in events.lines() {
@@ -229,7 +229,7 @@ fn named(events: &str, names: &[String], finished: &[Finished]) -> Result<String
     Ok(text)
 }
 
-/// Draws what was done into a picture.
+/// Draws the runs into a picture.
 fn draw(picture: &Path, done: &[Done]) -> Result<(), String> {
     let folder = std::env::temp_dir().join("events");
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -244,7 +244,7 @@ fn draw(picture: &Path, done: &[Done]) -> Result<(), String> {
     if status.success() { Ok(()) } else { Err("the picture could not be drawn".to_owned()) }
 }
 
-/// Page faults take minutes where bulk copies take seconds: that is what is to be seen.
+/// Page faults take minutes where bulk copies take seconds: the demo is to show that.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// Shows who holds the GPU until all programs have ended.
@@ -282,7 +282,7 @@ fn watch(world: &World, names: &[String], programs: Vec<Running>) -> Vec<Finishe
     waiting.into_iter().map(|thread| thread.join().expect("a program")).collect()
 }
 
-/// The table; whether all data was intact.
+/// Prints the table. Returns whether all data was intact.
 fn report(names: &[String], finished: &[Finished], status: &Status) -> bool {
     let clients: Vec<&ClientStatus> = finished.iter().map(|f| status.client(f.pid)).collect();
     let held: u64 = clients.iter().map(|client| client.held_ms).sum();
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_never_run_is_refused() {
+    fn a_demo_that_could_never_run_is_refused() {
         assert_eq!(sizes(&[]), Ok((16 * GIB, 12 * GIB)));
         assert_eq!(sizes(&["--gpu-memory", "8g", "--memory", "6g"]), Ok((8 * GIB, 6 * GIB)));
         for (arguments, why) in [

@@ -12,8 +12,8 @@ const OLDEST_GLIBC: &str = "2.17";
 
 /// Makes `dist/` from a release build, and packs it.
 ///
-/// With cargo-zigbuild and patchelf at hand the build is portable: any glibc since 2.17 will do, libgcc_s is not needed,
-/// and a musl program that inherits the preload still starts. Otherwise it needs the glibc that it was built with.
+/// With cargo-zigbuild and patchelf at hand the build is portable: it runs with any glibc since 2.17, needs no libgcc_s,
+/// and a musl program that inherits the preload still starts. Otherwise the build needs the glibc that it was built with.
 pub(crate) fn run() -> Result<(), String> {
     let workspace = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
     let artifacts = match portable(&workspace)? {
@@ -29,7 +29,7 @@ pub(crate) fn run() -> Result<(), String> {
         (&artifacts.scheduler, "bin/nvshare-scheduler"),
         (&artifacts.ctl, "bin/nvshare-ctl"),
         (&artifacts.library, "lib/nvshare/libnvshare.so"),
-        // Not for users: what the tests on a machine without a toolchain need.
+        // Not for users: programs that the tests need on a machine without a toolchain.
         (&artifacts.workload, "libexec/nvshare-workload"),
         (&artifacts.storm, "libexec/nvshare-storm"),
     ];
@@ -40,7 +40,7 @@ pub(crate) fn run() -> Result<(), String> {
         call(Command::new("strip").args(["--strip-unneeded", "-o"]).arg(&to).arg(from))?;
     }
     if artifacts.library.starts_with(portable_target(&workspace)) {
-        // The loader is there anyway; where it has another name, as with musl, it would be missed.
+        // The loader is loaded anyway; where it has another name, as with musl, the dependency could not be found.
         let library = dist.join("lib/nvshare/libnvshare.so");
         call(Command::new("patchelf").args(["--remove-needed", LOADER]).arg(library))?;
     }

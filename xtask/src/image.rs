@@ -9,7 +9,7 @@ use clap::Args;
 
 use crate::dist::{self, call};
 
-/// What may be asked for.
+/// The options.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// A distribution that is there already, instead of a new one
@@ -20,7 +20,7 @@ pub(crate) struct Options {
     name: String,
 }
 
-/// Who there is in the image, so that programs that look up users find some.
+/// The users in the image, so that programs that look up users find some.
 const USERS: &str = "root:x:0:0:root:/:/usr/bin/false\nnonroot:x:65532:65532:nonroot:/:/usr/bin/false\n";
 
 /// Builds the image with buildah, or with podman.

@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     if let Task::Demo(options) = &task
         && !supervise::is_supervised()
     {
-        // What is wrong with the options is said here, before anything is started.
+        // Mistakes in the options are reported here, before anything is started.
         return options.check().and_then(|()| supervise::supervise()).unwrap_or_else(|error| {
             eprintln!("{error}");
             ExitCode::FAILURE

@@ -8,7 +8,7 @@ use clap::Args;
 
 use crate::dist::{self, call};
 
-/// What may be asked for.
+/// The options.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Use dist/ as it is, instead of making it anew
@@ -44,8 +44,8 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     )
 }
 
-/// Debian's own changelog, which says where the changes are: of the last commit's time, so that the same sources give the
-/// same package.
+/// Debian's own changelog, which says where the changes are. Its time is that of the last commit, so that the same sources
+/// give the same package.
 fn entry(workspace: &Path, revision: &str) -> Result<String, String> {
     let output = Command::new("git")
         .args(["log", "-1", "--format=%aD"])

@@ -1,4 +1,4 @@
-//! Manual pages and completions for shells, made of the command lines themselves.
+//! Manual pages and completions for shells, made from the command lines themselves.
 
 use std::fs;
 use std::path::Path;
@@ -45,7 +45,7 @@ such program).
 .BR nvshare-scheduler (8)
 ";
 
-/// Writes them into `share` of a distribution.
+/// Writes the pages and completions into `share` of a distribution.
 pub(crate) fn write(dist: &Path) -> Result<(), String> {
     let mut ctl = nvshare_ctl::command();
     ctl.build();

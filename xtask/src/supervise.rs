@@ -1,5 +1,5 @@
-//! Runs a task in a process group and a temporary folder of its own: whatever ends the task, Ctrl-C included, nothing
-//! of it runs on, and nothing of it stays on the disk.
+//! Runs a task in a process group and a temporary folder of its own: when the task ends for any reason, Ctrl-C included,
+//! none of its processes runs on, and nothing of it stays on the disk.
 
 use std::ffi::c_int;
 use std::fs;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// Set in the process that does the task.
 const SUPERVISED: &str = "NVSHARE_XTASK_SUPERVISED";
-/// How the folders begin; the supervisor's process id follows.
+/// The beginning of the folders' names; the supervisor's process id follows.
 const PREFIX: &str = "nvshare-demo-";
 
 /// The signal that ended us, or zero.
@@ -26,10 +26,10 @@ pub(crate) fn is_supervised() -> bool {
     std::env::var_os(SUPERVISED).is_some()
 }
 
-/// Does the same task, with the same arguments, in a process that is looked after.
+/// Runs the same task, with the same arguments, in a supervised process.
 ///
 /// # Errors
-/// When it cannot be started.
+/// When the process cannot be started.
 pub(crate) fn supervise() -> Result<ExitCode, String> {
     sweep(&std::env::temp_dir());
     let folder = std::env::temp_dir().join(format!("{PREFIX}{}", process::id()));
@@ -55,7 +55,7 @@ pub(crate) fn supervise() -> Result<ExitCode, String> {
                 return Err(signal);
             }
             match child.try_wait() {
-                // What it has started and not ended goes with it.
+                // Processes that the task has started and not ended are ended with it.
                 Ok(Some(status)) => {
                     kill(group);
                     return Ok(status);
@@ -82,7 +82,7 @@ fn kill(group: c_int) {
     unsafe { libc::kill(-group, libc::SIGKILL) };
 }
 
-/// Removes a folder that processes which are just ending may still write to.
+/// Removes a folder, to which processes that are just ending may still write.
 fn remove(folder: &Path) {
     for _ in 0..50 {
         match fs::remove_dir_all(folder) {
@@ -93,7 +93,7 @@ fn remove(folder: &Path) {
     }
 }
 
-/// Removes what supervisors have left that were killed.
+/// Removes folders of supervisors that were killed.
 fn sweep(place: &Path) {
     for entry in fs::read_dir(place).into_iter().flatten().filter_map(Result::ok) {
         let name = entry.file_name();
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_killed_supervisors_have_left_is_removed() {
+    fn folders_of_killed_supervisors_are_removed() {
         let place = std::env::temp_dir().join(format!("nvshare-sweep-{}", process::id()));
         let names =
             [format!("{PREFIX}{}", u32::MAX), format!("{PREFIX}{}", process::id()), format!("{PREFIX}x")];
