@@ -36,14 +36,14 @@ pub(crate) struct Promise {
 /// answer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Stays {
-    /// All bytes that the client had left then. What it restores to the card later can leave again.
+    /// All bytes that the client had left then. Memory that it restores later can leave again.
     pub(crate) bytes: u64,
     /// The memory is not asked for before this time.
     pub(crate) until: Time,
 }
 
-/// The most that a client's contexts and modules are assumed to need. What is beyond it is something unknown, such as
-/// memory that another process shares with the client.
+/// The most that a client's contexts and modules are assumed to need. Any more is something unknown, such as memory that
+/// another process shares with the client.
 pub(crate) const MOST_OVERHEAD: u64 = 4 * GIB;
 /// Overhead is counted in steps, so that a single loaded module changes nothing.
 const OVERHEAD_STEP: u64 = 64 * MIB;
@@ -87,7 +87,7 @@ pub(crate) struct Rates {
 }
 
 impl Default for Rates {
-    /// Until measured: what managed memory does over PCIe 3.
+    /// Until measured: the rates of managed memory over PCIe 3.
     fn default() -> Self {
         Self { evict: 4e9, restore: 8e9 }
     }

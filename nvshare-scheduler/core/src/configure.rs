@@ -26,14 +26,14 @@ pub struct GpuConfig {
 /// How the quantum of a GPU is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// Always this one.
+    /// Always this quantum.
     Fixed(Duration),
-    /// By what hand-overs cost.
+    /// Chosen by the cost of hand-overs.
     Auto(Auto),
 }
 
 impl Rule {
-    /// The quantum as long as nothing is measured.
+    /// The quantum until something is measured.
     pub(crate) fn at_first(self) -> Duration {
         match self {
             Self::Fixed(quantum) => quantum,
@@ -41,7 +41,7 @@ impl Rule {
         }
     }
 
-    /// As it is said to administrators.
+    /// The rule as it is shown to administrators.
     #[must_use]
     pub fn said(self) -> QuantumRule {
         match self {
@@ -87,7 +87,7 @@ impl Config {
         own.and_then(|own| own.auto.map(Rule::Auto).or(own.quantum.map(Rule::Fixed))).unwrap_or(general)
     }
 
-    /// Another rule for one GPU, or for all and those to come.
+    /// Sets the rule of one GPU; without a GPU, that of all GPUs, known and unknown.
     pub fn set_rule(&mut self, gpu: Option<GpuUuid>, rule: Rule) {
         let (quantum, auto) = match rule {
             Rule::Fixed(quantum) => (Some(quantum), None),
@@ -128,7 +128,8 @@ impl Config {
 }
 
 impl Core {
-    /// Sets how the quantum of one GPU is chosen, or of all and of those to come. Returns a line that says what was done.
+    /// Sets how the quantum is chosen on one GPU, or on all GPUs, known and unknown. Returns a line that says what was
+    /// done.
     pub fn set_quantum(&mut self, gpu: Option<GpuUuid>, rule: Rule, now: Time) -> String {
         let mut config = self.config.clone();
         config.set_rule(gpu, rule);
@@ -144,7 +145,7 @@ impl Core {
         }
     }
 
-    /// Takes another configuration; what names this run of the scheduler stays.
+    /// Applies another configuration. The number that names this run of the scheduler stays, and the settings of its start.
     pub fn configure(&mut self, config: Config, now: Time) {
         self.now = self.now.max(now);
         let Config { boot, settle, restarted, .. } = self.config;
@@ -163,7 +164,7 @@ impl Core {
         self.reconcile();
     }
 
-    /// A GPU's capacity follows from what is known of it.
+    /// Sets a GPU's size and source, and the capacity that follows from them.
     pub(crate) fn size(&mut self, uuid: GpuUuid, size: Size, source: Source) {
         self.on_capacity(uuid, self.config.usable(uuid, size), source);
         if let Some(gpu) = self.gpus.get_mut(&uuid) {
@@ -171,7 +172,8 @@ impl Core {
         }
     }
 
-    /// A client says how much memory a GPU has, of which clients may fill a fixed number: who says most bounds it.
+    /// A client says how large a GPU is, of which clients may fill a fixed number of bytes. The largest size that a client
+    /// says bounds that number. Returns the capacity.
     pub(crate) fn size_by_client(&mut self, uuid: GpuUuid, total: u64) -> u64 {
         let fixed = self.config.fixed_memory(uuid);
         let known = self.gpus.get(&uuid).map(|gpu| gpu.size.available);
@@ -237,7 +239,7 @@ mod tests {
             (Some(8 * GIB), own(None, Some(GIB)), 15 * GIB),
             (None, own(None, Some(2 * GIB)), 14 * GIB),
             (None, GpuConfig::default(), 16 * GIB - 1536 * MIB),
-            // There is no more than the GPU has.
+            // The capacity is never more than the GPU has.
             (Some(80 * GIB), GpuConfig::default(), 16 * GIB),
         ] {
             let config =

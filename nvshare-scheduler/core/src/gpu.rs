@@ -102,7 +102,7 @@ const LINGERS: Duration = Duration::from_millis(500);
 const SWITCHES_KEPT: usize = 4096;
 
 impl Gpu {
-    /// When nobody is counted on any more, if nobody comes.
+    /// When holders stop expecting another waiter, if none comes.
     pub(crate) fn lingers_until(&self) -> Option<Time> {
         self.contested_at.filter(|_| !self.contested).map(|at| at + LINGERS)
     }
@@ -136,13 +136,13 @@ impl Gpu {
         }
     }
 
-    /// Whether somebody waits, or did a moment ago where slices are taken. Who has just left asks again at once, if it has more
-    /// work: until then its successor is not to submit without bounds.
+    /// Whether a client waits, or did a moment ago while jobs took slices. A client that has just left asks again at once
+    /// if it has more work: until then its successor must not submit without bounds.
     pub(crate) fn is_contested(&self, now: Time) -> bool {
         self.contested || self.contested_at.is_some_and(|at| now < at + LINGERS)
     }
 
-    /// Most that is kept of what a job is behind or ahead when it stops wanting the GPU.
+    /// How much of what a job is behind, or ahead, is kept at most when it stops wanting the GPU.
     pub(crate) fn most_kept(&self) -> Duration {
         (self.quantum + self.longest_drain) * 2
     }

@@ -6,7 +6,7 @@
 //!
 //! Invariants, each with a property test in `tests/core/properties.rs`:
 //! - clients that hold a GPU at the same time fit it together;
-//! - what clients may have resident on a GPU never exceeds its capacity, once they registered in time;
+//! - the memory that clients may have resident on a GPU never exceeds its capacity, once they registered in time;
 //! - every client that requests the lock eventually gets it;
 //! - a client that is gone holds nothing.
 
@@ -190,7 +190,7 @@ pub struct Core {
     /// When the core looks at each GPU again if no event comes before.
     deadlines: BTreeSet<(Time, GpuUuid)>,
     outputs: VecDeque<Output>,
-    /// Events for those who watch, since the last call of [`Core::handle`].
+    /// Events for those who watch the scheduler, since the last call of [`Core::handle`].
     happened: VecDeque<Happened>,
 }
 

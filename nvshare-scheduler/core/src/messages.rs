@@ -45,7 +45,7 @@ impl Core {
                 _ => {}
             },
             ClientMessage::NeedRoom(Room { gpu, bytes }) => {
-                // Where it has been given that by now, the question has crossed the answer.
+                // If the client has been given that room by now, its request has crossed the answer.
                 let most = self.capacity(gpu, id);
                 self.with_account(id, gpu, |account| {
                     account.needs = bytes.saturating_sub(account.budget).min(most);

@@ -47,7 +47,7 @@ impl Core {
         }
     }
 
-    /// Looks at one GPU, from what is overdue to the grants. One place grants, and one asks for the lock back.
+    /// Handles one GPU, from overdue things to grants. One place grants, and one asks for the lock back.
     fn look_at(&mut self, uuid: GpuUuid) {
         let now = self.now;
         let Some(gpu) = self.gpus.get_mut(&uuid) else { return };

@@ -117,7 +117,7 @@ impl Core {
         let Some(gpu) = self.gpus.get(&uuid) else { return };
         let parked =
             gpu.ledger.entry(id).is_some_and(|entry| !entry.standing.holds() && !entry.standing.stays());
-        // A need beyond what one client can have is served with what is lacking to that, which may be nothing.
+        // One client can have no more than the capacity: a larger need gets only the rest up to that, which may be nothing.
         let needs = account.needs.min(self.capacity(uuid, id).saturating_sub(account.budget));
         let before = if parked { self.reserved_before(uuid, &Unit::One([id])) } else { 0 };
         let (there, ahead_of) = (self.free(uuid, id), reserved.saturating_add(before));

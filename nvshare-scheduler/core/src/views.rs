@@ -168,7 +168,7 @@ impl Core {
         together::fits(self.capacity(uuid, seen_by), pinned, group.demand, group.count, alone)
     }
 
-    /// A group, and those clients of a unit on a GPU that are not in it yet.
+    /// A group, and the clients of a unit on a GPU that are not in it yet.
     fn with_unit(gpu: &Gpu, group: Group, unit: &Unit, is_in: fn(Standing) -> bool) -> Group {
         let entries = unit.iter().filter_map(|&id| gpu.ledger.entry(id));
         entries.filter(|entry| !is_in(entry.standing)).fold(group, Group::with)

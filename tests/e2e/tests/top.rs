@@ -129,7 +129,7 @@ fn top_shows_who_holds_and_obeys_keys() {
     }
 }
 
-/// Each row: the typed line, the answer of the scheduler, and whether the client then has that setting.
+/// Each row: the typed keys, the answer of the scheduler, and whether the client then has that setting.
 type Change = (&'static [&'static str], &'static str, fn(ShareStatus) -> bool);
 
 const CHANGES: [Change; 6] = [
