@@ -22,8 +22,10 @@ mod atomics {
     thread_local! {
         /// Loom runs all threads of a model on the thread of its test.
         pub(super) static MISSING: Cell<Missing> = const { Cell::new(Missing::Nothing) };
-        /// The kernel runs fences on all threads.
+        /// The kernel runs fences on all threads, when it is asked to.
         pub(super) static KERNEL_HELPS: Cell<bool> = const { Cell::new(true) };
+        /// The closer asks it to.
+        pub(super) static CLOSER_ASKS: Cell<bool> = const { Cell::new(false) };
     }
 
     fn fence_unless(missing: Missing) {
@@ -34,7 +36,9 @@ mod atomics {
 
     /// The thread's side of `membarrier`.
     pub(super) fn compiler_fence(_: Ordering) {
-        fence_unless(Missing::OfTheThread);
+        if CLOSER_ASKS.get() {
+            fence_unless(Missing::OfTheThread);
+        }
     }
 
     /// The thread's own fence where the kernel does not help, and the closer's.
@@ -63,6 +67,7 @@ mod atomics {
 
     /// The closer's side of `membarrier`.
     pub(super) fn fence_all_threads() -> bool {
+        CLOSER_ASKS.set(true);
         fence_unless(Missing::OfTheCloser);
         true
     }
@@ -77,7 +82,9 @@ use std::cell::Cell;
 use loom::sync::Arc;
 use loom::thread;
 
-use atomics::{AtomicBool, AtomicI32, AtomicU32, CLOSES, KERNEL_HELPS, MISSING, Missing, Ordering};
+use atomics::{
+    AtomicBool, AtomicI32, AtomicU32, CLOSER_ASKS, CLOSES, KERNEL_HELPS, MISSING, Missing, Ordering,
+};
 use fence::Fence;
 use marks::Marks;
 
@@ -124,10 +131,19 @@ impl Gate {
     }
 }
 
-/// In every order: of a thread that launches and a closer, at least one sees the other.
-fn meet(kernel_helps: bool, missing: Missing) {
+/// Sets what the models take for granted. Whether the closer asks the kernel for its fence is seen from a closer that is alone.
+fn suppose(kernel_helps: bool, missing: Missing) {
     KERNEL_HELPS.set(kernel_helps);
     MISSING.set(missing);
+    CLOSER_ASKS.set(false);
+    loom::model(|| {
+        Gate::new(1).close();
+    });
+}
+
+/// In every order: of a thread that launches and a closer, at least one sees the other.
+fn meet(kernel_helps: bool, missing: Missing) {
+    suppose(kernel_helps, missing);
     loom::model(|| {
         let gate = Arc::new(Gate::new(1));
         let thread = thread::spawn({
@@ -182,8 +198,7 @@ fn without_the_closer_s_own_fence_it_is_missed() {
 /// A slot that one thread gives back is another's at once; the closer takes neither for nobody.
 #[test]
 fn a_slot_that_changes_hands_hides_nobody() {
-    KERNEL_HELPS.set(true);
-    MISSING.set(Missing::Nothing);
+    suppose(true, Missing::Nothing);
     loom::model(|| {
         let gate = Arc::new(Gate::new(1));
         let ends = thread::spawn({

@@ -17,7 +17,7 @@ fn reach(count: &AtomicU32, value: u32) {
 }
 
 #[test]
-fn of_a_thread_and_a_closer_at_least_one_sees_the_other() {
+fn on_this_machine_at_least_one_of_a_thread_and_a_closer_sees_the_other() {
     const ROUNDS: u32 = 500_000;
     let fence = Fence { for_all: AtomicBool::new(false) };
     fence.prepare();
