@@ -28,7 +28,7 @@ pub enum Error {
     /// The other end speaks another version.
     #[error("protocol version {theirs}; this is version {VERSION}")]
     Version {
-        /// Its version.
+        /// The other end's version.
         theirs: u16,
     },
     /// The content is no message of this version.
@@ -64,7 +64,7 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, Error> {
 /// The frame at the start of `buffer`: how many bytes it takes, and its message. `None` while it is incomplete.
 ///
 /// # Errors
-/// When the frame is too long or too short, of another version, or no message. The stream is of no more use.
+/// The frame is too long or too short, of another version, or contains no message. The stream cannot be used any more.
 pub fn decode<T: DeserializeOwned>(buffer: &[u8]) -> Result<Option<(usize, T)>, Error> {
     let Some((length, rest)) = buffer.split_first_chunk::<LENGTH>() else { return Ok(None) };
     let length = u32::from_le_bytes(*length) as usize;

@@ -9,9 +9,9 @@ pub const SOCKET: &str = "NVSHARE_SOCKET";
 pub const ADMIN_SOCKET: &str = "NVSHARE_ADMIN_SOCKET";
 /// Memory limit of a process on each GPU; with `_0`, `_1`, … appended, on that device of the process.
 pub const MEM_LIMIT: &str = "NVSHARE_MEM_LIMIT";
-/// The same in MiB.
+/// The same limit in MiB.
 pub const MEM_LIMIT_MB: &str = "NVSHARE_MEM_LIMIT_MB";
-/// How device memory is handed out: `managed` or `off`.
+/// How device memory is handed out: `managed`, `swap` or `off`.
 pub const MEMORY: &str = "NVSHARE_MEMORY";
 /// Weight of the process's share of its GPUs' time: 1 to 10000.
 pub const WEIGHT: &str = "NVSHARE_WEIGHT";
@@ -19,16 +19,17 @@ pub const WEIGHT: &str = "NVSHARE_WEIGHT";
 pub const COMPUTE_LIMIT: &str = "NVSHARE_COMPUTE_LIMIT";
 /// `low`, `normal` or `high`.
 pub const PRIORITY: &str = "NVSHARE_PRIORITY";
-/// Processes that say the same name here hold their GPUs together or not at all; `name:4` says how many there are.
+/// Processes with the same name here hold their GPUs together or not at all; `name:4` says how many there are.
 pub const GANG: &str = "NVSHARE_GANG";
-/// What the library logs to standard error: `off`, `error`, `warn`, `info` or `debug`.
+/// How much the library logs to standard error: `off`, `error`, `warn`, `info` or `debug`.
 pub const LOG: &str = "NVSHARE_LOG";
 /// Device memory that stays the driver's own, so that it can be shared with other processes: `all`, or sizes and
 /// ranges of sizes (`2MiB,64MiB-1GiB`).
 pub const PLAIN: &str = "NVSHARE_PLAIN";
 /// `0`: managed memory that stands for device memory says that it is managed.
 pub const DISGUISE: &str = "NVSHARE_DISGUISE";
-/// Which `nvshare-ctl run` started the process: set by it, so that what it starts shares one limit.
+/// The number of the `nvshare-ctl run` that started the process. That command sets it, so that all processes of one
+/// run share one limit.
 pub const RUN: &str = "NVSHARE_RUN";
 /// `1`: the same as `NVSHARE_LOG=debug`.
 pub const DEBUG: &str = "NVSHARE_DEBUG";
@@ -41,13 +42,13 @@ pub const LIBRARY: &str = "NVSHARE_LIBRARY";
 /// The scheduler's configuration file.
 pub const CONFIG: &str = "NVSHARE_CONFIG";
 
-/// HAMi's names, accepted from its users: `NVSHARE_MEM_LIMIT`, also with a device's index behind it.
+/// HAMi's name of `NVSHARE_MEM_LIMIT`, also with a device's index behind it.
 pub const HAMI_MEM_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT";
-/// `NVSHARE_COMPUTE_LIMIT`, also with a device's index behind it.
+/// HAMi's name of `NVSHARE_COMPUTE_LIMIT`, also with a device's index behind it.
 pub const HAMI_SM_LIMIT: &str = "CUDA_DEVICE_SM_LIMIT";
-/// What compute limits mean: `default`, `force` or `disable`.
+/// How compute limits are enforced: `default`, `force` or `disable`.
 pub const HAMI_POLICY: &str = "GPU_CORE_UTILIZATION_POLICY";
-/// `NVSHARE_LOG` as a number: 0 errors, 1 and 2 warnings, 3 info, 4 debug.
+/// HAMi's `NVSHARE_LOG`, as a number: 0 errors, 1 and 2 warnings, 3 info, 4 debug.
 pub const HAMI_LOG_LEVEL: &str = "LIBCUDA_LOG_LEVEL";
 
 /// The path that a variable holds. An empty variable counts as one that is not set, as in a container's settings.
@@ -90,11 +91,11 @@ pub const KNOWN: [&str; 19] = [
 /// The benchmarks' own.
 const BENCH_INSIDE: &str = "NVSHARE_BENCH_INSIDE";
 
-/// HAMi's variables that ask for what nvshare does not do; each also with a device's index behind it.
+/// HAMi's variables for features that nvshare does not have; each also with a device's index behind it.
 const UNSUPPORTED: [&str; 2] = ["CUDA_TASK_PRIORITY", "CUDA_OVERSUBSCRIBE"];
 
-/// What is wrong with a variable of this name, if anything: it looks like ours and is not read, or HAMi reads it and
-/// nvshare does not.
+/// The complaint about a variable of this name, if there is one: the name looks like nvshare's and is not read, or
+/// HAMi reads it and nvshare does not.
 #[must_use]
 pub fn complaint(name: &str) -> Option<String> {
     if UNSUPPORTED.iter().any(|unsupported| is_indexed(name, unsupported)) {
@@ -151,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mistyped_names_and_what_was_meant() {
+    fn a_mistyped_name_is_told_the_variable_that_was_meant() {
         for (name, meant) in [
             ("NVSHARE_MEMLIMIT", Some(MEM_LIMIT)),
             ("NVSHARE_MEM_LIMT", Some(MEM_LIMIT)),

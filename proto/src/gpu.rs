@@ -5,8 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A GPU's UUID, written the way NVIDIA's tools write it: `GPU-` and five groups of hexadecimal digits.
 ///
-/// Outside a program's own environment everything speaks of GPUs by this name: an index means another GPU as
-/// soon as `CUDA_VISIBLE_DEVICES` differs.
+/// Outside a program's own environment, GPUs are named by their UUIDs: the index of a GPU depends on `CUDA_VISIBLE_DEVICES`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuUuid(pub [u8; 16]);
 
@@ -56,7 +55,7 @@ impl FromStr for GpuUuid {
     }
 }
 
-/// On the wire sixteen bytes, for people a text.
+/// Sixteen bytes on the wire, text for people.
 impl Serialize for GpuUuid {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if serializer.is_human_readable() {
@@ -91,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_uuid_is_refused() {
+    fn a_text_that_is_no_uuid_is_refused() {
         for text in [
             "",
             "0",

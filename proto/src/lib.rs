@@ -1,4 +1,4 @@
-//! What the parts of nvshare agree on: messages and their bytes, units, socket paths, environment names.
+//! Definitions that all parts of nvshare use: messages and their bytes, units, socket paths, environment names.
 //!
 //! This crate knows nothing of sockets, of CUDA or (without its `tokio` feature) of an async runtime.
 

@@ -1,8 +1,8 @@
 //! Every message that crosses a socket.
 //!
-//! Memory moves between the scheduler's ledger and a client's by [`Room`] in both directions: room that the
-//! scheduler gives may be filled by the client, room that the client gives back is free for others. What is in
-//! flight belongs to nobody, so the sum never exceeds the GPU's capacity.
+//! Memory moves between the scheduler's ledger and a client's by [`Room`] in both directions: the client may fill
+//! room that the scheduler gives, and room that the client gives back is free for other clients. Room in flight
+//! belongs to nobody, so the sum never exceeds the GPU's capacity.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,36 +13,36 @@ use crate::{Asked, Given, GpuUuid, ShareStatus, WatchEvent, WatchFrom};
 pub struct Epoch {
     /// Chosen anew at each start of a scheduler.
     pub boot: u64,
-    /// Counts that scheduler's grants.
+    /// Counts the grants of that scheduler.
     pub counter: u64,
 }
 
-/// What a client, or `nvshare-ctl`, sends to the scheduler.
+/// A message that a client, or `nvshare-ctl`, sends to the scheduler.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Request {
     /// A process with a GPU introduces itself; once per connection.
     Register(Register),
-    /// A process that only looks: the answer is the page of its tenant's quota, if it has one.
+    /// A process looks without registering. The answer is the page of its tenant's quota, if the tenant has one.
     Look {
-        /// The `nvshare-ctl run` that started it or its ancestor.
+        /// The `nvshare-ctl run` that started the process or its ancestor.
         run: Option<u64>,
     },
-    /// From a registered process.
+    /// A message of a registered process.
     Client(ClientMessage),
-    /// From an administrator; what changes anything is accepted on the administrators' socket alone.
+    /// A request of an administrator; requests that change anything are accepted on the administrators' socket alone.
     Admin(AdminRequest),
 }
 
-/// What the scheduler sends.
+/// A message that the scheduler sends.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Reply {
     /// To a registered process.
     Client(SchedulerMessage),
     /// To an administrator.
     Admin(AdminReply),
-    /// What was asked is refused; on a client's connection, the last frame of it.
+    /// The request is refused; on a client's connection, this is the last frame.
     Refused {
-        /// One line, lower case, no full stop.
+        /// The reason: one line, lower case, no full stop.
         reason: String,
     },
 }
@@ -52,43 +52,44 @@ pub enum Reply {
 pub enum MemoryMode {
     /// `cuMemAlloc` gives managed memory, which can be evicted and restored in bulk.
     Managed,
-    /// `cuMemAlloc` is the driver's own: quota and gate only, nothing can be evicted.
+    /// `cuMemAlloc` is the driver's own: only quota and gate, no memory can be evicted.
     Off,
-    /// `cuMemAlloc` gives memory that the library maps: it is copied out and unmapped, mapped and copied in.
+    /// `cuMemAlloc` gives memory that the library maps: evicting copies it to the host and unmaps it, restoring maps
+    /// it and copies it back.
     Swap,
 }
 
-/// Whether a process's work is let through when it registers.
+/// The gate of a process that registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Gate {
-    /// Work waits for the lock.
+    /// The gate is closed: work waits for the lock.
     Closed,
-    /// The process runs already: it joined late, or its scheduler was restarted.
+    /// The gate is open and the process runs: it joined late, or its scheduler was restarted.
     Open,
 }
 
 /// A process introduces itself, with the state that it has.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Register {
-    /// As the process sees itself; a name to show, not an identity.
+    /// The process's number as the process sees it; a name to show, not an identity.
     pub pid: u32,
     /// The program's name, to show.
     pub name: String,
-    /// How it hands out memory.
+    /// How the library hands out device memory.
     pub memory: MemoryMode,
-    /// Whether its work runs already.
+    /// Whether the gate is open already.
     pub gate: Gate,
-    /// It was registered before, with this scheduler or an earlier one.
+    /// The process was registered before, with this scheduler or an earlier one.
     pub returns: bool,
-    /// The `nvshare-ctl run` that started it or its ancestor.
+    /// The `nvshare-ctl run` that started the process or its ancestor.
     pub run: Option<u64>,
-    /// The GPUs that it uses so far.
+    /// The GPUs that the process uses so far.
     pub usage: Vec<Usage>,
-    /// What it asks for of their time.
+    /// The share of their time that the process asks for.
     pub asked: Asked,
 }
 
-/// What a process has on one GPU. The first one that names a GPU says that the process uses it from now on.
+/// The memory of a process on one GPU. The process uses the GPU from the first message that names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// The GPU.
@@ -101,11 +102,11 @@ pub struct Usage {
     pub allocated: u64,
     /// Bytes of these that are not on the card: evicted, or allocated while parked and never touched.
     pub absent: u64,
-    /// Bytes of these that are the driver's own memory, with what it keeps for pools and graphs: they are not moved.
+    /// Bytes of these that are not moved: plain memory, and the reserve of the driver for pools of plain memory and for graphs.
     pub immovable: u64,
 }
 
-/// Bytes of a GPU's memory that change hands.
+/// An amount of room on one GPU, which one side gives to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Room {
     /// The GPU.
@@ -114,14 +115,14 @@ pub struct Room {
     pub bytes: u64,
 }
 
-/// What a registered process says.
+/// A message of a registered process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ClientMessage {
-    /// What it has allocated changed.
+    /// The process has allocated or freed memory.
     Usage(Usage),
-    /// Work waits at its closed gate.
+    /// Work waits at the client's closed gate.
     ReqLock,
-    /// Its gate is open under this grant: everything is restored and the quantum starts.
+    /// The client's gate is open under this grant: all memory is restored and the quantum starts.
     Running {
         /// The grant.
         epoch: Epoch,
@@ -136,38 +137,38 @@ pub enum ClientMessage {
         /// The grant that goes on.
         epoch: Epoch,
     },
-    /// Nothing was submitted for a while and all work is complete. The gate is closed: the lock may be taken
-    /// without asking, and the process says REQ_LOCK when it has work again.
+    /// Nothing was submitted for a while and all work is complete. The gate is closed: the scheduler may take the
+    /// lock without asking, and the client sends REQ_LOCK when it has work again.
     Idle {
         /// The grant that may end.
         epoch: Epoch,
     },
-    /// An allocation waits until the client may have this much on the card in all: what it was given and has not given back,
-    /// and what it lacks. So room that crosses it on the way answers it. 0: no allocation waits any more.
+    /// An allocation waits until the client may have this much on the card in all: the room that it was given and has not
+    /// given back, and the room that it lacks. So room that crosses this message counts. 0: no allocation waits any more.
     NeedRoom(Room),
-    /// This much is free for others: evicted, or freed by the program.
+    /// This much room is free for others: memory was evicted, or freed by the program.
     Room(Room),
-    /// An EVICT is done as far as it can be.
+    /// The client has done what it can of an EVICT.
     Evicted {
         /// The GPU.
         gpu: GpuUuid,
-        /// Bytes of the order that could not leave, because the host has no memory for them.
+        /// Bytes of the EVICT that could not leave the card, because the host has no memory for them.
         short: u64,
     },
     /// The library's own counters, since the process started.
     Counters(Counters),
-    /// Work waits, and nothing was heard for a while: is anybody there?
+    /// Work waits, and the scheduler has said nothing for a while: asks whether the scheduler lives.
     Ping,
 }
 
-/// What the scheduler says to a registered process.
+/// A message of the scheduler to a registered process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum SchedulerMessage {
     /// The answer to [`Register`].
     Registered {
         /// The client's number at this scheduler.
         client: u64,
-        /// What becomes of its gate.
+        /// The state in which the client's gate begins.
         hold: Hold,
     },
     /// How much of a GPU's memory its clients may fill together, in bytes; sent when the client first uses the
@@ -189,34 +190,34 @@ pub enum SchedulerMessage {
         /// Milliseconds without progress after which the drain is given up.
         patience_ms: u32,
     },
-    /// Give back this much: unused room first, then memory moved to the host.
+    /// Give back this much room: unused room first, then memory that is moved to the host.
     Evict(Room),
     /// Room for an allocation that waits.
     Room(Room),
-    /// There is no room to be made for the allocation that waits.
+    /// No room can be made for the allocation that waits.
     NoRoom {
         /// The GPU.
         gpu: GpuUuid,
     },
-    /// Whether somebody waits for what this client holds: while so, work in flight is bounded and idleness is
-    /// reported.
+    /// Whether a client waits for the lock or the memory of this one. While one waits, this client bounds its work in
+    /// flight and reports when it is idle.
     Waiters {
-        /// Somebody waits.
+        /// Whether a client waits.
         waiting: bool,
     },
-    /// Scheduling is off: run.
+    /// Scheduling is off: open the gate.
     SchedOff,
-    /// Scheduling is on again; the client goes on under this grant until told otherwise.
+    /// Scheduling is on again; the client goes on under this grant until it is told otherwise.
     SchedOn {
         /// The grant.
         epoch: Epoch,
     },
-    /// The process shares its limits with others: the descriptor of their page comes along with this frame.
+    /// The process shares its limits with others: the descriptor of their quota page comes with this frame.
     Quota {
-        /// Its row in the page.
+        /// The process's row in the page.
         row: u32,
     },
-    /// What the process may allocate on a GPU is another amount from now on, whatever its environment says; 0: no limit.
+    /// The memory limit of the process on a GPU is this from now on, whatever its environment says; 0: no limit.
     Limit(Room),
     /// Send the counters.
     AskCounters,
@@ -224,24 +225,24 @@ pub enum SchedulerMessage {
     Pong,
 }
 
-/// What becomes of a client's gate when it has registered.
+/// The state of a client's gate after it has registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Hold {
     /// Closed until LOCK_OK.
     Parked,
-    /// It goes on under this grant.
+    /// Open: the client goes on under this grant.
     Running(Epoch),
-    /// Scheduling is off: open.
+    /// Open: scheduling is off.
     Free,
 }
 
-/// Counted by the library in its process.
+/// Counters that the library keeps in its process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// Launches, copies and fills that went through the gate.
     pub gated: u64,
-    /// Those that ran without it: from driver callbacks, from inside another call, or through an entry point
-    /// that the library does not know.
+    /// Submissions that went around the gate: from callbacks of the driver, from inside another call, or through an
+    /// entry point that the library does not know.
     pub passed_by: u64,
     /// Bytes of managed memory allocated now.
     pub managed: u64,
@@ -251,13 +252,13 @@ pub struct Counters {
     pub deferrals: u64,
     /// Bytes moved to the host.
     pub evicted: u64,
-    /// Time that took, in nanoseconds.
+    /// Time of these evictions, in nanoseconds.
     pub evict_ns: u64,
     /// Bytes moved back to the card.
     pub restored: u64,
-    /// Time that took, in nanoseconds.
+    /// Time of these restores, in nanoseconds.
     pub restore_ns: u64,
-    /// Time from DROP_LOCK to drained, in nanoseconds.
+    /// Time from DROP_LOCK until all work was complete, in nanoseconds.
     pub drain_ns: u64,
 }
 
@@ -265,22 +266,22 @@ pub struct Counters {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QuantumRule {
-    /// Always so long.
+    /// Turns always have this length.
     Fixed {
         /// In milliseconds.
         millis: u64,
     },
-    /// As long as it takes for what hand-overs cost to be a small part of the time.
+    /// Turns are as long as is needed to keep the cost of hand-overs a small part of the time.
     Auto {
-        /// That part, in millionths.
+        /// The largest part of the time that hand-overs may cost, in millionths.
         overhead_ppm: u32,
-        /// Longest time that work should wait for a turn, in milliseconds; it counts more than the overhead.
+        /// Longest time that work should wait for a turn, in milliseconds; this comes before the overhead.
         max_wait_ms: u64,
     },
 }
 
 impl std::fmt::Display for QuantumRule {
-    /// As [`parse_rule`](crate::units::parse_rule) reads it.
+    /// The form that [`parse_rule`](crate::units::parse_rule) reads.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Fixed { millis } => write!(f, "{}", *millis as f64 / 1e3),
@@ -291,68 +292,69 @@ impl std::fmt::Display for QuantumRule {
     }
 }
 
-/// What an administrator asks.
+/// A request of an administrator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum AdminRequest {
-    /// Everything there is to show.
+    /// Asks for all rows: the scheduler, the GPUs, the clients.
     Status,
-    /// Sets the quantum of one GPU, or of all and of those to come.
+    /// Sets the quantum of one GPU, or of all GPUs, also of those that appear later.
     SetQuantum {
         /// The GPU; none: all.
         gpu: Option<GpuUuid>,
         /// The quantum.
         quantum: QuantumRule,
     },
-    /// Gives a client's tenant something of its GPUs.
+    /// Changes the share or a limit of a client's tenant.
     Give {
-        /// Whose tenant.
+        /// A client of the tenant.
         client: u64,
-        /// On this GPU, what is of one; none: on each.
+        /// The GPU for settings that belong to one; none: each GPU.
         gpu: Option<GpuUuid>,
-        /// What.
+        /// The settings.
         given: Given,
     },
-    /// Gives something to what an `nvshare-ctl run` is about to start.
+    /// Changes the share or a limit of a run before `nvshare-ctl run` starts its program.
     GiveRun {
-        /// Whose run.
+        /// The user who starts the run.
         user: u32,
-        /// Which.
+        /// The number of the run.
         run: u64,
-        /// What, on each GPU.
+        /// The settings, on each GPU.
         given: Given,
     },
-    /// Scheduling on.
+    /// Switches scheduling on.
     On,
-    /// Scheduling off: everybody runs. Refused while not everything fits, unless forced.
+    /// Switches scheduling off: every client runs. Refused, unless forced, while the clients' memory does not fit the GPUs.
     Off {
-        /// Even if not everything fits.
+        /// Switch off even if the memory does not fit.
         force: bool,
     },
-    /// Forgets what administrators set at run time: the configuration's quanta are in force, and scheduling is on.
+    /// Forgets the settings that administrators made at run time: the configuration's quanta are in force, and
+    /// scheduling is on.
     Reset,
-    /// Tell what happens. The answer is [`AdminReply::Watching`], then events.
+    /// Asks for events. The answer is [`AdminReply::Watching`], then events.
     Watch {
-        /// Where to begin.
+        /// The first event to send.
         from: WatchFrom,
-        /// Go on as things happen; else it ends behind the last event that is kept.
+        /// Whether to go on with new events; else the answer ends behind the last event that is kept.
         follow: bool,
     },
 }
 
-/// The answer to an administrator: rows and [`AdminReply::End`], or one [`AdminReply::Done`].
+/// An answer to an administrator: rows and [`AdminReply::End`], or one [`AdminReply::Done`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum AdminReply {
-    /// About the scheduler itself.
+    /// A row about the scheduler itself.
     Scheduler(SchedulerStatus),
-    /// About a GPU.
+    /// A row about a GPU.
     Gpu(GpuStatus),
-    /// About a client.
+    /// A row about a client.
     Client(Box<ClientStatus>),
     /// No more rows.
     End,
-    /// It is done.
+    /// The request is carried out.
     Done {
-        /// One line that says what.
+        /// One line that says what was done.
         text: String,
     },
     /// Events follow.
@@ -362,9 +364,9 @@ pub enum AdminReply {
         /// The number of the first event to come.
         first: u64,
     },
-    /// Something happened.
+    /// An event.
     Event(Box<WatchEvent>),
-    /// Events that are not kept any more, because they were read too slowly or asked for too late.
+    /// Events are lost: the reader was too slow or asked too late, and the scheduler does not keep them any more.
     Missed {
         /// How many.
         count: u64,
@@ -376,15 +378,15 @@ pub enum AdminReply {
 /// A scheduler, as `status` shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SchedulerStatus {
-    /// Its version.
+    /// The scheduler's version.
     pub version: String,
-    /// Its process.
+    /// The scheduler's process.
     pub pid: u32,
-    /// Seconds since it started.
+    /// Seconds since the scheduler started.
     pub uptime_s: u64,
-    /// Whether it schedules.
+    /// Whether scheduling is on.
     pub scheduling: bool,
-    /// The quantum of GPUs to come, in milliseconds.
+    /// The quantum of GPUs that appear later, in milliseconds.
     pub quantum_ms: u64,
     /// Only the asker's own clients are shown, because it asked on the clients' socket.
     pub restricted: bool,
@@ -395,37 +397,37 @@ pub struct SchedulerStatus {
 pub struct GpuStatus {
     /// The GPU.
     pub gpu: GpuUuid,
-    /// Its number on this machine, where that is known.
+    /// The GPU's number on this machine, where that is known.
     pub index: Option<u32>,
-    /// Its model, where that is known.
+    /// The GPU's model, where that is known.
     pub name: Option<String>,
-    /// What clients may fill together; 0 as long as nobody has used it.
+    /// Bytes that clients may fill together; 0 while no client has used the GPU.
     pub capacity: u64,
-    /// What they have allocated.
+    /// Bytes that clients have allocated.
     pub allocated: u64,
-    /// What is charged as resident, unused room included.
+    /// Bytes that are charged as resident, unused room included.
     pub resident: u64,
-    /// What clients' contexts and modules take beside that, as measured; 0 where nobody measures it.
+    /// Bytes that clients' contexts and modules take beside these, as measured; 0: not measured.
     pub overhead: u64,
-    /// Its quantum, in milliseconds.
+    /// The GPU's quantum, in milliseconds.
     pub quantum_ms: u64,
     /// Clients that hold the lock.
     pub holders: Vec<u64>,
-    /// Clients that wait, in the order of their turn.
+    /// Clients that wait for the lock, in the order of their turns.
     pub waiters: Vec<u64>,
-    /// Turns taken.
+    /// Turns so far.
     pub turns: u64,
-    /// From drained to the next program's open gate where nothing had to move: count, median, 99th percentile
-    /// and longest, in microseconds.
+    /// Time from drained to the next client's open gate in hand-overs without moves of memory: count, median, 99th
+    /// percentile and longest, in microseconds.
     pub switch_us: [u64; 4],
-    /// Clients that are not shown to the asker; none where all are shown.
+    /// Clients that are not shown to the asker; none: all are shown.
     pub others: Option<Others>,
-    /// How its quantum is chosen; with `auto`, `quantum_ms` is the quantum that follows from what was measured.
+    /// How the quantum is chosen; with `auto`, `quantum_ms` is the quantum that follows from measurements.
     pub rule: QuantumRule,
-    /// What a hand-over costs in which memory moves: the time that the GPU stands still for it, in microseconds, as measured of
-    /// late; 0: there was none.
+    /// Time that the GPU stands still in a hand-over that moves memory, in microseconds, as measured in recent
+    /// hand-overs; 0: there was none.
     pub switch_cost_us: u64,
-    /// Turns are taken by shares, though all fits: weights, compute limits or priorities ask for it.
+    /// Clients take turns though their memory fits the GPU: weights, compute limits or priorities ask for it.
     pub slices: bool,
 }
 
@@ -454,20 +456,20 @@ impl GpuStatus {
     }
 }
 
-/// What the clients have that are not shown to the asker.
+/// Sums of the clients that are not shown to the asker.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Others {
-    /// How many use the GPU.
+    /// Hidden clients that use the GPU.
     pub clients: u32,
-    /// Bytes that they have allocated.
+    /// Bytes that hidden clients have allocated.
     pub allocated: u64,
-    /// How many hold the lock.
+    /// Hidden clients that hold the lock.
     pub holders: u32,
-    /// How many wait for it.
+    /// Hidden clients that wait for the lock.
     pub waiters: u32,
 }
 
-/// What the kernel tells of a client's process.
+/// Facts of the kernel about a client's process.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessInfo {
     /// The user's number.
@@ -482,65 +484,65 @@ pub struct ProcessInfo {
     pub job: Option<String>,
 }
 
-/// Where a client stands.
+/// The state of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientState {
-    /// It does not hold the lock and does not want it.
+    /// The client does not hold the lock and does not request it.
     Parked,
-    /// Work waits at its gate for its turn.
+    /// Work waits at the client's gate for its turn.
     Waiting,
-    /// Work waits, and what others have on a GPU cannot be moved and leaves no room for it.
+    /// Work waits, and immovable memory of others on a GPU leaves no room for the client.
     Blocked,
-    /// It is next: others leave and room is made for it.
+    /// The client is next: others leave and room is made for it.
     Next,
-    /// The lock is granted; it brings its memory back.
+    /// The lock is granted; the client's memory comes back to the card.
     Restoring,
-    /// Its gate is open.
+    /// The client's gate is open.
     Running,
-    /// It was asked to give the lock back and completes what it has submitted.
+    /// The client was asked to give the lock back and completes the work that it has submitted.
     Draining,
-    /// It has the lock and nothing to do; the lock may be taken without asking.
+    /// The client has the lock and nothing to do; the scheduler may take the lock without asking.
     Idle,
-    /// Scheduling is off: it runs.
+    /// Scheduling is off: the client runs.
     Free,
-    /// Its connection has ended.
+    /// The client's connection has ended.
     Gone,
-    /// Its connection has ended and its process lives on, with what it has on the card.
+    /// The client's connection has ended and its process lives on, with its memory on the card.
     Left,
 }
 
 /// A client, as `status` shows it. Sizes in bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClientStatus {
-    /// Its number.
+    /// The client's number.
     pub client: u64,
-    /// Its process as the kernel names it, or as it names itself where the kernel cannot tell.
+    /// The process's number from the kernel, or from the process itself where the kernel cannot tell.
     pub pid: u32,
-    /// Its program.
+    /// The program's name.
     pub name: String,
-    /// What the kernel tells of its process; none where the kernel cannot tell.
+    /// The kernel's facts about the process; none where the kernel cannot tell.
     pub process: Option<ProcessInfo>,
-    /// Where it stands.
+    /// The client's state.
     pub state: ClientState,
-    /// The GPU on which there is no room for it, if it is blocked.
+    /// The GPU that has no room for the client, if the client is blocked.
     pub blocked_on: Option<GpuUuid>,
-    /// It was asked for something and does not answer.
+    /// The client was asked for something and does not answer.
     pub stuck: bool,
-    /// Whether it is gone; the last few are kept.
+    /// Whether the client is gone; the last few that are gone are kept.
     pub gone: bool,
-    /// What it has on each GPU.
+    /// The client's memory on each GPU.
     pub usage: Vec<Usage>,
-    /// What is charged to it on all GPUs together.
+    /// Bytes that are charged to the client on all GPUs together.
     pub resident: u64,
-    /// What its contexts and modules take on all GPUs beside that, as measured; 0 where nobody measures it.
+    /// Bytes that the client's contexts and modules take on all GPUs beside these, as measured; 0: not measured.
     pub overhead: u64,
-    /// Time that it held the lock, from open gate to drained, in milliseconds.
+    /// Time that the client held the lock, from open gate to drained, in milliseconds.
     pub held_ms: u64,
-    /// Time that it waited for the lock, in milliseconds.
+    /// Time that the client waited for the lock, in milliseconds.
     pub waited_ms: u64,
-    /// Its own counters.
+    /// The client's own counters.
     pub counters: Counters,
-    /// What it has of the GPUs' time.
+    /// The client's share of the GPUs' time.
     pub share: ShareStatus,
 }

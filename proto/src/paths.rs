@@ -1,4 +1,4 @@
-//! Where the sockets are.
+//! Paths of the sockets.
 
 use std::path::PathBuf;
 
@@ -9,21 +9,22 @@ pub const SYSTEM_SOCKET: &str = "/var/run/nvshare/scheduler.sock";
 /// Administrators' socket of a scheduler that runs as root.
 pub const SYSTEM_ADMIN_SOCKET: &str = "/var/run/nvshare-admin/admin.sock";
 
-/// The clients' socket: `$NVSHARE_SOCKET`, else root's, else `$XDG_RUNTIME_DIR/nvshare/scheduler.sock`.
+/// The clients' socket: `$NVSHARE_SOCKET`, else that of a scheduler of root, else `$XDG_RUNTIME_DIR/nvshare/scheduler.sock`.
 ///
-/// `prefer_system` says that root's is wanted: the process is root, or that socket exists.
+/// `prefer_system` asks for root's: the process is root, or root's socket exists.
 #[must_use]
 pub fn clients_socket(prefer_system: bool) -> PathBuf {
     socket(env::SOCKET, SYSTEM_SOCKET, "scheduler.sock", prefer_system)
 }
 
-/// The administrators' socket: `$NVSHARE_ADMIN_SOCKET`, else root's, else `$XDG_RUNTIME_DIR/nvshare/admin.sock`.
+/// The administrators' socket: `$NVSHARE_ADMIN_SOCKET`, else that of a scheduler of root, else
+/// `$XDG_RUNTIME_DIR/nvshare/admin.sock`.
 #[must_use]
 pub fn admin_socket(prefer_system: bool) -> PathBuf {
     socket(env::ADMIN_SOCKET, SYSTEM_ADMIN_SOCKET, "admin.sock", prefer_system)
 }
 
-/// Where a user's own scheduler keeps its sockets: `$XDG_RUNTIME_DIR/nvshare`, if that is set.
+/// The directory of the sockets of a user's own scheduler: `$XDG_RUNTIME_DIR/nvshare`, if that is set.
 #[must_use]
 pub fn own_directory() -> Option<PathBuf> {
     Some(env::path("XDG_RUNTIME_DIR")?.join("nvshare"))

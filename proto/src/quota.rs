@@ -1,8 +1,8 @@
 //! The page through which the processes of a tenant share one quota.
 //!
-//! The scheduler hands each process of a tenant the same page and a row of its own in it. What a process allocates is
-//! added to the tenant's sum by compare and exchange, so two processes cannot both pass the last byte, and to its own
-//! row, so that the scheduler can take back what a process had that was killed.
+//! The scheduler hands each process of a tenant the same page and a row of its own in it. The bytes that a process
+//! allocates are added to the tenant's sum by compare and exchange, so two processes cannot both take the last byte,
+//! and to the process's own row, so that the scheduler can take back the bytes of a process that was killed.
 //!
 //! Nothing in the page is trusted: a tenant that scribbles over it harms its own quota.
 
@@ -14,7 +14,7 @@ use atomics::{AtomicU64, Ordering};
 
 use crate::GpuUuid;
 
-/// What the sums are made of.
+/// The atomics of the sums.
 mod atomics {
     pub(super) use std::sync::atomic::{AtomicU64, Ordering};
 }
@@ -23,29 +23,29 @@ mod atomics {
 pub const GPUS: usize = 64;
 /// Processes that a tenant can have at a time.
 pub const ROWS: usize = 512;
-/// The row of a process that only looks: nothing is counted there.
+/// The row of a process that looks without registering: nothing is counted there.
 pub const NO_ROW: u32 = u32::MAX;
 
 /// See the module's documentation. All zeroes is an empty page.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Page {
-    /// Which GPU each column is; 0: none yet.
+    /// The GPU of each column; 0: none yet.
     gpus: [AtomicU64; GPUS],
     /// Bytes of all processes, by column.
     used: [AtomicU64; GPUS],
     /// Bytes of each process, by column.
     rows: [[AtomicU64; GPUS]; ROWS],
-    /// Which process each row is, as it knows itself; 0: nobody.
+    /// The process of each row, by its own number; 0: nobody.
     pids: [AtomicU32; ROWS],
 }
 
 impl Page {
-    /// The column of a GPU, which may be new; `None` when there are too many.
+    /// The column of a GPU. The first call takes a new one; `None` when there are too many.
     #[must_use]
     pub fn column(&self, gpu: GpuUuid) -> Option<usize> {
         let (halves, _) = gpu.0.as_chunks::<8>();
-        // A machine's GPUs are few: eight bytes of their sixteen tell them apart, if all sixteen went in.
+        // A machine has few GPUs: eight bytes tell them apart, if all sixteen of the UUID were mixed into them.
         let mixed =
             |name: u64, half: &[u8; 8]| name.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from_le_bytes(*half);
         let name = halves.iter().fold(1, mixed).max(1);
@@ -65,7 +65,7 @@ impl Page {
         }
     }
 
-    /// Processes that have something on a GPU, and how many bytes.
+    /// Processes that have memory on a GPU, and how many bytes.
     pub fn processes(&self, column: usize) -> impl Iterator<Item = (u32, u64)> {
         self.pids.iter().enumerate().filter_map(move |(row, pid)| {
             let (pid, bytes) = (pid.load(Ordering::SeqCst), self.cell(row, column)?.load(Ordering::SeqCst));
@@ -73,22 +73,22 @@ impl Page {
         })
     }
 
-    /// Adds to what a process has, unless the tenant would have more than `limit` then.
+    /// Adds bytes to the process's row and the tenant's sum, unless the sum would exceed `limit`.
     ///
     /// # Errors
-    /// What the tenant has, when it would; nothing is changed.
+    /// The tenant's sum, if it would exceed the limit; nothing is changed.
     pub fn charge(&self, row: usize, column: usize, bytes: u64, limit: u64) -> Result<(), u64> {
         let (Some(used), Some(own)) = (self.used.get(column), self.cell(row, column)) else { return Ok(()) };
         sums::charge(used, own, bytes, limit)
     }
 
-    /// Takes from what a process has.
+    /// Takes bytes from the process's row and the tenant's sum.
     pub fn discharge(&self, row: usize, column: usize, bytes: u64) {
         let (Some(used), Some(own)) = (self.used.get(column), self.cell(row, column)) else { return };
         sums::discharge(used, own, bytes);
     }
 
-    /// A process is gone: what it had is free.
+    /// A process is gone: its bytes are free.
     pub fn reclaim(&self, row: usize) {
         self.enter(row, 0);
         for (column, used) in self.used.iter().enumerate() {
@@ -98,7 +98,7 @@ impl Page {
         }
     }
 
-    /// The last process is gone: nothing is used.
+    /// The last process is gone: all sums are zero.
     pub fn clear(&self) {
         self.used.iter().for_each(|used| used.store(0, Ordering::SeqCst));
     }
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(
             page.processes(0).collect::<Vec<_>>(),
             [(4711, 40)],
-            "who has not said who it is is not shown"
+            "a process without a number is not shown"
         );
         page.discharge(0, 0, 10);
         assert_eq!(page.charge(1, 0, 11, 100), Err(90));
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(page.processes(0).count(), 0);
         assert_eq!(page.charge(0, 0, 50, 100), Ok(()));
         page.discharge(1, 0, 1000);
-        assert_eq!(page.used(0), 50, "what is free already is not taken from the others");
+        assert_eq!(page.used(0), 50, "bytes that are free already are not taken from others");
         assert_eq!(page.charge(ROWS, 0, 1000, 100), Ok(()), "no such row: not counted");
     }
 

@@ -1,10 +1,10 @@
-//! What is asked for, and given, of the GPUs' time.
+//! Shares of the GPUs' time: what processes ask for and what administrators give.
 
 use serde::{Deserialize, Serialize};
 
 use crate::GpuUuid;
 
-/// The weight of who was given none.
+/// The weight of a process for which none is set.
 pub const USUAL_WEIGHT: u32 = 100;
 /// The largest weight. The smallest is 1.
 pub const MOST_WEIGHT: u32 = 10_000;
@@ -13,30 +13,30 @@ pub const LONGEST_GANG: usize = 128;
 /// Most processes of a gang.
 pub const MOST_MEMBERS: u32 = 64;
 
-/// How much sooner a program's turns come, and how many more there are: each step is a factor of 8 of its weight, so nobody
-/// starves.
+/// The priority of a client. Each step multiplies its weight by 8 or divides it by 8, so its turns come sooner or
+/// later and nobody starves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Priority {
     /// For work that can wait.
     Low,
-    /// What everybody has who says nothing.
+    /// The default.
     #[default]
     Normal,
-    /// For work that somebody waits for; only an administrator gives it.
+    /// For work that people wait for; only an administrator gives it.
     High,
 }
 
-/// What a compute limit means.
+/// How a compute limit is enforced.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Enforcement {
-    /// It binds while others want the GPU; what nobody wants is shared in proportion.
+    /// The limit binds while others request the GPU; time that nobody requests is shared in proportion.
     #[default]
     Default,
-    /// It binds always, also alone: a part of each second.
+    /// The limit binds always, also while the client is alone: it has a part of each second.
     Force,
-    /// It means nothing.
+    /// The limit has no effect.
     Disable,
 }
 
@@ -49,23 +49,23 @@ pub struct ComputeLimit {
     pub percent: u8,
 }
 
-/// The gang that a process says it belongs to.
+/// The gang that a process names as its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GangName {
-    /// Processes of one tenant, or outside of tenants of one user, that say the same are one gang.
+    /// The name. Processes of one tenant, or of one user outside tenants, that give the same name are one gang.
     pub name: String,
-    /// How many processes it is to have; 0: as many as come.
+    /// Processes that the gang is to have; 0: any number.
     pub size: u32,
 }
 
-/// What a process asks for. Less than its tenant was given it gets; more it does not.
+/// The share that a process asks for: it may be less than its tenant was given, not more.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
-    /// Its weight against others; none: what its tenant was given.
+    /// Weight against others; none: the tenant's.
     pub weight: Option<u32>,
-    /// Its priority; none: what its tenant was given.
+    /// Priority; none: the tenant's.
     pub priority: Option<Priority>,
-    /// What its compute limits mean.
+    /// How its compute limits are enforced.
     pub enforcement: Enforcement,
     /// Its compute limits.
     pub compute: Vec<ComputeLimit>,
@@ -73,36 +73,36 @@ pub struct Asked {
     pub gang: Option<GangName>,
 }
 
-/// What an administrator gives a tenant; none: as it was.
+/// Settings that an administrator gives a tenant; none: unchanged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Given {
-    /// Its weight against others.
+    /// Weight against others.
     pub weight: Option<u32>,
-    /// Its priority.
+    /// Priority.
     pub priority: Option<Priority>,
     /// Per cent of the time on the GPU, or on each of its GPUs; 0: no limit.
     pub compute: Option<u8>,
-    /// What the compute limit means.
+    /// How the compute limit is enforced.
     pub enforcement: Option<Enforcement>,
     /// Bytes of memory on the GPU, or on each of its GPUs; 0: no limit.
     pub memory: Option<u64>,
-    /// It is to stand still, or to go on.
+    /// Whether the tenant stands still.
     pub paused: Option<bool>,
 }
 
-/// What a client has of the GPUs' time, as `status` shows it.
+/// A client's share of the GPUs' time, as `status` shows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareStatus {
-    /// Its weight, or its tenant's.
+    /// The weight of the client, or of its tenant.
     pub weight: u32,
-    /// Its priority, or its tenant's.
+    /// The priority of the client, or of its tenant.
     pub priority: Priority,
-    /// What its compute limits mean.
+    /// How its compute limits are enforced.
     pub enforcement: Enforcement,
-    /// Its compute limits, or its tenant's.
+    /// The compute limits of the client, or of its tenant.
     pub compute: Vec<ComputeLimit>,
-    /// An administrator has it stand still.
+    /// An administrator has paused the client.
     pub paused: bool,
-    /// The processes whose time is counted together with its own, itself included.
+    /// Processes whose time is counted together with the client's, the client included.
     pub processes: u32,
 }

@@ -1,7 +1,7 @@
 //! Sizes and times as people write them.
 //!
 //! Sizes are powers of two throughout: `8GiB`, `8Gi`, `8g` and `8GB` are all 8 × 2³⁰ bytes, as HAMi-core's users
-//! expect of `8g` and Kubernetes' users of `8Gi`. What does not parse is an error, never a guess: a mistyped
+//! expect of `8g` and Kubernetes' users of `8Gi`. A text that does not parse is an error, never a guess: a mistyped
 //! limit must not become "unlimited".
 
 use std::fmt;
@@ -19,16 +19,16 @@ pub const ACCEPTED_SIZES: &str = "8GiB, 8Gi, 8g, 8192m, 8388608k or a number of 
 /// Forms that [`parse_quantum`] and [`parse_grace`] accept, for error messages.
 pub const ACCEPTED_QUANTA: &str = "seconds from 0.01 to 86400, fractions allowed";
 
-/// Smallest memory limit, and smallest memory for clients to fill: with less, no program gets anything done. A smaller
-/// number is a size without its unit.
+/// Smallest memory limit, and smallest memory for clients to fill: with less, no program gets anything done. A
+/// smaller number is most likely a size without its unit.
 pub const LEAST_MEMORY: u64 = 64 * MIB;
 
-/// Shortest quantum that a scheduler accepts: below this, turns cost more than they give.
+/// Shortest quantum that a scheduler accepts: with shorter ones, turns cost more than they give.
 pub const MIN_QUANTUM: Duration = Duration::from_millis(10);
 /// Longest quantum that a scheduler accepts.
 pub const MAX_QUANTUM: Duration = Duration::from_secs(86_400);
 
-/// Why a text is neither a size nor a time.
+/// The text is not a value of the expected kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a {what}; accepted: {accepted}")]
 pub struct ParseError {
@@ -88,12 +88,12 @@ pub fn parse_quantum(text: &str) -> Result<Duration, ParseError> {
     parse_seconds(text, "quantum")
 }
 
-/// What hand-overs may cost where nothing else is said, in millionths of the time.
+/// The default for the cost of hand-overs, in millionths of the time.
 pub const USUAL_OVERHEAD_PPM: u32 = 50_000;
-/// How long work may wait where nothing else is said.
+/// The default for the longest wait for a turn.
 pub const USUAL_MAX_WAIT: Duration = Duration::from_secs(30);
 
-/// Reads how a quantum is chosen: seconds, `auto`, or `auto OVERHEAD MAX-WAIT` as in `auto 5% 30`.
+/// Reads a rule for quanta: seconds, `auto`, or `auto OVERHEAD MAX-WAIT` as in `auto 5% 30`.
 ///
 /// # Errors
 /// As [`parse_quantum`] and [`parse_overhead`].
@@ -121,7 +121,7 @@ pub fn parse_grace(text: &str) -> Result<Duration, ParseError> {
 /// Reads a weight.
 ///
 /// # Errors
-/// When it is no whole number from 1 to [`MOST_WEIGHT`].
+/// When the text is not a whole number from 1 to [`MOST_WEIGHT`].
 pub fn parse_weight(text: &str) -> Result<u32, ParseError> {
     let error = || ParseError { text: text.to_owned(), what: "weight", accepted: "1 to 10000; usual is 100" };
     text.trim().parse().ok().filter(|weight| (1..=MOST_WEIGHT).contains(weight)).ok_or_else(error)
@@ -130,17 +130,17 @@ pub fn parse_weight(text: &str) -> Result<u32, ParseError> {
 /// Reads a compute limit in per cent.
 ///
 /// # Errors
-/// When it is no whole number from 1 to 100, with or without a `%` behind it.
+/// When the text is not a whole number from 1 to 100, with or without a `%` behind it.
 pub fn parse_percent(text: &str) -> Result<u8, ParseError> {
     let error = || ParseError { text: text.to_owned(), what: "compute limit", accepted: "1 to 100 per cent" };
     let number = text.trim().trim_end_matches('%').trim_end();
     number.parse().ok().filter(|percent| (1..=100).contains(percent)).ok_or_else(error)
 }
 
-/// Reads what hand-overs may cost, as a part of the time, in millionths.
+/// Reads the largest cost of hand-overs as a part of the time; returns millionths.
 ///
 /// # Errors
-/// When it is no number from 0.1 to 90, with or without a `%` behind it.
+/// When the text is not a number from 0.1 to 90, with or without a `%` behind it.
 pub fn parse_overhead(text: &str) -> Result<u32, ParseError> {
     let error = || ParseError { text: text.to_owned(), what: "overhead", accepted: "0.1% to 90%" };
     let number: f64 = text.trim().trim_end_matches('%').trim_end().parse().map_err(|_| error())?;
@@ -150,7 +150,7 @@ pub fn parse_overhead(text: &str) -> Result<u32, ParseError> {
 /// Reads a priority.
 ///
 /// # Errors
-/// When it is none of `low`, `normal` and `high`.
+/// When the text is none of `low`, `normal` and `high`.
 pub fn parse_priority(text: &str) -> Result<Priority, ParseError> {
     match text.trim() {
         "low" => Ok(Priority::Low),
@@ -160,10 +160,10 @@ pub fn parse_priority(text: &str) -> Result<Priority, ParseError> {
     }
 }
 
-/// Reads what compute limits mean.
+/// Reads how compute limits are enforced.
 ///
 /// # Errors
-/// When it is none of `default`, `force` and `disable`, in whatever case.
+/// When the text is none of `default`, `force` and `disable`, in whatever case.
 pub fn parse_enforcement(text: &str) -> Result<Enforcement, ParseError> {
     match text.trim().to_ascii_lowercase().as_str() {
         "default" => Ok(Enforcement::Default),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_are_none() {
+    fn texts_that_are_no_sizes() {
         for text in [
             "",
             "g",

@@ -1,17 +1,18 @@
-//! What administrators see happen, one event after the other.
+//! Events that administrators watch.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{ClientState, GpuUuid};
 
-/// Where the events begin that somebody asks for.
+/// The first event that a watcher asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WatchFrom {
-    /// With the next one.
+    /// The next event that happens.
     Now,
-    /// With the oldest one that is kept.
+    /// The oldest event that is kept.
     Kept,
-    /// Behind one that was seen already. Of another run of the scheduler: with the oldest one that is kept.
+    /// The event behind one that the watcher has seen. If that one is of another run of the scheduler: the oldest
+    /// event that is kept.
     After {
         /// The run of the scheduler.
         boot: u64,
@@ -20,55 +21,55 @@ pub enum WatchFrom {
     },
 }
 
-/// What an event tells.
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
     /// The scheduler started.
     Started,
-    /// A client registered; bytes: what it has allocated.
+    /// A client registered; bytes: allocated by the client.
     Registered,
     /// Work waits at the client's gate.
     Waiting,
-    /// The client waits, and no room can be made for it as things are.
+    /// The client waits, and at present no room can be made for it.
     Blocked,
     /// The client is next: others leave and room is made for it.
     Next,
     /// The client is not next any more.
     Withdrawn,
-    /// LOCK_OK was sent; bytes: what the client brings back to the card.
+    /// LOCK_OK was sent; bytes: to bring back to the card.
     Granted,
-    /// Memory came back to one GPU, before the gate opens; bytes: how much; time: since LOCK_OK.
+    /// Memory came back to one GPU, before the gate opens; bytes: restored; time: since LOCK_OK.
     Restored,
-    /// The client's gate is open; bytes: what it brought back; time: since LOCK_OK.
+    /// The client's gate is open; bytes: restored; time: since LOCK_OK.
     Running,
     /// DROP_LOCK was sent.
     Drop,
-    /// The client gave the lock back, or it was taken at a pause; time: since DROP_LOCK, if that was sent.
+    /// The client gave the lock back, or the scheduler took it at a pause; time: since DROP_LOCK, if that was sent.
     Released,
     /// The client's drain was given up, and it goes on; time: since DROP_LOCK.
     Deferred,
-    /// The client has nothing to do, and keeps the lock until somebody takes it.
+    /// The client has nothing to do, and keeps the lock until another client takes it.
     Idle,
     /// Scheduling is off: the client runs.
     Free,
-    /// EVICT was sent; bytes: how much is to leave the card.
+    /// EVICT was sent; bytes: to leave the card.
     Evict,
     /// The eviction is over; bytes: room that came back, unused room included; time: since EVICT.
     Evicted,
-    /// Memory could not leave the card; bytes: what stays.
+    /// Memory could not leave the card; bytes: that stay.
     Stays,
-    /// An allocation waits for room; bytes: how much.
+    /// An allocation waits for room; bytes: of the need.
     NeedRoom,
-    /// Room was given to an allocation that waited; bytes: how much.
+    /// Room was given to an allocation that waited; bytes: given.
     Room,
-    /// An allocation was refused, because no room can be made; bytes: how much.
+    /// An allocation was refused, because no room can be made; bytes: of the need.
     Refused,
     /// The client does not answer.
     Stuck,
-    /// The client's connection ended and its process lives on; bytes: what stays charged.
+    /// The client's connection ended and its process lives on; bytes: that stay charged.
     Left,
-    /// A process that had left ended, or came back.
+    /// A process whose connection had ended has ended too, or has come back.
     Ended,
     /// The client's connection ended.
     Gone,
@@ -81,7 +82,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 27] = [
         Self::Started,
         Self::Registered,
@@ -112,7 +113,7 @@ impl EventKind {
         Self::Quantum,
     ];
 
-    /// As it is written.
+    /// The name of the kind in texts.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -146,7 +147,7 @@ impl EventKind {
         }
     }
 
-    /// Where the client stands from then on; none: where it stood.
+    /// The client's state after the event; none: the event does not change it.
     #[must_use]
     pub fn state(self) -> Option<ClientState> {
         Some(match self {
@@ -177,28 +178,28 @@ impl EventKind {
     }
 }
 
-/// Something happened.
+/// An event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WatchEvent {
-    /// Its number in this run of the scheduler, counted from 1.
+    /// The event's number in this run of the scheduler, counted from 1.
     pub seq: u64,
-    /// When, in microseconds since 1970 by the machine's clock.
+    /// Time of the event, in microseconds since 1970 by the machine's clock.
     pub time_us: u64,
-    /// When, in microseconds since the scheduler started. It never goes back.
+    /// Time of the event, in microseconds since the scheduler started. It never goes back.
     pub up_us: u64,
-    /// What it tells.
+    /// The kind of the event.
     pub event: EventKind,
-    /// Of which client; none: of the scheduler.
+    /// The client; none: the event is the scheduler's.
     pub client: Option<u64>,
-    /// That client's process.
+    /// The client's process.
     pub pid: Option<u32>,
-    /// That client's program.
+    /// The client's program.
     pub name: Option<String>,
-    /// On which GPUs.
+    /// The GPUs.
     pub gpus: Vec<GpuUuid>,
-    /// How much; see [`EventKind`].
+    /// Bytes; [`EventKind`] says which.
     pub bytes: Option<u64>,
-    /// How long it took, in microseconds; see [`EventKind`].
+    /// A time span in microseconds; [`EventKind`] says from when.
     pub took_us: Option<u64>,
 }
 
@@ -210,7 +211,7 @@ mod tests {
     fn every_kind_is_listed_once_and_has_a_name_of_its_own() {
         let names: std::collections::BTreeSet<_> = EventKind::ALL.iter().map(|kind| kind.name()).collect();
         assert_eq!(names.len(), EventKind::ALL.len());
-        // `ALL` is as long as there are kinds: the last one's number says so.
+        // `ALL` has every kind: the last one's number gives their count.
         assert_eq!(EventKind::Quantum as usize + 1, EventKind::ALL.len());
     }
 }

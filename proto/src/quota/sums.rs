@@ -4,7 +4,7 @@
 
 use super::atomics::{AtomicU64, Ordering};
 
-/// The place of a GPU's name among those that are known, which may be new; `None` when there are too many.
+/// The index of a GPU's name in the list. The first call enters the name; `None` when the list is full.
 pub(super) fn column(gpus: &[AtomicU64], name: u64) -> Option<usize> {
     gpus.iter().position(|column| {
         column
@@ -13,11 +13,10 @@ pub(super) fn column(gpus: &[AtomicU64], name: u64) -> Option<usize> {
     })
 }
 
-/// Adds to what a process has (`own`) and all of its tenant have (`used`), unless the tenant would have more than `limit`
-/// then.
+/// Adds bytes to the sum of a process (`own`) and of its tenant (`used`), unless the tenant's would exceed `limit`.
 ///
 /// # Errors
-/// What the tenant has, when it would; nothing is changed.
+/// The tenant's sum, if it would exceed the limit; nothing is changed.
 pub(super) fn charge(used: &AtomicU64, own: &AtomicU64, bytes: u64, limit: u64) -> Result<(), u64> {
     used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |used| {
         used.checked_add(bytes).filter(|&sum| sum <= limit)
@@ -27,18 +26,18 @@ pub(super) fn charge(used: &AtomicU64, own: &AtomicU64, bytes: u64, limit: u64) 
     Ok(())
 }
 
-/// Takes from what a process has.
+/// Takes bytes from the sums of a process and of its tenant.
 pub(super) fn discharge(used: &AtomicU64, own: &AtomicU64, bytes: u64) {
-    // What was taken back already is not taken from the others.
+    // Bytes that were taken back already are not taken from the tenant's other processes.
     take(used, take(own, bytes));
 }
 
-/// A process is gone: what it had is free.
+/// A process is gone: its bytes are free.
 pub(super) fn reclaim(used: &AtomicU64, own: &AtomicU64) {
     take(used, own.swap(0, Ordering::SeqCst));
 }
 
-/// Takes up to this much; how much.
+/// Takes up to `bytes`; returns how many it took.
 fn take(from: &AtomicU64, bytes: u64) -> u64 {
     let less = |value: u64| Some(value.saturating_sub(bytes));
     let before = from.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).unwrap_or_else(|same| same);
