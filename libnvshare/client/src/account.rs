@@ -1,21 +1,21 @@
-//! The sums of a process's memory on one device, and what follows from them.
+//! The sums of a process's memory on one device, and the decisions that follow from them.
 //!
 //! Invariants, each after every call:
 //!
-//! 1. `charged <= allocated`: what is on the card is allocated. The rest, *absent*, was evicted or not brought there yet.
+//! 1. `charged <= allocated`: bytes on the card are allocated. The others are *absent*: evicted, or not brought there yet.
 //! 2. `allocated` is the sum of the allocations and of the driver's reserve; `charged` the sum of their charged bytes and
-//!    of the reserve, which is on the card always.
-//! 3. While room is counted, `charged + room + made` is what the scheduler has given this process and not got back:
-//!    whatever takes room charges as much, and whatever leaves the card is room again, or `made` until the scheduler is
-//!    told. `room` is below zero while the driver's reserve, or what a process that ran alone brought along, takes more
-//!    than was given; then it is lacking.
-//! 4. No allocation passes the limit or, with its tenant's, the tenant's limit, and what has to have its room at once has
-//!    it when it is admitted.
+//!    of the reserve, which is always on the card.
+//! 3. While room is counted, `charged + room + made` is the room that this process got from the scheduler and has not given
+//!    back: taking room charges as much, and memory that leaves the card becomes room again, or `made` until the scheduler
+//!    is told. `room` is below zero while more is charged than was given, by the driver's reserve or by a process that ran
+//!    alone before; then room is lacking.
+//! 4. No allocation passes the limit of the process or, together with other processes, that of the tenant. Memory that
+//!    has to have its room at once has it when it is admitted.
 //! 5. `unmapped` is the part of [mapped memory](Kind::Mapped) that is not on the card: while there is any, the lock is not held.
-//! 6. Nobody waits for room (`needs` is zero) once it came, was refused, or is not counted.
+//! 6. No allocation waits for room (`needs` is zero) once room came, was refused, or is not counted.
 //!
-//! What is absent of which allocation is not known here: that is each allocation's [`Residency`](crate::Residency), or
-//! another backing's record. The account is told bytes alone: [`Account::charge`] before they come, and
+//! The account does not know which bytes of an allocation are absent: each allocation's [`Residency`](crate::Residency), or
+//! another backing's record, does. The account counts bytes alone: [`Account::charge`] before they come, and
 //! [`Account::discharge`] when they have left.
 
 mod admission;
@@ -27,47 +27,47 @@ use nvshare_proto::GpuUuid;
 use crate::kind::Kind;
 pub use admission::{Admission, Refusal};
 
-/// The limit that a tenant's processes share on a device, and what they have together.
+/// The limit that a tenant's processes share on a device, and the bytes that they have together.
 pub trait Tenant: Copy {
     /// Bytes that the tenant's processes have together.
     fn used(&self) -> u64;
 
-    /// Adds to what this process has, unless all would have more than `limit` then.
+    /// Adds to the bytes of this process, unless the tenant's processes would then have more than `limit`.
     ///
     /// # Errors
-    /// What the tenant has, when it would; nothing is changed.
+    /// Bytes of the tenant's processes, if they would; nothing is changed.
     fn charge(&self, bytes: u64, limit: u64) -> Result<(), u64>;
 
-    /// Takes from what this process has.
+    /// Takes from the bytes of this process.
     fn discharge(&self, bytes: u64);
 }
 
-/// What holds for a device as long as the process lives.
+/// Facts about a device that hold as long as the process lives.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
-    /// Which GPU it is.
+    /// The GPU's name.
     pub gpu: GpuUuid,
-    /// Bytes that the driver says it has.
+    /// Bytes that the GPU has, as the driver says.
     pub total: u64,
     /// The process's, or its tenant's, limit in bytes.
     pub limit: Option<u64>,
-    /// One program may have more than fits: what does not comes and goes by page faults.
+    /// One program may have more than fits: the part beyond comes and goes by page faults.
     pub oversubscribe: bool,
 }
 
-/// What the driver keeps for itself on a device, in bytes.
+/// The driver's reserve on a device, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DriverReserve {
-    /// Freed, and kept by pools of the driver's own memory.
+    /// Freed by the program, and kept by pools of plain memory.
     pub ordered: u64,
-    /// Freed, and kept by managed pools.
+    /// Freed by the program, and kept by managed pools.
     pub pooled: u64,
-    /// Of graphs.
+    /// Memory of graphs.
     pub graphs: u64,
 }
 
 impl DriverReserve {
-    /// What pools of this kind of memory keep.
+    /// The reserve of pools of this kind of memory.
     pub fn of(&mut self, kind: Kind) -> Option<&mut u64> {
         match kind {
             Kind::Ordered => Some(&mut self.ordered),
@@ -76,7 +76,7 @@ impl DriverReserve {
         }
     }
 
-    /// All of it.
+    /// The sum of all parts.
     #[must_use]
     pub fn sum(self) -> u64 {
         self.ordered + self.pooled + self.graphs
@@ -87,43 +87,43 @@ impl DriverReserve {
 #[derive(Debug, Clone, Copy)]
 pub struct Account<T> {
     terms: Terms,
-    /// Allocated, wherever it is; with the driver's reserve.
+    /// Allocated bytes, wherever they are; with the driver's reserve.
     allocated: u64,
-    /// Of these, what can be moved; without the driver's reserve.
+    /// The part of `allocated` that can be moved; without the driver's reserve.
     movable: u64,
-    /// Of these, the program's own managed memory: the driver lets it have more than the card holds.
+    /// The part of `allocated` that the program asked for as managed memory: the driver lets it exceed the card.
     managed: u64,
-    /// Of what is allocated, what the driver keeps for itself.
+    /// The part of `allocated` that is the driver's reserve.
     reserve: DriverReserve,
-    /// Of what is allocated, on the card: room was taken for it.
+    /// The part of `allocated` that is on the card: room was taken for it.
     charged: u64,
-    /// Of mapped memory, what has no memory on the card behind its addresses: nothing may touch it.
+    /// The part of mapped memory without memory on the card behind its addresses: nothing may touch it.
     unmapped: u64,
-    /// What may be charged beyond that.
+    /// Bytes that may be charged in addition.
     room: i64,
-    /// What the GPU's clients may fill together, as the scheduler says.
+    /// Bytes that the GPU's clients may fill together, as the scheduler says.
     capacity: Option<u64>,
     /// The process holds the lock: new memory becomes resident at once.
     holding: bool,
     /// There is no scheduler, or it does not schedule: room is not counted.
     unmetered: bool,
-    /// What waiting allocations lack.
+    /// Room that waiting allocations lack.
     needs: u64,
     /// Allocations that wait.
     waiting: u32,
-    /// The scheduler has no room for them.
+    /// The scheduler has no room for the waiting allocations.
     refused: bool,
-    /// Room that an eviction has made and the scheduler has not been told of. A registration says what is charged then,
-    /// and so takes it in.
+    /// Room that an eviction has made and the scheduler has not been told of. A registration names the charged bytes
+    /// of its moment, and so includes this room.
     made: u64,
-    /// What the scheduler was last told: allocated and charged.
+    /// Sums that the scheduler was last told: allocated and charged.
     reported: (u64, u64),
     /// The limit is shared with the tenant's other processes.
     tenant: Option<T>,
 }
 
 impl<T: Tenant> Account<T> {
-    /// The account of a device that the process has not come to yet.
+    /// The account of a device that the process has not used yet.
     #[must_use]
     pub fn new(terms: Terms) -> Self {
         Self {
@@ -147,31 +147,31 @@ impl<T: Tenant> Account<T> {
         }
     }
 
-    /// Allocated, wherever it is; with the driver's reserve.
+    /// Bytes that are allocated, wherever they are; with the driver's reserve.
     #[must_use]
     pub fn allocated(&self) -> u64 {
         self.allocated
     }
 
-    /// Allocated and on the card, as far as it is counted.
+    /// Bytes that are allocated and on the card, as far as they are counted.
     #[must_use]
     pub fn charged(&self) -> u64 {
         self.charged
     }
 
-    /// Allocated and not charged: evicted, or not brought to the card yet.
+    /// Bytes that are allocated and not charged: evicted, or not yet brought to the card.
     #[must_use]
     pub fn absent(&self) -> u64 {
         self.allocated.saturating_sub(self.charged)
     }
 
-    /// What the driver keeps for itself.
+    /// The driver's reserve.
     #[must_use]
     pub fn reserve(&self) -> DriverReserve {
         self.reserve
     }
 
-    /// What the GPU's clients may fill together, if a scheduler has said so.
+    /// Bytes that the GPU's clients may fill together, if a scheduler has said so.
     #[must_use]
     pub fn capacity(&self) -> Option<u64> {
         self.capacity
@@ -189,26 +189,26 @@ impl<T: Tenant> Account<T> {
         self.tenant
     }
 
-    /// What counts towards the limit: of all processes of the tenant, where that is known.
+    /// Bytes that count towards the limit: those of all processes of the tenant, where they share it.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.tenant.map_or(self.allocated, |tenant| tenant.used())
     }
 
-    /// What one process may have on the card at most.
+    /// Bytes that one process may have on the card at most.
     fn most_on_card(&self) -> u64 {
         self.capacity.unwrap_or(self.terms.total)
     }
 
-    /// What is allocated beyond what the card can hold.
+    /// Bytes that are allocated beyond what the card can hold.
     #[must_use]
     pub fn never_fits(&self) -> u64 {
         self.allocated.saturating_sub(self.most_on_card())
     }
 
-    /// What a restore asks the scheduler for that found no room for `bytes`, and for so much of what is `unmapped`: see
-    /// [`Self::to_ask_for`]. What can never be on the card at the same time is not waited for, but nothing else will do for
-    /// what is unmapped.
+    /// NEED_ROOM after a restore found no room for `bytes`, and for `unmapped` bytes of mapped memory: see
+    /// [`Self::to_ask_for`]. Nobody waits for memory that can never be on the card at the same time. Unmapped memory all
+    /// counts, since page faults do not bring it.
     #[must_use]
     pub fn to_ask_for_after_restore(&self, bytes: u64, unmapped: u64) -> u64 {
         match bytes.saturating_sub(self.never_fits()) + unmapped {
@@ -217,16 +217,15 @@ impl<T: Tenant> Account<T> {
         }
     }
 
-    /// What NEED_ROOM says where so much room is lacking: all that the process wants on the card, which is what it was given
-    /// and has not given back, and what it lacks. So room that is on its way meanwhile is not asked for twice. 0: nothing
-    /// is lacking.
+    /// The bytes of NEED_ROOM if so much room is lacking: all room that the process wants. That is the room that it was given
+    /// and has not given back, and the room that it lacks. So room on its way is not asked for twice. 0: none is lacking.
     #[must_use]
     pub fn to_ask_for(&self, lacking: u64) -> u64 {
         let given = self.charged.saturating_add(self.made).saturating_add_signed(self.room);
         if lacking == 0 { 0 } else { given.saturating_add(lacking) }
     }
 
-    /// Charges up to so much for what comes to the card, as far as there is room; returns how much.
+    /// Charges up to `bytes` that come to the card, as far as there is room; returns how many.
     pub fn charge(&mut self, bytes: u64) -> u64 {
         let bytes = if self.unmetered { bytes } else { bytes.min(self.unused_room()) };
         self.take_room(bytes);
@@ -234,10 +233,10 @@ impl<T: Tenant> Account<T> {
         bytes
     }
 
-    /// Charges as much of an allocation as the card can hold beside what is charged; returns how much.
+    /// Charges as much of an allocation as the card can hold beside the bytes that are charged; returns how many bytes.
     ///
     /// # Errors
-    /// The room that is lacking for that.
+    /// The room that is lacking for these bytes.
     pub fn charge_whole(&mut self, bytes: u64) -> Result<u64, u64> {
         let fits = self.most_on_card().saturating_sub(self.charged);
         let wanted = if self.unmetered { bytes } else { bytes.min(fits) };
@@ -247,13 +246,13 @@ impl<T: Tenant> Account<T> {
         }
     }
 
-    /// Something that was charged did not come to the card: its room is unused again.
+    /// Charged bytes did not come to the card: their room is unused again.
     pub fn uncharge(&mut self, bytes: u64) {
         self.charged = self.charged.saturating_sub(bytes);
         self.return_room(bytes);
     }
 
-    /// What was charged has left the card for the host; its room is the scheduler's, which is told by
+    /// Charged bytes have left the card for the host. Their room belongs to the scheduler, which learns of it by
     /// [`Self::take_made`].
     pub fn discharge(&mut self, bytes: u64) {
         self.charged = self.charged.saturating_sub(bytes);
@@ -271,7 +270,7 @@ impl<T: Tenant> Account<T> {
         self.unmapped = self.unmapped.saturating_sub(bytes);
     }
 
-    /// Of mapped memory, what has no memory on the card behind its addresses.
+    /// Bytes of mapped memory without memory on the card behind their addresses.
     #[must_use]
     pub fn unmapped(&self) -> u64 {
         self.unmapped
@@ -282,7 +281,7 @@ impl<T: Tenant> Account<T> {
         self.movable = self.movable.saturating_sub(bytes);
     }
 
-    /// Gives up to so much unused room to the eviction that is under way; returns how much.
+    /// Gives up to `bytes` of unused room to the eviction that is under way; returns how many.
     pub fn evict_unused(&mut self, bytes: u64) -> u64 {
         let taken = bytes.min(self.unused_room());
         self.room -= taken.cast_signed();
@@ -290,7 +289,7 @@ impl<T: Tenant> Account<T> {
         taken
     }
 
-    /// Takes up to `bytes` of unused room; returns how much. If what is absent is about to come back, its room stays.
+    /// Takes up to `bytes` of unused room; returns how many. If absent memory is about to come back, its room stays.
     pub fn take_unused(&mut self, bytes: u64, coming_back: bool) -> u64 {
         let stays = if coming_back { self.absent() } else { 0 };
         let taken = bytes.min(self.unused_room().saturating_sub(stays));
@@ -298,16 +297,16 @@ impl<T: Tenant> Account<T> {
         taken
     }
 
-    /// Unused room that nobody is about to take.
+    /// Unused room that no waiting allocation is about to take.
     #[must_use]
     pub fn unused(&self) -> u64 {
-        // What has just come is somebody's who is about to take it.
+        // Room that has just come belongs to the allocation that waited and is about to take it.
         let is_awaited = self.waiting > 0 && self.needs == 0;
         if self.unmetered || is_awaited { 0 } else { self.unused_room() }
     }
 
-    /// The lock is ours: memory becomes resident when it is allocated. False: some is absent that would fit, and
-    /// the lock is no use yet, unless `anyway`; or some is unmapped, which no page fault brings back.
+    /// The process has the lock: memory becomes resident when it is allocated. False: absent memory would fit, and
+    /// the lock is no use yet, unless `anyway`; or memory is unmapped, and no page fault brings it back.
     pub fn hold(&mut self, anyway: bool) -> bool {
         if self.unmapped > 0 {
             return false;
@@ -319,26 +318,26 @@ impl<T: Tenant> Account<T> {
         true
     }
 
-    /// The lock is not ours any more.
+    /// The process does not have the lock any more.
     pub fn let_go(&mut self) {
         self.holding = false;
         self.needs = 0;
     }
 
-    /// Room is not counted any more: there is nobody to share with.
+    /// Room is not counted any more: no other client needs it.
     pub fn unlimit(&mut self) {
         self.unmetered = true;
         self.needs = 0;
     }
 
-    /// Room is counted again. The scheduler has charged what it was last told.
+    /// Room is counted again. The scheduler has charged the sum that it was last told.
     pub fn limit(&mut self) {
         self.unmetered = false;
-        // What an eviction has made and is still to be told is the scheduler's already.
+        // Room that an eviction has made belongs to the scheduler already, though it has not been told.
         self.room = self.reported.1.cast_signed() - self.charged.cast_signed() - self.made.cast_signed();
     }
 
-    /// What may be charged beyond what is, whoever is about to take it.
+    /// Bytes that may be charged in addition, also those that a waiting allocation is about to take.
     #[must_use]
     pub fn unused_room(&self) -> u64 {
         self.room.max(0).cast_unsigned()
@@ -356,7 +355,7 @@ impl<T: Tenant> Account<T> {
         }
     }
 
-    /// The room that is lacking for so much.
+    /// The room that is lacking for `bytes`.
     fn lacks(&self, bytes: u64) -> u64 {
         if self.unmetered { 0 } else { bytes.cast_signed().saturating_sub(self.room).max(0).cast_unsigned() }
     }

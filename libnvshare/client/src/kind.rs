@@ -1,44 +1,44 @@
-//! What an allocation is made of.
+//! Kinds of memory.
 
-/// What an allocation is made of.
+/// The kind of memory of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Device memory that we hand out as managed memory, and populate.
+    /// Device memory that the library hands out as managed memory, and populates.
     Device,
-    /// Device memory that we map ourselves: its addresses stay, the memory behind them comes and goes as a whole.
+    /// Device memory that the library maps: the addresses stay, the memory behind them comes and goes.
     Mapped,
-    /// Managed memory that the program asked for: it may want it on the host first.
+    /// Managed memory that the program asked for: the program may want it on the host first.
     Managed,
-    /// The driver's own device memory: it counts and cannot be moved.
+    /// Plain memory: it counts and cannot be moved.
     Plain,
-    /// The same, of a pool, which may keep it when it is freed.
+    /// Plain memory of a pool, which may keep it when it is freed.
     Ordered,
-    /// Managed memory of a pool that stands for one of device memory. The driver populates it when it hands it out.
+    /// Managed memory of a pool that replaces one of device memory. The driver populates the memory when it hands it out.
     Pooled,
-    /// The driver's own device memory, too small to be worth a wait: it is charged when the lock comes.
+    /// Plain memory that is too small to be worth a wait: it is charged when the lock comes.
     Small,
 }
 
 impl Kind {
-    /// Whether it can be moved.
+    /// Whether such memory can be moved.
     #[must_use]
     pub fn is_movable(self) -> bool {
         matches!(self, Self::Device | Self::Mapped | Self::Managed | Self::Pooled)
     }
 
-    /// Whether a pool handed it out.
+    /// Whether a pool handed such memory out.
     #[must_use]
     pub fn is_pools(self) -> bool {
         matches!(self, Self::Ordered | Self::Pooled)
     }
 
-    /// Whether it was asked for as device memory and is managed.
+    /// Whether the program asked for such memory as device memory, and the library made it managed.
     #[must_use]
     pub fn is_in_disguise(self) -> bool {
         matches!(self, Self::Device | Self::Pooled)
     }
 
-    /// Whether it has to have its room at once, wherever the lock is.
+    /// Whether such memory has to have its room at once, wherever the lock is.
     #[must_use]
     pub fn needs_room(self) -> bool {
         matches!(self, Self::Plain | Self::Ordered | Self::Pooled)

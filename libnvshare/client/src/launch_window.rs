@@ -5,10 +5,10 @@
 //! [`LONGEST`], doubled while it holds less than [`SHORTEST`] of work. So a drain takes about [`LONGEST`], or one
 //! kernel where that is longer, and a stream of tiny kernels is marked once in [`LARGEST_STRIDE`].
 //!
-//! A launch waits no longer than [`MOST_PATIENCE`], since the older one may itself wait for this launch; and each further
-//! launch that waits in vain for the same mark half as long as the one before, down to [`LEAST_PATIENCE`]: a program that has
-//! to make many launches before the oldest can complete is hardly held up, and one whose kernels are slow does not run ahead
-//! of them.
+//! A launch waits no longer than [`MOST_PATIENCE`], since the older one may itself wait for this launch. Each further
+//! launch that waits in vain for the same mark waits half as long as the one before, down to [`LEAST_PATIENCE`]. So a
+//! program that has to make many launches before the oldest can complete is hardly delayed, and a program with slow
+//! kernels does not run ahead of them.
 
 use std::time::Duration;
 
@@ -20,14 +20,14 @@ pub const LONGEST: Duration = Duration::from_millis(20);
 pub const SHORTEST: Duration = Duration::from_millis(8);
 /// Launches between two marks at most.
 pub const LARGEST_STRIDE: u32 = 256;
-/// Launches between two marks of a stream that nothing is known of.
+/// Launches between two marks of a stream without measurements.
 pub const FIRST_STRIDE: u32 = 4;
-/// A launch waits for an older one this long at most.
+/// The longest time that a launch waits for an older one.
 pub const MOST_PATIENCE: Duration = Duration::from_millis(200);
-/// And this long at least. More than most kernels take, so that a queue that has grown long becomes shorter.
+/// The shortest of these times. It is longer than most kernels, so that a queue that has grown long becomes shorter.
 pub const LEAST_PATIENCE: Duration = Duration::from_millis(20);
 
-/// A stride becomes this when the oldest of [`MARKS`] marks took `took` to complete.
+/// The next stride, after the oldest of [`MARKS`] marks took `took` to complete.
 #[must_use]
 pub fn next_stride(stride: u32, took: Duration) -> u32 {
     if took > LONGEST {
@@ -39,7 +39,7 @@ pub fn next_stride(stride: u32, took: Duration) -> u32 {
     }
 }
 
-/// How long the next launch waits for a mark that one has waited for in vain, for `patience`.
+/// How long the next launch waits for a mark, after a launch has waited for it in vain for `patience`.
 #[must_use]
 pub fn next_patience(patience: Duration) -> Duration {
     (patience / 2).max(LEAST_PATIENCE)
@@ -64,7 +64,7 @@ mod tests {
             let in_flight = settle(Duration::from_micros(micros));
             assert!(in_flight <= LONGEST, "{micros} us kernels: {in_flight:?}");
         }
-        // Longer kernels: as few as there can be.
+        // Kernels that are longer than the bounds: the fewest possible are in flight.
         assert_eq!(settle(Duration::from_millis(50)), Duration::from_millis(200));
     }
 

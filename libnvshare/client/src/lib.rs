@@ -1,4 +1,4 @@
-//! What the preloaded library decides: its side of the protocol, and the sums of its memory.
+//! The decisions of the preloaded library: its side of the protocol, and the sums of its memory.
 //!
 //! There is no CUDA here, no IO, no lock and no clock. The library calls these functions under its locks, waits, and
 //! makes the driver's calls; tests call the same functions beside the real scheduler's core, in virtual time.
@@ -12,7 +12,7 @@
 //! | [`launch_window`] | how much work may be in flight while another client waits |
 
 #![forbid(unsafe_code)]
-// It runs in programs that are not ours, which it never stops.
+// The crate runs in programs that are not ours, and must never stop them.
 #![deny(
     clippy::unwrap_used,
     clippy::expect_used,

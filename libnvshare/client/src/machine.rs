@@ -21,38 +21,38 @@ enum Phase {
     Running { epoch: Epoch },
     /// The gate is closed again; work completes.
     Draining { epoch: Epoch, patience: Duration, progress: u64, since: Duration },
-    /// The gate is closed, nothing is under way, and the lock may or may not still be ours.
+    /// The gate is closed, nothing is under way, and the process may or may not still have the lock.
     Idle { epoch: Epoch },
-    /// On its own: no scheduler, or it does not schedule. Memory comes back and the gate opens.
+    /// The process is on its own: there is no scheduler, or scheduling is off. Memory comes back and the gate opens.
     Freeing,
-    /// On its own, gate open.
+    /// The process is on its own, and the gate is open.
     Free,
 }
 
-/// What is known of submitted work while the program submits none.
+/// Whether submitted work is complete, as far as known, while the program submits none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Probe {
-    /// Nothing.
+    /// Not known.
     None,
-    /// The mover looks.
+    /// The mover looks at the work.
     Looking,
-    /// All work is complete that was submitted until `submissions` were counted, since this time.
+    /// All work is complete that was submitted until the count was `submissions`; known since this time.
     Complete { submissions: u64, since: Duration },
 }
 
-/// How long a parked program waits for a scheduler that is lost or does not answer before it goes on alone.
+/// Longest time that a parked program waits for a scheduler that is lost or does not answer. Then the program runs alone.
 pub const RETURN_PATIENCE: Duration = Duration::from_secs(5);
-/// A program that waits for a scheduler's answer says so after this long.
+/// A program that waits longer than this for a scheduler's answer tells the user.
 const SAY_AFTER: Duration = Duration::from_secs(1);
-/// A scheduler that has said nothing for this long while a program waits is asked whether it lives.
+/// Time without a message of the scheduler, while a program waits, after which a PING asks whether the scheduler lives.
 const PING_AFTER: Duration = Duration::from_secs(5);
-/// Without a submission for this long, it is asked whether all work is complete.
+/// Time without a submission after which the mover looks whether all work is complete.
 const PROBE_AFTER: Duration = Duration::from_millis(5);
-/// Without a submission for this long after all work was complete, the program is idle. Less would take a program
-/// that waits for each of its steps to be idle between them.
+/// Time without a submission, since all work was complete, after which the program is idle. A shorter time would
+/// count a program as idle between its steps if it waits for each of them.
 const IDLE_AFTER: Duration = Duration::from_millis(25);
 
-/// Restores after which what is still absent is left to page faults.
+/// Restores after which memory that is still absent is left to page faults.
 const MOST_ATTEMPTS: u32 = 1000;
 
 /// See the [module's documentation](self).
@@ -60,27 +60,27 @@ const MOST_ATTEMPTS: u32 = 1000;
 pub struct Machine {
     phase: Phase,
     connected: bool,
-    /// Since when no scheduler answers: it is lost, or has not answered REGISTER or PING.
+    /// The time since when no scheduler answers: it is lost, or has not answered REGISTER or PING.
     silent_since: Option<Duration>,
-    /// When the scheduler was last heard or asked.
+    /// When the scheduler last said something or was asked.
     heard_at: Duration,
     last_drain: Ticket,
     /// REQ_LOCK is sent and not answered.
     asked: bool,
     /// Threads sleep at the gate.
     asleep: bool,
-    /// Somebody waits for what we hold.
+    /// Another client waits for the lock or memory of this one.
     waiters: bool,
-    /// Submissions at a tick, and since when they are that many.
+    /// The count of submissions at a tick, and the time since when it is the same.
     last_submission: (u64, Duration),
     probe: Probe,
     /// Restores since the grant.
     attempts: u32,
-    /// The user knows that there is no scheduler.
+    /// The user has been told that there is no scheduler.
     warned: bool,
     /// A scheduler has answered REGISTER, this one or an earlier one.
     was_answered: bool,
-    /// The user knows that the program waits for an answer.
+    /// The user has been told that the program waits for an answer.
     said_waiting: bool,
     actions: Vec<Action>,
 }
@@ -108,13 +108,13 @@ impl Machine {
         }
     }
 
-    /// What to say of the gate when registering.
+    /// The gate's state for REGISTER.
     #[must_use]
     pub fn gate(&self) -> Gate {
         if self.phase == Phase::Free { Gate::Open } else { Gate::Closed }
     }
 
-    /// Whether time matters: ticks are wanted this often. `lacking`: allocations wait for room.
+    /// How often the machine wants ticks; `None`: time does not matter. `lacking`: allocations wait for room.
     #[must_use]
     pub fn tick_every(&self, lacking: bool) -> Option<Duration> {
         match self.phase {
@@ -132,26 +132,26 @@ impl Machine {
         matches!(self.phase, Phase::Running { .. })
     }
 
-    /// Whether work in flight is bounded from the moment that the gate opens: between that and a later word, a program could
-    /// submit seconds of work.
+    /// Whether work in flight is bounded from the moment that the gate opens: before a later message could bound it,
+    /// a program could submit seconds of work.
     #[must_use]
     pub fn bounds_work(&self) -> bool {
         self.waiters && self.is_restoring()
     }
 
-    /// Whether its memory is on its way back.
+    /// Whether the process's memory is on its way back.
     #[must_use]
     pub fn is_restoring(&self) -> bool {
         matches!(self.phase, Phase::Restoring { .. })
     }
 
-    /// Whether the lock is elsewhere, or may be.
+    /// Whether the process does not have the lock, or may not have it.
     #[must_use]
     pub fn is_parked(&self) -> bool {
         matches!(self.phase, Phase::Parked)
     }
 
-    /// Takes in what happened; returns what is to be done, in this order.
+    /// Takes an input; returns the actions to carry out, in this order.
     pub fn handle(&mut self, input: Input, now: Duration) -> Vec<Action> {
         match input {
             Input::Message(message) => {
@@ -184,10 +184,10 @@ impl Machine {
             }
             Input::Began => self.began(now),
             Input::StillAbsent => {
-                // An allocation that is just being made is restored a moment later; one that never can be comes
-                // by faults.
+                // An allocation that is just being made is restored a moment later; memory that never can be restored
+                // comes by page faults.
                 self.attempts += 1;
-                // Not twice in a row: while memory is on its way out the answer is this one again.
+                // Not at each further attempt: while memory is leaving the card, the answer is StillAbsent again.
                 let action = if self.attempts.is_multiple_of(MOST_ATTEMPTS) {
                     Action::Begin { anyway: true }
                 } else {
@@ -246,7 +246,7 @@ impl Machine {
             SchedulerMessage::Room(room) => {
                 self.act(Action::Give(room));
                 if matches!(self.phase, Phase::Restoring { .. }) {
-                    // Of nothing: it has all that it can have.
+                    // Room of zero bytes: the client has all that it can have.
                     let has_all = room.bytes == 0;
                     self.act(if has_all {
                         Action::Begin { anyway: false }
@@ -272,15 +272,15 @@ impl Machine {
             SchedulerMessage::SchedOff => self.go_alone(),
             SchedulerMessage::SchedOn { epoch } => self.adopted(epoch),
             SchedulerMessage::AskCounters => self.act(Action::Report),
-            // The page is the session's own business; that the answer was heard is all there is to it.
             SchedulerMessage::Limit(room) => self.act(Action::AllocationLimit(room)),
+            // The library takes the page itself. PONG has had its effect when it was heard.
             SchedulerMessage::Quota { .. } | SchedulerMessage::Pong => {}
         }
     }
 
     fn registered(&mut self, hold: Hold, now: Duration) {
         if hold == Hold::Parked && matches!(self.phase, Phase::Free | Phase::Running { .. }) {
-            // The gate opened while the answer was on its way: that has to be known.
+            // The gate opened while the answer was on its way: the scheduler has to know that.
             self.reconnect();
             return;
         }
@@ -309,7 +309,7 @@ impl Machine {
         self.act(Action::Reconnect);
     }
 
-    /// The scheduler takes us as we are: running, or about to.
+    /// The scheduler accepts the state of the process: running, or about to run.
     fn adopted(&mut self, epoch: Epoch) {
         self.act(Action::Limit);
         match self.phase {
@@ -369,7 +369,7 @@ impl Machine {
         match self.phase {
             Phase::Running { epoch: current } if current == epoch => self.act(Action::Close),
             Phase::Restoring { epoch: current } if current == epoch => {}
-            // Another grant's, or IDLE has crossed it.
+            // The order is for another grant, or crossed an IDLE.
             _ => return,
         }
         self.probe = Probe::None;
@@ -424,7 +424,7 @@ impl Machine {
             return;
         }
         if matches!(self.phase, Phase::Draining { .. }) {
-            // What it waits for may be a thread that sleeps at the gate.
+            // The mover may be waiting for a thread that sleeps at the gate.
             self.act(Action::Cancel);
         }
         self.act(Action::Unlimit);
@@ -443,7 +443,7 @@ impl Machine {
                 if *last != progress {
                     (*last, *since) = (progress, now);
                 } else if now.saturating_sub(*since) >= *patience {
-                    // It may depend on a thread that sleeps at our gate.
+                    // The drain may depend on a thread that sleeps at the gate.
                     let epoch = *epoch;
                     self.phase = Phase::Restoring { epoch };
                     self.act(Action::Cancel);
@@ -458,14 +458,14 @@ impl Machine {
         }
     }
 
-    /// A parked program with work, or that lacks room, waits for a scheduler that answers, and not for ever.
+    /// A parked program that has work, or lacks room, waits for a scheduler that answers, but not for ever.
     fn wait_for_the_scheduler(&mut self, lacking: bool, now: Duration) {
         if let Some(since) = self.silent_since {
             if now.saturating_sub(since) >= RETURN_PATIENCE {
                 self.reconnect();
                 self.go_alone();
             } else if now.saturating_sub(since) >= SAY_AFTER && !self.said_waiting && !self.warned {
-                // Something of the program waits: a thread at the gate, an allocation, or whatever made the first contact.
+                // A part of the program waits: a thread at the gate, an allocation, or the call that made the first contact.
                 self.said_waiting = self.asleep || lacking || !self.was_answered;
                 if self.said_waiting {
                     self.act(Action::SayWaiting);

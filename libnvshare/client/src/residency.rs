@@ -1,11 +1,12 @@
-//! What of one allocation is on the card.
+//! The part of one allocation that is on the card.
 //!
-//! The account of a device ([`crate::Account`]) knows sums alone; this says which bytes of an allocation they are. Today
-//! what is resident is a prefix: eviction takes from the end, and restoring brings back what follows the prefix. Callers
-//! use [`Residency::next_out`] with [`Residency::evicted`], and [`Residency::next_in`] with [`Residency::restored`], which
-//! name ranges, so that a backing whose memory moves in chunks can keep another record behind the same calls.
+//! The account of a device ([`crate::Account`]) knows sums alone; this says which bytes of an allocation are
+//! resident. Today they are a prefix: eviction takes from the end, and restoring brings back the bytes behind the
+//! prefix. Callers use [`Residency::next_out`] with [`Residency::evicted`], and [`Residency::next_in`] with
+//! [`Residency::restored`], which name ranges, so that a backing whose memory moves in chunks can keep another record
+//! behind the same calls.
 //!
-//! Invariants: `resident <= size`, `host_backed <= size`, and what was never resident has no contents.
+//! Invariants: `resident <= size`, `host_backed <= size`, and memory that was never resident has no contents.
 
 use nvshare_proto::units::MIB;
 
@@ -17,35 +18,35 @@ pub const EVICT_PIECE: u64 = 128 * MIB;
 /// 1 GiB), and a program that frees the allocation or ends the context waits for one.
 pub const RESTORE_PIECE: u64 = 256 * MIB;
 
-/// What of one allocation is on the card. All sizes are bytes.
+/// The part of one allocation that is on the card. All sizes are bytes.
 #[derive(Debug, Clone)]
 pub struct Residency {
     size: u64,
-    /// Bytes from the base that are charged, and so on the card. What is beyond them is not, unless the device is
-    /// oversubscribed: page faults may have brought it there.
+    /// Bytes from the base that are charged, and so on the card. The bytes beyond are not, unless the device is
+    /// oversubscribed: page faults may have brought them there.
     resident: u64,
-    /// It was on the card once: what is absent now was evicted and has contents.
+    /// The allocation was on the card once: its absent bytes were evicted and have contents.
     has_contents: bool,
-    /// Bytes up to its end that have pages on the host: they were evicted once, and evicting them again needs no new
-    /// host memory.
+    /// Bytes up to the end of the allocation that have pages on the host: they were evicted once, and evicting them
+    /// again needs no new host memory.
     host_backed: u64,
-    /// The program freed it.
+    /// The program freed the allocation.
     freed: bool,
 }
 
 /// The piece of an allocation that leaves the card next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Where it begins, from the base of the allocation.
+    /// The piece's begin, from the base of the allocation.
     pub from: u64,
-    /// Where it ends.
+    /// The piece's end.
     pub until: u64,
-    /// Bytes of it that the host has no pages for yet.
+    /// Bytes of the piece that the host has no pages for yet.
     pub fresh: u64,
 }
 
 impl Piece {
-    /// Its length.
+    /// The piece's length.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.until - self.from
@@ -60,7 +61,7 @@ impl Residency {
         Self { size, resident: charged, has_contents: charged > 0, host_backed: 0, freed: false }
     }
 
-    /// Bytes that are charged for it.
+    /// Bytes of the allocation that are charged.
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
         self.resident
@@ -72,40 +73,41 @@ impl Residency {
         self.size - self.resident
     }
 
-    /// Whether it was on the card once: what is absent was evicted then.
+    /// Whether the allocation was on the card once: its absent bytes were evicted then.
     #[must_use]
     pub fn has_contents(&self) -> bool {
         self.has_contents
     }
 
-    /// Whether the program freed it: nothing of it is moved any more.
+    /// Whether the program freed the allocation: nothing of it is moved any more.
     #[must_use]
     pub fn is_freed(&self) -> bool {
         self.freed
     }
 
-    /// The program has freed it. Returns the bytes that are charged for it, which the account is to take back.
+    /// The program has freed the allocation. Returns its charged bytes, which the account is to take back.
     pub fn free(&mut self) -> u64 {
         self.freed = true;
         self.resident
     }
 
-    /// Where the next bytes come back to, from the base: `charged` bytes follow, in pieces of [`RESTORE_PIECE`] at most.
+    /// The range, from the base, to which the next bytes come back: `charged` bytes follow, in pieces of
+    /// [`RESTORE_PIECE`] at most.
     #[must_use]
     pub fn next_in(&self, charged: u64) -> std::ops::Range<u64> {
         self.resident..self.size.min(self.resident.saturating_add(charged))
     }
 
-    /// So many bytes came to the card, charged before.
+    /// `bytes` came to the card, charged before.
     pub fn restored(&mut self, bytes: u64) {
         debug_assert!(bytes <= self.absent_bytes());
         self.resident = self.size.min(self.resident.saturating_add(bytes));
         self.has_contents |= bytes > 0;
     }
 
-    /// Chooses what leaves next: about `wanted` bytes, in whole blocks counted from the base, and so a little more rather
-    /// than less, but no more than `host` bytes that the host has no pages for yet. `None`: there is nothing that could
-    /// leave, or no room for it on the host.
+    /// Chooses the next piece to leave: about `wanted` bytes, in whole blocks counted from the base, and so rather a
+    /// few more than fewer, but at most `host` bytes that the host has no pages for yet. `None`: nothing can leave,
+    /// or the host has no memory for it.
     #[must_use]
     pub fn next_out(&self, wanted: u64, host: u64) -> Option<Piece> {
         if self.freed {
@@ -115,13 +117,13 @@ impl Residency {
         let bytes = wanted.min(EVICT_PIECE).next_multiple_of(BLOCK).min(until);
         let from = (until - bytes).next_multiple_of(BLOCK).min(until.checked_sub(1)?);
         let fresh_until = until.min(self.size - self.host_backed);
-        // What the host cannot take stays.
+        // Bytes that the host cannot take stay.
         let least = fresh_until.saturating_sub(host).next_multiple_of(BLOCK);
         let from = from.max(least);
         (from < until).then(|| Piece { from, until, fresh: fresh_until.saturating_sub(from) })
     }
 
-    /// So many bytes, from anywhere in it, have left the card: of memory that we map, chunks leave one by one.
+    /// `bytes`, from anywhere in the allocation, have left the card: chunks of mapped memory leave one by one.
     pub fn left(&mut self, bytes: u64) {
         debug_assert!(bytes <= self.resident);
         self.resident = self.resident.saturating_sub(bytes);
@@ -154,11 +156,11 @@ mod tests {
             (64, 64, 0, 64, 10, piece(54, 10)),
             (64, 64, 0, 64, 11, piece(54, 10)),
             (64, 54, 10, 64, 0, NOTHING),
-            // What was there before costs nothing.
+            // Bytes that have pages on the host cost nothing.
             (64, 64, 30, 64, 0, piece(34, 0)),
             (64, 64, 30, 64, 10, piece(24, 10)),
             (64, 20, 64, 64, 0, piece(0, 0)),
-            // No more at once than one call is to move.
+            // At most as much as one call moves.
             (4096, 4096, 0, 4096, 5000, piece(3968, 128)),
         ] {
             let residency = Residency {
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_evicted_twice_needs_host_memory_once() {
+    fn bytes_evicted_twice_need_host_memory_once() {
         let mut residency = Residency::new(10 * MIB, 10 * MIB);
         let first = residency.next_out(4 * MIB, u64::MAX).unwrap();
         residency.evicted(first);
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_was_on_the_card_has_no_contents() {
+    fn memory_that_never_was_on_the_card_has_no_contents() {
         let mut residency = Residency::new(10 * MIB, 0);
         assert!(!residency.has_contents());
         assert_eq!(residency.next_out(MIB, u64::MAX), None);

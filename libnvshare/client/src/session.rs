@@ -1,9 +1,9 @@
-//! The session: the machine and the accounts of the devices together, against what the library can do.
+//! The session: the machine and the accounts of the devices together, with the abilities of the library as a [`Host`].
 //!
-//! [`Session`] is told what happened and calls its [`Host`]: to say something to the scheduler, to open or close the gate,
-//! to order moves of memory. It decides what the scheduler is to know and when; the order of what is said matters: a usage
-//! goes before the room that it explains, and never behind it, so that the scheduler never takes room for free that is
-//! still charged.
+//! [`Session`] is told of events and calls its [`Host`]: to send messages to the scheduler, to open or close the
+//! gate, to order moves of memory. It decides when the scheduler learns of which sums. The order of messages matters:
+//! a usage goes before the room that it explains, and never behind it, so that the scheduler never takes room for
+//! free that is still charged.
 
 use std::time::Duration;
 
@@ -15,52 +15,52 @@ use crate::machine::{Action, Input, Job, Machine, Ticket};
 
 /// Unused room beyond this goes back to the scheduler, in bytes.
 const MOST_UNUSED: u64 = 2 * GIB;
-/// Freed memory is offered at once from this much on, in bytes.
+/// Freed memory is offered to the scheduler at once from this size on, in bytes.
 const OFFER_STEP: u64 = 64 * MIB;
 
-/// What became of a [`Job`].
+/// The result of a [`Job`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Done {
-    /// Everything is complete.
+    /// All work is complete.
     Drained(Ticket),
-    /// What could be restored is.
+    /// Memory is restored as far as there was room.
     Restored {
-        /// What is to be asked for on these devices, which lack room for the rest: see [`Account::to_ask_for`].
+        /// The rooms to ask for on devices that lack room for the rest: see [`Account::to_ask_for`].
         lacking: Vec<Room>,
     },
-    /// More of what was on this GPU is on the host now.
+    /// More memory of this GPU is on the host now.
     Evicted(GpuUuid),
-    /// The order is done but for what the host cannot take.
+    /// The EVICT is done but for bytes that the host cannot take.
     EvictionEnds {
-        /// The GPU of the order.
+        /// The GPU of the EVICT.
         gpu: GpuUuid,
         /// Bytes that could not be moved.
         short: u64,
     },
-    /// All work is complete that was submitted until this many submissions were counted.
+    /// All work is complete that was submitted until the count of submissions had this value.
     Quiet {
-        /// Submissions counted.
+        /// The count.
         submissions: u64,
     },
-    /// It is not.
+    /// Some work is not complete.
     Busy,
 }
 
-/// What the session needs of the library.
+/// The functions of the library that the session needs.
 pub trait Host {
-    /// How a tenant's limit is shared.
+    /// The process's place among its tenant's processes, which share a limit.
     type Tenant: Tenant;
 
     /// The GPUs in use, always in the same order.
     fn used(&self) -> Vec<GpuUuid>;
     /// All GPUs of the process, used or not.
     fn all(&self) -> Vec<GpuUuid>;
-    /// A device's account, as it is now; `None`: it is no GPU of the process.
+    /// A device's account, as it is now; `None`: the process has no such GPU.
     fn account(&self, gpu: GpuUuid) -> Option<Account<Self::Tenant>>;
-    /// Changes a device's account, and wakes those who wait for a change.
+    /// Changes a device's account, and wakes threads that wait for a change.
     fn update<R>(&self, gpu: GpuUuid, change: impl FnOnce(&mut Account<Self::Tenant>) -> R) -> Option<R>;
 
-    /// Says this to the scheduler, if there is a connection.
+    /// Sends this message to the scheduler, if there is a connection.
     fn say(&mut self, message: ClientMessage);
     /// Whether there is a connection.
     fn is_connected(&self) -> bool;
@@ -69,9 +69,9 @@ pub trait Host {
     /// The process's counters, as they are now.
     fn counters(&self) -> Counters;
 
-    /// Lets nobody through the gate from now on.
+    /// Closes the gate.
     fn close_gate(&mut self);
-    /// Lets everybody through; `bounded`: and bounds their work in flight.
+    /// Opens the gate, with work in flight `bounded` or not.
     fn open_gate(&mut self, bounded: bool);
     /// Bounds work in flight, or stops doing so, while the gate is open.
     fn bound(&mut self, bounded: bool);
@@ -84,24 +84,24 @@ pub trait Host {
 
     /// Orders a job from the mover.
     fn order(&mut self, job: Job);
-    /// Has the mover give up what was ordered so far and can be given up.
+    /// Has the mover give up the orders so far that can be given up.
     fn cancel(&mut self);
-    /// Whether evictions are ordered and not over.
+    /// Whether evictions are ordered and not complete.
     fn is_evicting(&self) -> bool;
-    /// Grows whenever a drain comes nearer to its end.
+    /// A number that grows whenever a drain comes nearer to its end.
     fn progress(&self) -> u64;
 
-    /// The process has given the lock back.
+    /// Counts that the process has given the lock back.
     fn count_hand_over(&mut self);
-    /// A drain was given up.
+    /// Counts that a drain was given up.
     fn count_deferral(&mut self);
-    /// The program runs without a scheduler: the user is to know.
+    /// Tells the user that the program runs without a scheduler.
     fn warn_alone(&mut self);
-    /// The program waits for the scheduler's answer: the user is to know for what, and for how long at most.
+    /// Tells the user that the program waits for the scheduler's answer: for what, and for how long at most.
     fn say_waiting(&mut self);
 }
 
-/// Whether a device has so much unused room that it is offered at once, rather than at the next turn of the session.
+/// Whether a device has so much unused room that it is offered at once, rather than at the next round of the session.
 #[must_use]
 pub fn is_worth_offering<T: Tenant>(account: &Account<T>) -> bool {
     let unused = account.unused();
@@ -112,7 +112,7 @@ pub fn is_worth_offering<T: Tenant>(account: &Account<T>) -> bool {
 #[derive(Debug)]
 pub struct Session {
     machine: Machine,
-    /// What the scheduler was told to be lacking, by device.
+    /// Bytes that the scheduler was told to be lacking, by device.
     told: Vec<(GpuUuid, u64)>,
 }
 
@@ -123,7 +123,7 @@ impl Session {
         Self { machine: Machine::new(now), told: Vec::new() }
     }
 
-    /// There is a connection, and REGISTER goes out on it: what it says of the gate and of each device.
+    /// There is a connection, and REGISTER is sent on it. Returns what REGISTER says of the gate and of each device.
     pub fn register<H: Host>(&mut self, host: &mut H, now: Duration) -> (Gate, Vec<Usage>) {
         let gate = self.machine.gate();
         let tell = |gpu| host.update(gpu, Account::usage_to_register);
@@ -138,12 +138,12 @@ impl Session {
         self.feed(host, Input::Lost, now);
     }
 
-    /// There is no scheduler to be found.
+    /// No scheduler can be found.
     pub fn found_nobody<H: Host>(&mut self, host: &mut H, now: Duration) {
         self.feed(host, Input::Nobody, now);
     }
 
-    /// The scheduler said this.
+    /// The scheduler sent this message.
     pub fn hear<H: Host>(&mut self, host: &mut H, message: SchedulerMessage, now: Duration) {
         self.feed(host, Input::Message(message), now);
     }
@@ -171,8 +171,8 @@ impl Session {
         }
     }
 
-    /// Looks at what nobody reports: threads that sleep at the gate, needs, time. To be called after each event, and as
-    /// often as [`Self::tick_every`] says.
+    /// Looks at changes that no event reports: threads that sleep at the gate, needs, time. To be called after each
+    /// event, and as often as [`Self::tick_every`] says.
     pub fn look<H: Host>(&mut self, host: &mut H, now: Duration) {
         // Also for threads that came while the gate was open for a moment, and did not wake in time.
         if host.is_anybody_asleep() {
@@ -201,7 +201,7 @@ impl Session {
     fn act<H: Host>(&mut self, host: &mut H, action: Action, now: Duration) {
         match action {
             Action::Send(message) => {
-                // With the lock goes what was asked for: an allocation that waits for room nevertheless asks again.
+                // The scheduler forgets needs with the lock: an allocation that still waits for room asks again.
                 if matches!(message, ClientMessage::LockReleased { .. }) {
                     self.told.iter_mut().for_each(|(_, lacking)| *lacking = 0);
                 }
@@ -219,7 +219,7 @@ impl Session {
                     account.give(bytes);
                     account.lacking()
                 }) {
-                    // Room of nothing: there is no more, and what is lacking still is no news.
+                    // Room of zero bytes: there is no more, and room that is still lacking is no news.
                     self.now_told(gpu, if bytes == 0 { lacking } else { 0 });
                 }
             }
@@ -228,7 +228,7 @@ impl Session {
                     account.refuse();
                     account.lacking()
                 }) {
-                    // What is lacking still, the scheduler knows.
+                    // The scheduler knows of the room that is still lacking.
                     self.now_told(gpu, lacking);
                 }
             }
@@ -252,9 +252,10 @@ impl Session {
         }
     }
 
-    /// Opens the gate if all that is allocated may be touched.
+    /// Opens the gate if all allocated memory may be touched.
     fn begin<H: Host>(&mut self, host: &mut H, anyway: bool, now: Duration) {
-        // Memory that is leaving may not be touched; and a device that is not held yet holds the others back: all or none.
+        // Memory that is leaving may not be touched. All devices are held or none: one that cannot be held yet delays
+        // the others.
         if !host.is_evicting() && hold_all(host, anyway) {
             host.open_gate(self.machine.bounds_work());
             self.feed(host, Input::Began, now);
@@ -284,7 +285,7 @@ impl Session {
         }
     }
 
-    /// Says what is new on each device: its use, what allocations wait for, what is not needed.
+    /// Tells the scheduler the news of each device: usage, needs, and room that is not needed.
     fn tell_needs<H: Host>(&mut self, host: &mut H) {
         if !host.is_connected() {
             return;
@@ -296,8 +297,8 @@ impl Session {
             let is_news = self.now_told(gpu, lacking);
             if is_news || account.is_usage_stale() {
                 tell_usage(host, gpu);
-                // A process that needs nothing any more says so as well, or others would leave for nobody. What a restore
-                // lacks is said by the restore.
+                // A process that needs no room any more says so as well, or others would leave for nobody. Room that
+                // a restore lacks is reported by the restore.
                 if lacking > 0 || is_news && !self.machine.is_restoring() {
                     let bytes = account.to_ask_for(lacking);
                     host.say(ClientMessage::NeedRoom(Room { gpu, bytes }));
@@ -308,7 +309,7 @@ impl Session {
         return_unused(host, if self.machine.is_parked() { 0 } else { keep });
     }
 
-    /// The scheduler knows that this much is lacking on a device. True: that is news.
+    /// The scheduler knows that this much is lacking on a device. Returns whether this is news.
     fn now_told(&mut self, gpu: GpuUuid, lacking: u64) -> bool {
         match self.told.iter_mut().find(|(told, _)| *told == gpu) {
             Some((_, told)) => std::mem::replace(told, lacking) != lacking,
@@ -336,12 +337,12 @@ fn hold_all<H: Host>(host: &H, anyway: bool) -> bool {
     host.all().into_iter().all(|gpu| host.update(gpu, |account| account.hold(anyway)).unwrap_or(true))
 }
 
-/// Whether allocations wait for room.
+/// Whether any device lacks room.
 fn is_lacking<H: Host>(host: &H) -> bool {
     host.used().into_iter().any(|gpu| host.account(gpu).is_some_and(|account| account.lacking() > 0))
 }
 
-/// Obeys an EVICT.
+/// Carries out an EVICT.
 fn give_back<H: Host>(host: &mut H, Room { gpu, bytes }: Room, evict: bool) {
     let Some(unused) = host.update(gpu, |account| account.take_unused(bytes, !evict)) else { return };
     tell_usage(host, gpu);
@@ -355,7 +356,7 @@ fn give_back<H: Host>(host: &mut H, Room { gpu, bytes }: Room, evict: bool) {
     }
 }
 
-/// Gives unused room back beyond what is to be kept.
+/// Gives unused room beyond `keep` bytes back.
 fn return_unused<H: Host>(host: &mut H, keep: u64) {
     for gpu in host.used() {
         let excess = host.account(gpu).map_or(0, |account| account.unused().saturating_sub(keep));

@@ -1,46 +1,46 @@
-//! How allocations enter the account and leave it.
+//! Admission of allocations to the account, and their release.
 
 use super::{Account, DriverReserve, Tenant};
 use crate::kind::Kind;
 
-/// How an allocation enters the account.
+/// The outcome of an admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admission {
-    /// It is allocated, and this much of it is charged: it may be on the card.
+    /// The allocation is admitted, and this many bytes of it are charged: they may be on the card.
     Charged(u64),
-    /// It has to wait for this much room, outside the gate.
+    /// The allocation has to wait for this much room, outside the gate.
     Lacks(u64),
-    /// The lock has come meanwhile: the caller can have the gate open.
+    /// The process has got the lock meanwhile: the caller can enter the open gate and try again.
     Again,
 }
 
-/// Why an allocation does not enter the account. All sizes are bytes.
+/// Why an allocation is not admitted. All sizes are bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     /// The process would have more than its limit, or more than the GPU can hold.
     Own {
-        /// What it has.
+        /// Bytes that the process has.
         used: u64,
-        /// What it may have.
+        /// Bytes that the process may have.
         most: u64,
     },
     /// The tenant's processes would have more than their limit together.
     Tenants {
-        /// What they have.
+        /// Bytes that the tenant's processes have.
         used: u64,
-        /// What they may have.
+        /// Bytes that they may have.
         limit: u64,
     },
 }
 
 impl<T: Tenant> Account<T> {
-    /// Enters an allocation, if limits allow. One of a pool takes first what the pool has kept.
+    /// Admits an allocation, if limits allow. An allocation from a pool first takes bytes that the pool has kept.
     ///
-    /// `holding`: the caller holds the gate open, so that the next drain sees the allocation, and what can be moved is
-    /// about to be on the card. What [needs room](Kind::needs_room) needs it in any case.
+    /// `holding`: the caller is inside the open gate, so that the next drain sees the allocation, and movable memory
+    /// is about to be on the card. Memory that [needs room](Kind::needs_room) needs it in any case.
     ///
     /// # Errors
-    /// It exceeds the limit or the GPU; nothing is changed.
+    /// The allocation exceeds the limit or the GPU; nothing is changed.
     pub fn admit(&mut self, bytes: u64, kind: Kind, holding: bool) -> Result<Admission, Refusal> {
         let again = self.reserve.of(kind).map_or(0, |kept| bytes.min(*kept));
         let more = bytes - again;
@@ -98,8 +98,8 @@ impl<T: Tenant> Account<T> {
         }
     }
 
-    /// What the driver keeps for itself on the card, as of now. It counts like an allocation that cannot be moved,
-    /// wanted or not.
+    /// Sets the driver's reserve, as measured now. It counts like an allocation that cannot be moved, whether or not
+    /// it exceeds the limit.
     pub fn set_reserve(&mut self, reserve: DriverReserve) {
         let before = std::mem::replace(&mut self.reserve, reserve).sum();
         let (more, less) = (reserve.sum().saturating_sub(before), before.saturating_sub(reserve.sum()));
@@ -113,7 +113,7 @@ impl<T: Tenant> Account<T> {
         }
     }
 
-    /// The limit is shared from now on, or no more. What there is counts, even if it is too much by then.
+    /// From now on the limit is shared, or not any more. All that is allocated counts, even if it exceeds the limit.
     pub fn share_limit(&mut self, tenant: Option<T>) {
         self.tenant = tenant;
         if let Some(tenant) = tenant {
@@ -121,8 +121,7 @@ impl<T: Tenant> Account<T> {
         }
     }
 
-    /// Whether pages of such memory may be on the card beyond what is charged: the driver moves them when they are
-    /// touched.
+    /// Whether pages of such memory may be on the card beyond the charged bytes: the driver moves them when they are touched.
     #[must_use]
     pub fn may_spill(&self, kind: Kind) -> bool {
         kind != Kind::Mapped && (self.terms.oversubscribe || self.managed > 0 || kind == Kind::Managed)
@@ -134,7 +133,7 @@ impl<T: Tenant> Account<T> {
         self.reserve.graphs > 0 && self.used() > self.own_limit()
     }
 
-    /// Whether so much more would be within the limits, were nothing kept by the driver.
+    /// Whether `bytes` more would be within the limits without the driver's reserve.
     #[must_use]
     pub fn has_left(&self, bytes: u64) -> bool {
         let fits =
@@ -142,15 +141,15 @@ impl<T: Tenant> Account<T> {
         fits(self.allocated, self.most()) && fits(self.used(), self.own_limit())
     }
 
-    /// Whether so much more is on the card for a process that has met no scheduler, where `free_at_first` was free when it
-    /// first came to the device.
+    /// Whether `bytes` more fit the card for a process without a scheduler. `free_at_first` was free when the process
+    /// first used the device.
     #[must_use]
     pub fn fits_alone(&self, bytes: u64, free_at_first: u64) -> bool {
         let unmanaged = self.allocated.saturating_sub(self.managed);
         self.terms.oversubscribe || unmanaged.saturating_add(bytes) <= free_at_first
     }
 
-    /// What the process may have at most. Its own managed memory is in nobody's way: the driver makes place.
+    /// Bytes that the process may have at most. Its own managed memory takes no place: the driver moves it away.
     fn most(&self) -> u64 {
         let fits = self.most_on_card().saturating_add(self.managed);
         self.own_limit().min(if self.terms.oversubscribe { u64::MAX } else { fits })
@@ -160,7 +159,7 @@ impl<T: Tenant> Account<T> {
         self.terms.limit.unwrap_or(u64::MAX)
     }
 
-    /// Charges the tenant, if the limit is shared.
+    /// Charges the tenant's sum, if the limit is shared.
     fn charge_tenant(&self, bytes: u64) -> Result<(), Refusal> {
         let limit = self.own_limit();
         let charged = self.tenant.map_or(Ok(()), |tenant| tenant.charge(bytes, limit));

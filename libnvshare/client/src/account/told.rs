@@ -1,4 +1,4 @@
-//! What the scheduler is told of the account, and says of the GPU.
+//! Messages about the account to the scheduler, and from it about the GPU.
 
 use nvshare_proto::Usage;
 use nvshare_proto::units::MIB;
@@ -9,7 +9,7 @@ use super::{Account, Tenant};
 const REPORT_STEP: u64 = 64 * MIB;
 
 impl<T: Tenant> Account<T> {
-    /// What the scheduler is told.
+    /// The usage that the scheduler is told; notes it as told.
     pub fn usage(&mut self) -> Usage {
         self.reported = (self.allocated, self.charged);
         Usage {
@@ -22,21 +22,21 @@ impl<T: Tenant> Account<T> {
         }
     }
 
-    /// What a scheduler is told that knows nothing of us yet: it charges what is charged, and there is no unused
-    /// room.
+    /// The usage for a scheduler that knows nothing of this process: it charges the bytes that are charged now, and
+    /// there is no unused room.
     pub fn usage_to_register(&mut self) -> Usage {
         self.room = 0;
         self.made = 0;
         self.usage()
     }
 
-    /// Whether the scheduler's idea of what is allocated is too old.
+    /// Whether the last reported usage is too old.
     #[must_use]
     pub fn is_usage_stale(&self) -> bool {
         !self.unmetered && self.allocated.abs_diff(self.reported.0) > REPORT_STEP
     }
 
-    /// Room that evictions have made since this was asked: the scheduler is to be told of it.
+    /// Room that evictions have made since the last call: the caller tells the scheduler of it.
     pub fn take_made(&mut self) -> u64 {
         std::mem::take(&mut self.made)
     }
@@ -47,17 +47,17 @@ impl<T: Tenant> Account<T> {
         self.terms.limit
     }
 
-    /// The limit is another from now on. What is beyond it stays, and nothing is added.
+    /// Sets another limit. Memory beyond it stays, and no more is admitted.
     pub fn set_allocation_limit(&mut self, limit: Option<u64>) {
         self.terms.limit = limit;
     }
 
-    /// What the GPU's clients may fill together.
+    /// Sets the bytes that the GPU's clients may fill together.
     pub fn set_capacity(&mut self, bytes: u64) {
         self.capacity = Some(bytes);
     }
 
-    /// Whether it is still to be seen what the GPU's clients may fill together, or that there is no scheduler.
+    /// Whether the process still waits to hear the GPU's capacity, or that there is no scheduler.
     #[must_use]
     pub fn is_capacity_awaited(&self) -> bool {
         self.capacity.is_none() && !self.unmetered

@@ -1,23 +1,24 @@
-//! Allocations that wait for room. The waiting itself is the caller's.
+//! Allocations that wait for room. The caller does the waiting itself.
 
 use super::{Account, Tenant};
 
 impl<T: Tenant> Account<T> {
-    /// An allocation begins to wait for so much more room.
+    /// An allocation begins to wait for room of `lacks` bytes.
     pub fn begin_waiting(&mut self, lacks: u64) {
         self.needs = self.needs.max(lacks);
         self.waiting += 1;
         self.refused = false;
     }
 
-    /// Whether an allocation has to go on waiting. `even_parked`: it needs its room also while the lock is elsewhere.
+    /// Whether an allocation has to go on waiting. `even_parked`: the allocation needs its room also while the lock
+    /// is elsewhere.
     #[must_use]
     pub fn goes_on_waiting(&self, even_parked: bool) -> bool {
         self.needs > 0 && (self.holding || even_parked) && !self.unmetered && !self.refused
     }
 
-    /// An allocation waits no longer, because its patience is over (`in_vain`) or it need not. False: there will be no
-    /// room for it.
+    /// An allocation stops waiting, because its patience is over (`in_vain`) or waiting has no purpose any more.
+    /// False: there will be no room for it.
     pub fn end_waiting(&mut self, in_vain: bool) -> bool {
         self.waiting -= 1;
         let refused = self.refused || in_vain;
@@ -38,7 +39,7 @@ impl<T: Tenant> Account<T> {
         self.waiting > 0
     }
 
-    /// What is lacking now, for allocations that wait or to make good what was taken too much.
+    /// Room that is lacking now: for allocations that wait, or because more is charged than was given.
     #[must_use]
     pub fn lacking(&self) -> u64 {
         if self.unmetered { 0 } else { self.needs.max(self.room.min(0).unsigned_abs()) }
@@ -50,7 +51,7 @@ impl<T: Tenant> Account<T> {
         self.needs = 0;
     }
 
-    /// The scheduler has no room for what waits.
+    /// The scheduler has no room for the waiting allocations.
     pub fn refuse(&mut self) {
         self.refused = self.waiting > 0;
         self.needs = 0;

@@ -1,8 +1,8 @@
-//! What the machine is told, and what it asks for.
+//! Inputs of the machine, and the actions that it asks for.
 
 use nvshare_proto::{ClientMessage, GpuUuid, Room, SchedulerMessage};
 
-/// Ties an answer of the mover to its order.
+/// Connects an answer of the mover with its order.
 pub type Ticket = u64;
 
 /// An order to the mover, which waits for work and moves memory. Orders are carried out one after the other.
@@ -10,24 +10,24 @@ pub type Ticket = u64;
 pub enum Job {
     /// Wait until all submitted work is complete. The gate is closed.
     Drain(Ticket),
-    /// Bring back what is absent, as far as there is room.
+    /// Bring absent memory back, as far as there is room.
     Restore,
-    /// Move this much to the host. The gate is closed.
+    /// Move this much memory to the host. The gate is closed.
     Evict(Room),
-    /// See whether all submitted work is complete, without closing the gate.
+    /// Find out whether all submitted work is complete, without closing the gate.
     Probe,
 }
 
-/// Something happened.
+/// An event that the machine is told.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
-    /// The scheduler said this.
+    /// The scheduler sent this message.
     Message(SchedulerMessage),
-    /// There is a connection, and REGISTER goes out on it.
+    /// There is a connection, and REGISTER is sent on it.
     Registering,
     /// The connection to the scheduler is gone.
     Lost,
-    /// There is no scheduler to be found.
+    /// No scheduler can be found.
     Nobody,
     /// Threads sleep at the gate.
     Asked,
@@ -37,84 +37,85 @@ pub enum Input {
     StillAbsent,
     /// All submitted work is complete, in answer to the drain of this ticket.
     Drained(Ticket),
-    /// What could be restored is.
+    /// Memory is restored as far as there was room.
     Restored {
-        /// What is to be asked for where room is lacking.
+        /// The rooms to ask for, where room is lacking.
         lacking: Vec<Room>,
     },
-    /// All work is complete that was submitted until this many submissions were counted.
+    /// All work is complete that was submitted until the count of submissions had this value.
     Quiet {
-        /// How many.
+        /// The count.
         submissions: u64,
     },
-    /// Some work is not.
+    /// Some work is not complete.
     Busy,
-    /// In answer to [`Action::TryIdle`]: some work is not, the gate is closed, and memory is absent.
+    /// In answer to [`Action::TryIdle`]: some work is not complete, the gate is closed, and memory is absent.
     BusyAndAbsent,
     /// In answer to [`Action::TryIdle`]: the gate is closed and nothing is under way.
     WentIdle,
     /// Time passed.
     Tick {
-        /// Grows whenever a drain comes nearer to its end.
+        /// A number that grows whenever a drain comes nearer to its end.
         progress: u64,
-        /// Submissions counted so far.
+        /// The count of submissions so far.
         submissions: u64,
         /// An allocation waits for room: the program has work, though it submits none.
         lacking: bool,
     },
 }
 
-/// Something is to be done.
+/// An action for the caller to carry out.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Say this to the scheduler.
+    /// Send this message to the scheduler.
     Send(ClientMessage),
-    /// Say what is allocated and counted.
+    /// Tell the scheduler the usage of all devices and the counters.
     Report,
     /// Close the gate; memory allocated from now on is absent.
     Close,
     /// Open the gate if nothing is absent: answered by [`Input::Began`] or [`Input::StillAbsent`].
     Begin {
-        /// Even if something is: it comes by faults.
+        /// Even if memory is absent: page faults bring it.
         anyway: bool,
     },
     /// Bound work in flight, or stop doing so.
     Bound(bool),
-    /// Order this from the mover.
+    /// Give this order to the mover.
     Post(Job),
-    /// Have it give up.
+    /// Have the mover give up its orders.
     Cancel,
-    /// Close the gate if nothing was submitted since; answered by [`Input::WentIdle`], or not.
+    /// Close the gate if nothing was submitted since: answered by [`Input::WentIdle`], [`Input::Busy`] or
+    /// [`Input::BusyAndAbsent`].
     TryIdle {
-        /// Submissions counted when all work was complete.
+        /// The count of submissions when all work was complete.
         submissions: u64,
     },
-    /// Room came.
+    /// The scheduler gave room.
     Give(Room),
-    /// Room will not come.
+    /// The scheduler has no room to give.
     Refuse(GpuUuid),
-    /// What the GPU's clients may fill.
+    /// The GPU's capacity.
     Capacity(Room),
-    /// What this process may allocate, whatever its environment says; 0: no limit.
+    /// The memory limit of this process, whatever its environment says; 0: no limit.
     AllocationLimit(Room),
-    /// Give back this much unused room; what is missing, evict (if the flag says so).
+    /// Give this much unused room back; if there is too little and the flag says so, evict the rest.
     Return {
-        /// How much.
+        /// The amount.
         room: Room,
-        /// The gate is closed: memory may be moved.
+        /// The gate is closed, so memory may be moved.
         evict: bool,
     },
     /// Give back all unused room.
     ReturnAll,
-    /// Room is not counted from now on.
+    /// Do not count room from now on.
     Unlimit,
-    /// Room is counted again, from what was last reported.
+    /// Count room again, from the sums that were last reported.
     Limit,
-    /// Counters.
+    /// Count a hand-over.
     CountHandOver,
-    /// Counters.
+    /// Count a deferred drain.
     CountDeferral,
-    /// Connect and register anew: what the scheduler knows of the gate is wrong.
+    /// Connect and register again: the scheduler's idea of the gate is wrong.
     Reconnect,
     /// Tell the user, once, that there is no scheduler.
     WarnAlone,

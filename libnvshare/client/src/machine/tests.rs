@@ -30,7 +30,7 @@ impl Client {
         client
     }
 
-    /// One that runs under grant 1 while somebody waits.
+    /// A client that runs under grant 1 while another client waits.
     fn running_contended() -> Self {
         let mut client = Self::registered(Hold::Parked);
         client.feed(Input::Asked);
@@ -69,7 +69,7 @@ fn asks_once_and_opens_only_when_everything_is_back() {
 }
 
 #[test]
-fn what_lacks_room_is_asked_for_and_waited_for() {
+fn a_restore_that_lacks_room_asks_for_it_and_waits() {
     let mut client = Client::registered(Hold::Parked);
     client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![] });
     client.feed(Input::StillAbsent);
@@ -79,7 +79,7 @@ fn what_lacks_room_is_asked_for_and_waited_for() {
         client.hear(SchedulerMessage::Room(room(5))),
         [Action::Give(room(5)), Action::Post(Job::Restore)]
     );
-    // There is none to be had: page faults then, rather than never.
+    // No room is to be had: page faults, rather than waiting for ever.
     assert_eq!(
         client.hear(SchedulerMessage::NoRoom { gpu: GPU }),
         [Action::Refuse(GPU), Action::Begin { anyway: true }]
@@ -101,12 +101,12 @@ fn gives_the_lock_back_only_when_drained() {
             Action::Report,
             Action::ReturnAll,
             Action::Send(ClientMessage::LockReleased { epoch: epoch(1) }),
-            // Who came to the gate meanwhile still wants the lock.
+            // A thread that came to the gate meanwhile still requests the lock.
             Action::Report,
             Action::Send(ClientMessage::ReqLock),
         ]
     );
-    // A second answer of the mover means nothing.
+    // A second answer of the mover has no effect.
     assert_eq!(client.feed(Input::Drained(1)), []);
 }
 
@@ -143,7 +143,7 @@ fn stale_orders_are_ignored() {
 }
 
 #[test]
-fn who_is_freed_while_it_drains_waits_for_nothing() {
+fn a_client_freed_while_it_drains_opens_its_gate_at_once() {
     let mut client = Client::running_contended();
     client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 50_000 });
     let freed = client.hear(SchedulerMessage::SchedOff);
@@ -158,7 +158,7 @@ fn an_eviction_moves_memory_only_behind_a_closed_gate() {
         [Action::Return { room: room(3), evict: false }]
     );
     client.feed(Input::WentIdle);
-    // From an idle client this says as well that the lock is gone.
+    // For an idle client, an EVICT also says that the lock was taken.
     assert_eq!(
         client.hear(SchedulerMessage::Evict(room(3))),
         [Action::Return { room: room(3), evict: true }]
@@ -179,7 +179,7 @@ fn idle_after_a_pause_behind_complete_work_and_not_between_steps() {
     assert_eq!(client.tick(24, 0, 11), []);
     assert_eq!(client.tick(2, 0, 11), [Action::TryIdle { submissions: 11 }]);
     assert!(client.feed(Input::WentIdle).contains(&Action::Send(ClientMessage::Idle { epoch: epoch(1) })));
-    // Work again: the lock may still be ours, and is asked for.
+    // Work again: the client may still have the lock, and requests it.
     assert!(client.feed(Input::Asked).contains(&Action::Send(ClientMessage::ReqLock)));
 }
 
@@ -195,14 +195,14 @@ fn a_thread_that_has_not_woken_yet_does_not_ask_for_the_lock_again() {
 }
 
 #[test]
-fn without_a_scheduler_it_runs_and_warns_once() {
+fn a_program_without_a_scheduler_runs_and_warns_once() {
     let mut client = Client::new();
     let alone = client.feed(Input::Nobody);
     assert_eq!(alone, [Action::WarnAlone, Action::Unlimit, Action::Begin { anyway: false }]);
     client.feed(Input::Began);
     assert_eq!(client.machine.gate(), Gate::Open);
     assert_eq!(client.feed(Input::Nobody), []);
-    // It joins as it is.
+    // The client joins with an open gate.
     let joined = client.hear(SchedulerMessage::Registered { client: 1, hold: Hold::Running(epoch(4)) });
     assert_eq!(joined, [Action::Limit]);
     assert!(client.machine.is_running());
@@ -250,7 +250,7 @@ fn a_program_that_waits_for_an_answer_says_so_once_after_a_second() {
     assert_eq!(starting.tick(900, 0, 0), []);
     assert_eq!(starting.tick(200, 0, 0), [Action::SayWaiting]);
     assert_eq!(starting.tick(1000, 0, 0), []);
-    // An answer ends it, and another silence is said anew, if something waits.
+    // An answer ends the silence. If something waits, another silence is said anew.
     starting.hear(SchedulerMessage::Registered { client: 1, hold: Hold::Parked });
     starting.feed(Input::Lost);
     assert_eq!(starting.tick(2000, 0, 0), [], "nothing waits");
@@ -302,7 +302,7 @@ fn scheduling_may_be_switched_off_and_on_at_any_moment() {
     let mut client = Client::registered(Hold::Parked);
     client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![] });
     assert_eq!(client.hear(SchedulerMessage::SchedOff), [Action::Unlimit, Action::Begin { anyway: false }]);
-    // Before it was free, it is to be counted again.
+    // Scheduling is on again before the client's gate was open: room is counted again.
     assert_eq!(
         client.hear(SchedulerMessage::SchedOn { epoch: epoch(2) }),
         [Action::Limit, Action::Begin { anyway: false }]
