@@ -1,4 +1,4 @@
-//! How much of the scheduler one user, or one container, may take: connections, registrations a second, and GPUs named.
+//! Bounds for one user, or one container: connections, registrations a second, and GPUs named.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,15 +11,15 @@ use crate::bucket::{Bucket, Rate};
 
 /// Registrations of one user or container.
 const REGISTRATIONS: Rate = Rate { burst: 512, each_second: 64 };
-/// Part of all places that one of them may have.
+/// One user or container may have one of this many parts of all places.
 const PART: usize = 2;
 
-/// Whom a connection counts for, as the kernel tells.
+/// The user or container that a connection counts for, as the kernel says.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Whom {
-    /// A container, by the path of its control group: in containers everybody may be root.
+    /// A container, by the path of its control group: in containers every process may be root's.
     Container(String),
-    /// A user; nobody is known where the kernel cannot tell.
+    /// A user; none where the kernel cannot tell.
     User(Option<u32>),
 }
 
@@ -33,12 +33,12 @@ pub(crate) struct Bounds {
 #[derive(Debug)]
 struct Taken {
     places: usize,
-    /// GPUs that its processes have named.
+    /// GPUs that processes of this user or container have named.
     gpus: BTreeSet<GpuUuid>,
     registrations: Bucket,
 }
 
-/// A place that is taken, free when this is dropped.
+/// A place that is taken; dropping this frees it.
 #[derive(Debug)]
 pub(crate) struct Place {
     bounds: Arc<Bounds>,
@@ -50,7 +50,7 @@ impl Bounds {
         Arc::new(Self { most, taken: Mutex::default() })
     }
 
-    /// A place for one more connection; none: there are too many, its own or altogether.
+    /// A place for one more connection; none: the user or container has too many, or all together have.
     pub(crate) fn take(self: &Arc<Self>, whom: Whom) -> Option<Place> {
         let now = Instant::now();
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
@@ -68,7 +68,7 @@ impl Bounds {
 }
 
 impl Place {
-    /// Whether a registration may go on; else how long it has to wait before it asks again.
+    /// Whether a registration may go on; else how long the process has to wait.
     pub(crate) fn register(&self, now: Instant) -> Result<(), Duration> {
         let mut taken = self.bounds.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.get_mut(&self.whom).map_or(Ok(()), |own| own.registrations.take(now))
@@ -76,7 +76,7 @@ impl Place {
 }
 
 impl Place {
-    /// Whether a process may name these GPUs: no machine has more than all of its user's or container's may name together.
+    /// Whether a process may name these GPUs: processes of one user or container may not name more than a machine can have.
     pub(crate) fn names(&self, gpus: impl Iterator<Item = GpuUuid>) -> bool {
         let mut taken = self.bounds.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(own) = taken.get_mut(&self.whom) else { return true };
@@ -100,7 +100,7 @@ impl Drop for Place {
                 own.gpus.clear();
             }
         }
-        // Who has gone and not asked for much is forgotten.
+        // A user or container without connections and with a full bucket is forgotten.
         taken.retain(|_, own| own.places > 0 || !own.registrations.is_full(now));
     }
 }
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn registrations_are_slowed_down_for_who_makes_many() {
+    fn a_user_who_registers_often_is_slowed_down() {
         let bounds = Bounds::new(8);
         let (many, other) =
             (bounds.take(Whom::User(Some(1))).unwrap(), bounds.take(Whom::User(Some(2))).unwrap());
@@ -141,7 +141,7 @@ mod tests {
         assert!((0..REGISTRATIONS.burst).all(|_| many.register(now).is_ok()));
         assert!(many.register(now).is_err());
         assert!(other.register(now).is_ok());
-        // A new connection does not make it forgotten.
+        // A new connection does not make the bucket forgotten.
         drop(many);
         assert!(bounds.take(Whom::User(Some(1))).unwrap().register(now).is_err());
     }

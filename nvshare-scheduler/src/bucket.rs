@@ -1,8 +1,8 @@
-//! A token bucket: who says more than its share is slowed down, and nobody else is.
+//! A token bucket: a peer that takes more than its rate is slowed down, and no other peer is.
 
 use std::time::{Duration, Instant};
 
-/// So many at once, and so many a second.
+/// At most `burst` at once, and `each_second` in the long run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Rate {
     pub(crate) burst: u32,
@@ -21,7 +21,7 @@ impl Bucket {
         Self { rate, tokens: f64::from(rate.burst), filled_to: now }
     }
 
-    /// Takes one; else how long it takes until there is one.
+    /// Takes a token; else returns the time until there is one.
     pub(crate) fn take(&mut self, now: Instant) -> Result<(), Duration> {
         let passed = now.saturating_duration_since(self.filled_to).as_secs_f64();
         self.filled_to = self.filled_to.max(now);
@@ -34,7 +34,7 @@ impl Bucket {
         Err(Duration::from_secs_f64((1.0 - self.tokens) / each_second))
     }
 
-    /// Whether nothing was taken of late.
+    /// Whether the bucket is full: nothing was taken recently.
     pub(crate) fn is_full(&mut self, now: Instant) -> bool {
         let taken = self.take(now).is_ok();
         self.tokens += f64::from(u8::from(taken));
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_and_then_so_many_a_second() {
+    fn a_burst_is_followed_by_the_rate() {
         let start = Instant::now();
         let mut bucket = Bucket::new(Rate { burst: 3, each_second: 10 }, start);
         assert!(bucket.is_full(start));

@@ -30,29 +30,29 @@ use crate::watchers;
 const BACKLOG: usize = 256;
 /// A connection that says nothing for this long is closed, unless it is a registered client's.
 const FIRST_FRAME_PATIENCE: Duration = Duration::from_secs(10);
-/// Who reads nothing for this long, with its socket full, is cut off.
+/// A reader that reads nothing for this long, with its socket full, is cut off.
 pub(crate) const WRITE_PATIENCE: Duration = Duration::from_secs(10);
-/// How long the socket of a process that is gone is read on, for each frame and altogether.
+/// Longest time, for each frame and altogether, for which the socket of a process that is gone is read.
 const LAST_WORDS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
 /// Longest name of a program that is shown.
 const LONGEST_NAME: usize = 64;
-/// Why who names GPUs that no machine has is refused.
+/// The reason for refusing a process that names more GPUs than a machine can have.
 const TOO_MANY_GPUS: &str = "more GPUs are named than a machine has";
 /// Frames that one connection may send.
 const FRAMES: Rate = Rate { burst: 8000, each_second: 4000 };
 
 pub(crate) type Stream = Framed<UnixStream, Frames<Request, Reply>>;
 
-/// What connections have in common.
+/// State that all connections share.
 #[derive(Debug, Clone)]
 pub(crate) struct Shared {
     pub(crate) commands: mpsc::Sender<Command>,
     pub(crate) tenants: Arc<Tenants>,
-    /// Places for clients; none: the administrators' socket, which always has one.
+    /// Places for clients; none: the administrators' socket, which always has a place.
     pub(crate) bounds: Option<Arc<Bounds>>,
-    /// Who waits for the end of which process: once for each, however often it came and went.
+    /// Tasks that wait for the end of a process: one for each process, however often it came and went.
     pub(crate) waits: Arc<Mutex<BTreeMap<u64, AbortHandle>>>,
-    /// What happens, for administrators.
+    /// The events, for administrators.
     pub(crate) journal: Arc<Journal>,
 }
 
@@ -65,8 +65,8 @@ impl Shared {
         Self { commands, tenants: Arc::default(), bounds, waits: Arc::default(), journal }
     }
 
-    /// Tells the core when the process of a client that has disconnected is gone. Its place is taken until then, or until
-    /// the process has come back: what it had is counted anew then.
+    /// Tells the core when the process of a client that has disconnected is gone. The client's place stays taken
+    /// until then, or until the process has come back: then its place is counted again.
     fn wait_for_end(&self, client: u64, peer: Peer, place: Option<Place>) {
         let (commands, process) = (self.commands.clone(), peer.identity.process);
         let wait = tokio::spawn(async move {
@@ -82,7 +82,7 @@ impl Shared {
     }
 }
 
-/// Sends, to somebody who reads.
+/// Sends a reply; false if the other end does not read.
 async fn tell(framed: &mut Stream, reply: Reply) -> bool {
     matches!(timeout(WRITE_PATIENCE, framed.send(reply)).await, Ok(Ok(())))
 }
@@ -113,11 +113,11 @@ pub(crate) async fn serve(stream: UnixStream, shared: Shared) {
     connection(framed, peer, place, &shared).await;
 }
 
-/// A connection until it is known whose it is.
+/// Serves a connection until its first request tells what it is for.
 async fn connection(mut framed: Stream, peer: Peer, place: Option<Place>, shared: &Shared) {
     loop {
         let request = match timeout(FIRST_FRAME_PATIENCE, framed.next()).await {
-            // It says nothing.
+            // The other end says nothing.
             Err(_) => return,
             Ok(Some(Ok(request))) => request,
             Ok(Some(Err(error))) => {
@@ -159,7 +159,7 @@ async fn connection(mut framed: Stream, peer: Peer, place: Option<Place>, shared
     }
 }
 
-/// Answers a request; on the clients' socket, `viewer` is who asks.
+/// Answers a request; on the clients' socket, `viewer` is the process that asks.
 async fn administer(
     request: AdminRequest,
     viewer: Option<Viewer>,
@@ -185,12 +185,12 @@ async fn administer(
     }
 }
 
-/// What the kernel tells of the process at the other end.
+/// The kernel's description of the process at the other end.
 fn process(stream: &UnixStream, peer: &Peer) -> Option<Described> {
     processes::describe(peer.identity.pid?, stream.peer_cred().ok()?.uid())
 }
 
-/// A registered process's connection.
+/// Serves the connection of a registered process.
 async fn client(
     mut framed: Stream,
     peer: Peer,
@@ -200,7 +200,7 @@ async fn client(
 ) {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let commands = &shared.commands;
-    // Who registers too often waits, and nobody else does.
+    // A user or container that registers too often waits, and no other does.
     while let Some(Err(wait)) = place.as_ref().map(|place| place.register(Instant::now())) {
         sleep(wait).await;
     }
@@ -212,7 +212,7 @@ async fn client(
         .gang
         .as_ref()
         .map(|gang| Gang { number: Tenant::gang(tenant.as_ref(), user, &gang.name), size: gang.size });
-    // The runs of a gang are one job; a container is one whatever it has inside.
+    // The runs of a gang are one job; a container is one job with all its processes.
     let own = tenant.as_ref().filter(|tenant| gang.is_none() || matches!(tenant, Tenant::Container(_)));
     let identity = Identity { tenant: own.map(Tenant::number), gang, ..peer.identity };
     let (frames, mut outgoing) = mpsc::channel(BACKLOG);
@@ -224,7 +224,7 @@ async fn client(
     if place.as_ref().is_some_and(|place| !place.names(register.usage.iter().map(|usage| usage.gpu))) {
         return refuse(&mut framed, TOO_MANY_GPUS).await;
     }
-    // Held for as long as the connection is: what its process had is free then.
+    // Held for as long as the connection lives: dropping the seat frees the process's bytes in the quota.
     let seat = seat(&framed, tenant, &shared.tenants).await;
     let process = process(framed.get_ref(), &peer);
     if commands
@@ -239,7 +239,7 @@ async fn client(
     let mut pause = None;
     loop {
         let refusal = tokio::select! {
-            // What the core has to say goes first: it may be the reason for the end.
+            // Messages of the core go first: they may give the reason for the end.
             biased;
             reply = outgoing.recv() => match reply {
                 Some(reply) => {
@@ -251,11 +251,11 @@ async fn client(
                     if !matches!(sent, Ok(Ok(()))) || last { break }
                     None
                 }
-                // The core cut it off.
+                // The core cut the client off.
                 None => break,
             },
             () = peer.gone(), if !process_gone => {
-                // A child may have inherited the socket; the process that registered is gone. Its last words, if
+                // A child may have inherited the socket; the process that registered is gone. Its last messages, if
                 // any, are here already.
                 process_gone = true;
                 let [each, all] = LAST_WORDS;
@@ -267,7 +267,7 @@ async fn client(
                 .await;
                 break;
             }
-            // A flood is read as fast as it may be.
+            // A client that sends too many frames is read at the allowed rate.
             () = sleep(pause.unwrap_or_default()), if pause.is_some() => {
                 pause = bucket.take(Instant::now()).err();
                 None
@@ -295,7 +295,7 @@ async fn client(
             break;
         }
     }
-    // It may come back at once, on another connection, and is counted anew then.
+    // The process may come back at once, on another connection, and is counted again then.
     drop(seat);
     let process_remains = !process_gone && peer.lives();
     let _ = commands.send(Command::Disconnected { client, process_remains }).await;
@@ -304,18 +304,20 @@ async fn client(
     }
 }
 
-/// A name as it is shown to people and sent in frames: nothing that a terminal obeys, nor what turns text round.
+/// A name that may be shown to people and sent in frames: without characters that control a terminal or the direction of text.
 fn shown(name: &str) -> String {
     name.chars().filter(|&c| processes::is_harmless(c)).take(LONGEST_NAME).collect()
 }
 
-/// The process's place in its tenant, if it has one; it is told of it. Without, its limits are its own.
+/// The process's place in its tenant, if it has one; the process is told of it. Without one, its limits are its own.
 async fn seat(framed: &Stream, tenant: Option<Tenant>, tenants: &Tenants) -> Option<Seat> {
     let joined = match tenants.join(tenant?) {
         Ok(seat) => seat.tell(framed.get_ref()).await.map(|()| seat),
         Err(error) => Err(error),
     };
-    joined.inspect_err(|error| warn!("a process keeps its limits for itself: {error}")).ok()
+    joined
+        .inspect_err(|error| warn!("a process cannot share its tenant's limits, and has its own: {error}"))
+        .ok()
 }
 
 #[cfg(test)]

@@ -1,22 +1,22 @@
-//! The machine's GPUs as the kernel module describes them: in use or not, and without waking one that sleeps, as NVML
-//! does.
+//! The machine's GPUs as the kernel module describes them, whether in use or not. Unlike NVML, this does not wake a
+//! GPU that sleeps.
 
 use std::fs;
 use std::path::Path;
 
 use nvshare_proto::GpuUuid;
 
-/// Where the kernel module has a folder for each GPU, named by its place on the bus.
+/// Folder in which the kernel module has a folder for each GPU, named by the GPU's place on the bus.
 pub const DESCRIPTIONS: &str = "/proc/driver/nvidia/gpus";
 
 /// A GPU of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    /// The GPU.
+    /// The GPU's name.
     pub gpu: GpuUuid,
-    /// Its number, in the order of the bus, as `nvidia-smi` counts.
+    /// The GPU's number, in the order of the bus, as `nvidia-smi` counts.
     pub index: u32,
-    /// Its model.
+    /// The GPU's model.
     pub name: String,
 }
 
@@ -27,7 +27,7 @@ pub fn list(descriptions: &Path) -> Vec<Listed> {
     let mut folders: Vec<_> = folders.map(|entry| entry.path()).collect();
     folders.sort();
     let described = folders.iter().filter_map(|folder| fs::read_to_string(folder.join("information")).ok());
-    // A GPU that has no UUID yet has its number all the same.
+    // A GPU that has no UUID yet still counts in the numbering.
     (0..).zip(described).filter_map(|(index, text)| describe(index, &text)).collect()
 }
 

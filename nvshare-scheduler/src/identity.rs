@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection, as the kernel says.
+//! The identity of the process at the other end of a connection, as the kernel says.
 
 #![allow(unsafe_code, reason = "the process descriptor of a peer is asked for by a raw system call")]
 
@@ -14,14 +14,14 @@ use nvshare_core::Identity;
 /// A peer's process.
 #[derive(Debug)]
 pub struct Peer {
-    /// What the kernel says of it.
+    /// The kernel's facts about the process.
     pub identity: Identity,
-    /// Becomes readable when the process is gone, and with it all that it had of the GPU.
+    /// Becomes readable when the process is gone, and with it all its memory on GPUs.
     descriptor: Option<AsyncFd<OwnedFd>>,
 }
 
 impl Peer {
-    /// Asks the kernel.
+    /// Asks the kernel for the peer of a connection.
     #[must_use]
     pub fn of(stream: &UnixStream) -> Self {
         // In another pid namespace the number is 0.
@@ -45,7 +45,7 @@ impl Peer {
         ready == 0
     }
 
-    /// Waits until the process is gone; for ever where that cannot be known.
+    /// Waits until the process is gone; for ever where the kernel cannot tell.
     pub async fn gone(&self) {
         match &self.descriptor {
             Some(descriptor) => {
@@ -56,7 +56,7 @@ impl Peer {
     }
 }
 
-/// The descriptor of the process that connected, even if its number is somebody else's by now. Since Linux 6.5.
+/// The descriptor of the process that connected, even if its number belongs to another process by now. Since Linux 6.5.
 fn peer_descriptor(stream: &UnixStream) -> io::Result<OwnedFd> {
     let mut descriptor: i32 = -1;
     let mut length = size_of::<i32>() as libc::socklen_t;
@@ -77,7 +77,7 @@ fn peer_descriptor(stream: &UnixStream) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// What tells a process from all others: since Linux 6.9 each has an inode of its own in pidfs.
+/// A number that no two processes share: since Linux 6.9 each process has an inode of its own in pidfs.
 fn unique(descriptor: &OwnedFd) -> Option<u64> {
     const PID_FS_MAGIC: u64 = 0x5049_4446;
     // SAFETY: zeroes are a valid value of both structures, which the calls fill.

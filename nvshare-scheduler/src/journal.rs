@@ -1,5 +1,5 @@
-//! The last events, for all who watch. Each reader has its own place here: who reads slowly misses events and is told how many,
-//! and nobody waits for a reader.
+//! The last events, for all who watch. Each reader has its own place here: a reader that reads slowly misses events
+//! and is told how many, and nothing waits for a reader.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,16 +25,16 @@ struct Kept {
     last: u64,
 }
 
-/// What a reader gets at once.
+/// The events that a reader gets at once.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Read {
-    /// Events that came before these and are not kept any more.
+    /// Events that came before these and are lost.
     pub(crate) missed: u64,
     pub(crate) events: Vec<WatchEvent>,
 }
 
 impl Journal {
-    /// None yet, of the run of the scheduler that `boot` names.
+    /// An empty journal, for the run of the scheduler that `boot` names.
     pub(crate) fn new(boot: u64) -> Arc<Self> {
         Arc::new(Self { boot, kept: Mutex::default(), last: watch::Sender::new(0) })
     }
@@ -47,7 +47,7 @@ impl Journal {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps an event, and gives it its number.
+    /// Keeps an event and numbers it.
     pub(crate) fn push(&self, event: WatchEvent) {
         let mut kept = self.kept();
         kept.last += 1;
@@ -60,7 +60,7 @@ impl Journal {
         self.last.send_replace(seq);
     }
 
-    /// The number of the first event for somebody who asks.
+    /// The number of the first event for a reader that asks for `from`.
     pub(crate) fn first(&self, from: WatchFrom) -> u64 {
         let kept = self.kept();
         let oldest = kept.events.front().map_or(kept.last + 1, |event| event.seq);
@@ -71,7 +71,7 @@ impl Journal {
         }
     }
 
-    /// Events from a number on, so many at most.
+    /// Events from number `first` on, at most `most`.
     pub(crate) fn read(&self, first: u64, most: usize) -> Read {
         let kept = self.kept();
         let oldest = kept.events.front().map_or(kept.last + 1, |event| event.seq);
@@ -111,14 +111,14 @@ mod tests {
     }
 
     #[test]
-    fn readers_begin_where_they_want_and_learn_what_they_missed() {
+    fn readers_begin_where_they_ask_and_learn_how_many_events_they_missed() {
         let journal = Journal::new(7);
         assert_eq!([WatchFrom::Now, WatchFrom::Kept].map(|from| journal.first(from)), [1, 1]);
         (0..10).for_each(|_| journal.push(event()));
         let after = |boot, seq| journal.first(WatchFrom::After { boot, seq });
         assert_eq!((journal.first(WatchFrom::Now), journal.first(WatchFrom::Kept)), (11, 1));
         assert_eq!((after(7, 4), after(7, 10)), (5, 11));
-        // Of another run, or of none: everything is new.
+        // A number of another run, or one that does not exist: all events are new.
         assert_eq!((after(6, 4), after(7, 11)), (1, 1));
         assert_eq!(numbers(&journal.read(9, 100)), [9, 10]);
         assert_eq!(numbers(&journal.read(3, 2)), [3, 4]);

@@ -1,4 +1,4 @@
-//! How many clients there may be, and what administrators may set.
+//! The largest number of clients, and the values that administrators may set.
 
 #![allow(unsafe_code, reason = "the limit of descriptors is asked for by a raw system call")]
 
@@ -10,7 +10,7 @@ use nvshare_proto::{Enforcement, Given, MOST_WEIGHT, Priority, QuantumRule};
 /// Whether a quantum can be followed.
 ///
 /// # Errors
-/// Why not.
+/// The reason why it cannot.
 pub(crate) fn quantum(rule: QuantumRule) -> Result<(), String> {
     let (what, millis) = match rule {
         QuantumRule::Fixed { millis } => ("a quantum", millis),
@@ -28,10 +28,10 @@ pub(crate) fn quantum(rule: QuantumRule) -> Result<(), String> {
     }
 }
 
-/// What is given, in words, if it can be.
+/// The settings in words, if all can be followed.
 ///
 /// # Errors
-/// What cannot.
+/// The first setting that cannot.
 pub(crate) fn given(given: Given) -> Result<String, String> {
     let mut said = Vec::new();
     if let Some(weight) = given.weight {
@@ -71,14 +71,14 @@ pub(crate) fn given(given: Given) -> Result<String, String> {
     if said.is_empty() { Err("nothing is to be changed".to_owned()) } else { Ok(said.join(", ")) }
 }
 
-/// Most clients, whatever the system allows.
+/// Most clients, even if the system allows more.
 const MOST: usize = 4096;
 /// Descriptors of a client: its connection, its process, and its tenant's page.
 const EACH: usize = 3;
-/// Descriptors for everything else.
+/// Descriptors for all other purposes.
 const OTHERS: usize = 64;
 
-/// Clients whose descriptors leave some for administrators. The process's own limit is raised as far as it may be.
+/// The number of clients that leaves descriptors for administrators. Raises the process's own limit as far as possible.
 pub(crate) fn clients() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
     // SAFETY: a place for the answer; then a limit within what the system allows.
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_out_of_range_is_refused_whoever_asks() {
+    fn settings_out_of_range_are_refused() {
         let none = Given::default();
         for (wrong, why) in [
             (Given { weight: Some(0), ..none }, "weight of 0"),

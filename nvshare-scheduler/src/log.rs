@@ -1,4 +1,4 @@
-//! The log: lines go to a thread of their own, so that standard error that nobody reads holds nobody up.
+//! The log: lines go to a thread of their own, so that nothing waits when nobody reads standard error.
 
 use std::io::{self, Write};
 use std::sync::mpsc::{self, SyncSender, TrySendError};
@@ -11,7 +11,7 @@ use crate::bucket::{Bucket, Rate};
 
 /// Lines that wait to be written.
 const WAITING: usize = 1024;
-/// What is written at most.
+/// The largest rate at which lines are written.
 const RATE: Rate = Rate { burst: 1000, each_second: 100 };
 
 /// Takes lines and never waits.
@@ -24,7 +24,7 @@ pub struct Log {
 #[derive(Debug)]
 enum Part {
     Line(Vec<u8>),
-    /// Everything before it is written: answered.
+    /// Answered when all lines before this are written.
     Flush(SyncSender<()>),
 }
 
@@ -38,7 +38,7 @@ impl Log {
     /// Starts the thread, which writes to `sink`.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// The system cannot start a thread.
     pub fn start(sink: impl Write + Send + 'static) -> io::Result<Self> {
         Self::with_rate(sink, RATE)
     }
@@ -61,7 +61,7 @@ impl Log {
         Ok(Self { lines, state: Arc::new(Mutex::new(State { bucket, left_out: 0 })) })
     }
 
-    /// Waits until everything is written, for so long at most.
+    /// Waits until all lines are written, for `patience` at most.
     pub fn finish(&self, patience: Duration) {
         let until = Instant::now() + patience;
         let (done, written) = mpsc::sync_channel(1);
@@ -91,7 +91,7 @@ impl Log {
     }
 }
 
-/// One line, handed over when it is whole.
+/// One line, sent to the thread when it is whole.
 #[derive(Debug)]
 pub struct Line {
     log: Log,
@@ -127,7 +127,7 @@ impl MakeWriter<'_> for Log {
 mod tests {
     use super::*;
 
-    /// What was written, and a lock that keeps the writer from writing.
+    /// The text that was written, and a lock that stops the writer.
     #[derive(Clone, Default)]
     struct Sink(Arc<Mutex<Vec<u8>>>);
 
@@ -145,7 +145,7 @@ mod tests {
     const MANY: Rate = Rate { burst: 1_000_000, each_second: 1_000_000 };
 
     #[test]
-    fn a_log_that_nobody_reads_holds_nobody_up() {
+    fn a_log_that_nobody_reads_delays_no_thread() {
         let sink = Sink::default();
         let log = Log::with_rate(sink.clone(), MANY).unwrap();
         let full = sink.0.lock().unwrap();

@@ -111,7 +111,7 @@ async fn run(options: Options, level: LevelHandle) -> Result<(), Error> {
             _ = interrupt.recv() => {}
         }
     };
-    // The sockets listen: who connects from now on is served.
+    // The sockets listen: from now on, everyone who connects is served.
     if let Err(error) = notify::tell("READY=1") {
         warn!("systemd cannot be told that the scheduler is ready: {error}");
     }
@@ -120,7 +120,7 @@ async fn run(options: Options, level: LevelHandle) -> Result<(), Error> {
     Ok(())
 }
 
-/// Adds what an ordinary user can do who has no place for the sockets.
+/// Adds advice for an ordinary user without a place for the sockets.
 fn explain(error: &sockets::Error, root: bool) -> String {
     let denied =
         matches!(error, sockets::Error::Io { error, .. } if error.kind() == ErrorKind::PermissionDenied);
@@ -131,7 +131,7 @@ fn explain(error: &sockets::Error, root: bool) -> String {
     }
 }
 
-/// Says what was read again, and what of it needs a restart.
+/// Logs what was read again, and what of it needs a restart.
 fn follow(first: &Settings, new: &Settings, level: &LevelHandle) {
     match &new.file {
         Some(file) => info!("{} is read again", file.display()),

@@ -1,4 +1,4 @@
-//! Tells systemd how the scheduler stands (`sd_notify`), where it was started so.
+//! Tells systemd the scheduler's state (`sd_notify`), if systemd started the scheduler that way.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -6,10 +6,10 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Tells it, if there is somebody to tell.
+/// Sends the state, if there is a socket to send it to.
 ///
 /// # Errors
-/// When there is a socket and it does not take the text.
+/// There is a socket, and it does not take the text.
 pub fn tell(state: &str) -> io::Result<()> {
     std::env::var_os("NOTIFY_SOCKET").map_or(Ok(()), |socket: OsString| tell_at(&socket, state))
 }

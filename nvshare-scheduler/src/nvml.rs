@@ -1,7 +1,7 @@
-//! What NVML knows of GPUs. Without it, clients say how much memory a GPU has.
+//! NVML's knowledge of GPUs. Without NVML, clients say how much memory a GPU has.
 //!
-//! NVML is asked on a thread of its own: a call may take seconds, or never return when a GPU has fallen off its
-//! bus, and nobody waits for it.
+//! NVML is asked on a thread of its own: a call may take seconds, or never return when a GPU has fallen off its bus,
+//! and the scheduler does not wait for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,9 +16,9 @@ use tracing::{debug, info};
 /// A GPU as NVML sees it, in bytes.
 #[derive(Debug)]
 pub struct Seen {
-    /// Its memory.
+    /// The GPU's memory.
     pub total: u64,
-    /// What processes have of it: contexts, modules and what is the driver's own memory. Managed memory NVML does not see.
+    /// Memory of each process: contexts, modules and plain memory. NVML does not see managed memory.
     pub used: BTreeMap<u32, u64>,
 }
 
@@ -26,14 +26,14 @@ pub struct Seen {
 #[derive(Debug)]
 pub struct Watch {
     questions: mpsc::Sender<GpuUuid>,
-    /// Not answered yet.
+    /// GPUs whose question is not answered yet.
     asked: BTreeSet<GpuUuid>,
 }
 
 impl Watch {
-    /// Starts the thread, which opens NVML when it is first asked, and answers by `answer`: with nothing where NVML does
-    /// not know. Opening it wakes a sleeping GPU, which takes a second, during which programs that come wait as well: who
-    /// knows the memory (`--gpu-memory`) is spared that.
+    /// Starts the thread, which opens NVML when it is first asked, and calls `answer`, with none where NVML does not
+    /// know the GPU. Opening NVML wakes a sleeping GPU, which takes a second, and programs that start wait during
+    /// that time: with `--gpu-memory`, NVML is not needed and not opened.
     pub fn start(answer: impl Fn(GpuUuid, Option<Seen>) + Send + 'static) -> Self {
         let (questions, received) = mpsc::channel::<GpuUuid>();
         let work = move || {
@@ -64,23 +64,23 @@ impl Watch {
         Self { questions, asked: BTreeSet::new() }
     }
 
-    /// Asks, unless the last question about this GPU is still open.
+    /// Asks about a GPU, unless the last question about it is still open.
     pub fn ask(&mut self, gpu: GpuUuid) {
         if self.asked.insert(gpu) && self.questions.send(gpu).is_err() {
             debug!("NVML is not there to be asked about {gpu}");
         }
     }
 
-    /// The answer about a GPU has come.
+    /// Notes that the answer about a GPU has come.
     pub fn answered(&mut self, gpu: GpuUuid) {
         self.asked.remove(&gpu);
     }
 }
 
-/// GPUs of which it is said once that NVML does not know them.
+/// Most GPUs that are logged, once each, as unknown to NVML.
 const MOST_SILENT: usize = 64;
 
-/// Looks at a GPU.
+/// Asks NVML about a GPU.
 fn look(nvml: &Nvml, gpu: GpuUuid) -> Result<Seen, NvmlError> {
     let device = nvml.device_by_uuid(gpu.to_string())?;
     let total = device.memory_info()?.total;
@@ -90,8 +90,8 @@ fn look(nvml: &Nvml, gpu: GpuUuid) -> Result<Seen, NvmlError> {
         known => known?,
     };
     for process in device.running_compute_processes()?.into_iter().chain(graphics) {
-        // Each is there once, however it uses the GPU. A number that is not in our view of processes may be a client's
-        // by another name.
+        // Each process is counted once, however it uses the GPU. A number that this pid namespace does not have may
+        // belong to a client under another number.
         if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory
             && Path::new("/proc").join(process.pid.to_string()).exists()
         {

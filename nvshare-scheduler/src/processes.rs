@@ -1,4 +1,4 @@
-//! What the kernel tells of a client's process, to show to administrators and to its own user.
+//! The kernel's facts about a client's process, shown to administrators and to the client's own user.
 
 use std::fs;
 
@@ -9,21 +9,21 @@ use crate::tenants::{container_id, container_of};
 /// Longest command that is shown, in characters.
 const LONGEST_COMMAND: usize = 160;
 
-/// A process, as the kernel tells.
+/// A process, as the kernel describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Described {
-    /// What is shown of it.
+    /// The part that is shown.
     pub info: ProcessInfo,
-    /// The control group of its container: the whole path, as anybody can make one that ends alike.
+    /// The control group of the process's container: the whole path, since anybody can make one with the same ending.
     pub container: Option<String>,
 }
 
-/// Whether a character is shown: nothing that a terminal obeys, nor what turns text round.
+/// Whether a character is shown: not if it controls a terminal or the direction of text.
 pub(crate) fn is_harmless(c: char) -> bool {
     c.is_ascii_graphic() || c == ' ' || c.is_alphanumeric()
 }
 
-/// Describes a process by its number as the kernel gave it; none when it is gone already.
+/// Describes a process by its number from the kernel; none if the process is gone already.
 #[must_use]
 pub fn describe(pid: u32, user: u32) -> Option<Described> {
     let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
@@ -40,7 +40,7 @@ pub fn describe(pid: u32, user: u32) -> Option<Described> {
     Some(Described { info, container })
 }
 
-/// The program and its arguments as `ps` shows them, shortened; a process without arguments by its name in brackets.
+/// The program and its arguments as `ps` shows them, shortened; a process without arguments is shown by its name in brackets.
 fn command(arguments: &[u8], name: &str) -> String {
     let text = String::from_utf8_lossy(arguments);
     let words: Vec<&str> = text.split('\0').filter(|word| !word.is_empty()).collect();
@@ -53,7 +53,7 @@ fn command(arguments: &[u8], name: &str) -> String {
     }
 }
 
-/// Arguments may be in any script: only what is known to do harm is left out.
+/// Arguments may be in any script: only characters that are known to do harm are left out.
 fn is_shown(c: char) -> bool {
     let turns_round =
         matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');

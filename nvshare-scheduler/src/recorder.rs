@@ -1,4 +1,4 @@
-//! Writes down what happens: events for those who watch, and figures for those who read metrics.
+//! Records events: as events for watchers, and as figures for readers of metrics.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,16 +10,16 @@ use nvshare_proto::{EventKind, ProcessInfo, WatchEvent};
 use crate::journal::Journal;
 use crate::metrics::{Counted, OfTenant};
 
-/// Writes down what happens.
+/// Records events.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     journal: Arc<Journal>,
     clients: BTreeMap<ClientId, Known>,
-    /// None: nobody reads metrics.
+    /// None: no metrics are served.
     counted: Option<Counted>,
 }
 
-/// What is told of a client with each of its events.
+/// Facts about a client that its events contain.
 #[derive(Debug)]
 struct Known {
     pid: u32,
@@ -56,14 +56,14 @@ impl Recorder {
         }
     }
 
-    /// Forgets what was counted of tenants that have gone.
+    /// Forgets the figures of tenants that have gone.
     pub(crate) fn forget_old(&mut self, up: Time) {
         if let Some(counted) = &mut self.counted {
             counted.forget_old(up);
         }
     }
 
-    /// Something happened, at this time since the start.
+    /// Records an event, at this time since the start.
     pub(crate) fn record(&mut self, happened: Happened, up: Time) {
         if let Some(counted) = &mut self.counted {
             counted.record(&happened, up);

@@ -1,8 +1,8 @@
 //! The shell around the core: connections become events, outputs become frames.
 //!
-//! One task owns the core and is the only one that touches it. Each connection has a task of its own (`connection.rs`), which
-//! reads frames into events and writes what the core has for it. A connection that does not read is cut off; nothing
-//! that a client does or does not do holds up the others.
+//! One task owns the core and is the only one that touches it. Each connection has a task of its own
+//! (`connection.rs`), which reads frames into events and writes the core's messages. A connection that does not read
+//! is cut off; no client can delay the others, whatever it does or does not do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -32,10 +32,10 @@ use crate::{gpus, limits};
 
 /// How long `status` waits for clients' counters.
 const COUNTERS_PATIENCE: Duration = Duration::from_millis(100);
-/// How often strangers on the GPUs are looked for.
+/// How often NVML looks for memory on the GPUs that belongs to no client.
 const LOOK_AROUND_EVERY: Duration = Duration::from_secs(5);
 
-/// What connections tell the core's task.
+/// A message of a connection, or of another task, to the core's task.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// A process registers; frames for it go here.
@@ -46,17 +46,17 @@ pub(crate) enum Command {
         register: Box<Register>,
         frames: mpsc::Sender<Reply>,
     },
-    /// From a registered process.
+    /// A registered process sends a message.
     Message { client: ClientId, message: ClientMessage },
     /// A registered process's connection ended.
     Disconnected { client: ClientId, process_remains: bool },
-    /// The process of a client that had disconnected is gone.
+    /// The process of a client that had disconnected has ended.
     Exited { client: ClientId },
-    /// A GPU was looked at: what NVML has seen, if anything.
+    /// NVML was asked about a GPU: its answer, if it knows the GPU.
     Looked { gpu: GpuUuid, seen: Option<Seen> },
-    /// An administrator asks.
+    /// An administrator makes a request.
     Admin { request: AdminRequest, answer: oneshot::Sender<Vec<Reply>> },
-    /// Somebody asks for the status on the clients' socket.
+    /// A process asks for the status on the clients' socket.
     Look { viewer: Viewer, answer: oneshot::Sender<Vec<Reply>> },
     /// A reader of metrics asks.
     Ask(Question),
@@ -64,26 +64,25 @@ pub(crate) enum Command {
     Configure(Config),
 }
 
-/// What a scheduler is started with.
+/// The parts that a scheduler is started with.
 #[derive(Debug)]
 pub struct Setup {
     /// The configuration.
     pub config: Config,
     /// The configuration, each time that it is read again.
     pub changes: mpsc::Receiver<Config>,
-    /// What was set at run time.
+    /// The settings that were made at run time.
     pub store: Store,
-    /// Where the kernel module describes the GPUs.
+    /// The folder in which the kernel module describes the GPUs.
     pub gpu_descriptions: PathBuf,
-    /// Where metrics are read, if anywhere.
+    /// The address at which metrics are read, if they are.
     pub metrics: Option<Address>,
 }
 
 /// Serves until `shutdown` is done.
 ///
 /// # Errors
-/// When the core's task ends by itself, which is a defect: better to be started anew than to accept connections
-/// that nobody serves.
+/// The core's task ends by itself, which is a defect: a restart is better than connections that nothing serves.
 pub async fn run(
     sockets: Sockets,
     mut setup: Setup,
@@ -123,7 +122,7 @@ pub async fn run(
                 tokio::spawn(connection::serve(stream, shared));
             }
             Err(error) => {
-                // Out of descriptors, say: that passes, and must not become a busy loop.
+                // The process may be out of descriptors: that passes, and must not become a busy loop.
                 warn!("a connection cannot be accepted: {error}");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -133,7 +132,7 @@ pub async fn run(
     Ok(())
 }
 
-/// Starts what serves metrics, if they are read anywhere. They are no reason not to schedule.
+/// Starts serving metrics, if an address is set. Without metrics the scheduler runs on.
 fn count(address: Option<Address>, commands: &mpsc::Sender<Command>) -> Option<Counted> {
     let mut registry = prometheus_client::registry::Registry::with_prefix("nvshare");
     let counters = Counters::new(&mut registry);
@@ -149,16 +148,16 @@ fn count(address: Option<Address>, commands: &mpsc::Sender<Command>) -> Option<C
 #[error("the scheduler's core has stopped; this is a defect")]
 pub struct Stopped;
 
-/// Somebody who waits for fresh counters.
+/// A request for the status that waits for fresh counters.
 struct Waiting {
-    /// Who asked on the clients' socket; none: an administrator.
+    /// The process that asked on the clients' socket; none: an administrator.
     viewer: Option<Viewer>,
     clients: BTreeSet<ClientId>,
     until: Instant,
     answer: oneshot::Sender<Vec<Reply>>,
 }
 
-/// Why the core's task goes on.
+/// The reason why the core's task wakes.
 enum Woken {
     By(Box<Command>),
     ByDeadline,
@@ -170,14 +169,14 @@ enum Woken {
 struct CoreTask {
     core: Core,
     nvml: Watch,
-    /// As it was read; what was set at run time stands above it.
+    /// The configuration as it was read; settings made at run time come before it.
     config: Config,
     store: Store,
     gpu_descriptions: PathBuf,
     started: Instant,
     frames: BTreeMap<ClientId, mpsc::Sender<Reply>>,
     pids: BTreeMap<ClientId, u32>,
-    /// What the kernel told of clients' processes when they registered.
+    /// The kernel's descriptions of clients' processes when they registered.
     processes: BTreeMap<ClientId, Described>,
     gpus: BTreeSet<GpuUuid>,
     waiting: Vec<Waiting>,
@@ -188,7 +187,7 @@ impl CoreTask {
     fn new(setup: Setup, nvml: Watch, recorder: Recorder) -> Self {
         let mut core = Core::new(setup.store.over(&setup.config));
         if !setup.store.scheduling() {
-            // Nobody is there whom it could do harm.
+            // No client is there yet to be harmed.
             let _ = core.switch_off(true, Time::ZERO);
             warn!("scheduling is off, as an administrator left it");
         }
@@ -216,7 +215,7 @@ impl CoreTask {
         let mut look_around = tokio::time::interval(LOOK_AROUND_EVERY);
         look_around.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            // One that is too far away to be told is none.
+            // A deadline too far away for the clock is treated as none.
             let deadline = self.core.next_deadline().and_then(|time| self.started.checked_add(time));
             let counters = self.waiting.iter().map(|waiting| waiting.until).min();
             let woken = tokio::select! {
@@ -256,7 +255,8 @@ impl CoreTask {
                 let info = process.as_ref().map(|process| &process.info);
                 self.recorder.expect(client, pid, &register.name, info);
                 self.processes.extend(process.map(|process| (client, process)));
-                // What it says of itself is not asked for: another's memory would be taken for its own.
+                // Only the kernel's number counts, not the client's own: with that, it could name another process's
+                // memory as its own.
                 self.pids.extend(identity.pid.map(|pid| (client, pid)));
                 self.core.handle(Event::Registered { client, identity, register: *register }, now);
                 self.look_at_new_gpus();
@@ -305,7 +305,7 @@ impl CoreTask {
         }
     }
 
-    /// Shows the state as soon as the clients' counters are there.
+    /// Answers with the state as soon as the clients' counters are there.
     fn wait_for_counters(&mut self, viewer: Option<Viewer>, answer: oneshot::Sender<Vec<Reply>>) {
         let clients = self.core.ask_counters().into_iter().collect();
         self.waiting.push(Waiting { viewer, clients, until: Instant::now() + COUNTERS_PATIENCE, answer });
@@ -348,7 +348,7 @@ impl CoreTask {
                 let text = format!("the configuration is in force: TQ {rule}, scheduling is on");
                 Ok(kept(text, done))
             }
-            // Its connection tells them, from the journal.
+            // The connection sends them itself, from the journal.
             AdminRequest::Watch { .. } => Err("events are told on a connection of their own".to_owned()),
         };
         let reply = match outcome {
@@ -361,7 +361,7 @@ impl CoreTask {
         let _ = answer.send(vec![reply]);
     }
 
-    /// Answers administrators whose counters are there, or late.
+    /// Answers requests for the status whose counters are there, or late.
     fn answer_status(&mut self) {
         let now = Instant::now();
         let is_ready = |waiting: &mut Waiting| waiting.clients.is_empty() || waiting.until <= now;
@@ -379,7 +379,7 @@ impl CoreTask {
         }
     }
 
-    /// What is so at the moment.
+    /// The present state.
     fn snapshot(&mut self) -> Snapshot {
         let scheduler = self.core.status(self.started.elapsed(), std::process::id());
         let mut clients = self.core.client_status_at(self.started.elapsed());
@@ -418,7 +418,7 @@ impl CoreTask {
             || gpus::list(&self.gpu_descriptions).iter().any(|listed| listed.gpu == gpu)
     }
 
-    /// Sends what the core has for clients, and logs what it has for administrators.
+    /// Sends the core's messages to clients, and logs its notes for administrators.
     fn deliver(&mut self) {
         while let Some(happened) = self.core.poll_happened() {
             let up = self.now();
@@ -438,12 +438,12 @@ impl CoreTask {
         let Some(frames) = self.frames.get(&client) else { return };
         if frames.try_send(Reply::Client(message)).is_err() {
             warn!("client {client} does not read; it is cut off");
-            // Its task ends with its channel, and says that it is gone.
+            // The connection's task ends with its channel, and reports that the client is gone.
             self.frames.remove(&client);
         }
     }
 
-    /// GPUs that clients use from now on.
+    /// Asks NVML about GPUs that clients have begun to use.
     fn look_at_new_gpus(&mut self) {
         let in_use = self.core.gpus_in_use();
         for &gpu in in_use.difference(&self.gpus) {
@@ -459,10 +459,10 @@ impl CoreTask {
         self.look_at_new_gpus();
     }
 
-    /// Whose memory it is that NVML has seen. Who registers after NVML was asked, or has gone and not ended yet, is no
-    /// stranger.
+    /// Divides the memory that NVML has seen among the clients. A process that registered after NVML was asked, or
+    /// has disconnected and not ended yet, is no stranger.
     fn attribute(&self, gpu: GpuUuid, mut seen: Seen) -> Measured {
-        // A process that has come back is a client for each time; the last of them lives.
+        // A process that has come back has been several clients; only the last of them lives.
         let last_first = self.pids.iter().rev();
         let used = last_first.filter_map(|(&client, pid)| Some((client, seen.used.remove(pid)?))).collect();
         let strangers = seen.used.into_values().fold(0, u64::saturating_add);
@@ -470,7 +470,7 @@ impl CoreTask {
     }
 }
 
-/// What was done, and whether it survives a restart of the scheduler.
+/// The text about a change, and whether the change survives a restart of the scheduler.
 fn kept(text: String, kept: Result<(), String>) -> String {
     match kept {
         Ok(()) => text,

@@ -1,4 +1,4 @@
-//! The sockets' files: made, guarded and removed.
+//! The sockets' files: how they are made, guarded and removed.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -8,37 +8,37 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixStream};
 
-/// Why a socket cannot be had.
+/// A socket cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Another scheduler has it.
+    /// Another scheduler uses the path.
     #[error("another scheduler serves {path} (pid {pid})")]
     Taken {
         /// The socket.
         path: PathBuf,
-        /// Who has it, as it says itself.
+        /// The other scheduler's process, as it says itself.
         pid: String,
     },
-    /// Something else is there.
+    /// The path exists and is not a socket.
     #[error("{path} is {what}, not a socket; not touched")]
     InTheWay {
         /// The path.
         path: PathBuf,
-        /// What it is.
+        /// The kind of file there.
         what: &'static str,
     },
-    /// The kernel takes shorter paths only.
+    /// The kernel takes only shorter paths.
     #[error("{path}: too long for a socket; a path of 90 bytes or less will do")]
     TooLong {
         /// The path.
         path: PathBuf,
     },
-    /// The system says no.
+    /// The system refuses.
     #[error("{path}: {error}")]
     Io {
-        /// What was touched.
+        /// The path concerned.
         path: PathBuf,
-        /// Why not.
+        /// The system's reason.
         error: io::Error,
     },
 }
@@ -48,22 +48,22 @@ pub enum Error {
 struct Bound {
     listener: UnixListener,
     path: PathBuf,
-    /// Device and inode of its file.
+    /// Device and inode of the socket's file.
     file: (u64, u64),
-    /// The file of a scheduler that is gone was in its place.
+    /// The file of a scheduler that is gone was in the socket's place.
     replaced: bool,
 }
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        // Another scheduler may have put its own there meanwhile.
+        // Another scheduler may have put its own file there meanwhile.
         if file_at(&self.path).is_ok_and(|file| file == self.file) {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// What tells a file from every other.
+/// Device and inode of a file, which no other file has.
 fn file_at(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
@@ -76,7 +76,7 @@ pub struct Sockets {
     _guard: Guard,
 }
 
-/// A file that is locked for as long as this scheduler lives; the kernel releases it whatever happens.
+/// A file that is locked for as long as this scheduler lives; the kernel releases the lock in any case.
 #[derive(Debug)]
 struct Guard {
     path: PathBuf,
@@ -85,16 +85,16 @@ struct Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // It is still locked: a scheduler that opened it meanwhile sees that it has gone (`guard`).
+        // The file is still locked: a scheduler that opened it meanwhile sees that it is removed (`guard`).
         let _ = fs::remove_file(&self.path);
     }
 }
 
 impl Sockets {
-    /// Binds both. The clients' may be used by everybody, the administrators' by the owner alone.
+    /// Binds both sockets. Every user may use the clients' socket, only the owner the administrators'.
     ///
     /// # Errors
-    /// When another scheduler serves a path, something else is there, or the system refuses.
+    /// Another scheduler serves a path, another file is there, or the system refuses.
     pub fn bind(clients: &Path, admin: &Path) -> Result<Self, Error> {
         let admin_directory = prepare(admin, 0o700)?;
         let guard = guard(&admin_directory, admin)?;
@@ -102,19 +102,19 @@ impl Sockets {
         Ok(Self { clients: bind(clients, 0o666)?, admin: bind(admin, 0o600)?, _guard: guard })
     }
 
-    /// Whether an earlier scheduler ended without taking its socket away: its clients are about to come back.
+    /// Whether an earlier scheduler ended without removing its socket: its clients are about to come back.
     #[must_use]
     pub fn replaced(&self) -> bool {
         self.clients.replaced
     }
 
-    /// Where clients connect.
+    /// The socket at which clients connect.
     #[must_use]
     pub fn clients(&self) -> &UnixListener {
         &self.clients.listener
     }
 
-    /// Where administrators connect.
+    /// The socket at which administrators connect.
     #[must_use]
     pub fn admin(&self) -> &UnixListener {
         &self.admin.listener
@@ -131,7 +131,7 @@ fn prepare(socket: &Path, mode: u32) -> Result<PathBuf, Error> {
     let directory = socket.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !directory.exists() {
         DirBuilder::new().recursive(true).mode(mode).create(directory).map_err(at(directory))?;
-        // The process's umask does not decide who may connect.
+        // The process's umask must not decide who may connect.
         fs::set_permissions(directory, Permissions::from_mode(mode)).map_err(at(directory))?;
     }
     Ok(directory.to_owned())
@@ -140,10 +140,10 @@ fn prepare(socket: &Path, mode: u32) -> Result<PathBuf, Error> {
 /// Bytes of the longest path to which a socket can be bound (`sun_path`, less the byte that ends it).
 const LONGEST: usize = 107;
 
-/// Binds a socket under a name of its own, and links it to its path when it listens: whoever finds it there can connect,
-/// and of several that start at the same moment one gets the path.
+/// Binds a socket under a temporary name, and links it to its path when it listens: a client that finds it there can
+/// connect, and of several schedulers that start at the same moment one gets the path.
 fn bind(path: &Path, mode: u32) -> Result<Bound, Error> {
-    // The name beside it may be short enough where this one is not: nobody could connect.
+    // The temporary name may be short enough where the path is not: nobody could connect there.
     if path.as_os_str().len() > LONGEST {
         return Err(Error::TooLong { path: path.to_owned() });
     }
@@ -163,10 +163,10 @@ fn bind(path: &Path, mode: u32) -> Result<Bound, Error> {
     Ok(Bound { listener, path: path.to_owned(), file, replaced })
 }
 
-/// How often another one may come in between.
+/// Attempts at a path that other schedulers use at the same moment.
 const MOST_ATTEMPTS: usize = 16;
 
-/// Links `fresh` to `path`; whether the socket of a scheduler that is gone had to be taken away.
+/// Links `fresh` to `path`; returns whether the socket of a scheduler that is gone was removed for it.
 fn link(fresh: &Path, stale: &Path, path: &Path) -> Result<bool, Error> {
     let mut replaced = false;
     for _ in 0..MOST_ATTEMPTS {
@@ -184,7 +184,7 @@ fn link(fresh: &Path, stale: &Path, path: &Path) -> Result<bool, Error> {
             let what = if found.is_dir() { "a directory" } else { "a file" };
             return Err(Error::InTheWay { path: path.to_owned(), what });
         }
-        // A socket's file outlives its scheduler; only a connection tells whether anybody listens.
+        // A socket's file outlives its scheduler; only a connection tells whether a scheduler listens.
         if let Ok(stream) = StdStream::connect(path) {
             let pid = peer_pid(stream).map_or_else(|| "unknown".to_owned(), |pid| pid.to_string());
             return Err(Error::Taken { path: path.to_owned(), pid });
@@ -194,7 +194,7 @@ fn link(fresh: &Path, stale: &Path, path: &Path) -> Result<bool, Error> {
             if is_it {
                 replaced = true;
             } else {
-                // Another scheduler had put its own there meanwhile.
+                // Another scheduler had put its own file there meanwhile.
                 let _ = fs::hard_link(stale, path);
             }
             let _ = fs::remove_file(stale);
@@ -208,8 +208,9 @@ fn peer_pid(stream: StdStream) -> Option<i32> {
     UnixStream::from_std(stream).ok()?.peer_cred().ok()?.pid()
 }
 
-/// Locks the file beside the administrators' socket that says whose it is: of two schedulers that start at the same
-/// moment, one gets it. Nobody but the owner can open it, so nobody else can keep a scheduler from starting.
+/// Locks the file beside the administrators' socket that names the scheduler's process: of two schedulers that start
+/// at the same moment, one gets it. Only the owner can open the file, so no other user can keep a scheduler from
+/// starting.
 fn guard(directory: &Path, socket: &Path) -> Result<Guard, Error> {
     let path = directory.join("nvshare-scheduler.lock");
     let mut options = OpenOptions::new();
@@ -245,10 +246,10 @@ pub fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0)
 }
 
-/// A number that nobody had before.
+/// A random number, which no earlier run of the scheduler had.
 ///
 /// # Errors
-/// When the system has no randomness.
+/// The system has no randomness.
 pub fn random() -> io::Result<u64> {
     let mut bytes = [0; 8];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
@@ -319,7 +320,7 @@ mod tests {
     #[tokio::test]
     async fn a_path_that_is_too_long_is_called_that() {
         let folder = Folder::new("long");
-        // Where the name beside it is short enough, and where it is not.
+        // For names where the temporary one is short enough, and where it is not.
         for path in [folder.0.join("x".repeat(120)), folder.0.join("x".repeat(90)).join("s")] {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             assert!(matches!(bind(&path, 0o600), Err(Error::TooLong { .. })), "{}", path.display());

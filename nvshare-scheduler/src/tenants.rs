@@ -1,7 +1,8 @@
-//! Tenants: whose processes share one quota.
+//! Tenants: the processes that share one quota.
 //!
-//! A tenant is a container, as the kernel's control groups tell, or what one `nvshare-ctl run` started, as long as one
-//! user's processes say so; else a process is by itself. Each tenant has a [`Page`] in memory that its processes map.
+//! A tenant is a container, as the kernel's control groups tell, or the processes of one `nvshare-ctl run`, which
+//! name it themselves and have one user; else a process is by itself. Each tenant has a [`Page`] in memory that its
+//! processes map.
 
 #![allow(unsafe_code, reason = "shared memory, and a descriptor that is sent along with a frame")]
 
@@ -17,22 +18,23 @@ use nvshare_proto::{Reply, SchedulerMessage, codec};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-/// Whose processes share a quota.
+/// A tenant: a container, or one run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tenant {
-    /// By its control group: the whole path, as anybody can make one that ends alike below a group of their own.
+    /// A container, by the whole path of its control group: anybody can make one with the same ending below a group
+    /// of their own.
     Container(String),
-    /// What a user's `nvshare-ctl run` started.
+    /// The processes that a user's `nvshare-ctl run` started.
     Run {
-        /// Whose.
+        /// The user.
         user: u32,
-        /// Which, as its processes say.
+        /// The run's number, as the processes say.
         run: u64,
     },
 }
 
 impl Tenant {
-    /// The tenant of a process: by what the kernel says of it, and else by what it says.
+    /// The tenant of a process: its container as the kernel says, or else the run that the process names.
     #[must_use]
     pub fn of(pid: Option<u32>, user: Option<u32>, run: Option<u64>) -> Option<Self> {
         let groups = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok());
@@ -40,7 +42,7 @@ impl Tenant {
         container.or_else(|| Some(Self::Run { user: user?, run: run? }))
     }
 
-    /// The gang of this name, of a tenant, or outside of containers of a user: nobody else joins it.
+    /// The number of the gang of this name, in a container, or else of a user: processes of others cannot join it.
     #[must_use]
     pub fn gang(tenant: Option<&Self>, user: Option<u32>, name: &str) -> u64 {
         let container = tenant.filter(|tenant| matches!(tenant, Self::Container(_)));
@@ -49,7 +51,7 @@ impl Tenant {
         hasher.finish()
     }
 
-    /// A number that stands for it.
+    /// A number that stands for the tenant.
     #[must_use]
     pub fn number(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
@@ -58,7 +60,7 @@ impl Tenant {
     }
 }
 
-/// The container that `/proc/PID/cgroup` names: the path as far as the innermost part that a runtime made.
+/// The container that `/proc/PID/cgroup` names: the path up to the innermost part that a runtime made.
 pub(crate) fn container_of(groups: &str) -> Option<&str> {
     groups.lines().find_map(|line| {
         let path = line.splitn(3, ':').nth(2)?;
@@ -76,7 +78,7 @@ pub(crate) fn container_of(groups: &str) -> Option<&str> {
     })
 }
 
-/// The identifier that the runtime gave a container, by the path of its control group; to show, not to compare.
+/// The identifier that the runtime gave a container, from the path of its control group; to show, not to compare.
 pub(crate) fn container_id(path: &str) -> &str {
     let name = path.rsplit('/').next().unwrap_or(path);
     let name = name.strip_suffix(".scope").unwrap_or(name);
@@ -89,7 +91,7 @@ pub struct Tenants {
     pages: Mutex<BTreeMap<Tenant, Arc<Shared>>>,
 }
 
-/// A tenant's page, and whose rows are taken.
+/// A tenant's page, and its rows that are taken.
 #[derive(Debug)]
 struct Shared {
     descriptor: OwnedFd,
@@ -148,7 +150,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A process's place in its tenant. What it had is free when this is dropped.
+/// A process's place in its tenant. Dropping it frees the process's bytes.
 #[derive(Debug)]
 pub struct Seat {
     shared: Arc<Shared>,
@@ -159,7 +161,7 @@ impl Tenants {
     /// A place for one more process of a tenant.
     ///
     /// # Errors
-    /// When there is no memory for its page, or the tenant has too many processes.
+    /// There is no memory for the tenant's page, or the tenant has too many processes.
     pub fn join(&self, tenant: Tenant) -> io::Result<Seat> {
         let mut pages = lock(&self.pages);
         pages.retain(|_, shared| Arc::strong_count(shared) > 1);
@@ -178,17 +180,17 @@ impl Tenants {
             *taken = true;
         }
         drop(taken);
-        // Its last owner may have added to it after it was taken back.
+        // The row's last owner may have added to it after its bytes were taken back.
         shared.page().reclaim(row);
         Ok(Seat { shared, row })
     }
 }
 
 impl Tenants {
-    /// The page of a tenant that has processes, for somebody who only looks: told as a seat is.
+    /// Sends the page of a tenant that has processes to a process that only looks.
     ///
     /// # Errors
-    /// Those of the socket, or that there is no such tenant.
+    /// The socket's errors, or that there is no such tenant.
     pub async fn show(&self, tenant: &Tenant, stream: &UnixStream) -> io::Result<()> {
         let shared = lock(&self.pages).get(tenant).cloned().ok_or(io::ErrorKind::NotFound)?;
         tell(&shared, NO_ROW, stream).await
@@ -204,10 +206,10 @@ async fn tell(shared: &Shared, row: u32, stream: &UnixStream) -> io::Result<()> 
 }
 
 impl Seat {
-    /// Tells the process: a frame, with the page's descriptor along with it.
+    /// Tells the process: sends a frame, with the page's descriptor.
     ///
     /// # Errors
-    /// Those of the socket.
+    /// The socket's errors.
     pub async fn tell(&self, stream: &UnixStream) -> io::Result<()> {
         tell(&self.shared, self.row as u32, stream).await
     }
@@ -222,7 +224,7 @@ impl Drop for Seat {
             *taken = false;
         }
         if !taken.contains(&true) {
-            // What was lost between two steps of a process that was killed is found again here.
+            // Bytes that a process lost between two steps, because it was killed, are found again here.
             page.clear();
         }
     }

@@ -1,4 +1,4 @@
-//! What is shown to whom: everything to an administrator, to everybody else what is their own.
+//! The rows that a viewer may see: an administrator sees all, other users see their own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, Others};
 use crate::gpus::Listed;
 use crate::processes::Described;
 
-/// Who asks on the clients' socket, as the kernel tells: nothing is known of a process in another view of processes.
+/// The process that asks on the clients' socket; none if the kernel cannot tell, as for a process in another pid namespace.
 pub(crate) type Viewer = Option<Described>;
 
 /// Whether a process is the viewer's own: of the same container, or outside containers of the same user.
@@ -18,7 +18,7 @@ fn is_own(viewer: &Described, process: &Described) -> bool {
     }
 }
 
-/// Leaves the viewer's own clients in the rows; of the others, each GPU's row says how many there are.
+/// Keeps the viewer's own clients in the rows; each GPU's row counts the others.
 pub(crate) fn restrict(
     viewer: &Viewer,
     processes: &BTreeMap<u64, Described>,
@@ -56,7 +56,7 @@ fn allocated(client: &ClientStatus, gpu: GpuUuid) -> Option<u64> {
     client.usage.iter().find(|usage| usage.gpu == gpu).map(|usage| usage.allocated)
 }
 
-/// Adds numbers and models, and the GPUs that nobody has used yet; the rows are in the order of the numbers.
+/// Adds numbers and models, and the GPUs that no client has used yet; the rows are in the order of the numbers.
 pub(crate) fn list_all(rows: &mut Vec<GpuStatus>, listed: &[Listed], idle: impl Fn(GpuUuid) -> GpuStatus) {
     let mut known: BTreeMap<GpuUuid, GpuStatus> = rows.drain(..).map(|row| (row.gpu, row)).collect();
     for gpu in listed {
@@ -121,9 +121,9 @@ mod tests {
         for (viewer, expected) in [
             (Some(process(1000, None)), &[1][..]),
             (Some(process(1001, None)), &[3]),
-            // Root in a container is nobody outside.
+            // Root in a container is not root outside.
             (Some(process(0, Some("/docker/0123"))), &[2]),
-            // A group of one's own with another's digits.
+            // A control group of the user's own with another container's digits.
             (Some(process(1001, Some("/user.slice/docker-0123.scope"))), &[]),
             (Some(process(0, None)), &[]),
             (None, &[]),

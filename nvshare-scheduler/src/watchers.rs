@@ -1,4 +1,4 @@
-//! Tells an administrator what happens, for as long as they listen.
+//! Sends events to an administrator, for as long as the administrator listens.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use tokio::time::timeout;
 use crate::connection::{Stream, WRITE_PATIENCE};
 use crate::journal::Journal;
 
-/// Events that are written at once.
+/// Most events that are written at once.
 const BATCH: usize = 256;
-/// Who hears nothing for this long is told that the scheduler lives.
+/// A watcher without news for this long is told that the scheduler lives.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
 
-/// Writes to somebody who reads.
+/// Writes replies; false if the other end does not read.
 async fn write(framed: &mut Stream, replies: Vec<AdminReply>) -> bool {
     let all = async {
         for reply in replies {
@@ -25,7 +25,8 @@ async fn write(framed: &mut Stream, replies: Vec<AdminReply>) -> bool {
     matches!(timeout(WRITE_PATIENCE, all).await, Ok(Ok(())))
 }
 
-/// Tells of events until there are no more, or with `follow` until the reader is gone. False: the connection is of no more use.
+/// Sends events until there are no more, or with `follow` until the reader is gone. False: the connection cannot be
+/// used any more.
 pub(crate) async fn serve(framed: &mut Stream, journal: &Journal, from: WatchFrom, follow: bool) -> bool {
     let mut news = journal.news();
     let mut next = journal.first(from);
@@ -57,7 +58,7 @@ pub(crate) async fn serve(framed: &mut Stream, journal: &Journal, from: WatchFro
                     return false;
                 },
             },
-            // It has gone, or says something: who watches has nothing to say.
+            // The watcher has gone, or sends something, which a watcher must not.
             _ = framed.next() => return false,
         }
     }

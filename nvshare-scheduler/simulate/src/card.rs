@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use nvshare_core::Time;
 
-/// What programs of several processes get done together that fill the card, against one alone: the driver's own time
-/// slicing costs 6 % (measured on an H200).
+/// Work that programs of several processes do together, if each fills the card, compared with one alone: the driver's
+/// own time slicing costs 6 % (measured on an H200).
 const SLICED: f64 = 0.94;
 
-/// How fast memory moves over the link, in bytes per second.
+/// Rates of memory moves over the link, in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Link {
     pub(crate) evict: f64,
     pub(crate) restore: f64,
-    /// Both directions at once, each at its own rate.
+    /// Whether both directions work at the same time, each at its own rate.
     pub(crate) duplex: bool,
 }
 
@@ -34,10 +34,10 @@ pub(crate) struct Card {
     pub(crate) link: Link,
     /// Clients whose work is on the card now.
     pub(crate) active: Vec<usize>,
-    /// Clients that have work for it, wherever they stand.
+    /// Clients that have work for the card, in whatever state.
     wanted_by: usize,
     wanted_since: Time,
-    /// Time in which somebody had work for it.
+    /// Time in which any client had work for the card.
     pub(crate) wanted: Duration,
     busy_until: [Time; 2],
 }
@@ -54,7 +54,7 @@ impl Card {
         }
     }
 
-    /// How fast each of those goes on that are active, against alone.
+    /// The speed of each active client, compared with one alone.
     pub(crate) fn rate(&self) -> f64 {
         match self.active.len() {
             0 | 1 => 1.0,
@@ -76,7 +76,7 @@ impl Card {
         }
     }
 
-    /// Time is over.
+    /// Ends the simulation at this time.
     pub(crate) fn close(&mut self, now: Time) {
         if self.wanted_by > 0 {
             self.wanted += now - self.wanted_since;
@@ -84,12 +84,12 @@ impl Card {
         }
     }
 
-    /// When so many bytes are on the host.
+    /// The time at which `bytes` are on the host.
     pub(crate) fn evict(&mut self, bytes: u64, now: Time) -> Time {
         self.transfer(0, bytes as f64 / self.link.evict, now)
     }
 
-    /// When so many bytes are on the card.
+    /// The time at which `bytes` are on the card.
     pub(crate) fn restore(&mut self, bytes: u64, now: Time) -> Time {
         self.transfer(usize::from(self.link.duplex), bytes as f64 / self.link.restore, now)
     }

@@ -1,4 +1,4 @@
-//! A modelled client: what its program does, and where its library stands.
+//! A modelled client: the work of its program, and the state of its library.
 
 use std::time::Duration;
 
@@ -8,35 +8,35 @@ use nvshare_proto::Epoch;
 use crate::random::Random;
 use crate::trace::{Gap, Job};
 
-/// What is in flight when the gate closes is complete after so much time on the GPU, in milliseconds.
+/// Work in flight when the gate closes is complete after so much time on the GPU, in milliseconds.
 const IN_FLIGHT_MS: f64 = 20.0;
-/// Less work than this, in milliseconds, is none.
+/// Less work than this, in milliseconds, counts as none.
 pub(crate) const NOTHING: f64 = 1e-6;
 
-/// Where a client's library stands.
+/// The state of a client's library.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum State {
-    /// It has not started.
+    /// The program has not started.
     Absent,
     Parked,
     Restoring(Epoch),
     Running(Epoch),
     Draining(Epoch),
     Idle(Epoch),
-    /// It has ended.
+    /// The program has ended.
     Gone,
 }
 
-/// What a client saw of the world.
+/// Times that a client measured.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
     /// Time on the GPU, in milliseconds.
     pub(crate) done_ms: f64,
-    /// Time in which it had work, in milliseconds.
+    /// Time in which the client had work, in milliseconds.
     pub(crate) wanted_ms: f64,
-    /// How long work waited that found its gate closed, or had been interrupted, in milliseconds.
+    /// Waits of work that found the gate closed, or had been interrupted, in milliseconds.
     pub(crate) waits: Vec<f32>,
-    /// How long cycles took, in milliseconds, of those that came to an end.
+    /// Lengths of the cycles that came to an end, in milliseconds.
     pub(crate) cycles: Vec<f32>,
 }
 
@@ -45,31 +45,32 @@ pub(crate) struct Seen {
 pub(crate) struct Client {
     pub(crate) job: Job,
     pub(crate) state: State,
-    /// Bytes on each of its GPUs.
+    /// Bytes on each of the client's GPUs.
     pub(crate) resident: Vec<u64>,
     pub(crate) room: Vec<u64>,
     pub(crate) bytes: u64,
-    /// Its memory was on the card before: it is worth moving.
+    /// The client's memory was on the card before, so that it has contents to move.
     pub(crate) touched: bool,
-    /// Time on the GPU that this cycle needs still, in milliseconds; 0: it pauses.
+    /// Time on the GPU that this cycle still needs, in milliseconds; 0: the client pauses.
     pub(crate) remaining: f64,
-    /// What remains when the drain is complete.
+    /// The part of it that remains when the drain is complete.
     stops_at: f64,
     pub(crate) cycles_left: Option<u64>,
     pub(crate) began: Time,
-    /// Since when work waits at its gate.
+    /// The time since when work waits at the client's gate.
     pub(crate) waits_since: Option<Time>,
     pub(crate) idle_since: Time,
-    /// Somebody waits for what it holds, as it was told.
+    /// The client was told that another client waits for what it holds.
     pub(crate) contested: bool,
-    /// Its memory comes by page faults, and it was asked for the lock before all was there.
+    /// The client's memory comes by page faults.
     pub(crate) by_faults: bool,
+    /// The client was asked for the lock before all of its memory had come by page faults.
     pub(crate) dropped: bool,
-    /// Its work is on the card.
+    /// The client's work is on the card.
     pub(crate) active: bool,
     rate: f64,
     settled_at: Time,
-    /// Which of the announced ends of its work holds.
+    /// The number of the last announced end of the client's work; earlier ones do not hold any more.
     pub(crate) version: u64,
     random: Random,
     pub(crate) seen: Seen,
@@ -107,7 +108,7 @@ impl Client {
         self.remaining > NOTHING
     }
 
-    /// Its work can be on the card.
+    /// Whether the client's work can be on the card.
     pub(crate) fn runs(&self) -> bool {
         matches!(self.state, State::Running(_) | State::Draining(_))
     }
@@ -125,7 +126,7 @@ impl Client {
         Duration::from_secs_f64(ms / 1000.0)
     }
 
-    /// Counts what it got done since the last time.
+    /// Counts the work that the client did since the last time.
     pub(crate) fn settle(&mut self, now: Time) {
         let passed = (now - self.settled_at).as_secs_f64() * 1000.0;
         self.settled_at = now;
@@ -139,23 +140,23 @@ impl Client {
         }
     }
 
-    /// Its work goes on at this rate; when it stops, if nothing changes.
+    /// The client's work goes on at this rate. Returns when it stops, if nothing changes.
     pub(crate) fn goes_on(&mut self, rate: f64, now: Time) -> Time {
         self.rate = rate;
         self.version += 1;
         let stops_at = if matches!(self.state, State::Draining(_)) { self.stops_at } else { 0.0 };
         let left = (self.remaining - stops_at).max(0.0) / rate;
-        // Rounded up, so that nothing is left then.
+        // Rounded up, so that no work is left then.
         now + Duration::from_nanos((left * 1e6).ceil().min(1e18) as u64)
     }
 
-    /// Its gate is closed: what is in flight goes on.
+    /// The client's gate is closed: work in flight goes on.
     pub(crate) fn drain(&mut self, epoch: Epoch) {
         self.state = State::Draining(epoch);
         self.stops_at = (self.remaining - IN_FLIGHT_MS).max(0.0);
     }
 
-    /// All that was in flight is complete.
+    /// Whether all work that was in flight is complete.
     pub(crate) fn is_drained(&self) -> bool {
         self.remaining <= self.stops_at + NOTHING
     }

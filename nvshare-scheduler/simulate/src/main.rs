@@ -1,7 +1,8 @@
-//! `cargo simulate`: what a policy makes of many clients, before anybody has to wait for it.
+//! `cargo simulate`: the effect of a policy on many clients, in virtual time.
 //!
-//! No sockets and no real time: modelled clients answer a scheduler's messages in virtual time. The project's own scheduler
-//! is the core that the daemon runs; others are modelled by what is known of them. The same seed gives the same numbers.
+//! There are no sockets and no real time: modelled clients answer a scheduler's messages in virtual time. The
+//! project's own scheduler is the core that the daemon runs; others are modelled by what their sources and papers
+//! say. The same seed gives the same numbers.
 
 mod card;
 mod client;
@@ -44,22 +45,22 @@ enum Policy {
 #[derive(Debug, Parser)]
 #[command(name = "simulate")]
 struct Options {
-    /// How many clients
+    /// Number of clients
     #[arg(long, default_value_t = 64)]
     clients: usize,
-    /// How many GPUs
+    /// Number of GPUs
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
     gpus: u8,
-    /// What clients may fill of each GPU together
+    /// Memory of each GPU that all clients together may fill
     #[arg(long, default_value = "80GiB", value_parser = units::parse_limit)]
     gpu_memory: u64,
-    /// How long, in minutes of virtual time
+    /// Length of the simulation, in minutes of virtual time
     #[arg(long, default_value_t = 60.0)]
     minutes: f64,
-    /// Another seed is another trace
+    /// Seed of the trace
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Of which classes, and in which proportion, as in steady=30,training=25,bursty=20,inference=20,gang=5
+    /// Classes of clients and their proportion, as in steady=30,training=25,bursty=20,inference=20,gang=5
     #[arg(long)]
     mix: Option<Mix>,
     /// Reads the trace from a file instead
@@ -68,10 +69,10 @@ struct Options {
     /// Writes the trace to a file
     #[arg(long)]
     save: Option<PathBuf>,
-    /// Only these policies
+    /// Policies to compare, instead of all
     #[arg(long, value_enum, value_delimiter = ',')]
     policy: Vec<Policy>,
-    /// The quantum, in seconds, where it is fixed
+    /// The quantum, in seconds, of policies with a fixed one
     #[arg(long, default_value = "30")]
     tq: String,
     /// Draws the table as a picture

@@ -1,4 +1,4 @@
-//! What came of a trace under a policy, in numbers.
+//! The result of a trace under a policy, in numbers.
 
 use std::collections::BTreeMap;
 
@@ -6,25 +6,26 @@ use crate::client::Client;
 use crate::trace::Class;
 use crate::world::Outcome;
 
-/// Of one class of clients, or of all.
+/// Figures of one class of clients, or of all.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Figures {
     pub(crate) clients: usize,
-    /// Time on the GPU ÷ time in which there was work, on average over clients: what a client got of what it wanted.
+    /// Time on the GPU ÷ time in which there was work, on average over clients: the part that a client got of what it
+    /// requested.
     pub(crate) got: f64,
-    /// How long work waited that found its gate closed, or had been interrupted: median and 99th percentile, in seconds.
+    /// Waits of work that found its gate closed, or had been interrupted: median and 99th percentile, in seconds.
     pub(crate) wait_s: [f64; 2],
-    /// How long cycles took, 99th percentile, in seconds; of work without end there is none.
+    /// Lengths of cycles, 99th percentile, in seconds; none for work without end.
     pub(crate) cycle_p99_s: Option<f64>,
     /// Jain's index of what clients got ÷ weight, among clients of one class on the same GPUs: 1 if all got the same,
     /// 1/n if one got everything.
     pub(crate) jain: f64,
 }
 
-/// Of one policy.
+/// Figures of one policy.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Summary {
-    /// Work done, in GPU-seconds alone ÷ GPU-seconds in which somebody had work.
+    /// Work done, in GPU-seconds alone ÷ GPU-seconds in which any client had work.
     pub(crate) efficiency: f64,
     pub(crate) moved_gib: f64,
     pub(crate) events: u64,
@@ -32,7 +33,7 @@ pub(crate) struct Summary {
     pub(crate) classes: BTreeMap<Class, Figures>,
 }
 
-/// Who wanted less than this, in milliseconds, is in no comparison of who got how much.
+/// A client with less work than this, in milliseconds, is left out when clients are compared.
 const LEAST_MS: f64 = 1000.0;
 
 impl Summary {
@@ -52,7 +53,7 @@ impl Summary {
         }
     }
 
-    /// The class that was least fair within itself.
+    /// Jain's index of the class in which clients were treated least alike.
     pub(crate) fn least_jain(&self) -> f64 {
         self.classes.values().map(|figures| figures.jain).fold(1.0, f64::min)
     }

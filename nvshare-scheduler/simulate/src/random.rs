@@ -17,17 +17,17 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From 0 to less than 1.
+    /// A number from 0 to less than 1.
     pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Between two numbers.
+    /// A number between `least` and `most`.
     pub(crate) fn between(&mut self, least: f64, most: f64) -> f64 {
         least + self.unit() * (most - least)
     }
 
-    /// Exponentially distributed with this mean: how long it is to the next of events that come independently.
+    /// A number that is exponentially distributed with this mean: the time to the next of events that come independently.
     pub(crate) fn exponential(&mut self, mean: f64) -> f64 {
         -(1.0 - self.unit()).ln() * mean
     }

@@ -39,7 +39,7 @@ fn close(number: f64, expected: f64, by: f64) {
 fn one_alone_gets_everything() {
     let one = "training 0 0 20 80 20 0";
     for outcome in [ours(one, 1, 100), fcfs(one, 1000, 100)] {
-        // 80 of each 100 ms, once its 20 GiB are there.
+        // 80 of each 100 ms, once the client's 20 GiB are on the card.
         close(done(&outcome, 0), 80.0, 3.0);
         close(Summary::of(&outcome).efficiency, 0.98, 0.02);
     }
@@ -50,7 +50,7 @@ fn two_that_fit_run_beside_each_other_and_fill_each_others_gaps() {
     let two = "training 0 0 20 50 50 0\ntraining 0 0 20 50 50 0";
     let outcome = ours(two, 1, 100);
     assert_eq!(outcome.moved, 0);
-    // Half of the time each would want the card; they meet there, and take a little longer.
+    // Each alone would use the card half of the time; sometimes both do, and then take a little longer.
     assert!(done(&outcome, 0) > 35.0 && done(&outcome, 1) > 35.0, "{outcome:?}");
     let turns = fcfs(two, 5, 100);
     assert!(done(&turns, 0) < 30.0, "{}", done(&turns, 0));
@@ -75,7 +75,7 @@ fn a_gang_runs_on_all_of_its_gpus_or_on_none() {
     let three = "gang 0 0,1 60 1e12 0 0\nsteady 0 0 60 1e12 0 0\nsteady 0 1 60 1e12 0 0";
     for outcome in [ours(three, 5, 600), fcfs(three, 5, 600)] {
         for client in 0..3 {
-            // With page faults most of each turn goes by before the memory is there.
+            // With page faults, most of each turn passes before the memory is on the card.
             assert!(done(&outcome, client) > 0.5, "client {client}: {}", done(&outcome, client));
         }
         let wanted: f64 = outcome.wanted_s.iter().sum();

@@ -1,4 +1,4 @@
-//! Who comes when, with how much memory, and what it computes: generated from a seed, or read from a file.
+//! Traces: the arrival, memory and work of each client, generated from a seed or read from a file.
 //!
 //! A file has a line for each client: `class arrives_s gpus gib busy_ms gap_ms cycles [weight]`, for example
 //! `training 12.5 0,1 20 80 60 0 100`. GPUs are numbers with commas between them. `busy_ms` is a range `20..200` where
@@ -9,10 +9,10 @@ use std::fmt;
 
 use crate::random::Random;
 
-/// What kind of program a client is.
+/// The kind of a client's program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
-    /// It fills the card without a gap.
+    /// Fills the card without a gap.
     Steady,
     /// Seconds of work, and seconds without.
     Bursty,
@@ -39,10 +39,10 @@ impl fmt::Display for Class {
     }
 }
 
-/// How long a gap is.
+/// The length of gaps between work.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Gap {
-    /// Always so many milliseconds.
+    /// Always this many milliseconds.
     Fixed(f64),
     /// Exponentially distributed with this mean.
     Random(f64),
@@ -83,7 +83,7 @@ impl fmt::Display for Job {
     }
 }
 
-/// Of each hundred clients, so many of each class.
+/// The proportion of each class among the clients.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Mix(Vec<(Class, f64)>);
 
@@ -127,7 +127,7 @@ impl Mix {
     }
 }
 
-/// So many clients on so many GPUs with so much memory each, over so many seconds.
+/// Generates a trace of `clients` on GPUs with this much memory each, over this time.
 pub(crate) fn generate(
     mix: &Mix,
     clients: usize,
@@ -164,7 +164,7 @@ pub(crate) fn generate(
     (0..clients).map(job).collect()
 }
 
-/// Reads a trace. Lines and what is wrong with them are named.
+/// Reads a trace. An error names the line and what is wrong with it.
 pub(crate) fn parse(text: &str, gpus: usize) -> Result<Vec<Job>, String> {
     let lines =
         text.lines().enumerate().map(|(at, line)| (at + 1, line.split('#').next().unwrap_or("").trim()));
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn a_trace_that_is_written_is_read_again() {
         let trace = generate(&Mix::default(), 200, 8, 80.0, 3600.0, 1);
         let text: Vec<String> = trace.iter().map(Job::to_string).collect();
         let again = parse(&text.join("\n"), 8).unwrap();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_none_are_named() {
+    fn lines_that_cannot_be_read_are_named() {
         for (text, why) in [
             ("steady 0 0 20 80 60", "a client is"),
             ("\nnone 0 0 20 80 60 0", "line 2: \"none\" is no class"),

@@ -12,22 +12,22 @@ use crate::client::{Client, State};
 use crate::policies::{Newcomer, Scheduler, number, uuid};
 use crate::trace::Job;
 
-/// How long a message takes.
+/// Time that a message takes.
 const MESSAGE: Duration = Duration::from_micros(50);
 
-/// What happens at some time.
+/// An event at some time.
 #[derive(Debug, Clone, PartialEq)]
 enum Event {
     Start(usize),
-    /// A pause is over.
+    /// A client's pause is over.
     Wake(usize),
     Said(usize, ClientMessage),
     Told(usize, SchedulerMessage),
-    /// Its work stops, if this is still the version of what it does.
+    /// A client's work stops, if this is still the number of the announced end.
     Stops(usize, u64),
     Restored(usize, Epoch),
     Evicted(usize, Room),
-    /// It has been idle for long enough to say so, if it still is.
+    /// A client has been idle for long enough to report it, if it still is.
     Idles(usize),
 }
 
@@ -48,11 +48,11 @@ impl PartialOrd for Later {
     }
 }
 
-/// What came of a trace.
+/// The result of a trace.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) clients: Vec<Client>,
-    /// Time in which somebody had work for a GPU, for each GPU, in seconds.
+    /// Time in which any client had work for a GPU, for each GPU, in seconds.
     pub(crate) wanted_s: Vec<f64>,
     /// Bytes that left the cards, and that came back to them.
     pub(crate) moved: u64,
@@ -100,7 +100,7 @@ impl World {
         world
     }
 
-    /// Runs for so long.
+    /// Runs the simulation up to this time.
     pub(crate) fn run(mut self, until: Time) -> Outcome {
         loop {
             let next = self.agenda.peek().map(|Reverse(later)| later.0);
@@ -122,7 +122,7 @@ impl World {
         self.now = until;
         for client in &mut self.clients {
             client.settle(until);
-            // Who waits still has waited so long.
+            // A client that still waits has waited up to now.
             client.seen.waits.extend(client.waits_since.map(|since| (until - since).as_secs_f32() * 1000.0));
         }
         self.cards.iter_mut().for_each(|card| card.close(until));
@@ -224,7 +224,7 @@ impl World {
         }
     }
 
-    /// Its work is on the cards from now on, or no longer: all others there go on faster or slower.
+    /// A client's work is on the cards from now on, or no longer: other clients there go on faster or slower.
     fn works(&mut self, i: usize) {
         let now = self.now;
         let client = &mut self.clients[i];
@@ -268,7 +268,7 @@ impl World {
         self.at(stops, Event::Stops(i, version));
     }
 
-    /// Its work is done, or what was in flight is complete.
+    /// A client's work is done, or the work in flight is complete.
     fn stops(&mut self, i: usize) {
         let now = self.now;
         self.clients[i].settle(now);
@@ -334,7 +334,7 @@ impl World {
         self.leaves(i, epoch);
     }
 
-    /// It gives the lock back, with the room that it has not used.
+    /// The client gives the lock back, with the room that it has not used.
     fn leaves(&mut self, i: usize, epoch: Epoch) {
         self.says_what_it_has(i);
         for at in 0..self.clients[i].room.len() {
@@ -414,7 +414,7 @@ impl World {
             self.moved += faults.leave;
             moved += faults.come;
         }
-        // What is there for the first time comes from nowhere.
+        // Memory that is on the card for the first time was not moved there from the host.
         if std::mem::replace(&mut client.touched, true) {
             self.moved += moved;
         }

@@ -1,4 +1,4 @@
-//! What is counted as it happens.
+//! Metrics that count events.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -19,17 +19,17 @@ const SHOWN_AFTER_END: Duration = Duration::from_secs(600);
 type Seconds = Counter<f64, AtomicU64>;
 type Durations = Family<OfGpu, Histogram, fn() -> Histogram>;
 
-/// From a millisecond to half a minute.
+/// Buckets from a millisecond to half a minute.
 fn moves() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 16))
 }
 
-/// From a millisecond to hours.
+/// Buckets from a millisecond to hours.
 fn turns() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 4.0, 13))
 }
 
-/// The figures themselves; the registry has them as well.
+/// The counters and histograms; the registry has them as well.
 #[derive(Debug)]
 pub(crate) struct Counters {
     held: Family<OfTenant, Seconds>,
@@ -45,7 +45,7 @@ pub(crate) struct Counters {
     hand_over: Durations,
     evict: Durations,
     restore: Durations,
-    /// What the core's task took for one command.
+    /// Time of the core's task for one command.
     pub(crate) pass: Histogram,
 }
 
@@ -102,7 +102,7 @@ impl Counters {
         );
         registry.register(
             "scheduler_loop_seconds",
-            "What the scheduler's core took for one event",
+            "Time of the scheduler's core for one event",
             all.pass.clone(),
         );
         all
@@ -117,7 +117,7 @@ impl Counters {
     }
 }
 
-/// Follows the events, and counts.
+/// Follows the events, and counts them.
 #[derive(Debug)]
 pub(crate) struct Counted {
     counters: Counters,
@@ -127,14 +127,14 @@ pub(crate) struct Counted {
     freed: BTreeMap<GpuUuid, Time>,
 }
 
-/// A client, as far as its times are counted.
+/// A client whose times are counted.
 #[derive(Debug)]
 struct Client {
     tenant: OfTenant,
     gpus: BTreeMap<GpuUuid, Times>,
-    /// Since when it holds, and to when that was counted.
+    /// The time since when the client holds the lock, and the time up to which that was counted.
     holds: Option<(Time, Time)>,
-    /// The same of its wait.
+    /// The same for the time that it waits.
     waits: Option<(Time, Time)>,
 }
 
@@ -169,7 +169,7 @@ impl Counted {
         self.counters.pass.observe(took.as_secs_f64());
     }
 
-    /// Something happened, at this time since the start.
+    /// Counts an event, at this time since the start.
     pub(crate) fn record(&mut self, happened: &Happened, now: Time) {
         let Some(id) = happened.client else { return };
         self.count(id, now);
@@ -235,10 +235,10 @@ impl Counted {
                 client.holds = Some((now, now));
                 client.waits = None;
             }
-            // It goes on until it has drained.
+            // The client goes on holding until it has drained.
             EventKind::Deferred | EventKind::Drop => {}
             EventKind::Waiting => client.waits = Some((now, now)),
-            // It waits on until it runs.
+            // The client goes on waiting until it runs.
             EventKind::Next | EventKind::Granted | EventKind::Blocked | EventKind::Withdrawn => {
                 client.holds = None
             }
@@ -319,7 +319,7 @@ mod tests {
             self.counted.record(&happened, self.now);
         }
 
-        /// The value of a series of a program's, or of the GPU's.
+        /// The value of a series of one program, or of the GPU.
         fn value(&self, name: &str, program: &str) -> Option<f64> {
             let mut text = String::new();
             encode(&mut text, &self.registry).unwrap();
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hand_over_is_counted_for_whom_it_was() {
+    fn a_hand_over_is_counted_for_its_tenants() {
         let mut world = World::new();
         for (client, program) in [(1, "a"), (2, "b")] {
             world.counted.expect(client, OfTenant::of(None, program));
@@ -349,7 +349,7 @@ mod tests {
         world.after(0, 2, EventKind::Granted, 0, None);
         world.after(5, 2, EventKind::Restored, 700, Some(5.0));
         world.after(0, 2, EventKind::Running, 700, Some(5.0));
-        // A holder's time is counted while it holds.
+        // A holder's time is counted while it holds the lock.
         world.now += Duration::from_secs(6);
         world.counted.count_all(world.now);
         for (name, program, expected) in [
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_that_have_gone_are_forgotten_when_their_figures_were_seen() {
+    fn tenants_that_have_gone_are_forgotten_after_their_figures_were_shown() {
         let mut world = World::new();
         for client in [1, 2] {
             world.counted.expect(client, OfTenant::of(None, "a"));

@@ -1,5 +1,5 @@
-//! Answers those who read metrics, on a thread of its own: however they read, the scheduler's own thread is asked for a snapshot a
-//! few times a second at most, and waits for nobody.
+//! Answers readers of metrics, on a thread of its own. However many read, the scheduler's own thread is asked for a
+//! snapshot a few times a second at most, and waits for no reader.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -18,26 +18,26 @@ use super::shown::Shown;
 use super::{Address, Snapshot};
 use crate::server::Command;
 
-/// What the scheduler's own thread is asked.
+/// A question to the scheduler's own thread.
 #[derive(Debug)]
 pub(crate) enum Question {
-    /// Whether it answers.
+    /// Whether the thread answers.
     Alive(oneshot::Sender<()>),
-    /// What is so at the moment.
+    /// The present state.
     Snapshot(oneshot::Sender<Snapshot>),
 }
 
-/// A text is given to everybody who asks within this time.
+/// Readers that ask within this time get the same text.
 const FRESH: Duration = Duration::from_millis(250);
-/// An address that cannot be had is tried again so often.
+/// Time after which an address that was not available is tried again.
 const RETRY: Duration = Duration::from_secs(10);
 /// Most connections at a time.
 const CONNECTIONS: usize = 64;
 /// Longest request, in bytes.
 const LONGEST: usize = 8192;
-/// How long a request may take to arrive, and an answer to be read.
+/// Longest time for a request to arrive, and for an answer to be read.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Who does not answer for this long is not ready, or not healthy.
+/// A scheduler that does not answer for this long is not ready, or not healthy.
 const READY: Duration = Duration::from_secs(1);
 const HEALTHY: Duration = Duration::from_secs(5);
 
@@ -52,7 +52,7 @@ struct Page {
 /// Starts the thread that serves metrics.
 ///
 /// # Errors
-/// When there is no thread to be had.
+/// The system cannot start a thread.
 pub(crate) fn serve(
     address: Address,
     mut registry: Registry,
@@ -109,7 +109,7 @@ async fn listen(address: Address, page: Arc<Page>) {
     }
 }
 
-/// A socket in place of one at which nobody listens any more.
+/// Binds a socket, in place of one at which nobody listens any more.
 async fn bind(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
@@ -135,7 +135,7 @@ fn why(address: &Address, error: &io::Error) -> String {
 }
 
 async fn refused(error: &io::Error) {
-    // Out of descriptors, say: that passes, and must not become a busy loop.
+    // The process may be out of descriptors: that passes, and must not become a busy loop.
     warn!("a reader of metrics cannot be accepted: {error}");
     sleep(Duration::from_millis(100)).await;
 }
@@ -174,7 +174,7 @@ async fn serve_one(mut stream: impl AsyncRead + AsyncWrite + Unpin, page: &Page)
     .await;
 }
 
-/// The path that is asked for; none: what comes is no request.
+/// The path that the request asks for; none: the bytes are not a request.
 async fn request(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> {
     let mut text = Vec::new();
     let mut chunk = [0; 1024];
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_request_is_no_request() {
+    async fn bytes_that_are_no_request_are_told_apart() {
         for (bytes, path) in [
             (&b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"[..], Some("/metrics")),
             (b"GET /metrics?name=x HTTP/1.0\r\n\r\n", Some("/metrics")),

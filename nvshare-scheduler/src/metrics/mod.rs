@@ -1,7 +1,8 @@
-//! What Prometheus reads: figures of each GPU and of each tenant. `docs/metrics.md` lists them.
+//! Metrics for Prometheus: figures of each GPU and of each tenant. `docs/metrics.md` lists them.
 //!
-//! What happens is counted as it happens (`counted.rs`); what is so at the moment is taken from a snapshot of the core when somebody
-//! asks (`shown.rs`). The text is made on a thread of its own (`http.rs`), from a snapshot that several readers share.
+//! Events are counted as they happen (`counted.rs`); the present state is taken from a snapshot of the core when a
+//! reader asks (`shown.rs`). The text is made on a thread of its own (`http.rs`), from a snapshot that several
+//! readers share.
 
 mod counted;
 mod http;
@@ -18,7 +19,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 pub(crate) use counted::{Counted, Counters};
 pub(crate) use http::{Question, serve};
 
-/// Where metrics are read.
+/// The address at which metrics are read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     /// A TCP port.
@@ -51,7 +52,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// What is so at one moment.
+/// The state of the scheduler at one moment.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pub(crate) scheduler: SchedulerStatus,
@@ -59,7 +60,7 @@ pub(crate) struct Snapshot {
     pub(crate) clients: Vec<ClientStatus>,
 }
 
-/// Which GPU a figure is about.
+/// The GPU of a figure, as labels.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct OfGpu {
     pub(crate) gpu_uuid: String,
@@ -71,7 +72,7 @@ impl OfGpu {
     }
 }
 
-/// Whose a figure is, on which GPU. What is not known is empty, which is as good as absent.
+/// The tenant and the GPU of a figure, as labels. Unknown parts are empty, which Prometheus treats as absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, EncodeLabelSet)]
 pub(crate) struct OfTenant {
     pub(crate) gpu_uuid: String,
@@ -83,7 +84,7 @@ pub(crate) struct OfTenant {
 }
 
 impl OfTenant {
-    /// A client's, without a GPU yet.
+    /// The labels of a client, without a GPU yet.
     pub(crate) fn of(process: Option<&ProcessInfo>, program: &str) -> Self {
         let part = |part: fn(&ProcessInfo) -> Option<String>| process.and_then(part).unwrap_or_default();
         Self {
@@ -130,7 +131,7 @@ mod tests {
         }
     }
 
-    /// A text with each metric in it.
+    /// A text that contains each metric.
     fn sample() -> String {
         use nvshare_core::{Happened, Time};
         use nvshare_proto::{EventKind, Usage};
@@ -184,7 +185,7 @@ mod tests {
         text
     }
 
-    /// Each metric's name as it is asked for, and its type.
+    /// Each metric's name as Prometheus knows it, and its type.
     fn metrics() -> Vec<(String, String)> {
         let text = sample();
         let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_metrics_is_what_there_is() {
+    fn the_documented_metrics_are_those_that_exist() {
         let page = include_str!("../../../docs/metrics.md");
         let rows = page.lines().filter_map(|line| {
             let mut cells = line.strip_prefix("| `nvshare_")?.split('|').map(str::trim);
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn dashboard_and_alerts_ask_for_what_there_is() {
+    fn dashboard_and_alerts_ask_for_metrics_that_exist() {
         let names: Vec<String> = metrics()
             .into_iter()
             .flat_map(|(name, kind)| {
@@ -246,7 +247,7 @@ mod tests {
             let unknown: Vec<_> =
                 asked.iter().filter(|asked| !names.iter().any(|name| name == **asked)).collect();
             assert!(unknown.is_empty(), "{file}: {unknown:?}");
-            // What is summed by is a label.
+            // Sums are made by labels that exist.
             for labels in text.split("by (").skip(1).filter_map(|rest| rest.split(')').next()) {
                 for label in labels.split(',').map(str::trim) {
                     let known = ["le", "instance", "state"].contains(&label)

@@ -1,4 +1,4 @@
-//! What is so at the moment, from a snapshot.
+//! Metrics of the present state, from a snapshot.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,17 +17,19 @@ use super::{OfGpu, OfTenant, Snapshot};
 #[derive(Debug, Clone, Default)]
 pub(super) struct Shown(Arc<Mutex<Option<Snapshot>>>);
 
-/// A gauge of a GPU: its name, what it is, and its value.
+/// A gauge of a GPU: its name, its help text, and its value.
 type GpuGauge = (&'static str, &'static str, fn(&GpuStatus) -> f64);
 
 const GPU_GAUGES: [GpuGauge; 7] = [
-    ("gpu_capacity_bytes", "What clients may fill together", |gpu| gpu.capacity as f64),
-    ("gpu_allocated_bytes", "What clients have allocated", |gpu| gpu.allocated as f64),
-    ("gpu_resident_bytes", "What is charged as being on the GPU, unused room included", |gpu| {
+    ("gpu_capacity_bytes", "Bytes that clients may fill together", |gpu| gpu.capacity as f64),
+    ("gpu_allocated_bytes", "Bytes that clients have allocated", |gpu| gpu.allocated as f64),
+    ("gpu_resident_bytes", "Bytes charged as being on the GPU, unused room included", |gpu| {
         gpu.resident as f64
     }),
-    ("gpu_overhead_bytes", "What clients' contexts and modules take beside that", |gpu| gpu.overhead as f64),
-    ("gpu_quantum_seconds", "The quantum", |gpu| gpu.quantum_ms as f64 / 1e3),
+    ("gpu_overhead_bytes", "Bytes of clients' contexts and modules, beside the resident ones", |gpu| {
+        gpu.overhead as f64
+    }),
+    ("gpu_quantum_seconds", "How long a turn lasts while somebody waits", |gpu| gpu.quantum_ms as f64 / 1e3),
     ("gpu_holders", "Clients that hold the GPU's lock", |gpu| gpu.holders.len() as f64),
     ("gpu_waiters", "Clients that wait for the GPU's lock", |gpu| gpu.waiters.len() as f64),
 ];
@@ -44,7 +46,7 @@ struct Tenant {
     limit: u64,
 }
 
-/// A gauge of a tenant: its name, what it is, and its value.
+/// A gauge of a tenant: its name, its help text, and its value.
 type TenantGauge = (&'static str, &'static str, fn(&Tenant) -> u64);
 
 const TENANT_GAUGES: [TenantGauge; 7] = [
@@ -52,8 +54,10 @@ const TENANT_GAUGES: [TenantGauge; 7] = [
     ("tenant_holding", "Clients of the tenant that hold the GPU's lock", |tenant| tenant.holding),
     ("tenant_waiting", "Clients of the tenant that wait for the GPU's lock", |tenant| tenant.waiting),
     ("tenant_stuck", "Clients of the tenant that do not answer", |tenant| tenant.stuck),
-    ("tenant_allocated_bytes", "What the tenant has allocated", |tenant| tenant.allocated),
-    ("tenant_resident_bytes", "What of that is on the GPU", |tenant| tenant.resident),
+    ("tenant_allocated_bytes", "Bytes that the tenant has allocated", |tenant| tenant.allocated),
+    ("tenant_resident_bytes", "Bytes of the tenant that are charged as being on the GPU", |tenant| {
+        tenant.resident
+    }),
     ("tenant_limit_bytes", "The tenant's memory limit; 0: none", |tenant| tenant.limit),
 ];
 
@@ -78,14 +82,14 @@ fn tenants(clients: &[ClientStatus]) -> BTreeMap<OfTenant, Tenant> {
             tenant.stuck += u64::from(client.stuck);
             tenant.allocated = tenant.allocated.saturating_add(usage.allocated);
             tenant.resident = tenant.resident.saturating_add(usage.allocated.saturating_sub(usage.absent));
-            // Its processes share one limit.
+            // The tenant's processes share one limit.
             tenant.limit = tenant.limit.max(usage.limit);
         }
     }
     tenants
 }
 
-/// Each state a client can be in, by its name.
+/// Each state of a client, with its name.
 const STATES: [(ClientState, &str); 10] = [
     (ClientState::Parked, "parked"),
     (ClientState::Waiting, "waiting"),
@@ -133,13 +137,13 @@ impl Collector for Shown {
         family(
             encoder,
             "scheduling_enabled",
-            "1: the scheduler schedules; 0: everybody runs",
+            "1: scheduling is on; 0: it is off, and every client runs",
             gauge,
             [(none, on)],
         )?;
         let count = |state| snapshot.clients.iter().filter(|client| client.state == state).count() as u64;
         let states = STATES.map(|(state, name)| ([("state", name)], ConstGauge::new(count(state))));
-        family(encoder, "clients", "Clients, by where they stand", gauge, states)?;
+        family(encoder, "clients", "Clients, by state", gauge, states)?;
         let info = snapshot.gpus.iter().map(|gpu| {
             let index = gpu.index.map(|index| index.to_string()).unwrap_or_default();
             let name = gpu.name.clone().unwrap_or_default();

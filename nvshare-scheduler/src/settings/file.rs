@@ -10,7 +10,7 @@ use nvshare_proto::units;
 use nvshare_proto::{GpuUuid, QuantumRule};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
-/// What a configuration file may say. A name that is not here is an error.
+/// The contents of a configuration file. A name that is not here is an error.
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct File {
@@ -29,7 +29,7 @@ pub(super) struct File {
     pub(super) gpu: BTreeMap<GpuUuid, Gpu>,
 }
 
-/// What it may say of one GPU.
+/// The part about one GPU.
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Gpu {
@@ -38,13 +38,13 @@ pub(super) struct Gpu {
     pub(super) reserve: Option<Size>,
 }
 
-/// A path with something in it.
+/// A path that is not empty.
 fn path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
     let path = PathBuf::deserialize(deserializer)?;
     if path.as_os_str().is_empty() { Err(de::Error::custom("the path is empty")) } else { Ok(Some(path)) }
 }
 
-/// Reads a file's text; an error says which line.
+/// Parses a file's text; an error names the line.
 pub(super) fn parse<T: de::DeserializeOwned>(text: &str) -> Result<T, String> {
     toml::from_str(text).map_err(|error| {
         let line = error
@@ -56,7 +56,7 @@ pub(super) fn parse<T: de::DeserializeOwned>(text: &str) -> Result<T, String> {
     })
 }
 
-/// A value that is written as on the command line, or as a plain number.
+/// Declares a value that is written as on the command line, or as a plain number.
 macro_rules! written {
     ($name:ident, $holds:ty, $parse:expr, $what:literal) => {
         #[derive(Debug, Clone, Copy, PartialEq)]
@@ -82,7 +82,7 @@ pub(super) fn level(text: &str) -> Result<tracing::Level, String> {
     text.parse().map_err(|_| format!("{text:?} is not a level; accepted: error, warn, info, debug, trace"))
 }
 
-/// Where metrics are read.
+/// The address at which metrics are read.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Metrics(pub(super) Address);
 
@@ -93,7 +93,7 @@ impl<'de> Deserialize<'de> for Metrics {
     }
 }
 
-/// Takes a text or a number as the text that it is.
+/// Takes a text or a number, as text.
 struct Written(&'static str);
 
 impl Visitor<'_> for Written {

@@ -1,6 +1,6 @@
-//! What an administrator chose: options and environment first, then the configuration file, then defaults.
+//! The settings of an administrator: options and environment first, then the configuration file, then defaults.
 //!
-//! What was set at run time stands above all of these, until it is reset: see [`Store`].
+//! Settings made at run time come before all of these, until they are reset: see [`Store`].
 
 mod file;
 mod options;

@@ -1,4 +1,4 @@
-//! The command line, and what follows from it and the configuration file.
+//! The command line, and the settings that follow from it and the configuration file.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -75,7 +75,7 @@ pub struct Options {
     gpu_descriptions: PathBuf,
 }
 
-/// What is in force.
+/// The settings that are in force.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Clients' socket.
@@ -84,33 +84,33 @@ pub struct Settings {
     pub admin: PathBuf,
     /// The configuration file, if there is one.
     pub file: Option<PathBuf>,
-    /// Where what is set at run time is kept; nowhere, if there is no place for it.
+    /// File for settings made at run time; none, if there is no place for it.
     pub state: Option<PathBuf>,
-    /// Where the kernel module describes the GPUs.
+    /// The folder in which the kernel module describes the GPUs.
     pub gpu_descriptions: PathBuf,
-    /// Where metrics are read, if anywhere.
+    /// The address at which metrics are read, if they are.
     pub metrics: Option<Address>,
-    /// What is logged.
+    /// The level of the log.
     pub log: tracing::Level,
-    /// For the core. What names this run of the scheduler is left to the caller.
+    /// The core's configuration. The caller sets the number of this run of the scheduler.
     pub config: Config,
 }
 
-/// Why a configuration cannot be followed.
+/// The configuration cannot be followed.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {reason}")]
 pub struct Error {
     /// The file.
     path: PathBuf,
-    /// The line and what is wrong there, or why it cannot be read.
+    /// The line and the error there, or the reason why the file cannot be read.
     reason: String,
 }
 
 impl Options {
-    /// Reads the configuration file and adds what it says.
+    /// Reads the configuration file and merges it with the options.
     ///
     /// # Errors
-    /// When the file cannot be read, is not there although it was named, or says what cannot be followed.
+    /// The file cannot be read, was named and is not there, or contains values that cannot be followed.
     pub fn settle(&self, root: bool) -> Result<Settings, Error> {
         let named = self.config.clone().or_else(|| names::path(names::CONFIG));
         let is_named = named.is_some();
@@ -138,7 +138,7 @@ impl Options {
             Some(admin) => Some(admin.parent()?.join("nvshare-state.toml")),
             None => default_state(root),
         });
-        // Each of the two makes the other void, so an option overrules both in the file.
+        // Each of the two makes the other void, so an option overrules both settings of the file.
         let (gpu_memory, reserve) = match (self.gpu_memory, self.reserve) {
             (None, None) => (file.gpu_memory.map(|size| size.0), file.reserve.map(|size| size.0)),
             chosen => chosen,
@@ -178,7 +178,7 @@ impl Options {
     }
 }
 
-/// The file at a path; none where there is none and none was named.
+/// Reads the file at a path; none if there is no file and none was named.
 fn read(path: &Path, named: bool) -> Result<Option<File>, Error> {
     let error = |reason: String| Error { path: path.to_owned(), reason };
     let text = match fs::read_to_string(path) {
@@ -214,7 +214,7 @@ fn default_state(root: bool) -> Option<PathBuf> {
     }
 }
 
-/// In the user's own folder that a variable names, or at its usual place.
+/// A path in the user's own folder: that of a variable, or else the usual one.
 fn own(variable: &str, usual: &str, name: &str) -> Option<PathBuf> {
     let folder = names::path(variable).or_else(|| Some(names::path("HOME")?.join(usual)))?;
     Some(folder.join("nvshare").join(name))

@@ -1,4 +1,4 @@
-//! What administrators set at run time: it survives a restart, and is in force until it is reset.
+//! Settings that administrators make at run time: they survive a restart, and are in force until they are reset.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use nvshare_proto::GpuUuid;
 use super::file::{self, Tq};
 use nvshare_core::{Config, Rule};
 
-/// The small file with what was set at run time, and its contents.
+/// The small file with the settings made at run time, and its contents.
 #[derive(Debug, Default)]
 pub struct Store {
     path: Option<PathBuf>,
@@ -34,7 +34,8 @@ struct Own {
 }
 
 impl Store {
-    /// Reads what was set before. What cannot be read is left as it is and does not count; the error says why.
+    /// Reads the settings made before. A file that cannot be read stays as it is and does not count; the error gives
+    /// the reason.
     #[must_use]
     pub fn open(path: Option<PathBuf>) -> (Self, Option<String>) {
         let read = path.as_deref().map_or(Ok(State::default()), read);
@@ -45,7 +46,7 @@ impl Store {
         (Self { path, state }, error)
     }
 
-    /// The configuration with what was set at run time.
+    /// The configuration with the settings made at run time.
     #[must_use]
     pub fn over(&self, config: &Config) -> Config {
         let mut config = config.clone();
@@ -67,7 +68,7 @@ impl Store {
     /// Keeps a quantum of one GPU, or of all.
     ///
     /// # Errors
-    /// When it cannot be written: it is in force, and does not survive a restart.
+    /// The file cannot be written: the setting is in force, and does not survive a restart.
     pub fn set_quantum(&mut self, gpu: Option<GpuUuid>, rule: Rule) -> Result<(), String> {
         let tq = Tq(rule.said());
         if let Some(gpu) = gpu {
@@ -88,7 +89,7 @@ impl Store {
         self.save()
     }
 
-    /// Forgets everything.
+    /// Forgets all settings made at run time.
     ///
     /// # Errors
     /// As [`Store::set_quantum`].
@@ -137,7 +138,7 @@ fn read(path: &Path) -> Result<State, String> {
     }
 }
 
-/// Writes a file whole or not at all, whatever happens meanwhile.
+/// Writes a file whole or not at all, even if the process ends meanwhile.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(folder)?;
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_set_survives_and_wins_until_it_is_reset() {
+    fn settings_at_run_time_survive_and_come_first_until_they_are_reset() {
         let folder = folder("survives");
         let path = folder.join("deep/state.toml");
         let own = GpuConfig { quantum: Some(Duration::from_secs(3)), ..GpuConfig::default() };

@@ -1,10 +1,10 @@
-//! What others do, as far as their sources and papers tell: first come, first served, whatever memory there is, which page
-//! faults move.
+//! Other schedulers, as far as their sources and papers tell: first come, first served, without regard to memory,
+//! which page faults move.
 //!
 //! - [`Rule::Fcfs`], the original nvshare: one client at a time on each GPU, a fixed quantum, DROP_LOCK at its end whether
 //!   somebody waits or not, an early release after 5 s without work.
 //! - [`Rule::RunOrSerialise`], a fork of it: all run while what is allocated is less than 90 % of the card, else one at a
-//!   time for 5 s for each GiB that it has, at least 10 s and at most 300 s.
+//!   time for 5 s for each GiB that the client has, at least 10 s and at most 300 s.
 //!
 //! Both know one GPU. Here each GPU has a queue of its own, and a client of several takes their locks in one order, so that
 //! no two wait for each other.
@@ -17,10 +17,10 @@ use nvshare_proto::{ClientMessage, Epoch, Hold, SchedulerMessage};
 
 use super::{Faults, Newcomer, Scheduler};
 
-/// Which of the rules.
+/// The two rules.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Rule {
-    /// The original: its quantum.
+    /// The original, with its quantum.
     Fcfs(Duration),
     /// The fork.
     RunOrSerialise,
@@ -30,9 +30,9 @@ pub(crate) enum Rule {
 struct Card {
     queue: VecDeque<usize>,
     holders: BTreeSet<usize>,
-    /// Resident bytes, those last that ran last.
+    /// Resident bytes of clients, in the order in which they ran last.
     resident: VecDeque<(usize, u64)>,
-    /// What its clients have allocated.
+    /// Bytes that the card's clients have allocated.
     allocated: u64,
 }
 
@@ -40,7 +40,7 @@ struct Card {
 struct Client {
     gpus: Vec<usize>,
     bytes: u64,
-    /// Of how many of its GPUs it has the lock.
+    /// The number of the client's GPUs whose lock it has.
     has: usize,
     wants: bool,
     runs: bool,
@@ -84,7 +84,7 @@ impl ByTurns {
         }
     }
 
-    /// Takes the locks that a client lacks, in their order; what it cannot have it queues for.
+    /// Takes the locks that a client lacks, in their order; where it cannot have one, it queues.
     fn take(&mut self, id: usize, now: Time) {
         while let Some(client) = self.clients.get(&id)
             && let Some(&gpu) = client.gpus.get(client.has)
@@ -115,7 +115,7 @@ impl ByTurns {
         self.told.push_back((id, SchedulerMessage::LockOk { epoch, quantum_ms: 0, room: Vec::new() }));
     }
 
-    /// A client gives its locks back; who is first in the queues goes on.
+    /// A client gives its locks back; the clients that are first in the queues go on.
     fn release(&mut self, id: usize, now: Time) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         (client.runs, client.has) = (false, 0);
@@ -153,7 +153,7 @@ impl Scheduler for ByTurns {
         let registered = SchedulerMessage::Registered { client: newcomer.client as u64, hold };
         self.told.push_back((newcomer.client, registered));
         self.told.push_back((newcomer.client, SchedulerMessage::Waiters { waiting: true }));
-        // Who ran beside others does so no more, now that they do not fit.
+        // The memory does not fit any more, so clients that ran beside others must not go on doing so.
         for &gpu in &newcomer.gpus {
             if !self.all_run(gpu) {
                 let holders: Vec<usize> = self.cards[gpu].holders.iter().skip(1).copied().collect();

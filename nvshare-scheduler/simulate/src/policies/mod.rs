@@ -9,7 +9,7 @@ use nvshare_proto::{ClientMessage, SchedulerMessage};
 pub(crate) use by_turns::{ByTurns, Rule};
 pub(crate) use ours::{Ours, number, uuid};
 
-/// A client as a scheduler meets it. Sizes in bytes.
+/// A new client, as the scheduler knows it. Sizes in bytes.
 #[derive(Debug, Clone)]
 pub(crate) struct Newcomer {
     pub(crate) client: usize,
@@ -17,7 +17,7 @@ pub(crate) struct Newcomer {
     pub(crate) bytes: u64,
 }
 
-/// Bytes that page faults bring to a card, and those that make room for them.
+/// Bytes that page faults bring to a card, and bytes that leave to make room for them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Faults {
     pub(crate) gpu: usize,
@@ -25,7 +25,7 @@ pub(crate) struct Faults {
     pub(crate) leave: u64,
 }
 
-/// A scheduler: takes in what clients say, and says what they are to do.
+/// A scheduler: takes messages of clients, and gives messages to them.
 pub(crate) trait Scheduler {
     fn comes(&mut self, newcomer: &Newcomer, now: Time);
     fn says(&mut self, client: usize, message: ClientMessage, now: Time);
@@ -33,10 +33,10 @@ pub(crate) trait Scheduler {
     /// The time that [`Scheduler::deadline`] named has come.
     fn due(&mut self, now: Time);
     fn deadline(&self) -> Option<Time>;
-    /// What is said next, and to whom.
+    /// The next message, and the client that it is for.
     fn told(&mut self) -> Option<(usize, SchedulerMessage)>;
-    /// How long clients are idle before they say so.
+    /// Time without work after which a client reports that it is idle, in milliseconds.
     fn idle_after_ms(&self) -> u64;
-    /// What moves by page faults when a client runs; none: memory moves by orders.
+    /// Page faults when a client runs; none: memory moves by orders.
     fn faults(&mut self, client: usize) -> Option<Vec<Faults>>;
 }

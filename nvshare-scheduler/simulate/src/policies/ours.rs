@@ -1,4 +1,4 @@
-//! This project's scheduler: the very core that the daemon runs.
+//! This project's scheduler: the same core that the daemon runs.
 
 use nvshare_core::{Config, Core, Event, Identity, Output, Time};
 use nvshare_proto::{Asked, ClientMessage, Gate, GpuUuid, MemoryMode, Register, SchedulerMessage, Usage};
