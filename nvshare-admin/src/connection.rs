@@ -19,17 +19,17 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) struct Connection {
     socket: PathBuf,
     stream: UnixStream,
-    /// What was received, and how much of it was read.
+    /// Bytes that were received; the first `read` of them are decoded.
     received: Vec<u8>,
     read: usize,
 }
 
 impl Connection {
-    /// Connects: the inner error says why there is nobody to connect to.
+    /// Connects. The inner error is the reason why no scheduler can be reached.
     pub(crate) fn open(socket: &Path) -> Result<io::Result<Self>, Error> {
         let (answer, answered) = mpsc::channel();
         let path = socket.to_owned();
-        // Where a stopped scheduler's queue is full, `connect` waits for ever; the thread ends with the program.
+        // `connect` waits for ever if the queue of a stopped scheduler is full; the thread ends with the program.
         let started = thread::Builder::new().spawn(move || {
             let _ = answer.send(UnixStream::connect(path));
         });
@@ -46,7 +46,7 @@ impl Connection {
         Ok(prepared.map(|()| Self { socket: socket.to_owned(), stream, received: Vec::new(), read: 0 }))
     }
 
-    /// What went wrong on it.
+    /// The error for a connection that cannot be used any more.
     pub(crate) fn broken(&self, why: String) -> Error {
         Error::Broken { socket: self.socket.clone(), why }
     }
@@ -58,7 +58,7 @@ impl Connection {
         }
     }
 
-    /// Asks, and waits for the whole answer.
+    /// Sends a request, and waits for the whole answer.
     pub(crate) fn ask(&mut self, request: AdminRequest) -> Result<Vec<AdminReply>, Error> {
         self.send(request)?;
         let mut replies = Vec::new();

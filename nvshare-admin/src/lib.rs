@@ -1,4 +1,4 @@
-//! The administrator's connection to a scheduler: finds it, asks it, and says in plain words why it does not answer.
+//! The administrator's connection to a scheduler: finds the scheduler, asks it, and says in plain words why it does not answer.
 
 #![forbid(unsafe_code)]
 
@@ -18,35 +18,35 @@ use serde::Serialize;
 use places::Place;
 pub use watch::{Told, Watch};
 
-/// The version of the JSON that [`Status`] becomes. A new field does not change it; a field that goes, or means
-/// something else, does.
+/// The version of the JSON of a [`Status`]. A new field does not change the version; a field that is removed, or gets
+/// another meaning, does.
 pub const SCHEMA: u32 = 1;
 
-/// A scheduler that may be there.
+/// The sockets at which a scheduler may listen.
 #[derive(Debug)]
 pub struct Scheduler {
     places: Vec<Place>,
 }
 
-/// All that a scheduler shows.
+/// The whole status of a scheduler.
 #[derive(Debug, Serialize)]
 pub struct Status {
     /// See [`SCHEMA`].
     pub schema: u32,
     /// The scheduler.
     pub scheduler: SchedulerStatus,
-    /// Its GPUs.
+    /// The scheduler's GPUs.
     pub gpus: Vec<GpuStatus>,
-    /// Its clients, and the last few that are gone.
+    /// The scheduler's clients, and the last few that are gone.
     pub clients: Vec<ClientStatus>,
 }
 
-/// A socket that could not be used, and why.
+/// A socket that could not be used, and the reason.
 #[derive(Debug)]
 pub struct Tried {
     /// The socket.
     pub path: PathBuf,
-    /// Why not.
+    /// The reason.
     pub error: io::Error,
 }
 
@@ -69,39 +69,39 @@ fn is_socket(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
-/// Why a scheduler did not do what it was asked.
+/// Why a scheduler did not carry out a request.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody listens at any of these sockets.
+    /// No scheduler listens at any of these sockets.
     #[error("no scheduler answers at {}", list(.0))]
     NotFound(Vec<Tried>),
-    /// There is a scheduler, and this user may neither change anything nor watch.
+    /// A scheduler runs, and this user may neither change anything nor watch.
     #[error(
         "{what} need the administrators' socket {tried}; ask as the user who started the scheduler (for root's, with sudo)"
     )]
     NotAnAdministrator {
-        /// What was asked for.
+        /// The requests that need the administrators' socket.
         what: &'static str,
         /// The socket.
         tried: Tried,
     },
-    /// It accepts connections and says nothing.
+    /// The scheduler accepts connections and does not answer.
     #[error("the scheduler at {} does not answer within {seconds} s: it is stopped or overloaded", .socket.display())]
     Silent {
-        /// Its socket.
+        /// The scheduler's socket.
         socket: PathBuf,
-        /// How long it was waited for, in seconds.
+        /// Time until this was given up, in seconds.
         seconds: u64,
     },
-    /// It will not do it.
+    /// The scheduler refuses the request.
     #[error("{0}")]
     Refused(String),
-    /// What it says cannot be understood, or the connection broke.
+    /// The scheduler's answer cannot be understood, or the connection broke.
     #[error("{}: {why}", .socket.display())]
     Broken {
-        /// Its socket.
+        /// The scheduler's socket.
         socket: PathBuf,
-        /// What happened.
+        /// The reason.
         why: String,
     },
 }
@@ -111,19 +111,19 @@ fn list(tried: &[Tried]) -> String {
 }
 
 impl Scheduler {
-    /// The one at a socket.
+    /// The scheduler at a socket.
     #[must_use]
     pub fn at(socket: PathBuf) -> Self {
         Self { places: vec![Place::only(socket)] }
     }
 
-    /// The one that a program of this user and environment would join.
+    /// The scheduler that a program of this user and environment would join.
     #[must_use]
     pub fn usual() -> Self {
         Self { places: places::usual() }
     }
 
-    /// Has a change made; the line that says what was done.
+    /// Asks for a change; returns the line that says what was done.
     ///
     /// # Errors
     /// See [`Error`].
@@ -138,7 +138,7 @@ impl Scheduler {
         }
     }
 
-    /// Asks for everything: of an ordinary user, for what is shown to everybody.
+    /// Asks for the whole status; an ordinary user gets the part that every user may see.
     ///
     /// # Errors
     /// See [`Error`].

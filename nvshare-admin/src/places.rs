@@ -1,4 +1,4 @@
-//! Where a scheduler is looked for: root's first, then the user's own, as the library does.
+//! The places where a scheduler may listen: root's first, then the user's own, as for the library.
 
 use std::path::PathBuf;
 
@@ -12,12 +12,12 @@ use crate::{Error, Tried};
 #[derive(Debug)]
 pub(crate) struct Place {
     admin: PathBuf,
-    /// Its clients' socket, which shows the status to everybody.
+    /// The scheduler's clients' socket, which shows the status to every user.
     clients: Option<PathBuf>,
 }
 
 impl Place {
-    /// A scheduler of which one socket is known.
+    /// A scheduler of which only one socket is known.
     pub(crate) fn only(socket: PathBuf) -> Self {
         Self { admin: socket, clients: None }
     }
@@ -27,7 +27,7 @@ impl Place {
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) connection: Connection,
-    /// It is its clients' socket that is connected, for this reason.
+    /// The reason why the administrators' socket cannot be used, if the connection is to the clients' socket.
     pub(crate) denied: Option<Tried>,
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn usual() -> Vec<Place> {
     [place(SYSTEM_ADMIN_SOCKET.into(), SYSTEM_SOCKET.into())].into_iter().chain(own).collect()
 }
 
-/// The first place where somebody listens.
+/// The first place where a scheduler listens.
 pub(crate) fn find(places: &[Place]) -> Result<Found, Error> {
     let mut tried = Vec::new();
     for place in places {

@@ -5,12 +5,12 @@ use nvshare_proto::{AdminReply, AdminRequest, WatchEvent, WatchFrom};
 use crate::connection::Connection;
 use crate::{Error, Scheduler, places};
 
-/// What a watcher is told.
+/// News for a watcher.
 #[derive(Debug)]
 pub enum Told {
-    /// Something happened.
+    /// An event.
     Event(Box<WatchEvent>),
-    /// So many events are not kept any more: they were read too slowly, or asked for too late.
+    /// This many events are lost: they were read too slowly, or asked for too late.
     Missed(u64),
     /// Nothing happened for a while, and the scheduler lives.
     Alive,
@@ -25,7 +25,7 @@ pub struct Watch {
 }
 
 impl Scheduler {
-    /// Begins to watch. With `follow` there is no end; else it ends behind the last event that is kept.
+    /// Begins to watch. With `follow` there is no end; else the answer ends behind the last event that is kept.
     ///
     /// # Errors
     /// See [`Error`].
@@ -46,10 +46,10 @@ impl Scheduler {
 }
 
 impl Watch {
-    /// Waits for what comes next; none: that was all.
+    /// Waits for the next news; none: there is no more.
     ///
     /// # Errors
-    /// See [`Error`]; the scheduler may have gone.
+    /// See [`Error`]; the scheduler may be gone.
     pub fn wait(&mut self) -> Result<Option<Told>, Error> {
         Ok(Some(match self.connection.receive()? {
             AdminReply::Event(event) => {
@@ -63,7 +63,7 @@ impl Watch {
         }))
     }
 
-    /// Where another connection goes on, once this one is lost.
+    /// The event from which another connection goes on after this one is lost.
     #[must_use]
     pub fn place(&self) -> WatchFrom {
         WatchFrom::After { boot: self.boot, seq: self.seen }

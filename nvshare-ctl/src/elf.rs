@@ -1,4 +1,4 @@
-//! What an ELF file says of itself.
+//! Facts that an ELF file contains.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use object::read::elf::{ElfFile64, FileHeader as _};
 use object::{Endianness, Object, ObjectSymbol, elf};
 
-/// Names of what a library exports.
+/// Names of the symbols that a library exports.
 ///
 /// # Errors
-/// When it cannot be read, or is no library.
+/// The file cannot be read, or is not a library.
 pub(crate) fn exports(path: &Path) -> Result<BTreeSet<String>, String> {
     let describe = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let bytes = fs::read(path).map_err(|error| describe(&error))?;
@@ -21,24 +21,24 @@ pub(crate) fn exports(path: &Path) -> Result<BTreeSet<String>, String> {
     Ok(names.filter_map(|symbol| symbol.name().ok().map(str::to_owned)).collect())
 }
 
-/// How a program is started, as far as a preload is concerned.
+/// The way in which a program is started, as far as a preload is concerned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Start {
     /// By the dynamic loader, which preloads.
     Dynamic,
-    /// Without it.
+    /// Without the dynamic loader.
     Static,
-    /// By a loader of other libraries: 32 bits, or another machine's.
+    /// By a loader of other libraries: 32 bits, or of another machine.
     Foreign,
-    /// By the program that the first line names.
+    /// By the program that the file's first line names.
     Script(PathBuf),
-    /// That cannot be told.
+    /// The file does not tell.
     Unknown,
 }
 
 /// Looks at a program's first bytes.
 pub(crate) fn start(path: &Path) -> Start {
-    // Program headers stand at the beginning of a file; a first line is shorter.
+    // Program headers stand at the beginning of a file, and a first line is shorter than this.
     let mut head = vec![0; 64 << 10];
     let read = File::open(path).and_then(|mut file| {
         let mut used = 0;

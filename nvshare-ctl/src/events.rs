@@ -1,4 +1,4 @@
-//! A scheduler's events as lines: of JSON, and for people. `docs/events.md` describes both.
+//! A scheduler's events as lines: as JSON, and for people. `docs/events.md` describes both.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -9,18 +9,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::show;
 
-/// The version of the JSON. A new field, or a new event, does not change it; a field that goes, or means something else, does.
+/// The version of the JSON. A new field, or a new event, does not change the version; a field that is removed, or
+/// gets another meaning, does.
 pub(crate) const SCHEMA: u32 = 1;
 
-/// One event as JSON has it.
+/// An event in the form of the JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Line {
     pub(crate) schema: u32,
-    /// When, as people write it.
+    /// The event's time, as a date.
     pub(crate) time: String,
-    /// In microseconds since 1970.
+    /// The event's time, in microseconds since 1970.
     pub(crate) time_us: u64,
-    /// In microseconds since the scheduler started.
+    /// The event's time, in microseconds since the scheduler started.
     pub(crate) up_us: Option<u64>,
     pub(crate) seq: Option<u64>,
     pub(crate) event: String,
@@ -30,14 +31,14 @@ pub(crate) struct Line {
     pub(crate) gpus: Vec<GpuUuid>,
     pub(crate) bytes: Option<u64>,
     pub(crate) took_us: Option<u64>,
-    /// Of events that were missed: how many.
+    /// The number of events that were missed.
     pub(crate) count: Option<u64>,
-    /// Why a scheduler was lost.
+    /// The reason why the scheduler was lost.
     pub(crate) why: Option<String>,
 }
 
 impl Line {
-    /// What a scheduler tells.
+    /// The line of an event of the scheduler.
     pub(crate) fn of(event: &WatchEvent) -> Self {
         Self {
             schema: SCHEMA,
@@ -57,7 +58,7 @@ impl Line {
         }
     }
 
-    /// What is noticed here.
+    /// The line of an event that this program notices itself.
     fn own(event: &str) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
@@ -84,7 +85,7 @@ impl Line {
         Self { count: Some(count), ..Self::own("missed") }
     }
 
-    /// The scheduler has gone, or says nothing any more.
+    /// The scheduler has gone, or does not answer any more.
     pub(crate) fn lost(why: String) -> Self {
         Self { why: Some(why), ..Self::own("lost") }
     }
@@ -94,7 +95,7 @@ impl Line {
         Self::own("joined")
     }
 
-    /// For people. GPUs have the names given, or the beginnings of their UUIDs.
+    /// The line for people. GPUs have the names given, or the beginnings of their UUIDs.
     pub(crate) fn sentence(&self, gpus: &BTreeMap<GpuUuid, String>) -> String {
         let time = self.time.get(11..23).unwrap_or(&self.time);
         let name = |gpu: &GpuUuid| gpus.get(gpu).cloned().unwrap_or_else(|| show::short_uuid(*gpu));
@@ -108,7 +109,7 @@ impl Line {
         format!("{time}  {where_:<8}  {who:<24}  {:<10}  {}", self.event, self.detail()).trim_end().to_owned()
     }
 
-    /// What an event is about, beside its name.
+    /// The details of the event, beside its name.
     fn detail(&self) -> String {
         let bytes = self.bytes.unwrap_or(0);
         let size = Bytes(bytes);
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_can_be_read_and_is_documented() {
+    fn lines_that_are_written_can_be_read_and_are_documented() {
         let line = Line::of(&event(EventKind::Evicted, Some(5), None));
         let text = serde_json::to_string(&line).unwrap();
         assert_eq!(serde_json::from_str::<Line>(&text).unwrap(), line);

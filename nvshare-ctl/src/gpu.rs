@@ -1,4 +1,4 @@
-//! A GPU as people name it.
+//! A GPU in the form in which people name it.
 
 use std::str::FromStr;
 
@@ -12,11 +12,11 @@ use crate::show;
 pub(crate) enum Gpu {
     Index(u32),
     Uuid(GpuUuid),
-    /// What a UUID begins with.
+    /// The beginning of a UUID.
     Prefix(String),
 }
 
-/// What every UUID begins with.
+/// The beginning of every UUID.
 const PREFIX: &str = "GPU-";
 
 impl FromStr for Gpu {
@@ -39,7 +39,7 @@ impl FromStr for Gpu {
 }
 
 impl Gpu {
-    /// Its UUID; the scheduler is asked where more is needed than was said.
+    /// The GPU's UUID; asks the scheduler if the name is a number or a part.
     pub(crate) fn uuid(&self, scheduler: &Scheduler) -> Result<GpuUuid, String> {
         if let Self::Uuid(uuid) = self {
             return Ok(*uuid);

@@ -45,7 +45,7 @@ enum Command {
     Status(status::Options),
     /// Show the clients, the time that each had, and the memory that each moved
     Clients(clients::Options),
-    /// Tell what happens, as it happens
+    /// Print events as they happen
     Watch(watch::Options),
     /// Show the GPUs and their clients in this terminal, as they change
     Top(top_command::Options),
@@ -57,9 +57,9 @@ enum Command {
     SetLimit(give::LimitOptions),
     /// Set how much of its GPUs' time a client gets against others
     SetWeight(give::WeightOptions),
-    /// Set whether a client's work can wait, or is waited for
+    /// Set the priority of a client's work: low, normal or high
     SetPriority(give::PriorityOptions),
-    /// Have a client stand still; its memory makes way when others want the room
+    /// Pause a client; its memory makes way when others want the room
     Pause(give::ClientOptions),
     /// Let a paused client go on
     Resume(give::ClientOptions),
@@ -84,7 +84,7 @@ enum Command {
     Probe,
 }
 
-/// The command line, as clap knows it.
+/// The command line, in clap's form.
 #[must_use]
 pub fn command() -> clap::Command {
     Options::command()

@@ -1,4 +1,4 @@
-//! The library that is preloaded: where it is, and whether it is one.
+//! The library that is preloaded: its path, and a check of the file.
 
 use std::env;
 use std::path::{self, Path, PathBuf};
@@ -8,7 +8,7 @@ use nvshare_proto::env::{self as names, LIBRARY};
 
 use crate::elf;
 
-/// Where the library is.
+/// The path of the library.
 #[derive(Debug, Default, Args)]
 pub(crate) struct Library {
     /// The library to preload [variable: NVSHARE_LIBRARY] [default: beside this
@@ -18,10 +18,10 @@ pub(crate) struct Library {
 }
 
 impl Library {
-    /// Its absolute path.
+    /// The library's absolute path.
     ///
     /// # Errors
-    /// When there is none where it should be, or what is there is something else.
+    /// There is no file where the library should be, or the file there is something else.
     pub(crate) fn find(&self) -> Result<PathBuf, String> {
         if let Some(named) = self.library.clone().or_else(|| names::path(LIBRARY)) {
             if !named.is_file() {
@@ -57,7 +57,7 @@ fn check(path: &Path) -> Result<(), String> {
     }
 }
 
-/// Why LD_PRELOAD cannot name a path, if so: it separates by blanks and colons, and knows no way to escape them.
+/// The reason why LD_PRELOAD cannot name a path, if so: it separates by blanks and colons, and knows no way to escape them.
 pub(crate) fn unnameable(path: &Path) -> Option<String> {
     let text = path.to_string_lossy();
     let culprit = [(' ', "a blank"), (':', "a colon"), ('$', "a dollar sign")];

@@ -1,11 +1,11 @@
-//! What is printed, and how a command ends.
+//! Output of commands, and their ends.
 
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use serde::Serialize;
 
-/// Why a command failed, and the exit code that says so.
+/// The reason why a command failed, and its exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     text: String,
@@ -13,12 +13,12 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// With an exit code of its own.
+    /// A failure with an exit code of its own.
     pub(crate) fn with_code(code: u8, text: String) -> Self {
         Self { text, code }
     }
 
-    /// Says so on standard error, where that is still open.
+    /// Prints the reason on standard error, if that is still open.
     pub(crate) fn report(&self) -> ExitCode {
         complain(&self.text);
         ExitCode::from(self.code)
@@ -37,15 +37,15 @@ impl From<nvshare_admin::Error> for Failure {
     }
 }
 
-/// How commands end.
+/// The end of a command.
 pub(crate) type Done = Result<(), Failure>;
 
-/// A line on standard error.
+/// Prints a line on standard error.
 pub(crate) fn complain(text: &str) {
     let _ = writeln!(io::stderr(), "nvshare-ctl: {text}");
 }
 
-/// Prints a text. A reader that has seen enough and gone (`nvshare-ctl status | head -1`) is no failure.
+/// Prints a text. A reader that has read enough and gone (`nvshare-ctl status | head -1`) is no failure.
 pub(crate) fn print(text: &str) -> Done {
     print_to_reader(text).map(|_| ())
 }
@@ -65,7 +65,7 @@ pub(crate) fn print_line(text: &str) -> Done {
     print(&format!("{text}\n"))
 }
 
-/// Prints as JSON.
+/// Prints a value as JSON.
 pub(crate) fn print_json(value: &impl Serialize) -> Done {
     print_line(&serde_json::to_string_pretty(value).map_err(|error| error.to_string())?)
 }

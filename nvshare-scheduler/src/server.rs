@@ -105,7 +105,7 @@ pub async fn run(
     let counted = count(setup.metrics.take(), &commands);
     let recorder = Recorder::new(journal.clone(), counted);
     let mut core_task = tokio::spawn(CoreTask::new(setup, nvml, recorder).run(received));
-    // What clients open must leave descriptors for administrators.
+    // Clients' descriptors must leave some for administrators.
     let clients = Shared::new(commands, Some(Bounds::new(limits::clients())), journal);
     let admins = Shared { bounds: None, ..clients.clone() };
     tokio::pin!(shutdown);

@@ -1,4 +1,4 @@
-//! The program; the library beside it has everything, so that manual pages can be made of its command line.
+//! The program. All its code is in the library beside it, so that manual pages can be made of its command line.
 
 #![forbid(unsafe_code)]
 

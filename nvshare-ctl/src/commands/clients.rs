@@ -45,7 +45,7 @@ pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
     }
     let layout = Layout::of_output(options.wide);
     let columns: Vec<_> = CLIENTS.into_iter().chain(COUNTERS).collect();
-    // What a program is comes last: it may be cut short.
+    // The program's description comes last: it may be cut short.
     let (command, rest): (Vec<_>, Vec<_>) =
         columns.iter().enumerate().partition(|(_, column)| column.head == "COMMAND");
     let order: Vec<usize> = rest.iter().chain(&command).map(|&(i, _)| i).collect();

@@ -1,4 +1,4 @@
-//! `nvshare-ctl set-limit`, `set-weight`, `set-priority`, `pause` and `resume`: what a client's tenant has of its GPUs.
+//! `nvshare-ctl set-limit`, `set-weight`, `set-priority`, `pause` and `resume`: the share and the limits of a client's tenant.
 
 use clap::Args;
 use nvshare_admin::Scheduler;
@@ -22,7 +22,7 @@ pub(crate) struct LimitOptions {
     #[arg(long, value_name = "SIZE", value_parser = memory, allow_hyphen_values = true)]
     memory: Option<u64>,
 
-    /// What the compute limit means: default (while others want the GPU), force (always) or disable
+    /// How the compute limit is enforced: default (while others want the GPU), force (always) or disable
     #[arg(long, value_name = "POLICY", value_parser = parse_enforcement)]
     policy: Option<Enforcement>,
 
@@ -36,7 +36,7 @@ pub(crate) struct WeightOptions {
     /// The client's number, as `clients` shows it; the weight is its tenant's
     client: u64,
 
-    /// Its weight against others: 1 to 10000, where 100 is usual
+    /// Weight against others: 1 to 10000, where 100 is usual
     #[arg(value_parser = parse_weight, allow_hyphen_values = true)]
     weight: u32,
 }
@@ -46,14 +46,14 @@ pub(crate) struct PriorityOptions {
     /// The client's number, as `clients` shows it; the priority is its tenant's
     client: u64,
 
-    /// low, normal or high: each step is a factor of 8 of its weight
+    /// low, normal or high: each step multiplies the weight by 8
     #[arg(value_parser = parse_priority)]
     priority: Priority,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ClientOptions {
-    /// The client's number, as `clients` shows it; its tenant's other processes are meant as well
+    /// The client's number, as `clients` shows it; its tenant's other processes stop and go on with it
     client: u64,
 }
 

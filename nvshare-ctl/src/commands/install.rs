@@ -1,7 +1,7 @@
 //! `nvshare-ctl install`, `install-library`, `uninstall`
 //!
-//! Every file is written beside its place and renamed into it: what runs keeps the file that it has open, where a copy
-//! over a library would kill the programs that have loaded it, and one over a running program fails.
+//! Every file is written beside its place and renamed into it, so that a running program keeps the file that it has
+//! open. A copy over a library would kill the programs that have loaded it, and a copy over a running program fails.
 
 use std::env;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -34,8 +34,8 @@ pub(crate) struct LibraryOptions {
 const LIBRARY: &str = "lib/nvshare/libnvshare.so";
 const PROGRAMS: [&str; 2] = ["bin/nvshare-scheduler", "bin/nvshare-ctl"];
 
-/// Manual pages and completions for shells, as a distribution has them in its `share`: where man and the shells look,
-/// below any prefix.
+/// Manual pages and completions for shells, under `share` as in a distribution, where man and the shells look for
+/// them below any prefix.
 #[must_use]
 pub fn papers() -> Vec<String> {
     let all = crate::command();
@@ -53,7 +53,7 @@ pub fn papers() -> Vec<String> {
     papers
 }
 
-/// A file and where it goes.
+/// A file and its destination.
 struct Copy {
     from: PathBuf,
     to: PathBuf,
@@ -61,7 +61,8 @@ struct Copy {
 }
 
 impl Copy {
-    /// Where it is written before it is renamed. What an install that was killed has left there is written anew.
+    /// The name under which the file is written before it is renamed. A file that a killed install has left there is
+    /// overwritten.
     fn new_file(&self) -> PathBuf {
         let name = self.to.file_name().unwrap_or_default().to_string_lossy();
         self.to.with_file_name(format!(".{name}.new"))
@@ -83,7 +84,7 @@ pub(crate) fn install(options: &Options) -> Done {
         .into());
     }
     let library = Library::default().find()?;
-    // A folder with a build alone has no papers.
+    // A folder that contains only a build has no papers.
     let distribution = own.parent().and_then(Path::parent).unwrap_or(Path::new("/")).to_owned();
     let papers = papers().into_iter().map(|paper| (paper.clone(), distribution.join(paper), 0o644));
     let papers = papers.filter(|(_, from, _)| from.is_file());
@@ -122,7 +123,7 @@ pub(crate) fn uninstall(options: &Options) -> Done {
             Err(error) => return Err(explain(&file, &error).into()),
         }
     }
-    // Only if nothing of somebody else's is in it.
+    // Only if the folder contains nothing else.
     let _ = fs::remove_dir(options.prefix.join("lib/nvshare"));
     if removed.is_empty() {
         return Err(format!("nothing is installed under {}", options.prefix.display()).into());
@@ -134,7 +135,7 @@ fn list<'a>(what: &str, files: impl Iterator<Item = &'a PathBuf>) -> String {
     files.map(|file| format!("{what} {}\n", file.display())).collect()
 }
 
-/// Writes all files, and only then renames any: when one cannot be written, nothing has changed.
+/// Writes all files, and only then renames them: if one cannot be written, nothing has changed.
 fn put_in_place(copies: &[Copy]) -> Result<(), String> {
     if let Some(copy) = copies.iter().find(|copy| copy.is_in_place()) {
         return Err(format!(
@@ -167,7 +168,7 @@ fn write(copy: &Copy) -> io::Result<()> {
     let mut from = File::open(&copy.from)?;
     let mut to = OpenOptions::new().write(true).create_new(true).open(&new)?;
     io::copy(&mut from, &mut to)?;
-    // The process's umask does not decide who may use it.
+    // The process's umask must not decide who may use the file.
     to.set_permissions(Permissions::from_mode(copy.mode))?;
     to.sync_all()
 }

@@ -19,11 +19,11 @@ use crate::elf::{self, Start};
 use crate::library::{self, Library};
 use crate::output::{Done, Failure, complain};
 
-/// The command itself failed, as with `env` and `timeout`.
+/// Exit code if the command itself failed, as with `env` and `timeout`.
 const FAILED: u8 = 125;
-/// The program is there and cannot be run.
+/// Exit code if the program exists and cannot be run.
 const CANNOT_RUN: u8 = 126;
-/// There is no such program.
+/// Exit code if the program does not exist.
 const NOT_FOUND: u8 = 127;
 
 #[derive(Debug, Args)]
@@ -35,7 +35,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SIZE", value_parser = units::parse_limit)]
     limit: Option<u64>,
 
-    /// Weight against others: 1 to 10000, where 100 is usual; more than 100 is the administrators' to give
+    /// Weight against others: 1 to 10000, where 100 is usual; only an administrator may give more than 100
     #[arg(long, value_name = "N", value_parser = units::parse_weight)]
     weight: Option<u32>,
 
@@ -43,11 +43,11 @@ pub(crate) struct Options {
     #[arg(long, value_name = "PERCENT", value_parser = units::parse_percent)]
     compute_limit: Option<u8>,
 
-    /// What the compute limit means: default (while others want the GPU), force (always) or disable
+    /// How the compute limit is enforced: default (while others want the GPU), force (always) or disable
     #[arg(long, value_name = "POLICY", value_parser = units::parse_enforcement)]
     compute_policy: Option<Enforcement>,
 
-    /// low, normal or high; high is the administrators' to give
+    /// low, normal or high; only an administrator may give high
     #[arg(long, value_parser = units::parse_priority)]
     priority: Option<Priority>,
 
@@ -60,7 +60,7 @@ pub(crate) struct Options {
     command: Vec<OsString>,
 }
 
-/// Becomes the program: its signals, its exit code and its terminal are its own.
+/// Becomes the program, which keeps its own signals, exit code and terminal.
 pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
     let failed = |text| Failure::with_code(FAILED, text);
     let library = options.library.find().map_err(failed)?;
@@ -104,7 +104,7 @@ pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
 }
 
 impl Options {
-    /// What the program may have for the asking.
+    /// Sets the variables for the share that the program may ask for itself.
     fn share(&self, command: &mut Command) {
         if let Some(weight) = self.weight {
             command.env(WEIGHT, weight.to_string());
@@ -134,7 +134,7 @@ impl Options {
         }
     }
 
-    /// What an administrator has to give.
+    /// The settings that an administrator has to give.
     fn needs(&self) -> Option<Given> {
         let weight = self.weight.filter(|&weight| weight > USUAL_WEIGHT);
         let priority = self.priority.filter(|&priority| priority > Priority::Normal);
@@ -142,12 +142,12 @@ impl Options {
     }
 }
 
-/// What no other run of this user has: what it starts shares one limit.
+/// A number that no other run of this user has: the processes of the run share one limit.
 fn unique() -> u64 {
     RandomState::new().hash_one(process::id())
 }
 
-/// The file that a program's name stands for.
+/// The file of a program's name.
 fn find(program: &OsStr) -> Option<PathBuf> {
     if Path::new(program).components().count() > 1 || Path::new(program).is_absolute() {
         return Some(program.into());
@@ -159,14 +159,14 @@ fn find(program: &OsStr) -> Option<PathBuf> {
     env::split_paths(&places).map(|place| place.join(program)).find(runs)
 }
 
-/// Why the loader will not preload the library into a program, if so.
+/// The reason why the loader will not preload the library into a program, if there is one.
 fn cannot_preload(file: &Path) -> Option<String> {
     let name = file.display();
     let metadata = fs::metadata(file).ok()?;
-    // A script's own bits mean nothing.
+    // The file's own setuid and setgid bits have no effect if it is a script.
     let start = elf::start(file);
     if let Start::Script(interpreter) = start {
-        // The kernel follows a few of these; one is what there is in practice.
+        // The kernel follows a few interpreters in a row; in practice there is one.
         return if matches!(elf::start(&interpreter), Start::Script(_)) {
             None
         } else {

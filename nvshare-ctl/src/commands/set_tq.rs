@@ -12,15 +12,15 @@ use crate::output::{Done, Failure, print_line};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The quantum in seconds, fractions allowed; or auto: as follows from what hand-overs cost, as measured
+    /// The quantum in seconds, fractions allowed; or auto: chosen by the measured cost of hand-overs
     #[arg(value_parser = parse_rule, allow_hyphen_values = true, value_name = "SECONDS|auto")]
     quantum: QuantumRule,
 
-    /// With auto: what hand-overs may cost of the time [default: 5%]
+    /// With auto: largest part of the time that hand-overs may cost [default: 5%]
     #[arg(long, value_name = "PERCENT", value_parser = parse_overhead)]
     overhead: Option<u32>,
 
-    /// With auto: nobody is to wait longer for a turn, in seconds; it counts more than the overhead [default: 30]
+    /// With auto: longest wait for a turn, in seconds; this comes before the overhead [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = parse_quantum)]
     max_wait: Option<Duration>,
 

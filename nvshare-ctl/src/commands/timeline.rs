@@ -66,7 +66,7 @@ pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
     print_line(&format!("{}: {:.1} s", options.output.display(), length as f64 / 1e6))
 }
 
-/// The events that the scheduler keeps, and what time it is there.
+/// The events that the scheduler keeps, and the scheduler's present time.
 fn ask(scheduler: &Scheduler) -> Result<(Vec<Line>, Option<u64>), Failure> {
     let mut watch = scheduler.watch(WatchFrom::Kept, false)?;
     let mut lines = Vec::new();

@@ -16,7 +16,7 @@ use crate::show::Sort;
 use crate::top::keys::{HELP, Key, Wish};
 use crate::top::{Top, view};
 
-/// How often keys are looked for.
+/// Time between two looks for keys.
 const KEYS_EVERY: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Args)]
@@ -40,7 +40,7 @@ fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// What the thread that talks to the scheduler brings.
+/// News from the thread that asks the scheduler.
 enum News {
     Looked(Result<Status, String>),
     Changed(String),
@@ -50,7 +50,7 @@ pub(crate) fn run(scheduler: Scheduler, options: &Options) -> Done {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         return Err("top needs a terminal; `status` and `watch` do not".to_owned().into());
     }
-    // Who is not there at the beginning is an error; who goes later may come back.
+    // A scheduler that is absent at the beginning is an error; one that goes later may come back.
     let first = scheduler.status()?;
     let (wish, wishes) = mpsc::channel();
     let (tell, news) = mpsc::channel();
@@ -67,7 +67,7 @@ pub(crate) fn run(scheduler: Scheduler, options: &Options) -> Done {
     ended.map_err(|error| format!("the terminal: {error}").into())
 }
 
-/// Asks the scheduler, which may take its time, while the screen goes on.
+/// Asks the scheduler, which may take long, while the screen goes on.
 fn talk(scheduler: &Scheduler, interval: Duration, wishes: &Receiver<AdminRequest>, tell: &Sender<News>) {
     loop {
         let changed = match wishes.recv_timeout(interval) {

@@ -12,7 +12,7 @@ use crate::events::Line;
 use crate::output::{Done, Failure, print_to_reader};
 use crate::show;
 
-/// How often a scheduler that has gone is looked for.
+/// Time between two looks for a scheduler that has gone.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Args)]
@@ -32,7 +32,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
     let from = if options.kept || options.no_follow { WatchFrom::Kept } else { WatchFrom::Now };
-    // Who is not there at the beginning is an error; who goes later may come back.
+    // A scheduler that is absent at the beginning is an error; one that goes later may come back.
     let mut watch = scheduler.watch(from, !options.no_follow)?;
     let mut printer = Printer { json: options.json, gpus: names(scheduler) };
     loop {
@@ -63,14 +63,14 @@ fn join_again(scheduler: &Scheduler, lost: &Watch) -> Result<Watch, Failure> {
         sleep(LOOK_EVERY);
         match scheduler.watch(lost.place(), true) {
             Ok(watch) => return Ok(watch),
-            // Another one may not be asked by this user, or speaks another version: that does not change by itself.
+            // Another scheduler may refuse this user, or have another version: waiting does not change that.
             Err(error @ (Error::NotAnAdministrator { .. } | Error::Refused(_))) => return Err(error.into()),
             Err(_) => {}
         }
     }
 }
 
-/// What people call the GPUs.
+/// The GPUs' names for people.
 fn names(scheduler: &Scheduler) -> BTreeMap<GpuUuid, String> {
     let gpus = scheduler.status().map(|status| status.gpus).unwrap_or_default();
     gpus.iter().map(|gpu| (gpu.gpu, show::gpu_name(gpu))).collect()
@@ -82,7 +82,7 @@ struct Printer {
 }
 
 impl Printer {
-    /// False: nobody reads any more.
+    /// Prints a line; false: nobody reads any more.
     fn print(&self, line: &Line) -> Result<bool, Failure> {
         let text = if self.json {
             serde_json::to_string(line).map_err(|error| error.to_string())?

@@ -1,4 +1,4 @@
-//! What is shown of a status: rows, and the reasons why somebody waits.
+//! The text of a status: rows, and the reasons why clients wait.
 
 mod rows;
 mod table;
@@ -13,14 +13,14 @@ use clap::ValueEnum;
 use nvshare_admin::Status;
 use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid};
 
-/// By what clients are sorted.
+/// The order of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Sort {
     /// In the order in which they came
     Client,
     /// By user
     User,
-    /// Those that run first, then those that wait
+    /// Running clients first, then waiting clients
     State,
     /// Most allocated memory first
     Memory,
@@ -31,7 +31,7 @@ pub(crate) enum Sort {
 }
 
 impl Sort {
-    /// Sorts; what is equal stays in the order in which it came.
+    /// Sorts the clients; those that are equal stay in the order in which they came.
     pub(crate) fn sort(self, clients: &mut [ClientStatus]) {
         match self {
             Self::Client => clients.sort_by_key(|client| client.client),
@@ -55,30 +55,30 @@ impl Sort {
     }
 }
 
-/// What a client has allocated on all GPUs together.
+/// Bytes that a client has allocated on all GPUs together.
 pub(crate) fn allocated(client: &ClientStatus) -> u64 {
     client.usage.iter().map(|usage| usage.allocated).fold(0, u64::saturating_add)
 }
 
-/// As much of a UUID as tells one GPU from another: `GPU-51600000`.
+/// Length of a UUID's beginning that tells one GPU from another: `GPU-51600000`.
 const SHORT_UUID: usize = 12;
 
-/// A GPU as people call it: `set-tq --gpu` takes both.
+/// A GPU's number, or the beginning of its UUID: `set-tq --gpu` takes both.
 pub(crate) fn gpu_name(gpu: &GpuStatus) -> String {
     gpu.index.map_or_else(|| short_uuid(gpu.gpu), |index| format!("GPU {index}"))
 }
 
-/// The beginning of a UUID, where a GPU has no number.
+/// The beginning of a UUID, for a GPU without a number.
 pub(crate) fn short_uuid(gpu: GpuUuid) -> String {
     gpu.to_string().chars().take(SHORT_UUID).collect()
 }
 
-/// Seconds as people write them: `30`, `0.25`.
+/// Seconds as text: `30`, `0.25`.
 pub(crate) fn seconds(millis: u64) -> String {
     format!("{}", millis as f64 / 1e3)
 }
 
-/// A span as people write it.
+/// A span of time as text.
 pub(crate) fn span(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s"),
@@ -88,7 +88,7 @@ pub(crate) fn span(seconds: u64) -> String {
     }
 }
 
-/// A line for everybody who waits for something, or does not answer: why.
+/// A line for each client that waits for something, or does not answer, with the reason.
 pub(crate) fn reasons(status: &Status) -> Vec<String> {
     let name = |uuid| {
         let gpu = status.gpus.iter().find(|gpu| gpu.gpu == uuid);
@@ -116,7 +116,7 @@ pub(crate) fn reasons(status: &Status) -> Vec<String> {
     lines
 }
 
-/// Which turn is a waiting client's, and behind whom.
+/// The GPU, the place in its queue, and the holders that a waiting client waits for.
 fn turn(status: &Status, client: &ClientStatus) -> Option<String> {
     let id = client.client;
     let gpu = status.gpus.iter().find(|gpu| gpu.waiters.contains(&id))?;
@@ -129,7 +129,7 @@ fn turn(status: &Status, client: &ClientStatus) -> Option<String> {
         (false, _) => format!("client {} and others hold it", holders.join(", ")),
     };
     let place = gpu.waiters.iter().position(|&waiter| waiter == id)? + 1;
-    // How others stand in between is not shown to everybody.
+    // The number of other users' clients in between is not shown.
     let place = if others.waiters == 0 { format!(", number {place} in the queue") } else { String::new() };
     Some(format!(
         "client {id} waits for its turn on {}{place}: {holders}; a turn lasts {} s",

@@ -9,7 +9,7 @@ use super::table::{Column, Layout, NOTHING};
 use super::users::Users;
 use super::{allocated, gpu_name, seconds};
 
-/// Of a GPU.
+/// Columns of a GPU.
 pub(crate) const GPUS: [Column; 13] = [
     Column::text("GPU"),
     Column::cut("NAME"),
@@ -26,7 +26,7 @@ pub(crate) const GPUS: [Column; 13] = [
     Column::text("UUID").wide(),
 ];
 
-/// Of a client: who it is and where it stands.
+/// Columns of a client: its process and its state.
 pub(crate) const CLIENTS: [Column; 14] = [
     Column::text("CLIENT"),
     Column::text("USER"),
@@ -44,7 +44,7 @@ pub(crate) const CLIENTS: [Column; 14] = [
     Column::cut("COMMAND"),
 ];
 
-/// Of a client: what it has done, behind [`CLIENTS`].
+/// Columns of a client's counters, behind [`CLIENTS`].
 pub(crate) const COUNTERS: [Column; 8] = [
     Column::number("HELD s"),
     Column::number("WAITED s"),
@@ -109,7 +109,7 @@ pub(crate) fn others(gpus: &[GpuStatus]) -> Vec<String> {
     gpus.iter().filter_map(line).collect()
 }
 
-/// As `--json` has it too.
+/// A state's name, the same as in `--json`.
 pub(crate) fn state(state: ClientState) -> &'static str {
     match state {
         ClientState::Parked => "parked",
@@ -126,7 +126,7 @@ pub(crate) fn state(state: ClientState) -> &'static str {
     }
 }
 
-/// Whose a process is beside its user: one of pod, container, job, in short.
+/// The process's pod, container or job, the first that is known, in short.
 fn place(process: &ProcessInfo) -> Option<String> {
     let short = |text: &String, length| text.chars().take(length).collect::<String>();
     let pod = process.pod.as_ref().map(|pod| format!("pod {}", short(pod, 8)));
@@ -144,7 +144,7 @@ fn command(line: &str, whole: bool) -> String {
     }
 }
 
-/// The least of a client's compute limits: mostly there is one.
+/// The smallest of a client's compute limits: mostly there is one.
 fn compute(client: &ClientStatus) -> Option<String> {
     let percent = client.share.compute.iter().map(|limit| limit.percent).min()?;
     Some(match client.share.enforcement {
@@ -159,7 +159,7 @@ pub(crate) fn client_rows(clients: &[ClientStatus], layout: Layout) -> Vec<Vec<S
     let mut users = Users::default();
     let row = |client: &ClientStatus| {
         let process = client.process.as_ref();
-        // The least of its limits: mostly there is one.
+        // The smallest of the client's limits: mostly there is one.
         let limit = client.usage.iter().map(|usage| usage.limit).filter(|&limit| limit > 0).min();
         let counters = &client.counters;
         let rate = gib_per_second(counters.restored, Duration::from_nanos(counters.restore_ns));

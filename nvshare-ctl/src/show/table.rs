@@ -1,4 +1,4 @@
-//! Columns for a terminal, however wide it is.
+//! Columns for a terminal of any width.
 
 use std::env;
 use std::io::{self, IsTerminal};
@@ -12,14 +12,14 @@ pub(crate) struct Column {
     pub(crate) wide: bool,
 }
 
-/// How a column is set.
+/// The alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// To the left.
     Text,
     /// To the right.
     Number,
-    /// To the left, and cut short where the line would be too long.
+    /// To the left, and cut short if the line would be too long.
     Cut,
 }
 
@@ -41,7 +41,7 @@ impl Column {
     }
 }
 
-/// How a table is laid out.
+/// The layout of a table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layout {
     /// All columns, and nothing is cut.
@@ -51,9 +51,9 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// For standard output.
+    /// The layout for standard output.
     pub(crate) fn of_output(wide: bool) -> Self {
-        // As `ps` does: a file or a program takes lines of any length.
+        // As in `ps`: a file or a program takes lines of any length.
         let named = env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
         let terminal = || terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
         let width = match (named, io::stdout().is_terminal()) {
@@ -65,13 +65,13 @@ impl Layout {
     }
 }
 
-/// A cut column is this wide at least, before a table becomes a list.
+/// The least width of a cut column. If there is less, the table becomes a list.
 const LEAST_CUT: usize = 8;
-/// A row's value that says nothing.
+/// The text of a row without a value.
 pub(crate) const NOTHING: &str = "-";
 
-/// Sets rows under their heads, each column as wide as it needs; or each row as a list, where the lines would be too
-/// long all the same. A column in which no row says anything is left out.
+/// Sets rows under their heads, each column as wide as its values; or each row as a list, if the lines would still be
+/// too long. A column without any value is left out.
 pub(crate) fn render(columns: &[Column], rows: &[Vec<String>], layout: Layout) -> String {
     let says = |i: usize| rows.iter().any(|row| row.get(i).is_some_and(|cell| cell != NOTHING));
     let shown: Vec<usize> =
@@ -108,7 +108,7 @@ pub(crate) fn render(columns: &[Column], rows: &[Vec<String>], layout: Layout) -
     rows.iter().fold(head, |text, row| text + &line(&mut shown.iter().map(|&i| cell(row, i))))
 }
 
-/// Each row as lines of a head and a value.
+/// Each row as lines, each with a head and a value.
 fn list(columns: &[Column], shown: &[usize], rows: &[Vec<String>], width: usize) -> String {
     let row = |row: &Vec<String>| {
         let said = shown

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Command, Stdio};
 
-/// Names of users by their numbers, as far as they were asked for.
+/// Names of users by their numbers, as far as they were looked up.
 #[derive(Debug, Default)]
 pub(crate) struct Users {
     known: BTreeMap<u32, String>,

@@ -1,4 +1,4 @@
-//! What happened, as a picture or as a trace: built from events, drawn by `svg.rs` and `trace.rs`.
+//! The past as a picture or as a trace: built from events, drawn by `svg.rs` and `trace.rs`.
 
 pub(crate) mod svg;
 pub(crate) mod trace;
@@ -12,7 +12,7 @@ use crate::events::Line;
 /// A part of the time of one scheduler. Times are in microseconds since the scheduler started.
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
-    /// Over the picture, where there are several.
+    /// The title over the picture, if there are several.
     pub(crate) title: Option<String>,
     pub(crate) begin: u64,
     pub(crate) end: u64,
@@ -27,11 +27,11 @@ pub(crate) struct Lane {
     pub(crate) spans: Vec<Span>,
     pub(crate) moves: Vec<Move>,
     pub(crate) marks: Vec<Mark>,
-    /// Where it stands since when, at the last event.
+    /// The client's state at the last event, and the time since when it has it.
     stands: Option<(u64, ClientState)>,
 }
 
-/// A time in which a client stood somewhere.
+/// A time in which a client was in one state.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Span {
     pub(crate) from: u64,
@@ -48,7 +48,7 @@ pub(crate) struct Move {
     pub(crate) out: bool,
 }
 
-/// Something that is worth a look.
+/// A moment that is marked in the picture.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Mark {
     pub(crate) at: u64,
@@ -62,7 +62,7 @@ fn kind_of(line: &Line) -> Option<EventKind> {
 impl Timeline {
     /// The last `seconds` before `end`, as far as there are events. None: no client did anything.
     pub(crate) fn of(lines: &[Line], seconds: f64, end: Option<u64>) -> Option<Self> {
-        // A scheduler that was started anew counts from zero: what was before it is another story.
+        // A scheduler that was started again counts from zero: events before that are left out.
         let start = lines.iter().rposition(|line| line.event == EventKind::Started.name()).unwrap_or(0);
         let lines = &lines[start..];
         let ups = lines.iter().filter(|line| line.client.is_some()).filter_map(|line| line.up_us);
@@ -102,7 +102,7 @@ impl Timeline {
         }
     }
 
-    /// Ends what goes on, and cuts off what is outside.
+    /// Ends the spans that go on, and cuts off those outside the window.
     fn finish(&mut self) {
         let (begin, end) = (self.begin, self.end);
         for lanes in self.gpus.values_mut() {
@@ -125,12 +125,12 @@ impl Timeline {
 }
 
 impl Lane {
-    /// It stands here from now on.
+    /// The client has this state from now on.
     fn stand(&mut self, at: u64, state: ClientState) {
         if let Some((from, before)) = self.stands {
             let shown = !matches!(before, ClientState::Gone | ClientState::Parked);
             match self.spans.last_mut() {
-                // What goes on without a break is one.
+                // Spans of one state without a break become one.
                 Some(last) if shown && last.to == from && last.state == before => last.to = at,
                 _ if shown && from < at => self.spans.push(Span { from, to: at, state: before }),
                 _ => {}
@@ -139,13 +139,13 @@ impl Lane {
         self.stands = Some((at, state));
     }
 
-    /// How long it was in one of these states, in microseconds.
+    /// Time that the client was in one of these states, in microseconds.
     pub(crate) fn spent(&self, states: &[ClientState]) -> u64 {
         let spans = self.spans.iter().filter(|span| states.contains(&span.state));
         spans.map(|span| span.to - span.from).sum()
     }
 
-    /// From open gate to drained.
+    /// Time from open gate to drained.
     pub(crate) fn held(&self) -> u64 {
         self.spent(&[ClientState::Running, ClientState::Draining])
     }
@@ -159,7 +159,7 @@ impl Lane {
     }
 }
 
-/// As people and schemas write it.
+/// The state's name, the same as in schemas.
 pub(crate) fn state_name(state: ClientState) -> &'static str {
     crate::show::state(state)
 }
@@ -168,7 +168,7 @@ pub(crate) fn state_name(state: ClientState) -> &'static str {
 pub(crate) mod tests {
     use super::*;
 
-    /// Two clients that take turns: event, client, seconds, GiB, seconds that it took.
+    /// Two clients that take turns: event, client, seconds, GiB, duration in seconds.
     pub(crate) fn story() -> Vec<Line> {
         let told: [(&str, u64, f64, u64, f64); 17] = [
             ("registered", 1, 1.0, 0, 0.0),

@@ -9,7 +9,7 @@ use super::{Lane, Timeline, state_name};
 use crate::show;
 
 const WIDTH: f64 = 1120.0;
-/// Where time begins and ends.
+/// The left end of the time axis.
 const LEFT: f64 = 176.0;
 const RIGHT: f64 = WIDTH - 136.0;
 const LANE: f64 = 46.0;
@@ -53,9 +53,9 @@ fn size(bytes: u64) -> String {
 /// A picture in the making.
 struct Canvas {
     text: String,
-    /// Where the next thing goes.
+    /// The height at which the next element goes.
     y: f64,
-    /// Microseconds of the whole width.
+    /// Microseconds that the whole width stands for.
     length: u64,
 }
 
@@ -113,7 +113,7 @@ impl Canvas {
         );
     }
 
-    /// Where a time is, counted from the begin of its timeline.
+    /// The place of a time, counted from the begin of its timeline.
     fn x(&self, micros: u64) -> f64 {
         LEFT + (RIGHT - LEFT) * micros as f64 / self.length as f64
     }
@@ -282,7 +282,7 @@ fn holds(state: ClientState) -> bool {
     matches!(state, ClientState::Running | ClientState::Draining | ClientState::Free)
 }
 
-/// How long at least one of them held the GPU.
+/// Time in which at least one of them held the GPU.
 fn covered(lanes: &[&Lane]) -> u64 {
     let spans = lanes.iter().flat_map(|lane| &lane.spans).filter(|span| holds(span.state));
     let mut spans: Vec<(u64, u64)> = spans.map(|span| (span.from, span.to)).collect();

@@ -23,7 +23,7 @@ pub(crate) fn trace(timelines: &[Timeline]) -> String {
                 };
                 let spans = lane.spans.iter();
                 events.extend(spans.map(|s| span(state_name(s.state), s.from, s.to, json!({}))));
-                // Spans of one thread are nested, and a move is not part of where its client stands.
+                // Spans of one thread are nested, and a move does not belong to one state of its client.
                 for moved in &lane.moves {
                     let name = if moved.out { "moves out" } else { "moves in" };
                     let id = format!("{process}.{client}.{}", moved.from);

@@ -1,4 +1,4 @@
-//! What keys do in `top`.
+//! The effects of keys in `top`.
 
 use clap::ValueEnum;
 use nvshare_proto::units::{parse_quantum, parse_weight};
@@ -8,7 +8,7 @@ use super::Top;
 use crate::given;
 use crate::show::Sort;
 
-/// A key, as far as it means something here.
+/// A key with an effect in `top`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Key {
     Char(char),
@@ -19,7 +19,7 @@ pub(crate) enum Key {
     Down,
 }
 
-/// What a key asks for.
+/// The user's wish behind a key.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Wish {
     Nothing,
@@ -43,28 +43,28 @@ Keys:
   q, Ctrl-C        quit
 What is set for a client holds for all processes of its tenant.";
 
-/// Most characters of what is typed.
+/// Most characters of a typed text.
 const LONGEST: usize = 24;
 
-/// What is being typed.
+/// The text that the user is typing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Prompt {
     pub(crate) what: Typed,
     pub(crate) text: String,
 }
 
-/// What a text that is typed is to set.
+/// The setting that a typed text is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Typed {
     Quantum,
-    /// Of this client.
+    /// The weight of this client.
     Weight(u64),
     Compute(u64),
     Memory(u64),
 }
 
 impl Typed {
-    /// What the text asks for, or why it is none.
+    /// The request that the text stands for, or the reason why it is none.
     fn read(self, text: &str) -> Result<AdminRequest, String> {
         let give = |client, given| AdminRequest::Give { client, gpu: None, given };
         let none = Given::default();
@@ -84,7 +84,7 @@ impl Typed {
 }
 
 impl Top {
-    /// What a key asks for.
+    /// Handles a key; returns the user's wish.
     pub(crate) fn press(&mut self, key: Key) -> Wish {
         if self.prompt.is_some() {
             return self.type_on(key);
@@ -153,7 +153,7 @@ impl Top {
         Wish::Nothing
     }
 
-    /// The selected client; where there is none, that is said.
+    /// The selected client; without one, a message says so.
     fn chosen(&mut self) -> Option<u64> {
         if self.selected.is_none() {
             self.message = Some("select a client first: down or j".to_owned());
@@ -161,7 +161,7 @@ impl Top {
         self.selected
     }
 
-    /// Selects the next client, or the one before; where none is selected, the first or the last.
+    /// Selects the next client, or the one before; without a selected client, the first or the last.
     fn select(&mut self, next: bool) {
         let Some(status) = &self.status else { return };
         let ids: Vec<u64> =
@@ -194,7 +194,7 @@ mod tests {
         top
     }
 
-    /// What the last of these keys asks for; those before ask for nothing.
+    /// The wish behind the last of these keys; the keys before have none.
     fn pressed(top: &mut Top, keys: &str) -> Wish {
         let mut last = Wish::Nothing;
         for key in keys.chars() {
@@ -265,7 +265,7 @@ mod tests {
             top.press(key);
             assert_eq!(top.selected, Some(selected));
         }
-        // What is typed is for who was selected, and not for who stands there now.
+        // A typed text is for the client that was selected, not for the one in its place now.
         pressed(&mut top, "w5");
         let rest = [2, 3].map(|id| client(id, ClientState::Waiting, 0, 0));
         top.look(Ok(status(rest.to_vec())), Instant::now());

@@ -1,5 +1,5 @@
-//! What `top` knows: the last status, and of each client what it did since the one before. `keys.rs` says what keys do, and `view.rs`
-//! draws it.
+//! The data of `top`: the last status, and each client's activity since the one before. `keys.rs` handles keys, and `view.rs` draws
+//! the screen.
 
 pub(crate) mod keys;
 pub(crate) mod view;
@@ -16,20 +16,20 @@ use crate::show::Sort;
 /// Samples that are kept of a client.
 const SAMPLES: usize = 32;
 
-/// Everything that is shown.
+/// All data that is shown.
 #[derive(Debug)]
 pub(crate) struct Top {
-    /// The last status; none: there was none yet.
+    /// The last status; none: there has been none yet.
     pub(crate) status: Option<Status>,
-    /// Why there is no scheduler at the moment.
+    /// The reason why there is no scheduler at the moment.
     pub(crate) lost: Option<String>,
     pub(crate) sort: Sort,
     pub(crate) clients: BTreeMap<u64, History>,
-    /// What was done last, or refused.
+    /// The last change, or the reason why it was refused.
     pub(crate) message: Option<String>,
-    /// The client that keys are about.
+    /// The client that keys apply to.
     pub(crate) selected: Option<u64>,
-    /// What is being typed.
+    /// The text that the user is typing.
     pub(crate) prompt: Option<Prompt>,
     /// The keys are shown in the place of the clients.
     pub(crate) shows_keys: bool,
@@ -37,14 +37,14 @@ pub(crate) struct Top {
     pub(crate) colours: bool,
 }
 
-/// What a client did of late.
+/// A client's recent activity.
 #[derive(Debug)]
 pub(crate) struct History {
     /// Part of the time that it held the lock, in thousandths, at each look.
     pub(crate) held: VecDeque<u64>,
     /// Bytes a second that it moved, out and in.
     pub(crate) moved: VecDeque<u64>,
-    /// Since when it waits.
+    /// The time since when the client waits.
     pub(crate) waits_since: Option<Instant>,
     last: (Instant, u64, u64),
 }
@@ -72,11 +72,11 @@ impl Top {
         }
     }
 
-    /// Takes in a look at the scheduler, or why there was none.
+    /// Takes in a new status, or the reason why there is none.
     pub(crate) fn look(&mut self, looked: Result<Status, String>, now: Instant) {
         let status = match looked {
             Ok(status) => status,
-            // What was seen last is shown on, and said to be old.
+            // The last status is shown on, and called old.
             Err(why) => return self.lost = Some(why),
         };
         self.lost = None;
@@ -132,7 +132,7 @@ impl History {
         keep(&mut self.moved, moved.saturating_sub(moved_then).saturating_mul(1000) / millis);
     }
 
-    /// For how long it has waited.
+    /// Time that the client has waited.
     pub(crate) fn waits(&self, now: Instant) -> Option<Duration> {
         self.waits_since.map(|since| now.saturating_duration_since(since))
     }
@@ -191,7 +191,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_clients_do_follows_from_two_looks() {
+    fn activity_of_clients_follows_from_two_looks() {
         let (mut top, begin) = (Top::new(false), Instant::now());
         let at = |seconds| begin + Duration::from_secs(seconds);
         top.look(

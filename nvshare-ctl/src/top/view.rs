@@ -1,4 +1,4 @@
-//! Draws `top`. What is said by colours is said by letters as well.
+//! Draws `top`. Letters say the same as colours.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -21,7 +21,7 @@ const LEAST: (u16, u16) = (48, 8);
 const SPARK: usize = 10;
 const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Draws everything, as of now.
+/// Draws the whole screen for the present moment.
 pub(crate) fn draw(frame: &mut Frame<'_>, top: &Top, now: Instant) {
     let area = frame.area();
     if area.width < LEAST.0 || area.height < LEAST.1 {
@@ -53,7 +53,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, top: &Top, now: Instant) {
     frame.render_widget(Paragraph::new(footer(top, width)), foot);
 }
 
-/// Says how many lines there is no room for, those that were skipped before included.
+/// Adds a line that counts the lines without room, with those that were skipped before.
 fn cut_off(lines: &mut Vec<Line<'_>>, room: usize, skipped: usize) {
     if lines.len() > room || skipped > 0 {
         let hidden = (lines.len() + 1).saturating_sub(room) + skipped;
@@ -62,7 +62,7 @@ fn cut_off(lines: &mut Vec<Line<'_>>, room: usize, skipped: usize) {
     }
 }
 
-/// Words in lines that are no longer than this, as far as words allow it.
+/// Breaks words into lines of at most `width`, as far as the words allow.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = vec![String::new()];
     for word in text.split(' ') {
@@ -108,7 +108,7 @@ fn head(top: &Top, width: usize) -> Line<'static> {
     Line::styled(cut(&text, width), bold)
 }
 
-/// A GPU's memory as a bar: on the card, elsewhere, and what is free.
+/// A GPU's memory as a bar: resident, absent, and free.
 fn bar(gpu: &GpuStatus, width: usize) -> [usize; 3] {
     let scale = gpu.capacity.max(gpu.allocated).max(1) as f64;
     let cells = |bytes: u64| (bytes as f64 / scale * width as f64).round() as usize;
@@ -153,7 +153,7 @@ fn gpu_lines(top: &Top, gpu: &GpuStatus, width: usize, now: Instant) -> Vec<Line
     vec![Line::from(bar), Line::from(cut(&text, width))]
 }
 
-/// The last samples as a line, of which `most` is the height.
+/// The last samples as a line; `most` is its full height.
 fn spark(samples: &VecDeque<u64>, most: u64) -> String {
     let skip = samples.len().saturating_sub(SPARK);
     let step = |&sample: &u64| match sample {
@@ -172,7 +172,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// Leaves out the rows in front that keep the selected one from being among the first `room`; how many.
+    /// Removes rows in front until the selected one is among the first `room`; returns how many.
     fn skip(&mut self, room: usize) -> usize {
         let room = room.max(1);
         let skipped = match self.selected {
@@ -191,7 +191,7 @@ fn clients(top: &Top, clients: &[ClientStatus], width: usize, now: Instant) -> R
     }
     let selected = shown.iter().position(|client| Some(client.client) == top.selected);
     let most = top.clients.values().flat_map(|history| history.moved.iter().copied()).max().unwrap_or(0);
-    // What is left for the program beside all else.
+    // Width that is left for the program beside the other columns.
     let fixed = 1 + 4 + 1 + 9 + 1 + 10 + 1 + SPARK + 1 + SPARK + 1 + 6 + 1;
     let with_sparks = width >= fixed + 12;
     let program =

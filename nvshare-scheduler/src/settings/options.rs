@@ -48,8 +48,9 @@ pub struct Options {
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     reserve: Option<u64>,
 
-    /// Quantum: how long a client keeps a GPU while another waits, in seconds; or "auto", also "auto 5% 30": as long as
-    /// it takes for hand-overs to cost that part of the time, while nobody waits for more than so many seconds [default: 30]
+    /// Quantum: how long a client keeps a GPU while another waits, in seconds; or "auto", also "auto 5% 30": long
+    /// enough that hand-overs cost at most that part of the time, unless a client would wait longer than that many
+    /// seconds [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = units::parse_rule)]
     tq: Option<QuantumRule>,
 

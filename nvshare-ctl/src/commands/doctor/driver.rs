@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::report::Finding;
 use crate::elf;
 
-/// What is known of the driver's library.
+/// The findings about the driver's library.
 #[derive(Debug, Default)]
 pub(super) struct Driver {
     pub(super) path: Option<PathBuf>,
@@ -19,7 +19,7 @@ pub(super) struct Driver {
 
 /// The page that is generated from the library's table.
 const PAGE: &str = include_str!("../../../../docs/entry-points.md");
-/// Written by the kernel module.
+/// The version that the kernel module writes.
 const MODULE: &str = "/proc/driver/nvidia/version";
 
 /// Every entry point that the library knows: the first column of the page.
@@ -28,7 +28,7 @@ fn known() -> BTreeSet<&'static str> {
     first.filter(|name| is_entry_point(name)).collect()
 }
 
-/// `cuInit`, and not `cudbgMain`: debuggers talk to that.
+/// Whether a name is an entry point: `cuInit` is, `cudbgMain` is not, since debuggers use that.
 fn is_entry_point(name: &str) -> bool {
     name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
 }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_debuggers_use_is_no_entry_point() {
+    fn functions_for_debuggers_are_no_entry_points() {
         for (name, expected) in [("cuInit", true), ("cudbgMain", false), ("cudaMalloc", false), ("cu", false)]
         {
             assert_eq!(is_entry_point(name), expected, "{name}");

@@ -1,4 +1,4 @@
-//! The machine around the GPUs: memory for what is evicted, the C library, and what else shares GPUs here.
+//! The machine around the GPUs: memory for evicted memory, the C library, and other software that shares GPUs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub(super) fn look(gpus: &[Gpu], findings: &mut Vec<Finding>) {
     }
 }
 
-/// What is evicted goes to the host's memory, and is charged to the program's control group.
+/// Evicted memory goes to the host's memory, and is charged to the program's control group.
 fn memory(host: Option<u64>, group: Option<u64>, gpus: &[Gpu]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let all = gpus.iter().map(|gpu| gpu.bytes).fold(0, u64::saturating_add);
@@ -55,7 +55,7 @@ fn total(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// The least limit from this process's control group to the root.
+/// The smallest limit from this process's control group to the root.
 fn limit(groups: &str) -> Option<u64> {
     let of = |root: &'static str, path: &str, file: &str| {
         let path = PathBuf::from(root).join(path.trim_start_matches('/'));
@@ -80,7 +80,7 @@ fn limit(groups: &str) -> Option<u64> {
         .min()
 }
 
-/// A number; "max" is none.
+/// A number; none for "max".
 fn read(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }

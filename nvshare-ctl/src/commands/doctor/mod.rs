@@ -1,4 +1,4 @@
-//! `nvshare-ctl doctor`: what is wrong with this machine, and what to do about it.
+//! `nvshare-ctl doctor`: the problems of this machine, and how to correct them.
 
 mod driver;
 mod machine;
@@ -32,17 +32,17 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// What is known of this machine.
+/// The facts about this machine.
 #[derive(Debug, Serialize)]
 struct Findings {
     schema: u32,
     driver: Option<PathBuf>,
     /// Entry points that the driver exports.
     exports: usize,
-    /// Those that the library does not know: work submitted through them would pass by the gate.
+    /// Entry points that the library does not know: work submitted through them would go around the gate.
     unknown: Vec<String>,
     library: Option<PathBuf>,
-    /// The version of the scheduler that answers.
+    /// The version of the scheduler that answers, if one does.
     scheduler: Option<String>,
     findings: Vec<Finding>,
 }
@@ -51,7 +51,7 @@ pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
     let mut findings = Vec::new();
     let driver = driver::look(options.driver.as_deref(), &mut findings);
     let library = sharing::library(&options.library, &mut findings);
-    // A driver that was named is looked at and not called: the loader would take another.
+    // A driver that was named is read and not called: the loader would load another one.
     let gpus = options.driver.is_none().then(|| probe::alone(driver.path.is_some(), &mut findings)).flatten();
     if let (Some(gpus), Some(library)) = (&gpus, &library) {
         probe::preloaded(library, gpus, &mut findings);

@@ -1,5 +1,5 @@
-//! A process of its own talks to the driver as a program does, once alone and once with the library preloaded: a driver
-//! that hangs or crashes takes that process along and not this one.
+//! A separate process calls the driver as a program does, once alone and once with the library preloaded: a driver
+//! that hangs or crashes stops that process and not this one.
 
 #![allow(unsafe_code, reason = "the driver's functions are called")]
 
@@ -26,16 +26,16 @@ pub(super) struct Gpu {
     concurrent_managed_access: bool,
 }
 
-/// What the process says on its one line.
+/// The answer of the process, on one line.
 #[derive(Debug, Serialize, Deserialize)]
 struct Answer {
-    /// Where the library is mapped, if it is preloaded.
+    /// Whether the library is mapped into the process, so that it was preloaded.
     preloaded: bool,
     nvml: bool,
     gpus: Result<Vec<Gpu>, String>,
 }
 
-/// A driver that answers no sooner is stuck: opening a GPU that sleeps takes a few seconds.
+/// A driver that does not answer in this time is stuck: opening a GPU that sleeps takes a few seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `nvshare-ctl probe`
@@ -72,7 +72,7 @@ fn ask() -> Result<Vec<Gpu>, String> {
     };
     let check =
         |what: &str, result| if result == 0 { Ok(()) } else { Err(format!("{what}: CUDA error {result}")) };
-    // SAFETY: no arguments but a flag; then places for the answers.
+    // SAFETY: the calls take a flag, then places for the answers.
     unsafe {
         check("cuInit", init(0))?;
         let mut gpus = 0;
@@ -83,7 +83,7 @@ fn ask() -> Result<Vec<Gpu>, String> {
             check("cuDeviceTotalMem", total(&raw mut bytes, device))?;
             let asked = attribute(&raw mut concurrent, CONCURRENT_MANAGED_ACCESS, device);
             check("cuDeviceGetAttribute", asked)?;
-            // The last byte stays zero, whatever is written.
+            // The last byte stays zero, whatever the driver writes.
             check("cuDeviceGetName", label(text.as_mut_ptr(), text.len() as c_int - 1, device))?;
             let name = CStr::from_ptr(text.as_ptr()).to_string_lossy().into_owned();
             Ok(Gpu { name, bytes: bytes as u64, concurrent_managed_access: concurrent != 0 })
@@ -92,7 +92,7 @@ fn ask() -> Result<Vec<Gpu>, String> {
     }
 }
 
-/// What the driver says without the library.
+/// The driver's answer without the library.
 pub(super) fn alone(driver: bool, findings: &mut Vec<Finding>) -> Option<Vec<Gpu>> {
     if !driver {
         return None;
@@ -102,7 +102,7 @@ pub(super) fn alone(driver: bool, findings: &mut Vec<Finding>) -> Option<Vec<Gpu
         Ok(answer) => answer,
         Err(error) => {
             let advice = "nvidia-smi and the kernel's log (dmesg) may say more; CUDA error 100 is no GPU, 999 a module that does not match";
-            // With none visible, a driver answers with an error or with no GPU.
+            // If no GPU is visible, a driver answers with an error or with no GPU.
             let advice = visible_devices().unwrap_or_else(|| advice.to_owned());
             findings.push(Finding::error("gpus", format!("the driver does not answer: {error}"), advice));
             return None;
@@ -140,13 +140,13 @@ pub(super) fn alone(driver: bool, findings: &mut Vec<Finding>) -> Option<Vec<Gpu
     Some(gpus)
 }
 
-/// What hides GPUs from programs of this environment, if anything does.
+/// The variable that hides GPUs from programs of this environment, if there is one.
 fn visible_devices() -> Option<String> {
     let visible = env::var("CUDA_VISIBLE_DEVICES").ok()?;
     Some(format!("CUDA_VISIBLE_DEVICES is {visible:?}, and hides GPUs; unset it to see all"))
 }
 
-/// Whether the driver says the same with the library.
+/// Compares the driver's answer with the library to that without it.
 pub(super) fn preloaded(library: &Path, expected: &[Gpu], findings: &mut Vec<Finding>) {
     const ADVICE: &str = "the library needs a glibc as new as the one it was built with; the distribution's build runs with any since 2.17";
     findings.push(match start(Some(library)) {
@@ -173,7 +173,7 @@ pub(super) fn preloaded(library: &Path, expected: &[Gpu], findings: &mut Vec<Fin
     });
 }
 
-/// Starts the process; its answer, and what it said on standard error.
+/// Starts the process; returns its answer, and its lines on standard error.
 fn start(library: Option<&Path>) -> Result<(Answer, String), String> {
     let mut command = Command::new(env::current_exe().map_err(|error| error.to_string())?);
     command.arg("probe").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

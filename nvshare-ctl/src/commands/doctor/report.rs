@@ -1,28 +1,28 @@
-//! What was found, for people.
+//! The findings, as text.
 
 use serde::Serialize;
 
-/// How bad it is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Level {
-    /// As it should be.
+    /// No problem.
     Ok,
-    /// Programs run, and something does not work as well as it could.
+    /// Programs run, and a part does not work as well as it could.
     Warning,
     /// Programs do not run, or do not share.
     Error,
 }
 
-/// One thing that was looked at.
+/// A finding.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Finding {
     pub(super) level: Level,
-    /// What was looked at.
+    /// The part that was checked.
     pub(super) subject: &'static str,
-    /// What was seen.
+    /// The result.
     pub(super) text: String,
-    /// What to do about it.
+    /// How to correct the problem.
     pub(super) advice: Option<String>,
 }
 
@@ -40,7 +40,7 @@ impl Finding {
     }
 }
 
-/// A line for each finding, and one for what to do about it.
+/// A line for each finding, and one for its advice.
 pub(super) fn text(findings: &[Finding], unknown: &[String]) -> String {
     let mut text = String::new();
     for Finding { level, subject, text: seen, advice } in findings {

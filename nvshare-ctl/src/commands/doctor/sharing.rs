@@ -1,4 +1,4 @@
-//! The parts of nvshare: the library, the scheduler, and what the environment asks for.
+//! The parts of nvshare: the library, the scheduler, and the environment's variables.
 
 use std::env;
 use std::fs;
@@ -11,7 +11,7 @@ use nvshare_proto::{env as names, paths};
 use super::report::Finding;
 use crate::library::{self, Library};
 
-/// Where the library is.
+/// Finds the library; returns its path.
 pub(super) fn library(library: &Library, findings: &mut Vec<Finding>) -> Option<PathBuf> {
     let advice = "nvshare-ctl install puts it in its place";
     match library.find() {
@@ -29,7 +29,7 @@ pub(super) fn library(library: &Library, findings: &mut Vec<Finding>) -> Option<
     }
 }
 
-/// The scheduler that answers; its version.
+/// Asks the scheduler that answers; returns its version.
 pub(super) fn scheduler(scheduler: &Scheduler, findings: &mut Vec<Finding>) -> Option<String> {
     let about = match scheduler.status() {
         Ok(status) => status.scheduler,
@@ -58,7 +58,7 @@ pub(super) fn scheduler(scheduler: &Scheduler, findings: &mut Vec<Finding>) -> O
     Some(about.version)
 }
 
-/// Whether every user's programs may connect to root's scheduler.
+/// Whether programs of every user may connect to root's scheduler.
 fn rights_of(socket: &Path) -> Option<Finding> {
     let mode = |path: &Path| fs::metadata(path).ok().map(|metadata| metadata.permissions().mode() & 0o7777);
     let (socket_mode, folder) = (mode(socket)?, socket.parent()?);
@@ -79,7 +79,7 @@ fn rights_of(socket: &Path) -> Option<Finding> {
     })
 }
 
-/// Variables without effect, and other libraries that stand before the driver.
+/// Variables without effect, and other preloaded libraries between the program and the driver.
 pub(super) fn environment(findings: &mut Vec<Finding>) {
     let variables = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     for complaint in variables.filter_map(|name| names::complaint(&name)) {
