@@ -1,11 +1,11 @@
-//! What the driver has, found by using it once: a program is composed of that.
+//! The capabilities of the driver, found by using each once: programs are composed of those that exist.
 
 use std::collections::BTreeSet;
 
 use crate::driver::{CudaError, Driver, cu};
 use crate::exec;
 
-/// Everything that a driver may lack; `docs/testing.md` says what each is for.
+/// All capabilities that a driver may lack; `docs/testing.md` says what each is for.
 pub(crate) const ALL: &[&str] = &[
     "async",
     "attach",
@@ -30,7 +30,7 @@ const OF_THE_THREAD: i32 = 1;
 
 type Look = fn(&Driver) -> Result<bool, CudaError>;
 
-/// Looks at the driver. Its first device's primary context is made for that, and given back.
+/// Looks for the driver's capabilities, in the primary context of its first device, which is released again.
 pub(crate) fn look(d: &Driver) -> Result<BTreeSet<String>, CudaError> {
     let mut context = 0u64;
     cu!(d, "cuDevicePrimaryCtxRetain", &raw mut context => *mut u64, 0 => i32)?;
@@ -192,7 +192,7 @@ fn mapped(d: &Driver) -> Result<bool, CudaError> {
     Ok(used.is_ok())
 }
 
-/// Whether a capture is broken by others only where its mode says so.
+/// Whether the mode of a capture decides which calls of others break it.
 fn modes(d: &Driver) -> Result<bool, CudaError> {
     let (first, other) = (new_stream(d)?, new_stream(d)?);
     let (mut graph, mut context) = (0u64, 0u64);

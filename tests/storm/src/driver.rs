@@ -1,5 +1,5 @@
-//! The driver, found the way the CUDA runtime finds it: `dlopen`, `dlsym` of `cuGetProcAddress`, everything else
-//! through that, and what it does not know by `dlsym`.
+//! The driver, found the way the CUDA runtime finds it: `dlopen`, `dlsym` of `cuGetProcAddress`, all other functions
+//! through that, and functions that `cuGetProcAddress` does not know by `dlsym`.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -41,7 +41,7 @@ macro_rules! cu {
                 let function = unsafe {
                     std::mem::transmute_copy::<usize, unsafe extern "C" fn($($ty),*) -> std::ffi::c_int>(&address)
                 };
-                // SAFETY: the arguments are values, or point to what lives until the driver is done with it.
+                // SAFETY: the arguments are values, or point to memory that lives until the driver is done with it.
                 match unsafe { function($($arg),*) } {
                     0 => Ok(()),
                     code => Err($crate::driver::CudaError(code, $name)),

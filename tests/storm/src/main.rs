@@ -1,7 +1,7 @@
 //! Random legal CUDA programs that know every result in advance, and the runs of many of them under nvshare.
 //!
-//! `run` is one such program: it needs nothing but a driver. `storm` runs many: natively, then under the library and a
-//! scheduler, beside each other. `docs/testing.md` says how it is used.
+//! `run` is one such program and needs only a driver. `storm` runs many: natively, then under the library and a
+//! scheduler, beside each other. `docs/testing.md` says how to use it.
 
 mod caps;
 mod driver;
@@ -30,44 +30,44 @@ struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Mode {
-    /// One program of a seed, on the driver that there is
+    /// Run the program of one seed, on the driver of this machine
     Run(RunOptions),
-    /// What the driver has that programs are composed of, separated by commas
+    /// Print the driver's capabilities that programs are composed of, separated by commas
     Caps,
-    /// Many seeds: natively, then under the library and a scheduler beside each other
+    /// Run many seeds: natively, then under the library and a scheduler, beside each other
     Storm(Box<many::StormOptions>),
-    /// A steady neighbour, until SIGTERM
+    /// Run a steady neighbour, until SIGTERM
     Neighbour {
-        /// Memory that it works on
+        /// Memory that the neighbour works on
         #[arg(long, value_parser = parse_bytes)]
         memory: u64,
     },
-    /// What the simulated cards moved by themselves, in bytes, by faults and pushed out; and what left them in use
+    /// Print the bytes that the simulated cards moved by themselves, by faults and pushed out, and those that left in use
     Observe,
 }
 
-/// Of one program.
+/// Options of one program.
 #[derive(Debug, Clone, Args)]
 struct RunOptions {
-    /// What the program is made from
+    /// Seed of the program
     #[arg(long)]
     seed: u64,
-    /// Programs of so many seeds, one after the other in this process: all but the last have one context, which stays
+    /// Programs of this many seeds, one after the other in this process: all but the last have one context, which stays
     #[arg(long, default_value_t = 1)]
     count: u64,
-    /// Another program was to follow in this process: the last one has the context that stays, too
+    /// Another program follows in this process: the last one, too, has the context that stays
     #[arg(long)]
     shared: bool,
-    /// Random choices that are made
+    /// Number of random choices
     #[arg(long, default_value_t = 100)]
     steps: usize,
-    /// Threads; 0: the seed says how many
+    /// Number of threads; 0: as the seed says
     #[arg(long, default_value_t = 0)]
     threads: usize,
-    /// Memory that it allocates at most
+    /// Most memory that the program allocates
     #[arg(long, default_value = "256MiB", value_parser = parse_bytes)]
     memory: u64,
-    /// What the driver has, as `caps` prints it; without it, the driver is looked at first
+    /// The driver's capabilities, as `caps` prints them; without this, the driver is asked first
     #[arg(long)]
     caps: Option<String>,
     /// Numbers of choices to leave out
@@ -76,7 +76,7 @@ struct RunOptions {
     /// Names of choices to leave out
     #[arg(long, value_delimiter = ',')]
     without: Vec<String>,
-    /// The process has a limit of this many bytes, beyond which allocations are refused
+    /// The process's limit in bytes, beyond which allocations are refused
     #[arg(long, value_parser = parse_bytes)]
     limited: Option<u64>,
     /// On a simulated driver: no kernel may be the first to touch memory
@@ -85,16 +85,16 @@ struct RunOptions {
     /// Print the program and do not run it
     #[arg(long)]
     print: bool,
-    /// Print each step before it is done
+    /// Print each step before it is carried out
     #[arg(long)]
     verbose: bool,
 }
 
-/// Left out where a program is not the last of its process.
+/// Features that are left out of a program that is not the last of its process.
 const OF_CONTEXTS: [&str; 2] = ["context made", "context ended"];
 
 impl RunOptions {
-    /// The options of each of its programs alone.
+    /// The options of each of the programs alone.
     fn each(&self) -> impl Iterator<Item = Self> {
         let last = self.seed + self.count - 1;
         (self.seed..=last).map(move |seed| {
@@ -106,19 +106,19 @@ impl RunOptions {
         })
     }
 
-    /// Those before a seed, if there are any.
+    /// The options of the programs before a seed, if there are any.
     fn before(&self, seed: u64) -> Option<Self> {
         let count = seed.checked_sub(self.seed).filter(|&count| count > 0)?;
         Some(Self { count, shared: true, ..self.clone() })
     }
 
-    /// Those behind a seed, if there are any.
+    /// The options of the programs behind a seed, if there are any.
     fn behind(&self, seed: u64) -> Option<Self> {
         let count = (self.seed + self.count).checked_sub(seed + 1).filter(|&count| count > 0)?;
         Some(Self { seed: seed + 1, count, ..self.clone() })
     }
 
-    /// Of its first program.
+    /// The recipe of the first program.
     fn recipe(&self, caps: BTreeSet<String>) -> Recipe {
         Recipe {
             seed: self.seed,
@@ -133,7 +133,7 @@ impl RunOptions {
 }
 
 fn main() -> ExitCode {
-    // As many queues as there are: no stream waits for another only because they share one.
+    // As many queues as possible: no stream waits for another only because they share one.
     // SAFETY: no other thread runs yet.
     unsafe { std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "32") };
     let done = match Options::parse().mode {
@@ -182,7 +182,7 @@ fn run(options: &RunOptions) -> Result<(), String> {
     let mut programs: Vec<RunOptions> = options.each().collect();
     let last = if options.shared { None } else { programs.pop() };
     if !programs.is_empty() {
-        // What the programs share: a context costs a card more than a program does.
+        // The context that the programs share: making one costs a card more than a program does.
         let kept = exec::KeptContext::new(driver).map_err(|error| error.to_string())?;
         programs.iter().for_each(|one| new(one).run_and_sweep());
         kept.end().map_err(|error| error.to_string())?;

@@ -1,12 +1,11 @@
-//! A small generator of random numbers, the same everywhere: a seed means a program.
+//! A small generator of random numbers, the same everywhere, so that a seed stands for one program.
 
 /// SplitMix64.
 #[derive(Debug, Clone)]
 pub(crate) struct Rng(u64);
 
 impl Rng {
-    /// A generator of its own for a part of a seed's program: what comes of one part does not depend on how many
-    /// numbers another took.
+    /// A separate generator for a part of a seed's program: its numbers do not depend on how many numbers another part took.
     pub(crate) fn part(seed: u64, part: u64) -> Self {
         let mut rng =
             Self(seed.wrapping_mul(0xd134_2543_de82_ef95) ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -22,17 +21,17 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Below `end`, which is not 0.
+    /// A number below `end`, which is not 0.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 
-    /// From `low` to `high`, both included.
+    /// A number from `low` to `high`, both included.
     pub(crate) fn range(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low + 1)
     }
 
-    /// True in so many of a hundred cases.
+    /// True in `percent` of a hundred cases.
     pub(crate) fn percent(&mut self, percent: u64) -> bool {
         self.next() % 100 < percent
     }

@@ -1,16 +1,16 @@
-//! Says where each thread of a program is, when it is asked to: a program that hangs is asked before it is ended.
+//! Prints the position of each thread of a program on request: a program that hangs is asked before it is ended.
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::exec::Run;
 
-/// Asks for it.
+/// The signal that asks for the positions.
 pub(crate) const SIGNAL: libc::c_int = libc::SIGUSR1;
 
 /// The program that runs.
 static CURRENT: Mutex<Option<&'static Run>> = Mutex::new(None);
 
-/// Answers from now on. No other thread may run yet: they must not be interrupted by the signal.
+/// Answers from now on. No other thread may run yet, since the signal must not interrupt one.
 pub(crate) fn begin() {
     // SAFETY: a set of signals, all zeros, which the next calls fill.
     let mut signals: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -34,7 +34,7 @@ fn current() -> Option<&'static Run> {
     *CURRENT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A program begins.
+/// Notes that a program begins.
 pub(crate) fn begins(run: &'static Run) {
     println!("storm: seed {} begins", run.plan.seed);
     *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = Some(run);

@@ -12,7 +12,7 @@ use crate::plan::{ContextEnd, ContextKind, Door, Id, Op, Region, StreamKind};
 /// The kernels, as PTX: on the simulated driver their names alone count.
 pub(crate) const KERNELS: &str = include_str!("../../../workload/src/kernels.ptx");
 
-/// A time in stream order is not asked for.
+/// Events without times: nobody asks for them.
 const NO_TIMING: u32 = 2;
 
 impl Run {
@@ -170,7 +170,7 @@ impl Run {
         Ok(())
     }
 
-    /// Loads the kernels; warm: launches both on nothing.
+    /// Loads the kernels; warm: launches each once on no data.
     fn load(&self, module: Id, warm: bool) -> Result<(), Fault> {
         let d = self.driver;
         let text = CString::new(KERNELS).expect("PTX is text");
@@ -189,7 +189,7 @@ impl Run {
         if warm { Ok(cu!(d, "cuStreamSynchronize", 0 => usize)?) } else { Ok(()) }
     }
 
-    /// A kernel over a region.
+    /// Launches a kernel over a region.
     pub(super) fn kernel(
         &self,
         module: Id,
@@ -225,7 +225,7 @@ impl Run {
             ptr::null_mut() => *mut *mut c_void)?)
     }
 
-    /// An allocation that cannot be had: more than the limit, or more than any card has.
+    /// An allocation that must be refused: more than the limit, or more than any card has.
     fn refused(&self, door: Door, stream: Id) -> Result<(), Fault> {
         let d = self.driver;
         let bytes = self.limit.map_or(1 << 42, |limit| limit + (64 << 20)) as usize;
@@ -260,9 +260,9 @@ fn may_be_busy(result: Result<(), crate::driver::CudaError>) -> Result<(), Fault
     }
 }
 
-/// A child that ends at once, or becomes another program.
+/// Forks a child that ends at once, or becomes another program.
 fn fork(exec: bool) -> Result<(), Fault> {
-    // SAFETY: the child calls nothing but what may be called there.
+    // SAFETY: the child calls only functions that are allowed there.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let arguments = [c"true".as_ptr(), ptr::null()];

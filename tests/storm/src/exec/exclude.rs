@@ -7,11 +7,11 @@ use crate::plan::flag::{CONFLICTS, COUNT};
 #[derive(Debug, Default)]
 struct State {
     held: [usize; COUNT],
-    /// Who waits for the first of a conflict: the second is not taken anew meanwhile, or it would wait for ever.
+    /// Steps that wait for the first flag of a conflict: meanwhile no step takes the second, or they would wait for ever.
     waiting: [usize; COUNT],
 }
 
-/// Who holds what.
+/// The flags that steps hold.
 #[derive(Debug, Default)]
 pub(crate) struct Exclusion {
     state: Mutex<State>,
@@ -27,7 +27,7 @@ impl Exclusion {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes all flags at once, when nobody holds what they conflict with.
+    /// Takes all flags at once, when no step holds a conflicting one.
     pub(crate) fn hold<'a>(&'a self, flags: &'a [usize]) -> Held<'a> {
         let mut state = self.lock();
         if !flags.is_empty() {
@@ -48,7 +48,7 @@ fn may(state: &State, flags: &[usize]) -> bool {
     CONFLICTS.iter().all(|&(rare, common)| {
         let takes_rare = flags.contains(&rare);
         let takes_common = flags.contains(&common);
-        // One that takes what is rare goes first; a second that also has the other side does not wait for itself.
+        // A step that takes the rare flag goes first; a second one that also takes the common flag does not wait for itself.
         !(takes_rare && state.held[common] > 0)
             && !(takes_common && (state.held[rare] > 0 || (state.waiting[rare] > 0 && !takes_rare)))
     })

@@ -1,4 +1,4 @@
-//! Captures, and the graphs that come of them.
+//! Captures, and the graphs that they make.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Memory: its doors, its copies, and what it must hold.
+//! Memory: the doors by which it is allocated, its copies, and its expected contents.
 
 use super::{Fault, Run};
 use crate::driver::{CudaError, Driver, cu};
@@ -86,7 +86,7 @@ impl Run {
         if kind == HostKind::Pinned {
             cu!(self.driver, "cuMemHostAlloc", &raw mut place => *mut usize, size => usize, 1 => u32)?;
         } else {
-            // SAFETY: any size; pages of its own, as registering wants them.
+            // SAFETY: any size; whole pages, as registering needs them.
             place = unsafe { libc::aligned_alloc(ROW, size) } as usize;
             if place == 0 {
                 return Err(Fault::Other("the host has no memory".to_owned()));
@@ -148,7 +148,7 @@ impl Run {
         Ok(())
     }
 
-    /// Work that changes a region on the card. What is captured is nothing that returns when it is done.
+    /// Submits work that changes a region on the card. Calls that return only after their work are not captured.
     pub(super) fn effect(
         &self,
         module: Id,
@@ -160,7 +160,7 @@ impl Run {
         let d = self.driver;
         let (address, words) = (self.address(region), region.bytes as usize / 4);
         let handle = self.stream(stream);
-        // Without a stream in its name the call is of the default stream, as is handle 0.
+        // Without a stream in its name the call uses the default stream, as handle 0 does.
         let plainly = !captured && handle == 0;
         match effect {
             Effect::Add(by, micros) => self.kernel(module, false, region, by, micros, stream)?,
@@ -230,7 +230,7 @@ impl Run {
     ) -> Result<(), Fault> {
         let d = self.driver;
         let (to, from, size) = (self.hosts.get(host), self.address(region) + first, bytes as usize);
-        // What was there before must not look like what is to come.
+        // The old contents must not look like the expected ones.
         self.words(host)[..size / 4].fill(0x5ca1_ab1e);
         let stream = self.stream(stream);
         match way {
@@ -271,7 +271,7 @@ impl Run {
 
     pub(super) fn host_touch(&self, region: Region, value: Value, new: Value) -> Result<(), Fault> {
         let place = self.address(region) as *mut u32;
-        // SAFETY: managed memory of this size; the plan lets nobody else use it before this step is over.
+        // SAFETY: managed memory of this size; the plan lets no other step use it before this step is over.
         let words = unsafe { std::slice::from_raw_parts_mut(place, region.bytes as usize / 4) };
         self.compare(words, value, 0)?;
         for (i, word) in words.iter_mut().enumerate() {
@@ -281,7 +281,7 @@ impl Run {
     }
 }
 
-/// `CUmemAllocationProp`, as far as it is used.
+/// `CUmemAllocationProp`, up to the last field that is used.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct Properties {
@@ -296,7 +296,7 @@ const PINNED: i32 = 1;
 const ON_DEVICE: i32 = 1;
 const READ_AND_WRITE: i32 = 3;
 
-/// Physical memory, mapped where the driver likes.
+/// Maps physical memory at an address that the driver chooses.
 pub(crate) fn map(d: &Driver, bytes: usize, address: &mut u64) -> Result<u64, CudaError> {
     let mut device = 0i32;
     cu!(d, "cuCtxGetDevice", &raw mut device => *mut i32)?;
@@ -312,7 +312,7 @@ pub(crate) fn map(d: &Driver, bytes: usize, address: &mut u64) -> Result<u64, Cu
     Ok(physical)
 }
 
-/// The opposite.
+/// Unmaps and releases what [`map`] made.
 pub(crate) fn unmap(d: &Driver, physical: u64, address: u64, bytes: usize) -> Result<(), CudaError> {
     cu!(d, "cuMemUnmap", address => u64, bytes => usize)?;
     cu!(d, "cuMemRelease", physical => u64)?;

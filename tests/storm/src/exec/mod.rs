@@ -1,4 +1,4 @@
-//! Runs a program: its threads, each with its steps, on the driver that there is.
+//! Runs a program: its threads, each with its steps, on the driver of this process.
 
 mod calls;
 pub(crate) use calls::KERNELS;
@@ -42,13 +42,13 @@ impl Handles {
 pub(crate) struct Run {
     pub(crate) driver: &'static Driver,
     pub(crate) plan: Plan,
-    /// Bytes that the program may not have more of, where a limit is set.
+    /// Bytes that the program may have, if a limit is set.
     pub(crate) limit: Option<u64>,
     pub(crate) verbose: bool,
     /// No kernel may be the first to touch memory.
     populated: bool,
     pub(crate) contexts: Handles,
-    /// Of green contexts, beside the contexts that stand for them.
+    /// Green contexts' own handles, beside those of the contexts made from them.
     pub(crate) greens: Handles,
     pub(crate) streams: Handles,
     pub(crate) events: Handles,
@@ -56,7 +56,7 @@ pub(crate) struct Run {
     pub(crate) steps_of: Handles,
     pub(crate) fills_of: Handles,
     pub(crate) buffers: Handles,
-    /// Of mapped buffers: what is mapped.
+    /// Handles of the memory that is mapped in mapped buffers.
     pub(crate) physical: Handles,
     pub(crate) hosts: Handles,
     pub(crate) host_bytes: Handles,
@@ -69,11 +69,11 @@ pub(crate) struct Run {
     pub(crate) windows: waits::Windows,
     pub(crate) callbacks: AtomicUsize,
     pub(crate) words: AtomicU64,
-    /// Where each thread is: its step and one, or 0.
+    /// The position of each thread: the index of its step plus one, or 0.
     pub(crate) at: Vec<AtomicUsize>,
 }
 
-/// What went wrong at a step.
+/// The reason why a step failed.
 #[derive(Debug)]
 pub(crate) enum Fault {
     Call(CudaError),
@@ -95,11 +95,11 @@ impl std::fmt::Display for Fault {
     }
 }
 
-/// What a thread knows of itself.
+/// The state of a thread.
 #[derive(Debug, Default)]
 pub(crate) struct Me {
     pub(crate) thread: usize,
-    /// The context that it has made current.
+    /// The context that the thread has made current.
     pub(crate) current: Option<Id>,
 }
 
@@ -143,7 +143,7 @@ impl Run {
         }
     }
 
-    /// Runs it all and ends the process.
+    /// Runs the whole program and ends the process.
     pub(crate) fn run(&'static self) -> ! {
         watch::begins(self);
         for thread in 1..self.plan.threads {
@@ -158,7 +158,7 @@ impl Run {
         }
     }
 
-    /// Runs it all, and ends what it has left.
+    /// Runs the whole program, and ends the things that it has left.
     pub(crate) fn run_and_sweep(&'static self) {
         watch::begins(self);
         let others: Vec<_> = (1..self.plan.threads)
@@ -234,7 +234,7 @@ impl Run {
         self.operate(me, index, &step.op)
     }
 
-    /// A fault ends the process: what is printed says where.
+    /// A fault ends the process: the printed line says where it happened.
     fn fail(&self, index: usize, fault: &Fault) -> ! {
         let step = &self.plan.steps[index];
         println!(
@@ -246,7 +246,7 @@ impl Run {
         unsafe { libc::_exit(1) }
     }
 
-    /// Prints where each thread is.
+    /// Prints the position of each thread.
     pub(crate) fn whereabouts(&self) {
         for (thread, at) in self.at.iter().enumerate() {
             if let Some(step) = at.load(Ordering::SeqCst).checked_sub(1) {
@@ -255,8 +255,8 @@ impl Run {
         }
     }
 
-    /// When everything but what is left in flight has been looked at: says so. False: a host function did not run, or memory was
-    /// not there.
+    /// Prints the result when all contents have been checked but those of work left in flight. False: a host function
+    /// did not run, or a kernel was the first to touch memory.
     fn conclude(&self) -> bool {
         let all: Vec<usize> = (0..self.plan.steps.len()).collect();
         self.wait_for(&all);

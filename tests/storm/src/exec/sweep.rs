@@ -1,4 +1,4 @@
-//! What a program leaves, where another follows in the same process.
+//! Ends the things that a program leaves, if another program follows in the same process.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +19,13 @@ impl KeptContext {
         Ok(Self(driver))
     }
 
-    /// It ends, unless somebody else retains it.
+    /// Releases the context, which ends unless another retains it.
     pub(crate) fn end(self) -> Result<(), CudaError> {
         cu!(self.0, "cuDevicePrimaryCtxRelease_v2", DEVICE => i32)
     }
 }
 
-/// What lives when a program is over.
+/// Things that live when a program is over.
 #[derive(Debug, Default)]
 struct Left {
     streams: BTreeMap<Id, ()>,
@@ -37,7 +37,7 @@ struct Left {
 }
 
 impl Left {
-    /// Of a program with one context.
+    /// The things that live at the end of a program with one context.
     fn of(plan: &Plan) -> Self {
         let mut left = Self::default();
         for step in &plan.steps {
@@ -62,7 +62,7 @@ impl Left {
 }
 
 impl Run {
-    /// Ends what is left, and gives the context back. For a program with one context.
+    /// Ends the things that are left, and releases the context. For a program with one context.
     pub(super) fn sweep(&self) -> Result<(), Fault> {
         let d = self.driver;
         let left = Left::of(&self.plan);

@@ -1,4 +1,4 @@
-//! Host functions, those that wait for other threads among them.
+//! Host functions, and those among them that wait for other threads.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -10,14 +10,14 @@ use super::{Fault, Run};
 use crate::driver::cu;
 use crate::plan::{Id, Region};
 
-/// How long a host function waits before it says that it waits in vain.
+/// Time after which a host function reports that it waits in vain.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const HELPER_IS_THERE: u32 = 1;
 const OPEN: u32 = 2;
 const DONE: u32 = 3;
 
-/// How far each window is, and what its host function looks at: by the step that opens it.
+/// The state of each window, and the data of its host function, by the step that opens the window.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     states: Mutex<HashMap<usize, (u32, Option<&'static Waiting>)>>,
@@ -41,13 +41,13 @@ impl Windows {
         }
     }
 
-    /// Waits until the helper is at its step: nothing that it does before can wait for the window then.
+    /// Waits until the helper is at its step: then no earlier step of the helper can wait for the window.
     pub(crate) fn meet(&self, window: usize) {
         let _ = self.wait(window, HELPER_IS_THERE);
     }
 }
 
-/// What a waiting host function knows. It is leaked: the driver may run it at any time.
+/// The data of a waiting host function. They are leaked: the driver may run the function at any time.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     done: AtomicU32,
@@ -106,11 +106,11 @@ impl Run {
             std::thread::sleep(Duration::from_millis(hold_ms));
             let _ = self.windows.wait(index, DONE);
         }
-        // Otherwise this thread waits in the driver meanwhile.
+        // In the other case this thread waits in the driver meanwhile.
         Ok(cu!(self.driver, "cuStreamSynchronize", self.stream(stream) => usize)?)
     }
 
-    /// What a window waits for.
+    /// Does the work that a window waits for.
     #[allow(clippy::too_many_arguments, reason = "the fields of one step")]
     pub(super) fn help(
         &self,

@@ -1,4 +1,4 @@
-//! The seeds of one process, one after the other: what is found at one of them is no reason to leave out those behind it.
+//! The seeds of one process, one after the other: a finding at one of them is no reason to leave out the later ones.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,17 +10,17 @@ use super::trial::{self, Finding, Running};
 use super::world::World;
 use super::{Found, INTERRUPTED, Storm, TIMES_NATIVE, lock, moods};
 
-/// What ended a process.
+/// The end of a process with a finding.
 #[derive(Debug)]
 enum Ended {
-    /// A program, whose seed is named: those behind it did not run.
+    /// A program ended it, whose seed is named: later programs did not run.
     At(u64, Finding),
-    /// Its own end, and what came of it.
+    /// The process ended by itself, and there was a finding.
     Well(Finding),
 }
 
 impl Storm<'_> {
-    /// Both runs of a batch's programs. Each finding ends a process; what is left of the batch runs in another.
+    /// Runs a batch's programs both ways. Each finding ends a process; another process runs the rest of the batch.
     pub(super) fn batch(&self, mine: &World, whole: &RunOptions, job: usize) {
         for one in whole.each() {
             let plan = plan::compose(&one.recipe(self.known.clone()));
@@ -44,7 +44,7 @@ impl Storm<'_> {
                         lock(&self.native_ms).extend((0..part.count).map(|_| each.as_millis() as u64));
                         Some((part.clone(), patience.max(each * TIMES_NATIVE)))
                     }
-                    // Those before it are natively clean, and not known to be slow.
+                    // The programs before that one are clean natively, and not known to be slow.
                     Err(finding) => {
                         part.before(finding.seed.unwrap_or(part.seed)).map(|good| (good, patience))
                     }
@@ -61,7 +61,7 @@ impl Storm<'_> {
         }
     }
 
-    /// Runs programs, and after each finding those that are left.
+    /// Runs programs, and after each finding the rest of them.
     fn parts_of(
         &self,
         programs: &RunOptions,

@@ -1,4 +1,4 @@
-//! What happens to schedulers and clients at random moments.
+//! Disturbs schedulers and clients at random moments.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use crate::rng::Rng;
 use super::trial::Running;
 use super::world::World;
 
-/// How often each thing was done.
+/// The number of times of each disturbance.
 pub(crate) type Done = std::collections::BTreeMap<&'static str, u64>;
 
-/// A new scheduler grants nothing for a while: it is not killed more often than this.
+/// Shortest time between two kills of schedulers: a new scheduler grants nothing for a while.
 const BETWEEN_KILLS: Duration = Duration::from_secs(5);
 
-/// Changes the quantum, and with chaos does worse, until it is told to stop.
+/// Changes the quantum, and with chaos kills and stops processes too, until the storm ends.
 pub(crate) fn disturb(
     world: &World,
     running: &Running,
@@ -48,7 +48,8 @@ pub(crate) fn disturb(
                 }
             }
             9..=10 => {
-                // What it is told meanwhile it reads at once: to give memory back, and that scheduling is off.
+                // After SIGCONT the client reads at once the messages of that time: to give memory back, and that
+                // scheduling is off.
                 if let Some(pid) = running.signal_one(rng.below(1 << 20), libc::SIGSTOP) {
                     sleep(stop, rng.range(20, 200));
                     world.ctl(&["off"]);
@@ -73,7 +74,7 @@ pub(crate) fn disturb(
     Ok(done)
 }
 
-/// 20 to 200 ms, in seconds.
+/// A time from 20 to 200 ms, in seconds.
 pub(crate) fn quantum(rng: &mut Rng) -> f64 {
     rng.range(20, 200) as f64 / 1000.0
 }

@@ -1,11 +1,11 @@
-//! How often each feature was composed.
+//! Counts how often each feature was composed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What simulated drivers have: moods.
+/// The capability of simulated drivers alone: moods.
 pub(crate) const SIMULATED: &str = "simulated";
 
-/// Features, and what the driver must have for each (nothing: any driver has it).
+/// Features, with the capability that each needs (empty: none).
 pub(crate) const FEATURES: &[(&str, &str)] = &[
     ("allocation", ""),
     ("allocation refused", ""),
@@ -115,7 +115,7 @@ impl Coverage {
         }
     }
 
-    /// The table, and the features that were never composed though the driver has what they need.
+    /// The table, and the features that were never composed though the driver has the capability.
     pub(crate) fn table(&self, caps: &BTreeSet<String>) -> (String, Vec<&'static str>) {
         let mut text = String::new();
         let mut missing = Vec::new();
@@ -130,7 +130,7 @@ impl Coverage {
                 missing.push(name);
             }
         }
-        // A feature that is counted and not listed would never be missed.
+        // A feature that is counted and not listed would never be reported as missing.
         for (name, count) in self.0.iter().filter(|(name, _)| FEATURES.iter().all(|(known, _)| known != name))
         {
             text.push_str(&format!("{count:>9}  {name} (not listed)\n"));

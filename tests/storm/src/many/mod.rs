@@ -28,35 +28,35 @@ use shrink::Conditions;
 use trial::{Finding, Running};
 use world::{Moved, World};
 
-/// The neighbour looks at all that it has before it ends.
+/// Time for the neighbour to check all its memory before it ends.
 const NEIGHBOUR_ENDS: Duration = Duration::from_secs(40);
-/// Nor before it takes so many times as long as natively.
+/// A program is not held for hanging before it takes this many times as long as natively.
 const TIMES_NATIVE: u32 = 50;
-/// From so many seeds on, a feature that was never composed is a finding.
+/// From this many seeds on, a feature that was never composed is a finding.
 const ENOUGH_SEEDS: u64 = 200;
 
-/// Of many seeds.
+/// Options of many seeds.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct StormOptions {
-    /// How many seeds
+    /// Number of seeds
     #[arg(long, default_value_t = 50)]
     seeds: u64,
-    /// The first of them
+    /// The first seed
     #[arg(long, default_value_t = 1, env = "STORM_FIRST")]
     first: u64,
-    /// How many run at once
+    /// Programs that run at the same time
     #[arg(long, default_value_t = 8)]
     jobs: usize,
     /// Kill the scheduler, switch it off and on, stop clients, all at random moments
     #[arg(long)]
     chaos: bool,
-    /// No seed is begun after so many seconds
+    /// Begin no seed after this many seconds
     #[arg(long)]
     seconds: Option<u64>,
     /// Random choices of each program
     #[arg(long, default_value_t = 100)]
     steps: usize,
-    /// What programs may fill of each card together
+    /// Memory of each card that all programs together may fill
     #[arg(long, default_value = "512MiB", value_parser = parse_bytes)]
     capacity: u64,
     /// Names of choices to leave out of all programs
@@ -65,30 +65,30 @@ pub(crate) struct StormOptions {
     /// Go on after a finding: the program is not made smaller then
     #[arg(long)]
     keep_going: bool,
-    /// How long a program is made smaller, in seconds
+    /// Longest time for making a program smaller, in seconds
     #[arg(long, default_value_t = 120)]
     shrink_seconds: u64,
-    /// What the library logs: what a finding prints of it
+    /// Level of the library's log, of which a finding prints the end
     #[arg(long, default_value = "info")]
     log: String,
-    /// Natively only
+    /// Run natively only
     #[arg(long)]
     native: bool,
-    /// Not natively: they were run so before
+    /// Do not run natively, because that was done before
     #[arg(long, conflicts_with = "native")]
     skip_native: bool,
     /// Seeds that one process runs, one after the other; all but the last use one context, which stays. A card takes
     /// longer for a context than for a program
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
-    /// A program is not held for hanging before it has run for so many seconds
+    /// Shortest time after which a program is held for hanging, in seconds
     #[arg(long, default_value_t = 20)]
     patience: u64,
     #[command(flatten)]
     parts: PartsOptions,
 }
 
-/// A signal asked for the end: what runs is ended, and nothing is left behind.
+/// A signal asked for the end: running programs are ended, and nothing is left behind.
 pub(crate) static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn interrupt(_: i32) {
@@ -102,7 +102,7 @@ struct Found {
     native: bool,
 }
 
-/// What all jobs share.
+/// State that all jobs share.
 struct Storm<'a> {
     options: &'a StormOptions,
     world: &'a World,
@@ -119,11 +119,11 @@ struct Storm<'a> {
     native_ms: Mutex<Vec<u64>>,
     shared_ms: Mutex<Vec<u64>>,
     moved: Mutex<Moved>,
-    /// Allocations that were refused for want of a scheduler: others had filled the card.
+    /// Allocations that were refused because there was no scheduler: other programs had filled the card.
     refused_alone: AtomicU64,
 }
 
-/// Runs them; an error if there was a finding.
+/// Runs the programs; an error if there was a finding.
 pub(crate) fn storm(options: &StormOptions) -> Result<(), String> {
     for signal in [libc::SIGINT, libc::SIGTERM] {
         // SAFETY: a handler that stores a flag.
@@ -201,7 +201,7 @@ fn start_neighbour(world: &World, capacity: u64) -> std::io::Result<Child> {
 }
 
 impl Storm<'_> {
-    /// One seed after the other, until there are no more.
+    /// Runs one seed after the other, until there are no more.
     fn job(&self, job: usize) {
         let Ok(mine) = World::new(&self.world.parts, &format!("native-{job}"), self.options.capacity) else {
             return;
@@ -225,7 +225,7 @@ impl Storm<'_> {
         self.options.seconds.is_some_and(|limit| self.began.elapsed().as_secs() >= limit)
     }
 
-    /// The programs of seeds: each has 40 to 70 per cent of a card.
+    /// The options for the programs of seeds: each has 40 to 70 per cent of a card.
     fn programs(&self, seed: u64, count: u64) -> RunOptions {
         let mut rng = Rng::part(seed, 0x5eed);
         let memory = self.options.capacity / 100 * rng.range(40, 70) / MIB * MIB;
@@ -246,14 +246,15 @@ impl Storm<'_> {
         }
     }
 
-    /// Where allocations are slow, there is no managed memory of the program's own: all else is populated, however late.
+    /// Features to leave out. If allocations are slow, programs have no managed memory of their own: all other memory
+    /// is populated, if late.
     fn without(&self, seed: u64) -> Vec<String> {
         let slow = self.world.parts.simulator.is_some() && moods::of(seed).is_some_and(|mood| mood.is_slow());
         self.options.without.iter().cloned().chain(slow.then(|| "cuMemAllocManaged".to_owned())).collect()
     }
 
-    /// In turns, memory moves when it is told to. While there is no scheduler, or none that schedules, it may not; and what
-    /// is told to leave is never in use.
+    /// In turns, memory moves only when an order says so. Only while no scheduler schedules may it move by itself, and
+    /// memory that is ordered to leave is never in use.
     fn nothing_moved_by_itself(&self, seed: u64) -> Result<(), Finding> {
         let mut before = lock(&self.moved);
         let now = self.world.moved_by_itself();

@@ -1,20 +1,20 @@
-//! How the simulated driver behaves: some seeds meet one that is older, slower, or short of memory.
+//! Moods of the simulated driver: some seeds have one that is older, slower, or short of memory.
 
 use std::collections::BTreeMap;
 
-/// A way of the driver: a seed in eight has it.
+/// A mood of the driver: one seed in eight has it.
 #[derive(Debug)]
 pub(crate) struct Mood {
-    /// Of eight seeds, which.
+    /// The remainder, divided by eight, of the seeds that have the mood.
     which: u64,
     pub(crate) name: &'static str,
     pub(crate) setting: (&'static str, &'static str),
 }
 
 const MOODS: [Mood; 3] = [
-    // A look at a context cannot be had now and then, which says nothing about its work.
+    // Now and then a context cannot be looked at, which says nothing about its work.
     Mood { which: 3, name: "events of contexts that fail", setting: ("NVSIM_CTX_RECORD_FAILS", "3") },
-    // Longer than a client that was granted the lock waits for what it is told to restore.
+    // Longer than a client with a new grant waits for an allocation before it restores.
     Mood { which: 6, name: "slow allocations", setting: ("NVSIM_SLOW_ALLOCATIONS", "4:300") },
     Mood { which: 1, name: "driver before 12.4", setting: ("NVSIM_CTX_RECORD", "0") },
 ];
@@ -26,12 +26,12 @@ impl Mood {
     }
 }
 
-/// The driver's way for a seed; `None`: as the card does.
+/// The mood for a seed; `None`: the driver behaves as on a card.
 pub(crate) fn of(seed: u64) -> Option<&'static Mood> {
     MOODS.iter().find(|mood| mood.which == seed % 8)
 }
 
-/// The same as a feature, to be counted.
+/// The mood as a feature, to be counted.
 pub(crate) fn feature(seed: u64) -> BTreeMap<String, u64> {
     of(seed).into_iter().map(|mood| (mood.name.to_owned(), 1)).collect()
 }

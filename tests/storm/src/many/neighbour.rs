@@ -1,4 +1,4 @@
-//! A steady neighbour: it has memory, works on it without a break, and knows what it must hold.
+//! A steady neighbour: it works on its memory without a break, and knows the expected contents.
 
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
@@ -18,7 +18,7 @@ const BLOCK: u64 = 32 << 20;
 /// Words that are read back at once.
 const SAMPLE: usize = 4096;
 
-/// Works until it gets SIGTERM; then everything is looked at.
+/// Works until SIGTERM comes; then all memory is checked.
 pub(crate) fn work(memory: u64) -> Result<(), String> {
     // SAFETY: a handler that stores a flag.
     unsafe { libc::signal(libc::SIGTERM, stop as extern "C" fn(i32) as libc::sighandler_t) };
@@ -89,7 +89,7 @@ fn check(d: &Driver, address: u64, value: Value) -> Result<usize, String> {
     Ok(SAMPLE * (BLOCK >> 21) as usize)
 }
 
-/// Prints what the simulated cards moved by themselves, by faults and pushed out, and what left them in use.
+/// Prints the bytes that the simulated cards moved by themselves, by faults and pushed out, and those that left in use.
 pub(crate) fn observe() -> Result<(), String> {
     let d = Driver::open()?;
     let mut sum = [0u64; 6];

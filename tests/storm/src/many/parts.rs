@@ -1,10 +1,10 @@
-//! The built parts that are run: given by name, or built here.
+//! The built parts: given by name, or built here.
 
 use std::path::{Path, PathBuf};
 
 use nvshare_harness::Artifacts;
 
-/// Where the parts are.
+/// Paths of the parts.
 #[derive(Debug, Clone)]
 pub(crate) struct Parts {
     pub(crate) library: PathBuf,
@@ -16,7 +16,7 @@ pub(crate) struct Parts {
     pub(crate) storm: PathBuf,
 }
 
-/// Where they are said to be.
+/// Options that name the parts.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct PartsOptions {
     /// libnvshare.so; without it, everything is built by cargo
@@ -37,7 +37,7 @@ pub(crate) struct PartsOptions {
 }
 
 impl Parts {
-    /// What the options name, or what cargo makes.
+    /// The parts that the options name, or else those that cargo builds.
     pub(crate) fn find(options: &PartsOptions) -> Result<Self, String> {
         let storm = std::env::current_exe().map_err(|error| error.to_string())?;
         let given = [&options.library, &options.scheduler, &options.ctl];

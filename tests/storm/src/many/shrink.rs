@@ -11,7 +11,7 @@ use super::parts::Parts;
 use super::trial::{self, Finding, Running};
 use super::world::World;
 
-/// How a program was run when something was found.
+/// The conditions under which a program had its finding.
 #[derive(Debug, Clone)]
 pub(crate) struct Conditions {
     pub(crate) parts: Parts,
@@ -22,7 +22,7 @@ pub(crate) struct Conditions {
     pub(crate) patience: Duration,
 }
 
-/// A smaller program that shows the same kind of finding, and what it showed; `None`: it did not show it again in time.
+/// A smaller program with the same kind of finding, and that finding; `None`: the program did not show it again in time.
 pub(crate) fn shrink(
     conditions: &Conditions,
     options: &RunOptions,
@@ -40,7 +40,7 @@ pub(crate) fn shrink(
         }
         false
     };
-    // Fewer choices: the first ones mean the same in a shorter program.
+    // Fewer choices: the first ones have the same effect in a shorter program.
     while best.steps > 1 {
         let shorter = [best.steps / 2, best.steps * 3 / 4, best.steps - 1];
         let before = best.clone();
@@ -75,7 +75,7 @@ pub(crate) fn shrink(
     Some((best, found))
 }
 
-/// Runs a program some times, several at once in a world of their own, until it shows a kind of finding.
+/// Runs a program several times, some at once in a world of their own, until it shows a kind of finding.
 fn again(
     conditions: &Conditions,
     options: &RunOptions,

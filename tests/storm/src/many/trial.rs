@@ -1,4 +1,4 @@
-//! One run of one program: what came of it.
+//! One run of one program, and its result.
 
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
@@ -12,26 +12,26 @@ use crate::{RunOptions, watch};
 use super::moods;
 use super::world::World;
 
-/// What a run must not do, and did.
+/// A forbidden result of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Finding {
-    /// In one word or two: findings of one kind are taken for the same.
+    /// One word or two: findings of one kind are taken for the same.
     pub(crate) kind: String,
     pub(crate) text: String,
-    /// Of which seed, where a process ran several.
+    /// The seed, if a process ran several.
     pub(crate) seed: Option<u64>,
 }
 
 impl Finding {
-    /// Whether an allocation was refused by the driver of a program that met no scheduler, as it is where others have filled
-    /// the card.
+    /// Whether the driver refused an allocation of a program without a scheduler, as it does when other programs have
+    /// filled the card.
     pub(crate) fn is_refused_alone(&self) -> bool {
         let refused = self.kind.starts_with("failed cuMem") && self.text.contains(" returned 2, expected 0");
         refused && self.text.contains("no scheduler at ")
     }
 }
 
-/// Processes that run now, for who stops some of them.
+/// Processes that run now, so that some can be stopped.
 #[derive(Debug, Default)]
 pub(crate) struct Running(Mutex<Vec<u32>>);
 
@@ -84,11 +84,11 @@ pub(crate) fn command(world: &World, options: &RunOptions, caps: &str) -> Comman
     command
 }
 
-/// The same under the library.
+/// The program of a recipe, under the library, as a command.
 pub(crate) fn under(world: &World, options: &RunOptions, caps: &str, log: &str) -> Command {
     let mut command = command(world, options, caps);
     command.env("LD_PRELOAD", &world.parts.library).env("NVSHARE_LOG", log);
-    // Each is a tenant of its own, so that limits are its own.
+    // Each program is a tenant of its own, so that its limits are its own.
     command.env("NVSHARE_RUN", next_tenant().to_string());
     if let Some(limit) = options.limited {
         command.args(["--limited", &limit.to_string()]).env("NVSHARE_MEM_LIMIT", limit.to_string());
@@ -101,8 +101,7 @@ fn next_tenant() -> u64 {
     LAST.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
 }
 
-/// Runs the programs of one process to their end; how long it took, or what was found. Each is waited for as long as
-/// `patience` says.
+/// Runs the programs of one process to their end; returns the time, or a finding. `patience` is for each program.
 pub(crate) fn trial(
     mut command: Command,
     programs: &RunOptions,
@@ -157,7 +156,7 @@ pub(crate) fn trial(
         return Err(finding("hang".to_owned(), text));
     }
     if let Some(signal) = status.signal() {
-        // The simulated driver says what it was called with.
+        // The simulated driver logs the call before it stops the process.
         let last = logged.lines().rev().find_map(|line| line.split_once("nvsim: "));
         let kind = last.map_or_else(
             || format!("signal {signal}"),
@@ -203,7 +202,7 @@ fn last_seed(said: &str) -> Option<u64> {
     said.lines().rev().find_map(named)
 }
 
-/// Where each thread of a process is, if there is a debugger.
+/// The stack of each thread of a process, if there is a debugger.
 fn stacks_of(child: &Child) -> String {
     let gdb = Command::new("timeout")
         .args(["20", "gdb", "-p", &child.id().to_string(), "-batch", "-ex", "thread apply all bt 12"])

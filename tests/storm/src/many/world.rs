@@ -1,4 +1,4 @@
-//! Where programs run: a folder with simulated cards, a scheduler, and what it says.
+//! The world in which programs run: a folder with simulated cards, a scheduler, and its log.
 
 use std::fmt;
 use std::fs::File;
@@ -10,19 +10,19 @@ use std::time::{Duration, Instant};
 
 use super::parts::Parts;
 
-/// What moved on simulated cards and should not have, in bytes.
+/// Bytes that moved on simulated cards and should not have.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Moved {
-    /// Brought in because a kernel touched it.
+    /// Brought to the card because a kernel touched them.
     pub(crate) faulted: u64,
     /// Pushed out because the card was full.
     pub(crate) pushed_out: u64,
-    /// Told to leave while a kernel of its process ran.
+    /// Ordered to leave while a kernel of their process ran.
     pub(crate) in_use: u64,
 }
 
 impl Moved {
-    /// What was added.
+    /// The bytes that were added since.
     pub(crate) fn since(self, before: Self) -> Self {
         Self {
             faulted: self.faulted.saturating_sub(before.faulted),
@@ -53,7 +53,7 @@ pub(crate) struct World {
     pub(crate) parts: Parts,
     memory: u64,
     scheduler: Mutex<Option<Child>>,
-    /// Turns that schedulers before this one have counted, and the last count of this one.
+    /// Turns that earlier schedulers have counted, and the last count of the present one.
     turns: Mutex<(u64, u64)>,
 }
 
@@ -89,10 +89,10 @@ impl World {
                 .env("NVSIM_DIR", &self.dir)
                 .env("LD_LIBRARY_PATH", self.dir.join("lib"))
                 .env("NVSIM_GPUS", "2")
-                // Each small allocation takes a whole block of a simulated card and is charged what it has: the card
-                // has room for the difference, so that what it pushes out tells of memory that nobody charged.
+                // Each small allocation takes a whole block of a simulated card and is charged its own size: the card
+                // has room for the difference, so that bytes that it pushes out come from memory that nobody charged.
                 .env("NVSIM_MEMORY", (self.memory / 2 * 3).to_string())
-                // Small stores and fast links: what matters is when memory moves, not how long it takes.
+                // Small stores and fast links: tests need to know when memory moves, not how long that takes.
                 .env("NVSIM_SCALE", "512")
                 // Addresses of ended handles come again at once, as with malloc.
                 .env("NVSIM_REUSE_HANDLES", "1")
@@ -154,7 +154,7 @@ impl World {
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Looks how many turns were taken on all cards so far; the sum over all schedulers that there were.
+    /// Counts the turns on all cards so far; returns the sum over all schedulers.
     pub(crate) fn count_turns(&self) -> u64 {
         let status = self.ctl(&["status", "--json"]);
         let status = status.and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok());
@@ -165,7 +165,7 @@ impl World {
         turns.0 + turns.1
     }
 
-    /// What moved on the simulated cards without being asked to, or in use.
+    /// Bytes that moved on the simulated cards without an order, or while in use.
     pub(crate) fn moved_by_itself(&self) -> Moved {
         if self.parts.simulator.is_none() {
             return Moved::default();

@@ -1,4 +1,4 @@
-//! Memory: allocated by every door, filled, copied, looked at, freed.
+//! Memory: allocated by every door, filled, copied, checked, freed.
 
 use nvshare_proto::units::MIB;
 
@@ -6,15 +6,15 @@ use super::compose::{BufferState, Composer, HostState, Pending, RegionState, Thi
 use super::{Door, Effect, HostKind, Id, Op, Region, StreamKind, Value, Way, flag};
 use crate::rng::Rng;
 
-/// Copies with the host, and between regions, are no larger: the simulated driver copies byte by byte.
+/// Largest copy with the host and between regions: the simulated driver copies byte by byte.
 pub(super) const MOST_COPIED: u64 = 2 * MIB;
-/// What an allocation takes at least, to be on the safe side.
+/// The least that an allocation is assumed to take, to be on the safe side.
 const GRAIN: u64 = 2 * MIB;
 const ROW: u64 = 4096;
 /// Buffers of mapped memory at a time.
 const MOST_MAPPED: usize = 3;
 
-/// What is charged for an allocation here.
+/// Bytes that the plan counts for an allocation.
 fn charged(bytes: u64) -> u64 {
     bytes.next_multiple_of(GRAIN)
 }
@@ -41,7 +41,8 @@ impl Composer<'_> {
         if self.may("pitch") && regions == 1 && !green {
             doors.push(Door::Pitch);
         }
-        // What is mapped stays where it is: there is little of it, so that what moves has room beside that of others.
+        // Mapped memory of the program stays on the card: there is little of it, so that movable memory has room
+        // beside that of others.
         let mapped = self.buffers.values().filter(|buffer| buffer.door == Door::Mapped).count();
         if self.may("mapped") && bytes <= GRAIN && mapped < MOST_MAPPED && !green {
             doors.push(Door::Mapped);
@@ -50,7 +51,7 @@ impl Composer<'_> {
             doors.extend([Door::Async, Door::FromPool]);
         }
         let door = rng.pick(&doors).expect("not empty");
-        // What is mapped comes in whole pieces of the card.
+        // Mapped memory comes in whole pieces of the card.
         let region_bytes = if door == Door::Mapped { charged(region_bytes) } else { region_bytes };
         self.count(match door {
             Door::Plain => "cuMemAlloc",
@@ -91,7 +92,7 @@ impl Composer<'_> {
         let regions: Vec<RegionState> = (0..regions).map(fresh).collect();
         let state = BufferState { context, door, bytes, region_bytes, regions };
         self.buffers.insert(buffer, state);
-        // What it holds is anything: it is written first, all of it.
+        // The contents are undefined: first, all of the buffer is written.
         for index in 0..self.buffers[&buffer].regions.len() as u64 {
             let region = Region { buffer, index, bytes: region_bytes };
             let stream = self.some_stream(rng, thread, context);
@@ -102,7 +103,7 @@ impl Composer<'_> {
         buffer
     }
 
-    /// Memory that a program has from its beginning: half of what it may have, in two buffers.
+    /// Memory that a program has from its beginning: half of its most, in two buffers.
     pub(super) fn ballast(&mut self, rng: &mut Rng, thread: usize, context: Id) {
         for _ in 0..2 {
             let regions = rng.range(1, 2);
@@ -143,14 +144,14 @@ impl Composer<'_> {
         self.emit(thread, Some(context), Op::Free { buffer, door, bytes, stream }, &[], &writes, &flags);
     }
 
-    /// A kernel, a fill or a copy on the card.
+    /// Submits a kernel, a fill or a copy on the card.
     pub(super) fn work(&mut self, rng: &mut Rng, thread: usize, region: Region, effect: Effect, stream: Id) {
         let mut writes = vec![Thing::Stream(stream), region.thing()];
         let mut reads = vec![Thing::Buffer(region.buffer)];
         self.take(rng, thread, region, stream);
         if let Effect::Copy(from) = effect {
             self.take(rng, thread, from, stream);
-            // Taking it may have waited for more than it.
+            // Taking the region may have waited for more than the region.
             self.region(region).pending = Pending::Stream(stream);
             writes.push(from.thing());
             reads.push(Thing::Buffer(from.buffer));
@@ -163,7 +164,7 @@ impl Composer<'_> {
         self.emit(thread, Some(context), Op::Work { region, effect, stream, module }, &reads, &writes, flags);
     }
 
-    /// What an effect makes of a region.
+    /// The value of a region after an effect.
     pub(super) fn apply(&mut self, region: Region, effect: Effect) {
         let value = match effect {
             Effect::Add(by, _) => self.region(region).value.plus(by),
@@ -222,7 +223,7 @@ impl Composer<'_> {
         flags
     }
 
-    /// From the host to a region, all of it.
+    /// Copies from the host to a whole region.
     pub(super) fn copy_in(&mut self, rng: &mut Rng, thread: usize, region: Region, stream: Id, way: Way) {
         let context = self.context_of(stream);
         let host = self.host(rng, thread, context);
@@ -245,7 +246,7 @@ impl Composer<'_> {
         self.emit(thread, Some(context), op, &[Thing::Buffer(region.buffer)], &writes, &flags);
     }
 
-    /// From a region to the host, and a look at what came.
+    /// Copies a region to the host, and checks the words.
     pub(super) fn copy_out(&mut self, rng: &mut Rng, thread: usize, region: Region, stream: Id, way: Way) {
         let context = self.context_of(stream);
         let host = self.host(rng, thread, context);
@@ -297,13 +298,13 @@ impl Composer<'_> {
         rng.pick(&fits)
     }
 
-    /// Whether nothing waits for the legacy stream there: its memory may be looked at by the host.
+    /// Whether a stream waits for the legacy stream, or is a legacy stream itself.
     pub(super) fn is_blocking(&self, stream: Id) -> bool {
         self.facts[stream].kind.is_blocking() || self.facts[stream].kind == StreamKind::Legacy
     }
 }
 
-/// The word that fills of 1, 2 or 4 bytes make.
+/// The word that a fill with 1, 2 or 4 bytes makes.
 pub(crate) fn spread(word: u32, bytes: u32) -> u32 {
     match bytes {
         1 => (word & 0xff) * 0x0101_0101,

@@ -1,4 +1,4 @@
-//! Stream captures, and the graphs that come of them.
+//! Stream captures, and the graphs that they make.
 
 use super::compose::{Composer, GraphState, Pending, Thing};
 use super::{Effect, Id, Op, Recording, Region, flag};
@@ -24,7 +24,7 @@ impl Composer<'_> {
         let mut items = Vec::new();
         for _ in 0..rng.range(1, 5) {
             let region = rng.pick(&fits).expect("not empty");
-            // The streams of one capture have no order between them here: a region is of one of them.
+            // The streams of one capture have no order between them here: each region belongs to one of them.
             let before = items.iter().find(|(of, _, _): &&(Region, Effect, bool)| *of == region);
             let on_second = match before {
                 Some(&(_, _, on_second)) => on_second,
@@ -94,7 +94,7 @@ impl Composer<'_> {
         self.emit(thread, Some(context), op, &[], &[Thing::Graph(graph)], &[flag::UNSAFE]);
     }
 
-    /// Captures the same again with other numbers, and updates the graph.
+    /// Captures the same work again with other numbers, and updates the graph.
     pub(super) fn update(&mut self, rng: &mut Rng, thread: usize) -> bool {
         let known: Vec<Id> =
             self.graphs.iter().filter(|(_, g)| g.recording.node.is_none()).map(|(graph, _)| *graph).collect();
@@ -133,7 +133,7 @@ impl Composer<'_> {
             writes.push(region.thing());
         }
         for region in used(&recording) {
-            // Taking one may have waited for more than it.
+            // Taking a region may have waited for more than the region.
             self.region(region).pending = Pending::Stream(stream);
         }
         for _ in 0..times {

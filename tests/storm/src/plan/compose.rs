@@ -1,4 +1,4 @@
-//! Composes a program: keeps in mind what each thing is at each step, and what has to be over before it is used.
+//! Composes a program: keeps the state of each thing at each step, and what has to be over before the thing is used.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -12,17 +12,17 @@ use crate::rng::Rng;
 /// Live streams of a program: as many as a card has queues, so that none waits for another by chance.
 const MOST_STREAMS: usize = 20;
 
-/// What has been submitted for a thing and may not be done.
+/// Work that was submitted for a thing and may not be complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pending {
     Nothing,
-    /// It is of this stream's last submissions.
+    /// The work is among this stream's last submissions.
     Stream(Id),
-    /// It is done when this event is.
+    /// The work is complete when this event is.
     Event(Id),
 }
 
-/// What steps have to wait for.
+/// Things that steps use, and so may have to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Thing {
     Context(Id),
@@ -53,7 +53,7 @@ pub(super) struct ContextState {
 pub(super) struct RegionState {
     pub(super) value: Value,
     pub(super) pending: Pending,
-    /// Graphs that name it.
+    /// Number of graphs that name the region.
     pub(super) graphs: usize,
 }
 
@@ -79,7 +79,7 @@ pub(super) struct HostState {
 pub(super) struct GraphState {
     pub(super) context: Id,
     pub(super) recording: super::Recording,
-    /// Launched, and not waited for: the stream.
+    /// The graph was launched, and nobody has waited for it.
     pub(super) launched: bool,
 }
 
@@ -96,7 +96,7 @@ pub(super) struct Composer<'a> {
     pub(super) buffers: BTreeMap<Id, BufferState>,
     pub(super) hosts: BTreeMap<Id, HostState>,
     pub(super) graphs: BTreeMap<Id, GraphState>,
-    /// Events that things are pending on: how many.
+    /// Events that things are pending on, and the number of these things.
     pub(super) guards: BTreeMap<Id, usize>,
     /// Contexts of live events.
     pub(super) events: BTreeMap<Id, Id>,
@@ -176,7 +176,7 @@ impl Composer<'_> {
         self.recipe.caps.contains(cap)
     }
 
-    /// Whether the driver has it, and it is not left out.
+    /// Whether the driver has this capability, and it is not left out.
     pub(super) fn may(&self, cap: &str) -> bool {
         self.has(cap) && !self.recipe.without.contains(cap)
     }
@@ -185,7 +185,7 @@ impl Composer<'_> {
         *self.features.entry(feature.to_owned()).or_default() += 1;
     }
 
-    /// Adds a step. What it only reads may be used by others at the same time.
+    /// Adds a step. Other steps may use at the same time the things that it only reads.
     pub(super) fn emit(
         &mut self,
         thread: usize,
@@ -225,7 +225,7 @@ impl Composer<'_> {
         index
     }
 
-    /// The flags of something that is submitted to a stream.
+    /// The flags of work that is submitted to a stream.
     pub(super) fn legacy_flags(&self, stream: Id) -> &'static [usize] {
         if self.facts[stream].kind == StreamKind::Legacy {
             &[flag::LEGACY, flag::DISTURB, flag::UNSAFE]
@@ -239,7 +239,7 @@ impl Composer<'_> {
         self.facts[stream].context
     }
 
-    /// Who may submit to a stream: its thread, for a thread's own, else whoever wants to.
+    /// The thread that may submit to a stream: the owner of a per-thread stream, else the thread that wants to.
     pub(super) fn hand(&self, stream: Id, thread: usize) -> usize {
         match self.facts[stream].kind {
             StreamKind::PerThread(of) => of,
@@ -247,13 +247,13 @@ impl Composer<'_> {
         }
     }
 
-    /// A context that lives, often the first.
+    /// A live context, often the first.
     pub(super) fn some_context(&self, rng: &mut Rng) -> Id {
         let live: Vec<Id> = self.contexts.keys().copied().collect();
         if rng.percent(50) { live[0] } else { live[rng.below(live.len())] }
     }
 
-    /// A stream of a context, made if there is none; of the thread's own by preference.
+    /// A stream of a context, made if there is none; preferably the thread's own.
     pub(super) fn some_stream(&mut self, rng: &mut Rng, thread: usize, context: Id) -> Id {
         let state = &self.contexts[&context];
         let (legacy, green) = (state.legacy, state.kind == ContextKind::Green);
@@ -285,7 +285,7 @@ impl Composer<'_> {
         if full { legacy } else { self.make_stream(rng, thread, context) }
     }
 
-    /// A stream that was made, and so can capture and is nobody's default.
+    /// A stream that was made, so that it can capture and is not a default stream.
     pub(super) fn made_stream(
         &mut self,
         rng: &mut Rng,
@@ -322,7 +322,7 @@ impl Composer<'_> {
         })
     }
 
-    /// A buffer's regions that fit, as (buffer, region).
+    /// The regions that fit, as (buffer, region).
     pub(super) fn regions(&self, fits: impl Fn(&BufferState, &RegionState) -> bool) -> Vec<Region> {
         let all = self.buffers.iter();
         all.flat_map(|(&buffer, state)| {

@@ -1,11 +1,11 @@
-//! Contexts: the primary ones, others beside them, their ends with all that they have.
+//! Contexts: the primary ones, others beside them, and their ends with all that belongs to them.
 
 use super::compose::{Composer, ContextState, Pending, Thing};
 use super::{ContextEnd, ContextKind, Id, Op, StreamFact, StreamKind, flag};
 use crate::rng::Rng;
 
 impl Composer<'_> {
-    /// The first context, and what is in each program from its beginning.
+    /// The first context, and the things that each program has from its beginning.
     pub(super) fn begin(&mut self, rng: &mut Rng) {
         let context = self.make_context(0, ContextKind::Primary, 0);
         self.ballast(rng, 0, context);
@@ -24,7 +24,7 @@ impl Composer<'_> {
         }
         let flags = [flag::UNSAFE, flag::DISTURB, flag::LEGACY];
         let op = Op::ContextMake { context, kind, device };
-        // Where a primary one was before, that is over.
+        // An earlier primary context of the device is over.
         let mut writes = vec![Thing::Context(context)];
         writes.extend((0..context).map(Thing::Context));
         self.emit(thread, None, op, &[], &writes, &flags);
@@ -38,7 +38,7 @@ impl Composer<'_> {
         context
     }
 
-    /// Loads the kernels; warm: they have run before anybody waits for them.
+    /// Loads the kernels; warm: they run once before any step waits for them.
     pub(super) fn load(&mut self, thread: usize, context: Id, warm: bool) -> Id {
         let module = self.counts.modules;
         self.counts.modules += 1;
@@ -54,7 +54,7 @@ impl Composer<'_> {
         self.emit(thread, Some(context), op, &[], &[Thing::Module(module)], &flags);
     }
 
-    /// Ends a context: frees what it has, more or less of it, and destroys it.
+    /// Ends a context: frees its things, some more and some less explicitly, and destroys it.
     pub(super) fn end_context(&mut self, rng: &mut Rng, thread: usize, context: Id) {
         let of = |all: Vec<(Id, Id)>| -> Vec<Id> {
             all.into_iter().filter(|(_, of)| *of == context).map(|(id, _)| id).collect()
@@ -68,7 +68,7 @@ impl Composer<'_> {
         for buffer in of(self.buffers.iter().map(|(&id, buffer)| (id, buffer.context)).collect()) {
             self.free(rng, thread, buffer);
         }
-        // What was copied to other contexts by streams of this one is of those.
+        // Copies to other contexts by streams of this one belong to those contexts.
         let mine = |facts: &[StreamFact], pending: Pending| matches!(pending, Pending::Stream(stream) if facts[stream].context == context);
         for region in self.regions(|_, region| mine(&self.facts, region.pending)) {
             let pending = self.region(region).pending;
@@ -79,16 +79,16 @@ impl Composer<'_> {
             if rng.percent(50) {
                 self.end_stream(rng, thread, stream);
             } else {
-                // It ends with the context.
+                // The stream ends with the context.
                 self.count("stream left to the end of its context");
                 self.streams.remove(&stream);
             }
         }
-        // Nothing of it is used afterwards, whoever used it.
+        // The context's things are not used afterwards, whichever thread used them.
         let mut writes = vec![Thing::Context(context)];
         for event in of(self.events.iter().map(|(&id, &of)| (id, of)).collect()) {
             if self.guards.contains_key(&event) {
-                // What is pending on it is of another context, and is told of it now.
+                // Things that are pending on the event belong to other contexts, and are settled now.
                 self.settle_guard(thread, event);
             }
             self.events.remove(&event);
@@ -114,7 +114,7 @@ impl Composer<'_> {
         self.emit(thread, None, op, &[], &writes, &flags);
     }
 
-    /// Waits for an event that things are pending on; they are not, from now on.
+    /// Waits for an event that things are pending on; from now on they are not.
     fn settle_guard(&mut self, thread: usize, event: Id) {
         let pending = Pending::Event(event);
         let regions = self.regions(|_, region| region.pending == pending);

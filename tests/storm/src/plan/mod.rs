@@ -1,7 +1,7 @@
-//! A program: what each of its threads does, in an order that is legal if it were the order of one thread.
+//! A program: the steps of its threads, in an order that is legal if it were the order of one thread.
 //!
-//! The steps are one sequence. Each is of one thread, and waits for those earlier ones that used the same things. So no
-//! order in which the threads run can make a program illegal, or change a result.
+//! The steps are one sequence. Each belongs to one thread, and waits for the earlier steps that used the same things.
+//! So no order in which the threads run can make a program illegal, or change a result.
 
 mod buffers;
 mod captures;
@@ -21,17 +21,17 @@ pub(crate) use value::Value;
 /// The index of a thing of a program, among those of its kind.
 pub(crate) type Id = usize;
 
-/// What a program is made from.
+/// The parameters that a program is made from.
 #[derive(Debug, Clone)]
 pub(crate) struct Recipe {
     pub(crate) seed: u64,
-    /// Random choices that are made; each is some steps.
+    /// Number of random choices; each makes some steps.
     pub(crate) steps: usize,
-    /// How many threads; 0: the seed says it.
+    /// Number of threads; 0: as the seed says.
     pub(crate) threads: usize,
-    /// Bytes that it allocates at most.
+    /// Most bytes that the program allocates.
     pub(crate) memory: u64,
-    /// What the driver has: see [`crate::caps`].
+    /// The driver's capabilities: see [`crate::caps`].
     pub(crate) caps: BTreeSet<String>,
     /// Choices that are left out, for shrinking.
     pub(crate) skip: BTreeSet<usize>,
@@ -39,26 +39,26 @@ pub(crate) struct Recipe {
     pub(crate) without: BTreeSet<String>,
 }
 
-/// What must not happen at the same time: see [`crate::exec::exclude`].
+/// Kinds of steps that must not happen at the same time: see [`crate::exec::exclude`].
 pub(crate) mod flag {
     /// A host function waits for another thread.
     pub(crate) const WINDOW: usize = 0;
-    /// It may wait for work of the whole device, or make later work wait.
+    /// The step may wait for work of the whole device, or make later work wait.
     pub(crate) const DISTURB: usize = 1;
     /// A capture in global mode is open.
     pub(crate) const GLOBAL: usize = 2;
-    /// It must not be called beside such a capture.
+    /// The step must not happen beside such a capture.
     pub(crate) const UNSAFE: usize = 3;
     /// A capture of a blocking stream is open.
     pub(crate) const BLOCKING: usize = 4;
-    /// It uses a legacy stream.
+    /// The step uses a legacy stream.
     pub(crate) const LEGACY: usize = 5;
     /// A capture is open.
     pub(crate) const CAPTURE: usize = 6;
-    /// It synchronises a context, which breaks any capture.
+    /// The step synchronises a context, which breaks any capture.
     pub(crate) const CONTEXT: usize = 7;
     pub(crate) const COUNT: usize = 8;
-    /// Which cannot be held together.
+    /// Pairs of flags that cannot be held together.
     pub(crate) const CONFLICTS: [(usize, usize); 4] =
         [(WINDOW, DISTURB), (GLOBAL, UNSAFE), (BLOCKING, LEGACY), (CAPTURE, CONTEXT)];
 }
@@ -67,14 +67,14 @@ pub(crate) mod flag {
 #[derive(Debug, Clone)]
 pub(crate) struct Step {
     pub(crate) thread: usize,
-    /// The context that is current; `None`: the operation sees to it.
+    /// The context that is current; `None`: the operation makes one current itself, if it needs one.
     pub(crate) context: Option<Id>,
     pub(crate) op: Op,
     /// Earlier steps, of other threads, that have to be over.
     pub(crate) after: Vec<usize>,
-    /// Flags.
+    /// Flags that the step holds: see [`flag`].
     pub(crate) excludes: Vec<usize>,
-    /// The random choice that it came of.
+    /// The random choice that made the step.
     pub(crate) pick: usize,
 }
 
@@ -96,15 +96,15 @@ pub(crate) enum ContextEnd {
 pub(crate) enum StreamKind {
     Blocking,
     NonBlocking,
-    /// Blocking or not, with a priority.
+    /// A stream with a priority; blocking or not.
     Priority(bool),
     Legacy,
-    /// Of a thread.
+    /// The default stream of one thread.
     PerThread(usize),
 }
 
 impl StreamKind {
-    /// It waits for the legacy stream, and that for it.
+    /// Whether the stream waits for the legacy stream, and the legacy stream for it.
     pub(crate) fn is_blocking(self) -> bool {
         matches!(self, Self::Blocking | Self::Priority(true) | Self::PerThread(_))
     }
@@ -135,41 +135,41 @@ pub(crate) struct Region {
     pub(crate) bytes: u64,
 }
 
-/// How a region changes.
+/// A change of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// The kernel `step`: each word grows.
+    /// The kernel `step`: adds to each word.
     Add(u32, u32),
     /// The kernel `fill`.
     Pattern(u32, u32),
     /// A fill of the driver: the word, and how many bytes of it are given (1, 2 or 4).
     Set(u32, u32),
-    /// From another region, at least as large.
+    /// A copy from another region, at least as large.
     Copy(Region),
 }
 
 /// The way of a copy between host and device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Way {
-    /// On the default stream of the call: it returns when the host's memory is free again.
+    /// On the default stream of the call: the call returns when the host's memory is free again.
     Now,
     Async,
     /// In rows.
     Rows,
 }
 
-/// What is recorded.
+/// Work that is captured into a graph.
 #[derive(Debug, Clone)]
 pub(crate) struct Recording {
     pub(crate) graph: Id,
     pub(crate) stream: Id,
-    /// Joined by events.
+    /// The second stream of the capture, joined by events.
     pub(crate) second: Option<Id>,
     /// 0 global, 1 of the thread, 2 relaxed
     pub(crate) mode: i32,
-    /// Whether it is of the second stream.
+    /// The regions and their effects; true: on the second stream.
     pub(crate) items: Vec<(Region, Effect, bool)>,
-    /// Bytes that the graph allocates and frees itself, and which region gets what it wrote there.
+    /// Bytes that the graph allocates and frees itself, the word that it writes there, and the region that gets it.
     pub(crate) node: Option<(u64, u32, Region)>,
     pub(crate) pause_ms: u64,
 }
@@ -292,15 +292,15 @@ pub(crate) enum Op {
         stream: Id,
         device: i32,
     },
-    /// The host looks at managed memory, and writes it.
+    /// The host checks managed memory, and writes to it.
     HostTouch {
         region: Region,
         value: Value,
         new: Value,
     },
     Record1(Box<Recording>, Id),
-    /// What was recorded becomes executable, or replaces what the executable graph has. Not part of the recording: a capture of
-    /// another thread may be open by then, which would not survive it.
+    /// Makes the recorded graph executable, or updates the executable graph. A step of its own: it would break a capture of
+    /// another thread that may be open by then.
     Instantiate {
         graph: Id,
         update: bool,
@@ -324,7 +324,7 @@ pub(crate) enum Op {
         module: Id,
         hold_ms: u64,
     },
-    /// What it waits for.
+    /// Does the work that the window waits for.
     Help {
         stream: Id,
         region: Region,
@@ -343,7 +343,7 @@ pub(crate) enum Op {
     Fork {
         exec: bool,
     },
-    /// Kernels on their way when the program ends.
+    /// Leaves kernels in flight when the program ends.
     Leave {
         stream: Id,
         region: Region,
@@ -351,7 +351,7 @@ pub(crate) enum Op {
     },
 }
 
-/// How many of each thing there are, the dead ones included.
+/// Number of things of each kind, dead ones included.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Counts {
     pub(crate) contexts: usize,
@@ -364,7 +364,7 @@ pub(crate) struct Counts {
     pub(crate) callbacks: usize,
 }
 
-/// What a stream is: steps name it by its index.
+/// The facts about a stream, which steps name by its index.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StreamFact {
     pub(crate) context: Id,
@@ -379,7 +379,7 @@ pub(crate) struct Plan {
     pub(crate) steps: Vec<Step>,
     pub(crate) counts: Counts,
     pub(crate) streams: Vec<StreamFact>,
-    /// How often each feature was composed.
+    /// Number of times that each feature was composed.
     pub(crate) features: BTreeMap<String, u64>,
     /// The thread that ends the process.
     pub(crate) leaver: usize,

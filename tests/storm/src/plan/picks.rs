@@ -1,4 +1,4 @@
-//! The random choices that a program is made of: each emits a few steps, or none where what it needs is not there.
+//! The random choices that make a program: each emits a few steps, or none if the things that it needs do not exist.
 
 use super::buffers::MOST_COPIED;
 use super::compose::{Composer, Pending, Thing};
@@ -9,7 +9,7 @@ use crate::rng::Rng;
 pub(super) struct Pick {
     pub(super) name: &'static str,
     pub(super) weight: usize,
-    /// What the driver must have for it, if anything.
+    /// The capability that the driver must have, if any.
     pub(super) needs: &'static str,
     pub(super) compose: fn(&mut Composer<'_>, &mut Rng, usize) -> bool,
 }
@@ -23,7 +23,7 @@ const fn pick(
     Pick { name, weight, needs, compose }
 }
 
-/// All of them. Their order and weights are part of what a seed means.
+/// All choices. Their order and weights are a part of a seed's meaning.
 pub(super) static PICKS: &[Pick] = &[
     pick("kernel", 22, "", kernel),
     pick("fill", 6, "", fill),
@@ -63,7 +63,7 @@ pub(super) static PICKS: &[Pick] = &[
     pick("fork and exec", 1, "", |c, rng, thread| fork(c, rng, thread, true)),
 ];
 
-/// A region of some context, with a buffer allocated where there is none.
+/// A region of some context; allocates a buffer if there is none.
 fn some(c: &mut Composer<'_>, rng: &mut Rng, thread: usize, most: u64) -> Option<(Id, Region)> {
     let context = c.some_context(rng);
     let region = c.some_region(rng, context, most);
@@ -93,8 +93,8 @@ fn kernel(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
     true
 }
 
-/// Work on a thread's own stream in a later context, then on its stream in another one: a drain that takes the two for one
-/// gives the card away while the first is at work, and its memory comes back by faults.
+/// Work on a thread's own stream in a later context, then on its stream in another one: a drain that confuses the two
+/// gives the card away while the first one works, and the program's memory comes back by faults.
 fn burst(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
     let known: Vec<Id> = c.contexts.keys().copied().collect();
     let later: Vec<Id> = known[1..].to_vec();
@@ -171,7 +171,7 @@ fn peer_copy(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
     c.take(rng, thread, from, stream);
     c.region(to).pending = Pending::Stream(stream);
     c.apply(to, Effect::Copy(from));
-    // The source is of another context: it is done with before anybody there goes on.
+    // The source belongs to another context: the copy is complete before the next step there.
     if c.contexts[&context].device != c.contexts[&of].device {
         c.count("copy between devices");
     }
@@ -220,7 +220,7 @@ fn stream_made(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
 fn stream_destroyed(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
     let known: Vec<Id> = c.streams.keys().copied().collect();
     let Some(stream) = rng.pick(&known) else { return false };
-    // Often right behind what it has just been given.
+    // Often right behind the stream's last work.
     if rng.percent(60) {
         let context = c.context_of(stream);
         if let Some(region) = c.some_region(rng, context, u64::MAX) {
@@ -297,7 +297,7 @@ fn context_made(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
         _ => ContextKind::Created,
     };
     let context = c.make_context(thread, kind, device);
-    // It is used at once, by another thread too.
+    // The context is used at once, by another thread too.
     for thread in [thread, rng.below(c.threads)] {
         if c.allocate(rng, thread, context).is_some() {
             let Some(region) = c.some_region(rng, context, u64::MAX) else { continue };
@@ -327,7 +327,7 @@ fn context_ended(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
     }
     c.end_context(rng, thread, context);
     if c.contexts.is_empty() {
-        // The last one went: the program begins again.
+        // The last context is gone: the program begins again.
         c.make_context(thread, ContextKind::Primary, 0);
     }
     true
@@ -368,7 +368,7 @@ fn module_late(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
     let by = c.hand(stream, thread);
     let reads = [Thing::Buffer(region.buffer), Thing::Module(module)];
     let writes = [Thing::Stream(stream), region.thing()];
-    // Its first launch may wait for what runs.
+    // The first launch may wait for running work.
     let mut flags = vec![flag::UNSAFE, flag::DISTURB];
     flags.extend_from_slice(c.legacy_flags(stream));
     c.emit(by, Some(context), Op::Work { region, effect, stream, module }, &reads, &writes, &flags);

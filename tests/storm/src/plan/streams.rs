@@ -57,7 +57,7 @@ impl Composer<'_> {
         self.emit(thread, Some(context), op, &[], &[Thing::Event(event)], &[]);
     }
 
-    /// A thing stops being pending on an event; the last one lets it end.
+    /// A thing stops being pending on an event; the event may end after the last thing.
     fn unguard(&mut self, rng: &mut Rng, thread: usize, event: Id) {
         let left = self.guards.get_mut(&event).expect("a guarding event");
         *left -= 1;
@@ -69,8 +69,8 @@ impl Composer<'_> {
         }
     }
 
-    /// What is pending on streams is not so any more: a step is about to wait for it. These things are used by others
-    /// only after that step.
+    /// Things that are pending on these streams are not any more: a step is about to wait for them. Other steps use
+    /// these things only after that step.
     fn settled(&mut self, which: impl Fn(Id) -> bool) -> Vec<Thing> {
         let over = |pending: &mut Pending| {
             let is = matches!(*pending, Pending::Stream(stream) if which(stream));
@@ -106,7 +106,7 @@ impl Composer<'_> {
     }
 
     pub(super) fn sync_context(&mut self, thread: usize, context: Id) {
-        // What others submit at the same time is not waited for, so they must not.
+        // This does not wait for work that other threads submit at the same time, so they must not submit any.
         let mine: Vec<Id> = (0..self.facts.len()).filter(|&s| self.facts[s].context == context).collect();
         let mut writes = self.settled(|stream| mine.contains(&stream));
         writes.extend(mine.iter().map(|&stream| Thing::Stream(stream)));
@@ -122,7 +122,7 @@ impl Composer<'_> {
         first == second || (a.context == b.context && (through(a.kind, b.kind) || through(b.kind, a.kind)))
     }
 
-    /// Makes later work on a stream come after what is pending.
+    /// Orders later work on a stream behind the pending work.
     pub(super) fn order(&mut self, rng: &mut Rng, thread: usize, pending: Pending, onto: Id, thing: Thing) {
         let context = self.context_of(onto);
         match pending {
@@ -161,7 +161,7 @@ impl Composer<'_> {
         self.emit(thread, Some(context), op, &[Thing::Event(event)], &[Thing::Stream(stream)], flags);
     }
 
-    /// Waits, on the host, for what a thing is pending on.
+    /// Waits, on the host, for the work that a thing is pending on.
     pub(super) fn settle(&mut self, rng: &mut Rng, thread: usize, pending: Pending, thing: Thing) {
         match pending {
             Pending::Nothing => {}
@@ -200,14 +200,14 @@ impl Composer<'_> {
         self.emit(thread, Some(context), op, &[Thing::Event(event)], &[], &[flag::UNSAFE]);
     }
 
-    /// The region is to be used on a stream; it is pending there from now on.
+    /// The region is about to be used on a stream; from now on it is pending there.
     pub(super) fn take(&mut self, rng: &mut Rng, thread: usize, region: Region, stream: Id) {
         let pending = self.region(region).pending;
         self.order(rng, thread, pending, stream, region.thing());
         self.region(region).pending = Pending::Stream(stream);
     }
 
-    /// Destroys a stream; what is pending on it is told by an event, or was waited for.
+    /// Destroys a stream; things that are pending on it get an event, or were waited for.
     pub(super) fn end_stream(&mut self, rng: &mut Rng, thread: usize, stream: Id) {
         let on = Pending::Stream(stream);
         let regions = self.regions(|_, region| region.pending == on);

@@ -1,10 +1,10 @@
-//! What a region holds: every word is known from two numbers.
+//! The contents of a region: two numbers give every word.
 
 /// The words of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Value {
     pub(crate) base: u32,
-    /// Each word differs by its place, as the kernel `fill` writes it.
+    /// Whether each word differs by its place, as the kernel `fill` writes it.
     pub(crate) pattern: bool,
 }
 
@@ -17,7 +17,7 @@ impl Value {
         Self { base, pattern: true }
     }
 
-    /// Modulo 2^32.
+    /// Adds to each word, modulo 2^32.
     pub(crate) fn plus(self, value: u32) -> Self {
         Self { base: self.base.wrapping_add(value), ..self }
     }

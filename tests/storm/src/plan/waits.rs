@@ -1,4 +1,4 @@
-//! Host functions that wait for other threads, and what the end of a program is.
+//! Host functions that wait for other threads, and the end of a program.
 
 use super::compose::{Composer, Pending, Thing};
 use super::{Effect, Id, Op, Region, StreamKind, flag};
@@ -49,7 +49,7 @@ impl Composer<'_> {
         };
         self.take(rng, thread, a, first);
         self.take(rng, other, b, second);
-        // What stands before it in the second stream is over, whatever that depends on.
+        // Earlier work in the second stream is complete, and so is all work that it depends on.
         self.sync_stream(other, second);
         self.region(a).pending = Pending::Nothing;
         self.region(b).pending = Pending::Nothing;
@@ -92,7 +92,7 @@ impl Composer<'_> {
         }
     }
 
-    /// Everything that lives is looked at; then some of it is destroyed, and work is left in flight.
+    /// Checks all live things; then destroys some of them, and leaves work in flight.
     pub(super) fn end(&mut self, rng: &mut Rng) {
         let regions: Vec<Region> = self.regions(|_, _| true);
         for region in regions {
