@@ -167,7 +167,7 @@ pub(crate) fn synchronize_stream(stream: CUstream) -> Result<(), CUresult> {
     call!(cuStreamSynchronize(stream))
 }
 
-/// Whether a stream is capturing; what cannot be asked is not.
+/// Whether a stream is capturing; false if the driver does not answer.
 pub(crate) fn is_capturing(stream: CUstream) -> bool {
     let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
     call!(cuStreamIsCapturing(stream, &raw mut status)).is_ok() && status != CU_STREAM_CAPTURE_STATUS_NONE
@@ -291,12 +291,12 @@ pub(crate) fn reserve_addresses(bytes: u64) -> Result<CUdeviceptr, CUresult> {
     Ok(base)
 }
 
-/// Nothing may be mapped there any more.
+/// Frees addresses at which nothing is mapped, and nothing may be mapped any more.
 pub(crate) fn free_addresses(base: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
     call!(cuMemAddressFree(base, bytes as usize))
 }
 
-/// Physical memory of a device. It is no context's.
+/// Creates physical memory of a device. The memory belongs to no context.
 pub(crate) fn create_physical(device: CUdevice, bytes: u64) -> Result<CUmemHandle, CUresult> {
     let properties = CUmemAllocationProp::on(device);
     let mut handle = 0;
@@ -304,12 +304,12 @@ pub(crate) fn create_physical(device: CUdevice, bytes: u64) -> Result<CUmemHandl
     Ok(CUmemHandle(handle))
 }
 
-/// It lives on as long as it is mapped.
+/// Releases physical memory, which lives on as long as it is mapped.
 pub(crate) fn release_physical(handle: CUmemHandle) -> Result<(), CUresult> {
     call!(cuMemRelease(handle.0))
 }
 
-/// Maps the whole of it at reserved addresses, where nothing is mapped.
+/// Maps the whole memory at reserved addresses, where nothing is mapped.
 pub(crate) fn map(base: CUdeviceptr, bytes: u64, handle: CUmemHandle) -> Result<(), CUresult> {
     call!(cuMemMap(base, bytes as usize, 0, handle.0, 0))
 }

@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrays_take_what_their_texels_take() {
+    fn arrays_take_the_bytes_of_their_texels() {
         let shape = |extent, format, channels, flags| Shape { extent, format, channels, flags };
         for (shape, levels, expected) in [
             (shape([1024, 1024, 0], 0x20, 4, 0), 1, 16 << 20),

@@ -28,7 +28,7 @@ impl Wanted {
     }
 
     /// # Safety
-    /// What [`keep`](Self::keep) returned, for the first time.
+    /// A pointer that [`keep`](Self::keep) returned, for the first time.
     unsafe fn take(kept: *mut c_void) -> (*const c_void, *mut c_void) {
         // SAFETY: promised by the caller; no other call takes it.
         let kept = unsafe { Box::from_raw(kept.cast::<Self>()) };

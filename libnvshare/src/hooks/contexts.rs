@@ -252,7 +252,7 @@ pub(crate) unsafe fn create_green(
     device: CUdevice,
     flags: c_uint,
 ) -> CUresult {
-    // It retains the primary context.
+    // The function retains the primary context.
     let _order = lock(&ORDER);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(place, description, device, flags) };
@@ -292,7 +292,7 @@ pub(crate) unsafe fn destroy_green(real: signatures::cuGreenCtxDestroy, green: C
     if is_retained {
         end_green()
     } else {
-        // It may be the last that retains the primary context, which ends with it then.
+        // This green context may be the last that retains the primary context, which then ends with it.
         end_primary(device, end_green, || driver::primary_is_active(device))
     }
 }

@@ -68,7 +68,8 @@ macro_rules! handled_hook {
         pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> CUresult {
             let Some(real) = $crate::driver::functions::$name.get() else { return CUresult::NOT_SUPPORTED };
             if $crate::process::lifecycle::is_forked() {
-                // The driver refuses; and locks of ours may be held for ever, by threads that are not in this process.
+                // The driver refuses the call, and a lock of the library may be held for ever by a thread that does
+                // not exist in this process.
                 // SAFETY: the caller's arguments, handed on unchanged to the function that it meant to call.
                 return unsafe { real($($arg),*) };
             }

@@ -1,5 +1,5 @@
-//! What the program calls in place of the driver, of NVML, and of the C library's look-up, by topic. The [table] is made from
-//! the list of [entry points](crate::entry_points), whose rows name the handlers.
+//! The functions that the program calls in place of the driver's, of NVML's, and of the C library's look-up, by
+//! topic. The [table] is made from the list of [entry points](crate::entry_points), whose rows name the handlers.
 
 mod arrays;
 mod callbacks;

@@ -1,7 +1,8 @@
-//! What the program sees of a pointer.
+//! The program's view of a pointer.
 //!
-//! Memory that the program asked for as device memory looks like device memory, since libraries choose other ways for
-//! managed memory. What managed memory cannot do stays visible ([`plain`](crate::memory::plain)).
+//! Memory that the program asked for as device memory looks like device memory, since programs' libraries treat
+//! managed memory differently. Operations that managed memory does not support still fail
+//! ([`plain`](crate::memory::plain)).
 
 mod mapped;
 
@@ -124,7 +125,7 @@ pub(crate) unsafe fn get_attributes(
     result
 }
 
-/// `cuMemGetAddressRange`: the driver does not know what is away, and takes chunks for allocations.
+/// `cuMemGetAddressRange`: the driver does not know memory that is away, and takes chunks for allocations.
 ///
 /// # Safety
 /// As for the driver's function.
@@ -150,7 +151,7 @@ pub(crate) unsafe fn get_address_range(
     CUresult::SUCCESS
 }
 
-/// `cuMemGetAccess`, which says of memory of `cuMemAlloc` that no access was given to it (measured).
+/// `cuMemGetAccess`. For memory of `cuMemAlloc`, the driver says that no access was given to it (measured).
 ///
 /// # Safety
 /// As for the driver's function.

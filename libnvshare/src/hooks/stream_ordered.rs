@@ -124,7 +124,7 @@ pub(crate) unsafe fn free_async<const PER_THREAD: bool>(
         && allocation.mapped.is_some()
     {
         if in_graph(stream, PER_THREAD) {
-            // What a graph frees, a graph has allocated: the driver says so.
+            // A graph frees only memory that a graph has allocated: the driver reports an error.
             // SAFETY: the caller's arguments.
             return unsafe { real(base, stream) };
         }

@@ -38,7 +38,7 @@ macro_rules! hooks {
             ],
         };
 
-        /// What is done about each function that has a hook, for `docs/entry-points.md`.
+        /// The treatment of each function that has a hook, for `docs/entry-points.md`.
         #[cfg(test)]
         static CLASSES: &[(&str, &str)] = &[
             $( (stringify!($name), stringify!($class)), $( (stringify!($per_thread), stringify!($class)), )? )*

@@ -88,7 +88,7 @@ pub(crate) unsafe fn retain(
     handle: *mut Handle,
     address: *mut c_void,
 ) -> CUresult {
-    // Memory of `cuMemAlloc` has no such handle; and what one holds could not leave.
+    // Memory of `cuMemAlloc` has no such handle, and memory that a handle holds could not leave the card.
     if allocations::mapped_at(address as CUdeviceptr).is_some() {
         return CUresult::INVALID_VALUE;
     }

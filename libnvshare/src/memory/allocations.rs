@@ -25,11 +25,11 @@ pub(crate) struct Allocation {
     pub(crate) device: CUdevice,
     pub(crate) context: Arc<Context>,
     pub(crate) kind: Kind,
-    /// The chunks behind its addresses, where those are ours.
+    /// The chunks behind the addresses, if the library maps the memory.
     pub(crate) mapped: Option<Mapped>,
-    /// Whether the program is freeing it. No more of it is moved then.
+    /// Whether the program is freeing the allocation. No more of it is moved then.
     leaving: AtomicBool,
-    /// Locked while a piece of it is being moved, so that the program does not free it meanwhile.
+    /// Locked while a piece of the allocation is being moved, so that the program does not free it meanwhile.
     residency: Mutex<Residency>,
 }
 
@@ -46,22 +46,22 @@ impl Allocation {
         Self { base, size, device, context, kind, mapped: None, leaving: AtomicBool::new(false), residency }
     }
 
-    /// The same, of memory that we map.
+    /// A new allocation of memory that the library maps.
     pub(crate) fn of(mapped: Mapped, allocation: Self) -> Self {
         Self { mapped: Some(mapped), ..allocation }
     }
 
-    /// Whether it can be moved.
+    /// Whether the allocation can be moved.
     pub(crate) fn is_movable(&self) -> bool {
         self.kind.is_movable()
     }
 
-    /// Notes that the program begins to free it, or that the free has failed.
+    /// Notes that the program begins to free the allocation, or that the free has failed.
     pub(crate) fn set_leaving(&self, leaving: bool) {
         self.leaving.store(leaving, Ordering::SeqCst);
     }
 
-    /// Whether the program is freeing it.
+    /// Whether the program is freeing the allocation.
     pub(crate) fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::SeqCst)
     }
@@ -106,10 +106,10 @@ pub(crate) fn put_back(allocation: Arc<Allocation>) {
     list().insert(allocation.base, allocation);
 }
 
-/// Memory that we map, in the order of its addresses: the driver does not know them while it is away.
+/// Memory that the library maps, in the order of its addresses: the driver does not know it while it is away.
 static MAPPED: RwLock<BTreeMap<CUdeviceptr, Arc<Allocation>>> = RwLock::new(BTreeMap::new());
 
-/// Memory that we map is found by any address within it.
+/// Any address within memory that the library maps finds it.
 fn index(allocation: &Arc<Allocation>) {
     if allocation.mapped.is_some() {
         let mut mapped = MAPPED.write().unwrap_or_else(PoisonError::into_inner);
@@ -117,14 +117,14 @@ fn index(allocation: &Arc<Allocation>) {
     }
 }
 
-/// The memory that we map into which an address leads.
+/// The memory that the library maps, to which an address leads.
 pub(crate) fn mapped_at(pointer: CUdeviceptr) -> Option<Arc<Allocation>> {
     let mapped = MAPPED.read().unwrap_or_else(PoisonError::into_inner);
     let (_, allocation) = mapped.range(..=pointer).next_back()?;
     (pointer - allocation.base < allocation.mapped.as_ref()?.asked).then(|| Arc::clone(allocation))
 }
 
-/// Looks at all memory that we map.
+/// Looks at all memory that the library maps.
 pub(crate) fn each_mapped(look: impl FnMut(&Arc<Allocation>)) {
     MAPPED.read().unwrap_or_else(PoisonError::into_inner).values().for_each(look);
 }
@@ -146,12 +146,12 @@ pub(crate) fn of_device(device: CUdevice) -> Vec<Arc<Allocation>> {
     found
 }
 
-/// What ends with a context.
+/// Allocations that end with a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// Everything that was created in it. Memory of pools belongs to the device and lives on.
+    /// All allocations that were created in it. Memory of pools belongs to the device and lives on.
     Context,
-    /// It was the device's primary context. The device's pools end too.
+    /// Everything in the device's primary context. The device's pools end too.
     Device,
 }
 

@@ -34,7 +34,7 @@ impl Drop for Charge {
     }
 }
 
-/// Makes something of `bytes` bytes on a device, under the limits.
+/// Makes something that takes `bytes` on a device, under the limits.
 pub(crate) fn charged<T>(
     device: &'static Device,
     bytes: u64,

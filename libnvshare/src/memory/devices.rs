@@ -28,7 +28,7 @@ pub(crate) struct Device {
     total: u64,
     /// The memory mode on this device.
     pub(crate) memory: MemoryMode,
-    /// Managed memory on it is moved in bulk: pools may be of it.
+    /// Managed memory on the device is moved in bulk: pools may consist of it.
     pub(crate) managed_pools: bool,
     /// Bytes that were free on it when the process first used it.
     free_at_first: OnceLock<u64>,
@@ -95,7 +95,7 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
         gpu: GpuUuid(driver::device_uuid(ordinal)?),
         total: driver::device_total(ordinal)?,
         limit: config.limit(index),
-        // What is not on the card has no page faults that would bring it.
+        // Absent memory has no page faults that would bring it back.
         oversubscribe: config.oversubscribe && memory != MemoryMode::Swap,
     };
     Ok(Device {
@@ -116,7 +116,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const FIRST_CONTACT: Duration = Duration::from_secs(6);
 
 impl Device {
-    /// What may be allocated on it, in bytes: by the environment, or by an administrator.
+    /// Bytes that may be allocated on the device: the limit of the environment, or of an administrator.
     pub(crate) fn allocation_limit(&self) -> Option<u64> {
         self.lock().allocation_limit()
     }

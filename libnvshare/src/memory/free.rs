@@ -47,8 +47,8 @@ pub(crate) fn free(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresu
     result
 }
 
-/// Frees memory that we map, once the work before it is complete: the driver does not look what it still uses. If that cannot be
-/// seen beside a capture, it is freed later.
+/// Frees memory that the library maps, once the work before the free is complete: an unmapping does not wait for work
+/// that uses the memory. If a capture hides whether the work is complete, the memory is freed later.
 fn free_mapped(allocation: Arc<Allocation>, waits: bool) {
     allocation.set_leaving(true);
     if let Some(allocation) = swap::free(allocation, waits) {
@@ -56,7 +56,7 @@ fn free_mapped(allocation: Arc<Allocation>, waits: bool) {
     }
 }
 
-/// Frees memory that we map and that the program's stream is done with. False: it is no such memory.
+/// Frees memory that the library maps, after the program's stream has completed. False: the library does not map this memory.
 pub(super) fn free_completed(base: CUdeviceptr) -> bool {
     let is_mapped = allocations::find(base).is_some_and(|allocation| allocation.mapped.is_some());
     if let Some(allocation) = is_mapped.then(|| allocations::remove(base)).flatten() {
@@ -65,7 +65,7 @@ pub(super) fn free_completed(base: CUdeviceptr) -> bool {
     is_mapped
 }
 
-/// Frees what could not be freed when the program said so.
+/// Frees memory that could not be freed when the program asked for it.
 pub(crate) fn sweep_mapped() {
     swap::sweep().iter().for_each(|allocation| forget(allocation));
 }

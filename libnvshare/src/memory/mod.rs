@@ -1,4 +1,4 @@
-//! The program's memory: what it may have, what it has, and where that is.
+//! The program's memory: its limits, its allocations, and where they are.
 
 pub(crate) mod admission;
 pub(crate) mod allocations;

@@ -1,4 +1,4 @@
-//! Which device memory has to stay plain, because other processes (CUDA IPC), NICs or the stream's memory operations use it.
+//! Device memory that has to stay plain, because other processes (CUDA IPC), NICs or the stream's memory operations use it.
 //!
 //! None of them can use managed memory. So these get plain memory, which is not moved: programs whose [executable] shows that
 //! they need it, sizes that `NVSHARE_PLAIN` names, and all later allocations of a program that was refused a handle.

@@ -24,7 +24,7 @@ pub(crate) struct Config {
     compute_limit: u8,
     /// Compute limits by the program's own device index.
     device_compute_limits: Vec<(usize, u8)>,
-    /// What else is asked for of the GPUs' time.
+    /// The process's share of the GPUs' time, as far as it asks for one.
     pub(crate) asked: Asked,
     pub(crate) memory: MemoryMode,
     /// One program may allocate more than the GPU has.
@@ -38,7 +38,7 @@ pub(crate) struct Config {
     pub(crate) log: Level,
 }
 
-/// Why the environment cannot be followed.
+/// The reason why the environment cannot be followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Error {
     variable: String,
@@ -265,7 +265,7 @@ pub(crate) fn get() -> Result<&'static Config, &'static Error> {
         .as_ref()
 }
 
-/// Names variables that have no effect, though somebody thought that they have.
+/// Warns of variables that have no effect, though a user may expect one.
 fn warn_of_names() {
     let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     for complaint in names.filter_map(|name| names::complaint(&name)) {
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused_by_name() {
+    fn values_that_cannot_be_read_are_refused_by_name() {
         for (variable, value) in [
             ("NVSHARE_MEM_LIMIT", "8 potatoes"),
             ("NVSHARE_MEM_LIMIT", "0"),

@@ -47,7 +47,7 @@ impl Drop for Call {
     }
 }
 
-/// What the layers above do at the exit.
+/// Actions of the layers above at the exit.
 #[derive(Debug)]
 pub(crate) struct AtExit {
     /// Sends the last message to the scheduler.
@@ -63,7 +63,7 @@ pub(crate) fn watch_exit(actions: AtExit) {
     extern "C" fn at_exit() {
         EXITING.store(true, Ordering::SeqCst);
         if is_forked() {
-            // What is under way is under way in the parent.
+            // Calls that are under way are under way in the parent.
             return;
         }
         if let Some(actions) = AT_EXIT.get() {

@@ -29,7 +29,7 @@ use crate::work::gate;
 pub(crate) use wire::TenantPage;
 use wire::Wire;
 
-/// What the mover has done, and the session has not heard yet.
+/// Results of the mover that the session has not taken in yet.
 static DONE: Mutex<Vec<Done>> = Mutex::new(Vec::new());
 
 /// How often the session looks for a scheduler.
@@ -105,7 +105,7 @@ fn run() {
     }
 }
 
-/// What the environment asks for of the GPUs' time.
+/// The share of the GPUs' time that the environment asks for.
 fn asked() -> Asked {
     let Ok(config) = config::get() else { return Asked::default() };
     let limit = |device: &Device| {
@@ -124,7 +124,7 @@ struct Thread {
     next_attempt: Instant,
     /// Whether the process has registered with a scheduler, now or before.
     registered: bool,
-    /// Why the last connection was lost, until a scheduler speaks to us again: the same reason is not said each second.
+    /// Why the last connection was lost, until a scheduler answers again: the same reason is not logged each second.
     lost_for: Option<String>,
 }
 

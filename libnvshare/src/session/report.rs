@@ -1,4 +1,4 @@
-//! What the scheduler is told about the process.
+//! Reports to the scheduler about the process.
 
 use nvshare_proto::Counters;
 
@@ -6,7 +6,7 @@ use crate::memory::devices;
 use crate::process::counters;
 use crate::work::gate;
 
-/// Everything that is counted, now.
+/// All counters, as of now.
 pub(super) fn counters() -> Counters {
     let (gated, passed_by) = gate::totals();
     let counted = counters::snapshot();

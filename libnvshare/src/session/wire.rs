@@ -104,14 +104,14 @@ impl Wire {
 /// How long a process without a session waits for a scheduler that does not answer.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What the scheduler answers to a process that asks for the page of its tenant.
+/// The scheduler's answer to a process that asks for the page of its tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TenantPage<T> {
     /// Nobody answers.
     NoAnswer,
-    /// There is none, as no process of the tenant uses a GPU.
+    /// There is no page, as no process of the tenant uses a GPU.
     None,
-    /// This one.
+    /// The page.
     Page(T),
 }
 

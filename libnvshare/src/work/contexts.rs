@@ -26,7 +26,7 @@ pub(crate) struct Context {
     moves: Mutex<()>,
     /// Held while a capture begins or spreads in it.
     beginnings: Mutex<()>,
-    /// It is a green context, a part of the primary context of its device.
+    /// Whether this is a green context, a part of the primary context of its device.
     green: AtomicBool,
 }
 

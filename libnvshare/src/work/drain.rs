@@ -187,7 +187,7 @@ fn look_at_stream(target: &Target, context: &Arc<Context>, stream: Incarnation) 
         Event::behind_stream(context, handle).map(|event| Some(vec![Arc::new(event)]))
     });
     match looked {
-        // It has ended, or is ending. Another look at its context finds its work.
+        // The stream has ended, or is ending. Another look at its context finds its work.
         None => Looked::Anew(Arc::clone(context)),
         Some(Ok(None)) => Looked::NotYet,
         Some(Ok(Some(events))) => Looked::Became(events.into_iter().map(Target::Event).collect()),

@@ -61,13 +61,13 @@ impl Event {
     }
 }
 
-/// What an event tells of the work before it.
+/// The state of the work before an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It is done.
+    /// The work is complete.
     Done,
     NotYet,
-    /// It failed, and nothing of it is to be relied upon: the driver's word, or the context ends.
+    /// The work failed, and its results cannot be used: the driver says so, or the context ends.
     Failed(Option<CUresult>),
 }
 

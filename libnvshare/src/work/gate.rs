@@ -48,7 +48,7 @@ static REQUESTED: AtomicBool = AtomicBool::new(false);
 /// Calls on capturing streams wait like others.
 static CAPTURES_WAIT: AtomicBool = AtomicBool::new(false);
 
-/// What a thread carries through the gate.
+/// The record that a thread carries through the gate.
 #[derive(Debug)]
 #[must_use = "a thread that entered must leave"]
 pub(crate) struct Pass {
@@ -57,7 +57,7 @@ pub(crate) struct Pass {
     then: Then,
 }
 
-/// What the thread does when it leaves.
+/// The thread's task when it leaves.
 #[derive(Debug, Clone, Copy)]
 enum Then {
     Nothing,
@@ -155,9 +155,9 @@ fn leave_and_learn(slot: &'static Slot, stream: StreamKey, result: CUresult) {
     }
 }
 
-/// What a call finds whose thread is already marked as inside.
+/// The state of the slot when a thread that is marked as inside makes another call.
 enum Inside {
-    /// It is made from inside another call, which is inside the gate for both.
+    /// The call is made from inside another call, which is inside the gate for both.
     Nested,
     /// The frame that stepped in is gone: `longjmp`, or an exception.
     Left,
@@ -218,8 +218,9 @@ fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Pass {
                     return outside(ptr::null());
                 }
                 used_devices::add_current();
-                // Nothing runs on a capturing stream, and a capture is not held up half-way; unless what it names may be away,
-                // where the driver refuses it, or takes it for the host's (measured).
+                // Nothing runs on a capturing stream, and a capture is not delayed half-way. The exception is a call
+                // that may name addresses without memory: the driver refuses them, or takes them for the host's
+                // (measured).
                 if !CAPTURES_WAIT.load(Ordering::Relaxed) && captures::is_capturing(stream) {
                     return outside(ptr::null());
                 }
@@ -277,8 +278,8 @@ pub(crate) fn try_enter(mark: &FrameMark) -> Option<Pass> {
     None
 }
 
-/// Steps in for a call that names addresses to the driver without submitting work. Where they may have no memory while the gate
-/// is closed, the thread sleeps until they have.
+/// Steps in for a call that names addresses to the driver without submitting work. If addresses may have no memory
+/// while the gate is closed, the thread sleeps until they have it.
 pub(crate) fn enter_to_name(mark: &FrameMark, start: fn()) -> Pass {
     if CAPTURES_WAIT.load(Ordering::Relaxed) {
         return enter(StreamKey::LEGACY, mark, start);
@@ -286,7 +287,7 @@ pub(crate) fn enter_to_name(mark: &FrameMark, start: fn()) -> Pass {
     Pass { slot: ptr::null(), then: Then::Nothing }
 }
 
-/// From now on, addresses may have no memory while the gate is closed: what names them waits, on capturing streams too.
+/// From now on, addresses may have no memory while the gate is closed: calls that name them wait, on capturing streams too.
 pub(crate) fn hold_captures() {
     CAPTURES_WAIT.store(true, Ordering::Relaxed);
 }

@@ -1,4 +1,4 @@
-//! What is known of the work in a context while captures are open.
+//! The library's knowledge of the work in a context while captures are open.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::stream_key::Kind;
 use super::streams::{self, Incarnation};
 use crate::driver;
 
-/// What is known of the work in a context while captures are open there or elsewhere.
+/// The library's knowledge of the work in a context while captures are open there or elsewhere.
 #[derive(Debug)]
 pub(crate) enum Known {
     /// These events cover the work from before the captures. Each stream has to be looked at, and the legacy stream can be
@@ -21,7 +21,7 @@ pub(crate) enum Known {
     Nothing,
 }
 
-/// What is known of the work in a context. `of_context` are the streams of the context that live.
+/// Finds out what can be known of the work in a context. `of_context` are the streams of the context that live.
 pub(crate) fn known_of(context: &Arc<Context>, of_context: &[(Incarnation, Kind)]) -> Known {
     captures::forget_dead_threads();
     let Some((before, blocking)) = captures::of_context(context) else { return Known::Nothing };

@@ -22,9 +22,9 @@ const OVER: u32 = 2;
 /// Why a handle may not be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gone {
-    /// The program is ending it, and the driver has not returned yet.
+    /// The program is ending the handle, and the driver has not returned yet.
     Ending,
-    /// It has ended.
+    /// The handle has ended.
     Over,
 }
 

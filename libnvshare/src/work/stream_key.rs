@@ -1,4 +1,4 @@
-//! How a stream is named, and how it came to be.
+//! Names of streams, and the ways in which streams are created.
 
 use crate::driver::types::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream};
 
@@ -38,9 +38,9 @@ impl StreamKey {
 /// How a stream was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// It synchronises with its context's legacy stream.
+    /// The stream synchronises with its context's legacy stream.
     Blocking,
-    /// It does not synchronise with it.
+    /// The stream does not synchronise with it.
     NonBlocking,
     /// A function without a hook created it.
     Foreign,

@@ -22,7 +22,7 @@ use crate::driver::{self, Relaxed};
 use crate::process::lock::lock;
 use crate::process::{lifecycle, threads};
 
-/// What is known of a stream.
+/// The facts about a stream.
 #[derive(Debug)]
 struct About {
     context: Option<Arc<Context>>,

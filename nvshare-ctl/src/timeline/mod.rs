@@ -238,7 +238,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_window_cuts_off_what_is_before_it() {
+    fn a_window_cuts_off_earlier_events() {
         let timeline = Timeline::of(&story(), 3.0, Some(12_000_000)).unwrap();
         assert_eq!((timeline.begin, timeline.end), (9_000_000, 12_000_000));
         let lanes: Vec<&Lane> = timeline.gpus.values().flat_map(BTreeMap::values).collect();

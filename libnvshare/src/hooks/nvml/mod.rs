@@ -1,5 +1,4 @@
-//! What the program sees of a GPU through NVML: the same limit and use as through `cuMemGetInfo`, and the processes of its
-//! tenant.
+//! The program's view of a GPU through NVML: the same limit and use as through `cuMemGetInfo`, and the processes of its tenant.
 //!
 //! Programs such as `nvidia-smi` never initialise CUDA. For them the library sends one question to the scheduler and starts no
 //! session and no thread.
@@ -145,7 +144,7 @@ fn helper(nvml: *const c_void, name: &CStr) -> Option<*mut c_void> {
             return None;
         }
         let found = c_library::dlsym(library, name.as_ptr());
-        // It was loaded before, and stays loaded, as the program uses it.
+        // The library was loaded before, and stays loaded, as the program uses it.
         libc::dlclose(library);
         (!found.is_null()).then_some(found)
     }

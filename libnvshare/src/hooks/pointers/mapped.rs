@@ -1,5 +1,6 @@
-//! What the driver says of memory of `cuMemAlloc`, said of memory that we map: it may be away, and where it is not, the driver
-//! calls its chunks allocations. The answers were measured (`tests/gpu/probes/mapped_probe.cpp`).
+//! Answers about memory that the library maps. They are those of the driver about memory of `cuMemAlloc`: mapped
+//! memory may be away, and otherwise the driver calls its chunks allocations. The answers were measured
+//! (`tests/gpu/probes/mapped_probe.cpp`).
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -36,7 +37,7 @@ mod attribute {
 const DEVICE_MEMORY: c_uint = 2;
 const READ_AND_WRITE: c_int = 3;
 
-/// An answer, in the size that it has.
+/// An answer, with its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Value {
     Byte(u8),
@@ -46,7 +47,7 @@ enum Value {
     Refused,
 }
 
-/// A pointer into memory that we map.
+/// A pointer into memory that the library maps.
 #[derive(Debug)]
 pub(super) struct Attributes {
     allocation: Arc<Allocation>,
@@ -54,7 +55,7 @@ pub(super) struct Attributes {
     asked: u64,
 }
 
-/// What is to be said of a pointer; `None`: it leads elsewhere, and the driver says it.
+/// The attributes of a pointer; `None`: the pointer leads elsewhere, and the driver answers.
 pub(super) fn attributes_of(pointer: CUdeviceptr) -> Option<Attributes> {
     let allocation = allocations::mapped_at(pointer)?;
     let asked = allocation.mapped.as_ref()?.asked;
@@ -70,7 +71,7 @@ impl Attributes {
         self.asked
     }
 
-    /// `None`: it is the driver's to say.
+    /// The value of an attribute; `None`: the driver has to answer.
     fn value(&self, of: c_int) -> Option<Value> {
         let allocation = &self.allocation;
         Some(match of {
@@ -79,11 +80,11 @@ impl Attributes {
             attribute::DEVICE_POINTER => Value::Long(self.pointer),
             attribute::HOST_POINTER => Value::Refused,
             attribute::SYNC_MEMOPS => Value::Word(1),
-            // One for each allocation, as long as there is one.
+            // One number for each allocation, while the allocation lives.
             attribute::BUFFER_ID | attribute::MEMORY_BLOCK_ID => Value::Long(self.base()),
             attribute::IS_MANAGED => Value::Word(0),
             attribute::DEVICE_ORDINAL => Value::Word(allocation.device.cast_unsigned()),
-            // It cannot be shared that way, and a program that asks can do without.
+            // Memory that the library maps cannot be shared that way, and a program that asks can do without.
             attribute::IS_LEGACY_CUDA_IPC_CAPABLE | attribute::IS_GPU_DIRECT_RDMA_CAPABLE => Value::Byte(0),
             attribute::RANGE_START_ADDR | attribute::MAPPING_BASE_ADDR => Value::Long(self.base()),
             attribute::RANGE_SIZE => Value::Long(self.asked),
@@ -97,7 +98,7 @@ impl Attributes {
         })
     }
 
-    /// Answers as `cuPointerGetAttribute`; `None`: the driver is to.
+    /// Answers as `cuPointerGetAttribute`; `None`: the driver has to answer.
     ///
     /// # Safety
     /// `data` is null, or where the driver would write an answer of the attribute's size.
@@ -117,8 +118,8 @@ impl Attributes {
         Some(CUresult::SUCCESS)
     }
 
-    /// Answers as `cuPointerGetAttributes`, for which what is refused is null, after the driver has answered `before`: what is
-    /// not known here is as it says.
+    /// Answers as `cuPointerGetAttributes`, which writes null for attributes that are refused. The driver has
+    /// answered `before`: its answers stay for attributes that the library does not know.
     ///
     /// # Safety
     /// This many of both, and places where the driver would write answers of the attributes' sizes.

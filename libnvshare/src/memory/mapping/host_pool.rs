@@ -1,9 +1,10 @@
 //! Page-locked memory of the host, for chunks that are not on the card.
 //!
-//! A pool is one context's, which registers it: with the context the registration ends (measured), and so do the allocations
-//! whose contents are there. It grows in segments: anonymous memory in huge pages where the kernel has them, touched by several
-//! threads, which is ten times as fast as `cuMemHostAlloc` (measured). Children that the program forks have none of it, and core
-//! dumps neither. It is charged to the process's control group, and grows only as far as that allows.
+//! A pool belongs to one context, which registers it: the registration ends with the context (measured), and so do
+//! the allocations whose contents are in the pool. A pool grows in segments: anonymous memory, in huge pages where
+//! the kernel has them, touched by several threads, which is ten times as fast as `cuMemHostAlloc` (measured). Forked
+//! children and core dumps do not contain it. A pool is charged to the process's control group, and grows only as far
+//! as that allows.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -19,7 +20,7 @@ use crate::process::lock::lock;
 use crate::process::{host_memory, lifecycle, log};
 use crate::work::contexts::Context;
 
-/// Bytes of a segment at most: so long a program that exits waits for the growth.
+/// Most bytes of a segment: a program that exits waits for one to grow.
 const SEGMENT: u64 = 256 * MIB;
 /// Threads that touch a segment, at most.
 const MOST_THREADS: usize = 8;
@@ -33,7 +34,7 @@ impl Slot {
         self.0 as *mut c_void
     }
 
-    /// Whether another slot is the next in memory.
+    /// Whether the other slot is the next in memory.
     pub(in crate::memory) fn is_before(self, other: Self) -> bool {
         self.0 + GRANULE as usize == other.0
     }
@@ -60,14 +61,14 @@ impl Segment {
         let length = bytes as usize + granule;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping, wherever the kernel likes.
+        // SAFETY: a new mapping, wherever the kernel puts it.
         let raw = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
         if raw == libc::MAP_FAILED {
             return None;
         }
         let (raw, address) = (raw as usize, (raw as usize).next_multiple_of(granule));
         let end = address + bytes as usize;
-        // SAFETY: what is before and behind the aligned part of the mapping just made.
+        // SAFETY: the parts before and behind the aligned part of the mapping just made.
         unsafe {
             if address > raw {
                 libc::munmap(raw as *mut c_void, address - raw);
@@ -82,7 +83,7 @@ impl Segment {
         Some(Self { address, bytes: bytes as usize })
     }
 
-    /// Has the kernel find its pages, by several threads where there are processors for them; the driver does it with one.
+    /// Makes the kernel find the pages, by several threads if there are processors for them; the driver does it with one.
     fn touch(&self) {
         const PAGE: usize = 4096;
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -100,7 +101,7 @@ impl Segment {
                         unsafe { (page as *mut u8).write_volatile(0) };
                     }
                 };
-                // Where there are no more threads, the driver does it.
+                // If a thread cannot be started, the driver does it.
                 let _ = std::thread::Builder::new().name("nvshare-host".to_owned()).spawn_scoped(scope, work);
             }
         });
@@ -110,7 +111,7 @@ impl Segment {
 #[derive(Debug, Default)]
 struct Inner {
     segments: Vec<Segment>,
-    /// Free parts: where, how many bytes; none touches another.
+    /// Free parts: address and bytes; no part touches another.
     free: BTreeMap<usize, usize>,
     free_bytes: u64,
     bytes: u64,
@@ -132,7 +133,7 @@ impl Inner {
         self.free.insert(address, bytes);
     }
 
-    /// So many bytes, from few parts: all or nothing.
+    /// Slots for `bytes`, from few parts: all or nothing.
     fn take(&mut self, bytes: u64) -> Option<Vec<Slot>> {
         if self.free_bytes < bytes {
             return None;
@@ -160,7 +161,7 @@ impl Inner {
 pub(in crate::memory) struct HostPool {
     context: Arc<Context>,
     inner: Mutex<Inner>,
-    /// One thread grows it at a time.
+    /// Held by the thread that grows the pool.
     growing: Mutex<()>,
 }
 
@@ -178,7 +179,7 @@ pub(in crate::memory) fn of(context: &Arc<Context>) -> Arc<HostPool> {
     pool
 }
 
-/// A context has ended, and the registration of its pool with it. What had contents there is gone as well.
+/// A context has ended, and with it the registration of its pool and all contents there.
 pub(crate) fn forget_context(context: &Arc<Context>) {
     lock(&POOLS).retain(|pool| !Arc::ptr_eq(&pool.context, context));
 }
@@ -193,7 +194,7 @@ pub(in crate::memory) fn give_back(context: &Arc<Context>, slots: Vec<Slot>) {
 }
 
 impl HostPool {
-    /// Slots for so many bytes, growing if need be; `None`: the host has no room for them, or the context ends.
+    /// Slots for `bytes`, growing the pool if necessary; `None`: the host has no room for them, or the context ends.
     pub(in crate::memory) fn take(&self, bytes: u64) -> Option<Vec<Slot>> {
         loop {
             if let Some(slots) = lock(&self.inner).take(bytes) {
@@ -207,7 +208,7 @@ impl HostPool {
         }
     }
 
-    /// Grows by one segment, of so many bytes at least as are `wanted`, if that is less than a segment. False: it cannot.
+    /// Grows by one segment, of at least `wanted` bytes if a segment can be that long. False: the pool cannot grow.
     fn grow(&self, wanted: u64) -> bool {
         let bytes = wanted.next_multiple_of(GRANULE).min(SEGMENT);
         if host_memory::room() < bytes {
@@ -246,7 +247,7 @@ fn log_refused(bytes: u64, error: CUresult) {
     }
 }
 
-/// Grows the pool of a context ahead of its use, to so many bytes.
+/// Grows the pool of a context to `bytes`, ahead of its use.
 pub(in crate::memory) fn grow_ahead(context: &Arc<Context>, target: u64) {
     let pool = of(context);
     while !lifecycle::is_exiting() && context.life().is_alive() {
@@ -265,7 +266,7 @@ mod tests {
     const G: usize = GRANULE as usize;
 
     #[test]
-    fn parts_that_touch_become_one_and_what_is_taken_is_in_few() {
+    fn parts_that_touch_become_one_and_few_parts_are_taken() {
         let mut inner = Inner::default();
         inner.add_free(10 * G, 2 * G);
         inner.add_free(20 * G, 4 * G);

@@ -1,13 +1,13 @@
-//! Device memory that we map ourselves.
+//! Device memory that the library maps.
 //!
-//! An allocation is a range of reserved addresses. The physical memory behind it comes in chunks, each mapped as a whole:
-//! a chunk that leaves is copied to page-locked memory of the host, unmapped and released; one that comes back is created,
-//! mapped at the same addresses, and copied in. Programs see no difference: what they have of the memory is its addresses, also
-//! in graphs (measured). What a program must not do is to touch, or name to the driver, addresses without memory: the gate is
-//! closed while there are any.
+//! An allocation is a range of reserved addresses. The physical memory behind it comes in chunks, each mapped as a
+//! whole: a chunk that leaves is copied to page-locked memory of the host, unmapped and released; one that comes back
+//! is created, mapped at the same addresses, and copied in. Programs see no difference: they know the memory by its
+//! addresses alone, also in graphs (measured). A program must not touch, or name to the driver, addresses without
+//! memory: the gate is closed while there are any.
 //!
-//! State belongs to the chunk. A chunk that is being copied is *moving*: its allocation is freed only when nothing of it
-//! moves.
+//! State belongs to the chunk. A chunk that is being copied is *moving*: an allocation is freed only when none of its
+//! chunks moves.
 
 pub(super) mod host_pool;
 
@@ -26,37 +26,37 @@ pub(crate) use host_pool::forget_context;
 
 /// The driver's granularity of physical memory, in bytes.
 pub(crate) const GRANULE: u64 = 2 * MIB;
-/// Bytes of a chunk at most. Larger ones are hardly faster (measured: 47 GiB/s in pieces of 20 MiB, 50 in pieces of 128), and
-/// a program that frees an allocation waits for one.
+/// Most bytes of a chunk. Larger ones are hardly faster (measured: 47 GiB/s in pieces of 20 MiB, 50 in pieces of
+/// 128), and a program that frees an allocation waits for one.
 const CHUNK: u64 = 32 * MIB;
-/// Smaller allocations stay the driver's own.
+/// Smaller allocations stay plain memory, in bytes.
 pub(crate) const SMALLEST: u64 = GRANULE;
-/// The driver may not have given back yet what another process has just released.
+/// Time that the driver may take to give back memory that another process has just released.
 const DRIVER_IS_LATE: Duration = Duration::from_millis(250);
 
 /// A part of an allocation that moves as one.
 #[derive(Debug)]
 pub(super) struct Chunk {
-    /// From the base of the allocation.
+    /// The chunk's begin, from the base of the allocation.
     pub(super) offset: u64,
     pub(super) bytes: u64,
-    /// The memory behind it; none: it is not on the card.
+    /// The memory behind the chunk; none: the chunk is not on the card.
     pub(super) physical: Option<CUmemHandle>,
-    /// Its contents on the host, a slot for each granule; none: it has no contents there.
+    /// The chunk's contents on the host, a slot for each granule; none: it has no contents there.
     pub(super) host: Vec<Slot>,
-    /// A copy of it is under way.
+    /// A copy of the chunk is under way.
     pub(super) moving: bool,
 }
 
 /// The physical side of an allocation.
 #[derive(Debug)]
 pub(crate) struct Mapped {
-    /// Bytes that the program asked for; the allocation has whole granules.
+    /// Bytes that the program asked for; the allocation consists of whole granules.
     pub(crate) asked: u64,
     pub(super) chunks: Mutex<Vec<Chunk>>,
-    /// Something of it has stopped moving.
+    /// Notified when a chunk stops moving.
     pub(super) stopped: Condvar,
-    /// Its context is broken: nothing of it is copied any more.
+    /// The allocation's context is broken: nothing of it is copied any more.
     pinned: AtomicBool,
 }
 
@@ -65,13 +65,13 @@ pub(crate) fn span(bytes: u64) -> Option<u64> {
     bytes.checked_next_multiple_of(GRANULE)
 }
 
-/// Where chunks of an allocation begin, and how long they are.
+/// The begin and the length of each chunk of an allocation.
 fn split(span: u64) -> impl Iterator<Item = (u64, u64)> {
     (0..span).step_by(CHUNK as usize).map(move |offset| (offset, CHUNK.min(span - offset)))
 }
 
 impl Mapped {
-    /// Addresses for an allocation, with nothing behind them.
+    /// Reserves addresses for an allocation, without memory behind them.
     pub(crate) fn reserve(asked: u64) -> Result<(CUdeviceptr, Self), CUresult> {
         let span = span(asked).ok_or(CUresult::OUT_OF_MEMORY)?;
         let base = driver::reserve_addresses(span)?;
@@ -86,7 +86,7 @@ impl Mapped {
         self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts memory behind all of a new allocation, or behind nothing of it.
+    /// Maps memory behind all addresses of a new allocation, or behind none.
     pub(crate) fn fill(&self, base: CUdeviceptr, device: CUdevice) -> Result<(), CUresult> {
         let _relaxed = Relaxed::begin();
         let mut chunks = self.lock();
@@ -111,8 +111,8 @@ impl Mapped {
         allowed
     }
 
-    /// Gives up all of an allocation whose work is complete. Waits for the chunk that is being moved. Its addresses are given up
-    /// too, unless something cannot be unmapped.
+    /// Ends an allocation whose work is complete. Waits for the chunk that is being moved. The addresses are freed
+    /// too, unless a chunk cannot be unmapped.
     pub(crate) fn end(&self, base: CUdeviceptr, context: &Arc<Context>) {
         let mut chunks = self.lock();
         while chunks.iter().any(|chunk| chunk.moving) && !lifecycle::is_exiting() {
@@ -135,7 +135,7 @@ impl Mapped {
         }
     }
 
-    /// Whether nothing of it is copied any more. The first to find out is told so.
+    /// Notes that nothing of the allocation is copied any more. Returns whether this is news.
     pub(super) fn pin(&self) -> bool {
         !self.pinned.swap(true, Ordering::Relaxed)
     }
@@ -145,7 +145,7 @@ impl Mapped {
     }
 }
 
-/// Memory at an address, to which access is still to be given.
+/// Creates memory and maps it at an address. The caller gives access to it.
 pub(super) fn create(address: CUdeviceptr, bytes: u64, device: CUdevice) -> Result<CUmemHandle, CUresult> {
     let Some(_running) = lifecycle::hold_off_exit() else { return Err(CUresult::OUT_OF_MEMORY) };
     let physical = driver::create_physical(device, bytes)?;
@@ -155,10 +155,10 @@ pub(super) fn create(address: CUdeviceptr, bytes: u64, device: CUdevice) -> Resu
     Ok(physical)
 }
 
-/// Gives up the memory behind a chunk.
+/// Unmaps and releases the memory behind a chunk.
 pub(super) fn destroy(base: CUdeviceptr, chunk: &mut Chunk) {
     let Some(physical) = chunk.physical else { return };
-    // It goes with the program.
+    // The memory ends with the program.
     let Some(_running) = lifecycle::hold_off_exit() else { return };
     let at = base + chunk.offset;
     match driver::unmap(at, chunk.bytes) {
@@ -168,7 +168,7 @@ pub(super) fn destroy(base: CUdeviceptr, chunk: &mut Chunk) {
                 log::warn(format_args!("release of {} bytes at {at:#x}: {error:?}", chunk.bytes));
             }
         }
-        // It stays mapped, and its addresses are not used again.
+        // The memory stays mapped, and its addresses are not used again.
         Err(error) => log::warn(format_args!("unmapping {} bytes at {at:#x}: {error:?}", chunk.bytes)),
     }
 }

@@ -30,7 +30,7 @@ const SMALLEST_EVICTED: u64 = SMALLEST_MANAGED;
 enum Stop {
     /// The program exits, or the memory's context ends. The memory ends with it.
     Gone,
-    /// It was given up.
+    /// The move was given up.
     Cancelled,
     Failed(CUresult),
 }

@@ -22,9 +22,9 @@ pub(super) fn fence_all_threads() -> bool {
     membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)
 }
 
-/// Waits until what other threads have stored is there for all to see.
+/// Waits until the stores of other threads are visible to all.
 pub(super) fn outwait_stores() {
-    /// No processor keeps a store to itself for so long.
+    /// No processor keeps a store to itself for that long.
     const LONG: Duration = Duration::from_millis(1);
     threads::sleep(LONG);
 }

@@ -1,22 +1,22 @@
 //! The fence between a thread's mark and its look at the gate, at the closer's expense.
 //!
-//! A thread marks itself and looks at the gate with every launch, and the gate closes once in a turn. So the closer has
-//! the kernel run a full fence on every thread of the process (`membarrier`, Linux 4.14 and newer), and the thread only
-//! keeps the compiler from changing the order: either its mark was there before that fence, and the closer sees it, or its
-//! look comes after it, and sees the gate closed. Where the kernel has no such call, or a sandbox forbids it, each thread
-//! fences for itself.
+//! A thread marks itself and looks at the gate with every launch, and the gate closes once in a turn. So the closer
+//! has the kernel run a full fence on every thread of the process (`membarrier`, Linux 4.14 and newer), and the
+//! thread only keeps the compiler from changing the order. Either the thread's mark was there before that fence, and
+//! the closer sees it, or the thread looks after the fence, and sees the gate closed. If the kernel has no such call,
+//! or a sandbox forbids it, each thread runs a fence of its own.
 
 use super::atomics::{self, AtomicBool, Ordering};
 
-/// Who fences.
+/// The side that runs the fence.
 #[derive(Debug)]
 pub(super) struct Fence {
-    /// The closer fences for everybody.
+    /// The closer runs it for all threads.
     pub(super) for_all: AtomicBool,
 }
 
 impl Fence {
-    /// Agrees with the kernel on it. Before that, and if it declines, threads fence for themselves.
+    /// Asks the kernel whether it runs fences for all threads. Before that, and if it does not, each thread runs its own.
     pub(super) fn prepare(&self) {
         if atomics::can_fence_all_threads() {
             self.for_all.store(true, Ordering::SeqCst);
@@ -36,7 +36,7 @@ impl Fence {
     /// Between the closer's change of the gate and its look at the marks.
     pub(super) fn before_look(&self) {
         if self.for_all.load(Ordering::SeqCst) && !atomics::fence_all_threads() {
-            // The program has locked itself in since.
+            // The program has entered a sandbox since.
             self.for_all.store(false, Ordering::SeqCst);
             atomics::outwait_stores();
         }

@@ -1,4 +1,4 @@
-//! What a slot says of its thread to the closer of the gate: whose it is, and whether that thread is inside.
+//! The part of a slot that the closer of the gate reads: which thread owns the slot, and whether that thread is inside.
 
 use super::atomics::{AtomicI32, AtomicU32, Ordering};
 use super::fence::Fence;
@@ -7,12 +7,12 @@ use super::fence::Fence;
 pub(super) struct Marks {
     /// 1: between step in and step out.
     pub(super) inside: AtomicU32,
-    /// The thread; 0: nobody's.
+    /// The thread that owns the slot; 0: none.
     pub(super) owner: AtomicI32,
 }
 
 impl Marks {
-    /// Takes the slot for a thread. False: it is somebody's.
+    /// Takes the slot for a thread. False: another thread owns it.
     pub(super) fn take(&self, thread: i32) -> bool {
         self.owner.compare_exchange(0, thread, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }

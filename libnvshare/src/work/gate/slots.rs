@@ -1,9 +1,9 @@
-//! Where each thread says whether it is inside the gate.
+//! The slots in which threads note whether they are inside the gate.
 //!
-//! A slot belongs to one thread at a time. It is found through a thread-local pointer without a destructor, and
-//! given back by a key's destructor when the thread ends (also by `pthread_cancel`); slots themselves live for
-//! ever and are used again. What a thread left behind counts for nothing: a slot is void when its thread is gone, and a
-//! mark whose stack frame is gone is taken back when the thread comes again.
+//! A slot belongs to one thread at a time. It is found through a thread-local pointer without a destructor, and given
+//! back by a key's destructor when the thread ends (also by `pthread_cancel`); slots themselves live for ever and are
+//! used again. Marks that a thread left behind do not count: a slot is void when its thread is gone, and a mark whose
+//! stack frame is gone is removed when the thread comes again.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -29,13 +29,13 @@ pub(super) struct Slot {
     marks: Marks,
     /// The [`FrameMark`] of the call that stepped in.
     mark: AtomicUsize,
-    /// What is written there.
+    /// The word in that mark.
     word: AtomicUsize,
     /// The streams that the thread has submitted to, by a hash of their addresses.
     known: [AtomicPtr<Stream>; PLACES],
-    /// [`contexts::generation`] when that was true; 0: never.
+    /// The [`contexts::generation`] in which these streams were learnt; 0: none.
     known_at: AtomicU64,
-    /// Stands for the thread's own default streams.
+    /// The record of the thread's own default streams.
     own: Stream,
     gated: AtomicU64,
     passed_by: AtomicU64,
@@ -77,7 +77,7 @@ pub(super) fn forget_current() {
     let _ = MINE.try_with(|mine| mine.set(ptr::null()));
 }
 
-/// Every slot there ever was.
+/// All slots that exist.
 pub(super) fn all() -> impl Iterator<Item = &'static Slot> {
     let mut next = FIRST.load(Ordering::Acquire);
     std::iter::from_fn(move || {
@@ -108,7 +108,7 @@ fn push(owner: i32) -> &'static Slot {
     slot
 }
 
-/// Has the slot given back when this thread ends.
+/// Makes the end of this thread give the slot back.
 fn give_back_at_exit(slot: *const Slot) {
     unsafe extern "C" fn give_back(slot: *mut c_void) {
         let _ = MINE.try_with(|mine| mine.set(ptr::null()));
@@ -141,7 +141,7 @@ impl Slot {
     /// Marks the thread as inside, before its look at the gate.
     #[inline(always)]
     pub(super) fn step_in(&self, mark: &FrameMark) {
-        // Another word each time, so that what an earlier frame has left on the stack is not taken for this one's.
+        // The word changes each time, so that a word that an earlier frame has left on the stack is not taken for this one's.
         let word = self.word.load(Ordering::Relaxed).wrapping_add(STEP);
         self.word.store(word, Ordering::Relaxed);
         mark.write(word);
@@ -154,22 +154,22 @@ impl Slot {
         self.marks.step_out();
     }
 
-    /// What another call of the same thread finds, which is at `mark`.
+    /// The state of this slot for another call of the same thread, whose mark is `mark`.
     pub(super) fn inside(&self, mark: &FrameMark) -> Inside {
         let theirs = self.mark.load(Ordering::Relaxed);
-        // Stacks grow downwards. A frame that is above may be gone all the same, and others be in its place; or it may be
-        // on the stack of a coroutine that is unmapped by now, so the kernel looks.
+        // Stacks grow downwards. A frame that is above may be gone all the same, with others in its place; or it may
+        // be on the stack of a coroutine that is unmapped by now. So the kernel reads the word.
         let lives = theirs > ptr::from_ref(mark) as usize
             && match read_word(theirs) {
                 Word::Is(word) => word == self.word.load(Ordering::Relaxed),
                 Word::Nowhere => false,
-                // A call that waited for its own thread would be worse than one that passes by.
+                // Going around the gate is better than a call that waits for its own thread.
                 Word::Unknown => true,
             };
         if lives { Inside::Nested } else { Inside::Left }
     }
 
-    /// The stream's record, if the thread has submitted to it, with the contexts as they are.
+    /// The stream's record, if the thread has submitted to the stream and no context has ended since.
     #[inline(always)]
     pub(super) fn find(&self, stream: StreamKey) -> Option<&'static Stream> {
         if self.known_at.load(Ordering::Relaxed) != contexts::generation() {
@@ -191,19 +191,19 @@ impl Slot {
         }
         let places =
             || (0..TRIES).filter_map(|try_| self.known.get((place_of(stream.key()) + try_) % PLACES));
-        // The first one gives way where all are taken.
+        // If all places are taken, the first one is overwritten.
         let free = places().find(|known| known.load(Ordering::Relaxed).is_null()).or_else(|| places().next());
         if let Some(free) = free {
             free.store(ptr::from_ref(stream).cast_mut(), Ordering::Relaxed);
         }
     }
 
-    /// Stands for the thread's own default streams, whatever its context.
+    /// The record of the thread's own default streams, in whatever context.
     pub(super) fn own(&'static self) -> &'static Stream {
         &self.own
     }
 
-    /// Only the owner counts, so a plain addition will do.
+    /// Only the owner counts, so a plain addition is enough.
     #[inline(always)]
     pub(super) fn count(&self) {
         self.gated.store(self.gated.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -223,19 +223,19 @@ impl Slot {
     }
 }
 
-/// What the word of a mark grows by each time: odd, so that all words occur, and large, so that few look like a program's.
+/// The step from one word of a mark to the next: odd, so that all words occur, and large, so that few look like a program's.
 const STEP: usize = 0x9e37_79b9_7f4a_7c15;
 
-/// Where a stream's record is looked for first.
+/// The first place in which a stream's record may be.
 #[inline(always)]
 fn place_of(stream: StreamKey) -> usize {
     (stream.address() >> 4).wrapping_mul(STEP) >> (usize::BITS - PLACES.trailing_zeros())
 }
 
-/// What is found at an address.
+/// The result of reading an address.
 enum Word {
     Is(usize),
-    /// No memory is there.
+    /// There is no memory.
     Nowhere,
     /// The kernel does not say.
     Unknown,

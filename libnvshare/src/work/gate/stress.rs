@@ -1,10 +1,10 @@
-//! The handshake on the machine's own processors: what the loom tests assume of `membarrier` holds.
+//! The handshake on the machine's own processors: the assumptions of the loom tests about `membarrier` hold.
 
 use super::atomics::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use super::fence::Fence;
 use super::marks::Marks;
 
-/// Waits until a count is reached, closely: the two sides are to meet in the same nanoseconds.
+/// Waits in a tight loop until a count is reached: the two sides have to meet in the same nanoseconds.
 fn reach(count: &AtomicU32, value: u32) {
     for spins in 1u32.. {
         if count.load(Ordering::SeqCst) >= value {
@@ -36,7 +36,7 @@ fn on_this_machine_at_least_one_of_a_thread_and_a_closer_sees_the_other() {
             marks.step_out();
             closed.store(0, Ordering::SeqCst);
             begun.store(round, Ordering::SeqCst);
-            // The other side takes a while to see that, not always the same.
+            // The other side takes a while to see that, and not always the same time.
             (0..round % 64).for_each(|_| std::hint::spin_loop());
             closed.store(1, Ordering::SeqCst);
             fence.before_look();

@@ -1,4 +1,4 @@
-//! Freeing memory that work may still use: the driver's own call waits for that work, an unmapping does not.
+//! Frees memory that work may still use: the driver's own free waits for that work, an unmapping does not.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -29,8 +29,8 @@ fn end(allocation: &Allocation) {
     }
 }
 
-/// Frees an allocation that is off the list. If it `waits`, the work before it is waited for first. `None`: it is freed later, by
-/// [`sweep`].
+/// Frees an allocation that is off the list. If it `waits`, the work before it has to be complete first. `None`:
+/// [`sweep`] frees the allocation later.
 pub(crate) fn free(allocation: Arc<Allocation>, waits: bool) -> Option<Arc<Allocation>> {
     if waits {
         let begin = Instant::now();
@@ -49,7 +49,7 @@ pub(crate) fn free(allocation: Arc<Allocation>, waits: bool) -> Option<Arc<Alloc
     Some(allocation)
 }
 
-/// Frees what waits and whose work is complete by now. What is freed is returned: it is still in the account.
+/// Frees waiting allocations whose work is complete by now. Returns them: they are still in the account.
 pub(crate) fn sweep() -> Vec<Arc<Allocation>> {
     if COUNT.load(Ordering::Relaxed) == 0 || lifecycle::is_forked() {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Moving memory that [we map](crate::memory::mapping): out to the host and back, and its end.
+//! Moves memory that [the library maps](crate::memory::mapping) to the host and back, and ends it.
 
 mod free;
 mod moves;
@@ -12,7 +12,7 @@ use crate::work::contexts::Context;
 pub(crate) use free::{free, sweep};
 pub(crate) use moves::{evict, restore};
 
-/// Bytes of memory that we map, of each context that has any.
+/// Bytes of memory that the library maps, for each context that has any.
 fn by_context() -> Vec<(Arc<Context>, u64)> {
     let mut sums: Vec<(Arc<Context>, u64)> = Vec::new();
     allocations::each_mapped(|allocation| {
@@ -24,7 +24,7 @@ fn by_context() -> Vec<(Arc<Context>, u64)> {
     sums
 }
 
-/// Something will have to leave the card: the host's memory for it is made ready in the background. Called by a thread of ours.
+/// Memory will have to leave the card: prepares the host's memory for it in the background. Called by a thread of the library.
 pub(crate) fn foresee_eviction() {
     static GROWING: AtomicBool = AtomicBool::new(false);
     let wanted = by_context();

@@ -1,8 +1,8 @@
 //! Chunks on their way: out to the host, back to the card.
 //!
-//! Copies are begun ahead, as far as the link needs to stay busy and no further: what other programs copy waits behind them
-//! (measured: as long as all that is queued takes). A chunk that is out is unmapped at once, so room appears while the next ones
-//! are still under way.
+//! Copies are begun ahead as far as the link needs to stay busy, and no further: copies of other programs wait behind
+//! them (measured: for as long as all queued copies take). A chunk that is out is unmapped at once, so room appears
+//! while the next ones are still under way.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -30,22 +30,22 @@ struct Flight {
     index: usize,
     offset: u64,
     bytes: u64,
-    /// Behind its copies; none: there is nothing to copy.
+    /// An event behind the chunk's copies; none: there is nothing to copy.
     behind: Option<Event>,
-    /// Where its contents go; empty on the way back.
+    /// The slots for the chunk's contents; empty on the way back.
     slots: Vec<Slot>,
-    /// The memory that it comes back to; none on the way out.
+    /// The memory to which the chunk comes back; none on the way out.
     physical: Option<CUmemHandle>,
 }
 
-/// What became of the try to begin a move.
+/// The result of an attempt to begin a move.
 enum Begun {
     Flying(Flight),
-    /// There is nothing to move here.
+    /// This chunk has nothing to move.
     Nothing,
-    /// There is no room for it, where it is to go.
+    /// There is no room at the chunk's destination.
     Full,
-    /// Nothing of this allocation moves any more.
+    /// No more of this allocation moves.
     Stopped,
 }
 
@@ -87,7 +87,7 @@ fn copy(
     Ok(())
 }
 
-/// A driver's error, or that the context ends.
+/// The move stops because of a driver's error, or because the context ends.
 fn stopped(mapped: &Mapped, allocation: &Allocation, device: &Device, error: Option<CUresult>) -> Begun {
     if let Some(error) = error {
         log::warn(format_args!("moving memory at {:#x}: {error:?}", allocation.base));
@@ -98,7 +98,7 @@ fn stopped(mapped: &Mapped, allocation: &Allocation, device: &Device, error: Opt
     Begun::Stopped
 }
 
-/// Takes a chunk for a move, if `look` finds something to move there; what that is.
+/// Takes a chunk for a move, if `look` finds something to move there; returns its result.
 fn take<T>(
     allocation: &Allocation,
     mapped: &Mapped,
@@ -120,7 +120,7 @@ impl Mapped {
         self.lock().len()
     }
 
-    /// The chunk's move is over; `settle` says where it is now.
+    /// The chunk's move is over; `settle` notes where the chunk is now.
     fn settle<T>(&self, index: usize, settle: impl FnOnce(&mut Chunk) -> T) -> Option<T> {
         let mut chunks = self.lock();
         let chunk = chunks.get_mut(index)?;
@@ -132,8 +132,8 @@ impl Mapped {
     }
 }
 
-/// Moves so much of a device's memory to the host, from the ends of the largest allocations, and a little more rather than less.
-/// `report` is told of each chunk that is gone from the card. Returns how much that was.
+/// Moves `bytes` of a device's memory to the host, from the ends of the largest allocations, and rather a few more
+/// than fewer. Calls `report` for each chunk that has left the card. Returns the bytes that have left.
 pub(crate) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> u64 {
     let mut queue = Queue::default();
     let (mut begun, mut out) = (0, 0);
@@ -195,7 +195,7 @@ fn begin_out(allocation: &Arc<Allocation>, mapped: &Mapped, index: usize, device
     stopped(mapped, allocation, device, error)
 }
 
-/// Begins copies on our own stream; the event is behind them.
+/// Begins copies on the library's own stream; the event is behind them.
 fn begin(
     context: &Arc<Context>,
     copies: impl FnOnce(CUstream) -> Result<(), CUresult>,
@@ -206,7 +206,7 @@ fn begin(
     })
 }
 
-/// Waits for copies of which some could not be begun: those that were are not to meet memory that is somebody else's by then.
+/// Waits for copies after another one could not be begun: a copy must not reach memory that belongs to others by then.
 fn quiesce(context: &Context) {
     let _ = context.with(|| context.move_in_order(|_| Ok(())));
 }
@@ -223,7 +223,7 @@ fn wait(behind: Option<&Event>) -> Result<(), Option<CUresult>> {
     }
 }
 
-/// Waits for a chunk that leaves; the bytes that have left the card.
+/// Waits for a chunk that leaves. Returns the bytes that have left the card.
 fn land_out(flight: Flight, device: &Device) -> u64 {
     let Flight { allocation, index, bytes, behind, slots, .. } = flight;
     let Some(mapped) = &allocation.mapped else { return 0 };
@@ -252,14 +252,14 @@ fn land_out(flight: Flight, device: &Device) -> u64 {
     if gone == Some(true) { bytes } else { 0 }
 }
 
-/// What a restore has done.
+/// The result of a restore.
 #[derive(Debug, Default)]
 pub(crate) struct Restored {
-    /// Bytes that there was no room for.
+    /// Bytes that had no room.
     pub(crate) lacks: u64,
     /// Bytes that are on the card now.
     pub(crate) back: u64,
-    /// Of these, what had contents.
+    /// The part of `back` that had contents.
     pub(crate) copied: u64,
 }
 
@@ -279,7 +279,7 @@ pub(crate) fn restore(device: &'static Device, cancelled: &dyn Fn() -> bool) -> 
             match begin_in(&allocation, mapped, index, device, &mut result) {
                 Begun::Flying(flight) => queue.push(flight),
                 Begun::Nothing => {}
-                // The driver has less than the scheduler says: what left has not reached it yet.
+                // The driver has less memory than the scheduler says: it has not got back all that left.
                 Begun::Full => break 'all,
                 Begun::Stopped => break,
             }
@@ -344,7 +344,7 @@ fn begin_in(
     let copies = || begin(context, |stream| copy(at, &host, stream, copy_in)).map(Some);
     let behind = match if host.is_empty() { Ok(Ok(None)) } else { context.with(copies) } {
         Ok(Ok(behind)) => behind,
-        // A broken context: the program finds its error there, not its data.
+        // In a broken context the program finds the error, not its data.
         Ok(Err(error)) if error.ends_all_work() => {
             stopped(mapped, allocation, device, Some(error));
             None
@@ -361,13 +361,13 @@ fn begin_in(
     Begun::Flying(Flight { allocation, index, offset, bytes, behind, slots, physical: Some(physical) })
 }
 
-/// A chunk does not come back now; its contents are where they were.
+/// A chunk does not come back now; its contents stay where they were.
 fn stays_out(mapped: &Mapped, index: usize, bytes: u64, device: &Device) {
     device.update(|account| account.uncharge(bytes));
     mapped.settle(index, |_| ());
 }
 
-/// Takes memory away that was mapped a moment ago.
+/// Unmaps and releases memory that was mapped a moment ago.
 fn undo(at: CUdeviceptr, bytes: u64, physical: CUmemHandle) {
     let physical = Some(physical);
     destroy(0, &mut Chunk { offset: at, bytes, physical, host: Vec::new(), moving: false });
@@ -379,7 +379,7 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
     let Some(mapped) = &allocation.mapped else { return };
     if let Err(error) = wait(behind.as_ref()) {
         stopped(mapped, &allocation, device, error);
-        // In a broken context the program finds its error. Otherwise nobody may see what has come.
+        // In a broken context the program finds the error. In other cases no work may see contents that are not complete.
         if !error.is_some_and(CUresult::ends_all_work) {
             if let Some(physical) = physical {
                 undo(allocation.base + offset, bytes, physical);

@@ -7,15 +7,15 @@ use nvshare_proto::units::MIB;
 
 use crate::process::{log, threads};
 
-/// Between two tries.
+/// Time between two attempts.
 const AGAIN: Duration = Duration::from_millis(5);
-/// Less is nothing to speak of: another process's memory is on its way out of the driver.
+/// A shorter wait is not reported: the driver is still releasing another process's memory.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Since when it waits, and whether that was said.
+/// Since when the program waits, and whether that was reported.
 static SINCE: Mutex<Option<(Instant, bool)>> = Mutex::new(None);
 
-/// Waits a moment for memory on the card. It is said once if that takes long.
+/// Waits a moment for memory on the card. A long wait is reported once.
 pub(super) fn for_memory(bytes: u64) {
     let mut since = SINCE.lock().unwrap_or_else(PoisonError::into_inner);
     let (begin, said) = since.get_or_insert_with(|| (Instant::now(), false));
