@@ -402,6 +402,10 @@ static void mapped_memory(void) {
     EXPECT(FN(cuMemSetAccess)(at, 2 * MIB, READ_WRITE, 1ul) == 1);
     EXPECT(FN(cuMemSetAccess)(at, 8 * MIB, READ_WRITE, 1ul) == 1);
     CHECK(FN(cuMemSetAccess)(at, 4 * MIB, READ_WRITE, 1ul));
+    /* Other processes reach memory of cuMemAlloc by a handle, and no mapped memory. */
+    char shared[64];
+    CHECK(FN(cuIpcGetMemHandle)(shared, memory_));
+    EXPECT(FN(cuIpcGetMemHandle)(shared, at) == 1);
     uint64_t second = physical(8 * MIB);
     CHECK(FN(cuMemMap)(at + 4 * MIB, 8 * MIB, 0ul, second, 0ul));
     CHECK(FN(cuMemSetAccess)(at, 12 * MIB, READ_WRITE, 1ul));

@@ -4,6 +4,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nvshare_client::{Admission, DriverReserve, Kind, Refusal, Terms};
+use nvshare_proto::env as names;
 use nvshare_proto::{GpuUuid, MemoryMode};
 
 use crate::driver;
@@ -89,13 +90,19 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
             memory = MemoryMode::Off;
         } else {
             gate::hold_captures();
+            if config.oversubscribe {
+                log::warn(format_args!(
+                    "{} has no effect with {}=swap: absent memory has no page faults that would bring it back",
+                    names::ENABLE_SINGLE_OVERSUB,
+                    names::MEMORY
+                ));
+            }
         }
     }
     let terms = Terms {
         gpu: GpuUuid(driver::device_uuid(ordinal)?),
         total: driver::device_total(ordinal)?,
         limit: config.limit(index),
-        // Absent memory has no page faults that would bring it back.
         oversubscribe: config.oversubscribe && memory != MemoryMode::Swap,
     };
     Ok(Device {

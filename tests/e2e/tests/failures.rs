@@ -10,9 +10,15 @@ const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")]
 const LOST: &str = "connection to the scheduler lost";
 const JOB: &str = "--memory 768MiB --block 64MiB --kernel-us 1000";
 
-#[test]
-fn without_a_scheduler_programs_run_and_join_later() {
-    let world = World::simulated(CARD);
+nvshare_harness::with_both_memories! {
+    without_a_scheduler_programs_run_and_join_later
+    a_scheduler_that_is_killed_stops_nobody_and_gets_everybody_back
+    parked_programs_go_on_when_a_scheduler_does_not_come_back
+    a_stopped_program_holds_up_nobody_that_fits_beside_it
+}
+
+fn without_a_scheduler_programs_run_and_join_later(memory: &str) {
+    let world = World::with_memory(memory, CARD);
     let job = Program::workload(&world, "early", JOB).until_told().waits_for_go().start();
     Running::go(&[&job]);
     let warnings = |log: &str| log.lines().filter(|line| line.starts_with("[NVSHARE][WARN]")).count();
@@ -29,9 +35,8 @@ fn without_a_scheduler_programs_run_and_join_later() {
     assert_eq!(warnings(&job.log), 1, "{}", job.log);
 }
 
-#[test]
-fn a_scheduler_that_is_killed_stops_nobody_and_gets_everybody_back() {
-    let world = World::simulated(CARD);
+fn a_scheduler_that_is_killed_stops_nobody_and_gets_everybody_back(memory: &str) {
+    let world = World::with_memory(memory, CARD);
     let arguments = ["--gpu-memory", "1GiB", "--tq", "0.4"];
     let scheduler = Scheduler::start(&world, &arguments);
     let jobs = ["a", "b"].map(|name| {
@@ -55,9 +60,8 @@ fn a_scheduler_that_is_killed_stops_nobody_and_gets_everybody_back() {
     assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
 }
 
-#[test]
-fn parked_programs_go_on_when_a_scheduler_does_not_come_back() {
-    let world = World::simulated(CARD);
+fn parked_programs_go_on_when_a_scheduler_does_not_come_back(memory: &str) {
+    let world = World::with_memory(memory, CARD);
     let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "60"]);
     let jobs =
         ["a", "b"].map(|name| Program::workload(&world, name, JOB).until_told().waits_for_go().start());
@@ -118,9 +122,8 @@ fn stale_sockets_are_replaced_and_anything_else_is_left_alone() {
     assert!(log.contains("/proc/nvshare"), "{log}");
 }
 
-#[test]
-fn a_stopped_program_holds_up_nobody_that_fits_beside_it() {
-    let world = World::simulated(CARD);
+fn a_stopped_program_holds_up_nobody_that_fits_beside_it(memory: &str) {
+    let world = World::with_memory(memory, CARD);
     let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2", "--grace", "0.5"]);
     // The program has its memory and waits for a word that never comes, away from the simulator and its locks.
     let stopped = Program::workload(&world, "stopped", JOB).waits_for_go().start();

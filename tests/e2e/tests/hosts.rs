@@ -10,6 +10,30 @@ use nvshare_harness::{Artifacts, Finished, Program, Scheduler, Status, World, gu
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const TWO_CARDS: &[(&str, &str)] = &[CARD[0], CARD[1], ("NVSIM_GPUS", "2")];
 
+nvshare_harness::with_both_memories! {
+    memory_of_every_kind_is_counted_while_it_lives
+    memory_that_the_driver_keeps_counts_and_gives_way
+    memory_of_every_kind_is_refused_over_the_limit
+    a_runs_processes_share_one_limit
+    programs_with_two_gpus_take_turns_with_both
+    an_allocation_on_a_stream_is_on_its_gpu
+    a_program_that_reconnects_counts_once
+    memory_is_looked_at_before_any_is_allocated
+    without_a_scheduler_memory_that_does_not_fit_is_refused
+    a_million_allocations_from_sixteen_threads
+    memory_that_moves_looks_like_device_memory
+    memory_can_be_shared_after_a_handle_was_refused
+    a_program_that_shares_memory_is_known_by_its_executable
+    fills_return_before_they_are_done
+    callbacks_that_call_cuda
+    default_streams_of_threads
+    captures_on_threads_own_streams
+    cancelled_threads_and_long_jumps
+    forks_before_and_after
+    exit_from_another_thread
+    closed_and_full_descriptors
+}
+
 /// The command for a guest under nvshare.
 fn under(world: &World, name: &str, arguments: &[&str]) -> Program {
     let mut command = Command::new(guest(name, false));
@@ -23,8 +47,8 @@ fn passed(guest: Finished) -> Finished {
 }
 
 /// Runs a guest alone with a scheduler; it must succeed.
-fn passes(name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Finished {
-    let world = World::simulated(CARD);
+fn passes(memory: &str, name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Finished {
+    let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     let program =
         variables.iter().fold(under(&world, name, arguments), |p, (name, value)| p.env(name, value));
@@ -32,8 +56,8 @@ fn passes(name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Finishe
 }
 
 /// Runs a guest that takes turns with another program; both must succeed.
-fn passes_under_turns(name: &str) {
-    let world = World::simulated(CARD);
+fn passes_under_turns(memory: &str, name: &str) {
+    let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
     let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
     let (guest, other) = (under(&world, name, &[]).until_told().start(), other.until_told().start());
@@ -44,18 +68,16 @@ fn passes_under_turns(name: &str) {
     assert!(Scheduler::status(&world).client(guest.pid).counters.hand_overs >= 5);
 }
 
-#[test]
-fn memory_of_every_kind_is_counted_while_it_lives() {
-    passes("accounting", &[], &[]);
+fn memory_of_every_kind_is_counted_while_it_lives(memory: &str) {
+    passes(memory, "accounting", &[], &[]);
 }
 
-#[test]
-fn memory_that_the_driver_keeps_counts_and_gives_way() {
-    passes("keeps", &[], &[("NVSHARE_MEM_LIMIT", "100MiB")]);
+fn memory_that_the_driver_keeps_counts_and_gives_way(memory: &str) {
+    passes(memory, "keeps", &[], &[("NVSHARE_MEM_LIMIT", "100MiB")]);
     // A driver without managed pools.
-    passes("keeps", &[], &[("NVSHARE_MEM_LIMIT", "100MiB"), ("NVSIM_MANAGED_POOLS", "0")]);
+    passes(memory, "keeps", &[], &[("NVSHARE_MEM_LIMIT", "100MiB"), ("NVSIM_MANAGED_POOLS", "0")]);
 
-    let world = World::simulated(CARD);
+    let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
     let keeper = under(&world, "keeps", &["for others"]).until_told().start();
     wait_until("it keeps memory", || {
@@ -70,16 +92,14 @@ fn memory_that_the_driver_keeps_counts_and_gives_way() {
     assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
 }
 
-#[test]
-fn memory_of_every_kind_is_refused_over_the_limit() {
-    passes("over_quota", &[], &[("NVSHARE_MEM_LIMIT", "100MiB")]);
+fn memory_of_every_kind_is_refused_over_the_limit(memory: &str) {
+    passes(memory, "over_quota", &[], &[("NVSHARE_MEM_LIMIT", "100MiB")]);
     // HAMi's name for it.
-    passes("over_quota", &[], &[("CUDA_DEVICE_MEMORY_LIMIT_0", "100m")]);
+    passes(memory, "over_quota", &[], &[("CUDA_DEVICE_MEMORY_LIMIT_0", "100m")]);
 }
 
-#[test]
-fn a_runs_processes_share_one_limit() {
-    passes("tenant", &[], &[("NVSHARE_MEM_LIMIT", "100MiB"), ("NVSHARE_RUN", "7")]);
+fn a_runs_processes_share_one_limit(memory: &str) {
+    passes(memory, "tenant", &[], &[("NVSHARE_MEM_LIMIT", "100MiB"), ("NVSHARE_RUN", "7")]);
 }
 
 #[test]
@@ -91,9 +111,8 @@ fn a_tenants_processes_may_see_different_gpus() {
     passed(program.start().finish());
 }
 
-#[test]
-fn programs_with_two_gpus_take_turns_with_both() {
-    let world = World::simulated(TWO_CARDS);
+fn programs_with_two_gpus_take_turns_with_both(memory: &str) {
+    let world = World::with_memory(memory, TWO_CARDS);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
     let start = |name: &str| {
         let program = Program::of(&world, name, Command::new(guest("two_gpus", false)));
@@ -115,18 +134,16 @@ fn programs_with_two_gpus_take_turns_with_both() {
     }
 }
 
-#[test]
-fn an_allocation_on_a_stream_is_on_its_gpu() {
+fn an_allocation_on_a_stream_is_on_its_gpu(memory: &str) {
     for (limited, answer) in [("NVSHARE_MEM_LIMIT_0", "0"), ("NVSHARE_MEM_LIMIT_1", "2")] {
-        let world = World::simulated(TWO_CARDS);
+        let world = World::with_memory(memory, TWO_CARDS);
         let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
         passed(under(&world, "other_gpu", &[answer]).env(limited, "64MiB").start().finish());
     }
 }
 
-#[test]
-fn a_program_that_reconnects_counts_once() {
-    let world = World::simulated(CARD);
+fn a_program_that_reconnects_counts_once(memory: &str) {
+    let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     let guest = under(&world, "rejoins", &[])
         .env("NVSHARE_MEM_LIMIT", "100MiB")
@@ -189,27 +206,24 @@ fn contexts_and_strangers_are_measured() {
     program.finish().intact();
 }
 
-#[test]
-fn memory_is_looked_at_before_any_is_allocated() {
-    passes("looks_first", &["100", "100"], &[("NVSHARE_MEM_LIMIT", "100MiB")]);
+fn memory_is_looked_at_before_any_is_allocated(memory: &str) {
+    passes(memory, "looks_first", &["100", "100"], &[("NVSHARE_MEM_LIMIT", "100MiB")]);
     // As much of the card is free as the scheduler lets programs fill together.
-    let world = World::simulated(CARD);
+    let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "512MiB"]);
     passed(under(&world, "looks_first", &["512", "1024"]).start().finish());
     // Without a scheduler, all of the card is free.
-    passed(under(&World::simulated(CARD), "looks_first", &["1024", "1024"]).start().finish());
+    passed(under(&World::with_memory(memory, CARD), "looks_first", &["1024", "1024"]).start().finish());
 }
 
-#[test]
-fn without_a_scheduler_memory_that_does_not_fit_is_refused() {
-    passed(under(&World::simulated(CARD), "alone", &[]).start().finish());
+fn without_a_scheduler_memory_that_does_not_fit_is_refused(memory: &str) {
+    passed(under(&World::with_memory(memory, CARD), "alone", &[]).start().finish());
 }
 
-#[test]
-fn a_million_allocations_from_sixteen_threads() {
+fn a_million_allocations_from_sixteen_threads(memory: &str) {
     let world = World::with_driver(&Artifacts::stub());
-    let program =
-        under(&world, "million", &[]).env("NVSHARE_MEM_LIMIT", "1024GiB").env("NVSHARE_LOG", "warn");
+    let program = under(&world, "million", &[]).env("NVSHARE_MEMORY", memory);
+    let program = program.env("NVSHARE_MEM_LIMIT", "1024GiB").env("NVSHARE_LOG", "warn");
     passed(program.start().finish());
 }
 
@@ -220,55 +234,52 @@ fn threads_that_are_cancelled_inside_the_driver() {
     passed(under(&world, "cancel_inside", &[]).start().finish());
 }
 
-#[test]
-fn managed_memory_looks_like_device_memory() {
-    passes("pointers", &[], &[]);
-    passes("pointers", &["plainly"], &[("NVSHARE_DISGUISE", "0")]);
+fn memory_that_moves_looks_like_device_memory(memory: &str) {
+    passes(memory, "pointers", &[], &[]);
 }
 
 #[test]
-fn memory_can_be_shared_after_a_handle_was_refused() {
-    let log = passes("ipc", &[], &[]).log;
+fn managed_memory_looks_like_itself_without_the_disguise() {
+    passes("managed", "pointers", &["plainly"], &[("NVSHARE_DISGUISE", "0")]);
+}
+
+fn memory_can_be_shared_after_a_handle_was_refused(memory: &str) {
+    let log = passes(memory, "ipc", &[], &[]).log;
     assert!(log.contains("NVSHARE_PLAIN=all"), "{log}");
-    passes("ipc", &["from the start"], &[("NVSHARE_PLAIN", "4MiB")]);
+    passes(memory, "ipc", &["from the start"], &[("NVSHARE_PLAIN", "4MiB")]);
 }
 
-#[test]
-fn a_program_that_shares_memory_is_known_by_its_executable() {
+fn a_program_that_shares_memory_is_known_by_its_executable(memory: &str) {
     for name in ["shares_imported", "shares_built_in"] {
-        let log = passes(name, &[], &[]).log;
+        let log = passes(memory, name, &[], &[]).log;
         assert!(log.contains("IpcGetMemHandle, which refuses managed memory"), "{log}");
         // Unless a variable says otherwise.
-        let world = World::simulated(CARD);
+        let world = World::with_memory(memory, CARD);
         let overruled = under(&world, name, &[]).env("NVSHARE_PLAIN", "none").start().finish();
         assert!(!overruled.status.success(), "{}", overruled.log);
     }
-    passes("shares_never", &[], &[]);
+    passes(memory, "shares_never", &[], &[]);
 }
 
-#[test]
-fn fills_return_before_they_are_done() {
-    passes("prompt", &[], &[]);
+fn fills_return_before_they_are_done(memory: &str) {
+    passes(memory, "prompt", &[], &[]);
 }
 
-#[test]
-fn callbacks_that_call_cuda() {
-    passes_under_turns("callback");
+fn callbacks_that_call_cuda(memory: &str) {
+    passes_under_turns(memory, "callback");
 }
 
-#[test]
-fn default_streams_of_threads() {
-    passes_under_turns("per_thread");
+fn default_streams_of_threads(memory: &str) {
+    passes_under_turns(memory, "per_thread");
 }
 
-#[test]
-fn captures_on_threads_own_streams() {
-    passes("captures", &[], &[]);
+fn captures_on_threads_own_streams(memory: &str) {
+    passes(memory, "captures", &[], &[]);
 }
 
 #[test]
 fn an_allocator_of_its_own() {
-    passes("own_malloc", &[], &[]);
+    passes("managed", "own_malloc", &[], &[]);
 }
 
 #[test]
@@ -280,32 +291,28 @@ fn answers_of_a_newer_driver_go_through() {
 
 #[test]
 fn threads_by_the_thousand() {
-    passes("threads", &[], &[]);
+    passes("managed", "threads", &[], &[]);
 }
 
-#[test]
-fn cancelled_threads_and_long_jumps() {
-    passes_under_turns("cancel");
+fn cancelled_threads_and_long_jumps(memory: &str) {
+    passes_under_turns(memory, "cancel");
 }
 
-#[test]
-fn forks_before_and_after() {
-    passes("forks", &[], &[]);
+fn forks_before_and_after(memory: &str) {
+    passes(memory, "forks", &[], &[]);
 }
 
-#[test]
-fn exit_from_another_thread() {
-    passes("exits", &[], &[]);
+fn exit_from_another_thread(memory: &str) {
+    passes(memory, "exits", &[], &[]);
 }
 
-#[test]
-fn closed_and_full_descriptors() {
-    passes("descriptors", &[], &[]);
+fn closed_and_full_descriptors(memory: &str) {
+    passes(memory, "descriptors", &[], &[]);
 }
 
 #[test]
 fn signals_of_the_host() {
-    passes("signals", &[], &[]);
+    passes("managed", "signals", &[], &[]);
 }
 
 #[test]
@@ -313,7 +320,7 @@ fn every_door_gives_the_same_hook() {
     let plugin = guest("plugin", true);
     let deep = plugin.with_file_name("deep.so");
     std::fs::copy(&plugin, &deep).expect("a copy");
-    passes("doors", &[&plugin.to_string_lossy(), &deep.to_string_lossy()], &[]);
+    passes("managed", "doors", &[&plugin.to_string_lossy(), &deep.to_string_lossy()], &[]);
 }
 
 #[test]
@@ -321,7 +328,7 @@ fn a_second_library_with_its_own_dlsym() {
     let library = Artifacts::get().library.to_string_lossy().into_owned();
     let other = guest("other_dlsym", true).to_string_lossy().into_owned();
     for order in [format!("{library}:{other}"), format!("{other}:{library}")] {
-        let finished = passes("accounting", &[], &[("LD_PRELOAD", &order)]);
+        let finished = passes("managed", "accounting", &[], &[("LD_PRELOAD", &order)]);
         assert!(finished.status.success());
     }
 }

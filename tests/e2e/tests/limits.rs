@@ -7,15 +7,21 @@ use nvshare_harness::{Artifacts, Program, Running, Scheduler, World};
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const MIB: u64 = 1 << 20;
 
+nvshare_harness::with_both_memories! {
+    over_quota_is_out_of_memory_and_nothing_else_changes
+    without_a_scheduler_a_limit_holds_all_the_same
+    programs_see_their_limit_and_what_is_free_of_the_card
+    odd_arguments_get_the_drivers_own_answers
+}
+
 fn has_line(log: &str, level: &str, words: &[&str]) -> bool {
     log.lines().any(|line| {
         line.starts_with(&format!("[NVSHARE][{level}]")) && words.iter().all(|word| line.contains(word))
     })
 }
 
-#[test]
-fn over_quota_is_out_of_memory_and_nothing_else_changes() {
-    let world = World::simulated(CARD);
+fn over_quota_is_out_of_memory_and_nothing_else_changes(memory: &str) {
+    let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     let job = Program::workload(&world, "over", "--memory 512MiB --block 64MiB --steps 1")
         .env("NVSHARE_MEM_LIMIT", "256MiB")
@@ -34,9 +40,8 @@ fn over_quota_is_out_of_memory_and_nothing_else_changes() {
     within.intact();
 }
 
-#[test]
-fn without_a_scheduler_a_limit_holds_all_the_same() {
-    let world = World::simulated(CARD);
+fn without_a_scheduler_a_limit_holds_all_the_same(memory: &str) {
+    let world = World::with_memory(memory, CARD);
     let job = Program::workload(&world, "over", "--memory 512MiB --block 64MiB --steps 1")
         .env("NVSHARE_MEM_LIMIT", "256MiB")
         .start()
@@ -53,6 +58,17 @@ fn a_program_larger_than_the_gpu_is_refused_unless_it_may_be() {
     let refused = large("refused").start().finish();
     assert_eq!(refused.outcome.expect("an account").error.as_deref(), Some("cuMemAlloc: CUDA error 2"));
     large("allowed").env("NVSHARE_ENABLE_SINGLE_OVERSUB", "1").start().finish().intact();
+}
+
+#[test]
+fn with_swap_a_program_larger_than_the_gpu_is_refused_and_the_log_says_why() {
+    let world = World::with_memory("swap", CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "512MiB"]);
+    let large = Program::workload(&world, "large", "--memory 640MiB --block 64MiB --steps 1");
+    let large = large.env("NVSHARE_ENABLE_SINGLE_OVERSUB", "1").start().finish();
+    assert_eq!(large.outcome.expect("an account").error.as_deref(), Some("cuMemAlloc: CUDA error 2"));
+    let words = ["NVSHARE_ENABLE_SINGLE_OVERSUB has no effect with NVSHARE_MEMORY=swap"];
+    assert!(has_line(&large.log, "WARN", &words), "{}", large.log);
 }
 
 #[test]
@@ -111,9 +127,8 @@ fn a_mistyped_variable_is_named_once() {
     assert_eq!(job.log.lines().filter(|line| line.contains("has no effect")).count(), 2, "{}", job.log);
 }
 
-#[test]
-fn programs_see_their_limit_and_what_is_free_of_the_card() {
-    let world = World::simulated(CARD);
+fn programs_see_their_limit_and_what_is_free_of_the_card(memory: &str) {
+    let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "768MiB"]);
     let args = "--memory 128MiB --block 64MiB --steps 1";
     let limited =
@@ -125,10 +140,9 @@ fn programs_see_their_limit_and_what_is_free_of_the_card() {
     assert_eq!(native.intact().total, 1024 * MIB);
 }
 
-#[test]
-fn odd_arguments_get_the_drivers_own_answers() {
+fn odd_arguments_get_the_drivers_own_answers(memory: &str) {
     // The same calls with and without the library must answer alike.
-    let world = World::simulated(CARD);
+    let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &[]);
     let source = r#"
         #include <dlfcn.h>

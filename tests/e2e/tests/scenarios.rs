@@ -13,13 +13,6 @@ const SMALL: &[(&str, &str)] = &[
     ("NVSIM_FAULT", "1"),
 ];
 
-/// A small card, for programs whose memory is moved in this way.
-fn world(memory: &str) -> World {
-    let mut settings = SMALL.to_vec();
-    settings.push(("NVSHARE_MEMORY", memory));
-    World::simulated(&settings)
-}
-
 nvshare_harness::with_both_memories! {
     alone
     two_that_fit_run_together
@@ -37,7 +30,7 @@ fn changes(ran: &[Ran], after_ns: u64) -> usize {
 }
 
 fn alone(memory: &str) {
-    let world = world(memory);
+    let world = World::with_memory(memory, SMALL);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     let job = Program::workload(&world, "alone", "--memory 512MiB --block 64MiB --steps 20 --full-check")
         .start()
@@ -57,7 +50,7 @@ fn alone(memory: &str) {
 }
 
 fn two_that_fit_run_together(memory: &str) {
-    let world = world(memory);
+    let world = World::with_memory(memory, SMALL);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2"]);
     let args = "--memory 448MiB --block 64MiB --steps 60 --kernel-us 1000";
     let jobs = ["a", "b"].map(|name| Program::workload(&world, name, args).waits_for_go().start());
@@ -75,7 +68,7 @@ fn two_that_fit_run_together(memory: &str) {
 }
 
 fn two_that_do_not_fit_take_turns(memory: &str) {
-    let world = world(memory);
+    let world = World::with_memory(memory, SMALL);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.5"]);
     // One of them never waits for the GPU: whenever its turn ends, work is in flight.
     let jobs = [("a", ""), ("b", " --ahead")].map(|(name, more)| {
@@ -106,7 +99,7 @@ fn two_that_do_not_fit_take_turns(memory: &str) {
 }
 
 fn stream_ordered_memory_moves_as_well(memory: &str) {
-    let world = world(memory);
+    let world = World::with_memory(memory, SMALL);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.3"]);
     let args = "--memory 768MiB --block 64MiB --kernel-us 1000 --full-check --ordered --churn";
     let jobs =
@@ -127,7 +120,7 @@ fn stream_ordered_memory_moves_as_well(memory: &str) {
 
 #[test]
 fn without_restore_page_faults_bring_the_memory_back() {
-    let world = world("managed");
+    let world = World::with_memory("managed", SMALL);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.5"]);
     let args = "--memory 768MiB --block 64MiB --kernel-us 1000 --full-check";
     let jobs = ["a", "b"].map(|name| {
@@ -146,7 +139,7 @@ fn without_restore_page_faults_bring_the_memory_back() {
 }
 
 fn a_capture_under_contention_is_not_broken(memory: &str) {
-    let world = world(memory);
+    let world = World::with_memory(memory, SMALL);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2"]);
     let steady = "--memory 640MiB --block 64MiB --kernel-us 1000 --full-check";
     let graphs = format!("{steady} --graph");
@@ -162,7 +155,7 @@ fn a_capture_under_contention_is_not_broken(memory: &str) {
 }
 
 fn a_program_killed_in_a_hand_over_leaves_its_room(memory: &str) {
-    let world = world(memory);
+    let world = World::with_memory(memory, SMALL);
     // A slow way out: the kill comes in the middle of it.
     let mut scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.5"]);
     let args = "--memory 768MiB --block 32MiB --kernel-us 1000";

@@ -8,10 +8,22 @@ use nvshare_proto::ClientState;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
+nvshare_harness::with_both_memories! {
+    stream_churn
+    stream_churn_without_events_of_contexts
+    stream_churn_with_handles_that_come_again
+    legacy_wait
+    a_capture_begins_beside_a_full_queue_of_another_context
+    a_primary_context_ends_with_the_green_one_that_outlived_its_release
+    a_capture_that_stays_open_is_not_looked_into
+    looks_at_contexts_that_fail
+    second_context
+}
+
 /// A guest and a neighbour that do not fit together take so many turns each, and both succeed. Returns the bytes that
 /// moved.
-fn in_turns(name: &str, settings: &[(&str, &str)], turns: u64) -> Moved {
-    let world = World::simulated(CARD);
+fn in_turns(memory: &str, name: &str, settings: &[(&str, &str)], turns: u64) -> Moved {
+    let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
     let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
     let guest = Program::of(&world, name, Command::new(guest(name, false)))
@@ -27,33 +39,28 @@ fn in_turns(name: &str, settings: &[(&str, &str)], turns: u64) -> Moved {
     world.observe().0
 }
 
-#[test]
-fn stream_churn() {
+fn stream_churn(memory: &str) {
     // Each look at a stream takes a while before the driver reads its handle, so that streams end meanwhile.
-    in_turns("stream_churn", &[("NVSIM_ENTRY_US", "1000")], 10);
+    in_turns(memory, "stream_churn", &[("NVSIM_ENTRY_US", "1000")], 10);
 }
 
-#[test]
-fn stream_churn_without_events_of_contexts() {
+fn stream_churn_without_events_of_contexts(memory: &str) {
     // Without events behind contexts, the library looks at the streams themselves.
-    in_turns("stream_churn", &[("NVSIM_ENTRY_US", "1000"), ("NVSIM_CTX_RECORD", "0")], 10);
+    in_turns(memory, "stream_churn", &[("NVSIM_ENTRY_US", "1000"), ("NVSIM_CTX_RECORD", "0")], 10);
 }
 
-#[test]
-fn stream_churn_with_handles_that_come_again() {
-    in_turns("stream_churn", &[("NVSIM_REUSE_HANDLES", "1")], 5);
+fn stream_churn_with_handles_that_come_again(memory: &str) {
+    in_turns(memory, "stream_churn", &[("NVSIM_REUSE_HANDLES", "1")], 5);
 }
 
-#[test]
-fn legacy_wait() {
+fn legacy_wait(memory: &str) {
     for record in ["1", "0"] {
-        in_turns("legacy_wait", &[("NVSIM_CTX_RECORD", record)], 5);
+        in_turns(memory, "legacy_wait", &[("NVSIM_CTX_RECORD", record)], 5);
     }
 }
 
-#[test]
-fn a_capture_begins_beside_a_full_queue_of_another_context() {
-    let world = World::simulated(CARD);
+fn a_capture_begins_beside_a_full_queue_of_another_context(memory: &str) {
+    let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
     let guest = Program::of(&world, "full", Command::new(guest("capture_beside_full", false)))
         .env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy());
@@ -73,29 +80,25 @@ fn a_capture_begins_beside_a_full_queue_of_another_context() {
     other.finish().intact();
 }
 
-#[test]
-fn a_primary_context_ends_with_the_green_one_that_outlived_its_release() {
-    in_turns("green_outlives", &[], 3);
+fn a_primary_context_ends_with_the_green_one_that_outlived_its_release(memory: &str) {
+    in_turns(memory, "green_outlives", &[], 3);
 }
 
-#[test]
-fn a_capture_that_stays_open_is_not_looked_into() {
-    in_turns("capture_stays_open", &[], 1);
+fn a_capture_that_stays_open_is_not_looked_into(memory: &str) {
+    in_turns(memory, "capture_stays_open", &[], 1);
 }
 
-#[test]
-fn looks_at_contexts_that_fail() {
+fn looks_at_contexts_that_fail(memory: &str) {
     // Each third event of a context fails, which says nothing about its work. (Each second event might always be that of
     // the idle context.)
-    let moved = in_turns("second_context", &[("NVSIM_CTX_RECORD_FAILS", "3")], 10);
+    let moved = in_turns(memory, "second_context", &[("NVSIM_CTX_RECORD_FAILS", "3")], 10);
     assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
 }
 
-#[test]
-fn second_context() {
+fn second_context(memory: &str) {
     // With events behind whole contexts, and without.
     for record in ["1", "0"] {
-        let moved = in_turns("second_context", &[("NVSIM_CTX_RECORD", record)], 10);
+        let moved = in_turns(memory, "second_context", &[("NVSIM_CTX_RECORD", record)], 10);
         // No kernel found a page absent: none ran after the lock was given back.
         assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
     }

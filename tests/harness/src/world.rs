@@ -56,6 +56,17 @@ impl World {
         Self::new(Some(&Artifacts::get().simulator), settings)
     }
 
+    /// The same, for programs that get device memory in this way: a value of `NVSHARE_MEMORY`.
+    ///
+    /// # Panics
+    /// When the folder cannot be made.
+    #[must_use]
+    pub fn with_memory(memory: &str, settings: &[(&str, &str)]) -> Self {
+        let mut settings = settings.to_vec();
+        settings.push(("NVSHARE_MEMORY", memory));
+        Self::simulated(&settings)
+    }
+
     /// A driver that a test brings along.
     ///
     /// # Panics

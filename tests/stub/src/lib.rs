@@ -58,6 +58,11 @@ stub! {
         unsafe { give(place, NEXT.fetch_add(512, Ordering::Relaxed)) }
     }
     fn cuMemMap(_address: u64, _bytes: usize, _offset: usize, _handle: u64, _flags: u64) { 0 }
+    fn cuMemAddressReserve(place: *mut u64, bytes: usize, _alignment: usize, _address: u64, _flags: u64) {
+        unsafe { give(place, NEXT.fetch_add((bytes as u64).next_multiple_of(512), Ordering::Relaxed)) }
+    }
+    fn cuMemAddressFree(_address: u64, _bytes: usize) { 0 }
+    fn cuMemSetAccess(_address: u64, _bytes: usize, _access: *const c_void, _count: usize) { 0 }
     fn cuMemUnmap(_address: u64, _bytes: usize) { 0 }
     fn cuMemRelease(_handle: u64) { 0 }
     fn cuArray3DCreate_v2(place: *mut u64, _descriptor: *const c_void) {

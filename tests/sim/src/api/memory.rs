@@ -76,7 +76,11 @@ api! {
     }
     fn cuArrayDestroy(array: u64) { status(process::get().and_then(|p| p.free(array))) }
     fn cuIpcGetMemHandle(handle: *mut [u8; 64], address: u64) {
-        let found = process::get().and_then(|p| p.find(address, 1)).and_then(|found| if found.allocation.managed { Err(INVALID_VALUE) } else { Ok([7; 64]) });
+        // Of memory of cuMemAlloc alone, not of managed memory, nor of what is mapped.
+        let found = process::get().and_then(|p| p.find(address, 1)).and_then(|found| {
+            let is_mapped = found.allocation.base + found.offset != address;
+            if found.allocation.managed || is_mapped { Err(INVALID_VALUE) } else { Ok([7; 64]) }
+        });
         unsafe { give(handle, found) }
     }
     fn cuPointerGetAttribute(place: *mut c_void, attribute: c_int, address: u64) { unsafe { attribute_of(place, attribute, address) } }
