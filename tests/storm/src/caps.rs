@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::driver::{CudaError, Driver, cu};
 use crate::exec;
+use nvshare_test_cuda::{CudaError, Driver, cu};
 
 /// All capabilities that a driver may lack; `docs/testing.md` says what each is for.
 pub(crate) const ALL: &[&str] = &[

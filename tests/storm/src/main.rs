@@ -4,7 +4,6 @@
 //! scheduler, beside each other. `docs/testing.md` says how to use it.
 
 mod caps;
-mod driver;
 mod exec;
 mod many;
 mod plan;
@@ -17,7 +16,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use nvshare_proto::units::parse_bytes;
 
-use driver::Driver;
+use nvshare_test_cuda::Driver;
 use plan::Recipe;
 
 /// Composes and runs random programs.

@@ -1,224 +1,117 @@
-//! The driver, found the way the CUDA runtime finds it: `dlopen`, `dlsym` of `cuGetProcAddress`, everything else
-//! through that.
+//! What the program has of the driver: a context on the first device, two kernels and a stream.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::mem::transmute_copy;
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;
 
-/// The driver's error code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct CudaError(pub(crate) c_int, pub(crate) &'static str);
+use nvshare_test_cuda::{CudaError, Driver as Functions, Words, cu};
 
-impl std::fmt::Display for CudaError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: CUDA error {}", self.1, self.0)
-    }
-}
-
-type GetProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
+/// The grid and the blocks of each kernel.
+const SHAPE: [u32; 2] = [264, 256];
 
 /// An open driver with a context on the first device, and a stream.
 #[derive(Debug)]
 pub(crate) struct Driver {
-    get_proc_address: GetProcAddress,
-    step: *mut c_void,
-    fill: *mut c_void,
+    functions: Functions,
+    step: u64,
+    fill: u64,
     /// The stream that kernels go to.
-    pub(crate) stream: *mut c_void,
+    pub(crate) stream: usize,
     /// Memory is allocated and freed in that stream's order.
     ordered: bool,
 }
 
-macro_rules! call {
-    ($driver:expr, $name:literal, ($($ty:ty),*), $($arg:expr),* $(,)?) => {{
-        let address = $driver.find($name)?;
-        // SAFETY: the driver's function of this name has this signature.
-        let function = unsafe { transmute_copy::<*mut c_void, unsafe extern "C" fn($($ty),*) -> c_int>(&address) };
-        // SAFETY: the arguments are values, or point to what lives through the call.
-        match unsafe { function($($arg),*) } {
-            0 => Ok(()),
-            code => Err(CudaError(code, $name)),
-        }
-    }};
+/// Which kernel is launched.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Kernel {
+    /// It writes a pattern that begins at a value.
+    Fill,
+    /// It adds a value to each word.
+    Step,
 }
 
 impl Driver {
     /// Opens the driver and makes the primary context of the first device current.
     pub(crate) fn open(ordered: bool) -> Result<Self, String> {
-        // SAFETY: a C string; the library stays open.
-        let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
-        if library.is_null() {
-            return Err("libcuda.so.1 cannot be loaded".to_owned());
-        }
-        // SAFETY: an open library and a C string.
-        let address = unsafe { libc::dlsym(library, c"cuGetProcAddress_v2".as_ptr()) };
-        if address.is_null() {
-            return Err("the driver has no cuGetProcAddress_v2".to_owned());
-        }
-        // SAFETY: the driver's function of this name has this signature.
-        let get_proc_address = unsafe { transmute_copy::<*mut c_void, GetProcAddress>(&address) };
-        let mut driver = Self {
-            get_proc_address,
-            step: ptr::null_mut(),
-            fill: ptr::null_mut(),
-            stream: ptr::null_mut(),
-            ordered,
-        };
-        driver.begin().map_err(|error| error.to_string())?;
-        Ok(driver)
+        let functions = Functions::open()?;
+        Self::begin(functions, ordered).map_err(|error| error.to_string())
     }
 
-    fn begin(&mut self) -> Result<(), CudaError> {
-        call!(self, "cuInit", (c_uint), 0)?;
+    fn begin(d: Functions, ordered: bool) -> Result<Self, CudaError> {
         let mut device = 0;
-        call!(self, "cuDeviceGet", (*mut c_int, c_int), &raw mut device, 0)?;
+        cu!(d, "cuDeviceGet", &raw mut device => *mut i32, 0 => i32)?;
         let mut context = ptr::null_mut();
-        call!(self, "cuDevicePrimaryCtxRetain", (*mut *mut c_void, c_int), &raw mut context, device)?;
-        call!(self, "cuCtxSetCurrent", (*mut c_void), context)?;
-        let mut module = ptr::null_mut();
-        let ptx = concat_nul(include_str!("kernels.ptx"));
-        call!(self, "cuModuleLoadData", (*mut *mut c_void, *const c_char), &raw mut module, ptx.as_ptr())?;
-        self.step = self.function(module, c"step")?;
-        self.fill = self.function(module, c"fill")?;
-        self.stream = self.new_stream()?;
-        Ok(())
-    }
-
-    fn find(&self, name: &'static str) -> Result<*mut c_void, CudaError> {
-        let text = concat_nul(name);
-        let mut address = ptr::null_mut();
-        // SAFETY: a C string and places for both answers.
-        let code =
-            unsafe { (self.get_proc_address)(text.as_ptr(), &raw mut address, 12_000, 0, ptr::null_mut()) };
-        if code == 0 && !address.is_null() { Ok(address) } else { Err(CudaError(code, name)) }
-    }
-
-    fn function(&self, module: *mut c_void, name: &CStr) -> Result<*mut c_void, CudaError> {
-        let mut function = ptr::null_mut();
-        call!(
-            self,
-            "cuModuleGetFunction",
-            (*mut *mut c_void, *mut c_void, *const c_char),
-            &raw mut function,
-            module,
-            name.as_ptr()
-        )?;
-        Ok(function)
-    }
-
-    pub(crate) fn new_stream(&self) -> Result<*mut c_void, CudaError> {
-        let mut stream = ptr::null_mut();
-        call!(self, "cuStreamCreate", (*mut *mut c_void, c_uint), &raw mut stream, 1)?;
-        Ok(stream)
+        cu!(d, "cuDevicePrimaryCtxRetain", &raw mut context => *mut *mut c_void, device => i32)?;
+        cu!(d, "cuCtxSetCurrent", context => *mut c_void)?;
+        let mut module = 0u64;
+        let ptx = CString::new(include_str!("kernels.ptx")).unwrap_or_default();
+        cu!(d, "cuModuleLoadData", &raw mut module => *mut u64, ptx.as_ptr() => *const c_char)?;
+        let function = |name: &CStr| {
+            let mut function = 0u64;
+            cu!(d, "cuModuleGetFunction", &raw mut function => *mut u64, module => u64, name.as_ptr() => *const c_char)
+                .map(|()| function)
+        };
+        let (step, fill) = (function(c"step")?, function(c"fill")?);
+        let mut stream = 0usize;
+        cu!(d, "cuStreamCreate", &raw mut stream => *mut usize, 1 => u32)?;
+        Ok(Self { functions: d, step, fill, stream, ordered })
     }
 
     pub(crate) fn allocate(&self, bytes: u64) -> Result<u64, CudaError> {
-        let mut address = 0;
+        let d = &self.functions;
+        let (mut address, bytes) = (0u64, bytes as usize);
         let place = &raw mut address;
         if self.ordered {
-            let stream = self.stream;
-            call!(self, "cuMemAllocAsync", (*mut u64, usize, *mut c_void), place, bytes as usize, stream)?;
+            cu!(d, "cuMemAllocAsync", place => *mut u64, bytes => usize, self.stream => usize)?;
         } else {
-            call!(self, "cuMemAlloc", (*mut u64, usize), place, bytes as usize)?;
+            cu!(d, "cuMemAlloc", place => *mut u64, bytes => usize)?;
         }
         Ok(address)
     }
 
     pub(crate) fn free(&self, address: u64) -> Result<(), CudaError> {
         if self.ordered {
-            return call!(self, "cuMemFreeAsync", (u64, *mut c_void), address, self.stream);
+            return cu!(self.functions, "cuMemFreeAsync", address => u64, self.stream => usize);
         }
-        call!(self, "cuMemFree", (u64), address)
+        cu!(self.functions, "cuMemFree", address => u64)
     }
 
     pub(crate) fn memory(&self) -> Result<(u64, u64), CudaError> {
         let (mut free, mut total) = (0usize, 0usize);
-        call!(self, "cuMemGetInfo", (*mut usize, *mut usize), &raw mut free, &raw mut total)?;
+        cu!(self.functions, "cuMemGetInfo", &raw mut free => *mut usize, &raw mut total => *mut usize)?;
         Ok((free as u64, total as u64))
     }
 
-    /// `fill` or `step` over a range, on the stream.
-    pub(crate) fn launch(
-        &self,
-        fill: bool,
-        address: u64,
-        bytes: u64,
-        value: u32,
-        micros: u32,
-    ) -> Result<(), CudaError> {
-        let (mut address, mut words, mut value, mut micros) = (address, bytes / 4, value, micros);
-        let mut params: [*mut c_void; 4] = [
-            (&raw mut address).cast(),
-            (&raw mut words).cast(),
-            (&raw mut value).cast(),
-            (&raw mut micros).cast(),
-        ];
-        let function = if fill { self.fill } else { self.step };
-        call!(
-            self,
-            "cuLaunchKernel",
-            (
-                *mut c_void,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                *mut c_void,
-                *mut *mut c_void,
-                *mut *mut c_void
-            ),
-            function,
-            264,
-            1,
-            1,
-            256,
-            1,
-            1,
-            0,
-            self.stream,
-            params.as_mut_ptr(),
-            ptr::null_mut()
-        )
+    /// Launches a kernel on the stream.
+    pub(crate) fn launch(&self, kernel: Kernel, words: Words) -> Result<(), CudaError> {
+        let function = match kernel {
+            Kernel::Fill => self.fill,
+            Kernel::Step => self.step,
+        };
+        self.functions.launch(function, SHAPE, words, self.stream)
     }
 
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
-        call!(self, "cuStreamSynchronize", (*mut c_void), self.stream)
+        cu!(self.functions, "cuStreamSynchronize", self.stream => usize)
     }
 
     pub(crate) fn read(&self, to: &mut [u32], from: u64) -> Result<(), CudaError> {
-        call!(self, "cuMemcpyDtoH", (*mut c_void, u64, usize), to.as_mut_ptr().cast(), from, size_of_val(to))
+        let size = size_of_val(to);
+        cu!(self.functions, "cuMemcpyDtoH", to.as_mut_ptr() => *mut u32, from => u64, size => usize)
     }
 
     /// Captures what `body` submits to the stream, into a graph that can be launched.
-    pub(crate) fn capture(
-        &self,
-        body: impl FnOnce() -> Result<(), CudaError>,
-    ) -> Result<*mut c_void, CudaError> {
-        call!(self, "cuStreamBeginCapture", (*mut c_void, c_int), self.stream, 0)?;
+    pub(crate) fn capture(&self, body: impl FnOnce() -> Result<(), CudaError>) -> Result<u64, CudaError> {
+        let d = &self.functions;
+        cu!(d, "cuStreamBeginCapture", self.stream => usize, 0 => i32)?;
         let submitted = body();
-        let mut graph = ptr::null_mut();
-        call!(self, "cuStreamEndCapture", (*mut c_void, *mut *mut c_void), self.stream, &raw mut graph)?;
+        let (mut graph, mut exec) = (0u64, 0u64);
+        cu!(d, "cuStreamEndCapture", self.stream => usize, &raw mut graph => *mut u64)?;
         submitted?;
-        let mut exec = ptr::null_mut();
-        call!(
-            self,
-            "cuGraphInstantiateWithFlags",
-            (*mut *mut c_void, *mut c_void, u64),
-            &raw mut exec,
-            graph,
-            0
-        )?;
+        cu!(d, "cuGraphInstantiateWithFlags", &raw mut exec => *mut u64, graph => u64, 0 => u64)?;
         Ok(exec)
     }
 
-    pub(crate) fn launch_graph(&self, exec: *mut c_void) -> Result<(), CudaError> {
-        call!(self, "cuGraphLaunch", (*mut c_void, *mut c_void), exec, self.stream)
+    pub(crate) fn launch_graph(&self, exec: u64) -> Result<(), CudaError> {
+        cu!(self.functions, "cuGraphLaunch", exec => u64, self.stream => usize)
     }
-}
-
-fn concat_nul(text: &str) -> CString {
-    CString::new(text).unwrap_or_default()
 }

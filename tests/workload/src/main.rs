@@ -11,8 +11,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use driver::{CudaError, Driver};
+use driver::{Driver, Kernel};
 use nvshare_proto::units::{MIB, parse_bytes};
+use nvshare_test_cuda::{CudaError, Words};
 use serde::Serialize;
 
 /// Uses a GPU, and checks what it did.
@@ -133,7 +134,7 @@ fn run(options: &Options, outcome: &mut Outcome) -> Result<(), String> {
 
 fn fill(driver: &Driver, bytes: u64, seed: u32) -> Result<Block, CudaError> {
     let address = driver.allocate(bytes)?;
-    driver.launch(true, address, bytes, seed, 0)?;
+    driver.launch(Kernel::Fill, Words { address, words: bytes / 4, value: seed, micros: 0 })?;
     Ok(Block { address, bytes, seed, added: 0 })
 }
 
@@ -150,7 +151,9 @@ fn step(driver: &Driver, options: &Options, blocks: &mut [Block], number: u32) -
     let launch_all = |pause: Duration| {
         for i in 0..blocks.len() {
             let block = &blocks[if number.is_multiple_of(2) { i } else { blocks.len() - 1 - i }];
-            driver.launch(false, block.address, block.bytes, value, options.kernel_us)?;
+            let words =
+                Words { address: block.address, words: block.bytes / 4, value, micros: options.kernel_us };
+            driver.launch(Kernel::Step, words)?;
             std::thread::sleep(pause);
         }
         Ok(())

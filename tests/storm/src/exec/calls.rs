@@ -1,13 +1,13 @@
 //! The operations that are one or a few calls: contexts, streams, events, modules, kernels.
 
-use std::ffi::{CString, c_void};
+use std::ffi::CString;
 use std::ptr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{Fault, Me, Run};
-use crate::driver::{NOT_READY, OUT_OF_MEMORY, cu};
 use crate::plan::{ContextEnd, ContextKind, Door, Id, Op, Region, StreamKind};
+use nvshare_test_cuda::{NOT_READY, OUT_OF_MEMORY, Words, cu};
 
 /// The kernels, as PTX: on the simulated driver their names alone count.
 pub(crate) const KERNELS: &str = include_str!("../../../workload/src/kernels.ptx");
@@ -183,7 +183,12 @@ impl Run {
                 name.as_ptr() => *const std::ffi::c_char)?;
             place.set(module, function);
             if warm {
-                self.launch(function, 0, 0, 0, 0, 0)?;
+                self.driver.launch(
+                    function,
+                    [32, 128],
+                    Words { address: 0, words: 0, value: 0, micros: 0 },
+                    0,
+                )?;
             }
         }
         if warm { Ok(cu!(d, "cuStreamSynchronize", 0 => usize)?) } else { Ok(()) }
@@ -200,29 +205,8 @@ impl Run {
         stream: Id,
     ) -> Result<(), Fault> {
         let function = if fill { self.fills_of.get(module) } else { self.steps_of.get(module) };
-        self.launch(function, self.address(region), region.bytes / 4, value, micros, self.stream(stream))
-    }
-
-    pub(super) fn launch(
-        &self,
-        function: u64,
-        address: u64,
-        words: u64,
-        value: u32,
-        micros: u32,
-        stream: usize,
-    ) -> Result<(), Fault> {
-        let (mut address, mut words, mut value, mut micros) = (address, words, value, micros);
-        let mut params: [*mut c_void; 4] = [
-            (&raw mut address).cast(),
-            (&raw mut words).cast(),
-            (&raw mut value).cast(),
-            (&raw mut micros).cast(),
-        ];
-        let params = params.as_mut_ptr();
-        Ok(cu!(self.driver, "cuLaunchKernel", function => u64, 32 => u32, 1 => u32, 1 => u32, 128 => u32,
-            1 => u32, 1 => u32, 0 => u32, stream => usize, params => *mut *mut c_void,
-            ptr::null_mut() => *mut *mut c_void)?)
+        let words = Words { address: self.address(region), words: region.bytes / 4, value, micros };
+        Ok(self.driver.launch(function, [32, 128], words, self.stream(stream))?)
     }
 
     /// An allocation that must be refused: more than the limit, or more than any card has.
@@ -253,7 +237,7 @@ impl Run {
     }
 }
 
-fn may_be_busy(result: Result<(), crate::driver::CudaError>) -> Result<(), Fault> {
+fn may_be_busy(result: Result<(), nvshare_test_cuda::CudaError>) -> Result<(), Fault> {
     match result {
         Err(error) if error.0 == NOT_READY => Ok(()),
         other => Ok(other?),

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{Fault, Run};
-use crate::driver::cu;
 use crate::plan::{Id, Recording};
+use nvshare_test_cuda::cu;
 
 /// `CUgraphExecUpdateResultInfo`
 #[repr(C)]

@@ -1,8 +1,8 @@
 //! Memory: the doors by which it is allocated, its copies, and its expected contents.
 
 use super::{Fault, Run};
-use crate::driver::{CudaError, Driver, cu};
 use crate::plan::{Door, Effect, HostKind, Id, Region, Value, Way};
+use nvshare_test_cuda::{CudaError, Driver, cu};
 
 const ROW: usize = 4096;
 
@@ -30,6 +30,18 @@ struct Rows {
 
 const HOST: u32 = 1;
 const DEVICE: u32 = 2;
+
+impl Rows {
+    /// So many bytes, row behind row, from memory of one kind to memory of another.
+    fn new(from_kind: u32, to_kind: u32, bytes: usize) -> Self {
+        let (from_pitch, to_pitch, width, height) = (ROW, ROW, ROW, bytes / ROW);
+        Self { from_kind, to_kind, from_pitch, to_pitch, width, height, ..Self::default() }
+    }
+
+    fn copy(self, d: &Driver, stream: usize) -> Result<(), CudaError> {
+        cu!(d, "cuMemcpy2DAsync_v2", &raw const self => *const Rows, stream => usize)
+    }
+}
 
 impl Run {
     pub(super) fn allocate(&self, buffer: Id, door: Door, bytes: u64, stream: Id) -> Result<(), Fault> {
@@ -202,18 +214,8 @@ impl Run {
                 cu!(d, "cuMemcpyHtoDAsync_v2", to => u64, from => u64, size => usize, stream => usize)?;
             }
             Way::Rows => {
-                let rows = Rows {
-                    from_kind: HOST,
-                    from_host: from as usize,
-                    from_pitch: ROW,
-                    to_kind: DEVICE,
-                    to_device: to,
-                    to_pitch: ROW,
-                    width: ROW,
-                    height: size / ROW,
-                    ..Rows::default()
-                };
-                cu!(d, "cuMemcpy2DAsync_v2", &raw const rows => *const Rows, stream => usize)?;
+                let to = Rows { from_host: from as usize, to_device: to, ..Rows::new(HOST, DEVICE, size) };
+                to.copy(d, stream)?;
             }
         }
         Ok(())
@@ -239,18 +241,8 @@ impl Run {
                 cu!(d, "cuMemcpyDtoHAsync_v2", to => u64, from => u64, size => usize, stream => usize)?;
             }
             Way::Rows => {
-                let rows = Rows {
-                    from_kind: DEVICE,
-                    from_device: from,
-                    from_pitch: ROW,
-                    to_kind: HOST,
-                    to_host: to as usize,
-                    to_pitch: ROW,
-                    width: ROW,
-                    height: size / ROW,
-                    ..Rows::default()
-                };
-                cu!(d, "cuMemcpy2DAsync_v2", &raw const rows => *const Rows, stream => usize)?;
+                let out = Rows { from_device: from, to_host: to as usize, ..Rows::new(DEVICE, HOST, size) };
+                out.copy(d, stream)?;
             }
         }
         Ok(())

@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::driver::{CudaError, Driver, cu};
 use crate::plan::{Id, Op, Plan, StreamKind};
 use crate::watch;
 use exclude::Exclusion;
+use nvshare_test_cuda::{CudaError, Driver, cu};
 
 /// Handles of one kind of thing, by its index.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ impl From<CudaError> for Fault {
 impl std::fmt::Display for Fault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Call(error) => write!(f, "{error}, expected 0"),
+            Self::Call(CudaError(code, name)) => write!(f, "{name} returned {code}, expected 0"),
             Self::Other(text) => f.write_str(text),
         }
     }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{Fault, Run};
-use crate::driver::{CudaError, Driver, cu};
 use crate::plan::{Door, HostKind, Id, Op, Plan};
+use nvshare_test_cuda::{CudaError, Driver, cu};
 
 const DEVICE: i32 = 0;
 

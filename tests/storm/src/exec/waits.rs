@@ -7,8 +7,8 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Fault, Run};
-use crate::driver::cu;
 use crate::plan::{Id, Region};
+use nvshare_test_cuda::cu;
 
 /// Time after which a host function reports that it waits in vain.
 const PATIENCE: Duration = Duration::from_secs(60);

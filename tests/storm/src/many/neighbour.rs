@@ -1,12 +1,11 @@
 //! A steady neighbour: it works on its memory without a break, and knows the expected contents.
 
-use std::ffi::{CString, c_char, c_void};
-use std::ptr;
+use std::ffi::{CString, c_char};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::driver::{CudaError, Driver, cu};
 use crate::exec::KERNELS;
 use crate::plan::Value;
+use nvshare_test_cuda::{CudaError, Driver, Words, cu};
 
 static STOP: AtomicBool = AtomicBool::new(false);
 
@@ -46,7 +45,8 @@ pub(crate) fn work(memory: u64) -> Result<(), String> {
     for round in 1u32.. {
         let last = STOP.load(Ordering::SeqCst);
         for (address, value) in &mut blocks {
-            add(&d, step, *address, round, stream).map_err(text)?;
+            let words = Words { address: *address, words: BLOCK / 4, value: round, micros: 500 };
+            d.launch(step, [64, 256], words, stream as usize).map_err(text)?;
             *value = value.plus(round);
         }
         cu!(d, "cuStreamSynchronize", stream => u64).map_err(text)?;
@@ -61,19 +61,6 @@ pub(crate) fn work(memory: u64) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-fn add(d: &Driver, step: u64, address: u64, value: u32, stream: u64) -> Result<(), CudaError> {
-    let (mut address, mut words, mut value, mut micros) = (address, BLOCK / 4, value, 500u32);
-    let mut params: [*mut c_void; 4] = [
-        (&raw mut address).cast(),
-        (&raw mut words).cast(),
-        (&raw mut value).cast(),
-        (&raw mut micros).cast(),
-    ];
-    let params = params.as_mut_ptr();
-    cu!(d, "cuLaunchKernel", step => u64, 64 => u32, 1 => u32, 1 => u32, 256 => u32, 1 => u32, 1 => u32,
-        0 => u32, stream => u64, params => *mut *mut c_void, ptr::null_mut() => *mut *mut c_void)
 }
 
 fn check(d: &Driver, address: u64, value: Value) -> Result<usize, String> {

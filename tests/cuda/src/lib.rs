@@ -1,5 +1,10 @@
-//! The driver, found the way the CUDA runtime finds it: `dlopen`, `dlsym` of `cuGetProcAddress`, all other functions
-//! through that, and functions that `cuGetProcAddress` does not know by `dlsym`.
+//! The driver's functions by name, for programs that test nvshare. They are found as the CUDA runtime finds them: `dlopen`,
+//! `dlsym` of `cuGetProcAddress`, every other function through that, and functions that it does not know by `dlsym`.
+
+#![allow(
+    clippy::macro_metavars_in_unsafe,
+    reason = "the arguments of `cu!` are evaluated where they are handed to the driver's function"
+)]
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -7,31 +12,35 @@ use std::mem::transmute_copy;
 use std::ptr;
 use std::sync::RwLock;
 
-/// A call that did not succeed: its name and the driver's code.
+/// A call that failed: the driver's code, and the name of the function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct CudaError(pub(crate) c_int, pub(crate) &'static str);
+pub struct CudaError(pub c_int, pub &'static str);
 
 impl std::fmt::Display for CudaError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} returned {}", self.1, self.0)
+        write!(f, "{}: CUDA error {}", self.1, self.0)
     }
 }
 
-pub(crate) const OUT_OF_MEMORY: c_int = 2;
-pub(crate) const NOT_FOUND: c_int = 500;
-pub(crate) const NOT_READY: c_int = 600;
+/// `CUDA_ERROR_OUT_OF_MEMORY`
+pub const OUT_OF_MEMORY: c_int = 2;
+/// `CUDA_ERROR_NOT_FOUND`
+pub const NOT_FOUND: c_int = 500;
+/// `CUDA_ERROR_NOT_READY`
+pub const NOT_READY: c_int = 600;
 
 type GetProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
 
 /// An open driver.
 #[derive(Debug)]
-pub(crate) struct Driver {
+pub struct Driver {
     library: usize,
     get_proc_address: GetProcAddress,
     known: RwLock<HashMap<&'static str, usize>>,
 }
 
-/// Calls a function of the driver by its name: each argument with its type. The result is `Ok` or the driver's code.
+/// Calls a function of the driver by its name: each argument with its type. The result is `Ok` or a [`CudaError`].
+#[macro_export]
 macro_rules! cu {
     ($driver:expr, $name:literal $(, $arg:expr => $ty:ty)* $(,)?) => {{
         match $driver.find($name) {
@@ -44,17 +53,18 @@ macro_rules! cu {
                 // SAFETY: the arguments are values, or point to memory that lives until the driver is done with it.
                 match unsafe { function($($arg),*) } {
                     0 => Ok(()),
-                    code => Err($crate::driver::CudaError(code, $name)),
+                    code => Err($crate::CudaError(code, $name)),
                 }
             }
         }
     }};
 }
-pub(crate) use cu;
-
 impl Driver {
     /// Opens and initialises the driver.
-    pub(crate) fn open() -> Result<Self, String> {
+    ///
+    /// # Errors
+    /// There is no driver, it is older than `cuGetProcAddress_v2`, or it cannot be initialised.
+    pub fn open() -> Result<Self, String> {
         // SAFETY: a C string; the library stays open.
         let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
         if library.is_null() {
@@ -72,11 +82,19 @@ impl Driver {
         Ok(driver)
     }
 
-    pub(crate) fn has(&self, name: &'static str) -> bool {
+    /// Whether the driver has this function.
+    pub fn has(&self, name: &'static str) -> bool {
         self.find(name).is_ok()
     }
 
-    pub(crate) fn find(&self, name: &'static str) -> Result<usize, CudaError> {
+    /// The address of a function, which is looked up once.
+    ///
+    /// # Errors
+    /// The driver does not have it.
+    ///
+    /// # Panics
+    /// Another thread has panicked in here.
+    pub fn find(&self, name: &'static str) -> Result<usize, CudaError> {
         if let Some(&address) = self.known.read().expect("no panic inside").get(name) {
             return if address == 0 { Err(CudaError(NOT_FOUND, name)) } else { Ok(address) };
         }
@@ -92,4 +110,40 @@ impl Driver {
         self.known.write().expect("no panic inside").insert(name, address as usize);
         if address.is_null() { Err(CudaError(NOT_FOUND, name)) } else { Ok(address as usize) }
     }
+
+    /// Launches a kernel with the parameters of [`Words`], in `blocks` of so many threads each.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn launch(
+        &self,
+        function: u64,
+        [blocks, threads]: [u32; 2],
+        words: Words,
+        stream: usize,
+    ) -> Result<(), CudaError> {
+        let Words { mut address, mut words, mut value, mut micros } = words;
+        let mut params: [*mut c_void; 4] = [
+            (&raw mut address).cast(),
+            (&raw mut words).cast(),
+            (&raw mut value).cast(),
+            (&raw mut micros).cast(),
+        ];
+        let params = params.as_mut_ptr();
+        cu!(self, "cuLaunchKernel", function => u64, blocks => u32, 1 => u32, 1 => u32, threads => u32, 1 => u32,
+            1 => u32, 0 => u32, stream => usize, params => *mut *mut c_void, ptr::null_mut() => *mut *mut c_void)
+    }
+}
+
+/// The parameters of the kernels that the test programs launch: what is done to 32-bit words, and how long it takes.
+#[derive(Debug, Clone, Copy)]
+pub struct Words {
+    /// Where they begin.
+    pub address: u64,
+    /// How many there are.
+    pub words: u64,
+    /// What is added to each, or written to it.
+    pub value: u32,
+    /// How long the kernel takes at the least, in microseconds.
+    pub micros: u32,
 }
