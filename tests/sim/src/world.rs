@@ -480,10 +480,12 @@ impl World {
         Some(())
     }
 
-    /// Moves a block to the host. Memory never touched gets its pages there.
-    pub(crate) fn evict(&self, gpu: usize, index: u32) -> Duration {
-        let _held = self.hold(gpu, false);
-        // SAFETY: an existing block, under the card's lock.
+    /// Moves a block's bytes to the host, where memory never touched gets its pages. False: they are there, or cannot go there.
+    ///
+    /// # Safety
+    /// An existing block, under the card's lock.
+    unsafe fn move_to_host(&self, gpu: usize, index: u32) -> bool {
+        // SAFETY: promised by the caller.
         unsafe {
             let block = self.block(gpu, index);
             match (*block).place {
@@ -492,9 +494,21 @@ impl World {
                     self.release_frame(gpu, (*block).frame);
                 }
                 Place::Untouched => std::ptr::write_bytes(self.host_bytes(gpu, index), 0, self.real_block),
-                _ => return Duration::ZERO,
+                Place::Device | Place::Free | Place::Host => return false,
             }
             (*block).place = Place::Host;
+        }
+        true
+    }
+
+    /// Moves a block to the host. Memory never touched gets its pages there.
+    pub(crate) fn evict(&self, gpu: usize, index: u32) -> Duration {
+        let _held = self.hold(gpu, false);
+        // SAFETY: an existing block, under the card's lock.
+        unsafe {
+            if !self.move_to_host(gpu, index) {
+                return Duration::ZERO;
+            }
             let at = &*self.gpu(gpu);
             at.moved.evicted.fetch_add(BLOCK, Ordering::Relaxed);
             if self.here(gpu).running.load(Ordering::SeqCst) {
@@ -534,17 +548,9 @@ impl World {
         let _held = self.hold(gpu, false);
         // SAFETY: an existing block, under the card's lock; while it is held nothing else refers to its bytes.
         unsafe {
-            let block = self.block(gpu, index);
-            match (*block).place {
-                Place::Device if (*block).pinned == 0 => {
-                    self.copy(gpu, index, (*block).frame, Way::ToHost);
-                    self.release_frame(gpu, (*block).frame);
-                }
-                Place::Untouched => std::ptr::write_bytes(self.host_bytes(gpu, index), 0, self.real_block),
-                Place::Host => {}
-                Place::Device | Place::Free => return None,
+            if (*self.block(gpu, index)).place != Place::Host && !self.move_to_host(gpu, index) {
+                return None;
             }
-            (*block).place = Place::Host;
             Some(look(std::slice::from_raw_parts_mut(self.host_bytes(gpu, index), self.real_block)))
         }
     }

@@ -3,7 +3,7 @@
 use std::ffi::c_uint;
 use std::sync::Arc;
 
-use super::{api, give_new, placing_at, status, twins};
+use super::{api, give_new, looked_at, status, twins, with_place};
 use crate::objects::{Event, Mark};
 use crate::process::{self, Failure, INVALID_HANDLE, NOT_READY};
 use crate::stream::Point;
@@ -43,7 +43,7 @@ fn points_of(event: usize) -> Result<Vec<Point>, Failure> {
 }
 
 fn record(event: usize, stream: usize, per_thread: bool) -> Result<(), Failure> {
-    placing_at(stream, per_thread, |p, stream| {
+    with_place(looked_at(stream), per_thread, |p, stream| {
         let mut tables = p.tables();
         if tables.events.get(event)?.family != stream.family {
             return Err(INVALID_HANDLE);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::{api, give, give_new, looking_at, placing_at, status, submit, twins, with_place, with_stream};
+use super::{api, give, give_new, looked_at, status, submit, twins, with_place, with_stream};
 use crate::capture::Kind;
 use crate::process::{self, Failure, INVALID_VALUE, NOT_READY, SUCCESS};
 use crate::stream::{Point, Work};
@@ -37,7 +37,7 @@ api! {
 }
 
 twins! { per_thread:
-    fn cuStreamSynchronize / cuStreamSynchronize_ptsz (stream: usize) { status(looking_at(stream, per_thread, |p, s| {
+    fn cuStreamSynchronize / cuStreamSynchronize_ptsz (stream: usize) { status(with_stream(looked_at(stream), per_thread, |p, s| {
         let mut tables = p.tables();
         tables.look_at_stream(&s)?;
         tables.unsafe_call()?;
@@ -46,31 +46,31 @@ twins! { per_thread:
         points.iter().for_each(Point::wait);
         p.sticky()
     })) }
-    fn cuStreamQuery / cuStreamQuery_ptsz (stream: usize) { status(looking_at(stream, per_thread, |p, s| {
+    fn cuStreamQuery / cuStreamQuery_ptsz (stream: usize) { status(with_stream(looked_at(stream), per_thread, |p, s| {
         let mut tables = p.tables();
         tables.look_at_stream(&s)?;
         tables.unsafe_call()?;
         if tables.is_idle(&s) { p.sticky() } else { Err(NOT_READY) }
     })) }
-    fn cuStreamWaitEvent / cuStreamWaitEvent_ptsz (stream: usize, event: usize, _flags: c_uint) { status(placing_at(stream, per_thread, |p, s| {
+    fn cuStreamWaitEvent / cuStreamWaitEvent_ptsz (stream: usize, event: usize, _flags: c_uint) { status(with_place(looked_at(stream), per_thread, |p, s| {
         let mut tables = p.tables();
         let mark = tables.events.get(event)?.mark.clone();
         tables.wait_event(&s, mark)
     })) }
     fn cuStreamGetCtx / cuStreamGetCtx_ptsz (stream: usize, context: *mut usize) {
-        unsafe { give(context, looking_at(stream, per_thread, |_, s| Ok(s.context_handle))) }
+        unsafe { give(context, with_stream(looked_at(stream), per_thread, |_, s| Ok(s.context_handle))) }
     }
     fn cuStreamGetFlags / cuStreamGetFlags_ptsz (stream: usize, flags: *mut c_uint) {
-        unsafe { give(flags, looking_at(stream, per_thread, |p, s| { p.tables().look_at_stream(&s)?; Ok(c_uint::from(s.non_blocking)) })) }
+        unsafe { give(flags, with_stream(looked_at(stream), per_thread, |p, s| { p.tables().look_at_stream(&s)?; Ok(c_uint::from(s.non_blocking)) })) }
     }
     fn cuStreamGetPriority / cuStreamGetPriority_ptsz (stream: usize, priority: *mut c_int) {
-        unsafe { give(priority, looking_at(stream, per_thread, |_, _| Ok(0))) }
+        unsafe { give(priority, with_stream(looked_at(stream), per_thread, |_, _| Ok(0))) }
     }
     fn cuStreamIsCapturing / cuStreamIsCapturing_ptsz (stream: usize, place: *mut c_int) {
-        unsafe { give(place, looking_at(stream, per_thread, |p, s| Ok(p.tables().capture_status(&s)?.0))) }
+        unsafe { give(place, with_stream(looked_at(stream), per_thread, |p, s| Ok(p.tables().capture_status(&s)?.0))) }
     }
     fn cuStreamGetCaptureInfo_v2 / cuStreamGetCaptureInfo_v2_ptsz (stream: usize, place: *mut c_int, id: *mut u64, graph: *mut usize, nodes: *mut *const c_void, count: *mut usize) {
-        let info = looking_at(stream, per_thread, |p, s| p.tables().capture_status(&s));
+        let info = with_stream(looked_at(stream), per_thread, |p, s| p.tables().capture_status(&s));
         if let (Ok((_, known)), false) = (info, id.is_null()) { unsafe { *id = known } }
         // The nodes are not shown.
         unsafe {
