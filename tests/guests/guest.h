@@ -44,6 +44,13 @@ static int goes_on(void) {
     return stop && access(stop, F_OK) != 0;
 }
 
+/* So many threads that each get their number, until all of them have ended. */
+static void in_threads(int count, void *(*body)(void *)) {
+    pthread_t threads[count];
+    for (long i = 0; i < count; i++) CHECK(pthread_create(&threads[i], NULL, body, (void *)i));
+    for (int i = 0; i < count; i++) CHECK(pthread_join(threads[i], NULL));
+}
+
 static size_t free_bytes(void) {
     size_t left = 0, total = 0;
     CHECK(FN(cuMemGetInfo_v2)(&left, &total));

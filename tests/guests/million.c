@@ -35,9 +35,7 @@ int main(void) {
     uint64_t first = alloc(4096);
     size_t before = free_bytes();
     EXPECT(before < 1ul << 45);
-    pthread_t threads[16];
-    for (uintptr_t i = 0; i < 16; i++) CHECK(pthread_create(&threads[i], NULL, work, (void *)i));
-    for (int i = 0; i < 16; i++) CHECK(pthread_join(threads[i], NULL));
+    in_threads(16, work);
     fprintf(stderr, "%ld bytes are left over\n", (long)(before - free_bytes()));
     EXPECT(free_bytes() == before);
     CHECK(mem_free(first));

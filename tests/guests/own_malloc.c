@@ -55,9 +55,7 @@ static void *work(void *argument) {
 int main(void) {
     start();
     load_kernel();
-    pthread_t threads[4];
-    for (int i = 0; i < 4; i++) CHECK(pthread_create(&threads[i], NULL, work, NULL));
-    for (int i = 0; i < 4; i++) CHECK(pthread_join(threads[i], NULL));
+    in_threads(4, work);
     CHECK(FN(cuCtxSynchronize)());
     EXPECT(own_allocations > 100);
     return 0;

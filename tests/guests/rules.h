@@ -64,3 +64,23 @@ static void in_thread(void *(*body)(void *), void *argument) {
     CHECK(pthread_create(&thread, NULL, body, argument));
     CHECK(pthread_join(thread, NULL));
 }
+
+/* Runs `body` in a process of its own, which the driver has not met. Returns how that ended; `said` is its standard error. */
+static int in_process(void (*body)(int), int argument, char *said, size_t size) {
+    int ends[2], status;
+    size_t length = 0;
+    CHECK(pipe(ends));
+    pid_t pid = fork();
+    if (pid == 0) {
+        dup2(ends[1], 2);
+        body(argument);
+        fprintf(stderr, "it went on\n");
+        _exit(0);
+    }
+    close(ends[1]);
+    for (long got; (got = read(ends[0], said + length, size - 1 - length)) > 0;) length += got;
+    said[length] = 0;
+    close(ends[0]);
+    EXPECT(waitpid(pid, &status, 0) == pid);
+    return status;
+}

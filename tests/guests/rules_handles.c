@@ -126,33 +126,24 @@ static const struct { const char *call, *what; void (*body)(void); } cases[] = {
     {"cuStreamQuery", "stream", stream_of_reset},
 };
 
-/* Each in a process of its own, in which the driver is not initialised before. */
+static void use_ended(int number) {
+    start();
+    load_kernel();
+    memory_ = alloc(MIB);
+    stream_ = new_stream(NON_BLOCKING);
+    event_ = new_event();
+    graph_ = a_graph();
+    exec_ = an_exec();
+    CHECK(FN(cuModuleLoadData)(&module_, ".visible .entry step()"));
+    CHECK(FN(cuModuleGetFunction)(&step_function, module_, "step"));
+    cases[number].body();
+}
+
 static void ended_handles_stop(void) {
     ended = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
-        int said[2], status;
-        char line[256] = {0}, expected[256];
-        CHECK(pipe(said));
-        pid_t pid = fork();
-        if (pid == 0) {
-            dup2(said[1], 2);
-            start();
-            load_kernel();
-            memory_ = alloc(MIB);
-            stream_ = new_stream(NON_BLOCKING);
-            event_ = new_event();
-            graph_ = a_graph();
-            exec_ = an_exec();
-            CHECK(FN(cuModuleLoadData)(&module_, ".visible .entry step()"));
-            CHECK(FN(cuModuleGetFunction)(&step_function, module_, "step"));
-            cases[i].body();
-            fprintf(stderr, "it went on\n");
-            _exit(0);
-        }
-        close(said[1]);
-        for (size_t length = 0, got; (got = read(said[0], line + length, sizeof line - 1 - length)) > 0 && got < sizeof line;) length += got;
-        close(said[0]);
-        EXPECT(waitpid(pid, &status, 0) == pid);
+        char line[256], expected[256];
+        int status = in_process(use_ended, i, line, sizeof line);
         snprintf(expected, sizeof expected, "nvsim: %s was called with %s 0x%lx, which has ended\n", cases[i].call, cases[i].what, (unsigned long)*ended);
         if (strcmp(line, expected) || !WIFSIGNALED(status) || WTERMSIG(status) != SIGABRT) {
             fprintf(stderr, "case %d, status %x: said %sexpected %s", i, status, line, expected);

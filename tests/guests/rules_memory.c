@@ -436,31 +436,25 @@ static void mapped_memory(void) {
     CHECK(FN(cuMemAddressFree)(at, 12 * MIB));
 }
 
+/* Says the address that it reaches, which has no memory, or no access. */
+static void reach(int lacks_access) {
+    begin();
+    uint64_t at = range(4 * MIB), handle = physical(2 * MIB);
+    CHECK(FN(cuMemMap)(at, 2 * MIB, 0ul, handle, 0ul));
+    CHECK(FN(cuMemSetAccess)(at, 2 * MIB, lacks_access ? NO_ACCESS : READ_WRITE, 1ul));
+    fprintf(stderr, "%#lx ", (unsigned long)(lacks_access ? at : at + 2 * MIB));
+    launch(at, MIB, 1, NULL);
+    FN(cuCtxSynchronize)();
+}
+
 /* Work that reaches addresses without memory, or without access, stops the process; each case runs in a process of its own. */
 static void unmapped_memory_stops(void) {
-    for (int lack = 0; lack < 2; lack++) {
-        int said[2], status;
-        char line[256] = {0}, expected[256];
-        CHECK(pipe(said));
-        pid_t pid = fork();
-        if (pid == 0) {
-            dup2(said[1], 2);
-            begin();
-            uint64_t at = range(4 * MIB), handle = physical(2 * MIB);
-            CHECK(FN(cuMemMap)(at, 2 * MIB, 0ul, handle, 0ul));
-            CHECK(FN(cuMemSetAccess)(at, 2 * MIB, lack ? NO_ACCESS : READ_WRITE, 1ul));
-            dprintf(said[1], "%#lx ", (unsigned long)(lack ? at : at + 2 * MIB));
-            launch(at, MIB, 1, NULL);
-            FN(cuCtxSynchronize)();
-            fprintf(stderr, "it went on\n");
-            _exit(0);
-        }
-        close(said[1]);
-        for (size_t length = 0, got; (got = read(said[0], line + length, sizeof line - 1 - length)) > 0 && got < sizeof line;) length += got;
-        close(said[0]);
-        EXPECT(waitpid(pid, &status, 0) == pid);
+    for (int lacks_access = 0; lacks_access < 2; lacks_access++) {
+        char line[256], expected[256];
+        int status = in_process(reach, lacks_access, line, sizeof line);
         unsigned long where = strtoul(line, NULL, 16);
-        snprintf(expected, sizeof expected, "%#lx nvsim: work reaches %#lx, which %s\n", where, where, lack ? "may not be accessed" : "is not mapped");
+        const char *why = lacks_access ? "may not be accessed" : "is not mapped";
+        snprintf(expected, sizeof expected, "%#lx nvsim: work reaches %#lx, which %s\n", where, where, why);
         EXPECT(WIFSIGNALED(status) && !strcmp(line, expected));
     }
 }

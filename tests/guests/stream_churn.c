@@ -31,9 +31,7 @@ int main(void) {
     CHECK(FN(cuMemsetD32_v2)(memory, 0, BYTES / 4));
     /* A fill may return before it is done, and non-blocking streams do not wait for it. */
     CHECK(FN(cuCtxSynchronize)());
-    pthread_t threads[THREADS];
-    for (long i = 0; i < THREADS; i++) CHECK(pthread_create(&threads[i], NULL, work, (void *)i));
-    for (int i = 0; i < THREADS; i++) CHECK(pthread_join(threads[i], NULL));
+    in_threads(THREADS, work);
     CHECK(FN(cuCtxSynchronize)());
     uint32_t counted[4];
     CHECK(FN(cuMemcpyDtoH_v2)(counted, memory, sizeof counted));

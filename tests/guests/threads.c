@@ -12,9 +12,7 @@ int main(void) {
     start();
     load_kernel();
     for (int round = 0; round < 20; round++) {
-        pthread_t threads[100];
-        for (int i = 0; i < 100; i++) CHECK(pthread_create(&threads[i], NULL, work, NULL));
-        for (int i = 0; i < 100; i++) CHECK(pthread_join(threads[i], NULL));
+        in_threads(100, work);
     }
     CHECK(FN(cuCtxSynchronize)());
     return 0;
