@@ -1,18 +1,14 @@
 //! A process that comes and goes takes no more than one place, however often it does so.
 
-use std::path::PathBuf;
+mod support;
+
+use std::path::Path;
 use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
-use nvshare_core::Config;
-use nvshare_proto::codec::Frames;
 use nvshare_proto::{Asked, Gate, MemoryMode, Register, Reply, Request};
-use nvshare_scheduler::server::{self, Setup};
-use nvshare_scheduler::settings::Store;
-use nvshare_scheduler::sockets::Sockets;
-use tokio::net::UnixStream;
-use tokio::sync::{mpsc, oneshot};
-use tokio_util::codec::Framed;
+
+use support::{Server, connect};
 
 const TIMES: usize = 300;
 
@@ -21,9 +17,8 @@ fn descriptors() -> usize {
 }
 
 /// Registers, and is gone when it has been answered.
-async fn come_and_go(socket: &PathBuf) {
-    let stream = UnixStream::connect(socket).await.unwrap();
-    let mut framed = Framed::new(stream, Frames::<Reply, Request>::default());
+async fn come_and_go(socket: &Path) {
+    let mut stream = connect(socket).await;
     let register = Register {
         pid: 1,
         name: "x".to_owned(),
@@ -34,32 +29,18 @@ async fn come_and_go(socket: &PathBuf) {
         usage: Vec::new(),
         asked: Asked::default(),
     };
-    framed.send(Request::Register(register)).await.unwrap();
-    let answer = framed.next().await.unwrap().unwrap();
+    stream.send(Request::Register(register)).await.unwrap();
+    let answer = stream.next().await.unwrap().unwrap();
     assert!(matches!(answer, Reply::Client(_)), "{answer:?}");
 }
 
 #[tokio::test]
 async fn a_process_that_comes_and_goes_takes_one_place() {
-    let folder = std::env::temp_dir().join(format!("nvshare-places-{}", std::process::id()));
-    let socket = folder.join("s");
-    let sockets = Sockets::bind(&socket, &folder.join("admin/a")).unwrap();
-    let (_configurations, changes) = mpsc::channel(1);
-    let setup = Setup {
-        config: Config::default(),
-        changes,
-        store: Store::default(),
-        gpu_descriptions: folder.join("none"),
-        metrics: None,
-    };
-    let (stop, stopped) = oneshot::channel::<()>();
-    let server = tokio::spawn(server::run(sockets, setup, async {
-        let _ = stopped.await;
-    }));
-    come_and_go(&socket).await;
+    let server = Server::start("places");
+    come_and_go(&server.clients).await;
     let before = descriptors();
     for _ in 0..TIMES {
-        come_and_go(&socket).await;
+        come_and_go(&server.clients).await;
     }
     // The last ends are being noticed.
     let mut left = descriptors();
@@ -71,7 +52,5 @@ async fn a_process_that_comes_and_goes_takes_one_place() {
         left = descriptors();
     }
     assert!(left < before + TIMES / 10, "{before} descriptors before, {left} after");
-    let _ = stop.send(());
-    server.await.unwrap().unwrap();
-    let _ = std::fs::remove_dir_all(folder);
+    server.end().await;
 }

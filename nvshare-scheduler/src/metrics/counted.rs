@@ -9,7 +9,7 @@ use nvshare_proto::{EventKind, GpuUuid};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 
 use super::{OfGpu, OfTenant};
 
@@ -27,6 +27,12 @@ fn moves() -> Histogram {
 /// Buckets from a millisecond to hours.
 fn turns() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 4.0, 13))
+}
+
+/// Gives the registry a metric as well.
+fn registered<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    registry.register(name, help, metric.clone());
+    metric
 }
 
 /// The counters and histograms; the registry has them as well.
@@ -51,61 +57,53 @@ pub(crate) struct Counters {
 
 impl Counters {
     pub(crate) fn new(registry: &mut Registry) -> Self {
-        let all = Self {
-            held: Family::default(),
-            waited: Family::default(),
-            grants: Family::default(),
-            evicted: Family::default(),
-            restored: Family::default(),
-            refused: Family::default(),
-            deferrals: Family::default(),
-            wait: Family::new_with_constructor(turns),
-            hold: Family::new_with_constructor(turns),
-            drain: Family::new_with_constructor(moves),
-            hand_over: Family::new_with_constructor(moves),
-            evict: Family::new_with_constructor(moves),
-            restore: Family::new_with_constructor(moves),
-            pass: Histogram::new(exponential_buckets(1e-6, 4.0, 12)),
+        let mut seconds = |name, help| registered(registry, name, help, Family::default());
+        let held =
+            seconds("gpu_held_seconds", "Time that the tenant held the GPU: from open gate to drained");
+        let waited = seconds("gpu_waited_seconds", "Time that the tenant waited for the GPU");
+        let mut counter = |name, help| registered(registry, name, help, Family::default());
+        let grants = counter("gpu_grants", "Grants of the GPU's lock");
+        let evicted = counter("gpu_evicted_bytes", "Room that evictions gave back");
+        let restored = counter("gpu_restored_bytes", "Memory that came back to the GPU");
+        let refused = counter("gpu_refused_allocations", "Allocations for which no room could be made");
+        let deferrals = counter("gpu_deferrals", "Drains that were given up");
+        let mut durations = |name, help, buckets: fn() -> Histogram| {
+            registered(registry, name, help, Family::new_with_constructor(buckets))
         };
-        registry.register(
-            "gpu_held_seconds",
-            "Time that the tenant held the GPU: from open gate to drained",
-            all.held.clone(),
-        );
-        registry.register(
-            "gpu_waited_seconds",
-            "Time that the tenant waited for the GPU",
-            all.waited.clone(),
-        );
-        registry.register("gpu_grants", "Grants of the GPU's lock", all.grants.clone());
-        registry.register("gpu_evicted_bytes", "Room that evictions gave back", all.evicted.clone());
-        registry.register("gpu_restored_bytes", "Memory that came back to the GPU", all.restored.clone());
-        registry.register(
-            "gpu_refused_allocations",
-            "Allocations for which no room could be made",
-            all.refused.clone(),
-        );
-        registry.register("gpu_deferrals", "Drains that were given up", all.deferrals.clone());
-        registry.register("gpu_wait_seconds", "From REQ_LOCK to the open gate", all.wait.clone());
-        registry.register("gpu_hold_seconds", "From the open gate to drained", all.hold.clone());
-        registry.register("gpu_drain_seconds", "From DROP_LOCK to drained", all.drain.clone());
-        registry.register(
+        let wait = durations("gpu_wait_seconds", "From REQ_LOCK to the open gate", turns);
+        let hold = durations("gpu_hold_seconds", "From the open gate to drained", turns);
+        let drain = durations("gpu_drain_seconds", "From DROP_LOCK to drained", moves);
+        let hand_over = durations(
             "gpu_hand_over_seconds",
             "From drained to the open gate of a client that waited",
-            all.hand_over.clone(),
+            moves,
         );
-        registry.register("gpu_evict_seconds", "From EVICT to EVICTED", all.evict.clone());
-        registry.register(
-            "gpu_restore_seconds",
-            "From LOCK_OK to the open gate, where memory came back",
-            all.restore.clone(),
-        );
-        registry.register(
+        let evict = durations("gpu_evict_seconds", "From EVICT to EVICTED", moves);
+        let restore =
+            durations("gpu_restore_seconds", "From LOCK_OK to the open gate, where memory came back", moves);
+        let pass = Histogram::new(exponential_buckets(1e-6, 4.0, 12));
+        let pass = registered(
+            registry,
             "scheduler_loop_seconds",
             "Time of the scheduler's core for one event",
-            all.pass.clone(),
+            pass,
         );
-        all
+        Self {
+            held,
+            waited,
+            grants,
+            evicted,
+            restored,
+            refused,
+            deferrals,
+            wait,
+            hold,
+            drain,
+            hand_over,
+            evict,
+            restore,
+            pass,
+        }
     }
 
     fn forget(&self, tenant: &OfTenant) {

@@ -1,0 +1,60 @@
+//! A scheduler inside a test program, with sockets in a folder of its own.
+
+use std::path::{Path, PathBuf};
+
+use nvshare_core::Config;
+use nvshare_proto::codec::Frames;
+use nvshare_proto::{Reply, Request};
+use nvshare_scheduler::server::{self, Setup, Stopped};
+use nvshare_scheduler::settings::Store;
+use nvshare_scheduler::sockets::Sockets;
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio_util::codec::Framed;
+
+pub(crate) type Stream = Framed<UnixStream, Frames<Reply, Request>>;
+
+pub(crate) struct Server {
+    folder: PathBuf,
+    pub(crate) clients: PathBuf,
+    #[allow(dead_code, reason = "not every test is an administrator")]
+    pub(crate) admin: PathBuf,
+    stop: oneshot::Sender<()>,
+    serves: JoinHandle<Result<(), Stopped>>,
+    /// While it is there, the configuration may change.
+    _configurations: mpsc::Sender<Config>,
+}
+
+impl Server {
+    /// Starts one; `test` names its folder.
+    pub(crate) fn start(test: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("nvshare-{test}-{}", std::process::id()));
+        let (clients, admin) = (folder.join("s"), folder.join("admin/a"));
+        let sockets = Sockets::bind(&clients, &admin).unwrap();
+        let (configurations, changes) = mpsc::channel(1);
+        let setup = Setup {
+            config: Config::default(),
+            changes,
+            store: Store::default(),
+            gpu_descriptions: folder.join("none"),
+            metrics: None,
+        };
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serves = tokio::spawn(server::run(sockets, setup, async {
+            let _ = stopped.await;
+        }));
+        Self { folder, clients, admin, stop, serves, _configurations: configurations }
+    }
+
+    /// Stops it, and looks whether it ended well.
+    pub(crate) async fn end(self) {
+        let _ = self.stop.send(());
+        self.serves.await.unwrap().unwrap();
+        let _ = std::fs::remove_dir_all(self.folder);
+    }
+}
+
+pub(crate) async fn connect(socket: &Path) -> Stream {
+    Framed::new(UnixStream::connect(socket).await.unwrap(), Frames::default())
+}
