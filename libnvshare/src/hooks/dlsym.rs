@@ -11,7 +11,6 @@ use super::table::TABLE;
 use crate::lookup;
 use crate::process::{c_library, elf};
 
-#[cfg(target_arch = "x86_64")]
 mod shims {
     use super::*;
 
@@ -20,15 +19,29 @@ mod shims {
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
         std::arch::naked_asm!(
-            "push rdi",
-            "push rsi",
-            "sub rsp, 8",
-            "mov rdi, rsi",
-            "call {choose}",
-            "add rsp, 8",
-            "pop rsi",
-            "pop rdi",
-            "jmp rax",
+            #[cfg(target_arch = "x86_64")]
+            concat!(
+                "push rdi\n",
+                "push rsi\n",
+                "sub rsp, 8\n",
+                "mov rdi, rsi\n",
+                "call {choose}\n",
+                "add rsp, 8\n",
+                "pop rsi\n",
+                "pop rdi\n",
+                "jmp rax\n",
+            ),
+            #[cfg(target_arch = "aarch64")]
+            concat!(
+                "stp x29, x30, [sp, #-32]!\n",
+                "stp x0, x1, [sp, #16]\n",
+                "mov x0, x1\n",
+                "bl {choose}\n",
+                "mov x16, x0\n",
+                "ldp x0, x1, [sp, #16]\n",
+                "ldp x29, x30, [sp], #32\n",
+                "br x16\n",
+            ),
             choose = sym choose_dlsym,
         )
     }
@@ -42,60 +55,31 @@ mod shims {
         version: *const c_char,
     ) -> *mut c_void {
         std::arch::naked_asm!(
-            "push rdi",
-            "push rsi",
-            "push rdx",
-            "mov rdi, rsi",
-            "call {choose}",
-            "pop rdx",
-            "pop rsi",
-            "pop rdi",
-            "jmp rax",
-            choose = sym choose_dlvsym,
-        )
-    }
-}
-
-#[cfg(target_arch = "aarch64")]
-mod shims {
-    use super::*;
-
-    /// Jumps to the C library's `dlsym`, or to [`our_dlsym`] for a name with a hook.
-    #[unsafe(naked)]
-    #[cfg_attr(not(test), unsafe(no_mangle))]
-    pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-        std::arch::naked_asm!(
-            "stp x29, x30, [sp, #-32]!",
-            "stp x0, x1, [sp, #16]",
-            "mov x0, x1",
-            "bl {choose}",
-            "mov x16, x0",
-            "ldp x0, x1, [sp, #16]",
-            "ldp x29, x30, [sp], #32",
-            "br x16",
-            choose = sym choose_dlsym,
-        )
-    }
-
-    /// Jumps to the C library's `dlvsym`, or to [`our_dlvsym`] for a name with a hook.
-    #[unsafe(naked)]
-    #[cfg_attr(not(test), unsafe(no_mangle))]
-    pub(crate) unsafe extern "C" fn dlvsym(
-        handle: *mut c_void,
-        name: *const c_char,
-        version: *const c_char,
-    ) -> *mut c_void {
-        std::arch::naked_asm!(
-            "stp x29, x30, [sp, #-48]!",
-            "stp x0, x1, [sp, #16]",
-            "str x2, [sp, #32]",
-            "mov x0, x1",
-            "bl {choose}",
-            "mov x16, x0",
-            "ldr x2, [sp, #32]",
-            "ldp x0, x1, [sp, #16]",
-            "ldp x29, x30, [sp], #48",
-            "br x16",
+            #[cfg(target_arch = "x86_64")]
+            concat!(
+                "push rdi\n",
+                "push rsi\n",
+                "push rdx\n",
+                "mov rdi, rsi\n",
+                "call {choose}\n",
+                "pop rdx\n",
+                "pop rsi\n",
+                "pop rdi\n",
+                "jmp rax\n",
+            ),
+            #[cfg(target_arch = "aarch64")]
+            concat!(
+                "stp x29, x30, [sp, #-48]!\n",
+                "stp x0, x1, [sp, #16]\n",
+                "str x2, [sp, #32]\n",
+                "mov x0, x1\n",
+                "bl {choose}\n",
+                "mov x16, x0\n",
+                "ldr x2, [sp, #32]\n",
+                "ldp x0, x1, [sp, #16]\n",
+                "ldp x29, x30, [sp], #48\n",
+                "br x16\n",
+            ),
             choose = sym choose_dlvsym,
         )
     }

@@ -69,6 +69,15 @@ unsafe fn admitted_any(params: *const c_void, add: impl FnOnce() -> CUresult) ->
     unsafe { admitted_node(&raw const (*params.cast::<Node>()).alloc, add) }
 }
 
+/// Adds a node while the gate is open. Nothing is submitted by that.
+fn past_the_gate(add: impl FnOnce() -> CUresult) -> CUresult {
+    let mark = FrameMark::new();
+    let pass = gate::enter_to_name(&mark, session::start);
+    let result = add();
+    gate::leave(pass, &mark, CUresult::NOT_READY);
+    result
+}
+
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn add_mem_alloc_node(
@@ -79,14 +88,8 @@ pub(crate) unsafe fn add_mem_alloc_node(
     count: usize,
     params: *mut c_void,
 ) -> CUresult {
-    let add = || {
-        let mark = FrameMark::new();
-        let pass = gate::enter_to_name(&mark, session::start);
-        // SAFETY: the caller's arguments.
-        let result = unsafe { real(node, graph, dependencies, count, params) };
-        gate::leave(pass, &mark, CUresult::NOT_READY);
-        result
-    };
+    // SAFETY: the caller's arguments.
+    let add = || past_the_gate(|| unsafe { real(node, graph, dependencies, count, params) });
     // SAFETY: the caller's parameters.
     unsafe { admitted_node(params.cast(), add) }
 }
@@ -118,14 +121,8 @@ pub(crate) unsafe fn add_node_v2(
     count: usize,
     params: *mut c_void,
 ) -> CUresult {
-    let add = || {
-        let mark = FrameMark::new();
-        let pass = gate::enter_to_name(&mark, session::start);
-        // SAFETY: the caller's arguments.
-        let result = unsafe { real(node, graph, dependencies, data, count, params) };
-        gate::leave(pass, &mark, CUresult::NOT_READY);
-        result
-    };
+    // SAFETY: the caller's arguments.
+    let add = || past_the_gate(|| unsafe { real(node, graph, dependencies, data, count, params) });
     // SAFETY: the caller's parameters.
     unsafe { admitted_any(params, add) }
 }
