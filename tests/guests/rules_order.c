@@ -147,6 +147,29 @@ static void a_host_function_keeps_only_its_stream(void) {
     CHECK(FN(cuStreamSynchronize)(a));
 }
 
+/* A function of the host keeps what else stands in the driver's queue for them: others, and moves that found their stream busy. */
+static void nothing(void *data) { (void)data; }
+static void the_queue_of_host_functions(void) {
+    begin();
+    void *a = new_stream(NON_BLOCKING), *b = new_stream(NON_BLOCKING), *c = new_stream(NON_BLOCKING);
+    uint64_t managed;
+    volatile uint32_t *word;
+    CHECK(FN(cuMemAllocManaged)(&managed, 2 * MIB, 1));
+    CHECK(FN(cuMemHostAlloc)(&word, 4096ul, 1));
+    hold(a);
+    CHECK(FN(cuLaunchHostFunc)(b, nothing, NULL));
+    EXPECT(is_kept(b) && runs(c));
+    /* On an idle stream a move is done within the call. */
+    CHECK(FN(cuMemPrefetchAsync)(managed, 2 * MIB, 0, c));
+    EXPECT(query_stream(c) == OK);
+    CHECK(FN(cuStreamWaitValue32_v2)(c, (uint64_t)word, 1, 0));
+    CHECK(FN(cuMemPrefetchAsync)(managed, 2 * MIB, 0, c));
+    *word = 1;
+    EXPECT(is_kept(c));
+    release();
+    CHECK(FN(cuCtxSynchronize)());
+}
+
 static void streams_wait_for_events(void) {
     begin();
     void *a = new_stream(NON_BLOCKING), *b = new_stream(NON_BLOCKING), *event = new_event();
@@ -317,6 +340,6 @@ static void without_events_of_contexts(void) {
     EXPECT(FN(cuGetProcAddress_v2)("cuCtxRecordEvent", &found, 12000, 0ul, NULL) == 500 && !found);
 }
 
-RULES(RULE(looks_see_unfinished_work), RULE(looks_see_work_of_destroyed_streams), RULE(an_event_on_the_legacy_stream_is_a_barrier), RULE(a_host_function_keeps_only_its_stream),
+RULES(RULE(looks_see_unfinished_work), RULE(looks_see_work_of_destroyed_streams), RULE(an_event_on_the_legacy_stream_is_a_barrier), RULE(a_host_function_keeps_only_its_stream), RULE(the_queue_of_host_functions),
       RULE(streams_wait_for_events), RULE(threads_have_streams_of_their_own), RULE(events_have_a_context), RULE(host_functions_call_nothing),
       RULE(a_first_launch_waits_for_host_functions), RULE(a_full_queue_holds_its_context), RULE(without_events_of_contexts))

@@ -1,4 +1,8 @@
 //! Functions of the host that streams run, and waiting for them.
+//!
+//! The driver has one queue for the host functions of a context. It may run them one after the other, whatever their streams
+//! (documented), and prefetches that found their stream busy stand in that queue too: a host function that waits keeps them all
+//! (measured).
 
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -10,8 +14,24 @@ use crate::stream::unique;
 static RUNNING: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 static ENDED: Condvar = Condvar::new();
 
-/// Runs one function.
-pub(crate) fn run(body: impl FnOnce()) {
+/// The driver's queue of a context.
+#[derive(Debug, Default)]
+pub(crate) struct DriverQueue(Mutex<()>);
+
+impl DriverQueue {
+    /// Does something in its turn.
+    pub(crate) fn in_turn(&self, body: impl FnOnce()) {
+        let _turn = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        body();
+    }
+
+    /// Runs a function of the host.
+    pub(crate) fn run(&self, body: impl FnOnce()) {
+        self.in_turn(|| run(body));
+    }
+}
+
+fn run(body: impl FnOnce()) {
     let id = unique();
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
     handles::as_host_function(body);

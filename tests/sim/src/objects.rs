@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use crate::host_functions::DriverQueue;
 use crate::stream::{Door, Point, Queue, unique};
 
 /// A context: a program's own, a device's primary one, or a green one.
@@ -15,6 +16,8 @@ pub(crate) struct Context {
     pub(crate) family: u64,
     pub(crate) legacy: Arc<Stream>,
     pub(crate) door: Arc<Door>,
+    /// The queue of the context's host functions.
+    pub(crate) host_functions: Arc<DriverQueue>,
     /// The number of attachments to the context.
     pub(crate) usage: u32,
 }
@@ -24,10 +27,12 @@ impl Context {
         let id = unique();
         let family = family.unwrap_or(id);
         let door = Arc::new(Door::default());
+        let host_functions = Arc::new(DriverQueue::default());
         let legacy = Stream {
             id: unique(),
             queue: Arc::default(),
             door: Arc::clone(&door),
+            host_functions: Arc::clone(&host_functions),
             context: id,
             context_handle: handle,
             family,
@@ -35,7 +40,7 @@ impl Context {
             non_blocking: false,
             behind: None,
         };
-        Self { id, handle, gpu, family, legacy: Arc::new(legacy), door, usage: 1 }
+        Self { id, handle, gpu, family, legacy: Arc::new(legacy), door, host_functions, usage: 1 }
     }
 
     /// Whether a look at the whole context sees a stream: a primary context includes the streams of its green ones.
@@ -48,6 +53,7 @@ impl Context {
             id: unique(),
             queue: Arc::default(),
             door: Arc::clone(&self.door),
+            host_functions: Arc::clone(&self.host_functions),
             context: self.id,
             context_handle: self.handle,
             family: self.family,
@@ -65,6 +71,8 @@ pub(crate) struct Stream {
     pub(crate) queue: Arc<Queue>,
     /// The door of the stream's context.
     pub(crate) door: Arc<Door>,
+    /// The queue of its context's host functions.
+    pub(crate) host_functions: Arc<DriverQueue>,
     pub(crate) context: u64,
     pub(crate) context_handle: usize,
     pub(crate) family: u64,

@@ -47,6 +47,7 @@ rules! { order:
     looks_see_work_of_destroyed_streams
     an_event_on_the_legacy_stream_is_a_barrier
     a_host_function_keeps_only_its_stream
+    the_queue_of_host_functions
     streams_wait_for_events
     threads_have_streams_of_their_own
     events_have_a_context

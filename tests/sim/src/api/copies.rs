@@ -212,7 +212,7 @@ fn rows_now(rows: &[Row], per_thread: bool) -> Result<(), Failure> {
 }
 
 /// On an idle stream, the prefetch is done when the call returns, as the driver's call takes that long; else it is done in
-/// the stream's order.
+/// the stream's order, from the queue of host functions.
 fn prefetch(address: u64, bytes: u64, device: c_int, stream: usize) -> Result<(), Failure> {
     let way = if device < 0 { Way::ToHost } else { Way::ToDevice };
     with_place(stream, false, |p, stream| {
@@ -229,9 +229,10 @@ fn prefetch(address: u64, bytes: u64, device: c_int, stream: usize) -> Result<()
             drop(tables);
             return p.prefetch(address, bytes, way);
         }
+        let queue = Arc::clone(&stream.host_functions);
         let work: Work = Arc::new(move || {
             // Memory that does not fit comes by faults.
-            let _ = p.prefetch(address, bytes, way);
+            queue.in_turn(|| _ = p.prefetch(address, bytes, way));
         });
         tables.submit(&stream, Kind::Copy, work, Vec::new()).map(|_: Option<Point>| ())
     })

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use super::{api, give, give_new, looked_at, status, submit, twins, with_place, with_stream};
 use crate::capture::Kind;
+use crate::memory;
 use crate::process::{self, Failure, INVALID_VALUE, NOT_READY, SUCCESS};
 use crate::stream::{Point, Work};
-use crate::{host_functions, memory};
 
 const NON_BLOCKING: c_uint = 1;
 
@@ -97,14 +97,19 @@ twins! { per_thread:
     fn cuLaunchHostFunc / cuLaunchHostFunc_ptsz (stream: usize, function: HostFunction, data: *mut c_void) {
         let Some(function) = function else { return INVALID_VALUE };
         let data = data as usize;
-        let work: Work = Arc::new(move || host_functions::run(|| function(data as *mut c_void)));
-        status(submit(stream, per_thread, Kind::Host, Ok(work)))
+        status(with_place(stream, per_thread, |p, s| {
+            p.sticky()?;
+            let queue = Arc::clone(&s.host_functions);
+            let work: Work = Arc::new(move || queue.run(|| function(data as *mut c_void)));
+            p.tables().submit(&s, Kind::Host, work, Vec::new()).map(|_| ())
+        }))
     }
     fn cuStreamAddCallback / cuStreamAddCallback_ptsz (stream: usize, function: Callback, data: *mut c_void, _flags: c_uint) {
         let Some(function) = function else { return INVALID_VALUE };
         let data = data as usize;
-        let work: Work = Arc::new(move || host_functions::run(|| function(stream, 0, data as *mut c_void)));
         status(with_place(stream, per_thread, |p, s| {
+            let queue = Arc::clone(&s.host_functions);
+            let work: Work = Arc::new(move || queue.run(|| function(stream, 0, data as *mut c_void)));
             // No graph has callbacks.
             let mut tables = p.tables();
             tables.look_at_stream(&s)?;

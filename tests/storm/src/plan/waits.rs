@@ -53,6 +53,14 @@ impl Composer<'_> {
         self.sync_stream(other, second);
         self.region(a).pending = Pending::Nothing;
         self.region(b).pending = Pending::Nothing;
+        // What the legacy stream has may stand behind another host function, for which the driver may have no other thread; and
+        // the second stream behind that. Only a blocking first stream waits for it by itself.
+        let legacy = self.contexts[&context].legacy;
+        let mut reads = Vec::new();
+        if !self.is_blocking(first) {
+            self.sync_stream(thread, legacy);
+            reads.push(Thing::Stream(legacy));
+        }
         let module = self.contexts[&context].module;
         let value = rng.word();
         let values: Vec<u32> = (0..rng.range(1, 4)).map(|_| rng.word()).collect();
@@ -66,7 +74,7 @@ impl Composer<'_> {
             self.count("host function of a blocking stream waits for another blocking one");
         }
         let writes = [Thing::Stream(first), a.thing()];
-        let reads = [Thing::Buffer(a.buffer), Thing::Module(module)];
+        reads.extend([Thing::Buffer(a.buffer), Thing::Module(module)]);
         let op = Op::Window { stream: first, region: a, value, module, hold_ms };
         self.emit(thread, Some(context), op, &reads, &writes, &[flag::WINDOW, flag::UNSAFE]);
         let writes = [Thing::Stream(second), b.thing()];
