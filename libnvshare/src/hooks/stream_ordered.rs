@@ -28,15 +28,14 @@ unsafe fn ordered(
     kind: Kind,
     place: *mut CUdeviceptr,
     bytes: usize,
-    stream: CUstream,
     real: impl Fn(*mut CUdeviceptr) -> CUresult,
 ) -> CUresult {
     let Some((device, context)) = on.filter(|_| !place.is_null() && bytes > 0) else { return real(place) };
-    let made = allocate(device, context, bytes as u64, kind, || {
+    let made = allocate(device, Arc::clone(&context), bytes as u64, kind, || {
         let mut base = 0;
         real(&raw mut base).ok()?;
         if kind == Kind::Pooled {
-            pools::bring(base, bytes as u64, device, stream);
+            pools::bring(base, bytes as u64, device, &context);
         }
         Ok(base)
     });
@@ -76,7 +75,7 @@ pub(crate) unsafe fn alloc_async<const PER_THREAD: bool>(
         return graphs::admitted(on.map(|(device, _)| device), bytes as u64, || call(place));
     }
     // SAFETY: the caller's place.
-    unsafe { ordered(on, kind, place, bytes, StreamKey::new(stream, PER_THREAD).handle(), call) }
+    unsafe { ordered(on, kind, place, bytes, call) }
 }
 
 /// # Safety
@@ -107,7 +106,7 @@ pub(crate) unsafe fn alloc_from_pool_async<const PER_THREAD: bool>(
     // SAFETY: the caller's arguments, `place` or a place of ours.
     let call = |place| unsafe { real(place, bytes, pool, stream) };
     // SAFETY: the caller's place.
-    unsafe { ordered(on, kind, place, bytes, StreamKey::new(stream, PER_THREAD).handle(), call) }
+    unsafe { ordered(on, kind, place, bytes, call) }
 }
 
 /// The driver also frees memory of `cuMemAlloc` in stream order. If it does not do so for managed memory, the library

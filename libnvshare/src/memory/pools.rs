@@ -15,12 +15,13 @@ use super::devices::Device;
 use super::plain;
 use crate::driver::functions;
 use crate::driver::types::{
-    CU_MEM_LOCATION_TYPE_DEVICE, CUdevice, CUdeviceptr, CUmemLocation, CUmemoryPool, CUresult, CUstream,
+    CU_MEM_LOCATION_TYPE_DEVICE, CUdevice, CUdeviceptr, CUmemLocation, CUmemoryPool, CUresult,
     MemoryProperties,
 };
 use crate::driver::{self, Relaxed};
 use crate::process::lock::lock;
 use crate::process::{lifecycle, log};
+use crate::work::contexts::Context;
 
 /// `CU_MEM_ALLOCATION_TYPE_MANAGED`
 const MANAGED: c_int = 2;
@@ -192,14 +193,15 @@ pub(crate) fn moved() {
     MOVED.store(true, Ordering::Relaxed);
 }
 
-/// Brings new memory of a pool to the card, in stream order. It may have been moved to the host when it belonged to another
-/// allocation.
-pub(crate) fn bring(base: CUdeviceptr, bytes: u64, device: &Device, stream: CUstream) {
+/// Brings new memory of a pool to the card. It may have been moved to the host when it belonged to another allocation. Not on the
+/// program's stream: on one that is busy the move would wait in the driver's queue, behind a host function that may wait for
+/// what comes next on that stream.
+pub(crate) fn bring(base: CUdeviceptr, bytes: u64, device: &Device, context: &Context) {
     if !MOVED.load(Ordering::Relaxed) || lifecycle::is_exiting() {
         return;
     }
-    let _relaxed = Relaxed::begin();
-    if let Err(error) = driver::prefetch(base, bytes, device.ordinal, stream) {
+    let prefetch = |stream| driver::prefetch(base, bytes, device.ordinal, stream);
+    if let Ok(Err(error)) = context.with(|| context.move_in_order(prefetch)) {
         log::debug(format_args!("bring {bytes} bytes of a pool: {error:?}; they come by faults"));
     }
 }

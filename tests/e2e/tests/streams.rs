@@ -13,6 +13,7 @@ nvshare_harness::with_both_memories! {
     stream_churn_without_events_of_contexts
     stream_churn_with_handles_that_come_again
     legacy_wait
+    memory_of_a_pool_is_not_brought_behind_a_host_function
     a_capture_begins_beside_a_full_queue_of_another_context
     a_primary_context_ends_with_the_green_one_that_outlived_its_release
     a_capture_that_stays_open_is_not_looked_into
@@ -57,6 +58,10 @@ fn legacy_wait(memory: &str) {
     for record in ["1", "0"] {
         in_turns(memory, "legacy_wait", &[("NVSIM_CTX_RECORD", record)], 5);
     }
+}
+
+fn memory_of_a_pool_is_not_brought_behind_a_host_function(memory: &str) {
+    in_turns(memory, "pool_beside_host_function", &[], 5);
 }
 
 fn a_capture_begins_beside_a_full_queue_of_another_context(memory: &str) {
