@@ -1,11 +1,11 @@
-//! The list of entry points: each function of the driver once, with its signature and what is done about it.
+//! The list of entry points: each function of the driver once, with its signature and its treatment.
 //!
 //! Two layers are made from it: [`driver::functions`](crate::driver::functions) has a place for each of the driver's own
 //! functions, and [`hooks::table`](crate::hooks::table) a hook for each that is not left alone. Signatures are those of
 //! `cuda.h` of CUDA 13.0, structures that nobody looks into as `c_void`; a name behind `and` is the function for
 //! per-thread default streams and has the same signature.
 //!
-//! A row has a class, which `docs/entry-points.md` shows, the function, and what is done about it:
+//! A row has a class, which `docs/entry-points.md` shows, the function, and its treatment:
 //!
 //! - **gated**: the hook passes the gate with the stream in brackets, and calls the driver.
 //! - **prompt**: gated as well. The driver returns from the function before its work is done, but not for managed memory. So if

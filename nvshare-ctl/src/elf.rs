@@ -24,13 +24,13 @@ pub(crate) fn exports(path: &Path) -> Result<BTreeSet<String>, String> {
 /// The way in which a program is started, as far as a preload is concerned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// By the dynamic loader, which preloads.
+    /// The dynamic loader starts the program, and preloads.
     Dynamic,
-    /// Without the dynamic loader.
+    /// The program starts without the dynamic loader.
     Static,
-    /// By a loader of other libraries: 32 bits, or of another machine.
+    /// A loader of other libraries starts the program: 32 bits, or of another machine.
     Foreign,
-    /// By the program that the file's first line names.
+    /// The program that the file's first line names starts it.
     Script(PathBuf),
     /// The file does not tell.
     Unknown,

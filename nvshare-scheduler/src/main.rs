@@ -131,7 +131,7 @@ fn explain(error: &sockets::Error, root: bool) -> String {
     }
 }
 
-/// Logs what was read again, and what of it needs a restart.
+/// Logs that the configuration was read again, and which settings need a restart.
 fn follow(first: &Settings, new: &Settings, level: &LevelHandle) {
     match &new.file {
         Some(file) => info!("{} is read again", file.display()),

@@ -66,7 +66,7 @@ pub fn is_of_library(name: &str) -> bool {
         || [HAMI_POLICY, HAMI_LOG_LEVEL].contains(&name)
 }
 
-/// Every variable of ours, for the library, the scheduler and the command line.
+/// All variables of nvshare, for the library, the scheduler and the command line.
 pub const KNOWN: [&str; 19] = [
     SOCKET,
     ADMIN_SOCKET,

@@ -36,9 +36,9 @@ pub enum Request {
 /// A message that the scheduler sends.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Reply {
-    /// To a registered process.
+    /// A message to a registered process.
     Client(SchedulerMessage),
-    /// To an administrator.
+    /// An answer to an administrator.
     Admin(AdminReply),
     /// The request is refused; on a client's connection, this is the last frame.
     Refused {
@@ -111,7 +111,7 @@ pub struct Usage {
 pub struct Room {
     /// The GPU.
     pub gpu: GpuUuid,
-    /// How many bytes.
+    /// The amount, in bytes.
     pub bytes: u64,
 }
 
@@ -171,14 +171,14 @@ pub enum SchedulerMessage {
         /// The state in which the client's gate begins.
         hold: Hold,
     },
-    /// How much of a GPU's memory its clients may fill together, in bytes; sent when the client first uses the
+    /// Bytes of a GPU's memory that its clients may fill together; sent when the client first uses the
     /// GPU and when it changes.
     Capacity(Room),
     /// The lock is granted; all the room that the client needs comes with it.
     LockOk {
         /// The grant.
         epoch: Epoch,
-        /// How long the client may keep the lock once it runs, if somebody waits; milliseconds.
+        /// How long the client may keep the lock once it runs, if another client waits; milliseconds.
         quantum_ms: u64,
         /// Room given with the grant.
         room: Vec<Room>,
@@ -368,7 +368,7 @@ pub enum AdminReply {
     Event(Box<WatchEvent>),
     /// Events are lost: the reader was too slow or asked too late, and the scheduler does not keep them any more.
     Missed {
-        /// How many.
+        /// Number of lost events.
         count: u64,
     },
     /// Nothing happened for a while, and the scheduler lives.

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | [`machine`] | the client's side of the protocol: messages of the scheduler in, actions out |
 //! | [`session`] | the machine and the accounts together: what the scheduler is told, and when |
-//! | [`account`] | the sums of one device: what is allocated and charged, what room there is, who waits for room |
+//! | [`account`] | the sums of one device: bytes allocated and charged, room, and allocations that wait for room |
 //! | [`residency`] | what of one allocation is on the card, and the piece of it that leaves next |
 //! | [`launch_window`] | how much work may be in flight while another client waits |
 

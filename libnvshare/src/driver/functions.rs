@@ -34,7 +34,7 @@ impl<F: Copy> Real<F> {
             return None;
         }
         // SAFETY: `F` is a function pointer (its size is checked above, and only the list below names it) and the
-        // address is what the driver exports under the function's name, whose signature `F` is.
+        // address is the one that the driver exports under the function's name, whose signature `F` is.
         Some(unsafe { std::mem::transmute_copy::<*mut (), F>(&address) })
     }
 

@@ -15,7 +15,7 @@ const UNBACKED: c_uint = 0x40 | 0x80;
 /// `CUDA_ARRAY3D_LAYERED` and `CUDA_ARRAY3D_CUBEMAP`.
 const LAYERED: c_uint = 0x1 | 0x4;
 
-/// No card has so many bytes. Such an extent is an error, which the driver reports.
+/// No card has this many bytes. Such an extent is an error, which the driver reports.
 const BEYOND_ANY: u64 = 1 << 50;
 
 fn product(of: [u64; 4]) -> u64 {

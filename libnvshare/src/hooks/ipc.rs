@@ -43,7 +43,7 @@ pub(crate) unsafe fn get_handle_for_range(
     unsafe { real(handle, base, size, kind, flags) }
 }
 
-/// The program shares memory that moves: what it allocates from now on can be shared, and does not move.
+/// The program shares memory that moves: memory that it allocates from now on can be shared, and does not move.
 fn warn_once(with: &str) {
     if plain::was_refused() {
         log::warn(format_args!(

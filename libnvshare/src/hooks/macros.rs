@@ -1,6 +1,6 @@
 //! The hooks that rows of the list of [entry points](crate::entry_points) become.
 //!
-//! Hooks are `extern "C-unwind"` without anything to drop in the frame of the driver call: what unwinds or jumps
+//! Hooks are `extern "C-unwind"` without anything to drop in the frame of the driver call: code that unwinds or jumps
 //! through them (a C++ exception, `pthread_cancel`, `longjmp`) finds plain frames.
 
 /// One hook of a gated row.

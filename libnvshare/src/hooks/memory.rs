@@ -194,7 +194,7 @@ pub(crate) unsafe fn alloc_pitch_v1(
         // SAFETY: the caller's arguments.
         return unsafe { real(place, pitch, width, height, element) };
     };
-    // The padding of rows is not known in advance. It is small compared with what such a program allocates.
+    // The padding of rows is not known in advance. It is small compared with the memory of such a program.
     let made = allocate(device, context, u64::from(width) * u64::from(height), Kind::Plain, || {
         let mut base = 0;
         // SAFETY: a place for the address, the caller's for the pitch, and values.

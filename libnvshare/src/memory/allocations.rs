@@ -66,7 +66,7 @@ impl Allocation {
         self.leaving.load(Ordering::SeqCst)
     }
 
-    /// Which part of it is on the card. `None`: it is being moved or freed.
+    /// Which part of the allocation is on the card. `None`: the allocation is being moved or freed.
     pub(crate) fn try_residency(&self) -> Option<MutexGuard<'_, Residency>> {
         match self.residency.try_lock() {
             Ok(residency) => Some(residency),
@@ -75,7 +75,7 @@ impl Allocation {
         }
     }
 
-    /// Which part of it is on the card. Waits while it is being moved or freed.
+    /// Which part of the allocation is on the card. Waits while it is being moved or freed.
     pub(crate) fn residency(&self) -> MutexGuard<'_, Residency> {
         self.residency.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -15,7 +15,7 @@ static RESTORED: AtomicU64 = AtomicU64::new(0);
 static RESTORE_NS: AtomicU64 = AtomicU64::new(0);
 static DRAIN_NS: AtomicU64 = AtomicU64::new(0);
 
-/// The program looked up a function that the list of entry points does not name: what it submits there passes no gate.
+/// The program looked up a function that the list of entry points does not name: work that it submits there passes no gate.
 pub(crate) fn unknown_entry_point(name: &str) {
     UNKNOWN_ENTRY_POINTS.fetch_add(1, Ordering::Relaxed);
     log::debug(format_args!(

@@ -101,8 +101,8 @@ impl Context {
         driver::synchronize_stream(stream)
     }
 
-    /// Begins moving memory by `call` on our own stream, and does not wait for it. The context must be current and live through
-    /// the call, with [`Relaxed`] in force.
+    /// Begins moving memory by `call` on the library's own stream, and does not wait for it. The context must be current
+    /// and live through the call, with [`Relaxed`] in force.
     pub(crate) fn begin_move<T>(
         &self,
         call: impl FnOnce(CUstream) -> Result<T, CUresult>,

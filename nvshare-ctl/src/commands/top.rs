@@ -75,7 +75,7 @@ fn talk(scheduler: &Scheduler, interval: Duration, wishes: &Receiver<AdminReques
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
         };
-        // What a change did is looked at before it is said to be done: the next key may depend on it.
+        // The status after a change is read before the change is reported: the next key may depend on it.
         let looked = News::Looked(scheduler.status().map_err(|error| error.to_string()));
         for news in [looked].into_iter().chain(changed.map(News::Changed)) {
             if tell.send(news).is_err() {

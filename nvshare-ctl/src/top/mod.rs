@@ -96,7 +96,7 @@ impl Top {
         let before = self.status.as_ref().map_or(status.scheduler.pid, |status| status.scheduler.pid);
         let is_there = |id: &u64| before == status.scheduler.pid && self.clients.contains_key(id);
         if let Some(gone) = self.selected.take_if(|id| !is_there(id)) {
-            // What is typed for it is for nobody else.
+            // A text typed for it is for no other client.
             self.prompt.take_if(|prompt| prompt.what != Typed::Quantum);
             self.message = Some(format!("client {gone} has gone"));
         }

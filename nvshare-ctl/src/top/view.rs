@@ -253,7 +253,7 @@ fn clients(top: &Top, clients: &[ClientStatus], width: usize, now: Instant) -> R
     Rows { head, clients: lines, selected }
 }
 
-/// What is typed, by what it is to set.
+/// The prompt line: the setting, and the text typed so far.
 fn prompt(prompt: &Prompt) -> String {
     let what = match prompt.what {
         Typed::Quantum => "quantum of every GPU in seconds".to_owned(),
@@ -264,7 +264,7 @@ fn prompt(prompt: &Prompt) -> String {
     format!("{what}: {}_  (Enter sets it, Esc does not)", prompt.text)
 }
 
-/// What the selected client has, and the keys that change it.
+/// The settings of the selected client, and the keys that change them.
 fn about(client: &ClientStatus) -> String {
     let share = &client.share;
     let compute = share.compute.iter().map(|limit| limit.percent).min();

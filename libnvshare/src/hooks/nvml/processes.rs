@@ -109,7 +109,7 @@ unsafe fn fill<E: Entry>(own: &[(u32, u64)], room: usize, count: &mut c_uint, li
 /// Removes processes of other tenants from a list of processes that do not compute.
 ///
 /// # Safety
-/// NVML wrote so many entries.
+/// NVML wrote `count` entries.
 unsafe fn keep<E: Entry>(own: &[(u32, u64)], count: &mut c_uint, list: *mut E) {
     let mut kept = 0;
     for at in 0..*count as usize {

@@ -53,7 +53,7 @@ fn prefetch(context: &Context, address: CUdeviceptr, bytes: u64, to: CUdevice) -
 /// The result of the restore of a device.
 #[derive(Debug, Default)]
 pub(super) struct Restored {
-    /// What is to be asked for, in bytes: see [`Account::to_ask_for`](nvshare_client::Account::to_ask_for).
+    /// Bytes to ask for: see [`Account::to_ask_for`](nvshare_client::Account::to_ask_for).
     pub(super) lacking: u64,
     /// Whether anything was restored.
     pub(super) moved: bool,

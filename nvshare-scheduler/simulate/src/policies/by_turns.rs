@@ -2,7 +2,7 @@
 //! which page faults move.
 //!
 //! - [`Rule::Fcfs`], the original nvshare: one client at a time on each GPU, a fixed quantum, DROP_LOCK at its end whether
-//!   somebody waits or not, an early release after 5 s without work.
+//!   another client waits or not, an early release after 5 s without work.
 //! - [`Rule::RunOrSerialise`], a fork of it: all run while what is allocated is less than 90 % of the card, else one at a
 //!   time for 5 s for each GiB that the client has, at least 10 s and at most 300 s.
 //!

@@ -154,7 +154,7 @@ pub(crate) enum Way {
     /// On the default stream of the call: the call returns when the host's memory is free again.
     Now,
     Async,
-    /// In rows.
+    /// A copy in rows.
     Rows,
 }
 
