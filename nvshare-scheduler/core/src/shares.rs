@@ -78,6 +78,8 @@ pub(crate) struct Shares {
     weighed: bool,
     holding: i64,
     jobs: BTreeMap<Job, Share>,
+    /// The jobs of which no process is there, by their virtual time.
+    absent: BTreeSet<(Virtual, Job)>,
     /// Jobs whose limit is enforced.
     paced: BTreeSet<Job>,
 }
@@ -243,14 +245,7 @@ impl Shares {
         let terms = share.terms;
         let wanting = [was.active > 0, share.active > 0];
         self.holding += i64::from(share.holding > 0) - i64::from(was.holding > 0);
-        let forgotten = share.present == 0 && share.behind <= 0 && share.time <= self.clock;
-        if forgotten {
-            self.jobs.remove(&job);
-            self.paced.remove(&job);
-        } else {
-            self.jobs.insert(job, share);
-            self.forget_some();
-        }
+        self.keep(job, &was, share);
         match wanting {
             [false, true] => self.wants(terms),
             [true, false] => self.stops_wanting(terms),
@@ -262,22 +257,43 @@ impl Shares {
     /// Moves the clock up to the job that is least ahead of those that want the GPU: otherwise a newcomer would go first
     /// until it had caught up.
     fn catch_up(&mut self) {
-        let active = self.jobs.values().filter(|share| share.active > 0);
-        if let Some(least) = active.map(|share| share.time(self.served)).min() {
-            self.clock = self.clock.max(least);
+        let mut least = None;
+        for share in self.jobs.values().filter(|share| share.active > 0) {
+            let time = share.time(self.served);
+            // One job that is behind is enough, and mostly there is one among the first few.
+            if time <= self.clock {
+                return;
+            }
+            least = least.map_or(Some(time), |least: Virtual| Some(least.min(time)));
+        }
+        self.clock = self.clock.max(least.unwrap_or(self.clock));
+    }
+
+    /// Writes down a job, or that it is forgotten: of those that are absent, the one goes first that is least ahead.
+    fn keep(&mut self, job: Job, was: &Share, share: Share) {
+        if was.present == 0 {
+            self.absent.remove(&(was.time, job));
+        }
+        if share.present == 0 {
+            self.absent.insert((share.time, job));
+        }
+        let is_as_good_as_new = share.present == 0 && share.behind <= 0 && share.time <= self.clock;
+        self.jobs.insert(job, share);
+        if is_as_good_as_new {
+            self.forget(job);
+        }
+        while self.absent.len() > MOST_REMEMBERED
+            && let Some(&(_, job)) = self.absent.first()
+        {
+            self.forget(job);
         }
     }
 
-    fn forget_some(&mut self) {
-        if self.jobs.len() > MOST_REMEMBERED {
-            let clock = self.clock;
-            self.jobs.retain(|_, share| share.present > 0 || share.time > clock);
+    fn forget(&mut self, job: Job) {
+        if let Some(share) = self.jobs.remove(&job) {
+            self.absent.remove(&(share.time, job));
         }
-        if self.jobs.len() > 2 * MOST_REMEMBERED
-            && let Some((&job, _)) = self.jobs.iter().find(|(_, share)| share.present == 0)
-        {
-            self.jobs.remove(&job);
-        }
+        self.paced.remove(&job);
     }
 }
 
@@ -315,6 +331,9 @@ impl Share {
 
 /// The virtual time that `time` is for jobs of this weight.
 pub(crate) fn weighed(time: i64, weight: u64) -> Virtual {
+    if weight == USUAL {
+        return time;
+    }
     let weight = i128::from(weight.max(1));
     i64::try_from(i128::from(time) * i128::from(USUAL) / weight).unwrap_or(Virtual::MAX / 4)
 }
@@ -465,5 +484,21 @@ mod tests {
         shares.change(job(2), None, HOLDS, S(60));
         shares.advance(S(20));
         assert_eq!([shares.time(job(1)), shares.time(job(2))].map(seconds), [10, 10]);
+    }
+
+    #[test]
+    fn of_many_that_are_gone_those_least_ahead_are_forgotten() {
+        let mut shares = Shares::default();
+        shares.change(job(0), None, WAITS, S(60));
+        let jobs = 2 * MOST_REMEMBERED as u64;
+        for n in 1..=jobs {
+            shares.change(job(n), None, HOLDS, S(60));
+            shares.advance(S(n));
+            shares.change(job(n), HOLDS, None, S(60));
+        }
+        assert_eq!(shares.jobs.len(), 1 + MOST_REMEMBERED);
+        assert!(!shares.jobs.contains_key(&job(1)) && shares.jobs.contains_key(&job(jobs)));
+        let absent = shares.jobs.iter().filter(|(_, share)| share.present == 0);
+        assert!(absent.map(|(&job, share)| (share.time, job)).collect::<BTreeSet<_>>() == shares.absent);
     }
 }

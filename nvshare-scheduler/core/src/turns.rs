@@ -9,8 +9,8 @@ use nvshare_proto::{EventKind, GpuUuid, SchedulerMessage};
 use crate::client::{ClientId, Phase, Why};
 use crate::configure::Rule;
 use crate::gangs::Unit;
-use crate::gpu::Gpu;
-use crate::ledger::Key;
+use crate::gpu::{Gpu, Source};
+use crate::ledger::{Group, Key};
 use crate::policy::turn::{self, Turn};
 use crate::policy::{next, quantum, slices};
 use crate::{Core, Time, shares};
@@ -25,6 +25,14 @@ struct Head {
     ahead: u128,
     /// Bytes that stay when the head comes: members that keep running beside it, and memory that cannot be moved.
     stays: u128,
+}
+
+/// The members of a GPU, by whether they fit it together with a waiter.
+struct Split {
+    gpu: GpuUuid,
+    /// The waiter, and those that stay.
+    kept: Group,
+    leavers: Vec<ClientId>,
 }
 
 impl Core {
@@ -78,8 +86,14 @@ impl Core {
                 }
                 judged.push(gang);
             }
-            if head.is_some() && self.nobody_else_fits(uuid) {
-                return;
+            if let Some(head) = &head {
+                if self.nobody_else_fits(uuid) {
+                    return;
+                }
+                if self.everybody_else_waits_for(uuid, head) {
+                    self.is_contested(uuid);
+                    return;
+                }
             }
             if self.is_hopeless(id) {
                 // A client is waited for even if it does not drain, and has to bound its work in flight.
@@ -136,13 +150,15 @@ impl Core {
                 head.ahead = head.ahead.max(self.demand_of(uuid, &unit));
                 continue;
             }
-            match self.turns_end(&unit, &contested) {
-                Some((ends, leavers)) if ends <= self.now => {
+            let mut splits: Vec<Split> = contested.iter().map(|&gpu| self.split_for(gpu, &unit)).collect();
+            match self.turns_end(&unit, &splits) {
+                Some(ends) if ends <= self.now => {
+                    let leavers: Vec<ClientId> = splits.drain(..).flat_map(|split| split.leavers).collect();
                     self.steps += leavers.len() as u64;
                     self.claim(&unit, &contested, leavers);
                     continue;
                 }
-                Some((ends, _)) => {
+                Some(ends) => {
                     if let Some(gpu) = self.gpus.get_mut(&uuid) {
                         gpu.wake_at(ends);
                     }
@@ -157,8 +173,16 @@ impl Core {
                     }
                 }
             }
-            head = Some(self.head(uuid, &unit));
+            head = Some(match splits.iter().find(|split| split.gpu == uuid) {
+                Some(split) => self.head_beside(uuid, &unit, split.kept),
+                None => self.head(uuid, &unit),
+            });
         }
+    }
+
+    fn split_for(&self, gpu: GpuUuid, unit: &Unit) -> Split {
+        let (kept, leavers) = self.keep_what_fits(gpu, Some(unit), self.members(gpu, false));
+        Split { gpu, kept, leavers: self.with_their_gangs(leavers) }
     }
 
     /// Whether the turn is that of a client's job: it ends for the whole job at once, so a client that joins it delays
@@ -204,6 +228,11 @@ impl Core {
 
     fn head(&self, uuid: GpuUuid, unit: &Unit) -> Head {
         let (kept, _) = self.keep_what_fits(uuid, Some(unit), self.members(uuid, false));
+        self.head_beside(uuid, unit, kept)
+    }
+
+    /// The head of a GPU's queue, beside the members that keep running when it comes.
+    fn head_beside(&self, uuid: GpuUuid, unit: &Unit, kept: Group) -> Head {
         let ahead = self.demand_of(uuid, unit);
         let pinned = self.gpus.get(&uuid).map_or(0, |gpu| gpu.ledger.pinned_beside(kept));
         Head { ahead, stays: kept.demand - ahead + pinned }
@@ -217,11 +246,24 @@ impl Core {
         members.count > 0 && members.demand + u128::from(least) > u128::from(gpu.capacity)
     }
 
+    /// Whether all other waiters would delay the head: even the smallest, if none is part of a turn or a gang.
+    fn everybody_else_waits_for(&self, uuid: GpuUuid, head: &Head) -> bool {
+        let Some(gpu) = self.gpus.get(&uuid) else { return true };
+        let Some(least) = gpu.ledger.least_waiting_demand() else { return true };
+        gpu.source != Source::Disputed
+            && gpu.ledger.moving().is_empty()
+            && !self.is_in_nobodys_way(gpu, u128::from(least), head, gpu.capacity)
+    }
+
     fn delays_nobody(&self, uuid: GpuUuid, unit: &Unit, head: &Head) -> bool {
+        let Some(gpu) = self.gpus.get(&uuid) else { return true };
         let capacity = unit.first().map_or(0, |&id| self.capacity(uuid, id));
-        let by_shares = self.gpus.get(&uuid).is_some_and(|gpu| gpu.shares.are_unequal());
-        !(self.config.exclusive || by_shares)
-            && next::delays_nobody(self.demand_of(uuid, unit), head.ahead, head.stays, capacity)
+        self.is_in_nobodys_way(gpu, self.demand_of(uuid, unit), head, capacity)
+    }
+
+    fn is_in_nobodys_way(&self, gpu: &Gpu, demand: u128, head: &Head, capacity: u64) -> bool {
+        !(self.config.exclusive || gpu.shares.are_unequal())
+            && next::delays_nobody(demand, head.ahead, head.stays, capacity)
     }
 
     /// Whether no client is ahead of a waiter on a GPU, apart from clients that cannot have room, that fit at once, or that
@@ -247,23 +289,19 @@ impl Core {
         head.is_none_or(|head| self.delays_nobody(uuid, unit, &head))
     }
 
-    /// When the turns on these GPUs are over for a waiter, and which clients leave for it then; `None` while that is
-    /// unknown.
-    fn turns_end(&self, unit: &Unit, contested: &[GpuUuid]) -> Option<(Time, Vec<ClientId>)> {
+    /// When the turns of those who leave for a waiter are over; `None` while that is unknown.
+    fn turns_end(&self, unit: &Unit, splits: &[Split]) -> Option<Time> {
         let mut ends = Time::ZERO;
-        let mut all = Vec::new();
-        for &uuid in contested {
+        for &Split { gpu: uuid, ref leavers, .. } in splits {
             let gpu = self.gpus.get(&uuid)?;
-            let (_, leavers) = self.keep_what_fits(uuid, Some(unit), self.members(uuid, false));
             let mut idle_since = Some(Time::ZERO);
             let one = unit.iter().copied().find(|&id| gpu.ledger.entry(id).is_some())?;
             let own_job = self.clients.get(&one)?.job;
             let (own, own_weight) = (gpu.shares.time(own_job), gpu.shares.weight(own_job));
             let mut catches_up = Duration::ZERO;
             let mut heaviest = own_weight;
-            let leavers = self.with_their_gangs(leavers);
-            for &leaver in &leavers {
-                let client = self.clients.get(&leaver)?;
+            for leaver in leavers {
+                let client = self.clients.get(leaver)?;
                 match client.phase {
                     // A turn that has not begun cannot be over.
                     Phase::Next(Why::Claims) | Phase::Granted { begins: true, .. } => return None,
@@ -296,9 +334,8 @@ impl Core {
                 move_cost: if to_move == 0 { Duration::ZERO } else { gpu.rates.there_and_back(to_move) },
             };
             ends = ends.max(turn::ends(&turn)?);
-            all.extend(leavers);
         }
-        Some((ends, all))
+        Some(ends)
     }
 
     /// Clients, and all other members of their gangs.

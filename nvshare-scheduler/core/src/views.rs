@@ -114,8 +114,11 @@ impl Core {
 
     /// A client's place in the order of turns on a GPU, as it is now.
     pub(crate) fn key(&self, uuid: GpuUuid, id: ClientId) -> Option<Key> {
+        self.key_on(self.gpus.get(&uuid)?, id)
+    }
+
+    fn key_on(&self, gpu: &Gpu, id: ClientId) -> Option<Key> {
         let client = self.clients.get(&id)?;
-        let gpu = self.gpus.get(&uuid)?;
         let time = if client.accounts.len() > 1 || client.gang.is_some() {
             gpu.shares.clock() + self.ahead_on_all(client)
         } else {
@@ -126,7 +129,8 @@ impl Core {
 
     /// Clients in the order of their turn on a GPU.
     pub(crate) fn by_turn(&self, uuid: GpuUuid, ids: impl Iterator<Item = ClientId>) -> Vec<ClientId> {
-        let mut keys: Vec<Key> = ids.filter_map(|id| self.key(uuid, id)).collect();
+        let Some(gpu) = self.gpus.get(&uuid) else { return Vec::new() };
+        let mut keys: Vec<Key> = ids.filter_map(|id| self.key_on(gpu, id)).collect();
         keys.sort_unstable();
         keys.into_iter().map(|key| key.2).collect()
     }
@@ -160,12 +164,15 @@ impl Core {
     /// fill.
     pub(crate) fn fit(&self, uuid: GpuUuid, group: Group, seen_by: ClientId) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
+        self.fit_within(gpu, self.capacity(uuid, seen_by), group)
+    }
+
+    fn fit_within(&self, gpu: &Gpu, capacity: u64, group: Group) -> bool {
         if group.mixed && gpu.shares.are_unequal() {
             return false;
         }
         let alone = self.config.exclusive || gpu.source == Source::Disputed;
-        let pinned = gpu.ledger.pinned_beside(group);
-        together::fits(self.capacity(uuid, seen_by), pinned, group.demand, group.count, alone)
+        together::fits(capacity, gpu.ledger.pinned_beside(group), group.demand, group.count, alone)
     }
 
     /// A group, and the clients of a unit on a GPU that are not in it yet.
@@ -259,20 +266,25 @@ impl Core {
         if let Some(first) = first {
             kept = Self::with_unit(gpu, kept, first, |_| false);
         }
-        let seen_by = first.and_then(|first| Self::one_on(gpu, first));
-        let mut judged: Vec<u64> = Vec::new();
+        // Where clients say different capacities, no two of them fit, whoever is asked.
+        let seen_by = first.and_then(|first| Self::one_on(gpu, first)).or(members.first().copied());
+        let capacity = seen_by.map_or(0, |id| self.capacity(uuid, id));
+        // The gangs that were judged, by their first members.
+        let mut judged: Vec<ClientId> = Vec::new();
         for id in members {
-            let gang = self.gang_of(id);
-            if first.is_some_and(|first| first.contains(&id))
-                || gang.is_some_and(|gang| judged.contains(&gang))
-            {
+            let unit = self.unit(id);
+            if first.is_some_and(|first| first.contains(&id)) {
                 continue;
             }
-            judged.extend(gang);
-            let unit = self.unit(id);
+            if let Unit::Gang(gang) = &unit {
+                if gang.first().is_none_or(|first| judged.contains(first)) {
+                    continue;
+                }
+                judged.extend(gang.first());
+            }
             let staying = |id: &ClientId| gpu.ledger.entry(*id).filter(|entry| entry.standing.stays());
             let more = unit.iter().filter_map(staying).fold(kept, Group::with);
-            if kept.count == 0 || self.fit(uuid, more, seen_by.unwrap_or(id)) {
+            if kept.count == 0 || self.fit_within(gpu, capacity, more) {
                 kept = more;
             } else {
                 leavers.extend(unit.iter().copied().filter(|id| staying(id).is_some()));
