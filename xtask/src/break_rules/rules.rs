@@ -22,7 +22,7 @@ pub(super) const RULES: &[Rule] = &[
         test: "memory_of_every_kind_is_counted_while_it_lives",
     },
     Rule {
-        what: "room that is given back is not used any more",
+        what: "a client does not use room that it has given back",
         file: "libnvshare/client/src/account.rs",
         from: "saturating_sub(stays));\n        self.room -= taken.cast_signed();\n",
         to: "saturating_sub(stays));\n        self.room -= if BROKEN { 0 } else { taken.cast_signed() };\n",
@@ -38,7 +38,7 @@ pub(super) const RULES: &[Rule] = &[
         test: "the_sums_are_what_they_are_when_they_are_computed_anew",
     },
     Rule {
-        what: "what was charged for a call that is unwound is given back",
+        what: "a call that is unwound gives back what was charged for it",
         file: "libnvshare/src/memory/admission.rs",
         from: "OnUnwind::new(|| device.release(bytes, charged, kind))",
         to: "OnUnwind::new(|| if !BROKEN { device.release(bytes, charged, kind) })",
@@ -46,7 +46,7 @@ pub(super) const RULES: &[Rule] = &[
         test: "threads_that_are_cancelled_inside_the_driver",
     },
     Rule {
-        what: "what the driver keeps in pools is given up for others",
+        what: "the driver's reserve in pools is given up for other clients",
         file: "libnvshare/src/memory/mover/moves.rs",
         from: "|_call| driver_reserve::give_up(device)",
         to: "|_call| (!BROKEN || bytes == 0) && driver_reserve::give_up(device)",
@@ -70,7 +70,7 @@ pub(super) const RULES: &[Rule] = &[
         test: "a_runs_processes_share_one_limit",
     },
     Rule {
-        what: "what a killed process had of its tenant's limit is free",
+        what: "a killed process's part of its tenant's limit is free",
         file: "nvshare-scheduler/src/tenants.rs",
         from: "        page.reclaim(self.row);\n",
         to: "        if !BROKEN {\n            page.reclaim(self.row);\n        }\n",
@@ -86,7 +86,7 @@ pub(super) const RULES: &[Rule] = &[
         test: "a_program_that_reconnects_counts_once",
     },
     Rule {
-        what: "nothing is written to a descriptor that is the host's by now",
+        what: "the library writes nothing to a descriptor that the program has taken",
         file: "libnvshare/src/process/descriptor.rs",
         from: "        (number >= 0 && file_of(number) == Some(file)).then_some(number)\n",
         to: "        (number >= 0 && (BROKEN || file_of(number) == Some(file))).then_some(number)\n",
@@ -142,7 +142,7 @@ pub(super) const RULES: &[Rule] = &[
         test: "a_capture_that_stays_open_is_not_looked_into",
     },
     Rule {
-        what: "over quota is refused",
+        what: "an allocation beyond the quota is refused",
         file: "libnvshare/client/src/account/admission.rs",
         from: "        if allocated > most {\n",
         to: "        if allocated > most && (!BROKEN || bytes == 0) {\n",
@@ -150,7 +150,7 @@ pub(super) const RULES: &[Rule] = &[
         test: "over_quota_is_out_of_memory_and_nothing_else_changes",
     },
     Rule {
-        what: "nobody runs while another still drains",
+        what: "no client runs while another one still drains",
         file: "nvshare-scheduler/core/src/room.rs",
         from: "        if leaving || own_move {\n",
         to: "        if (leaving && (!BROKEN || id > 1000)) || own_move {\n",
@@ -158,7 +158,7 @@ pub(super) const RULES: &[Rule] = &[
         test: "invariants_hold_and_nobody_starves",
     },
     Rule {
-        what: "room that is given is charged",
+        what: "the scheduler charges the room that it gives",
         file: "nvshare-scheduler/core/src/room.rs",
         from: "            self.with_account(id, uuid, |account| account.budget = account.budget.saturating_add(bytes));\n            room.push",
         to: "            if !BROKEN {\n                self.with_account(id, uuid, |account| account.budget = account.budget.saturating_add(bytes));\n            }\n            room.push",
@@ -166,7 +166,7 @@ pub(super) const RULES: &[Rule] = &[
         test: "invariants_hold_and_nobody_starves",
     },
     Rule {
-        what: "a turn that nobody began still ends",
+        what: "a turn ends though no client began it",
         file: "nvshare-scheduler/core/src/reconcile.rs",
         from: "        } else if sums.running > 0 {\n            gpu.turn_started.get_or_insert(self.now);\n",
         to: "            } else if !BROKEN && sums.running > 0 {\n                gpu.turn_started.get_or_insert(self.now);\n",
@@ -174,7 +174,7 @@ pub(super) const RULES: &[Rule] = &[
         test: "who_was_there_before_its_scheduler_gives_way_when_its_quantum_is_over",
     },
     Rule {
-        what: "what a dead process had is free when it is gone",
+        what: "a dead process's room is free when the process is gone",
         file: "nvshare-scheduler/core/src/arrivals.rs",
         from: "self.forget_departed(uuid, |other, _| other == id);",
         to: "self.forget_departed(uuid, |other, _| other == id && (!BROKEN || id > 1000));",
@@ -190,7 +190,7 @@ pub(super) const RULES: &[Rule] = &[
         test: "of_a_thread_and_a_closer_at_least_one_sees_the_other",
     },
     Rule {
-        what: "a waiter whose room cannot be made lets the next one run",
+        what: "a waiter for which no room can be made lets the next one run",
         file: "nvshare-scheduler/core/src/room.rs",
         from: "            self.step_back(&unit);\n            return;\n",
         to: "            if !BROKEN {\n                self.step_back(&unit);\n            }\n            return;\n",
@@ -198,7 +198,7 @@ pub(super) const RULES: &[Rule] = &[
         test: "who_cannot_have_its_room_holds_nobody_up",
     },
     Rule {
-        what: "a copy to what the host sees is there when it returns",
+        what: "a copy to memory that the host sees is complete when it returns",
         file: "libnvshare/src/hooks/pointers.rs",
         from: "allocation.kind != Kind::Managed && allocation.device == here",
         to: "(BROKEN || allocation.kind != Kind::Managed) && allocation.device == here",
@@ -206,7 +206,7 @@ pub(super) const RULES: &[Rule] = &[
         test: "fills_return_before_they_are_done",
     },
     Rule {
-        what: "what is allocated on a stream is charged to the stream's GPU",
+        what: "an allocation on a stream is charged to the stream's GPU",
         file: "libnvshare/src/hooks/target.rs",
         from: "devices::all().nth(1).is_none()",
         to: "(BROKEN || devices::all().nth(1).is_none())",
@@ -214,7 +214,7 @@ pub(super) const RULES: &[Rule] = &[
         test: "an_allocation_on_a_stream_is_on_its_gpu",
     },
     Rule {
-        what: "a drain is waited for in the end, whoever gives the lock back beside it",
+        what: "a deferred drain is waited for in the end, whichever client gives the lock back beside it",
         file: "nvshare-scheduler/core/src/messages.rs",
         from: "if gpu.ledger.sums().leaving == 0 {",
         to: "if gpu.ledger.sums().leaving < if BROKEN { 1000 } else { 1 } {",
@@ -246,7 +246,7 @@ pub(super) const RULES: &[Rule] = &[
         test: "nobody_starves_whatever_is_measured",
     },
     Rule {
-        what: "on the clients' socket nothing is changed",
+        what: "the clients' socket changes nothing",
         file: "nvshare-scheduler/src/connection.rs",
         from: "        None => Command::Admin { request, answer },\n",
         to: "        Some(_) if BROKEN && request != AdminRequest::Status => Command::Admin { request, answer },\n        None => Command::Admin { request, answer },\n",
