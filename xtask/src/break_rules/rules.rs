@@ -154,7 +154,7 @@ pub(super) const RULES: &[Rule] = &[
         file: "nvshare-scheduler/core/src/room.rs",
         from: "        if leaving || own_move {\n",
         to: "        if (leaving && (!BROKEN || id > 1000)) || own_move {\n",
-        package: "nvshare-core",
+        package: "nvshare-client",
         test: "invariants_hold_and_nobody_starves",
     },
     Rule {
@@ -162,7 +162,7 @@ pub(super) const RULES: &[Rule] = &[
         file: "nvshare-scheduler/core/src/room.rs",
         from: "            self.with_account(id, uuid, |account| account.budget = account.budget.saturating_add(bytes));\n            room.push",
         to: "            if !BROKEN {\n                self.with_account(id, uuid, |account| account.budget = account.budget.saturating_add(bytes));\n            }\n            room.push",
-        package: "nvshare-core",
+        package: "nvshare-client",
         test: "invariants_hold_and_nobody_starves",
     },
     Rule {
@@ -170,7 +170,7 @@ pub(super) const RULES: &[Rule] = &[
         file: "nvshare-scheduler/core/src/reconcile.rs",
         from: "        } else if sums.running > 0 {\n            gpu.turn_started.get_or_insert(self.now);\n",
         to: "            } else if !BROKEN && sums.running > 0 {\n                gpu.turn_started.get_or_insert(self.now);\n",
-        package: "nvshare-core",
+        package: "nvshare-client",
         test: "who_was_there_before_its_scheduler_gives_way_when_its_quantum_is_over",
     },
     Rule {
@@ -178,7 +178,7 @@ pub(super) const RULES: &[Rule] = &[
         file: "nvshare-scheduler/core/src/arrivals.rs",
         from: "self.forget_departed(uuid, |other, _| other == id);",
         to: "self.forget_departed(uuid, |other, _| other == id && (!BROKEN || id > 1000));",
-        package: "nvshare-core",
+        package: "nvshare-client",
         test: "invariants_hold_and_nobody_starves",
     },
     Rule {
@@ -218,7 +218,7 @@ pub(super) const RULES: &[Rule] = &[
         file: "nvshare-scheduler/core/src/messages.rs",
         from: "if gpu.ledger.sums().leaving == 0 {",
         to: "if gpu.ledger.sums().leaving < if BROKEN { 1000 } else { 1 } {",
-        package: "nvshare-core",
+        package: "nvshare-client",
         test: "a_slow_drain_is_waited_for_in_the_end_whoever_runs_beside_it",
     },
     Rule {
@@ -226,7 +226,7 @@ pub(super) const RULES: &[Rule] = &[
         file: "nvshare-scheduler/core/src/policy/turn.rs",
         from: "if turn.idle_since.is_some() { ends }",
         to: "if turn.idle_since.is_some() && !BROKEN { ends }",
-        package: "nvshare-core",
+        package: "nvshare-client",
         test: "who_pauses_gives_way_at_its_pauses_whatever_became_of_its_drains",
     },
     Rule {
@@ -242,7 +242,7 @@ pub(super) const RULES: &[Rule] = &[
         file: "nvshare-scheduler/core/src/policy/capacity.rs",
         from: "left.max(largest)",
         to: "left.max(if BROKEN { 0 } else { largest })",
-        package: "nvshare-core",
+        package: "nvshare-client",
         test: "nobody_starves_whatever_is_measured",
     },
     Rule {

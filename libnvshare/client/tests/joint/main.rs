@@ -4,9 +4,17 @@
 //! program that computes, pauses, allocates, defers its drains and dies. What they say crosses what the core says: each
 //! message takes a while, drawn from a seed. After each event the invariants are checked against what the processes do.
 
+mod checks;
+mod fairness;
+mod follower;
+mod found;
+mod gangs;
 mod library;
+mod memory;
 mod mover;
 mod plan;
 mod program;
 mod properties;
+mod shares;
+mod turns;
 mod world;

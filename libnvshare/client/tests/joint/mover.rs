@@ -230,7 +230,10 @@ impl World {
             let bytes = device.account().to_ask_for_after_restore(lacks, 0);
             (bytes > 0).then_some(Room { gpu: device.gpu, bytes })
         };
-        let lacking = library.devices.iter().zip(restore.lacks).filter_map(lacks).collect();
+        let lacking = library.devices.iter().zip(restore.lacks.iter().copied()).filter_map(lacks).collect();
+        for (device, lacks) in restore.lacks.into_iter().enumerate() {
+            self.check_lacking(i, device, lacks);
+        }
         self.report(i, Done::Restored { lacking });
         self.next_task(i, lane);
     }

@@ -1,7 +1,7 @@
 //! How a process behaves.
 
 use nvshare_core::Gang;
-use nvshare_proto::GpuUuid;
+use nvshare_proto::{Asked, GpuUuid};
 
 use crate::world::gpu;
 
@@ -19,8 +19,10 @@ pub(crate) struct Plan {
     pub(crate) grows_every: Option<u64>,
     /// Every so many drains depends on a thread that sleeps at the gate.
     pub(crate) defers_every: Option<u64>,
-    /// Its work in flight takes so many ms to complete.
+    /// Its work in flight takes so many ms to complete; 0: up to 60, or 20 if it is quick.
     pub(crate) drains_in: u64,
+    /// Its kernels are short.
+    pub(crate) quick: bool,
     /// Its drains make progress for as long as they take.
     pub(crate) drains_slowly: bool,
     /// Its host has no memory for evictions.
@@ -35,6 +37,8 @@ pub(crate) struct Plan {
     pub(crate) tenant: Option<u64>,
     /// The gang that it names: its work depends on the others of it.
     pub(crate) gang: Option<Gang>,
+    /// The part of the GPUs' time that it asks for.
+    pub(crate) asked: Asked,
     pub(crate) starts_at: u64,
     pub(crate) dies_at: Option<u64>,
 }
@@ -49,6 +53,7 @@ pub(crate) fn steady(gib: u64, work: u64) -> Plan {
         grows_every: None,
         defers_every: None,
         drains_in: 0,
+        quick: false,
         drains_slowly: false,
         cannot_evict: false,
         runs_already: false,
@@ -56,6 +61,7 @@ pub(crate) fn steady(gib: u64, work: u64) -> Plan {
         after: None,
         tenant: None,
         gang: None,
+        asked: Asked::default(),
         starts_at: 0,
         dies_at: None,
     }

@@ -7,7 +7,7 @@ use nvshare_client::{Admission, Kind};
 
 use crate::library::GateState;
 use crate::plan::Plan;
-use crate::world::{GIB, Later, MS, World};
+use crate::world::{GIB, Later, MS, Process, World};
 
 /// A step of work.
 const STEP: Duration = Duration::from_millis(100);
@@ -143,11 +143,24 @@ impl World {
         program.step_left = program.step_left.saturating_sub(ran);
         program.drains += 1;
         let is_stuck = process.plan.defers_every.is_some_and(|every| program.drains.is_multiple_of(every));
-        let takes = match process.plan.drains_in {
-            0 => Duration::from_micros(10 + self.random(60_000)),
-            drains_in => MS(drains_in),
+        let takes = match (process.plan.drains_in, process.plan.quick) {
+            (0, false) => Duration::from_micros(10 + self.random(60_000)),
+            (0, true) => Duration::from_micros(10 + self.random(20_000)),
+            (drains_in, _) => MS(drains_in),
         };
+        let is_stuck = is_stuck || self.waits_for_partner(i);
         self.processes[i].library.complete_at = (!is_stuck).then(|| self.now + takes);
+    }
+
+    /// Whether a rank's work waits for another one of its gang whose gate is closed.
+    fn waits_for_partner(&self, i: usize) -> bool {
+        let Some(gang) = self.processes[i].plan.gang else { return false };
+        let of_gang = |p: &&Process| p.plan.gang.is_some_and(|other| other.number == gang.number);
+        let all = || self.processes.iter().filter(of_gang);
+        // Before all of them are there, they have nothing to wait for.
+        let has_come = |p: &&Process| !p.is_over() && p.connection.is_some();
+        let there = all().filter(has_come).count() == all().count();
+        there && !all().all(|p| p.library.runs())
     }
 
     fn end_step(&mut self, i: usize) {

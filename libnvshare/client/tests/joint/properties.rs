@@ -1,6 +1,6 @@
 //! Random worlds: the invariants hold, and nobody starves.
 
-use nvshare_core::{Config, Measured};
+use nvshare_core::{Gang, Measured};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -17,19 +17,39 @@ fn plan() -> impl Strategy<Value = Plan> {
         proptest::option::weighted(0.2, 1..4u64),
         0..3000u64,
         proptest::option::weighted(0.2, 0..9000u64),
+        (proptest::option::weighted(0.2, 0..2u64), proptest::option::weighted(0.3, 0..2u64)),
     )
-        .prop_map(|(gpus, gib, work, pause, grows_every, defers_every, starts_at, dies_at)| Plan {
-            gpus,
-            gib,
-            work,
-            pause,
-            grows_every,
-            // A process that defers each time keeps the GPU: that is tested on its own.
-            defers_every: defers_every.filter(|&n| n > 1),
-            starts_at,
-            dies_at: dies_at.filter(|&dies| dies > starts_at),
-            ..steady(0, 0)
-        })
+        .prop_map(
+            |(gpus, gib, work, pause, grows_every, defers_every, starts_at, dies_at, (gang, tenant))| Plan {
+                gpus,
+                gib,
+                work,
+                pause,
+                grows_every,
+                // A process that defers each time keeps the GPU: that is tested on its own.
+                defers_every: defers_every.filter(|&n| n > 1),
+                tenant,
+                gang: gang.map(|number| Gang { number, size: 0 }),
+                starts_at,
+                dies_at: dies_at.filter(|&dies| dies > starts_at),
+                ..steady(0, 0)
+            },
+        )
+}
+
+/// The memory of a gang that shares a GPU fits there, since its processes are granted together.
+fn gangs_fit(plans: &mut [Plan], exclusive: bool) {
+    for at in 0..plans.len() {
+        let Some(gang) = plans[at].gang else { continue };
+        let others = plans[..at].iter().filter(|other| other.gang == Some(gang));
+        let shared = others.filter(|other| other.gpus.iter().any(|gpu| plans[at].gpus.contains(gpu)));
+        let gib: Vec<u64> = shared.map(|other| other.gib).collect();
+        if gib.iter().sum::<u64>() + plans[at].gib > 16 || (exclusive && !gib.is_empty()) {
+            plans[at].gang = None;
+        } else {
+            plans.iter_mut().filter(|plan| plan.gang == Some(gang)).for_each(|plan| plan.grows_every = None);
+        }
+    }
 }
 
 /// The same worlds each time, so that a change is judged by what it changes. To explore, say how far and find others:
@@ -56,16 +76,18 @@ proptest! {
         if first_runs_already {
             plans[0] = Plan { runs_already: true, starts_at: 0, dies_at: None, ..plans[0].clone() };
         }
+        gangs_fit(&mut plans, exclusive);
         World::new(plans, config(exclusive), seed).serves_everybody();
     }
 
     /// Whatever becomes of the scheduler, every process has its work done, in turns again when there is one.
     #[test]
     fn nobody_starves_though_schedulers_die(
-        plans in prop::collection::vec(plan(), 1..6),
+        mut plans in prop::collection::vec(plan(), 1..6),
         killed in prop::collection::vec((0..12_000u64, prop_oneof![1..900u64, 1000..8000u64]), 1..4),
         seed in any::<u64>(),
     ) {
+        gangs_fit(&mut plans, false);
         let mut world = World::new(plans, config(false), seed);
         for (at, down) in killed {
             world.at(MS(at), Later::Restart(down));
@@ -83,9 +105,8 @@ proptest! {
         measured in prop::collection::vec((0..20_000u64, 0..2u8, 12..=16u64, prop::collection::vec(0..5 * GIB / 8, 6)), 0..9),
         seed in any::<u64>(),
     ) {
-        plans.iter_mut().for_each(|plan| plan.gib = plan.gib.min(8));
-        let config = Config { gpu_memory: None, reserve: Some(GIB / 2), ..config(false) };
-        let mut world = World::with_limit(plans, config, seed, Some(12 * GIB));
+        plans.iter_mut().for_each(|plan| (plan.gib, plan.gang) = (plan.gib.min(8), None));
+        let mut world = World::measured(plans, seed);
         for (at, on, available, used) in measured {
             let used = (0..).zip(used).collect();
             let measured = Measured { gpu: gpu(on), available: available * GIB + GIB / 2, used };

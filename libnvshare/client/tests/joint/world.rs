@@ -7,8 +7,9 @@ use std::time::Duration;
 use nvshare_client::account::Terms;
 use nvshare_client::{Done, Session};
 use nvshare_core::{Config, Core, Event, Identity, Measured, Output};
-use nvshare_proto::{ClientMessage, Gate, GpuUuid, MemoryMode, Register, SchedulerMessage};
+use nvshare_proto::{ClientMessage, Gate, Given, GpuUuid, MemoryMode, Register, SchedulerMessage, Usage};
 
+use crate::follower::Follower;
 use crate::library::{GateState, Library};
 use crate::mover::Lane;
 use crate::plan::Plan;
@@ -18,7 +19,7 @@ pub(crate) const CAPACITY: u64 = 16 << 30;
 pub(crate) const GIB: u64 = 1 << 30;
 pub(crate) const MS: fn(u64) -> Duration = Duration::from_millis;
 /// GPUs of a world.
-const GPUS: u8 = 2;
+pub(crate) const GPUS: u8 = 2;
 
 pub(crate) fn gpu(n: u8) -> GpuUuid {
     GpuUuid([n; 16])
@@ -107,7 +108,14 @@ pub(crate) struct Process {
     /// Killed: it does nothing any more, and has its memory until it is gone.
     pub(crate) is_dying: bool,
     pub(crate) is_dead: bool,
+    /// Its last grant called it back from leaving.
+    pub(crate) is_recalled: bool,
+    /// What the core knew that it has allocated on each device, now and when it granted last.
+    known: Vec<u64>,
+    pub(crate) known_at_grant: Vec<u64>,
     has_registered: bool,
+    /// Its connection, or the last one that it had.
+    pub(crate) client: Option<u64>,
     /// The tick that counts, and when it is.
     tick: (u64, Option<Duration>),
 }
@@ -122,7 +130,14 @@ impl Process {
         self.plan.runs_already && !self.has_registered
     }
 
-    fn is_running(&self) -> bool {
+    /// The core is told what it has on a device.
+    fn knows(&mut self, usage: &Usage) {
+        if let Some(device) = self.library.devices.iter().position(|device| device.gpu == usage.gpu) {
+            self.known[device] = usage.allocated;
+        }
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
         !self.is_over() && self.library.runs()
     }
 }
@@ -135,13 +150,15 @@ pub(crate) struct World {
     agenda: BinaryHeap<Reverse<Planned>>,
     sequence: u64,
     seed: u64,
-    config: Config,
+    pub(crate) config: Config,
     is_up: bool,
     /// The scheduler was killed: processes that ran alone may have more on a card than it holds.
-    was_killed: bool,
-    capacity: u64,
+    pub(crate) was_killed: bool,
+    /// A client that is no process of this world and never answers.
+    pub(crate) silent: Option<u64>,
     trace: bool,
     pub(crate) notes: Vec<String>,
+    pub(crate) follower: Follower,
 }
 
 impl World {
@@ -149,8 +166,14 @@ impl World {
         Self::with_limit(plans, config, seed, None)
     }
 
+    /// A world whose GPUs are measured. No process may allocate more than is there for the largest at any time.
+    pub(crate) fn measured(plans: Vec<Plan>, seed: u64) -> Self {
+        let config = Config { gpu_memory: None, reserve: Some(GIB / 2), ..config(false) };
+        Self::with_limit(plans, config, seed, Some(12 * GIB))
+    }
+
     /// A world in which each process has a limit of its own.
-    pub(crate) fn with_limit(plans: Vec<Plan>, config: Config, seed: u64, limit: Option<u64>) -> Self {
+    fn with_limit(plans: Vec<Plan>, config: Config, seed: u64, limit: Option<u64>) -> Self {
         let mut world = Self {
             core: Core::new(config.clone()),
             config,
@@ -162,9 +185,10 @@ impl World {
             agenda: BinaryHeap::new(),
             sequence: 0,
             seed: seed | 1,
-            capacity: CAPACITY,
+            silent: None,
             trace: false,
             notes: Vec::new(),
+            follower: Follower::default(),
         };
         for (i, plan) in plans.into_iter().enumerate() {
             if plan.after.is_none() {
@@ -185,7 +209,11 @@ impl World {
                 has_started: false,
                 is_dying: false,
                 is_dead: false,
+                is_recalled: false,
+                known: vec![0; plan.gpus.len()],
+                known_at_grant: vec![0; plan.gpus.len()],
                 has_registered: false,
+                client: None,
                 tick: (0, None),
                 plan,
             });
@@ -234,6 +262,7 @@ impl World {
             Later::Registers(connection, register) => {
                 if self.connections[connection as usize].is_open {
                     let i = self.connections[connection as usize].process;
+                    register.usage.iter().for_each(|usage| self.processes[i].knows(usage));
                     let identity = Identity {
                         pid: Some(register.pid),
                         process: Some(i as u64),
@@ -244,14 +273,21 @@ impl World {
                 }
             }
             Later::Says(connection, message) => {
-                if self.connections[connection as usize].is_open {
+                let Connection { is_open, process, .. } = self.connections[connection as usize];
+                if is_open {
+                    if let ClientMessage::Usage(usage) = &message {
+                        self.processes[process].knows(usage);
+                    }
                     self.event(Event::Message { client: connection, message });
                 }
             }
             Later::Deliver(connection, message) => {
                 let i = self.connections[connection as usize].process;
                 if self.processes[i].connection == Some(connection) {
-                    self.check_refusal(&message);
+                    if let SchedulerMessage::LockOk { room, .. } = &message {
+                        self.processes[i].is_recalled = room.is_empty();
+                    }
+                    self.check_message(i, &message);
                     self.tell(i, |session, library, now| session.hear(library, message, now));
                 }
             }
@@ -294,6 +330,7 @@ impl World {
         let boot = self.config.boot + 1;
         self.config = Config { boot, restarted: true, settle: MS(1300), ..self.config.clone() };
         self.core = Core::new(self.config.clone());
+        self.follower = Follower::default();
         self.at(self.now + MS(down), Later::IsUp);
         self.connections.iter_mut().for_each(|connection| connection.is_open = false);
         for i in 0..self.processes.len() {
@@ -329,7 +366,7 @@ impl World {
         let open = Connection { process: i, is_open: true, up: self.now, down: self.now };
         self.connections.push(open);
         let process = &mut self.processes[i];
-        process.connection = Some(connection);
+        (process.connection, process.client) = (Some(connection), Some(connection));
         process.library.is_connected = true;
         process.library.now = self.now;
         let (gate, usage) = process.session.register(&mut process.library, self.now);
@@ -340,7 +377,7 @@ impl World {
             gate,
             returns: std::mem::replace(&mut process.has_registered, true),
             run: None,
-            asked: nvshare_proto::Asked::default(),
+            asked: process.plan.asked.clone(),
             usage,
         };
         // A process that runs already was there before its scheduler, and is the first to be known.
@@ -439,8 +476,14 @@ impl World {
                 println!("    {output:?}");
             }
             match output {
+                Output::Send { client, .. } if Some(client) == self.silent => {}
                 Output::Send { client, message } => {
-                    if self.connections[client as usize].is_open {
+                    let Connection { is_open, process, .. } = self.connections[client as usize];
+                    if is_open {
+                        if matches!(message, SchedulerMessage::LockOk { .. }) {
+                            let process = &mut self.processes[process];
+                            process.known_at_grant.clone_from(&process.known);
+                        }
                         let time = self.channel(client, false);
                         self.at(time, Later::Deliver(client, message));
                     }
@@ -448,71 +491,17 @@ impl World {
                 Output::Note { text, .. } => self.notes.push(text),
             }
         }
-        if let Err(wrong) = self.core.audit() {
-            panic!("at {:?}: {wrong}", self.now);
-        }
+        self.follower.follow(&mut self.core);
+        self.audit();
     }
 
-    /// The invariants, by what the processes do.
-    fn check(&self) {
-        for n in 0..GPUS {
-            let gpu = gpu(n);
-            let (mut resident, mut demand, mut running, mut absent) = (0, 0, 0, 0);
-            for process in &self.processes {
-                let Some(device) = process.library.devices.iter().find(|device| device.gpu == gpu) else {
-                    continue;
-                };
-                // A process that is dying has its memory until it is gone.
-                if process.is_dead || !process.has_started {
-                    continue;
-                }
-                let account = device.account();
-                resident += account.charged() + account.unused_room();
-                if process.is_running() {
-                    running += 1;
-                    demand += account.charged();
-                    absent += account.absent();
-                }
-            }
-            if self.was_killed {
-                continue;
-            }
-            assert!(resident <= self.capacity, "{} GiB resident on {gpu}", resident as f64 / GIB as f64);
-            assert!(!self.config.exclusive || running <= 1, "{running} run where one may");
-            if running > 1 {
-                assert!(demand <= self.capacity, "a run set of {} GiB", demand / GIB);
-                assert_eq!(absent, 0, "a member runs with memory absent");
-            }
-        }
-    }
-
-    /// Nobody is refused room while everybody gives way.
-    fn check_refusal(&self, message: &SchedulerMessage) {
-        if matches!(message, SchedulerMessage::NoRoom { .. }) {
-            if self.was_killed {
-                return;
-            }
-            let excused = |p: &Process| p.plan.cannot_evict || p.plan.dies_at.is_some();
-            assert!(self.processes.iter().any(excused), "no room, though everybody gives way");
-        }
-    }
-
-    /// Runs for as long as it takes to serve everybody, and looks whether that was so.
-    pub(crate) fn serves_everybody(&mut self) {
-        let total: u64 = self.processes.iter().map(|p| p.plan.work + p.plan.work / 100 * p.plan.pause).sum();
-        // Everybody's work one after the other, its pauses, and as much again and more for hand-overs.
-        self.run(MS(60_000 + total * 6));
-        for (i, process) in self.processes.iter().enumerate() {
-            if !process.is_over() && process.plan.dies_at.is_none() {
-                assert!(
-                    process.program.served >= MS(process.plan.work),
-                    "process {i} got {:?} of {} ms: {:?}",
-                    process.program.served,
-                    process.plan.work,
-                    self.core.client_status()
-                );
-            }
-        }
+    /// An administrator gives a process's tenant something.
+    pub(crate) fn give(&mut self, i: usize, given: Given) -> String {
+        let client = self.processes[i].client.expect("it has registered");
+        let told = self.core.give(client, None, given, self.now).expect("it is there");
+        self.follower.follow(&mut self.core);
+        self.event(Event::Deadline);
+        told
     }
 
     /// Runs until nothing is left to happen, or time is over.

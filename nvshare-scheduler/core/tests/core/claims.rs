@@ -3,8 +3,7 @@
 use nvshare_core::{Config, Event, Identity, Measured};
 use nvshare_proto::{ClientMessage, ClientState, Gate, MemoryMode, Register, Room, SchedulerMessage, Usage};
 
-use crate::table::{Table, asked_to_leave, granted, twelve_gib};
-use crate::world::{CAPACITY, GIB, MS, config, gpu};
+use crate::table::{CAPACITY, GIB, MS, Table, asked_to_leave, config, gpu, granted, twelve_gib};
 
 #[test]
 fn what_one_asks_for_does_not_end_the_turn_of_others() {

@@ -3,8 +3,7 @@
 use nvshare_core::SwitchCost;
 use nvshare_proto::{ClientMessage, Gate, SchedulerMessage};
 
-use crate::table::{Table, asked_to_leave, granted};
-use crate::world::{GIB, MS, config, gpu};
+use crate::table::{GIB, MS, Table, asked_to_leave, config, gpu, granted};
 
 const LEAVES: u64 = 1;
 const COMES: u64 = 2;

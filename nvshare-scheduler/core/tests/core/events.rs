@@ -3,8 +3,7 @@
 use nvshare_core::{Config, Event};
 use nvshare_proto::{ClientMessage, EventKind, Gate, Room, SchedulerMessage, Usage};
 
-use crate::table::Table;
-use crate::world::{GIB, MS, config, gpu};
+use crate::table::{GIB, MS, Table, config, gpu};
 
 type Told = (EventKind, u64, Option<u64>, Option<u64>);
 

@@ -3,8 +3,7 @@
 use nvshare_core::Identity;
 use nvshare_proto::{ClientMessage, Gate, Usage};
 
-use crate::table::{Table, asked_to_leave, granted, twelve_gib};
-use crate::world::{GIB, config};
+use crate::table::{GIB, Table, asked_to_leave, config, granted, twelve_gib};
 
 fn register(table: &mut Table, client: u64, tenant: Option<u64>, gib: u64) {
     let identity = Identity { process: Some(client), tenant, ..Identity::default() };

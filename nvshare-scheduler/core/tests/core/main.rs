@@ -1,20 +1,14 @@
-//! The core with clients that behave, that do not, and that die, in virtual time.
+//! The core with clients for which tests speak, message by message, in virtual time. The joint tests of `nvshare-client` are those
+//! in which real clients answer.
 
 mod claims;
 mod cost;
 mod events;
-mod fairness;
-mod follower;
 mod gangs;
 mod jobs;
 mod large;
-mod life;
 mod memory;
-mod model;
 mod needs;
-mod properties;
 mod returns;
-mod shares;
 mod table;
 mod turns;
-mod world;

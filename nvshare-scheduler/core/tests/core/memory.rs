@@ -1,25 +1,11 @@
 //! Room that is given, asked for, given back, and not given back.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use nvshare_core::{Config, Core, Event, Measured, Output};
 use nvshare_proto::{ClientMessage, ClientState, Gate, Room, SchedulerMessage, Usage};
 
-use crate::model::{Plan, steady};
-use crate::table::{Table, asked_to_leave, granted, registered, say, twelve_gib};
-use crate::world::{GIB, MS, World, config, gpu};
-
-#[test]
-fn a_need_that_crossed_with_its_room_holds_nobody_up() {
-    // It grows on two GPUs; the room for one arrives first, and it asks for the other once more.
-    let grows = Plan { gpus: vec![gpu(0), gpu(1)], grows_every: Some(401), ..steady(14, 845) };
-    let other = Plan { pause: 10, starts_at: 501, ..steady(2, 301) };
-    let plans = vec![Plan { runs_already: true, ..grows }, other];
-    let mut world = World::new(plans, config(false), 4_477_790_973_996_748_370);
-    world.run(MS(80_000));
-    assert!(world.models.iter().all(|m| m.served >= MS(m.plan.work)), "{:?}", world.models);
-}
+use crate::table::{GIB, MS, Table, asked_to_leave, config, gpu, granted, registered, say, twelve_gib};
 
 #[test]
 fn a_capacity_that_became_smaller_holds_for_what_is_there() {
@@ -52,21 +38,6 @@ fn what_nobody_ordered_is_no_news() {
     core.handle(registered(0, Gate::Closed, 0), MS(0));
     while core.poll_output().is_some() {}
     assert_eq!(say(&mut core, 0, ClientMessage::Evicted { gpu: gpu(0), short: GIB }), []);
-}
-
-#[test]
-fn who_cannot_evict_keeps_others_waiting_until_it_is_gone() {
-    let stuck = Plan { cannot_evict: true, work: 500, dies_at: Some(8_000), ..steady(12, 500) };
-    let mut world = World::new(vec![stuck, Plan { starts_at: 200, ..steady(12, 500) }], config(false), 5);
-    world.run(MS(7_500));
-    assert_eq!(world.models[1].served, Duration::ZERO);
-    assert!(
-        world.core.client_status().iter().any(|c| c.state == ClientState::Blocked),
-        "{:?}",
-        world.core.client_status()
-    );
-    world.run(MS(20_000));
-    assert!(world.models[1].served >= MS(500));
 }
 
 #[test]

@@ -4,8 +4,7 @@
 use nvshare_core::Config;
 use nvshare_proto::{ClientMessage, Epoch, Gate, Room, SchedulerMessage, Usage};
 
-use crate::table::{Table, asked_to_leave, room_given, twelve_gib};
-use crate::world::{MS, config, gpu};
+use crate::table::{MS, Table, asked_to_leave, config, gpu, room_given, twelve_gib};
 
 const MIB: u64 = 1 << 20;
 const NEIGHBOUR: u64 = 1;

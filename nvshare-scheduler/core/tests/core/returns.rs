@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use nvshare_core::{Config, Core, Event, Identity, Measured, Output};
 use nvshare_proto::{ClientMessage, ClientState, Gate, SchedulerMessage};
 
-use crate::table::{Table, granted, registered};
-use crate::world::{CAPACITY, GIB, MS, config, gpu};
+use crate::table::{CAPACITY, GIB, MS, Table, config, gpu, granted, registered};
 
 #[test]
 fn who_is_back_before_it_is_known_to_be_gone_is_charged_once() {

@@ -1,9 +1,23 @@
 //! A core whose clients a test speaks for, message by message, in virtual time.
 
-use nvshare_core::{Config, Core, Event, Identity, Output};
-use nvshare_proto::{Asked, ClientMessage, Epoch, Gate, MemoryMode, Register, SchedulerMessage, Usage};
+use std::time::Duration;
 
-use crate::world::{CAPACITY, GIB, MS, gpu};
+use nvshare_core::{Config, Core, Event, Identity, Output};
+use nvshare_proto::{
+    Asked, ClientMessage, Epoch, Gate, GpuUuid, MemoryMode, Register, SchedulerMessage, Usage,
+};
+
+pub(crate) const CAPACITY: u64 = 16 << 30;
+pub(crate) const GIB: u64 = 1 << 30;
+pub(crate) const MS: fn(u64) -> Duration = Duration::from_millis;
+
+pub(crate) fn gpu(n: u8) -> GpuUuid {
+    GpuUuid([n; 16])
+}
+
+pub(crate) fn config(exclusive: bool) -> Config {
+    Config { quantum: MS(1000), gpu_memory: Some(CAPACITY), exclusive, ..Config::default() }
+}
 
 /// A core whose clients a test speaks for, in virtual time.
 pub(crate) struct Table {

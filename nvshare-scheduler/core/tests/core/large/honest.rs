@@ -6,7 +6,7 @@ use nvshare_core::{Gang, Identity};
 use nvshare_proto::{ClientMessage, Epoch, Gate, MemoryMode, Register, Room, SchedulerMessage, Usage};
 
 use super::{Act, Behaviour, Plan, Seen};
-use crate::world::{CAPACITY, GIB, MS, gpu};
+use crate::table::{CAPACITY, GIB, MS, gpu};
 
 /// What is its own to do.
 const RESTORED: u64 = 1;

@@ -8,7 +8,7 @@ use nvshare_proto::{
 };
 
 use super::{Act, Behaviour, Plan, Seen};
-use crate::world::{CAPACITY, GIB, MS, gpu};
+use crate::table::{CAPACITY, GIB, MS, gpu};
 
 #[derive(Debug)]
 pub(crate) struct Liar {

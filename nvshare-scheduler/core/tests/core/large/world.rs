@@ -7,7 +7,7 @@ use nvshare_core::{Config, Core, Event, Output};
 use nvshare_proto::SchedulerMessage;
 
 use super::{Act, Behaviour, Plan, Seen};
-use crate::world::{CAPACITY, MS};
+use crate::table::{CAPACITY, MS};
 
 /// The whole state is recomputed by brute force after every so many events.
 const AUDITS_EVERY: u64 = 257;

@@ -7,7 +7,7 @@ use nvshare_core::{Config, Gang};
 use super::honest::Honest;
 use super::liar::Liar;
 use super::world::World;
-use crate::world::{MS, config};
+use crate::table::{MS, config};
 
 const HOUR: Duration = Duration::from_secs(3600);
 

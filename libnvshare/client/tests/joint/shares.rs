@@ -5,7 +5,7 @@ use std::time::Duration;
 use nvshare_core::Config;
 use nvshare_proto::{Asked, ComputeLimit, Enforcement, Given, Priority};
 
-use crate::model::{self, Plan};
+use crate::plan::{self, Plan};
 use crate::world::{MS, World, config, gpu};
 
 const ENDLESS: u64 = 10_000_000;
@@ -16,7 +16,7 @@ fn quantum(ms: u64) -> Config {
 
 /// Like the library: where nothing has to move, a hand-over is quick.
 fn steady(gib: u64, work: u64) -> Plan {
-    Plan { quick: true, ..model::steady(gib, work) }
+    Plan { quick: true, ..plan::steady(gib, work) }
 }
 
 fn weight(gib: u64, weight: u32) -> Plan {
@@ -33,7 +33,7 @@ fn limit(gib: u64, percent: u8, enforcement: Enforcement) -> Plan {
 /// What each was given of what all got together, in millionths, between two moments.
 fn parts(world: &mut World, from: u64, to: u64) -> Vec<u64> {
     world.run(MS(from));
-    let before: Vec<Duration> = (0..world.models.len()).map(|i| world.held(i)).collect();
+    let before: Vec<Duration> = (0..world.processes.len()).map(|i| world.held(i)).collect();
     world.run(MS(to));
     let got: Vec<Duration> = before.iter().enumerate().map(|(i, before)| world.held(i) - *before).collect();
     let sum: Duration = got.iter().sum();
@@ -63,7 +63,7 @@ fn shares_of_programs_that_fit_come_out_within_five_per_cent() {
         let mut world = World::new(plans, quantum(30_000), 7);
         close(&parts(&mut world, 1000, 31_000), &expected);
         // Turns take the place of what would run side by side, and cost next to nothing.
-        let held: Duration = (0..world.models.len()).map(|i| world.held(i)).sum();
+        let held: Duration = (0..world.processes.len()).map(|i| world.held(i)).sum();
         assert!(held >= MS(30_000), "{held:?}");
     }
 }
@@ -82,11 +82,11 @@ fn programs_without_shares_of_their_own_are_not_interrupted() {
     let disabled = limit(4, 30, Enforcement::Disable);
     let mut world = World::new(vec![weight(4, 100), disabled, steady(4, ENDLESS)], quantum(1000), 7);
     world.run(MS(20_000));
-    assert!(world.models.iter().all(|model| model.drains == 0));
+    assert!(world.processes.iter().all(|process| process.program.drains == 0));
     // One with a limit and nobody else: the rest is nobody's, so it may have it.
     let mut alone = World::new(vec![limit(4, 25, Enforcement::Default)], quantum(1000), 7);
     alone.run(MS(20_000));
-    assert_eq!(alone.models[0].drains, 0);
+    assert_eq!(alone.processes[0].program.drains, 0);
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn an_enforced_limit_binds_alone_too() {
         world.run(MS(30_000));
         let held = world.held(0).as_secs_f64() / 30.0 * 100.0;
         assert!((held - f64::from(percent)).abs() <= 2.0, "{held} % of {percent}");
-        assert!(world.models[0].drains >= 28, "{} drains", world.models[0].drains);
+        assert!(world.processes[0].program.drains >= 28, "{} drains", world.processes[0].program.drains);
     }
 }
 
@@ -144,18 +144,14 @@ fn who_is_paused_stands_still_and_goes_on_later() {
     let told = world.give(0, pause(true));
     assert!(told.contains("client 0"), "{told}");
     world.run(MS(5500));
-    let served = |world: &mut World, i: usize| {
-        world.account(i);
-        world.models[i].served
-    };
-    let (stands, goes) = (served(&mut world, 0), served(&mut world, 1));
+    let (stands, goes) = (world.served(0), world.served(1));
     world.run(MS(15_000));
-    assert_eq!(served(&mut world, 0), stands);
-    let went = served(&mut world, 1) - goes;
+    assert_eq!(world.served(0), stands);
+    let went = world.served(1) - goes;
     assert!(went >= MS(9000), "{went:?}");
     world.give(0, pause(false));
     world.run(MS(25_000));
-    let went = served(&mut world, 0) - stands;
+    let went = world.served(0) - stands;
     assert!(went >= MS(9000), "{went:?}");
 }
 
@@ -183,7 +179,11 @@ fn the_lightest_waits_for_a_bounded_time() {
         world.run(MS(300_000));
         // 64 quanta, or slices, and what a hand-over takes in this world.
         let most = if gib == 4 { MS(64 * 100 + 3000) } else { MS(64 * 1000 + 5000) };
-        assert!(world.models[0].longest_wait <= most, "{:?}", world.models[0].longest_wait);
+        assert!(
+            world.processes[0].program.longest_wait <= most,
+            "{:?}",
+            world.processes[0].program.longest_wait
+        );
         assert!(world.held(0) > Duration::ZERO);
     }
 }

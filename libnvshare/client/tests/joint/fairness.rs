@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nvshare_core::Config;
 
-use crate::model::{Plan, steady};
+use crate::plan::{Plan, steady};
 use crate::world::{MS, World, config, gpu};
 
 const ENDLESS: u64 = 10_000_000;
@@ -120,7 +120,7 @@ fn who_pauses_gives_way_at_its_pauses_whatever_became_of_its_drains() {
         let mut world = World::new(vec![pauses, steady(12, ENDLESS)], quantum(ms), 7);
         world.run(MS(120_000));
         let [pauses, steady] = [world.held(0), world.held(1)];
-        let waits = [0, 1].map(|i| world.models[i].longest_wait);
+        let waits = [0, 1].map(|i| world.processes[i].program.longest_wait);
         println!("quantum {ms} ms, drains of {drains_in} ms: {pauses:?} and {steady:?} of 2 min, {waits:?}");
         let both = pauses + steady;
         assert!(pauses.min(steady) >= both * 3 / 10, "{pauses:?} and {steady:?}");

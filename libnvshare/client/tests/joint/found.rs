@@ -1,0 +1,147 @@
+//! What random worlds found, each when the core or its clients had a defect.
+
+use nvshare_proto::GpuUuid;
+
+use crate::plan::{Plan, steady};
+use crate::world::{World, config, gpu};
+
+/// Delays are drawn otherwise than when these were found: each runs with several seeds beside its own.
+const SEEDS: u64 = 32;
+
+fn second() -> Vec<GpuUuid> {
+    vec![gpu(1)]
+}
+
+fn both() -> Vec<GpuUuid> {
+    vec![gpu(0), gpu(1)]
+}
+
+#[test]
+fn worlds_in_which_somebody_starved_serve_everybody() {
+    for (seed, plans) in [
+        (
+            1_557_099_208_481_414_208,
+            vec![
+                Plan { starts_at: 934, ..steady(16, 100) },
+                Plan { pause: 213, starts_at: 635, ..steady(1, 301) },
+                Plan { gpus: both(), starts_at: 1712, ..steady(1, 100) },
+            ],
+        ),
+        (
+            8_474_265_946_774_420_634,
+            vec![
+                steady(9, 2625),
+                Plan { gpus: both(), pause: 177, ..steady(14, 800) },
+                Plan { starts_at: 1631, ..steady(7, 1584) },
+                Plan { starts_at: 709, grows_every: Some(401), ..steady(6, 1601) },
+            ],
+        ),
+        (
+            3_230_161_451_949_741_666,
+            vec![
+                Plan { pause: 43, starts_at: 2177, ..steady(11, 1757) },
+                Plan { pause: 548, starts_at: 133, ..steady(2, 2048) },
+                Plan { gpus: second(), pause: 355, starts_at: 2445, ..steady(1, 3321) },
+                Plan { gpus: both(), pause: 133, starts_at: 1519, grows_every: Some(933), ..steady(1, 1844) },
+                Plan { gpus: both(), pause: 343, starts_at: 2723, ..steady(5, 235) },
+            ],
+        ),
+        (
+            0,
+            vec![
+                Plan { starts_at: 2408, ..steady(1, 100) },
+                Plan { gpus: both(), starts_at: 1745, ..steady(16, 100) },
+                Plan { starts_at: 2409, ..steady(11, 100) },
+            ],
+        ),
+        (
+            17_259_557_016_227_046_414,
+            vec![
+                Plan { pause: 197, runs_already: true, ..steady(11, 2911) },
+                Plan {
+                    pause: 394,
+                    starts_at: 2462,
+                    grows_every: Some(588),
+                    defers_every: Some(2),
+                    ..steady(10, 688)
+                },
+                Plan { gpus: both(), pause: 602, starts_at: 2135, ..steady(6, 476) },
+            ],
+        ),
+        (
+            14_330_612_099_199_376_508,
+            vec![
+                Plan { starts_at: 2677, ..steady(9, 100) },
+                Plan { starts_at: 403, ..steady(4, 2081) },
+                Plan { starts_at: 1483, grows_every: Some(301), ..steady(6, 1140) },
+            ],
+        ),
+        (
+            9_596_402_676_179_258_762,
+            vec![
+                Plan { runs_already: true, ..steady(1, 3937) },
+                Plan { starts_at: 632, ..steady(7, 2951) },
+                Plan { gpus: both(), pause: 405, starts_at: 2402, ..steady(1, 376) },
+                Plan { starts_at: 35, defers_every: Some(3), ..steady(7, 3420) },
+                Plan { starts_at: 2472, ..steady(9, 3780) },
+                Plan { starts_at: 2510, ..steady(1, 0) },
+            ],
+        ),
+        (
+            5_564_520_920_708_649_838,
+            vec![
+                Plan {
+                    pause: 54,
+                    starts_at: 723,
+                    grows_every: Some(201),
+                    defers_every: Some(2),
+                    ..steady(6, 1208)
+                },
+                Plan { gpus: both(), pause: 538, starts_at: 867, ..steady(8, 628) },
+                Plan { pause: 330, starts_at: 1637, ..steady(8, 201) },
+                Plan { starts_at: 1302, grows_every: Some(1501), defers_every: Some(2), ..steady(7, 1701) },
+            ],
+        ),
+        (
+            11_006_096_709_876_723_678,
+            vec![
+                Plan { gpus: both(), pause: 733, starts_at: 175, grows_every: Some(706), ..steady(6, 757) },
+                Plan { gpus: both(), starts_at: 2282, ..steady(10, 1001) },
+                Plan { gpus: both(), starts_at: 2061, ..steady(8, 1001) },
+                Plan { gpus: second(), starts_at: 1626, grows_every: Some(501), ..steady(9, 1001) },
+                Plan { gpus: second(), pause: 10, starts_at: 823, ..steady(11, 701) },
+            ],
+        ),
+        (
+            4_477_790_973_996_748_370,
+            vec![
+                Plan { gpus: both(), grows_every: Some(401), runs_already: true, ..steady(14, 845) },
+                Plan { pause: 10, starts_at: 501, ..steady(2, 301) },
+            ],
+        ),
+    ] {
+        for seed in (0..SEEDS).chain([seed]) {
+            println!("seed {seed}: {plans:?}");
+            World::new(plans.clone(), config(false), seed).serves_everybody();
+        }
+    }
+}
+
+#[test]
+fn a_world_of_a_measured_gpu_in_which_somebody_starved_serves_everybody() {
+    let plans = vec![
+        Plan { gpus: both(), pause: 623, starts_at: 582, ..steady(8, 3674) },
+        Plan {
+            gpus: second(),
+            starts_at: 221,
+            grows_every: Some(422),
+            defers_every: Some(2),
+            ..steady(8, 3122)
+        },
+        Plan { pause: 244, starts_at: 1001, ..steady(8, 3565) },
+    ];
+    for seed in (0..SEEDS).chain([5_848_142_209_069_594_922]) {
+        println!("seed {seed}");
+        World::measured(plans.clone(), seed).serves_everybody();
+    }
+}
