@@ -7,6 +7,8 @@ static void host_func(void *data) {
     launch(*(uint64_t *)data, 0, 10, NULL);
     uint64_t base;
     if (FN(cuMemAlloc_v2)(&base, MIB) == 0) FN(cuMemFree_v2)(base);
+    /* The driver refuses it: the free would wait for this callback. */
+    EXPECT(FN(cuMemFree_v2)(*(uint64_t *)data) == 800);
     __sync_fetch_and_add(&ran, 1);
 }
 static void callback(void *stream, int status, void *data) { (void)stream, (void)status; host_func(data); }

@@ -281,6 +281,11 @@ impl<T: Tenant> Account<T> {
         self.movable = self.movable.saturating_sub(bytes);
     }
 
+    /// Memory that cannot be moved any more is about to be freed: [`Self::release`] takes it for movable.
+    pub fn unpin(&mut self, bytes: u64) {
+        self.movable = self.movable.saturating_add(bytes);
+    }
+
     /// Gives up to `bytes` of unused room to the eviction that is under way; returns how many.
     pub fn evict_unused(&mut self, bytes: u64) -> u64 {
         let taken = bytes.min(self.unused_room());

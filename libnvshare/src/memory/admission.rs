@@ -133,7 +133,7 @@ pub(crate) fn admitted<T, U>(
             Ok(Admission::Lacks(lacks)) => {
                 leave(pass, &mark);
                 let waited = device.wait_for_room(lacks, kind.needs_room(), bell::ring);
-                if !waited && !driver_reserve::give_up(device) {
+                if !waited && !driver_reserve::give_up(device) && !free::wait_for_mapped() {
                     return Err(CUresult::OUT_OF_MEMORY);
                 }
             }
@@ -160,7 +160,7 @@ pub(crate) fn admitted<T, U>(
             }
             Err(error) => {
                 leave(pass, &mark);
-                if !driver_reserve::give_up(device) {
+                if !driver_reserve::give_up(device) && !free::wait_for_mapped() {
                     return Err(error);
                 }
             }

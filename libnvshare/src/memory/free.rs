@@ -1,23 +1,35 @@
 //! Frees: how an allocation leaves the list and the account.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nvshare_client::session::is_worth_offering;
 
 use super::allocations::{self, Allocation, Ending};
 use super::backing::swap;
 use super::devices::{self, Device};
-use super::{driver_reserve, mapping};
+use super::driver_reserve;
+use super::mapping::{self, Mapped};
 use crate::driver::types::{CUdeviceptr, CUresult};
-use crate::process::bell;
 use crate::process::unwind::OnUnwind;
+use crate::process::{bell, lifecycle, threads};
+use crate::work::callbacks;
 use crate::work::contexts::Context;
+
+/// An allocation that would be refused waits so long for memory that is freed later: beside a capture, the work before the
+/// free may be out of sight until the capture ends, and the waiting thread may be the one that ends it.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Frees an allocation by `call`.
 pub(crate) fn free(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
     // The driver handles pointers that the library does not know.
     let Some(allocation) = allocations::remove(base) else { return call() };
     if allocation.mapped.is_some() {
+        if callbacks::are_running() {
+            // It would wait for itself. The driver refuses the call, and does not know the address as an allocation.
+            allocations::put_back(allocation);
+            return call();
+        }
         free_mapped(allocation, true);
         return CUresult::SUCCESS;
     }
@@ -70,10 +82,27 @@ pub(crate) fn sweep_mapped() {
     swap::sweep().iter().for_each(|allocation| forget(allocation));
 }
 
+/// Waits for memory that could not be freed when the program said so. Returns whether some is free now.
+pub(super) fn wait_for_mapped() -> bool {
+    let begin = Instant::now();
+    while swap::is_waiting() && begin.elapsed() < PATIENCE && !lifecycle::is_exiting() {
+        let freed = swap::sweep();
+        if !freed.is_empty() {
+            freed.iter().for_each(|allocation| forget(allocation));
+            return true;
+        }
+        threads::pause();
+    }
+    false
+}
+
 /// Gives back the charge of an allocation that is off the list and has ended.
 pub(super) fn forget(allocation: &Allocation) {
     let charged = allocation.residency().free();
     if let Some(device) = devices::get(allocation.device) {
+        if allocation.mapped.as_ref().is_some_and(Mapped::is_pinned) {
+            device.update(|account| account.unpin(allocation.size));
+        }
         device.release(allocation.size, charged, allocation.kind);
         offer_room(device);
     }

@@ -17,7 +17,7 @@ use super::life::Gone;
 use super::stream_key::Kind;
 use super::streams::{self, Incarnation};
 use crate::driver;
-use crate::driver::types::{CU_STREAM_LEGACY, CUresult, CUstream};
+use crate::driver::types::{CU_STREAM_LEGACY, CUdevice, CUresult, CUstream};
 use crate::process::{log, threads};
 
 /// Work that has to be complete.
@@ -58,9 +58,9 @@ impl Drain {
         Self { targets: contexts::all().into_iter().map(Target::Context).collect() }
     }
 
-    /// All work of one context that was submitted so far.
-    pub(crate) fn of(context: &Arc<Context>) -> Self {
-        Self { targets: vec![Target::Context(Arc::clone(context))] }
+    /// All work on one device that was submitted so far.
+    pub(crate) fn of(device: CUdevice) -> Self {
+        Self { targets: contexts::of_device(device).map(Target::Context).collect() }
     }
 
     /// Looks at the targets, and drops the complete ones. Returns how many are left.

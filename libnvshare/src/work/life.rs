@@ -82,6 +82,11 @@ impl Life {
         self.state.store(OVER, Ordering::SeqCst);
     }
 
+    /// Whether the handle has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.state.load(Ordering::SeqCst) == OVER
+    }
+
     /// Notes that the handle lives: it is new, or the driver did not end it.
     pub(crate) fn begin(&self) {
         self.state.store(ALIVE, Ordering::SeqCst);

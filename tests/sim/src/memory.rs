@@ -150,6 +150,7 @@ impl Tables {
 impl Process {
     /// Makes an allocation on the current card.
     pub(crate) fn allocate(&self, size: u64, managed: bool) -> Result<u64, Failure> {
+        self.sticky()?;
         let mut tables = self.tables();
         tables.unsafe_call()?;
         let context = tables.current()?;

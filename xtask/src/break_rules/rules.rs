@@ -309,6 +309,22 @@ pub(super) const RULES: &[Rule] = &[
         package: "nvshare-e2e",
         test: "an_allocation_that_the_lock_overtakes_is_charged_and_populated",
     },
+    Rule {
+        what: "mapped memory is unmapped only when the work before its free is complete",
+        file: "libnvshare/src/memory/backing/swap/free.rs",
+        from: "while before.poll() > 0 && !lifecycle::is_exiting() {",
+        to: "while !BROKEN && before.poll() > 0 && !lifecycle::is_exiting() {",
+        package: "nvshare-e2e",
+        test: "memory_is_freed_while_a_kernel_uses_it",
+    },
+    Rule {
+        what: "an allocation waits for memory that is freed later before it is refused",
+        file: "libnvshare/src/memory/admission.rs",
+        from: "!free::wait_for_mapped() {\n                    return Err(error);",
+        to: "(BROKEN || !free::wait_for_mapped()) {\n                    return Err(error);",
+        package: "nvshare-e2e",
+        test: "freed_memory_can_be_allocated_again_at_the_limit",
+    },
 ];
 
 /// Rules that random programs have to notice as well.

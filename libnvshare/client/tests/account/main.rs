@@ -248,3 +248,20 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn memory_of_a_broken_context_is_immovable_until_it_is_freed() {
+    let mut account: Account<Shared> = Account::new(terms(false, false));
+    account.unlimit();
+    for bytes in [5, 3] {
+        assert_eq!(account.admit(bytes, Kind::Mapped, true), Ok(Admission::Charged(bytes)));
+    }
+    account.pin(5);
+    assert_eq!(account.usage().immovable, 5);
+    account.unpin(5);
+    account.release(5, 5, Kind::Mapped);
+    let usage = account.usage();
+    assert_eq!((usage.immovable, usage.allocated), (0, 3), "the other memory can be moved still");
+    account.pin(3);
+    assert_eq!(account.usage().immovable, 3);
+}

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use nvshare_proto::units::MIB;
 
@@ -156,13 +157,27 @@ impl Inner {
     }
 }
 
+/// Why there are no slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::memory) enum NoSlots {
+    /// The host has no room for them.
+    Full,
+    /// The context ends.
+    Gone,
+    /// The context is broken.
+    Broken(CUresult),
+}
+
+/// After a refusal, the driver is not asked again for so long: each attempt would touch a segment in vain.
+const AGAIN_AFTER: Duration = Duration::from_secs(10);
+
 /// The page-locked memory of a context.
 #[derive(Debug)]
 pub(in crate::memory) struct HostPool {
     context: Arc<Context>,
     inner: Mutex<Inner>,
     /// Held by the thread that grows the pool.
-    growing: Mutex<()>,
+    growing: Mutex<Option<Instant>>,
 }
 
 static POOLS: Mutex<Vec<Arc<HostPool>>> = Mutex::new(Vec::new());
@@ -170,10 +185,12 @@ static POOLS: Mutex<Vec<Arc<HostPool>>> = Mutex::new(Vec::new());
 /// The pool of a context.
 pub(in crate::memory) fn of(context: &Arc<Context>) -> Arc<HostPool> {
     let mut pools = lock(&POOLS);
+    // A move may have asked for the pool of a context that had just ended.
+    pools.retain(|pool| Arc::ptr_eq(&pool.context, context) || !pool.context.life().is_over());
     if let Some(known) = pools.iter().find(|pool| Arc::ptr_eq(&pool.context, context)) {
         return Arc::clone(known);
     }
-    let pool = HostPool { context: Arc::clone(context), inner: Mutex::default(), growing: Mutex::new(()) };
+    let pool = HostPool { context: Arc::clone(context), inner: Mutex::default(), growing: Mutex::default() };
     let pool = Arc::new(pool);
     pools.push(Arc::clone(&pool));
     pool
@@ -194,27 +211,33 @@ pub(in crate::memory) fn give_back(context: &Arc<Context>, slots: Vec<Slot>) {
 }
 
 impl HostPool {
-    /// Slots for `bytes`, growing the pool if necessary; `None`: the host has no room for them, or the context ends.
-    pub(in crate::memory) fn take(&self, bytes: u64) -> Option<Vec<Slot>> {
+    /// Slots for `bytes`, growing the pool if necessary.
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub(in crate::memory) fn take(&self, bytes: u64) -> Result<Vec<Slot>, NoSlots> {
         loop {
             if let Some(slots) = lock(&self.inner).take(bytes) {
-                return Some(slots);
+                return Ok(slots);
             }
-            let _growing = lock(&self.growing);
+            let mut refused = lock(&self.growing);
             let lacking = bytes.saturating_sub(lock(&self.inner).free_bytes);
-            if lacking > 0 && !self.grow(lacking) {
-                return None;
+            if lacking > 0 {
+                self.grow(lacking, &mut refused)?;
             }
         }
     }
 
-    /// Grows by one segment, of at least `wanted` bytes if a segment can be that long. False: the pool cannot grow.
-    fn grow(&self, wanted: u64) -> bool {
+    /// Grows by one segment, of at least `wanted` bytes if a segment can be that long. `refused`: when the driver last refused.
+    fn grow(&self, wanted: u64, refused: &mut Option<Instant>) -> Result<(), NoSlots> {
         let bytes = wanted.next_multiple_of(GRANULE).min(SEGMENT);
-        if host_memory::room() < bytes {
-            return false;
+        if !self.context.life().is_alive() {
+            return Err(NoSlots::Gone);
         }
-        let Some(segment) = Segment::new(bytes) else { return false };
+        if refused.is_some_and(|when| when.elapsed() < AGAIN_AFTER) || host_memory::room() < bytes {
+            return Err(NoSlots::Full);
+        }
+        let segment = Segment::new(bytes).ok_or(NoSlots::Full)?;
         segment.touch();
         let register = || driver::register_host(segment.address as *mut c_void, bytes);
         match self.context.with(register) {
@@ -223,13 +246,16 @@ impl HostPool {
                 inner.bytes += bytes;
                 inner.add_free(segment.address, segment.bytes);
                 inner.segments.push(segment);
-                true
+                *refused = None;
+                Ok(())
             }
+            Ok(Err(error)) if error.ends_all_work() => Err(NoSlots::Broken(error)),
             Ok(Err(error)) => {
+                *refused = Some(Instant::now());
                 log_refused(bytes, error);
-                false
+                Err(NoSlots::Full)
             }
-            Err(_) => false,
+            Err(_) => Err(NoSlots::Gone),
         }
     }
 
@@ -251,9 +277,9 @@ fn log_refused(bytes: u64, error: CUresult) {
 pub(in crate::memory) fn grow_ahead(context: &Arc<Context>, target: u64) {
     let pool = of(context);
     while !lifecycle::is_exiting() && context.life().is_alive() {
-        let _growing = lock(&pool.growing);
+        let mut refused = lock(&pool.growing);
         let lacking = target.saturating_sub(pool.bytes());
-        if lacking == 0 || !pool.grow(lacking) {
+        if lacking == 0 || pool.grow(lacking, &mut refused).is_err() {
             return;
         }
     }

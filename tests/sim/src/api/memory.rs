@@ -52,6 +52,7 @@ api! {
         Ok(())
     })) }
     fn cuMemHostRegister_v2(memory: usize, bytes: usize, _flags: c_uint) { status(process::get().and_then(|p| {
+        p.sticky()?;
         let mut tables = p.tables();
         tables.unsafe_call()?;
         tables.register_host(memory, bytes, false)?;
@@ -116,6 +117,7 @@ fn managed(address: u64, bytes: usize) -> Result<(), Failure> {
 
 fn allocate_on_host(bytes: usize) -> Result<usize, Failure> {
     let p = process::get()?;
+    p.sticky()?;
     let mut tables = p.tables();
     tables.unsafe_call()?;
     // SAFETY: an allocation of this size, or null.

@@ -34,7 +34,7 @@ fn end(allocation: &Allocation) {
 pub(crate) fn free(allocation: Arc<Allocation>, waits: bool) -> Option<Arc<Allocation>> {
     if waits {
         let begin = Instant::now();
-        let mut before = Drain::of(&allocation.context);
+        let mut before = Drain::of(allocation.device);
         while before.poll() > 0 && !lifecycle::is_exiting() {
             if captures::open() > 0 && begin.elapsed() >= PATIENCE_BESIDE_CAPTURE {
                 let mut waiting = lock(&WAITING);
@@ -49,9 +49,14 @@ pub(crate) fn free(allocation: Arc<Allocation>, waits: bool) -> Option<Arc<Alloc
     Some(allocation)
 }
 
+/// Whether allocations wait to be freed.
+pub(crate) fn is_waiting() -> bool {
+    COUNT.load(Ordering::Relaxed) > 0 && !lifecycle::is_forked()
+}
+
 /// Frees waiting allocations whose work is complete by now. Returns them: they are still in the account.
 pub(crate) fn sweep() -> Vec<Arc<Allocation>> {
-    if COUNT.load(Ordering::Relaxed) == 0 || lifecycle::is_forked() {
+    if !is_waiting() {
         return Vec::new();
     }
     let mut waiting = lock(&WAITING);

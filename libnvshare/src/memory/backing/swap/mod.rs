@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::memory::allocations;
 use crate::memory::mapping::host_pool;
 use crate::work::contexts::Context;
-pub(crate) use free::{free, sweep};
+pub(crate) use free::{free, is_waiting, sweep};
 pub(crate) use moves::{evict, restore};
 
 /// Bytes of memory that the library maps, for each context that has any.

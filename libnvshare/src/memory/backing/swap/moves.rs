@@ -14,7 +14,7 @@ use crate::driver;
 use crate::driver::types::{CUdeviceptr, CUmemHandle, CUresult, CUstream};
 use crate::memory::allocations::{self, Allocation};
 use crate::memory::devices::Device;
-use crate::memory::mapping::host_pool::{self, Slot};
+use crate::memory::mapping::host_pool::{self, NoSlots, Slot};
 use crate::memory::mapping::{Chunk, GRANULE, Mapped, create, destroy};
 use crate::process::{log, threads};
 use crate::work::contexts::Context;
@@ -88,14 +88,31 @@ fn copy(
 }
 
 /// The move stops because of a driver's error, or because the context ends.
-fn stopped(mapped: &Mapped, allocation: &Allocation, device: &Device, error: Option<CUresult>) -> Begun {
-    if let Some(error) = error {
-        log::warn(format_args!("moving memory at {:#x}: {error:?}", allocation.base));
-        if error.ends_all_work() && mapped.pin() {
-            device.update(|account| account.pin(allocation.size));
-        }
+fn stopped(allocation: &Allocation, device: &Device, error: Option<CUresult>) -> Begun {
+    match error {
+        Some(error) if error.ends_all_work() => pin_context(&allocation.context, device, error),
+        Some(error) => log::warn(format_args!("moving memory at {:#x}: {error:?}", allocation.base)),
+        None => {}
     }
     Begun::Stopped
+}
+
+/// A context is broken: its memory is not copied any more, and counts as immovable.
+fn pin_context(context: &Arc<Context>, device: &Device, error: CUresult) {
+    let mut bytes = 0;
+    allocations::each_mapped(|allocation| {
+        let mapped = allocation.mapped.as_ref().filter(|_| Arc::ptr_eq(&allocation.context, context));
+        if mapped.is_some_and(Mapped::pin) {
+            bytes += allocation.size;
+            device.update(|account| account.pin(allocation.size));
+        }
+    });
+    if bytes > 0 {
+        log::warn(format_args!(
+            "{} MiB stay on the card: the program's own work has broken its context ({error:?})",
+            bytes / MIB
+        ));
+    }
 }
 
 /// Takes a chunk for a move, if `look` finds something to move there; returns its result.
@@ -159,8 +176,8 @@ pub(crate) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut
                     queue.push(flight);
                 }
                 Begun::Nothing => {}
-                Begun::Full => break 'all,
-                Begun::Stopped => break,
+                // Another context may have memory of the host, and a smaller chunk may fit there.
+                Begun::Full | Begun::Stopped => break,
             }
         }
     }
@@ -174,9 +191,16 @@ fn begin_out(allocation: &Arc<Allocation>, mapped: &Mapped, index: usize, device
     let on_card = |chunk: &mut Chunk| chunk.physical.map(|_| (chunk.offset, chunk.bytes));
     let Some((offset, bytes)) = take(allocation, mapped, index, on_card) else { return Begun::Nothing };
     let context = &allocation.context;
-    let Some(slots) = host_pool::of(context).take(bytes) else {
-        mapped.settle(index, |_| ());
-        return Begun::Full;
+    let slots = match host_pool::of(context).take(bytes) {
+        Ok(slots) => slots,
+        Err(why) => {
+            mapped.settle(index, |_| ());
+            return match why {
+                NoSlots::Full => Begun::Full,
+                NoSlots::Gone => Begun::Stopped,
+                NoSlots::Broken(error) => stopped(allocation, device, Some(error)),
+            };
+        }
     };
     let out = |at, to: *mut c_void, bytes, stream| driver::copy_out(to, at, bytes, stream);
     let copies = || begin(context, |stream| copy(allocation.base + offset, &slots, stream, out));
@@ -192,7 +216,7 @@ fn begin_out(allocation: &Arc<Allocation>, mapped: &Mapped, index: usize, device
     quiesce(context);
     mapped.settle(index, |_| ());
     host_pool::give_back(context, slots);
-    stopped(mapped, allocation, device, error)
+    stopped(allocation, device, error)
 }
 
 /// Begins copies on the library's own stream; the event is behind them.
@@ -231,7 +255,7 @@ fn land_out(flight: Flight, device: &Device) -> u64 {
     if let Err(error) = wait(behind.as_ref()) {
         mapped.settle(index, |_| ());
         host_pool::give_back(context, slots);
-        stopped(mapped, &allocation, device, error);
+        stopped(&allocation, device, error);
         return 0;
     }
     let mut slots = Some(slots);
@@ -332,7 +356,7 @@ fn begin_in(
             stays_out(mapped, index, bytes, device);
             return match error {
                 CUresult::OUT_OF_MEMORY => Begun::Full,
-                error => stopped(mapped, allocation, device, Some(error)),
+                error => stopped(allocation, device, Some(error)),
             };
         }
         Err(_) => {
@@ -346,14 +370,14 @@ fn begin_in(
         Ok(Ok(behind)) => behind,
         // In a broken context the program finds the error, not its data.
         Ok(Err(error)) if error.ends_all_work() => {
-            stopped(mapped, allocation, device, Some(error));
+            stopped(allocation, device, Some(error));
             None
         }
         Ok(Err(error)) => {
             quiesce(context);
             undo(at, bytes, physical);
             stays_out(mapped, index, bytes, device);
-            return stopped(mapped, allocation, device, Some(error));
+            return stopped(allocation, device, Some(error));
         }
         Err(_) => None,
     };
@@ -378,7 +402,7 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
     let Flight { allocation, index, offset, bytes, behind, physical, .. } = flight;
     let Some(mapped) = &allocation.mapped else { return };
     if let Err(error) = wait(behind.as_ref()) {
-        stopped(mapped, &allocation, device, error);
+        stopped(&allocation, device, error);
         // In a broken context the program finds the error. In other cases no work may see contents that are not complete.
         if !error.is_some_and(CUresult::ends_all_work) {
             if let Some(physical) = physical {

@@ -1,0 +1,120 @@
+//! Programs that free, reset, fork, end contexts or break theirs while their memory is on the host or on its way, and
+//! programs whose every byte has moved often.
+
+use std::process::Command;
+
+use nvshare_harness::{Artifacts, Program, Running, Scheduler, World, guest, wait_until};
+
+const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
+const MIB: u64 = 1 << 20;
+
+nvshare_harness::with_both_memories! {
+    memory_is_freed_while_a_kernel_uses_it
+    contexts_end_while_their_memory_leaves
+    devices_are_reset_while_memory_is_away
+    children_are_forked_while_memory_is_away
+    freed_memory_can_be_allocated_again_at_the_limit
+    every_byte_survives_many_hand_overs
+}
+
+/// A guest under nvshare.
+fn under(world: &World, name: &str) -> Program {
+    let program = Program::of(world, name, Command::new(guest(name, false)));
+    program.env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy())
+}
+
+/// Runs a guest that takes turns with a program whose memory does not fit beside its own; both must succeed.
+fn in_turns(memory: &str, name: &str, settings: &[(&str, &str)], turns: u64) {
+    let world = World::with_memory(memory, &[CARD, settings].concat());
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
+    let (guest, other) = (under(&world, name).until_told().start(), other.until_told().start());
+    Scheduler::until_turns(&world, &[&guest, &other], turns);
+    world.stop();
+    let guest = guest.finish();
+    assert!(guest.status.success(), "{}: {}", guest.status, guest.log);
+    other.finish().intact();
+    let (moved, _) = world.observe();
+    assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+}
+
+fn memory_is_freed_while_a_kernel_uses_it(memory: &str) {
+    in_turns(memory, "frees_in_use", &[], 5);
+}
+
+fn contexts_end_while_their_memory_leaves(memory: &str) {
+    // An eviction takes a quarter of a second, and a context ends each fiftieth.
+    in_turns(memory, "contexts_end", &[("NVSIM_COPY_OUT", "2"), ("NVSIM_TO_HOST", "2")], 5);
+}
+
+fn devices_are_reset_while_memory_is_away(memory: &str) {
+    in_turns(memory, "resets", &[("NVSIM_COPY_OUT", "4"), ("NVSIM_TO_HOST", "4")], 5);
+}
+
+fn children_are_forked_while_memory_is_away(memory: &str) {
+    in_turns(memory, "forks_parked", &[], 5);
+}
+
+fn freed_memory_can_be_allocated_again_at_the_limit(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let guest = under(&world, "at_limit").env("NVSHARE_MEM_LIMIT", "512MiB").start().finish();
+    assert!(guest.status.success(), "{}: {}", guest.status, guest.log);
+}
+
+/// With few descriptors and little memory that may be locked, as a user who is not root has it. All bytes are moved: the
+/// simulator keeps as many in the host's memory as the program has.
+fn every_byte_survives_many_hand_overs(memory: &str) {
+    let world = World::with_memory(
+        memory,
+        &[("NVSIM_MEMORY", "128MiB"), ("NVSIM_SCALE", "1"), ("NVSIM_SPARSE", "0"), ("NVSIM_REGISTER", "50")],
+    );
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "128MiB", "--tq", "0.05"]);
+    let artifacts = Artifacts::get();
+    let start = |name: &str, arguments: &str| {
+        let line = format!(
+            "ulimit -n 64; ulimit -l 64; exec {} {name} {arguments} --kernel-us 500 --full-check",
+            artifacts.workload.display()
+        );
+        let mut command = Command::new("sh");
+        command.args(["-c", &line]);
+        let program = Program::of(&world, name, command).until_told().waits_for_go();
+        program.env("LD_PRELOAD", &artifacts.library.to_string_lossy()).start()
+    };
+    // More than a chunk, parts of chunks, and blocks that are freed and allocated anew in each step.
+    let jobs =
+        [start("a", "--memory 96MiB --block 34MiB"), start("b", "--memory 93MiB --block 3MiB --churn")];
+    Running::go(&[&jobs[0], &jobs[1]]);
+    Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 30);
+    world.stop();
+    for job in jobs.map(Running::finish) {
+        assert!(job.intact().words_checked > 20 << 20, "{:?}", job.outcome);
+    }
+}
+
+#[test]
+fn memory_of_a_broken_context_stays_and_is_tried_once() {
+    let world = World::with_memory("swap", CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let broken = under(&world, "breaks").until_told().start();
+    wait_until("it is broken", || {
+        assert!(broken.lives(), "{}", broken.log());
+        broken.out() == "broken\n"
+    });
+    let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --steps 5").start();
+    Scheduler::until(&world, "all of it counts as immovable", |status| {
+        status.find(broken.pid()).is_some_and(|client| client.usage.iter().any(|u| u.immovable == 600 * MIB))
+    });
+    // What fits beside it runs.
+    let small = Program::workload(&world, "small", "--memory 128MiB --block 64MiB --steps 5");
+    small.start().finish().intact();
+    world.stop();
+    let broken = broken.finish();
+    // And the other one when the memory is free.
+    other.finish().intact();
+    assert!(broken.status.success(), "{}: {}", broken.status, broken.log);
+    assert_eq!(broken.log.matches("600 MiB stay on the card").count(), 1, "{}", broken.log);
+    assert!(!broken.log.contains("moving memory at"), "{}", broken.log);
+    let evicted = broken.log.lines().filter(|line| line.contains("evicted "));
+    assert!(evicted.clone().all(|line| line.contains("evicted 0 MiB")), "{}", broken.log);
+}

@@ -1,0 +1,28 @@
+/* All memory that is allowed is freed while kernels use it and a capture is open, and allocated again at once. */
+#include "guest.h"
+#define ALL (512 * MIB)
+int main(void) {
+    start();
+    load_kernel();
+    void *stream, *capturing, *graph;
+    CHECK(FN(cuStreamCreate)(&stream, 1));
+    CHECK(FN(cuStreamCreate)(&capturing, 1));
+    for (int round = 0; round < 3; round++) {
+        uint64_t a = alloc(ALL / 2), b = alloc(ALL / 2), refused;
+        EXPECT(FN(cuMemAlloc_v2)(&refused, 4 * MIB) == 2);
+        CHECK(launch(a, ALL / 8, 1000, stream));
+        CHECK(launch(b, ALL / 8, 400000, stream));
+        if (round > 0) CHECK(FN(cuStreamBeginCapture_v2)(capturing, 2));
+        CHECK(FN(cuMemFree_v2)(a));
+        CHECK(FN(cuMemFree_v2)(b));
+        uint64_t c = alloc(ALL);
+        if (round > 0) {
+            CHECK(FN(cuStreamEndCapture)(capturing, &graph));
+            CHECK(FN(cuGraphDestroy)(graph));
+        }
+        CHECK(launch(c, ALL / 4, 10, stream));
+        CHECK(FN(cuStreamSynchronize)(stream));
+        CHECK(FN(cuMemFree_v2)(c));
+    }
+    return 0;
+}
