@@ -8,9 +8,9 @@ use nvshare_proto::GpuUuid;
 use crate::Time;
 use crate::account::Rates;
 use crate::client::{ClientId, Identity};
-use crate::configure::Rule;
 use crate::cost::SwitchCost;
 use crate::ledger::Ledger;
+use crate::rule::Rule;
 use crate::shares::Shares;
 
 /// The memory that a disconnected client has left on a GPU, until its process ends too or comes back.

@@ -28,6 +28,7 @@ mod overdue;
 pub mod policy;
 mod reconcile;
 mod room;
+mod rule;
 mod shares;
 mod status;
 mod terms;
@@ -41,12 +42,13 @@ use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Register, SchedulerMessage};
 
 use client::{Client, Job};
 pub use client::{ClientId, Gang, Identity};
-pub use configure::{GpuConfig, Rule};
+pub use configure::GpuConfig;
 pub use cost::{SwitchCost, Timed};
 use gangs::Members;
 use gpu::Gpu;
 pub use happened::Happened;
 pub use policy::quantum::Auto;
+pub use rule::Rule;
 use terms::JobTerms;
 
 /// Time since the scheduler started. The core never looks at a clock.

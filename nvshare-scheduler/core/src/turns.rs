@@ -7,12 +7,12 @@ use nvshare_proto::units::Bytes;
 use nvshare_proto::{EventKind, GpuUuid, SchedulerMessage};
 
 use crate::client::{ClientId, Phase, Why};
-use crate::configure::Rule;
 use crate::gangs::Unit;
 use crate::gpu::{Gpu, Source};
 use crate::ledger::{Group, Key};
 use crate::policy::turn::{self, Turn};
 use crate::policy::{next, quantum, slices};
+use crate::rule::Rule;
 use crate::{Core, Time, shares};
 
 /// Virtual times that differ by no more than this count as equal, in nanoseconds.
