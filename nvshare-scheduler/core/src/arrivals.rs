@@ -3,7 +3,7 @@
 use nvshare_proto::units::Bytes;
 use nvshare_proto::{Epoch, EventKind, Gate, GpuUuid, Hold, Register, Room, SchedulerMessage, Usage};
 
-use crate::account::{Account, MOST_OVERHEAD};
+use crate::account::MOST_OVERHEAD;
 use crate::client::{Client, ClientId, Identity, Job, Phase};
 use crate::gpu::{Departed, Gpu, Size, Source};
 use crate::happened::Happened;
@@ -47,8 +47,10 @@ impl Core {
         }
         self.enter(id);
         self.join_job(id);
-        let allocated = |sum: u64, account: &Account| sum.saturating_add(account.usage.allocated);
-        let bytes = self.clients.get(&id).map(|client| client.accounts.values().fold(0, allocated));
+        let allocated = |client: &Client| {
+            client.accounts.values().map(|account| account.usage.allocated).fold(0, u64::saturating_add)
+        };
+        let bytes = self.clients.get(&id).map(allocated);
         self.tell(EventKind::Registered, id, bytes, None);
         if hold == Hold::Free {
             self.tell(EventKind::Free, id, None, None);

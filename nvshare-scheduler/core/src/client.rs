@@ -172,7 +172,8 @@ pub(crate) struct Client {
     /// The client wants the lock: for work at its gate, for an allocation while it is parked, or with its gang.
     pub(crate) wants: bool,
     pub(crate) waiting_since: Time,
-    pub(crate) accounts: BTreeMap<GpuUuid, Account>,
+    /// In boxes: a map has room for eleven, and most clients use one GPU.
+    pub(crate) accounts: BTreeMap<GpuUuid, Box<Account>>,
     held: Duration,
     waited: Duration,
     /// `held` and `waited` are counted up to this time.
@@ -196,7 +197,7 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(id: ClientId, identity: Identity, register: Register, now: Time) -> Self {
-        let account = |usage| Account::new(usage, Rates::default());
+        let account = |usage| Box::new(Account::new(usage, Rates::default()));
         Self {
             pid: identity.pid.unwrap_or(register.pid),
             identity,

@@ -109,7 +109,8 @@ impl Core {
         }
         let mut total_changed = false;
         self.with(id, |client| {
-            let account = client.accounts.entry(usage.gpu).or_insert_with(|| Account::new(usage, rates));
+            let account =
+                client.accounts.entry(usage.gpu).or_insert_with(|| Box::new(Account::new(usage, rates)));
             if account.usage.allocated != usage.allocated {
                 account.stays = None;
                 account.reported_short = false;

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, SchedulerStatus};
 
-use crate::account::Account;
 use crate::client::{Client, ClientId, Phase};
 use crate::gpu::Gpu;
 use crate::ledger::Key;
@@ -119,7 +118,7 @@ impl Core {
             gone: false,
             usage: client.accounts.values().map(|a| a.usage).collect(),
             resident: client.accounts.values().fold(0, |sum, a| sum.saturating_add(a.budget)),
-            overhead: client.accounts.values().fold(0, |sum, a: &Account| sum.saturating_add(a.overhead())),
+            overhead: client.accounts.values().fold(0, |sum, a| sum.saturating_add(a.overhead())),
             held_ms: held.as_millis() as u64,
             waited_ms: waited.as_millis() as u64,
             counters: client.counters,

@@ -241,7 +241,7 @@ impl Core {
     }
 
     pub(crate) fn account(&self, id: ClientId, uuid: GpuUuid) -> Option<&Account> {
-        self.clients.get(&id)?.accounts.get(&uuid)
+        self.clients.get(&id)?.accounts.get(&uuid).map(Box::as_ref)
     }
 
     pub(crate) fn gpus_used_by(&self, id: ClientId) -> Vec<GpuUuid> {
