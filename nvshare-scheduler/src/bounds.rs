@@ -11,6 +11,9 @@ use crate::bucket::{Bucket, Rate};
 
 /// Registrations of one user or container.
 const REGISTRATIONS: Rate = Rate { burst: 512, each_second: 64 };
+/// Questions of one user or container on the clients' socket, on all its connections together: an answer may tell of every
+/// client.
+const QUESTIONS: Rate = Rate { burst: 16, each_second: 8 };
 /// One user or container may have one of this many parts of all places.
 const PART: usize = 2;
 
@@ -36,6 +39,7 @@ struct Taken {
     /// GPUs that processes of this user or container have named.
     gpus: BTreeSet<GpuUuid>,
     registrations: Bucket,
+    questions: Bucket,
 }
 
 /// A place that is taken; dropping this frees it.
@@ -55,8 +59,12 @@ impl Bounds {
         let now = Instant::now();
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = taken.values().map(|taken| taken.places).sum();
-        let fresh =
-            || Taken { places: 0, gpus: BTreeSet::new(), registrations: Bucket::new(REGISTRATIONS, now) };
+        let fresh = || Taken {
+            places: 0,
+            gpus: BTreeSet::new(),
+            registrations: Bucket::new(REGISTRATIONS, now),
+            questions: Bucket::new(QUESTIONS, now),
+        };
         let own = taken.entry(whom.clone()).or_insert_with(fresh);
         if all >= self.most || own.places >= (self.most / PART).max(1) {
             return None;
@@ -72,6 +80,12 @@ impl Place {
     pub(crate) fn register(&self, now: Instant) -> Result<(), Duration> {
         let mut taken = self.bounds.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.get_mut(&self.whom).map_or(Ok(()), |own| own.registrations.take(now))
+    }
+
+    /// Whether a question may be asked; else how long the process has to wait.
+    pub(crate) fn ask(&self, now: Instant) -> Result<(), Duration> {
+        let mut taken = self.bounds.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.get_mut(&self.whom).map_or(Ok(()), |own| own.questions.take(now))
     }
 }
 
@@ -100,8 +114,9 @@ impl Drop for Place {
                 own.gpus.clear();
             }
         }
-        // A user or container without connections and with a full bucket is forgotten.
-        taken.retain(|_, own| own.places > 0 || !own.registrations.is_full(now));
+        // A user or container without connections and with full buckets is forgotten.
+        let asks_little = |own: &mut Taken| own.registrations.is_full(now) && own.questions.is_full(now);
+        taken.retain(|_, own| own.places > 0 || !asks_little(own));
     }
 }
 
@@ -144,5 +159,18 @@ mod tests {
         // A new connection does not make the bucket forgotten.
         drop(many);
         assert!(bounds.take(Whom::User(Some(1))).unwrap().register(now).is_err());
+    }
+
+    #[test]
+    fn questions_are_counted_for_all_connections_of_a_user() {
+        let bounds = Bounds::new(8);
+        let [one, again, other] = [1, 1, 2].map(|user| bounds.take(Whom::User(Some(user))).expect("a place"));
+        let now = Instant::now();
+        assert!((0..QUESTIONS.burst).all(|n| if n % 2 == 0 { &one } else { &again }.ask(now).is_ok()));
+        assert!(one.ask(now).is_err() && again.ask(now).is_err());
+        assert!(other.ask(now).is_ok() && one.register(now).is_ok());
+        // New connections have no more.
+        drop((one, again));
+        assert!(bounds.take(Whom::User(Some(1))).is_some_and(|place| place.ask(now).is_err()));
     }
 }

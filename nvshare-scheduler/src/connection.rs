@@ -7,21 +7,20 @@ use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
 use nvshare_core::{Gang, Identity, MOST_GPUS_EACH};
-use nvshare_proto::codec::Frames;
 use nvshare_proto::{AdminRequest, ClientMessage, Register, Reply, Request};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
-use tokio_util::codec::Framed;
 use tracing::{debug, warn};
 
 use crate::bounds::{Bounds, Place, Whom};
 use crate::bucket::{Bucket, Rate};
+use crate::commands::Command;
+use crate::frames::{self, Stream, WRITE_PATIENCE, refuse, tell_all};
 use crate::identity::Peer;
 use crate::journal::Journal;
 use crate::processes::{self, Described};
-use crate::server::Command;
 use crate::tenants::{Seat, Tenant, Tenants};
 use crate::view::Viewer;
 use crate::watchers;
@@ -30,8 +29,6 @@ use crate::watchers;
 const BACKLOG: usize = 256;
 /// A connection that says nothing for this long is closed, unless it is a registered client's.
 const FIRST_FRAME_PATIENCE: Duration = Duration::from_secs(10);
-/// A reader that reads nothing for this long, with its socket full, is cut off.
-pub(crate) const WRITE_PATIENCE: Duration = Duration::from_secs(10);
 /// Longest time, for each frame and altogether, for which the socket of a process that is gone is read.
 const LAST_WORDS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
 /// Longest name of a program that is shown.
@@ -40,8 +37,6 @@ const LONGEST_NAME: usize = 64;
 const TOO_MANY_GPUS: &str = "more GPUs are named than a machine has";
 /// Frames that one connection may send.
 const FRAMES: Rate = Rate { burst: 8000, each_second: 4000 };
-
-pub(crate) type Stream = Framed<UnixStream, Frames<Request, Reply>>;
 
 /// State that all connections share.
 #[derive(Debug, Clone)]
@@ -82,20 +77,11 @@ impl Shared {
     }
 }
 
-/// Sends a reply; false if the other end does not read.
-async fn tell(framed: &mut Stream, reply: Reply) -> bool {
-    matches!(timeout(WRITE_PATIENCE, framed.send(reply)).await, Ok(Ok(())))
-}
-
-async fn refuse(framed: &mut Stream, reason: impl Into<String>) {
-    tell(framed, Reply::Refused { reason: reason.into() }).await;
-}
-
 /// Serves a connection from its first frame to its end.
 pub(crate) async fn serve(stream: UnixStream, shared: Shared) {
     let peer = Peer::of(&stream);
     let user = stream.peer_cred().ok().map(|cred| cred.uid());
-    let mut framed = Framed::new(stream, Frames::<Request, Reply>::default());
+    let mut framed = frames::on(stream);
     let place = match &shared.bounds {
         None => None,
         Some(bounds) => {
@@ -133,11 +119,13 @@ async fn connection(mut framed: Stream, peer: Peer, place: Option<Place>, shared
                 }
             }
             Request::Admin(request) => {
+                // A user who asks too often waits, and delays nobody else.
+                while let Some(Err(wait)) = place.as_ref().map(|place| place.ask(Instant::now())) {
+                    sleep(wait).await;
+                }
                 let viewer = shared.bounds.is_some().then(|| process(framed.get_ref(), &peer));
-                for reply in administer(request, viewer, &shared.commands).await {
-                    if !tell(&mut framed, reply).await {
-                        return;
-                    }
+                if !tell_all(&mut framed, administer(request, viewer, &shared.commands).await).await {
+                    return;
                 }
             }
             Request::Register(register) => return client(framed, peer, place, register, shared).await,
@@ -239,16 +227,15 @@ async fn client(
     let mut pause = None;
     loop {
         let refusal = tokio::select! {
-            // Messages of the core go first: they may give the reason for the end.
+            // Messages of the core go first.
             biased;
             reply = outgoing.recv() => match reply {
-                Some(reply) => {
-                    let last = matches!(reply, Reply::Refused { .. });
-                    let sent = timeout(WRITE_PATIENCE, framed.send(reply)).await;
+                Some(message) => {
+                    let sent = timeout(WRITE_PATIENCE, framed.send(Reply::Client(message))).await;
                     if sent.is_err() {
                         warn!("client {client} does not read; it is cut off");
                     }
-                    if !matches!(sent, Ok(Ok(()))) || last { break }
+                    if !matches!(sent, Ok(Ok(()))) { break }
                     None
                 }
                 // The core cut the client off.

@@ -4,7 +4,9 @@
 
 mod bounds;
 mod bucket;
+mod commands;
 mod connection;
+mod frames;
 pub mod gpus;
 pub mod identity;
 mod journal;

@@ -12,6 +12,7 @@ use nvshare_proto::{VERSION, paths};
 use nvshare_scheduler::log::Log;
 use nvshare_scheduler::settings::{Options, Settings, Store};
 use nvshare_scheduler::{notify, server, sockets};
+use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::level_filters::LevelFilter;
@@ -29,8 +30,11 @@ const LAST_LINES: Duration = Duration::from_secs(1);
 type Error = Box<dyn std::error::Error>;
 type LevelHandle = reload::Handle<LevelFilter, Registry>;
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
+/// So many tasks run before sockets are looked at again: a client's message is seen soon, however many connections have
+/// something to say.
+const LOOK_AT_SOCKETS_EVERY: u32 = 8;
+
+fn main() -> ExitCode {
     let options = Options::parse();
     let (log, level) = match start_log() {
         Ok(started) => started,
@@ -39,7 +43,16 @@ async fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let code = match run(options, level).await {
+    let runtime = Builder::new_current_thread().enable_all().event_interval(LOOK_AT_SOCKETS_EVERY).build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            error!("sockets cannot be watched: {error}");
+            log.finish(LAST_LINES);
+            return ExitCode::FAILURE;
+        }
+    };
+    let code = match runtime.block_on(run(options, level)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             error!("{error}");

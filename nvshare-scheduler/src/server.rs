@@ -9,15 +9,14 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use nvshare_core::{ClientId, Config, Core, Event, Identity, Measured, Output, Rule, Time};
-use nvshare_proto::{
-    AdminReply, AdminRequest, ClientMessage, GpuStatus, GpuUuid, Register, Reply, SchedulerMessage,
-};
+use nvshare_core::{ClientId, Config, Core, Event, Measured, Output, Rule, Time};
+use nvshare_proto::{AdminReply, AdminRequest, ClientMessage, GpuStatus, GpuUuid, Reply, SchedulerMessage};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, error, info, warn};
 
 use crate::bounds::Bounds;
+use crate::commands::Command;
 use crate::connection::{self, Shared};
 use crate::journal::Journal;
 use crate::metrics::{self, Address, Counted, Counters, Question, Snapshot};
@@ -32,37 +31,13 @@ use crate::{gpus, limits};
 
 /// How long `status` waits for clients' counters.
 const COUNTERS_PATIENCE: Duration = Duration::from_millis(100);
+/// Clients are asked for their counters at most so often for the status on the clients' socket.
+const COUNTERS_FRESH: Duration = Duration::from_millis(500);
+/// Commands that wait for the core's task: what one connection says waits for so many of others at most, and for one of each
+/// connection that waits for a place among them.
+const COMMANDS: usize = 32;
 /// How often NVML looks for memory on the GPUs that belongs to no client.
 const LOOK_AROUND_EVERY: Duration = Duration::from_secs(5);
-
-/// A message of a connection, or of another task, to the core's task.
-#[derive(Debug)]
-pub(crate) enum Command {
-    /// A process registers; frames for it go here.
-    Register {
-        client: ClientId,
-        identity: Identity,
-        process: Option<Described>,
-        register: Box<Register>,
-        frames: mpsc::Sender<Reply>,
-    },
-    /// A registered process sends a message.
-    Message { client: ClientId, message: ClientMessage },
-    /// A registered process's connection ended.
-    Disconnected { client: ClientId, process_remains: bool },
-    /// The process of a client that had disconnected has ended.
-    Exited { client: ClientId },
-    /// NVML was asked about a GPU: its answer, if it knows the GPU.
-    Looked { gpu: GpuUuid, seen: Option<Seen> },
-    /// An administrator makes a request.
-    Admin { request: AdminRequest, answer: oneshot::Sender<Vec<Reply>> },
-    /// A process asks for the status on the clients' socket.
-    Look { viewer: Viewer, answer: oneshot::Sender<Vec<Reply>> },
-    /// A reader of metrics asks.
-    Ask(Question),
-    /// The configuration was read again.
-    Configure(Config),
-}
 
 /// The parts that a scheduler is started with.
 #[derive(Debug)]
@@ -88,7 +63,7 @@ pub async fn run(
     mut setup: Setup,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Stopped> {
-    let (commands, received) = mpsc::channel(1024);
+    let (commands, received) = mpsc::channel(COMMANDS);
     let answers = commands.clone();
     let nvml = Watch::start(move |gpu, seen| {
         let _ = answers.blocking_send(Command::Looked { gpu, seen });
@@ -120,6 +95,8 @@ pub async fn run(
             Ok((stream, _)) => {
                 let shared = if may_change { admins.clone() } else { clients.clone() };
                 tokio::spawn(connection::serve(stream, shared));
+                // Who connects without end gets one turn among all others.
+                tokio::task::yield_now().await;
             }
             Err(error) => {
                 // The process may be out of descriptors: that passes, and must not become a busy loop.
@@ -136,10 +113,17 @@ pub async fn run(
 fn count(address: Option<Address>, commands: &mpsc::Sender<Command>) -> Option<Counted> {
     let mut registry = prometheus_client::registry::Registry::with_prefix("nvshare");
     let counters = Counters::new(&mut registry);
-    if let Err(error) = metrics::serve(address?, registry, commands.clone()) {
+    let (ask, mut questions) = mpsc::channel(1);
+    if let Err(error) = metrics::serve(address?, registry, ask) {
         error!("no metrics, for want of a thread: {error}");
         return None;
     }
+    let commands = commands.clone();
+    tokio::spawn(async move {
+        while let Some(question) = questions.recv().await {
+            let _ = commands.send(Command::Ask(question)).await;
+        }
+    });
     Some(Counted::new(counters))
 }
 
@@ -174,12 +158,14 @@ struct CoreTask {
     store: Store,
     gpu_descriptions: PathBuf,
     started: Instant,
-    frames: BTreeMap<ClientId, mpsc::Sender<Reply>>,
+    frames: BTreeMap<ClientId, mpsc::Sender<SchedulerMessage>>,
     pids: BTreeMap<ClientId, u32>,
     /// The kernel's descriptions of clients' processes when they registered.
     processes: BTreeMap<ClientId, Described>,
     gpus: BTreeSet<GpuUuid>,
     waiting: Vec<Waiting>,
+    /// When clients were last asked for their counters.
+    asked_counters: Option<Instant>,
     recorder: Recorder,
 }
 
@@ -203,6 +189,7 @@ impl CoreTask {
             pids: BTreeMap::new(),
             gpus: BTreeSet::new(),
             waiting: Vec::new(),
+            asked_counters: None,
             recorder,
         }
     }
@@ -307,8 +294,16 @@ impl CoreTask {
 
     /// Answers with the state as soon as the clients' counters are there.
     fn wait_for_counters(&mut self, viewer: Option<Viewer>, answer: oneshot::Sender<Vec<Reply>>) {
-        let clients = self.core.ask_counters().into_iter().collect();
-        self.waiting.push(Waiting { viewer, clients, until: Instant::now() + COUNTERS_PATIENCE, answer });
+        let now = Instant::now();
+        // Each question of anybody else would be one to all clients.
+        let are_fresh = self.asked_counters.is_some_and(|asked| now < asked + COUNTERS_FRESH);
+        let clients = if viewer.is_some() && are_fresh {
+            BTreeSet::new()
+        } else {
+            self.asked_counters = Some(now);
+            self.core.ask_counters().into_iter().collect()
+        };
+        self.waiting.push(Waiting { viewer, clients, until: now + COUNTERS_PATIENCE, answer });
     }
 
     fn administer(&mut self, request: AdminRequest, answer: oneshot::Sender<Vec<Reply>>, now: Time) {
@@ -436,7 +431,7 @@ impl CoreTask {
     fn send(&mut self, client: ClientId, message: SchedulerMessage) {
         log_grant(client, &message);
         let Some(frames) = self.frames.get(&client) else { return };
-        if frames.try_send(Reply::Client(message)).is_err() {
+        if frames.try_send(message).is_err() {
             warn!("client {client} does not read; it is cut off");
             // The connection's task ends with its channel, and reports that the client is gone.
             self.frames.remove(&client);

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use futures_util::{SinkExt, StreamExt};
+use futures_util::StreamExt;
 use nvshare_proto::{AdminReply, Reply, WatchFrom};
 use tokio::time::timeout;
 
-use crate::connection::{Stream, WRITE_PATIENCE};
+use crate::frames::{Stream, tell_all};
 use crate::journal::Journal;
 
 /// Most events that are written at once.
@@ -16,13 +16,7 @@ const ALIVE_EVERY: Duration = Duration::from_secs(1);
 
 /// Writes replies; false if the other end does not read.
 async fn write(framed: &mut Stream, replies: Vec<AdminReply>) -> bool {
-    let all = async {
-        for reply in replies {
-            framed.feed(Reply::Admin(reply)).await?;
-        }
-        framed.flush().await
-    };
-    matches!(timeout(WRITE_PATIENCE, all).await, Ok(Ok(())))
+    tell_all(framed, replies.into_iter().map(Reply::Admin)).await
 }
 
 /// Sends events until there are no more, or with `follow` until the reader is gone. False: the connection cannot be

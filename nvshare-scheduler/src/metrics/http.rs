@@ -16,7 +16,6 @@ use tracing::{error, info, warn};
 
 use super::shown::Shown;
 use super::{Address, Snapshot};
-use crate::server::Command;
 
 /// A question to the scheduler's own thread.
 #[derive(Debug)]
@@ -45,7 +44,7 @@ const HEALTHY: Duration = Duration::from_secs(5);
 struct Page {
     registry: Registry,
     shown: Shown,
-    commands: mpsc::Sender<Command>,
+    questions: mpsc::Sender<Question>,
     last: Mutex<Option<(Instant, Arc<String>)>>,
 }
 
@@ -56,11 +55,11 @@ struct Page {
 pub(crate) fn serve(
     address: Address,
     mut registry: Registry,
-    commands: mpsc::Sender<Command>,
+    questions: mpsc::Sender<Question>,
 ) -> io::Result<()> {
     let shown = Shown::default();
     registry.register_collector(Box::new(shown.clone()));
-    let page = Arc::new(Page { registry, shown, commands, last: Mutex::new(None) });
+    let page = Arc::new(Page { registry, shown, questions, last: Mutex::new(None) });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let run = move || runtime.block_on(listen(address, page));
     std::thread::Builder::new().name("metrics".to_owned()).spawn(run).map(drop)
@@ -214,7 +213,7 @@ impl Page {
     async fn ask<T>(&self, question: fn(oneshot::Sender<T>) -> Question, patience: Duration) -> Option<T> {
         let (answer, answered) = oneshot::channel();
         let asked = async {
-            self.commands.send(Command::Ask(question(answer))).await.ok()?;
+            self.questions.send(question(answer)).await.ok()?;
             answered.await.ok()
         };
         timeout(patience, asked).await.ok().flatten()
@@ -266,5 +265,31 @@ mod tests {
         ] {
             assert_eq!(request(&mut &bytes[..]).await.as_deref(), path, "{}", String::from_utf8_lossy(bytes));
         }
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_reads_nothing_is_in_no_other_readers_way() {
+        const ASKS: &[u8] = b"GET /metrics HTTP/1.1\r\n\r\n";
+        let (questions, _) = mpsc::channel(1);
+        // More than a connection takes, and fresh for an hour.
+        let text = Arc::new("x".repeat(1 << 16));
+        let last = Mutex::new(Some((Instant::now() + Duration::from_secs(3600), text)));
+        let page = Page { registry: Registry::default(), shown: Shown::default(), questions, last };
+        let page = Arc::new(page);
+        let serve = |stream| {
+            let page = Arc::clone(&page);
+            tokio::spawn(async move { serve_one(stream, &page).await })
+        };
+        let (mut silent, served) = tokio::io::duplex(64);
+        let first = serve(served);
+        silent.write_all(ASKS).await.unwrap();
+        silent.read_exact(&mut [0; 8]).await.unwrap();
+        let (mut other, served) = tokio::io::duplex(64);
+        serve(served);
+        other.write_all(ASKS).await.unwrap();
+        let mut answer = String::new();
+        other.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with('x'));
+        assert!(!first.is_finished(), "the other one waited until the first was given up");
     }
 }

@@ -1,0 +1,39 @@
+//! What the core's task is told and asked: by connections, by NVML's thread, by readers of metrics.
+
+use nvshare_core::{ClientId, Config, Identity};
+use nvshare_proto::{AdminRequest, ClientMessage, GpuUuid, Register, Reply, SchedulerMessage};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::metrics::Question;
+use crate::nvml::Seen;
+use crate::processes::Described;
+use crate::view::Viewer;
+
+/// A message of a connection, or of another task, to the core's task.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// A process registers; messages for it go to `frames`.
+    Register {
+        client: ClientId,
+        identity: Identity,
+        process: Option<Described>,
+        register: Box<Register>,
+        frames: mpsc::Sender<SchedulerMessage>,
+    },
+    /// A registered process sends a message.
+    Message { client: ClientId, message: ClientMessage },
+    /// A registered process's connection ended.
+    Disconnected { client: ClientId, process_remains: bool },
+    /// The process of a client that had disconnected has ended.
+    Exited { client: ClientId },
+    /// NVML was asked about a GPU: its answer, if it knows the GPU.
+    Looked { gpu: GpuUuid, seen: Option<Seen> },
+    /// An administrator makes a request.
+    Admin { request: AdminRequest, answer: oneshot::Sender<Vec<Reply>> },
+    /// A process asks for the status on the clients' socket.
+    Look { viewer: Viewer, answer: oneshot::Sender<Vec<Reply>> },
+    /// A reader of metrics asks.
+    Ask(Question),
+    /// The configuration was read again.
+    Configure(Config),
+}
