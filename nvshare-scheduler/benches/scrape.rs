@@ -1,30 +1,21 @@
 //! What reading metrics costs, beside 1,000 clients with long names: a scrape, and what a client waits for its grant meanwhile. Prints
 //! a table: `cargo bench -p nvshare-scheduler`.
 
+mod daemon;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use futures_util::{SinkExt, StreamExt};
+use daemon::{columns, grants, join, row, runtime, say};
 use nvshare_core::Config;
-use nvshare_proto::codec::Frames;
-use nvshare_proto::{
-    ClientMessage, Epoch, Gate, GpuUuid, MemoryMode, Register, Reply, Request, SchedulerMessage, Usage,
-};
+use nvshare_proto::ClientMessage;
 use nvshare_scheduler::metrics::Address;
 use nvshare_scheduler::server::{self, Setup};
 use nvshare_scheduler::settings::Store;
 use nvshare_scheduler::sockets::Sockets;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
-use tokio_util::codec::Framed;
-
-type Stream = Framed<UnixStream, Frames<Reply, Request>>;
-
-fn runtime() -> Runtime {
-    Builder::new_current_thread().enable_all().build().expect("a runtime")
-}
 
 /// A scheduler on a thread of its own.
 fn start(folder: &Path) -> [PathBuf; 2] {
@@ -42,55 +33,6 @@ fn start(folder: &Path) -> [PathBuf; 2] {
         });
     });
     [clients, metrics]
-}
-
-async fn join(socket: &Path, name: String, gpu: u8) -> Stream {
-    let stream = UnixStream::connect(socket).await.expect("the scheduler");
-    let mut stream = Framed::new(stream, Frames::default());
-    let gpu = GpuUuid([gpu; 16]);
-    let usage = Usage { gpu, total: 16 << 30, limit: 0, allocated: 1 << 20, absent: 0, immovable: 0 };
-    let register = Register {
-        asked: nvshare_proto::Asked::default(),
-        pid: 1,
-        name,
-        memory: MemoryMode::Managed,
-        gate: Gate::Closed,
-        returns: false,
-        run: None,
-        usage: vec![usage],
-    };
-    stream.send(Request::Register(register)).await.expect("a scheduler that reads");
-    stream.next().await.expect("an answer").expect("a frame");
-    stream
-}
-
-async fn granted(client: &mut Stream) -> Epoch {
-    loop {
-        let reply = client.next().await.expect("an answer").expect("a frame");
-        if let Reply::Client(SchedulerMessage::LockOk { epoch, .. }) = reply {
-            return epoch;
-        }
-    }
-}
-
-async fn say(client: &mut Stream, message: ClientMessage) {
-    client.send(Request::Client(message)).await.expect("a scheduler that reads");
-}
-
-/// From REQ_LOCK to LOCK_OK, again and again, of a client that goes idle in between.
-async fn grants(client: &mut Stream, times: usize) -> Vec<Duration> {
-    let mut took = Vec::new();
-    for _ in 0..times {
-        let begin = Instant::now();
-        say(client, ClientMessage::ReqLock).await;
-        let epoch = granted(client).await;
-        took.push(begin.elapsed());
-        say(client, ClientMessage::Running { epoch }).await;
-        say(client, ClientMessage::Idle { epoch }).await;
-        tokio::time::sleep(Duration::from_micros(500)).await;
-    }
-    took.sort_unstable();
-    took
 }
 
 async fn ask(metrics: &Path) -> UnixStream {
@@ -118,11 +60,6 @@ fn read_on(metrics: &Path, length: Duration) -> u32 {
     })
 }
 
-fn row(what: &str, took: &[Duration]) {
-    let at = |part: usize| took[(took.len() * part / 1000).min(took.len() - 1)].as_secs_f64() * 1e3;
-    println!("{what:<36} {:>6} {:>9.3} {:>9.3} {:>9.3}", took.len(), at(500), at(990), at(999));
-}
-
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let quick = std::env::args().any(|argument| argument == "--test");
@@ -141,14 +78,7 @@ async fn main() {
         say(client, ClientMessage::ReqLock).await;
     }
     let mut client = join(&socket, "grants".to_owned(), 200).await;
-    println!(
-        "{:<36} {:>6} {:>9} {:>9} {:>9}",
-        format!("{clients} clients, 8 GPUs; ms"),
-        "times",
-        "median",
-        "p99",
-        "p99.9"
-    );
+    columns(&format!("{clients} clients, 8 GPUs; ms"));
     let (mut took, mut text) = (Vec::new(), String::new());
     for _ in 0..if quick { 2 } else { 40 } {
         // The text that is kept is too old by then.

@@ -1,0 +1,402 @@
+//! What one user's connections cost the others: how long a grant takes while ten of them send as fast as the scheduler reads, what is
+//! left when a user opens thousands, and what a client costs in memory. Prints tables: `cargo bench -p nvshare-scheduler --bench flood`.
+
+mod daemon;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use daemon::{Stream, columns, granted, grants, join, register, row, runtime, say, usage};
+use futures_util::{SinkExt, StreamExt};
+use nvshare_core::{Config, Core, Event, Identity};
+use nvshare_proto::codec::{Frames, encode};
+use nvshare_proto::{
+    AdminReply, AdminRequest, ClientMessage, Counters, Epoch, GpuUuid, Register, Reply, Request, Room,
+    SchedulerMessage, WatchFrom,
+};
+
+/// Connections that send without end.
+const FLOODERS: usize = 10;
+/// Frames that one of them writes at once.
+const BATCH: usize = 64;
+/// The GPU of the client whose grants are timed.
+const OWN_GPU: u8 = 200;
+
+/// Counts what is allocated.
+struct Counting;
+
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: every call is the system's allocator's, with the caller's own arguments.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+/// A scheduler in a process of its own.
+struct Daemon {
+    child: Child,
+    folder: PathBuf,
+    socket: PathBuf,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        static STARTED: AtomicUsize = AtomicUsize::new(0);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("nvshare-flood-{}-{number}", std::process::id()));
+        // The scheduler would make it for the administrators alone, around their own folder.
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let (socket, admin) = (folder.join("s"), folder.join("admin/a"));
+        let child = Command::new(env!("CARGO_BIN_EXE_nvshare-scheduler"))
+            .args(["--gpu-memory", "16GiB", "--log", "error", "--config", "/dev/null"])
+            .args(["--socket".as_ref(), socket.as_os_str(), "--admin-socket".as_ref(), admin.as_os_str()])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the scheduler starts");
+        let daemon = Self { child, folder, socket };
+        let begin = Instant::now();
+        while UnixStream::connect(&daemon.socket).is_err() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "the scheduler does not answer");
+            thread::sleep(Duration::from_millis(10));
+        }
+        daemon
+    }
+
+    /// Bytes that it has resident.
+    fn resident(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<usize>().ok());
+        kib.expect("its resident set") * 1024
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// What a connection floods with.
+struct Flood {
+    what: &'static str,
+    /// It registers first.
+    registers: bool,
+    /// It ends after one batch, and comes again.
+    ends: bool,
+    bytes: Vec<u8>,
+    /// How many frames that is.
+    frames: u64,
+}
+
+fn frames(requests: impl IntoIterator<Item = Request>) -> (Vec<u8>, u64) {
+    let all: Vec<Vec<u8>> = requests.into_iter().map(|request| encode(&request).expect("a frame")).collect();
+    (all.concat(), all.len() as u64)
+}
+
+fn hello() -> Register {
+    register("floods".to_owned(), 0)
+}
+
+/// Every message that a client can send, with figures that make the scheduler do something.
+fn messages(n: u64) -> [ClientMessage; 11] {
+    let gpu = GpuUuid([0; 16]);
+    let epoch = Epoch { boot: n, counter: n };
+    [
+        ClientMessage::Usage(usage(0, (n % 64) << 20)),
+        ClientMessage::ReqLock,
+        ClientMessage::Running { epoch },
+        ClientMessage::LockReleased { epoch },
+        ClientMessage::DropDeferred { epoch },
+        ClientMessage::Idle { epoch },
+        ClientMessage::NeedRoom(Room { gpu, bytes: 1 << (n % 64) }),
+        ClientMessage::Room(Room { gpu, bytes: 1 << (n % 64) }),
+        ClientMessage::Evicted { gpu, short: n % 2 },
+        ClientMessage::Counters(Counters { gated: n, ..Counters::default() }),
+        ClientMessage::Ping,
+    ]
+}
+
+fn floods() -> Vec<Flood> {
+    let names = [
+        "USAGE that changes",
+        "REQ_LOCK",
+        "RUNNING of no grant",
+        "LOCK_RELEASED of no grant",
+        "DROP_DEFERRED of no grant",
+        "IDLE of no grant",
+        "NEED_ROOM of all sizes",
+        "ROOM of all sizes",
+        "EVICTED of no order",
+        "COUNTERS",
+        "PING, and nothing read",
+    ];
+    let batch = 0..BATCH as u64;
+    let mut floods: Vec<Flood> = (0..names.len())
+        .map(|kind| {
+            let (bytes, frames) = frames(batch.clone().map(|n| Request::Client(messages(n)[kind].clone())));
+            Flood { what: names[kind], registers: true, ends: false, bytes, frames }
+        })
+        .collect();
+    let mut more = |what, registers, ends, (bytes, frames)| {
+        floods.push(Flood { what, registers, ends, bytes, frames });
+    };
+    more("all of these", true, false, frames(batch.clone().flat_map(messages).map(Request::Client)));
+    let ask = |request: AdminRequest| move |_| Request::Admin(request.clone());
+    more("questions for the status", false, false, frames(batch.clone().map(ask(AdminRequest::Status))));
+    let watch = AdminRequest::Watch { from: WatchFrom::Now, follow: true };
+    more("what administrators may ask", false, false, frames(batch.clone().map(ask(watch))));
+    more("questions for a limit's page", false, true, frames([Request::Look { run: None }]));
+    more("registrations, one after the other", false, true, frames([Request::Register(hello())]));
+    more("connections that end at once", false, true, (Vec::new(), 0));
+    more("a frame that is none", false, true, (vec![8, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255], 1));
+    more("a frame that is too long", false, true, (vec![255; 64], 1));
+    more("half of a frame", false, true, (vec![64, 0, 0, 0, 1], 1));
+    floods
+}
+
+/// Writes as fast as the scheduler reads, and reads what it answers, until it is told to stop.
+fn flood(socket: &Path, flood: &Flood, stop: &AtomicBool, sent: &AtomicU64) {
+    let goes_on = || !stop.load(Ordering::Relaxed);
+    let reads = !flood.what.ends_with("nothing read");
+    let mut answer = vec![0; 1 << 16];
+    while goes_on() {
+        let Ok(mut stream) = UnixStream::connect(socket) else {
+            thread::sleep(Duration::from_millis(1));
+            continue;
+        };
+        if flood.registers {
+            let (bytes, _) = frames([Request::Register(hello())]);
+            // Its answer: who says more before it is refused.
+            if stream.write_all(&bytes).is_err() || !matches!(stream.read(&mut answer), Ok(1..)) {
+                continue;
+            }
+        }
+        stream.set_nonblocking(true).expect("a socket");
+        let mut at = 0;
+        while goes_on() {
+            match stream.write(&flood.bytes[at..]) {
+                Ok(count) => {
+                    at = (at + count) % flood.bytes.len().max(1);
+                    if at == 0 {
+                        sent.fetch_add(flood.frames.max(1), Ordering::Relaxed);
+                        if flood.ends {
+                            break;
+                        }
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    thread::sleep(Duration::from_micros(200));
+                }
+                Err(_) => break,
+            }
+            if reads && matches!(stream.read(&mut answer), Ok(0)) {
+                break;
+            }
+        }
+        if flood.ends && flood.frames > 0 {
+            // Until it is refused, or answered.
+            let _ = stream.set_nonblocking(false);
+            let _ = stream.set_read_timeout(Some(Duration::from_millis(20)));
+            let _ = stream.read(&mut answer);
+        }
+    }
+}
+
+/// Joins so many clients on eight GPUs and asks for the lock with each; they do what they are told until this is dropped.
+struct Crowd {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Crowd {
+    fn join(socket: &Path, clients: usize) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let (joined, all) = mpsc::channel();
+        let (socket, is_over) = (socket.to_owned(), Arc::clone(&over));
+        let thread = thread::spawn(move || {
+            runtime().block_on(async {
+                for i in 0..clients {
+                    let mut client = join(&socket, format!("client {i}"), (i % 8) as u8).await;
+                    say(&mut client, ClientMessage::ReqLock).await;
+                    tokio::spawn(obey(client));
+                }
+                joined.send(()).expect("somebody waits");
+                while !is_over.load(Ordering::Relaxed) {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            });
+        });
+        all.recv().expect("all have joined");
+        Self { over, thread: Some(thread) }
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(ended.is_none_or(|ended| ended.is_ok()) || thread::panicking(), "a client failed");
+    }
+}
+
+async fn obey(mut client: Stream) {
+    while let Some(Ok(reply)) = client.next().await {
+        match reply {
+            Reply::Client(SchedulerMessage::LockOk { epoch, .. }) => {
+                say(&mut client, ClientMessage::Running { epoch }).await;
+            }
+            Reply::Client(SchedulerMessage::AskCounters) => {
+                say(&mut client, ClientMessage::Counters(Counters::default())).await;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// How long grants take while connections flood.
+fn grants_under_flood(quick: bool) {
+    let (clients, times) = if quick { (20, 20) } else { (200, 2000) };
+    let daemon = Daemon::start();
+    let runtime = runtime();
+    let _crowd = Crowd::join(&daemon.socket, clients);
+    let mut client = runtime.block_on(join(&daemon.socket, "grants".to_owned(), OWN_GPU));
+    columns(&format!("a grant beside {clients} clients, 8 GPUs; ms"));
+    row("nobody floods", &runtime.block_on(grants(&mut client, times)));
+    for kind in floods() {
+        let (over, sent, begin) = (AtomicBool::new(false), AtomicU64::new(0), Instant::now());
+        let took = thread::scope(|scope| {
+            for _ in 0..FLOODERS {
+                scope.spawn(|| flood(&daemon.socket, &kind, &over, &sent));
+            }
+            let took = runtime.block_on(grants(&mut client, times));
+            over.store(true, Ordering::Relaxed);
+            took
+        });
+        let each_second = sent.load(Ordering::Relaxed) as f64 / begin.elapsed().as_secs_f64();
+        row(&format!("{}: {each_second:.0} a second", kind.what), &took);
+    }
+}
+
+/// What is left for others when one user opens as many connections as they can.
+fn one_user_opens_many(quick: bool) {
+    let many = if quick { 50 } else { 2000 };
+    let daemon = Daemon::start();
+    let runtime = runtime();
+    let mut held: Vec<UnixStream> = Vec::new();
+    for _ in 0..many {
+        held.push(UnixStream::connect(&daemon.socket).expect("a place"));
+    }
+    let begin = Instant::now();
+    let status = ask_administrator(&daemon.folder.join("admin/a"));
+    println!(
+        "{many} connections of one user: an administrator is answered in {:.1} ms ({status} frames)",
+        begin.elapsed().as_secs_f64() * 1e3
+    );
+    let begin = Instant::now();
+    match grant_of_another_user(&daemon) {
+        Ok(()) => {
+            println!("    another user joins and is granted in {:.1} ms", begin.elapsed().as_secs_f64() * 1e3)
+        }
+        Err(why) => println!("    another user: not measured, {why}"),
+    }
+    let mut client = runtime.block_on(join(&daemon.socket, "grants".to_owned(), OWN_GPU));
+    columns("    ms");
+    row("a grant beside them", &runtime.block_on(grants(&mut client, if quick { 20 } else { 2000 })));
+    drop(held);
+}
+
+/// Asks for the status as administrators do; how many frames the answer has.
+fn ask_administrator(socket: &Path) -> usize {
+    runtime().block_on(async {
+        let stream = tokio::net::UnixStream::connect(socket).await.expect("the administrators' socket");
+        let mut stream = Stream::new(stream, Frames::default());
+        stream.send(Request::Admin(AdminRequest::Status)).await.expect("a scheduler that reads");
+        let mut count = 0;
+        loop {
+            count += 1;
+            let reply = stream.next().await.expect("an answer").expect("a frame");
+            if reply == Reply::Admin(AdminReply::End) {
+                return count;
+            }
+        }
+    })
+}
+
+/// A thread becomes another user and asks for the lock.
+fn grant_of_another_user(daemon: &Daemon) -> Result<(), String> {
+    const NOBODY: libc::c_long = 65_534;
+    let socket = daemon.socket.clone();
+    let other = thread::spawn(move || {
+        // SAFETY: takes three numbers; as a plain system call it is about this thread alone.
+        if unsafe { libc::syscall(libc::SYS_setresuid, -1, NOBODY, -1) } != 0 {
+            return Err("it takes root".to_owned());
+        }
+        runtime().block_on(async {
+            let mut client = join(&socket, "another".to_owned(), OWN_GPU).await;
+            say(&mut client, ClientMessage::ReqLock).await;
+            granted(&mut client).await;
+        });
+        Ok(())
+    });
+    other.join().map_err(|_| "its connection was refused".to_owned())?
+}
+
+/// What a client costs in memory.
+fn memory(quick: bool) {
+    let clients = if quick { 20 } else { 1000 };
+    let before = ALLOCATED.load(Ordering::Relaxed);
+    let mut core = Core::new(Config { gpu_memory: Some(16 << 30), ..Config::default() });
+    for client in 0..clients as u64 {
+        let register = register(format!("client {client}"), (client % 8) as u8);
+        let identity = Identity { process: Some(client), ..Identity::default() };
+        core.handle(Event::Registered { client, identity, register }, Duration::from_millis(client));
+        let message = ClientMessage::ReqLock;
+        core.handle(Event::Message { client, message }, Duration::from_millis(client));
+        while core.poll_output().is_some() {}
+    }
+    let bytes = ALLOCATED.load(Ordering::Relaxed) - before;
+    println!("{clients} clients: {} bytes of core each", bytes / clients);
+    drop(core);
+    let daemon = Daemon::start();
+    let before = daemon.resident();
+    let begin = Instant::now();
+    let crowd = Crowd::join(&daemon.socket, clients);
+    println!(
+        "    {:.1} KiB resident each in the scheduler, {:.1} MiB before; {:.1} s until all had joined",
+        (daemon.resident() - before) as f64 / clients as f64 / 1024.0,
+        before as f64 / f64::from(1 << 20),
+        begin.elapsed().as_secs_f64()
+    );
+    drop(crowd);
+}
+
+fn main() {
+    let quick = std::env::args().any(|argument| argument == "--test");
+    memory(quick);
+    one_user_opens_many(quick);
+    grants_under_flood(quick);
+}
