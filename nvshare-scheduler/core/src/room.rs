@@ -53,7 +53,9 @@ impl Core {
             if gpu.ledger.next().len() > 1 && least > free.saturating_sub(reserved) {
                 let together = gpu.ledger.sums().next_deficit.saturating_sub(u128::from(free));
                 if gpu.ledger.sums().leaving == 0 {
-                    self.order_evictions(uuid, u64::try_from(together).unwrap_or(u64::MAX), Some(&[id]));
+                    let together = u64::try_from(together).unwrap_or(u64::MAX);
+                    let missing = together.saturating_add(self.overfull(uuid, id));
+                    self.order_evictions(uuid, missing, Some(&[id]));
                 }
                 return;
             }
@@ -125,6 +127,7 @@ impl Core {
         // Freed room goes to the clients ahead first: if less than all of it were ordered, the order would be repeated
         // without end.
         let missing = ahead_of.saturating_add(needs).saturating_sub(there);
+        let missing = missing.saturating_add(self.overfull(uuid, id));
         if needs <= free {
             let bytes = needs + self.spare(uuid, free - needs, id);
             self.with_account(id, uuid, |account| {
@@ -201,7 +204,8 @@ impl Core {
             // If so much cannot be evicted, other clients were promised the room, or are about to give it back.
             let lacks = |id: &ClientId| self.deficit(uuid, *id) > 0;
             let lacking: Vec<ClientId> = next.iter().copied().filter(lacks).collect();
-            self.order_evictions(uuid, deficit - free, Some(&lacking));
+            let missing = (deficit - free).saturating_add(self.overfull(uuid, id));
+            self.order_evictions(uuid, missing, Some(&lacking));
         }
         if complete {
             for id in next {

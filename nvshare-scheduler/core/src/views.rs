@@ -160,6 +160,13 @@ impl Core {
         u64::try_from(free).unwrap_or(u64::MAX)
     }
 
+    /// What others have beyond all that a client may fill, in bytes: it may see less of the GPU than they do. Before they have
+    /// given that back, nothing else that they give back makes room for it.
+    pub(crate) fn overfull(&self, uuid: GpuUuid, id: ClientId) -> u64 {
+        let charged = self.gpus.get(&uuid).map_or(0, |gpu| gpu.ledger.sums().charged);
+        u64::try_from(charged.saturating_sub(u128::from(self.capacity(uuid, id)))).unwrap_or(u64::MAX)
+    }
+
     /// Whether a group fits a GPU together, beside the pinned memory of others; judged by the capacity that `seen_by` may
     /// fill.
     pub(crate) fn fit(&self, uuid: GpuUuid, group: Group, seen_by: ClientId) -> bool {

@@ -3,7 +3,7 @@
 use nvshare_core::{Config, Event, Identity, Measured};
 use nvshare_proto::{ClientMessage, ClientState, Gate, MemoryMode, Register, Room, SchedulerMessage, Usage};
 
-use crate::table::{CAPACITY, GIB, MS, Table, asked_to_leave, config, gpu, granted, twelve_gib};
+use crate::table::{CAPACITY, GIB, MS, Table, asked_to_leave, config, gpu, granted, room_given, twelve_gib};
 
 #[test]
 fn what_one_asks_for_does_not_end_the_turn_of_others() {
@@ -79,6 +79,25 @@ fn sizes_of_a_gpu_that_differ_mean_turns() {
     table.register_with(4, Gate::Closed, usage(CAPACITY));
     let sent = table.say(4, ClientMessage::ReqLock);
     assert!(granted(&sent, 4).is_some() || asked_to_leave(&sent, 2).is_none(), "{sent:?}");
+}
+
+#[test]
+fn who_says_that_a_gpu_is_small_has_others_asked_once() {
+    let mut table = Table::new(Config { gpu_memory: None, reserve: Some(0), ..config(false) });
+    table.register(1, Gate::Closed, 12 * GIB, 0);
+    table.register_with(2, Gate::Closed, Usage { total: 4 * GIB, allocated: 0, ..twelve_gib(0) });
+    // There is room for it when the other one has no more than 4 GiB, less a byte.
+    let sent = table.say(2, ClientMessage::NeedRoom(Room { gpu: gpu(0), bytes: 1 }));
+    let sent = table.give_back(sent);
+    let asked: Vec<u64> = sent
+        .iter()
+        .filter_map(|(to, message)| match message {
+            SchedulerMessage::Evict(room) if *to == 1 => Some(room.bytes),
+            _ => None,
+        })
+        .collect();
+    assert!(asked.len() == 1 && asked[0] > 8 * GIB, "{asked:?}");
+    assert!(room_given(&sent, 2) >= 1, "{sent:?}");
 }
 
 #[test]
