@@ -85,7 +85,7 @@ pub(crate) struct Gpu {
     pub(crate) told: Option<bool>,
     /// When the GPU is looked at again, without regard to overdue things in its ledger.
     pub(crate) wake: Option<Time>,
-    /// GPUs whose next client waits for the end of a turn here: they are looked at when something changes here.
+    /// GPUs with a waiter for which something here is in the way: they are looked at when something changes here.
     pub(crate) watched_by: BTreeSet<GpuUuid>,
     /// This GPU's entry in the core's list of deadlines.
     pub(crate) deadline: Option<Time>,

@@ -1,5 +1,7 @@
 //! Room: given with grants and to allocations that wait for it, and made by evictions.
 
+use std::collections::BTreeSet;
+
 use nvshare_proto::units::{Bytes, GIB};
 use nvshare_proto::{EventKind, GpuUuid, Room, SchedulerMessage};
 
@@ -177,7 +179,10 @@ impl Core {
     /// lack on the GPU `looked_at`.
     fn grant_or_evict(&mut self, id: ClientId, looked_at: GpuUuid, reserved: u64) {
         let unit = self.unit(id);
-        let gpus = self.gpus_of(&unit);
+        let next: Vec<ClientId> =
+            unit.iter().copied().filter(|&id| self.phase(id).is_some_and(Phase::is_next)).collect();
+        // Members that run already are on the other GPUs of a gang: what happens there is not waited for.
+        let gpus: BTreeSet<GpuUuid> = next.iter().flat_map(|&id| self.gpus_used_by(id)).collect();
         let leaving = gpus.iter().any(|&uuid| self.is_in_the_way(uuid, &unit));
         let own_move = unit
             .iter()
@@ -190,8 +195,6 @@ impl Core {
             self.step_back(&unit);
             return;
         }
-        let next: Vec<ClientId> =
-            unit.iter().copied().filter(|&id| self.phase(id).is_some_and(Phase::is_next)).collect();
         let mut complete = true;
         for &uuid in &gpus {
             let deficit = next.iter().map(|&id| self.deficit(uuid, id)).fold(0, u64::saturating_add);

@@ -105,6 +105,9 @@ impl Core {
                 {
                     gpu.wake_at(until);
                 }
+                // The room may be lacking on a GPU where a member of its gang runs.
+                let unit = self.unit(id);
+                self.watch(&self.gpus_of(&unit), uuid);
                 continue;
             }
             let unit = self.unit(id);
@@ -165,13 +168,7 @@ impl Core {
                 }
                 // The turn that it waits for may be on another GPU: when something changes there, this GPU is looked at
                 // again.
-                None => {
-                    for &other in contested.iter().filter(|&&other| other != uuid) {
-                        if let Some(gpu) = self.gpus.get_mut(&other) {
-                            gpu.watched_by.insert(uuid);
-                        }
-                    }
-                }
+                None => self.watch(&contested, uuid),
             }
             head = Some(match splits.iter().find(|split| split.gpu == uuid) {
                 Some(split) => self.head_beside(uuid, &unit, split.kept),
@@ -183,6 +180,15 @@ impl Core {
     fn split_for(&self, gpu: GpuUuid, unit: &Unit) -> Split {
         let (kept, leavers) = self.keep_what_fits(gpu, Some(unit), self.members(gpu, false));
         Split { gpu, kept, leavers: self.with_their_gangs(leavers) }
+    }
+
+    /// When something changes on one of these GPUs, this one is looked at again.
+    fn watch(&mut self, gpus: &[GpuUuid], by: GpuUuid) {
+        for other in gpus.iter().filter(|&&other| other != by) {
+            if let Some(gpu) = self.gpus.get_mut(other) {
+                gpu.watched_by.insert(by);
+            }
+        }
     }
 
     /// Whether the turn is that of a client's job: it ends for the whole job at once, so a client that joins it delays

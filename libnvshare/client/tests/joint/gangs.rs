@@ -106,6 +106,17 @@ fn gangs_that_were_held_up() {
             ],
             5_309_222_355_249_036_784,
         ),
+        (
+            "a rank waited for a turn to end on the GPU where another one ran already",
+            vec![
+                Plan { gang, gpus: on(1), starts_at: 592, ..steady(7, 100) },
+                Plan { gpus: on(1), starts_at: 642, grows_every: Some(401), ..steady(8, 1601) },
+                Plan { gpus: on(1), ..steady(1, 0) },
+                steady(1, 100),
+                Plan { gang, starts_at: 1770, ..steady(16, 100) },
+            ],
+            892_286_435_884_683_142,
+        ),
     ] {
         println!("{why}");
         // The delays of these clients are drawn otherwise than when it was found.

@@ -192,3 +192,41 @@ fn an_allocation_that_its_gang_has_no_room_for_is_refused() {
     let sent = table.give_back(sent);
     assert!(sent.contains(&(RANKS[0], SchedulerMessage::NoRoom { gpu: gpu(0) })), "{sent:?}");
 }
+
+#[test]
+fn a_rank_waits_for_no_turn_where_another_one_runs() {
+    let gang = Some(Gang { number: 5, size: 0 });
+    let (grows, pauses) = (20, 21);
+    let usage = |on, gib: u64| Usage {
+        gpu: gpu(on),
+        allocated: gib * GIB,
+        absent: gib * GIB,
+        ..twelve_gib(0)
+    };
+    let identity = |client, gang| Identity { pid: Some(9), process: Some(client), gang, ..Identity::default() };
+    let mut table = Table::new(config(false));
+    table.register_as(RANKS[0], identity(RANKS[0], gang), Gate::Closed, usage(1, 7));
+    let first = table.runs(RANKS[0]);
+    table.say(RANKS[0], ClientMessage::Usage(Usage { absent: 0, ..usage(1, 7) }));
+    table.register_as(grows, identity(grows, None), Gate::Closed, usage(1, 8));
+    let turn = table.runs(grows);
+    table.say(grows, ClientMessage::Usage(Usage { absent: 0, ..usage(1, 8) }));
+    table.register_as(pauses, identity(pauses, None), Gate::Closed, usage(0, 1));
+    let idle = table.runs(pauses);
+    // The other rank comes, and the first one cannot drain before it runs.
+    table.now = 100;
+    let sent = table.register_as(RANKS[1], identity(RANKS[1], gang), Gate::Closed, usage(0, 16));
+    assert!(asked_to_leave(&sent, RANKS[0]).is_some(), "{sent:?}");
+    let mut sent = table.say(RANKS[1], ClientMessage::ReqLock);
+    // What is on the GPU of the first one does not fit it any more.
+    sent.append(&mut table.say(grows, ClientMessage::NeedRoom(Room { gpu: gpu(1), bytes: 10 * GIB })));
+    table.now = 300;
+    sent.append(&mut table.say(RANKS[0], ClientMessage::DropDeferred { epoch: first }));
+    sent.append(&mut table.say(pauses, ClientMessage::Idle { epoch: idle }));
+    sent.append(&mut table.wait_until(5000));
+    if asked_to_leave(&sent, grows).is_some() {
+        sent.append(&mut table.say(grows, ClientMessage::LockReleased { epoch: turn }));
+    }
+    let sent = table.give_back(sent);
+    assert!(granted(&sent, RANKS[1]).is_some(), "{sent:?}");
+}
