@@ -197,13 +197,10 @@ fn an_allocation_that_its_gang_has_no_room_for_is_refused() {
 fn a_rank_waits_for_no_turn_where_another_one_runs() {
     let gang = Some(Gang { number: 5, size: 0 });
     let (grows, pauses) = (20, 21);
-    let usage = |on, gib: u64| Usage {
-        gpu: gpu(on),
-        allocated: gib * GIB,
-        absent: gib * GIB,
-        ..twelve_gib(0)
-    };
-    let identity = |client, gang| Identity { pid: Some(9), process: Some(client), gang, ..Identity::default() };
+    let usage =
+        |on, gib: u64| Usage { gpu: gpu(on), allocated: gib * GIB, absent: gib * GIB, ..twelve_gib(0) };
+    let identity =
+        |client, gang| Identity { pid: Some(9), process: Some(client), gang, ..Identity::default() };
     let mut table = Table::new(config(false));
     table.register_as(RANKS[0], identity(RANKS[0], gang), Gate::Closed, usage(1, 7));
     let first = table.runs(RANKS[0]);

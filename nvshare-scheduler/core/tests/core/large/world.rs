@@ -1,13 +1,13 @@
 //! Delivers messages between a core and clients, and looks after each event whether the rules hold.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use nvshare_core::{Config, Core, Event, Output};
-use nvshare_proto::SchedulerMessage;
+use nvshare_core::{Config, Core, Event, Identity, Output};
+use nvshare_proto::{ClientMessage, SchedulerMessage};
 
 use super::{Act, Behaviour, Plan, Seen};
-use crate::table::{CAPACITY, MS};
+use crate::table::{CAPACITY, MS, gpu};
 
 /// The whole state is recomputed by brute force after every so many events.
 const AUDITS_EVERY: u64 = 257;
@@ -17,6 +17,18 @@ const MOST_EVENTS: u64 = 2_000_000;
 
 /// Steps that one event may take for each client that is there, and for a handful that are not.
 const MOST_STEPS_EACH: f64 = 20.0;
+
+/// A turn and a hand-over in worlds with a quantum of 500 ms: two quanta where a holder has something to catch up; a drain
+/// that is given up, and the time until the next one; a restore.
+const TURN: Duration = Duration::from_millis(2500);
+
+fn job(identity: Identity, client: u64) -> (u8, u64) {
+    match identity {
+        Identity { tenant: Some(tenant), .. } => (1, tenant),
+        Identity { gang: Some(gang), .. } => (2, gang.number),
+        _ => (3, client),
+    }
+}
 
 enum Later {
     Begin(usize),
@@ -33,6 +45,20 @@ struct Place {
     held: Duration,
     longest_wait: Duration,
     was: Seen,
+    /// Whose time its client uses: a tenant's, a gang's, or its own.
+    job: (u8, u64),
+    wait: Option<Wait>,
+    /// The longest wait of all that were over, as a part of what it may have been.
+    worst_wait: f64,
+}
+
+/// How long somebody may wait: see [`World::begins_to_wait`].
+struct Wait {
+    since: Duration,
+    /// What the jobs that go first have had less than the waiter, together.
+    catch_up: Duration,
+    /// Jobs that go first, by GPU.
+    jobs: BTreeSet<(u8, (u8, u64))>,
 }
 
 pub(crate) struct World {
@@ -74,6 +100,9 @@ impl World {
             held: Duration::ZERO,
             longest_wait: Duration::ZERO,
             was,
+            job: (0, 0),
+            wait: None,
+            worst_wait: 0.0,
         });
         self.at(MS(at), Later::Begin(self.places.len() - 1));
         self.places.len() - 1
@@ -134,6 +163,8 @@ impl World {
                 let place = &mut self.places[at];
                 place.client = Some(client);
                 let (identity, register, plan) = place.behaviour.begins(client, now);
+                place.job = job(identity, client);
+                place.wait = None;
                 self.event(Event::Registered { client, identity, register });
                 self.plan(at, client, plan);
             }
@@ -142,7 +173,13 @@ impl World {
                 self.plan(at, client, plan);
             }
             Later::Act(at, client, act) if self.places[at].client == Some(client) => match act {
-                Act::Say(message) => self.event(Event::Message { client, message }),
+                Act::Say(message) => {
+                    let asks = message == ClientMessage::ReqLock;
+                    self.event(Event::Message { client, message });
+                    if asks {
+                        self.begins_to_wait(at);
+                    }
+                }
                 Act::Own(what) => {
                     let plan = self.places[at].behaviour.does(what, now);
                     self.plan(at, client, plan);
@@ -160,6 +197,64 @@ impl World {
         }
     }
 
+    /// A job that has had less than a waiter goes first: until it has had as much, and for one turn, which may begin just
+    /// before that. This counts for the jobs that are there, and for those that come later and are behind. A gang waits so on
+    /// each of its GPUs.
+    fn begins_to_wait(&mut self, at: usize) {
+        let Some(client) = self.places[at].client else { return };
+        let (own, on) = (self.places[at].job, self.places[at].behaviour.seen().gpu);
+        if self.places[at].wait.is_none() {
+            let mut wait = Wait { since: self.now, catch_up: Duration::ZERO, jobs: BTreeSet::new() };
+            let of_gang = |place: &&Place| own.0 == 2 && place.job == own && place.client.is_some();
+            let mut gpus: BTreeSet<u8> =
+                self.places.iter().filter(of_gang).map(|p| p.behaviour.seen().gpu).collect();
+            gpus.insert(on);
+            for on in gpus {
+                for other in self.places.iter().filter(|other| other.job != own) {
+                    self.may_go_first(other, on, client, &mut wait);
+                }
+            }
+            self.places[at].wait = Some(wait);
+        }
+        for waiter in 0..self.places.len() {
+            if self.places[waiter].job == own {
+                continue;
+            }
+            let (Some(mut wait), Some(client)) =
+                (self.places[waiter].wait.take(), self.places[waiter].client)
+            else {
+                continue;
+            };
+            self.may_go_first(&self.places[at], on, client, &mut wait);
+            self.places[waiter].wait = Some(wait);
+        }
+    }
+
+    fn may_go_first(&self, other: &Place, on: u8, waiter: u64, wait: &mut Wait) {
+        let Some(id) = other.client.filter(|_| other.behaviour.seen().gpu == on) else { return };
+        let times = self.core.virtual_time(gpu(on), waiter).zip(self.core.virtual_time(gpu(on), id));
+        let Some((own, time)) = times else { return };
+        let wants = other.was.holds || other.was.waits_since.is_some();
+        if wants && (time <= own || other.was.holds) && wait.jobs.insert((on, other.job)) {
+            wait.catch_up += Duration::from_nanos(own.saturating_sub(time).max(0) as u64);
+        }
+    }
+
+    /// The longest wait of a place, as a part of how long it may have been; the wait that is not over included.
+    pub(crate) fn worst_wait(&self, place: usize) -> f64 {
+        let place = &self.places[place];
+        place.wait.as_ref().map_or(0.0, |wait| self.part_of(place, wait)).max(place.worst_wait)
+    }
+
+    fn part_of(&self, place: &Place, wait: &Wait) -> f64 {
+        // The processes of a tenant have one share: those that do not fit together wait for each other too.
+        let mates =
+            |other: &&Place| other.job == place.job && place.job.0 == 1 && other.was.gpu == place.was.gpu;
+        let own = self.places.iter().filter(mates).count().max(1) as f64;
+        let allowed = wait.catch_up.as_secs_f64() + TURN.as_secs_f64() * (wait.jobs.len() + 1) as f64;
+        self.now.saturating_sub(wait.since).as_secs_f64() / (allowed * own)
+    }
+
     fn plan(&mut self, at: usize, client: u64, plan: Plan) {
         for (after, act) in plan {
             self.at(self.now + after, Later::Act(at, client, act));
@@ -172,7 +267,13 @@ impl World {
         let seen = if place.client.is_some() { place.behaviour.seen() } else { Seen::default() };
         if let (Some(since), true) = (place.was.waits_since, seen.waits_since.is_none()) {
             place.longest_wait = place.longest_wait.max(self.now.saturating_sub(since));
+            if let Some(wait) = place.wait.take() {
+                let part = self.part_of(&self.places[at], &wait);
+                let place = &mut self.places[at];
+                place.worst_wait = place.worst_wait.max(part);
+            }
         }
+        let place = &mut self.places[at];
         place.was = seen;
     }
 

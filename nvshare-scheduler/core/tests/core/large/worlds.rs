@@ -32,6 +32,16 @@ impl Random {
 }
 
 #[test]
+fn the_time_of_a_restore_is_charged_to_who_restores() {
+    let mut world = World::new(quantum(4000));
+    let [slow, quick] =
+        [3000, 100].map(|restores_in| world.add(0, Honest { restores_in, ..Honest::new(0, 12) }));
+    world.run(HOUR / 2, |_| {});
+    let (slow, quick) = (world.held(slow), world.held(quick));
+    assert!(slow.abs_diff(quick) <= slow / 20, "{slow:?} and {quick:?} from grant to drained");
+}
+
+#[test]
 fn equal_jobs_stay_close_over_any_hour() {
     for (ms, drains) in
         [(1000, vec![20, 5000]), (8000, vec![20, 5000, 1000]), (4000, vec![20, 20, 3000, 20, 500])]
@@ -97,32 +107,26 @@ fn crowd(world: &mut World, random: &mut Random, clients: u64) -> Vec<(usize, Ho
     all
 }
 
+/// The bound of a wait: for each job that goes first, a turn with its hand-over, and what that job has had less than the
+/// waiter when the wait begins. A job that has had less goes first as often as it takes, and what a small job has had
+/// beyond its share while it ran beside others can be several turns of each of the jobs that have to catch up; without
+/// that term, waits of up to 1.5 turns for each job of the GPU were seen. What it comes to is read from the virtual times as
+/// each wait begins, and again when a job comes that is behind.
 #[test]
 fn nobody_in_a_crowd_waits_longer_than_the_jobs_ahead() {
-    for (seed, clients, minutes) in [(1, 8, 4), (2, 40, 4), (3, 160, 4)] {
+    for (seed, clients) in [(1, 8), (2, 40), (3, 160), (4, 20), (5, 60), (6, 100), (7, 12), (8, 200)] {
         let mut world = World::new(quantum(500));
         let all = crowd(&mut world, &mut Random(seed * 0x9e37_79b9), clients);
         let mut longest = (Duration::ZERO, 0);
-        for minute in 1..=minutes {
-            world.run(Duration::from_secs(60 * minute), |_| {});
-        }
+        world.run(Duration::from_secs(240), |_| {});
         for (place, _) in &all {
             longest = longest.max((world.longest_wait(*place), *place));
         }
-        // A turn: two quanta where somebody has something to catch up; a drain that is given up, and how long it is until
-        // the next; a restore. Who has had more than its share waits for that too: a quarter more.
-        let turn = 2 * MS(500) + MS(1000) + MS(500);
         let mut worst = 0.0f64;
         for (place, plan) in &all {
-            let jobs = all.iter().filter(|(_, other)| other.gpu == plan.gpu).count();
-            // The processes of a tenant have one share: those that do not fit together wait for each other too.
-            let own = |other: &Honest| other.gpu == plan.gpu && other.tenant == plan.tenant;
-            let own =
-                if plan.tenant.is_some() { all.iter().filter(|(_, other)| own(other)).count() } else { 1 };
-            let wait = world.longest_wait(*place).as_secs_f64();
-            let ratio = wait / (turn.as_secs_f64() * (jobs * own) as f64);
-            worst = worst.max(ratio);
-            assert!(ratio <= 1.25, "place {place} of {jobs} waited {wait} s: {plan:?}");
+            let part = world.worst_wait(*place);
+            worst = worst.max(part);
+            assert!(part <= 1.0, "place {place} waited {part} times as long as it may: {plan:?}");
         }
         println!(
             "{} clients, {} events: worst {worst:.2} of the bound, longest {longest:?}; steps {} at most, {:.1} a client",
