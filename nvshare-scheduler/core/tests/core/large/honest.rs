@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use nvshare_core::{Gang, Identity};
-use nvshare_proto::{ClientMessage, Epoch, Gate, MemoryMode, Register, Room, SchedulerMessage, Usage};
+use nvshare_proto::{ClientMessage, Epoch, Gate, Hold, MemoryMode, Register, Room, SchedulerMessage, Usage};
 
 use super::{Act, Behaviour, Plan, Seen};
 use crate::table::{CAPACITY, GIB, MS, gpu};
@@ -141,6 +141,39 @@ impl Honest {
         plan
     }
 
+    /// What comes of its work if nobody interrupts it.
+    fn works_on(&self) -> Plan {
+        let mut plan = Vec::new();
+        if self.works > 0 && !self.now.pausing {
+            plan.push(self.own(self.works, PAUSES));
+        }
+        if let Some((work, again)) = self.ends_after {
+            let left = MS(work).saturating_sub(self.now.worked);
+            plan.push((left, Act::Own(again << 40 | self.now.turn | 6 << 32)));
+        }
+        plan
+    }
+
+    fn introduces_itself(&self, client: u64, gate: Gate, returns: bool) -> (Identity, Register) {
+        let register = Register {
+            asked: nvshare_proto::Asked::default(),
+            pid: client as u32,
+            name: "honest".into(),
+            memory: MemoryMode::Managed,
+            gate,
+            returns,
+            run: None,
+            usage: vec![self.usage()],
+        };
+        let identity = Identity {
+            pid: Some(client as u32),
+            process: Some(client),
+            tenant: self.tenant,
+            gang: self.gang,
+        };
+        (identity, register)
+    }
+
     fn pause(&mut self, epoch: Epoch) -> Plan {
         if self.now.pausing && self.now.contested {
             self.now.state = State::Idle(epoch);
@@ -154,29 +187,41 @@ impl Behaviour for Honest {
     fn begins(&mut self, client: u64, now: Duration) -> (Identity, Register, Plan) {
         let turn = self.now.turn + 1;
         self.now = Now { turn, allocated: self.gib * GIB, ..Self::new(0, 0).now };
-        let register = Register {
-            asked: nvshare_proto::Asked::default(),
-            pid: client as u32,
-            name: "honest".into(),
-            memory: MemoryMode::Managed,
-            gate: Gate::Closed,
-            returns: false,
-            run: None,
-            usage: vec![self.usage()],
-        };
-        let identity = Identity {
-            pid: Some(client as u32),
-            process: Some(client),
-            tenant: self.tenant,
-            gang: self.gang,
-        };
+        let (identity, register) = self.introduces_itself(client, Gate::Closed, false);
         let plan = self.asks(now);
+        (identity, register, plan)
+    }
+
+    fn returns(&mut self, client: u64, now: Duration) -> (Identity, Register, Plan) {
+        self.stops_working(now);
+        // What was given and not used is nobody's.
+        (self.now.room, self.now.contested) = (0, false);
+        self.now.turn += 1;
+        let runs = matches!(self.now.state, State::Running(_) | State::Draining(_));
+        let mut plan = if self.now.pausing { vec![self.own(self.pauses, WORKS)] } else { Vec::new() };
+        if runs {
+            self.now.state = State::Running(Epoch { boot: 0, counter: 0 });
+            plan.append(&mut self.works_on());
+        } else {
+            self.now.state = State::Parked;
+            if !self.now.pausing {
+                plan.append(&mut self.asks(now));
+            }
+        }
+        let gate = if runs { Gate::Open } else { Gate::Closed };
+        let (identity, register) = self.introduces_itself(client, gate, true);
         (identity, register, plan)
     }
 
     fn hears(&mut self, message: SchedulerMessage, now: Duration) -> Plan {
         self.stops_working(now);
         match message {
+            SchedulerMessage::Registered { hold: Hold::Running(epoch), .. } => {
+                if let State::Running(_) = self.now.state {
+                    self.now.state = State::Running(epoch);
+                }
+                Vec::new()
+            }
             SchedulerMessage::LockOk { epoch, room, .. } => {
                 self.now.room += room.iter().map(|room| room.bytes).sum::<u64>();
                 self.now.state = State::Restoring(epoch);
@@ -254,13 +299,7 @@ impl Behaviour for Honest {
                     self.say(ClientMessage::Running { epoch }),
                     self.say(ClientMessage::Usage(self.usage())),
                 ];
-                if self.works > 0 {
-                    plan.push(self.own(self.works, PAUSES));
-                }
-                if let Some((work, again)) = self.ends_after {
-                    let left = MS(work).saturating_sub(self.now.worked);
-                    plan.push((left, Act::Own(again << 40 | self.now.turn | 6 << 32)));
-                }
+                plan.append(&mut self.works_on());
                 plan
             }
             (DRAINED, State::Draining(epoch)) => self.leaves(epoch, now),
@@ -287,6 +326,7 @@ impl Behaviour for Honest {
             gpu: self.gpu,
             resident: Some(self.now.resident + self.now.room),
             holds,
+            restores: matches!(self.now.state, State::Restoring(_)),
             waits_since: self.now.asked,
         }
     }

@@ -31,6 +31,10 @@ pub(crate) type Plan = Vec<(Duration, Act)>;
 pub(crate) trait Behaviour {
     /// It connects, for the first time or again.
     fn begins(&mut self, client: u64, now: Duration) -> (Identity, Register, Plan);
+    /// Its scheduler has gone, and it registers with the next one.
+    fn returns(&mut self, client: u64, now: Duration) -> (Identity, Register, Plan) {
+        self.begins(client, now)
+    }
     /// It is told something.
     fn hears(&mut self, message: SchedulerMessage, now: Duration) -> Plan;
     /// It does something of its own.
@@ -48,6 +52,8 @@ pub(crate) struct Seen {
     pub(crate) resident: Option<u64>,
     /// It is between grant and drained.
     pub(crate) holds: bool,
+    /// Its memory comes back to the card.
+    pub(crate) restores: bool,
     /// Since when it waits for the lock.
     pub(crate) waits_since: Option<Duration>,
 }

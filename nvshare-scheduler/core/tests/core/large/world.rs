@@ -32,6 +32,7 @@ fn job(identity: Identity, client: u64) -> (u8, u64) {
 
 enum Later {
     Begin(usize),
+    Return(usize),
     /// For the client of this number alone: one that has come since hears nothing of it.
     Deliver(usize, u64, SchedulerMessage),
     Act(usize, u64, Act),
@@ -42,6 +43,8 @@ struct Place {
     behaviour: Box<dyn Behaviour>,
     /// Its client, if it is connected.
     client: Option<u64>,
+    /// Its scheduler has gone, and it comes back to the next one.
+    returns: bool,
     held: Duration,
     longest_wait: Duration,
     was: Seen,
@@ -64,6 +67,8 @@ struct Wait {
 pub(crate) struct World {
     pub(crate) core: Core,
     pub(crate) now: Duration,
+    /// When the scheduler started.
+    started: Duration,
     places: Vec<Place>,
     of_client: BTreeMap<u64, usize>,
     clients: u64,
@@ -80,6 +85,7 @@ impl World {
         Self {
             core: Core::new(config),
             now: Duration::ZERO,
+            started: Duration::ZERO,
             places: Vec::new(),
             of_client: BTreeMap::new(),
             clients: 0,
@@ -97,6 +103,7 @@ impl World {
         self.places.push(Place {
             behaviour: Box::new(behaviour),
             client: None,
+            returns: false,
             held: Duration::ZERO,
             longest_wait: Duration::ZERO,
             was,
@@ -129,7 +136,7 @@ impl World {
     pub(crate) fn run(&mut self, until: Duration, mut watch: impl FnMut(&Self)) {
         loop {
             let next = self.agenda.first_key_value().map(|(key, _)| key.0);
-            let deadline = self.core.next_deadline();
+            let deadline = self.core.next_deadline().map(|deadline| self.started + deadline);
             let Some(time) = next.into_iter().chain(deadline).min().filter(|&time| time <= until) else {
                 break;
             };
@@ -145,6 +152,23 @@ impl World {
         self.core.audit().unwrap_or_else(|wrong| panic!("at {:?}: {wrong}", self.now));
     }
 
+    /// Another scheduler takes the place of this one, at a moment when no memory comes back to the card, and its clients come
+    /// back one after the other. Who ran goes on meanwhile.
+    pub(crate) fn restart(&mut self, config: Config) {
+        while self.places.iter().any(|place| place.was.restores) {
+            self.run(self.now + MS(1), |_| {});
+        }
+        self.core = Core::new(config);
+        self.started = self.now;
+        self.of_client.clear();
+        for at in 0..self.places.len() {
+            if self.places[at].client.take().is_some() {
+                self.places[at].returns = true;
+                self.at(self.now + MS(20 + at as u64 * 37 % 1000), Later::Return(at));
+            }
+        }
+    }
+
     fn pass(&mut self, time: Duration) {
         let passed = time.saturating_sub(self.now);
         self.now = self.now.max(time);
@@ -156,13 +180,17 @@ impl World {
     fn happen(&mut self, what: Later) {
         let now = self.now;
         match what {
-            Later::Begin(at) => {
+            Later::Begin(at) | Later::Return(at) => {
                 let client = self.clients;
                 self.clients += 1;
                 self.of_client.insert(client, at);
                 let place = &mut self.places[at];
                 place.client = Some(client);
-                let (identity, register, plan) = place.behaviour.begins(client, now);
+                let (identity, register, plan) = if std::mem::take(&mut place.returns) {
+                    place.behaviour.returns(client, now)
+                } else {
+                    place.behaviour.begins(client, now)
+                };
                 place.job = job(identity, client);
                 place.wait = None;
                 self.event(Event::Registered { client, identity, register });
@@ -279,7 +307,7 @@ impl World {
 
     fn event(&mut self, event: Event) {
         let kind = std::mem::discriminant(&event);
-        self.core.handle(event, self.now);
+        self.core.handle(event, self.now - self.started);
         let steps = self.core.steps();
         self.most_steps = self.most_steps.max(steps);
         let each = steps as f64 / (self.of_client.len() + 8) as f64;
@@ -303,7 +331,7 @@ impl World {
     /// What honest clients have on each GPU fits it, and who runs there has the GPU with such as fit beside it.
     fn check(&self) {
         let mut resident = [0u64; 8];
-        for place in self.places.iter().filter(|place| place.client.is_some()) {
+        for place in self.places.iter().filter(|place| place.client.is_some() || place.returns) {
             let seen = place.behaviour.seen();
             resident[usize::from(seen.gpu)] += seen.resident.unwrap_or(0);
         }

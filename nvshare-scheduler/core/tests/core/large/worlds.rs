@@ -139,6 +139,24 @@ fn nobody_in_a_crowd_waits_longer_than_the_jobs_ahead() {
 }
 
 #[test]
+fn a_crowd_gets_over_restarts_of_its_scheduler() {
+    for (seed, clients) in [(11, 12), (12, 80), (13, 200)] {
+        let mut world = World::new(quantum(500));
+        let all = crowd(&mut world, &mut Random(seed * 0x9e37_79b9), clients);
+        for boot in 2..5 {
+            world.run(world.now + Duration::from_secs(20), |_| {});
+            world.restart(Config { boot, restarted: true, settle: MS(1300), ..quantum(500) });
+        }
+        world.run(world.now + Duration::from_secs(180), |_| {});
+        for (place, plan) in &all {
+            let part = world.worst_wait(*place);
+            assert!(part <= 1.0, "place {place} waited {part} times as long as it may: {plan:?}");
+        }
+        println!("{} clients, {} events after 3 restarts", all.len(), world.events);
+    }
+}
+
+#[test]
 fn lies_stop_nobody_on_another_gpu_and_cost_no_more_than_others() {
     let seconds = 12;
     for (seed, gpu_memory) in [(1, Some(16 << 30)), (2, None), (3, Some(16 << 30)), (4, None), (5, None)] {
