@@ -12,6 +12,23 @@
 
 use std::time::Duration;
 
+/// How much work may be in flight while the gate is open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InFlight {
+    /// As much as the program submits: no other client waits.
+    Unbounded,
+    /// As much as the launch window lets through.
+    Bounded,
+}
+
+impl InFlight {
+    /// What holds while other clients wait, or do not.
+    #[must_use]
+    pub fn while_others_wait(waiting: bool) -> Self {
+        if waiting { Self::Bounded } else { Self::Unbounded }
+    }
+}
+
 /// Marks in flight.
 pub const MARKS: u32 = 4;
 /// Queues longer than this are shortened.

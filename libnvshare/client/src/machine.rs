@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use nvshare_proto::{ClientMessage, Epoch, Gate, Hold, Room, SchedulerMessage};
 
+use crate::launch_window::InFlight;
+
 pub use io::{Action, Input, Job, Ticket};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,11 +134,11 @@ impl Machine {
         matches!(self.phase, Phase::Running { .. })
     }
 
-    /// Whether work in flight is bounded from the moment that the gate opens: before a later message could bound it,
+    /// How much work may be in flight from the moment that the gate opens: before a later message could bound it,
     /// a program could submit seconds of work.
     #[must_use]
-    pub fn bounds_work(&self) -> bool {
-        self.waiters && self.is_restoring()
+    pub fn in_flight(&self) -> InFlight {
+        InFlight::while_others_wait(self.waiters && self.is_restoring())
     }
 
     /// Whether the process's memory is on its way back.
@@ -265,7 +267,7 @@ impl Machine {
                 self.waiters = waiting;
                 self.last_submission.1 = now;
                 if self.is_running() {
-                    self.act(Action::Bound(waiting));
+                    self.act(Action::Bound(InFlight::while_others_wait(waiting)));
                     self.act(Action::Report);
                 }
             }
@@ -345,7 +347,7 @@ impl Machine {
         match self.phase {
             Phase::Restoring { epoch } => {
                 self.phase = Phase::Running { epoch };
-                self.act(Action::Bound(self.waiters));
+                self.act(Action::Bound(InFlight::while_others_wait(self.waiters)));
                 self.act(Action::Send(ClientMessage::Running { epoch }));
                 self.act(Action::Report);
             }
@@ -411,7 +413,7 @@ impl Machine {
             Phase::Running { .. } => {
                 self.phase = Phase::Free;
                 self.act(Action::Unlimit);
-                self.act(Action::Bound(false));
+                self.act(Action::Bound(InFlight::Unbounded));
             }
             Phase::Restoring { .. } | Phase::Draining { .. } => self.go_alone(),
             Phase::Parked | Phase::Idle { .. } | Phase::Freeing | Phase::Free => {}
@@ -430,7 +432,7 @@ impl Machine {
         self.act(Action::Unlimit);
         if self.is_running() {
             self.phase = Phase::Free;
-            self.act(Action::Bound(false));
+            self.act(Action::Bound(InFlight::Unbounded));
         } else {
             self.phase = Phase::Freeing;
             self.act(Action::Begin { anyway: false });

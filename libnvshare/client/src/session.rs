@@ -11,6 +11,7 @@ use nvshare_proto::units::{GIB, MIB};
 use nvshare_proto::{ClientMessage, Counters, Gate, GpuUuid, Room, SchedulerMessage, Usage};
 
 use crate::account::{Account, Tenant};
+use crate::launch_window::InFlight;
 use crate::machine::{Action, Input, Job, Machine, Ticket};
 
 /// Unused room beyond this goes back to the scheduler, in bytes.
@@ -71,10 +72,10 @@ pub trait Host {
 
     /// Closes the gate.
     fn close_gate(&mut self);
-    /// Opens the gate, with work in flight `bounded` or not.
-    fn open_gate(&mut self, bounded: bool);
+    /// Opens the gate.
+    fn open_gate(&mut self, in_flight: InFlight);
     /// Bounds work in flight, or stops doing so, while the gate is open.
-    fn bound(&mut self, bounded: bool);
+    fn bound(&mut self, in_flight: InFlight);
     /// Whether no thread is inside the gate.
     fn is_nobody_inside(&self) -> bool;
     /// Whether threads sleep at the gate.
@@ -210,7 +211,7 @@ impl Session {
             Action::Report => tell_everything(host),
             Action::Close => close(host),
             Action::Begin { anyway } => self.begin(host, anyway, now),
-            Action::Bound(bounded) => host.bound(bounded),
+            Action::Bound(in_flight) => host.bound(in_flight),
             Action::Post(job) => host.order(job),
             Action::Cancel => host.cancel(),
             Action::TryIdle { submissions } => self.try_idle(host, submissions, now),
@@ -257,7 +258,7 @@ impl Session {
         // Memory that is leaving may not be touched. All devices are held or none: one that cannot be held yet delays
         // the others.
         if !host.is_evicting() && hold_all(host, anyway) {
-            host.open_gate(self.machine.bounds_work());
+            host.open_gate(self.machine.in_flight());
             self.feed(host, Input::Began, now);
         } else {
             update_all(host, Account::let_go);
@@ -276,7 +277,7 @@ impl Session {
         if is_unchanged(host) {
             self.feed(host, Input::WentIdle, now);
         } else if hold_all(host, false) {
-            host.open_gate(true);
+            host.open_gate(InFlight::Bounded);
             self.feed(host, Input::Busy, now);
         } else {
             // Memory was allocated in the moment that the gate was closed.

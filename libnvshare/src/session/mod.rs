@@ -10,6 +10,7 @@ use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
 use nvshare_client::Job;
+use nvshare_client::launch_window::InFlight;
 use nvshare_client::machine::RETURN_PATIENCE;
 use nvshare_client::session::{Done, Host, Session};
 use nvshare_proto::{
@@ -55,7 +56,7 @@ pub(crate) fn start() {
     START.call_once(|| {
         let Ok(config) = config::get() else {
             // `cuInit` has failed. If the program goes on nevertheless, the library does nothing.
-            gate::open(false);
+            gate::open(InFlight::Unbounded);
             return;
         };
         devices::discover(config);
@@ -73,7 +74,7 @@ pub(crate) fn start() {
         } else {
             log::warn(format_args!("cannot start threads; the program runs as if alone"));
             devices::all().for_each(Device::unlimit);
-            gate::open(false);
+            gate::open(InFlight::Unbounded);
         }
     });
 }
@@ -308,13 +309,13 @@ impl Host for Library {
         gate::close();
     }
 
-    fn open_gate(&mut self, bounded: bool) {
-        gate::open(bounded);
+    fn open_gate(&mut self, in_flight: InFlight) {
+        gate::open(in_flight);
     }
 
-    fn bound(&mut self, bounded: bool) {
-        gate::set_bounded(bounded);
-        if bounded {
+    fn bound(&mut self, in_flight: InFlight) {
+        gate::bound(in_flight);
+        if in_flight == InFlight::Bounded {
             swap::foresee_eviction();
         }
     }

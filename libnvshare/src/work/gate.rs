@@ -18,6 +18,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use nvshare_client::launch_window::InFlight;
+
 use crate::driver::types::CUresult;
 use crate::process::{bell, lifecycle};
 use crate::work::stream_key::StreamKey;
@@ -297,20 +299,31 @@ pub(crate) fn prepare() {
     FENCE.prepare();
 }
 
-/// Opens the gate, with work in flight bounded or not.
-pub(crate) fn open(bounded: bool) {
+/// Opens the gate.
+pub(crate) fn open(in_flight: InFlight) {
     let bed = lock();
     if !lifecycle::is_forked() {
-        STATE.store(if bounded { BOUNDED } else { OPEN }, Ordering::SeqCst);
+        STATE.store(opened(in_flight), Ordering::SeqCst);
     }
     drop(bed);
     WAKE.notify_all();
 }
 
 /// Bounds work in flight, or stops doing so, while the gate is open.
-pub(crate) fn set_bounded(bounded: bool) {
-    let (from, to) = if bounded { (OPEN, BOUNDED) } else { (BOUNDED, OPEN) };
-    let _ = STATE.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
+pub(crate) fn bound(in_flight: InFlight) {
+    let from = match in_flight {
+        InFlight::Unbounded => BOUNDED,
+        InFlight::Bounded => OPEN,
+    };
+    let _ = STATE.compare_exchange(from, opened(in_flight), Ordering::SeqCst, Ordering::SeqCst);
+}
+
+/// The state of an open gate.
+fn opened(in_flight: InFlight) -> u32 {
+    match in_flight {
+        InFlight::Unbounded => OPEN,
+        InFlight::Bounded => BOUNDED,
+    }
 }
 
 /// Closes the gate. Threads may still be inside: see [`nobody_inside`].

@@ -2,6 +2,8 @@
 
 use nvshare_proto::{ClientMessage, GpuUuid, Room, SchedulerMessage};
 
+use crate::launch_window::InFlight;
+
 /// Connects an answer of the mover with its order.
 pub type Ticket = u64;
 
@@ -79,7 +81,7 @@ pub enum Action {
         anyway: bool,
     },
     /// Bound work in flight, or stop doing so.
-    Bound(bool),
+    Bound(InFlight),
     /// Give this order to the mover.
     Post(Job),
     /// Have the mover give up its orders.

@@ -211,7 +211,7 @@ fn a_program_without_a_scheduler_runs_and_warns_once() {
 #[test]
 fn a_lost_scheduler_stops_no_holder_and_parks_nobody_for_ever() {
     let mut holder = Client::running_contended();
-    assert_eq!(holder.feed(Input::Lost), [Action::Unlimit, Action::Bound(false)]);
+    assert_eq!(holder.feed(Input::Lost), [Action::Unlimit, Action::Bound(InFlight::Unbounded)]);
     assert_eq!(holder.machine.gate(), Gate::Open);
 
     let mut parked = Client::registered(Hold::Parked);
@@ -316,9 +316,9 @@ fn work_is_bounded_from_the_first_launch_on() {
     let mut client = Client::registered(Hold::Parked);
     client.hear(SchedulerMessage::Waiters { waiting: true });
     client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1000, room: vec![] });
-    assert!(client.machine.bounds_work(), "before the gate opens");
+    assert_eq!(client.machine.in_flight(), InFlight::Bounded, "before the gate opens");
     client.hear(SchedulerMessage::Waiters { waiting: false });
-    assert!(!client.machine.bounds_work());
+    assert_eq!(client.machine.in_flight(), InFlight::Unbounded);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use nvshare_client::account::{Account, Tenant, Terms};
+use nvshare_client::launch_window::InFlight;
 use nvshare_client::{Host, Job, Kind, Residency};
 use nvshare_proto::{ClientMessage, Counters, GpuUuid};
 
@@ -61,6 +62,15 @@ pub(crate) enum GateState {
     Closed,
     Open,
     Bounded,
+}
+
+impl GateState {
+    fn open(in_flight: InFlight) -> Self {
+        match in_flight {
+            InFlight::Unbounded => Self::Open,
+            InFlight::Bounded => Self::Bounded,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -204,14 +214,14 @@ impl Host for Library {
         self.gate = GateState::Closed;
     }
 
-    fn open_gate(&mut self, bounded: bool) {
+    fn open_gate(&mut self, in_flight: InFlight) {
         assert_eq!(self.evictions, 0, "the gate opens while memory is leaving");
-        self.gate = if bounded { GateState::Bounded } else { GateState::Open };
+        self.gate = GateState::open(in_flight);
     }
 
-    fn bound(&mut self, bounded: bool) {
+    fn bound(&mut self, in_flight: InFlight) {
         if self.gate != GateState::Closed {
-            self.gate = if bounded { GateState::Bounded } else { GateState::Open };
+            self.gate = GateState::open(in_flight);
         }
     }
 
