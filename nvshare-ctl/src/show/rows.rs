@@ -194,6 +194,34 @@ pub(crate) fn client_rows(clients: &[ClientStatus], layout: Layout) -> Vec<Vec<S
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::top::tests::client;
+    use nvshare_proto::{Counters, GpuUuid, Usage};
+
+    #[test]
+    fn sizes_that_cannot_be_added_up_are_shown() {
+        const MOST: u64 = u64::MAX;
+        let gpu = GpuUuid([7; 16]);
+        let usage = Usage { gpu, total: MOST, limit: MOST, allocated: MOST, absent: MOST, immovable: MOST };
+        let counters = Counters {
+            evicted: MOST,
+            evict_ns: MOST,
+            restored: MOST,
+            restore_ns: MOST,
+            ..Counters::default()
+        };
+        let shown = ClientStatus {
+            usage: vec![usage; 2],
+            resident: MOST,
+            held_ms: MOST,
+            waited_ms: MOST,
+            counters,
+            ..client(1, ClientState::Running, 0, 0)
+        };
+        let rows = client_rows(&[shown], Layout { wide: true, width: 80 });
+        assert_eq!(rows[0][4], Bytes(MOST).to_string());
+        let gpu = GpuStatus { capacity: MOST, allocated: MOST, resident: MOST, ..GpuStatus::idle(gpu) };
+        assert_eq!(gpu_rows(&[gpu])[0][3], Bytes(MOST).to_string());
+    }
 
     #[test]
     fn commands_in_short_and_whole() {
