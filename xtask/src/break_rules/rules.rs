@@ -390,6 +390,7 @@ pub(super) const STORM: &[Storm] = &[
     Storm {
         defect: "an allocation that the lock overtakes is on the card uncharged",
         rule: "an allocation that the lock overtakes",
-        arguments: &[],
+        // Those that meet slow allocations.
+        arguments: &["--first", "6", "--every", "8"],
     },
 ];

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use nvshare_proto::{ClientState, ClientStatus};
+
 use crate::rng::Rng;
 
 use super::trial::Running;
@@ -49,9 +51,11 @@ pub(crate) fn disturb(
             }
             9..=10 => {
                 // After SIGCONT the client reads at once the messages of that time: to give memory back, and that
-                // scheduling is off.
-                if let Some(pid) = running.signal_one(rng.below(1 << 20), libc::SIGSTOP) {
-                    sleep(stop, rng.range(20, 200));
+                // scheduling is off. A client that waits with memory on the card has to give it back next.
+                if let Some(pid) = stop_one_that_has_to_leave(world, running, &mut rng) {
+                    // Turns are short meanwhile: others need the room soon.
+                    world.ctl(&["set-tq", "0.02"]);
+                    sleep(stop, rng.range(50, 500));
                     world.ctl(&["off"]);
                     running.signal(pid, libc::SIGCONT);
                     sleep(stop, rng.range(20, 100));
@@ -72,6 +76,15 @@ pub(crate) fn disturb(
         }
     }
     Ok(done)
+}
+
+/// Stops a client that waits while its memory is on the card. `None`: there is none.
+fn stop_one_that_has_to_leave(world: &World, running: &Running, rng: &mut Rng) -> Option<u32> {
+    let clients = world.status()?.clients;
+    let has_to = |client: &&ClientStatus| client.state == ClientState::Waiting && client.resident > 0;
+    let pids: Vec<u32> = clients.iter().filter(has_to).map(|client| client.pid).collect();
+    let pid = rng.pick(&pids)?;
+    running.signal(pid, libc::SIGSTOP).then_some(pid)
 }
 
 /// A time from 20 to 200 ms, in seconds.

@@ -44,6 +44,9 @@ pub(crate) struct StormOptions {
     /// The first seed
     #[arg(long, default_value_t = 1, env = "STORM_FIRST")]
     first: u64,
+    /// Run only each N-th of the seeds: the simulated driver's ways depend on the seed modulo 8
+    #[arg(long, default_value_t = 1, conflicts_with = "batch", value_parser = clap::value_parser!(u64).range(1..))]
+    every: u64,
     /// Programs that run at the same time
     #[arg(long, default_value_t = 8)]
     jobs: usize,
@@ -210,7 +213,7 @@ impl Storm<'_> {
             if self.is_late() || self.stop.load(Ordering::SeqCst) || INTERRUPTED.load(Ordering::SeqCst) {
                 return;
             }
-            let seed = self.next.fetch_add(self.options.batch, Ordering::SeqCst);
+            let seed = self.next.fetch_add(self.options.batch * self.options.every, Ordering::SeqCst);
             let end = self.options.first + self.options.seeds;
             if seed >= end {
                 return;

@@ -44,13 +44,11 @@ impl Running {
         Some(pid)
     }
 
-    /// Signals a process if it still runs.
-    pub(crate) fn signal(&self, pid: u32, signal: i32) {
+    /// Signals a process if it still runs; whether it did.
+    pub(crate) fn signal(&self, pid: u32, signal: i32) -> bool {
         let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if running.contains(&pid) {
-            // SAFETY: as above.
-            unsafe { libc::kill(pid.cast_signed(), signal) };
-        }
+        // SAFETY: as above.
+        running.contains(&pid) && unsafe { libc::kill(pid.cast_signed(), signal) } == 0
     }
 }
 

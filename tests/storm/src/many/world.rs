@@ -8,6 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use nvshare_harness::Status;
+
 use super::parts::Parts;
 
 /// Bytes that moved on simulated cards and should not have.
@@ -147,6 +149,11 @@ impl World {
         scheduler.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(Some(_))))
     }
 
+    /// The scheduler's status, if it answers.
+    pub(crate) fn status(&self) -> Option<Status> {
+        serde_json::from_str(&self.ctl(&["status", "--json"])?).ok()
+    }
+
     pub(crate) fn ctl(&self, arguments: &[&str]) -> Option<String> {
         let mut command = Command::new(&self.parts.ctl);
         self.furnish(&mut command);
@@ -156,10 +163,7 @@ impl World {
 
     /// Counts the turns on all cards so far; returns the sum over all schedulers.
     pub(crate) fn count_turns(&self) -> u64 {
-        let status = self.ctl(&["status", "--json"]);
-        let status = status.and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok());
-        let gpus = status.as_ref().and_then(|status| status["gpus"].as_array());
-        let now: u64 = gpus.into_iter().flatten().filter_map(|gpu| gpu["turns"].as_u64()).sum();
+        let now: u64 = self.status().iter().flat_map(|status| &status.gpus).map(|gpu| gpu.turns).sum();
         let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
         turns.1 = turns.1.max(now);
         turns.0 + turns.1
