@@ -35,6 +35,9 @@ pub(crate) struct Options {
     /// Run both ways, in bulk and by page faults, and say which is how much faster: takes minutes
     #[arg(long, conflicts_with = "faults")]
     compare: bool,
+    /// Programs get memory that the library maps, and that moves as copies (NVSHARE_MEMORY=swap), instead of managed memory
+    #[arg(long, conflicts_with_all = ["faults", "compare"])]
+    swap: bool,
     /// Draw who held the GPU, and what moved, into this file
     #[arg(long, value_name = "FILE", value_parser = picture)]
     svg: Option<PathBuf>,
@@ -55,6 +58,7 @@ fn picture(text: &str) -> Result<PathBuf, String> {
 enum Way {
     InBulk,
     ByFaults,
+    AsCopies,
 }
 
 impl Way {
@@ -62,6 +66,18 @@ impl Way {
         match self {
             Self::InBulk => "in bulk",
             Self::ByFaults => "by page faults",
+            Self::AsCopies => "as copies",
+        }
+    }
+}
+
+impl Way {
+    /// What the programs' environment says of it.
+    fn variables(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::InBulk => &[("NVSHARE_MEMORY", "managed")],
+            Self::ByFaults => &[("NVSHARE_MEMORY", "managed"), ("NVSHARE_RESTORE", "0")],
+            Self::AsCopies => &[("NVSHARE_MEMORY", "swap")],
         }
     }
 }
@@ -97,6 +113,16 @@ impl Options {
     /// When the programs could never run.
     pub(crate) fn check(&self) -> Result<(), String> {
         self.sizes().map(|_| ())
+    }
+
+    /// The ways to run, one after the other.
+    fn ways(&self) -> &'static [Way] {
+        match (self.compare, self.faults, self.swap) {
+            (true, ..) => &[Way::InBulk, Way::ByFaults],
+            (_, true, _) => &[Way::ByFaults],
+            (.., true) => &[Way::AsCopies],
+            _ => &[Way::InBulk],
+        }
     }
 
     fn sizes(&self) -> Result<Sizes, String> {
@@ -141,12 +167,8 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
             println!("simulated driver: a card of {} with the link and the faults of a T4", Bytes(SIMULATED))
         }
     }
-    let ways = match (options.compare, options.faults) {
-        (true, _) => vec![Way::InBulk, Way::ByFaults],
-        (_, true) => vec![Way::ByFaults],
-        _ => vec![Way::InBulk],
-    };
-    let done = ways.into_iter().map(|way| one_way(options, &sizes, way)).collect::<Result<Vec<_>, _>>()?;
+    let done =
+        options.ways().iter().map(|&way| one_way(options, &sizes, way)).collect::<Result<Vec<_>, _>>()?;
     if let Some(picture) = &options.svg {
         draw(picture, &done)?;
     }
@@ -195,7 +217,9 @@ fn one_way(options: &Options, sizes: &Sizes, way: Way) -> Result<Done, String> {
         .map(|name| {
             let program =
                 Program::workload(&world, name, &arguments).env("NVSHARE_LOG", "info").waits_for_go();
-            if way == Way::ByFaults { program.env("NVSHARE_RESTORE", "0") } else { program }.start()
+            let program =
+                way.variables().iter().fold(program, |program, (name, value)| program.env(name, value));
+            program.start()
         })
         .collect();
     println!("setting up …");
@@ -379,6 +403,21 @@ mod tests {
     }
 
     #[test]
+    fn an_option_says_how_memory_moves() {
+        let ways = |arguments: &[&str]| {
+            let arguments = ["demo"].iter().chain(arguments);
+            Wrapped::try_parse_from(arguments)
+                .map(|wrapped| wrapped.options.ways())
+                .map_err(|e| e.to_string())
+        };
+        assert_eq!(ways(&[]).unwrap(), [Way::InBulk]);
+        assert_eq!(ways(&["--faults"]).unwrap(), [Way::ByFaults]);
+        assert_eq!(ways(&["--compare"]).unwrap(), [Way::InBulk, Way::ByFaults]);
+        assert_eq!(ways(&["--swap"]).unwrap(), [Way::AsCopies]);
+        assert_eq!(Way::AsCopies.variables(), [("NVSHARE_MEMORY", "swap")]);
+    }
+
+    #[test]
     fn a_demo_that_could_never_run_is_refused() {
         assert_eq!(sizes(&[]), Ok((16 * GIB, 12 * GIB)));
         assert_eq!(sizes(&["--gpu-memory", "8g", "--memory", "6g"]), Ok((8 * GIB, 6 * GIB)));
@@ -393,6 +432,8 @@ mod tests {
             (&["--programs", "0"], "0 is not in 1..=26"),
             (&["--programs", "27"], "27 is not in 1..=26"),
             (&["--compare", "--faults"], "cannot be used with"),
+            (&["--swap", "--faults"], "cannot be used with"),
+            (&["--swap", "--compare"], "cannot be used with"),
             (&["--svg", "picture.png"], "the name has to end with .svg"),
             (&["--seconds", "-1"], "unexpected argument"),
             (&["--seconds", "0"], "accepted: seconds"),
