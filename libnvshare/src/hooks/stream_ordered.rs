@@ -10,6 +10,7 @@ use crate::driver::functions::{self, signatures};
 use crate::driver::types::{CUdeviceptr, CUmemoryPool, CUresult, CUstream};
 use crate::memory::admission::allocate;
 use crate::memory::allocations::{self, Kind};
+use crate::memory::backing::managed;
 use crate::memory::devices::{self, Device};
 use crate::memory::{deferred_free, plain, pools};
 use crate::work::captures;
@@ -35,7 +36,7 @@ unsafe fn ordered(
         let mut base = 0;
         real(&raw mut base).ok()?;
         if kind == Kind::Pooled {
-            pools::bring(base, bytes as u64, device, &context);
+            managed::bring(base, bytes as u64, device, &context);
         }
         Ok(base)
     });

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use nvshare_client::{Admission, Residency};
 
 use super::allocations::{self, Allocation, Kind};
+use super::backing::managed;
 use super::devices::Device;
 use super::mapping::{self, Mapped};
-use super::{deferred_free, driver_reserve, free, mover};
+use super::{deferred_free, driver_reserve, free};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::process::unwind::OnUnwind;
 use crate::process::{bell, log, threads};
@@ -34,7 +35,7 @@ pub(crate) fn allocate(
                 free::forget(&gone);
             }
             if kind == Kind::Device && charged > 0 {
-                mover::populate(base, charged, device, &context);
+                managed::populate(base, charged, device, &context);
             }
             base
         },
@@ -87,7 +88,7 @@ fn settle(device: &'static Device, allocation: &Allocation) {
             residency.restored(charged);
             drop(residency);
             if allocation.kind == Kind::Device {
-                mover::populate(allocation.base, charged, device, &allocation.context);
+                managed::populate(allocation.base, charged, device, &allocation.context);
             }
         } else {
             drop(residency);

@@ -21,7 +21,6 @@ use crate::process::lock::lock;
 use crate::process::{counters, lifecycle, log, threads};
 use crate::work::drain::Drain;
 use crate::work::gate;
-pub(crate) use moves::populate;
 
 struct Queue {
     jobs: VecDeque<(Job, u64)>,

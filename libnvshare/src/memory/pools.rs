@@ -8,20 +8,17 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::allocations::Kind;
 use super::devices::Device;
 use super::plain;
 use crate::driver::functions;
 use crate::driver::types::{
-    CU_MEM_LOCATION_TYPE_DEVICE, CUdevice, CUdeviceptr, CUmemLocation, CUmemoryPool, CUresult,
-    MemoryProperties,
+    CU_MEM_LOCATION_TYPE_DEVICE, CUdevice, CUmemLocation, CUmemoryPool, CUresult, MemoryProperties,
 };
 use crate::driver::{self, Relaxed};
 use crate::process::lock::lock;
-use crate::process::{lifecycle, log};
-use crate::work::contexts::Context;
+use crate::process::log;
 
 /// `CU_MEM_ALLOCATION_TYPE_MANAGED`
 const MANAGED: c_int = 2;
@@ -42,8 +39,6 @@ static STAND_INS: Mutex<BTreeMap<CUdevice, Option<usize>>> = Mutex::new(BTreeMap
 /// The current pool of each device, as the program has set it. The driver has one current pool for each kind of memory, and
 /// `cuMemAllocAsync` uses the one for device memory (measured). So managed pools have to be kept here.
 static CURRENT: Mutex<BTreeMap<CUdevice, usize>> = Mutex::new(BTreeMap::new());
-/// Whether memory of a pool has been moved to the host. The pool may hand it out again while it is there.
-static MOVED: AtomicBool = AtomicBool::new(false);
 
 /// `CUmemPoolProps`
 #[repr(C)]
@@ -186,24 +181,6 @@ pub(crate) fn forget(device: CUdevice) {
     lock(&POOLS).retain(|_, pool| pool.device != Some(device));
     lock(&STAND_INS).remove(&device);
     lock(&CURRENT).remove(&device);
-}
-
-/// Notes that memory of a pool has been moved to the host.
-pub(crate) fn moved() {
-    MOVED.store(true, Ordering::Relaxed);
-}
-
-/// Brings new memory of a pool to the card. It may have been moved to the host when it belonged to another allocation. Not on the
-/// program's stream: on one that is busy the move would wait in the driver's queue, behind a host function that may wait for
-/// what comes next on that stream.
-pub(crate) fn bring(base: CUdeviceptr, bytes: u64, device: &Device, context: &Context) {
-    if !MOVED.load(Ordering::Relaxed) || lifecycle::is_exiting() {
-        return;
-    }
-    let prefetch = |stream| driver::prefetch(base, bytes, device.ordinal, stream);
-    if let Ok(Err(error)) = context.with(|| context.move_in_order(prefetch)) {
-        log::debug(format_args!("bring {bytes} bytes of a pool: {error:?}; they come by faults"));
-    }
 }
 
 #[cfg(test)]

@@ -103,7 +103,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         what: "every evicted piece is restored before the gate opens",
-        file: "libnvshare/src/memory/mover/moves.rs",
+        file: "libnvshare/src/memory/backing/managed.rs",
         from: "                _ if cancelled() => Err(Stop::Cancelled),\n",
         to: "                _ if BROKEN && allocation.base & (1 << 26) != 0 => Ok(()),\n                _ if cancelled() => Err(Stop::Cancelled),\n",
         package: "nvshare-e2e",

@@ -6,11 +6,26 @@ mod moves;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::{Backing, Restored};
 use crate::memory::allocations;
+use crate::memory::devices::Device;
 use crate::memory::mapping::host_pool;
 use crate::work::contexts::Context;
 pub(crate) use free::{free, is_waiting, sweep};
-pub(crate) use moves::{evict, restore};
+
+/// Memory that the library maps, as a [`Backing`].
+#[derive(Debug)]
+pub(super) struct Swap;
+
+impl Backing for Swap {
+    fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> u64 {
+        moves::evict(device, wanted, report)
+    }
+
+    fn restore(&self, device: &'static Device, cancelled: &dyn Fn() -> bool) -> Restored {
+        moves::restore(device, cancelled)
+    }
+}
 
 /// Bytes of memory that the library maps, for each context that has any.
 fn by_context() -> Vec<(Arc<Context>, u64)> {

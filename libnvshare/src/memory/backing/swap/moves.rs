@@ -13,6 +13,7 @@ use nvshare_proto::units::MIB;
 use crate::driver;
 use crate::driver::types::{CUdeviceptr, CUmemHandle, CUresult, CUstream};
 use crate::memory::allocations::{self, Allocation};
+use crate::memory::backing::Restored;
 use crate::memory::devices::Device;
 use crate::memory::mapping::host_pool::{self, NoSlots, Slot};
 use crate::memory::mapping::{Chunk, GRANULE, Mapped, create, destroy};
@@ -151,7 +152,7 @@ impl Mapped {
 
 /// Moves `bytes` of a device's memory to the host, from the ends of the largest allocations, and rather a few more
 /// than fewer. Calls `report` for each chunk that has left the card. Returns the bytes that have left.
-pub(crate) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> u64 {
+pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> u64 {
     let mut queue = Queue::default();
     let (mut begun, mut out) = (0, 0);
     let mut land = |queue: &mut Queue| {
@@ -276,19 +277,8 @@ fn land_out(flight: Flight, device: &Device) -> u64 {
     if gone == Some(true) { bytes } else { 0 }
 }
 
-/// The result of a restore.
-#[derive(Debug, Default)]
-pub(crate) struct Restored {
-    /// Bytes that had no room.
-    pub(crate) lacks: u64,
-    /// Bytes that are on the card now.
-    pub(crate) back: u64,
-    /// The part of `back` that had contents.
-    pub(crate) copied: u64,
-}
-
 /// Brings a device's memory back, as far as there is room; stops soon when it is `cancelled`.
-pub(crate) fn restore(device: &'static Device, cancelled: &dyn Fn() -> bool) -> Restored {
+pub(super) fn restore(device: &'static Device, cancelled: &dyn Fn() -> bool) -> Restored {
     let mut result = Restored::default();
     let mut queue = Queue::default();
     'all: for allocation in allocations::of_device(device.ordinal) {
@@ -341,7 +331,7 @@ fn begin_in(
         }
         Some((chunk.offset, chunk.bytes, chunk.host.clone()))
     });
-    result.lacks += lacks;
+    result.lacks_mapped += lacks;
     let Some((offset, bytes, host)) = taken else { return Begun::Nothing };
     let (context, at) = (&allocation.context, allocation.base + offset);
     let made = context.with(|| {

@@ -1,0 +1,179 @@
+//! Managed memory: a prefetch moves it to the host and back.
+//!
+//! Each piece is moved by one prefetch call, in a context that lives. A program that frees an allocation, or ends a context,
+//! waits for at most the piece that is under way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nvshare_client::residency::{Piece, RESTORE_PIECE};
+
+use super::{Backing, Restored};
+use crate::driver;
+use crate::driver::types::{CU_DEVICE_CPU, CUdevice, CUdeviceptr, CUresult};
+use crate::memory::allocations::{self, Allocation, SMALLEST_MANAGED};
+use crate::memory::devices::Device;
+use crate::process::{config, host_memory, log};
+use crate::work::contexts::{self, Context};
+
+/// Smaller allocations of the program's own managed memory are not evicted, as they share pages with others.
+const SMALLEST_EVICTED: u64 = SMALLEST_MANAGED;
+
+/// Whether memory of a pool has been moved to the host. The pool may hand it out again while it is there.
+static POOLED_MOVED: AtomicBool = AtomicBool::new(false);
+
+/// Managed memory, as a [`Backing`].
+#[derive(Debug)]
+pub(super) struct Managed;
+
+impl Backing for Managed {
+    fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> u64 {
+        let mut host = host_memory::room();
+        let mut moved = 0;
+        for allocation in allocations::of_device(device.ordinal) {
+            while moved < wanted {
+                let piece = match evict_piece(&allocation, wanted - moved, &mut host, device) {
+                    Ok(piece) => piece,
+                    Err(Stop::Failed(error)) => {
+                        log::warn(format_args!("eviction at {:#x}: {error:?}", allocation.base));
+                        0
+                    }
+                    Err(_) => 0,
+                };
+                if piece == 0 {
+                    break;
+                }
+                moved += piece;
+                report(piece);
+            }
+        }
+        moved
+    }
+
+    fn restore(&self, device: &'static Device, cancelled: &dyn Fn() -> bool) -> Restored {
+        let mut all = Restored::default();
+        for allocation in allocations::of_device(device.ordinal) {
+            if cancelled() {
+                break;
+            }
+            all += bring_back(&allocation, device, cancelled);
+        }
+        all
+    }
+}
+
+/// Why a move stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    /// The program exits, or the memory's context ends. The memory ends with it.
+    Gone,
+    /// The move was given up.
+    Cancelled,
+    Failed(CUresult),
+}
+
+/// A context in which an allocation can be moved: its own, or another of the device if the memory has outlived its own.
+fn place_to_move(allocation: &Allocation) -> Option<Arc<Context>> {
+    if allocation.context.life().is_alive() {
+        return Some(Arc::clone(&allocation.context));
+    }
+    let mut others = contexts::of_device(allocation.device);
+    others.find(|other| allocation.kind.is_pools() && other.life().is_alive())
+}
+
+/// Moves a range of an allocation by one call.
+fn prefetch(context: &Context, address: CUdeviceptr, bytes: u64, to: CUdevice) -> Result<(), Stop> {
+    let moved = context.with(|| context.move_in_order(|stream| driver::prefetch(address, bytes, to, stream)));
+    moved.map_err(|_| Stop::Gone)?.map_err(Stop::Failed)
+}
+
+fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> bool) -> Restored {
+    // An allocation that is being freed waits in the driver for work of the program. The next restore looks at it again.
+    let Some(mut residency) = allocation.try_residency() else { return Restored::default() };
+    let absent = residency.absent_bytes();
+    if residency.is_freed() || absent == 0 || allocation.mapped.is_some() {
+        return Restored::default();
+    }
+    let charged = device.update(|account| account.charge(absent));
+    let mut back = Restored { lacks: absent - charged, back: charged, ..Restored::default() };
+    if charged == 0 {
+        return back;
+    }
+    if allocation.is_movable() && config::get().is_ok_and(|config| config.restore) {
+        let std::ops::Range { start: mut at, end: until } = residency.next_in(charged);
+        while at < until {
+            let piece = RESTORE_PIECE.min(until - at);
+            let stopped = match place_to_move(allocation) {
+                _ if cancelled() => Err(Stop::Cancelled),
+                _ if allocation.is_leaving() => Err(Stop::Gone),
+                None => Err(Stop::Gone),
+                Some(context) => prefetch(&context, allocation.base + at, piece, device.ordinal),
+            };
+            match stopped {
+                Ok(()) => at += piece,
+                Err(Stop::Cancelled) => {
+                    // The rest is still absent.
+                    device.update(|account| account.uncharge(until - at));
+                    back.back -= until - at;
+                    break;
+                }
+                Err(Stop::Gone) => {
+                    at = until;
+                }
+                // Page faults will bring the pages. This is slower, and correct.
+                Err(Stop::Failed(error)) => {
+                    log::warn(format_args!(
+                        "restore of {} bytes at {:#x}: {error:?}",
+                        until - at,
+                        allocation.base + at
+                    ));
+                    at = until;
+                }
+            }
+        }
+        back.copied = if residency.has_contents() { back.back } else { 0 };
+    }
+    residency.restored(back.back);
+    back
+}
+
+/// Evicts the last resident piece of an allocation. Returns its bytes; 0 if there is none, or the host cannot take it.
+fn evict_piece(allocation: &Allocation, wanted: u64, host: &mut u64, device: &Device) -> Result<u64, Stop> {
+    let mut residency = allocation.residency();
+    if !allocation.is_movable() || allocation.mapped.is_some() || allocation.size < SMALLEST_EVICTED {
+        return Ok(0);
+    }
+    let Some(piece) = residency.next_out(wanted, *host) else { return Ok(0) };
+    let Piece { from, fresh, .. } = piece;
+    // Pages that page faults have brought beyond that leave with it.
+    let until = if device.account().may_spill(allocation.kind) { allocation.size } else { piece.until };
+    let context = place_to_move(allocation).ok_or(Stop::Gone)?;
+    prefetch(&context, allocation.base + from, until - from, CU_DEVICE_CPU)?;
+    residency.evicted(piece);
+    if allocation.kind.is_pools() {
+        POOLED_MOVED.store(true, Ordering::Relaxed);
+    }
+    *host -= fresh;
+    device.update(|account| account.discharge(piece.bytes()));
+    Ok(piece.bytes())
+}
+
+/// Gives new managed memory its pages on the card at once. First touches by a kernel would take ten times as long. Called
+/// within the program's own call in the context.
+pub(crate) fn populate(base: CUdeviceptr, bytes: u64, device: &Device, context: &Context) {
+    if let Err(Stop::Failed(error)) = prefetch(context, base, bytes, device.ordinal) {
+        log::debug(format_args!("populate {bytes} bytes: {error:?}; they come by faults"));
+    }
+}
+
+/// Brings new memory of a pool to the card. It may have been moved to the host when it belonged to another allocation. Not on the
+/// program's stream: on one that is busy the move would wait in the driver's queue, behind a host function that may wait for
+/// what comes next on that stream.
+pub(crate) fn bring(base: CUdeviceptr, bytes: u64, device: &Device, context: &Context) {
+    if !POOLED_MOVED.load(Ordering::Relaxed) {
+        return;
+    }
+    if let Err(Stop::Failed(error)) = prefetch(context, base, bytes, device.ordinal) {
+        log::debug(format_args!("bring {bytes} bytes of a pool: {error:?}; they come by faults"));
+    }
+}
