@@ -360,8 +360,13 @@ impl CoreTask {
     fn answer_status(&mut self) {
         let now = Instant::now();
         let is_ready = |waiting: &mut Waiting| waiting.clients.is_empty() || waiting.until <= now;
-        for waiting in self.waiting.extract_if(.., is_ready).collect::<Vec<_>>() {
-            let Snapshot { mut scheduler, mut gpus, mut clients } = self.snapshot();
+        let ready: Vec<Waiting> = self.waiting.extract_if(.., is_ready).collect();
+        if ready.is_empty() {
+            return;
+        }
+        let snapshot = self.snapshot();
+        for waiting in ready {
+            let Snapshot { mut scheduler, mut gpus, mut clients } = snapshot.clone();
             if let Some(viewer) = &waiting.viewer {
                 scheduler.restricted = true;
                 view::restrict(viewer, &self.processes, &mut gpus, &mut clients);

@@ -53,7 +53,7 @@ impl fmt::Display for Address {
 }
 
 /// The state of the scheduler at one moment.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Snapshot {
     pub(crate) scheduler: SchedulerStatus,
     pub(crate) gpus: Vec<GpuStatus>,
