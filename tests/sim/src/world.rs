@@ -4,6 +4,7 @@
 //! never touched; a kernel reaches the card's store alone. Moving a block copies its bytes and overwrites the bytes that it
 //! leaves, so that data read from the wrong store is wrong.
 
+mod kernels;
 mod owners;
 
 use std::fs::OpenOptions;
@@ -569,76 +570,5 @@ impl World {
             .unwrap_or_default();
         let until = before.max(now) + took;
         std::thread::sleep(Duration::from_nanos(until - now));
-    }
-
-    /// Runs a kernel: one at a time on each card, whatever process launches it.
-    pub(crate) fn run_kernel(&self, gpu: usize, body: impl FnOnce()) {
-        let held = self.hold(gpu, true);
-        let here = self.here(gpu);
-        here.running.store(true, Ordering::SeqCst);
-        if here.leaving.load(Ordering::SeqCst) > 0 {
-            // SAFETY: the card's field, which is atomic.
-            unsafe { &(*self.gpu(gpu)).moved.evicted_in_use }.fetch_add(BLOCK, Ordering::Relaxed);
-        }
-        let begin_ns = now_ns();
-        body();
-        here.running.store(false, Ordering::SeqCst);
-        let ran = Ran { process: std::process::id(), gpu: gpu as u32, begin_ns, end_ns: now_ns() };
-        // SAFETY: the trace's slot is this kernel's alone, once a round.
-        unsafe {
-            let at = (*self.header).ran.fetch_add(1, Ordering::SeqCst) as usize % TRACE;
-            (*self.header).trace[at] = ran;
-        }
-        drop(held);
-        // A process that waits for the card comes next: the lock is not fair, and this process may have another kernel.
-        std::thread::yield_now();
-    }
-
-    fn here(&self, gpu: usize) -> &Here {
-        &self.here[gpu]
-    }
-
-    /// Bytes that this process's kernels and copies were the first to touch, on all cards.
-    pub(crate) fn touched_here(&self) -> u64 {
-        self.here.iter().map(|here| here.touched.load(Ordering::Relaxed)).sum()
-    }
-
-    /// A call moves memory of a card to the host as long as the returned value lives.
-    pub(crate) fn begin_leaving(&self, gpu: usize) -> Leaving<'_> {
-        let leaving = &self.here(gpu).leaving;
-        leaving.fetch_add(1, Ordering::SeqCst);
-        Leaving(leaving)
-    }
-
-    /// Bytes free on a card.
-    pub(crate) fn free_bytes(&self, gpu: usize) -> u64 {
-        let _held = self.hold(gpu, false);
-        // SAFETY: the card's field, under its lock.
-        u64::from(unsafe { (*self.gpu(gpu)).free_frames }) * BLOCK
-    }
-
-    /// Bytes moved on a card so far: faulted, touched, pushed out, restored, evicted, and evicted in use.
-    pub(crate) fn moved(&self, gpu: usize) -> [u64; 6] {
-        // SAFETY: the card's fields, which are atomic.
-        let moved = unsafe { &(*self.gpu(gpu)).moved };
-        let all = [
-            &moved.faulted,
-            &moved.touched,
-            &moved.pushed_out,
-            &moved.restored,
-            &moved.evicted,
-            &moved.evicted_in_use,
-        ];
-        all.map(|counter| counter.load(Ordering::Relaxed))
-    }
-
-    /// The kernels that ran, oldest first, as far as they are kept.
-    pub(crate) fn trace(&self) -> Vec<Ran> {
-        // SAFETY: a copy of plain data; a slot that is being written may be torn, which only the newest is.
-        unsafe {
-            let ran = (*self.header).ran.load(Ordering::SeqCst) as usize;
-            let kept = ran.min(TRACE);
-            (ran - kept..ran).map(|i| (*self.header).trace[i % TRACE]).collect()
-        }
     }
 }
