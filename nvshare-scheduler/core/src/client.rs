@@ -7,6 +7,7 @@ use nvshare_proto::{Asked, ClientState, Counters, Epoch, GpuUuid, MemoryMode, Re
 
 use crate::Time;
 use crate::account::{Account, Rates};
+use crate::policy::rhythm::Rhythm;
 
 /// A client's number: the shell's number of its connection.
 pub type ClientId = u64;
@@ -176,7 +177,9 @@ pub(crate) struct Client {
     pub(crate) accounts: BTreeMap<GpuUuid, Box<Account>>,
     held: Duration,
     waited: Duration,
-    /// `held` and `waited` are counted up to this time.
+    /// The client's work between its sleeps.
+    pub(crate) rhythm: Rhythm,
+    /// `held`, `waited` and `rhythm` are counted up to this time.
     counted_to: Time,
     pub(crate) told_waiting: bool,
     /// At the last check, no room could be made for the client, or its gang waited for members.
@@ -213,6 +216,7 @@ impl Client {
             accounts: register.usage.into_iter().map(|u| (u.gpu, account(u))).collect(),
             held: Duration::ZERO,
             waited: Duration::ZERO,
+            rhythm: Rhythm::default(),
             counted_to: now,
             told_waiting: false,
             hopeless: false,
@@ -224,6 +228,25 @@ impl Client {
             asked_counters: false,
             counters: Counters::default(),
         }
+    }
+
+    /// It neither runs nor asks.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.phase.is_idle() || self.phase == Phase::Parked && !self.wants
+    }
+
+    /// It learns whether others wait for what it holds; returns whether that is news.
+    pub(crate) fn is_told(&mut self, waiting: bool, now: Time) -> bool {
+        self.count(now);
+        if !waiting {
+            self.rhythm.is_not_watched();
+        }
+        std::mem::replace(&mut self.told_waiting, waiting) != waiting
+    }
+
+    /// Its work between its sleeps is short, and it may go ahead of others for it.
+    pub(crate) fn is_interactive(&self) -> bool {
+        self.gang.is_none() && self.rhythm.is_interactive()
     }
 
     /// Whether the client waits for the lock and is not next yet.
@@ -245,6 +268,9 @@ impl Client {
 
     /// Counts the time since the last call as held or waited. Called before the client's phase changes.
     pub(crate) fn count(&mut self, now: Time) {
+        if self.phase.runs() && self.told_waiting {
+            self.rhythm.works(now.saturating_sub(self.counted_to));
+        }
         (self.held, self.waited) = self.times(now);
         self.counted_to = self.counted_to.max(now);
     }

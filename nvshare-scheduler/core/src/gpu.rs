@@ -7,11 +7,13 @@ use nvshare_proto::GpuUuid;
 
 use crate::Time;
 use crate::account::Rates;
-use crate::client::{ClientId, Identity};
+use crate::client::{Client, ClientId, Identity};
 use crate::cost::SwitchCost;
 use crate::ledger::Ledger;
+use crate::policy::ahead;
+use crate::policy::budget::Budget;
 use crate::rule::Rule;
-use crate::shares::Shares;
+use crate::shares::{self, Shares, Virtual};
 
 /// The memory that a disconnected client has left on a GPU, until its process ends too or comes back.
 #[derive(Debug, Clone)]
@@ -60,8 +62,13 @@ pub(crate) struct Gpu {
     pub(crate) quantum: Duration,
     pub(crate) ledger: Ledger,
     pub(crate) shares: Shares,
+    /// What switching may still cost, where that is stated.
+    pub(crate) budget: Budget,
     /// When the turn's first client ran.
     pub(crate) turn_started: Option<Time>,
+    /// Whose turn was interrupted by short work, and how long it had lasted: it goes on when that is done.
+    pub(crate) interrupted: BTreeSet<ClientId>,
+    pub(crate) lasted: Duration,
     /// The time at which a deferred drain may be tried again.
     pub(crate) not_before: Time,
     /// Drains deferred in a row.
@@ -98,6 +105,9 @@ pub(crate) struct Gpu {
 /// For so long after the last waiter, holders expect another one.
 const LINGERS: Duration = Duration::from_millis(500);
 
+/// More than any two jobs are apart.
+const LENT: Virtual = 1 << 60;
+
 /// Hand-overs whose duration is kept.
 const SWITCHES_KEPT: usize = 4096;
 
@@ -116,7 +126,10 @@ impl Gpu {
             rule,
             ledger: Ledger::default(),
             shares: Shares::default(),
+            budget: Budget::default(),
             turn_started: None,
+            interrupted: BTreeSet::new(),
+            lasted: Duration::ZERO,
             not_before: Time::ZERO,
             deferrals: 0,
             released: BTreeSet::new(),
@@ -134,6 +147,59 @@ impl Gpu {
             switches: VecDeque::new(),
             departed: BTreeMap::new(),
         }
+    }
+
+    /// Whether a client may go ahead of others here: its work is short, or its turn was interrupted.
+    pub(crate) fn goes_ahead(&self, id: ClientId, client: &Client) -> bool {
+        matches!(self.rule, Rule::Auto(_)) && (client.is_interactive() || self.interrupted.contains(&id))
+    }
+
+    /// How far its place in the order is before that of others whose job has had as much; in virtual time.
+    pub(crate) fn lent_to(&self, id: ClientId, client: &Client) -> Virtual {
+        let is_ahead = self.shares.time(client.job).saturating_sub(self.shares.clock());
+        let Rule::Auto(target) = self.rule else { return 0 };
+        let most = ahead::most_ahead(self.quantum, target.max_wait, self.shares.active());
+        let most = shares::nanos(most);
+        if self.goes_ahead(id, client) && is_ahead <= most { LENT } else { 0 }
+    }
+
+    /// When the turn began that a client has now: one that was interrupted goes on.
+    pub(crate) fn turn_begins(&mut self, id: ClientId, now: Time) -> Time {
+        if !self.interrupted.contains(&id) {
+            return now;
+        }
+        self.interrupted.clear();
+        now.saturating_sub(std::mem::take(&mut self.lasted))
+    }
+
+    /// The turn passes to a client and others leave for it, before it is over if the client's work is `short`; `longest`: a
+    /// turn that switching has cost too much for is no longer than that. Returns whether a turn was interrupted.
+    pub(crate) fn turn_passes(
+        &mut self,
+        to: &[ClientId],
+        short: bool,
+        leavers: &[ClientId],
+        longest: Duration,
+        now: Time,
+    ) -> bool {
+        let lasted = self.turn_started.map(|started| now.saturating_sub(started));
+        let owed = match (self.rule, self.turn_started) {
+            (Rule::Auto(target), Some(started)) => {
+                self.budget.settled_at(target.overhead_ppm).saturating_sub(started).min(longest)
+            }
+            _ => Duration::ZERO,
+        };
+        match lasted.filter(|&lasted| short && lasted < self.quantum.max(owed)) {
+            Some(lasted) => {
+                self.interrupted = leavers.iter().copied().collect();
+                self.lasted = lasted;
+                return true;
+            }
+            // While the turn of others is interrupted, more short work may come.
+            None if !short && !to.iter().any(|id| self.interrupted.contains(id)) => self.interrupted.clear(),
+            None => {}
+        }
+        false
     }
 
     /// Whether a client waits, or did a moment ago while jobs took slices. A client that has just left asks again at once

@@ -30,6 +30,7 @@ mod reconcile;
 mod room;
 mod rule;
 mod shares;
+mod short;
 mod status;
 mod terms;
 mod turns;

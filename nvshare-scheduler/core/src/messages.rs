@@ -170,7 +170,7 @@ impl Core {
         for uuid in self.gpus_used_by(id) {
             let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
             if begins || gpu.turn_started.is_none() {
-                gpu.turn_started = Some(now);
+                gpu.turn_started = Some(gpu.turn_begins(id, now));
                 gpu.turns += 1;
             }
             let Some(account) = self.clients.get_mut(&id).and_then(|c| c.accounts.get_mut(&uuid)) else {
@@ -182,6 +182,7 @@ impl Core {
             if let Some(HandOver { freed, moves }) = hand_over {
                 let idle = now.saturating_sub(freed);
                 gpu.cost.idle.record(idle);
+                gpu.budget.spend(idle);
                 account.cost.idle.record(idle);
                 if !moves {
                     gpu.record_switch(idle);

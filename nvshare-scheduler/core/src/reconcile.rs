@@ -3,6 +3,7 @@
 use nvshare_proto::{GpuUuid, SchedulerMessage};
 
 use crate::client::ClientId;
+use crate::rule::Rule;
 use crate::{Core, Time};
 
 /// How often one event may make the core look at GPUs, for each GPU that it changed: each look that changes something asks
@@ -53,6 +54,9 @@ impl Core {
         let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
         gpu.wake = None;
         gpu.shares.advance(now);
+        if let Rule::Auto(target) = gpu.rule {
+            gpu.budget.advance(target.overhead_ppm, now);
+        }
         self.see_to_turn(uuid);
         self.forget_what_was_deferred(uuid);
         if now < self.settled_at {
@@ -121,8 +125,7 @@ impl Core {
             let waiting = self.is_paced(id)
                 || gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).any(|gpu| gpu.is_contested(now));
             let Some(client) = self.clients.get_mut(&id) else { continue };
-            if client.told_waiting != waiting && client.phase.holds() {
-                client.told_waiting = waiting;
+            if client.phase.holds() && client.is_told(waiting, now) {
                 self.send(id, SchedulerMessage::Waiters { waiting });
             }
         }

@@ -284,8 +284,9 @@ impl Core {
         let mut shared = gpus.iter().filter_map(|uuid| self.gpus.get(uuid));
         let contested = shared.any(|gpu| gpu.contested_at.is_some() && gpu.is_contested(since));
         let waiting = contested || self.is_paced(id);
-        if let Some(client) = self.clients.get_mut(&id).filter(|client| waiting && !client.told_waiting) {
-            client.told_waiting = true;
+        if let Some(client) = self.clients.get_mut(&id).filter(|_| waiting)
+            && client.is_told(waiting, since)
+        {
             self.send(id, SchedulerMessage::Waiters { waiting });
         }
         self.send(id, SchedulerMessage::LockOk { epoch, quantum_ms, room });

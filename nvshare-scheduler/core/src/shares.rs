@@ -254,6 +254,13 @@ impl Shares {
         self.weigh(job);
     }
 
+    /// A job pays for time that others lose because of it.
+    pub(crate) fn charge(&mut self, job: Job, lost: Duration) {
+        if let Some(share) = self.jobs.get_mut(&job) {
+            share.time = share.time.saturating_add(weighed(nanos(lost), share.weight));
+        }
+    }
+
     /// Moves the clock up to the job that is least ahead of those that want the GPU: otherwise a newcomer would go first
     /// until it had caught up.
     fn catch_up(&mut self) {

@@ -13,6 +13,7 @@ use crate::ledger::{Group, Key};
 use crate::policy::turn::{self, Turn};
 use crate::policy::{next, quantum, slices};
 use crate::rule::Rule;
+use crate::short::{LongWork, is_short};
 use crate::{Core, Time, shares};
 
 /// Virtual times that differ by no more than this count as equal, in nanoseconds.
@@ -306,6 +307,13 @@ impl Core {
             let (own, own_weight) = (gpu.shares.time(own_job), gpu.shares.weight(own_job));
             let mut catches_up = Duration::ZERO;
             let mut heaviest = own_weight;
+            let mut work = LongWork::default();
+            let to_move = self.bytes_to_move(uuid, unit);
+            let mut patience = Duration::ZERO;
+            // The waiter's turn comes anyhow: what an idle holder saves by keeping its place is its own return.
+            let own_return = leavers.iter().map(|&leaver| self.demand(uuid, leaver)).sum::<u128>();
+            let to_return = u64::try_from(own_return).unwrap_or(u64::MAX).min(to_move);
+            let move_cost = if to_return == 0 { Duration::ZERO } else { gpu.rates.there_and_back(to_return) };
             for leaver in leavers {
                 let client = self.clients.get(leaver)?;
                 match client.phase {
@@ -313,6 +321,8 @@ impl Core {
                     Phase::Next(Why::Claims) | Phase::Granted { begins: true, .. } => return None,
                     Phase::Idle { since, .. } => {
                         idle_since = idle_since.map(|idle| idle.max(since));
+                        let usual = move_cost.saturating_mul(turn::IDLE_FACTOR);
+                        patience = patience.max(client.rhythm.patience(move_cost, usual));
                         continue;
                     }
                     // A gang is idle when all its members are; a parked member does nothing.
@@ -320,6 +330,7 @@ impl Core {
                     _ => idle_since = None,
                 }
                 let behind = own.saturating_sub(gpu.shares.time(client.job));
+                work.is_held_by(client);
                 let weight = gpu.shares.weight(client.job);
                 heaviest = heaviest.max(weight);
                 // A smaller difference does not count.
@@ -327,19 +338,21 @@ impl Core {
                     catches_up = catches_up.max(shares::unweighed(behind, weight));
                 }
             }
-            let to_move = self.bytes_to_move(uuid, unit);
             let beside = u32::try_from(gpu.shares.holding().max(1)).unwrap_or(u32::MAX);
             let turn = Turn {
                 started: gpu.turn_started,
-                quantum: self.quantum(gpu, uuid, unit, to_move),
+                quantum: self.owed_quantum(gpu, uuid, unit, to_move),
                 most_quanta: slices::most_quanta(heaviest, own_weight, turn::MOST_QUANTA),
                 even_at: self.now.saturating_add(catches_up.saturating_mul(beside)),
                 longest_drain: gpu.longest_drain,
                 not_before: gpu.not_before,
                 idle_since,
-                move_cost: if to_move == 0 { Duration::ZERO } else { gpu.rates.there_and_back(to_move) },
+                patience,
             };
-            ends = ends.max(turn::ends(&turn)?);
+            let in_turn = turn::ends(&turn)?;
+            let sooner =
+                work.gives_way_at(&self.clients, gpu, unit, self.hand_over_cost(gpu, uuid, unit, to_move));
+            ends = ends.max(sooner.map_or(in_turn, |sooner| in_turn.min(sooner.max(gpu.not_before))));
         }
         Some(ends)
     }
@@ -365,14 +378,50 @@ impl Core {
             return slices::length(gpu.cost.idle.mean());
         }
         let Rule::Auto(target) = gpu.rule else { return gpu.quantum };
+        quantum::auto(target, self.hand_over_cost(gpu, uuid, unit, to_move), gpu.shares.active())
+    }
+
+    /// What a hand-over to a unit takes, as measured, or as far as can be told.
+    fn hand_over_cost(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
         let costs = unit.iter().filter_map(|&id| self.account(id, uuid)?.cost.idle.mean());
-        let cost = costs.max().unwrap_or_else(|| gpu.rates.there_and_back(to_move));
-        quantum::auto(target, cost, gpu.shares.active())
+        costs.max().unwrap_or_else(|| gpu.rates.there_and_back(to_move))
+    }
+
+    /// The same as [`Core::quantum`], and longer while switching has cost more than it may.
+    fn owed_quantum(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
+        let quantum = self.quantum(gpu, uuid, unit, to_move);
+        let (Rule::Auto(target), Some(started), 1..) = (gpu.rule, gpu.turn_started, to_move) else {
+            return quantum;
+        };
+        let owed = gpu.budget.settled_at(target.overhead_ppm).saturating_sub(started);
+        let longest =
+            quantum::longest(target, self.hand_over_cost(gpu, uuid, unit, to_move), gpu.shares.active());
+        quantum.max(owed.min(longest))
     }
 
     /// The turn passes to a waiter: clients that do not fit beside it leave.
     fn claim(&mut self, unit: &Unit, contested: &[GpuUuid], leavers: Vec<ClientId>) {
+        let (now, short) = (self.now, is_short(&self.clients, unit));
         let left: BTreeSet<GpuUuid> = leavers.iter().flat_map(|&leaver| self.gpus_used_by(leaver)).collect();
+        for uuid in left.iter().chain(contested) {
+            let to_move = self.bytes_to_move(*uuid, unit);
+            let cost = self.gpus.get(uuid).map(|gpu| self.hand_over_cost(gpu, *uuid, unit, to_move));
+            let job = unit.first().and_then(|id| self.clients.get(id)).map(|client| client.job);
+            if let Some(gpu) = self.gpus.get_mut(uuid) {
+                let here = leavers.iter().copied().filter(|&id| gpu.ledger.entry(id).is_some_and(|e| e.runs));
+                let here: Vec<ClientId> = here.collect();
+                let longest = match (gpu.rule, cost) {
+                    (Rule::Auto(target), Some(cost)) => quantum::longest(target, cost, gpu.shares.active()),
+                    _ => Duration::ZERO,
+                };
+                if gpu.turn_passes(unit, short, &here, longest, now)
+                    && let Some((job, cost)) = job.zip(cost)
+                {
+                    // Who is interrupted is not to pay for its return.
+                    gpu.shares.charge(job, cost);
+                }
+            }
+        }
         for leaver in leavers {
             self.ask_to_leave(leaver);
         }
@@ -381,7 +430,7 @@ impl Core {
             let quantum = self.gpus.get(uuid).map(|gpu| self.quantum(gpu, *uuid, unit, to_move));
             if let Some(gpu) = self.gpus.get_mut(uuid) {
                 gpu.released.clear();
-                if matches!(gpu.rule, Rule::Auto(_)) && to_move > 0 {
+                if matches!(gpu.rule, Rule::Auto(_)) && to_move > 0 && !short {
                     gpu.quantum = quantum.unwrap_or(gpu.quantum);
                 }
             }

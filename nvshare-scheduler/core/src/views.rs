@@ -18,8 +18,13 @@ impl Core {
         let now = self.now;
         if let Some(client) = self.clients.get_mut(&id) {
             client.count(now);
-            let before = Glance::of(client);
+            let (before, slept) = (Glance::of(client), client.is_asleep());
             change(client);
+            match (slept, client.is_asleep()) {
+                (false, true) => client.rhythm.falls_asleep(now),
+                (true, false) => client.rhythm.wakes(now),
+                _ => {}
+            }
             self.enter(id);
             self.tell_changes(id, before);
         }
@@ -55,6 +60,7 @@ impl Core {
         for (uuid, account) in &client.accounts {
             let Some(gpu) = self.gpus.get_mut(uuid) else { continue };
             let time = if several { gpu.shares.clock() + ahead } else { gpu.shares.time(client.job) };
+            let time = time.saturating_sub(gpu.lent_to(id, client));
             let standing = standing(client);
             let ordered_by_turn = matches!(standing, Standing::Waits | Standing::Next);
             let entry = Entry {
@@ -76,7 +82,7 @@ impl Core {
                 part,
                 job: client.job,
                 key: if ordered_by_turn { (time, client.waiting_since, id) } else { (0, Time::ZERO, id) },
-                moves: several || gpu.shares.is_holding(client.job),
+                moves: several || gpu.shares.is_holding(client.job) || gpu.goes_ahead(id, client),
                 due: self.config.first_due(client, account),
             };
             let held = gpu.ledger.entry(id).is_some_and(|entry| entry.standing.holds());
@@ -124,7 +130,7 @@ impl Core {
         } else {
             gpu.shares.time(client.job)
         };
-        Some((time, client.waiting_since, id))
+        Some((time.saturating_sub(gpu.lent_to(id, client)), client.waiting_since, id))
     }
 
     /// Clients in the order of their turn on a GPU.

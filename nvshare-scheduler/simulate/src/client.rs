@@ -121,6 +121,7 @@ impl Client {
     pub(crate) fn next_gap(&mut self) -> Duration {
         let ms = match self.job.gap {
             Gap::Fixed(ms) => ms,
+            Gap::Between(from, to) => self.random.between(from, to),
             Gap::Random(mean) => self.random.exponential(mean),
         };
         Duration::from_secs_f64(ms / 1000.0)

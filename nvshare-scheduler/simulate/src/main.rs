@@ -6,6 +6,7 @@
 
 mod card;
 mod client;
+mod curve;
 mod measure;
 mod policies;
 mod random;
@@ -20,12 +21,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use nvshare_core::Config;
-use nvshare_proto::units;
+use nvshare_core::{Config, Rule};
+use nvshare_proto::{QuantumRule, units};
 
 use card::Link;
 use measure::Summary;
-use policies::{ByTurns, Ours, Rule, Scheduler};
+use policies::{ByTurns, Ours, Scheduler};
 use trace::{Job, Mix};
 use world::World;
 
@@ -72,9 +73,15 @@ struct Options {
     /// Policies to compare, instead of all
     #[arg(long, value_enum, value_delimiter = ',')]
     policy: Vec<Policy>,
-    /// The quantum, in seconds, of policies with a fixed one
-    #[arg(long, default_value = "30")]
-    tq: String,
+    /// The quantum in seconds; of this project's scheduler also "auto 5% 30", as in `nvshare-ctl set-tq`
+    #[arg(long, default_value = "30", value_parser = units::parse_rule)]
+    tq: QuantumRule,
+    /// Prints for quanta that follow from these overheads, in per cent, how long short work takes and what long work loses
+    #[arg(long, value_delimiter = ',', value_parser = units::parse_overhead)]
+    overheads: Vec<u32>,
+    /// With overheads: how long work may wait, in seconds
+    #[arg(long, default_value_t = 30.0, requires = "overheads")]
+    max_wait: f64,
     /// Draws the table as a picture
     #[arg(long)]
     svg: Option<PathBuf>,
@@ -97,6 +104,9 @@ fn simulate(options: &Options) -> Result<(), String> {
     if let Some(path) = &options.save {
         let lines: String = trace.iter().map(|job| format!("{job}\n")).collect();
         std::fs::write(path, lines).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    if !options.overheads.is_empty() {
+        return curve::print(options, &trace, until);
     }
     let policies = if options.policy.is_empty() { Policy::value_variants() } else { &options.policy };
     let mut rows = Vec::new();
@@ -139,25 +149,31 @@ fn the_trace(options: &Options) -> Result<Vec<Job>, String> {
 }
 
 fn scheduler(policy: Policy, options: &Options) -> Result<(String, Box<dyn Scheduler>, Link), String> {
-    let quantum = units::parse_quantum(&options.tq).map_err(|error| error.to_string())?;
     let (gpus, card) = (usize::from(options.gpus), options.gpu_memory);
+    let rule = Rule::from(options.tq);
+    let quantum = match rule {
+        Rule::Fixed(quantum) => quantum,
+        Rule::Auto(_) => Config::default().quantum,
+    };
     let seconds = quantum.as_secs_f64();
     Ok(match policy {
         Policy::Fcfs => (
             format!("fcfs, TQ {seconds} s"),
-            Box::new(ByTurns::new(Rule::Fcfs(quantum), gpus, card)),
+            Box::new(ByTurns::new(policies::Rule::Fcfs(quantum), gpus, card)),
             Link::FAULTS,
         ),
         Policy::RunOrSerialise => (
             "run or serialise".to_owned(),
-            Box::new(ByTurns::new(Rule::RunOrSerialise, gpus, card)),
+            Box::new(ByTurns::new(policies::Rule::RunOrSerialise, gpus, card)),
             Link::FAULTS,
         ),
         Policy::Managed | Policy::Swap => {
             let (name, link) =
                 if policy == Policy::Managed { ("managed", Link::MANAGED) } else { ("swap", Link::SWAP) };
-            let config = Config { quantum, ..Config::default() };
-            (format!("ours, {name}, TQ {seconds} s"), Box::new(Ours::new(config, card)), link)
+            let tq = if matches!(rule, Rule::Auto(_)) { "auto".to_owned() } else { format!("{seconds} s") };
+            let mut config = Config::default();
+            config.set_rule(None, rule);
+            (format!("ours, {name}, TQ {tq}"), Box::new(Ours::new(config, card)), link)
         }
     })
 }

@@ -81,6 +81,27 @@ fn figures(clients: &[&Client]) -> Figures {
     }
 }
 
+/// How long work took that came to an end, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Quick {
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+    pub(crate) max: f64,
+}
+
+/// How long work took that came to an end.
+pub(crate) fn quick(outcome: &Outcome) -> Quick {
+    let mut cycles: Vec<f32> =
+        outcome.clients.iter().flat_map(|client| client.seen.cycles.iter().copied()).collect();
+    let [p50, p99, max] = [0.5, 0.99, 1.0].map(|part| percentile(&mut cycles, part).unwrap_or(0.0));
+    Quick { p50, p99, max }
+}
+
+/// What clients got done whose work has no end, in milliseconds.
+pub(crate) fn long_work(outcome: &Outcome) -> f64 {
+    outcome.clients.iter().filter(|client| !client.job.ends_cycles()).map(|client| client.seen.done_ms).sum()
+}
+
 fn percentile(numbers: &mut [f32], part: f64) -> Option<f64> {
     let at = (numbers.len().checked_sub(1)? as f64 * part).round() as usize;
     let (_, number, _) = numbers.select_nth_unstable_by(at, f32::total_cmp);

@@ -2,7 +2,7 @@
 //!
 //! A file has a line for each client: `class arrives_s gpus gib busy_ms gap_ms cycles [weight]`, for example
 //! `training 12.5 0,1 20 80 60 0 100`. GPUs are numbers with commas between them. `busy_ms` is a range `20..200` where
-//! lengths are drawn, `gap_ms` the mean of random gaps behind a `~`, as in `~300`. `cycles` 0: until the end of the
+//! lengths are drawn, and so is `gap_ms`, or the mean of random gaps behind a `~`, as in `~300`. `cycles` 0: until the end of the
 //! simulation. `#` begins a comment.
 
 use std::fmt;
@@ -44,6 +44,8 @@ impl fmt::Display for Class {
 pub(crate) enum Gap {
     /// Always this many milliseconds.
     Fixed(f64),
+    /// Any from the one to the other.
+    Between(f64, f64),
     /// Exponentially distributed with this mean.
     Random(f64),
 }
@@ -77,9 +79,17 @@ impl fmt::Display for Job {
         )?;
         match self.gap {
             Gap::Fixed(ms) => write!(f, "{ms:.1}")?,
+            Gap::Between(from, to) => write!(f, "{from:.1}..{to:.1}")?,
             Gap::Random(ms) => write!(f, "~{ms:.1}")?,
         }
         write!(f, " {} {}", self.cycles, self.weight)
+    }
+}
+
+impl Job {
+    /// Its work comes to an end from time to time.
+    pub(crate) fn ends_cycles(&self) -> bool {
+        self.busy_ms.1 < 1e9
     }
 }
 
@@ -204,7 +214,10 @@ fn parse_line(line: &str, gpus: usize) -> Result<Job, String> {
         busy_ms,
         gap: match gap.strip_prefix('~') {
             Some(mean) => Gap::Random(number(mean)?),
-            None => Gap::Fixed(number(gap)?),
+            None => match gap.split_once("..") {
+                Some((from, to)) => Gap::Between(number(from)?, number(to)?),
+                None => Gap::Fixed(number(gap)?),
+            },
         },
         cycles: cycles.parse().map_err(|_| format!("{cycles:?} is no number of cycles"))?,
         weight: match rest {
@@ -243,6 +256,7 @@ mod tests {
             ("steady 0 0 20 -1 60 0", "\"-1\" is no number"),
             ("steady 0 0 20 9..1 60 0", "no time on a GPU"),
             ("steady 0 0 20 80 ~NaN 0", "no number"),
+            ("steady 0 0 20 80 1..x 0", "no number"),
             ("steady 0 0 20 80 60 x", "no number of cycles"),
             ("steady 0 0 20 80 60 0 -1", "no weight"),
             ("steady 0 0 20 80 60 0 100 7", "too many"),
@@ -251,5 +265,7 @@ mod tests {
             assert!(error.contains(why), "{error}");
         }
         assert_eq!(parse("# nothing\n\n", 8), Ok(Vec::new()));
+        let gap = parse("steady 0 0 20 80 60..90 0", 8).unwrap()[0].gap;
+        assert_eq!(gap, Gap::Between(60.0, 90.0));
     }
 }

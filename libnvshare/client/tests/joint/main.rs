@@ -9,6 +9,7 @@ mod fairness;
 mod follower;
 mod found;
 mod gangs;
+mod interactive;
 mod library;
 mod memory;
 mod mover;

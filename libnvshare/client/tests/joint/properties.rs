@@ -7,7 +7,7 @@ use proptest::test_runner::RngSeed;
 use crate::plan::{Plan, steady};
 use crate::world::{GIB, Later, MS, World, config, gpu};
 
-fn plan() -> impl Strategy<Value = Plan> {
+pub(crate) fn plan() -> impl Strategy<Value = Plan> {
     (
         prop_oneof![4 => Just(vec![gpu(0)]), 2 => Just(vec![gpu(1)]), 1 => Just(vec![gpu(0), gpu(1)])],
         1..=16u64,
@@ -38,7 +38,7 @@ fn plan() -> impl Strategy<Value = Plan> {
 }
 
 /// The memory of a gang that shares a GPU fits there, since its processes are granted together.
-fn gangs_fit(plans: &mut [Plan], exclusive: bool) {
+pub(crate) fn gangs_fit(plans: &mut [Plan], exclusive: bool) {
     for at in 0..plans.len() {
         let Some(gang) = plans[at].gang else { continue };
         let others = plans[..at].iter().filter(|other| other.gang == Some(gang));
@@ -55,7 +55,7 @@ fn gangs_fit(plans: &mut [Plan], exclusive: bool) {
 /// The same worlds each time, so that a change is judged by what it changes. To explore, say how far and find others:
 /// `PROPTEST_CASES=500000 cargo test --release -p nvshare-client`; what is found is kept in `tests/proptest-regressions`.
 #[expect(clippy::disallowed_methods, reason = "how many worlds are tried is said by the environment")]
-fn worlds() -> ProptestConfig {
+pub(crate) fn worlds() -> ProptestConfig {
     let mut config = ProptestConfig { max_shrink_iters: 2000, ..ProptestConfig::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {
         config.rng_seed = RngSeed::Fixed(1);

@@ -2,11 +2,14 @@
 //!
 //! | question | file |
 //! |---|---|
+//! | when does short work go ahead of long work? | [`ahead`] |
+//! | what may switching still cost? | [`budget`] |
 //! | how much may clients fill? | [`capacity`] |
 //! | who is entitled to how much of the time? | [`entitled`] |
 //! | who is next? | [`next`] |
 //! | how is a compute limit enforced? | [`pace`] |
 //! | how long is a turn? | [`quantum`] |
+//! | who is interactive? | [`rhythm`] |
 //! | who takes turns though all fits, and how long? | [`slices`] |
 //! | who runs together? | [`together`] |
 //! | is the turn over? | [`turn`] |
@@ -14,11 +17,14 @@
 //!
 //! A policy sees plain numbers, knows nothing of messages, and changes nothing.
 
+pub mod ahead;
+pub mod budget;
 pub mod capacity;
 pub mod entitled;
 pub mod next;
 pub mod pace;
 pub mod quantum;
+pub mod rhythm;
 pub mod slices;
 pub mod together;
 pub mod turn;

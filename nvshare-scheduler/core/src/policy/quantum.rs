@@ -23,10 +23,15 @@ pub struct Auto {
 pub fn auto(target: Auto, cost: Duration, jobs: usize) -> Duration {
     let part = f64::from(target.overhead_ppm.clamp(1000, 900_000)) / 1e6;
     let cheap = cost.mul_f64((1.0 - part) / part);
+    cheap.min(longest(target, cost, jobs)).clamp(BOUNDS.0, BOUNDS.1)
+}
+
+/// With a longer quantum somebody would wait for longer than stated.
+#[must_use]
+pub fn longest(target: Auto, cost: Duration, jobs: usize) -> Duration {
     // A waiter waits for a turn of each of the others, and for a hand-over to each of them and to itself.
     let others = u32::try_from(jobs.saturating_sub(1).max(1)).unwrap_or(u32::MAX);
-    let soon = (target.max_wait.saturating_sub(cost) / others).saturating_sub(cost);
-    cheap.min(soon).clamp(BOUNDS.0, BOUNDS.1)
+    (target.max_wait.saturating_sub(cost) / others).saturating_sub(cost)
 }
 
 #[cfg(test)]

@@ -5,8 +5,9 @@
 //! - A holder whose job has had less than the waiter's goes on until it has had as much, for [`MOST_QUANTA`] quanta (more
 //!   if its job has the larger share) and the longest drain at most. So a client that drains slowly, and holds longer for
 //!   it, gets fewer turns, or the others get longer ones.
-//! - An idle holder gives way earlier: at once if no memory has to move, else when it has been idle for [`IDLE_FACTOR`]
-//!   times what the move costs, there and back. So a loop with 60 ms of host work is not moved out at each step, and an
+//! - An idle holder gives way earlier: at once if no memory has to move, or if its last sleeps were so long that
+//!   waiting for it would not have paid (see [`super::rhythm`]); else when it has been idle for [`IDLE_FACTOR`] times what
+//!   its own return costs, there and back. So a loop with 60 ms of host work is not moved out at each step, and an
 //!   abandoned notebook costs one wait.
 
 use std::time::Duration;
@@ -33,8 +34,8 @@ pub struct Turn {
     pub not_before: Duration,
     /// When the last of the clients that would have to leave became idle, if all are idle.
     pub idle_since: Option<Duration>,
-    /// The time that moving the memory for this waiter would take.
-    pub move_cost: Duration,
+    /// How long the idle clients keep their places.
+    pub patience: Duration,
 }
 
 /// When the turn is over; `None`: not before an event that has not come yet.
@@ -47,8 +48,7 @@ pub fn ends(turn: &Turn) -> Option<Duration> {
             .saturating_add(turn.longest_drain);
         turn.even_at.clamp(least, most)
     });
-    let idle_ends =
-        turn.idle_since.map(|since| since.saturating_add(turn.move_cost.saturating_mul(IDLE_FACTOR)));
+    let idle_ends = turn.idle_since.map(|since| since.saturating_add(turn.patience));
     let ends = match (quantum_ends, idle_ends) {
         (Some(quantum), Some(idle)) => quantum.min(idle),
         (one, other) => one.or(other)?,
@@ -71,7 +71,7 @@ mod tests {
             longest_drain: MS(300),
             not_before: MS(not_before),
             idle_since: idle.map(MS),
-            move_cost: MS(cost),
+            patience: MS(cost) * IDLE_FACTOR,
         }
     }
 

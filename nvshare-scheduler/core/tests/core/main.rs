@@ -5,6 +5,7 @@ mod claims;
 mod cost;
 mod events;
 mod gangs;
+mod interactive;
 mod jobs;
 mod large;
 mod memory;

@@ -1,0 +1,100 @@
+//! Short work beside long work, where an administrator has said what switching may cost: how soon it is done, and that nobody
+//! gains by looking interactive.
+
+use std::time::Duration;
+
+use nvshare_core::{Auto, Config};
+use proptest::prelude::*;
+
+use crate::plan::{Plan, steady};
+use crate::properties::{gangs_fit, plan, worlds};
+use crate::world::{MS, World, config};
+
+const ENDLESS: u64 = 10_000_000;
+
+/// Switching may cost so many per cent, and work may wait for so long.
+fn auto(percent: u32, max_wait: u64) -> Config {
+    let auto = Auto { overhead_ppm: percent * 10_000, max_wait: MS(max_wait) };
+    Config { auto: Some(auto), ..config(false) }
+}
+
+/// 100 ms of work, and a sleep of so many milliseconds.
+fn burst(gib: u64, sleeps: u64) -> Plan {
+    Plan { pause: sleeps, ..steady(gib, ENDLESS) }
+}
+
+#[test]
+fn short_work_goes_ahead_of_long_work() {
+    let plans = vec![steady(12, ENDLESS), steady(12, ENDLESS), burst(6, 10_000)];
+    let mut world = World::new(plans, auto(10, 30_000), 7);
+    // Its first spells tell what it is.
+    world.run(MS(60_000));
+    world.processes[2].program.longest_wait = Duration::ZERO;
+    let before = [0, 1].map(|i| world.held(i));
+    world.run(MS(360_000));
+    // The restore of who has the turn, a drain, and its own restore, in this world; turns last for two seconds and more.
+    let wait = world.processes[2].program.longest_wait;
+    assert!(wait > Duration::ZERO && wait <= MS(400 + 60 + 400 + 10), "{wait:?}");
+    for (i, before) in before.into_iter().enumerate() {
+        assert!(world.held(i) - before >= MS(300_000) * 4 / 10, "client {i}: {:?}", world.held(i) - before);
+    }
+}
+
+#[test]
+fn with_a_fixed_quantum_everybody_waits_for_its_end() {
+    let plans = vec![steady(12, ENDLESS), steady(12, ENDLESS), burst(6, 5000)];
+    let mut world = World::new(plans, Config { quantum: MS(5000), ..config(false) }, 7);
+    world.run(MS(120_000));
+    let turns = world.core.gpu_status()[0].turns;
+    assert!(turns <= 120 / 5 * 2, "{turns} turns");
+}
+
+#[test]
+fn nobody_gets_more_by_looking_interactive() {
+    for (sleeps, max_wait) in
+        [(1, 30_000), (25, 30_000), (60, 2000), (100, 30_000), (100, 2000), (150, 30_000)]
+    {
+        let plans = vec![burst(12, sleeps), steady(12, ENDLESS), steady(12, ENDLESS)];
+        let mut world = World::new(plans, auto(15, max_wait), 7);
+        world.run(MS(200_000));
+        let held = [0, 1, 2].map(|i| world.held(i).as_secs_f64());
+        let part = held[0] / held.iter().sum::<f64>();
+        println!("sleeps {sleeps} ms, waits of {max_wait} ms: {part:.3} of {held:?}");
+        assert!(part <= 0.36, "sleeps for {sleeps} ms: {part} of {held:?}");
+    }
+}
+
+#[test]
+fn a_crowd_of_short_work_starves_no_long_work() {
+    let mut plans = vec![steady(12, ENDLESS)];
+    plans.extend((0..6).map(|n| Plan { starts_at: n * 70, ..burst(6, 150) }));
+    let mut world = World::new(plans, auto(30, 30_000), 7);
+    world.run(MS(200_000));
+    let [long, all] = [world.held(0), (0..7).map(|i| world.held(i)).sum()];
+    // A seventh is its share. What it restores counts as time that it has used, and is not in these figures.
+    assert!(long >= all / 7 * 8 / 10, "{long:?} of {all:?}");
+    assert!(
+        world.processes[0].program.longest_wait <= MS(30_000),
+        "{:?}",
+        world.processes[0].program.longest_wait
+    );
+}
+
+proptest! {
+    #![proptest_config(worlds())]
+
+    #[test]
+    fn nobody_starves_where_short_work_goes_ahead(
+        mut plans in prop::collection::vec(plan(), 1..7),
+        sleeps in prop::collection::vec(prop::option::weighted(0.5, 100..2000u64), 7),
+        percent in 1..=50u32,
+        max_wait in prop_oneof![Just(400u64), Just(30_000)],
+        seed in any::<u64>(),
+    ) {
+        for (plan, sleeps) in plans.iter_mut().zip(sleeps) {
+            plan.pause = sleeps.unwrap_or(plan.pause);
+        }
+        gangs_fit(&mut plans, false);
+        World::new(plans, auto(percent, max_wait), seed).serves_everybody();
+    }
+}

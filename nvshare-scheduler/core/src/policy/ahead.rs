@@ -1,0 +1,87 @@
+//! When short work goes ahead of long work that holds a GPU.
+//!
+//! - As soon as what switching may cost allows it (see [`super::budget`]), and at the latest so that it has waited for no longer
+//!   than stated.
+//! - Never further ahead than [`most_ahead`]: who has had more than its share by so much waits for its turn like everybody. What
+//!   it uses is charged like all time, so going ahead is time that is lent: a client that only looks interactive comes sooner
+//!   once, and gets no more.
+//! - Not ahead of short work, which is over soon.
+
+use std::time::Duration;
+
+use super::rhythm::SHORT;
+use super::turn;
+
+/// How far short work may run ahead of its share: by the longest turn of long work, and one spell; but all that want the GPU
+/// together by no more than work may wait. `jobs`: how many want it.
+#[must_use]
+pub fn most_ahead(quantum: Duration, max_wait: Duration, jobs: usize) -> Duration {
+    let jobs = u32::try_from(jobs.max(1)).unwrap_or(u32::MAX);
+    quantum.saturating_mul(turn::MOST_QUANTA).saturating_add(SHORT).min(max_wait / jobs)
+}
+
+/// Short work that waits for a GPU which long work holds.
+#[derive(Debug, Clone, Copy)]
+pub struct Asks {
+    /// When what switching may cost allows it.
+    pub allowed_at: Duration,
+    /// Since when it waits.
+    pub since: Duration,
+    /// How long work may wait.
+    pub max_wait: Duration,
+    /// What the hand-over to it takes.
+    pub cost: Duration,
+    /// How much more it has had than its share; negative: less. In nanoseconds of virtual time.
+    pub is_ahead: i64,
+    /// How far it may be: see [`most_ahead`].
+    pub most_ahead: Duration,
+}
+
+/// When it may have the GPU; none: in its turn.
+#[must_use]
+pub fn may_go_at(asks: &Asks) -> Option<Duration> {
+    let most = i64::try_from(asks.most_ahead.as_nanos()).unwrap_or(i64::MAX);
+    let latest = asks.since.saturating_add(asks.max_wait.saturating_sub(asks.cost));
+    (asks.is_ahead <= most).then(|| asks.allowed_at.min(latest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    #[test]
+    fn the_wait_counts_more_than_the_cost_and_the_share_more_than_both() {
+        for (allowed, max_wait, cost, is_ahead, expected) in [
+            (0, 30_000, 160, 0, Some(0)),
+            (5000, 30_000, 160, 0, Some(5000)),
+            (5000, 400, 160, 0, Some(1240)),
+            // A wait that cannot be had.
+            (5000, 100, 160, 0, Some(1000)),
+            (0, 30_000, 160, -60_000, Some(0)),
+            (0, 30_000, 160, 4500, Some(0)),
+            (0, 400, 160, 4501, None),
+        ] {
+            let asks = Asks {
+                allowed_at: MS(allowed),
+                since: MS(1000),
+                max_wait: MS(max_wait),
+                cost: MS(cost),
+                is_ahead: is_ahead * 1_000_000,
+                most_ahead: MS(4500),
+            };
+            assert_eq!(may_go_at(&asks), expected.map(MS), "{asks:?}");
+        }
+    }
+
+    #[test]
+    fn a_crowd_runs_no_further_ahead_than_others_may_wait() {
+        for (quantum, max_wait, jobs, expected) in
+            [(2000, 30_000, 2, 4500), (2000, 30_000, 10, 3000), (2000, 400, 2, 200), (2000, 400, 0, 400)]
+        {
+            let most = most_ahead(MS(quantum), MS(max_wait), jobs);
+            assert_eq!(most, MS(expected), "{quantum} ms, {max_wait} ms, {jobs} jobs");
+        }
+    }
+}

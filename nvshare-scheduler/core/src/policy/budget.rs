@@ -1,0 +1,111 @@
+//! What switching may still cost: a stated part of the time.
+//!
+//! The part is earned as time goes by, and each hand-over spends what it took. Work that is short may go ahead of long work for
+//! as long as no more is owed than [`LEEWAY`] earns; a turn of long work is not over before nothing is owed. So long work that
+//! takes turns, and short work that interrupts it, cost no more together than was stated.
+
+use std::time::Duration;
+
+/// What is saved, and what short work may owe, is what this much time earns.
+pub const LEEWAY: Duration = Duration::from_secs(10);
+/// No more is owed than what this much time earns: one hand-over that took hours is not paid for with days.
+const MOST_DEBT: Duration = Duration::from_secs(60);
+
+/// An account of switching. In nanoseconds × 10⁶.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Budget {
+    balance: i128,
+    at: Duration,
+}
+
+impl Budget {
+    /// Time has passed, of which switching may cost `ppm` millionths.
+    pub fn advance(&mut self, ppm: u32, now: Duration) {
+        let passed = now.saturating_sub(self.at);
+        self.at = self.at.max(now);
+        self.balance =
+            (self.balance + earned(passed, ppm)).clamp(-earned(MOST_DEBT, ppm), earned(LEEWAY, ppm));
+    }
+
+    /// A hand-over took this long.
+    pub fn spend(&mut self, took: Duration) {
+        self.balance -= earned(took, 1_000_000);
+    }
+
+    /// When nothing is owed any more, if nothing is spent until then.
+    #[must_use]
+    pub fn settled_at(&self, ppm: u32) -> Duration {
+        self.owes_at_most(0, ppm)
+    }
+
+    /// When short work may go ahead of long work.
+    #[must_use]
+    pub fn allows_at(&self, ppm: u32) -> Duration {
+        self.owes_at_most(earned(LEEWAY, ppm), ppm)
+    }
+
+    fn owes_at_most(&self, debt: i128, ppm: u32) -> Duration {
+        let lacks = (-debt - self.balance).max(0);
+        // Rounded up: a moment too early would be no time at all.
+        let nanos = (lacks + i128::from(ppm.max(1)) - 1) / i128::from(ppm.max(1));
+        self.at.saturating_add(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
+    }
+}
+
+fn earned(time: Duration, ppm: u32) -> i128 {
+    i128::try_from(time.as_nanos()).unwrap_or(i128::MAX >> 32).min(i128::MAX >> 32) * i128::from(ppm)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+    const FIVE_PER_CENT: u32 = 50_000;
+
+    #[test]
+    fn what_is_spent_is_earned_again() {
+        for (spent, settled, allowed) in [
+            (0, 0, 0),
+            (160, 3200, 0),
+            // Half a second is what ten earn.
+            (500, 10_000, 0),
+            (600, 12_000, 2000),
+        ] {
+            let mut budget = Budget::default();
+            budget.spend(MS(spent));
+            let at = [budget.settled_at(FIVE_PER_CENT), budget.allows_at(FIVE_PER_CENT)];
+            assert_eq!(at, [MS(settled), MS(allowed)], "{spent} ms");
+            budget.advance(FIVE_PER_CENT, MS(settled));
+            assert_eq!(budget.settled_at(FIVE_PER_CENT), MS(settled), "no sooner and no later");
+        }
+    }
+
+    #[test]
+    fn neither_savings_nor_debts_grow_without_end() {
+        let mut budget = Budget::default();
+        budget.advance(FIVE_PER_CENT, MS(3_600_000));
+        budget.spend(MS(1000));
+        assert_eq!(budget.settled_at(FIVE_PER_CENT), MS(3_610_000), "half a second was saved");
+        budget.spend(Duration::MAX / 8);
+        budget.advance(FIVE_PER_CENT, MS(3_600_001));
+        assert_eq!(budget.settled_at(FIVE_PER_CENT), MS(3_660_001));
+    }
+
+    #[test]
+    fn short_work_that_goes_whenever_it_may_costs_no_more_than_was_stated() {
+        for (ppm, cost) in [(20_000, 160), (50_000, 160), (500_000, 160), (50_000, 2000)] {
+            let (mut budget, mut now, mut spent) = (Budget::default(), MS(0), MS(0));
+            while now < MS(600_000) {
+                now = now.max(budget.allows_at(ppm)) + MS(cost);
+                budget.advance(ppm, now);
+                budget.spend(MS(cost));
+                spent += MS(cost);
+            }
+            let part = spent.as_secs_f64() / now.as_secs_f64() * 1e6;
+            // What may be owed in the end, and the last hand-over.
+            let most = f64::from(ppm) * 1.04 + 2000.0 * cost as f64 / 600.0;
+            assert!(part <= most, "{part} ppm of {ppm} at {cost} ms");
+        }
+    }
+}

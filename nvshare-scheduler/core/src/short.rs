@@ -1,0 +1,56 @@
+//! Short work that goes ahead of long work: what of the state the policy is asked with (see [`ahead`]).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::Time;
+use crate::client::{Client, ClientId};
+use crate::gangs::Unit;
+use crate::gpu::Gpu;
+use crate::policy::ahead::{self, Asks};
+use crate::rule::Rule;
+
+/// Whether a unit is one interactive client.
+pub(crate) fn is_short(clients: &BTreeMap<ClientId, Client>, unit: &Unit) -> bool {
+    matches!(unit, Unit::One([id]) if clients.get(id).is_some_and(Client::is_interactive))
+}
+
+/// Those whose work holds a GPU and would have to leave it for a waiter.
+#[derive(Debug, Default)]
+pub(crate) struct LongWork {
+    /// Somebody's work runs.
+    runs: bool,
+    /// One of them is interactive, and done soon.
+    is_short: bool,
+}
+
+impl LongWork {
+    /// One of them.
+    pub(crate) fn is_held_by(&mut self, client: &Client) {
+        self.runs = true;
+        self.is_short |= client.is_interactive();
+    }
+
+    /// When they give way to short work; none: in its turn, and where nobody has said what switching may cost.
+    pub(crate) fn gives_way_at(
+        &self,
+        clients: &BTreeMap<ClientId, Client>,
+        gpu: &Gpu,
+        unit: &Unit,
+        cost: Duration,
+    ) -> Option<Time> {
+        let Rule::Auto(target) = gpu.rule else { return None };
+        if !self.runs || self.is_short || !is_short(clients, unit) {
+            return None;
+        }
+        let client = unit.first().and_then(|id| clients.get(id))?;
+        ahead::may_go_at(&Asks {
+            allowed_at: gpu.budget.allows_at(target.overhead_ppm),
+            since: client.waiting_since,
+            max_wait: target.max_wait,
+            cost,
+            is_ahead: gpu.shares.time(client.job).saturating_sub(gpu.shares.clock()),
+            most_ahead: ahead::most_ahead(gpu.quantum, target.max_wait, gpu.shares.active()),
+        })
+    }
+}

@@ -1,0 +1,49 @@
+//! What a client says of itself does not make it interactive.
+
+use nvshare_core::{Auto, Config};
+use nvshare_proto::{ClientMessage, Gate};
+
+use crate::table::{GIB, MS, Table, asked_to_leave, config, granted};
+
+#[test]
+fn who_asks_and_gives_back_in_a_loop_waits_for_its_turn_each_time() {
+    let mut table = Table::new(Config {
+        auto: Some(Auto { overhead_ppm: 50_000, max_wait: MS(60_000) }),
+        ..config(false)
+    });
+    table.register(1, Gate::Open, 12 * GIB, 0);
+    table.register(2, Gate::Closed, 12 * GIB, 12 * GIB);
+    let mut sent = table.say(2, ClientMessage::ReqLock);
+    for round in 0..12 {
+        let ran_from = table.now;
+        while asked_to_leave(&sent, 1).is_none() {
+            let at = table.now + 100;
+            assert!(at < 10_000_000, "client 1 is not asked to leave: {sent:?}");
+            sent.append(&mut table.wait_until(at));
+        }
+        let epoch = asked_to_leave(&sent, 1).expect("asked");
+        // What a hand-over takes, as measured by then, is a twentieth of the turn of the other one.
+        let ran = table.now - ran_from;
+        assert!(round < 3 || ran >= 3000, "round {round}: it ran for {ran} ms");
+        table.now += 20;
+        let mut sent_before = table.say(1, ClientMessage::LockReleased { epoch });
+        sent_before.append(&mut table.say(1, ClientMessage::ReqLock));
+        table.now += 200;
+        let granted_to = |table: &mut Table, client, mut sent: Vec<_>| {
+            while granted(&sent, client).is_none() {
+                let at = table.now + 100;
+                assert!(at < 10_000_000, "client {client} is not granted: {sent:?}");
+                sent = table.give_back(sent);
+                sent.append(&mut table.wait_until(at));
+            }
+            granted(&sent, client).expect("granted")
+        };
+        let epoch = granted_to(&mut table, 2, sent_before);
+        table.say(2, ClientMessage::Running { epoch });
+        table.now += 10;
+        let mut sent_before = table.say(2, ClientMessage::LockReleased { epoch });
+        sent_before.append(&mut table.say(2, ClientMessage::ReqLock));
+        let epoch = granted_to(&mut table, 1, sent_before);
+        sent = table.say(1, ClientMessage::Running { epoch });
+    }
+}
