@@ -3,9 +3,10 @@
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::time::Duration;
 
-use nvshare_harness::{Program, Scheduler, World, wait_until};
+use nvshare_harness::{Program, Scheduler, World, guest, wait_until};
 use nvshare_proto::{
     AdminRequest, Asked, ClientMessage, Counters, Gate, GpuUuid, MemoryMode, QuantumRule, Register, Reply,
     Request, Usage, VERSION, codec,
@@ -114,6 +115,34 @@ fn order_matters() {
     assert!(refusal(&change).contains("administrators' socket"), "{change:?}");
     let look = exchange(&world, &[frame(&Request::Admin(AdminRequest::Status))]);
     assert!(matches!(look[0], Reply::Admin(_)), "{look:?}");
+}
+
+#[test]
+fn a_child_that_talks_keeps_nothing_of_its_dead_parent() {
+    let world = World::simulated(&[("NVSIM_MEMORY", "1GiB")]);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--grace", "3"]);
+    let Request::Register(register) = register() else { unreachable!() };
+    let gpu: GpuUuid = "GPU-51600000-0000-4000-8000-000000000000".parse().expect("the simulated card");
+    let usage = Usage { gpu, allocated: 768 << 20, ..register.usage[0] };
+    let register = Register { gate: Gate::Open, usage: vec![usage], ..register };
+    let file = |name: &str, request: &Request| {
+        let path = world.dir().join(name);
+        std::fs::write(&path, codec::encode(request).expect("a frame")).expect("a file");
+        path.to_string_lossy().into_owned()
+    };
+    let registers = file("register", &Request::Register(register));
+    let talk = file("talk", &Request::Client(ClientMessage::Ping));
+    let guest = Program::of(&world, "guest", Command::new(guest("dead_parent", false)))
+        .env("REGISTER", &registers)
+        .env("TALK", &talk);
+    let parent = guest.waits_for_go().until_told().start();
+    Scheduler::until(&world, "the parent has the memory", |status| status.find(parent.pid()).is_some());
+    std::fs::write(world.dir().join("go"), "").expect("a file");
+    assert!(parent.finish().status.success());
+    // It needs what the parent had; the child talks on.
+    let job = Program::workload(&world, "job", "--memory 512MiB --block 256MiB --steps 3");
+    job.start().finish().intact();
+    world.stop();
 }
 
 #[test]
