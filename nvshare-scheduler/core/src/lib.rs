@@ -283,8 +283,8 @@ impl Core {
     }
 }
 
-/// A deferred drain is tried again after this many times the patience that it used up, so that a client loses at most a
-/// fifth of its time to drains that fail.
+/// A deferred drain is tried again after this many times the patience that it used up, and a little more, so that a client
+/// loses at most a fifth of its time to drains that fail.
 const RETRY_FACTOR: u32 = 4;
 
 /// A client that deferred so many drains in a row counts as one that does not leave, until the next drain is tried.
@@ -294,6 +294,16 @@ const STUBBORN: u32 = 3;
 /// time to complete.
 fn patience(deferrals: u32) -> Duration {
     Duration::from_millis(200) * 2u32.pow(deferrals.min(8))
+}
+
+/// How long after a drain was deferred it is tried again. Up to one patience more than the factor says follows from the digits
+/// of the time: a program whose drains fail at one beat of its rhythm must not be asked at the same beat each time, as it is
+/// when its period goes into each of the waits.
+fn retry_after(deferrals: u32, now: Time) -> Duration {
+    /// 2⁶⁴ divided by the golden ratio: every digit of a factor changes the upper digits of the product.
+    const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+    let part = (now.as_micros() as u64).wrapping_mul(SPREAD) >> 56;
+    patience(deferrals) * (RETRY_FACTOR * 256 + part as u32) / 256
 }
 
 /// After this long, a client that could not give memory back is asked again.

@@ -8,7 +8,7 @@ use nvshare_proto::{ClientMessage, Counters, Epoch, GpuUuid, Room, SchedulerMess
 
 use crate::account::{Account, Order, Rates, Stays};
 use crate::client::{ClientId, HandOver, Phase, Why};
-use crate::{Core, MOST_GPUS_EACH, RETRY, RETRY_FACTOR, STUBBORN, patience};
+use crate::{Core, MOST_GPUS_EACH, RETRY, STUBBORN, retry_after};
 
 impl Core {
     pub(crate) fn on_message(&mut self, id: ClientId, message: ClientMessage) {
@@ -260,7 +260,7 @@ impl Core {
         let unit = self.unit(id);
         let gpus = self.gpus_of(&unit);
         let deferrals = gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).map(|gpu| gpu.deferrals).max();
-        let retry_at = now + patience(deferrals.unwrap_or(0)) * RETRY_FACTOR;
+        let retry_at = now + retry_after(deferrals.unwrap_or(0), now);
         self.with(id, |client| {
             client.phase = Phase::Running { epoch };
             client.stuck = false;

@@ -81,9 +81,14 @@ impl World {
 
     /// Runs for as long as it takes to serve everybody, and looks whether that was so.
     pub(crate) fn serves_everybody(&mut self) {
-        let total: u64 = self.processes.iter().map(|p| p.plan.work + p.plan.work / 100 * p.plan.pause).sum();
         // Everybody's work one after the other, its pauses, and as much again and more for hand-overs.
-        self.run(MS(60_000 + total * 6));
+        self.serves_everybody_within(6);
+    }
+
+    /// The same in so many times the time that everybody's work and pauses take one after the other, and a minute.
+    pub(crate) fn serves_everybody_within(&mut self, times: u64) {
+        let total: u64 = self.processes.iter().map(|p| p.plan.work + p.plan.work / 100 * p.plan.pause).sum();
+        self.run(MS(60_000 + total * times));
         for (i, process) in self.processes.iter().enumerate() {
             if !process.is_over() && process.plan.dies_at.is_none() {
                 assert!(

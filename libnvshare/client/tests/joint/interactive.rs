@@ -95,6 +95,8 @@ proptest! {
             plan.pause = sleeps.unwrap_or(plan.pause);
         }
         gangs_fit(&mut plans, false);
-        World::new(plans, auto(percent, max_wait), seed).serves_everybody();
+        // Where nobody may wait for longer than 400 ms, a turn may be as short as 20 ms, beside a hand-over of up to 400 ms.
+        let times = if max_wait == 400 { (20 + 400) / 20 } else { 6 };
+        World::new(plans, auto(percent, max_wait), seed).serves_everybody_within(times);
     }
 }

@@ -1,6 +1,6 @@
 //! Whose turn it is, and when it is over.
 
-use nvshare_proto::{ClientMessage, Gate};
+use nvshare_proto::{ClientMessage, Gate, SchedulerMessage};
 
 use crate::table::{GIB, Table, asked_to_leave, config, granted};
 
@@ -29,4 +29,38 @@ fn a_drain_that_was_given_up_makes_no_turn_of_others_longer() {
     let now = table.now;
     let sent = table.wait_until(now + 2100);
     assert_eq!(asked_to_leave(&sent, waits), Some(epoch), "{sent:?}");
+}
+
+/// A host function that waits for a launch, in the first half of each period: while that is so, no drain is ever complete, for the
+/// launch waits at the gate.
+#[test]
+fn a_program_with_a_rhythm_is_not_asked_at_the_same_beat_each_time() {
+    const PERIOD: u64 = 500;
+    let (keeps_time, waits) = (1, 2);
+    let mut table = Table::new(config(false));
+    table.register(keeps_time, Gate::Open, 12 * GIB, 0);
+    table.register(waits, Gate::Closed, 12 * GIB, 12 * GIB);
+    let mut sent = table.say(waits, ClientMessage::ReqLock);
+    for drains in 1.. {
+        let (epoch, patience) = loop {
+            let asked = sent.iter().find_map(|(client, message)| match message {
+                SchedulerMessage::DropLock { epoch, patience_ms } if *client == keeps_time => {
+                    Some((*epoch, *patience_ms))
+                }
+                _ => None,
+            });
+            if let Some(asked) = asked {
+                break asked;
+            }
+            assert!(table.now < 60_000, "asked {drains} times at the same beat");
+            let next = table.now + 1;
+            sent = table.wait_until(next);
+        };
+        if table.now % PERIOD >= PERIOD / 2 {
+            return;
+        }
+        let deadline = table.now + u64::from(patience);
+        table.wait_until(deadline);
+        sent = table.say(keeps_time, ClientMessage::DropDeferred { epoch });
+    }
 }
