@@ -7,6 +7,7 @@ use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, SchedulerStat
 use crate::client::{Client, ClientId, Phase};
 use crate::gpu::Gpu;
 use crate::ledger::Key;
+use crate::terms::Known;
 use crate::{Core, SwitchCost, Time};
 
 /// Clients that are gone and still listed.
@@ -75,7 +76,8 @@ impl Core {
                 row.resident = row.resident.saturating_add(departed.bytes);
             }
         }
-        let clients = self.clients.iter().map(|(&id, client)| self.describe(id, client, now));
+        let mut known = Known::new();
+        let clients = self.clients.iter().map(|(&id, client)| self.describe(id, client, now, &mut known));
         rows.into_values().chain(clients).collect()
     }
 
@@ -98,12 +100,12 @@ impl Core {
                 .position(|row| gpus.values().all(|gpu| !gpu.departed.contains_key(&row.client)));
             passed.and_then(|at| self.gone.remove(at));
         }
-        let row = self.describe(id, client, self.now);
+        let row = self.describe(id, client, self.now, &mut Known::new());
         let row = ClientStatus { gone: true, state: ClientState::Gone, blocked_on: None, ..row };
         self.gone.push_back(row);
     }
 
-    fn describe(&self, id: ClientId, client: &Client, now: Time) -> ClientStatus {
+    fn describe(&self, id: ClientId, client: &Client, now: Time, known: &mut Known) -> ClientStatus {
         let (held, waited) = client.times(now);
         let full = if client.waits() { self.no_room_on(id) } else { None };
         let blocked_on = full.filter(|&uuid| self.why_no_room(uuid, id).is_some());
@@ -122,7 +124,7 @@ impl Core {
             held_ms: held.as_millis() as u64,
             waited_ms: waited.as_millis() as u64,
             counters: client.counters,
-            share: self.share_status(id),
+            share: self.share_status(id, known),
         }
     }
 

@@ -73,12 +73,15 @@ fn factor(priority: Priority) -> u64 {
 
 /// The terms of a job, from what it was given and what all of its processes ask for: each process may ask for less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Has {
+pub(crate) struct Has {
     weight: u32,
     priority: Priority,
     enforcement: Enforcement,
     limit: Option<u8>,
 }
+
+/// The terms of jobs, in all and on single GPUs.
+pub(crate) type Known = BTreeMap<(Job, Option<GpuUuid>), Has>;
 
 fn has<'a>(given: &JobTerms, asked: impl Iterator<Item = &'a Asked> + Clone, gpu: Option<GpuUuid>) -> Has {
     let most = given.weight.unwrap_or(USUAL_WEIGHT);
@@ -222,18 +225,19 @@ impl Core {
         self.settle_terms(job);
     }
 
-    pub(crate) fn share_status(&self, id: ClientId) -> ShareStatus {
+    /// The share of a client, as it is shown. The terms of a job follow from all of its processes: `known` keeps them, by job
+    /// and GPU, for the other clients of the same list.
+    pub(crate) fn share_status(&self, id: ClientId, known: &mut Known) -> ShareStatus {
         let Some(client) = self.clients.get(&id) else { return ShareStatus::default() };
         let none = JobTerms::default();
         let given = self.given.get(&client.job).unwrap_or(&none);
         let members = self.jobs.get(&client.job);
         let asked =
             members.into_iter().flatten().filter_map(|id| self.clients.get(id)).map(|client| &client.asked);
-        let all = has(given, asked.clone(), None);
-        let limit = |&gpu: &GpuUuid| {
-            let percent = has(given, asked.clone(), Some(gpu)).limit?;
-            Some(ComputeLimit { gpu, percent })
-        };
+        let mut terms =
+            |gpu| *known.entry((client.job, gpu)).or_insert_with(|| has(given, asked.clone(), gpu));
+        let all = terms(None);
+        let limit = |&gpu: &GpuUuid| Some(ComputeLimit { gpu, percent: terms(Some(gpu)).limit? });
         ShareStatus {
             weight: all.weight,
             priority: all.priority,
