@@ -67,6 +67,7 @@ impl Drop for Terminal {
 }
 
 #[test]
+#[ignore = "needs tmux; .ci/run installs tmux and runs this test"]
 fn top_shows_who_holds_and_obeys_keys() {
     let world = World::simulated(CARD);
     let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "300"]);
