@@ -1,4 +1,4 @@
-//! What the core's task is told and asked: by connections, by NVML's thread, by readers of metrics.
+//! Messages and questions to the core's task: from connections, NVML's thread and readers of metrics.
 
 use nvshare_core::{ClientId, Config, Identity};
 use nvshare_proto::{AdminRequest, ClientMessage, GpuUuid, Register, Reply, SchedulerMessage};

@@ -95,7 +95,7 @@ pub async fn run(
             Ok((stream, _)) => {
                 let shared = if may_change { admins.clone() } else { clients.clone() };
                 tokio::spawn(connection::serve(stream, shared));
-                // Who connects without end gets one turn among all others.
+                // A process that connects without end gets one turn among all others.
                 tokio::task::yield_now().await;
             }
             Err(error) => {

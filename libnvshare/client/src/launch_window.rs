@@ -22,7 +22,7 @@ pub enum InFlight {
 }
 
 impl InFlight {
-    /// What holds while other clients wait, or do not.
+    /// The bound that holds while other clients wait, or do not.
     #[must_use]
     pub fn while_others_wait(waiting: bool) -> Self {
         if waiting { Self::Bounded } else { Self::Unbounded }

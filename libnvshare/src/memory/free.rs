@@ -26,7 +26,7 @@ pub(crate) fn free(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresu
     let Some(allocation) = allocations::remove(base) else { return call() };
     if allocation.mapped.is_some() {
         if callbacks::are_running() {
-            // It would wait for itself. The driver refuses the call, and does not know the address as an allocation.
+            // The callback would wait for itself. The driver refuses the call, and does not know the address as an allocation.
             allocations::put_back(allocation);
             return call();
         }

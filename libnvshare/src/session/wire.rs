@@ -107,7 +107,7 @@ const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 /// The scheduler's answer to a process that asks for the page of its tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TenantPage<T> {
-    /// Nobody answers.
+    /// No scheduler answers.
     NoAnswer,
     /// There is no page, as no process of the tenant uses a GPU.
     None,

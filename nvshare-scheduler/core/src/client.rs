@@ -230,12 +230,12 @@ impl Client {
         }
     }
 
-    /// It neither runs nor asks.
+    /// Whether the client neither runs nor asks for the lock.
     pub(crate) fn is_asleep(&self) -> bool {
         self.phase.is_idle() || self.phase == Phase::Parked && !self.wants
     }
 
-    /// It learns whether others wait for what it holds; returns whether that is news.
+    /// The client is told whether others wait for what it holds; returns whether that is news.
     pub(crate) fn is_told(&mut self, waiting: bool, now: Time) -> bool {
         self.count(now);
         if !waiting {
@@ -244,7 +244,7 @@ impl Client {
         std::mem::replace(&mut self.told_waiting, waiting) != waiting
     }
 
-    /// Its work between its sleeps is short, and it may go ahead of others for it.
+    /// Whether the client's work between its sleeps is short, so that it may go ahead of others.
     pub(crate) fn is_interactive(&self) -> bool {
         self.gang.is_none() && self.rhythm.is_interactive()
     }

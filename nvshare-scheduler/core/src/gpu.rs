@@ -62,12 +62,13 @@ pub(crate) struct Gpu {
     pub(crate) quantum: Duration,
     pub(crate) ledger: Ledger,
     pub(crate) shares: Shares,
-    /// What switching may still cost, where that is stated.
+    /// The time that switching may still cost, where an administrator has stated a part.
     pub(crate) budget: Budget,
     /// When the turn's first client ran.
     pub(crate) turn_started: Option<Time>,
-    /// Whose turn was interrupted by short work, and how long it had lasted: it goes on when that is done.
+    /// Clients whose turn was interrupted by short work: the turn goes on when that work is done.
     pub(crate) interrupted: BTreeSet<ClientId>,
+    /// How long the interrupted turn had lasted.
     pub(crate) lasted: Duration,
     /// The time at which a deferred drain may be tried again.
     pub(crate) not_before: Time,

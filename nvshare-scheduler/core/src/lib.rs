@@ -258,8 +258,8 @@ impl Core {
         self.steps
     }
 
-    /// What a client's place in the order of turns on a GPU follows from: the virtual time of its job, or of its gang, in
-    /// nanoseconds; for tests, which derive from it how long a wait may be.
+    /// The virtual time of a client's job, or of its gang, in nanoseconds: its place in the order of turns on a GPU. For tests,
+    /// which derive from it how long a wait may be.
     #[must_use]
     pub fn virtual_time(&self, gpu: GpuUuid, client: ClientId) -> Option<i64> {
         self.key(gpu, client).map(|key| key.0)

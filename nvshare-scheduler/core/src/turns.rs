@@ -381,7 +381,7 @@ impl Core {
         quantum::auto(target, self.hand_over_cost(gpu, uuid, unit, to_move), gpu.shares.active())
     }
 
-    /// What a hand-over to a unit takes, as measured, or as far as can be told.
+    /// The time of a hand-over to a unit: as measured, else estimated from the bytes to move.
     fn hand_over_cost(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
         let costs = unit.iter().filter_map(|&id| self.account(id, uuid)?.cost.idle.mean());
         costs.max().unwrap_or_else(|| gpu.rates.there_and_back(to_move))
@@ -417,7 +417,7 @@ impl Core {
                 if gpu.turn_passes(unit, short, &here, longest, now)
                     && let Some((job, cost)) = job.zip(cost)
                 {
-                    // Who is interrupted is not to pay for its return.
+                    // The interrupted client must not pay for its return.
                     gpu.shares.charge(job, cost);
                 }
             }

@@ -166,8 +166,8 @@ impl Core {
         u64::try_from(free).unwrap_or(u64::MAX)
     }
 
-    /// What others have beyond all that a client may fill, in bytes: it may see less of the GPU than they do. Before they have
-    /// given that back, nothing else that they give back makes room for it.
+    /// Bytes that other clients have beyond all that this client may fill, since it may see less of the GPU than they do. Until
+    /// they have given these bytes back, nothing else that they give back makes room for it.
     pub(crate) fn overfull(&self, uuid: GpuUuid, id: ClientId) -> u64 {
         let charged = self.gpus.get(&uuid).map_or(0, |gpu| gpu.ledger.sums().charged);
         u64::try_from(charged.saturating_sub(u128::from(self.capacity(uuid, id)))).unwrap_or(u64::MAX)

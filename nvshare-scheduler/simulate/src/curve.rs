@@ -1,4 +1,4 @@
-//! What switching for short work costs long work, and how soon short work is done, for each part of the time that switching may
+//! The work that long work loses to switching, and how soon short work is done, for each part of the time that switching may
 //! take: `--overheads`.
 
 use std::time::Duration;

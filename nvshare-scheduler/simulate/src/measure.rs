@@ -97,7 +97,7 @@ pub(crate) fn quick(outcome: &Outcome) -> Quick {
     Quick { p50, p99, max }
 }
 
-/// What clients got done whose work has no end, in milliseconds.
+/// The work done by clients whose work has no end, in milliseconds.
 pub(crate) fn long_work(outcome: &Outcome) -> f64 {
     outcome.clients.iter().filter(|client| !client.job.ends_cycles()).map(|client| client.seen.done_ms).sum()
 }

@@ -21,13 +21,13 @@ use crate::memory::devices::Device;
 /// The result of a restore, in bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Restored {
-    /// What had no room, and comes by page faults when it is touched.
+    /// Memory without room that comes by page faults when it is touched.
     pub(crate) lacks: u64,
-    /// What had no room, and which nothing may touch.
+    /// Memory without room that nothing may touch.
     pub(crate) lacks_mapped: u64,
-    /// What is on the card now.
+    /// Memory that came back to the card.
     pub(crate) back: u64,
-    /// Of this, what had contents, which were moved.
+    /// The part of it that had contents, which were copied.
     pub(crate) copied: u64,
 }
 

@@ -1,19 +1,18 @@
 //! When short work goes ahead of long work that holds a GPU.
 //!
-//! - As soon as what switching may cost allows it (see [`super::budget`]), and at the latest so that it has waited for no longer
+//! - Short work goes as soon as the budget of switching allows it (see [`super::budget`]), and before it has waited for longer
 //!   than stated.
-//! - Never further ahead than [`most_ahead`]: who has had more than its share by so much waits for its turn like everybody. What
-//!   it uses is charged like all time, so going ahead is time that is lent: a client that only looks interactive comes sooner
-//!   once, and gets no more.
-//! - Not ahead of short work, which is over soon.
+//! - It runs no further ahead of its share than [`most_ahead`]: a client beyond that waits for its turn like all others. The time
+//!   that it uses is charged like all time, so a client that only looks interactive comes sooner once, and gets no more in sum.
+//! - It does not go ahead of other short work, which is over soon.
 
 use std::time::Duration;
 
 use super::rhythm::SHORT;
 use super::turn;
 
-/// How far short work may run ahead of its share: by the longest turn of long work, and one spell; but all that want the GPU
-/// together by no more than work may wait. `jobs`: how many want it.
+/// How far short work may run ahead of its share: by the longest turn of long work and one spell of its own; but all jobs
+/// together by no more than the longest wait. `jobs`: how many jobs want the GPU.
 #[must_use]
 pub fn most_ahead(quantum: Duration, max_wait: Duration, jobs: usize) -> Duration {
     let jobs = u32::try_from(jobs.max(1)).unwrap_or(u32::MAX);
@@ -23,21 +22,21 @@ pub fn most_ahead(quantum: Duration, max_wait: Duration, jobs: usize) -> Duratio
 /// Short work that waits for a GPU which long work holds.
 #[derive(Debug, Clone, Copy)]
 pub struct Asks {
-    /// When what switching may cost allows it.
+    /// The time from which the budget of switching allows it.
     pub allowed_at: Duration,
-    /// Since when it waits.
+    /// The time since which it waits.
     pub since: Duration,
-    /// How long work may wait.
+    /// The longest time that work may wait.
     pub max_wait: Duration,
-    /// What the hand-over to it takes.
+    /// The time that the hand-over to it takes.
     pub cost: Duration,
-    /// How much more it has had than its share; negative: less. In nanoseconds of virtual time.
+    /// The time that its job has had beyond its share, negative if less; in nanoseconds of virtual time.
     pub is_ahead: i64,
-    /// How far it may be: see [`most_ahead`].
+    /// The largest `is_ahead` with which it goes: see [`most_ahead`].
     pub most_ahead: Duration,
 }
 
-/// When it may have the GPU; none: in its turn.
+/// The time at which short work may have the GPU before its turn; none: it waits for its turn.
 #[must_use]
 pub fn may_go_at(asks: &Asks) -> Option<Duration> {
     let most = i64::try_from(asks.most_ahead.as_nanos()).unwrap_or(i64::MAX);

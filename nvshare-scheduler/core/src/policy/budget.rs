@@ -1,17 +1,17 @@
-//! What switching may still cost: a stated part of the time.
+//! The time that switching may still cost: hand-overs may take a stated part of the time.
 //!
-//! The part is earned as time goes by, and each hand-over spends what it took. Work that is short may go ahead of long work for
-//! as long as no more is owed than [`LEEWAY`] earns; a turn of long work is not over before nothing is owed. So long work that
-//! takes turns, and short work that interrupts it, cost no more together than was stated.
+//! Passing time earns that part, and each hand-over spends the time that it took. Short work may go ahead of long work while the
+//! debt is at most what [`LEEWAY`] earns. A turn of long work does not end while there is a debt. So turns of long work and the
+//! short work that interrupts them cost no more together than the stated part.
 
 use std::time::Duration;
 
-/// What is saved, and what short work may owe, is what this much time earns.
+/// The largest saving, and the largest debt with which short work goes ahead, are what this much time earns.
 pub const LEEWAY: Duration = Duration::from_secs(10);
-/// No more is owed than what this much time earns: one hand-over that took hours is not paid for with days.
+/// The largest debt is what this much time earns: a hand-over that took hours is not paid for with days.
 const MOST_DEBT: Duration = Duration::from_secs(60);
 
-/// An account of switching. In nanoseconds × 10⁶.
+/// The balance of switching, in nanoseconds × 10⁶.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Budget {
     balance: i128,
@@ -19,7 +19,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Time has passed, of which switching may cost `ppm` millionths.
+    /// Time has passed up to `now`; switching may cost `ppm` millionths of it.
     pub fn advance(&mut self, ppm: u32, now: Duration) {
         let passed = now.saturating_sub(self.at);
         self.at = self.at.max(now);
@@ -32,13 +32,13 @@ impl Budget {
         self.balance -= earned(took, 1_000_000);
     }
 
-    /// When nothing is owed any more, if nothing is spent until then.
+    /// The time at which there is no debt any more, if no hand-over comes before.
     #[must_use]
     pub fn settled_at(&self, ppm: u32) -> Duration {
         self.owes_at_most(0, ppm)
     }
 
-    /// When short work may go ahead of long work.
+    /// The time from which short work may go ahead of long work.
     #[must_use]
     pub fn allows_at(&self, ppm: u32) -> Duration {
         self.owes_at_most(earned(LEEWAY, ppm), ppm)
@@ -46,7 +46,7 @@ impl Budget {
 
     fn owes_at_most(&self, debt: i128, ppm: u32) -> Duration {
         let lacks = (-debt - self.balance).max(0);
-        // Rounded up: a moment too early would be no time at all.
+        // Rounded up: a nanosecond too early, the debt is not paid yet.
         let nanos = (lacks + i128::from(ppm.max(1)) - 1) / i128::from(ppm.max(1));
         self.at.saturating_add(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
     }
@@ -103,7 +103,7 @@ mod tests {
                 spent += MS(cost);
             }
             let part = spent.as_secs_f64() / now.as_secs_f64() * 1e6;
-            // What may be owed in the end, and the last hand-over.
+            // The debt that may be left in the end, and the last hand-over.
             let most = f64::from(ppm) * 1.04 + 2000.0 * cost as f64 / 600.0;
             assert!(part <= most, "{part} ppm of {ppm} at {cost} ms");
         }

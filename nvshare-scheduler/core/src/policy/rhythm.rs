@@ -1,8 +1,8 @@
-//! Who is interactive: a client whose work between its sleeps is short, as the scheduler measured it.
+//! Which clients are interactive: a client whose work between its sleeps is short, as the scheduler measured it.
 //!
-//! A spell of work is the time with an open gate between two sleeps, turns that were interrupted included; a sleep is the time
-//! in which it neither runs nor asks. Both count only while others wait: nobody says that it is idle before. Who asks again at
-//! once has not slept.
+//! A spell of work is the time with an open gate between two sleeps, turns that were interrupted included. A sleep is the time
+//! in which the client neither runs nor asks for the lock. Both count only while another client waits, since a client does not
+//! say that it is idle before. A client that asks again at once has not slept.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use std::time::Duration;
 pub const SHORT: Duration = Duration::from_millis(500);
 /// Less than this is no sleep.
 pub const SHORTEST_SLEEP: Duration = Duration::from_millis(20);
-/// So many spells, and the sleeps behind them, are remembered.
+/// How many spells of a client are remembered, each with the sleep behind it.
 const KEPT: usize = 4;
-/// After so many spells a client is known.
+/// How many spells have to be seen before a client can count as interactive.
 const KNOWN: usize = 2;
 
 /// The last spells of work of a client, and its sleeps.
@@ -20,23 +20,23 @@ const KNOWN: usize = 2;
 pub struct Rhythm {
     work: Duration,
     asleep_since: Option<Duration>,
-    /// Each with the sleep behind it; the oldest is overwritten.
+    /// Each spell with the sleep behind it; a new one replaces the oldest.
     spells: Vec<(Duration, Duration)>,
     oldest: usize,
 }
 
 impl Rhythm {
-    /// It has run for so long.
+    /// The client has run for this long.
     pub fn works(&mut self, took: Duration) {
         self.work = self.work.saturating_add(took);
     }
 
-    /// It neither runs nor asks from now on.
+    /// The client neither runs nor asks for the lock from now on.
     pub fn falls_asleep(&mut self, now: Duration) {
         self.asleep_since = Some(now);
     }
 
-    /// It asks, or runs.
+    /// The client asks for the lock, or runs.
     pub fn wakes(&mut self, now: Duration) {
         let slept = self.asleep_since.take().map(|since| now.saturating_sub(since));
         let Some(slept) = slept.filter(|&slept| slept >= SHORTEST_SLEEP) else { return };
@@ -48,12 +48,12 @@ impl Rhythm {
         self.oldest = (self.oldest + 1) % KEPT;
     }
 
-    /// Nobody waits: when it is idle is not said from now on.
+    /// No other client waits: from now on the client does not say when it is idle.
     pub fn is_not_watched(&mut self) {
         self.work = Duration::ZERO;
     }
 
-    /// Whether each spell of late was short, the present one is, and it slept for longer than it worked.
+    /// Whether all remembered spells and the present one are short, and the client slept for at least as long as it worked.
     #[must_use]
     pub fn is_interactive(&self) -> bool {
         let worked: Duration = self.spells.iter().map(|spell| spell.0).sum();
@@ -62,8 +62,8 @@ impl Rhythm {
         self.spells.len() >= KNOWN && short && worked <= slept
     }
 
-    /// For how long its place is kept when it is idle: not at all if that would have cost more, each sleep of late counted,
-    /// than a hand-over each time; else for `usual`. `cost`: of a hand-over, there and back.
+    /// For how long an idle client keeps its place: not at all if keeping it through the remembered sleeps would have cost more
+    /// than a hand-over at each; else for `usual`. `cost`: the time of a hand-over, there and back.
     #[must_use]
     pub fn patience(&self, cost: Duration, usual: Duration) -> Duration {
         let kept = |slept: Duration| if slept <= usual { slept } else { usual.saturating_add(cost) };

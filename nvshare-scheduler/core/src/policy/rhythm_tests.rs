@@ -28,7 +28,7 @@ fn short_work_and_longer_sleeps_are_interactive() {
         (&[(3, 700), (501, 9000)], false),
         (&[(400, 20), (400, 20), (400, 20)], false),
         (&[(400, 400), (400, 400)], true),
-        // Who asks again at once has not slept: it is one spell.
+        // A client that asks again at once has not slept: this is one spell.
         (&[(300, 0), (300, 1), (300, 19), (10, 9000), (10, 9000)], false),
         (&[(1, 0); 100], false),
         // Four spells later, the long one is forgotten.
