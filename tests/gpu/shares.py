@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Shares of a real card's time, and quanta that follow from what hand-overs cost, by the programs' own iterations against their own rate alone.
-shares.py SCENARIO ..., each of: fitting force change auto burst; all take about 400 s. --seconds N: of each run of `fitting`. Needs PyTorch and `dist/` (cargo dist-local).
+shares.py [--memory managed|swap] SCENARIO ..., each of: fitting notfitting force change auto burst; all take about 600 s. --seconds N: of each run of `fitting`
+(15 s unless said otherwise) and `notfitting` (50 s, once with each memory unless --memory says which). Needs PyTorch and `dist/` (cargo dist-local).
 Rows go to $OUT/rows.jsonl as they come. Exit code 1 if a program failed or a figure misses its aim."""
-import statistics
+import argparse, statistics
 from harness import *
 
 MISSED = []
@@ -38,9 +39,9 @@ def results(jobs, timeout=200):
     return out
 
 
-def streams(variables, seconds, scheduler=None, graph=False, every=0):
+def streams(variables, seconds, scheduler=None, graph=False, every=0, gib=0):
     """`stream_job.py` with each of these environments over the same seconds."""
-    extra = ["--graph"] * graph + (["--every", every] if every else [])
+    extra = ["--graph"] * graph + (["--every", every] if every else []) + (["--gib", gib] if gib else [])
     names = [f"s{i}" for i in range(len(variables))]
     make = lambda name, go: Job("stream_job.py", name, "--seconds", seconds, *extra, scheduler=scheduler, go=go, env=variables[names.index(name)])
     return start_together(names, make)
@@ -50,7 +51,13 @@ def limit(percent, policy=None):
     return dict(CUDA_DEVICE_SM_LIMIT=str(percent), **({"GPU_CORE_UTILIZATION_POLICY": policy} if policy else {}))
 
 
-def fitting(seconds):
+def parts_of(rates, percents):
+    """What each got of the sum, and by how much the worst is off what its limit gives it."""
+    parts = [rate / sum(rates) for rate in rates] if sum(rates) else [0] * len(rates)
+    return parts, max(abs(part * sum(percents) / p - 1) for part, p in zip(parts, percents))
+
+
+def fitting(seconds=15):
     """Limits of programs that fit together, and what they get done in sum against natively."""
     alone = results(streams([{}], 5))[0]["per_s"]
     native = sum(r["per_s"] for r in results(streams([{}] * 3, 8)))
@@ -60,18 +67,44 @@ def fitting(seconds):
         with Scheduler("--gpu-memory", "60GiB", log="info") as s:
             rates = [r["per_s"] for r in results(streams([limit(p) for p in percents], seconds, s, graph))]
             turns = s.status()["gpus"][0]["turns"]
-        parts = [rate / sum(rates) for rate in rates] if sum(rates) else [0] * len(rates)
-        off = max(abs(part * sum(percents) / p - 1) for part, p in zip(parts, percents))
+        parts, off = parts_of(rates, percents)
         aim("within 5 % of the shares, in sum no less than natively", off <= 0.05 and sum(rates) >= native * 0.99, scenario="fitting", what="/".join(map(str, percents)) + " graph" * graph, parts=" ".join(f"{part:.3f}" for part in parts), worst=f"{off:.3f}", sum_of_alone=f"{sum(rates) / alone:.3f}", sum_of_native=f"{sum(rates) / native:.3f}", turns=turns)
 
 
-def force(seconds=10):
+def notfitting(seconds=50, gib=6, percents=(20, 30, 40)):
+    """Limits of programs of which one fits the GPU at a time."""
+    alone = results(streams([{}], 5, gib=gib))[0]["per_s"]
+    chosen = os.environ.get("NVSHARE_MEMORY")
+    for memory, overhead, useful in (("managed", 15, 0.85), ("swap", 5, 0.95)):
+        if chosen not in (None, memory):
+            continue
+        choose_memory(memory)
+        with Scheduler("--gpu-memory", "8GiB", "--tq", f"auto {overhead}% 120", log="info") as s:
+            jobs = streams([limit(p) for p in percents], seconds, s, gib=gib)
+            until = time.time() + seconds - 1
+            while time.time() < until:
+                time.sleep(1)
+                gpu, counted = s.status()["gpus"][0], [s.client(job.process.pid) for job in jobs]
+            rates = [r["per_s"] for r in results(jobs)]
+        parts, off = parts_of(rates, percents)
+        held, _ = parts_of([c["held_ms"] for c in counted], percents)
+        for job, percent, client in zip(jobs, percents, counted):
+            row(scenario="notfitting", what=f"{percent} %", **job.counted([client]))
+        aim(f"within 5 % of the shares, {useful} useful", off <= 0.05 and sum(rates) >= useful * alone, scenario="notfitting", what="/".join(map(str, percents)), overhead=overhead, parts=" ".join(f"{part:.3f}" for part in parts), held=" ".join(f"{part:.3f}" for part in held),
+            worst=f"{off:.3f}", useful=f"{sum(rates) / alone:.3f}", turns=gpu["turns"], quantum_ms=gpu["quantum_ms"], cost_ms=round(gpu["switch_cost_us"] / 1e3, 1))
+        if chosen is None:
+            del os.environ["NVSHARE_MEMORY"]
+
+
+def force(seconds=12):
+    """A limit of a program that is alone, second by second."""
     alone = results(streams([{}], 5))[0]["per_s"]
     for percent in (25,):
         with Scheduler("--gpu-memory", "60GiB", log="info") as s:
-            rate = results(streams([limit(percent, "force")], seconds, s))[0]["per_s"]
-        got = rate / alone * 100
-        aim("25 ± 2 % alone", abs(got - percent) <= 2, scenario="force", what=f"{percent} % alone", got_percent=round(got, 2))
+            result = results(streams([limit(percent, "force")], seconds, s, every=1))[0]
+        got = result["per_s"] / alone * 100
+        each = [round((b - a) / alone * 100, 1) for a, b in zip([0] + result["by"], result["by"])]
+        aim("25 ± 2 % alone", abs(got - percent) <= 2, scenario="force", what=f"{percent} % alone", got_percent=round(got, 2), each_second=" ".join(map(str, each)))
 
 
 def change():
@@ -128,15 +161,17 @@ def burst(seconds=22):
 
 if __name__ == "__main__":
     print(card(), flush=True)
-    arguments = sys.argv[1:]
-    seconds = 15.0
-    if "--seconds" in arguments:
-        at = arguments.index("--seconds")
-        seconds = float(arguments[at + 1])
-        del arguments[at : at + 2]
-    for scenario in arguments or ["fitting", "force", "change", "auto", "burst"]:
+    scenarios = ["fitting", "notfitting", "force", "change", "auto", "burst"]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--memory", choices=["managed", "swap"], help="NVSHARE_MEMORY for the runs under nvshare")
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("scenario", nargs="*", choices=[*scenarios, []])
+    arguments = parser.parse_args()
+    choose_memory(arguments.memory)
+    for scenario in arguments.scenario or scenarios:
         begin = time.time()
-        globals()[scenario](*([seconds] if scenario == "fitting" else []))
+        given = [arguments.seconds] if arguments.seconds and scenario.endswith("fitting") else []
+        globals()[scenario](*given)
         print(f"  {scenario} took {time.time() - begin:.0f} s", flush=True)
     for scenario in dict.fromkeys(r["scenario"] for r in ROWS):
         table(scenario)
