@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Legal programs that a library which keeps handles or adds barriers crashes or hangs, in turns on a real card, and what launches and ends of handles cost.
-turns.py SCENARIO ..., each of: churn legacy launches ends. Needs nvcc and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl as they come. Exit code 1 if a program failed."""
+turns.py SCENARIO ..., each of: churn legacy launches ends contexts. Needs nvcc and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl as they come. Exit code 1 if a program failed."""
 import concurrent.futures, statistics
 from harness import *
 
@@ -87,9 +87,33 @@ def ends():
             row(scenario="ends", handle=name, n=under[name]["n"], native_p50_us=native[name]["p50"], native_p99_us=native[name]["p99"], native_max_us=native[name]["max"], under_p50_us=under[name]["p50"], under_p99_us=under[name]["p99"], under_max_us=under[name]["max"], hand_overs=client["counters"]["hand_overs"])
 
 
+def contexts(samples=60, seconds=20):
+    """The ends of contexts: natively, and under nvshare, alone and beside another such program; only the last has to wait for its turns. In 4 times `seconds` at most."""
+    path, alone = build("context_cost"), {}
+
+    def ends(how, programs, scheduler=None):
+        with concurrent.futures.ThreadPoolExecutor(programs) as pool:
+            ended = [p.result() for p in [pool.submit(command, path, samples, seconds, scheduler=scheduler) for _ in range(programs)]]
+        FAILED.extend([(rc, out) for rc, out, _ in ended if rc])
+        printed = [json.loads(out.splitlines()[-1]) for rc, out, _ in ended if rc == 0]
+        hand_overs = sum(client["counters"]["hand_overs"] for _, _, client in ended if client)
+        for when in ("at_once", "later"):
+            took = sorted(t for p in printed for t in p[when])
+            if took:
+                at = lambda part: took[min(len(took) * part // 100, len(took) - 1)]
+                first = alone.setdefault((programs, when), (at(50), at(99)))
+                row(scenario="contexts", how=how, programs=programs, ends=when, n=len(took), p50_us=at(50), p90_us=at(90), p99_us=at(99), max_us=took[-1], p50_more_us=at(50) - first[0], p99_more_us=at(99) - first[1], hand_overs=hand_overs)
+
+    for programs in (1, 2):
+        ends("native", programs)
+    for programs in (1, 2):
+        with Scheduler("--gpu-memory", "2GiB", "--tq", "0.2", log="info") as s:
+            ends("nvshare", programs, s)
+
+
 if __name__ == "__main__":
     print(card(), flush=True)
-    for scenario in sys.argv[1:] or ["churn", "legacy", "launches", "ends"]:
+    for scenario in sys.argv[1:] or ["churn", "legacy", "launches", "ends", "contexts"]:
         begin = time.time()
         globals()[scenario]()
         print(f"  {scenario} took {time.time() - begin:.0f} s", flush=True)
