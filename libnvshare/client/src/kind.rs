@@ -26,6 +26,12 @@ impl Kind {
         matches!(self, Self::Device | Self::Mapped | Self::Managed | Self::Pooled)
     }
 
+    /// Whether such memory is the driver's: its functions take the address for that of an allocation.
+    #[must_use]
+    pub fn is_drivers(self) -> bool {
+        self != Self::Mapped
+    }
+
     /// Whether a pool handed such memory out.
     #[must_use]
     pub fn is_pools(self) -> bool {
@@ -36,6 +42,12 @@ impl Kind {
     #[must_use]
     pub fn is_in_disguise(self) -> bool {
         matches!(self, Self::Device | Self::Pooled)
+    }
+
+    /// Whether such memory is none of the driver's device memory, though the program asked for device memory.
+    #[must_use]
+    pub fn stands_for_device_memory(self) -> bool {
+        self.is_in_disguise() || self == Self::Mapped
     }
 
     /// Whether such memory has to have its room at once, wherever the lock is.

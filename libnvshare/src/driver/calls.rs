@@ -2,7 +2,7 @@
 //!
 //! A call that could disturb a stream capture of another thread is made with [`Relaxed`] in force.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::functions;
@@ -273,6 +273,13 @@ pub(crate) fn is_device_memory(pointer: CUdeviceptr, device: CUdevice) -> bool {
     attribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE) == Ok(CU_MEMORYTYPE_DEVICE)
         && attribute(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) == Ok(device)
         && attribute(CU_POINTER_ATTRIBUTE_IS_MANAGED) == Ok(0)
+}
+
+/// Managed memory, for which `flags` say who may reach it first.
+pub(crate) fn allocate_managed(bytes: u64, flags: c_uint) -> Result<CUdeviceptr, CUresult> {
+    let mut base = 0;
+    call!(cuMemAllocManaged(&raw mut base, bytes as usize, flags))?;
+    Ok(base)
 }
 
 pub(crate) fn prefetch(

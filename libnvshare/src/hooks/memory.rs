@@ -5,40 +5,16 @@ use std::collections::BTreeMap;
 use std::ffi::c_uint;
 use std::sync::Mutex;
 
-use nvshare_proto::MemoryMode;
-
 use super::target::{answer, target};
+use crate::driver;
 use crate::driver::functions::{self, signatures};
-use crate::driver::types::{CU_MEM_ATTACH_GLOBAL, CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult};
-use crate::memory::admission::{allocate, allocate_mapped};
-use crate::memory::allocations::{Kind, SMALLEST_MANAGED};
+use crate::driver::types::{CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult};
+use crate::memory::admission::allocate;
+use crate::memory::allocations::Kind;
+use crate::memory::backing::{Request, Work, kind_of_device_memory};
 use crate::memory::devices::Device;
-use crate::memory::{deferred_free, free, mapping, plain};
-use crate::process::lifecycle;
+use crate::memory::{deferred_free, free};
 use crate::process::lock::lock;
-
-fn managed(bytes: usize, flags: c_uint) -> Result<CUdeviceptr, CUresult> {
-    let mut base = 0;
-    let real = functions::cuMemAllocManaged.get().ok_or(CUresult::NOT_SUPPORTED)?;
-    // SAFETY: a place for the address, and values.
-    unsafe { real(&raw mut base, bytes, flags) }.ok()?;
-    Ok(base)
-}
-
-/// The kind of memory that the program gets for device memory of this size.
-fn kind_of(device: &Device, bytes: u64) -> Kind {
-    if device.memory == MemoryMode::Off || plain::needs_plain(bytes) {
-        Kind::Plain
-    } else if lifecycle::is_exiting() {
-        Kind::Small
-    } else if device.memory == MemoryMode::Swap {
-        if bytes < mapping::SMALLEST { Kind::Small } else { Kind::Mapped }
-    } else if bytes < SMALLEST_MANAGED {
-        Kind::Small
-    } else {
-        Kind::Device
-    }
-}
 
 /// # Safety
 /// As for the driver's function.
@@ -52,15 +28,8 @@ pub(crate) unsafe fn alloc(
         // SAFETY: the caller's arguments.
         return unsafe { real(place, bytes) };
     };
-    let kind = kind_of(device, bytes as u64);
-    if kind == Kind::Mapped {
-        // SAFETY: not null, and where the driver would write.
-        return unsafe { answer(allocate_mapped(device, &context, bytes as u64), place) };
-    }
-    let made = allocate(device, context, bytes as u64, kind, || {
-        if kind == Kind::Device {
-            return managed(bytes, CU_MEM_ATTACH_GLOBAL);
-        }
+    let kind = kind_of_device_memory(device, bytes as u64);
+    let made = allocate(Request { device, context, kind, bytes: bytes as u64 }, || {
         let mut base = 0;
         // SAFETY: a place for the address, and a value.
         unsafe { real(&raw mut base, bytes) }.ok()?;
@@ -83,7 +52,7 @@ pub(crate) unsafe fn alloc_v1(
         // SAFETY: the caller's arguments.
         return unsafe { real(place, bytes) };
     };
-    let made = allocate(device, context, u64::from(bytes), Kind::Plain, || {
+    let made = allocate(Request { device, context, kind: Kind::Plain, bytes: u64::from(bytes) }, || {
         let mut base = 0;
         // SAFETY: a place for the address, and a value.
         unsafe { real(&raw mut base, bytes) }.ok()?;
@@ -145,22 +114,9 @@ pub(crate) unsafe fn alloc_pitch(
         return CUresult::OUT_OF_MEMORY;
     };
     // Without the pitch, the padding of rows is not known in advance, and the memory stays plain.
-    let kind = known_pitch.map_or(Kind::Plain, |_| kind_of(device, bytes as u64));
+    let kind = known_pitch.map_or(Kind::Plain, |_| kind_of_device_memory(device, bytes as u64));
     let made_pitch = Cell::new(known_pitch.unwrap_or(0));
-    if let (Kind::Mapped, Some(known)) = (kind, known_pitch) {
-        // SAFETY: neither is null, and both are where the driver would write.
-        unsafe {
-            let result = answer(allocate_mapped(device, &context, bytes as u64), place);
-            if result == CUresult::SUCCESS {
-                *pitch = known;
-            }
-            return result;
-        }
-    }
-    let made = allocate(device, context, bytes as u64, kind, || {
-        if kind == Kind::Device {
-            return managed(bytes, CU_MEM_ATTACH_GLOBAL);
-        }
+    let made = allocate(Request { device, context, kind, bytes: bytes as u64 }, || {
         let (mut base, mut row) = (0, 0);
         // SAFETY: places for both answers, and values.
         unsafe { real(&raw mut base, &raw mut row, width, height, element) }.ok()?;
@@ -195,7 +151,8 @@ pub(crate) unsafe fn alloc_pitch_v1(
         return unsafe { real(place, pitch, width, height, element) };
     };
     // The padding of rows is not known in advance. It is small compared with the memory of such a program.
-    let made = allocate(device, context, u64::from(width) * u64::from(height), Kind::Plain, || {
+    let bytes = u64::from(width) * u64::from(height);
+    let made = allocate(Request { device, context, kind: Kind::Plain, bytes }, || {
         let mut base = 0;
         // SAFETY: a place for the address, the caller's for the pitch, and values.
         unsafe { real(&raw mut base, pitch, width, height, element) }.ok()?;
@@ -219,7 +176,9 @@ pub(crate) unsafe fn alloc_managed(
         // SAFETY: the caller's arguments.
         return unsafe { real(place, bytes, flags) };
     };
-    let made = allocate(device, context, bytes as u64, Kind::Managed, || managed(bytes, flags));
+    let made = allocate(Request { device, context, kind: Kind::Managed, bytes: bytes as u64 }, || {
+        driver::allocate_managed(bytes as u64, flags)
+    });
     // SAFETY: not null, and where the driver would write.
     unsafe { answer(made, place) }
 }
@@ -243,6 +202,6 @@ pub(crate) unsafe fn free_v1(real: signatures::cuMemFree, base: CUdeviceptrV1) -
 }
 
 /// Frees by `call`. The program may have freed the memory in stream order already: then it is not an allocation any more.
-pub(crate) fn free_unless_freed(base: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
-    if deferred_free::is_freed(base) { CUresult::INVALID_VALUE } else { free::free(base, call) }
+pub(crate) fn free_unless_freed(base: CUdeviceptr, call: impl Fn() -> CUresult) -> CUresult {
+    if deferred_free::is_freed(base) { CUresult::INVALID_VALUE } else { free::free(base, Work::MayRun, call) }
 }

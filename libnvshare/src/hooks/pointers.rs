@@ -26,8 +26,7 @@ fn is_in_disguise(pointer: CUdeviceptr) -> bool {
 
 /// Whether a pointer points into memory that the program asked for as device memory and that is not plain.
 pub(crate) fn is_ours(pointer: CUdeviceptr) -> bool {
-    allocation_of(pointer)
-        .is_some_and(|allocation| allocation.kind.is_in_disguise() || allocation.mapped.is_some())
+    allocation_of(pointer).is_some_and(|allocation| allocation.kind.stands_for_device_memory())
 }
 
 fn allocation_of(pointer: CUdeviceptr) -> Option<Arc<Allocation>> {

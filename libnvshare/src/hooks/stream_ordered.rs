@@ -10,7 +10,7 @@ use crate::driver::functions::{self, signatures};
 use crate::driver::types::{CUdeviceptr, CUmemoryPool, CUresult, CUstream};
 use crate::memory::admission::allocate;
 use crate::memory::allocations::{self, Kind};
-use crate::memory::backing::managed;
+use crate::memory::backing::Request;
 use crate::memory::devices::{self, Device};
 use crate::memory::{deferred_free, plain, pools};
 use crate::work::captures;
@@ -32,12 +32,9 @@ unsafe fn ordered(
     real: impl Fn(*mut CUdeviceptr) -> CUresult,
 ) -> CUresult {
     let Some((device, context)) = on.filter(|_| !place.is_null() && bytes > 0) else { return real(place) };
-    let made = allocate(device, Arc::clone(&context), bytes as u64, kind, || {
+    let made = allocate(Request { device, context, kind, bytes: bytes as u64 }, || {
         let mut base = 0;
         real(&raw mut base).ok()?;
-        if kind == Kind::Pooled {
-            managed::bring(base, bytes as u64, device, &context);
-        }
         Ok(base)
     });
     // SAFETY: not null, and where the driver would write.
@@ -121,7 +118,7 @@ pub(crate) unsafe fn free_async<const PER_THREAD: bool>(
     stream: CUstream,
 ) -> CUresult {
     if let Some(allocation) = allocations::find(base)
-        && allocation.mapped.is_some()
+        && !allocation.kind.is_drivers()
     {
         if in_graph(stream, PER_THREAD) {
             // A graph frees only memory that a graph has allocated: the driver reports an error.

@@ -5,70 +5,35 @@ use std::sync::Arc;
 use nvshare_client::{Admission, Residency};
 
 use super::allocations::{self, Allocation, Kind};
-use super::backing::managed;
+use super::backing::{self, Made, Request};
 use super::devices::Device;
-use super::mapping::{self, Mapped};
 use super::{deferred_free, driver_reserve, free};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::process::unwind::OnUnwind;
 use crate::process::{bell, log, threads};
-use crate::work::contexts::Context;
 use crate::work::gate::{self, FrameMark};
 
-/// Makes an allocation by `make`, which returns its address, within the limits, and enters it into the list.
+/// Makes an allocation within the limits, and enters it into the list. `call` makes one by the function that the program
+/// called.
 pub(crate) fn allocate(
-    device: &'static Device,
-    context: Arc<Context>,
-    bytes: u64,
-    kind: Kind,
-    make: impl Fn() -> Result<CUdeviceptr, CUresult>,
+    request: Request,
+    call: impl Fn() -> Result<CUdeviceptr, CUresult>,
 ) -> Result<CUdeviceptr, CUresult> {
-    let base = admitted(
-        device,
-        bytes,
-        kind,
-        |_| make(),
-        |base, charged| {
-            let allocation =
-                Allocation::new(base, bytes, device.ordinal, Arc::clone(&context), kind, charged);
-            if let Some(gone) = allocations::insert(allocation) {
-                free::forget(&gone);
-            }
-            if kind == Kind::Device && charged > 0 {
-                managed::populate(base, charged, device, &context);
-            }
-            base
-        },
-    )?;
-    if let Some(allocation) = allocations::find(base) {
-        settle(device, &allocation);
-    }
-    Ok(base)
-}
-
-/// Makes an allocation that the library maps. With the lock, chunks are mapped behind all of it. While the lock is elsewhere it
-/// gets addresses alone, and the gate does not open before they have memory.
-pub(crate) fn allocate_mapped(
-    device: &'static Device,
-    context: &Arc<Context>,
-    asked: u64,
-) -> Result<CUdeviceptr, CUresult> {
-    let span = mapping::span(asked).ok_or(CUresult::OUT_OF_MEMORY)?;
-    let make = |charged| {
-        let (base, mapped) = Mapped::reserve(asked)?;
-        if charged > 0 {
-            mapped.fill(base, device.ordinal).inspect_err(|_| mapped.end(base, context))?;
-        }
-        Ok((base, mapped))
-    };
-    admitted(device, span, Kind::Mapped, make, |(base, mapped), charged| {
-        let context = Arc::clone(context);
-        let allocation = Allocation::new(base, span, device.ordinal, context, Kind::Mapped, charged);
-        if let Some(gone) = allocations::insert(Allocation::of(mapped, allocation)) {
+    let (device, kind, backing) = (request.device, request.kind, backing::of(request.kind));
+    let span = backing.span(request.bytes).ok_or(CUresult::OUT_OF_MEMORY)?;
+    let make = |charged| backing.allocate(&request, charged, &call);
+    let allocation = admitted(device, span, kind, make, |Made { base, mapped }, charged| {
+        let context = Arc::clone(&request.context);
+        let allocation = Allocation::new(base, span, device.ordinal, context, kind, charged);
+        let allocation = Arc::new(allocation.with_chunks(mapped));
+        if let Some(gone) = allocations::insert(&allocation) {
             free::forget(&gone);
         }
-        base
-    })
+        backing.populate(&allocation, charged);
+        allocation
+    })?;
+    settle(device, &allocation);
+    Ok(allocation.base)
 }
 
 /// Charges an allocation that was admitted while the lock was elsewhere, if the lock has come while the driver made it. The
@@ -87,9 +52,7 @@ fn settle(device: &'static Device, allocation: &Allocation) {
         if let Ok(charged @ 1..) = charged {
             residency.restored(charged);
             drop(residency);
-            if allocation.kind == Kind::Device {
-                managed::populate(allocation.base, charged, device, &allocation.context);
-            }
+            backing::of(allocation.kind).populate(allocation, charged);
         } else {
             drop(residency);
         }
@@ -113,7 +76,7 @@ pub(crate) fn admitted<T, U>(
     enter: impl Fn(T, u64) -> U,
 ) -> Result<U, CUresult> {
     deferred_free::sweep();
-    free::sweep_mapped();
+    free::finish();
     // For plain memory, the driver itself reports that the card is full.
     if kind.is_in_disguise()
         && !device.has_it_alone(bytes)
@@ -134,7 +97,7 @@ pub(crate) fn admitted<T, U>(
             Ok(Admission::Lacks(lacks)) => {
                 leave(pass, &mark);
                 let waited = device.wait_for_room(lacks, kind.needs_room(), bell::ring);
-                if !waited && !driver_reserve::give_up(device) && !free::wait_for_mapped() {
+                if !waited && !driver_reserve::give_up(device) && !free::wait_for_unfinished() {
                     return Err(CUresult::OUT_OF_MEMORY);
                 }
             }
@@ -161,7 +124,7 @@ pub(crate) fn admitted<T, U>(
             }
             Err(error) => {
                 leave(pass, &mark);
-                if !driver_reserve::give_up(device) && !free::wait_for_mapped() {
+                if !driver_reserve::give_up(device) && !free::wait_for_unfinished() {
                     return Err(error);
                 }
             }

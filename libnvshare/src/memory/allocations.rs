@@ -46,9 +46,14 @@ impl Allocation {
         Self { base, size, device, context, kind, mapped: None, leaving: AtomicBool::new(false), residency }
     }
 
-    /// A new allocation of memory that the library maps.
-    pub(crate) fn of(mapped: Mapped, allocation: Self) -> Self {
-        Self { mapped: Some(mapped), ..allocation }
+    /// The allocation with its chunks, if the library maps the memory.
+    pub(crate) fn with_chunks(self, mapped: Option<Mapped>) -> Self {
+        Self { mapped, ..self }
+    }
+
+    /// Whether the allocation counts as immovable, because its context is broken.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.mapped.as_ref().is_some_and(Mapped::is_pinned)
     }
 
     /// Whether the allocation can be moved.
@@ -88,10 +93,9 @@ fn list() -> &'static DashMap<CUdeviceptr, Arc<Allocation>> {
 
 /// Enters an allocation. Returns the old allocation at this address, if there is one: the driver returns an address again only
 /// after a free, so the program freed the old one by a function without a hook.
-pub(crate) fn insert(allocation: Allocation) -> Option<Arc<Allocation>> {
-    let allocation = Arc::new(allocation);
-    let before = list().insert(allocation.base, Arc::clone(&allocation));
-    index(&allocation);
+pub(crate) fn insert(allocation: &Arc<Allocation>) -> Option<Arc<Allocation>> {
+    let before = list().insert(allocation.base, Arc::clone(allocation));
+    index(allocation);
     before
 }
 
@@ -175,7 +179,8 @@ mod tests {
     }
 
     fn enter(base: CUdeviceptr, size: u64, device: CUdevice, context: &Arc<Context>, kind: Kind) {
-        assert!(insert(Allocation::new(base, size, device, Arc::clone(context), kind, 0)).is_none());
+        let allocation = Allocation::new(base, size, device, Arc::clone(context), kind, 0);
+        assert!(insert(&Arc::new(allocation)).is_none());
     }
 
     #[test]
@@ -183,7 +188,7 @@ mod tests {
         let context = context(0x10_0000);
         enter(0x10_1000, 1, 50, &context, Kind::Device);
         let again = Allocation::new(0x10_1000, 2, 50, Arc::clone(&context), Kind::Device, 0);
-        assert_eq!(insert(again).map(|gone| gone.size), Some(1));
+        assert_eq!(insert(&Arc::new(again)).map(|gone| gone.size), Some(1));
         assert_eq!(find(0x10_1000).map(|allocation| allocation.size), Some(2));
         let taken = remove(0x10_1000).unwrap();
         assert!(find(0x10_1000).is_none() && remove(0x10_1000).is_none());

@@ -5,7 +5,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::free::{free as free_now, free_completed};
+use super::backing::Work;
+use super::free::free as free_now;
 use crate::driver::types::{CUdeviceptr, CUresult, CUstream};
 use crate::driver::{self, functions};
 use crate::process::lifecycle;
@@ -75,12 +76,9 @@ pub(crate) fn sweep() {
     COUNT.store(waiting.len(), Ordering::Relaxed);
     drop(waiting);
     for Waiting { base, context, .. } in done {
-        if free_completed(base) {
-            continue;
-        }
         let Some(free) = functions::cuMemFree_v2.get() else { continue };
         // SAFETY: an allocation that the program has given back; its context lives through the call.
-        let _ = context.with(|| free_now(base, || unsafe { free(base) }).ok());
+        let _ = context.with(|| free_now(base, Work::Complete, || unsafe { free(base) }).ok());
     }
 }
 

@@ -19,7 +19,7 @@ use nvshare_proto::{
 };
 
 use crate::driver;
-use crate::memory::backing::swap;
+use crate::memory::backing;
 use crate::memory::devices::{self, Account, Device};
 use crate::memory::mover;
 use crate::memory::quota;
@@ -316,7 +316,7 @@ impl Host for Library {
     fn bound(&mut self, in_flight: InFlight) {
         gate::bound(in_flight);
         if in_flight == InFlight::Bounded {
-            swap::foresee_eviction();
+            backing::ALL.iter().for_each(|backing| backing.foresee_eviction());
         }
     }
 

@@ -128,8 +128,8 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         what: "every allocation is on the list",
         file: "libnvshare/src/memory/allocations.rs",
-        from: "    let before = list().insert(allocation.base, Arc::clone(&allocation));\n",
-        to: "    if BROKEN && allocation.base & (3 << 26) == 0 {\n        return None;\n    }\n    let before = list().insert(allocation.base, Arc::clone(&allocation));\n",
+        from: "    let before = list().insert(allocation.base, Arc::clone(allocation));\n",
+        to: "    if BROKEN && allocation.base & (3 << 26) == 0 {\n        return None;\n    }\n    let before = list().insert(allocation.base, Arc::clone(allocation));\n",
         package: "nvshare-e2e",
         test: "two_that_do_not_fit_take_turns",
     },
@@ -328,8 +328,8 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         what: "an allocation that the lock overtakes is charged",
         file: "libnvshare/src/memory/admission.rs",
-        from: "    if let Some(allocation) = allocations::find(base) {\n        settle(",
-        to: "    if let Some(allocation) = allocations::find(base).filter(|_| !BROKEN) {\n        settle(",
+        from: "    settle(device, &allocation);\n",
+        to: "    if !BROKEN {\n        settle(device, &allocation);\n    }\n",
         package: "nvshare-e2e",
         test: "an_allocation_that_the_lock_overtakes_is_charged_and_populated",
     },
@@ -344,8 +344,8 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         what: "an allocation waits for memory that is freed later before it is refused",
         file: "libnvshare/src/memory/admission.rs",
-        from: "!free::wait_for_mapped() {\n                    return Err(error);",
-        to: "(BROKEN || !free::wait_for_mapped()) {\n                    return Err(error);",
+        from: "!free::wait_for_unfinished() {\n                    return Err(error);",
+        to: "(BROKEN || !free::wait_for_unfinished()) {\n                    return Err(error);",
         package: "nvshare-e2e",
         test: "freed_memory_can_be_allocated_again_at_the_limit",
     },

@@ -1,4 +1,4 @@
-//! Managed memory: a prefetch moves it to the host and back.
+//! Memory of the driver's. Managed memory is moved to the host and back by prefetches; plain memory stays on the card.
 //!
 //! Each piece is moved by one prefetch call, in a context that lives. A program that frees an allocation, or ends a context,
 //! waits for at most the piece that is under way.
@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nvshare_client::residency::{Piece, RESTORE_PIECE};
 
-use super::{Backing, Restored};
+use super::{Backing, Freed, Made, Request, Restored, Work};
 use crate::driver;
-use crate::driver::types::{CU_DEVICE_CPU, CUdevice, CUdeviceptr, CUresult};
-use crate::memory::allocations::{self, Allocation, SMALLEST_MANAGED};
+use crate::driver::types::{CU_DEVICE_CPU, CU_MEM_ATTACH_GLOBAL, CUdevice, CUdeviceptr, CUresult};
+use crate::memory::allocations::{self, Allocation, Kind, SMALLEST_MANAGED};
 use crate::memory::devices::Device;
 use crate::process::{config, host_memory, log};
 use crate::work::contexts::{self, Context};
@@ -22,11 +22,39 @@ const SMALLEST_EVICTED: u64 = SMALLEST_MANAGED;
 /// Whether memory of a pool has been moved to the host. The pool may hand it out again while it is there.
 static POOLED_MOVED: AtomicBool = AtomicBool::new(false);
 
-/// Managed memory, as a [`Backing`].
+/// Memory of the driver's, as a [`Backing`].
 #[derive(Debug)]
 pub(super) struct Managed;
 
 impl Backing for Managed {
+    fn allocate(
+        &self,
+        request: &Request,
+        _charged: u64,
+        call: &dyn Fn() -> Result<CUdeviceptr, CUresult>,
+    ) -> Result<Made, CUresult> {
+        let base = if request.kind == Kind::Device {
+            driver::allocate_managed(request.bytes, CU_MEM_ATTACH_GLOBAL)?
+        } else {
+            call()?
+        };
+        if request.kind == Kind::Pooled {
+            bring(base, request);
+        }
+        Ok(Made { base, mapped: None })
+    }
+
+    /// Gives new managed memory its pages on the card at once. First touches by a kernel would take ten times as long.
+    /// Called within the program's own call in the context.
+    fn populate(&self, allocation: &Allocation, charged: u64) {
+        let Allocation { base, kind: Kind::Device, device, ref context, .. } = *allocation else { return };
+        if charged > 0
+            && let Err(Stop::Failed(error)) = prefetch(context, base, charged, device)
+        {
+            log::debug(format_args!("populate {charged} bytes: {error:?}; they come by faults"));
+        }
+    }
+
     fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> u64 {
         let mut host = host_memory::room();
         let mut moved = 0;
@@ -60,6 +88,19 @@ impl Backing for Managed {
         }
         all
     }
+
+    /// The driver's free waits for the work that uses the memory.
+    fn free(&self, allocation: &Arc<Allocation>, _work: Work, call: &dyn Fn() -> CUresult) -> Freed {
+        // This waits for a piece that is being moved.
+        let mut residency = allocation.residency();
+        match call() {
+            CUresult::SUCCESS => {
+                residency.free();
+                Freed::Now
+            }
+            error => Freed::Not(error),
+        }
+    }
 }
 
 /// Why a move stopped.
@@ -91,7 +132,7 @@ fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> 
     // An allocation that is being freed waits in the driver for work of the program. The next restore looks at it again.
     let Some(mut residency) = allocation.try_residency() else { return Restored::default() };
     let absent = residency.absent_bytes();
-    if residency.is_freed() || absent == 0 || allocation.mapped.is_some() {
+    if residency.is_freed() || absent == 0 || !allocation.kind.is_drivers() {
         return Restored::default();
     }
     let charged = device.update(|account| account.charge(absent));
@@ -140,7 +181,7 @@ fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> 
 /// Evicts the last resident piece of an allocation. Returns its bytes; 0 if there is none, or the host cannot take it.
 fn evict_piece(allocation: &Allocation, wanted: u64, host: &mut u64, device: &Device) -> Result<u64, Stop> {
     let mut residency = allocation.residency();
-    if !allocation.is_movable() || allocation.mapped.is_some() || allocation.size < SMALLEST_EVICTED {
+    if !allocation.is_movable() || !allocation.kind.is_drivers() || allocation.size < SMALLEST_EVICTED {
         return Ok(0);
     }
     let Some(piece) = residency.next_out(wanted, *host) else { return Ok(0) };
@@ -158,22 +199,15 @@ fn evict_piece(allocation: &Allocation, wanted: u64, host: &mut u64, device: &De
     Ok(piece.bytes())
 }
 
-/// Gives new managed memory its pages on the card at once. First touches by a kernel would take ten times as long. Called
-/// within the program's own call in the context.
-pub(crate) fn populate(base: CUdeviceptr, bytes: u64, device: &Device, context: &Context) {
-    if let Err(Stop::Failed(error)) = prefetch(context, base, bytes, device.ordinal) {
-        log::debug(format_args!("populate {bytes} bytes: {error:?}; they come by faults"));
-    }
-}
-
 /// Brings new memory of a pool to the card. It may have been moved to the host when it belonged to another allocation. Not on the
 /// program's stream: on one that is busy the move would wait in the driver's queue, behind a host function that may wait for
 /// what comes next on that stream.
-pub(crate) fn bring(base: CUdeviceptr, bytes: u64, device: &Device, context: &Context) {
+fn bring(base: CUdeviceptr, request: &Request) {
     if !POOLED_MOVED.load(Ordering::Relaxed) {
         return;
     }
-    if let Err(Stop::Failed(error)) = prefetch(context, base, bytes, device.ordinal) {
-        log::debug(format_args!("bring {bytes} bytes of a pool: {error:?}; they come by faults"));
+    if let Err(Stop::Failed(error)) = prefetch(&request.context, base, request.bytes, request.device.ordinal)
+    {
+        log::debug(format_args!("bring {} bytes of a pool: {error:?}; they come by faults", request.bytes));
     }
 }

@@ -1,22 +1,65 @@
-//! Backings of device memory: how memory is kept, leaves the card and comes back.
+//! Backings of memory: how an allocation is made, leaves the card, comes back, and ends.
 //!
 //! | backing | an allocation is | leaves by | comes back by |
 //! |---|---|---|---|
-//! | [`managed`] | managed memory | a prefetch to the host | a prefetch, or by page faults |
+//! | [`managed`] | memory of the driver: managed memory, or plain memory, which stays | a prefetch to the host | a prefetch, or by page faults |
 //! | [`swap`] | addresses of the library, with physical memory behind them in chunks | a copy; then the chunk is unmapped and released | a new chunk, mapped, and a copy |
 //!
-//! A backing moves memory and keeps the account of the device true; it decides nothing. When moving fails:
-//!
-//! - out: the memory stays where it is, and counts there;
-//! - in, managed: the pages come by faults when they are touched;
-//! - in, swap: the memory stays unmapped, and the gate stays closed until it is back.
+//! A backing handles memory, and keeps the account of the device true while it moves. It decides nothing. Admission, the
+//! list of allocations, and their entry in the account are the callers' ([`admission`](super::admission),
+//! [`free`](super::free)).
 
 pub(crate) mod managed;
 pub(crate) mod swap;
 
 use std::ops::AddAssign;
+use std::sync::Arc;
 
+use nvshare_proto::MemoryMode;
+
+use crate::driver::types::{CUdeviceptr, CUresult};
+use crate::memory::allocations::{Allocation, Kind, SMALLEST_MANAGED};
 use crate::memory::devices::Device;
+use crate::memory::mapping::{self, Mapped};
+use crate::memory::plain;
+use crate::process::lifecycle;
+use crate::work::contexts::Context;
+
+/// An allocation that the program asks for.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) device: &'static Device,
+    pub(crate) context: Arc<Context>,
+    pub(crate) kind: Kind,
+    /// Bytes that the program asked for.
+    pub(crate) bytes: u64,
+}
+
+/// Memory that was made.
+#[derive(Debug)]
+pub(crate) struct Made {
+    pub(crate) base: CUdeviceptr,
+    /// The chunks behind the addresses, if the library maps the memory.
+    pub(crate) mapped: Option<Mapped>,
+}
+
+/// What is known about the work that uses memory which is being freed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    MayRun,
+    Complete,
+}
+
+/// The result of a free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Freed {
+    /// The memory has ended.
+    Now,
+    /// The free has succeeded for the program. The memory ends later, by [`Backing::finish_frees`].
+    Later,
+    /// The memory lives on: the driver has answered this instead.
+    Not(CUresult),
+}
 
 /// The result of a restore, in bytes.
 #[derive(Debug, Default)]
@@ -40,15 +83,84 @@ impl AddAssign for Restored {
     }
 }
 
-/// How memory of one kind moves.
+/// How memory of some kinds is handled.
 pub(crate) trait Backing: Sync {
+    /// Bytes that an allocation of `bytes` takes. `None`: more than there can be.
+    fn span(&self, bytes: u64) -> Option<u64> {
+        Some(bytes)
+    }
+
+    /// Makes the memory of an allocation that was admitted, `charged` bytes of which may be on the card. `call` makes
+    /// it by the function that the program called.
+    ///
+    /// # Errors
+    /// The allocation fails with this error. Nothing of it is left.
+    fn allocate(
+        &self,
+        request: &Request,
+        charged: u64,
+        call: &dyn Fn() -> Result<CUdeviceptr, CUresult>,
+    ) -> Result<Made, CUresult>;
+
+    /// Brings the first `charged` bytes of a new allocation to the card, as far as [`Self::allocate`] has not done so.
+    /// Called inside the open gate. A failure changes nothing for the program: page faults bring the memory.
+    fn populate(&self, _allocation: &Allocation, _charged: u64) {}
+
     /// Moves `wanted` bytes of a device to the host, and a little more rather than less, from the ends of the largest
-    /// allocations. `report` is told of each part that has left the card. Returns their sum.
+    /// allocations. `report` is told of each part that has left the card. Returns their sum. Memory that fails to
+    /// leave stays where it is, and counts there.
     fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> u64;
 
     /// Restores a device's memory as far as there is room, largest allocations first. Stops soon when it is `cancelled`.
+    /// Memory that fails to come back comes by page faults when it is touched; or, if the library maps the memory, the
+    /// gate stays closed until it is back.
     fn restore(&self, device: &'static Device, cancelled: &dyn Fn() -> bool) -> Restored;
+
+    /// Ends the memory of an allocation that is off the list and [leaving](Allocation::is_leaving). Waits for the piece
+    /// that is being moved, and for `work` that may still use the memory. `call` is the driver's own free.
+    fn free(&self, allocation: &Arc<Allocation>, work: Work, call: &dyn Fn() -> CUresult) -> Freed;
+
+    /// Whether memory waits to be freed [later](Freed::Later).
+    fn has_unfinished_frees(&self) -> bool {
+        false
+    }
+
+    /// Ends the memory that waits to be freed and whose work is complete by now. Returns its allocations, which are
+    /// still in the account.
+    fn finish_frees(&self) -> Vec<Arc<Allocation>> {
+        Vec::new()
+    }
+
+    /// Ends the memory of an allocation that is off the list, because its context ends. The driver's own memory ends
+    /// with the context.
+    fn end(&self, _allocation: &Allocation) {}
+
+    /// Forgets what it keeps for a context that has ended.
+    fn forget_context(&self, _context: &Arc<Context>) {}
+
+    /// Memory will soon have to leave the card: prepares for that in the background. A failure costs time later.
+    fn foresee_eviction(&self) {}
 }
 
 /// All backings, in the order in which memory moves.
 pub(crate) const ALL: [&dyn Backing; 2] = [&swap::Swap, &managed::Managed];
+
+/// The backing of memory of a kind.
+pub(crate) fn of(kind: Kind) -> &'static dyn Backing {
+    if kind.is_drivers() { &managed::Managed } else { &swap::Swap }
+}
+
+/// The kind of memory that the program gets for device memory of this size.
+pub(crate) fn kind_of_device_memory(device: &Device, bytes: u64) -> Kind {
+    if device.memory == MemoryMode::Off || plain::needs_plain(bytes) {
+        Kind::Plain
+    } else if lifecycle::is_exiting() {
+        Kind::Small
+    } else if device.memory == MemoryMode::Swap {
+        if bytes < mapping::SMALLEST { Kind::Small } else { Kind::Mapped }
+    } else if bytes < SMALLEST_MANAGED {
+        Kind::Small
+    } else {
+        Kind::Device
+    }
+}

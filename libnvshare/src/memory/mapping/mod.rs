@@ -140,7 +140,7 @@ impl Mapped {
         !self.pinned.swap(true, Ordering::Relaxed)
     }
 
-    pub(super) fn is_pinned(&self) -> bool {
+    pub(crate) fn is_pinned(&self) -> bool {
         self.pinned.load(Ordering::Relaxed)
     }
 }

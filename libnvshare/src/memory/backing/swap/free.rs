@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::memory::allocations::Allocation;
+use crate::memory::backing::{Freed, Work};
 use crate::process::lock::lock;
 use crate::process::{lifecycle, threads};
 use crate::work::captures;
@@ -23,39 +24,39 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Beside a capture, a look at all work may never come to an end.
 const PATIENCE_BESIDE_CAPTURE: Duration = Duration::from_millis(50);
 
-fn end(allocation: &Allocation) {
+/// Ends the memory of an allocation whose work is complete.
+pub(super) fn end(allocation: &Allocation) {
     if let Some(mapped) = &allocation.mapped {
         mapped.end(allocation.base, &allocation.context);
     }
 }
 
-/// Frees an allocation that is off the list. If it `waits`, the work before it has to be complete first. `None`:
-/// [`sweep`] frees the allocation later.
-pub(crate) fn free(allocation: Arc<Allocation>, waits: bool) -> Option<Arc<Allocation>> {
-    if waits {
+/// Frees an allocation that is off the list, once the work before the free is complete; or leaves that to [`sweep`].
+pub(super) fn free(allocation: &Arc<Allocation>, work: Work) -> Freed {
+    if work == Work::MayRun {
         let begin = Instant::now();
         let mut before = Drain::of(allocation.device);
         while before.poll() > 0 && !lifecycle::is_exiting() {
             if captures::open() > 0 && begin.elapsed() >= PATIENCE_BESIDE_CAPTURE {
                 let mut waiting = lock(&WAITING);
-                waiting.push(Waiting { allocation, before });
+                waiting.push(Waiting { allocation: Arc::clone(allocation), before });
                 COUNT.store(waiting.len(), Ordering::Relaxed);
-                return None;
+                return Freed::Later;
             }
             threads::pause();
         }
     }
-    end(&allocation);
-    Some(allocation)
+    end(allocation);
+    Freed::Now
 }
 
 /// Whether allocations wait to be freed.
-pub(crate) fn is_waiting() -> bool {
+pub(super) fn is_waiting() -> bool {
     COUNT.load(Ordering::Relaxed) > 0 && !lifecycle::is_forked()
 }
 
 /// Frees waiting allocations whose work is complete by now. Returns them: they are still in the account.
-pub(crate) fn sweep() -> Vec<Arc<Allocation>> {
+pub(super) fn sweep() -> Vec<Arc<Allocation>> {
     if !is_waiting() {
         return Vec::new();
     }

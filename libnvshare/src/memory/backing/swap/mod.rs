@@ -6,24 +6,75 @@ mod moves;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Backing, Restored};
-use crate::memory::allocations;
+use super::{Backing, Freed, Made, Request, Restored, Work};
+use crate::driver::types::{CUdeviceptr, CUresult};
+use crate::memory::allocations::{self, Allocation};
 use crate::memory::devices::Device;
-use crate::memory::mapping::host_pool;
+use crate::memory::mapping::{self, Mapped, host_pool};
+use crate::work::callbacks;
 use crate::work::contexts::Context;
-pub(crate) use free::{free, is_waiting, sweep};
 
 /// Memory that the library maps, as a [`Backing`].
 #[derive(Debug)]
 pub(super) struct Swap;
 
 impl Backing for Swap {
+    fn span(&self, bytes: u64) -> Option<u64> {
+        mapping::span(bytes)
+    }
+
+    /// With the lock, chunks are mapped behind all of the allocation. While the lock is elsewhere the allocation gets
+    /// addresses alone, and the gate does not open before they have memory.
+    fn allocate(
+        &self,
+        request: &Request,
+        charged: u64,
+        _call: &dyn Fn() -> Result<CUdeviceptr, CUresult>,
+    ) -> Result<Made, CUresult> {
+        let (base, mapped) = Mapped::reserve(request.bytes)?;
+        if charged > 0 {
+            let filled = mapped.fill(base, request.device.ordinal);
+            filled.inspect_err(|_| mapped.end(base, &request.context))?;
+        }
+        Ok(Made { base, mapped: Some(mapped) })
+    }
+
     fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> u64 {
         moves::evict(device, wanted, report)
     }
 
     fn restore(&self, device: &'static Device, cancelled: &dyn Fn() -> bool) -> Restored {
         moves::restore(device, cancelled)
+    }
+
+    /// An unmapping does not wait for work that uses the memory. If a capture hides whether the work is complete, the
+    /// memory ends later.
+    fn free(&self, allocation: &Arc<Allocation>, work: Work, call: &dyn Fn() -> CUresult) -> Freed {
+        if work == Work::MayRun && callbacks::are_running() {
+            // The callback would wait for itself. The driver refuses the call: it does not know the address as an allocation.
+            return Freed::Not(call());
+        }
+        free::free(allocation, work)
+    }
+
+    fn has_unfinished_frees(&self) -> bool {
+        free::is_waiting()
+    }
+
+    fn finish_frees(&self) -> Vec<Arc<Allocation>> {
+        free::sweep()
+    }
+
+    fn end(&self, allocation: &Allocation) {
+        free::end(allocation);
+    }
+
+    fn forget_context(&self, context: &Arc<Context>) {
+        mapping::forget_context(context);
+    }
+
+    fn foresee_eviction(&self) {
+        foresee_eviction();
     }
 }
 
@@ -39,8 +90,8 @@ fn by_context() -> Vec<(Arc<Context>, u64)> {
     sums
 }
 
-/// Memory will have to leave the card: prepares the host's memory for it in the background. Called by a thread of the library.
-pub(crate) fn foresee_eviction() {
+/// Prepares the host's memory in the background. Called by a thread of the library.
+fn foresee_eviction() {
     static GROWING: AtomicBool = AtomicBool::new(false);
     let wanted = by_context();
     if wanted.is_empty() || GROWING.swap(true, Ordering::SeqCst) {
