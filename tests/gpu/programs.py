@@ -145,15 +145,18 @@ if __name__ == "__main__":
     parser.add_argument("--memory", choices=["managed", "swap", "off"], help="NVSHARE_MEMORY for the runs under nvshare")
     parser.add_argument("--contended", action="store_true", help="the starred programs, taking turns with a second client")
     parser.add_argument("--tq", type=float, default=0.3, help="the turns' length in seconds, with --contended")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="a program that takes more seconds is killed, and has failed")
+    parser.add_argument("--cold", action="store_true", help="do not touch the host's memory first: the rates are not looked at")
     parser.add_argument("--work", type=float, help="so many times a program's usual work; 1, and 1.5 with --contended, so that hand-overs suffice")
     a = parser.parse_args()
     choose_memory(a.memory)
+    LIMIT = a.limit
     if unknown := [name for name in a.names if name not in PROGRAMS or a.contended and name not in starred]:
         parser.error(f"not among the {'starred ' * a.contended}programs: {' '.join(unknown)}")
     if not shutil.which("nvidia-smi"):
         raise SystemExit("no nvidia-smi: this runs on a machine with a GPU")
     print(card(), flush=True)
-    if a.contended:
+    if a.contended and not a.cold:
         warm_host(48)
     for name in a.names or (starred if a.contended else PROGRAMS):
         begin = time.time()

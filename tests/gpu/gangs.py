@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Jobs on two real cards of one host. gangs.py [--memory managed|swap] SCENARIO ..., each of: ranks moves. Needs two GPUs, PyTorch and `dist/` (cargo dist-local).
+`ranks`: two jobs of two ranks each over NCCL, both gangs, with room for one of them; in the last run the ranks of one are stopped for a second.
+`moves`: two processes that each fill both cards hand over, against two that fill one. Rows go to $OUT/rows.jsonl as they come. Exit code 1 if a program failed."""
+import concurrent.futures
+from harness import *
+
+FAILED = []
+
+
+def ranks(runs=6, worlds=2, steps=400):
+    arguments = ["--gib", 4, "--steps", steps]
+    native = Job("ranks_job.py", "native", *arguments).finish(150).result
+    row(scenario="ranks", run="native", total_s=native.get("total_s"), setup_s=native.get("setup_s"))
+
+    def one(run):
+        with Scheduler("--gpu-memory", "7GiB", "--tq", "0.5") as s:
+            go = pathlib.Path(tempfile.mkdtemp()) / "go"
+            jobs = [Job("ranks_job.py", name, *arguments, scheduler=s, go=go, env=dict(NVSHARE_GANG=f"{name}{run}:2"), log=f"ranks-{run}-{name}.log") for name in "ab"]
+            until = time.time() + 150
+            while not all(os.path.exists(f"{go}.{job.name}") for job in jobs) and time.time() < until and all(job.process.poll() is None for job in jobs):
+                time.sleep(0.01)
+            begin = time.time()
+            go.touch()
+            stopped = 0
+            if run == runs - 1:
+                time.sleep(native.get("total_s", 4) / 2)
+                pids = [pid for pid in tree(jobs[0].process.pid) if pid != jobs[0].process.pid]
+                stopped = len(pids)
+                for sent in (signal.SIGSTOP, signal.SIGCONT):
+                    for pid in pids:
+                        os.kill(pid, sent)
+                    time.sleep(1)
+            clients = {}
+            while any(job.process.poll() is None for job in jobs) and time.time() < begin + 120:
+                clients.update((c["pid"], c) for c in s.status()["clients"])
+                time.sleep(0.3)
+            for job in jobs:
+                job.finish(1)
+            clients.update((c["pid"], c) for c in s.status()["clients"])
+            took = max(job.result.get("end", begin + 999) for job in jobs) - begin
+            well = all(job.process.returncode == 0 and job.result.get("sum") == native.get("sum") for job in jobs)
+            counted = jobs[0].counted([c for c in clients.values() if c["counters"]["gated"]])
+            if not well:
+                FAILED.append((run, [(job.process.returncode, open(job.log).read()[-800:]) for job in jobs]))
+            row(scenario="ranks", run=run, well=well, both_s=round(took, 2), useful=round(2 * native.get("total_s", 0) / took, 3), processes=sum(1 for c in clients.values() if c["counters"]["gated"]), stopped=stopped, switch_us=[g["switch_us"] for g in s.status()["gpus"]], **counted)
+
+    with concurrent.futures.ThreadPoolExecutor(worlds) as all_worlds:
+        for _ in all_worlds.map(one, range(runs)):
+            pass
+
+
+def moves():
+    """Processes on one card and on two: drained to the next first kernel, medians."""
+    medians = {}
+    for gpus in (1, 2):
+        with Scheduler("--gpu-memory", "10GiB", "--tq", "1") as s:
+            jobs, _ = start_together(lambda go: [Job("blocks_job.py", n, "--gib", 8, "--mib", 128, "--gpus", gpus, "--seconds", 14, scheduler=s, go=go, log=f"two-{gpus}-{n}.log") for n in "ab"])
+            switches = [g["switch_us"] for g in s.status()["gpus"] if g["switch_us"][0]]
+            medians[gpus] = max(p50 for _, p50, _, _ in switches)
+            for job in jobs:
+                row(scenario="moves", gpus=gpus, job=job.name, switch_p50_ms=[p50 / 1e3 for _, p50, _, _ in switches], of_one=round(medians[gpus] / medians[1], 3), wrong=job.result.get("wrong_words"), **job.counted())
+                FAILED.extend([(gpus, job.result)] if job.result.get("wrong_words") != 0 else [])
+
+
+if __name__ == "__main__":
+    print(card(), flush=True)
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["--memory"]:
+        choose_memory(arguments[1])
+        del arguments[:2]
+    for scenario in arguments or ["ranks", "moves"]:
+        begin = time.time()
+        globals()[scenario]()
+        print(f"  {scenario} took {time.time() - begin:.0f} s", flush=True)
+    for scenario in dict.fromkeys(r["scenario"] for r in ROWS):
+        table(scenario)
+    for failure in FAILED[:5]:
+        print("FAILED", failure)
+    print(card())
+    sys.exit(bool(FAILED))
