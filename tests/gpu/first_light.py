@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The main job on a real card. first_light.py [--memory managed|swap|off] SCENARIO ..., each of: alone turns faults moves fit switch
-capture contexts; quanta may follow, as in turns:10,2.
+"""The main job on a real card. first_light.py [--memory managed|swap|off] [--cold] SCENARIO ..., each of: alone turns decoder decoders faults
+moves fit switch capture contexts; quanta may follow, as in turns:10,2.
 
-Run on a machine with a GPU, PyTorch and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl as they come."""
+--cold: the host's memory is not touched first, where rates of moves are not looked at. Run on a machine with a GPU, PyTorch and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl as they come."""
 import re
 from harness import *
 
@@ -44,6 +44,35 @@ def turns(quanta=(10, 5, 2), steps=800, restore=True, scenario="turns", dirty="o
                 row(scenario=scenario, tq=tq, dirty=dirty, job=job.name, alone_s=native["total_s"], total_s=job.result.get("total_s"), both_s=round(both, 2), useful=round(2 * native["total_s"] / both, 4), same_sum=job.result.get("sum") == native["sum"],
                     step_p50=job.result["step_ms"]["p50"], step_p50_alone=native["step_ms"]["p50"], step_max=job.result["step_ms"]["max"], **job.counted())
             print(s.ctl("status").stdout, flush=True)
+
+
+def decoder(rounds=4):
+    """A decoder in CUDA graphs and eagerly, alone: natively, and with each kind of memory, interleaved."""
+    rates = {}
+    for i in range(rounds):
+        for how in ("native", "off", "managed", "swap"):
+            with Scheduler("--gpu-memory", "100GiB", log="info") as s:
+                under = {} if how == "native" else dict(scheduler=s, env=dict(NVSHARE_MEMORY=how))
+                job = Job("graph_decode_job.py", f"{how}{i}", **under).finish(100)
+            native = rates.setdefault("native", [])
+            rates.setdefault(how, []).append(job.result)
+            ratios = {kind: round(job.result[f"{kind}_per_s"] / native[-1][f"{kind}_per_s"], 4) for kind in ("graph", "eager")}
+            row(scenario="decoder", how=how, graph_per_s=job.result["graph_per_s"], eager_per_s=job.result["eager_per_s"], graph_of_native=ratios["graph"], eager_of_native=ratios["eager"], setup_s=job.result["setup_s"],
+                same_tokens=job.result["sum"] == native[-1]["sum"] and job.result["sum_eager"] == native[-1]["sum_eager"], **(job.counted() if under else {}))
+    for how in rates:
+        for kind in ("graph", "eager"):
+            of = sorted(r[f"{kind}_per_s"] / n[f"{kind}_per_s"] for r, n in zip(rates[how], rates["native"]))
+            row(scenario="decoder", how=how, kind=kind, of_native=f"median {(of[(len(of) - 1) // 2] + of[len(of) // 2]) / 2:.4f} min {of[0]:.4f} max {of[-1]:.4f}")
+
+
+def decoders(tq=2):
+    """Two decoders of 21 GiB each, most of them an unused cache, with room for one."""
+    arguments = (24, 32768, 400)
+    native = Job("decode_job.py", "alone", *arguments).finish(100).result
+    with Scheduler("--gpu-memory", "22GiB", "--tq", str(tq)) as s:
+        jobs, both = start_together(lambda go: [Job("decode_job.py", n, *arguments, scheduler=s, go=go) for n in "ab"])
+        for job in jobs:
+            row(scenario="decoders", tq=tq, job=job.name, alone_per_s=native["per_s"], both_s=round(both, 2), in_sum_of_alone=round(2 * native["total_s"] / both, 4), max_ms=job.result["max_ms"], same_tokens=job.result["toks"] == native["toks"], **job.counted())
 
 
 def faults():
@@ -123,8 +152,10 @@ if __name__ == "__main__":
     if arguments[:1] == ["--memory"]:
         choose_memory(arguments[1])
         del arguments[:2]
-    wanted = arguments or ["alone", "turns", "faults", "moves", "fit", "switch", "capture", "contexts"]
-    if {"turns", "faults", "moves", "capture"} & {w.split(":")[0] for w in wanted}:
+    warm = "--cold" not in arguments
+    arguments = [argument for argument in arguments if argument != "--cold"]
+    wanted = arguments or ["alone", "turns", "decoder", "decoders", "faults", "moves", "fit", "switch", "capture", "contexts"]
+    if warm and {"turns", "decoders", "faults", "moves", "capture"} & {w.split(":")[0] for w in wanted}:
         warm_host(48)
     for scenario in wanted:
         name, _, argument = scenario.partition(":")
