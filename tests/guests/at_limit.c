@@ -1,4 +1,4 @@
-/* All memory that is allowed is freed while kernels use it and a capture is open, and allocated again at once. */
+/* All memory that is allowed is freed while kernels use it and a capture is open, or in the order of a stream, and allocated again at once. */
 #include "guest.h"
 #define ALL (512 * MIB)
 int main(void) {
@@ -23,6 +23,15 @@ int main(void) {
         CHECK(launch(c, ALL / 4, 10, stream));
         CHECK(FN(cuStreamSynchronize)(stream));
         CHECK(FN(cuMemFree_v2)(c));
+    }
+    // The same in the order of a stream, while the device is idle and while another stream is busy for a while.
+    for (int round = 0; round < 2; round++) {
+        uint64_t a = alloc(ALL);
+        CHECK(launch(a, ALL / 4, 10, stream));
+        CHECK(FN(cuMemFreeAsync)(a, stream));
+        CHECK(FN(cuStreamSynchronize)(stream));
+        if (round > 0) CHECK(launch(0, 0, 400000, capturing));
+        CHECK(FN(cuMemFree_v2)(alloc(ALL)));
     }
     return 0;
 }

@@ -10,7 +10,7 @@ use crate::driver;
 use crate::driver::functions::{self, signatures};
 use crate::driver::types::{CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult};
 use crate::memory::admission::allocate;
-use crate::memory::allocations::Kind;
+use crate::memory::allocations::{self, Kind};
 use crate::memory::backing::{Request, Work, kind_of_device_memory};
 use crate::memory::devices::Device;
 use crate::memory::{deferred_free, free};
@@ -186,7 +186,7 @@ pub(crate) unsafe fn alloc_managed(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn free(real: signatures::cuMemFree_v2, base: CUdeviceptr) -> CUresult {
-    free_unless_freed(base, || {
+    free_that_waits(base, || {
         // SAFETY: the caller's argument.
         unsafe { real(base) }
     })
@@ -195,7 +195,7 @@ pub(crate) unsafe fn free(real: signatures::cuMemFree_v2, base: CUdeviceptr) -> 
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn free_v1(real: signatures::cuMemFree, base: CUdeviceptrV1) -> CUresult {
-    free_unless_freed(CUdeviceptr::from(base), || {
+    free_that_waits(CUdeviceptr::from(base), || {
         // SAFETY: the caller's argument.
         unsafe { real(base) }
     })
@@ -204,4 +204,12 @@ pub(crate) unsafe fn free_v1(real: signatures::cuMemFree, base: CUdeviceptrV1) -
 /// Frees by `call`. The program may have freed the memory in stream order already: then it is not an allocation any more.
 pub(crate) fn free_unless_freed(base: CUdeviceptr, call: impl Fn() -> CUresult) -> CUresult {
     if deferred_free::is_freed(base) { CUresult::INVALID_VALUE } else { free::free(base, Work::MayRun, call) }
+}
+
+/// The same for a call that waits for the work of the memory's context.
+fn free_that_waits(base: CUdeviceptr, call: impl Fn() -> CUresult) -> CUresult {
+    if let Some(allocation) = allocations::find(base) {
+        deferred_free::before_a_free(&allocation.context);
+    }
+    free_unless_freed(base, call)
 }

@@ -78,10 +78,9 @@ pub(crate) fn admitted<T, U>(
     deferred_free::sweep();
     free::finish();
     // For plain memory, the driver itself reports that the card is full.
-    if kind.is_in_disguise()
-        && !device.has_it_alone(bytes)
-        && !(driver_reserve::give_up(device) && device.has_it_alone(bytes))
-    {
+    let fits = || device.has_it_alone(bytes);
+    let fits_then = || (driver_reserve::give_up(device) && fits()) || (free::wait_for_unfinished() && fits());
+    if kind.is_in_disguise() && !fits() && !fits_then() {
         return Err(CUresult::OUT_OF_MEMORY);
     }
     loop {

@@ -1,43 +1,81 @@
 //! Stream-ordered frees of managed memory, for drivers that do not support them. An event behind the stream's work says when
-//! the memory can be freed; a later call of the library then frees it. No thread waits, since the stream may wait for the
-//! thread that frees.
+//! the memory can be freed.
+//!
+//! The driver's own free waits for all work of the device, and that work may wait for the thread that frees: a host function, for
+//! example. The program's call did not wait, so no call of the program does that wait for it. The memory is freed
+//!
+//! - by a call of the program that frees other memory of the context, and so waits as well ([`before_a_free`]);
+//! - by the mover, when all work is complete and the gate is closed ([`when_drained`]);
+//! - else by a thread of its own, at a moment at which the device has nothing to do. If an allocation would be refused without
+//!   the memory, that thread does not wait for such a moment for longer than [`PATIENCE`].
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
+use super::allocations;
 use super::backing::Work;
 use super::free::free as free_now;
-use crate::driver::types::{CUdeviceptr, CUresult, CUstream};
+use crate::driver::types::{CUdevice, CUdeviceptr, CUresult, CUstream};
 use crate::driver::{self, functions};
-use crate::process::lifecycle;
 use crate::process::lock::lock;
-use crate::work::captures;
+use crate::process::{lifecycle, threads};
 use crate::work::contexts::{self, Context};
+use crate::work::drain::Drain;
 use crate::work::event::Event;
 use crate::work::stream_key::StreamKey;
+use crate::work::{callbacks, captures};
 
-/// Memory that waits for its event.
+/// While an allocation waits for the memory, it is freed after this time though the device has work.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Pauses between two looks whether the device has nothing to do.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(64);
+
+/// Memory that the program has freed in stream order.
 #[derive(Debug)]
-struct Waiting {
+struct Freed {
     base: CUdeviceptr,
     context: Arc<Context>,
-    behind: Event,
+    state: State,
 }
 
-static WAITING: Mutex<Vec<Waiting>> = Mutex::new(Vec::new());
+#[derive(Debug)]
+enum State {
+    /// The work before the free may not be complete.
+    Behind(Event),
+    /// The memory can be freed.
+    Due,
+    /// A thread is freeing it.
+    Ending,
+}
+
+static FREED: Mutex<Vec<Freed>> = Mutex::new(Vec::new());
+/// The length of that list, which can be read without the lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Whether the thread runs that frees memory.
+static HAS_THREAD: AtomicBool = AtomicBool::new(false);
+/// Allocations that wait for such memory, and those of them that have waited for [`PATIENCE`].
+static AWAITED: AtomicUsize = AtomicUsize::new(0);
+static URGENT: AtomicUsize = AtomicUsize::new(0);
+/// Counts what was freed.
+static TOTAL: AtomicUsize = AtomicUsize::new(0);
+
+fn note_count(freed: &[Freed]) {
+    COUNT.store(freed.len(), Ordering::SeqCst);
+}
 
 /// Frees memory once the work on a stream is complete. Called for the program's own call with that stream.
 pub(crate) fn free(base: CUdeviceptr, context: &Arc<Context>, stream: CUstream) -> CUresult {
     let behind = behind(stream);
-    let mut waiting = lock(&WAITING);
-    if waiting.iter().any(|waiting| waiting.base == base) {
+    let mut freed = lock(&FREED);
+    if freed.iter().any(|freed| freed.base == base) {
         return CUresult::INVALID_VALUE;
     }
     match behind {
         Ok(behind) => {
-            waiting.push(Waiting { base, context: Arc::clone(context), behind });
-            COUNT.store(waiting.len(), Ordering::Relaxed);
+            freed.push(Freed { base, context: Arc::clone(context), state: State::Behind(behind) });
+            note_count(&freed);
             CUresult::SUCCESS
         }
         Err(error) => error,
@@ -61,30 +99,160 @@ fn behind(stream: CUstream) -> Result<Event, CUresult> {
 
 /// Whether the program has freed this already.
 pub(crate) fn is_freed(base: CUdeviceptr) -> bool {
-    COUNT.load(Ordering::Relaxed) > 0 && lock(&WAITING).iter().any(|waiting| waiting.base == base)
+    COUNT.load(Ordering::SeqCst) > 0 && lock(&FREED).iter().any(|freed| freed.base == base)
 }
 
-/// Frees the memory whose streams have reached the free.
-pub(crate) fn sweep() {
-    if COUNT.load(Ordering::Relaxed) == 0 || lifecycle::is_forked() {
-        return;
+/// Finds out whose work is complete by now. Returns whether there is memory that can be freed.
+fn look() -> bool {
+    if COUNT.load(Ordering::SeqCst) == 0 || lifecycle::is_forked() || lifecycle::is_exiting() {
+        return false;
     }
-    let mut waiting = lock(&WAITING);
-    let (done, left): (Vec<_>, Vec<_>) =
-        std::mem::take(&mut *waiting).into_iter().partition(|waiting| waiting.behind.is_complete());
-    *waiting = left;
-    COUNT.store(waiting.len(), Ordering::Relaxed);
-    drop(waiting);
-    for Waiting { base, context, .. } in done {
-        let Some(free) = functions::cuMemFree_v2.get() else { continue };
+    let mut events = Vec::new();
+    let mut freed = lock(&FREED);
+    for freed in freed.iter_mut() {
+        if matches!(&freed.state, State::Behind(event) if event.is_complete()) {
+            events.push(std::mem::replace(&mut freed.state, State::Due));
+        }
+    }
+    let found = freed.iter().any(|freed| matches!(freed.state, State::Due));
+    drop(freed);
+    // Dropping the events calls the driver, so it happens without the lock.
+    drop(events);
+    found
+}
+
+/// Takes memory that can be freed, if `which` accepts it.
+fn take(which: impl Fn(&Freed) -> bool) -> Option<(CUdeviceptr, Arc<Context>)> {
+    let mut all = lock(&FREED);
+    let found = all.iter_mut().find(|freed| matches!(freed.state, State::Due) && which(freed))?;
+    found.state = State::Ending;
+    Some((found.base, Arc::clone(&found.context)))
+}
+
+fn is_over(base: CUdeviceptr) {
+    let mut freed = lock(&FREED);
+    freed.retain(|freed| freed.base != base);
+    note_count(&freed);
+    TOTAL.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Frees memory. If the library does not map it, the driver's free waits for the work of the device.
+fn end(base: CUdeviceptr, context: &Context) {
+    if let Some(free) = functions::cuMemFree_v2.get() {
         // SAFETY: an allocation that the program has given back; its context lives through the call.
         let _ = context.with(|| free_now(base, Work::Complete, || unsafe { free(base) }).ok());
     }
+    is_over(base);
+}
+
+/// Whether its free does not call the driver's, which waits.
+fn is_mapped(base: CUdeviceptr) -> bool {
+    allocations::find(base).is_some_and(|allocation| !allocation.kind.is_drivers())
+}
+
+fn end_those(which: impl Fn(&Freed) -> bool) {
+    if look() {
+        while let Some((base, context)) = take(&which) {
+            end(base, &context);
+        }
+    }
+}
+
+/// Frees the memory whose work is complete. Called when all work is complete and the gate is closed.
+pub(crate) fn when_drained() {
+    end_those(|_| true);
+}
+
+/// Frees the memory of a context whose work is complete. Called for the program's own call that frees other memory of
+/// the context, and so waits for its work.
+pub(crate) fn before_a_free(context: &Arc<Context>) {
+    // A callback must not call the driver.
+    if !callbacks::are_running() {
+        end_those(|freed| Arc::ptr_eq(&freed.context, context));
+    }
+}
+
+/// Frees the memory whose work is complete, without waiting for the driver: some at once, and some soon.
+pub(crate) fn sweep() {
+    if !look() {
+        return;
+    }
+    while let Some((base, context)) = take(|freed| is_mapped(freed.base)) {
+        end(base, &context);
+    }
+    if next_due().is_some()
+        && !HAS_THREAD.swap(true, Ordering::SeqCst)
+        && !threads::spawn("nvshare-free", free_those_due)
+    {
+        HAS_THREAD.store(false, Ordering::SeqCst);
+    }
+}
+
+/// The device and the address of memory that can be freed.
+fn next_due() -> Option<(CUdevice, CUdeviceptr)> {
+    let freed = lock(&FREED);
+    let due = freed.iter().find(|freed| matches!(freed.state, State::Due))?;
+    Some((due.context.device(), due.base))
+}
+
+/// The thread that frees memory. It ends when there is none left.
+fn free_those_due() {
+    let mut pause = SHORTEST_PAUSE;
+    while let Some((device, base)) = next_due().filter(|_| !lifecycle::is_exiting()) {
+        let is_urgent = URGENT.load(Ordering::SeqCst) > 0;
+        if !is_urgent && Drain::of(device).poll() > 0 {
+            threads::sleep(pause);
+            let longest = if AWAITED.load(Ordering::SeqCst) > 0 { SHORTEST_PAUSE } else { LONGEST_PAUSE };
+            pause = (pause * 2).min(longest);
+        } else if let Some((base, context)) = take(|freed| freed.base == base) {
+            end(base, &context);
+            pause = SHORTEST_PAUSE;
+        }
+    }
+    // What becomes due from here on is found by the next sweep.
+    HAS_THREAD.store(false, Ordering::SeqCst);
+}
+
+/// An allocation that waits for memory that was freed.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    begin: Instant,
+    is_urgent: bool,
+}
+
+impl Waiter {
+    pub(super) fn new() -> Self {
+        AWAITED.fetch_add(1, Ordering::SeqCst);
+        Self { begin: Instant::now(), is_urgent: false }
+    }
+
+    /// Whether memory that can be freed is not free yet.
+    pub(super) fn is_worth_waiting(&mut self) -> bool {
+        sweep();
+        if !self.is_urgent && self.begin.elapsed() >= PATIENCE {
+            self.is_urgent = true;
+            URGENT.fetch_add(1, Ordering::SeqCst);
+        }
+        let is_soon_free = |freed: &Freed| !matches!(freed.state, State::Behind(_));
+        !lifecycle::is_forked() && COUNT.load(Ordering::SeqCst) > 0 && lock(&FREED).iter().any(is_soon_free)
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        AWAITED.fetch_sub(1, Ordering::SeqCst);
+        URGENT.fetch_sub(usize::from(self.is_urgent), Ordering::SeqCst);
+    }
+}
+
+/// The number of allocations that were freed later than the program said so.
+pub(super) fn total() -> usize {
+    TOTAL.load(Ordering::SeqCst)
 }
 
 /// Removes the memory of a context that has ended.
 pub(crate) fn forget_context(context: &Arc<Context>) {
-    let mut waiting = lock(&WAITING);
-    waiting.retain(|waiting| !Arc::ptr_eq(&waiting.context, context));
-    COUNT.store(waiting.len(), Ordering::Relaxed);
+    let mut freed = lock(&FREED);
+    freed.retain(|freed| !Arc::ptr_eq(&freed.context, context));
+    note_count(&freed);
 }

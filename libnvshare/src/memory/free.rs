@@ -8,14 +8,15 @@ use nvshare_client::session::is_worth_offering;
 use super::allocations::{self, Allocation, Ending};
 use super::backing::{self, Freed, Work};
 use super::devices::{self, Device};
-use super::driver_reserve;
+use super::{deferred_free, driver_reserve};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::process::unwind::OnUnwind;
 use crate::process::{bell, lifecycle, threads};
 use crate::work::contexts::Context;
 
 /// An allocation that would be refused waits so long for memory that is freed later: beside a capture, the work before the
-/// free may be out of sight until the capture ends, and the waiting thread may be the one that ends it.
+/// free may be out of sight until the capture ends, and the waiting thread may be the one that ends it. The work of the
+/// device may wait for that thread as well.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Frees an allocation. `call` is the driver's own free.
@@ -50,17 +51,18 @@ pub(crate) fn finish() {
 
 /// Waits for memory that could not be ended when the program freed it. Returns whether some has ended now.
 pub(super) fn wait_for_unfinished() -> bool {
-    let begin = Instant::now();
-    let is_waiting = || backing::ALL.iter().any(|backing| backing.has_unfinished_frees());
+    let (begin, before, mut later) = (Instant::now(), deferred_free::total(), deferred_free::Waiter::new());
+    let mut is_waiting =
+        || backing::ALL.iter().any(|backing| backing.has_unfinished_frees()) || later.is_worth_waiting();
     while is_waiting() && begin.elapsed() < PATIENCE && !lifecycle::is_exiting() {
         let ended: Vec<_> = backing::ALL.iter().flat_map(|backing| backing.finish_frees()).collect();
-        if !ended.is_empty() {
-            ended.iter().for_each(|allocation| forget(allocation));
+        ended.iter().for_each(|allocation| forget(allocation));
+        if !ended.is_empty() || deferred_free::total() != before {
             return true;
         }
         threads::pause();
     }
-    false
+    deferred_free::total() != before
 }
 
 /// Notes that the memory of an allocation, which is off the list, has ended by a free. A pool may have kept it.

@@ -120,7 +120,7 @@ fn drain(cancelled: impl Fn() -> bool) -> bool {
     }
     let took = begin.elapsed();
     counters::drained(took.as_nanos() as u64);
-    deferred_free::sweep();
+    deferred_free::when_drained();
     if let Some(_call) = lifecycle::hold_off_exit() {
         devices::used().for_each(driver_reserve::refresh);
     }

@@ -14,6 +14,7 @@ nvshare_harness::with_both_memories! {
     stream_churn_with_handles_that_come_again
     legacy_wait
     memory_of_a_pool_is_not_brought_behind_a_host_function
+    memory_freed_in_stream_order_holds_no_allocation_up
     a_capture_begins_beside_a_full_queue_of_another_context
     a_primary_context_ends_with_the_green_one_that_outlived_its_release
     a_capture_that_stays_open_is_not_looked_into
@@ -62,6 +63,10 @@ fn legacy_wait(memory: &str) {
 
 fn memory_of_a_pool_is_not_brought_behind_a_host_function(memory: &str) {
     in_turns(memory, "pool_beside_host_function", &[], 5);
+}
+
+fn memory_freed_in_stream_order_holds_no_allocation_up(memory: &str) {
+    in_turns(memory, "frees_later", &[], 5);
 }
 
 fn a_capture_begins_beside_a_full_queue_of_another_context(memory: &str) {

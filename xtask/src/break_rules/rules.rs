@@ -349,6 +349,22 @@ pub(super) const RULES: &[Rule] = &[
         package: "nvshare-e2e",
         test: "freed_memory_can_be_allocated_again_at_the_limit",
     },
+    Rule {
+        what: "memory freed in stream order is freed by no call that did not wait",
+        file: "libnvshare/src/memory/deferred_free.rs",
+        from: "take(|freed| is_mapped(freed.base))",
+        to: "take(|freed| BROKEN || is_mapped(freed.base))",
+        package: "nvshare-e2e",
+        test: "memory_freed_in_stream_order_holds_no_allocation_up",
+    },
+    Rule {
+        what: "memory of a pool is not moved on the program's stream",
+        file: "libnvshare/src/hooks/stream_ordered.rs",
+        from: "Some((pool, from_pool)) => unsafe { from_pool(place, bytes, pool, stream) },",
+        to: "Some((pool, from_pool)) => unsafe {\n            let made = from_pool(place, bytes, pool, stream);\n            if BROKEN && made == CUresult::SUCCESS {\n                let _ = driver::prefetch(*place, bytes as u64, 0, stream);\n            }\n            made\n        },",
+        package: "nvshare-e2e",
+        test: "memory_of_a_pool_is_not_brought_behind_a_host_function",
+    },
 ];
 
 /// Rules that random programs have to notice as well.

@@ -1,0 +1,50 @@
+/* Memory that was freed in the order of a stream that has reached the free, while a function of the host on another stream waits for
+   the thread that allocates again or asks what is free: where the memory is freed within that call, by a free that waits for the
+   device, both wait for ever. */
+#include "guest.h"
+#include <time.h>
+#define BYTES (600 * MIB)
+#define SMALL (8 * MIB)
+static volatile uint32_t begun, ready;
+static void wait_until_ready(void *data) {
+    uint32_t round = (uint32_t)(uintptr_t)data;
+    struct timespec began, now;
+    begun = round;
+    for (clock_gettime(CLOCK_MONOTONIC, &began); ready < round; usleep(100)) {
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        if (now.tv_sec - began.tv_sec > 60) { fprintf(stderr, "round %u: waited 60 s for the thread that allocates\n", round); _exit(3); }
+    }
+}
+int main(void) {
+    uint64_t big, small, other;
+    uint32_t round = 0, counted;
+    void *a, *b;
+    start();
+    load_kernel();
+    CHECK(FN(cuStreamCreate)(&a, 1));
+    CHECK(FN(cuStreamCreate)(&b, 1));
+    big = alloc(BYTES);
+    CHECK(FN(cuMemsetD32_v2)(big, 0, BYTES / 4));
+    do {
+        round++;
+        small = alloc(SMALL);
+        CHECK(FN(cuMemsetD32Async)(small, round, SMALL / 4, a));
+        CHECK(FN(cuMemFreeAsync)(small, a));
+        CHECK(launch(big, 4, 2000, a));
+        CHECK(FN(cuStreamSynchronize)(a));
+        CHECK(FN(cuLaunchHostFunc)(b, wait_until_ready, (void *)(uintptr_t)round));
+        while (begun < round) usleep(100);
+        switch (round % 3) {
+            case 0: free_bytes(); break;
+            case 1: other = alloc(SMALL); break;
+            case 2: CHECK(FN(cuMemAllocAsync)(&other, SMALL, a)); break;
+        }
+        ready = round;
+        CHECK(FN(cuStreamSynchronize)(b));
+        if (round % 3) CHECK(FN(cuMemFreeAsync)(other, a));
+        CHECK(FN(cuStreamSynchronize)(a));
+    } while (goes_on());
+    CHECK(FN(cuMemcpyDtoH_v2)(&counted, big, sizeof counted));
+    if (counted != round) { fprintf(stderr, "%u of %u launches\n", counted, round); return 1; }
+    return 0;
+}
