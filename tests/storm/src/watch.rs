@@ -1,4 +1,5 @@
-//! Prints the position of each thread of a program on request: a program that hangs is asked before it is ended.
+//! Prints the position of each thread of a program on request: a program that hangs is asked before it is ended. Prints how far
+//! a slow program is as long as it gets on, so that it is not held for one that hangs.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,6 +7,9 @@ use crate::exec::Run;
 
 /// The signal that asks for the positions.
 pub(crate) const SIGNAL: libc::c_int = libc::SIGUSR1;
+
+/// Seconds between two looks whether a program gets on.
+const PERIOD: libc::time_t = 5;
 
 /// The program that runs.
 static CURRENT: Mutex<Option<&'static Run>> = Mutex::new(None);
@@ -20,11 +24,23 @@ pub(crate) fn begin() {
         libc::sigaddset(&raw mut signals, SIGNAL);
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut());
     }
-    let answer = move || loop {
-        let mut signal = 0;
-        // SAFETY: a set of blocked signals and a place for the one that came.
-        if unsafe { libc::sigwait(&raw const signals, &raw mut signal) } == 0 {
-            current().into_iter().for_each(Run::whereabouts);
+    let answer = move || {
+        let mut before = (0, 0);
+        loop {
+            let period = libc::timespec { tv_sec: PERIOD, tv_nsec: 0 };
+            // SAFETY: a set of blocked signals, and a valid time.
+            let signal =
+                unsafe { libc::sigtimedwait(&raw const signals, std::ptr::null_mut(), &raw const period) };
+            let Some(run) = current() else { continue };
+            if signal == SIGNAL {
+                run.whereabouts();
+                continue;
+            }
+            let now = (run.plan.seed, run.steps_over());
+            if now.0 == before.0 && now.1 > before.1 {
+                println!("storm: seed {}: {} of {} steps are over", now.0, now.1, run.plan.steps.len());
+            }
+            before = now;
         }
     };
     std::thread::Builder::new().name("storm-watch".to_owned()).spawn(answer).expect("a thread");

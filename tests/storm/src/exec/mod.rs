@@ -246,6 +246,11 @@ impl Run {
         unsafe { libc::_exit(1) }
     }
 
+    /// The number of steps that are over.
+    pub(crate) fn steps_over(&self) -> usize {
+        self.over.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(|&&over| over).count()
+    }
+
     /// Prints the position of each thread.
     pub(crate) fn whereabouts(&self) {
         for (thread, at) in self.at.iter().enumerate() {

@@ -99,7 +99,8 @@ fn next_tenant() -> u64 {
     LAST.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
 }
 
-/// Runs the programs of one process to their end; returns the time, or a finding. `patience` is for each program.
+/// Runs the programs of one process to their end; returns the time, or a finding. `patience` is how
+/// long nothing may go on: see [`watch`].
 pub(crate) fn trial(
     mut command: Command,
     programs: &RunOptions,
@@ -150,7 +151,7 @@ pub(crate) fn trial(
     let told = || format!("{}{}", tail(&said, 25), tail(&logged, 25));
     let finding = |kind: String, text: String| Finding { kind, text, seed: last_seed(&said) };
     if let Some(stacks) = stacks {
-        let text = format!("not over after {:.0} s\n{}{stacks}", patience.as_secs_f64(), told());
+        let text = format!("nothing went on for {:.0} s\n{}{stacks}", patience.as_secs_f64(), told());
         return Err(finding("hang".to_owned(), text));
     }
     if let Some(signal) = status.signal() {
