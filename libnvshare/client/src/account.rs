@@ -59,9 +59,9 @@ pub struct Terms {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DriverReserve {
     /// Freed by the program, and kept by pools of plain memory.
-    pub ordered: u64,
+    pub plain_pools: u64,
     /// Freed by the program, and kept by managed pools.
-    pub pooled: u64,
+    pub managed_pools: u64,
     /// Memory of graphs.
     pub graphs: u64,
 }
@@ -70,16 +70,16 @@ impl DriverReserve {
     /// The reserve of pools of this kind of memory.
     pub fn of(&mut self, kind: Kind) -> Option<&mut u64> {
         match kind {
-            Kind::Ordered => Some(&mut self.ordered),
-            Kind::Pooled => Some(&mut self.pooled),
-            Kind::Device | Kind::Mapped | Kind::Managed | Kind::Plain | Kind::Small => None,
+            Kind::PlainPool => Some(&mut self.plain_pools),
+            Kind::ManagedPool => Some(&mut self.managed_pools),
+            Kind::DeviceAsManaged | Kind::Mapped | Kind::ProgramsManaged | Kind::Plain | Kind::SmallPlain => None,
         }
     }
 
     /// The sum of all parts.
     #[must_use]
     pub fn sum(self) -> u64 {
-        self.ordered + self.pooled + self.graphs
+        self.plain_pools + self.managed_pools + self.graphs
     }
 }
 

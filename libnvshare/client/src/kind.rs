@@ -3,27 +3,27 @@
 /// The kind of memory of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Device memory that the library hands out as managed memory, and populates.
-    Device,
-    /// Device memory that the library maps: the addresses stay, the memory behind them comes and goes.
+    /// The program asked for device memory; the library has made it managed memory, and populates it.
+    DeviceAsManaged,
+    /// The program asked for device memory; the library maps it: the addresses stay, the memory behind them comes and goes.
     Mapped,
-    /// Managed memory that the program asked for: the program may want it on the host first.
-    Managed,
-    /// Plain memory: it counts and cannot be moved.
+    /// The program asked for managed memory, and may want it on the host first.
+    ProgramsManaged,
+    /// Plain device memory: it counts and cannot be moved.
     Plain,
     /// Plain memory of a pool, which may keep it when it is freed.
-    Ordered,
-    /// Managed memory of a pool that replaces one of device memory. The driver populates the memory when it hands it out.
-    Pooled,
-    /// Plain memory that is too small to be worth a wait: it is charged when the lock comes.
-    Small,
+    PlainPool,
+    /// Memory of a managed pool, which stands for a pool of device memory. The driver populates the memory when it hands it out.
+    ManagedPool,
+    /// Plain device memory that is too small to be worth a wait: it is charged when the lock comes.
+    SmallPlain,
 }
 
 impl Kind {
     /// Whether such memory can be moved.
     #[must_use]
     pub fn is_movable(self) -> bool {
-        matches!(self, Self::Device | Self::Mapped | Self::Managed | Self::Pooled)
+        matches!(self, Self::DeviceAsManaged | Self::Mapped | Self::ProgramsManaged | Self::ManagedPool)
     }
 
     /// Whether such memory is the driver's: its functions take the address for that of an allocation.
@@ -35,13 +35,13 @@ impl Kind {
     /// Whether a pool handed such memory out.
     #[must_use]
     pub fn is_pools(self) -> bool {
-        matches!(self, Self::Ordered | Self::Pooled)
+        matches!(self, Self::PlainPool | Self::ManagedPool)
     }
 
     /// Whether the program asked for such memory as device memory, and the library made it managed.
     #[must_use]
     pub fn is_in_disguise(self) -> bool {
-        matches!(self, Self::Device | Self::Pooled)
+        matches!(self, Self::DeviceAsManaged | Self::ManagedPool)
     }
 
     /// Whether such memory is none of the driver's device memory, though the program asked for device memory.
@@ -53,6 +53,6 @@ impl Kind {
     /// Whether such memory has to have its room at once, wherever the lock is.
     #[must_use]
     pub fn needs_room(self) -> bool {
-        matches!(self, Self::Plain | Self::Ordered | Self::Pooled)
+        matches!(self, Self::Plain | Self::PlainPool | Self::ManagedPool)
     }
 }

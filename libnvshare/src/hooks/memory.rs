@@ -176,9 +176,10 @@ pub(crate) unsafe fn alloc_managed(
         // SAFETY: the caller's arguments.
         return unsafe { real(place, bytes, flags) };
     };
-    let made = allocate(Request { device, context, kind: Kind::Managed, bytes: bytes as u64 }, || {
-        driver::allocate_managed(bytes as u64, flags)
-    });
+    let made =
+        allocate(Request { device, context, kind: Kind::ProgramsManaged, bytes: bytes as u64 }, || {
+            driver::allocate_managed(bytes as u64, flags)
+        });
     // SAFETY: not null, and where the driver would write.
     unsafe { answer(made, place) }
 }

@@ -52,7 +52,7 @@ pub(crate) fn are_prompt(pointers: &[CUdeviceptr]) -> bool {
     }
     let Ok(here) = driver::current_device() else { return false };
     pointers.iter().all(|&pointer| match allocation_of(pointer) {
-        Some(allocation) => allocation.kind != Kind::Managed && allocation.device == here,
+        Some(allocation) => allocation.kind != Kind::ProgramsManaged && allocation.device == here,
         None => driver::is_device_memory(pointer, here),
     })
 }

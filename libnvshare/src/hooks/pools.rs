@@ -46,7 +46,7 @@ pub(crate) unsafe fn create(
         // SAFETY: the caller's place, and properties that live as long as the call.
         if unsafe { real(pool, (&raw const managed).cast()) } == CUresult::SUCCESS {
             // SAFETY: the driver has written it.
-            pools::enter(unsafe { *pool }, Pool { device: Some(device.ordinal), kind: Kind::Pooled });
+            pools::enter(unsafe { *pool }, Pool { device: Some(device.ordinal), kind: Kind::ManagedPool });
             return CUresult::SUCCESS;
         }
     }
@@ -55,7 +55,7 @@ pub(crate) unsafe fn create(
     if result == CUresult::SUCCESS {
         // SAFETY: the driver accepted both.
         let (pool, device) = unsafe { (*pool, device_of_properties(properties)) };
-        pools::enter(pool, Pool { device: device.map(|device| device.ordinal), kind: Kind::Ordered });
+        pools::enter(pool, Pool { device: device.map(|device| device.ordinal), kind: Kind::PlainPool });
     }
     result
 }

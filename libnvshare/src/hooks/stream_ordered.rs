@@ -62,7 +62,7 @@ pub(crate) unsafe fn alloc_async<const PER_THREAD: bool>(
         .filter(|_| !in_graph && !plain::needs_plain(bytes as u64))
         .and_then(|(device, _)| pools::current(device))
         .zip(from_pool.get());
-    let kind = if managed.is_some() { Kind::Pooled } else { Kind::Ordered };
+    let kind = if managed.is_some() { Kind::ManagedPool } else { Kind::PlainPool };
     let call = |place| match managed {
         // SAFETY: the caller's arguments, `place` or a place of ours.
         None => unsafe { real(place, bytes, stream) },
@@ -89,7 +89,7 @@ pub(crate) unsafe fn alloc_from_pool_async<const PER_THREAD: bool>(
     let target = || target_of(StreamKey::new(stream, PER_THREAD).handle());
     if in_graph(stream, PER_THREAD) {
         let on = target().map(|(device, _)| device);
-        let managed = known.is_some_and(|known| known.kind == Kind::Pooled);
+        let managed = known.is_some_and(|known| known.kind == Kind::ManagedPool);
         let plain = on.filter(|_| managed).and_then(|device| driver::default_pool(device.ordinal).ok());
         let pool = plain.unwrap_or(pool);
         // SAFETY: the caller's arguments. The pool may be another, as graphs have one of their own.
@@ -100,7 +100,7 @@ pub(crate) unsafe fn alloc_from_pool_async<const PER_THREAD: bool>(
         None => target(),
         Some(known) => target().and_then(|(_, context)| Some((devices::get(known.device?)?, context))),
     };
-    let kind = known.map_or(Kind::Ordered, |known| known.kind);
+    let kind = known.map_or(Kind::PlainPool, |known| known.kind);
     // SAFETY: the caller's arguments, `place` or a place of ours.
     let call = |place| unsafe { real(place, bytes, pool, stream) };
     // SAFETY: the caller's place.
@@ -133,7 +133,7 @@ pub(crate) unsafe fn free_async<const PER_THREAD: bool>(
     });
     if matches!(result, CUresult::INVALID_VALUE | CUresult::NOT_SUPPORTED)
         && let Some(allocation) = allocations::find(base)
-        && allocation.kind == Kind::Device
+        && allocation.kind == Kind::DeviceAsManaged
         && !in_graph(stream, PER_THREAD)
     {
         return deferred_free::free(base, &allocation.context, StreamKey::new(stream, PER_THREAD).handle());

@@ -186,8 +186,8 @@ mod tests {
     #[test]
     fn an_address_that_comes_again_shows_that_its_allocation_is_gone() {
         let context = context(0x10_0000);
-        enter(0x10_1000, 1, 50, &context, Kind::Device);
-        let again = Allocation::new(0x10_1000, 2, 50, Arc::clone(&context), Kind::Device, 0);
+        enter(0x10_1000, 1, 50, &context, Kind::DeviceAsManaged);
+        let again = Allocation::new(0x10_1000, 2, 50, Arc::clone(&context), Kind::DeviceAsManaged, 0);
         assert_eq!(insert(&Arc::new(again)).map(|gone| gone.size), Some(1));
         assert_eq!(find(0x10_1000).map(|allocation| allocation.size), Some(2));
         let taken = remove(0x10_1000).unwrap();
@@ -200,7 +200,7 @@ mod tests {
     fn the_largest_come_first_and_others_by_address() {
         let context = context(0x20_0000);
         for (base, size) in [(0x20_3000, 5), (0x20_1000, 5), (0x20_2000, 9), (0x20_4000, 1)] {
-            enter(base, size, 51, &context, Kind::Device);
+            enter(base, size, 51, &context, Kind::DeviceAsManaged);
         }
         let order: Vec<u64> = of_device(51).iter().map(|allocation| allocation.base).collect();
         assert_eq!(order, [0x20_2000, 0x20_1000, 0x20_3000, 0x20_4000]);
@@ -209,9 +209,9 @@ mod tests {
     #[test]
     fn memory_of_pools_outlives_a_context_but_not_the_devices_own() {
         let (one, other) = (context(0x30_0000), context(0x31_0000));
-        enter(0x30_1000, 1, 52, &one, Kind::Device);
-        enter(0x30_2000, 1, 52, &one, Kind::Pooled);
-        enter(0x30_3000, 1, 52, &other, Kind::Managed);
+        enter(0x30_1000, 1, 52, &one, Kind::DeviceAsManaged);
+        enter(0x30_2000, 1, 52, &one, Kind::ManagedPool);
+        enter(0x30_3000, 1, 52, &other, Kind::ProgramsManaged);
         let bases = |gone: Vec<Arc<Allocation>>| gone.iter().map(|gone| gone.base).collect::<Vec<_>>();
         assert_eq!(bases(remove_context(&one, Ending::Context)), [0x30_1000]);
         assert_eq!(bases(remove_context(&one, Ending::Device)), [0x30_2000]);

@@ -92,7 +92,7 @@ fn make_stand_in(device: &Device) -> Result<usize, CUresult> {
     let properties = managed_on(device.ordinal);
     // SAFETY: a place for the handle, and properties that live as long as the call.
     unsafe { create(&raw mut pool, (&raw const properties).cast()) }.ok()?;
-    enter(pool, Pool { device: Some(device.ordinal), kind: Kind::Pooled });
+    enter(pool, Pool { device: Some(device.ordinal), kind: Kind::ManagedPool });
     Ok(pool.0 as usize)
 }
 
@@ -104,7 +104,7 @@ pub(crate) fn current(device: &Device) -> Option<CUmemoryPool> {
 
 /// The device of a managed pool. `None`: the pool is not managed.
 pub(crate) fn managed_of(pool: CUmemoryPool) -> Option<CUdevice> {
-    find(pool).filter(|pool| pool.kind == Kind::Pooled)?.device
+    find(pool).filter(|pool| pool.kind == Kind::ManagedPool)?.device
 }
 
 /// Makes a pool a device's current one. While it is a managed pool, the driver's own current pool is its default pool.
@@ -130,7 +130,7 @@ pub(crate) fn make_current(
 
 /// Makes one driver call with each pool of a device, and the kind of its memory. No pool ends during its call.
 pub(crate) fn each(device: CUdevice, mut call: impl FnMut(CUmemoryPool, Kind)) {
-    driver::default_pool(device).into_iter().for_each(|pool| call(pool, Kind::Ordered));
+    driver::default_pool(device).into_iter().for_each(|pool| call(pool, Kind::PlainPool));
     let of_device = |pool: &Pool| pool.device == Some(device);
     let handles: Vec<usize> =
         lock(&POOLS).iter().filter(|(_, pool)| of_device(pool)).map(|(&handle, _)| handle).collect();
@@ -200,11 +200,11 @@ mod tests {
 
     #[test]
     fn the_pools_of_a_device_that_is_being_reset_are_nobodys() {
-        enter(pool(0x100), Pool { device: Some(40), kind: Kind::Pooled });
-        enter(pool(0x200), Pool { device: Some(40), kind: Kind::Ordered });
-        enter(pool(0x300), Pool { device: Some(41), kind: Kind::Ordered });
-        enter(pool(0x400), Pool { device: None, kind: Kind::Ordered });
-        let all = [(0x100, Kind::Pooled), (0x200, Kind::Ordered)];
+        enter(pool(0x100), Pool { device: Some(40), kind: Kind::ManagedPool });
+        enter(pool(0x200), Pool { device: Some(40), kind: Kind::PlainPool });
+        enter(pool(0x300), Pool { device: Some(41), kind: Kind::PlainPool });
+        enter(pool(0x400), Pool { device: None, kind: Kind::PlainPool });
+        let all = [(0x100, Kind::ManagedPool), (0x200, Kind::PlainPool)];
         assert_eq!(handles(40), all);
         let taken = take(40);
         assert_eq!(handles(40), []);
@@ -212,13 +212,13 @@ mod tests {
         put_back(taken);
         assert_eq!(handles(40), all);
         forget(40);
-        assert_eq!((handles(40), handles(41)), (vec![], vec![(0x300, Kind::Ordered)]));
+        assert_eq!((handles(40), handles(41)), (vec![], vec![(0x300, Kind::PlainPool)]));
     }
 
     #[test]
     fn a_pool_is_managed_only_as_long_as_it_is_known() {
-        enter(pool(0x500), Pool { device: Some(42), kind: Kind::Pooled });
-        enter(pool(0x600), Pool { device: Some(42), kind: Kind::Ordered });
+        enter(pool(0x500), Pool { device: Some(42), kind: Kind::ManagedPool });
+        enter(pool(0x600), Pool { device: Some(42), kind: Kind::PlainPool });
         assert_eq!([0x500, 0x600, 0x700].map(|handle| managed_of(pool(handle))), [Some(42), None, None]);
         assert!(remove(pool(0x500)).is_some() && remove(pool(0x500)).is_none());
         assert_eq!(managed_of(pool(0x500)), None);

@@ -200,8 +200,8 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         what: "a copy to memory that the host sees is complete when it returns",
         file: "libnvshare/src/hooks/pointers.rs",
-        from: "allocation.kind != Kind::Managed && allocation.device == here",
-        to: "(BROKEN || allocation.kind != Kind::Managed) && allocation.device == here",
+        from: "allocation.kind != Kind::ProgramsManaged && allocation.device == here",
+        to: "(BROKEN || allocation.kind != Kind::ProgramsManaged) && allocation.device == here",
         package: "nvshare-e2e",
         test: "fills_return_before_they_are_done",
     },

@@ -45,7 +45,7 @@ impl<T: Tenant> Account<T> {
         let again = self.reserve.of(kind).map_or(0, |kept| bytes.min(*kept));
         let more = bytes - again;
         let allocated = self.allocated.saturating_add(more);
-        let most = if kind == Kind::Managed { self.own_limit() } else { self.most() };
+        let most = if kind == Kind::ProgramsManaged { self.own_limit() } else { self.most() };
         if allocated > most {
             return Err(Refusal::Own { used: self.allocated, most });
         }
@@ -124,7 +124,7 @@ impl<T: Tenant> Account<T> {
     /// Whether pages of such memory may be on the card beyond the charged bytes: the driver moves them when they are touched.
     #[must_use]
     pub fn may_spill(&self, kind: Kind) -> bool {
-        kind != Kind::Mapped && (self.terms.oversubscribe || self.managed > 0 || kind == Kind::Managed)
+        kind != Kind::Mapped && (self.terms.oversubscribe || self.managed > 0 || kind == Kind::ProgramsManaged)
     }
 
     /// Whether graphs have brought the process, or its tenant, over its limit.
@@ -170,7 +170,7 @@ impl<T: Tenant> Account<T> {
         if kind.is_movable() {
             self.movable += bytes;
         }
-        if kind == Kind::Managed {
+        if kind == Kind::ProgramsManaged {
             self.managed += bytes;
         }
     }
@@ -179,7 +179,7 @@ impl<T: Tenant> Account<T> {
         if kind.is_movable() {
             self.movable = self.movable.saturating_sub(bytes);
         }
-        if kind == Kind::Managed {
+        if kind == Kind::ProgramsManaged {
             self.managed = self.managed.saturating_sub(bytes);
         }
     }

@@ -18,7 +18,7 @@ impl<T: Tenant> Account<T> {
             limit: self.terms.limit.unwrap_or(0),
             allocated: self.allocated,
             absent: self.absent(),
-            immovable: self.allocated.saturating_sub(self.movable).saturating_sub(self.reserve.pooled),
+            immovable: self.allocated.saturating_sub(self.movable).saturating_sub(self.reserve.managed_pools),
         }
     }
 

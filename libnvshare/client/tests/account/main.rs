@@ -50,8 +50,17 @@ enum Operation {
 }
 
 fn kind() -> impl Strategy<Value = Kind> {
-    use Kind::{Device, Managed, Ordered, Plain, Pooled, Small};
-    prop::sample::select(vec![Device, Device, Device, Managed, Plain, Ordered, Pooled, Small])
+    use Kind::{DeviceAsManaged, ManagedPool, Plain, PlainPool, ProgramsManaged, SmallPlain};
+    prop::sample::select(vec![
+        DeviceAsManaged,
+        DeviceAsManaged,
+        DeviceAsManaged,
+        ProgramsManaged,
+        Plain,
+        PlainPool,
+        ManagedPool,
+        SmallPlain,
+    ])
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
@@ -65,7 +74,9 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => (1..30u64).prop_map(EvictUnused),
         4 => (0..60u64).prop_map(Give),
         2 => (1..60u64, any::<bool>()).prop_map(|(bytes, coming_back)| TakeUnused { bytes, coming_back }),
-        1 => reserve.prop_map(|(ordered, pooled, graphs)| Reserve(DriverReserve { ordered, pooled, graphs })),
+        1 => reserve.prop_map(|(plain_pools, managed_pools, graphs)| {
+            Reserve(DriverReserve { plain_pools, managed_pools, graphs })
+        }),
         2 => any::<bool>().prop_map(Hold),
         2 => Just(LetGo),
         1 => Just(Unlimit),

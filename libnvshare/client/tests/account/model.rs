@@ -114,13 +114,13 @@ impl Model {
         assert_eq!(account.absent(), allocated - charged, "absent, after {after}");
         assert_eq!(account.reserve(), self.reserve, "reserve, after {after}");
         let mut copy = *account;
-        let immovable = allocated - movable - self.reserve.pooled;
+        let immovable = allocated - movable - self.reserve.managed_pools;
         assert_eq!(copy.usage().immovable, immovable, "immovable, after {after}");
         if account.tenant().is_some() {
             assert_eq!(account.used(), allocated, "the tenant's sum, after {after}");
         }
-        let has_managed = self.allocations.iter().any(|a| a.kind == Kind::Managed);
-        let spills = account.may_spill(Kind::Device);
+        let has_managed = self.allocations.iter().any(|a| a.kind == Kind::ProgramsManaged);
+        let spills = account.may_spill(Kind::DeviceAsManaged);
         assert!(!has_managed || spills, "managed memory spills, after {after}");
         if self.is_metered {
             // Whatever was given is charged, unused, or on its way back.

@@ -54,7 +54,7 @@ pub(crate) struct Program {
 impl Program {
     pub(crate) fn new(plan: &Plan) -> Self {
         let first =
-            |device| Wanted { device, bytes: plan.gib * GIB, kind: Kind::Device, state: Asked::NotYet };
+            |device| Wanted { device, bytes: plan.gib * GIB, kind: Kind::DeviceAsManaged, state: Asked::NotYet };
         Self {
             served: Duration::ZERO,
             wanted_since: None,
@@ -176,7 +176,7 @@ impl World {
             && program.served >= program.grown_at + MS(every)
         {
             program.grown_at = program.served;
-            let more = |device| Wanted { device, bytes: GIB, kind: Kind::Device, state: Asked::NotYet };
+            let more = |device| Wanted { device, bytes: GIB, kind: Kind::DeviceAsManaged, state: Asked::NotYet };
             program.wanted.extend((0..plan.gpus.len()).map(more));
         }
     }

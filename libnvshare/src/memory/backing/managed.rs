@@ -33,12 +33,12 @@ impl Backing for Managed {
         _charged: u64,
         call: &dyn Fn() -> Result<CUdeviceptr, CUresult>,
     ) -> Result<Made, CUresult> {
-        let base = if request.kind == Kind::Device {
+        let base = if request.kind == Kind::DeviceAsManaged {
             driver::allocate_managed(request.bytes, CU_MEM_ATTACH_GLOBAL)?
         } else {
             call()?
         };
-        if request.kind == Kind::Pooled {
+        if request.kind == Kind::ManagedPool {
             bring(base, request);
         }
         Ok(Made { base, mapped: None })
@@ -47,7 +47,9 @@ impl Backing for Managed {
     /// Gives new managed memory its pages on the card at once. First touches by a kernel would take ten times as long.
     /// Called within the program's own call in the context.
     fn populate(&self, allocation: &Allocation, charged: u64) {
-        let Allocation { base, kind: Kind::Device, device, ref context, .. } = *allocation else { return };
+        let Allocation { base, kind: Kind::DeviceAsManaged, device, ref context, .. } = *allocation else {
+            return;
+        };
         if charged > 0
             && let Err(Stop::Failed(error)) = prefetch(context, base, charged, device)
         {

@@ -155,12 +155,12 @@ pub(crate) fn kind_of_device_memory(device: &Device, bytes: u64) -> Kind {
     if device.memory == MemoryMode::Off || plain::needs_plain(bytes) {
         Kind::Plain
     } else if lifecycle::is_exiting() {
-        Kind::Small
+        Kind::SmallPlain
     } else if device.memory == MemoryMode::Swap {
-        if bytes < mapping::SMALLEST { Kind::Small } else { Kind::Mapped }
+        if bytes < mapping::SMALLEST { Kind::SmallPlain } else { Kind::Mapped }
     } else if bytes < SMALLEST_MANAGED {
-        Kind::Small
+        Kind::SmallPlain
     } else {
-        Kind::Device
+        Kind::DeviceAsManaged
     }
 }
