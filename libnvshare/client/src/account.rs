@@ -25,7 +25,8 @@ mod waiting;
 use nvshare_proto::GpuUuid;
 
 use crate::kind::Kind;
-pub use admission::{Admission, Refusal};
+pub use admission::{Admission, Caller, Refusal};
+pub use waiting::Wait;
 
 /// The limit that a tenant's processes share on a device, and the bytes that they have together.
 pub trait Tenant: Copy {
@@ -72,7 +73,9 @@ impl DriverReserve {
         match kind {
             Kind::PlainPool => Some(&mut self.plain_pools),
             Kind::ManagedPool => Some(&mut self.managed_pools),
-            Kind::DeviceAsManaged | Kind::Mapped | Kind::ProgramsManaged | Kind::Plain | Kind::SmallPlain => None,
+            Kind::DeviceAsManaged | Kind::Mapped | Kind::ProgramsManaged | Kind::Plain | Kind::SmallPlain => {
+                None
+            }
         }
     }
 
@@ -81,6 +84,15 @@ impl DriverReserve {
     pub fn sum(self) -> u64 {
         self.plain_pools + self.managed_pools + self.graphs
     }
+}
+
+/// How absent memory that would fit comes back, when the process gets the lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Absent {
+    /// It is restored before the process holds the lock.
+    ComesFirst,
+    /// Page faults bring it when it is touched.
+    ComesByFaults,
 }
 
 /// See the [module's documentation](self). All sizes are bytes.
@@ -294,9 +306,17 @@ impl<T: Tenant> Account<T> {
         taken
     }
 
-    /// Takes up to `bytes` of unused room; returns how many. If absent memory is about to come back, its room stays.
-    pub fn take_unused(&mut self, bytes: u64, coming_back: bool) -> u64 {
-        let stays = if coming_back { self.absent() } else { 0 };
+    /// Takes up to `bytes` of unused room; returns how many.
+    pub fn take_unused(&mut self, bytes: u64) -> u64 {
+        self.take_unused_but(0, bytes)
+    }
+
+    /// Takes up to `bytes` of unused room that absent memory does not need when it comes back; returns how many.
+    pub fn take_spare(&mut self, bytes: u64) -> u64 {
+        self.take_unused_but(self.absent(), bytes)
+    }
+
+    fn take_unused_but(&mut self, stays: u64, bytes: u64) -> u64 {
         let taken = bytes.min(self.unused_room().saturating_sub(stays));
         self.room -= taken.cast_signed();
         taken
@@ -310,13 +330,13 @@ impl<T: Tenant> Account<T> {
         if self.unmetered || is_awaited { 0 } else { self.unused_room() }
     }
 
-    /// The process has the lock: memory becomes resident when it is allocated. False: absent memory would fit, and
-    /// the lock is no use yet, unless `anyway`; or memory is unmapped, and no page fault brings it back.
-    pub fn hold(&mut self, anyway: bool) -> bool {
+    /// The process has the lock: memory becomes resident when it is allocated. False: the lock is no use yet, because
+    /// absent memory would fit and has to come back first; or memory is unmapped, and no page fault brings it back.
+    pub fn hold(&mut self, absent: Absent) -> bool {
         if self.unmapped > 0 {
             return false;
         }
-        if self.absent() > self.never_fits() && !anyway {
+        if absent == Absent::ComesFirst && self.absent() > self.never_fits() {
             return false;
         }
         self.holding = true;

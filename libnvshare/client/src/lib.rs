@@ -30,7 +30,7 @@ pub mod machine;
 pub mod residency;
 pub mod session;
 
-pub use account::{Account, Admission, DriverReserve, Refusal, Tenant, Terms};
+pub use account::{Account, Admission, Caller, DriverReserve, Refusal, Tenant, Terms, Wait};
 pub use kind::Kind;
 pub use machine::{Action, Input, Job, Machine, Ticket};
 pub use residency::{Piece, Residency};

@@ -10,7 +10,7 @@ use std::time::Duration;
 use nvshare_proto::units::{GIB, MIB};
 use nvshare_proto::{ClientMessage, Counters, Gate, GpuUuid, Room, SchedulerMessage, Usage};
 
-use crate::account::{Account, Tenant};
+use crate::account::{Absent, Account, Tenant};
 use crate::launch_window::InFlight;
 use crate::machine::{Action, Input, Job, Machine, Ticket};
 
@@ -257,7 +257,8 @@ impl Session {
     fn begin<H: Host>(&mut self, host: &mut H, anyway: bool, now: Duration) {
         // Memory that is leaving may not be touched. All devices are held or none: one that cannot be held yet delays
         // the others.
-        if !host.is_evicting() && hold_all(host, anyway) {
+        let absent = if anyway { Absent::ComesByFaults } else { Absent::ComesFirst };
+        if !host.is_evicting() && hold_all(host, absent) {
             host.open_gate(self.machine.in_flight());
             self.feed(host, Input::Began, now);
         } else {
@@ -276,7 +277,7 @@ impl Session {
         close(host);
         if is_unchanged(host) {
             self.feed(host, Input::WentIdle, now);
-        } else if hold_all(host, false) {
+        } else if hold_all(host, Absent::ComesFirst) {
             host.open_gate(InFlight::Bounded);
             self.feed(host, Input::Busy, now);
         } else {
@@ -334,8 +335,8 @@ fn update_all<H: Host>(host: &H, change: impl Fn(&mut Account<H::Tenant>)) {
 }
 
 /// Holds each device, up to the first that cannot be held.
-fn hold_all<H: Host>(host: &H, anyway: bool) -> bool {
-    host.all().into_iter().all(|gpu| host.update(gpu, |account| account.hold(anyway)).unwrap_or(true))
+fn hold_all<H: Host>(host: &H, absent: Absent) -> bool {
+    host.all().into_iter().all(|gpu| host.update(gpu, |account| account.hold(absent)).unwrap_or(true))
 }
 
 /// Whether any device lacks room.
@@ -345,7 +346,8 @@ fn is_lacking<H: Host>(host: &H) -> bool {
 
 /// Carries out an EVICT.
 fn give_back<H: Host>(host: &mut H, Room { gpu, bytes }: Room, evict: bool) {
-    let Some(unused) = host.update(gpu, |account| account.take_unused(bytes, !evict)) else { return };
+    let take = if evict { Account::take_unused } else { Account::take_spare };
+    let Some(unused) = host.update(gpu, |account| take(account, bytes)) else { return };
     tell_usage(host, gpu);
     if unused > 0 {
         host.say(ClientMessage::Room(Room { gpu, bytes: unused }));
@@ -362,7 +364,7 @@ fn return_unused<H: Host>(host: &mut H, keep: u64) {
     for gpu in host.used() {
         let excess = host.account(gpu).map_or(0, |account| account.unused().saturating_sub(keep));
         if excess > 0 {
-            let bytes = host.update(gpu, |account| account.take_unused(excess, false)).unwrap_or(0);
+            let bytes = host.update(gpu, |account| account.take_unused(excess)).unwrap_or(0);
             tell_usage(host, gpu);
             host.say(ClientMessage::Room(Room { gpu, bytes }));
         }

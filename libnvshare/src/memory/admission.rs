@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nvshare_client::{Admission, Residency};
+use nvshare_client::{Admission, Caller, Residency, Wait};
 
 use super::allocations::{self, Allocation, Kind};
 use super::backing::{self, Made, Request};
@@ -60,7 +60,7 @@ fn settle(device: &'static Device, allocation: &Allocation) {
         match charged {
             Ok(_) => return,
             // The scheduler has no room. The driver brings the pages when they are touched.
-            Err(lacks) if !device.wait_for_room(lacks, false, bell::ring) => return,
+            Err(lacks) if !device.wait_for_room(lacks, Wait::WhileHolding, bell::ring) => return,
             Err(_) => {}
         }
     }
@@ -86,16 +86,16 @@ pub(crate) fn admitted<T, U>(
     loop {
         let mark = FrameMark::new();
         let pass = gate::try_enter(&mark);
-        let inside = pass.is_some();
+        let caller = if pass.is_some() { Caller::InsideGate } else { Caller::OutsideGate };
         // The gate is about to open after a grant, or the lock is about to be given back. Both are soon over.
-        if !inside && device.account().is_holding() {
+        if caller == Caller::OutsideGate && device.account().is_holding() {
             threads::pause();
             continue;
         }
-        match device.admit(bytes, kind, inside) {
+        match device.admit(bytes, kind, caller) {
             Ok(Admission::Lacks(lacks)) => {
                 leave(pass, &mark);
-                let waited = device.wait_for_room(lacks, kind.needs_room(), bell::ring);
+                let waited = device.wait_for_room(lacks, Wait::of(kind), bell::ring);
                 if !waited && !driver_reserve::give_up(device) && !free::wait_for_unfinished() {
                     return Err(CUresult::OUT_OF_MEMORY);
                 }

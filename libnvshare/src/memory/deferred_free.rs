@@ -90,7 +90,7 @@ fn behind(stream: CUstream) -> Result<Event, CUresult> {
     let context = contexts::find(of_stream).ok_or(CUresult::INVALID_CONTEXT)?;
     let _relaxed = driver::Relaxed::begin();
     driver::with_current(of_stream, || {
-        let quiet = (StreamKey::new(stream, false) == StreamKey::LEGACY && driver::can_record_context())
+        let quiet = (StreamKey::with_legacy(stream) == StreamKey::LEGACY && driver::can_record_context())
             .then(|| captures::hold_off(&context))
             .flatten();
         if quiet.is_some() { Event::behind_context(&context) } else { Event::behind_stream(&context, stream) }

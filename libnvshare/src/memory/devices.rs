@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use nvshare_client::{Admission, DriverReserve, Kind, Refusal, Terms};
+use nvshare_client::{Admission, Caller, DriverReserve, Kind, Refusal, Terms, Wait};
 use nvshare_proto::env as names;
 use nvshare_proto::{GpuUuid, MemoryMode};
 
@@ -178,8 +178,8 @@ impl Device {
     ///
     /// # Errors
     /// Out of memory when it exceeds the limit or the GPU; the account is unchanged.
-    pub(crate) fn admit(&self, bytes: u64, kind: Kind, holding: bool) -> Result<Admission, CUresult> {
-        let admitted = self.lock().admit(bytes, kind, holding);
+    pub(crate) fn admit(&self, bytes: u64, kind: Kind, caller: Caller) -> Result<Admission, CUresult> {
+        let admitted = self.lock().admit(bytes, kind, caller);
         admitted.map_err(|refusal| {
             let (used, most, whose) = match refusal {
                 Refusal::Own { used, most } => (used, most, ""),
@@ -209,8 +209,8 @@ impl Device {
 
     /// Waits until there may be more room. Returns false if there will be none.
     ///
-    /// `even_parked`: the room is needed even while the lock is elsewhere. `ask` tells the session of the need.
-    pub(crate) fn wait_for_room(&self, lacks: u64, even_parked: bool, ask: impl FnOnce()) -> bool {
+    /// `ask` tells the session of the need.
+    pub(crate) fn wait_for_room(&self, lacks: u64, wait: Wait, ask: impl FnOnce()) -> bool {
         self.lock().begin_waiting(lacks);
         // The thread may be cancelled while it tells the session.
         let undo = OnUnwind::new(|| self.update(Account::abandon_waiting));
@@ -219,14 +219,18 @@ impl Device {
         let mut account = self.lock();
         // A parked client waits for its turn, which may take long. A running client is served or refused soon.
         let mut left = PATIENCE;
-        while account.goes_on_waiting(even_parked) && !left.is_zero() {
+        while account.goes_on_waiting(wait) && !left.is_zero() {
             let (was_holding, begin) = (account.is_holding(), Instant::now());
             (account, _) = self.changed.wait_timeout(account, left).unwrap_or_else(PoisonError::into_inner);
             if was_holding && account.is_holding() {
                 left = left.saturating_sub(begin.elapsed());
             }
         }
-        account.end_waiting(left.is_zero())
+        if left.is_zero() {
+            account.give_up_waiting();
+            return false;
+        }
+        account.end_waiting()
     }
 
     /// Waits, for a short time, until the scheduler has sent the capacity, or it is known that there is no scheduler.

@@ -281,7 +281,7 @@ pub(crate) fn spread(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUres
     one_by_one(context.as_ref(), || {
         let result = call();
         // The legacy stream cannot join a capture, so a null stream that has joined is the thread's own.
-        let joined = StreamKey::new(stream, true).handle();
+        let joined = StreamKey::with_per_thread(stream).handle();
         let is_known = |context: &Arc<Context>| captures().are_of(context);
         if result == CUresult::SUCCESS
             && !context.as_ref().is_some_and(is_known)
@@ -299,7 +299,7 @@ mod tests {
     use crate::driver::types::{CUcontext, CUstream};
 
     fn key(address: usize) -> StreamKey {
-        StreamKey::new(CUstream(address as *mut _), false)
+        StreamKey::with_legacy(CUstream(address as *mut _))
     }
 
     /// All in one test, as the list is the process's.

@@ -20,6 +20,16 @@ impl StreamKey {
         }
     }
 
+    /// The null stream means the legacy stream.
+    pub(crate) fn with_legacy(stream: CUstream) -> Self {
+        Self::new(stream, false)
+    }
+
+    /// The null stream means the per-thread stream.
+    pub(crate) fn with_per_thread(stream: CUstream) -> Self {
+        Self::new(stream, true)
+    }
+
     #[inline(always)]
     pub(crate) fn address(self) -> usize {
         self.0

@@ -152,7 +152,7 @@ fn record_of(key: StreamKey) -> &'static Stream {
 
 /// Notes a stream that was created in a context by a function with a hook.
 pub(crate) fn made(stream: CUstream, kind: Kind, context: Option<Arc<Context>>) {
-    let key = StreamKey::new(stream, false);
+    let key = StreamKey::with_legacy(stream);
     if key.address() > CU_STREAM_PER_THREAD {
         record_of(key).begin(kind, context);
     }
@@ -218,7 +218,7 @@ pub(crate) fn of_context(context: &Arc<Context>) -> Option<Vec<(Incarnation, Kin
 
 /// Destroys a stream by `call`.
 pub(crate) fn end(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
-    let key = StreamKey::new(stream, false);
+    let key = StreamKey::with_legacy(stream);
     let known = (key.address() > CU_STREAM_PER_THREAD).then(|| streams().get(&key.address())).flatten();
     let Some(known) = known.map(|known| *known).filter(|known| known.life.is_alive()) else {
         return call();
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_stream_that_ends_is_foreign_until_its_handle_comes_again() {
-        let (handle, key) = (stream(0x1100), StreamKey::new(stream(0x1100), false));
+        let (handle, key) = (stream(0x1100), StreamKey::with_legacy(stream(0x1100)));
         let context = context(0x1000);
         made(handle, Kind::NonBlocking, Some(Arc::clone(&context)));
         assert_eq!(kind_of(key), Kind::NonBlocking);
@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_stream_that_begins_while_the_old_one_ends_lives() {
-        let (handle, key) = (stream(0x3100), StreamKey::new(stream(0x3100), false));
+        let (handle, key) = (stream(0x3100), StreamKey::with_legacy(stream(0x3100)));
         let context = context(0x3000);
         made(handle, Kind::Blocking, Some(Arc::clone(&context)));
         // The driver gives the address to another thread before its call returns to this one.

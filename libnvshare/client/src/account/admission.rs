@@ -33,15 +33,23 @@ pub enum Refusal {
     },
 }
 
+/// Where the thread is that makes an allocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Caller {
+    /// Inside the open gate: the next drain sees the allocation, and movable memory is about to be on the card.
+    InsideGate,
+    /// The gate is closed.
+    OutsideGate,
+}
+
 impl<T: Tenant> Account<T> {
     /// Admits an allocation, if limits allow. An allocation from a pool first takes bytes that the pool has kept.
     ///
-    /// `holding`: the caller is inside the open gate, so that the next drain sees the allocation, and movable memory
-    /// is about to be on the card. Memory that [needs room](Kind::needs_room) needs it in any case.
+    /// Inside the gate all memory needs room; outside, only memory that [needs room](Kind::needs_room) wherever the lock is.
     ///
     /// # Errors
     /// The allocation exceeds the limit or the GPU; nothing is changed.
-    pub fn admit(&mut self, bytes: u64, kind: Kind, holding: bool) -> Result<Admission, Refusal> {
+    pub fn admit(&mut self, bytes: u64, kind: Kind, caller: Caller) -> Result<Admission, Refusal> {
         let again = self.reserve.of(kind).map_or(0, |kept| bytes.min(*kept));
         let more = bytes - again;
         let allocated = self.allocated.saturating_add(more);
@@ -49,7 +57,7 @@ impl<T: Tenant> Account<T> {
         if allocated > most {
             return Err(Refusal::Own { used: self.allocated, most });
         }
-        if !holding && !kind.needs_room() {
+        if caller == Caller::OutsideGate && !kind.needs_room() {
             if self.holding {
                 return Ok(Admission::Again);
             }
@@ -124,7 +132,8 @@ impl<T: Tenant> Account<T> {
     /// Whether pages of such memory may be on the card beyond the charged bytes: the driver moves them when they are touched.
     #[must_use]
     pub fn may_spill(&self, kind: Kind) -> bool {
-        kind != Kind::Mapped && (self.terms.oversubscribe || self.managed > 0 || kind == Kind::ProgramsManaged)
+        kind != Kind::Mapped
+            && (self.terms.oversubscribe || self.managed > 0 || kind == Kind::ProgramsManaged)
     }
 
     /// Whether graphs have brought the process, or its tenant, over its limit.

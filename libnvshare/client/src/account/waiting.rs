@@ -1,6 +1,24 @@
 //! Allocations that wait for room. The caller does the waiting itself.
 
 use super::{Account, Tenant};
+use crate::kind::Kind;
+
+/// How long an allocation waits for its room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// While the process holds the lock: without it, the allocation goes on without room.
+    WhileHolding,
+    /// Also while the lock is elsewhere.
+    AlsoWhileParked,
+}
+
+impl Wait {
+    /// How long memory of a kind waits.
+    #[must_use]
+    pub fn of(kind: Kind) -> Self {
+        if kind.needs_room() { Self::AlsoWhileParked } else { Self::WhileHolding }
+    }
+}
 
 impl<T: Tenant> Account<T> {
     /// An allocation begins to wait for room of `lacks` bytes.
@@ -10,22 +28,26 @@ impl<T: Tenant> Account<T> {
         self.refused = false;
     }
 
-    /// Whether an allocation has to go on waiting. `even_parked`: the allocation needs its room also while the lock
-    /// is elsewhere.
+    /// Whether an allocation has to go on waiting.
     #[must_use]
-    pub fn goes_on_waiting(&self, even_parked: bool) -> bool {
-        self.needs > 0 && (self.holding || even_parked) && !self.unmetered && !self.refused
+    pub fn goes_on_waiting(&self, wait: Wait) -> bool {
+        let waits = self.holding || wait == Wait::AlsoWhileParked;
+        self.needs > 0 && waits && !self.unmetered && !self.refused
     }
 
-    /// An allocation stops waiting, because its patience is over (`in_vain`) or waiting has no purpose any more.
-    /// False: there will be no room for it.
-    pub fn end_waiting(&mut self, in_vain: bool) -> bool {
+    /// An allocation stops waiting, because waiting has no purpose any more. False: there will be no room for it.
+    pub fn end_waiting(&mut self) -> bool {
         self.waiting -= 1;
-        let refused = self.refused || in_vain;
-        if refused || self.unmetered {
+        if self.refused || self.unmetered {
             self.needs = 0;
         }
-        !refused
+        !self.refused
+    }
+
+    /// An allocation stops waiting, because its patience is over.
+    pub fn give_up_waiting(&mut self) {
+        self.waiting -= 1;
+        self.needs = 0;
     }
 
     /// The thread that waited is gone.

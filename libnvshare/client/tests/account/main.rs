@@ -4,7 +4,7 @@
 mod model;
 
 use nvshare_client::Kind;
-use nvshare_client::account::{Account, Admission, DriverReserve, Refusal};
+use nvshare_client::account::{Absent, Account, Admission, Caller, DriverReserve, Refusal, Wait};
 use proptest::prelude::*;
 
 use model::{Model, Shared, TOTAL, terms};
@@ -132,7 +132,8 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
         Operation::TakeUnused { bytes, coming_back } => {
             let stays = if coming_back { account.absent() } else { 0 };
             let expected = bytes.min(account.unused_room().saturating_sub(stays));
-            assert_eq!(account.take_unused(bytes, coming_back), expected);
+            let taken = if coming_back { account.take_spare(bytes) } else { account.take_unused(bytes) };
+            assert_eq!(taken, expected);
             model.granted -= i128::from(expected);
         }
         Operation::Reserve(reserve) => {
@@ -141,7 +142,8 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
         }
         Operation::Hold(anyway) => {
             let nothing_is_missing = account.absent() <= account.never_fits();
-            assert_eq!(account.hold(anyway), anyway || nothing_is_missing);
+            let absent = if anyway { Absent::ComesByFaults } else { Absent::ComesFirst };
+            assert_eq!(account.hold(absent), anyway || nothing_is_missing);
         }
         Operation::LetGo => {
             account.let_go();
@@ -177,8 +179,12 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
         }
         Operation::EndWaiting(in_vain) => {
             if model.waiting > 0 {
-                let goes_on = account.end_waiting(in_vain);
-                assert!(!in_vain || !goes_on);
+                let goes_on = if in_vain {
+                    account.give_up_waiting();
+                    false
+                } else {
+                    account.end_waiting()
+                };
                 model.waiting -= 1;
                 if !goes_on || !model.is_metered {
                     model.needs = 0;
@@ -188,7 +194,7 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
         Operation::Refuse => {
             account.refuse();
             model.needs = 0;
-            assert!(!account.goes_on_waiting(true), "what is refused is not waited for");
+            assert!(!account.goes_on_waiting(Wait::AlsoWhileParked), "what is refused is not waited for");
         }
         Operation::JoinTenant(joins) => {
             if let Some(tenant) = account.tenant() {
@@ -201,7 +207,8 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
 
 fn allocate(account: &mut Account<Shared>, model: &mut Model, bytes: u64, kind: Kind, open: bool) {
     let before = *account;
-    let admitted = account.admit(bytes, kind, open);
+    let caller = if open { Caller::InsideGate } else { Caller::OutsideGate };
+    let admitted = account.admit(bytes, kind, caller);
     match admitted {
         Ok(Admission::Charged(charged)) => {
             let again = model.reserve.of(kind).map_or(0, |kept| bytes.min(*kept));
@@ -265,7 +272,7 @@ fn memory_of_a_broken_context_is_immovable_until_it_is_freed() {
     let mut account: Account<Shared> = Account::new(terms(false, false));
     account.unlimit();
     for bytes in [5, 3] {
-        assert_eq!(account.admit(bytes, Kind::Mapped, true), Ok(Admission::Charged(bytes)));
+        assert_eq!(account.admit(bytes, Kind::Mapped, Caller::InsideGate), Ok(Admission::Charged(bytes)));
     }
     account.pin(5);
     assert_eq!(account.usage().immovable, 5);

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use nvshare_client::{Admission, Kind};
+use nvshare_client::Kind;
+use nvshare_client::account::{Account, Admission, Caller, Wait};
 
 use crate::library::GateState;
 use crate::plan::Plan;
@@ -53,8 +54,12 @@ pub(crate) struct Program {
 
 impl Program {
     pub(crate) fn new(plan: &Plan) -> Self {
-        let first =
-            |device| Wanted { device, bytes: plan.gib * GIB, kind: Kind::DeviceAsManaged, state: Asked::NotYet };
+        let first = |device| Wanted {
+            device,
+            bytes: plan.gib * GIB,
+            kind: Kind::DeviceAsManaged,
+            state: Asked::NotYet,
+        };
         Self {
             served: Duration::ZERO,
             wanted_since: None,
@@ -176,7 +181,8 @@ impl World {
             && program.served >= program.grown_at + MS(every)
         {
             program.grown_at = program.served;
-            let more = |device| Wanted { device, bytes: GIB, kind: Kind::DeviceAsManaged, state: Asked::NotYet };
+            let more =
+                |device| Wanted { device, bytes: GIB, kind: Kind::DeviceAsManaged, state: Asked::NotYet };
             program.wanted.extend((0..plan.gpus.len()).map(more));
         }
     }
@@ -192,6 +198,7 @@ impl World {
             let process = &mut self.processes[i];
             let library = &mut process.library;
             let is_open = library.gate != GateState::Closed;
+            let caller = if is_open { Caller::InsideGate } else { Caller::OutsideGate };
             let state = match state {
                 Asked::Made { until, .. } if now < until => {
                     self.wake_program(i, until);
@@ -203,14 +210,14 @@ impl World {
                     *wakes |= library.devices[device].account().is_usage_stale();
                     None
                 }
-                Asked::Waits if library.devices[device].account().goes_on_waiting(kind.needs_room()) => {
+                Asked::Waits if library.devices[device].account().goes_on_waiting(Wait::of(kind)) => {
                     return false;
                 }
                 Asked::Waits => {
-                    let goes_on = library.devices[device].update(|account| account.end_waiting(false));
+                    let goes_on = library.devices[device].update(Account::end_waiting);
                     goes_on.then_some(Asked::NotYet)
                 }
-                Asked::NotYet => match library.devices[device].update(|a| a.admit(bytes, kind, is_open)) {
+                Asked::NotYet => match library.devices[device].update(|a| a.admit(bytes, kind, caller)) {
                     Ok(Admission::Charged(charged)) => {
                         library.is_inside = is_open;
                         Some(Asked::Made { until: now + makes, charged })
