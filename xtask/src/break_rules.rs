@@ -7,6 +7,7 @@
 //! `docs/testing.md` is the output of that.
 
 mod rules;
+mod shares;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,12 @@ use std::process::{Command, Output};
 use std::time::Instant;
 
 use rules::{RULES, Rule, STORM, Storm};
+use shares::SHARES;
+
+/// All rules, each with its number.
+fn rules() -> impl Iterator<Item = (usize, &'static Rule)> {
+    RULES.iter().chain(SHARES).enumerate()
+}
 
 /// The question that the patched crates ask.
 const QUESTION: &str = "
@@ -45,18 +52,18 @@ fn build(arguments: &[&str]) -> Result<Patched, String> {
             String::from_utf8_lossy(&built.stderr)
         ));
     }
-    println!("built with {} rules in {:.0} s", RULES.len(), begin.elapsed().as_secs_f64());
+    println!("built with {} rules in {:.0} s", rules().count(), begin.elapsed().as_secs_f64());
     Ok(Patched { copy, target })
 }
 
 /// `only`: rules whose text contains this.
 pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
-    let packages: BTreeSet<&str> = RULES.iter().map(|rule| rule.package).collect();
+    let packages: BTreeSet<&str> = rules().map(|(_, rule)| rule.package).collect();
     let mut arguments = vec!["test", "--no-run"];
     packages.iter().for_each(|package| arguments.extend(["-p", package]));
     let Patched { copy, target } = build(&arguments)?;
     let mut unnoticed = 0;
-    for (number, rule) in RULES.iter().enumerate() {
+    for (number, rule) in rules() {
         if only.is_some_and(|only| !rule.what.contains(only) && !rule.test.contains(only)) {
             continue;
         }
@@ -79,9 +86,7 @@ pub(crate) fn storm(only: Option<&str>, seeds: u64) -> Result<(), String> {
     println!("| without the fix | run | seed | finding |\n|---|---|---|---|");
     let mut unnoticed = 0;
     for Storm { defect, rule, arguments } in STORM {
-        let (number, rule) = RULES
-            .iter()
-            .enumerate()
+        let (number, rule) = rules()
             .find(|(_, known)| known.what.starts_with(rule))
             .ok_or_else(|| format!("there is no such rule: {rule}"))?;
         if only.is_some_and(|only| !rule.what.contains(only)) {
@@ -129,7 +134,7 @@ fn copy_tracked(workspace: &Path, copy: &Path) -> Result<(), String> {
 /// Patches all rules into the copy.
 fn patch(copy: &Path) -> Result<(), String> {
     let mut crates = BTreeSet::new();
-    for (number, rule) in RULES.iter().enumerate() {
+    for (number, rule) in rules() {
         let path = copy.join(rule.file);
         let good = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", rule.file))?;
         if good.matches(rule.from).count() != 1 {
@@ -175,15 +180,16 @@ mod tests {
     #[test]
     fn every_place_to_break_is_there_once() {
         let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let lost = |rule: &&Rule| {
+        let lost = |rule: &&'static Rule| {
             let text = std::fs::read_to_string(workspace.join(rule.file)).unwrap_or_default();
             text.matches(rule.from).count() != 1
         };
-        let lost: Vec<_> = RULES.iter().filter(lost).map(|rule| (rule.file, rule.what)).collect();
+        let lost: Vec<_> =
+            rules().map(|(_, rule)| rule).filter(lost).map(|rule| (rule.file, rule.what)).collect();
         assert!(lost.is_empty(), "{lost:#?}");
         let unknown: Vec<_> = STORM
             .iter()
-            .filter(|storm| !RULES.iter().any(|rule| rule.what.starts_with(storm.rule)))
+            .filter(|storm| !rules().any(|(_, rule)| rule.what.starts_with(storm.rule)))
             .collect();
         assert!(unknown.is_empty(), "{} rules of the storm are in no list", unknown.len());
     }

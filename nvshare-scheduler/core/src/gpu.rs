@@ -173,34 +173,17 @@ impl Gpu {
         now.saturating_sub(std::mem::take(&mut self.lasted))
     }
 
-    /// The turn passes to a client and others leave for it, before it is over if the client's work is `short`; `longest`: a
-    /// turn that switching has cost too much for is no longer than that. Returns whether a turn was interrupted.
-    pub(crate) fn turn_passes(
-        &mut self,
-        to: &[ClientId],
-        short: bool,
-        leavers: &[ClientId],
-        longest: Duration,
-        now: Time,
-    ) -> bool {
-        let lasted = self.turn_started.map(|started| now.saturating_sub(started));
-        let owed = match (self.rule, self.turn_started) {
-            (Rule::Auto(target), Some(started)) => {
-                self.budget.settled_at(target.overhead_ppm).saturating_sub(started).min(longest)
-            }
-            _ => Duration::ZERO,
-        };
-        match lasted.filter(|&lasted| short && lasted < self.quantum.max(owed)) {
-            Some(lasted) => {
-                self.interrupted = leavers.iter().copied().collect();
-                self.lasted = lasted;
-                return true;
-            }
-            // While the turn of others is interrupted, more short work may come.
-            None if !short && !to.iter().any(|id| self.interrupted.contains(id)) => self.interrupted.clear(),
-            None => {}
+    /// Short work interrupts the turn of others: it goes on when that is done.
+    pub(crate) fn is_interrupted(&mut self, leavers: &[ClientId], now: Time) {
+        self.interrupted = leavers.iter().copied().collect();
+        self.lasted = self.turn_started.map_or(Duration::ZERO, |started| now.saturating_sub(started));
+    }
+
+    /// The turn passes to a client: one that was interrupted is over, unless it is the client's own.
+    pub(crate) fn is_passed_to(&mut self, to: &[ClientId]) {
+        if !to.iter().any(|id| self.interrupted.contains(id)) {
+            self.interrupted.clear();
         }
-        false
     }
 
     /// Whether a client waits, or did a moment ago while jobs took slices. A client that has just left asks again at once

@@ -49,6 +49,8 @@ struct Share {
     active: u32,
     holding: u32,
     running: u32,
+    /// How many of those that want it are not interactive.
+    long: u32,
 }
 
 /// The part of one process in its job's share.
@@ -60,6 +62,8 @@ pub(crate) struct Part {
     pub(crate) holds: bool,
     /// The process's gate is open, or its work completes.
     pub(crate) runs: bool,
+    /// The process wants the GPU or has it, and is not interactive: it uses whole turns.
+    pub(crate) long: bool,
 }
 
 /// The jobs of a GPU.
@@ -77,6 +81,8 @@ pub(crate) struct Shares {
     /// Compute limits changed the weights when these were last computed.
     weighed: bool,
     holding: i64,
+    /// How many jobs use whole turns.
+    long: usize,
     jobs: BTreeMap<Job, Share>,
     /// The jobs of which no process is there, by their virtual time.
     absent: BTreeSet<(Virtual, Job)>,
@@ -121,6 +127,11 @@ impl Shares {
     /// How many jobs want the GPU.
     pub(crate) fn active(&self) -> usize {
         self.wanted_by.values().sum()
+    }
+
+    /// How many jobs want the GPU for whole turns: they are not interactive.
+    pub(crate) fn long(&self) -> usize {
+        self.long
     }
 
     /// Whether the jobs that want the GPU are to have different, or limited, parts of its time.
@@ -224,6 +235,7 @@ impl Shares {
         count(&mut share.active, old.active, new.active);
         count(&mut share.holding, old.holds, new.holds);
         count(&mut share.running, old.runs, new.runs);
+        count(&mut share.long, old.long, new.long);
         if was.active == 0 && share.active > 0 {
             let known = self.jobs.contains_key(&job);
             self.catch_up();
@@ -244,6 +256,7 @@ impl Shares {
         }
         let terms = share.terms;
         let wanting = [was.active > 0, share.active > 0];
+        self.long = self.long + usize::from(share.long > 0) - usize::from(was.long > 0);
         self.holding += i64::from(share.holding > 0) - i64::from(was.holding > 0);
         self.keep(job, &was, share);
         match wanting {
@@ -317,6 +330,7 @@ impl Share {
             active: 0,
             holding: 0,
             running: 0,
+            long: 0,
         }
     }
 
@@ -368,9 +382,9 @@ mod tests {
     use super::*;
 
     const S: fn(u64) -> Duration = Duration::from_secs;
-    const WAITS: Option<Part> = Some(Part { active: true, holds: false, runs: false });
-    const HOLDS: Option<Part> = Some(Part { active: true, holds: true, runs: true });
-    const SITS: Option<Part> = Some(Part { active: false, holds: false, runs: false });
+    const WAITS: Option<Part> = Some(Part { active: true, holds: false, runs: false, long: true });
+    const HOLDS: Option<Part> = Some(Part { active: true, holds: true, runs: true, long: true });
+    const SITS: Option<Part> = Some(Part { active: false, holds: false, runs: false, long: false });
 
     fn job(n: u64) -> Job {
         Job::Process(n)

@@ -10,9 +10,19 @@ use crate::gpu::Gpu;
 use crate::policy::ahead::{self, Asks};
 use crate::rule::Rule;
 
+/// A library says that its program is idle when nothing has run for so long.
+const NOTICED: Duration = Duration::from_millis(25);
+
 /// Whether a unit is one interactive client.
 pub(crate) fn is_short(clients: &BTreeMap<ClientId, Client>, unit: &Unit) -> bool {
     matches!(unit, Unit::One([id]) if clients.get(id).is_some_and(Client::is_interactive))
+}
+
+/// The time that a GPU stood still until it was known that the short work of those who leave was done.
+pub(crate) fn noticed(clients: &BTreeMap<ClientId, Client>, leavers: &[ClientId]) -> Duration {
+    let leavers = leavers.iter().filter_map(|id| clients.get(id));
+    let was_short = leavers.filter(|client| client.phase.is_idle() && client.is_interactive()).count();
+    if was_short > 0 { NOTICED } else { Duration::ZERO }
 }
 
 /// Those whose work holds a GPU and would have to leave it for a waiter.

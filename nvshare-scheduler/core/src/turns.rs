@@ -6,14 +6,14 @@ use std::time::Duration;
 use nvshare_proto::units::Bytes;
 use nvshare_proto::{EventKind, GpuUuid, SchedulerMessage};
 
-use crate::client::{ClientId, Phase, Why};
+use crate::client::{ClientId, Job, Phase, Why};
 use crate::gangs::Unit;
 use crate::gpu::{Gpu, Source};
 use crate::ledger::{Group, Key};
 use crate::policy::turn::{self, Turn};
 use crate::policy::{next, quantum, slices};
 use crate::rule::Rule;
-use crate::short::{LongWork, is_short};
+use crate::short::{self, LongWork, is_short};
 use crate::{Core, Time, shares};
 
 /// Virtual times that differ by no more than this count as equal, in nanoseconds.
@@ -28,12 +28,33 @@ struct Head {
     stays: u128,
 }
 
+/// When the turns of those who leave for a waiter are over.
+#[derive(Debug, Clone, Copy)]
+struct End {
+    /// When the waiter may have the GPUs.
+    at: Time,
+    /// When the turns are over for those who wait in turn. The waiter goes ahead of them if this is later.
+    in_turn: Time,
+}
+
 /// The members of a GPU, by whether they fit it together with a waiter.
 struct Split {
     gpu: GpuUuid,
     /// The waiter, and those that stay.
     kept: Group,
     leavers: Vec<ClientId>,
+}
+
+/// Those who would have to leave a GPU for a waiter.
+#[derive(Debug, Default)]
+struct Held {
+    /// The jobs of those who are not idle.
+    by: Vec<Job>,
+    work: LongWork,
+    /// When the last of them became idle, if all are.
+    idle_since: Option<Time>,
+    /// How long the idle ones keep their places.
+    patience: Duration,
 }
 
 impl Core {
@@ -156,15 +177,15 @@ impl Core {
             }
             let mut splits: Vec<Split> = contested.iter().map(|&gpu| self.split_for(gpu, &unit)).collect();
             match self.turns_end(&unit, &splits) {
-                Some(ends) if ends <= self.now => {
+                Some(end) if end.at <= self.now => {
                     let leavers: Vec<ClientId> = splits.drain(..).flat_map(|split| split.leavers).collect();
                     self.steps += leavers.len() as u64;
-                    self.claim(&unit, &contested, leavers);
+                    self.claim(&unit, &contested, leavers, end.in_turn > self.now);
                     continue;
                 }
-                Some(ends) => {
+                Some(end) => {
                     if let Some(gpu) = self.gpus.get_mut(&uuid) {
-                        gpu.wake_at(ends);
+                        gpu.wake_at(end.at);
                     }
                 }
                 // The turn that it waits for may be on another GPU: when something changes there, this GPU is looked at
@@ -297,19 +318,12 @@ impl Core {
     }
 
     /// When the turns of those who leave for a waiter are over; `None` while that is unknown.
-    fn turns_end(&self, unit: &Unit, splits: &[Split]) -> Option<Time> {
-        let mut ends = Time::ZERO;
+    fn turns_end(&self, unit: &Unit, splits: &[Split]) -> Option<End> {
+        let mut ends = End { at: Time::ZERO, in_turn: Time::ZERO };
         for &Split { gpu: uuid, ref leavers, .. } in splits {
             let gpu = self.gpus.get(&uuid)?;
-            let mut idle_since = Some(Time::ZERO);
-            let one = unit.iter().copied().find(|&id| gpu.ledger.entry(id).is_some())?;
-            let own_job = self.clients.get(&one)?.job;
-            let (own, own_weight) = (gpu.shares.time(own_job), gpu.shares.weight(own_job));
-            let mut catches_up = Duration::ZERO;
-            let mut heaviest = own_weight;
-            let mut work = LongWork::default();
+            let mut held = Held { idle_since: Some(Time::ZERO), ..Held::default() };
             let to_move = self.bytes_to_move(uuid, unit);
-            let mut patience = Duration::ZERO;
             // The waiter's turn comes anyhow: what an idle holder saves by keeping its place is its own return.
             let own_return = leavers.iter().map(|&leaver| self.demand(uuid, leaver)).sum::<u128>();
             let to_return = u64::try_from(own_return).unwrap_or(u64::MAX).min(to_move);
@@ -320,41 +334,74 @@ impl Core {
                     // A turn that has not begun cannot be over.
                     Phase::Next(Why::Claims) | Phase::Granted { begins: true, .. } => return None,
                     Phase::Idle { since, .. } => {
-                        idle_since = idle_since.map(|idle| idle.max(since));
+                        held.idle_since = held.idle_since.map(|idle| idle.max(since));
                         let usual = move_cost.saturating_mul(turn::IDLE_FACTOR);
-                        patience = patience.max(client.rhythm.patience(move_cost, usual));
+                        held.patience = held.patience.max(client.rhythm.patience(move_cost, usual));
                         continue;
                     }
                     // A gang is idle when all its members are; a parked member does nothing.
                     Phase::Parked => continue,
-                    _ => idle_since = None,
+                    _ => held.idle_since = None,
                 }
-                let behind = own.saturating_sub(gpu.shares.time(client.job));
-                work.is_held_by(client);
-                let weight = gpu.shares.weight(client.job);
-                heaviest = heaviest.max(weight);
-                // A smaller difference does not count.
-                if behind > EVEN {
-                    catches_up = catches_up.max(shares::unweighed(behind, weight));
-                }
+                held.work.is_held_by(client);
+                held.by.push(client.job);
             }
-            let beside = u32::try_from(gpu.shares.holding().max(1)).unwrap_or(u32::MAX);
-            let turn = Turn {
-                started: gpu.turn_started,
-                quantum: self.owed_quantum(gpu, uuid, unit, to_move),
-                most_quanta: slices::most_quanta(heaviest, own_weight, turn::MOST_QUANTA),
-                even_at: self.now.saturating_add(catches_up.saturating_mul(beside)),
-                longest_drain: gpu.longest_drain,
-                not_before: gpu.not_before,
-                idle_since,
-                patience,
+            let cost = self.hand_over_cost(gpu, uuid, unit, to_move);
+            let sooner = held.work.gives_way_at(&self.clients, gpu, unit, cost);
+            let (in_turn, at) = match sooner {
+                None => {
+                    let in_turn = turn::ends(&self.turn(gpu, uuid, unit, &held)?)?;
+                    (in_turn, in_turn)
+                }
+                // Short work has what it may cost. It takes the turn only when that is over for those who wait in turn:
+                // otherwise each hand-over to it would be one that nobody has to pay for.
+                Some(sooner) => {
+                    gpu.turn_started?;
+                    let waiter = self.first_in_turn(gpu, unit);
+                    let in_turn =
+                        waiter.and_then(|waiter| turn::ends(&self.turn(gpu, uuid, &waiter, &held)?));
+                    let in_turn = in_turn.unwrap_or(Time::MAX);
+                    (in_turn, in_turn.min(sooner.max(gpu.not_before)))
+                }
             };
-            let in_turn = turn::ends(&turn)?;
-            let sooner =
-                work.gives_way_at(&self.clients, gpu, unit, self.hand_over_cost(gpu, uuid, unit, to_move));
-            ends = ends.max(sooner.map_or(in_turn, |sooner| in_turn.min(sooner.max(gpu.not_before))));
+            ends = End { at: ends.at.max(at), in_turn: ends.in_turn.max(in_turn) };
         }
         Some(ends)
+    }
+
+    /// The first waiter besides a unit that is not interactive.
+    fn first_in_turn(&self, gpu: &Gpu, unit: &Unit) -> Option<Unit> {
+        let others = gpu.ledger.waiting().iter().map(|key| key.2).filter(|id| !unit.contains(id));
+        others.map(|id| self.unit(id)).find(|unit| !is_short(&self.clients, unit))
+    }
+
+    /// The turn of those who hold a GPU, as a waiter sees it.
+    fn turn(&self, gpu: &Gpu, uuid: GpuUuid, waiter: &Unit, held: &Held) -> Option<Turn> {
+        let one = waiter.iter().copied().find(|&id| gpu.ledger.entry(id).is_some())?;
+        let own_job = self.clients.get(&one)?.job;
+        let (own, own_weight) = (gpu.shares.time(own_job), gpu.shares.weight(own_job));
+        let mut catches_up = Duration::ZERO;
+        let mut heaviest = own_weight;
+        for &job in &held.by {
+            let behind = own.saturating_sub(gpu.shares.time(job));
+            let weight = gpu.shares.weight(job);
+            heaviest = heaviest.max(weight);
+            // A smaller difference does not count.
+            if behind > EVEN {
+                catches_up = catches_up.max(shares::unweighed(behind, weight));
+            }
+        }
+        let beside = u32::try_from(gpu.shares.holding().max(1)).unwrap_or(u32::MAX);
+        Some(Turn {
+            started: gpu.turn_started,
+            quantum: self.owed_quantum(gpu, uuid, waiter, self.bytes_to_move(uuid, waiter)),
+            most_quanta: slices::most_quanta(heaviest, own_weight, turn::MOST_QUANTA),
+            even_at: self.now.saturating_add(catches_up.saturating_mul(beside)),
+            longest_drain: gpu.longest_drain,
+            not_before: gpu.not_before,
+            idle_since: held.idle_since,
+            patience: held.patience,
+        })
     }
 
     /// Clients, and all other members of their gangs.
@@ -378,7 +425,7 @@ impl Core {
             return slices::length(gpu.cost.idle.mean());
         }
         let Rule::Auto(target) = gpu.rule else { return gpu.quantum };
-        quantum::auto(target, self.hand_over_cost(gpu, uuid, unit, to_move), gpu.shares.active())
+        quantum::auto(target, self.hand_over_cost(gpu, uuid, unit, to_move), gpu.shares.long())
     }
 
     /// The time of a hand-over to a unit: as measured, else estimated from the bytes to move.
@@ -395,37 +442,42 @@ impl Core {
         };
         let owed = gpu.budget.settled_at(target.overhead_ppm).saturating_sub(started);
         let longest =
-            quantum::longest(target, self.hand_over_cost(gpu, uuid, unit, to_move), gpu.shares.active());
+            quantum::longest(target, self.hand_over_cost(gpu, uuid, unit, to_move), gpu.shares.long());
         quantum.max(owed.min(longest))
     }
 
-    /// The turn passes to a waiter: clients that do not fit beside it leave.
-    fn claim(&mut self, unit: &Unit, contested: &[GpuUuid], leavers: Vec<ClientId>) {
+    /// The turn passes to a waiter: clients that do not fit beside it leave. `ahead`: before their turn is over.
+    fn claim(&mut self, unit: &Unit, contested: &[GpuUuid], leavers: Vec<ClientId>, ahead: bool) {
         let (now, short) = (self.now, is_short(&self.clients, unit));
-        let left: BTreeSet<GpuUuid> = leavers.iter().flat_map(|&leaver| self.gpus_used_by(leaver)).collect();
-        for uuid in left.iter().chain(contested) {
+        let left = leavers.iter().flat_map(|&leaver| self.gpus_used_by(leaver));
+        let passing: BTreeSet<GpuUuid> = left.chain(contested.iter().copied()).collect();
+        for uuid in &passing {
             let to_move = self.bytes_to_move(*uuid, unit);
-            let cost = self.gpus.get(uuid).map(|gpu| self.hand_over_cost(gpu, *uuid, unit, to_move));
             let job = unit.first().and_then(|id| self.clients.get(id)).map(|client| client.job);
-            if let Some(gpu) = self.gpus.get_mut(uuid) {
-                let here = leavers.iter().copied().filter(|&id| gpu.ledger.entry(id).is_some_and(|e| e.runs));
-                let here: Vec<ClientId> = here.collect();
-                let longest = match (gpu.rule, cost) {
-                    (Rule::Auto(target), Some(cost)) => quantum::longest(target, cost, gpu.shares.active()),
-                    _ => Duration::ZERO,
-                };
-                if gpu.turn_passes(unit, short, &here, longest, now)
-                    && let Some((job, cost)) = job.zip(cost)
-                {
+            let Some(gpu) = self.gpus.get(uuid) else { continue };
+            let cost = self.hand_over_cost(gpu, *uuid, unit, to_move);
+            let runs = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.runs);
+            let here: Vec<ClientId> = leavers.iter().copied().filter(runs).collect();
+            let noticed = short::noticed(&self.clients, &leavers);
+            let Some(gpu) = self.gpus.get_mut(uuid) else { continue };
+            gpu.budget.spend(noticed);
+            match (short, ahead) {
+                (true, true) => {
+                    gpu.is_interrupted(&here, now);
                     // The interrupted client must not pay for its return.
-                    gpu.shares.charge(job, cost);
+                    if let Some(job) = job {
+                        gpu.shares.charge(job, cost);
+                    }
                 }
+                // While the turn of others is interrupted, more short work may come.
+                (true, false) => {}
+                (false, _) => gpu.is_passed_to(unit),
             }
         }
         for leaver in leavers {
             self.ask_to_leave(leaver);
         }
-        for uuid in left.iter().chain(contested) {
+        for uuid in &passing {
             let to_move = self.bytes_to_move(*uuid, unit);
             let quantum = self.gpus.get(uuid).map(|gpu| self.quantum(gpu, *uuid, unit, to_move));
             if let Some(gpu) = self.gpus.get_mut(uuid) {

@@ -333,5 +333,6 @@ fn standing(client: &Client) -> Standing {
 fn part(client: &Client) -> Part {
     let holds = client.phase.is_charged();
     let waits = client.waits() && !client.hopeless;
-    Part { active: holds || waits || client.phase.is_next(), holds, runs: client.phase.runs() }
+    let active = holds || waits || client.phase.is_next();
+    Part { active, holds, runs: client.phase.runs(), long: active && !client.is_interactive() }
 }
