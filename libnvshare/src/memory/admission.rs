@@ -79,7 +79,8 @@ pub(crate) fn admitted<T, U>(
     free::finish();
     // For plain memory, the driver itself reports that the card is full.
     let fits = || device.has_it_alone(bytes);
-    let fits_then = || (driver_reserve::give_up(device) && fits()) || (free::wait_for_unfinished() && fits());
+    let fits_then =
+        || (driver_reserve::give_up(device) && fits()) || (deferred_free::wait_for_frees() && fits());
     if kind.is_in_disguise() && !fits() && !fits_then() {
         return Err(CUresult::OUT_OF_MEMORY);
     }
@@ -96,7 +97,7 @@ pub(crate) fn admitted<T, U>(
             Ok(Admission::Lacks(lacks)) => {
                 leave(pass, &mark);
                 let waited = device.wait_for_room(lacks, Wait::of(kind), bell::ring);
-                if !waited && !driver_reserve::give_up(device) && !free::wait_for_unfinished() {
+                if !waited && !driver_reserve::give_up(device) && !deferred_free::wait_for_frees() {
                     return Err(CUresult::OUT_OF_MEMORY);
                 }
             }
@@ -123,7 +124,7 @@ pub(crate) fn admitted<T, U>(
             }
             Err(error) => {
                 leave(pass, &mark);
-                if !driver_reserve::give_up(device) && !free::wait_for_unfinished() {
+                if !driver_reserve::give_up(device) && !deferred_free::wait_for_frees() {
                     return Err(error);
                 }
             }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::allocations;
 use super::backing::Work;
-use super::free::free as free_now;
+use super::free::{self, free as free_now};
 use crate::driver::types::{CUdevice, CUdeviceptr, CUresult, CUstream};
 use crate::driver::{self, functions};
 use crate::process::lock::lock;
@@ -26,6 +26,10 @@ use crate::work::event::Event;
 use crate::work::stream_key::StreamKey;
 use crate::work::{callbacks, captures};
 
+/// An allocation that would be refused waits so long for memory that is freed later: beside a capture, the work before the
+/// free may be out of sight until the capture ends, and the waiting thread may be the one that ends it. The work of the
+/// device may wait for that thread as well.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// While an allocation waits for the memory, it is freed after this time though the device has work.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Pauses between two looks whether the device has nothing to do.
@@ -66,7 +70,7 @@ fn note_count(freed: &[Freed]) {
 }
 
 /// Frees memory once the work on a stream is complete. Called for the program's own call with that stream.
-pub(crate) fn free(base: CUdeviceptr, context: &Arc<Context>, stream: CUstream) -> CUresult {
+pub(crate) fn in_order(base: CUdeviceptr, context: &Arc<Context>, stream: CUstream) -> CUresult {
     let behind = behind(stream);
     let mut freed = lock(&FREED);
     if freed.iter().any(|freed| freed.base == base) {
@@ -215,19 +219,19 @@ fn free_those_due() {
 
 /// An allocation that waits for memory that was freed.
 #[derive(Debug)]
-pub(super) struct Waiter {
+struct Waiter {
     begin: Instant,
     is_urgent: bool,
 }
 
 impl Waiter {
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         AWAITED.fetch_add(1, Ordering::SeqCst);
         Self { begin: Instant::now(), is_urgent: false }
     }
 
     /// Whether memory that can be freed is not free yet.
-    pub(super) fn is_worth_waiting(&mut self) -> bool {
+    fn is_worth_waiting(&mut self) -> bool {
         sweep();
         if !self.is_urgent && self.begin.elapsed() >= PATIENCE {
             self.is_urgent = true;
@@ -245,9 +249,20 @@ impl Drop for Waiter {
     }
 }
 
-/// The number of allocations that were freed later than the program said so.
-pub(super) fn total() -> usize {
-    TOTAL.load(Ordering::SeqCst)
+/// Waits for memory that is freed later than the program said so. Returns whether some is free now.
+pub(super) fn wait_for_frees() -> bool {
+    let (mut waiter, before) = (Waiter::new(), TOTAL.load(Ordering::SeqCst));
+    let is_freed = || TOTAL.load(Ordering::SeqCst) != before;
+    while (waiter.is_worth_waiting() || free::is_unfinished())
+        && waiter.begin.elapsed() < LONGEST_WAIT
+        && !lifecycle::is_exiting()
+    {
+        if free::finish() || is_freed() {
+            return true;
+        }
+        threads::pause();
+    }
+    is_freed()
 }
 
 /// Removes the memory of a context that has ended.

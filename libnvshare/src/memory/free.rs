@@ -1,23 +1,17 @@
 //! Frees: how an allocation leaves the list and the account.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use nvshare_client::session::is_worth_offering;
 
 use super::allocations::{self, Allocation, Ending};
 use super::backing::{self, Freed, Work};
 use super::devices::{self, Device};
-use super::{deferred_free, driver_reserve};
+use super::driver_reserve;
 use crate::driver::types::{CUdeviceptr, CUresult};
+use crate::process::bell;
 use crate::process::unwind::OnUnwind;
-use crate::process::{bell, lifecycle, threads};
 use crate::work::contexts::Context;
-
-/// An allocation that would be refused waits so long for memory that is freed later: beside a capture, the work before the
-/// free may be out of sight until the capture ends, and the waiting thread may be the one that ends it. The work of the
-/// device may wait for that thread as well.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Frees an allocation. `call` is the driver's own free.
 pub(crate) fn free(base: CUdeviceptr, work: Work, call: impl Fn() -> CUresult) -> CUresult {
@@ -42,27 +36,16 @@ pub(crate) fn free(base: CUdeviceptr, work: Work, call: impl Fn() -> CUresult) -
     CUresult::SUCCESS
 }
 
-/// Ends memory that could not be ended when the program freed it.
-pub(crate) fn finish() {
-    for backing in backing::ALL {
-        backing.finish_frees().iter().for_each(|allocation| forget(allocation));
-    }
+/// Ends memory that could not be ended when the program freed it. Returns whether some has ended now.
+pub(crate) fn finish() -> bool {
+    let ended: Vec<_> = backing::ALL.iter().flat_map(|backing| backing.finish_frees()).collect();
+    ended.iter().for_each(|allocation| forget(allocation));
+    !ended.is_empty()
 }
 
-/// Waits for memory that could not be ended when the program freed it. Returns whether some has ended now.
-pub(super) fn wait_for_unfinished() -> bool {
-    let (begin, before, mut later) = (Instant::now(), deferred_free::total(), deferred_free::Waiter::new());
-    let mut is_waiting =
-        || backing::ALL.iter().any(|backing| backing.has_unfinished_frees()) || later.is_worth_waiting();
-    while is_waiting() && begin.elapsed() < PATIENCE && !lifecycle::is_exiting() {
-        let ended: Vec<_> = backing::ALL.iter().flat_map(|backing| backing.finish_frees()).collect();
-        ended.iter().for_each(|allocation| forget(allocation));
-        if !ended.is_empty() || deferred_free::total() != before {
-            return true;
-        }
-        threads::pause();
-    }
-    deferred_free::total() != before
+/// Whether there is such memory.
+pub(super) fn is_unfinished() -> bool {
+    backing::ALL.iter().any(|backing| backing.has_unfinished_frees())
 }
 
 /// Notes that the memory of an allocation, which is off the list, has ended by a free. A pool may have kept it.
