@@ -1,15 +1,20 @@
 //! The identity of the process at the other end of a connection, as the kernel says.
 
-#![allow(unsafe_code, reason = "the process descriptor of a peer is asked for by a raw system call")]
+#![allow(
+    unsafe_code,
+    reason = "no crate asks for the process descriptor of a peer, and tokio takes descriptors on a promise"
+)]
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use nvshare_core::Identity;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{fstat, fstatfs};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
-
-use nvshare_core::Identity;
 
 /// A peer's process.
 #[derive(Debug)]
@@ -39,10 +44,8 @@ impl Peer {
     #[must_use]
     pub fn lives(&self) -> bool {
         let Some(descriptor) = &self.descriptor else { return false };
-        let mut watched = libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid entry, no waiting.
-        let ready = unsafe { libc::poll(&raw mut watched, 1, 0) };
-        ready == 0
+        let mut watched = [PollFd::new(descriptor.get_ref(), PollFlags::IN)];
+        poll(&mut watched, Some(&Timespec::default())) == Ok(0)
     }
 
     /// Waits until the process is gone; for ever where the kernel cannot tell.
@@ -80,16 +83,8 @@ fn peer_descriptor(stream: &UnixStream) -> io::Result<OwnedFd> {
 /// A number that no two processes share: since Linux 6.9 each process has an inode of its own in pidfs.
 fn unique(descriptor: &OwnedFd) -> Option<u64> {
     const PID_FS_MAGIC: u64 = 0x5049_4446;
-    // SAFETY: zeroes are a valid value of both structures, which the calls fill.
-    unsafe {
-        let mut filesystem: libc::statfs = std::mem::zeroed();
-        let mut file: libc::stat = std::mem::zeroed();
-        let fd = descriptor.as_raw_fd();
-        let known = libc::fstatfs(fd, &raw mut filesystem) == 0
-            && filesystem.f_type as u64 == PID_FS_MAGIC
-            && libc::fstat(fd, &raw mut file) == 0;
-        known.then_some(file.st_ino)
-    }
+    let is_pidfs = fstatfs(descriptor).is_ok_and(|filesystem| filesystem.f_type as u64 == PID_FS_MAGIC);
+    is_pidfs.then(|| fstat(descriptor).ok()).flatten().map(|file| file.st_ino)
 }
 
 fn register(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
@@ -98,11 +93,6 @@ fn register(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 }
 
 fn open(pid: i32) -> io::Result<OwnedFd> {
-    // SAFETY: two integers.
-    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    if descriptor < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a new descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }

@@ -1,11 +1,10 @@
 //! The largest number of clients, and the values that administrators may set.
 
-#![allow(unsafe_code, reason = "the limit of descriptors is asked for by a raw system call")]
-
 use std::time::Duration;
 
 use nvshare_proto::units::{Bytes, LEAST_MEMORY, MAX_QUANTUM, MIN_QUANTUM};
 use nvshare_proto::{Enforcement, Given, MOST_WEIGHT, Priority, QuantumRule};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Whether a quantum can be followed.
 ///
@@ -80,16 +79,10 @@ const OTHERS: usize = 64;
 
 /// The number of clients that leaves descriptors for administrators. Raises the process's own limit as far as possible.
 pub(crate) fn clients() -> usize {
-    let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
-    // SAFETY: a place for the answer; then a limit within what the system allows.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-            libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
-        }
-    }
-    let descriptors = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    let allowed = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let descriptors = usize::try_from(allowed).unwrap_or(usize::MAX);
     (descriptors.saturating_sub(OTHERS) / EACH).clamp(1, MOST)
 }
 

@@ -4,17 +4,21 @@
 //! name it themselves and have one user; else a process is by itself. Each tenant has a [`Page`] in memory that its
 //! processes map.
 
-#![allow(unsafe_code, reason = "shared memory, and a descriptor that is sent along with a frame")]
+#![allow(unsafe_code, reason = "shared memory")]
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvshare_proto::quota::{NO_ROW, Page, ROWS};
 use nvshare_proto::{Reply, SchedulerMessage, codec};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
@@ -107,30 +111,15 @@ unsafe impl Sync for Shared {}
 impl Shared {
     fn new() -> io::Result<Self> {
         let size = size_of::<Page>();
-        // SAFETY: a C string, integers, and a descriptor of our own; sealed, so that nobody can take pages away.
-        unsafe {
-            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-            // The C library has a name for it since 2.27 only.
-            let descriptor = libc::syscall(libc::SYS_memfd_create, c"nvshare-quota".as_ptr(), flags) as i32;
-            if descriptor < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            let descriptor = OwnedFd::from_raw_fd(descriptor);
-            let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-            if libc::ftruncate(descriptor.as_raw_fd(), size as libc::off_t) != 0
-                || libc::fcntl(descriptor.as_raw_fd(), libc::F_ADD_SEALS, seals) != 0
-            {
-                return Err(io::Error::last_os_error());
-            }
-            let protection = libc::PROT_READ | libc::PROT_WRITE;
-            let fd = descriptor.as_raw_fd();
-            let page = libc::mmap(std::ptr::null_mut(), size, protection, libc::MAP_SHARED, fd, 0);
-            if page == libc::MAP_FAILED {
-                return Err(io::Error::last_os_error());
-            }
-            let page = NonNull::new(page.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-            Ok(Self { descriptor, page, taken: Mutex::default() })
-        }
+        let descriptor = memfd_create(c"nvshare-quota", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&descriptor, size as u64)?;
+        // Sealed, so that nobody can take pages away.
+        fcntl_add_seals(&descriptor, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses the addresses, so no memory of ours is replaced.
+        let page = unsafe { mmap(std::ptr::null_mut(), size, protection, MapFlags::SHARED, &descriptor, 0)? };
+        let page = NonNull::new(page.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { descriptor, page, taken: Mutex::default() })
     }
 
     fn page(&self) -> &Page {
@@ -142,7 +131,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         // SAFETY: mapped by us with this size, and used by nobody any more.
-        unsafe { libc::munmap(self.page.as_ptr().cast(), size_of::<Page>()) };
+        let _ = unsafe { munmap(self.page.as_ptr().cast(), size_of::<Page>()) };
     }
 }
 
@@ -199,7 +188,7 @@ impl Tenants {
 
 async fn tell(shared: &Shared, row: u32, stream: &UnixStream) -> io::Result<()> {
     let frame = codec::encode(&Reply::Client(SchedulerMessage::Quota { row })).map_err(io::Error::other)?;
-    let send = || send_with(stream.as_raw_fd(), &frame, shared.descriptor.as_raw_fd());
+    let send = || send_with(stream, &frame, &shared.descriptor);
     let sent = stream.async_io(Interest::WRITABLE, send).await?;
     // The first frame of a connection fits its empty buffer whole.
     if sent == frame.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
@@ -230,26 +219,14 @@ impl Drop for Seat {
     }
 }
 
-fn send_with(socket: i32, frame: &[u8], descriptor: i32) -> io::Result<usize> {
-    let mut part = libc::iovec { iov_base: frame.as_ptr().cast_mut().cast(), iov_len: frame.len() };
-    // Aligned as control messages have to be.
-    let mut control = [0u64; 8];
-    // SAFETY: a message of one part and one control message with one descriptor, in buffers that live on and are
-    // large enough.
-    let sent = unsafe {
-        let mut message: libc::msghdr = std::mem::zeroed();
-        message.msg_iov = &raw mut part;
-        message.msg_iovlen = 1;
-        message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = libc::CMSG_SPACE(size_of::<i32>() as u32) as _;
-        let header = libc::CMSG_FIRSTHDR(&raw const message);
-        (*header).cmsg_level = libc::SOL_SOCKET;
-        (*header).cmsg_type = libc::SCM_RIGHTS;
-        (*header).cmsg_len = libc::CMSG_LEN(size_of::<i32>() as u32) as _;
-        libc::CMSG_DATA(header).cast::<i32>().write_unaligned(descriptor);
-        libc::sendmsg(socket, &raw const message, libc::MSG_NOSIGNAL)
-    };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
+fn send_with(socket: &UnixStream, frame: &[u8], descriptor: &OwnedFd) -> io::Result<usize> {
+    let descriptors = [descriptor.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
+    Ok(sendmsg(socket, &[IoSlice::new(frame)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
 #[cfg(test)]
