@@ -96,15 +96,32 @@ def notfitting(seconds=50, gib=6, percents=(20, 30, 40)):
             del os.environ["NVSHARE_MEMORY"]
 
 
+def sm_clocks(jobs, seconds):
+    """The card's clock in MHz, on average over so many seconds while these run: a card that rests now and then may run faster."""
+    clocks, until = [], time.time() + seconds
+    while time.time() < until and all(job.process.poll() is None for job in jobs):
+        query = subprocess.run(["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=60).stdout.split()
+        clocks += [int(clock) for clock in query[:1] if clock.isdigit()]
+        time.sleep(0.03)
+    return round(statistics.mean(clocks)) if clocks else "?"
+
+
 def force(seconds=12):
-    """A limit of a program that is alone, second by second."""
-    alone = results(streams([{}], 5))[0]["per_s"]
+    """A limit of a program that is alone, second by second, and for which part of the time it held the GPU as the scheduler counts."""
+    jobs = streams([{}], 6)
+    alone_mhz = sm_clocks(jobs, 5)
+    alone = results(jobs)[0]["per_s"]
     for percent in (25,):
         with Scheduler("--gpu-memory", "60GiB", log="info") as s:
-            result = results(streams([limit(percent, "force")], seconds, s, every=1))[0]
+            jobs = streams([limit(percent, "force")], seconds, s, every=1)
+            time.sleep(2)
+            begin, before = time.time(), s.client(jobs[0].process.pid)["held_ms"]
+            mhz = sm_clocks(jobs, seconds - 5)
+            held = (s.client(jobs[0].process.pid)["held_ms"] - before) / (time.time() - begin) / 10
+            result = results(jobs)[0]
         got = result["per_s"] / alone * 100
         each = [round((b - a) / alone * 100, 1) for a, b in zip([0] + result["by"], result["by"])]
-        aim("25 ± 2 % alone", abs(got - percent) <= 2, scenario="force", what=f"{percent} % alone", got_percent=round(got, 2), each_second=" ".join(map(str, each)))
+        aim("25 ± 2 % alone", abs(got - percent) <= 2, scenario="force", what=f"{percent} % alone", got_percent=round(got, 2), held_percent=round(held, 2), alone_mhz=alone_mhz, mhz=mhz, each_second=" ".join(map(str, each)))
 
 
 def change():

@@ -20,7 +20,8 @@ impl Core {
                 return None;
             }
             let runs = client.phase.runs();
-            let pace = if runs { gpu.shares.ends_at(client.job) } else { None };
+            let drain = client.accounts.get(&uuid).and_then(|account| account.cost.drain.mean());
+            let pace = if runs { gpu.shares.ends_at(client.job, drain.unwrap_or_default()) } else { None };
             let over = if client.paused { Some(Time::ZERO) } else { pace };
             over.map(|over| (over.max(gpu.not_before), *id))
         };

@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::Time;
 use crate::client::Job;
 use crate::policy::entitled::{self, Terms};
-use crate::policy::pace::Pace;
+use crate::policy::pace::{Does, Pace};
 use crate::policy::slices;
 
 /// Virtual time, in nanoseconds of a job of the usual weight. Differences may be negative.
@@ -148,17 +148,17 @@ impl Shares {
     pub(crate) fn begins_at(&self, job: Job) -> Option<Time> {
         let share = self.jobs.get(&job)?;
         let mut pace = share.pace.clone()?;
-        pace.advance(share.running > 0, self.advanced_to);
+        pace.advance(share.does(), self.advanced_to);
         (share.holding == 0).then(|| pace.begins_at())
     }
 
-    /// When a job whose limit is enforced has to leave; none if it does not run. Restoring does not count against the
-    /// limit.
-    pub(crate) fn ends_at(&self, job: Job) -> Option<Time> {
+    /// When a job whose limit is enforced has to leave, if its drain takes this long; none if it does not run. Restoring does
+    /// not count against the limit.
+    pub(crate) fn ends_at(&self, job: Job, drain: Duration) -> Option<Time> {
         let share = self.jobs.get(&job)?;
         let mut pace = share.pace.clone()?;
-        pace.advance(share.running > 0, self.advanced_to);
-        if share.running > 0 { pace.ends_at() } else { None }
+        pace.advance(share.does(), self.advanced_to);
+        if share.running > 0 { pace.ends_at(drain) } else { None }
     }
 
     /// Sets other terms from now on. Returns whether they differ from those before.
@@ -168,9 +168,9 @@ impl Shares {
         share.time = share.time(served);
         share.from = served;
         let before = std::mem::replace(&mut share.terms, terms);
-        let runs = share.running > 0;
+        let does = share.does();
         match (terms.limit.filter(|_| terms.forced), &mut share.pace) {
-            (Some(percent), Some(pace)) => pace.set(percent, runs, now),
+            (Some(percent), Some(pace)) => pace.set(percent, does, now),
             (Some(percent), none) => *none = Some(Pace::new(percent, now)),
             (None, pace) => *pace = None,
         }
@@ -236,14 +236,15 @@ impl Shares {
         count(&mut share.holding, old.holds, new.holds);
         count(&mut share.running, old.runs, new.runs);
         count(&mut share.long, old.long, new.long);
+        let does = share.does();
         if was.active == 0 && share.active > 0 {
             let known = self.jobs.contains_key(&job);
             self.catch_up();
             let start = self.clock - was.behind.clamp(0, bound);
             share.time = if known { was.time.max(start) } else { start };
         }
-        if let Some(pace) = share.pace.as_mut().filter(|_| (was.running > 0) != (share.running > 0)) {
-            pace.advance(was.running > 0, now);
+        if let Some(pace) = share.pace.as_mut().filter(|_| was.does() != does) {
+            pace.advance(was.does(), now);
         }
         if was.holding == 0 && share.holding > 0 {
             share.from = self.served;
@@ -339,6 +340,14 @@ impl Share {
             self.time.saturating_add(weighed(served - self.from, self.weight))
         } else {
             self.time
+        }
+    }
+
+    fn does(&self) -> Does {
+        match (self.running, self.active) {
+            (1.., _) => Does::Holds,
+            (0, 1..) => Does::Waits,
+            (0, 0) => Does::Sleeps,
         }
     }
 
@@ -483,10 +492,10 @@ mod tests {
         let mut shares = Shares::default();
         shares.change(job(1), None, WAITS, S(60));
         shares.set_terms(job(1), terms(100, Some(50), true));
-        assert_eq!((shares.begins_at(job(1)), shares.ends_at(job(1))), (Some(S(0)), None));
+        assert_eq!((shares.begins_at(job(1)), shares.ends_at(job(1), S(0))), (Some(S(0)), None));
         shares.change(job(1), WAITS, HOLDS, S(60));
         assert_eq!(
-            (shares.begins_at(job(1)), shares.ends_at(job(1))),
+            (shares.begins_at(job(1)), shares.ends_at(job(1), S(0))),
             (None, Some(Duration::from_millis(125)))
         );
         shares.advance(S(1));

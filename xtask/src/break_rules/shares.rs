@@ -51,4 +51,12 @@ pub(super) const SHARES: &[Rule] = &[
         package: "nvshare-core",
         test: "a_pause_earns_nothing_and_costs_nothing",
     },
+    Rule {
+        what: "a job whose limit is enforced saves while others keep it waiting",
+        file: "nvshare-scheduler/core/src/policy/pace.rs",
+        from: "let most = if does == Does::Sleeps {",
+        to: "let most = if BROKEN || does == Does::Sleeps {",
+        package: "nvshare-client",
+        test: "an_enforced_limit_is_exact_however_long_drains_take",
+    },
 ];

@@ -100,6 +100,61 @@ fn an_enforced_limit_binds_alone_too() {
     }
 }
 
+/// Per cent of the time that a job with an enforced limit held the GPU beside these, in each of some seconds.
+fn seconds_under_force(percent: u8, drains_in: u64, others: &[Plan]) -> Vec<f64> {
+    let mut plans = vec![Plan { drains_in, ..limit(3, percent, Enforcement::Force) }];
+    plans.extend(others.iter().cloned());
+    let mut world = World::new(plans, quantum(1000), u64::from(percent));
+    (2..62).map(|n| held_in_the_second_to(&mut world, 1000 * n)).collect()
+}
+
+/// Per cent of the second up to this time that the first job held the GPU.
+fn held_in_the_second_to(world: &mut World, until: u64) -> f64 {
+    world.run(MS(until - 1000));
+    let before = world.held(0);
+    world.run(MS(until));
+    (world.held(0) - before).as_secs_f64() * 100.0
+}
+
+#[test]
+fn an_enforced_limit_is_exact_however_long_drains_take() {
+    let mean = |seconds: &[f64]| seconds.iter().sum::<f64>() / seconds.len() as f64;
+    let others = [weight(4, 1), Plan { pause: 300, ..weight(4, 1) }];
+    for percent in [5, 25, 60, 90] {
+        // 0: of any length up to 20 ms.
+        for drains_in in [0, 1, 20, 45] {
+            let cap = f64::from(percent);
+            let alone = seconds_under_force(percent, drains_in, &[]);
+            assert!((mean(&alone) - cap).abs() <= 0.2, "{percent} %, {drains_in} ms: {}", mean(&alone));
+            // Drains that are always as long as expected: each second has its part.
+            let even = alone.iter().all(|second| (second - cap).abs() <= 1.5);
+            assert!(percent != 25 || ![1, 20].contains(&drains_in) || even, "{drains_in} ms: {alone:?}");
+            // Beside others that leave it as much as it may have, but for what hand-overs to them take.
+            let beside = mean(&seconds_under_force(percent, drains_in, &others));
+            let least = if percent == 90 { 2.5 } else { 0.6 };
+            assert!(
+                beside <= cap + 0.2 && beside >= cap - least,
+                "{percent} %, {drains_in} ms, others: {beside}"
+            );
+        }
+    }
+}
+
+#[test]
+fn another_enforced_limit_is_in_force_within_100_ms() {
+    let mut world = World::new(vec![limit(4, 20, Enforcement::Force)], quantum(1000), 7);
+    for (n, percent) in (0u64..).zip([60, 20, 90, 5, 25, 60, 40, 20]) {
+        // At any moment of its spells and rests.
+        let at = 2037 * n + 1000;
+        world.run(MS(at));
+        world.give(0, Given { compute: Some(percent), ..Given::default() });
+        let held = held_in_the_second_to(&mut world, at + 1100);
+        // One spell more or less.
+        let spell = f64::from(percent).max(20.0) / 4.0;
+        assert!((held - f64::from(percent)).abs() <= spell, "{held} % of {percent}");
+    }
+}
+
 #[test]
 fn the_rest_of_an_enforced_limit_goes_to_others() {
     let pauses = Plan { pause: 900, ..steady(4, ENDLESS) };

@@ -1,9 +1,10 @@
 //! An enforced compute limit: a job may hold the GPU for a part of the time, whether others want it or not.
 //!
-//! A job's credit grows with the time, at the rate of the limit, up to what one spell needs; holding uses it up. A job
-//! without credit leaves, and comes back when it has credit for a whole spell. A spell and the rest behind it take
-//! [`PERIOD`], and longer where a spell would be too short to be worth a hand-over. When a drain takes longer than its
-//! spell, a longer rest makes up for it.
+//! A job's credit grows with the time, at the rate of the limit, up to what one spell needs; holding uses it up. A job that
+//! will have none left when its drain is over leaves, and comes back when it has credit for a whole spell. A spell and the
+//! rest behind it take [`PERIOD`], and longer where a spell would be too short to be worth a hand-over. When a drain takes
+//! longer than was expected, a longer rest makes up for it. While others keep a job waiting that has credit for a spell, it
+//! saves what one more spell needs, so that it gets its part beside them too; a job that sleeps saves nothing.
 
 use std::time::Duration;
 
@@ -13,6 +14,17 @@ pub const PERIOD: Duration = Duration::from_millis(250);
 pub const SHORTEST: Duration = Duration::from_millis(20);
 /// Most credit that a job can owe after a drain that took longer than its spell, in nanoseconds.
 const MOST_DEBT: i64 = 5_000_000_000;
+
+/// What a job does with the GPU, as far as its limit is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Does {
+    /// Its gate is open, or its work completes.
+    Holds,
+    /// It wants the GPU and does not hold it.
+    Waits,
+    /// It does not want the GPU.
+    Sleeps,
+}
 
 /// The pace of one job. Credit is in nanoseconds × 100.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,11 +43,14 @@ impl Pace {
         pace
     }
 
-    /// Sets another limit from now on.
-    pub fn set(&mut self, percent: u8, holds: bool, now: Duration) {
-        self.advance(holds, now);
-        self.percent = i64::from(percent.clamp(1, 100));
-        self.credit = self.credit.min(self.enough());
+    /// Sets another limit from now on: the job has credit for one spell, whatever it did under the other limit.
+    pub fn set(&mut self, percent: u8, does: Does, now: Duration) {
+        self.advance(does, now);
+        let percent = i64::from(percent.clamp(1, 100));
+        if percent != self.percent {
+            self.percent = percent;
+            self.credit = self.enough();
+        }
     }
 
     /// The limit, in per cent.
@@ -44,13 +59,14 @@ impl Pace {
         self.percent as u8
     }
 
-    /// Lets time pass, in which the job held the GPU or did not.
-    pub fn advance(&mut self, holds: bool, now: Duration) {
+    /// Lets time pass, in which the job did this.
+    pub fn advance(&mut self, does: Does, now: Duration) {
         let passed = nanos(now.saturating_sub(self.at));
         self.at = self.at.max(now);
-        let rate = if holds { self.percent - 100 } else { self.percent };
+        let rate = if does == Does::Holds { self.percent - 100 } else { self.percent };
+        let most = if does == Does::Sleeps { self.enough() } else { self.enough() * 2 };
         let credit = self.credit.saturating_add(passed.saturating_mul(rate));
-        self.credit = credit.clamp(-MOST_DEBT * 100, self.enough());
+        self.credit = credit.clamp(-MOST_DEBT * 100, most);
     }
 
     /// When a job that does not hold the GPU may hold it again.
@@ -61,11 +77,13 @@ impl Pace {
         self.at + Duration::from_nanos(lacks.max(0).unsigned_abs().div_ceil(self.percent.unsigned_abs()))
     }
 
-    /// When a job that holds the GPU has to leave; none: never.
+    /// When a job that holds the GPU has to leave so that its drain, if it takes as long as expected, ends with its credit;
+    /// none: never. Half of a spell it has in any case.
     #[must_use]
-    pub fn ends_at(&self) -> Option<Duration> {
+    pub fn ends_at(&self, drain: Duration) -> Option<Duration> {
         let rate = 100 - self.percent;
-        let left = self.credit.max(0).unsigned_abs();
+        let kept = nanos(drain).saturating_mul(rate).min(self.enough() / 2);
+        let left = (self.credit - kept).max(0).unsigned_abs();
         (rate > 0).then(|| self.at + Duration::from_nanos(left.div_ceil(rate.unsigned_abs())))
     }
 
@@ -92,11 +110,11 @@ mod tests {
         let (mut now, mut held) = (begin, Duration::ZERO);
         while now < begin + MS(10_000) {
             now = now.max(pace.begins_at());
-            pace.advance(false, now);
-            let ends = pace.ends_at().map_or(begin + MS(10_000), |ends| ends + late);
+            pace.advance(Does::Waits, now);
+            let ends = pace.ends_at(MS(0)).map_or(begin + MS(10_000), |ends| ends + late);
             held += ends - now;
             now = ends;
-            pace.advance(true, now);
+            pace.advance(Does::Holds, now);
         }
         held
     }
@@ -118,17 +136,60 @@ mod tests {
     #[test]
     fn within_each_second_too() {
         let mut pace = Pace::new(25, MS(0));
-        let ends = pace.ends_at().expect("an end");
+        let ends = pace.ends_at(MS(0)).expect("an end");
         assert_eq!(ends, Duration::from_micros(62_500));
-        pace.advance(true, ends);
+        pace.advance(Does::Holds, ends);
         assert_eq!(pace.begins_at(), MS(250));
+    }
+
+    #[test]
+    fn a_spell_ends_with_its_drain_where_that_is_as_long_as_expected() {
+        let mut pace = Pace::new(25, MS(0));
+        assert_eq!(pace.ends_at(MS(20)), Some(Duration::from_micros(42_500)));
+        // Half a spell is left to a job whose drains are long.
+        assert_eq!(pace.ends_at(MS(90)), Some(Duration::from_micros(31_250)));
+        pace.advance(Does::Holds, Duration::from_micros(62_500));
+        assert_eq!(pace.begins_at(), MS(250));
+    }
+
+    #[test]
+    fn who_waits_with_credit_for_a_spell_saves_for_one_more_and_who_sleeps_does_not() {
+        for (does, expected) in [(Does::Waits, 125_000), (Does::Sleeps, 62_500)] {
+            let mut pace = Pace::new(25, MS(0));
+            pace.advance(does, MS(60_000));
+            let ends = pace.ends_at(MS(0)).expect("an end") - MS(60_000);
+            assert_eq!(ends, Duration::from_micros(expected), "{does:?}");
+        }
+    }
+
+    #[test]
+    fn another_limit_is_in_force_within_100_ms() {
+        let limits = [1, 5, 20, 25, 60, 90, 99];
+        for (from, to) in limits.into_iter().flat_map(|from| limits.map(|to| (from, to))) {
+            for (does, then) in [(Does::Holds, 0), (Does::Holds, 40), (Does::Holds, 5000), (Does::Waits, 90)]
+            {
+                let mut pace = Pace::new(from, MS(0));
+                pace.advance(does, MS(then));
+                pace.set(to, does, MS(then));
+                assert!(from == to || pace.begins_at() <= MS(then + 100), "{from} to {to}: {pace:?}");
+                // A whole spell under the new limit, and no more.
+                let spell = pace.ends_at(MS(0)).expect("an end") - MS(then);
+                let most = MS(250).max(MS(20) * 100 / u32::from(to)).min(MS(1000)) * u32::from(to) / 100;
+                assert!(from == to || spell <= most, "{from} to {to}: {spell:?}");
+            }
+        }
+        let mut pace = Pace::new(25, MS(0));
+        pace.advance(Does::Holds, MS(1000));
+        let before = pace.clone();
+        pace.set(25, Does::Holds, MS(1000));
+        assert_eq!(pace, before, "the same limit is no other limit");
     }
 
     #[test]
     fn another_limit_holds_at_once() {
         let mut pace = Pace::new(20, MS(0));
         held(&mut pace, MS(0), MS(0));
-        pace.set(60, false, pace.at);
+        pace.set(60, Does::Waits, pace.at);
         let begin = pace.at;
         assert!(pace.begins_at() <= begin + MS(250), "{:?}", pace.begins_at() - begin);
         let held = held(&mut pace, begin, MS(0));
@@ -138,7 +199,7 @@ mod tests {
     #[test]
     fn a_kernel_without_end_is_not_paid_for_without_end() {
         let mut pace = Pace::new(10, MS(0));
-        pace.advance(true, MS(3_600_000));
+        pace.advance(Does::Holds, MS(3_600_000));
         assert!(pace.begins_at() <= MS(3_600_000 + 51_000), "{:?}", pace.begins_at());
     }
 }
