@@ -77,10 +77,11 @@ pub(crate) fn admitted<T, U>(
 ) -> Result<U, CUresult> {
     deferred_free::sweep();
     free::finish();
+    let late = free::late();
     // For plain memory, the driver itself reports that the card is full.
     let fits = || device.has_it_alone(bytes);
     let fits_then =
-        || (driver_reserve::give_up(device) && fits()) || (deferred_free::wait_for_frees() && fits());
+        || (driver_reserve::give_up(device) && fits()) || (deferred_free::wait_for_frees(late) && fits());
     if kind.is_in_disguise() && !fits() && !fits_then() {
         return Err(CUresult::OUT_OF_MEMORY);
     }
@@ -97,7 +98,7 @@ pub(crate) fn admitted<T, U>(
             Ok(Admission::Lacks(lacks)) => {
                 leave(pass, &mark);
                 let waited = device.wait_for_room(lacks, Wait::of(kind), bell::ring);
-                if !waited && !driver_reserve::give_up(device) && !deferred_free::wait_for_frees() {
+                if !waited && !driver_reserve::give_up(device) && !deferred_free::wait_for_frees(late) {
                     return Err(CUresult::OUT_OF_MEMORY);
                 }
             }
@@ -124,7 +125,7 @@ pub(crate) fn admitted<T, U>(
             }
             Err(error) => {
                 leave(pass, &mark);
-                if !driver_reserve::give_up(device) && !deferred_free::wait_for_frees() {
+                if !driver_reserve::give_up(device) && !deferred_free::wait_for_frees(late) {
                     return Err(error);
                 }
             }

@@ -62,8 +62,6 @@ static HAS_THREAD: AtomicBool = AtomicBool::new(false);
 /// Allocations that wait for such memory, and those of them that have waited for [`PATIENCE`].
 static AWAITED: AtomicUsize = AtomicUsize::new(0);
 static URGENT: AtomicUsize = AtomicUsize::new(0);
-/// Counts what was freed.
-static TOTAL: AtomicUsize = AtomicUsize::new(0);
 
 fn note_count(freed: &[Freed]) {
     COUNT.store(freed.len(), Ordering::SeqCst);
@@ -134,10 +132,11 @@ fn take(which: impl Fn(&Freed) -> bool) -> Option<(CUdeviceptr, Arc<Context>)> {
 }
 
 fn is_over(base: CUdeviceptr) {
+    // Whoever does not find it in the list any more finds it counted.
+    free::count_late();
     let mut freed = lock(&FREED);
     freed.retain(|freed| freed.base != base);
     note_count(&freed);
-    TOTAL.fetch_add(1, Ordering::SeqCst);
 }
 
 /// Frees memory. If the library does not map it, the driver's free waits for the work of the device.
@@ -249,20 +248,19 @@ impl Drop for Waiter {
     }
 }
 
-/// Waits for memory that is freed later than the program said so. Returns whether some is free now.
-pub(super) fn wait_for_frees() -> bool {
-    let (mut waiter, before) = (Waiter::new(), TOTAL.load(Ordering::SeqCst));
-    let is_freed = || TOTAL.load(Ordering::SeqCst) != before;
-    while (waiter.is_worth_waiting() || free::is_unfinished())
+/// Waits for memory that is freed later than the program said so. Returns whether some is free that was not when
+/// [`free::late`] was `before`.
+pub(super) fn wait_for_frees(before: usize) -> bool {
+    let mut waiter = Waiter::new();
+    while free::late() == before
+        && (waiter.is_worth_waiting() || free::is_unfinished())
         && waiter.begin.elapsed() < LONGEST_WAIT
         && !lifecycle::is_exiting()
     {
-        if free::finish() || is_freed() {
-            return true;
-        }
+        free::finish();
         threads::pause();
     }
-    is_freed()
+    free::late() != before
 }
 
 /// Removes the memory of a context that has ended.

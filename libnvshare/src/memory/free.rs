@@ -1,6 +1,7 @@
 //! Frees: how an allocation leaves the list and the account.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nvshare_client::session::is_worth_offering;
 
@@ -36,11 +37,25 @@ pub(crate) fn free(base: CUdeviceptr, work: Work, call: impl Fn() -> CUresult) -
     CUresult::SUCCESS
 }
 
-/// Ends memory that could not be ended when the program freed it. Returns whether some has ended now.
-pub(crate) fn finish() -> bool {
-    let ended: Vec<_> = backing::ALL.iter().flat_map(|backing| backing.finish_frees()).collect();
-    ended.iter().for_each(|allocation| forget(allocation));
-    !ended.is_empty()
+/// How often memory has ended later than the program freed it.
+static LATE: AtomicUsize = AtomicUsize::new(0);
+
+/// How often memory has ended later than the program freed it, and is out of the account.
+pub(super) fn late() -> usize {
+    LATE.load(Ordering::SeqCst)
+}
+
+/// Notes that memory has ended so, and is out of the account.
+pub(super) fn count_late() {
+    LATE.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Ends memory that could not be ended when the program freed it.
+pub(crate) fn finish() {
+    for allocation in backing::ALL.iter().flat_map(|backing| backing.finish_frees()) {
+        forget(&allocation);
+        count_late();
+    }
 }
 
 /// Whether there is such memory.

@@ -344,8 +344,8 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         what: "an allocation waits for memory that is freed later before it is refused",
         file: "libnvshare/src/memory/admission.rs",
-        from: "!deferred_free::wait_for_frees() {\n                    return Err(error);",
-        to: "(BROKEN || !deferred_free::wait_for_frees()) {\n                    return Err(error);",
+        from: "!deferred_free::wait_for_frees(late) {\n                    return Err(error);",
+        to: "(BROKEN || !deferred_free::wait_for_frees(late)) {\n                    return Err(error);",
         package: "nvshare-e2e",
         test: "freed_memory_can_be_allocated_again_at_the_limit",
     },
