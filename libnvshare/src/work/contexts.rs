@@ -5,12 +5,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use super::life::{Gone, Life};
 use crate::driver::types::{CUcontext, CUdevice, CUresult, CUstream};
 use crate::driver::{self, Relaxed};
-use crate::process::lifecycle;
 use crate::process::lock::lock;
+use crate::process::{lifecycle, threads};
 
 /// A context of the program.
 #[derive(Debug)]
@@ -32,6 +33,46 @@ pub(crate) struct Context {
 
 static CONTEXTS: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
 static GENERATION: AtomicU64 = AtomicU64::new(1);
+/// The number of contexts that the program is ending now.
+static ENDS: AtomicUsize = AtomicUsize::new(0);
+
+/// So long one piece of memory waits for contexts that are being ended, and so long none waits after that.
+const LET_THEM_END: Duration = Duration::from_millis(100);
+
+/// Waits while the program ends a context, but for a limited time. The driver's call takes locks many times that it holds while
+/// memory moves, so the end of a context would wait for one piece after the other. The mover calls this before each.
+/// Returns earlier if it is `given_up`.
+pub(crate) fn let_them_end(given_up: impl Fn() -> bool) {
+    static GIVEN_UP: Mutex<Option<Instant>> = Mutex::new(None);
+    let is_recent = |at: &Instant| at.elapsed() < LET_THEM_END;
+    if ENDS.load(Ordering::SeqCst) == 0 || lock(&GIVEN_UP).as_ref().is_some_and(is_recent) {
+        return;
+    }
+    let begin = Instant::now();
+    while ENDS.load(Ordering::SeqCst) > 0 && !given_up() && !lifecycle::is_exiting() {
+        if begin.elapsed() >= LET_THEM_END {
+            *lock(&GIVEN_UP) = Some(Instant::now());
+            return;
+        }
+        threads::pause();
+    }
+}
+
+/// Counts as the end of a context until it is dropped.
+struct End;
+
+impl End {
+    fn begins() -> Self {
+        ENDS.fetch_add(1, Ordering::SeqCst);
+        Self
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        ENDS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 /// A number that changes when a context ends. Handles that a thread remembers may belong to other contexts and streams then.
 #[inline(always)]
@@ -194,8 +235,10 @@ pub(crate) fn end(
 ) -> (CUresult, bool) {
     // If the thread is cancelled inside the call, nothing is known of the handle any more.
     let undo = crate::process::unwind::OnUnwind::new(|| forget(context));
+    let is_ending = End::begins();
     context.life.end();
     let result = call();
+    drop(is_ending);
     undo.done();
     let kept = result != CUresult::SUCCESS || lives_on();
     let contexts = lock(&CONTEXTS);
@@ -233,6 +276,40 @@ mod tests {
         assert_eq!(end(&context, || CUresult::SUCCESS, || false), (CUresult::SUCCESS, true));
         assert!(!context.life().is_alive() && find(handle(0x1_0000)).is_none());
         assert_ne!(generation(), before);
+    }
+
+    #[test]
+    fn memory_moves_when_no_context_is_ending_any_more_or_after_a_while() {
+        let moves = || {
+            let begin = Instant::now();
+            let_them_end(|| false);
+            begin.elapsed()
+        };
+        let (context, over) = (&learn(handle(0x4_0000), 0), &AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let (begun, begins) = std::sync::mpsc::channel();
+            let (may_end, ends) = std::sync::mpsc::channel();
+            scope.spawn(move || {
+                let call = || {
+                    begun.send(()).unwrap();
+                    ends.recv().unwrap();
+                    over.store(true, Ordering::SeqCst);
+                    CUresult::SUCCESS
+                };
+                end(context, call, || false)
+            });
+            begins.recv().unwrap();
+            // It takes too long: the next piece does not wait as well.
+            assert!(moves() >= LET_THEM_END && !over.load(Ordering::SeqCst));
+            moves();
+            let_them_end(|| true);
+            assert!(!over.load(Ordering::SeqCst));
+            std::thread::sleep(LET_THEM_END);
+            let waits = scope.spawn(moves);
+            may_end.send(()).unwrap();
+            waits.join().unwrap();
+        });
+        assert!(over.load(Ordering::SeqCst));
     }
 
     #[test]

@@ -62,6 +62,7 @@ impl Backing for Managed {
         let mut moved = 0;
         for allocation in allocations::of_device(device.ordinal) {
             while moved < wanted {
+                contexts::let_them_end(|| false);
                 let piece = match evict_piece(&allocation, wanted - moved, &mut host, device) {
                     Ok(piece) => piece,
                     Err(Stop::Failed(error)) => {
@@ -145,6 +146,7 @@ fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> 
     if allocation.is_movable() && config::get().is_ok_and(|config| config.restore) {
         let std::ops::Range { start: mut at, end: until } = residency.next_in(charged);
         while at < until {
+            contexts::let_them_end(|| cancelled() || allocation.is_leaving());
             let piece = RESTORE_PIECE.min(until - at);
             let stopped = match place_to_move(allocation) {
                 _ if cancelled() => Err(Stop::Cancelled),

@@ -18,7 +18,7 @@ use crate::memory::devices::Device;
 use crate::memory::mapping::host_pool::{self, NoSlots, Slot};
 use crate::memory::mapping::{Chunk, GRANULE, Mapped, create, destroy};
 use crate::process::{log, threads};
-use crate::work::contexts::Context;
+use crate::work::contexts::{self, Context};
 use crate::work::event::{Event, Outcome};
 
 /// Bytes under way at a time.
@@ -123,6 +123,7 @@ fn take<T>(
     index: usize,
     look: impl FnOnce(&mut Chunk) -> Option<T>,
 ) -> Option<T> {
+    contexts::let_them_end(|| allocation.is_leaving());
     let mut chunks = mapped.lock();
     let chunk = chunks.get_mut(index).filter(|chunk| !chunk.moving)?;
     if allocation.is_leaving() {
