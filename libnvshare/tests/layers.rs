@@ -1,4 +1,5 @@
 //! The layers of the library: a lower one never names a higher one, and no files of one layer use each other in a circle.
+//! Nor do the files of the client's crate and of the scheduler's core, which have one layer each.
 //!
 //! Read from the source: the `use` lines, and paths that begin with `crate::` or `super::`.
 
@@ -8,6 +9,9 @@ use std::path::{Path, PathBuf};
 
 /// From the lowest to the highest. What is at the root, the list of entry points, belongs to all.
 const LAYERS: [&str; 7] = ["process", "driver", "work", "memory", "session", "lookup", "hooks"];
+
+/// Crates of one layer: its name here, and the folder from the library's.
+const CRATES: [(&str, &str); 2] = [("client", "client/src"), ("core", "../nvshare-scheduler/core/src")];
 
 /// A place where one file names another.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -114,15 +118,20 @@ fn module(file: &Path) -> Vec<String> {
     module
 }
 
+/// Whether this is the layer of a crate that has one alone.
+fn is_crate(layer: &str) -> bool {
+    CRATES.iter().any(|(name, _)| *name == layer)
+}
+
 /// What a module belongs to; `None`: the root.
 fn unit(module: &[String], files: &BTreeSet<Vec<String>>) -> Option<Unit> {
     let layer = module.first()?.clone();
-    LAYERS.contains(&layer.as_str()).then_some(())?;
+    (LAYERS.contains(&layer.as_str()) || is_crate(&layer)).then_some(())?;
     let name = module.get(1).filter(|name| files.contains(&vec![layer.clone(), (*name).clone()]));
     Some(Unit { layer, name: name.cloned().unwrap_or_default() })
 }
 
-/// All references of the files in `sources`, by their path in `src`.
+/// All references of the files in `sources`, by their path in `src`; those of a crate of one layer in a folder of its name.
 fn references(sources: &BTreeMap<PathBuf, String>) -> Vec<Reference> {
     let files: BTreeSet<Vec<String>> = sources.keys().map(|file| module(file)).collect();
     let mut found = Vec::new();
@@ -131,7 +140,10 @@ fn references(sources: &BTreeMap<PathBuf, String>) -> Vec<Reference> {
         let Some(from) = unit(&here, &files) else { continue };
         for (line, path) in paths(&code(text)) {
             let mut names = path.split("::").peekable();
-            let mut target = if names.next_if_eq(&"crate").is_some() { Vec::new() } else { here.clone() };
+            let mut target = here.clone();
+            if names.next_if_eq(&"crate").is_some() {
+                target.truncate(usize::from(is_crate(&from.layer)));
+            }
             while names.next_if_eq(&"super").is_some() {
                 target.pop();
             }
@@ -145,15 +157,26 @@ fn references(sources: &BTreeMap<PathBuf, String>) -> Vec<Reference> {
     found
 }
 
+/// A file by its path from the library's folder.
+fn place(file: &Path) -> String {
+    let of_crate = |(name, root): &(&str, &str)| Some(Path::new(root).join(file.strip_prefix(name).ok()?));
+    let found = CRATES.iter().find_map(of_crate).unwrap_or_else(|| Path::new("src").join(file));
+    found.display().to_string()
+}
+
 /// References from a lower layer to a higher one.
 fn upwards(references: &[Reference]) -> Vec<String> {
     let rank = |layer: &str| LAYERS.iter().position(|known| *known == layer);
     let is_upwards = |r: &&Reference| rank(&r.to.layer) > rank(&r.from.layer);
     let say = |r: &Reference| {
         let (from, to) = (&r.from.layer, &r.to.layer);
-        format!("src/{}:{}: `{from}` is below `{to}`: {}", r.file.display(), r.line, r.path)
+        format!("{}:{}: `{from}` is below `{to}`: {}", place(&r.file), r.line, r.path)
     };
     references.iter().filter(is_upwards).map(say).collect()
+}
+
+fn say_use(r: &Reference) -> String {
+    format!("{}:{}: {}", place(&r.file), r.line, r.path)
 }
 
 /// References inside a layer that are part of a circle.
@@ -174,44 +197,74 @@ fn circles(references: &[Reference]) -> Vec<String> {
         }
         false
     };
-    let say = |r: &&Reference| format!("src/{}:{}: a circle: {}", r.file.display(), r.line, r.path);
+    let say = |r: &&Reference| format!("{}:{}: a circle: {}", place(&r.file), r.line, r.path);
     inside.iter().filter(|r| reaches(&r.to, &r.from)).map(say).collect()
 }
 
-fn read(dir: &Path, root: &Path, sources: &mut BTreeMap<PathBuf, String>) {
+/// Reads the sources in `dir`, which is called `name`.
+fn read(dir: &Path, name: &Path, sources: &mut BTreeMap<PathBuf, String>) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
+        let name = name.join(path.file_name().unwrap());
         if path.is_dir() {
-            read(&path, root, sources);
+            read(&path, &name, sources);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = fs::read_to_string(&path).unwrap();
-            sources.insert(path.strip_prefix(root).unwrap().to_owned(), text);
+            sources.insert(name, fs::read_to_string(&path).unwrap());
         }
     }
 }
 
-fn sources() -> BTreeMap<PathBuf, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+/// The sources of the library.
+fn library() -> BTreeMap<PathBuf, String> {
     let mut sources = BTreeMap::new();
-    read(&root, &root, &mut sources);
+    read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), Path::new(""), &mut sources);
+    sources
+}
+
+/// The sources of a crate of one layer.
+fn one_layer((name, root): (&str, &str)) -> BTreeMap<PathBuf, String> {
+    let mut sources = BTreeMap::new();
+    read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(root), Path::new(name), &mut sources);
     sources
 }
 
 #[test]
 fn no_layer_names_a_higher_one() {
-    let found = upwards(&references(&sources()));
+    let found = upwards(&references(&library()));
     assert!(found.is_empty(), "\n{}", found.join("\n"));
 }
 
 #[test]
 fn no_files_of_a_layer_use_each_other_in_a_circle() {
-    let found = circles(&references(&sources()));
+    for sources in [library(), one_layer(CRATES[0]), one_layer(CRATES[1])] {
+        let references = references(&sources);
+        assert!(!references.is_empty(), "nothing was read");
+        let found = circles(&references);
+        assert!(found.is_empty(), "\n{}", found.join("\n"));
+    }
+}
+
+#[test]
+fn the_policies_of_the_core_name_nothing_but_each_other() {
+    let from_policies = |references: Vec<Reference>| {
+        references.into_iter().filter(|r| r.from.name == "policy").map(|r| say_use(&r)).collect::<Vec<_>>()
+    };
+    let found = from_policies(references(&one_layer(CRATES[1])));
     assert!(found.is_empty(), "\n{}", found.join("\n"));
+
+    let wrong = [
+        ("core/policy/mod.rs", ""),
+        ("core/policy/next.rs", "use super::turn;\nuse crate::Time;"),
+        ("core/policy/turn.rs", ""),
+    ];
+    let wrong = wrong.map(|(file, text)| (PathBuf::from(file), text.to_owned())).into();
+    let expected = "../nvshare-scheduler/core/src/policy/next.rs:2: crate::Time";
+    assert_eq!(from_policies(references(&wrong)), [expected]);
 }
 
 #[test]
 fn every_folder_is_a_layer() {
-    let sources = sources();
+    let sources = library();
     for layer in LAYERS {
         assert!(sources.contains_key(&Path::new(layer).join("mod.rs")), "there is no layer {layer}");
     }
@@ -252,4 +305,21 @@ fn a_use_that_is_turned_round_is_found() {
     assert_eq!(of("fn f() {\n    crate::session::wake();\n}", "").0, up(2, "crate::session::wake"));
     assert_eq!(of("use super::super::session::wake;", "").0, up(1, "super::super::session::wake"));
     assert_eq!(of("use super::life;", "use crate::work::gate::Mark;").1.len(), 2);
+}
+
+#[test]
+fn a_circle_in_a_crate_of_one_layer_is_found() {
+    let text = [
+        ("client/account/mod.rs", "pub use told::Told;"),
+        ("client/account/told.rs", "use super::Account;\nuse crate::{kind::Kind, Terms};"),
+        ("client/kind.rs", "use crate::account::Account;"),
+        ("client/lib.rs", "pub use account::Account;"),
+    ];
+    let sources = text.map(|(file, text)| (PathBuf::from(file), text.to_owned())).into();
+    let found = circles(&references(&sources));
+    let expected = [
+        "client/src/account/told.rs:2: a circle: crate::kind::Kind",
+        "client/src/kind.rs:1: a circle: crate::account::Account",
+    ];
+    assert_eq!(found, expected);
 }

@@ -1,0 +1,141 @@
+//! The tree as a reader finds it: small files, and an ARCHITECTURE.md that names what is there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A source file has fewer lines.
+const MOST_LINES: usize = 600;
+/// A walk through the code has so many steps at most.
+const MOST_STEPS: usize = 10;
+/// The walks of ARCHITECTURE.md, by their headings.
+const WALKS: [&str; 4] = ["### A launch", "### An allocation", "### A hand-over", "### `set-tq`"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The files and folders below `dir`, from the root of the tree; build outputs and other hidden folders left out.
+fn walk(dir: &Path, root: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
+        let (path, name) = (entry.path(), entry.file_name());
+        let is_folder = entry.file_type().unwrap().is_dir();
+        let is_hidden = name.to_string_lossy().starts_with('.') && name != ".ci" && name != ".cargo";
+        if is_folder && (is_hidden || name == "target" || name == "node_modules") {
+            continue;
+        }
+        found.push(path.strip_prefix(root).unwrap().to_owned());
+        if is_folder {
+            walk(&path, root, found);
+        }
+    }
+}
+
+fn tree() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    walk(&root(), &root(), &mut found);
+    found
+}
+
+/// The text between backticks in a line, and what follows each up to the next.
+fn quoted(line: &str) -> Vec<(&str, &str)> {
+    let parts: Vec<&str> = line.split('`').collect();
+    parts.get(1..).unwrap_or_default().chunks_exact(2).map(|pair| (pair[0], pair[1])).collect()
+}
+
+/// Whether a quoted text is meant as a file or folder of the tree.
+fn is_path(text: &str) -> bool {
+    let is_plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c));
+    let ends = [".rs", ".md", ".py", ".c", ".cu", ".cpp", ".toml", "/"];
+    is_plain && !text.starts_with('/') && ends.iter().any(|end| text.ends_with(end))
+}
+
+/// The files and folders that a path of the document means: it may leave out the beginning.
+fn meant<'a>(path: &str, tree: &'a [PathBuf]) -> Vec<&'a PathBuf> {
+    tree.iter().filter(|known| known.ends_with(path.trim_end_matches('/'))).collect()
+}
+
+/// What a document names and the tree does not have, with the lines.
+fn missing(document: &str, tree: &[PathBuf], read: impl Fn(&Path) -> String) -> Vec<String> {
+    let mut missing = Vec::new();
+    let mut is_picture = false;
+    for (number, line) in (1..).zip(document.lines()) {
+        is_picture ^= line.starts_with("```");
+        if is_picture {
+            continue;
+        }
+        let quoted = quoted(line);
+        for (at, (text, then)) in quoted.iter().enumerate() {
+            if !is_path(text) {
+                continue;
+            }
+            let files = meant(text, tree);
+            if files.is_empty() {
+                missing.push(format!("{number}: there is no {text}"));
+                continue;
+            }
+            // "`file.rs`, `function`"
+            let next = quoted.get(at + 1).map(|(next, _)| *next).filter(|_| *then == ", ");
+            let is_function = |name: &&str| name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+            if let Some(function) = next.filter(|_| text.ends_with(".rs")).filter(is_function) {
+                let has = |file: &&PathBuf| read(file).contains(&format!("fn {function}"));
+                if !files.iter().any(has) {
+                    missing.push(format!("{number}: there is no fn {function} in {text}"));
+                }
+            }
+        }
+    }
+    missing
+}
+
+/// The steps of a walk: the numbered lines behind its heading.
+fn steps<'a>(document: &'a str, heading: &str) -> Vec<&'a str> {
+    let is_step = |line: &&str| line.split_once(". ").is_some_and(|(number, _)| number.parse::<u8>().is_ok());
+    let behind = document.lines().skip_while(|line| *line != heading).skip(1);
+    behind.take_while(|line| !line.starts_with('#')).filter(is_step).collect()
+}
+
+#[test]
+fn every_source_file_is_small() {
+    let sources: Vec<_> =
+        tree().into_iter().filter(|path| path.extension().is_some_and(|e| e == "rs")).collect();
+    assert!(sources.len() > 100, "only {} sources were found", sources.len());
+    let lines = |path: &PathBuf| fs::read_to_string(root().join(path)).unwrap().lines().count();
+    let large =
+        sources.into_iter().map(|path| (lines(&path), path)).filter(|(lines, _)| *lines >= MOST_LINES);
+    let large: Vec<_> = large.collect();
+    assert!(large.is_empty(), "{large:?}");
+}
+
+#[test]
+fn the_architecture_names_what_is_there() {
+    let document = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let missing = missing(&document, &tree(), |file| fs::read_to_string(root().join(file)).unwrap());
+    assert!(missing.is_empty(), "\n{}", missing.join("\n"));
+}
+
+#[test]
+fn the_walks_are_short_and_each_step_is_in_a_file() {
+    let document = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    for heading in WALKS {
+        let steps = steps(&document, heading);
+        assert!((5..=MOST_STEPS).contains(&steps.len()), "{heading}: {} steps", steps.len());
+        for step in steps {
+            assert!(quoted(step).iter().any(|(text, _)| is_path(text)), "{heading}: no file: {step}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_name_is_found() {
+    let tree = ["work", "work/gate.rs", "src/memory/gate.rs", "docs/aims.md"].map(PathBuf::from);
+    let read =
+        |file: &Path| if file.ends_with("work/gate.rs") { "fn enter(".to_owned() } else { String::new() };
+    let of = |document: &str| missing(document, &tree, read);
+    let nothing = Vec::<String>::new();
+    assert_eq!(of("`work/gate.rs`, `enter`: `work/`, `aims.md`, `Account::hold`, `/proc/x/`"), nothing);
+    assert_eq!(of("```\n`gone.rs`\n```\nnone"), nothing);
+    assert_eq!(of("a\n`work/gates.rs` and `gate.rs`"), ["2: there is no work/gates.rs"]);
+    assert_eq!(of("`ate.rs`"), ["1: there is no ate.rs"]);
+    assert_eq!(of("`gate.rs`, `leave`"), ["1: there is no fn leave in gate.rs"]);
+    assert_eq!(steps("### A\n1. a\nb\n2. c\n### B\n3. d", "### A"), ["1. a", "2. c"]);
+}
