@@ -83,30 +83,50 @@ pub(crate) struct Has {
 /// The terms of jobs, in all and on single GPUs.
 pub(crate) type Known = BTreeMap<(Job, Option<GpuUuid>), Has>;
 
-fn has<'a>(given: &JobTerms, asked: impl Iterator<Item = &'a Asked> + Clone, gpu: Option<GpuUuid>) -> Has {
-    let most = given.weight.unwrap_or(USUAL_WEIGHT);
-    let weight = asked.clone().filter_map(|asked| asked.weight).fold(most, u32::min).max(1);
-    let most = given.priority.unwrap_or_default();
-    let priority = asked.clone().filter_map(|asked| asked.priority).fold(most, Priority::min);
-    let enforcement = given.enforcement.unwrap_or_else(|| {
-        // The strictest enforcement that a process with a limit asks for.
-        let limited =
-            || asked.clone().filter(|asked| !asked.compute.is_empty()).map(|asked| asked.enforcement);
-        let any = |which| limited().any(|enforcement| enforcement == which);
-        if any(Enforcement::Force) {
-            Enforcement::Force
-        } else if any(Enforcement::Default) {
-            Enforcement::Default
-        } else {
-            limited().next().unwrap_or_default()
+/// The least that the processes of a job ask for.
+#[derive(Debug, Clone, Default)]
+struct Least {
+    weight: Option<u32>,
+    priority: Option<Priority>,
+    /// The strictest enforcement that a process with a limit asks for.
+    enforcement: Option<Enforcement>,
+    compute: BTreeMap<GpuUuid, u8>,
+}
+
+impl Least {
+    /// Looks at each process once: a job may have a thousand, on many GPUs.
+    fn of<'a>(asked: impl Iterator<Item = &'a Asked>) -> Self {
+        let mut least = Self::default();
+        for asked in asked {
+            least.weight = least.weight.into_iter().chain(asked.weight).min();
+            least.priority = least.priority.into_iter().chain(asked.priority).min();
+            if !asked.compute.is_empty() {
+                let both = least.enforcement.into_iter().chain([asked.enforcement]);
+                least.enforcement = both.max_by_key(|&enforcement| strictness(enforcement));
+            }
+            for limit in &asked.compute {
+                let percent = least.compute.entry(limit.gpu).or_insert(limit.percent);
+                *percent = limit.percent.min(*percent);
+            }
         }
-    });
-    let least = |gpu| {
-        let limits =
-            asked.clone().flat_map(|asked| asked.compute.iter()).filter(move |limit| limit.gpu == gpu);
-        limits.map(|limit| limit.percent).min()
-    };
-    let limit = gpu.and_then(|gpu| given.compute(gpu).or_else(|| least(gpu))).filter(|&percent| percent > 0);
+        least
+    }
+}
+
+fn strictness(enforcement: Enforcement) -> u8 {
+    match enforcement {
+        Enforcement::Disable => 0,
+        Enforcement::Default => 1,
+        Enforcement::Force => 2,
+    }
+}
+
+fn has(given: &JobTerms, least: &Least, gpu: Option<GpuUuid>) -> Has {
+    let weight = least.weight.into_iter().fold(given.weight.unwrap_or(USUAL_WEIGHT), u32::min).max(1);
+    let priority = least.priority.into_iter().fold(given.priority.unwrap_or_default(), Priority::min);
+    let enforcement = given.enforcement.or(least.enforcement).unwrap_or_default();
+    let limit = |gpu| given.compute(gpu).or_else(|| least.compute.get(&gpu).copied());
+    let limit = gpu.and_then(limit).filter(|&percent| percent > 0);
     Has { weight, priority, enforcement, limit: limit.map(|percent| percent.min(100)) }
 }
 
@@ -118,12 +138,13 @@ impl Core {
         let none = JobTerms::default();
         let given = self.given.get(&job).unwrap_or(&none);
         let asked = members.iter().filter_map(|id| self.clients.get(id)).map(|client| &client.asked);
+        let least = Least::of(asked);
         let paused = given.paused;
         let there = members.iter().filter_map(|id| self.clients.get(id));
         let gpus: BTreeSet<GpuUuid> = there.flat_map(|client| client.accounts.keys().copied()).collect();
         for uuid in gpus {
             let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
-            let has = has(given, asked.clone(), Some(uuid));
+            let has = has(given, &least, Some(uuid));
             let terms = Terms {
                 weight: u64::from(has.weight) * factor(has.priority),
                 limit: has.limit.filter(|_| has.enforcement != Enforcement::Disable),
@@ -234,8 +255,9 @@ impl Core {
         let members = self.jobs.get(&client.job);
         let asked =
             members.into_iter().flatten().filter_map(|id| self.clients.get(id)).map(|client| &client.asked);
-        let mut terms =
-            |gpu| *known.entry((client.job, gpu)).or_insert_with(|| has(given, asked.clone(), gpu));
+        let mut terms = |gpu| {
+            *known.entry((client.job, gpu)).or_insert_with(|| has(given, &Least::of(asked.clone()), gpu))
+        };
         let all = terms(None);
         let limit = |&gpu: &GpuUuid| Some(ComputeLimit { gpu, percent: terms(Some(gpu)).limit? });
         ShareStatus {
@@ -303,13 +325,14 @@ mod tests {
                 (1, Priority::Normal, Default, None),
             ),
         ] {
-            let got = has(&given, asked.iter(), Some(GPU));
+            let least = Least::of(asked.iter());
+            let got = has(&given, &least, Some(GPU));
             assert_eq!(
                 (got.weight, got.priority, got.enforcement, got.limit),
                 expected,
                 "{given:?} {asked:?}"
             );
-            assert_eq!(has(&given, asked.iter(), Some(OTHER)).limit, None);
+            assert_eq!(has(&given, &least, Some(OTHER)).limit, None);
         }
     }
 
@@ -317,7 +340,7 @@ mod tests {
     fn an_administrators_word_stands_above_the_environment() {
         let mut given = JobTerms::default();
         let asked = [asks(None, None, &[20], Enforcement::Force)];
-        let limit = |given: &JobTerms, gpu| has(given, asked.iter(), Some(gpu)).limit;
+        let limit = |given: &JobTerms, gpu| has(given, &Least::of(asked.iter()), Some(gpu)).limit;
         given.take(Some(GPU), Given { compute: Some(60), memory: Some(7), ..Given::default() });
         assert_eq!((limit(&given, GPU), limit(&given, OTHER)), (Some(60), None));
         assert_eq!((given.memory(GPU), given.memory(OTHER)), (Some(7), None));
