@@ -391,8 +391,8 @@ static void mapped_memory(void) {
     EXPECT(FN(cuMemCreate)(&handle, 3 * MIB, ON_CARD, 0ul) == 1);
     EXPECT(free_bytes() == before - 4 * MIB);
     /* A mapping is whole, within reserved addresses, and alone there. */
-    EXPECT(FN(cuMemMap)(at, 2 * MIB, 0ul, handle, 0ul) == 1);
-    EXPECT(FN(cuMemMap)(at, 4 * MIB, 2 * MIB, handle, 0ul) == 1);
+    EXPECT(FN(cuMemMap)(at, 2 * MIB, 0ul, handle, 0ul) == 801);
+    EXPECT(FN(cuMemMap)(at, 2 * MIB, 2 * MIB, handle, 0ul) == 801);
     EXPECT(FN(cuMemMap)(at + 10 * MIB, 4 * MIB, 0ul, handle, 0ul) == 1);
     EXPECT(FN(cuMemMap)(at, 4 * MIB, 0ul, handle + 64, 0ul) == 1);
     CHECK(FN(cuMemMap)(at, 4 * MIB, 0ul, handle, 0ul));
@@ -416,6 +416,25 @@ static void mapped_memory(void) {
     CHECK(launch(at, 3 * MIB, 1, NULL));
     CHECK(FN(cuMemcpyDtoH_v2)(both, at + 4 * MIB - 4, 8ul));
     EXPECT(both[0] == 6 && both[1] == 7);
+    /* The driver's view of it: the range is that of the reserved addresses, and it is of no context. */
+    uint64_t value;
+    int names[] = {1, 11, 12, 14, 18, 19};
+    uint64_t values[] = {0, at, 12 * MIB, 0, 8 * MIB, at + 4 * MIB};
+    for (int i = 0; i < 6; i++) {
+        CHECK(FN(cuPointerGetAttribute)(&value, names[i], at + 9 * MIB));
+        EXPECT(value == values[i]);
+    }
+    /* It can be mapped twice; descriptors are made of memory that was created for that. */
+    int properties[8] = {0}, descriptor;
+    uint64_t other = range(8 * MIB);
+    CHECK(FN(cuMemMap)(other, 8 * MIB, 0ul, second, 0ul));
+    CHECK(FN(cuMemSetAccess)(other, 8 * MIB, READ_WRITE, 1ul));
+    CHECK(FN(cuMemcpyDtoH_v2)(&got, other, 4ul));
+    EXPECT(got == 7);
+    CHECK(FN(cuMemGetAllocationPropertiesFromHandle)(properties, second));
+    EXPECT(!memcmp(properties, (int[8]){1, 0, 1}, sizeof properties));
+    EXPECT(FN(cuMemExportToShareableHandle)(&descriptor, second, 1, 0ul) == 1);
+    CHECK(FN(cuMemUnmap)(other, 8 * MIB));
     /* No mapping is unmapped in part. */
     EXPECT(FN(cuMemUnmap)(at, 2 * MIB) == 1);
     EXPECT(FN(cuMemUnmap)(at, 8 * MIB) == 1);

@@ -1,6 +1,6 @@
 //! Physical memory, reserved addresses, and the mappings between them.
 //!
-//! A mapping is made and unmade as a whole. Mapped memory can be reached only after access was given to it. Work that
+//! A mapping is made and unmade as a whole, and is of whole physical memory. Mapped memory can be reached only after access was given to it. Work that
 //! reaches a reserved address without both stops the process with a line: on a card it would end the context, and the cause
 //! would be hard to find.
 
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::memory::Allocation;
-use crate::process::{Failure, INVALID_VALUE, Process};
+use crate::process::{Failure, INVALID_VALUE, NOT_SUPPORTED, Process};
 use crate::tables::Tables;
 use crate::world::BLOCK;
 
@@ -35,6 +35,17 @@ pub(crate) struct Vmm {
     handles: HashMap<u64, u32>,
     /// Physical memory without a handle.
     released: HashSet<u64>,
+    /// The kinds of handles by which others may get physical memory.
+    shared_as: HashMap<u64, i32>,
+}
+
+/// What the driver tells of a mapped address.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Around {
+    pub(crate) at: u64,
+    pub(crate) bytes: u64,
+    pub(crate) reserved: (u64, u64),
+    pub(crate) shared_as: i32,
 }
 
 /// Why an address in a reserved range cannot be reached.
@@ -48,6 +59,14 @@ impl Vmm {
     fn reservation(&self, address: u64) -> Option<(u64, u64)> {
         let (&base, &bytes) = self.reserved.range(..=address).next_back()?;
         (address - base < bytes).then_some((base, bytes))
+    }
+
+    /// The mapping, its length, and the reserved range around it, in which an address is.
+    pub(crate) fn around(&self, address: u64) -> Option<Around> {
+        let (at, mapping) = self.mapping(address)?;
+        let reserved = self.reservation(address)?;
+        let shared_as = self.shared_as.get(&mapping.handle).copied().unwrap_or(0);
+        Some(Around { at, bytes: mapping.bytes, reserved, shared_as })
     }
 
     fn mapping(&self, address: u64) -> Option<(u64, &Mapping)> {
@@ -110,14 +129,23 @@ impl Process {
         Ok(())
     }
 
-    pub(crate) fn create_physical(&self, gpu: usize, bytes: u64) -> Result<u64, Failure> {
+    pub(crate) fn create_physical(&self, gpu: usize, bytes: u64, shared_as: i32) -> Result<u64, Failure> {
         if !bytes.is_multiple_of(GRANULARITY) {
             return Err(INVALID_VALUE);
         }
         // The memory belongs to no context.
         let handle = self.allocate_on(gpu, bytes, false, None)?;
-        self.tables().vmm.handles.insert(handle, 1);
+        let vmm = &mut self.tables().vmm;
+        vmm.handles.insert(handle, 1);
+        vmm.shared_as.insert(handle, shared_as);
         Ok(handle)
+    }
+
+    /// The card of physical memory, and the kinds of handles by which others may get it.
+    pub(crate) fn physical_properties(&self, handle: u64) -> Result<(usize, i32), Failure> {
+        let tables = self.tables();
+        let gpu = tables.physical(handle)?.gpu;
+        Ok((gpu, tables.vmm.shared_as.get(&handle).copied().unwrap_or(0)))
     }
 
     pub(crate) fn map(&self, address: u64, bytes: u64, offset: u64, handle: u64) -> Result<(), Failure> {
@@ -129,8 +157,11 @@ impl Process {
         let is_reserved = vmm.reservation(address).is_some_and(|(base, length)| end <= base + length);
         let before = vmm.mappings.range(..end).next_back();
         let is_free = before.is_none_or(|(&at, mapping)| at + mapping.bytes <= address);
-        if !is_whole || !is_reserved || !is_free || !address.is_multiple_of(GRANULARITY) {
+        if !is_reserved || !is_free || !address.is_multiple_of(GRANULARITY) {
             return Err(INVALID_VALUE);
+        }
+        if !is_whole {
+            return Err(NOT_SUPPORTED);
         }
         vmm.mappings.insert(address, Mapping { bytes, handle, access: 0 });
         Ok(())
@@ -189,6 +220,7 @@ impl Process {
         if !tables.vmm.end(handle) {
             return;
         }
+        tables.vmm.shared_as.remove(&handle);
         let allocation = tables.memory.remove(&handle);
         drop(tables);
         if let Some(allocation) = allocation {

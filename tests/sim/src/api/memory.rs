@@ -151,6 +151,20 @@ unsafe fn attribute_of(place: *mut c_void, attribute: c_int, address: u64) -> c_
     if attribute == 2 && p.tables().is_host(address as usize, 1) {
         return unsafe { give(place.cast::<c_uint>(), Ok(HOST)) };
     }
+    if let Some(around) = p.tables().vmm.around(address)
+        && let Some(value) = match attribute {
+            // It is of no context.
+            1 => Some(0),
+            11 => Some(around.reserved.0),
+            12 => Some(around.reserved.1),
+            14 => Some(around.shared_as as u64),
+            18 => Some(around.bytes),
+            19 => Some(around.at),
+            _ => None,
+        }
+    {
+        return unsafe { give(place.cast::<u64>(), Ok(value)) };
+    }
     match (attribute, p.find(address, 1).map(|found| found.allocation)) {
         (_, Err(failure)) => failure,
         (2, Ok(_)) => unsafe { give(place.cast::<c_uint>(), Ok(DEVICE)) },

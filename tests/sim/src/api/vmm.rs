@@ -32,6 +32,8 @@ pub(super) struct Access {
 }
 
 const PINNED: c_int = 1;
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
+const DESCRIPTOR: c_int = 1;
 const ON_DEVICE: c_int = 1;
 const READ_AND_WRITE: c_int = 3;
 
@@ -42,9 +44,26 @@ api! {
         if bytes == 0 || flags != 0 || properties.kind != PINNED { return INVALID_VALUE }
         let Location { kind, id } = properties.location;
         // Memory of the host is on a card here, too: nothing depends on the difference.
-        unsafe { give_new(handle, || { let p = process::get()?; p.create_physical(p.gpu_of(if kind == ON_DEVICE { id } else { 0 })?, bytes as u64) }) }
+        unsafe { give_new(handle, || { let p = process::get()?; p.create_physical(p.gpu_of(if kind == ON_DEVICE { id } else { 0 })?, bytes as u64, properties.handle_types) }) }
     }
     fn cuMemRelease(handle: u64) { status(process::get().and_then(|p| { p.release_physical(handle)?; p.end_physical(handle); Ok(()) })) }
+    fn cuMemGetAllocationPropertiesFromHandle(place: *mut [c_int; 8], handle: u64) {
+        unsafe { give(place, process::get().and_then(|p| {
+            let (gpu, shared_as) = p.physical_properties(handle)?;
+            Ok([PINNED, shared_as, ON_DEVICE, gpu as c_int, 0, 0, 0, 0])
+        })) }
+    }
+    fn cuMemExportToShareableHandle(place: *mut c_int, handle: u64, kind: c_int, flags: u64) {
+        unsafe { give_new(place, || {
+            let (_, shared_as) = process::get()?.physical_properties(handle)?;
+            if flags != 0 || kind != DESCRIPTOR || shared_as & kind == 0 { return Err(INVALID_VALUE) }
+            // Nobody gets the memory by it here.
+            match libc::memfd_create(c"nvsim-shared".as_ptr(), libc::MFD_CLOEXEC) {
+                -1 => Err(INVALID_VALUE),
+                descriptor => Ok(descriptor),
+            }
+        }) }
+    }
     fn cuMemRetainAllocationHandle(place: *mut u64, address: u64) { unsafe { give_new(place, || process::get()?.retain_physical(address)) } }
     fn cuMemGetAllocationGranularity(place: *mut usize, properties: *const c_void, _option: c_uint) {
         if properties.is_null() { return INVALID_VALUE }
