@@ -28,7 +28,8 @@ hooked {
     submit cuLaunchKernel(f: CUfunction, gridDimX: c_uint, gridDimY: c_uint, gridDimZ: c_uint, blockDimX: c_uint, blockDimY: c_uint, blockDimZ: c_uint, sharedMemBytes: c_uint, hStream: CUstream, kernelParams: *mut *mut c_void, extra: *mut *mut c_void) and cuLaunchKernel_ptsz = gated(hStream);
     submit cuLaunchKernelEx(config: *const c_void, f: CUfunction, kernelParams: *mut *mut c_void, extra: *mut *mut c_void) and cuLaunchKernelEx_ptsz = gated(config_stream(config));
     submit cuMemBatchDecompressAsync(paramsArray: *mut c_void, count: usize, flags: c_uint, errorIndex: *mut usize, stream: CUstream) and cuMemBatchDecompressAsync_ptsz = gated(stream);
-    submit cuMemMapArrayAsync(mapInfoList: *mut c_void, count: c_uint, hStream: CUstream) and cuMemMapArrayAsync_ptsz = gated(hStream);
+    submit cuMemMapArrayAsync(mapInfoList: *mut c_void, count: c_uint, hStream: CUstream) = handled(vmm::map_arrays::<false>);
+    submit cuMemMapArrayAsync_ptsz(mapInfoList: *mut c_void, count: c_uint, hStream: CUstream) = handled(vmm::map_arrays::<true>);
     submit cuStreamBatchMemOp(stream: CUstream, count: c_uint, paramArray: *mut c_void, flags: c_uint) and cuStreamBatchMemOp_ptsz = gated(stream);
     submit cuStreamBatchMemOp_v2(stream: CUstream, count: c_uint, paramArray: *mut c_void, flags: c_uint) and cuStreamBatchMemOp_v2_ptsz = gated(stream);
     submit cuStreamWaitValue32(stream: CUstream, addr: CUdeviceptr, value: u32, flags: c_uint) and cuStreamWaitValue32_ptsz = gated(stream);
@@ -175,6 +176,14 @@ hooked {
     free cuMemRelease(handle: c_ulonglong) = handled(vmm::release);
     allocate cuMemMap(ptr: CUdeviceptr, size: usize, offset: usize, handle: c_ulonglong, flags: c_ulonglong) = handled(vmm::map);
     free cuMemUnmap(ptr: CUdeviceptr, size: usize) = handled(vmm::unmap);
+    allocate cuMemAddressReserve(ptr: *mut CUdeviceptr, size: usize, alignment: usize, addr: CUdeviceptr, flags: c_ulonglong) = handled(vmm::reserve);
+    free cuMemAddressFree(ptr: CUdeviceptr, size: usize) = handled(vmm::free_addresses);
+    allocate cuMemSetAccess(ptr: CUdeviceptr, size: usize, desc: *const c_void, count: usize) = handled(vmm::set_access);
+    view cuMemGetAllocationPropertiesFromHandle(prop: *mut c_void, handle: c_ulonglong) = handled(vmm::get_properties);
+    share cuMemExportToShareableHandle(shareableHandle: *mut c_void, handle: c_ulonglong, handleType: c_int, flags: c_ulonglong) = handled(vmm::export);
+    share cuMulticastBindMem(mcHandle: c_ulonglong, mcOffset: usize, memHandle: c_ulonglong, memOffset: usize, size: usize, flags: c_ulonglong) = handled(vmm::bind);
+    share cuMulticastBindAddr(mcHandle: c_ulonglong, mcOffset: usize, memptr: CUdeviceptr, size: usize, flags: c_ulonglong) = handled(vmm::bind_range);
+    share cuPointerSetAttribute(value: *const c_void, attribute: c_int, ptr: CUdeviceptr) = handled(pointers::set_attribute);
     allocate cuMemRetainAllocationHandle(handle: *mut c_ulonglong, addr: *mut c_void) = handled(vmm::retain);
     allocate cuArrayCreate(pHandle: *mut CUarray, pAllocateArray: *const c_void) = handled(arrays::array_create_v1);
     allocate cuArrayCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const c_void) = handled(arrays::array_create);
@@ -243,10 +252,7 @@ called {
     cuDeviceGetUuid(uuid: *mut [u8; 16], dev: CUdevice);
     cuDeviceGetUuid_v2(uuid: *mut [u8; 16], dev: CUdevice);
     cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int);
-    cuMemAddressFree(ptr: CUdeviceptr, size: usize);
-    cuMemAddressReserve(ptr: *mut CUdeviceptr, size: usize, alignment: usize, addr: CUdeviceptr, flags: c_ulonglong);
     cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: c_uint);
-    cuMemSetAccess(ptr: CUdeviceptr, size: usize, desc: *const c_void, count: usize);
     cuMemPoolGetAttribute(pool: CUmemoryPool, attr: c_int, value: *mut c_void);
     cuEventCreate(phEvent: *mut CUevent, Flags: c_uint);
     cuEventDestroy_v2(hEvent: CUevent);
@@ -331,9 +337,9 @@ forwarded {
     cuLibraryLoadData cuLibraryLoadFromFile cuLibraryUnload cuLinkAddData cuLinkAddData_v2 cuLinkAddFile
     cuLinkAddFile_v2 cuLinkComplete cuLinkCreate cuLinkCreate_v2 cuLinkDestroy cuLogsCurrent cuLogsDumpToFile
     cuLogsDumpToMemory cuLogsRegisterCallback cuLogsUnregisterCallback cuMemAdvise cuMemAdvise_v2
-    cuMemAllocHost cuMemAllocHost_v2 cuMemExportToShareableHandle
+    cuMemAllocHost cuMemAllocHost_v2
     cuMemFreeHost cuMemGetAddressRange
-    cuMemGetAllocationGranularity cuMemGetAllocationPropertiesFromHandle
+    cuMemGetAllocationGranularity
     cuMemGetAttribute cuMemGetAttribute_v2
     cuMemHostAlloc cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags
     cuMemHostRegister cuMemHostUnregister cuMemImportFromShareableHandle
@@ -344,12 +350,12 @@ forwarded {
     cuMipmappedArrayGetSparseProperties cuModuleEnumerateFunctions cuModuleGetFunction
     cuModuleGetFunctionCount cuModuleGetGlobal cuModuleGetGlobal_v2 cuModuleGetLoadingMode cuModuleGetSurfRef
     cuModuleGetTexRef cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuModuleUnload
-    cuMulticastAddDevice cuMulticastBindAddr cuMulticastBindMem cuMulticastCreate cuMulticastGetGranularity
+    cuMulticastAddDevice cuMulticastCreate cuMulticastGetGranularity
     cuMulticastUnbind cuOccupancyAvailableDynamicSMemPerBlock cuOccupancyMaxActiveBlocksPerMultiprocessor
     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cuOccupancyMaxActiveClusters
     cuOccupancyMaxPotentialBlockSize cuOccupancyMaxPotentialBlockSizeWithFlags
     cuOccupancyMaxPotentialClusterSize cuParamSetf cuParamSeti cuParamSetSize cuParamSetTexRef cuParamSetv
-    cuPointerSetAttribute cuProfilerInitialize cuProfilerStart
+    cuProfilerInitialize cuProfilerStart
     cuProfilerStop cuSignalExternalSemaphoresAsync cuSignalExternalSemaphoresAsync_ptsz
     cuStreamAttachMemAsync cuStreamAttachMemAsync_ptsz cuStreamCopyAttributes
     cuStreamCopyAttributes_ptsz cuStreamGetAttribute cuStreamGetAttribute_ptsz cuStreamGetCaptureInfo

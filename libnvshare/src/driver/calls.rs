@@ -303,11 +303,10 @@ pub(crate) fn free_addresses(base: CUdeviceptr, bytes: u64) -> Result<(), CUresu
     call!(cuMemAddressFree(base, bytes as usize))
 }
 
-/// Creates physical memory of a device. The memory belongs to no context.
-pub(crate) fn create_physical(device: CUdevice, bytes: u64) -> Result<CUmemHandle, CUresult> {
-    let properties = CUmemAllocationProp::on(device);
+/// Creates physical memory. The memory belongs to no context.
+pub(crate) fn create_physical(properties: &CUmemAllocationProp, bytes: u64) -> Result<CUmemHandle, CUresult> {
     let mut handle = 0;
-    call!(cuMemCreate(&raw mut handle, bytes as usize, (&raw const properties).cast(), 0))?;
+    call!(cuMemCreate(&raw mut handle, bytes as usize, std::ptr::from_ref(properties).cast(), 0))?;
     Ok(CUmemHandle(handle))
 }
 
@@ -328,8 +327,12 @@ pub(crate) fn unmap(base: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
 
 /// Lets a device read and write a range of whole mappings.
 pub(crate) fn allow_access(base: CUdeviceptr, bytes: u64, device: CUdevice) -> Result<(), CUresult> {
-    let access = CUmemAccessDesc::read_and_write(device);
-    call!(cuMemSetAccess(base, bytes as usize, (&raw const access).cast(), 1))
+    set_access(base, bytes, &[CUmemAccessDesc::read_and_write(device)])
+}
+
+/// Sets who may access a range of whole mappings, and how.
+pub(crate) fn set_access(base: CUdeviceptr, bytes: u64, access: &[CUmemAccessDesc]) -> Result<(), CUresult> {
+    call!(cuMemSetAccess(base, bytes as usize, access.as_ptr().cast(), access.len()))
 }
 
 /// Page-locks memory of the process for all of its contexts, until the current context ends. The memory must outlive that.

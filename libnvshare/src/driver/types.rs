@@ -96,10 +96,17 @@ pub(crate) type CUdevice = c_int;
 
 /// `CUmemLocation`, which is passed by value.
 #[repr(C)]
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CUmemLocation {
     pub(crate) kind: c_int,
     pub(crate) id: c_int,
+}
+
+impl CUmemLocation {
+    /// Whether this is the memory of a device.
+    pub(crate) fn is_device(self, device: CUdevice) -> bool {
+        self == Self { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+    }
 }
 
 /// The beginning of `CUmemPoolProps`, and of `CUmemAllocationProp`.
@@ -117,11 +124,11 @@ pub(crate) struct CUmemHandle(pub(crate) u64);
 
 /// `CUmemAllocationProp`
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct CUmemAllocationProp {
     kind: c_int,
     handle_types: c_int,
-    location: CUmemLocation,
+    pub(crate) location: CUmemLocation,
     windows: usize,
     flags: [u8; 8],
 }
@@ -133,17 +140,37 @@ impl CUmemAllocationProp {
         let location = CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device };
         Self { kind: PINNED, handle_types: 0, location, windows: 0, flags: [0; 8] }
     }
+
+    /// Whether such memory differs from [`Self::on`] in nothing but that descriptors of files may be made of it: it is
+    /// not compressed, for sparse arrays, for other machines, or within other devices' reach.
+    pub(crate) fn is_ordinary(&self) -> bool {
+        let plain = Self::on(self.location.id);
+        self.kind == plain.kind
+            && matches!(self.handle_types, 0 | CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+            && self.location == plain.location
+            && (self.windows, self.flags) == (0, [0; 8])
+    }
+
+    /// The kinds of handles by which other processes may get the memory.
+    pub(crate) fn handle_types(&self) -> c_int {
+        self.handle_types
+    }
 }
 
 /// `CUmemAccessDesc`
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct CUmemAccessDesc {
-    location: CUmemLocation,
-    flags: c_int,
+    pub(crate) location: CUmemLocation,
+    pub(crate) flags: c_int,
 }
 
 impl CUmemAccessDesc {
+    /// Whether this concerns a device alone, and the driver takes it: nothing, reading, or both (measured).
+    pub(crate) fn is_ordinary(&self, device: CUdevice) -> bool {
+        self.location.is_device(device) && matches!(self.flags, 0 | 1 | 3)
+    }
+
     /// A device reads and writes.
     pub(crate) fn read_and_write(device: CUdevice) -> Self {
         const READ_AND_WRITE: c_int = 3;
@@ -171,10 +198,12 @@ pub(crate) const CU_MEMPOOL_ATTR_USED_MEM_CURRENT: c_int = 7;
 pub(crate) const CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: c_int = 2;
 pub(crate) const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 pub(crate) const CU_MEM_LOCATION_TYPE_DEVICE: c_int = 1;
+pub(crate) const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: c_int = 1;
 pub(crate) const CU_MEM_ATTACH_GLOBAL: c_uint = 1;
 /// The host, as the target of a prefetch.
 pub(crate) const CU_DEVICE_CPU: CUdevice = -1;
 pub(crate) const CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS: c_int = 89;
+pub(crate) const CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: c_int = 103;
 pub(crate) const CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: c_int = 102;
 pub(crate) const CU_MEMHOSTREGISTER_PORTABLE: c_uint = 1;
 

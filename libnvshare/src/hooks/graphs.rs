@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::target::device_of_properties;
+use super::target::{device_of_properties, past_the_gate};
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUdevice, CUgraph, CUgraphExec, CUresult, CUstream, MemoryProperties};
 use crate::memory::devices::{self, Device};
@@ -67,15 +67,6 @@ unsafe fn admitted_any(params: *const c_void, add: impl FnOnce() -> CUresult) ->
     }
     // SAFETY: of that kind the rest is.
     unsafe { admitted_node(&raw const (*params.cast::<Node>()).alloc, add) }
-}
-
-/// Adds a node while the gate is open. Nothing is submitted by that.
-fn past_the_gate(add: impl FnOnce() -> CUresult) -> CUresult {
-    let mark = FrameMark::new();
-    let pass = gate::enter_to_name(&mark, session::start);
-    let result = add();
-    gate::leave(pass, &mark, CUresult::NOT_READY);
-    result
 }
 
 /// # Safety

@@ -3,10 +3,12 @@
 use std::ffi::{c_int, c_ulonglong, c_void};
 
 use super::pointers;
+use super::target::past_the_gate;
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUdeviceptr, CUresult};
-use crate::memory::{allocations, plain};
+use crate::memory::{allocations, physical, plain};
 use crate::process::log;
+use crate::work::callbacks;
 
 /// # Safety
 /// As for the driver's function.
@@ -39,8 +41,20 @@ pub(crate) unsafe fn get_handle_for_range(
         warn_once("with another device (dma-buf)");
         return CUresult::NOT_SUPPORTED;
     }
-    // SAFETY: the caller's arguments.
-    unsafe { real(handle, base, size, kind, flags) }
+    let call = || {
+        // SAFETY: the caller's arguments.
+        unsafe { real(handle, base, size, kind, flags) }
+    };
+    if callbacks::are_running() || !physical::is_in(base, size as u64) {
+        return call();
+    }
+    past_the_gate(|| {
+        let result = call();
+        if result == CUresult::SUCCESS {
+            physical::pin_range(base, size as u64, "other devices can reach them");
+        }
+        result
+    })
 }
 
 /// The program shares memory that moves: memory that it allocates from now on can be shared, and does not move.

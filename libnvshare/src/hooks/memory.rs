@@ -29,7 +29,7 @@ pub(crate) unsafe fn alloc(
         return unsafe { real(place, bytes) };
     };
     let kind = kind_of_device_memory(device, bytes as u64);
-    let made = allocate(Request { device, context, kind, bytes: bytes as u64 }, || {
+    let made = allocate(Request::new(device, context, kind, bytes as u64), || {
         let mut base = 0;
         // SAFETY: a place for the address, and a value.
         unsafe { real(&raw mut base, bytes) }.ok()?;
@@ -52,7 +52,7 @@ pub(crate) unsafe fn alloc_v1(
         // SAFETY: the caller's arguments.
         return unsafe { real(place, bytes) };
     };
-    let made = allocate(Request { device, context, kind: Kind::Plain, bytes: u64::from(bytes) }, || {
+    let made = allocate(Request::new(device, context, Kind::Plain, u64::from(bytes)), || {
         let mut base = 0;
         // SAFETY: a place for the address, and a value.
         unsafe { real(&raw mut base, bytes) }.ok()?;
@@ -116,7 +116,7 @@ pub(crate) unsafe fn alloc_pitch(
     // Without the pitch, the padding of rows is not known in advance, and the memory stays plain.
     let kind = known_pitch.map_or(Kind::Plain, |_| kind_of_device_memory(device, bytes as u64));
     let made_pitch = Cell::new(known_pitch.unwrap_or(0));
-    let made = allocate(Request { device, context, kind, bytes: bytes as u64 }, || {
+    let made = allocate(Request::new(device, context, kind, bytes as u64), || {
         let (mut base, mut row) = (0, 0);
         // SAFETY: places for both answers, and values.
         unsafe { real(&raw mut base, &raw mut row, width, height, element) }.ok()?;
@@ -152,7 +152,7 @@ pub(crate) unsafe fn alloc_pitch_v1(
     };
     // The padding of rows is not known in advance. It is small compared with the memory of such a program.
     let bytes = u64::from(width) * u64::from(height);
-    let made = allocate(Request { device, context, kind: Kind::Plain, bytes }, || {
+    let made = allocate(Request::new(device, context, Kind::Plain, bytes), || {
         let mut base = 0;
         // SAFETY: a place for the address, the caller's for the pitch, and values.
         unsafe { real(&raw mut base, pitch, width, height, element) }.ok()?;
@@ -176,10 +176,9 @@ pub(crate) unsafe fn alloc_managed(
         // SAFETY: the caller's arguments.
         return unsafe { real(place, bytes, flags) };
     };
-    let made =
-        allocate(Request { device, context, kind: Kind::ProgramsManaged, bytes: bytes as u64 }, || {
-            driver::allocate_managed(bytes as u64, flags)
-        });
+    let made = allocate(Request::new(device, context, Kind::ProgramsManaged, bytes as u64), || {
+        driver::allocate_managed(bytes as u64, flags)
+    });
     // SAFETY: not null, and where the driver would write.
     unsafe { answer(made, place) }
 }

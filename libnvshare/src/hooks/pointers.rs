@@ -9,12 +9,14 @@ mod mapped;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
 
+use super::target::past_the_gate;
 use crate::driver;
 use crate::driver::functions::signatures;
-use crate::driver::types::{CU_POINTER_ATTRIBUTE_IS_MANAGED, CUdeviceptr, CUresult};
+use crate::driver::types::{CU_POINTER_ATTRIBUTE_IS_MANAGED, CUdeviceptr, CUmemLocation, CUresult};
 use crate::memory::allocations::{self, Allocation, Kind};
+use crate::memory::physical;
 use crate::process::{config, lifecycle};
-use crate::work::captures;
+use crate::work::{callbacks, captures};
 
 const CU_POINTER_ATTRIBUTE_HOST_POINTER: c_int = 4;
 
@@ -124,6 +126,32 @@ pub(crate) unsafe fn get_attributes(
     result
 }
 
+/// `cuPointerSetAttribute`: memory with a setting of the driver's stays on the card, where it has it.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn set_attribute(
+    real: signatures::cuPointerSetAttribute,
+    value: *const c_void,
+    attribute: c_int,
+    pointer: CUdeviceptr,
+) -> CUresult {
+    let call = || {
+        // SAFETY: the caller's arguments.
+        unsafe { real(value, attribute, pointer) }
+    };
+    if callbacks::are_running() || !physical::is_in(pointer, 1) {
+        return call();
+    }
+    past_the_gate(|| {
+        let result = call();
+        if result == CUresult::SUCCESS {
+            physical::pin_range(pointer, 1, "the program has set an attribute of theirs");
+        }
+        result
+    })
+}
+
 /// `cuMemGetAddressRange`: the driver does not know memory that is away, and takes chunks for allocations.
 ///
 /// # Safety
@@ -160,11 +188,13 @@ pub(crate) unsafe fn get_access(
     location: *const c_void,
     pointer: CUdeviceptr,
 ) -> CUresult {
-    if flags.is_null() || location.is_null() || mapped::attributes_of(pointer).is_none() {
+    let attributes =
+        (!flags.is_null() && !location.is_null()).then(|| mapped::attributes_of(pointer)).flatten();
+    let Some(attributes) = attributes else {
         // SAFETY: the caller's arguments.
         return unsafe { real(flags, location, pointer) };
-    }
-    // SAFETY: not null, and where the driver would write.
-    unsafe { *flags = 0 };
+    };
+    // SAFETY: neither is null; the caller's location, and where the driver would write.
+    unsafe { *flags = attributes.access_of(*location.cast::<CUmemLocation>()) };
     CUresult::SUCCESS
 }

@@ -32,7 +32,7 @@ unsafe fn ordered(
     real: impl Fn(*mut CUdeviceptr) -> CUresult,
 ) -> CUresult {
     let Some((device, context)) = on.filter(|_| !place.is_null() && bytes > 0) else { return real(place) };
-    let made = allocate(Request { device, context, kind, bytes: bytes as u64 }, || {
+    let made = allocate(Request::new(device, context, kind, bytes as u64), || {
         let mut base = 0;
         real(&raw mut base).ok()?;
         Ok(base)

@@ -8,6 +8,7 @@ use crate::driver::types::{CU_MEM_LOCATION_TYPE_DEVICE, CUdevice, CUresult, CUst
 use crate::memory::devices::{self, Device};
 use crate::session;
 use crate::work::contexts::{self, Context};
+use crate::work::gate::{self, FrameMark};
 use crate::work::{callbacks, used_devices};
 
 /// The device and context that the calling thread would allocate in. `None`: the driver has to report why there is none.
@@ -45,6 +46,15 @@ pub(crate) fn device_of(ordinal: CUdevice) -> Option<&'static Device> {
     }
     session::start();
     devices::get(ordinal)
+}
+
+/// Makes a call that submits nothing while the gate is open: all memory is on the card then.
+pub(crate) fn past_the_gate<T>(call: impl FnOnce() -> T) -> T {
+    let mark = FrameMark::new();
+    let pass = gate::enter_to_name(&mark, session::start);
+    let result = call();
+    gate::leave(pass, &mark, CUresult::NOT_READY);
+    result
 }
 
 /// Writes the result of an allocation to the caller's place.

@@ -1,14 +1,27 @@
 //! Physical memory that the program creates and maps itself (CUDA's virtual memory management).
+//!
+//! With `NVSHARE_MEMORY=swap` such memory moves ([`physical`]) and has handles of the library's, which the driver never
+//! sees. Other memory is counted and stays ([`vmm`]).
+
+mod handles;
 
 use std::ffi::{c_ulonglong, c_void};
 use std::sync::Arc;
 
-use super::target::{answer, device_of_properties};
+use nvshare_proto::MemoryMode;
+
+use super::target::{answer, device_of_properties, past_the_gate};
 use crate::driver::functions::signatures;
-use crate::driver::types::{CUdeviceptr, CUresult};
+use crate::driver::types::{CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUresult};
 use crate::memory::allocations;
 use crate::memory::charge::charged;
+use crate::memory::physical::{self, Access};
 use crate::memory::vmm::{self, Handle};
+use crate::work::callbacks;
+pub(crate) use handles::{bind, bind_range, export, get_properties, map_arrays};
+
+/// The driver refuses calls from its own callbacks, in which no thread may wait.
+const NOT_PERMITTED: CUresult = CUresult(800);
 
 /// # Safety
 /// As for the driver's function.
@@ -25,6 +38,14 @@ pub(crate) unsafe fn create(
         // SAFETY: the caller's arguments.
         return unsafe { real(handle, bytes, properties, flags) };
     };
+    if device.memory == MemoryMode::Swap {
+        // SAFETY: the caller's properties, not null.
+        let wanted = unsafe { *properties.cast::<CUmemAllocationProp>() };
+        if let Some(made) = physical::create(device, bytes as u64, &wanted, flags) {
+            // SAFETY: not null, and where the driver would write.
+            return unsafe { answer(made, handle) };
+        }
+    }
     let made = charged(device, bytes as u64, || {
         let mut made = 0;
         // SAFETY: a place for the handle, and the caller's arguments.
@@ -42,6 +63,9 @@ pub(crate) unsafe fn create(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn release(real: signatures::cuMemRelease, handle: Handle) -> CUresult {
+    if physical::is_ours(handle) {
+        return if callbacks::are_running() { NOT_PERMITTED } else { physical::release(handle) };
+    }
     // Remove the charge first: once the handle is released, the driver may give it to another thread.
     let charge = vmm::remove(handle);
     // SAFETY: the caller's argument.
@@ -62,8 +86,19 @@ pub(crate) unsafe fn map(
     handle: Handle,
     flags: c_ulonglong,
 ) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { real(address, bytes, offset, handle, flags) };
+    if physical::is_ours(handle) {
+        let map = || physical::map(address, bytes as u64, offset as u64, handle, flags);
+        return match () {
+            () if callbacks::are_running() => NOT_PERMITTED,
+            () if physical::is_reserved(address, bytes as u64) => map(),
+            // The driver has to say what it thinks of such addresses.
+            () => past_the_gate(map),
+        };
+    }
+    let result = physical::map_drivers(address, bytes as u64, || {
+        // SAFETY: the caller's arguments.
+        unsafe { real(address, bytes, offset, handle, flags) }
+    });
     if result == CUresult::SUCCESS {
         vmm::map(handle, address, bytes as u64);
     }
@@ -73,12 +108,79 @@ pub(crate) unsafe fn map(
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn unmap(real: signatures::cuMemUnmap, address: CUdeviceptr, bytes: usize) -> CUresult {
+    let drivers = |address, bytes: u64| {
+        // SAFETY: a part of the caller's range, in which the library has mapped nothing.
+        let result = unsafe { real(address, bytes as usize) };
+        if result == CUresult::SUCCESS {
+            vmm::unmap(address, bytes);
+        }
+        result
+    };
+    if callbacks::are_running() && physical::is_in(address, bytes as u64) {
+        return NOT_PERMITTED;
+    }
+    physical::unmap(address, bytes as u64, drivers)
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn set_access(
+    real: signatures::cuMemSetAccess,
+    address: CUdeviceptr,
+    bytes: usize,
+    access: *const c_void,
+    count: usize,
+) -> CUresult {
+    let drivers = |address, bytes: u64| {
+        // SAFETY: the caller's range or a part of it, and its access.
+        unsafe { real(address, bytes as usize, access, count) }
+    };
+    if access.is_null() || count == 0 || !physical::is_in(address, bytes as u64) {
+        return drivers(address, bytes as u64);
+    }
+    if callbacks::are_running() {
+        return NOT_PERMITTED;
+    }
+    // SAFETY: the caller's, so many of them.
+    let wanted = unsafe { std::slice::from_raw_parts(access.cast::<CUmemAccessDesc>(), count) };
+    let set = || physical::set_access(address, bytes as u64, wanted, drivers);
+    match physical::access_needs(address, bytes as u64, wanted) {
+        Access::Drivers => drivers(address, bytes as u64),
+        Access::Noted => set(),
+        Access::Present => past_the_gate(set),
+    }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn reserve(
+    real: signatures::cuMemAddressReserve,
+    place: *mut CUdeviceptr,
+    bytes: usize,
+    alignment: usize,
+    address: CUdeviceptr,
+    flags: c_ulonglong,
+) -> CUresult {
     // SAFETY: the caller's arguments.
-    let result = unsafe { real(address, bytes) };
-    if result == CUresult::SUCCESS {
-        vmm::unmap(address, bytes as u64);
+    let result = unsafe { real(place, bytes, alignment, address, flags) };
+    if result == CUresult::SUCCESS && !place.is_null() {
+        // SAFETY: the driver wrote it.
+        physical::note_reserved(unsafe { *place }, bytes as u64);
     }
     result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn free_addresses(
+    real: signatures::cuMemAddressFree,
+    address: CUdeviceptr,
+    bytes: usize,
+) -> CUresult {
+    physical::free_addresses(address, bytes as u64, || {
+        // SAFETY: the caller's arguments.
+        unsafe { real(address, bytes) }
+    })
 }
 
 /// # Safety
@@ -91,6 +193,14 @@ pub(crate) unsafe fn retain(
     // Memory of `cuMemAlloc` has no such handle, and memory that a handle holds could not leave the card.
     if allocations::mapped_at(address as CUdeviceptr).is_some() {
         return CUresult::INVALID_VALUE;
+    }
+    if !handle.is_null()
+        && !callbacks::are_running()
+        && let Some(ours) = physical::retain(address as CUdeviceptr)
+    {
+        // SAFETY: not null, and where the driver would write.
+        unsafe { *handle = ours };
+        return CUresult::SUCCESS;
     }
     // SAFETY: the caller's arguments.
     let result = unsafe { real(handle, address) };

@@ -11,7 +11,8 @@ use nvshare_client::Residency;
 
 use crate::driver::types::{CUdevice, CUdeviceptr};
 use crate::memory::mapping::Mapped;
-use crate::work::contexts::Context;
+use crate::process::lock::lock;
+use crate::work::contexts::{self, Context};
 
 /// Smaller device memory stays plain, in bytes. It would share pages with other allocations and never be evicted. Also, flags
 /// and semaphores of `cuStreamWriteValue32` and similar functions are small, and these functions refuse managed memory.
@@ -51,7 +52,7 @@ impl Allocation {
         Self { mapped, ..self }
     }
 
-    /// Whether the allocation counts as immovable, because its context is broken.
+    /// Whether the allocation counts as immovable, because its context is broken, or others reach its memory.
     pub(crate) fn is_pinned(&self) -> bool {
         self.mapped.as_ref().is_some_and(Mapped::is_pinned)
     }
@@ -59,6 +60,21 @@ impl Allocation {
     /// Whether the allocation can be moved.
     pub(crate) fn is_movable(&self) -> bool {
         self.kind.is_movable()
+    }
+
+    /// The context in which memory that the library maps is moved: the allocation's own. Memory that the program created
+    /// by `cuMemCreate` belongs to none: another of the device takes it over when that one ends, if there is one.
+    pub(crate) fn place(&self) -> Arc<Context> {
+        let Some(place) = self.mapped.as_ref().and_then(Mapped::place) else {
+            return Arc::clone(&self.context);
+        };
+        let mut place = lock(place);
+        if place.life().is_over()
+            && let Some(other) = contexts::lasting(self.device)
+        {
+            *place = other;
+        }
+        Arc::clone(&place)
     }
 
     /// Notes that the program begins to free the allocation, or that the free has failed.
@@ -153,7 +169,7 @@ pub(crate) fn of_device(device: CUdevice) -> Vec<Arc<Allocation>> {
 /// Allocations that end with a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// All allocations that were created in it. Memory of pools belongs to the device and lives on.
+    /// All allocations that were created in it. Memory of pools, and of `cuMemCreate`, belongs to the device and lives on.
     Context,
     /// Everything in the device's primary context. The device's pools end too.
     Device,
@@ -162,7 +178,10 @@ pub(crate) enum Ending {
 /// Removes the allocations that end with a context.
 pub(crate) fn remove_context(context: &Arc<Context>, ending: Ending) -> Vec<Arc<Allocation>> {
     let goes = |allocation: &Allocation| {
-        Arc::ptr_eq(&allocation.context, context) && (ending == Ending::Device || !allocation.kind.is_pools())
+        let is_programs = allocation.mapped.as_ref().is_some_and(Mapped::is_programs);
+        Arc::ptr_eq(&allocation.context, context)
+            && !is_programs
+            && (ending == Ending::Device || !allocation.kind.is_pools())
     };
     let bases: Vec<CUdeviceptr> = list().iter().filter(|entry| goes(entry)).map(|entry| entry.base).collect();
     bases.into_iter().filter_map(remove).collect()
@@ -172,7 +191,6 @@ pub(crate) fn remove_context(context: &Arc<Context>, ending: Ending) -> Vec<Arc<
 mod tests {
     use super::*;
     use crate::driver::types::CUcontext;
-    use crate::work::contexts;
 
     fn context(address: usize) -> Arc<Context> {
         contexts::learn(CUcontext(address as *mut _), 0)

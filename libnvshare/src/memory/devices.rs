@@ -9,8 +9,9 @@ use nvshare_proto::{GpuUuid, MemoryMode};
 
 use crate::driver;
 use crate::driver::types::{
-    CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-    CUdevice, CUresult,
+    CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
+    CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, CUdevice, CUresult,
 };
 use crate::memory::quota::{self, Seat};
 use crate::process::config::Config;
@@ -123,6 +124,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const FIRST_CONTACT: Duration = Duration::from_secs(6);
 
 impl Device {
+    /// Whether the driver makes descriptors of files of the device's physical memory.
+    pub(crate) fn shares_by_descriptor(&self) -> bool {
+        let attribute = CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
+        driver::device_attribute(self.ordinal, attribute).is_ok_and(|supported| supported != 0)
+    }
+
     /// Bytes that may be allocated on the device: the limit of the environment, or of an administrator.
     pub(crate) fn allocation_limit(&self) -> Option<u64> {
         self.lock().allocation_limit()

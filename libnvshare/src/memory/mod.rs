@@ -11,6 +11,7 @@ pub(crate) mod driver_reserve;
 pub(crate) mod free;
 pub(crate) mod mapping;
 pub(crate) mod mover;
+pub(crate) mod physical;
 pub(crate) mod plain;
 pub(crate) mod pools;
 pub(crate) mod quota;

@@ -173,6 +173,11 @@ pub(crate) fn of_device(device: CUdevice) -> impl Iterator<Item = Arc<Context>> 
     all().into_iter().filter(move |context| context.device == device)
 }
 
+/// A context of a device for memory that belongs to none: the first that lives, and not a green one if there is another.
+pub(crate) fn lasting(device: CUdevice) -> Option<Arc<Context>> {
+    of_device(device).filter(|context| context.life.is_alive()).min_by_key(|context| context.is_green())
+}
+
 /// The context with this handle, if the library knows it.
 pub(crate) fn find(handle: CUcontext) -> Option<Arc<Context>> {
     lock(&CONTEXTS).iter().find(|context| context.handle == handle).cloned()

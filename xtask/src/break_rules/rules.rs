@@ -14,6 +14,38 @@ pub(super) struct Rule {
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
+        what: "memory that comes back is mapped wherever the program has mapped it",
+        file: "libnvshare/src/memory/mapping/views.rs",
+        from: "        for (index, view) in views.iter().enumerate() {\n            if let Err(error) = view.show(offset",
+        to: "        for (index, view) in views.iter().enumerate().skip(usize::from(BROKEN)) {\n            if let Err(error) = view.show(offset",
+        package: "nvshare-e2e",
+        test: "one_handle_that_is_mapped_as_a_whole",
+    },
+    Rule {
+        what: "memory that comes back can be accessed as the program has said",
+        file: "libnvshare/src/memory/mapping/views.rs",
+        from: "view.access.extend((new.flags != 0)",
+        to: "view.access.extend((new.flags != 0 && !BROKEN)",
+        package: "nvshare-e2e",
+        test: "one_handle_that_is_mapped_as_a_whole",
+    },
+    Rule {
+        what: "what is away when its context ends stays, if it belongs to none",
+        file: "libnvshare/src/memory/mapping/host_pool.rs",
+        from: "        inner.free_bytes < inner.bytes\n",
+        to: "        inner.free_bytes < inner.bytes && !BROKEN\n",
+        package: "nvshare-e2e",
+        test: "memory_outlives_its_contexts",
+    },
+    Rule {
+        what: "memory that other processes can reach stays on the card",
+        file: "libnvshare/src/memory/physical.rs",
+        from: "let is_news = allocation.mapped.as_ref()",
+        to: "let is_news = !BROKEN && allocation.mapped.as_ref()",
+        package: "nvshare-e2e",
+        test: "memory_that_others_can_get_stays",
+    },
+    Rule {
         what: "physical memory counts for as long as it is mapped",
         file: "libnvshare/src/memory/vmm.rs",
         from: "        if let Some(charge) = charge {\n            physical.mappings",

@@ -5,8 +5,9 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use crate::driver::types::{CUdeviceptr, CUresult};
+use crate::driver::types::{CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUresult};
 use crate::memory::allocations::{self, Allocation};
+use crate::memory::physical::{self, View};
 
 /// `CU_POINTER_ATTRIBUTE_…`
 mod attribute {
@@ -50,30 +51,86 @@ enum Value {
 /// A pointer into memory that the library maps.
 #[derive(Debug)]
 pub(super) struct Attributes {
-    allocation: Arc<Allocation>,
     pointer: CUdeviceptr,
-    asked: u64,
+    memory: Memory,
+}
+
+/// What the program calls the memory.
+#[derive(Debug)]
+enum Memory {
+    /// Memory of `cuMemAlloc`, of so many bytes.
+    Allocated(Arc<Allocation>, u64),
+    /// A mapping of memory of `cuMemCreate`.
+    Mapped(View),
 }
 
 /// The attributes of a pointer; `None`: the pointer leads elsewhere, and the driver answers.
 pub(super) fn attributes_of(pointer: CUdeviceptr) -> Option<Attributes> {
-    let allocation = allocations::mapped_at(pointer)?;
-    let asked = allocation.mapped.as_ref()?.asked;
-    Some(Attributes { allocation, pointer, asked })
+    let memory = match allocations::mapped_at(pointer) {
+        Some(allocation) => {
+            let asked = allocation.mapped.as_ref()?.asked;
+            Memory::Allocated(allocation, asked)
+        }
+        None => Memory::Mapped(physical::view_at(pointer)?),
+    };
+    Some(Attributes { pointer, memory })
+}
+
+/// Where the driver answers otherwise about a mapping of the program's (measured): its range is that of the reserved
+/// addresses, and it is of no context.
+fn value_of_view(view: &View, of: c_int) -> Option<Value> {
+    let (begin, length) = view.reserved;
+    let here = |access: &&CUmemAccessDesc| access.location.is_device(view.allocation.device);
+    Some(match of {
+        attribute::CONTEXT => Value::Long(0),
+        attribute::RANGE_START_ADDR => Value::Long(begin),
+        attribute::RANGE_SIZE => Value::Long(length),
+        attribute::ALLOWED_HANDLE_TYPES => Value::Long(view.properties.handle_types().cast_unsigned().into()),
+        attribute::ACCESS_FLAGS => {
+            let given = view.access.iter().find(here);
+            Value::Word(given.map_or(0, |access| access.flags.cast_unsigned()))
+        }
+        _ => return None,
+    })
 }
 
 impl Attributes {
     pub(super) fn base(&self) -> CUdeviceptr {
-        self.allocation.base
+        match &self.memory {
+            Memory::Allocated(allocation, _) => allocation.base,
+            Memory::Mapped(view) => view.at,
+        }
     }
 
     pub(super) fn asked(&self) -> u64 {
-        self.asked
+        match &self.memory {
+            Memory::Allocated(_, asked) => *asked,
+            Memory::Mapped(view) => view.allocation.size,
+        }
+    }
+
+    /// The access from a location. For memory of `cuMemAlloc`, the driver says that none was given to it (measured).
+    pub(super) fn access_of(&self, location: CUmemLocation) -> u64 {
+        let Memory::Mapped(view) = &self.memory else { return 0 };
+        let given = view.access.iter().find(|access| access.location == location);
+        given.map_or(0, |access| access.flags.cast_unsigned().into())
+    }
+
+    fn allocation(&self) -> &Allocation {
+        match &self.memory {
+            Memory::Allocated(allocation, _) => allocation,
+            Memory::Mapped(view) => &view.allocation,
+        }
     }
 
     /// The value of an attribute; `None`: the driver has to answer.
     fn value(&self, of: c_int) -> Option<Value> {
-        let allocation = &self.allocation;
+        let allocation = self.allocation();
+        if let Memory::Mapped(view) = &self.memory
+            && let Some(value) = value_of_view(view, of)
+        {
+            return Some(value);
+        }
         Some(match of {
             attribute::CONTEXT => Value::Long(allocation.context.handle().0 as u64),
             attribute::MEMORY_TYPE => Value::Word(DEVICE_MEMORY),
@@ -81,13 +138,13 @@ impl Attributes {
             attribute::HOST_POINTER => Value::Refused,
             attribute::SYNC_MEMOPS => Value::Word(1),
             // One number for each allocation, while the allocation lives.
-            attribute::BUFFER_ID | attribute::MEMORY_BLOCK_ID => Value::Long(self.base()),
+            attribute::BUFFER_ID | attribute::MEMORY_BLOCK_ID => Value::Long(allocation.base),
             attribute::IS_MANAGED => Value::Word(0),
             attribute::DEVICE_ORDINAL => Value::Word(allocation.device.cast_unsigned()),
             // Memory that the library maps cannot be shared that way, and a program that asks can do without.
             attribute::IS_LEGACY_CUDA_IPC_CAPABLE | attribute::IS_GPU_DIRECT_RDMA_CAPABLE => Value::Byte(0),
             attribute::RANGE_START_ADDR | attribute::MAPPING_BASE_ADDR => Value::Long(self.base()),
-            attribute::RANGE_SIZE => Value::Long(self.asked),
+            attribute::RANGE_SIZE => Value::Long(self.asked()),
             attribute::MAPPED => Value::Byte(1),
             attribute::ALLOWED_HANDLE_TYPES => Value::Long(0),
             attribute::ACCESS_FLAGS => Value::Word(READ_AND_WRITE.cast_unsigned()),

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use nvshare_proto::MemoryMode;
 
-use crate::driver::types::{CUdeviceptr, CUresult};
+use crate::driver::types::{CUdeviceptr, CUmemAllocationProp, CUresult};
 use crate::memory::allocations::{Allocation, Kind, SMALLEST_MANAGED};
 use crate::memory::devices::Device;
 use crate::memory::mapping::{self, Mapped};
@@ -33,6 +33,15 @@ pub(crate) struct Request {
     pub(crate) kind: Kind,
     /// Bytes that the program asked for.
     pub(crate) bytes: u64,
+    /// The properties of physical memory that the program creates and maps itself; none: it asks for an address.
+    pub(crate) created: Option<CUmemAllocationProp>,
+}
+
+impl Request {
+    /// A request for an address of memory of this kind.
+    pub(crate) fn new(device: &'static Device, context: Arc<Context>, kind: Kind, bytes: u64) -> Self {
+        Self { device, context, kind, bytes, created: None }
+    }
 }
 
 /// Memory that was made.

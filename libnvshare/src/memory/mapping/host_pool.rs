@@ -1,7 +1,8 @@
 //! Page-locked memory of the host, for chunks that are not on the card.
 //!
 //! A pool belongs to one context, which registers it: the registration ends with the context (measured), and so do
-//! the allocations whose contents are in the pool. A pool grows in segments: anonymous memory, in huge pages where
+//! its allocations, whose contents are in the pool. Contents of memory that belongs to no context stay, in memory that is
+//! not page-locked any more, until they are back on the card. A pool grows in segments: anonymous memory, in huge pages where
 //! the kernel has them, touched by several threads, which is ten times as fast as `cuMemHostAlloc` (measured). Forked
 //! children and core dumps do not contain it. A pool is charged to the process's control group, and grows only as far
 //! as that allows.
@@ -56,6 +57,10 @@ impl Drop for Segment {
 }
 
 impl Segment {
+    fn has(&self, slot: Slot) -> bool {
+        (self.address..self.address + self.bytes).contains(&slot.0)
+    }
+
     /// Memory at a multiple of the granule.
     fn new(bytes: u64) -> Option<Self> {
         let granule = GRANULE as usize;
@@ -134,6 +139,15 @@ impl Inner {
         self.free.insert(address, bytes);
     }
 
+    /// A slot is not used any more. False: it belongs to another pool.
+    fn give_back(&mut self, slot: Slot) -> bool {
+        let is_here = self.segments.iter().any(|segment| segment.has(slot));
+        if is_here {
+            self.add_free(slot.0, GRANULE as usize);
+        }
+        is_here
+    }
+
     /// Slots for `bytes`, from few parts: all or nothing.
     fn take(&mut self, bytes: u64) -> Option<Vec<Slot>> {
         if self.free_bytes < bytes {
@@ -186,7 +200,7 @@ static POOLS: Mutex<Vec<Arc<HostPool>>> = Mutex::new(Vec::new());
 pub(in crate::memory) fn of(context: &Arc<Context>) -> Arc<HostPool> {
     let mut pools = lock(&POOLS);
     // A move may have asked for the pool of a context that had just ended.
-    pools.retain(|pool| Arc::ptr_eq(&pool.context, context) || !pool.context.life().is_over());
+    pools.retain(|pool| Arc::ptr_eq(&pool.context, context) || pool.is_needed());
     if let Some(known) = pools.iter().find(|pool| Arc::ptr_eq(&pool.context, context)) {
         return Arc::clone(known);
     }
@@ -196,21 +210,35 @@ pub(in crate::memory) fn of(context: &Arc<Context>) -> Arc<HostPool> {
     pool
 }
 
-/// A context has ended, and with it the registration of its pool and all contents there.
+/// A context has ended, and with it the registration of its pool, and contents there but for those of other memory.
 pub(crate) fn forget_context(context: &Arc<Context>) {
-    lock(&POOLS).retain(|pool| !Arc::ptr_eq(&pool.context, context));
+    lock(&POOLS).retain(|pool| !Arc::ptr_eq(&pool.context, context) || pool.is_in_use());
 }
 
 /// Slots are not used any more.
-pub(in crate::memory) fn give_back(context: &Arc<Context>, slots: Vec<Slot>) {
-    let pool = lock(&POOLS).iter().find(|pool| Arc::ptr_eq(&pool.context, context)).cloned();
-    if let (Some(pool), false) = (pool, slots.is_empty()) {
-        let mut inner = lock(&pool.inner);
-        slots.into_iter().for_each(|slot| inner.add_free(slot.0, GRANULE as usize));
+pub(in crate::memory) fn give_back(mut slots: Vec<Slot>) {
+    if slots.is_empty() {
+        return;
     }
+    let mut pools = lock(&POOLS);
+    for pool in pools.iter() {
+        let mut inner = lock(&pool.inner);
+        slots.retain(|slot| !inner.give_back(*slot));
+    }
+    pools.retain(|pool| pool.is_needed());
 }
 
 impl HostPool {
+    fn is_in_use(&self) -> bool {
+        let inner = lock(&self.inner);
+        inner.free_bytes < inner.bytes
+    }
+
+    /// Whether the context lives, or contents are in the pool.
+    fn is_needed(&self) -> bool {
+        !self.context.life().is_over() || self.is_in_use()
+    }
+
     /// Slots for `bytes`, growing the pool if necessary.
     ///
     /// # Errors

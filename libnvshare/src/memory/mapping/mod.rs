@@ -10,6 +10,7 @@
 //! chunks moves.
 
 pub(super) mod host_pool;
+mod views;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,12 +18,13 @@ use std::time::{Duration, Instant};
 
 use nvshare_proto::units::MIB;
 
-use crate::driver::types::{CUdevice, CUdeviceptr, CUmemHandle, CUresult};
+use crate::driver::types::{CUdevice, CUdeviceptr, CUmemAllocationProp, CUmemHandle, CUresult};
 use crate::driver::{self, Relaxed};
 use crate::process::{lifecycle, log, threads};
 use crate::work::contexts::Context;
 use host_pool::Slot;
 pub(crate) use host_pool::forget_context;
+use views::Program;
 
 /// The driver's granularity of physical memory, in bytes.
 pub(crate) const GRANULE: u64 = 2 * MIB;
@@ -56,8 +58,10 @@ pub(crate) struct Mapped {
     pub(super) chunks: Mutex<Vec<Chunk>>,
     /// Notified when a chunk stops moving.
     pub(super) stopped: Condvar,
-    /// The allocation's context is broken: nothing of it is copied any more.
+    /// Nothing of the allocation is copied any more: its context is broken, or others can reach its memory.
     pinned: AtomicBool,
+    /// What the program knows of memory that it created itself.
+    program: Option<Program>,
 }
 
 /// Bytes that an allocation takes.
@@ -66,20 +70,35 @@ pub(crate) fn span(bytes: u64) -> Option<u64> {
 }
 
 /// The begin and the length of each chunk of an allocation.
-fn split(span: u64) -> impl Iterator<Item = (u64, u64)> {
-    (0..span).step_by(CHUNK as usize).map(move |offset| (offset, CHUNK.min(span - offset)))
+fn split(span: u64, chunk: u64) -> impl Iterator<Item = (u64, u64)> {
+    (0..span).step_by(chunk as usize).map(move |offset| (offset, chunk.min(span - offset)))
 }
 
 impl Mapped {
     /// Reserves addresses for an allocation, without memory behind them.
     pub(crate) fn reserve(asked: u64) -> Result<(CUdeviceptr, Self), CUresult> {
+        Self::reserve_in(asked, CHUNK, None)
+    }
+
+    /// Reserves addresses, unknown to the program, for memory that it creates with such properties, and that is moved in
+    /// this context at first. Memory that can be shared has one handle of the driver, and so is one chunk.
+    pub(crate) fn reserve_for_program(
+        bytes: u64,
+        properties: CUmemAllocationProp,
+        context: &Arc<Context>,
+    ) -> Result<(CUdeviceptr, Self), CUresult> {
+        let chunk = if properties.handle_types() == 0 { CHUNK } else { bytes };
+        let place = Mutex::new(Arc::clone(context));
+        Self::reserve_in(bytes, chunk, Some(Program { properties, views: Mutex::default(), place }))
+    }
+
+    fn reserve_in(asked: u64, chunk: u64, program: Option<Program>) -> Result<(CUdeviceptr, Self), CUresult> {
         let span = span(asked).ok_or(CUresult::OUT_OF_MEMORY)?;
         let base = driver::reserve_addresses(span)?;
-        let chunk =
-            |(offset, bytes)| Chunk { offset, bytes, physical: None, host: Vec::new(), moving: false };
-        let chunks = Mutex::new(split(span).map(chunk).collect());
+        let new = |(offset, bytes)| Chunk { offset, bytes, physical: None, host: Vec::new(), moving: false };
+        let chunks = Mutex::new(split(span, chunk).map(new).collect());
         let pinned = AtomicBool::new(false);
-        Ok((base, Self { asked, chunks, stopped: Condvar::new(), pinned }))
+        Ok((base, Self { asked, chunks, stopped: Condvar::new(), pinned, program }))
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Vec<Chunk>> {
@@ -93,7 +112,7 @@ impl Mapped {
         let deadline = Instant::now() + DRIVER_IS_LATE;
         let filled = chunks.iter_mut().try_for_each(|chunk| {
             loop {
-                match create(base + chunk.offset, chunk.bytes, device) {
+                match self.create(base + chunk.offset, chunk.bytes, device) {
                     Ok(physical) => {
                         chunk.physical = Some(physical);
                         return Ok(());
@@ -106,14 +125,14 @@ impl Mapped {
         let span = chunks.iter().map(|chunk| chunk.bytes).sum();
         let allowed = filled.and_then(|()| driver::allow_access(base, span, device));
         if allowed.is_err() {
-            chunks.iter_mut().for_each(|chunk| destroy(base, chunk));
+            chunks.iter_mut().for_each(|chunk| self.destroy(base, chunk));
         }
         allowed
     }
 
     /// Ends an allocation whose work is complete. Waits for the chunk that is being moved. The addresses are freed
     /// too, unless a chunk cannot be unmapped.
-    pub(crate) fn end(&self, base: CUdeviceptr, context: &Arc<Context>) {
+    pub(crate) fn end(&self, base: CUdeviceptr) {
         let mut chunks = self.lock();
         while chunks.iter().any(|chunk| chunk.moving) && !lifecycle::is_exiting() {
             let wait = self.stopped.wait_timeout(chunks, Duration::from_millis(1));
@@ -125,8 +144,8 @@ impl Mapped {
         let _relaxed = Relaxed::begin();
         let span = chunks.iter().map(|chunk| chunk.bytes).sum();
         for chunk in chunks.iter_mut() {
-            destroy(base, chunk);
-            host_pool::give_back(context, std::mem::take(&mut chunk.host));
+            self.destroy(base, chunk);
+            host_pool::give_back(std::mem::take(&mut chunk.host));
         }
         if chunks.iter().all(|chunk| chunk.physical.is_none())
             && let Err(error) = driver::free_addresses(base, span)
@@ -143,19 +162,34 @@ impl Mapped {
     pub(crate) fn is_pinned(&self) -> bool {
         self.pinned.load(Ordering::Relaxed)
     }
+
+    /// Creates memory and maps it at an address. The caller gives access to it, and makes it [visible](Self::show).
+    pub(super) fn create(
+        &self,
+        address: CUdeviceptr,
+        bytes: u64,
+        device: CUdevice,
+    ) -> Result<CUmemHandle, CUresult> {
+        let Some(_running) = lifecycle::hold_off_exit() else { return Err(CUresult::OUT_OF_MEMORY) };
+        let properties = self.properties().unwrap_or_else(|| CUmemAllocationProp::on(device));
+        let physical = driver::create_physical(&properties, bytes)?;
+        driver::map(address, bytes, physical).inspect_err(|_| {
+            let _ = driver::release_physical(physical);
+        })?;
+        Ok(physical)
+    }
+
+    /// Unmaps and releases the memory behind a chunk, unless a mapping of it cannot be unmapped.
+    pub(super) fn destroy(&self, base: CUdeviceptr, chunk: &mut Chunk) {
+        // The memory ends with the program.
+        let Some(_running) = lifecycle::hold_off_exit() else { return };
+        if self.hide(chunk) {
+            destroy(base, chunk);
+        }
+    }
 }
 
-/// Creates memory and maps it at an address. The caller gives access to it.
-pub(super) fn create(address: CUdeviceptr, bytes: u64, device: CUdevice) -> Result<CUmemHandle, CUresult> {
-    let Some(_running) = lifecycle::hold_off_exit() else { return Err(CUresult::OUT_OF_MEMORY) };
-    let physical = driver::create_physical(device, bytes)?;
-    driver::map(address, bytes, physical).inspect_err(|_| {
-        let _ = driver::release_physical(physical);
-    })?;
-    Ok(physical)
-}
-
-/// Unmaps and releases the memory behind a chunk.
+/// Unmaps and releases the memory behind a chunk that no view shows.
 pub(super) fn destroy(base: CUdeviceptr, chunk: &mut Chunk) {
     let Some(physical) = chunk.physical else { return };
     // The memory ends with the program.
@@ -179,8 +213,9 @@ mod tests {
 
     #[test]
     fn an_allocation_is_split_into_chunks_of_whole_granules() {
-        let chunks =
-            |bytes: u64| split(span(bytes).unwrap()).map(|(at, n)| (at / MIB, n / MIB)).collect::<Vec<_>>();
+        let chunks = |bytes: u64| {
+            split(span(bytes).unwrap(), CHUNK).map(|(at, n)| (at / MIB, n / MIB)).collect::<Vec<_>>()
+        };
         assert_eq!(chunks(1), [(0, 2)]);
         assert_eq!(chunks(2 * MIB), [(0, 2)]);
         assert_eq!(chunks(33 * MIB), [(0, 32), (32, 2)]);

@@ -27,7 +27,7 @@ const PATIENCE_BESIDE_CAPTURE: Duration = Duration::from_millis(50);
 /// Ends the memory of an allocation whose work is complete.
 pub(super) fn end(allocation: &Allocation) {
     if let Some(mapped) = &allocation.mapped {
-        mapped.end(allocation.base, &allocation.context);
+        mapped.end(allocation.base);
     }
 }
 

@@ -31,10 +31,12 @@ impl Backing for Swap {
         charged: u64,
         _call: &dyn Fn() -> Result<CUdeviceptr, CUresult>,
     ) -> Result<Made, CUresult> {
-        let (base, mapped) = Mapped::reserve(request.bytes)?;
+        let (base, mapped) = match request.created {
+            None => Mapped::reserve(request.bytes),
+            Some(properties) => Mapped::reserve_for_program(request.bytes, properties, &request.context),
+        }?;
         if charged > 0 {
-            let filled = mapped.fill(base, request.device.ordinal);
-            filled.inspect_err(|_| mapped.end(base, &request.context))?;
+            mapped.fill(base, request.device.ordinal).inspect_err(|_| mapped.end(base))?;
         }
         Ok(Made { base, mapped: Some(mapped) })
     }
@@ -82,9 +84,10 @@ impl Backing for Swap {
 fn by_context() -> Vec<(Arc<Context>, u64)> {
     let mut sums: Vec<(Arc<Context>, u64)> = Vec::new();
     allocations::each_mapped(|allocation| {
-        match sums.iter_mut().find(|(context, _)| Arc::ptr_eq(context, &allocation.context)) {
+        let place = allocation.place();
+        match sums.iter_mut().find(|(context, _)| Arc::ptr_eq(context, &place)) {
             Some((_, sum)) => *sum += allocation.size,
-            None => sums.push((Arc::clone(&allocation.context), allocation.size)),
+            None => sums.push((place, allocation.size)),
         }
     });
     sums

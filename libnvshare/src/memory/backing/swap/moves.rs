@@ -16,7 +16,7 @@ use crate::memory::allocations::{self, Allocation};
 use crate::memory::backing::Restored;
 use crate::memory::devices::Device;
 use crate::memory::mapping::host_pool::{self, NoSlots, Slot};
-use crate::memory::mapping::{Chunk, GRANULE, Mapped, create, destroy};
+use crate::memory::mapping::{Chunk, GRANULE, Mapped, destroy};
 use crate::process::{log, threads};
 use crate::work::contexts::{self, Context};
 use crate::work::event::{Event, Outcome};
@@ -91,7 +91,7 @@ fn copy(
 /// The move stops because of a driver's error, or because the context ends.
 fn stopped(allocation: &Allocation, device: &Device, error: Option<CUresult>) -> Begun {
     match error {
-        Some(error) if error.ends_all_work() => pin_context(&allocation.context, device, error),
+        Some(error) if error.ends_all_work() => pin_context(&allocation.place(), device, error),
         Some(error) => log::warn(format_args!("moving memory at {:#x}: {error:?}", allocation.base)),
         None => {}
     }
@@ -102,7 +102,7 @@ fn stopped(allocation: &Allocation, device: &Device, error: Option<CUresult>) ->
 fn pin_context(context: &Arc<Context>, device: &Device, error: CUresult) {
     let mut bytes = 0;
     allocations::each_mapped(|allocation| {
-        let mapped = allocation.mapped.as_ref().filter(|_| Arc::ptr_eq(&allocation.context, context));
+        let mapped = allocation.mapped.as_ref().filter(|_| Arc::ptr_eq(&allocation.place(), context));
         if mapped.is_some_and(Mapped::pin) {
             bytes += allocation.size;
             device.update(|account| account.pin(allocation.size));
@@ -192,7 +192,7 @@ pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut
 fn begin_out(allocation: &Arc<Allocation>, mapped: &Mapped, index: usize, device: &Device) -> Begun {
     let on_card = |chunk: &mut Chunk| chunk.physical.map(|_| (chunk.offset, chunk.bytes));
     let Some((offset, bytes)) = take(allocation, mapped, index, on_card) else { return Begun::Nothing };
-    let context = &allocation.context;
+    let context = &allocation.place();
     let slots = match host_pool::of(context).take(bytes) {
         Ok(slots) => slots,
         Err(why) => {
@@ -217,7 +217,7 @@ fn begin_out(allocation: &Arc<Allocation>, mapped: &Mapped, index: usize, device
     };
     quiesce(context);
     mapped.settle(index, |_| ());
-    host_pool::give_back(context, slots);
+    host_pool::give_back(slots);
     stopped(allocation, device, error)
 }
 
@@ -253,17 +253,17 @@ fn wait(behind: Option<&Event>) -> Result<(), Option<CUresult>> {
 fn land_out(flight: Flight, device: &Device) -> u64 {
     let Flight { allocation, index, bytes, behind, slots, .. } = flight;
     let Some(mapped) = &allocation.mapped else { return 0 };
-    let context = &allocation.context;
+    let context = &allocation.place();
     if let Err(error) = wait(behind.as_ref()) {
         mapped.settle(index, |_| ());
-        host_pool::give_back(context, slots);
+        host_pool::give_back(slots);
         stopped(&allocation, device, error);
         return 0;
     }
     let mut slots = Some(slots);
     let gone = mapped.settle(index, |chunk| {
         let _ = context.with(|| {
-            destroy(allocation.base, chunk);
+            mapped.destroy(allocation.base, chunk);
             Ok(())
         });
         if chunk.physical.is_some() {
@@ -274,7 +274,7 @@ fn land_out(flight: Flight, device: &Device) -> u64 {
         device.update(|account| account.unmap(bytes));
         true
     });
-    host_pool::give_back(context, slots.unwrap_or_default());
+    host_pool::give_back(slots.unwrap_or_default());
     if gone == Some(true) { bytes } else { 0 }
 }
 
@@ -334,9 +334,9 @@ fn begin_in(
     });
     result.lacks_mapped += lacks;
     let Some((offset, bytes, host)) = taken else { return Begun::Nothing };
-    let (context, at) = (&allocation.context, allocation.base + offset);
+    let (context, at) = (&allocation.place(), allocation.base + offset);
     let made = context.with(|| {
-        let physical = create(at, bytes, device.ordinal)?;
+        let physical = mapped.create(at, bytes, device.ordinal)?;
         let allowed = driver::allow_access(at, bytes, device.ordinal);
         allowed.inspect_err(|_| undo(at, bytes, physical))?;
         Ok(physical)
@@ -402,14 +402,26 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
             return stays_out(mapped, index, bytes, device);
         }
     }
-    let host = mapped.settle(index, |chunk| {
+    let settled = mapped.settle(index, |chunk| {
+        if let Some(physical) = physical {
+            let shown = mapped.show(offset, bytes, physical);
+            shown.inspect_err(|_| undo(allocation.base + offset, bytes, physical))?;
+        }
         chunk.physical = physical;
         allocation.residency().restored(bytes);
         device.update(|account| account.map(bytes));
-        std::mem::take(&mut chunk.host)
+        Ok(std::mem::take(&mut chunk.host))
     });
-    let host = host.unwrap_or_default();
+    let host = match settled {
+        Some(Ok(host)) => host,
+        // Its contents stay on the host.
+        Some(Err(error)) => {
+            stopped(&allocation, device, Some(error));
+            return device.update(|account| account.uncharge(bytes));
+        }
+        None => return,
+    };
     result.back += bytes;
     result.copied += if host.is_empty() { 0 } else { bytes };
-    host_pool::give_back(&allocation.context, host);
+    host_pool::give_back(host);
 }

@@ -1,0 +1,165 @@
+//! What else the driver is told by a handle of physical memory: what reaches it from elsewhere keeps it on the card.
+
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+
+use super::NOT_PERMITTED;
+use crate::driver::functions::signatures;
+use crate::driver::types::{CUdeviceptr, CUmemAllocationProp, CUmemHandle, CUresult, CUstream};
+use crate::hooks::target::past_the_gate;
+use crate::memory::physical;
+use crate::memory::vmm::Handle;
+use crate::work::callbacks;
+use crate::work::gate::{self, FrameMark};
+use crate::work::stream_key::StreamKey;
+
+/// Makes a call with the driver's handles of memory of the library's, which stays on the card if the call succeeds.
+fn with_handles(
+    handle: Handle,
+    why: &str,
+    call: impl FnOnce(&[(u64, u64, CUmemHandle)]) -> CUresult,
+) -> CUresult {
+    if callbacks::are_running() {
+        return NOT_PERMITTED;
+    }
+    past_the_gate(|| match physical::handles(handle) {
+        Some(handles) => {
+            let result = call(&handles);
+            if result == CUresult::SUCCESS {
+                physical::pin(handle, why);
+            }
+            result
+        }
+        None => CUresult::INVALID_VALUE,
+    })
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn export(
+    real: signatures::cuMemExportToShareableHandle,
+    place: *mut c_void,
+    handle: Handle,
+    kind: c_int,
+    flags: c_ulonglong,
+) -> CUresult {
+    if !physical::is_ours(handle) {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(place, handle, kind, flags) };
+    }
+    // Memory that can be shared is one chunk; the driver refuses the others.
+    with_handles(handle, "other processes can reach them", |handles| match handles {
+        // SAFETY: the caller's arguments, with a handle of the driver's that lives: the gate is open.
+        [(.., only)] => unsafe { real(place, only.0, kind, flags) },
+        _ => CUresult::INVALID_VALUE,
+    })
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn get_properties(
+    real: signatures::cuMemGetAllocationPropertiesFromHandle,
+    place: *mut c_void,
+    handle: Handle,
+) -> CUresult {
+    if !physical::is_ours(handle) {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(place, handle) };
+    }
+    match physical::properties(handle) {
+        Some(properties) if !place.is_null() => {
+            // SAFETY: not null, and where the driver would write as much.
+            unsafe { place.cast::<CUmemAllocationProp>().write_unaligned(properties) };
+            CUresult::SUCCESS
+        }
+        _ => CUresult::INVALID_VALUE,
+    }
+}
+
+/// `cuMulticastBindMem`: each chunk takes its part of the multicast object.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn bind(
+    real: signatures::cuMulticastBindMem,
+    multicast: c_ulonglong,
+    at: usize,
+    handle: Handle,
+    offset: usize,
+    bytes: usize,
+    flags: c_ulonglong,
+) -> CUresult {
+    if !physical::is_ours(handle) {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(multicast, at, handle, offset, bytes, flags) };
+    }
+    with_handles(handle, "other devices can reach them", |handles| match handles {
+        // SAFETY: the caller's arguments, with a handle of the driver's that lives: the gate is open.
+        [(.., only)] => unsafe { real(multicast, at, only.0, offset, bytes, flags) },
+        // What a multicast object takes can be shared, and so is one chunk.
+        _ => CUresult::INVALID_VALUE,
+    })
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn bind_range(
+    real: signatures::cuMulticastBindAddr,
+    multicast: c_ulonglong,
+    at: usize,
+    memory: CUdeviceptr,
+    bytes: usize,
+    flags: c_ulonglong,
+) -> CUresult {
+    let call = || {
+        // SAFETY: the caller's arguments.
+        unsafe { real(multicast, at, memory, bytes, flags) }
+    };
+    if callbacks::are_running() || !physical::is_in(memory, bytes as u64) {
+        return call();
+    }
+    past_the_gate(|| {
+        let result = call();
+        if result == CUresult::SUCCESS {
+            physical::pin_range(memory, bytes as u64, "other devices can reach them");
+        }
+        result
+    })
+}
+
+/// `CUarrayMapInfo`, as far as it names memory.
+#[repr(C)]
+struct MapInfo {
+    resource: [u64; 3],
+    subresource: [u32; 8],
+    operation: c_int,
+    handle_type: c_int,
+    handle: Handle,
+    offset: u64,
+    rest: [u32; 4],
+}
+
+const _: () = assert!(size_of::<MapInfo>() == 96);
+
+/// `cuMemMapArrayAsync`. Memory for sparse arrays is created for them, and is the driver's: other memory is refused.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn map_arrays<const PER_THREAD: bool>(
+    real: signatures::cuMemMapArrayAsync,
+    list: *mut c_void,
+    count: c_uint,
+    stream: CUstream,
+) -> CUresult {
+    for index in 0..if list.is_null() { 0 } else { count as usize } {
+        // SAFETY: the caller's list has so many.
+        if physical::is_ours(unsafe { (*list.cast::<MapInfo>().add(index)).handle }) {
+            return CUresult::INVALID_VALUE;
+        }
+    }
+    let mark = FrameMark::new();
+    let pass = gate::enter(StreamKey::new(stream, PER_THREAD), &mark, crate::session::start);
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(list, count, stream) };
+    gate::leave(pass, &mark, result);
+    result
+}

@@ -1,0 +1,116 @@
+//! Programs that create and map their memory themselves: with `NVSHARE_MEMORY=swap` it moves.
+
+use std::process::Command;
+
+use nvshare_harness::{Artifacts, Program, Running, Scheduler, World, guest};
+
+const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
+const MIB: u64 = 1 << 20;
+
+/// The guest under nvshare.
+fn maps(world: &World, how: &str) -> Program {
+    let mut command = Command::new(guest("maps", false));
+    command.arg(how);
+    let program = Program::of(world, how, command).until_told();
+    program.env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy())
+}
+
+/// Both programs have ended well, and nothing came to the card or left it but by the library's copies.
+fn both_are_intact(world: &World, guest: Running, other: Running) -> String {
+    world.stop();
+    let guest = guest.finish();
+    assert!(guest.status.success(), "{}: {}", guest.status, guest.log);
+    other.finish().intact();
+    let (moved, _) = world.observe();
+    assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+    guest.log
+}
+
+/// The bytes of all evictions in a log.
+fn evicted(log: &str) -> u64 {
+    let lines = log.lines().filter_map(|line| line.split_once("evicted ")?.1.split_once(" MiB"));
+    lines.filter_map(|(mib, _)| mib.parse::<u64>().ok()).sum::<u64>() * MIB
+}
+
+/// Runs the guest in turns with a program whose memory does not fit beside its own.
+fn in_turns(how: &str, settings: &[(&str, &str)], turns: u64) -> String {
+    let world = World::with_memory("swap", &[CARD, settings].concat());
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let other = Program::workload(&world, "other", "--memory 832MiB --block 64MiB --kernel-us 2000");
+    let (guest, other) = (maps(&world, how).start(), other.until_told().start());
+    Scheduler::until_turns(&world, &[&guest, &other], turns);
+    let log = both_are_intact(&world, guest, other);
+    assert!(evicted(&log) >= 200 * MIB, "{log}");
+    log
+}
+
+#[test]
+fn one_handle_that_is_mapped_as_a_whole() {
+    in_turns("pool", &[], 8);
+}
+
+#[test]
+fn segments_that_come_and_go_and_change_their_addresses() {
+    in_turns("segments", &[], 8);
+}
+
+#[test]
+fn memory_at_several_addresses_or_at_none() {
+    in_turns("aliases", &[], 8);
+}
+
+/// Contents that stay behind are not page-locked any more, so the simulator keeps all of their bytes.
+#[test]
+fn memory_outlives_its_contexts() {
+    in_turns("contexts", &[("NVSIM_COPY_OUT", "4"), ("NVSIM_SPARSE", "0")], 8);
+}
+
+/// A program that creates no memory then: without a scheduler nobody makes room for it.
+#[test]
+fn the_scheduler_is_killed_meanwhile() {
+    let world = World::with_memory("swap", CARD);
+    let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let other = Program::workload(&world, "other", "--memory 832MiB --block 64MiB --kernel-us 2000");
+    let (guest, other) = (maps(&world, "aliases").start(), other.until_told().start());
+    Scheduler::until_turns(&world, &[&guest, &other], 4);
+    scheduler.kill();
+    let _next = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    Scheduler::until_turns(&world, &[&guest, &other], 4);
+    both_are_intact(&world, guest, other);
+}
+
+/// All bytes are moved: the simulator keeps as many in the host's memory as the program has.
+#[test]
+fn every_word_of_a_pool_survives() {
+    let whole =
+        [("NVSIM_MEMORY", "128MiB"), ("NVSIM_SCALE", "1"), ("NVSIM_SPARSE", "0"), ("NVSIM_REGISTER", "50")];
+    let world = World::with_memory("swap", &whole);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "128MiB", "--tq", "0.05"]);
+    let other =
+        Program::workload(&world, "other", "--memory 93MiB --block 3MiB --kernel-us 500 --full-check");
+    let guest = maps(&world, "pool").env("ALL_WORDS", "1").start();
+    let other = other.until_told().start();
+    Scheduler::until_turns(&world, &[&guest, &other], 12);
+    let log = both_are_intact(&world, guest, other);
+    assert!(evicted(&log) >= 500 * MIB, "{log}");
+}
+
+#[test]
+fn memory_that_others_can_get_stays() {
+    let world = World::with_memory("swap", CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let guest = maps(&world, "shares").start();
+    let immovable = |bytes: u64| {
+        Scheduler::until(&world, "so much is immovable", |status| {
+            let client = status.find(guest.pid());
+            client.is_some_and(|client| client.usage.iter().any(|usage| usage.immovable == bytes))
+        });
+    };
+    immovable(100 * MIB);
+    let other = Program::workload(&world, "other", "--memory 832MiB --block 64MiB --kernel-us 2000");
+    let other = other.until_told().start();
+    Scheduler::until_turns(&world, &[&guest, &other], 8);
+    let log = both_are_intact(&world, guest, other);
+    assert!(log.contains("100 MiB stay on the card: other processes can reach them"), "{log}");
+    assert!(evicted(&log) >= 100 * MIB, "{log}");
+}
