@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Shares of a real card's time, and quanta that follow from what hand-overs cost, by the programs' own iterations against their own rate alone.
-shares.py [--memory managed|swap] SCENARIO ..., each of: fitting notfitting force change auto burst; all take about 600 s. --seconds N: of each run of `fitting`
+shares.py [--memory managed|swap] SCENARIO ..., each of: fitting notfitting force change auto burst together; all take about 690 s. --seconds N: of each run of `fitting`
 (15 s unless said otherwise) and `notfitting` (50 s, once with each memory unless --memory says which). Needs PyTorch and `dist/` (cargo dist-local).
 Rows go to $OUT/rows.jsonl as they come. Exit code 1 if a program failed or a figure misses its aim."""
 import argparse, statistics
@@ -176,9 +176,31 @@ def burst(seconds=22):
         row(scenario="burst", overhead=overhead, max_wait=wait, p50_ms=bursts.get("p50_ms"), p99_ms=bursts.get("p99_ms"), max_ms=bursts.get("max_ms"), loss_percent=round((1 - steps["per_s"] / alone) * 100, 1))
 
 
+def together(gap_seconds=18, fill_seconds=32):
+    """Two pairs that fit together, natively and under nvshare: jobs with host work between their steps, and jobs that fill the card."""
+    def pair(script, arguments, s):
+        return results(start_together(["a", "b"], lambda name, go: Job(script, name, *arguments, scheduler=s, go=go)))
+
+    def both(what, script, arguments, native_seconds, seconds):
+        native = sum(r["per_s"] for r in pair(script, [*arguments, "--seconds", native_seconds], None))
+        with Scheduler("--gpu-memory", "60GiB", log="info") as s:
+            ended = pair(script, [*arguments, "--seconds", seconds], s)
+            gpu = s.status()["gpus"][0]
+            said = [line.split(": ", 1)[-1].strip() for line in open(s.log) if "side by side" in line]
+        # Work in the last seconds, when turns have been decided upon if they are.
+        by = [n for r in ended for n in [r.get("by", [])]]
+        last = sum((b[-1] - b[-9]) / 8 for b in by if len(b) > 9)
+        return dict(what=what, native_per_s=round(native, 2), per_s=round(sum(r["per_s"] for r in ended), 2), time_of_native=f"{native / max(sum(r['per_s'] for r in ended), 1e-9):.4f}", last_8_s_of_native=f"{last / native:.4f}" if native else "?", turns=gpu["turns"], side_by_side=gpu["side_by_side"], said=" | ".join(said))
+
+    gaps = both("gaps of 12 ms", "job.py", ["--gib", 2, "--cpu-ms", 12], 10, gap_seconds)
+    aim("no longer than natively, within 1 %", float(gaps["time_of_native"]) <= 1.01, scenario="together", **gaps)
+    fills = both("fill the card", "stream_job.py", ["--every", 1], 8, fill_seconds)
+    aim("0.97 of the native time", float(fills["time_of_native"]) <= 0.97, scenario="together", **fills)
+
+
 if __name__ == "__main__":
     print(card(), flush=True)
-    scenarios = ["fitting", "notfitting", "force", "change", "auto", "burst"]
+    scenarios = ["fitting", "notfitting", "force", "change", "auto", "burst", "together"]
     parser = argparse.ArgumentParser()
     parser.add_argument("--memory", choices=["managed", "swap"], help="NVSHARE_MEMORY for the runs under nvshare")
     parser.add_argument("--seconds", type=float)
