@@ -427,8 +427,12 @@ pub struct GpuStatus {
     /// Time that the GPU stands still in a hand-over that moves memory, in microseconds, as measured in recent
     /// hand-overs; 0: there was none.
     pub switch_cost_us: u64,
-    /// Clients take turns though their memory fits the GPU: weights, compute limits or priorities ask for it.
+    /// Clients take turns though their memory fits the GPU: weights, compute limits or priorities ask for it, or a measurement.
     pub slices: bool,
+    /// They do so because it was measured that they get more done by turns.
+    pub by_measure: bool,
+    /// What the clients get done side by side, in thousandths of what they get done by turns, as last measured; 0: not measured.
+    pub side_by_side: u32,
 }
 
 impl GpuStatus {
@@ -452,6 +456,8 @@ impl GpuStatus {
             rule: QuantumRule::Fixed { millis: 0 },
             switch_cost_us: 0,
             slices: false,
+            by_measure: false,
+            side_by_side: 0,
         }
     }
 }

@@ -110,6 +110,8 @@ fn replies() -> Vec<(&'static str, Reply)> {
         rule: QuantumRule::Fixed { millis: 30_000 },
         switch_cost_us: 7,
         slices: true,
+        by_measure: true,
+        side_by_side: 940,
     };
     let client = ClientStatus {
         client: 3,

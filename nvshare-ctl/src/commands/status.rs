@@ -49,7 +49,11 @@ fn text(status: &Status, layout: Layout) -> String {
     } else {
         text += &show::render(&CLIENTS, &show::client_rows(&clients, layout), layout);
     }
-    let notes: Vec<String> = show::reasons(status).into_iter().chain(show::others(&status.gpus)).collect();
+    let notes: Vec<String> = show::reasons(status)
+        .into_iter()
+        .chain(show::turns(&status.gpus))
+        .chain(show::others(&status.gpus))
+        .collect();
     if !notes.is_empty() {
         text += &format!("\n{}\n", notes.join("\n"));
     }

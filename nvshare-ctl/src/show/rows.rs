@@ -93,6 +93,18 @@ pub(crate) fn gpu_rows(gpus: &[GpuStatus]) -> Vec<Vec<String>> {
     gpus.iter().map(row).collect()
 }
 
+/// A line for each GPU whose clients take turns because they get more done by turns.
+pub(crate) fn turns(gpus: &[GpuStatus]) -> Vec<String> {
+    let line = |gpu: &GpuStatus| {
+        format!(
+            "clients on {} take turns though they fit: side by side they get {:.3} of what they get done by turns",
+            gpu_name(gpu),
+            f64::from(gpu.side_by_side) / 1e3
+        )
+    };
+    gpus.iter().filter(|gpu| gpu.by_measure).map(line).collect()
+}
+
 /// A line for each GPU on which there are clients that are not shown.
 pub(crate) fn others(gpus: &[GpuStatus]) -> Vec<String> {
     let line = |gpu: &GpuStatus| {

@@ -60,11 +60,7 @@ impl Core {
     pub fn ask_counters(&mut self) -> Vec<ClientId> {
         let ids: Vec<ClientId> = self.clients.keys().copied().collect();
         for &id in &ids {
-            if let Some(client) = self.clients.get_mut(&id)
-                && !std::mem::replace(&mut client.asked_counters, true)
-            {
-                self.send(id, SchedulerMessage::AskCounters);
-            }
+            self.ask_for_counters(id);
         }
         ids
     }

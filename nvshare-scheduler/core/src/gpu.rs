@@ -14,6 +14,7 @@ use crate::policy::ahead;
 use crate::policy::budget::Budget;
 use crate::rule::Rule;
 use crate::shares::{self, Shares, Virtual};
+use crate::trial::Trial;
 
 /// The memory that a disconnected client has left on a GPU, until its process ends too or comes back.
 #[derive(Debug, Clone)]
@@ -64,6 +65,8 @@ pub(crate) struct Gpu {
     pub(crate) shares: Shares,
     /// The time that switching may still cost, where an administrator has stated a part.
     pub(crate) budget: Budget,
+    /// Whether jobs that fit get more done side by side or by turns.
+    pub(crate) trial: Trial,
     /// When the turn's first client ran.
     pub(crate) turn_started: Option<Time>,
     /// Clients whose turn was interrupted by short work: the turn goes on when that work is done.
@@ -128,6 +131,7 @@ impl Gpu {
             ledger: Ledger::default(),
             shares: Shares::default(),
             budget: Budget::default(),
+            trial: Trial::default(),
             turn_started: None,
             interrupted: BTreeSet::new(),
             lasted: Duration::ZERO,
@@ -184,6 +188,11 @@ impl Gpu {
         if !to.iter().any(|id| self.interrupted.contains(id)) {
             self.interrupted.clear();
         }
+    }
+
+    /// Whether jobs take turns though they fit: because they are to have different parts of the time, or get more done by turns.
+    pub(crate) fn takes_slices(&self) -> bool {
+        self.shares.are_unequal() || self.trial.takes_turns()
     }
 
     /// Whether a client waits, or did a moment ago while jobs took slices. A client that has just left asks again at once

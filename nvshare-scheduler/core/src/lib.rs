@@ -23,6 +23,7 @@ mod gangs;
 mod gpu;
 mod happened;
 mod ledger;
+mod measure;
 mod messages;
 mod overdue;
 pub mod policy;
@@ -33,6 +34,7 @@ mod shares;
 mod short;
 mod status;
 mod terms;
+mod trial;
 mod turns;
 mod views;
 
@@ -55,6 +57,16 @@ use terms::JobTerms;
 /// Time since the scheduler started. The core never looks at a clock.
 pub type Time = Duration;
 
+/// Whether jobs that fit a GPU together run side by side.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Together {
+    /// As long as they get no more done by turns: see [`policy::progress`].
+    #[default]
+    Measure,
+    /// Always.
+    Always,
+}
+
 /// The administrator's choices at the start.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -74,6 +86,8 @@ pub struct Config {
     pub gpus: BTreeMap<GpuUuid, GpuConfig>,
     /// One client at a time, even where memory fits.
     pub exclusive: bool,
+    /// Jobs that fit a GPU together.
+    pub together: Together,
     /// After this long without an answer, a client is reported as stuck.
     pub grace: Duration,
     /// When clients come back from an earlier scheduler, nobody is granted anything for this long after the start: the
@@ -93,6 +107,7 @@ impl Default for Config {
             reserve: None,
             gpus: BTreeMap::new(),
             exclusive: false,
+            together: Together::default(),
             grace: Duration::from_secs(10),
             settle: Duration::ZERO,
             restarted: false,

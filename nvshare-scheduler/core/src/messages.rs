@@ -28,6 +28,7 @@ impl Core {
                 | Phase::Dropping { epoch: current, .. }
                     if current == epoch =>
                 {
+                    self.note_turn(id);
                     self.park(id);
                 }
                 _ => {}
@@ -38,6 +39,7 @@ impl Core {
             },
             ClientMessage::Idle { epoch } => match phase {
                 Phase::Running { epoch: current } if current == epoch => {
+                    self.note_sleep(id);
                     self.with(id, |client| client.phase = Phase::Idle { epoch, since: now });
                 }
                 // The client was asked to leave meanwhile: an idle client has nothing left to drain.
@@ -130,6 +132,7 @@ impl Core {
             client.asked_counters = false;
             client.counters = counters;
         }
+        self.note_launches(id);
     }
 
     fn on_req_lock(&mut self, id: ClientId, phase: Phase) {

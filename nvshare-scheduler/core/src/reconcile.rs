@@ -68,6 +68,7 @@ impl Core {
         }
         self.see_to_what_is_overdue(uuid);
         self.enforce_limits(uuid);
+        self.measure(uuid);
         self.split_a_set_that_outgrew(uuid);
         self.choose(uuid);
         self.make_room(uuid);
@@ -106,7 +107,7 @@ impl Core {
         let now = self.now;
         let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
         gpu.contested |= gpu.ledger.sums().claiming > 0;
-        if gpu.contested && gpu.shares.are_unequal() {
+        if gpu.contested && gpu.takes_slices() {
             gpu.contested_at = Some(now);
         }
         let contested = gpu.is_contested(now);

@@ -52,7 +52,9 @@ impl Core {
                 others: None,
                 rule: gpu.rule.said(),
                 switch_cost_us: gpu.cost.idle.mean().map_or(0, |cost| cost.as_micros() as u64),
-                slices: gpu.shares.are_unequal(),
+                slices: gpu.takes_slices(),
+                by_measure: gpu.trial.is_decided(),
+                side_by_side: gpu.trial.shown().map_or(0, |sum| (sum * 1000.0).round() as u32),
             }
         };
         self.gpus.iter().map(row).collect()

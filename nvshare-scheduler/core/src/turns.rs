@@ -290,7 +290,7 @@ impl Core {
     }
 
     fn is_in_nobodys_way(&self, gpu: &Gpu, demand: u128, head: &Head, capacity: u64) -> bool {
-        !(self.config.exclusive || gpu.shares.are_unequal())
+        !(self.config.exclusive || gpu.takes_slices())
             && next::delays_nobody(demand, head.ahead, head.stays, capacity)
     }
 
@@ -386,8 +386,8 @@ impl Core {
             let behind = own.saturating_sub(gpu.shares.time(job));
             let weight = gpu.shares.weight(job);
             heaviest = heaviest.max(weight);
-            // A smaller difference does not count.
-            if behind > EVEN {
+            // A smaller difference does not count. Turns that are measured all have the same length.
+            if behind > EVEN && !gpu.trial.takes_turns() {
                 catches_up = catches_up.max(shares::unweighed(behind, weight));
             }
         }
@@ -423,6 +423,9 @@ impl Core {
     fn quantum(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
         if to_move == 0 && gpu.shares.are_unequal() {
             return slices::length(gpu.cost.idle.mean());
+        }
+        if to_move == 0 && gpu.trial.takes_turns() {
+            return gpu.trial.slice();
         }
         let Rule::Auto(target) = gpu.rule else { return gpu.quantum };
         quantum::auto(target, self.hand_over_cost(gpu, uuid, unit, to_move), gpu.shares.long())

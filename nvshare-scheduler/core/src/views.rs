@@ -181,7 +181,7 @@ impl Core {
     }
 
     fn fit_within(&self, gpu: &Gpu, capacity: u64, group: Group) -> bool {
-        if group.mixed && gpu.shares.are_unequal() {
+        if group.mixed && gpu.takes_slices() {
             return false;
         }
         let alone = self.config.exclusive || gpu.source == Source::Disputed;

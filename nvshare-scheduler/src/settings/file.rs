@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::metrics::Address;
+use nvshare_core::Together;
 use nvshare_proto::units;
 use nvshare_proto::{GpuUuid, QuantumRule};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
@@ -22,6 +23,7 @@ pub(super) struct File {
     pub(super) gpu_memory: Option<Memory>,
     pub(super) reserve: Option<Size>,
     pub(super) exclusive: Option<bool>,
+    pub(super) together: Option<How>,
     pub(super) grace: Option<Grace>,
     pub(super) log: Option<Level>,
     pub(super) metrics: Option<Metrics>,
@@ -76,7 +78,16 @@ written!(Tq, QuantumRule, units::parse_rule, "seconds, or auto");
 written!(Grace, Duration, units::parse_grace, "seconds");
 written!(Size, u64, units::parse_bytes, "a size");
 written!(Memory, u64, units::parse_limit, "a size");
+written!(How, Together, together, "measure or always");
 written!(Level, tracing::Level, level, "a level");
+
+pub(super) fn together(text: &str) -> Result<Together, String> {
+    match text {
+        "measure" => Ok(Together::Measure),
+        "always" => Ok(Together::Always),
+        _ => Err(format!("{text:?} is no way to run together; accepted: measure, always")),
+    }
+}
 
 pub(super) fn level(text: &str) -> Result<tracing::Level, String> {
     text.parse().map_err(|_| format!("{text:?} is not a level; accepted: error, warn, info, debug, trace"))
@@ -150,6 +161,7 @@ mod tests {
             ("gpu-memory = 4\n", 1, "the least is 64.0 MiB"),
             ("reserve = -1\n", 1, "is not a size"),
             ("exclusive = 1\n", 1, "invalid type"),
+            ("together = \"never\"\n", 1, "accepted: measure, always"),
             ("tq = [1]\n", 1, "expected seconds"),
             ("log = \"loud\"\n", 1, "is not a level"),
             ("socket = \"\"\n", 1, "the path is empty"),

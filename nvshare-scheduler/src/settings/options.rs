@@ -11,7 +11,7 @@ use nvshare_proto::{QuantumRule, env as names, paths, units};
 use super::file::{self, File};
 use crate::gpus;
 use crate::metrics::Address;
-use nvshare_core::{Config, GpuConfig, Rule};
+use nvshare_core::{Config, GpuConfig, Rule, Together};
 
 /// Lets programs share GPUs: grants each GPU's lock in time quanta, and has memory moved where it does not all fit.
 #[derive(Debug, Clone, Parser)]
@@ -57,6 +57,11 @@ pub struct Options {
     /// Run one client at a time on each GPU, even if the memory of several fits
     #[arg(long)]
     exclusive: bool,
+
+    /// Whether jobs whose memory fits run side by side: "measure", unless they get more done by turns, which is tried now and
+    /// then; or "always" [default: measure]
+    #[arg(long, value_name = "HOW", value_parser = file::together)]
+    together: Option<Together>,
 
     /// Report a client as stuck when it does not answer for this long, in seconds [default: 10]
     #[arg(long, value_name = "SECONDS", value_parser = units::parse_grace)]
@@ -158,6 +163,7 @@ impl Options {
             gpu_memory,
             reserve,
             exclusive: self.exclusive || file.exclusive.unwrap_or(false),
+            together: self.together.or(file.together.map(|how| how.0)).unwrap_or_default(),
             ..Config::default()
         };
         config.grace = self.grace.or(file.grace.map(|grace| grace.0)).unwrap_or(config.grace);
@@ -247,6 +253,10 @@ mod tests {
         assert_eq!(settings(&["--gpu-memory", "8g"], text).config.reserve, None, "an option makes it void");
         let config = settings(&["--reserve", "1g"], "gpu-memory = \"8g\"").config;
         assert_eq!((config.gpu_memory, config.reserve), (None, Some(GIB)));
+        let together = |arguments: &[&str], text| settings(arguments, text).config.together;
+        assert_eq!(together(&[], ""), Together::Measure);
+        assert_eq!(together(&[], "together = \"always\""), Together::Always);
+        assert_eq!(together(&["--together", "measure"], "together = \"always\""), Together::Measure);
     }
 
     #[test]
@@ -271,6 +281,7 @@ mod tests {
             &["--tq", "automatic"],
             &["--reserve", "-1"],
             &["--log", "loud"],
+            &["--together", "sometimes"],
             &["--tq"],
             &["x"],
         ] {

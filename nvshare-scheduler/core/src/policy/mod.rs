@@ -8,6 +8,7 @@
 //! | who is entitled to how much of the time? | [`entitled`] |
 //! | who is next? | [`next`] |
 //! | how is a compute limit enforced? | [`pace`] |
+//! | do jobs that fit get more done side by side, or by turns? | [`progress`] |
 //! | how long is a turn? | [`quantum`] |
 //! | who is interactive? | [`rhythm`] |
 //! | who takes turns though all fits, and how long? | [`slices`] |
@@ -23,6 +24,7 @@ pub mod capacity;
 pub mod entitled;
 pub mod next;
 pub mod pace;
+pub mod progress;
 pub mod quantum;
 pub mod rhythm;
 pub mod slices;

@@ -12,4 +12,5 @@ mod memory;
 mod needs;
 mod returns;
 mod table;
+mod together;
 mod turns;

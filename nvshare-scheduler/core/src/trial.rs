@@ -1,0 +1,532 @@
+//! The trial of a GPU: whether the jobs that fit it get more done side by side or by turns (see [`progress`]).
+//!
+//! | stage | jobs run | ends |
+//! |---|---|---|
+//! | rests | side by side | when the set may be tried (again) |
+//! | counts | side by side | when the launches of a window are counted |
+//! | parts | side by side | when all have given the lock back: then the count of each is exact |
+//! | turns | by turns | when a round is complete; if turns are decided upon, when they are to be checked |
+//!
+//! Side by side, clients are asked for their launches at both ends of the window. In turns nobody is asked: a client says them each
+//! time that it gives the lock back, when all that it has submitted is complete.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::Time;
+use crate::client::{ClientId, Job};
+use crate::policy::progress::{self, Verdict};
+
+/// A client that is asked for its launches answers within this time.
+const ANSWERS: Duration = Duration::from_secs(1);
+/// Submitted work is complete within this time after all were asked for the lock.
+const PARTS: Duration = Duration::from_secs(10);
+/// Time beyond its slices that a round may take.
+const ROUND_DELAYS: Duration = Duration::from_secs(2);
+/// So many more sleeps of jobs than [`ROUNDS_A_SLEEP`] forgives end turns.
+const MOST_SLEEPS: u32 = 3 * ROUNDS_A_SLEEP;
+/// A sleep is forgotten after so many rounds.
+const ROUNDS_A_SLEEP: u32 = 8;
+
+const DID_NOTHING: &str = "a job did nothing in its turn";
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Stage {
+    Rests {
+        until: Time,
+    },
+    /// From and to when launches are counted, and how often clients were asked.
+    Counts {
+        from: Time,
+        to: Time,
+        asked: u32,
+    },
+    Parts {
+        since: Time,
+    },
+    Turns {
+        since: Time,
+    },
+}
+
+/// Launches in some time.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counted {
+    launches: u64,
+    took: Duration,
+}
+
+impl Counted {
+    fn rate(self) -> f64 {
+        self.launches as f64 / self.took.as_secs_f64()
+    }
+}
+
+/// What a client said of its launches in a window.
+#[derive(Debug, Clone, Copy, Default)]
+struct Said {
+    first: Option<(u64, Time)>,
+    last: Option<(u64, Time)>,
+}
+
+/// What the core has to do for the trial.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Todo {
+    /// Ask the clients of the set for their launches.
+    pub(crate) ask: bool,
+    /// Ask all holders for the lock.
+    pub(crate) part: bool,
+    /// All holders have given it back: the first turn begins.
+    pub(crate) begin: bool,
+    /// Look again then, if no event comes before.
+    pub(crate) wake: Option<Time>,
+    /// A line for the log.
+    pub(crate) note: Option<String>,
+}
+
+/// What the core sees of a GPU.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sight<'a> {
+    /// The clients that hold the GPU or wait for it, and their jobs; none if they are not to be measured now.
+    pub(crate) set: Option<&'a BTreeMap<ClientId, Job>>,
+    /// Nobody holds the GPU.
+    pub(crate) is_free: bool,
+    /// A client that was in the set is gone.
+    pub(crate) is_gone: bool,
+    pub(crate) now: Time,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Trial {
+    stage: Stage,
+    /// The set, and since when it is the same.
+    set: BTreeMap<ClientId, Job>,
+    since: Time,
+    /// The time that turns may have lost since then.
+    lost: Duration,
+    failures: u32,
+    quiet: u32,
+    said: BTreeMap<ClientId, Said>,
+    /// The launches of each client when it last gave the lock back.
+    counts: BTreeMap<ClientId, u64>,
+    given_back: Time,
+    /// The rates of jobs side by side, in the last window and in the one before.
+    beside: BTreeMap<Job, f64>,
+    before: BTreeMap<Job, f64>,
+    /// The launches of jobs in the turns of the current round, their rates in the last round, and in that after the last check.
+    round: BTreeMap<Job, Counted>,
+    alone: BTreeMap<Job, f64>,
+    usual: BTreeMap<Job, f64>,
+    sums: Vec<f64>,
+    /// Turns are taken until a check says otherwise.
+    decided: bool,
+    /// A check is under way, when the last one ended, and when the next one begins.
+    checks: bool,
+    checked: Time,
+    check_at: Time,
+    /// The last round in which jobs launched as much as at the last check.
+    same_until: Time,
+    doubted: bool,
+    /// A job slept in the current round, whose rates say nothing.
+    slept: bool,
+    sleeps: u32,
+    /// The last sum, to be shown.
+    shown: Option<f64>,
+}
+
+impl Default for Trial {
+    fn default() -> Self {
+        Self {
+            stage: Stage::Rests { until: Time::ZERO },
+            set: BTreeMap::new(),
+            since: Time::ZERO,
+            lost: Duration::ZERO,
+            failures: 0,
+            quiet: 0,
+            said: BTreeMap::new(),
+            counts: BTreeMap::new(),
+            given_back: Time::ZERO,
+            beside: BTreeMap::new(),
+            before: BTreeMap::new(),
+            round: BTreeMap::new(),
+            alone: BTreeMap::new(),
+            usual: BTreeMap::new(),
+            sums: Vec::new(),
+            decided: false,
+            checks: false,
+            checked: Time::ZERO,
+            check_at: Time::ZERO,
+            same_until: Time::ZERO,
+            doubted: false,
+            slept: false,
+            sleeps: 0,
+            shown: None,
+        }
+    }
+}
+
+impl Trial {
+    /// Whether jobs take turns though they fit.
+    pub(crate) fn takes_turns(&self) -> bool {
+        matches!(self.stage, Stage::Parts { .. } | Stage::Turns { .. })
+    }
+
+    /// Whether turns are what was decided upon, and not a trial alone.
+    pub(crate) fn is_decided(&self) -> bool {
+        self.decided
+    }
+
+    /// The progress side by side, against that by turns, as last measured for this set.
+    pub(crate) fn shown(&self) -> Option<f64> {
+        self.shown
+    }
+
+    /// The length of a turn.
+    pub(crate) fn slice(&self) -> Duration {
+        progress::slice(self.jobs(), self.sums.is_empty() && !self.decided)
+    }
+
+    /// When there is something to do, if nothing happens before; a GPU with one job has nothing to do.
+    pub(crate) fn rests_until(&self) -> Option<Time> {
+        match self.stage {
+            Stage::Rests { until } => Some(until),
+            _ => None,
+        }
+    }
+
+    /// The clients of the set.
+    pub(crate) fn clients(&self) -> impl Iterator<Item = ClientId> {
+        self.set.keys().copied()
+    }
+
+    /// A client says how much it has launched since it started. Returns whether it was asked for that.
+    pub(crate) fn counted(&mut self, client: ClientId, launches: u64, now: Time) -> bool {
+        let Stage::Counts { asked, .. } = self.stage else { return false };
+        if !self.set.contains_key(&client) {
+            return false;
+        }
+        let said = self.said.entry(client).or_default();
+        let which = if asked == 2 { &mut said.last } else { &mut said.first };
+        let expected = asked > 0 && which.is_none();
+        if expected {
+            *which = Some((launches, now));
+        }
+        expected
+    }
+
+    /// A client has given the lock back. All that it has submitted is complete, and `launches` counts it.
+    pub(crate) fn given_back(&mut self, client: ClientId, launches: u64, now: Time) {
+        let Some(&job) = self.set.get(&client).filter(|_| self.takes_turns()) else { return };
+        let before = self.counts.insert(client, launches);
+        let Stage::Turns { .. } = self.stage else { return };
+        let turn = self.round.entry(job).or_default();
+        turn.launches += before.map_or(0, |before| launches.saturating_sub(before));
+        turn.took += now.saturating_sub(self.given_back);
+        self.given_back = now;
+    }
+
+    /// A client has nothing to do.
+    pub(crate) fn falls_asleep(&mut self, client: ClientId) {
+        if matches!(self.stage, Stage::Turns { .. }) && self.set.contains_key(&client) {
+            self.slept = true;
+            self.sleeps += ROUNDS_A_SLEEP;
+        }
+    }
+
+    /// Goes on with the trial.
+    pub(crate) fn goes_on(&mut self, sight: Sight<'_>) -> Todo {
+        let mut todo = Todo::default();
+        // A step that changes the stage is followed by another one; more than a few do not follow each other.
+        for _ in 0..4 {
+            let stage = self.stage;
+            self.step(sight, &mut todo);
+            if self.stage == stage {
+                break;
+            }
+        }
+        todo.wake = self.rests_until().or(todo.wake);
+        todo
+    }
+
+    fn step(&mut self, sight: Sight<'_>, todo: &mut Todo) {
+        let now = sight.now;
+        let Some(set) = sight.set else {
+            if matches!(self.stage, Stage::Rests { until } if until <= now) {
+                self.stage = Stage::Rests { until: now + progress::QUIET };
+            }
+            return self.ends(now, "they are not to be measured", todo);
+        };
+        if let Stage::Rests { until } = self.stage {
+            if now >= until {
+                self.may_begin(set, now);
+            }
+            return;
+        }
+        if sight.is_gone || !set.keys().all(|client| self.set.contains_key(client)) {
+            self.ends(now, "a job has come or gone", todo);
+            // It is another set, and tried as soon as one may be.
+            return self.rests(now);
+        }
+        if matches!(self.stage, Stage::Turns { .. }) && !set.values().all(|job| self.is_measured(*job)) {
+            return self.ends(now, "another job has work", todo);
+        }
+        match self.stage {
+            Stage::Rests { .. } => {}
+            Stage::Counts { from, to, asked: 0 } => {
+                todo.wake = Some(from);
+                if now >= from {
+                    todo.ask = true;
+                    self.stage = Stage::Counts { from: now, to: now + (to - from), asked: 1 };
+                }
+            }
+            Stage::Counts { from, to, asked: 1 } => {
+                todo.wake = Some(to);
+                if now >= to {
+                    todo.ask = true;
+                    self.stage = Stage::Counts { from, to, asked: 2 };
+                }
+            }
+            Stage::Counts { to, .. } => {
+                todo.wake = Some(to + ANSWERS);
+                if self.set.keys().all(|id| self.said.get(id).is_some_and(|said| said.last.is_some())) {
+                    self.has_counted(now, todo);
+                } else if now >= to + ANSWERS {
+                    self.ends(now, "a client does not say its launches", todo);
+                }
+            }
+            Stage::Parts { since } => {
+                todo.wake = Some(since + PARTS);
+                if sight.is_free {
+                    todo.begin = true;
+                    self.given_back = now;
+                    self.begins_round(now);
+                } else if now >= since + PARTS {
+                    self.ends(now, "their work does not come to an end", todo);
+                }
+            }
+            Stage::Turns { since } => self.takes_its_round(since, now, todo),
+        }
+    }
+
+    /// Whether a job did something in the last window.
+    fn is_measured(&self, job: Job) -> bool {
+        self.beside.get(&job).is_some_and(|rate| *rate > 0.0)
+    }
+
+    /// The jobs that are measured.
+    fn jobs(&self) -> usize {
+        self.beside.values().filter(|rate| **rate > 0.0).count()
+    }
+
+    /// A set that may be tried is counted first.
+    fn may_begin(&mut self, set: &BTreeMap<ClientId, Job>, now: Time) {
+        if *set != self.set {
+            *self = Self { set: set.clone(), since: now, ..Self::default() };
+        }
+        let jobs = set.values().collect::<BTreeSet<_>>().len();
+        let cost = self.lost + progress::first_round_costs(jobs);
+        let begins = (self.since + progress::pays_for(cost)).saturating_sub(progress::FIRST_WINDOW);
+        if now < begins {
+            self.stage = Stage::Rests { until: begins };
+        } else {
+            self.sums.clear();
+            self.counts_for(Duration::ZERO, progress::FIRST_WINDOW, now);
+        }
+    }
+
+    fn counts_for(&mut self, settle: Duration, window: Duration, now: Time) {
+        self.said.clear();
+        self.before = std::mem::take(&mut self.beside);
+        self.stage = Stage::Counts { from: now + settle, to: now + settle + window, asked: 0 };
+    }
+
+    /// The launches of a window side by side are known.
+    fn has_counted(&mut self, now: Time, todo: &mut Todo) {
+        for (client, said) in &self.said {
+            let (Some((first, from)), Some((last, to)), Some(&job)) =
+                (said.first, said.last, self.set.get(client))
+            else {
+                continue;
+            };
+            let counted = Counted { launches: last.saturating_sub(first), took: to.saturating_sub(from) };
+            *self.beside.entry(job).or_default() += counted.rate();
+        }
+        if self.jobs() < 2 {
+            self.quiet += 1;
+            return self.rests(now + progress::quiet(self.quiet));
+        }
+        self.quiet = 0;
+        // The first round, or that in which a check ends, is still to come.
+        if self.alone.is_empty() || self.decided {
+            return self.parts(now, todo);
+        }
+        let mean = |(job, &beside): (&Job, &f64)| {
+            self.before.get(job).map_or(beside, |before| f64::midpoint(beside, *before))
+        };
+        let Some(sum) = self.progress(mean) else { return self.ends(now, DID_NOTHING, todo) };
+        self.shown = Some(sum);
+        self.sums.push(sum);
+        match progress::verdict(&self.sums) {
+            Verdict::SideBySide => return self.rests_after_failure(now),
+            Verdict::Unknown => {}
+            Verdict::Turns => self.decides(now, todo),
+        }
+        self.parts(now, todo);
+    }
+
+    /// The progress of the jobs that are measured, by their rates side by side.
+    fn progress(&self, beside: impl Fn((&Job, &f64)) -> f64) -> Option<f64> {
+        let measured = self.beside.iter().filter(|(_, rate)| **rate > 0.0);
+        progress::progress(measured.map(|(job, rate)| (beside((job, rate)), self.rate_alone(*job))))
+    }
+
+    fn rate_alone(&self, job: Job) -> f64 {
+        self.alone.get(&job).copied().unwrap_or_default()
+    }
+
+    fn parts(&mut self, now: Time, todo: &mut Todo) {
+        self.counts.clear();
+        self.stage = Stage::Parts { since: now };
+        todo.part = true;
+        todo.wake = Some(now + PARTS);
+    }
+
+    /// The rounds of the trial, each with the windows before and after it, speak for turns.
+    fn decides(&mut self, now: Time, todo: &mut Todo) {
+        self.decided = true;
+        self.failures = 0;
+        self.sleeps = 0;
+        self.checks_again(now, progress::CHECK_EVERY);
+        let sums = self.sums.iter().map(|sum| format!("{sum:.3}")).collect::<Vec<_>>().join(", ");
+        todo.note = Some(format!(
+            "{} jobs that fit take turns: side by side they do {sums} of what they do by turns",
+            self.jobs()
+        ));
+    }
+
+    fn checks_again(&mut self, now: Time, after: Duration) {
+        self.usual.clear();
+        self.same_until = now;
+        self.checks = false;
+        self.checked = now;
+        self.check_at = now + after;
+    }
+
+    /// A window side by side and the round after it show whether turns are still right. If they are not, they have not been `since`.
+    fn checks(&mut self, since: Time, now: Time, todo: &mut Todo) {
+        let Some(sum) = self.progress(|(_, beside)| *beside) else {
+            return self.ends(now, DID_NOTHING, todo);
+        };
+        self.shown = Some(sum);
+        self.lost += progress::loss(sum, now.saturating_sub(since));
+        let verdict = progress::still(sum, self.doubted);
+        self.doubted = verdict == Verdict::Unknown;
+        self.checks_again(now, if self.doubted { progress::CHECK_SOON } else { progress::CHECK_EVERY });
+        if verdict == Verdict::SideBySide {
+            self.ends(now, "they get as much done so", todo);
+        }
+    }
+
+    fn begins_round(&mut self, now: Time) {
+        self.round.clear();
+        self.slept = false;
+        self.stage = Stage::Turns { since: now };
+    }
+
+    fn takes_its_round(&mut self, since: Time, now: Time, todo: &mut Todo) {
+        if self.sleeps > if self.decided { MOST_SLEEPS } else { 0 } {
+            return self.ends(now, "a job leaves gaps", todo);
+        }
+        let had_turn = |job: &Job| self.round.get(job).is_some_and(|turn| !turn.took.is_zero());
+        if !self.beside.iter().filter(|(_, rate)| **rate > 0.0).all(|(job, _)| had_turn(job)) {
+            let slices = self.slice() * u32::try_from(self.jobs()).unwrap_or(u32::MAX);
+            let late = since + slices * 3 + ROUND_DELAYS;
+            todo.wake = Some(late);
+            if now >= late {
+                self.ends(now, "a job does not come for its turn", todo);
+            }
+            return;
+        }
+        self.sleeps = self.sleeps.saturating_sub(1);
+        if !self.slept {
+            let round = std::mem::take(&mut self.round);
+            self.alone = round.into_iter().map(|(job, turn)| (job, turn.rate())).collect();
+        }
+        if !self.decided {
+            return self.has_tried(now.saturating_sub(since), now, todo);
+        }
+        let mut other = self.do_other_work();
+        if !other {
+            self.same_until = now;
+        }
+        if self.checks && !self.slept {
+            self.checks(if other { self.same_until } else { self.checked }, now, todo);
+            if !self.decided {
+                return;
+            }
+            other = false;
+        }
+        if now >= self.check_at || other && now >= self.checked + progress::CHECK_SOON {
+            self.checks = true;
+            self.counts_for(progress::SETTLE, progress::WINDOW, now);
+        } else {
+            self.begins_round(now);
+        }
+    }
+
+    /// Jobs launch more, or less, in their turns than at the last check.
+    fn do_other_work(&mut self) -> bool {
+        if self.usual.is_empty() {
+            self.usual.clone_from(&self.alone);
+        }
+        let other = |(job, rate): (&Job, &f64)| {
+            let usual = self.usual.get(job).copied().unwrap_or_default();
+            (rate - usual).abs() > usual * progress::OTHER_WORK
+        };
+        self.alone.iter().any(other)
+    }
+
+    /// A round of the trial is complete.
+    fn has_tried(&mut self, took: Duration, now: Time, todo: &mut Todo) {
+        let Some(sum) = self.progress(|(_, beside)| *beside) else {
+            return self.ends(now, DID_NOTHING, todo);
+        };
+        self.shown = Some(sum);
+        self.lost += progress::loss(sum, took);
+        if sum > progress::CLEARLY {
+            self.rests_after_failure(now);
+        } else {
+            self.counts_for(progress::SETTLE, progress::WINDOW, now);
+        }
+    }
+
+    fn rests(&mut self, until: Time) {
+        self.alone.clear();
+        self.decided = false;
+        self.checks = false;
+        self.doubted = false;
+        self.stage = Stage::Rests { until };
+    }
+
+    fn rests_after_failure(&mut self, now: Time) {
+        self.failures += 1;
+        self.rests(now + progress::retry(self.failures));
+    }
+
+    /// The trial is over, or turns are: jobs run side by side.
+    fn ends(&mut self, now: Time, why: &str, todo: &mut Todo) {
+        let lost = match self.stage {
+            Stage::Rests { .. } => return,
+            // What a round that was not complete has lost is not known; nor is it what turns lost to gaps.
+            Stage::Turns { since } => now.saturating_sub(since),
+            Stage::Counts { .. } | Stage::Parts { .. } => Duration::ZERO,
+        };
+        self.lost += lost;
+        *todo = Todo::default();
+        if self.decided {
+            todo.note = Some(format!("jobs that fit run side by side again: {why}"));
+        }
+        self.rests_after_failure(now);
+    }
+}

@@ -1,0 +1,238 @@
+//! Jobs that fit run side by side or take turns, by what they say that they have launched.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nvshare_core::{Config, Together};
+use nvshare_proto::{ClientMessage, Counters, Epoch, Gate, Given, SchedulerMessage, Usage};
+
+use crate::table::{GIB, MS, Table, config, twelve_gib};
+
+/// Launches of a program in a second: alone, and beside the others.
+#[derive(Debug, Clone, Copy)]
+struct Rates {
+    alone: f64,
+    beside: f64,
+}
+
+const FILLS: Rates = Rates { alone: 5000.0, beside: 2350.0 };
+const GAPS: Rates = Rates { alone: 5000.0, beside: 3750.0 };
+
+/// Programs that always have work, in steps of a millisecond.
+struct Programs {
+    table: Table,
+    rates: BTreeMap<u64, Rates>,
+    launched: BTreeMap<u64, f64>,
+    running: BTreeMap<u64, Epoch>,
+    /// The programs whose library does not answer when it is asked for its counters.
+    silent: BTreeSet<u64>,
+    /// How often counters were asked for, and the lock.
+    asked: usize,
+    drops: usize,
+}
+
+impl Programs {
+    fn new(config: Config, rates: &[Rates]) -> Self {
+        let mut programs = Self {
+            table: Table::new(config),
+            rates: BTreeMap::new(),
+            launched: BTreeMap::new(),
+            running: BTreeMap::new(),
+            silent: BTreeSet::new(),
+            asked: 0,
+            drops: 0,
+        };
+        for &rates in rates {
+            programs.comes(rates);
+        }
+        programs
+    }
+
+    /// One more program, with 2 GiB.
+    fn comes(&mut self, rates: Rates) -> u64 {
+        let client = self.rates.len() as u64 + 1;
+        self.rates.insert(client, rates);
+        self.launched.insert(client, 0.0);
+        self.table.register_with(client, Gate::Closed, Self::usage(2 * GIB));
+        self.says(client, ClientMessage::ReqLock);
+        client
+    }
+
+    fn usage(absent: u64) -> Usage {
+        Usage { allocated: 2 * GIB, absent, ..twelve_gib(0) }
+    }
+
+    fn says(&mut self, client: u64, message: ClientMessage) {
+        let sent = self.table.say(client, message);
+        self.hear(sent);
+    }
+
+    fn hear(&mut self, sent: Vec<(u64, SchedulerMessage)>) {
+        for (client, message) in sent {
+            match message {
+                // Room beyond what it has allocated.
+                SchedulerMessage::Evict(room) => {
+                    self.says(client, ClientMessage::Room(room));
+                    self.says(client, ClientMessage::Evicted { gpu: room.gpu, short: 0 });
+                }
+                SchedulerMessage::LockOk { epoch, .. } => {
+                    self.running.insert(client, epoch);
+                    self.says(client, ClientMessage::Usage(Self::usage(0)));
+                    self.says(client, ClientMessage::Running { epoch });
+                }
+                SchedulerMessage::DropLock { epoch, .. } => {
+                    self.drops += 1;
+                    self.running.remove(&client);
+                    self.counts(client);
+                    self.says(client, ClientMessage::LockReleased { epoch });
+                    if self.rates[&client].alone > 0.0 {
+                        self.says(client, ClientMessage::ReqLock);
+                    }
+                }
+                SchedulerMessage::AskCounters => {
+                    self.asked += 1;
+                    if !self.silent.contains(&client) {
+                        self.counts(client);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn counts(&mut self, client: u64) {
+        let gated = self.launched[&client] as u64;
+        self.says(client, ClientMessage::Counters(Counters { gated, ..Counters::default() }));
+    }
+
+    fn go_on_for(&mut self, seconds: u64) {
+        for _ in 0..seconds * 1000 {
+            let busy = self.running.keys().filter(|client| self.rates[client].alone > 0.0).count();
+            for client in self.running.keys() {
+                let Rates { alone, beside } = self.rates[client];
+                *self.launched.entry(*client).or_default() += if busy > 1 { beside } else { alone } / 1000.0;
+            }
+            let next = self.table.now + 1;
+            let sent = self.table.wait_until(next);
+            if !sent.is_empty() {
+                self.hear(sent);
+                self.table.core.audit().expect("in order");
+            }
+        }
+    }
+
+    fn takes_turns(&self) -> bool {
+        self.table.core.gpu_status()[0].by_measure
+    }
+
+    /// Launches of all programs in so many seconds.
+    fn launches_in(&mut self, seconds: u64) -> f64 {
+        let before: f64 = self.launched.values().sum();
+        self.go_on_for(seconds);
+        self.launched.values().sum::<f64>() - before
+    }
+}
+
+#[test]
+fn programs_that_fill_the_card_take_turns_and_get_more_done() {
+    let mut programs = Programs::new(config(false), &[FILLS, FILLS]);
+    programs.go_on_for(11);
+    assert_eq!(programs.drops, 0, "a set that is new is left alone");
+    programs.go_on_for(9);
+    let status = &programs.table.core.gpu_status()[0];
+    assert!(status.by_measure && status.slices, "{status:?}");
+    assert!((930..950).contains(&status.side_by_side), "{status:?}");
+    assert!(
+        programs.table.notes.iter().any(|note| note.contains("take turns")),
+        "{:?}",
+        programs.table.notes
+    );
+    let drops = programs.drops;
+    let launches = programs.launches_in(60);
+    assert!(launches > 60.0 * 4970.0, "{launches} of {}", 60.0 * 5000.0);
+    // Turns of a quarter of a second.
+    assert!((220..250).contains(&(programs.drops - drops)), "{} turns", programs.drops - drops);
+    let (one, other) = (programs.launched[&1], programs.launched[&2]);
+    assert!((one / other - 1.0).abs() < 0.02, "{one} and {other}");
+}
+
+#[test]
+fn programs_that_leave_gaps_run_side_by_side_and_lose_no_more_than_stated() {
+    for programs in [2, 3, 8] {
+        let mut programs = Programs::new(config(false), &vec![GAPS; programs]);
+        let all = programs.rates.len() as f64;
+        for ten_seconds in 1..=30 {
+            programs.go_on_for(10);
+            let native = GAPS.beside * all * 10.0 * f64::from(ten_seconds);
+            let launches: f64 = programs.launched.values().sum();
+            assert!(
+                launches > native * 0.99,
+                "{launches} of {native} after {ten_seconds}0 s, {all} programs"
+            );
+        }
+        assert!(!programs.takes_turns());
+        assert!(programs.drops > 0, "nothing was tried with {all} programs");
+    }
+}
+
+#[test]
+fn who_comes_ends_the_turns_of_the_others() {
+    let mut programs = Programs::new(config(false), &[FILLS, FILLS]);
+    programs.go_on_for(20);
+    assert!(programs.takes_turns());
+    let comes = programs.comes(GAPS);
+    assert!(programs.running.contains_key(&comes), "it does not wait for a turn");
+    assert_eq!(programs.running.len(), 3);
+    assert!(!programs.takes_turns());
+}
+
+#[test]
+fn turns_end_when_programs_begin_to_leave_gaps() {
+    let mut programs = Programs::new(config(false), &[FILLS, FILLS]);
+    programs.go_on_for(30);
+    assert!(programs.takes_turns());
+    for rates in programs.rates.values_mut() {
+        *rates = Rates { alone: 2500.0, beside: 1875.0 };
+    }
+    programs.go_on_for(8);
+    assert!(!programs.takes_turns());
+    // Two trials that show nothing, a minute and more apart.
+    let drops = programs.drops;
+    programs.go_on_for(200);
+    assert!((1..=12).contains(&(programs.drops - drops)), "{}", programs.drops - drops);
+}
+
+#[test]
+fn an_idle_program_that_holds_the_card_is_not_measured_and_does_not_wait_when_it_wakes() {
+    let mut programs = Programs::new(config(false), &[FILLS, FILLS, Rates { alone: 0.0, beside: 0.0 }]);
+    programs.go_on_for(45);
+    assert!(programs.takes_turns());
+    assert!(!programs.running.contains_key(&3));
+    programs.says(3, ClientMessage::ReqLock);
+    assert!(programs.running.contains_key(&3) && !programs.takes_turns());
+}
+
+#[test]
+fn nobody_is_asked_where_there_is_nothing_to_decide() {
+    let always = Config { together: Together::Always, ..config(false) };
+    for (config, rates) in
+        [(always, &[FILLS, FILLS][..]), (config(true), &[FILLS, FILLS]), (config(false), &[FILLS])]
+    {
+        let mut programs = Programs::new(config, rates);
+        programs.go_on_for(60);
+        assert_eq!(programs.asked, 0);
+        assert!(!programs.takes_turns());
+    }
+    let mut weighed = Programs::new(config(false), &[FILLS, FILLS]);
+    weighed.table.core.give(1, None, Given { weight: Some(50), ..Given::default() }, MS(0)).expect("there");
+    weighed.go_on_for(60);
+    assert_eq!((weighed.asked, weighed.takes_turns()), (0, false));
+}
+
+#[test]
+fn a_library_that_does_not_say_its_launches_is_left_alone() {
+    let mut programs = Programs::new(config(false), &[FILLS, FILLS]);
+    programs.silent.insert(2);
+    programs.go_on_for(120);
+    assert_eq!(programs.drops, 0);
+    assert!(programs.asked <= 8, "{}", programs.asked);
+}
