@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use nvshare_core::Time;
-use nvshare_proto::Epoch;
+use nvshare_proto::{Counters, Epoch};
 
 use crate::random::Random;
-use crate::trace::{Gap, Job};
+use crate::trace::{Gap, Job, Phase};
 
 /// Work in flight when the gate closes is complete after so much time on the GPU, in milliseconds.
 const IN_FLIGHT_MS: f64 = 20.0;
@@ -72,6 +72,9 @@ pub(crate) struct Client {
     settled_at: Time,
     /// The number of the last announced end of the client's work; earlier ones do not hold any more.
     pub(crate) version: u64,
+    /// Launches of work that is done, and launches in a millisecond of the work under way.
+    launched: f64,
+    density: f64,
     random: Random,
     pub(crate) seen: Seen,
 }
@@ -98,6 +101,8 @@ impl Client {
             rate: 0.0,
             settled_at: Time::ZERO,
             version: 0,
+            launched: 0.0,
+            density: 0.0,
             random: Random::new(seed ^ ((number as u64 + 1) << 20)),
             seen: Seen::default(),
             job,
@@ -113,13 +118,28 @@ impl Client {
         matches!(self.state, State::Running(_) | State::Draining(_))
     }
 
-    pub(crate) fn next_busy_ms(&mut self) -> f64 {
-        let (from, to) = self.job.busy_ms;
+    pub(crate) fn next_busy_ms(&mut self, now: Time) -> f64 {
+        let (from, to) = self.phase(now).map_or(self.job.busy_ms, |phase| phase.busy_ms);
+        let (few, many) = self.job.launches;
+        self.density = if few < many { self.random.between(few, many) } else { few };
         self.random.between(from, to)
     }
 
-    pub(crate) fn next_gap(&mut self) -> Duration {
-        let ms = match self.job.gap {
+    /// The other work that the program does now, if it does.
+    fn phase(&self, now: Time) -> Option<Phase> {
+        let other = |phase: &Phase| (now.as_secs_f64() / phase.every_s) as u64 % 2 == 1;
+        self.job.phase.filter(other)
+    }
+
+    /// The library's counters. While the gate is open, the program is a little ahead of its work.
+    pub(crate) fn counters(&self) -> Counters {
+        let ahead =
+            if self.runs() && self.active { self.remaining.min(IN_FLIGHT_MS) * self.density } else { 0.0 };
+        Counters { gated: (self.launched + ahead) as u64, ..Counters::default() }
+    }
+
+    pub(crate) fn next_gap(&mut self, now: Time) -> Duration {
+        let ms = match self.phase(now).map_or(self.job.gap, |phase| phase.gap) {
             Gap::Fixed(ms) => ms,
             Gap::Between(from, to) => self.random.between(from, to),
             Gap::Random(mean) => self.random.exponential(mean),
@@ -137,6 +157,7 @@ impl Client {
         if self.active {
             let done = (passed * self.rate).min(self.remaining);
             self.seen.done_ms += done;
+            self.launched += done * self.density;
             self.remaining -= done;
         }
     }

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use nvshare_core::Config;
+use nvshare_core::{Config, Together};
 
 use crate::card::Link;
 use crate::measure::Summary;
 use crate::policies::{ByTurns, Ours, Rule, Scheduler};
+use crate::together;
 use crate::trace::{self, Class, Mix};
 use crate::world::{Outcome, World};
 
@@ -109,4 +110,17 @@ fn the_same_seed_gives_the_same_numbers() {
     assert_eq!(first, outcome());
     assert_eq!(first.classes.len(), 5);
     assert!(first.classes[&Class::Inference].wait_s[1] > 0.0, "somebody has to wait");
+}
+
+#[test]
+fn measuring_costs_no_set_more_than_a_hundredth_and_turns_pay_where_jobs_fill_the_card() {
+    for (name, lines) in together::SETS {
+        for seconds in [20, 40, 120] {
+            let work = |together| together::done(&together::run(lines, together, 3, S(seconds)));
+            let gain = work(Together::Measure) / work(Together::Always) - 1.0;
+            assert!(gain >= -0.01, "{name}, {seconds} s: {gain:.4}");
+            let fills = ["two that fill the card", "three", "two in steps of 12 ms"].contains(&name);
+            assert!(!fills || seconds < 120 || gain >= 0.035, "{name}: {gain:.4}");
+        }
+    }
 }

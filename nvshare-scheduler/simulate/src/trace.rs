@@ -4,6 +4,9 @@
 //! `training 12.5 0,1 20 80 60 0 100`. GPUs are numbers with commas between them. `busy_ms` is a range `20..200` where
 //! lengths are drawn, and so is `gap_ms`, or the mean of random gaps behind a `~`, as in `~300`. `cycles` 0: until the end of the
 //! simulation. `#` begins a comment.
+//!
+//! Behind these may stand `phase=30:12:20`: every 30 s the program changes between its own `busy_ms` and `gap_ms` and these; and
+//! `launches=5..15`: it launches that much in a millisecond of work, anew for each cycle.
 
 use std::fmt;
 
@@ -50,6 +53,16 @@ pub(crate) enum Gap {
     Random(f64),
 }
 
+impl fmt::Display for Gap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(ms) => write!(f, "{ms:.1}"),
+            Self::Between(from, to) => write!(f, "{from:.1}..{to:.1}"),
+            Self::Random(ms) => write!(f, "~{ms:.1}"),
+        }
+    }
+}
+
 /// One client of a trace.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Job {
@@ -63,7 +76,21 @@ pub(crate) struct Job {
     /// 0: without end.
     pub(crate) cycles: u64,
     pub(crate) weight: u32,
+    pub(crate) phase: Option<Phase>,
+    /// Launches in a millisecond of work.
+    pub(crate) launches: (f64, f64),
 }
+
+/// Other work that a program does now and then.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Phase {
+    /// How long the program does the one and the other, in seconds.
+    pub(crate) every_s: f64,
+    pub(crate) busy_ms: (f64, f64),
+    pub(crate) gap: Gap,
+}
+
+const LAUNCHES: (f64, f64) = (10.0, 10.0);
 
 impl fmt::Display for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -77,12 +104,14 @@ impl fmt::Display for Job {
             gpus.join(","),
             self.gib
         )?;
-        match self.gap {
-            Gap::Fixed(ms) => write!(f, "{ms:.1}")?,
-            Gap::Between(from, to) => write!(f, "{from:.1}..{to:.1}")?,
-            Gap::Random(ms) => write!(f, "~{ms:.1}")?,
+        write!(f, "{} {} {}", self.gap, self.cycles, self.weight)?;
+        if let Some(Phase { every_s, busy_ms: (from, to), gap }) = self.phase {
+            write!(f, " phase={every_s:.1}:{from:.1}..{to:.1}:{gap}")?;
         }
-        write!(f, " {} {}", self.cycles, self.weight)
+        if self.launches != LAUNCHES {
+            write!(f, " launches={:.1}..{:.1}", self.launches.0, self.launches.1)?;
+        }
+        Ok(())
     }
 }
 
@@ -169,6 +198,8 @@ pub(crate) fn generate(
             gap,
             cycles: 0,
             weight: 100,
+            phase: None,
+            launches: LAUNCHES,
         }
     };
     (0..clients).map(job).collect()
@@ -189,10 +220,6 @@ fn parse_line(line: &str, gpus: usize) -> Result<Job, String> {
     let [name, arrives, on, gib, busy, gap, cycles, rest @ ..] = fields.as_slice() else {
         return Err("a client is `class arrives_s gpus gib busy_ms gap_ms cycles [weight]`".to_owned());
     };
-    let number = |text: &str| {
-        let number: Option<f64> = text.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0);
-        number.ok_or_else(|| format!("{text:?} is no number"))
-    };
     let one = |text: &str| match text.parse::<usize>() {
         Ok(gpu) if gpu < gpus => Ok(gpu),
         Ok(gpu) => Err(format!("there is no GPU {gpu} among {gpus}")),
@@ -201,31 +228,60 @@ fn parse_line(line: &str, gpus: usize) -> Result<Job, String> {
     let mut on = on.split(',').map(one).collect::<Result<Vec<usize>, _>>()?;
     on.sort_unstable();
     on.dedup();
-    let (from, to) = busy.split_once("..").unwrap_or((busy, busy));
-    let busy_ms = (number(from)?, number(to)?);
-    if busy_ms.0 <= 0.0 || busy_ms.1 < busy_ms.0 {
-        return Err(format!("{busy:?} is no time on a GPU"));
-    }
-    Ok(Job {
+    let mut job = Job {
         class: class(name)?,
         arrives_s: number(arrives)?,
         gpus: on,
         gib: number(gib)?,
-        busy_ms,
-        gap: match gap.strip_prefix('~') {
-            Some(mean) => Gap::Random(number(mean)?),
-            None => match gap.split_once("..") {
-                Some((from, to)) => Gap::Between(number(from)?, number(to)?),
-                None => Gap::Fixed(number(gap)?),
-            },
-        },
+        busy_ms: range(busy)?,
+        gap: parse_gap(gap)?,
         cycles: cycles.parse().map_err(|_| format!("{cycles:?} is no number of cycles"))?,
-        weight: match rest {
-            [] => 100,
-            [weight] => weight.parse().map_err(|_| format!("{weight:?} is no weight"))?,
-            [_, more, ..] => return Err(format!("{more:?} is one field too many")),
+        weight: 100,
+        phase: None,
+        launches: LAUNCHES,
+    };
+    for (at, more) in rest.iter().enumerate() {
+        match more.split_once('=') {
+            None if at == 0 => job.weight = more.parse().map_err(|_| format!("{more:?} is no weight"))?,
+            Some(("launches", per_ms)) => job.launches = range(per_ms)?,
+            Some(("phase", phase)) => job.phase = Some(parse_phase(phase)?),
+            _ => return Err(format!("{more:?} is one field too many")),
+        }
+    }
+    Ok(job)
+}
+
+fn number(text: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0);
+    number.ok_or_else(|| format!("{text:?} is no number"))
+}
+
+fn range(text: &str) -> Result<(f64, f64), String> {
+    let (from, to) = text.split_once("..").unwrap_or((text, text));
+    let range = (number(from)?, number(to)?);
+    if range.0 <= 0.0 || range.1 < range.0 {
+        return Err(format!("{text:?} is no time on a GPU"));
+    }
+    Ok(range)
+}
+
+fn parse_gap(text: &str) -> Result<Gap, String> {
+    Ok(match text.strip_prefix('~') {
+        Some(mean) => Gap::Random(number(mean)?),
+        None => match text.split_once("..") {
+            Some((from, to)) => Gap::Between(number(from)?, number(to)?),
+            None => Gap::Fixed(number(text)?),
         },
     })
+}
+
+fn parse_phase(text: &str) -> Result<Phase, String> {
+    match text.split(':').collect::<Vec<_>>().as_slice() {
+        [every, busy, gap] => {
+            Ok(Phase { every_s: number(every)?.max(0.001), busy_ms: range(busy)?, gap: parse_gap(gap)? })
+        }
+        _ => Err(format!("{text:?} is no phase: it is `every_s:busy_ms:gap_ms`")),
+    }
 }
 
 #[cfg(test)]
@@ -260,6 +316,9 @@ mod tests {
             ("steady 0 0 20 80 60 x", "no number of cycles"),
             ("steady 0 0 20 80 60 0 -1", "no weight"),
             ("steady 0 0 20 80 60 0 100 7", "too many"),
+            ("steady 0 0 20 80 60 0 100 what=7", "too many"),
+            ("steady 0 0 20 80 60 0 phase=7:8", "no phase"),
+            ("steady 0 0 20 80 60 0 launches=x", "no number"),
         ] {
             let error = parse(text, 8).unwrap_err();
             assert!(error.contains(why), "{error}");
@@ -267,5 +326,7 @@ mod tests {
         assert_eq!(parse("# nothing\n\n", 8), Ok(Vec::new()));
         let gap = parse("steady 0 0 20 80 60..90 0", 8).unwrap()[0].gap;
         assert_eq!(gap, Gap::Between(60.0, 90.0));
+        let line = "steady 0.000 0 20.00 80.0..80.0 60.0 0 100 phase=30.0:5.0..6.0:~20.0 launches=5.0..15.0";
+        assert_eq!(parse(line, 8).unwrap()[0].to_string(), line);
     }
 }

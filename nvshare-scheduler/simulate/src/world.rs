@@ -189,7 +189,7 @@ impl World {
         let now = self.now;
         let client = &mut self.clients[i];
         client.settle(now);
-        client.remaining = client.next_busy_ms();
+        client.remaining = client.next_busy_ms(now);
         client.began = now;
         for gpu in client.job.gpus.clone() {
             self.cards[gpu].wanted_by_one_more(now);
@@ -222,6 +222,12 @@ impl World {
         for usage in usages.collect::<Vec<_>>() {
             self.say(i, ClientMessage::Usage(usage));
         }
+    }
+
+    fn says_its_counters(&mut self, i: usize) {
+        self.clients[i].settle(self.now);
+        let counters = self.clients[i].counters();
+        self.say(i, ClientMessage::Counters(counters));
     }
 
     /// A client's work is on the cards from now on, or no longer: other clients there go on faster or slower.
@@ -306,7 +312,7 @@ impl World {
                 return;
             }
         }
-        let gap = client.next_gap();
+        let gap = client.next_gap(now);
         self.at(now + gap, Event::Wake(i));
         self.idles_later(i);
     }
@@ -337,6 +343,7 @@ impl World {
     /// The client gives the lock back, with the room that it has not used.
     fn leaves(&mut self, i: usize, epoch: Epoch) {
         self.says_what_it_has(i);
+        self.says_its_counters(i);
         for at in 0..self.clients[i].room.len() {
             let client = &mut self.clients[i];
             let bytes = std::mem::take(&mut client.room[at]);
@@ -371,6 +378,7 @@ impl World {
                     client.room[at] += bytes;
                 }
             }
+            SchedulerMessage::AskCounters => self.says_its_counters(i),
             SchedulerMessage::Waiters { waiting } => {
                 self.clients[i].contested = waiting;
                 self.idles_later(i);
