@@ -7,7 +7,7 @@ use crate::RunOptions;
 use crate::plan;
 
 use super::trial::{self, Finding, Running};
-use super::world::World;
+use super::world::{self, World};
 use super::{Found, INTERRUPTED, Storm, TIMES_NATIVE, lock, moods};
 
 /// The end of a process with a finding.
@@ -23,25 +23,25 @@ impl Storm<'_> {
     /// Runs a batch's programs both ways. Each finding ends a process; another process runs the rest of the batch.
     pub(super) fn batch(&self, mine: &World, whole: &RunOptions, job: usize) {
         for one in whole.each() {
-            let plan = plan::compose(&one.recipe(self.known.clone()));
-            lock(&self.coverage).add(&plan.features);
+            let plan = plan::compose(&one.recipe(self.all.known.clone()));
+            lock(&self.all.coverage).add(&plan.features);
         }
         if self.world.parts.simulator.is_some() {
-            lock(&self.coverage).add(&moods::feature(whole.seed));
+            lock(&self.all.coverage).add(&moods::feature(whole.seed));
         }
-        let patience = Duration::from_secs(self.options.patience);
+        let patience = Duration::from_secs(self.all.options.patience);
         let mut clean = vec![(whole.clone(), patience)];
-        if !self.options.skip_native {
+        if !self.all.options.skip_native {
             clean.clear();
             self.parts_of(whole, true, |part| {
                 let log = mine.dir.join("native.log");
                 let nobody = Running::default();
-                let command = trial::command(mine, part, &self.caps);
+                let command = trial::command(mine, part, &self.all.caps);
                 let ended = trial::trial(command, part, &log, patience, &nobody);
                 let good = match &ended {
                     Ok(took) => {
                         let each = *took / part.count as u32;
-                        lock(&self.native_ms).extend((0..part.count).map(|_| each.as_millis() as u64));
+                        lock(&self.all.native_ms).extend((0..part.count).map(|_| each.as_millis() as u64));
                         Some((part.clone(), patience.max(each * TIMES_NATIVE)))
                     }
                     // The programs before that one are clean natively, and not known to be slow.
@@ -53,7 +53,7 @@ impl Storm<'_> {
                 ended.map(|_| ()).map_err(|finding| Ended::At(finding.seed.unwrap_or(part.seed), finding))
             });
         }
-        if self.options.native {
+        if self.all.options.native {
             return;
         }
         for (part, patience) in clean {
@@ -71,7 +71,7 @@ impl Storm<'_> {
         let mut left = Some(programs.clone());
         let mut is_first = true;
         while let Some(part) = left.take() {
-            let is_over = !is_first && (self.is_late() || self.stop.load(Ordering::SeqCst));
+            let is_over = !is_first && (self.is_late() || self.all.stop.load(Ordering::SeqCst));
             if is_over || INTERRUPTED.load(Ordering::SeqCst) {
                 return;
             }
@@ -97,8 +97,8 @@ impl Storm<'_> {
     }
 
     fn tried(&self, native: bool, seeds: u64) {
-        if native || self.options.skip_native {
-            self.tried.fetch_add(seeds, Ordering::SeqCst);
+        if native || self.all.options.skip_native {
+            self.all.tried.fetch_add(seeds, Ordering::SeqCst);
         }
     }
 
@@ -106,28 +106,30 @@ impl Storm<'_> {
         if INTERRUPTED.load(Ordering::SeqCst) {
             return;
         }
-        if self.options.chaos && !native && finding.is_refused_alone() {
-            self.refused_alone.fetch_add(1, Ordering::SeqCst);
+        if self.all.options.chaos && !native && finding.is_refused_alone() {
+            self.all.refused_alone.fetch_add(1, Ordering::SeqCst);
             return;
         }
         let kind = if native { "natively" } else { "under nvshare" };
         println!("storm: seed {}, {kind}: {}\n{}", options.seed, finding.kind, finding.text);
-        lock(&self.found).push(Found { options, finding, native });
-        if !native && !self.options.keep_going {
-            self.stop.store(true, Ordering::SeqCst);
+        lock(&self.all.found).push(Found { options, finding, native });
+        if !native && !self.all.options.keep_going {
+            self.all.stop.store(true, Ordering::SeqCst);
         }
     }
 
     fn in_turns(&self, part: &RunOptions, patience: Duration, job: usize) -> Result<(), Ended> {
         let log = self.world.dir.join(format!("seed-{job}.log"));
-        let mut command = trial::under(self.world, part, &self.caps, &self.options.log);
-        if !self.options.chaos && moods::of(part.seed).is_some_and(|mood| mood.is_slow()) {
+        let mut command = trial::under(&self.world, part, &self.all.caps, &self.all.options.log);
+        if !self.all.options.chaos && moods::of(part.seed).is_some_and(|mood| mood.is_slow()) {
             command.arg("--populated");
         }
         let took = trial::trial(command, part, &log, patience, &self.running)
             .map_err(|finding| Ended::At(finding.seed.unwrap_or(part.seed), finding))?;
+        let logged = std::fs::read_to_string(&log).unwrap_or_default();
+        self.ended_alone.fetch_add(world::said_alone(&logged), Ordering::SeqCst);
         let each = took / part.count as u32;
-        lock(&self.shared_ms).extend((0..part.count).map(|_| each.as_millis() as u64));
+        lock(&self.all.shared_ms).extend((0..part.count).map(|_| each.as_millis() as u64));
         self.nothing_moved_by_itself(part.seed).map_err(Ended::Well)?;
         if self.world.scheduler_died() {
             let log = std::fs::read_to_string(self.world.dir.join("scheduler.log")).unwrap_or_default();

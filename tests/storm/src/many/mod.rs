@@ -12,7 +12,7 @@ mod world;
 
 use std::collections::BTreeSet;
 use std::process::{Child, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -47,9 +47,13 @@ pub(crate) struct StormOptions {
     /// Run only each N-th of the seeds: the simulated driver's ways depend on the seed modulo 8
     #[arg(long, default_value_t = 1, conflicts_with = "batch", value_parser = clap::value_parser!(u64).range(1..))]
     every: u64,
-    /// Programs that run at the same time
+    /// Programs that run at the same time in a world
     #[arg(long, default_value_t = 8)]
     jobs: usize,
+    /// Worlds beside each other, each with cards, a scheduler and a neighbour of its own: in one, the programs wait for
+    /// their turns most of the time
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "real")]
+    worlds: u64,
     /// Kill the scheduler, switch it off and on, stop clients, all at random moments
     #[arg(long)]
     chaos: bool,
@@ -105,25 +109,35 @@ struct Found {
     native: bool,
 }
 
-/// State that all jobs share.
-struct Storm<'a> {
+/// State that the jobs of all worlds share.
+struct All<'a> {
     options: &'a StormOptions,
-    world: &'a World,
     caps: String,
     known: BTreeSet<String>,
     next: AtomicU64,
     began: Instant,
     stop: AtomicBool,
-    running: Running,
     coverage: Mutex<Coverage>,
     found: Mutex<Vec<Found>>,
     /// Seeds that ran, whatever came of it.
     tried: AtomicU64,
     native_ms: Mutex<Vec<u64>>,
     shared_ms: Mutex<Vec<u64>>,
-    moved: Mutex<Moved>,
     /// Allocations that were refused because there was no scheduler: other programs had filled the card.
     refused_alone: AtomicU64,
+    /// How often memory moved by itself while a program ran alone, as the scheduler had not answered in time.
+    moved_alone: AtomicU64,
+}
+
+/// One world, with a scheduler, a neighbour and jobs of its own.
+struct Storm<'a> {
+    all: &'a All<'a>,
+    world: World,
+    running: Running,
+    /// What had moved at the last look; and how often the neighbour and programs that had ended had said that they run alone.
+    moved: Mutex<(Moved, usize)>,
+    /// How often programs that have ended have said that.
+    ended_alone: AtomicUsize,
 }
 
 /// Runs the programs; an error if there was a finding.
@@ -133,14 +147,16 @@ pub(crate) fn storm(options: &StormOptions) -> Result<(), String> {
         unsafe { libc::signal(signal, interrupt as extern "C" fn(i32) as libc::sighandler_t) };
     }
     let parts = Parts::find(&options.parts)?;
-    let world = World::new(&parts, "world", options.capacity)?;
-    let caps = world.program("caps").stderr(Stdio::inherit()).output().map_err(|error| error.to_string())?;
+    let worlds: Vec<World> = (0..options.worlds)
+        .map(|world| World::new(&parts, &format!("world-{world}"), options.capacity))
+        .collect::<Result<_, _>>()?;
+    let first = worlds.first().ok_or("no world")?;
+    let caps = first.program("caps").stderr(Stdio::inherit()).output().map_err(|error| error.to_string())?;
     let caps = String::from_utf8_lossy(&caps.stdout).trim().to_owned();
     println!("storm: the driver has: {caps}");
     let caps = caps.split(',').filter(|cap| left_in(options, cap)).collect::<Vec<_>>().join(",");
-    let storm = Storm {
+    let all = All {
         options,
-        world: &world,
         known: caps
             .split(',')
             .map(str::to_owned)
@@ -150,44 +166,37 @@ pub(crate) fn storm(options: &StormOptions) -> Result<(), String> {
         next: AtomicU64::new(options.first),
         began: Instant::now(),
         stop: AtomicBool::new(false),
-        running: Running::default(),
         coverage: Mutex::default(),
         found: Mutex::default(),
         tried: AtomicU64::new(0),
         native_ms: Mutex::default(),
         shared_ms: Mutex::default(),
-        moved: Mutex::default(),
         refused_alone: AtomicU64::new(0),
+        moved_alone: AtomicU64::new(0),
     };
-    let mut rng = Rng::part(options.first, 0x70);
-    let mut neighbour = None;
-    if !options.native {
-        world.start_scheduler(chaos::quantum(&mut rng))?;
-        neighbour = Some(start_neighbour(&world, options.capacity).map_err(|error| error.to_string())?);
-    }
-    let disturbed = std::thread::scope(|scope| {
-        let disturb = scope.spawn(|| {
-            if options.native {
-                return Ok(chaos::Done::new());
-            }
-            chaos::disturb(&world, &storm.running, &storm.stop, options.first, options.chaos)
-        });
-        let jobs: Vec<_> = (0..options.jobs)
-            .map(|job| {
-                let storm = &storm;
-                scope.spawn(move || storm.job(job))
-            })
-            .collect();
-        for job in jobs {
-            let _ = job.join();
-        }
-        storm.stop.store(true, Ordering::SeqCst);
-        disturb.join().unwrap_or_else(|_| Err("the disturber panicked".to_owned()))
+    let new = |world| Storm {
+        all: &all,
+        world,
+        running: Running::default(),
+        moved: Mutex::default(),
+        ended_alone: AtomicUsize::new(0),
+    };
+    let storms: Vec<Storm<'_>> = worlds.into_iter().map(new).collect();
+    let mut disturbed = chaos::Done::new();
+    let done: Vec<Result<chaos::Done, String>> = std::thread::scope(|scope| {
+        let begin = |(number, storm)| scope.spawn(move || Storm::run(storm, number));
+        let running: Vec<_> = storms.iter().enumerate().map(begin).collect();
+        let panicked = |_| Err("a thread panicked".to_owned());
+        running.into_iter().map(|world| world.join().unwrap_or_else(panicked)).collect()
     });
-    if let Some(neighbour) = neighbour {
-        storm.end_neighbour(neighbour);
+    for done in done {
+        for (what, count) in done? {
+            *disturbed.entry(what).or_default() += count;
+        }
     }
-    storm.report(&parts, &disturbed?)
+    let turns = if options.native { 0 } else { storms.iter().map(|storm| storm.world.count_turns()).sum() };
+    let moved = storms.iter().map(|storm| storm.world.moved_by_itself()).sum();
+    all.report(&parts, &disturbed, moved, turns)
 }
 
 fn left_in(options: &StormOptions, cap: &str) -> bool {
@@ -204,39 +213,74 @@ fn start_neighbour(world: &World, capacity: u64) -> std::io::Result<Child> {
 }
 
 impl Storm<'_> {
+    /// Runs the jobs of this world until there are no more seeds. Returns what disturbed them.
+    fn run(&self, number: usize) -> Result<chaos::Done, String> {
+        let options = self.all.options;
+        let number = number as u64;
+        let mut rng = Rng::part(options.first + number, 0x70);
+        let mut neighbour = None;
+        if !options.native {
+            self.world.start_scheduler(chaos::quantum(&mut rng))?;
+            let started = start_neighbour(&self.world, options.capacity);
+            neighbour = Some(started.map_err(|error| error.to_string())?);
+        }
+        let is_over = &AtomicBool::new(false);
+        let disturbed = std::thread::scope(|scope| {
+            let disturb = scope.spawn(move || {
+                if options.native {
+                    return Ok(chaos::Done::new());
+                }
+                chaos::disturb(&self.world, &self.running, is_over, options.first + number, options.chaos)
+            });
+            let jobs: Vec<_> =
+                (0..options.jobs).map(|job| scope.spawn(move || self.job(number, job))).collect();
+            for job in jobs {
+                let _ = job.join();
+            }
+            is_over.store(true, Ordering::SeqCst);
+            disturb.join().unwrap_or_else(|_| Err("the disturber panicked".to_owned()))
+        });
+        if let Some(neighbour) = neighbour {
+            self.end_neighbour(neighbour);
+        }
+        disturbed
+    }
+
     /// Runs one seed after the other, until there are no more.
-    fn job(&self, job: usize) {
-        let Ok(mine) = World::new(&self.world.parts, &format!("native-{job}"), self.options.capacity) else {
+    fn job(&self, number: u64, job: usize) {
+        let name = format!("native-{number}-{job}");
+        let Ok(mine) = World::new(&self.world.parts, &name, self.all.options.capacity) else {
             return;
         };
         loop {
-            if self.is_late() || self.stop.load(Ordering::SeqCst) || INTERRUPTED.load(Ordering::SeqCst) {
+            if self.is_late() || self.all.stop.load(Ordering::SeqCst) || INTERRUPTED.load(Ordering::SeqCst) {
                 return;
             }
-            let seed = self.next.fetch_add(self.options.batch * self.options.every, Ordering::SeqCst);
-            let end = self.options.first + self.options.seeds;
+            let seed =
+                self.all.next.fetch_add(self.all.options.batch * self.all.options.every, Ordering::SeqCst);
+            let end = self.all.options.first + self.all.options.seeds;
             if seed >= end {
                 return;
             }
-            let programs = self.programs(seed, self.options.batch.min(end - seed));
+            let programs = self.programs(seed, self.all.options.batch.min(end - seed));
             self.batch(&mine, &programs, job);
         }
     }
 
     /// Whether no seed may be begun any more.
     fn is_late(&self) -> bool {
-        self.options.seconds.is_some_and(|limit| self.began.elapsed().as_secs() >= limit)
+        self.all.options.seconds.is_some_and(|limit| self.all.began.elapsed().as_secs() >= limit)
     }
 
     /// The options for the programs of seeds: each has 40 to 70 per cent of a card.
     fn programs(&self, seed: u64, count: u64) -> RunOptions {
         let mut rng = Rng::part(seed, 0x5eed);
-        let memory = self.options.capacity / 100 * rng.range(40, 70) / MIB * MIB;
+        let memory = self.all.options.capacity / 100 * rng.range(40, 70) / MIB * MIB;
         RunOptions {
             seed,
             count,
             shared: false,
-            steps: self.options.steps,
+            steps: self.all.options.steps,
             threads: 0,
             memory,
             caps: None,
@@ -253,18 +297,24 @@ impl Storm<'_> {
     /// is populated, if late.
     fn without(&self, seed: u64) -> Vec<String> {
         let slow = self.world.parts.simulator.is_some() && moods::of(seed).is_some_and(|mood| mood.is_slow());
-        self.options.without.iter().cloned().chain(slow.then(|| "cuMemAllocManaged".to_owned())).collect()
+        self.all.options.without.iter().cloned().chain(slow.then(|| "cuMemAllocManaged".to_owned())).collect()
     }
 
-    /// In turns, memory moves only when an order says so. Only while no scheduler schedules may it move by itself, and
-    /// memory that is ordered to leave is never in use.
+    /// In turns, memory moves only when an order says so. Only while no scheduler schedules may it move by itself: also
+    /// where a program runs alone since the scheduler, on a machine that is too busy, did not answer it in time. Memory
+    /// that is ordered to leave is never in use.
     fn nothing_moved_by_itself(&self, seed: u64) -> Result<(), Finding> {
         let mut before = lock(&self.moved);
         let now = self.world.moved_by_itself();
-        let grew = now.since(*before);
-        *before = now;
-        let by_itself = grew.faulted + grew.pushed_out > 0 && !self.options.chaos;
-        if !by_itself && grew.in_use == 0 {
+        let said = self.ended_alone.load(Ordering::SeqCst) + self.world.said_alone("neighbour");
+        let is_alone = said > before.1 || self.world.said_alone("seed-") > 0;
+        let grew = now.since(before.0);
+        *before = (now, said);
+        let by_itself = grew.faulted + grew.pushed_out > 0 && !self.all.options.chaos;
+        if by_itself && is_alone {
+            self.all.moved_alone.fetch_add(1, Ordering::SeqCst);
+        }
+        if (!by_itself || is_alone) && grew.in_use == 0 {
             return Ok(());
         }
         let text = format!("until seed {seed} was over, {grew}; any that ran then may be it");
@@ -292,14 +342,15 @@ impl Storm<'_> {
             let text = format!("{}{}", read("neighbour.out"), trial::tail(&read("neighbour.log"), 25));
             println!("storm: the neighbour failed\n{text}");
             let finding = Finding { kind: "the neighbour failed".to_owned(), text, seed: None };
-            let options = self.programs(self.options.first, 1);
-            lock(&self.found).push(Found { options, finding, native: false });
+            let options = self.programs(self.all.options.first, 1);
+            lock(&self.all.found).push(Found { options, finding, native: false });
         }
     }
+}
 
-    fn report(&self, parts: &Parts, disturbed: &chaos::Done) -> Result<(), String> {
-        let turns = if self.options.native { 0 } else { self.world.count_turns() };
-        *lock(&self.moved) = self.world.moved_by_itself();
+impl All<'_> {
+    /// Prints what was composed, found and moved; an error if there was a finding.
+    fn report(&self, parts: &Parts, disturbed: &chaos::Done, moved: Moved, turns: u64) -> Result<(), String> {
         let (table, missing) = lock(&self.coverage).table(&self.known);
         let found = std::mem::take(&mut *lock(&self.found));
         if !self.options.keep_going
@@ -316,10 +367,16 @@ impl Storm<'_> {
         if enough && !missing.is_empty() {
             println!("storm: never composed: {}", missing.join(", "));
         }
-        println!("storm: {}", *lock(&self.moved));
+        println!("storm: {moved}");
         let alone = self.refused_alone.load(Ordering::SeqCst);
         if alone > 0 {
             println!("storm: {alone} programs met no scheduler and a card that others had filled");
+        }
+        let alone = self.moved_alone.load(Ordering::SeqCst);
+        if alone > 0 {
+            println!(
+                "storm: memory moved by itself {alone} times beside programs that the scheduler did not answer in time"
+            );
         }
         let native = found.iter().filter(|found| found.native).count();
         println!(

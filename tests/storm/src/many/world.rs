@@ -34,6 +34,16 @@ impl Moved {
     }
 }
 
+impl std::iter::Sum for Moved {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            faulted: sum.faulted + one.faulted,
+            pushed_out: sum.pushed_out + one.pushed_out,
+            in_use: sum.in_use + one.in_use,
+        })
+    }
+}
+
 impl fmt::Display for Moved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { faulted, pushed_out, in_use } = self;
@@ -46,6 +56,18 @@ impl fmt::Display for Moved {
             kib(in_use)
         )
     }
+}
+
+/// What the library logs when the scheduler does not answer in time, or not at all. The program runs alone then, or will soon.
+const ALONE: [&str; 3] = [
+    "connection to the scheduler lost",
+    "does not answer; the program waits",
+    "the program runs as if alone",
+];
+
+/// How often a log says that its program runs without the scheduler.
+pub(crate) fn said_alone(log: &str) -> usize {
+    log.lines().filter(|line| ALONE.iter().any(|alone| line.contains(alone))).count()
 }
 
 /// A folder, and cards in it unless they are real.
@@ -167,6 +189,16 @@ impl World {
         let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
         turns.1 = turns.1.max(now);
         turns.0 + turns.1
+    }
+
+    /// How often programs of this world have said that they run without the scheduler, in the logs whose names begin so.
+    pub(crate) fn said_alone(&self, logs: &str) -> usize {
+        let is_log = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with(logs) && name.ends_with(".log")
+        };
+        let all = std::fs::read_dir(&self.dir).into_iter().flatten().flatten().map(|entry| entry.path());
+        all.filter(is_log).map(|log| said_alone(&std::fs::read_to_string(log).unwrap_or_default())).sum()
     }
 
     /// Bytes that moved on the simulated cards without an order, or while in use.
