@@ -76,6 +76,7 @@ pub(crate) const FEATURES: &[(&str, &str)] = &[
     ("memory asked for", ""),
     ("module loaded late", ""),
     ("module unloaded", ""),
+    ("more streams than queues", ""),
     ("non-blocking stream", ""),
     ("order by the legacy stream", ""),
     ("pageable host memory", ""),

@@ -9,6 +9,9 @@ impl Composer<'_> {
     pub(super) fn begin(&mut self, rng: &mut Rng) {
         let context = self.make_context(0, ContextKind::Primary, 0);
         self.ballast(rng, 0, context);
+        if self.is_crowded() {
+            self.crowd(rng, context);
+        }
     }
 
     pub(super) fn make_context(&mut self, thread: usize, kind: ContextKind, device: i32) -> Id {

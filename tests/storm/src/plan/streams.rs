@@ -1,8 +1,13 @@
 //! Streams and events: made, ordered, waited for, destroyed with work in flight.
 
 use super::compose::{Composer, Pending, Thing};
-use super::{Id, Op, Region, StreamFact, StreamKind, flag};
+use super::{Effect, Id, Op, Region, StreamFact, StreamKind, flag};
 use crate::rng::Rng;
+
+/// The feature of programs with more streams than a card has queues.
+const CROWD: &str = "more streams than queues";
+/// The number of these streams: a card has 32 queues at most.
+const CROWDED: usize = 40;
 
 impl Composer<'_> {
     pub(super) fn make_stream(&mut self, rng: &mut Rng, thread: usize, context: Id) -> Id {
@@ -30,6 +35,29 @@ impl Composer<'_> {
         let op = Op::StreamMake { stream, kind };
         self.emit(thread, Some(context), op, &[], &[Thing::Stream(stream)], &[flag::UNSAFE]);
         stream
+    }
+
+    /// Whether the program has more streams than a card has queues. A stream may wait for another then, because they share
+    /// a queue, so no host function waits for another thread.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.recipe.seed % 16 == 7 && !self.recipe.without.contains(CROWD)
+    }
+
+    /// Makes more streams than a card has queues, each with work in flight.
+    pub(super) fn crowd(&mut self, rng: &mut Rng, context: Id) {
+        self.count(CROWD);
+        for _ in 0..3 {
+            self.allocate(rng, 0, context);
+        }
+        let regions = self.regions(|buffer, _| buffer.context == context);
+        for number in 0..CROWDED {
+            let thread = number % self.threads;
+            let stream = self.make_stream(rng, thread, context);
+            if let Some(&region) = regions.get(number % regions.len().max(1)) {
+                let effect = Effect::Add(rng.word(), rng.range(0, 300) as u32);
+                self.work(rng, thread, region, effect, stream);
+            }
+        }
     }
 
     pub(super) fn make_event(&mut self, rng: &mut Rng, thread: usize, context: Id) -> Id {

@@ -7,7 +7,7 @@ use crate::rng::Rng;
 impl Composer<'_> {
     /// A host function on one stream waits until another thread's work on another stream is done.
     pub(super) fn window(&mut self, rng: &mut Rng, thread: usize) -> bool {
-        if self.threads < 2 {
+        if self.threads < 2 || self.is_crowded() {
             return false;
         }
         let context = self.some_context(rng);
