@@ -58,7 +58,7 @@ def decoder(rounds=4):
             rates.setdefault(how, []).append(job.result)
             ratios = {kind: round(job.result[f"{kind}_per_s"] / native[-1][f"{kind}_per_s"], 4) for kind in ("graph", "eager")}
             row(scenario="decoder", how=how, graph_per_s=job.result["graph_per_s"], eager_per_s=job.result["eager_per_s"], graph_of_native=ratios["graph"], eager_of_native=ratios["eager"], setup_s=job.result["setup_s"],
-                same_tokens=job.result["sum"] == native[-1]["sum"] and job.result["sum_eager"] == native[-1]["sum_eager"], **(job.counted() if under else {}))
+                same_tokens=job.result["sum"] == native[0]["sum"] and job.result["sum_eager"] == native[0]["sum_eager"], **(job.counted() if under else {}))
     for how in rates:
         for kind in ("graph", "eager"):
             of = sorted(r[f"{kind}_per_s"] / n[f"{kind}_per_s"] for r, n in zip(rates[how], rates["native"]))

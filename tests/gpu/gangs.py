@@ -2,7 +2,7 @@
 """Jobs on two real cards of one host. gangs.py [--memory managed|swap] SCENARIO ..., each of: ranks moves. Needs two GPUs, PyTorch and `dist/` (cargo dist-local).
 `ranks`: two jobs of two ranks each over NCCL, both gangs, with room for one of them; in the last run the ranks of one are stopped for a second.
 `moves`: two processes that each fill both cards hand over, against two that fill one. Rows go to $OUT/rows.jsonl as they come. Exit code 1 if a program failed."""
-import concurrent.futures
+import concurrent.futures, re
 from harness import *
 
 FAILED = []
@@ -50,17 +50,33 @@ def ranks(runs=6, worlds=2, steps=400):
             pass
 
 
+def hand_overs(log):
+    """Seconds from each order to give the lock back to the next grant, from the scheduler's log."""
+    at, took = None, []
+    for line in open(log):
+        now = re.match(r"\S+T(\d+):(\d+):([\d.]+)Z", line)
+        now = now and int(now[1]) * 3600 + int(now[2]) * 60 + float(now[3])
+        if "DropLock" in line:
+            at = now
+        elif "LockOk" in line and at:
+            took.append(now - at)
+            at = None
+    return sorted(took)
+
+
 def moves():
-    """Processes on one card and on two: drained to the next first kernel, medians."""
+    """Processes on one card and on two: seconds from the order to give the lock back to the next grant, in which memory leaves, and those of a restore; medians."""
     medians = {}
     for gpus in (1, 2):
         with Scheduler("--gpu-memory", "10GiB", "--tq", "1") as s:
             jobs, _ = start_together(lambda go: [Job("blocks_job.py", n, "--gib", 8, "--mib", 128, "--gpus", gpus, "--seconds", 14, scheduler=s, go=go, log=f"two-{gpus}-{n}.log") for n in "ab"])
-            switches = [g["switch_us"] for g in s.status()["gpus"] if g["switch_us"][0]]
-            medians[gpus] = max(p50 for _, p50, _, _ in switches)
+            out = hand_overs(s.log)
+            back = sorted(float(t) for job in jobs for t in re.findall(r"restored \d{4} MiB in ([\d.]+) s", open(job.log).read()))
+            medians[gpus] = (out[len(out) // 2] if out else 0, back[len(back) // 2] if back else 0)
             for job in jobs:
-                row(scenario="moves", gpus=gpus, job=job.name, switch_p50_ms=[p50 / 1e3 for _, p50, _, _ in switches], of_one=round(medians[gpus] / medians[1], 3), wrong=job.result.get("wrong_words"), **job.counted())
-                FAILED.extend([(gpus, job.result)] if job.result.get("wrong_words") != 0 else [])
+                wrong = job.result.get("wrong_words")
+                row(scenario="moves", gpus=gpus, job=job.name, out_s=round(medians[gpus][0], 4), out_of_one=round(medians[gpus][0] / medians[1][0], 3), restore_s=medians[gpus][1], restore_of_one=round(medians[gpus][1] / medians[1][1], 3), wrong=wrong, **job.counted())
+                FAILED.extend([(gpus, job.result)] if wrong != 0 or len(out) < 4 else [])
 
 
 if __name__ == "__main__":
