@@ -151,6 +151,9 @@ if __name__ == "__main__":
     a = parser.parse_args()
     choose_memory(a.memory)
     LIMIT = a.limit
+    if a.memory == "swap":  # memory that a program creates and maps itself moves too
+        PROGRAMS["jax"].contended, PROGRAMS["expandable"].contended = ("20GiB", 8), ("5632MiB", 4)
+        starred.append("expandable")
     if unknown := [name for name in a.names if name not in PROGRAMS or a.contended and name not in starred]:
         parser.error(f"not among the {'starred ' * a.contended}programs: {' '.join(unknown)}")
     if not shutil.which("nvidia-smi"):
