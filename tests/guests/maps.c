@@ -3,7 +3,7 @@
 #include "guest.h"
 #define BLOCK (2 * MIB)
 #define WORDS (BLOCK / 4)
-static const int ON_CARD[8] = {1, 0, 1, 0}, SHARED[8] = {1, 1, 1, 0}, READ_WRITE[3] = {1, 0, 3};
+static const int ON_CARD[8] = {1, 0, 1, 0}, FOR_RDMA[8] = {1, 0, 1, 0, 0, 0, 0x100}, SHARED[8] = {1, 1, 1, 0}, READ_WRITE[3] = {1, 0, 3};
 
 static uint64_t create(size_t bytes, const int *properties) {
     uint64_t handle = 0;
@@ -187,8 +187,11 @@ static void segments(void) {
 /* One memory at two addresses, one that is mapped nowhere for a while, and one without a handle. */
 static void aliases(void) {
     size_t bytes = 130 * MIB;
-    uint64_t places = range(8 * bytes), twice = create(bytes, ON_CARD), kept = create(bytes, ON_CARD), loose = create(bytes, SHARED), again;
+    uint64_t places = range(8 * bytes), twice = create(bytes, ON_CARD), kept = create(bytes, FOR_RDMA), loose = create(bytes, SHARED), again;
     int other = 1, away = 0;
+    int properties[8];
+    CHECK(FN(cuMemGetAllocationPropertiesFromHandle)(properties, kept));
+    EXPECT(!memcmp(properties, FOR_RDMA, sizeof properties));
     map(places, bytes, twice);
     map(places + bytes, bytes, twice);
     map(places + 4 * bytes, bytes, kept);

@@ -130,6 +130,7 @@ pub(crate) struct CUmemAllocationProp {
     handle_types: c_int,
     pub(crate) location: CUmemLocation,
     windows: usize,
+    /// `allocFlags`: compression, RDMA, and two bytes of usage.
     flags: [u8; 8],
 }
 
@@ -141,14 +142,21 @@ impl CUmemAllocationProp {
         Self { kind: PINNED, handle_types: 0, location, windows: 0, flags: [0; 8] }
     }
 
-    /// Whether such memory differs from [`Self::on`] in nothing but that descriptors of files may be made of it: it is
-    /// not compressed, for sparse arrays, for other machines, or within other devices' reach.
+    /// Whether such memory differs from [`Self::on`] in nothing but that descriptors of files may be made of it, and that
+    /// other devices may [reach](Self::is_for_rdma) it: it is not compressed, nor for sparse arrays or other machines.
     pub(crate) fn is_ordinary(&self) -> bool {
         let plain = Self::on(self.location.id);
+        let [compression, _, rest @ ..] = self.flags;
         self.kind == plain.kind
             && matches!(self.handle_types, 0 | CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
             && self.location == plain.location
-            && (self.windows, self.flags) == (0, [0; 8])
+            && (self.windows, compression, rest) == (0, 0, [0; 6])
+    }
+
+    /// Whether devices that are no GPUs may reach the memory (`gpuDirectRDMACapable`).
+    pub(crate) fn is_for_rdma(&self) -> bool {
+        let [_, rdma, ..] = self.flags;
+        rdma != 0
     }
 
     /// The kinds of handles by which other processes may get the memory.

@@ -6,6 +6,8 @@
 //!
 //! Memory that others can reach (other processes, other devices) is *pinned*: it stays on the card until it ends.
 
+mod reach;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -164,10 +166,17 @@ pub(crate) fn create(
     flags: u64,
 ) -> Option<Result<Handle, CUresult>> {
     let is_ordinary = properties.is_ordinary() && properties.location.id == device.ordinal;
+    let is_reached = || properties.is_for_rdma() && reach::is_open();
     let can_be_shared = || {
         properties.handle_types() != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || device.shares_by_descriptor()
     };
-    if !is_ordinary || flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULE) || !can_be_shared() {
+    if !is_ordinary
+        || flags != 0
+        || bytes == 0
+        || !bytes.is_multiple_of(GRANULE)
+        || !can_be_shared()
+        || is_reached()
+    {
         return None;
     }
     // Copies need a context. The driver's own memory needs none.

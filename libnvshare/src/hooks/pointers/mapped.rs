@@ -86,6 +86,7 @@ fn value_of_view(view: &View, of: c_int) -> Option<Value> {
         attribute::RANGE_START_ADDR => Value::Long(begin),
         attribute::RANGE_SIZE => Value::Long(length),
         attribute::ALLOWED_HANDLE_TYPES => Value::Long(view.properties.handle_types().cast_unsigned().into()),
+        attribute::IS_GPU_DIRECT_RDMA_CAPABLE => Value::Byte(view.properties.is_for_rdma().into()),
         attribute::ACCESS_FLAGS => {
             let given = view.access.iter().find(here);
             Value::Word(given.map_or(0, |access| access.flags.cast_unsigned()))
