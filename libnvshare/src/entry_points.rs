@@ -253,6 +253,8 @@ called {
     cuDeviceGetUuid_v2(uuid: *mut [u8; 16], dev: CUdevice);
     cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int);
     cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: c_uint);
+    cuModuleGetFunction(hfunc: *mut CUfunction, hmod: CUmodule, name: *const c_char);
+    cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
     cuMemPoolGetAttribute(pool: CUmemoryPool, attr: c_int, value: *mut c_void);
     cuEventCreate(phEvent: *mut CUevent, Flags: c_uint);
     cuEventDestroy_v2(hEvent: CUevent);
@@ -347,9 +349,9 @@ forwarded {
     cuMemPoolImportFromShareableHandle cuMemPoolImportPointer
     cuMemPoolSetAccess cuMemRangeGetAttribute cuMemRangeGetAttributes
     cuMipmappedArrayGetLevel cuMipmappedArrayGetMemoryRequirements
-    cuMipmappedArrayGetSparseProperties cuModuleEnumerateFunctions cuModuleGetFunction
+    cuMipmappedArrayGetSparseProperties cuModuleEnumerateFunctions
     cuModuleGetFunctionCount cuModuleGetGlobal cuModuleGetGlobal_v2 cuModuleGetLoadingMode cuModuleGetSurfRef
-    cuModuleGetTexRef cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuModuleUnload
+    cuModuleGetTexRef cuModuleLoad cuModuleLoadDataEx cuModuleLoadFatBinary cuModuleUnload
     cuMulticastAddDevice cuMulticastCreate cuMulticastGetGranularity
     cuMulticastUnbind cuOccupancyAvailableDynamicSMemPerBlock cuOccupancyMaxActiveBlocksPerMultiprocessor
     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cuOccupancyMaxActiveClusters

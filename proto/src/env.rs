@@ -13,6 +13,8 @@ pub const MEM_LIMIT: &str = "NVSHARE_MEM_LIMIT";
 pub const MEM_LIMIT_MB: &str = "NVSHARE_MEM_LIMIT_MB";
 /// How device memory is handed out: `managed`, `swap` or `off`.
 pub const MEMORY: &str = "NVSHARE_MEMORY";
+/// Which pieces of memory are not copied in mode `swap`: `hashes`, `zeros`, `off`, or `check` for tests.
+pub const CONTENT: &str = "NVSHARE_CONTENT";
 /// Weight of the process's share of its GPUs' time: 1 to 10000.
 pub const WEIGHT: &str = "NVSHARE_WEIGHT";
 /// Per cent of a GPU's time that the process may have; with `_0`, `_1`, … appended, on that device of the process.
@@ -67,12 +69,13 @@ pub fn is_of_library(name: &str) -> bool {
 }
 
 /// All variables of nvshare, for the library, the scheduler and the command line.
-pub const KNOWN: [&str; 19] = [
+pub const KNOWN: [&str; 20] = [
     SOCKET,
     ADMIN_SOCKET,
     MEM_LIMIT,
     MEM_LIMIT_MB,
     MEMORY,
+    CONTENT,
     WEIGHT,
     COMPUTE_LIMIT,
     PRIORITY,

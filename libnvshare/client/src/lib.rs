@@ -9,6 +9,7 @@
 //! | [`session`] | the machine and the accounts together: what the scheduler is told, and when |
 //! | [`account`] | the sums of one device: bytes allocated and charged, room, and allocations that wait for room |
 //! | [`residency`] | what of one allocation is on the card, and the piece of it that leaves next |
+//! | [`content`] | what is known of a piece of memory: whether it is all zero, and its hash |
 //! | [`launch_window`] | how much work may be in flight while another client waits |
 
 #![forbid(unsafe_code)]
@@ -24,6 +25,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 pub mod account;
+pub mod content;
 pub mod kind;
 pub mod launch_window;
 pub mod machine;

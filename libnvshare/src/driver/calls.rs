@@ -2,7 +2,7 @@
 //!
 //! A call that could disturb a stream capture of another thread is made with [`Relaxed`] in force.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::functions;
@@ -11,8 +11,9 @@ use super::types::{
     CU_MEMORYTYPE_DEVICE, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE,
-    CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUdeviceptr, CUevent, CUgreenCtx,
-    CUmemAccessDesc, CUmemAllocationProp, CUmemHandle, CUmemoryPool, CUresult, CUstream,
+    CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction,
+    CUgreenCtx, CUmemAccessDesc, CUmemAllocationProp, CUmemHandle, CUmemoryPool, CUmodule, CUresult,
+    CUstream,
 };
 
 /// While this lives, the calling thread's driver calls do not disturb stream captures of other threads.
@@ -358,4 +359,32 @@ pub(crate) fn copy_in(
     stream: CUstream,
 ) -> Result<(), CUresult> {
     call!(cuMemcpyHtoDAsync_v2(to, from, bytes as usize, stream))
+}
+
+/// Makes memory of a card zero; `bytes` is a multiple of four.
+pub(crate) fn fill_with_zeros(at: CUdeviceptr, bytes: u64, stream: CUstream) -> Result<(), CUresult> {
+    call!(cuMemsetD32Async(at, 0, bytes as usize / 4, stream))
+}
+
+/// A kernel of a program in PTX, which the driver compiles for the current context, and keeps until that ends.
+pub(crate) fn load_kernel(ptx: &CStr, name: &CStr) -> Result<CUfunction, CUresult> {
+    let (mut module, mut function) = (CUmodule::NULL, CUfunction::NULL);
+    call!(cuModuleLoadData(&raw mut module, ptx.as_ptr().cast()))?;
+    call!(cuModuleGetFunction(&raw mut function, module, name.as_ptr()))?;
+    Ok(function)
+}
+
+/// Launches a kernel in blocks in a row.
+///
+/// # Safety
+/// `parameters` point to what the kernel takes, and what those name lives until the kernel is complete.
+pub(crate) unsafe fn launch(
+    kernel: CUfunction,
+    blocks: c_uint,
+    threads: c_uint,
+    parameters: &mut [*mut c_void],
+    stream: CUstream,
+) -> Result<(), CUresult> {
+    let (parameters, none) = (parameters.as_mut_ptr(), std::ptr::null_mut());
+    call!(cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, none))
 }

@@ -75,6 +75,8 @@ handles! {
     CUgreenCtx
     /// `CUfunction`
     CUfunction
+    /// `CUmodule`
+    CUmodule
     /// `CUgraphExec`
     CUgraphExec
     /// `CUgraph`
@@ -213,6 +215,7 @@ pub(crate) const CU_DEVICE_CPU: CUdevice = -1;
 pub(crate) const CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS: c_int = 89;
 pub(crate) const CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: c_int = 103;
 pub(crate) const CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: c_int = 102;
+pub(crate) const CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: c_int = 91;
 pub(crate) const CU_MEMHOSTREGISTER_PORTABLE: c_uint = 1;
 
 /// The stream that a `CUlaunchConfig` names.

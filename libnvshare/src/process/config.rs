@@ -13,6 +13,19 @@ use nvshare_proto::{Asked, MemoryMode};
 
 use crate::process::log::{self, Level};
 
+/// Which pieces of memory that the library maps are not copied when they leave the card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// All are copied.
+    Off,
+    /// Pieces that are all zero.
+    Zeros,
+    /// Those, and pieces that the host has by hash.
+    Hashes,
+    /// The same, but these pieces are copied all the same, and compared: for tests.
+    Check,
+}
+
 /// The settings of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Config {
@@ -27,6 +40,7 @@ pub(crate) struct Config {
     /// The process's share of the GPUs' time, as far as it asks for one.
     pub(crate) asked: Asked,
     pub(crate) memory: MemoryMode,
+    pub(crate) content: Content,
     /// One program may allocate more than the GPU has.
     pub(crate) oversubscribe: bool,
     /// Evicted memory comes back in bulk.
@@ -77,6 +91,7 @@ impl Config {
             device_compute_limits: Vec::new(),
             asked: Asked::default(),
             memory: MemoryMode::Managed,
+            content: Content::Hashes,
             oversubscribe: false,
             restore: true,
             disguise: true,
@@ -118,6 +133,15 @@ impl Config {
                     "swap" => MemoryMode::Swap,
                     "off" => MemoryMode::Off,
                     _ => return Err(format!("{value:?} is not a memory mode; accepted: managed, swap, off")),
+                }
+            }
+            names::CONTENT => {
+                self.content = match value {
+                    "off" => Content::Off,
+                    "zeros" => Content::Zeros,
+                    "hashes" => Content::Hashes,
+                    "check" => Content::Check,
+                    _ => return Err(format!("{value:?} is none of these: off, zeros, hashes, check")),
                 }
             }
             names::LOG => {
@@ -359,6 +383,7 @@ mod tests {
             ("NVSHARE_MEM_LIMIT_0", "-1"),
             ("NVSHARE_MEM_LIMIT_MB", "8g"),
             ("NVSHARE_MEMORY", "swapped"),
+            ("NVSHARE_CONTENT", "on"),
             ("NVSHARE_WEIGHT", "0"),
             ("NVSHARE_WEIGHT", "-1"),
             ("NVSHARE_WEIGHT", "1000000"),

@@ -13,6 +13,8 @@ static EVICTED: AtomicU64 = AtomicU64::new(0);
 static EVICT_NS: AtomicU64 = AtomicU64::new(0);
 static RESTORED: AtomicU64 = AtomicU64::new(0);
 static RESTORE_NS: AtomicU64 = AtomicU64::new(0);
+static ZEROS: AtomicU64 = AtomicU64::new(0);
+static UNCHANGED: AtomicU64 = AtomicU64::new(0);
 static DRAIN_NS: AtomicU64 = AtomicU64::new(0);
 
 /// The program looked up a function that the list of entry points does not name: work that it submits there passes no gate.
@@ -39,6 +41,17 @@ pub(crate) fn evicted(bytes: u64, nanos: u64) {
 pub(crate) fn restored(bytes: u64, nanos: u64) {
     RESTORED.fetch_add(bytes, Ordering::Relaxed);
     RESTORE_NS.fetch_add(nanos, Ordering::Relaxed);
+}
+
+/// Bytes left the card without a copy: zeros, and what had not changed since the host's copy was made.
+pub(crate) fn left_out(zeros: u64, unchanged: u64) {
+    ZEROS.fetch_add(zeros, Ordering::Relaxed);
+    UNCHANGED.fetch_add(unchanged, Ordering::Relaxed);
+}
+
+/// The bytes that left the card without a copy: zeros, and what had not changed.
+pub(crate) fn not_copied() -> (u64, u64) {
+    (ZEROS.load(Ordering::Relaxed), UNCHANGED.load(Ordering::Relaxed))
 }
 
 pub(crate) fn drained(nanos: u64) {

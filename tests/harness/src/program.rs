@@ -67,6 +67,13 @@ impl Program {
         self
     }
 
+    /// Steps of the workload leave its `--still` and `--zeros` allocations as they are until [`World::wake`].
+    #[must_use]
+    pub fn until_woken(self) -> Self {
+        let wake = self.dir.join("wake");
+        self.env("WAKE", &wake.to_string_lossy())
+    }
+
     /// Runs the program without nvshare.
     #[must_use]
     pub fn alone(mut self) -> Self {
@@ -164,6 +171,12 @@ impl Running {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.dir.join(format!("go.{}", self.name)).exists()
+    }
+
+    /// Whether the workload has changed the memory that it leaves as it is until [`World::wake`].
+    #[must_use]
+    pub fn is_awake(&self) -> bool {
+        self.dir.join(format!("wake.{}", self.name)).exists()
     }
 
     /// Lets programs that wait in a world start together. Returns the time of the start, in nanoseconds of the monotonic

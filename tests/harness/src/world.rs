@@ -123,6 +123,14 @@ impl World {
         std::fs::write(self.dir.join("stop"), "").expect("a file");
     }
 
+    /// Tells programs to change memory that they have left as it was.
+    ///
+    /// # Panics
+    /// When they cannot be told.
+    pub fn wake(&self) {
+        std::fs::write(self.dir.join("wake"), "").expect("a file");
+    }
+
     /// The environment of programs in this world.
     #[must_use]
     pub fn environment(&self) -> Vec<(OsString, OsString)> {

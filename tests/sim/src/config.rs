@@ -48,14 +48,30 @@ pub(crate) struct Config {
     pub(crate) entry_us: u64,
     /// One in so many events of a context fails: out of memory. 0: none fails.
     pub(crate) context_events_fail: u64,
+    /// Bytes that a process may page-lock.
+    pub(crate) most_locked: u64,
+    /// What the card says wrongly of pieces that nvshare's kernel looks at.
+    pub(crate) lie: Option<Lie>,
+    /// The driver compiles no PTX that has this entry.
+    pub(crate) refused_ptx: Option<String>,
     /// One in so many allocations on a card takes this long; 0: none does.
     pub(crate) slow_allocations: (u64, Duration),
+}
+
+/// What a card may say wrongly of pieces of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lie {
+    /// Every other piece is all zero.
+    Zeros,
+    /// All pieces have the same hash.
+    Unchanged,
 }
 
 impl Config {
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
     /// `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_PIN`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
-    /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`).
+    /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`),
+    /// `NVSIM_MOST_LOCKED` (bytes), `NVSIM_LIE` (`zeros`, `unchanged`), `NVSIM_REFUSED_PTX`.
     pub(crate) fn from_env() -> Self {
         let number = |name: &str, default: f64| {
             env::var(name)
@@ -94,6 +110,16 @@ impl Config {
             reuse_handles: env::var("NVSIM_REUSE_HANDLES").as_deref() == Ok("1"),
             entry_us: number("NVSIM_ENTRY_US", 0.0) as u64,
             context_events_fail: number("NVSIM_CTX_RECORD_FAILS", 0.0) as u64,
+            most_locked: env::var("NVSIM_MOST_LOCKED")
+                .ok()
+                .and_then(|text| parse_bytes(&text).ok())
+                .unwrap_or(u64::MAX),
+            lie: match env::var("NVSIM_LIE").as_deref() {
+                Ok("zeros") => Some(Lie::Zeros),
+                Ok("unchanged") => Some(Lie::Unchanged),
+                _ => None,
+            },
+            refused_ptx: env::var("NVSIM_REFUSED_PTX").ok(),
             slow_allocations: slow_allocations().unwrap_or_default(),
             fault: number("NVSIM_FAULT", 0.256) * 1e9,
             first_touch: number("NVSIM_FIRST_TOUCH", 5.0) * 1e9,

@@ -2,10 +2,10 @@
 //!
 //! Processes share simulated cards through a file. Host and device memory are separate stores with a link of given rates
 //! between them; streams, events, captures and graphs behave as the driver's do, as far as programs that share a GPU depend
-//! on it. The simulator knows nothing of nvshare.
+//! on it. The simulator knows nothing of nvshare, but for the function of its one kernel (`content.rs`).
 //!
 //! The simulator does not do: time slicing below a kernel (kernels of all processes run one at a time), and any computation
-//! but the two kernels of the workload client.
+//! but the two kernels of the workload client, and nvshare's.
 
 #![allow(
     clippy::undocumented_unsafe_blocks,
@@ -15,6 +15,7 @@
 mod api;
 mod capture;
 mod config;
+mod content;
 mod contexts;
 mod handles;
 mod host_functions;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::config::is_each;
 use crate::handles;
 use crate::process::{
-    Failure, HOST_ALREADY_REGISTERED, HOST_NOT_REGISTERED, ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY,
-    Process,
+    self, Failure, HOST_ALREADY_REGISTERED, HOST_NOT_REGISTERED, ILLEGAL_ADDRESS, INVALID_VALUE,
+    OUT_OF_MEMORY, Process,
 };
 use crate::stream::Point;
 use crate::tables::Tables;
@@ -126,6 +126,10 @@ impl Tables {
         let context = self.current()?.id;
         if base == 0 || bytes == 0 {
             return Err(INVALID_VALUE);
+        }
+        let locked: usize = self.host.values().map(|&(length, ..)| length).sum();
+        if process::get()?.world.config().most_locked < (locked + bytes) as u64 {
+            return Err(OUT_OF_MEMORY);
         }
         let overlaps = |(&other, &(length, ..)): (&usize, &(usize, u64, bool))| other + length > base;
         if self.host.range(..base + bytes).next_back().is_some_and(overlaps) {

@@ -90,6 +90,12 @@ impl Driver {
         self.functions.launch(function, SHAPE, words, self.stream)
     }
 
+    /// Fills memory with zeros, on the stream.
+    pub(crate) fn zero(&self, address: u64, bytes: u64) -> Result<(), CudaError> {
+        let words = (bytes / 4) as usize;
+        cu!(self.functions, "cuMemsetD32Async", address => u64, 0 => u32, words => usize, self.stream => usize)
+    }
+
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         cu!(self.functions, "cuStreamSynchronize", self.stream => usize)
     }

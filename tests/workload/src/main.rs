@@ -2,7 +2,9 @@
 //!
 //! It fills its memory with a pattern, adds to all of it in every step, and reads it back in the end. One JSON
 //! line says what came of it. With `GO=path` it touches `path.NAME` when it is set up, and starts when `path`
-//! exists. With `STOP=path` it goes on until `path` exists, however long that is.
+//! exists. With `STOP=path` it goes on until `path` exists, however long that is. With `WAKE=path` steps leave the
+//! first allocations (`--zeros`, `--mixed`, `--still`) as they are until `path` exists; when the first
+//! step has changed them, it touches `path.NAME`.
 
 mod driver;
 
@@ -51,6 +53,15 @@ struct Options {
     /// Allocate in stream order, of the device's pool
     #[arg(long)]
     ordered: bool,
+    /// First allocations, which are all zero, and which steps leave as they are
+    #[arg(long, default_value_t = 0)]
+    zeros: usize,
+    /// Allocations behind those, of whose pieces of 2 MiB each third is all zero, and which steps leave as they are
+    #[arg(long, default_value_t = 0)]
+    mixed: usize,
+    /// Allocations behind those, which steps leave as they are
+    #[arg(long, default_value_t = 0)]
+    still: usize,
     /// Read back every word, not a sample of each 2 MiB
     #[arg(long)]
     full_check: bool,
@@ -74,12 +85,33 @@ struct Outcome {
     error: Option<String>,
 }
 
+/// Bytes of which each begins its own pattern.
+const PIECE: u64 = 2 * MIB;
+
 /// An allocation and the value that was added to it since it was filled.
 struct Block {
     address: u64,
     bytes: u64,
     seed: u32,
     added: u32,
+    /// What it was filled with.
+    begin: Begin,
+    /// Steps leave it as it is, until they are told otherwise.
+    still: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Begin {
+    Pattern,
+    Zeros,
+    Mixed,
+}
+
+impl Begin {
+    /// Whether a piece was all zero.
+    fn is_zero(self, at: u64) -> bool {
+        self == Self::Zeros || self == Self::Mixed && (at / PIECE).is_multiple_of(3)
+    }
 }
 
 fn main() -> ExitCode {
@@ -103,8 +135,19 @@ fn run(options: &Options, outcome: &mut Outcome) -> Result<(), String> {
         let bytes = options.block.min(left);
         left -= bytes;
         let seed = options.seed.wrapping_add(blocks.len() as u32 * 7919);
-        blocks.push(fill(&driver, bytes, seed).map_err(text)?);
+        blocks.push((bytes, seed));
     }
+    let make = |(i, (bytes, seed))| {
+        let begin = match i {
+            i if i < options.zeros => Begin::Zeros,
+            i if i < options.zeros + options.mixed => Begin::Mixed,
+            _ => Begin::Pattern,
+        };
+        let block = fill(&driver, bytes, seed, begin)?;
+        Ok(Block { still: i < options.zeros + options.mixed + options.still, ..block })
+    };
+    let mut blocks: Vec<Block> =
+        blocks.into_iter().enumerate().map(make).collect::<Result<_, _>>().map_err(text)?;
     driver.synchronize().map_err(text)?;
     (outcome.free, outcome.total) = driver.memory().map_err(text)?;
     outcome.setup_s = begin.elapsed().as_secs_f64();
@@ -119,9 +162,14 @@ fn run(options: &Options, outcome: &mut Outcome) -> Result<(), String> {
     };
     while goes_on(outcome.steps) {
         let began = Instant::now();
-        step(&driver, options, &mut blocks, outcome.steps).map_err(text)?;
+        let awake = is_awake();
+        step(&driver, options, &mut blocks, outcome.steps, awake).map_err(text)?;
         outcome.longest_s = outcome.longest_s.max(began.elapsed().as_secs_f64());
         outcome.steps += 1;
+        if awake && let Some(mut mine) = std::env::var_os("WAKE") {
+            mine.push(format!(".{}", options.name));
+            let _ = std::fs::write(mine, "");
+        }
         std::thread::sleep(Duration::from_millis(options.host_ms));
     }
     driver.synchronize().map_err(text)?;
@@ -132,25 +180,40 @@ fn run(options: &Options, outcome: &mut Outcome) -> Result<(), String> {
     Ok(())
 }
 
-fn fill(driver: &Driver, bytes: u64, seed: u32) -> Result<Block, CudaError> {
+fn fill(driver: &Driver, bytes: u64, seed: u32, begin: Begin) -> Result<Block, CudaError> {
     let address = driver.allocate(bytes)?;
-    driver.launch(Kernel::Fill, Words { address, words: bytes / 4, value: seed, micros: 0 })?;
-    Ok(Block { address, bytes, seed, added: 0 })
+    if begin != Begin::Zeros {
+        driver.launch(Kernel::Fill, Words { address, words: bytes / 4, value: seed, micros: 0 })?;
+    }
+    for at in (0..bytes).step_by(PIECE as usize).filter(|&at| begin.is_zero(at)) {
+        driver.zero(address + at, PIECE.min(bytes - at))?;
+    }
+    Ok(Block { address, bytes, seed, added: 0, begin, still: false })
 }
 
-fn step(driver: &Driver, options: &Options, blocks: &mut [Block], number: u32) -> Result<(), CudaError> {
+fn step(
+    driver: &Driver,
+    options: &Options,
+    blocks: &mut [Block],
+    number: u32,
+    awake: bool,
+) -> Result<(), CudaError> {
     let value = number.wrapping_mul(2_246_822_519).wrapping_add(1);
     if options.churn && !blocks.is_empty() {
         driver.synchronize()?;
         let at = number as usize % blocks.len();
         let old = &blocks[at];
         driver.free(old.address)?;
-        blocks[at] = fill(driver, old.bytes, old.seed.wrapping_add(1))?;
+        blocks[at] = fill(driver, old.bytes, old.seed.wrapping_add(1), Begin::Pattern)?;
     }
+    let is_stepped = |block: &Block| awake || !block.still;
     // Forward and backward in turn, as training does.
     let launch_all = |pause: Duration| {
         for i in 0..blocks.len() {
             let block = &blocks[if number.is_multiple_of(2) { i } else { blocks.len() - 1 - i }];
+            if !is_stepped(block) {
+                continue;
+            }
             let words =
                 Words { address: block.address, words: block.bytes / 4, value, micros: options.kernel_us };
             driver.launch(Kernel::Step, words)?;
@@ -165,7 +228,7 @@ fn step(driver: &Driver, options: &Options, blocks: &mut [Block], number: u32) -
     } else {
         launch_all(Duration::ZERO)?;
     }
-    for block in blocks.iter_mut() {
+    for block in blocks.iter_mut().filter(|block| is_stepped(block)) {
         block.added = block.added.wrapping_add(value);
     }
     if options.ahead { Ok(()) } else { driver.synchronize() }
@@ -173,24 +236,29 @@ fn step(driver: &Driver, options: &Options, blocks: &mut [Block], number: u32) -
 
 /// Holds every word read against what `fill` and the steps must have left.
 fn check(driver: &Driver, block: &Block, full: bool, outcome: &mut Outcome) -> Result<(), CudaError> {
-    const BLOCK: u64 = 2 * MIB;
-    let mut words = vec![0u32; if full { BLOCK as usize / 4 } else { 64 * 1024 / 4 }];
-    for at in (0..block.bytes).step_by(BLOCK as usize) {
+    let mut words = vec![0u32; if full { PIECE as usize / 4 } else { 64 * 1024 / 4 }];
+    for at in (0..block.bytes).step_by(PIECE as usize) {
         let length = words.len().min((block.bytes - at) as usize / 4);
         let words = &mut words[..length];
         driver.read(words, block.address + at)?;
-        let expected = |i: usize| {
+        let pattern = |i: usize| {
             block
                 .seed
-                .wrapping_add(((at / BLOCK) as u32).wrapping_mul(0x9e37_79b1))
+                .wrapping_add(((at / PIECE) as u32).wrapping_mul(0x9e37_79b1))
                 .wrapping_add((i % 1024) as u32 * 2_654_435)
-                .wrapping_add(block.added)
         };
+        let is_zero = block.begin.is_zero(at);
+        let expected = |i: usize| if is_zero { 0 } else { pattern(i) }.wrapping_add(block.added);
         outcome.wrong_words +=
             words.iter().enumerate().filter(|&(i, &word)| word != expected(i)).count() as u64;
         outcome.words_checked += length as u64;
     }
     Ok(())
+}
+
+/// Whether steps change all memory.
+fn is_awake() -> bool {
+    std::env::var_os("WAKE").is_some_and(|wake| PathBuf::from(wake).exists())
 }
 
 /// The barrier of several programs that start together.

@@ -397,6 +397,30 @@ pub(super) const RULES: &[Rule] = &[
         package: "nvshare-e2e",
         test: "memory_of_a_pool_is_not_brought_behind_a_host_function",
     },
+    Rule {
+        what: "a piece whose hash differs is copied",
+        file: "libnvshare/src/memory/backing/swap/content/leaving.rs",
+        from: "if hash == now =>",
+        to: "if BROKEN || hash == now =>",
+        package: "nvshare-e2e",
+        test: "zeros_and_still_memory_that_change_are_copied",
+    },
+    Rule {
+        what: "copies of memory that is on the card give way to what has to leave",
+        file: "libnvshare/src/memory/backing/swap/content/leaving.rs",
+        from: "Err(NoSlots::Full) if drop_kept(context, bytes) =>",
+        to: "Err(NoSlots::Full) if !BROKEN && drop_kept(context, bytes) =>",
+        package: "nvshare-e2e",
+        test: "copies_of_memory_on_the_card_give_way_to_what_has_to_leave",
+    },
+    Rule {
+        what: "a test mode finds pieces that are not zero though the card says so",
+        file: "libnvshare/src/memory/backing/swap/content/leaving.rs",
+        from: "(Fate::Zero, Some(slot)) if !is_zero(slot) =>",
+        to: "(Fate::Zero, Some(slot)) if !BROKEN && !is_zero(slot) =>",
+        package: "nvshare-e2e",
+        test: "a_test_mode_finds_pieces_that_are_not_what_they_seem",
+    },
 ];
 
 /// Rules that random programs have to notice as well.

@@ -9,6 +9,7 @@
 //! State belongs to the chunk. A chunk that is being copied is *moving*: an allocation is freed only when none of its
 //! chunks moves.
 
+pub(super) mod copies;
 pub(super) mod host_pool;
 mod views;
 
@@ -22,7 +23,7 @@ use crate::driver::types::{CUdevice, CUdeviceptr, CUmemAllocationProp, CUmemHand
 use crate::driver::{self, Relaxed};
 use crate::process::{lifecycle, log, threads};
 use crate::work::contexts::Context;
-use host_pool::Slot;
+use copies::HostCopy;
 pub(crate) use host_pool::forget_context;
 use views::Program;
 
@@ -44,8 +45,9 @@ pub(super) struct Chunk {
     pub(super) bytes: u64,
     /// The memory behind the chunk; none: the chunk is not on the card.
     pub(super) physical: Option<CUmemHandle>,
-    /// The chunk's contents on the host, a slot for each granule; none: it has no contents there.
-    pub(super) host: Vec<Slot>,
+    /// The chunk's contents on the host, granule by granule; none: it has no contents there. A chunk that is on the card
+    /// may have copies there too.
+    pub(super) host: Vec<HostCopy>,
     /// A copy of the chunk is under way.
     pub(super) moving: bool,
 }
@@ -145,7 +147,7 @@ impl Mapped {
         let span = chunks.iter().map(|chunk| chunk.bytes).sum();
         for chunk in chunks.iter_mut() {
             self.destroy(base, chunk);
-            host_pool::give_back(std::mem::take(&mut chunk.host));
+            host_pool::give_back(copies::slots(std::mem::take(&mut chunk.host)));
         }
         if chunks.iter().all(|chunk| chunk.physical.is_none())
             && let Err(error) = driver::free_addresses(base, span)

@@ -27,7 +27,7 @@ api! {
     fn cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) { unsafe { give(bytes, process::get().map(|p| p.world.config().memory as usize)) } }
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, _device: c_int) {
         let concurrent = i32::from(std::env::var_os("NVSIM_NO_CONCURRENT_ACCESS").is_none());
-        unsafe { give(value, Ok(match attribute { 16 => 40, 41 | 83 | 102 | 103 => 1, 75 => 7, 76 => 5, 89 => concurrent, _ => 0 })) }
+        unsafe { give(value, Ok(match attribute { 16 => 40, 41 | 83 | 102 | 103 => 1, 75 => 7, 76 => 5, 89 => concurrent, 91 => 1, _ => 0 })) }
     }
     fn cuGetExportTable(_table: *mut *const c_void, _id: *const c_void) { NOT_FOUND }
 }

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use super::{api, give_new, status, twins, with_place};
 use crate::capture::Kind;
+use crate::content;
 use crate::host_functions;
 use crate::memory::Piece;
 use crate::objects::{Function, Module};
-use crate::process::{self, Failure, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND};
+use crate::process::{self, Failure, INVALID_HANDLE, INVALID_VALUE, JIT_DISABLED, NOT_FOUND};
 use crate::stream::{Work, unique};
 use crate::world::BLOCK;
 
@@ -49,16 +50,16 @@ api! {
 }
 
 twins! { per_thread:
-    fn cuLaunchKernel / cuLaunchKernel_ptsz (function: usize, _gx: c_uint, _gy: c_uint, _gz: c_uint, _bx: c_uint, _by: c_uint, _bz: c_uint, _shared: c_uint, stream: usize, params: *mut *mut c_void, _extra: *mut *mut c_void) {
-        status(unsafe { launch(function, stream, per_thread, params) })
+    fn cuLaunchKernel / cuLaunchKernel_ptsz (function: usize, gx: c_uint, _gy: c_uint, _gz: c_uint, _bx: c_uint, _by: c_uint, _bz: c_uint, _shared: c_uint, stream: usize, params: *mut *mut c_void, _extra: *mut *mut c_void) {
+        status(unsafe { launch(function, gx, stream, per_thread, params) })
     }
     fn cuLaunchCooperativeKernel / cuLaunchCooperativeKernel_ptsz (function: usize, _gx: c_uint, _gy: c_uint, _gz: c_uint, _bx: c_uint, _by: c_uint, _bz: c_uint, _shared: c_uint, stream: usize, params: *mut *mut c_void) {
-        status(unsafe { launch(function, stream, per_thread, params) })
+        status(unsafe { launch(function, 1, stream, per_thread, params) })
     }
     fn cuLaunchKernelEx / cuLaunchKernelEx_ptsz (config: *const LaunchConfig, function: usize, params: *mut *mut c_void, _extra: *mut *mut c_void) {
         // SAFETY: null, or readable.
         let Some(config) = (unsafe { config.as_ref() }) else { return INVALID_VALUE };
-        status(unsafe { launch(function, config.stream, per_thread, params) })
+        status(unsafe { launch(function, config.extents[0], config.stream, per_thread, params) })
     }
 }
 
@@ -70,8 +71,11 @@ fn load(image: *const c_char) -> Result<usize, Failure> {
     // SAFETY: PTX is a C string.
     let text = unsafe { CStr::from_ptr(image) }.to_string_lossy();
     let name = |rest: &str| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().map(str::to_owned);
-    let entries = text.split(".entry ").skip(1).filter_map(name).collect();
+    let entries: Vec<String> = text.split(".entry ").skip(1).filter_map(name).collect();
     let p = process::get()?;
+    if p.world.config().refused_ptx.as_ref().is_some_and(|refused| entries.contains(refused)) {
+        return Err(JIT_DISABLED);
+    }
     let mut tables = p.tables();
     let context = tables.current()?;
     let module = Module { id: unique(), context: context.id, family: context.family, entries };
@@ -82,6 +86,7 @@ fn load(image: *const c_char) -> Result<usize, Failure> {
 /// `params` is null or what the function takes.
 unsafe fn launch(
     function: usize,
+    blocks: u32,
     stream: usize,
     per_thread: bool,
     params: *mut *mut c_void,
@@ -95,7 +100,12 @@ unsafe fn launch(
         return Err(INVALID_HANDLE);
     }
     // A graph's kernel runs on the card of its stream.
-    let work = unsafe { kernel_work(&tables.functions.get(function)?.name, on.gpu, params) }?;
+    let name = &tables.functions.get(function)?.name;
+    let work = if name == content::NAME {
+        unsafe { content::work(blocks, params) }
+    } else {
+        unsafe { kernel_work(name, on.gpu, params) }
+    }?;
     drop(tables);
     wait_for_loading(&is_loaded);
     with_place(stream, per_thread, |p, stream| {

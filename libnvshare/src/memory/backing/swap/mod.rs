@@ -1,5 +1,7 @@
 //! Moves memory that [the library maps](crate::memory::mapping) to the host and back, and ends it.
 
+mod chunks;
+mod content;
 mod free;
 mod moves;
 
@@ -31,6 +33,7 @@ impl Backing for Swap {
         charged: u64,
         _call: &dyn Fn() -> Result<CUdeviceptr, CUresult>,
     ) -> Result<Made, CUresult> {
+        content::prepare(&request.context);
         let (base, mapped) = match request.created {
             None => Mapped::reserve(request.bytes),
             Some(properties) => Mapped::reserve_for_program(request.bytes, properties, &request.context),
@@ -72,6 +75,7 @@ impl Backing for Swap {
     }
 
     fn forget_context(&self, context: &Arc<Context>) {
+        content::forget_context(context);
         mapping::forget_context(context);
     }
 

@@ -5,21 +5,22 @@
 //! while the next ones are still under way.
 
 use std::collections::VecDeque;
-use std::ffi::c_void;
 use std::sync::Arc;
 
 use nvshare_proto::units::MIB;
 
+use super::chunks::{Part, begin, copy_parts, take, wait};
+use super::content::{self, Leaving, Looked};
 use crate::driver;
-use crate::driver::types::{CUdeviceptr, CUmemHandle, CUresult, CUstream};
+use crate::driver::types::{CUdeviceptr, CUmemHandle, CUresult};
 use crate::memory::allocations::{self, Allocation};
 use crate::memory::backing::Restored;
 use crate::memory::devices::Device;
-use crate::memory::mapping::host_pool::{self, NoSlots, Slot};
-use crate::memory::mapping::{Chunk, GRANULE, Mapped, destroy};
-use crate::process::{log, threads};
+use crate::memory::mapping::host_pool::{self, NoSlots};
+use crate::memory::mapping::{Chunk, Mapped, copies, destroy};
+use crate::process::log;
 use crate::work::contexts::{self, Context};
-use crate::work::event::{Event, Outcome};
+use crate::work::event::Event;
 
 /// Bytes under way at a time.
 const IN_FLIGHT: u64 = 96 * MIB;
@@ -33,8 +34,8 @@ struct Flight {
     bytes: u64,
     /// An event behind the chunk's copies; none: there is nothing to copy.
     behind: Option<Event>,
-    /// The slots for the chunk's contents; empty on the way back.
-    slots: Vec<Slot>,
+    /// What becomes of the chunk's contents; none on the way back.
+    leaving: Option<Leaving>,
     /// The memory to which the chunk comes back; none on the way out.
     physical: Option<CUmemHandle>,
 }
@@ -70,24 +71,6 @@ impl Queue {
     }
 }
 
-/// Copies between a range of the card and slots, by one call for slots that lie side by side.
-fn copy(
-    at: CUdeviceptr,
-    slots: &[Slot],
-    stream: CUstream,
-    call: impl Fn(CUdeviceptr, *mut c_void, u64, CUstream) -> Result<(), CUresult>,
-) -> Result<(), CUresult> {
-    let mut offset = 0;
-    for run in slots.chunk_by(|slot, next| slot.is_before(*next)) {
-        let bytes = run.len() as u64 * GRANULE;
-        if let Some(first) = run.first() {
-            call(at + offset, first.memory(), bytes, stream)?;
-        }
-        offset += bytes;
-    }
-    Ok(())
-}
-
 /// The move stops because of a driver's error, or because the context ends.
 fn stopped(allocation: &Allocation, device: &Device, error: Option<CUresult>) -> Begun {
     match error {
@@ -116,44 +99,10 @@ fn pin_context(context: &Arc<Context>, device: &Device, error: CUresult) {
     }
 }
 
-/// Takes a chunk for a move, if `look` finds something to move there; returns its result.
-fn take<T>(
-    allocation: &Allocation,
-    mapped: &Mapped,
-    index: usize,
-    look: impl FnOnce(&mut Chunk) -> Option<T>,
-) -> Option<T> {
-    contexts::let_them_end(|| allocation.is_leaving());
-    let mut chunks = mapped.lock();
-    let chunk = chunks.get_mut(index).filter(|chunk| !chunk.moving)?;
-    if allocation.is_leaving() {
-        return None;
-    }
-    let taken = look(chunk)?;
-    chunk.moving = true;
-    Some(taken)
-}
-
-impl Mapped {
-    fn count(&self) -> usize {
-        self.lock().len()
-    }
-
-    /// The chunk's move is over; `settle` notes where the chunk is now.
-    fn settle<T>(&self, index: usize, settle: impl FnOnce(&mut Chunk) -> T) -> Option<T> {
-        let mut chunks = self.lock();
-        let chunk = chunks.get_mut(index)?;
-        chunk.moving = false;
-        let settled = settle(chunk);
-        drop(chunks);
-        self.stopped.notify_all();
-        Some(settled)
-    }
-}
-
 /// Moves `bytes` of a device's memory to the host, from the ends of the largest allocations, and rather a few more
 /// than fewer. Calls `report` for each chunk that has left the card. Returns the bytes that have left.
 pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> u64 {
+    let looked = content::look(device, wanted);
     let mut queue = Queue::default();
     let (mut begun, mut out) = (0, 0);
     let mut land = |queue: &mut Queue| {
@@ -172,7 +121,7 @@ pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut
             while queue.bytes >= IN_FLIGHT {
                 land(&mut queue);
             }
-            match begin_out(&allocation, mapped, index, device) {
+            match begin_out(&allocation, mapped, index, device, &looked) {
                 Begun::Flying(flight) => {
                     begun += flight.bytes;
                     queue.push(flight);
@@ -186,17 +135,27 @@ pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut
     while !queue.flights.is_empty() {
         land(&mut queue);
     }
+    looked.log();
     out
 }
 
-fn begin_out(allocation: &Arc<Allocation>, mapped: &Mapped, index: usize, device: &Device) -> Begun {
-    let on_card = |chunk: &mut Chunk| chunk.physical.map(|_| (chunk.offset, chunk.bytes));
-    let Some((offset, bytes)) = take(allocation, mapped, index, on_card) else { return Begun::Nothing };
-    let context = &allocation.place();
-    let slots = match host_pool::of(context).take(bytes) {
-        Ok(slots) => slots,
-        Err(why) => {
-            mapped.settle(index, |_| ());
+fn begin_out(
+    allocation: &Arc<Allocation>,
+    mapped: &Mapped,
+    index: usize,
+    device: &Device,
+    looked: &Looked,
+) -> Begun {
+    contexts::let_them_end(|| allocation.is_leaving());
+    let on_card = |chunk: &mut Chunk| {
+        chunk.physical.map(|_| (chunk.offset, chunk.bytes, std::mem::take(&mut chunk.host)))
+    };
+    let Some((offset, bytes, had)) = take(allocation, mapped, index, on_card) else { return Begun::Nothing };
+    let (context, at) = (&allocation.place(), allocation.base + offset);
+    let leaving = match Leaving::begin(context, at, bytes, had, looked) {
+        Ok(leaving) => leaving,
+        Err((had, why)) => {
+            mapped.settle(index, |chunk| chunk.host = had);
             return match why {
                 NoSlots::Full => Begun::Full,
                 NoSlots::Gone => Begun::Stopped,
@@ -204,32 +163,27 @@ fn begin_out(allocation: &Arc<Allocation>, mapped: &Mapped, index: usize, device
             };
         }
     };
-    let out = |at, to: *mut c_void, bytes, stream| driver::copy_out(to, at, bytes, stream);
-    let copies = || begin(context, |stream| copy(allocation.base + offset, &slots, stream, out));
-    let error = match context.with(copies) {
+    let copies = || begin(context, |stream| leaving.copy(at, stream)).map(Some);
+    let error = match if leaving.is_copied() { context.with(copies) } else { Ok(Ok(None)) } {
         Ok(Ok(behind)) => {
-            let allocation = Arc::clone(allocation);
-            let behind = Some(behind);
-            return Begun::Flying(Flight { allocation, index, offset, bytes, behind, slots, physical: None });
+            let (allocation, leaving) = (Arc::clone(allocation), Some(leaving));
+            return Begun::Flying(Flight {
+                allocation,
+                index,
+                offset,
+                bytes,
+                behind,
+                leaving,
+                physical: None,
+            });
         }
         Ok(Err(error)) => Some(error),
         Err(_) => None,
     };
     quiesce(context);
     mapped.settle(index, |_| ());
-    host_pool::give_back(slots);
+    leaving.give_up();
     stopped(allocation, device, error)
-}
-
-/// Begins copies on the library's own stream; the event is behind them.
-fn begin(
-    context: &Arc<Context>,
-    copies: impl FnOnce(CUstream) -> Result<(), CUresult>,
-) -> Result<Event, CUresult> {
-    context.begin_move(|stream| {
-        copies(stream)?;
-        Event::behind_stream(context, stream)
-    })
 }
 
 /// Waits for copies after another one could not be begun: a copy must not reach memory that belongs to others by then.
@@ -237,30 +191,18 @@ fn quiesce(context: &Context) {
     let _ = context.with(|| context.move_in_order(|_| Ok(())));
 }
 
-/// Waits for a chunk's copies.
-fn wait(behind: Option<&Event>) -> Result<(), Option<CUresult>> {
-    let Some(behind) = behind else { return Ok(()) };
-    loop {
-        match behind.outcome() {
-            Outcome::Done => return Ok(()),
-            Outcome::NotYet => threads::pause(),
-            Outcome::Failed(error) => return Err(error),
-        }
-    }
-}
-
 /// Waits for a chunk that leaves. Returns the bytes that have left the card.
 fn land_out(flight: Flight, device: &Device) -> u64 {
-    let Flight { allocation, index, bytes, behind, slots, .. } = flight;
-    let Some(mapped) = &allocation.mapped else { return 0 };
+    let Flight { allocation, index, bytes, behind, leaving, .. } = flight;
+    let (Some(mapped), Some(leaving)) = (&allocation.mapped, leaving) else { return 0 };
     let context = &allocation.place();
     if let Err(error) = wait(behind.as_ref()) {
         mapped.settle(index, |_| ());
-        host_pool::give_back(slots);
+        leaving.give_up();
         stopped(&allocation, device, error);
         return 0;
     }
-    let mut slots = Some(slots);
+    let mut host = Some(leaving.landed());
     let gone = mapped.settle(index, |chunk| {
         let _ = context.with(|| {
             mapped.destroy(allocation.base, chunk);
@@ -269,12 +211,12 @@ fn land_out(flight: Flight, device: &Device) -> u64 {
         if chunk.physical.is_some() {
             return false;
         }
-        chunk.host = slots.take().unwrap_or_default();
+        chunk.host = host.take().unwrap_or_default();
         allocation.residency().left(bytes);
         device.update(|account| account.unmap(bytes));
         true
     });
-    host_pool::give_back(slots.unwrap_or_default());
+    host_pool::give_back(copies::slots(host.unwrap_or_default()));
     if gone == Some(true) { bytes } else { 0 }
 }
 
@@ -319,6 +261,7 @@ fn begin_in(
     device: &Device,
     result: &mut Restored,
 ) -> Begun {
+    contexts::let_them_end(|| allocation.is_leaving());
     let mut lacks = 0;
     let taken = take(allocation, mapped, index, |chunk| {
         if chunk.physical.is_some() {
@@ -355,8 +298,16 @@ fn begin_in(
             return Begun::Stopped;
         }
     };
-    let copy_in = |at, from: *mut c_void, bytes, stream| driver::copy_in(at, from, bytes, stream);
-    let copies = || begin(context, |stream| copy(at, &host, stream, copy_in)).map(Some);
+    let copies = || {
+        begin(context, |stream| {
+            copy_parts(at, host.iter().map(Part::from), |part, at, bytes| match part {
+                Part::Copied(slot) => driver::copy_in(at, slot.memory(), bytes, stream),
+                Part::Zero => driver::fill_with_zeros(at, bytes, stream),
+                Part::Nothing => Ok(()),
+            })
+        })
+        .map(Some)
+    };
     let behind = match if host.is_empty() { Ok(Ok(None)) } else { context.with(copies) } {
         Ok(Ok(behind)) => behind,
         // In a broken context the program finds the error, not its data.
@@ -372,8 +323,8 @@ fn begin_in(
         }
         Err(_) => None,
     };
-    let (allocation, slots) = (Arc::clone(allocation), Vec::new());
-    Begun::Flying(Flight { allocation, index, offset, bytes, behind, slots, physical: Some(physical) })
+    let (allocation, leaving) = (Arc::clone(allocation), None);
+    Begun::Flying(Flight { allocation, index, offset, bytes, behind, leaving, physical: Some(physical) })
 }
 
 /// A chunk does not come back now; its contents stay where they were.
@@ -410,10 +361,13 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
         chunk.physical = physical;
         allocation.residency().restored(bytes);
         device.update(|account| account.map(bytes));
-        Ok(std::mem::take(&mut chunk.host))
+        let had_contents = !chunk.host.is_empty();
+        let (kept, free) = content::keep(std::mem::take(&mut chunk.host));
+        chunk.host = kept;
+        Ok((had_contents, free))
     });
-    let host = match settled {
-        Some(Ok(host)) => host,
+    let (had_contents, free) = match settled {
+        Some(Ok(settled)) => settled,
         // Its contents stay on the host.
         Some(Err(error)) => {
             stopped(&allocation, device, Some(error));
@@ -422,6 +376,6 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
         None => return,
     };
     result.back += bytes;
-    result.copied += if host.is_empty() { 0 } else { bytes };
-    host_pool::give_back(host);
+    result.copied += if had_contents { bytes } else { 0 };
+    host_pool::give_back(free);
 }

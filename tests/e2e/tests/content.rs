@@ -1,0 +1,226 @@
+//! Memory that the library maps: zeros and what has not changed are not copied, and come back as they were.
+
+use std::process::Command;
+
+use nvshare_harness::{Artifacts, Finished, Program, Running, Scheduler, World, guest, wait_until};
+
+const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_TO_HOST", "6"), ("NVSHARE_MEMORY", "swap")];
+
+/// 12 allocations of 64 MiB, so that two programs do not fit. Each step changes those that are neither zeros nor still.
+const JOB: &str = "--memory 768MiB --block 64MiB --kernel-us 500 --full-check";
+
+/// MiB of zeros, and MiB that had not changed, that each eviction of a program left out, as its log says.
+fn left_out(log: &str) -> Vec<(u64, u64)> {
+    let line = |line: &str| {
+        let (_, rest) = line.split_once("not copied: ")?;
+        let (zeros, rest) = rest.split_once(" MiB of zeros, ")?;
+        let (unchanged, _) = rest.split_once(" MiB that had not changed")?;
+        Some((zeros.parse().ok()?, unchanged.parse().ok()?))
+    };
+    log.lines().filter_map(line).collect()
+}
+
+/// The sums of [`left_out`].
+fn in_all(log: &str) -> (u64, u64) {
+    left_out(log).into_iter().fold((0, 0), |(a, b), (zeros, unchanged)| (a + zeros, b + unchanged))
+}
+
+/// A world in which two jobs take turns: `job`, and one that changes all of its memory.
+struct Turns {
+    world: World,
+    jobs: [Running; 2],
+    _scheduler: Scheduler,
+}
+
+impl Turns {
+    fn begin(more: &[(&str, &str)], job: &str) -> Self {
+        let world = World::simulated(&[CARD, more].concat());
+        let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+        let jobs = [("job", job), ("other", "")].map(|(name, more)| {
+            let program = Program::workload(&world, name, &format!("{JOB} {more}"));
+            program.until_told().until_woken().waits_for_go().start()
+        });
+        Running::go(&[&jobs[0], &jobs[1]]);
+        Self { world, jobs, _scheduler: scheduler }
+    }
+
+    /// Waits until the job's log says something.
+    fn until_logged(&self, what: &str, is_so: impl Fn(&str) -> bool) {
+        Scheduler::until(&self.world, what, |_| is_so(&self.jobs[0].log()) || !self.jobs[0].lives());
+    }
+
+    /// Waits for so many turns from now on.
+    fn turns(&self, more: u64) {
+        let [job, other] = &self.jobs;
+        let so_far = Scheduler::status(&self.world).client(job.pid()).counters.hand_overs;
+        Scheduler::until_turns(&self.world, &[job, other], so_far + more);
+    }
+
+    fn end(self) -> [Finished; 2] {
+        self.world.stop();
+        self.jobs.map(Running::finish)
+    }
+}
+
+#[test]
+fn zeros_are_not_copied_and_stay_zeros() {
+    let turns = Turns::begin(&[], "--zeros 8");
+    turns.until_logged("zeros are left out", |log| in_all(log).0 >= 512);
+    turns.turns(2);
+    let [job, other] = turns.end();
+    job.intact();
+    other.intact();
+    // What is looked at is all that leaves: not a MiB of it is zero but those of 8 allocations.
+    assert!(left_out(&job.log).iter().all(|&(zeros, _)| zeros <= 512), "{:?}", left_out(&job.log));
+    assert_eq!(in_all(&other.log).0, 0, "the other job has no zeros");
+}
+
+#[test]
+fn what_has_not_changed_is_copied_once() {
+    let turns = Turns::begin(&[], "--still 8");
+    turns.until_logged("unchanged memory is left out", |log| in_all(log).1 >= 512);
+    turns.turns(2);
+    let [job, other] = turns.end();
+    job.intact();
+    other.intact();
+    let log = left_out(&job.log);
+    assert!(log.iter().all(|&(zeros, unchanged)| zeros == 0 && unchanged <= 512), "{log:?}");
+}
+
+#[test]
+fn a_chunk_of_zeros_and_others_comes_back_piece_by_piece() {
+    let turns = Turns::begin(&[], "--mixed 8");
+    turns.until_logged("both are left out", |log| in_all(log).0 >= 256 && in_all(log).1 >= 512);
+    turns.turns(2);
+    let [job, other] = turns.end();
+    job.intact();
+    other.intact();
+    // 11 of the 32 pieces of each allocation are zero.
+    assert!(left_out(&job.log).iter().all(|&(zeros, _)| zeros <= 8 * 22), "{:?}", left_out(&job.log));
+}
+
+#[test]
+fn zeros_and_still_memory_that_change_are_copied() {
+    let turns = Turns::begin(&[], "--zeros 4 --still 4");
+    turns.until_logged("both are left out", |log| in_all(log).0 >= 512 && in_all(log).1 >= 512);
+    turns.world.wake();
+    Scheduler::until(&turns.world, "all memory has changed", |_| turns.jobs[0].is_awake());
+    let before = in_all(&turns.jobs[0].log()).0;
+    turns.turns(4);
+    let after = in_all(&turns.jobs[0].log()).0;
+    let [job, other] = turns.end();
+    job.intact();
+    other.intact();
+    assert_eq!(before, after, "nothing is zero any more");
+}
+
+#[test]
+fn in_mode_zeros_the_host_keeps_nothing_and_off_looks_at_nothing() {
+    for (content, zeros) in [("zeros", true), ("off", false)] {
+        let turns = Turns::begin(&[("NVSHARE_CONTENT", content)], "--zeros 4 --still 4");
+        turns.turns(4);
+        if zeros {
+            turns.until_logged("zeros are left out", |log| in_all(log).0 >= 512);
+        }
+        let [job, other] = turns.end();
+        job.intact();
+        other.intact();
+        let (left_zeros, unchanged) = in_all(&job.log);
+        assert_eq!((left_zeros > 0, unchanged), (zeros, 0), "{content}");
+    }
+}
+
+#[test]
+fn without_the_kernel_everything_is_copied_and_a_line_says_so() {
+    let turns = Turns::begin(&[("NVSIM_REFUSED_PTX", "nvshare_content")], "--zeros 4 --still 4");
+    turns.turns(4);
+    let [job, other] = turns.end();
+    job.intact();
+    other.intact();
+    assert_eq!(in_all(&job.log), (0, 0));
+    let said = job.log.lines().filter(|line| line.contains("memory is copied whole")).count();
+    assert_eq!(said, 1, "{}", job.log);
+}
+
+#[test]
+fn a_test_mode_finds_pieces_that_are_not_what_they_seem() {
+    for lie in ["zeros", "unchanged"] {
+        let settings = [("NVSHARE_CONTENT", "check"), ("NVSIM_LIE", lie)];
+        let turns = Turns::begin(&settings, "");
+        let found = |log: &str| log.lines().filter(|line| line.contains("was not what it seemed")).count();
+        turns.until_logged("wrong pieces are found", |log| found(log) > 64);
+        turns.turns(2);
+        let [job, other] = turns.end();
+        // The copy counts, so nothing is lost.
+        job.intact();
+        other.intact();
+        assert!(found(&job.log) > 64, "{lie}");
+    }
+}
+
+#[test]
+fn a_test_mode_finds_nothing_where_nothing_is_wrong() {
+    let turns = Turns::begin(&[("NVSHARE_CONTENT", "check")], "--zeros 4 --still 4");
+    turns.until_logged("both are left out", |log| in_all(log).0 >= 256 && in_all(log).1 >= 256);
+    turns.turns(2);
+    for job in turns.end() {
+        job.intact();
+        assert!(!job.log.contains("was not what it seemed"), "{}", job.log);
+    }
+}
+
+#[test]
+fn memory_that_is_freed_takes_its_copies_along() {
+    // Copies that stayed behind would soon leave no memory of the host for what has to leave.
+    let turns = Turns::begin(&[("NVSIM_MOST_LOCKED", "640MiB")], "--still 4 --churn");
+    turns.turns(12);
+    let [job, other] = turns.end();
+    job.intact();
+    other.intact();
+}
+
+/// A guest under nvshare, which goes on until the world stops.
+fn under(world: &World, name: &str) -> Program {
+    let program = Program::of(world, name, Command::new(guest(name, false)));
+    program.env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy()).until_told().until_woken()
+}
+
+#[test]
+fn copies_of_memory_on_the_card_give_way_to_what_has_to_leave() {
+    // The host has room for 256 MiB, and for what the library itself needs there.
+    let world = World::simulated(&[CARD, &[("NVSIM_MOST_LOCKED", "272MiB")]].concat());
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let job = under(&world, "copies_give_way").start();
+    wait_until("the program has memory", || job.out().contains("still") || !job.lives());
+    // 512 MiB and 768: the program's 256 MiB have to leave, and they do not change.
+    let steady = Program::workload(&world, "large", "--memory 768MiB --block 64MiB --seconds 600").start();
+    wait_until("unchanged memory is left out", || in_all(&job.log()).1 >= 512 || !job.lives());
+    drop(steady);
+    world.wake();
+    wait_until("the program has more memory", || job.out().contains("large") || !job.lives());
+    // 768 MiB and 512: the large allocation leaves first, and the host is full of copies.
+    let steady = Program::workload(&world, "small", "--memory 512MiB --block 64MiB").until_told().start();
+    Scheduler::until_turns(&world, &[&steady], 2);
+    world.stop();
+    steady.finish().intact();
+    let job = job.finish();
+    assert!(job.status.success() && job.out.contains("right"), "{} {}", job.out, job.log);
+    assert!(job.log.contains("of copies of memory that is on the card"), "{}", job.log);
+}
+
+#[test]
+fn a_reset_takes_the_kernel_and_all_copies_along() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.05"]);
+    let args = "--memory 896MiB --block 64MiB --kernel-us 500";
+    let other = Program::workload(&world, "other", args).until_told().start();
+    let job = under(&world, "resets_in_turns").start();
+    wait_until("both are left out", || {
+        let (zeros, unchanged) = in_all(&job.log());
+        zeros >= 256 && unchanged >= 256 || !job.lives()
+    });
+    world.stop();
+    other.finish().intact();
+    let job = job.finish();
+    assert!(job.status.success() && job.out.contains("right"), "{} {}", job.out, job.log);
+}
