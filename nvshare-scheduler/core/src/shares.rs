@@ -134,6 +134,11 @@ impl Shares {
         self.long
     }
 
+    /// How many jobs want the GPU for short work alone.
+    pub(crate) fn short(&self) -> usize {
+        self.active().saturating_sub(self.long)
+    }
+
     /// Whether the jobs that want the GPU are to have different, or limited, parts of its time.
     pub(crate) fn are_unequal(&self) -> bool {
         slices::are_asked_for(self.active(), self.wanted_by.len(), self.limited)

@@ -54,8 +54,15 @@ impl LongWork {
             return None;
         }
         let client = unit.first().and_then(|id| clients.get(id))?;
+        // One visit: there and back, and until it is known that it is over. Others that are short come as often.
+        let visits = (cost * 2 + NOTICED) * u32::try_from(gpu.shares.short().max(1)).unwrap_or(u32::MAX);
+        let every = visits.mul_f64(1e6 / f64::from(target.overhead_ppm.max(1)));
+        // Who comes no more often than that costs no more than it may, whatever others have cost.
+        let often = client.rhythm.last_sleep() < every;
+        let delay = if often { gpu.budget.delays(target.overhead_ppm, every) } else { Duration::ZERO };
+        let delayed = client.waiting_since.saturating_add(delay);
         ahead::may_go_at(&Asks {
-            allowed_at: gpu.budget.allows_at(target.overhead_ppm),
+            allowed_at: gpu.budget.allows_at(target.overhead_ppm).max(delayed),
             since: client.waiting_since,
             max_wait: target.max_wait,
             cost,

@@ -24,6 +24,9 @@ impl Link {
     pub(crate) const MANAGED: Self = Self { evict: 17.0 * GIB, restore: 46.0 * GIB, duplex: false };
     /// Explicit copies of pinned memory.
     pub(crate) const SWAP: Self = Self { evict: 43.0 * GIB, restore: 43.0 * GIB, duplex: true };
+    /// Explicit copies where the next client restores while the last one evicts: a hand-over takes 0.6 of the time.
+    pub(crate) const EXCHANGE: Self =
+        Self { evict: 43.0 / 0.6 * GIB, restore: 43.0 / 0.6 * GIB, duplex: true };
     /// Page faults.
     pub(crate) const FAULTS: Self = Self { evict: 16.0 * GIB, restore: 8.0 * GIB, duplex: false };
 }

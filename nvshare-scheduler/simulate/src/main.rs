@@ -41,6 +41,8 @@ enum Policy {
     Managed,
     /// This project, memory moved by explicit copies
     Swap,
+    /// The same where one client restores while the other evicts
+    Exchange,
 }
 
 /// Runs a trace of clients through policies, side by side.
@@ -175,9 +177,12 @@ fn scheduler(policy: Policy, options: &Options) -> Result<(String, Box<dyn Sched
             Box::new(ByTurns::new(policies::Rule::RunOrSerialise, gpus, card)),
             Link::FAULTS,
         ),
-        Policy::Managed | Policy::Swap => {
-            let (name, link) =
-                if policy == Policy::Managed { ("managed", Link::MANAGED) } else { ("swap", Link::SWAP) };
+        Policy::Managed | Policy::Swap | Policy::Exchange => {
+            let (name, link) = match policy {
+                Policy::Swap => ("swap", Link::SWAP),
+                Policy::Exchange => ("exchange", Link::EXCHANGE),
+                _ => ("managed", Link::MANAGED),
+            };
             let tq = if matches!(rule, Rule::Auto(_)) { "auto".to_owned() } else { format!("{seconds} s") };
             let mut config = Config::default();
             config.set_rule(None, rule);

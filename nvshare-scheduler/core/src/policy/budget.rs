@@ -44,6 +44,16 @@ impl Budget {
         self.owes_at_most(earned(LEEWAY, ppm), ppm)
     }
 
+    /// How long short work waits so that it comes no more often than `every`, where that is what the stated part pays for: not
+    /// at all while there is no debt, and for the whole of `every` when the debt is the largest one that short work may add to.
+    /// So waits become longer by little and little, and are about the same each time.
+    #[must_use]
+    pub fn delays(&self, ppm: u32, every: Duration) -> Duration {
+        let most = earned(LEEWAY, ppm).max(1);
+        let debt = (-self.balance).clamp(0, most);
+        every.mul_f64(debt as f64 / most as f64)
+    }
+
     fn owes_at_most(&self, debt: i128, ppm: u32) -> Duration {
         let lacks = (-debt - self.balance).max(0);
         // Rounded up: a nanosecond too early, the debt is not paid yet.
@@ -79,6 +89,18 @@ mod tests {
             budget.advance(FIVE_PER_CENT, MS(settled));
             assert_eq!(budget.settled_at(FIVE_PER_CENT), MS(settled), "no sooner and no later");
         }
+    }
+
+    #[test]
+    fn short_work_waits_longer_the_more_is_owed() {
+        for (spent, expected) in [(0, 0), (50, 100), (250, 500), (500, 1000), (5000, 1000)] {
+            let mut budget = Budget::default();
+            budget.spend(MS(spent));
+            assert_eq!(budget.delays(FIVE_PER_CENT, MS(1000)), MS(expected), "{spent} ms");
+        }
+        let mut budget = Budget::default();
+        budget.advance(FIVE_PER_CENT, MS(60_000));
+        assert_eq!(budget.delays(FIVE_PER_CENT, MS(1000)), MS(0), "what was saved");
     }
 
     #[test]

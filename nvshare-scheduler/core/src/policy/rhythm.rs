@@ -62,6 +62,13 @@ impl Rhythm {
         self.spells.len() >= KNOWN && short && worked <= slept
     }
 
+    /// How long the client slept before its present spell; nothing if that is not known.
+    #[must_use]
+    pub fn last_sleep(&self) -> Duration {
+        let newest = (self.oldest + KEPT - 1) % KEPT;
+        self.spells.get(newest).map_or(Duration::ZERO, |spell| spell.1)
+    }
+
     /// For how long an idle client keeps its place: not at all if keeping it through the remembered sleeps would have cost more
     /// than a hand-over at each; else for `usual`. `cost`: the time of a hand-over, there and back.
     #[must_use]

@@ -66,3 +66,16 @@ fn a_place_is_kept_where_that_costs_less_than_moving() {
         assert_eq!(rhythm(spells).patience(MS(cost), MS(2 * cost)), MS(expected), "{spells:?}, {cost} ms");
     }
 }
+
+#[test]
+fn the_last_sleep_is_the_one_before_the_present_spell() {
+    for (spells, expected) in [
+        (&[][..], 0),
+        (&[(3, 700)], 700),
+        (&[(3, 700), (3, 10)], 700),
+        (&[(3, 1000), (3, 2000), (3, 3000), (3, 4000)], 4000),
+        (&[(3, 1000), (3, 2000), (3, 3000), (3, 4000), (3, 5000)], 5000),
+    ] {
+        assert_eq!(rhythm(spells).last_sleep(), MS(expected), "{spells:?}");
+    }
+}
