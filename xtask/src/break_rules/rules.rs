@@ -421,6 +421,22 @@ pub(super) const RULES: &[Rule] = &[
         package: "nvshare-e2e",
         test: "a_test_mode_finds_pieces_that_are_not_what_they_seem",
     },
+    Rule {
+        what: "what the trials of a set may cost is a hundredth of the time that it has lasted",
+        file: "nvshare-scheduler/core/src/trial.rs",
+        from: "(self.since + progress::pays_for(cost))",
+        to: "(self.since + if BROKEN { Time::ZERO } else { progress::pays_for(cost) })",
+        package: "nvshare-core",
+        test: "programs_that_leave_gaps_run_side_by_side_and_lose_no_more_than_stated",
+    },
+    Rule {
+        what: "turns that are taken because more gets done so end when another program has work",
+        file: "nvshare-scheduler/core/src/trial.rs",
+        from: "if matches!(self.stage, Stage::Turns { .. }) && !set",
+        to: "if !BROKEN && matches!(self.stage, Stage::Turns { .. }) && !set",
+        package: "nvshare-core",
+        test: "an_idle_program_that_holds_the_card_is_not_measured_and_does_not_wait_when_it_wakes",
+    },
 ];
 
 /// Rules that random programs have to notice as well.

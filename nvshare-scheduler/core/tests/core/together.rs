@@ -1,8 +1,8 @@
 //! Jobs that fit run side by side or take turns, by what they say that they have launched.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use nvshare_core::{Config, Together};
+use nvshare_core::{Config, Event, Together};
 use nvshare_proto::{ClientMessage, Counters, Epoch, Gate, Given, SchedulerMessage, Usage};
 
 use crate::table::{GIB, MS, Table, config, twelve_gib};
@@ -25,6 +25,9 @@ struct Programs {
     running: BTreeMap<u64, Epoch>,
     /// The programs whose library does not answer when it is asked for its counters.
     silent: BTreeSet<u64>,
+    /// The programs whose next drain is given up.
+    defers: BTreeSet<u64>,
+    mail: VecDeque<(u64, SchedulerMessage)>,
     /// How often counters were asked for, and the lock.
     asked: usize,
     drops: usize,
@@ -38,6 +41,8 @@ impl Programs {
             launched: BTreeMap::new(),
             running: BTreeMap::new(),
             silent: BTreeSet::new(),
+            defers: BTreeSet::new(),
+            mail: VecDeque::new(),
             asked: 0,
             drops: 0,
         };
@@ -49,7 +54,7 @@ impl Programs {
 
     /// One more program, with 2 GiB.
     fn comes(&mut self, rates: Rates) -> u64 {
-        let client = self.rates.len() as u64 + 1;
+        let client = self.launched.len() as u64 + 1;
         self.rates.insert(client, rates);
         self.launched.insert(client, 0.0);
         self.table.register_with(client, Gate::Closed, Self::usage(2 * GIB));
@@ -61,31 +66,49 @@ impl Programs {
         Usage { allocated: 2 * GIB, absent, ..twelve_gib(0) }
     }
 
+    /// A program says something, and all answer to what follows from that.
     fn says(&mut self, client: u64, message: ClientMessage) {
+        self.say(client, message);
+        self.answer();
+    }
+
+    fn say(&mut self, client: u64, message: ClientMessage) {
         let sent = self.table.say(client, message);
-        self.hear(sent);
+        self.mail.extend(sent);
     }
 
     fn hear(&mut self, sent: Vec<(u64, SchedulerMessage)>) {
-        for (client, message) in sent {
+        self.mail.extend(sent);
+        self.answer();
+    }
+
+    /// The messages reach the programs in their order.
+    fn answer(&mut self) {
+        while let Some((client, message)) = self.mail.pop_front() {
+            if !self.rates.contains_key(&client) {
+                continue;
+            }
             match message {
                 // Room beyond what it has allocated.
                 SchedulerMessage::Evict(room) => {
-                    self.says(client, ClientMessage::Room(room));
-                    self.says(client, ClientMessage::Evicted { gpu: room.gpu, short: 0 });
+                    self.say(client, ClientMessage::Room(room));
+                    self.say(client, ClientMessage::Evicted { gpu: room.gpu, short: 0 });
                 }
                 SchedulerMessage::LockOk { epoch, .. } => {
                     self.running.insert(client, epoch);
-                    self.says(client, ClientMessage::Usage(Self::usage(0)));
-                    self.says(client, ClientMessage::Running { epoch });
+                    self.say(client, ClientMessage::Usage(Self::usage(0)));
+                    self.say(client, ClientMessage::Running { epoch });
+                }
+                SchedulerMessage::DropLock { epoch, .. } if self.defers.remove(&client) => {
+                    self.say(client, ClientMessage::DropDeferred { epoch });
                 }
                 SchedulerMessage::DropLock { epoch, .. } => {
                     self.drops += 1;
                     self.running.remove(&client);
                     self.counts(client);
-                    self.says(client, ClientMessage::LockReleased { epoch });
+                    self.say(client, ClientMessage::LockReleased { epoch });
                     if self.rates[&client].alone > 0.0 {
-                        self.says(client, ClientMessage::ReqLock);
+                        self.say(client, ClientMessage::ReqLock);
                     }
                 }
                 SchedulerMessage::AskCounters => {
@@ -101,7 +124,7 @@ impl Programs {
 
     fn counts(&mut self, client: u64) {
         let gated = self.launched[&client] as u64;
-        self.says(client, ClientMessage::Counters(Counters { gated, ..Counters::default() }));
+        self.say(client, ClientMessage::Counters(Counters { gated, ..Counters::default() }));
     }
 
     fn go_on_for(&mut self, seconds: u64) {
@@ -235,4 +258,76 @@ fn a_library_that_does_not_say_its_launches_is_left_alone() {
     programs.go_on_for(120);
     assert_eq!(programs.drops, 0);
     assert!(programs.asked <= 8, "{}", programs.asked);
+}
+
+/// Numbers that look random, the same for each seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, most: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % most
+    }
+}
+
+impl Programs {
+    /// A program changes its work, sleeps, wakes, ends, or another one comes; or an administrator changes a weight.
+    fn something_happens(&mut self, random: &mut Random) {
+        let there: Vec<u64> = self.rates.keys().copied().collect();
+        let client = there[random.below(there.len() as u64) as usize];
+        let works = |random: &mut Random| match random.below(3) {
+            0 => GAPS,
+            _ => FILLS,
+        };
+        match random.below(8) {
+            0 => drop(self.rates.insert(client, Rates { alone: 0.0, beside: 0.0 })),
+            1 if there.len() < 5 => drop(self.comes(works(random))),
+            2 if there.len() > 2 => {
+                self.rates.remove(&client);
+                self.running.remove(&client);
+                self.defers.remove(&client);
+                let sent = self.table.happens(Event::Disconnected { client, process_remains: false });
+                self.hear(sent);
+            }
+            3 => {
+                let weight = Some(if random.below(3) == 0 { 50 } else { 100 });
+                let given = Given { weight, ..Given::default() };
+                self.table.core.give(client, None, given, MS(self.table.now)).expect("it is there");
+                let sent = self.table.sent();
+                self.hear(sent);
+            }
+            4 => drop(self.defers.insert(client)),
+            _ => {
+                let rates = works(random);
+                let slept = self.rates.insert(client, rates).is_some_and(|rates| rates.alone == 0.0);
+                if slept && !self.running.contains_key(&client) {
+                    self.says(client, ClientMessage::ReqLock);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn whatever_programs_do_nobody_starves_and_those_that_run_fit() {
+    let mut turns = 0;
+    for seed in 0..12 {
+        let random = &mut Random(seed);
+        let mut programs = Programs::new(config(false), &[FILLS, FILLS]);
+        for _ in 0..16 {
+            programs.go_on_for(2 + random.below(24));
+            turns += u32::from(programs.takes_turns());
+            programs.something_happens(random);
+            let works: Vec<u64> =
+                programs.rates.iter().filter(|(_, rates)| rates.alone > 0.0).map(|(id, _)| *id).collect();
+            let before = programs.launched.clone();
+            // All wait for less than the rounds of the others, and a drain that is tried again.
+            programs.go_on_for(6);
+            for client in works {
+                assert!(programs.launched[&client] > before[&client], "seed {seed}: {client} did nothing");
+            }
+            programs.table.core.audit().expect("in order");
+        }
+    }
+    assert!(turns > 10, "turns were taken in {turns} cases alone");
 }
