@@ -17,8 +17,8 @@ mod watch;
 pub use gpu::{GpuUuid, ParseGpuUuidError};
 pub use message::{
     AdminReply, AdminRequest, ClientMessage, ClientState, ClientStatus, Counters, Epoch, Gate, GpuStatus,
-    Hold, MemoryMode, Others, ProcessInfo, QuantumRule, Register, Reply, Request, Room, SchedulerMessage,
-    SchedulerStatus, Usage,
+    Hold, MemoryMode, Others, PIECE, ProcessInfo, QuantumRule, Register, Reply, Request, Room,
+    SchedulerMessage, SchedulerStatus, Usage,
 };
 
 pub use share::{
@@ -28,4 +28,4 @@ pub use share::{
 pub use watch::{EventKind, WatchEvent, WatchFrom};
 
 /// Version of the wire protocol. Both ends of a connection must speak the same one.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;

@@ -173,6 +173,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ("evict", Reply::Client(S::Evict(ROOM))),
         ("room for a client", Reply::Client(S::Room(ROOM))),
         ("no_room", Reply::Client(S::NoRoom { gpu: GPU })),
+        ("room to restore into", Reply::Client(S::Restore(ROOM))),
         ("waiters", Reply::Client(S::Waiters { waiting: true })),
         ("sched_off", Reply::Client(S::SchedOff)),
         ("sched_on", Reply::Client(S::SchedOn { epoch: EPOCH })),
@@ -257,7 +258,8 @@ fn no_message_is_left_out() {
             | SchedulerMessage::Quota { .. }
             | SchedulerMessage::Limit(_)
             | SchedulerMessage::AskCounters
-            | SchedulerMessage::Pong => 14,
+            | SchedulerMessage::Pong
+            | SchedulerMessage::Restore(_) => 15,
         }
     }
     let requests: BTreeSet<String> = requests().iter().map(|(_, request)| variant(request)).collect();

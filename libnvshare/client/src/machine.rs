@@ -17,6 +17,8 @@ pub use io::{Action, Input, Job, Ticket};
 enum Phase {
     /// The gate is closed.
     Parked,
+    /// The gate is closed, and the process gets the lock soon: memory comes back as others' memory leaves.
+    Next,
     /// The lock is granted; memory comes back.
     Restoring { epoch: Epoch },
     /// The gate is open.
@@ -123,7 +125,9 @@ impl Machine {
             Phase::Draining { .. } => Some(Duration::from_millis(5)),
             Phase::Running { .. } if self.waiters => Some(Duration::from_millis(5)),
             _ if !self.connected => Some(Duration::from_millis(250)),
-            Phase::Parked | Phase::Idle { .. } if self.asleep || lacking => Some(Duration::from_secs(1)),
+            Phase::Parked | Phase::Next | Phase::Idle { .. } if self.asleep || lacking => {
+                Some(Duration::from_secs(1))
+            }
             _ => None,
         }
     }
@@ -151,6 +155,12 @@ impl Machine {
     #[must_use]
     pub fn is_parked(&self) -> bool {
         matches!(self.phase, Phase::Parked)
+    }
+
+    /// Whether memory comes back before the process gets the lock.
+    #[must_use]
+    pub fn is_next(&self) -> bool {
+        matches!(self.phase, Phase::Next)
     }
 
     /// Takes an input; returns the actions to carry out, in this order.
@@ -243,6 +253,7 @@ impl Machine {
                     self.phase = Phase::Parked;
                     self.ask();
                 }
+                self.is_next_no_more();
                 self.act(Action::Return { room, evict: self.phase == Phase::Parked });
             }
             SchedulerMessage::Room(room) => {
@@ -257,6 +268,7 @@ impl Machine {
                     });
                 }
             }
+            SchedulerMessage::Restore(room) => self.restore_ahead(room),
             SchedulerMessage::NoRoom { gpu } => {
                 self.act(Action::Refuse(gpu));
                 if matches!(self.phase, Phase::Restoring { .. }) {
@@ -293,6 +305,7 @@ impl Machine {
         self.waiters = false;
         self.asked = false;
         self.last_submission.1 = now;
+        self.is_next_no_more();
         match hold {
             Hold::Parked => {
                 if self.phase != Phase::Parked {
@@ -326,6 +339,7 @@ impl Machine {
     fn granted(&mut self, epoch: Epoch, room: Vec<Room>) {
         room.into_iter().for_each(|room| self.act(Action::Give(room)));
         self.asked = false;
+        self.is_next_no_more();
         match self.phase {
             Phase::Free | Phase::Freeing => return,
             Phase::Running { .. } => {
@@ -334,10 +348,37 @@ impl Machine {
                 return;
             }
             Phase::Draining { .. } => self.act(Action::Cancel),
-            Phase::Parked | Phase::Idle { .. } | Phase::Restoring { .. } => {}
+            Phase::Parked | Phase::Next | Phase::Idle { .. } | Phase::Restoring { .. } => {}
         }
         self.phase = Phase::Restoring { epoch };
         self.act(Action::Begin { anyway: false });
+    }
+
+    /// Memory comes back as far as there is room, and the gate stays closed.
+    fn restore_ahead(&mut self, room: Room) {
+        self.act(Action::Give(room));
+        match self.phase {
+            Phase::Parked | Phase::Next => self.phase = Phase::Next,
+            Phase::Idle { .. } => {
+                // The lock was taken.
+                self.phase = Phase::Next;
+                self.ask();
+            }
+            Phase::Restoring { .. } => {
+                self.act(Action::Post(Job::Restore));
+                return;
+            }
+            Phase::Running { .. } | Phase::Draining { .. } | Phase::Freeing | Phase::Free => return,
+        }
+        self.act(Action::Post(Job::RestoreAhead));
+    }
+
+    /// If memory was coming back ahead of the lock, that is over. What has come back stays.
+    fn is_next_no_more(&mut self) {
+        if self.phase == Phase::Next {
+            self.phase = Phase::Parked;
+            self.act(Action::Cancel);
+        }
     }
 
     fn began(&mut self, now: Duration) {
@@ -363,6 +404,7 @@ impl Machine {
                 lacking.into_iter().for_each(|room| self.act(Action::Send(ClientMessage::NeedRoom(room))));
             }
             Phase::Restoring { .. } | Phase::Freeing => self.act(Action::Begin { anyway: false }),
+            Phase::Next => self.act(Action::Report),
             _ => {}
         }
     }
@@ -395,7 +437,7 @@ impl Machine {
     }
 
     fn ask(&mut self) {
-        let closed = matches!(self.phase, Phase::Parked | Phase::Idle { .. });
+        let closed = matches!(self.phase, Phase::Parked | Phase::Next | Phase::Idle { .. });
         if self.asleep && closed && self.connected && !self.asked {
             self.asked = true;
             self.act(Action::Report);
@@ -409,6 +451,7 @@ impl Machine {
         self.waiters = false;
         self.probe = Probe::None;
         self.silent_since = Some(now);
+        self.is_next_no_more();
         match self.phase {
             Phase::Running { .. } => {
                 self.phase = Phase::Free;
@@ -416,7 +459,7 @@ impl Machine {
                 self.act(Action::Bound(InFlight::Unbounded));
             }
             Phase::Restoring { .. } | Phase::Draining { .. } => self.go_alone(),
-            Phase::Parked | Phase::Idle { .. } | Phase::Freeing | Phase::Free => {}
+            Phase::Parked | Phase::Next | Phase::Idle { .. } | Phase::Freeing | Phase::Free => {}
         }
     }
 
@@ -425,6 +468,7 @@ impl Machine {
         if self.phase == Phase::Free {
             return;
         }
+        self.is_next_no_more();
         if matches!(self.phase, Phase::Draining { .. }) {
             // The mover may be waiting for a thread that sleeps at the gate.
             self.act(Action::Cancel);
@@ -455,7 +499,7 @@ impl Machine {
                 }
             }
             Phase::Running { .. } if self.waiters => self.look_for_idleness(submissions, lacking, now),
-            Phase::Parked | Phase::Idle { .. } => self.wait_for_the_scheduler(lacking, now),
+            Phase::Parked | Phase::Next | Phase::Idle { .. } => self.wait_for_the_scheduler(lacking, now),
             _ => {}
         }
     }

@@ -243,7 +243,7 @@ impl Session {
             }
             Action::Reconnect => host.reconnect(),
             Action::Return { room, evict } => give_back(host, room, evict),
-            Action::ReturnAll => return_unused(host, 0),
+            Action::ReturnAll => return_unused(host, |_| 0),
             Action::Unlimit => update_all(host, Account::unlimit),
             Action::Limit => update_all(host, Account::limit),
             Action::CountHandOver => host.count_hand_over(),
@@ -307,8 +307,14 @@ impl Session {
                 }
             }
         }
-        let keep = if self.machine.is_running() { MOST_UNUSED } else { u64::MAX };
-        return_unused(host, if self.machine.is_parked() { 0 } else { keep });
+        let keep = match &self.machine {
+            machine if machine.is_running() => |_: &Account<H::Tenant>| MOST_UNUSED,
+            machine if machine.is_parked() => |_: &Account<H::Tenant>| 0,
+            // The room is for memory that comes back.
+            machine if machine.is_next() => Account::absent,
+            _ => |_: &Account<H::Tenant>| u64::MAX,
+        };
+        return_unused(host, keep);
     }
 
     /// The scheduler knows that this much is lacking on a device. Returns whether this is news.
@@ -359,10 +365,10 @@ fn give_back<H: Host>(host: &mut H, Room { gpu, bytes }: Room, evict: bool) {
     }
 }
 
-/// Gives unused room beyond `keep` bytes back.
-fn return_unused<H: Host>(host: &mut H, keep: u64) {
+/// Gives unused room back, beyond the bytes that an account is to `keep`.
+fn return_unused<H: Host>(host: &mut H, keep: impl Fn(&Account<H::Tenant>) -> u64) {
     for gpu in host.used() {
-        let excess = host.account(gpu).map_or(0, |account| account.unused().saturating_sub(keep));
+        let excess = host.account(gpu).map_or(0, |account| account.unused().saturating_sub(keep(&account)));
         if excess > 0 {
             let bytes = host.update(gpu, |account| account.take_unused(excess)).unwrap_or(0);
             tell_usage(host, gpu);

@@ -15,6 +15,7 @@ use nvshare_client::Job;
 use nvshare_client::session::Done;
 use nvshare_proto::{GpuUuid, Room};
 
+use crate::memory::backing::Lacking;
 use crate::memory::devices::{self, Device};
 use crate::memory::{deferred_free, driver_reserve};
 use crate::process::lock::lock;
@@ -34,6 +35,8 @@ static GENERATION: AtomicU64 = AtomicU64::new(0);
 static PROGRESS: AtomicU64 = AtomicU64::new(0);
 /// The number of evictions that are ordered and not complete.
 static EVICTIONS: AtomicUsize = AtomicUsize::new(0);
+/// The number of restores ahead of the lock that are ordered and not over.
+static AHEAD: AtomicUsize = AtomicUsize::new(0);
 /// Reports results to the session.
 static REPORT: OnceLock<fn(Done)> = OnceLock::new();
 
@@ -41,9 +44,14 @@ static REPORT: OnceLock<fn(Done)> = OnceLock::new();
 pub(crate) fn post(job: Job) {
     if let Job::Evict(room) = &job {
         EVICTIONS.fetch_add(1, Ordering::SeqCst);
-        if devices::used().nth(1).is_some() && evict_beside(*room) {
+        // Not beside a restore that was given up and is not over yet: the eviction would miss what is on its way.
+        let is_beside = devices::used().nth(1).is_some() && AHEAD.load(Ordering::SeqCst) == 0;
+        if is_beside && evict_beside(*room) {
             return;
         }
+    }
+    if job == Job::RestoreAhead {
+        AHEAD.fetch_add(1, Ordering::SeqCst);
     }
     lock(&QUEUE).jobs.push_back((job, GENERATION.load(Ordering::SeqCst)));
     POSTED.notify_one();
@@ -76,6 +84,7 @@ pub(crate) fn run(to: fn(Done)) {
     loop {
         let (job, generation) = next();
         let cancelled = || GENERATION.load(Ordering::SeqCst) != generation;
+        let is_ahead = job == Job::RestoreAhead;
         match job {
             Job::Evict(room) => evict(room),
             _ if cancelled() => {}
@@ -84,12 +93,16 @@ pub(crate) fn run(to: fn(Done)) {
                     report(Done::Drained(ticket));
                 }
             }
-            Job::Restore => {
-                if let Some(lacking) = restore(&cancelled) {
+            Job::Restore | Job::RestoreAhead => {
+                let lacking = if is_ahead { Lacking::Wait } else { Lacking::GoOn };
+                if let Some(lacking) = restore(lacking, &cancelled) {
                     report(Done::Restored { lacking });
                 }
             }
             Job::Probe => report(probe(cancelled)),
+        }
+        if is_ahead {
+            AHEAD.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }
@@ -162,11 +175,11 @@ fn probe(cancelled: impl Fn() -> bool) -> Done {
 
 /// Restores memory on all devices at the same time. Returns what is to be asked for where room is lacking; `None` if
 /// it was given up.
-fn restore(cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Vec<Room>> {
+fn restore(lacking: Lacking, cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Vec<Room>> {
     let devices: Vec<&'static Device> = devices::used().collect();
     let one = |device: &'static Device| {
         wait_for_evictions(device, cancelled);
-        moves::restore(device, &|| cancelled())
+        moves::restore(device, lacking, &|| cancelled())
     };
     let restored: Vec<moves::Restored> = std::thread::scope(|scope| {
         let (first, others) =

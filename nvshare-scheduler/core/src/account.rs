@@ -32,6 +32,15 @@ pub(crate) struct Promise {
     pub(crate) until: Time,
 }
 
+/// Room that a client got while it was next and others still left: see [`policy::exchange`](crate::policy::exchange).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Ahead {
+    /// When the client got the first of it.
+    pub(crate) since: Time,
+    /// Bytes that were absent then.
+    pub(crate) absent: u64,
+}
+
 /// Memory that was asked for and stayed: the host has no memory to take it, it cannot be moved, or the client does not
 /// answer.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -63,8 +72,10 @@ pub(crate) struct Account {
     pub(crate) needs: u64,
     /// Room that was given for a waiting allocation, which may not have used it yet.
     pub(crate) promised: Option<Promise>,
-    /// Bytes that the client restores under its grant: what it had reported as absent by then.
+    /// Bytes that the client restores for its turn: what it had reported as absent when its restore began.
     pub(crate) restores: u64,
+    /// The restore began before the grant.
+    pub(crate) ahead: Option<Ahead>,
     /// Memory that was asked for and did not come back.
     pub(crate) stays: Option<Stays>,
     /// The log says that the client's memory stays where it is.
@@ -121,6 +132,7 @@ impl Account {
             needs: 0,
             promised: None,
             restores: 0,
+            ahead: None,
             stays: None,
             reported_short: false,
             rates,

@@ -122,17 +122,20 @@ impl Core {
     fn note_what_is_to_come_back(&mut self, id: ClientId) -> u64 {
         let Some(client) = self.clients.get_mut(&id) else { return 0 };
         client.accounts.values_mut().fold(0, |sum: u64, account| {
-            account.restores = account.usage.absent.min(account.budget);
+            let before = account.ahead.map_or(0, |ahead| ahead.absent);
+            account.restores = account.usage.absent.max(before).min(account.budget);
             sum.saturating_add(account.restores)
         })
     }
 
     /// Reports the bytes that a client restored on each GPU, and returns their sum.
     fn tell_restored(&mut self, id: ClientId, took: Option<Duration>) -> u64 {
+        let now = self.now;
         let Some(client) = self.clients.get(&id) else { return 0 };
         let mut all: u64 = 0;
         for (&gpu, account) in client.accounts.iter().filter(|(_, account)| account.restores > 0) {
             all = all.saturating_add(account.restores);
+            let took = account.ahead.map_or(took, |ahead| Some(now.saturating_sub(ahead.since)));
             let (kind, client, gpus) = (EventKind::Restored, Some(id), vec![gpu]);
             self.happened.push_back(Happened { kind, client, gpus, bytes: Some(account.restores), took });
         }

@@ -50,6 +50,7 @@ pub use cost::{SwitchCost, Timed};
 use gangs::Members;
 use gpu::Gpu;
 pub use happened::Happened;
+pub use policy::exchange::Exchange;
 pub use policy::quantum::Auto;
 pub use rule::Rule;
 use terms::JobTerms;
@@ -88,6 +89,8 @@ pub struct Config {
     pub exclusive: bool,
     /// Jobs that fit a GPU together.
     pub together: Together,
+    /// Whose memory comes to the card while that of others leaves.
+    pub exchange: Exchange,
     /// After this long without an answer, a client is reported as stuck.
     pub grace: Duration,
     /// When clients come back from an earlier scheduler, nobody is granted anything for this long after the start: the
@@ -108,6 +111,7 @@ impl Default for Config {
             gpus: BTreeMap::new(),
             exclusive: false,
             together: Together::default(),
+            exchange: Exchange::default(),
             grace: Duration::from_secs(10),
             settle: Duration::ZERO,
             restarted: false,

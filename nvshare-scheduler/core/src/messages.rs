@@ -192,8 +192,9 @@ impl Core {
                 }
             }
             // The client had to restore what it reported as absent at its grant.
-            let restored = account.restores;
-            if restored > 0 {
+            let (restored, ahead) = (account.restores, account.ahead.take());
+            // A restore that went along with evictions was no faster than these.
+            if restored > 0 && ahead.is_none() {
                 Rates::blend(&mut account.rates.restore, restored, now.saturating_sub(since));
                 gpu.rates.restore = f64::midpoint(gpu.rates.restore, account.rates.restore);
             }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use nvshare_proto::units::{Bytes, GIB};
 use nvshare_proto::{EventKind, GpuUuid, Room, SchedulerMessage};
 
-use crate::account::{Order, Promise};
+use crate::account::{Ahead, Order, Promise};
 use crate::client::{ClientId, HandOver, Phase, Why};
 use crate::gangs::Unit;
 use crate::ledger::{Key, Standing};
@@ -208,13 +208,38 @@ impl Core {
             let lacks = |id: &ClientId| self.deficit(uuid, *id) > 0;
             let lacking: Vec<ClientId> = next.iter().copied().filter(lacks).collect();
             let missing = (deficit - free).saturating_add(self.overfull(uuid, id));
-            self.order_evictions(uuid, missing, Some(&lacking));
+            let leaves = self.order_evictions(uuid, missing, Some(&lacking));
+            // One that uses several GPUs, or has a gang, holds nothing while it waits for the others.
+            if leaves && unit.len() == 1 && gpus.len() == 1 {
+                self.restore_ahead(id, uuid, free);
+            }
         }
         if complete {
             for id in next {
                 self.grant(id, &self.gpus_used_by(id));
             }
         }
+    }
+
+    /// A client that is next gets what is free, while others still make room for it: it brings its memory back behind its
+    /// closed gate. The room is its own, whatever becomes of its turn.
+    fn restore_ahead(&mut self, id: ClientId, uuid: GpuUuid, free: u64) {
+        let now = self.now;
+        let Some((client, account)) = self.clients.get(&id).zip(self.account(id, uuid)) else { return };
+        // An allocation that waits is served first.
+        if account.needs > 0 {
+            return;
+        }
+        let bytes = self.config.exchange.piece(client.memory, free, self.deficit(uuid, id));
+        if bytes == 0 {
+            return;
+        }
+        self.with_account(id, uuid, |account| {
+            let absent = account.usage.absent;
+            account.ahead.get_or_insert(Ahead { since: now, absent });
+            account.budget = account.budget.saturating_add(bytes);
+        });
+        self.send(id, SchedulerMessage::Restore(Room { gpu: uuid, bytes }));
     }
 
     /// The clients of a unit that were next wait on.
@@ -238,7 +263,7 @@ impl Core {
             let bytes = deficit + self.spare(uuid, self.free(uuid, id).saturating_sub(deficit), id);
             let Some(account) = self.account(id, uuid) else { continue };
             let absent = account.usage.absent.min(self.capacity(uuid, id));
-            moved |= absent > 0;
+            moved |= absent > 0 || account.ahead.is_some();
             restore += account.rates.there_and_back(absent);
             if let Some(gpu) = self.gpus.get_mut(&uuid) {
                 freed_at = freed_at.max(gpu.freed_at.take());

@@ -18,8 +18,11 @@ impl Core {
         let now = self.now;
         if let Some(client) = self.clients.get_mut(&id) {
             client.count(now);
-            let (before, slept) = (Glance::of(client), client.is_asleep());
+            let (before, slept, was_next) = (Glance::of(client), client.is_asleep(), client.phase.is_next());
             change(client);
+            if was_next && client.phase == Phase::Parked {
+                client.accounts.values_mut().for_each(|account| account.ahead = None);
+            }
             match (slept, client.is_asleep()) {
                 (false, true) => client.rhythm.falls_asleep(now),
                 (true, false) => client.rhythm.wakes(now),

@@ -372,7 +372,7 @@ impl World {
                 _ => {}
             },
             SchedulerMessage::Evict(room) => self.evicts(i, room),
-            SchedulerMessage::Room(Room { gpu, bytes }) => {
+            SchedulerMessage::Room(Room { gpu, bytes }) | SchedulerMessage::Restore(Room { gpu, bytes }) => {
                 let client = &mut self.clients[i];
                 if let Some(at) = client.job.gpus.iter().position(|&n| n == number(gpu)) {
                     client.room[at] += bytes;

@@ -79,8 +79,11 @@ impl Counters {
             moves,
         );
         let evict = durations("gpu_evict_seconds", "From EVICT to EVICTED", moves);
-        let restore =
-            durations("gpu_restore_seconds", "From LOCK_OK to the open gate, where memory came back", moves);
+        let restore = durations(
+            "gpu_restore_seconds",
+            "From LOCK_OK, or the first room before it, to the open gate, where memory came back",
+            moves,
+        );
         let pass = Histogram::new(exponential_buckets(1e-6, 4.0, 12));
         let pass = registered(
             registry,

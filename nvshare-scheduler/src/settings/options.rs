@@ -11,7 +11,7 @@ use nvshare_proto::{QuantumRule, env as names, paths, units};
 use super::file::{self, File};
 use crate::gpus;
 use crate::metrics::Address;
-use nvshare_core::{Config, GpuConfig, Rule, Together};
+use nvshare_core::{Config, Exchange, GpuConfig, Rule, Together};
 
 /// Lets programs share GPUs: grants each GPU's lock in time quanta, and has memory moved where it does not all fit.
 #[derive(Debug, Clone, Parser)]
@@ -75,6 +75,11 @@ pub struct Options {
     /// [default: nowhere]
     #[arg(long, value_name = "ADDR")]
     metrics: Option<Address>,
+
+    /// Whose memory comes to the card while that of others leaves: nobody, swap (clients with NVSHARE_MEMORY=swap) or all
+    /// [default: swap]
+    #[arg(long, value_name = "WHOSE", hide = true)]
+    exchange: Option<Exchange>,
 
     /// Folder in which the kernel module describes the GPUs
     #[arg(long, value_name = "PATH", default_value = gpus::DESCRIPTIONS, hide = true)]
@@ -164,6 +169,7 @@ impl Options {
             reserve,
             exclusive: self.exclusive || file.exclusive.unwrap_or(false),
             together: self.together.or(file.together.map(|how| how.0)).unwrap_or_default(),
+            exchange: self.exchange.unwrap_or_default(),
             ..Config::default()
         };
         config.grace = self.grace.or(file.grace.map(|grace| grace.0)).unwrap_or(config.grace);
@@ -282,6 +288,7 @@ mod tests {
             &["--reserve", "-1"],
             &["--log", "loud"],
             &["--together", "sometimes"],
+            &["--exchange", "some"],
             &["--tq"],
             &["x"],
         ] {

@@ -198,6 +198,22 @@ pub(super) const RULES: &[Rule] = &[
         test: "invariants_hold_and_nobody_starves",
     },
     Rule {
+        what: "the scheduler charges the room that it gives ahead of a grant",
+        file: "nvshare-scheduler/core/src/room.rs",
+        from: "            account.budget = account.budget.saturating_add(bytes);\n        });\n        self.send(id, SchedulerMessage::Restore",
+        to: "            account.budget = account.budget.saturating_add(if BROKEN { 0 } else { bytes });\n        });\n        self.send(id, SchedulerMessage::Restore",
+        package: "nvshare-client",
+        test: "memory_comes_while_that_of_others_leaves_and_everybody_is_served",
+    },
+    Rule {
+        what: "a restore ahead of the lock ends when memory is to leave instead",
+        file: "libnvshare/client/src/machine.rs",
+        from: "                self.is_next_no_more();\n                self.act(Action::Return",
+        to: "                if !BROKEN {\n                    self.is_next_no_more();\n                }\n                self.act(Action::Return",
+        package: "nvshare-client",
+        test: "what_comes_back_ahead_of_the_lock_stops_when_the_order_is_to_evict",
+    },
+    Rule {
         what: "a turn ends though no client began it",
         file: "nvshare-scheduler/core/src/reconcile.rs",
         from: "        } else if sums.running > 0 {\n            gpu.turn_started.get_or_insert(self.now);\n",

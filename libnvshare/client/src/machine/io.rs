@@ -14,6 +14,9 @@ pub enum Job {
     Drain(Ticket),
     /// Bring absent memory back, as far as there is room.
     Restore,
+    /// Bring absent memory back while room comes piece by piece: where room is lacking, wait for it until the job is given
+    /// up. The gate is closed.
+    RestoreAhead,
     /// Move this much memory to the host. The gate is closed.
     Evict(Room),
     /// Find out whether all submitted work is complete, without closing the gate.

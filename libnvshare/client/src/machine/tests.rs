@@ -326,3 +326,73 @@ fn a_limit_that_an_administrator_sets_is_followed() {
     let mut client = Client::registered(Hold::Parked);
     assert_eq!(client.hear(SchedulerMessage::Limit(room(7))), [Action::AllocationLimit(room(7))]);
 }
+
+/// A client that waits for its turn, and whose memory comes back as others' memory leaves.
+fn next() -> Client {
+    let mut client = Client::registered(Hold::Parked);
+    client.feed(Input::Asked);
+    let first = client.hear(SchedulerMessage::Restore(room(5)));
+    assert_eq!(first, [Action::Give(room(5)), Action::Post(Job::RestoreAhead)]);
+    client
+}
+
+#[test]
+fn memory_comes_back_behind_the_closed_gate_and_the_gate_opens_with_the_lock() {
+    let mut client = next();
+    assert_eq!(
+        client.hear(SchedulerMessage::Restore(room(3))),
+        [Action::Give(room(3)), Action::Post(Job::RestoreAhead)]
+    );
+    assert_eq!(client.feed(Input::Restored { lacking: vec![] }), [Action::Report], "the gate stays closed");
+    let granted =
+        client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![room(2)] });
+    assert_eq!(granted, [Action::Give(room(2)), Action::Cancel, Action::Begin { anyway: false }]);
+    assert_eq!(client.feed(Input::StillAbsent), [Action::Post(Job::Restore)]);
+}
+
+#[test]
+fn what_comes_back_ahead_of_the_lock_stops_when_the_order_is_to_evict() {
+    let mut client = next();
+    assert_eq!(
+        client.hear(SchedulerMessage::Evict(room(3))),
+        [Action::Cancel, Action::Return { room: room(3), evict: true }]
+    );
+    assert!(client.machine.is_parked());
+    // An idle client's lock was taken.
+    let mut idle = Client::running_contended();
+    idle.feed(Input::WentIdle);
+    idle.feed(Input::Asked);
+    idle.hear(SchedulerMessage::Restore(room(5)));
+    assert!(idle.machine.is_next());
+}
+
+#[test]
+fn nothing_waits_for_room_of_a_scheduler_that_is_lost_or_does_not_schedule() {
+    assert_eq!(next().feed(Input::Lost), [Action::Cancel]);
+    let freed = [Action::Cancel, Action::Unlimit, Action::Begin { anyway: false }];
+    assert_eq!(next().hear(SchedulerMessage::SchedOff), freed);
+    let mut returned = next();
+    assert_eq!(
+        returned.hear(SchedulerMessage::Registered { client: 2, hold: Hold::Parked })[0],
+        Action::Cancel
+    );
+    // The scheduler does not answer.
+    let mut asks = next();
+    asks.now += RETURN_PATIENCE + PING_AFTER;
+    assert_eq!(asks.tick(0, 0, 0), [Action::Send(ClientMessage::Ping)]);
+    let alone = asks.tick(RETURN_PATIENCE.as_millis() as u64, 0, 0);
+    assert_eq!(alone[..2], [Action::Reconnect, Action::Cancel]);
+}
+
+#[test]
+fn room_to_restore_into_that_comes_late_is_taken_and_changes_nothing() {
+    let mut running = Client::running_contended();
+    assert_eq!(running.hear(SchedulerMessage::Restore(room(5))), [Action::Give(room(5))]);
+    assert!(running.machine.is_running());
+    let mut granted = next();
+    granted.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1, room: vec![] });
+    assert_eq!(
+        granted.hear(SchedulerMessage::Restore(room(5))),
+        [Action::Give(room(5)), Action::Post(Job::Restore)]
+    );
+}

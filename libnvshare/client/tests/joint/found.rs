@@ -1,6 +1,6 @@
 //! What random worlds found, each when the core or its clients had a defect.
 
-use nvshare_proto::GpuUuid;
+use nvshare_proto::{GpuUuid, MemoryMode};
 
 use crate::plan::{Plan, steady};
 use crate::world::{World, config, gpu};
@@ -10,6 +10,11 @@ const SEEDS: u64 = 32;
 
 fn second() -> Vec<GpuUuid> {
     vec![gpu(1)]
+}
+
+/// The same processes, whose memory comes back while that of others leaves.
+fn with_exchange(plans: &[Plan]) -> Vec<Plan> {
+    plans.iter().map(|plan| Plan { memory: MemoryMode::Swap, ..plan.clone() }).collect()
 }
 
 fn both() -> Vec<GpuUuid> {
@@ -123,6 +128,7 @@ fn worlds_in_which_somebody_starved_serve_everybody() {
         for seed in (0..SEEDS).chain([seed]) {
             println!("seed {seed}: {plans:?}");
             World::new(plans.clone(), config(false), seed).serves_everybody();
+            World::new(with_exchange(&plans), config(false), seed).serves_everybody();
         }
     }
 }
@@ -143,5 +149,6 @@ fn a_world_of_a_measured_gpu_in_which_somebody_starved_serves_everybody() {
     for seed in (0..SEEDS).chain([5_848_142_209_069_594_922]) {
         println!("seed {seed}");
         World::measured(plans.clone(), seed).serves_everybody();
+        World::measured(with_exchange(&plans), seed).serves_everybody();
     }
 }

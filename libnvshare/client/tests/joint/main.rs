@@ -5,6 +5,7 @@
 //! message takes a while, drawn from a seed. After each event the invariants are checked against what the processes do.
 
 mod checks;
+mod exchange;
 mod fairness;
 mod follower;
 mod found;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nvshare_client::{Done, Job, Ticket};
 use nvshare_proto::Room;
 
-use crate::world::{Later, MS, World};
+use crate::world::{GIB, Later, MS, World};
 
 /// What a thread of the mover is about.
 #[derive(Debug)]
@@ -25,6 +25,8 @@ struct Restore {
     moving: Option<(usize, u64)>,
     /// What each device lacks.
     lacks: Vec<u64>,
+    /// It waits where room is lacking.
+    is_ahead: bool,
 }
 
 #[derive(Debug)]
@@ -133,11 +135,15 @@ impl World {
                 let submissions = nvshare_client::Host::submissions(&self.processes[i].library);
                 self.probe(i, lane, submissions, generation);
             }
-            Job::Restore => {
+            Job::Restore | Job::RestoreAhead => {
                 let library = &process.library;
                 let left = (0..library.allocations.len()).map(|at| library.allocations[at].number).rev();
-                let restore =
-                    Restore { left: left.collect(), moving: None, lacks: vec![0; library.devices.len()] };
+                let restore = Restore {
+                    left: left.collect(),
+                    moving: None,
+                    lacks: vec![0; library.devices.len()],
+                    is_ahead: job == Job::RestoreAhead,
+                };
                 self.keep(i, lane, Task::Restore(restore), generation);
                 self.plan(i, lane, 50, 100);
             }
@@ -216,13 +222,26 @@ impl World {
             if absent == 0 {
                 continue;
             }
-            let charged = library.devices[device].update(|account| account.charge(absent));
-            restore.lacks[device] += absent - charged;
+            let piece = if restore.is_ahead { absent.min(GIB) } else { absent };
+            let charged = library.devices[device].update(|account| account.charge(piece));
+            if restore.is_ahead {
+                if charged < absent {
+                    restore.left.push(number);
+                }
+                if charged == 0 {
+                    self.keep(i, lane, Task::Restore(restore), generation);
+                    self.plan(i, lane, 100, 2000);
+                    return;
+                }
+            } else {
+                restore.lacks[device] += absent - charged;
+            }
             if charged > 0 {
                 let several = library.allocations.len() as u64;
                 restore.moving = Some((number, charged));
+                let longest = if restore.is_ahead { 25_000 } else { 400_000 / several };
                 self.keep(i, lane, Task::Restore(restore), generation);
-                self.plan(i, lane, 10, 400_000 / several);
+                self.plan(i, lane, 10, longest);
                 return;
             }
         }

@@ -1,7 +1,7 @@
 //! How a process behaves.
 
 use nvshare_core::Gang;
-use nvshare_proto::{Asked, GpuUuid};
+use nvshare_proto::{Asked, GpuUuid, MemoryMode};
 
 use crate::world::gpu;
 
@@ -9,6 +9,8 @@ use crate::world::gpu;
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) gpus: Vec<GpuUuid>,
+    /// How its memory moves.
+    pub(crate) memory: MemoryMode,
     /// What it allocates first, on each GPU.
     pub(crate) gib: u64,
     /// GPU time that it wants; 0: it only sits there.
@@ -47,6 +49,7 @@ pub(crate) struct Plan {
 pub(crate) fn steady(gib: u64, work: u64) -> Plan {
     Plan {
         gpus: vec![gpu(0)],
+        memory: MemoryMode::Managed,
         gib,
         work,
         pause: 0,

@@ -1,6 +1,7 @@
 //! Random worlds: the invariants hold, and nobody starves.
 
 use nvshare_core::{Gang, Measured};
+use nvshare_proto::MemoryMode;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -17,11 +18,26 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
         proptest::option::weighted(0.2, 1..4u64),
         0..3000u64,
         proptest::option::weighted(0.2, 0..9000u64),
-        (proptest::option::weighted(0.2, 0..2u64), proptest::option::weighted(0.3, 0..2u64)),
+        (
+            proptest::option::weighted(0.2, 0..2u64),
+            proptest::option::weighted(0.3, 0..2u64),
+            prop_oneof![Just(MemoryMode::Swap), Just(MemoryMode::Managed)],
+        ),
     )
         .prop_map(
-            |(gpus, gib, work, pause, grows_every, defers_every, starts_at, dies_at, (gang, tenant))| Plan {
+            |(
                 gpus,
+                gib,
+                work,
+                pause,
+                grows_every,
+                defers_every,
+                starts_at,
+                dies_at,
+                (gang, tenant, memory),
+            )| Plan {
+                gpus,
+                memory,
                 gib,
                 work,
                 pause,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use nvshare_client::account::Terms;
 use nvshare_client::{Done, Session};
 use nvshare_core::{Config, Core, Event, Identity, Measured, Output};
-use nvshare_proto::{ClientMessage, Gate, Given, GpuUuid, MemoryMode, Register, SchedulerMessage, Usage};
+use nvshare_proto::{ClientMessage, Gate, Given, GpuUuid, Register, SchedulerMessage, Usage};
 
 use crate::follower::Follower;
 use crate::library::{GateState, Library};
@@ -373,7 +373,7 @@ impl World {
         let register = Register {
             pid: 1000 + i as u32,
             name: format!("program{i}"),
-            memory: MemoryMode::Managed,
+            memory: process.plan.memory,
             gate,
             returns: std::mem::replace(&mut process.has_registered, true),
             run: None,

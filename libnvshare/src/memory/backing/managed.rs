@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nvshare_client::residency::{Piece, RESTORE_PIECE};
 
-use super::{Backing, Freed, Made, Request, Restored, Work};
+use super::{Backing, Freed, Lacking, Made, Request, Restored, Work};
 use crate::driver;
 use crate::driver::types::{CU_DEVICE_CPU, CU_MEM_ATTACH_GLOBAL, CUdevice, CUdeviceptr, CUresult};
 use crate::memory::allocations::{self, Allocation, Kind, SMALLEST_MANAGED};
@@ -81,7 +81,7 @@ impl Backing for Managed {
         moved
     }
 
-    fn restore(&self, device: &'static Device, cancelled: &dyn Fn() -> bool) -> Restored {
+    fn restore(&self, device: &'static Device, _lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
         let mut all = Restored::default();
         for allocation in allocations::of_device(device.ordinal) {
             if cancelled() {

@@ -70,6 +70,15 @@ pub(crate) enum Freed {
     Not(CUresult),
 }
 
+/// What a restore does where room is lacking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lacking {
+    /// It leaves the memory where it is.
+    GoOn,
+    /// More room comes piece by piece: a restore that can wait does, until it is cancelled, and goes on where it was.
+    Wait,
+}
+
 /// The result of a restore, in bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Restored {
@@ -121,9 +130,9 @@ pub(crate) trait Backing: Sync {
     fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> u64;
 
     /// Restores a device's memory as far as there is room, largest allocations first. Stops soon when it is `cancelled`.
-    /// Memory that fails to come back comes by page faults when it is touched; or, if the library maps the memory, the
+    /// Where room is [lacking](Lacking), it goes on without, or may wait. Memory that fails to come back comes by page faults when it is touched; or, if the library maps the memory, the
     /// gate stays closed until it is back.
-    fn restore(&self, device: &'static Device, cancelled: &dyn Fn() -> bool) -> Restored;
+    fn restore(&self, device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored;
 
     /// Ends the memory of an allocation that is off the list and [leaving](Allocation::is_leaving). Waits for the piece
     /// that is being moved, and for `work` that may still use the memory. `call` is the driver's own free.

@@ -4,15 +4,14 @@ mod waiting;
 
 use std::time::{Duration, Instant};
 
+use nvshare_proto::PIECE;
 use nvshare_proto::units::{MIB, gib_per_second};
 
-use crate::memory::backing;
+use crate::memory::backing::{self, Lacking};
 use crate::memory::devices::Device;
 use crate::memory::driver_reserve;
 use crate::process::{counters, lifecycle, log};
 
-/// An eviction is reported each time that this many bytes are on the host.
-const REPORT: u64 = 256 * MIB;
 /// The result of the restore of a device.
 #[derive(Debug, Default)]
 pub(super) struct Restored {
@@ -23,18 +22,22 @@ pub(super) struct Restored {
 }
 
 /// Restores a device's allocations, largest first, as far as there is room. Stops soon when it is `cancelled`.
-pub(super) fn restore(device: &'static Device, cancelled: &dyn Fn() -> bool) -> Restored {
+pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
     let begin = Instant::now();
     let mut result = Restored::default();
     let mut all = backing::Restored::default();
     for backing in backing::ALL {
-        all += backing.restore(device, cancelled);
+        all += backing.restore(device, lacking, cancelled);
     }
     result.moved = all.back > 0;
     if all.copied > 0 {
         let took = begin.elapsed();
         counters::restored(all.copied, took.as_nanos() as u64);
         log_moved("restored", all.copied, took);
+    }
+    if lacking == Lacking::Wait {
+        // More room is on its way, and the lock comes with the last of it.
+        return result;
     }
     let account = device.account();
     result.lacking = account.to_ask_for_after_restore(all.lacks, all.lacks_mapped);
@@ -60,7 +63,7 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
     let (mut moved, mut unreported) = (0, 0);
     let mut gone = |piece: u64| {
         unreported += piece;
-        if unreported >= REPORT {
+        if unreported >= PIECE {
             report();
             unreported = 0;
         }

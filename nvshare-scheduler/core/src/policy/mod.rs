@@ -6,6 +6,7 @@
 //! | what may switching still cost? | [`budget`] |
 //! | how much may clients fill? | [`capacity`] |
 //! | who is entitled to how much of the time? | [`entitled`] |
+//! | what does the client that is next get while others leave? | [`exchange`] |
 //! | who is next? | [`next`] |
 //! | how is a compute limit enforced? | [`pace`] |
 //! | do jobs that fit get more done side by side, or by turns? | [`progress`] |
@@ -22,6 +23,7 @@ pub mod ahead;
 pub mod budget;
 pub mod capacity;
 pub mod entitled;
+pub mod exchange;
 pub mod next;
 pub mod pace;
 pub mod progress;

@@ -4,6 +4,7 @@
 mod claims;
 mod cost;
 mod events;
+mod exchange;
 mod gangs;
 mod interactive;
 mod jobs;

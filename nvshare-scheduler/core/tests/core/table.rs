@@ -143,7 +143,7 @@ pub(crate) fn asked_to_leave(sent: &[(u64, SchedulerMessage)], whom: u64) -> Opt
 /// All the room that a client was given.
 pub(crate) fn room_given(sent: &[(u64, SchedulerMessage)], to: u64) -> u64 {
     let given = |message: &SchedulerMessage| match message {
-        SchedulerMessage::Room(room) => room.bytes,
+        SchedulerMessage::Room(room) | SchedulerMessage::Restore(room) => room.bytes,
         SchedulerMessage::LockOk { room, .. } => room.iter().map(|room| room.bytes).sum(),
         _ => 0,
     };

@@ -8,7 +8,7 @@ mod moves;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Backing, Freed, Made, Request, Restored, Work};
+use super::{Backing, Freed, Lacking, Made, Request, Restored, Work};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::memory::allocations::{self, Allocation};
 use crate::memory::devices::Device;
@@ -48,8 +48,8 @@ impl Backing for Swap {
         moves::evict(device, wanted, report)
     }
 
-    fn restore(&self, device: &'static Device, cancelled: &dyn Fn() -> bool) -> Restored {
-        moves::restore(device, cancelled)
+    fn restore(&self, device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
+        moves::restore(device, lacking, cancelled)
     }
 
     /// An unmapping does not wait for work that uses the memory. If a capture hides whether the work is complete, the

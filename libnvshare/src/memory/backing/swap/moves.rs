@@ -14,13 +14,13 @@ use super::content::{self, Leaving, Looked};
 use crate::driver;
 use crate::driver::types::{CUdeviceptr, CUmemHandle, CUresult};
 use crate::memory::allocations::{self, Allocation};
-use crate::memory::backing::Restored;
+use crate::memory::backing::{Lacking, Restored};
 use crate::memory::devices::Device;
 use crate::memory::mapping::host_pool::{self, NoSlots};
 use crate::memory::mapping::{Chunk, Mapped, copies, destroy};
-use crate::process::log;
+use crate::process::{log, threads};
 use crate::work::contexts::{self, Context};
-use crate::work::event::Event;
+use crate::work::event::{Event, Outcome};
 
 /// Bytes under way at a time.
 const IN_FLIGHT: u64 = 96 * MIB;
@@ -47,6 +47,8 @@ enum Begun {
     Nothing,
     /// There is no room at the chunk's destination.
     Full,
+    /// The process lacks room for this many bytes of the chunk.
+    Lacks(u64),
     /// No more of this allocation moves.
     Stopped,
 }
@@ -68,6 +70,13 @@ impl Queue {
         let flight = self.flights.pop_front()?;
         self.bytes -= flight.bytes;
         Some(flight)
+    }
+
+    /// Whether the first chunk under way has arrived.
+    fn has_arrived(&self) -> bool {
+        let first = self.flights.front();
+        first
+            .is_some_and(|first| first.behind.as_ref().is_none_or(|event| event.outcome() != Outcome::NotYet))
     }
 }
 
@@ -128,7 +137,7 @@ pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut
                 }
                 Begun::Nothing => {}
                 // Another context may have memory of the host, and a smaller chunk may fit there.
-                Begun::Full | Begun::Stopped => break,
+                Begun::Full | Begun::Lacks(_) | Begun::Stopped => break,
             }
         }
     }
@@ -221,7 +230,7 @@ fn land_out(flight: Flight, device: &Device) -> u64 {
 }
 
 /// Brings a device's memory back, as far as there is room; stops soon when it is `cancelled`.
-pub(super) fn restore(device: &'static Device, cancelled: &dyn Fn() -> bool) -> Restored {
+pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
     let mut result = Restored::default();
     let mut queue = Queue::default();
     'all: for allocation in allocations::of_device(device.ordinal) {
@@ -233,9 +242,23 @@ pub(super) fn restore(device: &'static Device, cancelled: &dyn Fn() -> bool) -> 
             if cancelled() {
                 break 'all;
             }
-            match begin_in(&allocation, mapped, index, device, &mut result) {
+            let begun = loop {
+                let begun = begin_in(&allocation, mapped, index, device);
+                // Room may also come before the driver has the memory of the process that has left it.
+                let waits = lacking == Lacking::Wait && matches!(begun, Begun::Lacks(_) | Begun::Full);
+                if !waits || cancelled() {
+                    break begun;
+                }
+                if queue.has_arrived() {
+                    land(&mut queue, device, &mut result);
+                } else {
+                    threads::pause();
+                }
+            };
+            match begun {
                 Begun::Flying(flight) => queue.push(flight),
                 Begun::Nothing => {}
+                Begun::Lacks(bytes) => result.lacks_mapped += bytes,
                 // The driver has less memory than the scheduler says: it has not got back all that left.
                 Begun::Full => break 'all,
                 Begun::Stopped => break,
@@ -254,13 +277,7 @@ fn land(queue: &mut Queue, device: &Device, result: &mut Restored) {
     }
 }
 
-fn begin_in(
-    allocation: &Arc<Allocation>,
-    mapped: &Mapped,
-    index: usize,
-    device: &Device,
-    result: &mut Restored,
-) -> Begun {
+fn begin_in(allocation: &Arc<Allocation>, mapped: &Mapped, index: usize, device: &Device) -> Begun {
     contexts::let_them_end(|| allocation.is_leaving());
     let mut lacks = 0;
     let taken = take(allocation, mapped, index, |chunk| {
@@ -275,8 +292,9 @@ fn begin_in(
         }
         Some((chunk.offset, chunk.bytes, chunk.host.clone()))
     });
-    result.lacks_mapped += lacks;
-    let Some((offset, bytes, host)) = taken else { return Begun::Nothing };
+    let Some((offset, bytes, host)) = taken else {
+        return if lacks > 0 { Begun::Lacks(lacks) } else { Begun::Nothing };
+    };
     let (context, at) = (&allocation.place(), allocation.base + offset);
     let made = context.with(|| {
         let physical = mapped.create(at, bytes, device.ordinal)?;

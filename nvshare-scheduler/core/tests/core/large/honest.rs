@@ -159,7 +159,8 @@ impl Honest {
             asked: nvshare_proto::Asked::default(),
             pid: client as u32,
             name: "honest".into(),
-            memory: MemoryMode::Managed,
+            // The memory of every other one comes while that of others leaves.
+            memory: if client.is_multiple_of(2) { MemoryMode::Swap } else { MemoryMode::Managed },
             gate,
             returns,
             run: None,
@@ -259,7 +260,7 @@ impl Behaviour for Honest {
                     self.say(ClientMessage::Evicted { gpu: room.gpu, short: 0 }),
                 ]
             }
-            SchedulerMessage::Room(Room { bytes, .. }) => {
+            SchedulerMessage::Room(Room { bytes, .. }) | SchedulerMessage::Restore(Room { bytes, .. }) => {
                 self.now.room += bytes;
                 Vec::new()
             }

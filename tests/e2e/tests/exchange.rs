@@ -1,0 +1,148 @@
+//! Memory comes to the card while that of the program before leaves it, and nothing that happens in the middle loses any.
+
+use nvshare_harness::{Program, Running, Scheduler, World, wait_until};
+use nvshare_proto::units::MIB;
+use nvshare_proto::{ClientState, ClientStatus};
+
+/// A card of 1 GiB. Memory leaves it so slowly that a test can look in the middle.
+const SLOW: &[(&str, &str)] =
+    &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_TO_DEVICE", "12"), ("NVSIM_COPY_OUT", "0.25")];
+/// Stopped programs count as alive for as long as a test may take.
+const SCHEDULER: &[&str] = &["--gpu-memory", "1GiB", "--tq", "0.3", "--grace", "600"];
+/// Two programs have so much each, and this part of it stays on the card while the other one runs.
+const EACH: u64 = 768 * MIB;
+const STAYS: u64 = 256 * MIB;
+
+/// Bytes of a program that are on the card, as it says itself.
+fn on_card(client: &ClientStatus) -> u64 {
+    client.usage.iter().map(|usage| usage.allocated - usage.absent).sum()
+}
+
+/// Two programs in the middle of an exchange: a part of what has to leave has left, the rest is on the card, and the program
+/// that leaves is stopped.
+struct Exchange {
+    world: World,
+    scheduler: Scheduler,
+    leaves: Running,
+    comes: Running,
+}
+
+impl Exchange {
+    fn in_its_middle() -> Self {
+        let world = World::with_memory("swap", SLOW);
+        let scheduler = Scheduler::start(&world, SCHEDULER);
+        let args = "--memory 768MiB --block 64MiB --kernel-us 1000 --full-check";
+        let [a, b] =
+            ["a", "b"].map(|name| Program::workload(&world, name, args).until_told().waits_for_go().start());
+        Running::go(&[&a, &b]);
+        let mut jobs = [a, b];
+        // The scheduler has been told of room that the first of the two has made, and that is not all of it.
+        let is_in_the_middle = |[leaves, comes]: &[Running; 2]| {
+            let status = Scheduler::status(&world);
+            let leaves = status.client(leaves.pid()).resident;
+            status.client(comes.pid()).state == ClientState::Next && leaves < EACH && leaves > STAYS
+        };
+        wait_until("a program is stopped in the middle of an eviction", || {
+            jobs.swap(0, 1);
+            if !is_in_the_middle(&jobs) {
+                return false;
+            }
+            jobs[0].signal(libc::SIGSTOP);
+            let stays = is_in_the_middle(&jobs);
+            if !stays {
+                jobs[0].signal(libc::SIGCONT);
+            }
+            stays
+        });
+        let [leaves, comes] = jobs;
+        Self { world, scheduler, leaves, comes }
+    }
+
+    /// Waits until memory has come that there was no room for before.
+    fn comes(&self) {
+        wait_until("memory comes while the rest is still to leave", || {
+            let status = Scheduler::status(&self.world);
+            let (leaves, comes) = (status.client(self.leaves.pid()), status.client(self.comes.pid()));
+            assert_eq!(comes.state, ClientState::Next, "the gate stays closed");
+            assert!(leaves.resident > STAYS, "the program that leaves is stopped");
+            on_card(comes) > STAYS
+        });
+    }
+}
+
+/// Programs that run on end with all of their data.
+fn end_intact(world: &World, programs: Vec<Running>) {
+    let all: Vec<&Running> = programs.iter().collect();
+    Scheduler::until_turns(world, &all, 2);
+    world.stop();
+    for program in programs {
+        program.finish().intact();
+    }
+    let (moved, _) = world.observe();
+    assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+}
+
+#[test]
+fn memory_comes_before_the_last_has_left() {
+    let exchange = Exchange::in_its_middle();
+    exchange.comes();
+    exchange.leaves.signal(libc::SIGCONT);
+    let Exchange { world, scheduler: _scheduler, leaves, comes } = exchange;
+    end_intact(&world, vec![leaves, comes]);
+}
+
+#[test]
+fn the_program_that_is_next_is_killed_in_the_middle() {
+    let exchange = Exchange::in_its_middle();
+    exchange.comes();
+    exchange.comes.signal(libc::SIGKILL);
+    exchange.leaves.signal(libc::SIGCONT);
+    let Exchange { world, scheduler: _scheduler, leaves, comes } = exchange;
+    assert!(!comes.finish().status.success());
+    Scheduler::until(&world, "the other one runs with all of its memory", |status| {
+        let client = status.client(leaves.pid());
+        client.state == ClientState::Running && on_card(client) == EACH
+    });
+    world.stop();
+    leaves.finish().intact();
+}
+
+#[test]
+fn the_program_that_leaves_is_killed_in_the_middle() {
+    let exchange = Exchange::in_its_middle();
+    exchange.comes();
+    exchange.leaves.signal(libc::SIGKILL);
+    let Exchange { world, scheduler: _scheduler, leaves, comes } = exchange;
+    assert!(!leaves.finish().status.success());
+    Scheduler::until(&world, "the other one runs with all of its memory", |status| {
+        let client = status.client(comes.pid());
+        client.state == ClientState::Running && on_card(client) == EACH
+    });
+    world.stop();
+    comes.finish().intact();
+}
+
+#[test]
+fn the_scheduler_is_killed_in_the_middle() {
+    let exchange = Exchange::in_its_middle();
+    exchange.comes();
+    let Exchange { world, scheduler, leaves, comes } = exchange;
+    scheduler.kill();
+    leaves.signal(libc::SIGCONT);
+    let _scheduler = Scheduler::start(&world, SCHEDULER);
+    end_intact(&world, vec![leaves, comes]);
+}
+
+#[test]
+fn scheduling_is_switched_off_in_the_middle_and_on_again() {
+    let exchange = Exchange::in_its_middle();
+    exchange.comes();
+    let Exchange { world, scheduler: _scheduler, leaves, comes } = exchange;
+    let off = Scheduler::ctl(&world, &["off", "--force"]);
+    assert!(off.status.success(), "{off:?}");
+    leaves.signal(libc::SIGCONT);
+    wait_until("the program that is next goes on alone", || comes.log().contains("received SchedOff"));
+    let on = Scheduler::ctl(&world, &["on"]);
+    assert!(on.status.success(), "{on:?}");
+    end_intact(&world, vec![leaves, comes]);
+}
