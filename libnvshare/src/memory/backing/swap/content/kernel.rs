@@ -23,7 +23,7 @@ use crate::memory::mapping::GRANULE;
 use crate::memory::mapping::host_pool::{self, HostPool, Slot};
 use crate::process::config::Content;
 use crate::process::lock::lock;
-use crate::process::{log, threads};
+use crate::process::{lifecycle, log, threads};
 use crate::work::contexts::Context;
 
 const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("kernel.ptx"), "\0").as_bytes()) {
@@ -122,7 +122,8 @@ fn set(context: &Arc<Context>, loaded: Result<Arc<Kernel>, String>) {
     let state = match loaded {
         Ok(kernel) => State::Ready(kernel),
         Err(why) => {
-            if context.life().is_alive() {
+            // A program that ends a moment after its first allocation has no use for the line.
+            if context.life().is_alive() && !lifecycle::is_exiting() {
                 log_refused(&why);
             }
             State::Refused
