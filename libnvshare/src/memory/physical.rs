@@ -19,6 +19,7 @@ use super::backing::{Request, Work};
 use super::devices::{self, Device};
 use super::free;
 use super::mapping::{GRANULE, Mapped};
+use super::plain;
 use super::vmm::Handle;
 use crate::driver::types::{
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemHandle,
@@ -176,6 +177,7 @@ pub(crate) fn create(
         || !bytes.is_multiple_of(GRANULE)
         || !can_be_shared()
         || is_reached()
+        || plain::needs_plain(bytes)
     {
         return None;
     }

@@ -114,3 +114,18 @@ fn memory_that_others_can_get_stays() {
     assert!(log.contains("100 MiB stay on the card: other processes can reach them"), "{log}");
     assert!(evicted(&log) >= 100 * MIB, "{log}");
 }
+
+/// And the driver's answers about it are those that the library gives about memory that moves: the program checks them.
+#[test]
+fn memory_that_a_user_names_is_the_drivers_and_stays() {
+    let world = World::with_memory("swap", CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let guest = maps(&world, "pool").env("NVSHARE_PLAIN", "all").start();
+    Scheduler::until(&world, "all of it is immovable", |status| {
+        let client = status.find(guest.pid());
+        client.is_some_and(|client| client.usage.iter().any(|usage| usage.immovable == 402 * MIB))
+    });
+    world.stop();
+    let guest = guest.finish();
+    assert!(guest.status.success(), "{}: {}", guest.status, guest.log);
+}
