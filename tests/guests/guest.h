@@ -73,3 +73,14 @@ static int launch_of(void *function, uint64_t address, uint64_t words, uint32_t 
 static int launch(uint64_t address, uint64_t words, uint32_t micros, void *stream) {
     return launch_of(step_function, address, words, micros, stream);
 }
+
+/* Whether a range holds this value wherever it is looked at: in 64 words, every so many bytes. */
+static int holds(uint64_t memory, size_t bytes, size_t every, uint32_t value) {
+    uint32_t seen[64];
+    for (size_t at = 0; at < bytes; at += every) {
+        CHECK(FN(cuMemcpyDtoH_v2)(seen, memory + at, sizeof seen));
+        for (int i = 0; i < 64; i++)
+            if (seen[i] != value) { fprintf(stderr, "%u instead of %u at %zu\n", seen[i], value, at); return 0; }
+    }
+    return 1;
+}

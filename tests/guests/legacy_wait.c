@@ -1,20 +1,10 @@
 /* A function of the host on one blocking stream waits for a kernel that a thread launches later on another one. An event on the
    legacy stream in between, which is a barrier for both, would make that wait for ever. */
 #include "guest.h"
-#include <time.h>
+#include "waits.h"
 #define BYTES (600 * MIB)
 static uint64_t memory;
 static void *a, *b;
-static volatile int begun, ready;
-static void wait_until_ready(void *data) {
-    int round = (int)(uintptr_t)data;
-    struct timespec began, now;
-    begun = round;
-    for (clock_gettime(CLOCK_MONOTONIC, &began); ready < round; usleep(100)) {
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        if (now.tv_sec - began.tv_sec > 60) { fprintf(stderr, "round %d: waited 60 s for the other stream\n", round); _exit(3); }
-    }
-}
 static void *make_ready(void *argument) {
     CHECK(FN(cuCtxSetCurrent)(context));
     for (int i = 0; i < 4; i++) {
@@ -22,7 +12,7 @@ static void *make_ready(void *argument) {
         usleep(5000);
     }
     CHECK(FN(cuStreamSynchronize)(b));
-    ready = (int)(uintptr_t)argument;
+    ready = (uint32_t)(uintptr_t)argument;
     return argument;
 }
 int main(void) {
@@ -41,7 +31,7 @@ int main(void) {
         round++;
         CHECK(FN(cuLaunchHostFunc)(a, wait_until_ready, (void *)(uintptr_t)round));
         CHECK(launch(memory, 4, 1000, a));
-        while (begun < (int)round) usleep(100);
+        while (begun < round) usleep(100);
         /* Time in which a turn ends: the drain is not complete, whatever it waits for. */
         usleep(150000);
         CHECK(pthread_create(&thread, NULL, make_ready, (void *)(uintptr_t)round));
