@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The main job on a real card. first_light.py [--memory managed|swap|off] [--cold] SCENARIO ..., each of: alone turns decoder decoders faults
-moves fit switch capture contexts; quanta may follow, as in turns:10,2.
+moves exchange fit switch capture contexts; quanta may follow, as in turns:10,2.
 
 --cold: the host's memory is not touched first, where rates of moves are not looked at. Run on a machine with a GPU, PyTorch and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl as they come."""
 import re
@@ -86,13 +86,25 @@ def moves():
     bare = Job("bare_moves.py", "bare").finish().result
     row(scenario="bare moves", **{k: v for k, v in bare.items() if not k.endswith("_all")})
     for mib in (1024, 256, 128, 20, 2):
-        with Scheduler("--gpu-memory", "16GiB", "--tq", "1") as s:
+        with Scheduler("--gpu-memory", "16GiB", "--tq", "1", "--exchange", "nobody") as s:
             jobs, _ = start_together(lambda go: [Job("blocks_job.py", n, "--mib", mib, "--seconds", 16, scheduler=s, go=go, log=f"moves-{mib}-{n}.log") for n in "ab"])
             for job in jobs:
                 rates = {w: sorted(float(m) for m in re.findall(w + r" 81\d\d MiB in [\d.]+ s \(([\d.]+) GiB/s\)", open(job.log).read())) for w in ("evicted", "restored")}
                 mid = {w: r[len(r) // 2] if r else 0 for w, r in rates.items()}
                 row(scenario="moves", mib=mib, job=job.name, evict=mid["evicted"], evict_of_bare=round(mid["evicted"] / bare[f"evict_{mib}"], 3), evict_min_max=f"{min(rates['evicted'], default=0)}-{max(rates['evicted'], default=0)}",
                     bare_min_max=f"{min(bare[f'evict_{mib}_all'])}-{max(bare[f'evict_{mib}_all'])}", restore=mid["restored"], restore_of_bare=round(mid["restored"] / bare[f"restore_{mib}"], 3), restore_of_pinned=round(mid["restored"] / bare["pinned_h2d"], 3), wrong=job.result.get("wrong_words"), **job.counted())
+
+
+def exchange():
+    """Two jobs of which one fits, with memory coming while the other one's leaves, and without: GiB both ways in the time that the card stands still, per hand-over."""
+    for how in ("swap", "nobody"):
+        for mib in (256, 2):
+            with Scheduler("--gpu-memory", "8GiB", "--tq", "0.5", "--exchange", how, log="info") as s:
+                jobs, _ = start_together(lambda go: [Job("blocks_job.py", n, "--gib", 8, "--mib", mib, "--seconds", 10, scheduler=s, go=go, log=f"exchange-{how}-{mib}-{n}.log") for n in "ab"])
+                gpu, clients = s.status()["gpus"][0], [s.client(job.process.pid) for job in jobs]
+                total = lambda name: sum(c["counters"][name] for c in clients)
+                stands_s, each = gpu["switch_cost_us"] / 1e6, (total("evicted") + total("restored")) / GIB / max(1, total("hand_overs"))
+                row(scenario="exchange", exchange=how, mib=mib, hand_overs=total("hand_overs"), stands_ms=round(stands_s * 1e3, 1), gib_both_ways=round(each, 2), summed_gib_s=round(each / stands_s, 1) if stands_s else 0, deferrals=total("deferrals"), gated=total("gated"), passed_by=total("passed_by"), wrong=sum(job.result.get("wrong_words", 1) for job in jobs))
 
 
 def fit():
@@ -154,8 +166,8 @@ if __name__ == "__main__":
         del arguments[:2]
     warm = "--cold" not in arguments
     arguments = [argument for argument in arguments if argument != "--cold"]
-    wanted = arguments or ["alone", "turns", "decoder", "decoders", "faults", "moves", "fit", "switch", "capture", "contexts"]
-    if warm and {"turns", "decoders", "faults", "moves", "capture"} & {w.split(":")[0] for w in wanted}:
+    wanted = arguments or ["alone", "turns", "decoder", "decoders", "faults", "moves", "exchange", "fit", "switch", "capture", "contexts"]
+    if warm and {"turns", "decoders", "faults", "moves", "exchange", "capture"} & {w.split(":")[0] for w in wanted}:
         warm_host(48)
     for scenario in wanted:
         name, _, argument = scenario.partition(":")
