@@ -101,7 +101,7 @@ def exchange():
         for mib in (256, 2):
             with Scheduler("--gpu-memory", "8GiB", "--tq", "0.5", "--exchange", how, log="info") as s:
                 jobs, _ = start_together(lambda go: [Job("blocks_job.py", n, "--gib", 8, "--mib", mib, "--seconds", 10, scheduler=s, go=go, log=f"exchange-{how}-{mib}-{n}.log") for n in "ab"])
-                gpu, clients = s.status()["gpus"][0], [s.client(job.process.pid) for job in jobs]
+                gpu, clients = s.status()["gpus"][0], [job.counters for job in jobs]
                 total = lambda name: sum(c["counters"][name] for c in clients)
                 stands_s, each = gpu["switch_cost_us"] / 1e6, (total("evicted") + total("restored")) / GIB / max(1, total("hand_overs"))
                 row(scenario="exchange", exchange=how, mib=mib, hand_overs=total("hand_overs"), stands_ms=round(stands_s * 1e3, 1), gib_both_ways=round(each, 2), summed_gib_s=round(each / stands_s, 1) if stands_s else 0, deferrals=total("deferrals"), gated=total("gated"), passed_by=total("passed_by"), wrong=sum(job.result.get("wrong_words", 1) for job in jobs))
