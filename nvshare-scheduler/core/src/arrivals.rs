@@ -19,7 +19,8 @@ impl Core {
         let gate = register.gate;
         let was_here = register.returns || gate == Gate::Open;
         let mut client = Client::new(id, identity, register, self.now);
-        client.gang = identity.gang.filter(|&gang| self.join_gang(id, gang)).map(|gang| gang.number);
+        let joins = |gang: &_| self.join_gang(id, *gang, client.job);
+        client.gang = identity.gang.filter(joins).map(|gang| gang.number);
         self.note(format!("client {id} is {} (pid {})", client.name, client.pid));
         let usage: Vec<Usage> = client.accounts.values().map(|a| a.usage).collect();
         if was_here && usage.iter().any(|usage| usage.allocated > 0) {

@@ -5,6 +5,7 @@
 //! - When one member has to leave, all are asked. A member that has drained keeps its place until the others have: if one
 //!   of them cannot, all go on (two phases).
 //! - A member that comes while the others hold the lock joins them if it fits; else they leave and come back together.
+//! - Where jobs run one after the other, a gang is one job, though its members may belong to several.
 //! - A gang that has said how many members it will have waits until they are there, for at most [`PATIENCE`].
 
 use std::collections::BTreeSet;
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use nvshare_proto::GpuUuid;
 
-use crate::client::{Client, ClientId, Gang, Phase};
+use crate::client::{Client, ClientId, Gang, Job, Phase};
 use crate::{Core, Time};
 
 /// How long a gang waits for members that have not come, or have gone.
@@ -27,6 +28,8 @@ const MOST_MEMBERS: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Members {
     ids: BTreeSet<ClientId>,
+    /// The job as which the whole gang takes its turn: that of the member that came first, even after it has gone.
+    job: Option<Job>,
     /// How many members there are to be, as they say; 0: as many as come.
     size: u32,
     /// From this time on, the gang goes on without its missing members.
@@ -72,6 +75,13 @@ impl Core {
         self.clients.get(&id)?.gang
     }
 
+    /// The job as which a client takes its turn where jobs run one after the other. The members of a gang run together, though
+    /// each one's time is charged to the job of its own: two `nvshare-ctl run` may start one gang.
+    pub(crate) fn takes_turns_as(&self, client: &Client) -> Job {
+        let gang = client.gang.and_then(|gang| self.gangs.get(&gang));
+        gang.and_then(|members| members.job).unwrap_or(client.job)
+    }
+
     /// The GPUs that a unit uses, each once.
     pub(crate) fn gpus_of(&self, unit: &Unit) -> Vec<GpuUuid> {
         match unit {
@@ -84,8 +94,8 @@ impl Core {
         }
     }
 
-    /// A client comes. Returns whether it counts as a member of its gang.
-    pub(crate) fn join_gang(&mut self, id: ClientId, gang: Gang) -> bool {
+    /// A client of a job comes. Returns whether it counts as a member of its gang.
+    pub(crate) fn join_gang(&mut self, id: ClientId, gang: Gang, job: Job) -> bool {
         let now = self.now;
         let members = self.gangs.entry(gang.number).or_default();
         if members.ids.len() >= MOST_MEMBERS {
@@ -95,6 +105,7 @@ impl Core {
         if members.ids.is_empty() {
             members.waits_until = now.saturating_add(PATIENCE);
         }
+        members.job.get_or_insert(job);
         members.ids.insert(id);
         members.size = members.size.max(gang.size.min(MOST_MEMBERS as u32));
         true

@@ -66,7 +66,7 @@ pub(crate) struct Entry {
     pub(crate) claims: bool,
     /// The client's part in its job's share.
     pub(crate) part: Part,
-    /// The job whose time the client uses.
+    /// The job as which the client takes its turn: its own, or that of its gang.
     pub(crate) job: Job,
     /// The client's place among those that wait.
     pub(crate) key: Key,

@@ -59,6 +59,7 @@ impl Core {
         }
         let several = client.accounts.len() > 1 || client.gang.is_some();
         let ahead = if several { self.ahead_on_all(client) } else { 0 };
+        let job = self.takes_turns_as(client);
         let mut changed = false;
         for (uuid, account) in &client.accounts {
             let Some(gpu) = self.gpus.get_mut(uuid) else { continue };
@@ -83,7 +84,7 @@ impl Core {
                 runs: client.phase.runs(),
                 claims: client.phase == Phase::Next(Why::Claims),
                 part,
-                job: client.job,
+                job,
                 key: if ordered_by_turn { (time, client.waiting_since, id) } else { (0, Time::ZERO, id) },
                 moves: several || gpu.shares.is_holding(client.job) || gpu.goes_ahead(id, client),
                 due: self.config.first_due(client, account),

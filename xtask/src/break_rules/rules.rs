@@ -366,6 +366,14 @@ pub(super) const RULES: &[Rule] = &[
         test: "looks_at_contexts_that_fail",
     },
     Rule {
+        what: "a gang whose members belong to several jobs is one job where jobs take turns",
+        file: "nvshare-scheduler/core/src/gangs.rs",
+        from: "gang.and_then(|members| members.job)",
+        to: "gang.filter(|_| !BROKEN).and_then(|members| members.job)",
+        package: "nvshare-core",
+        test: "a_gang_of_two_tenants_with_different_weights_runs_as_one_job",
+    },
+    Rule {
         what: "the gate opens only when no memory is on its way out",
         file: "libnvshare/client/src/session.rs",
         from: "if !host.is_evicting() && hold_all",

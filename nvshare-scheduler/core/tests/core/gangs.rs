@@ -1,9 +1,9 @@
 //! Gangs: processes that are granted together or not at all, and give the lock back together.
 
 use nvshare_core::{Event, Gang, Identity};
-use nvshare_proto::{ClientMessage, Epoch, Gate, Room, SchedulerMessage, Usage};
+use nvshare_proto::{ClientMessage, Epoch, Gate, Given, Room, SchedulerMessage, Usage};
 
-use crate::table::{GIB, Table, asked_to_leave, config, gpu, granted, twelve_gib};
+use crate::table::{GIB, MS, Table, asked_to_leave, config, gpu, granted, twelve_gib};
 
 const PAIR: Gang = Gang { number: 5, size: 2 };
 const RANKS: [u64; 2] = [1, 2];
@@ -240,4 +240,49 @@ fn a_rank_waits_for_no_turn_where_another_one_runs() {
     }
     let sent = table.give_back(sent);
     assert!(granted(&sent, RANKS[1]).is_some(), "{sent:?}");
+}
+
+/// The members of one gang may belong to several tenants: a user starts each with an `nvshare-ctl run` of its own.
+#[test]
+fn a_gang_of_two_tenants_with_different_weights_runs_as_one_job() {
+    let usage = Usage { allocated: 4 * GIB, absent: 4 * GIB, ..twelve_gib(0) };
+    let mut table = Table::new(config(false));
+    let come = |table: &mut Table, client, tenant, gang| {
+        let identity = Identity { process: Some(client), tenant: Some(tenant), gang, ..Identity::default() };
+        table.register_as(client, identity, Gate::Closed, usage);
+    };
+    for rank in RANKS {
+        come(&mut table, rank, rank, Some(PAIR));
+    }
+    come(&mut table, OTHER, OTHER, None);
+    let heavy = Given { weight: Some(700), ..Given::default() };
+    table.core.give(RANKS[1], None, heavy, MS(0)).unwrap();
+    let sent = table.say(RANKS[0], ClientMessage::ReqLock);
+    table.has_come_to_rest();
+    let epochs = RANKS.map(|rank| granted(&sent, rank).unwrap_or_else(|| panic!("{rank}: {sent:?}")));
+    for (rank, epoch) in RANKS.into_iter().zip(epochs) {
+        table.say(rank, ClientMessage::Running { epoch });
+        table.say(rank, ClientMessage::Usage(Usage { absent: 0, ..usage }));
+    }
+    // Another job has its time after it, not beside it: their shares are unequal.
+    let mut sent = table.say(OTHER, ClientMessage::ReqLock);
+    table.has_come_to_rest();
+    assert_eq!(granted(&sent, OTHER), None, "{sent:?}");
+    sent.append(&mut table.wait_until(1000));
+    for (rank, epoch) in RANKS.into_iter().zip(epochs) {
+        assert_eq!(asked_to_leave(&sent, rank), Some(epoch), "{sent:?}");
+        sent.append(&mut table.say(rank, ClientMessage::LockReleased { epoch }));
+    }
+    table.has_come_to_rest();
+    assert!(granted(&sent, OTHER).is_some(), "{sent:?}");
+    // The gang counts as its first member's job for as long as a member is there.
+    table.happens(Event::Disconnected { client: RANKS[0], process_remains: false });
+    come(&mut table, RANKS[0] + 10, 11, Some(PAIR));
+    table.say(RANKS[1], ClientMessage::ReqLock);
+    table.has_come_to_rest();
+    let sent = table.happens(Event::Disconnected { client: OTHER, process_remains: false });
+    table.has_come_to_rest();
+    for rank in [RANKS[0] + 10, RANKS[1]] {
+        assert!(granted(&sent, rank).is_some(), "{rank}: {sent:?}");
+    }
 }

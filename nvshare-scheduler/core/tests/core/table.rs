@@ -114,6 +114,12 @@ impl Table {
         sent
     }
 
+    /// The core has nothing left to look at before time passes.
+    pub(crate) fn has_come_to_rest(&mut self) {
+        let deadline = self.core.next_deadline();
+        assert!(deadline.is_none_or(|deadline| deadline > MS(self.now)), "it would look again at once");
+    }
+
     /// What the core sends by itself until then.
     pub(crate) fn wait_until(&mut self, time: u64) -> Vec<(u64, SchedulerMessage)> {
         let mut sent = Vec::new();
