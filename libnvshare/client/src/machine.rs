@@ -385,6 +385,8 @@ impl Machine {
         self.asleep = false;
         self.attempts = 0;
         self.last_submission.1 = now;
+        // What an earlier look found, or still finds, says nothing about the work that the gate opens for.
+        self.probe = Probe::None;
         match self.phase {
             Phase::Restoring { epoch } => {
                 self.phase = Phase::Running { epoch };

@@ -277,6 +277,10 @@ impl Session {
         close(host);
         if is_unchanged(host) {
             self.feed(host, Input::WentIdle, now);
+            // A thread that did not wake while the gate was open sleeps on, and rings no second time.
+            if host.is_anybody_asleep() {
+                self.feed(host, Input::Asked, now);
+            }
         } else if hold_all(host, Absent::ComesFirst) {
             host.open_gate(InFlight::Bounded);
             self.feed(host, Input::Busy, now);

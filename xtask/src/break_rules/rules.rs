@@ -374,6 +374,22 @@ pub(super) const RULES: &[Rule] = &[
         test: "a_gang_of_two_tenants_with_different_weights_runs_as_one_job",
     },
     Rule {
+        what: "a thread that slept while the gate was open for a moment asks for the lock again",
+        file: "libnvshare/client/src/session.rs",
+        from: "            if host.is_anybody_asleep() {\n                self",
+        to: "            if host.is_anybody_asleep() && !BROKEN {\n                self",
+        package: "nvshare-client",
+        test: "a_thread_that_slept_while_the_gate_was_open_asks_again",
+    },
+    Rule {
+        what: "what an earlier look found does not make a new grant idle",
+        file: "libnvshare/client/src/machine.rs",
+        from: "work that the gate opens for.\n        self.probe = Probe::None;",
+        to: "work that the gate opens for.\n        if !BROKEN {\n            self.probe = Probe::None;\n        }",
+        package: "nvshare-client",
+        test: "an_earlier_look_at_the_work_does_not_make_a_new_grant_idle",
+    },
+    Rule {
         what: "the gate opens only when no memory is on its way out",
         file: "libnvshare/client/src/session.rs",
         from: "if !host.is_evicting() && hold_all",

@@ -184,6 +184,22 @@ fn idle_after_a_pause_behind_complete_work_and_not_between_steps() {
 }
 
 #[test]
+fn an_earlier_look_at_the_work_does_not_make_a_new_grant_idle() {
+    let mut client = Client::running_contended();
+    assert_eq!(client.tick(1, 0, 10), []);
+    assert_eq!(client.tick(6, 0, 10), [Action::Post(Job::Probe)]);
+    client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
+    // What the mover found was on its way already.
+    client.feed(Input::Quiet { submissions: 10 });
+    client.feed(Input::Drained(1));
+    client.feed(Input::Asked);
+    client.now += MS(1000);
+    client.hear(SchedulerMessage::LockOk { epoch: epoch(2), quantum_ms: 1000, room: vec![] });
+    client.feed(Input::Began);
+    assert_eq!(client.tick(0, 0, 10), [], "the thread has had no time to wake");
+}
+
+#[test]
 fn a_thread_that_has_not_woken_yet_does_not_ask_for_the_lock_again() {
     let mut client = Client::running_contended();
     // The gate is open: the threads that slept at it are about to leave.

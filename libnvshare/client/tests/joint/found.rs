@@ -1,9 +1,12 @@
 //! What random worlds found, each when the core or its clients had a defect.
 
-use nvshare_proto::{GpuUuid, MemoryMode};
+use nvshare_client::account::Terms;
+use nvshare_client::{Done, Job, Session};
+use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Hold, MemoryMode, SchedulerMessage};
 
+use crate::library::{GateState, Library};
 use crate::plan::{Plan, steady};
-use crate::world::{World, config, gpu};
+use crate::world::{CAPACITY, MS, World, config, gpu};
 
 /// Delays are drawn otherwise than when these were found: each runs with several seeds beside its own.
 const SEEDS: u64 = 32;
@@ -151,4 +154,36 @@ fn a_world_of_a_measured_gpu_in_which_somebody_starved_serves_everybody() {
         World::measured(plans.clone(), seed).serves_everybody();
         World::measured(with_exchange(&plans), seed).serves_everybody();
     }
+}
+
+/// The gate opens, and closes for want of work, before the system lets the thread run that sleeps at it. The thread rings no
+/// second time.
+#[test]
+fn a_thread_that_slept_while_the_gate_was_open_asks_again() {
+    let terms = Terms { gpu: gpu(0), total: CAPACITY, limit: None, oversubscribe: false };
+    let mut library = Library::new([terms].into_iter());
+    let mut session = Session::new(MS(0));
+    (library.is_connected, library.is_asleep) = (true, true);
+    session.register(&mut library, MS(0));
+    let epoch = Epoch { boot: 1, counter: 1 };
+    for message in [
+        SchedulerMessage::Registered { client: 1, hold: Hold::Parked },
+        SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![] },
+        SchedulerMessage::Waiters { waiting: true },
+    ] {
+        session.hear(&mut library, message, MS(1));
+        session.look(&mut library, MS(1));
+    }
+    assert_ne!(library.gate, GateState::Closed);
+    library.now = MS(20);
+    session.look(&mut library, MS(20));
+    assert!(library.orders.iter().any(|(job, _)| *job == Job::Probe), "{:?}", library.orders);
+    session.done(&mut library, Done::Quiet { submissions: 0 }, MS(20));
+    library.said.clear();
+    library.now = MS(100);
+    session.look(&mut library, MS(100));
+    assert_eq!(library.gate, GateState::Closed);
+    let idle = library.said.iter().position(|said| *said == ClientMessage::Idle { epoch });
+    let asks = library.said.iter().rposition(|said| *said == ClientMessage::ReqLock);
+    assert!(idle.is_some() && idle < asks, "{:?}", library.said);
 }
