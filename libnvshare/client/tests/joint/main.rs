@@ -18,5 +18,6 @@ mod plan;
 mod program;
 mod properties;
 mod shares;
+mod terms;
 mod turns;
 mod world;

@@ -497,11 +497,17 @@ impl World {
 
     /// An administrator gives a process's tenant something.
     pub(crate) fn give(&mut self, i: usize, given: Given) -> String {
-        let client = self.processes[i].client.expect("it has registered");
-        let told = self.core.give(client, None, given, self.now).expect("it is there");
+        self.try_to_give(i, given).expect("it is there")
+    }
+
+    /// The same, unless the process has not come or has gone.
+    pub(crate) fn try_to_give(&mut self, i: usize, given: Given) -> Result<String, String> {
+        let client = self.processes.get(i).and_then(|process| process.client);
+        let client = client.ok_or("it has not registered")?;
+        let told = self.core.give(client, None, given, self.now)?;
         self.follower.follow(&mut self.core);
         self.event(Event::Deadline);
-        told
+        Ok(told)
     }
 
     /// Runs until nothing is left to happen, or time is over.
