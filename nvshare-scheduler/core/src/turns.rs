@@ -222,9 +222,17 @@ impl Core {
 
     /// The clients of a unit whose gate is closed get the lock as soon as there is room.
     fn is_next(&mut self, unit: &Unit, why: Why) {
+        let now = self.now;
         for &id in unit.iter() {
             if self.phase(id) == Some(Phase::Parked) {
-                self.with(id, |client| client.phase = Phase::Next(why));
+                self.with(id, |client| {
+                    client.phase = Phase::Next(why);
+                    // A member for which others of its gang asked waits on with them if it has to step back: a job that
+                    // wanted the GPU only while it is next would change the shares each time.
+                    if !std::mem::replace(&mut client.wants, true) {
+                        client.waiting_since = now;
+                    }
+                });
             }
         }
     }

@@ -374,6 +374,14 @@ pub(super) const RULES: &[Rule] = &[
         test: "a_gang_of_two_tenants_with_different_weights_runs_as_one_job",
     },
     Rule {
+        what: "a member of a gang that has to step back waits on with the others",
+        file: "nvshare-scheduler/core/src/turns.rs",
+        from: "if !std::mem::replace(&mut client.wants, true) {",
+        to: "if !BROKEN && !std::mem::replace(&mut client.wants, true) {",
+        package: "nvshare-core",
+        test: "a_gang_that_goes_on_after_a_pause_waits_for_its_turn_with_all_members",
+    },
+    Rule {
         what: "a thread that slept while the gate was open for a moment asks for the lock again",
         file: "libnvshare/client/src/session.rs",
         from: "            if host.is_anybody_asleep() {\n                self",

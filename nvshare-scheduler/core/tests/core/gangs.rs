@@ -286,3 +286,41 @@ fn a_gang_of_two_tenants_with_different_weights_runs_as_one_job() {
         assert!(granted(&sent, rank).is_some(), "{rank}: {sent:?}");
     }
 }
+
+/// One member asked for the lock while the other one still drained, and both were paused.
+#[test]
+fn a_gang_that_goes_on_after_a_pause_waits_for_its_turn_with_all_members() {
+    let small = |on| Usage { gpu: gpu(on), allocated: GIB, absent: 0, ..twelve_gib(0) };
+    let identity = |client, gang| Identity { process: Some(client), gang, ..Identity::default() };
+    let mut table = Table::new(config(false));
+    table.register_as(OTHER, identity(OTHER, None), Gate::Closed, small(1));
+    let other = table.runs(OTHER);
+    table.now = 10;
+    let gang = Some(Gang { size: 0, ..PAIR });
+    for (rank, on) in RANKS.into_iter().zip(0..) {
+        table.register_as(rank, identity(rank, gang), Gate::Closed, small(on));
+    }
+    let sent = table.say(RANKS[0], ClientMessage::ReqLock);
+    let epochs = RANKS.map(|rank| granted(&sent, rank).unwrap_or_else(|| panic!("{rank}: {sent:?}")));
+    for (rank, epoch) in RANKS.into_iter().zip(epochs) {
+        table.say(rank, ClientMessage::Running { epoch });
+    }
+    // Then its share is another one than that of the client beside it.
+    let pause = |paused| Given { weight: Some(1), paused: Some(paused), ..Given::default() };
+    table.core.give(RANKS[0], None, pause(true), MS(10)).unwrap();
+    let sent = table.sent();
+    assert!(RANKS.iter().all(|&rank| asked_to_leave(&sent, rank).is_some()), "{sent:?}");
+    table.say(RANKS[0], ClientMessage::LockReleased { epoch: epochs[0] });
+    table.say(RANKS[0], ClientMessage::ReqLock);
+    table.say(RANKS[1], ClientMessage::LockReleased { epoch: epochs[1] });
+    table.wait_until(5000);
+    table.core.give(RANKS[0], None, pause(false), MS(5000)).unwrap();
+    table.has_come_to_rest();
+    let mut sent = table.sent();
+    assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_none()), "{sent:?}");
+    sent.append(&mut table.wait_until(60_000));
+    assert_eq!(asked_to_leave(&sent, OTHER), Some(other), "{sent:?}");
+    let sent = table.say(OTHER, ClientMessage::LockReleased { epoch: other });
+    let sent = table.give_back(sent);
+    assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_some()), "{sent:?}");
+}
