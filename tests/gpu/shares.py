@@ -183,7 +183,7 @@ def together(gap_seconds=18, fill_seconds=32):
 
     def both(what, script, arguments, native_seconds, seconds):
         native = sum(r["per_s"] for r in pair(script, [*arguments, "--seconds", native_seconds], None))
-        with Scheduler("--gpu-memory", "60GiB", log="info") as s:
+        with Scheduler("--gpu-memory", "60GiB", "--together", "measure", log="info") as s:
             ended = pair(script, [*arguments, "--seconds", seconds], s)
             gpu = s.status()["gpus"][0]
             said = [line.split(": ", 1)[-1].strip() for line in open(s.log) if "side by side" in line]

@@ -62,9 +62,9 @@ pub type Time = Duration;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Together {
     /// As long as they get no more done by turns: see [`policy::progress`].
-    #[default]
     Measure,
     /// Always.
+    #[default]
     Always,
 }
 

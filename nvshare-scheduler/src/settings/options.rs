@@ -58,8 +58,8 @@ pub struct Options {
     #[arg(long)]
     exclusive: bool,
 
-    /// Whether jobs whose memory fits run side by side: "measure", unless they get more done by turns, which is tried now and
-    /// then; or "always" [default: measure]
+    /// Whether jobs whose memory fits run side by side: "always"; or "measure", unless they get more done by turns, which is
+    /// tried now and then [default: always]
     #[arg(long, value_name = "HOW", value_parser = file::together)]
     together: Option<Together>,
 
@@ -260,9 +260,9 @@ mod tests {
         let config = settings(&["--reserve", "1g"], "gpu-memory = \"8g\"").config;
         assert_eq!((config.gpu_memory, config.reserve), (None, Some(GIB)));
         let together = |arguments: &[&str], text| settings(arguments, text).config.together;
-        assert_eq!(together(&[], ""), Together::Measure);
-        assert_eq!(together(&[], "together = \"always\""), Together::Always);
-        assert_eq!(together(&["--together", "measure"], "together = \"always\""), Together::Measure);
+        assert_eq!(together(&[], ""), Together::Always);
+        assert_eq!(together(&[], "together = \"measure\""), Together::Measure);
+        assert_eq!(together(&["--together", "always"], "together = \"measure\""), Together::Always);
     }
 
     #[test]

@@ -5,7 +5,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use nvshare_core::{Config, Event, Together};
 use nvshare_proto::{ClientMessage, Counters, Epoch, Gate, Given, SchedulerMessage, Usage};
 
-use crate::table::{GIB, MS, Table, config, twelve_gib};
+use crate::table::{self, GIB, MS, Table, twelve_gib};
+
+/// A core that measures.
+fn config(exclusive: bool) -> Config {
+    Config { together: Together::Measure, ..table::config(exclusive) }
+}
 
 /// Launches of a program in a second: alone, and beside the others.
 #[derive(Debug, Clone, Copy)]
