@@ -141,7 +141,11 @@ impl Config {
                     "zeros" => Content::Zeros,
                     "hashes" => Content::Hashes,
                     "check" => Content::Check,
-                    _ => return Err(format!("{value:?} is none of these: off, zeros, hashes, check")),
+                    _ => {
+                        return Err(format!(
+                            "{value:?} is no way to look at contents; accepted: off, zeros, hashes, check"
+                        ));
+                    }
                 }
             }
             names::LOG => {

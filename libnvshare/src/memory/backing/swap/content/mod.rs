@@ -1,6 +1,6 @@
 //! What need not be copied: pieces that are all zero, and pieces that the host has already.
 //!
-//! Before chunks leave, a [kernel](kernel) looks at each granule of them, at the speed of the card's memory. A granule of
+//! Before chunks leave, a [kernel] looks at each granule of them, at the speed of the card's memory. A granule of
 //! zeros is neither copied nor stored, and comes back as a fill. One whose [hash](nvshare_client::content) is that of the
 //! host's copy is not copied again: the copy of a chunk that comes back is kept for that, as long as the host has memory for
 //! it. Where the kernel cannot be had, everything is copied.
