@@ -16,7 +16,7 @@ static void keep_busy_until(const char *variable) {
         CHECK(FN(cuCtxSynchronize)());
     }
 }
-static void holds(uint64_t base, size_t bytes, uint32_t value) {
+static void holds_in_each_word(uint64_t base, size_t bytes, uint32_t value) {
     uint32_t *words = malloc(bytes);
     CHECK(FN(cuMemcpyDtoH_v2)(words, base, bytes));
     for (size_t i = 0; i < bytes / 4; i++) EXPECT(words[i] == value);
@@ -36,8 +36,8 @@ int main(void) {
     CHECK(FN(cuCtxSynchronize)());
     tell("large");
     keep_busy_until("STOP");
-    for (int i = 0; i < COUNT; i++) holds(still[i], EACH, 7000 + i);
-    holds(large, LARGE, 9);
+    for (int i = 0; i < COUNT; i++) holds_in_each_word(still[i], EACH, 7000 + i);
+    holds_in_each_word(large, LARGE, 9);
     tell("right");
     return 0;
 }
