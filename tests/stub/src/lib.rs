@@ -59,7 +59,10 @@ stub! {
     }
     fn cuMemMap(_address: u64, _bytes: usize, _offset: usize, _handle: u64, _flags: u64) { 0 }
     fn cuMemAddressReserve(place: *mut u64, bytes: usize, _alignment: usize, _address: u64, _flags: u64) {
-        unsafe { give(place, NEXT.fetch_add((bytes as u64).next_multiple_of(512), Ordering::Relaxed)) }
+        // Ranges begin at multiples of the granularity of physical memory, as in the driver.
+        const GRANULE: u64 = 2 << 20;
+        let begin = NEXT.fetch_add((bytes as u64).next_multiple_of(GRANULE) + GRANULE, Ordering::Relaxed);
+        unsafe { give(place, begin.next_multiple_of(GRANULE)) }
     }
     fn cuMemAddressFree(_address: u64, _bytes: usize) { 0 }
     fn cuMemSetAccess(_address: u64, _bytes: usize, _access: *const c_void, _count: usize) { 0 }
