@@ -2,7 +2,10 @@
 
 use nvshare_client::account::Terms;
 use nvshare_client::{Done, Job, Session};
-use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Hold, MemoryMode, SchedulerMessage};
+use nvshare_proto::{
+    Asked, ClientMessage, ComputeLimit, Enforcement, Epoch, Given, GpuUuid, Hold, MemoryMode,
+    SchedulerMessage,
+};
 
 use crate::library::{GateState, Library};
 use crate::plan::{Plan, steady};
@@ -153,6 +156,34 @@ fn a_world_of_a_measured_gpu_in_which_somebody_starved_serves_everybody() {
         println!("seed {seed}");
         World::measured(plans.clone(), seed).serves_everybody();
         World::measured(with_exchange(&plans), seed).serves_everybody();
+    }
+}
+
+/// A process is granted the lock again as soon as it has left, while room that it had asked for and needs no more is on its
+/// way back.
+#[test]
+fn a_world_in_which_returned_room_crossed_a_grant_serves_everybody() {
+    let limited = |enforcement| Asked {
+        enforcement,
+        compute: vec![ComputeLimit { gpu: gpu(0), percent: 43 }],
+        ..Asked::default()
+    };
+    let (default, force) = (limited(Enforcement::Default), limited(Enforcement::Force));
+    let plans = with_exchange(&[
+        Plan { tenant: Some(1), asked: default, starts_at: 2072, ..steady(4, 1666) },
+        Plan { starts_at: 713, ..steady(3, 3634) },
+        Plan { tenant: Some(1), asked: force, starts_at: 1873, grows_every: Some(401), ..steady(3, 1501) },
+        Plan { gpus: second(), starts_at: 817, ..steady(1, 100) },
+        Plan { starts_at: 2188, dies_at: Some(2987), ..steady(9, 100) },
+    ]);
+    for seed in (0..SEEDS).chain([10_972_731_126_526_078_554]) {
+        println!("seed {seed}");
+        let mut world = World::new(plans.clone(), config(false), seed);
+        world.run(MS(20_000));
+        for i in 0..plans.len() {
+            let _ = world.try_to_give(i, Given { paused: Some(false), ..Given::default() });
+        }
+        world.serves_everybody_within(4000);
     }
 }
 

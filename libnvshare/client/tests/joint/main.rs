@@ -17,6 +17,7 @@ mod mover;
 mod plan;
 mod program;
 mod properties;
+mod returned;
 mod shares;
 mod terms;
 mod turns;

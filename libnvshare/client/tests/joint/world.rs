@@ -14,6 +14,7 @@ use crate::library::{GateState, Library};
 use crate::mover::Lane;
 use crate::plan::Plan;
 use crate::program::Program;
+use crate::returned::Returned;
 
 pub(crate) const CAPACITY: u64 = 16 << 30;
 pub(crate) const GIB: u64 = 1 << 30;
@@ -113,6 +114,8 @@ pub(crate) struct Process {
     /// What the core knew that it has allocated on each device, now and when it granted last.
     known: Vec<u64>,
     pub(crate) known_at_grant: Vec<u64>,
+    /// Room that it has given back: see [`Returned`].
+    pub(crate) returned: Returned,
     has_registered: bool,
     /// Its connection, or the last one that it had.
     pub(crate) client: Option<u64>,
@@ -212,6 +215,7 @@ impl World {
                 is_recalled: false,
                 known: vec![0; plan.gpus.len()],
                 known_at_grant: vec![0; plan.gpus.len()],
+                returned: Returned::default(),
                 has_registered: false,
                 client: None,
                 tick: (0, None),
@@ -275,6 +279,7 @@ impl World {
             Later::Says(connection, message) => {
                 let Connection { is_open, process, .. } = self.connections[connection as usize];
                 if is_open {
+                    self.processes[process].returned.hear(&message);
                     if let ClientMessage::Usage(usage) = &message {
                         self.processes[process].knows(usage);
                     }
@@ -286,6 +291,7 @@ impl World {
                 if self.processes[i].connection == Some(connection) {
                     if let SchedulerMessage::LockOk { room, .. } = &message {
                         self.processes[i].is_recalled = room.is_empty();
+                        self.processes[i].returned.grant_arrives();
                     }
                     self.check_message(i, &message);
                     self.tell(i, |session, library, now| session.hear(library, message, now));
@@ -366,6 +372,7 @@ impl World {
         let open = Connection { process: i, is_open: true, up: self.now, down: self.now };
         self.connections.push(open);
         let process = &mut self.processes[i];
+        process.returned = Returned::default();
         (process.connection, process.client) = (Some(connection), Some(connection));
         process.library.is_connected = true;
         process.library.now = self.now;
@@ -425,6 +432,7 @@ impl World {
                     if self.trace {
                         println!("{:?} process {i} says {message:?}", self.now);
                     }
+                    self.processes[i].returned.say(&message);
                     let time = self.channel(connection, true);
                     self.at(time, Later::Says(connection, message));
                 }
@@ -483,6 +491,7 @@ impl World {
                         if matches!(message, SchedulerMessage::LockOk { .. }) {
                             let process = &mut self.processes[process];
                             process.known_at_grant.clone_from(&process.known);
+                            process.returned.grant_leaves();
                         }
                         let time = self.channel(client, false);
                         self.at(time, Later::Deliver(client, message));
