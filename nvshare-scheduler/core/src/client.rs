@@ -165,7 +165,7 @@ pub(crate) struct Client {
     pub(crate) gang: Option<u64>,
     /// The client's wishes for the GPUs' time.
     pub(crate) asked: Asked,
-    /// An administrator has paused the client's job.
+    /// An administrator has paused the client's job, or that of another member of its gang.
     pub(crate) paused: bool,
     pub(crate) name: String,
     pub(crate) memory: MemoryMode,

@@ -6,6 +6,7 @@
 //!   of them cannot, all go on (two phases).
 //! - A member that comes while the others hold the lock joins them if it fits; else they leave and come back together.
 //! - Where jobs run one after the other, a gang is one job, though its members may belong to several.
+//! - While the job of one member is paused, the whole gang is.
 //! - A gang that has said how many members it will have waits until they are there, for at most [`PATIENCE`].
 
 use std::collections::BTreeSet;
@@ -124,6 +125,7 @@ impl Core {
         };
         self.has_drained_together(other);
         let unit = self.unit(other);
+        self.settle_pauses(unit.to_vec());
         for &other in unit.iter() {
             self.enter(other);
         }

@@ -139,7 +139,6 @@ impl Core {
         let given = self.given.get(&job).unwrap_or(&none);
         let asked = members.iter().filter_map(|id| self.clients.get(id)).map(|client| &client.asked);
         let least = Least::of(asked);
-        let paused = given.paused;
         let there = members.iter().filter_map(|id| self.clients.get(id));
         let gpus: BTreeSet<GpuUuid> = there.flat_map(|client| client.accounts.keys().copied()).collect();
         for uuid in gpus {
@@ -156,7 +155,16 @@ impl Core {
                 self.dirty.insert(uuid);
             }
         }
-        for id in members {
+        self.settle_pauses(members);
+    }
+
+    /// Pauses these clients and their gangs, or lets them go on. A gang is granted together or not at all, so all of it is
+    /// paused while the job of one of its members is.
+    pub(crate) fn settle_pauses(&mut self, clients: Vec<ClientId>) {
+        for id in self.with_their_gangs(clients) {
+            let unit = self.unit(id);
+            let jobs = unit.iter().filter_map(|id| self.clients.get(id)).map(|client| client.job);
+            let paused = jobs.filter_map(|job| self.given.get(&job)).any(|given| given.paused);
             if self.clients.get(&id).is_some_and(|client| client.paused != paused) {
                 self.with(id, |client| client.paused = paused);
                 // A client that runs has to be asked to leave, though nothing in its ledger entries changed.

@@ -2,6 +2,7 @@
 
 use nvshare_client::account::Terms;
 use nvshare_client::{Done, Job, Session};
+use nvshare_core::Gang;
 use nvshare_proto::{
     Asked, ClientMessage, ComputeLimit, Enforcement, Epoch, Given, GpuUuid, Hold, MemoryMode,
     SchedulerMessage,
@@ -183,6 +184,26 @@ fn a_world_in_which_returned_room_crossed_a_grant_serves_everybody() {
         for i in 0..plans.len() {
             let _ = world.try_to_give(i, Given { paused: Some(false), ..Given::default() });
         }
+        world.serves_everybody_within(4000);
+    }
+}
+
+#[test]
+fn a_world_in_which_a_gang_with_a_paused_member_never_rested_serves_everybody() {
+    let gang = Some(Gang { number: 0, size: 0 });
+    let limited = Asked { compute: vec![ComputeLimit { gpu: gpu(0), percent: 5 }], ..Asked::default() };
+    let plans = vec![
+        Plan { tenant: Some(0), gang, ..steady(1, 3701) },
+        Plan { pause: 510, asked: limited, starts_at: 1068, ..steady(1, 301) },
+        Plan { gpus: second(), pause: 329, gang, starts_at: 2956, ..steady(1, 601) },
+    ];
+    for seed in (0..SEEDS).chain([986_724_303_384_138_782]) {
+        println!("seed {seed}");
+        let mut world = World::new(plans.clone(), config(false), seed);
+        world.run(MS(3261));
+        world.give(0, Given { paused: Some(true), ..Given::default() });
+        world.run(MS(20_000));
+        world.give(0, Given { paused: Some(false), ..Given::default() });
         world.serves_everybody_within(4000);
     }
 }

@@ -324,3 +324,31 @@ fn a_gang_that_goes_on_after_a_pause_waits_for_its_turn_with_all_members() {
     let sent = table.give_back(sent);
     assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_some()), "{sent:?}");
 }
+
+/// The members of a gang may belong to several jobs. While one of these is paused, the others wait with it.
+#[test]
+fn a_gang_is_paused_while_one_of_its_jobs_is() {
+    let small = |on| Usage { gpu: gpu(on), allocated: GIB, absent: 0, ..twelve_gib(0) };
+    let gang = Some(Gang { size: 0, ..PAIR });
+    let mut table = Table::new(config(false));
+    for (rank, on) in RANKS.into_iter().zip(0..) {
+        let identity = Identity { process: Some(rank), tenant: Some(rank), gang, ..Identity::default() };
+        table.register_as(rank, identity, Gate::Closed, small(on));
+    }
+    let pause = |paused| Given { paused: Some(paused), ..Given::default() };
+    table.core.give(RANKS[0], None, pause(true), MS(10)).unwrap();
+    let mut sent = table.say(RANKS[1], ClientMessage::ReqLock);
+    sent.append(&mut table.wait_until(5000));
+    assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_none()), "{sent:?}");
+    table.core.give(RANKS[0], None, pause(false), MS(5000)).unwrap();
+    let sent = table.sent();
+    assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_some()), "{sent:?}");
+    // The one that is paused goes: the other one goes on.
+    table.core.give(RANKS[0], None, pause(true), MS(5000)).unwrap();
+    let is_paused = |table: &Table, rank| {
+        table.core.client_status().iter().any(|row| row.client == rank && row.share.paused)
+    };
+    assert!(RANKS.iter().all(|&rank| is_paused(&table, rank)));
+    table.core.handle(Event::Disconnected { client: RANKS[0], process_remains: false }, MS(5000));
+    assert!(!is_paused(&table, RANKS[1]));
+}
