@@ -1,5 +1,7 @@
 //! Clients that must leave though nobody waits for the GPU: their enforced compute limit is used up, or they are paused.
 
+use std::time::Duration;
+
 use nvshare_proto::GpuUuid;
 
 use crate::client::{Client, ClientId, Phase};
@@ -20,8 +22,7 @@ impl Core {
                 return None;
             }
             let runs = client.phase.runs();
-            let drain = client.accounts.get(&uuid).and_then(|account| account.cost.drain.mean());
-            let pace = if runs { gpu.shares.ends_at(client.job, drain.unwrap_or_default()) } else { None };
+            let pace = if runs { gpu.shares.ends_at(client.job, expected_drain(client, uuid)) } else { None };
             let over = if client.paused { Some(Time::ZERO) } else { pace };
             over.map(|over| (over.max(gpu.not_before), *id))
         };
@@ -38,7 +39,9 @@ impl Core {
     /// When compute limits let all of a unit run on all of its GPUs; none: at once.
     pub(crate) fn may_run_at(&self, unit: &Unit) -> Option<Time> {
         let clients = unit.iter().filter_map(|id| self.clients.get(id));
-        let begin = |client: &Client, uuid| self.gpus.get(uuid)?.shares.begins_at(client.job);
+        let begin = |client: &Client, uuid: &GpuUuid| {
+            self.gpus.get(uuid)?.shares.begins_at(client.job, expected_drain(client, *uuid))
+        };
         let begins = clients.flat_map(|c| c.accounts.keys().filter_map(move |uuid| begin(c, uuid)));
         begins.max().filter(|&at| at > self.now)
     }
@@ -50,4 +53,9 @@ impl Core {
         let mut gpus = client.accounts.keys().filter_map(|uuid| self.gpus.get(uuid));
         gpus.any(|gpu| gpu.shares.paced().contains(&client.job))
     }
+}
+
+/// How long a client's drain takes on a GPU, as far as is known.
+fn expected_drain(client: &Client, uuid: GpuUuid) -> Duration {
+    client.accounts.get(&uuid).and_then(|account| account.cost.drain.mean()).unwrap_or_default()
 }

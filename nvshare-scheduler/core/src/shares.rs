@@ -149,21 +149,28 @@ impl Shares {
         &self.paced
     }
 
-    /// When a job whose limit is enforced may hold the GPU again; none if it holds it.
-    pub(crate) fn begins_at(&self, job: Job) -> Option<Time> {
-        let share = self.jobs.get(&job)?;
-        let mut pace = share.pace.clone()?;
-        pace.advance(share.does(), self.advanced_to);
-        (share.holding == 0).then(|| pace.begins_at())
+    /// When a process of a job whose limit is enforced may hold the GPU, if its drain takes this long; none: at once, beside
+    /// others of the job, whose spell goes on.
+    pub(crate) fn begins_at(&self, job: Job, drain: Duration) -> Option<Time> {
+        let (share, pace) = self.pace(job)?;
+        // Processes that drain when the spell is over make it no longer for others of their job.
+        let goes_on = share.holding > 0 && pace.ends_at(drain).is_none_or(|end| end > self.advanced_to);
+        (!goes_on).then(|| pace.begins_at())
     }
 
     /// When a job whose limit is enforced has to leave, if its drain takes this long; none if it does not run. Restoring does
     /// not count against the limit.
     pub(crate) fn ends_at(&self, job: Job, drain: Duration) -> Option<Time> {
+        let (share, pace) = self.pace(job)?;
+        if share.running > 0 { pace.ends_at(drain) } else { None }
+    }
+
+    /// A job whose limit is enforced, and its pace now.
+    fn pace(&self, job: Job) -> Option<(&Share, Pace)> {
         let share = self.jobs.get(&job)?;
         let mut pace = share.pace.clone()?;
         pace.advance(share.does(), self.advanced_to);
-        if share.running > 0 { pace.ends_at(drain) } else { None }
+        Some((share, pace))
     }
 
     /// Sets other terms from now on. Returns whether they differ from those before.
@@ -497,17 +504,19 @@ mod tests {
         let mut shares = Shares::default();
         shares.change(job(1), None, WAITS, S(60));
         shares.set_terms(job(1), terms(100, Some(50), true));
-        assert_eq!((shares.begins_at(job(1)), shares.ends_at(job(1), S(0))), (Some(S(0)), None));
+        assert_eq!((shares.begins_at(job(1), S(0)), shares.ends_at(job(1), S(0))), (Some(S(0)), None));
         shares.change(job(1), WAITS, HOLDS, S(60));
         assert_eq!(
-            (shares.begins_at(job(1)), shares.ends_at(job(1), S(0))),
+            (shares.begins_at(job(1), S(0)), shares.ends_at(job(1), S(0))),
             (None, Some(Duration::from_millis(125)))
         );
+        shares.advance(Duration::from_millis(125));
+        assert_eq!(shares.begins_at(job(1), S(0)), Some(Duration::from_millis(250)), "its spell is over");
         shares.advance(S(1));
         shares.change(job(1), HOLDS, WAITS, S(60));
-        assert_eq!(shares.begins_at(job(1)), Some(Duration::from_millis(2000)));
+        assert_eq!(shares.begins_at(job(1), S(0)), Some(Duration::from_millis(2000)));
         shares.set_terms(job(1), terms(100, Some(50), false));
-        assert_eq!(shares.begins_at(job(1)), None, "it is no longer enforced");
+        assert_eq!(shares.begins_at(job(1), S(0)), None, "it is no longer enforced");
         assert!(shares.paced().is_empty());
     }
 

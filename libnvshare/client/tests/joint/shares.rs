@@ -6,7 +6,7 @@ use nvshare_core::Config;
 use nvshare_proto::{Asked, ComputeLimit, Enforcement, Given, Priority};
 
 use crate::plan::{self, Plan};
-use crate::world::{MS, World, config, gpu};
+use crate::world::{MS, Process, World, config, gpu};
 
 const ENDLESS: u64 = 10_000_000;
 
@@ -137,6 +137,26 @@ fn an_enforced_limit_is_exact_however_long_drains_take() {
                 "{percent} %, {drains_in} ms, others: {beside}"
             );
         }
+    }
+}
+
+#[test]
+fn an_enforced_limit_binds_a_tenant_with_several_processes() {
+    for (processes, drains_in) in [(2, 0), (2, 20), (3, 45)] {
+        let one = || Plan { drains_in, tenant: Some(1), ..limit(3, 25, Enforcement::Force) };
+        let mut world = World::new((0..processes).map(|_| one()).collect(), quantum(1000), 7);
+        world.run(MS(2000));
+        let drains = |world: &World| world.processes.iter().map(|p| p.program.drains).sum::<u64>();
+        let (before, mut held) = (drains(&world), 0);
+        for at in 2000..32_000 {
+            world.run(MS(at));
+            held += u64::from(world.processes.iter().any(Process::is_running));
+        }
+        let held = held as f64 / 300.0;
+        assert!((held - 25.0).abs() <= 2.0, "{processes} processes, {drains_in} ms: {held} %");
+        // Four spells a second, each of all processes; one whose drain was shorter than expected may come back once more.
+        let spells = (drains(&world) - before) as f64 / processes as f64;
+        assert!(spells <= 30.0 * 4.0 * 1.1, "{processes} processes, {drains_in} ms: {spells} spells");
     }
 }
 
