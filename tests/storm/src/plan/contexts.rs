@@ -112,9 +112,21 @@ impl Composer<'_> {
             ContextEnd::Destroy => "context destroyed",
         });
         writes.extend((0..self.facts.len()).filter(|&s| self.facts[s].context == context).map(Thing::Stream));
+        if state.kind == ContextKind::Primary {
+            // Green contexts of the device stand on it: what other threads do with those is over by then.
+            writes.extend(self.green_contexts(state.device).map(Thing::Context));
+        }
         let flags = [flag::UNSAFE, flag::DISTURB, flag::LEGACY, flag::CONTEXT];
         let op = Op::ContextEnd { context, how, device: state.device };
         self.emit(thread, None, op, &[], &writes, &flags);
+    }
+
+    /// All green contexts of a device so far, those that have ended too.
+    fn green_contexts(&self, of: i32) -> impl Iterator<Item = Id> {
+        self.steps.iter().filter_map(move |step| match step.op {
+            Op::ContextMake { context, kind: ContextKind::Green, device } if device == of => Some(context),
+            _ => None,
+        })
     }
 
     /// Waits for an event that things are pending on; from now on they are not.

@@ -7,6 +7,8 @@ mod buffers;
 mod captures;
 mod compose;
 mod contexts;
+#[cfg(test)]
+mod order;
 mod picks;
 mod streams;
 mod value;
