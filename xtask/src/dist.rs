@@ -32,6 +32,7 @@ pub(crate) fn run() -> Result<(), String> {
         // Not for users: programs that the tests need on a machine without a toolchain.
         (&artifacts.workload, "libexec/nvshare-workload"),
         (&artifacts.storm, "libexec/nvshare-storm"),
+        (&artifacts.simulator, "libexec/simulated/libcuda.so.1"),
     ];
     for (from, to) in places {
         let to = dist.join(to);
@@ -85,7 +86,14 @@ fn portable(workspace: &Path) -> Result<Option<Artifacts>, String> {
     }
     let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let target = portable_target(workspace);
-    let packages = ["libnvshare", "nvshare-scheduler", "nvshare-ctl", "nvshare-workload", "nvshare-storm"];
+    let packages = [
+        "libnvshare",
+        "nvshare-sim",
+        "nvshare-scheduler",
+        "nvshare-ctl",
+        "nvshare-workload",
+        "nvshare-storm",
+    ];
     call(
         Command::new("cargo-zigbuild")
             .args(["zigbuild", "--quiet", "--release", "--target"])
@@ -102,7 +110,7 @@ fn portable(workspace: &Path) -> Result<Option<Artifacts>, String> {
         ctl: built.join("nvshare-ctl"),
         workload: built.join("nvshare-workload"),
         storm: built.join("nvshare-storm"),
-        ..Artifacts::default()
+        simulator: built.join("libcuda.so"),
     }))
 }
 

@@ -1,4 +1,4 @@
-//! The built parts: given by name, or built here.
+//! The built parts: given by name, shipped beside this program, or built here.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ pub(crate) struct Parts {
 /// Options that name the parts.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct PartsOptions {
-    /// libnvshare.so; without it, everything is built by cargo
+    /// libnvshare.so; without it, the parts of `dist/` if this program is there, or else everything is built by cargo
     #[arg(long, env = "STORM_LIBRARY")]
     library: Option<PathBuf>,
     /// nvshare-scheduler
@@ -37,11 +37,14 @@ pub(crate) struct PartsOptions {
 }
 
 impl Parts {
-    /// The parts that the options name, or else those that cargo builds.
+    /// The parts that the options name, or those of the `dist/` that this program is in, or else those that cargo builds.
     pub(crate) fn find(options: &PartsOptions) -> Result<Self, String> {
         let storm = std::env::current_exe().map_err(|error| error.to_string())?;
         let given = [&options.library, &options.scheduler, &options.ctl];
         if given.iter().all(|part| part.is_none()) {
+            if let Some(shipped) = Self::shipped(&storm) {
+                return Ok(Self { simulator: shipped.simulator.filter(|_| !options.real), ..shipped });
+            }
             let built = Artifacts::get();
             return Ok(Self {
                 library: built.library.clone(),
@@ -62,5 +65,18 @@ impl Parts {
             simulator: if options.real { None } else { Some(need(&options.simulator, "simulator")?) },
             storm,
         })
+    }
+
+    /// The parts in `dist/`, if this program is at its place there: no cargo is needed then.
+    fn shipped(storm: &Path) -> Option<Self> {
+        let dist = storm.parent().filter(|folder| folder.ends_with("libexec"))?.parent()?;
+        let parts = Self {
+            library: dist.join("lib/nvshare/libnvshare.so"),
+            scheduler: dist.join("bin/nvshare-scheduler"),
+            ctl: dist.join("bin/nvshare-ctl"),
+            simulator: Some(dist.join("libexec/simulated/libcuda.so.1")),
+            storm: storm.to_owned(),
+        };
+        parts.library.is_file().then_some(parts)
     }
 }
