@@ -16,17 +16,29 @@ use nvshare_e2e::golden;
 use nvshare_harness::{Artifacts, Scheduler, World, patience};
 
 /// Every document for users.
-const PAPERS: [&str; 10] = [
+const PAPERS: [&str; 12] = [
     "README.md",
     "docs/operations.md",
     "docs/tuning.md",
+    "docs/shares.md",
     "docs/coming-from.md",
     "docs/troubleshooting.md",
     "docs/faq.md",
     "docs/status.md",
     "docs/events.md",
+    "docs/metrics.md",
     "manifests/README.md",
     "CHANGELOG.md",
+];
+
+/// HAMi's variables, in the order of the alphabet.
+const HAMI: [&str; 6] = [
+    "CUDA_DEVICE_MEMORY_LIMIT",
+    "CUDA_DEVICE_SM_LIMIT",
+    "CUDA_OVERSUBSCRIBE",
+    "CUDA_TASK_PRIORITY",
+    "GPU_CORE_UTILIZATION_POLICY",
+    "LIBCUDA_LOG_LEVEL",
 ];
 
 fn workspace() -> PathBuf {
@@ -178,7 +190,9 @@ fn links_lead_somewhere() {
         kept.trim().to_lowercase().replace(' ', "-")
     };
     let mut broken = Vec::new();
-    for paper in PAPERS.into_iter().chain(["ARCHITECTURE.md"]) {
+    let for_engineers =
+        ["ARCHITECTURE.md", "docs/aims.md", "docs/benchmarks.md", "docs/simulate.md", "docs/testing.md"];
+    for paper in PAPERS.into_iter().chain(for_engineers) {
         let text = fs::read_to_string(workspace().join(paper)).expect("a document");
         let folder = workspace().join(paper).parent().expect("a folder").to_owned();
         for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
@@ -265,6 +279,26 @@ fn messages_that_troubleshooting_explains_are_said() {
     }
     assert!(looked > 20, "{looked} messages");
     assert!(unknown.is_empty(), "nothing says\n{}", unknown.join("\n"));
+}
+
+#[test]
+fn variables_of_hami_have_the_effect_that_the_document_says() {
+    let page = fs::read_to_string(workspace().join("docs/coming-from.md")).expect("a document");
+    let mut looked = Vec::new();
+    for row in page.lines() {
+        let Some((there, here)) = row.strip_prefix("| ").and_then(|row| row.split_once(" | ")) else {
+            continue;
+        };
+        let named = there.split('`').filter(|name| HAMI.contains(name));
+        for name in named {
+            let is_read = nvshare_proto::env::complaint(name).is_none();
+            assert_eq!(here.starts_with("read as "), is_read, "{name}: {here}");
+            assert_eq!(here.starts_with("has no effect"), !is_read, "{name}: {here}");
+            looked.push(name);
+        }
+    }
+    looked.sort_unstable();
+    assert_eq!(looked, HAMI);
 }
 
 #[test]
