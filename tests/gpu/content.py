@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What need not be copied, on a real card: the kernel against a hash computed in another way, its speed, and hand-overs of memory that is zero, or has not changed.
-content.py [kernel] [swap]. `kernel` needs the driver alone; `swap` needs PyTorch and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl as they come. Exit code 1 if a word or a hash is wrong."""
+`kernel` needs the driver alone; `swap` needs PyTorch and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl as they come. Exit code 1 if a word or a hash is wrong."""
 import ctypes as c, re, statistics
 from harness import *
 
@@ -135,11 +135,4 @@ def swap(gib=8, seconds=20):
 
 
 if __name__ == "__main__":
-    print(card(), flush=True)
-    for scenario in sys.argv[1:] or ["kernel", "swap"]:
-        globals()[scenario]()
-    for scenario in dict.fromkeys(r["scenario"] for r in ROWS):
-        table(scenario)
-    for failure in FAILED[:10]:
-        print("FAILED", failure)
-    sys.exit(bool(FAILED))
+    run_scenarios([kernel, swap], FAILED)

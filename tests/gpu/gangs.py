@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Jobs on two real cards of one host. gangs.py [--memory managed|swap] SCENARIO ..., each of: ranks moves. Needs two GPUs, PyTorch and `dist/` (cargo dist-local).
+"""Jobs on two real cards of one host. Needs two GPUs, PyTorch and `dist/` (cargo dist-local).
 `ranks`: two jobs of two ranks each over NCCL, both gangs, with room for one of them; in the last run the ranks of one are stopped for a second.
 `moves`: two processes that each fill both cards hand over, against two that fill one. Rows go to $OUT/rows.jsonl as they come. Exit code 1 if a program failed."""
 import concurrent.futures, re
@@ -80,18 +80,4 @@ def moves():
 
 
 if __name__ == "__main__":
-    print(card(), flush=True)
-    arguments = sys.argv[1:]
-    if arguments[:1] == ["--memory"]:
-        choose_memory(arguments[1])
-        del arguments[:2]
-    for scenario in arguments or ["ranks", "moves"]:
-        begin = time.time()
-        globals()[scenario]()
-        print(f"  {scenario} took {time.time() - begin:.0f} s", flush=True)
-    for scenario in dict.fromkeys(r["scenario"] for r in ROWS):
-        table(scenario)
-    for failure in FAILED[:5]:
-        print("FAILED", failure)
-    print(card())
-    sys.exit(bool(FAILED))
+    run_scenarios([ranks, moves], FAILED)

@@ -3,7 +3,7 @@
 A row under nvshare counts only with the library's own counters beside it, read from the scheduler: launches gated > 0,
 passed by = 0, and hand-overs with what was evicted and restored where turns are taken.
 """
-import json, mmap, os, pathlib, shutil, signal, subprocess, sys, tempfile, time
+import argparse, json, mmap, os, pathlib, shutil, signal, subprocess, sys, tempfile, time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -199,3 +199,24 @@ def start_together(jobs_of):
 def card():
     query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.used", "--format=csv,noheader"], capture_output=True, text=True, timeout=60).stdout.strip()
     return query
+
+
+def run_scenarios(scenarios, failed):
+    """What a file of scenarios does when it is run: `FILE [--memory managed|swap] SCENARIO ...`, all by default. Prints the table of each, and the first of what `failed`; ends the process, with exit code 1 if anything did."""
+    by_name = {scenario.__name__: scenario for scenario in scenarios}
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--memory", choices=["managed", "swap"], help="NVSHARE_MEMORY for the runs under nvshare")
+    parser.add_argument("scenario", nargs="*", choices=[*by_name, []], metavar="SCENARIO", help=" ".join(by_name) + "; all by default")
+    arguments = parser.parse_args()
+    choose_memory(arguments.memory)
+    print(card(), flush=True)
+    for name in arguments.scenario or by_name:
+        begin = time.time()
+        by_name[name]()
+        print(f"  {name} took {time.time() - begin:.0f} s", flush=True)
+    for scenario in dict.fromkeys(r["scenario"] for r in ROWS):
+        table(scenario)
+    for failure in failed[:10]:
+        print("FAILED", failure)
+    print(card())
+    sys.exit(bool(failed))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Legal programs that a library which keeps handles or adds barriers crashes or hangs, in turns on a real card, and what launches and ends of handles cost.
-turns.py SCENARIO ..., each of: churn legacy launches ends contexts. Needs nvcc and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl as they come. Exit code 1 if a program failed."""
+Needs nvcc and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl as they come. Exit code 1 if a program failed."""
 import concurrent.futures, statistics
 from harness import *
 
@@ -112,14 +112,4 @@ def contexts(samples=60, seconds=20):
 
 
 if __name__ == "__main__":
-    print(card(), flush=True)
-    for scenario in sys.argv[1:] or ["churn", "legacy", "launches", "ends", "contexts"]:
-        begin = time.time()
-        globals()[scenario]()
-        print(f"  {scenario} took {time.time() - begin:.0f} s", flush=True)
-    for scenario in dict.fromkeys(r["scenario"] for r in ROWS):
-        table(scenario)
-    for failure in FAILED[:5]:
-        print("FAILED", failure)
-    print(card())
-    sys.exit(bool(FAILED))
+    run_scenarios([churn, legacy, launches, ends, contexts], FAILED)
