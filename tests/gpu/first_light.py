@@ -5,6 +5,7 @@ moves exchange fit switch capture contexts; quanta may follow, as in turns:10,2.
 --cold: the host's memory is not touched first, where rates of moves are not looked at. Run on a machine with a GPU, PyTorch and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl as they come."""
 import re
 from harness import *
+from exchange import exchange
 
 SUM = {}
 
@@ -95,28 +96,20 @@ def moves():
                     bare_min_max=f"{min(bare[f'evict_{mib}_all'])}-{max(bare[f'evict_{mib}_all'])}", restore=mid["restored"], restore_of_bare=round(mid["restored"] / bare[f"restore_{mib}"], 3), restore_of_pinned=round(mid["restored"] / bare["pinned_h2d"], 3), wrong=job.result.get("wrong_words"), **job.counted())
 
 
-def exchange():
-    """Two jobs of which one fits, with memory coming while the other one's leaves, and without: GiB both ways in the time that the card stands still, per hand-over."""
-    for how in ("swap", "nobody"):
-        for mib in (256, 2):
-            with Scheduler("--gpu-memory", "8GiB", "--tq", "0.5", "--exchange", how, log="info") as s:
-                jobs, _ = start_together(lambda go: [Job("blocks_job.py", n, "--gib", 8, "--mib", mib, "--seconds", 10, scheduler=s, go=go, log=f"exchange-{how}-{mib}-{n}.log") for n in "ab"])
-                gpu, clients = s.status()["gpus"][0], [job.counters for job in jobs]
-                total = lambda name: sum(c["counters"][name] for c in clients)
-                stands_s, each = gpu["switch_cost_us"] / 1e6, (total("evicted") + total("restored")) / GIB / max(1, total("hand_overs"))
-                row(scenario="exchange", exchange=how, mib=mib, hand_overs=total("hand_overs"), stands_ms=round(stands_s * 1e3, 1), gib_both_ways=round(each, 2), summed_gib_s=round(each / stands_s, 1) if stands_s else 0, deferrals=total("deferrals"), gated=total("gated"), passed_by=total("passed_by"), wrong=sum(job.result.get("wrong_words", 1) for job in jobs))
-
-
-def fit():
-    """Two jobs that fit: native time slicing against nvshare."""
+def fit(pairs=3):
+    """Two jobs that fit: native time slicing against nvshare, interleaved."""
     for args in (["--gib", 2, "--steps", 800, "--cpu-ms", 12], ["--gib", 4, "--steps", 400]):
-        for i in range(3):
+        ratios, args_text = [], " ".join(map(str, args))
+        for i in range(pairs):
             jobs, native = start_together(lambda go: [Job("job.py", n, *args, go=go) for n in "ab"])
             sums = [j.result["sum"] for j in jobs]
             with Scheduler("--gpu-memory", "100GiB", log="info") as s:
                 jobs, under = start_together(lambda go: [Job("job.py", n, *args, scheduler=s, go=go) for n in "ab"])
-                counted = jobs[0].counted()
-            row(scenario="fit", args=" ".join(map(str, args)), native_s=round(native, 3), under_s=round(under, 3), ratio=round(under / native, 4), same_sum=sums == [j.result["sum"] for j in jobs], **counted)
+                counted = jobs[0].counted([job.counters for job in jobs])
+            ratios.append(under / native)
+            row(scenario="fit", args=args_text, native_s=round(native, 3), under_s=round(under, 3), ratio=round(under / native, 4), same_sum=sums == [j.result["sum"] for j in jobs], **counted)
+        ratios.sort()
+        row(scenario="fit", args=args_text, ratio=f"median {ratios[len(ratios) // 2]:.4f} min {ratios[0]:.4f} max {ratios[-1]:.4f}")
 
 
 def switch():

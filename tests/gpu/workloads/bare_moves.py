@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the card does by itself: pinned copies, and bare cuMemPrefetchAsync of 8 GiB in blocks of several sizes, one thread: the
-median of eight moves, and each eviction. One JSON line."""
-import ctypes, json, time
+median of eight moves, and each eviction. `--link`: the copies alone, one way and both ways at once. One JSON line."""
+import ctypes, json, sys, time
 cu = ctypes.CDLL("libcuda.so.1"); u64, size_t = ctypes.c_uint64, ctypes.c_size_t
 def call(name, *args):
     r = getattr(cu, name)(*args)
@@ -16,6 +16,12 @@ call("cuMemHostAlloc", ctypes.byref(h), size_t(G4), 0); call("cuMemAlloc_v2", ct
 for _ in range(3):
     out["pinned_h2d"] = timed(lambda: call("cuMemcpyHtoDAsync_v2", d, h, size_t(G4), s), 4)
     out["pinned_d2h"] = timed(lambda: call("cuMemcpyDtoHAsync_v2", h, d, size_t(G4), s), 4)
+if "--link" in sys.argv:
+    h2, d2, s2 = ctypes.c_void_p(), u64(), ctypes.c_void_p()
+    call("cuStreamCreate", ctypes.byref(s2), 1); call("cuMemHostAlloc", ctypes.byref(h2), size_t(G4), 0); call("cuMemAlloc_v2", ctypes.byref(d2), size_t(G4))
+    def both(): call("cuMemcpyHtoDAsync_v2", d, h, size_t(G4), s); call("cuMemcpyDtoHAsync_v2", h2, d2, size_t(G4), s2); call("cuStreamSynchronize", s2)
+    for _ in range(4): out["pinned_both"] = timed(both, 8)
+    print(json.dumps(out), flush=True); sys.exit()
 call("cuMemFree_v2", d); call("cuMemFreeHost", h)
 for mib in (2, 20, 128, 256, 1024):
     n = 8192 // mib; bs = []
