@@ -21,6 +21,7 @@ use crate::frames::{self, Stream, WRITE_PATIENCE, refuse, tell_all};
 use crate::identity::Peer;
 use crate::journal::Journal;
 use crate::processes::{self, Described};
+use crate::seldom::Seldom;
 use crate::tenants::{Seat, Tenant, Tenants};
 use crate::view::Viewer;
 use crate::watchers;
@@ -37,6 +38,10 @@ const LONGEST_NAME: usize = 64;
 const TOO_MANY_GPUS: &str = "more GPUs are named than a machine has";
 /// Frames that one connection may send.
 const FRAMES: Rate = Rate { burst: 8000, each_second: 4000 };
+/// One for each connection that is refused.
+static TOO_MANY: Seldom = Seldom::new();
+/// One for each process.
+static NO_SEAT: Seldom = Seldom::new();
 
 /// State that all connections share.
 #[derive(Debug, Clone)]
@@ -90,7 +95,7 @@ pub(crate) async fn serve(stream: UnixStream, shared: Shared) {
                 _ => Whom::User(user),
             };
             let Some(place) = bounds.take(whom) else {
-                warn!("too many connections: one more of user {user:?} is refused");
+                TOO_MANY.warn(format_args!("too many connections: one more of user {user:?} is refused"));
                 return refuse(&mut framed, "too many connections").await;
             };
             Some(place)
@@ -303,7 +308,10 @@ async fn seat(framed: &Stream, tenant: Option<Tenant>, tenants: &Tenants) -> Opt
         Err(error) => Err(error),
     };
     joined
-        .inspect_err(|error| warn!("a process cannot share its tenant's limits, and has its own: {error}"))
+        .inspect_err(|error| {
+            NO_SEAT
+                .warn(format_args!("a process cannot share its tenant's limits, and has its own: {error}"));
+        })
         .ok()
 }
 

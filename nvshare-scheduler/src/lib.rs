@@ -17,6 +17,7 @@ pub mod notify;
 pub mod nvml;
 pub mod processes;
 mod recorder;
+mod seldom;
 pub mod server;
 pub mod settings;
 pub mod sockets;

@@ -23,6 +23,7 @@ use crate::metrics::{self, Address, Counted, Counters, Question, Snapshot};
 use crate::nvml::{Seen, Watch};
 use crate::processes::Described;
 use crate::recorder::Recorder;
+use crate::seldom::Seldom;
 use crate::settings::Store;
 use crate::sockets::Sockets;
 use crate::tenants::Tenant;
@@ -38,6 +39,8 @@ const COUNTERS_FRESH: Duration = Duration::from_millis(500);
 const COMMANDS: usize = 32;
 /// How often NVML looks for memory on the GPUs that belongs to no client.
 const LOOK_AROUND_EVERY: Duration = Duration::from_secs(5);
+/// Tried again every few milliseconds.
+static NOT_ACCEPTED: Seldom = Seldom::new();
 
 /// The parts that a scheduler is started with.
 #[derive(Debug)]
@@ -100,7 +103,7 @@ pub async fn run(
             }
             Err(error) => {
                 // The process may be out of descriptors: that passes, and must not become a busy loop.
-                warn!("a connection cannot be accepted: {error}");
+                NOT_ACCEPTED.warn(format_args!("a connection cannot be accepted: {error}"));
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }

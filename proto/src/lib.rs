@@ -10,6 +10,7 @@ mod gpu;
 mod message;
 pub mod paths;
 pub mod quota;
+mod repeated;
 mod share;
 pub mod units;
 mod watch;
@@ -21,6 +22,7 @@ pub use message::{
     SchedulerMessage, SchedulerStatus, Usage,
 };
 
+pub use repeated::{LeftOut, Repeated, SILENCE};
 pub use share::{
     Asked, ComputeLimit, Enforcement, GangName, Given, LONGEST_GANG, MOST_MEMBERS, MOST_WEIGHT, Priority,
     ShareStatus, USUAL_WEIGHT,

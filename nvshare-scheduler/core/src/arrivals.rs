@@ -9,6 +9,7 @@ use crate::gpu::{Departed, Gpu, Size, Source};
 use crate::happened::Happened;
 use crate::ledger::{Entry, Standing};
 use crate::shares::Part;
+use crate::warnings::Topic;
 use crate::{Core, MOST_GPUS, Measured, Time};
 
 /// A process counts as having nothing on a GPU after so many looks of NVML in a row that do not show it.
@@ -80,6 +81,7 @@ impl Core {
         if self.gpus.len() >= MOST_GPUS {
             // No machine has more GPUs: most of these are invented by a client.
             self.gpus.retain(|_, gpu| gpu.ledger.entries().next().is_some());
+            self.warnings.forget_gpus(&self.gpus);
         }
         let rule = self.config.rule(usage.gpu);
         self.gpus.entry(usage.gpu).or_insert_with(|| Gpu::new(0, Source::Clients, rule));
@@ -112,9 +114,10 @@ impl Core {
             }
             self.dirty.insert(uuid);
             self.reenter(&ids, uuid);
-            self.warn(format!(
+            let text = format!(
                 "clients report different sizes of {uuid}: they run one at a time; set --gpu-memory, or give the scheduler NVML"
-            ));
+            );
+            self.warn_of_gpu(Topic::Disputed, uuid, &text);
         }
     }
 
@@ -157,10 +160,11 @@ impl Core {
             largest = largest.max(account.wanted()).max(account.budget);
             self.enter(id);
             if unseen > 0 {
-                self.warn(format!(
+                let text = format!(
                     "client {id} ({name}) reports {} on {uuid} which NVML does not see: they are no longer charged to it",
                     Bytes(unseen)
-                ));
+                );
+                self.warn_of_client(Topic::Unseen, id, Some(uuid), &text);
             }
         }
         self.look_for_departed(uuid, measured);
@@ -183,6 +187,7 @@ impl Core {
     pub(crate) fn on_disconnected(&mut self, id: ClientId, process_remains: bool) {
         let now = self.now;
         let Some(mut client) = self.clients.remove(&id) else { return };
+        self.warnings.forget_client(id);
         client.count(now);
         // The process may have come back before we heard that it was gone: it has reported by then what it has.
         let is_back = process_remains

@@ -9,6 +9,7 @@ use crate::gpu::{Gpu, Size, Source};
 use crate::policy::capacity;
 use crate::policy::quantum::Auto;
 use crate::rule::Rule;
+use crate::warnings::Topic;
 use crate::{Config, Core, Time};
 
 /// The settings of one GPU that differ from the rest of the configuration.
@@ -125,11 +126,12 @@ impl Core {
         let known = self.gpus.get(&uuid).map(|gpu| gpu.size.available);
         if known.is_none_or(|known| known < total) {
             if let Some(fixed) = fixed.filter(|&fixed| fixed > total) {
-                self.warn(format!(
+                let text = format!(
                     "clients may fill {} of {uuid}, which has {}: more than that is not given away",
                     Bytes(fixed),
                     Bytes(total)
-                ));
+                );
+                self.warn_of_gpu(Topic::TooMuch, uuid, &text);
             }
             self.size(uuid, Size { available: total, ..Size::default() }, Source::Clients);
         }

@@ -37,6 +37,7 @@ mod terms;
 mod trial;
 mod turns;
 mod views;
+mod warnings;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -54,6 +55,7 @@ pub use policy::exchange::Exchange;
 pub use policy::quantum::Auto;
 pub use rule::Rule;
 use terms::JobTerms;
+use warnings::Warnings;
 
 /// Time since the scheduler started. The core never looks at a clock.
 pub type Time = Duration;
@@ -212,6 +214,7 @@ pub struct Core {
     /// When the core looks at each GPU again if no event comes before.
     deadlines: BTreeSet<(Time, GpuUuid)>,
     outputs: VecDeque<Output>,
+    warnings: Warnings,
     /// Events for those who watch the scheduler, since the last call of [`Core::handle`].
     happened: VecDeque<Happened>,
 }
@@ -236,6 +239,7 @@ impl Core {
             steps: 0,
             deadlines: BTreeSet::new(),
             outputs: VecDeque::new(),
+            warnings: Warnings::default(),
             happened: VecDeque::new(),
         }
     }

@@ -8,6 +8,7 @@ use nvshare_proto::{ClientMessage, Counters, Epoch, GpuUuid, Room, SchedulerMess
 
 use crate::account::{Account, Order, Rates, Stays};
 use crate::client::{ClientId, HandOver, Phase, Why};
+use crate::warnings::Topic;
 use crate::{Core, MOST_GPUS_EACH, RETRY, STUBBORN, retry_after};
 
 impl Core {
@@ -95,10 +96,11 @@ impl Core {
             gpu.rates.evict = f64::midpoint(gpu.rates.evict, rate);
         }
         if is_news {
-            self.warn(format!(
+            let text = format!(
                 "client {id}: {} of {uuid} stay where they are: they cannot be moved, or its host has no memory for them",
                 Bytes(short)
-            ));
+            );
+            self.warn_of_client(Topic::Stays, id, Some(uuid), &text);
         }
     }
 

@@ -6,6 +6,7 @@ use nvshare_proto::GpuUuid;
 
 use crate::account::{Account, Order, Stays};
 use crate::client::{Client, ClientId, Phase};
+use crate::warnings::Topic;
 use crate::{Config, Core, RETRY, Time};
 
 impl Config {
@@ -57,9 +58,10 @@ impl Core {
             }
         });
         if unanswered {
-            self.warn(format!(
+            let text = format!(
                 "client {id} was asked for memory of {uuid} and does not answer; others go on without it"
-            ));
+            );
+            self.warn_of_client(Topic::NoAnswer, id, Some(uuid), &text);
         }
         let what = match self.clients.get(&id) {
             Some(Client { phase: Phase::Dropping { due, .. }, stuck: false, .. }) if *due <= now => {
@@ -83,7 +85,8 @@ impl Core {
             }
         }
         self.has_drained_together(id);
-        self.warn(format!("client {id} does not answer: it should {what} and keeps the GPU"));
+        let text = format!("client {id} does not answer: it should {what} and keeps the GPU");
+        self.warn_of_client(Topic::Stuck, id, None, &text);
     }
 
     /// How long a client's drain may make no progress.

@@ -10,6 +10,7 @@ use crate::client::{ClientId, HandOver, Phase, Why};
 use crate::gangs::Unit;
 use crate::ledger::{Key, Standing};
 use crate::policy::victims::{self, Candidate};
+use crate::warnings::Topic;
 use crate::{Core, LONGEST_RESTORE, PROMISE, Time};
 
 /// Room given, or made, beyond what an allocation asked for, so that not every allocation has to ask. At most a quarter of
@@ -160,7 +161,8 @@ impl Core {
             self.with_account(id, uuid, |account| account.needs = 0);
             self.send(id, SchedulerMessage::NoRoom { gpu: uuid });
             self.tell_on(EventKind::Refused, id, uuid, needs);
-            self.warn(format!("client {id}: no room for {} more on {uuid}", Bytes(needs)));
+            let text = format!("client {id}: no room for {} more on {uuid}", Bytes(needs));
+            self.warn_of_client(Topic::Refused, id, Some(uuid), &text);
         }
     }
 

@@ -14,6 +14,7 @@ use crate::policy::turn::{self, Turn};
 use crate::policy::{next, quantum, slices};
 use crate::rule::Rule;
 use crate::short::{self, LongWork, is_short};
+use crate::warnings::Topic;
 use crate::{Core, Time, shares};
 
 /// Virtual times that differ by no more than this count as equal, in nanoseconds.
@@ -547,7 +548,7 @@ impl Core {
         let changed = client.hopeless != hopeless;
         if let (true, Some(why)) = (is_news, why) {
             self.tell(EventKind::Blocked, id, None, None);
-            self.warn(format!("client {id} waits: {why}"));
+            self.warn_of_client(Topic::Blocked, id, full, &format!("client {id} waits: {why}"));
         }
         if changed {
             for &member in self.unit(id).iter() {

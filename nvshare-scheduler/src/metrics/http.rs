@@ -12,10 +12,11 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
 use tokio::time::{sleep, timeout};
-use tracing::{error, info, warn};
+use tracing::{error, info};
 
 use super::shown::Shown;
 use super::{Address, Snapshot};
+use crate::seldom::Seldom;
 
 /// A question to the scheduler's own thread.
 #[derive(Debug)]
@@ -135,7 +136,8 @@ fn why(address: &Address, error: &io::Error) -> String {
 
 async fn refused(error: &io::Error) {
     // The process may be out of descriptors: that passes, and must not become a busy loop.
-    warn!("a reader of metrics cannot be accepted: {error}");
+    static NOT_ACCEPTED: Seldom = Seldom::new();
+    NOT_ACCEPTED.warn(format_args!("a reader of metrics cannot be accepted: {error}"));
     sleep(Duration::from_millis(100)).await;
 }
 

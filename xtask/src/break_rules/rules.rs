@@ -485,6 +485,14 @@ pub(super) const RULES: &[Rule] = &[
         package: "nvshare-core",
         test: "an_idle_program_that_holds_the_card_is_not_measured_and_does_not_wait_when_it_wakes",
     },
+    Rule {
+        what: "a warning whose cause comes back is written once a minute",
+        file: "proto/src/repeated.rs",
+        from: "now.saturating_sub(written) < SILENCE",
+        to: "now.saturating_sub(written) < SILENCE && !BROKEN",
+        package: "nvshare-core",
+        test: "memory_that_stays_is_said_once_a_minute",
+    },
 ];
 
 /// Rules that random programs have to notice as well.

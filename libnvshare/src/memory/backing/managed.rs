@@ -66,7 +66,8 @@ impl Backing for Managed {
                 let piece = match evict_piece(&allocation, wanted - moved, &mut host, device) {
                     Ok(piece) => piece,
                     Err(Stop::Failed(error)) => {
-                        log::warn(format_args!("eviction at {:#x}: {error:?}", allocation.base));
+                        static FAILS: log::Seldom = log::Seldom::new();
+                        FAILS.warn(format_args!("eviction at {:#x}: {error:?}", allocation.base));
                         0
                     }
                     Err(_) => 0,
@@ -167,7 +168,8 @@ fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> 
                 }
                 // Page faults will bring the pages. This is slower, and correct.
                 Err(Stop::Failed(error)) => {
-                    log::warn(format_args!(
+                    static FAILS: log::Seldom = log::Seldom::new();
+                    FAILS.warn(format_args!(
                         "restore of {} bytes at {:#x}: {error:?}",
                         until - at,
                         allocation.base + at

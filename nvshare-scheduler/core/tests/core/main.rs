@@ -15,3 +15,4 @@ mod returns;
 mod table;
 mod together;
 mod turns;
+mod warnings;

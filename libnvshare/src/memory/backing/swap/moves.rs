@@ -84,7 +84,10 @@ impl Queue {
 fn stopped(allocation: &Allocation, device: &Device, error: Option<CUresult>) -> Begun {
     match error {
         Some(error) if error.ends_all_work() => pin_context(&allocation.place(), device, error),
-        Some(error) => log::warn(format_args!("moving memory at {:#x}: {error:?}", allocation.base)),
+        Some(error) => {
+            static FAILS: log::Seldom = log::Seldom::new();
+            FAILS.warn(format_args!("moving memory at {:#x}: {error:?}", allocation.base));
+        }
         None => {}
     }
     Begun::Stopped
