@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nvshare_proto::{
-    Asked, ComputeLimit, Enforcement, Given, GpuUuid, Priority, Room, SchedulerMessage, ShareStatus,
-    USUAL_WEIGHT,
+    Asked, ComputeLimit, Enforcement, Given, GpuUuid, MOST_WEIGHT, Priority, Room, SchedulerMessage,
+    ShareStatus, USUAL_WEIGHT,
 };
 
 use crate::client::{ClientId, Job};
@@ -104,7 +104,8 @@ impl Least {
                 let both = least.enforcement.into_iter().chain([asked.enforcement]);
                 least.enforcement = both.max_by_key(|&enforcement| strictness(enforcement));
             }
-            for limit in &asked.compute {
+            // A limit of nothing is none: it must not stand for the limits that others of the job ask for.
+            for limit in asked.compute.iter().filter(|limit| limit.percent > 0) {
                 let percent = least.compute.entry(limit.gpu).or_insert(limit.percent);
                 *percent = limit.percent.min(*percent);
             }
@@ -122,7 +123,8 @@ fn strictness(enforcement: Enforcement) -> u8 {
 }
 
 fn has(given: &JobTerms, least: &Least, gpu: Option<GpuUuid>) -> Has {
-    let weight = least.weight.into_iter().fold(given.weight.unwrap_or(USUAL_WEIGHT), u32::min).max(1);
+    let weight =
+        least.weight.into_iter().fold(given.weight.unwrap_or(USUAL_WEIGHT), u32::min).clamp(1, MOST_WEIGHT);
     let priority = least.priority.into_iter().fold(given.priority.unwrap_or_default(), Priority::min);
     let enforcement = given.enforcement.or(least.enforcement).unwrap_or_default();
     let limit = |gpu| given.compute(gpu).or_else(|| least.compute.get(&gpu).copied());
@@ -326,6 +328,17 @@ mod tests {
                 given(None, None),
                 vec![asks(None, None, &[60], Disable)],
                 (100, Priority::Normal, Disable, Some(60)),
+            ),
+            // What a library never sends.
+            (
+                given(Some(u32::MAX), None),
+                vec![asks(Some(u32::MAX), Some(Priority::High), &[255], Force)],
+                (10_000, Priority::Normal, Force, Some(100)),
+            ),
+            (
+                given(None, None),
+                vec![asks(None, None, &[30], Default), asks(Some(0), None, &[0], Default)],
+                (1, Priority::Normal, Default, Some(30)),
             ),
             (
                 given(Some(0), None),
