@@ -114,6 +114,13 @@ impl World {
         process.program.served + since
     }
 
+    /// The longest time that a process's work has waited for the lock, the wait that is not over included.
+    pub(crate) fn longest_wait(&self, i: usize) -> Duration {
+        let program = &self.processes[i].program;
+        let waits = program.wanted_since.map_or(Duration::ZERO, |since| self.now.saturating_sub(since));
+        program.longest_wait.max(waits)
+    }
+
     /// How long a process held the lock, by the core's account.
     pub(crate) fn held(&self, i: usize) -> Duration {
         let client = self.processes[i].client;

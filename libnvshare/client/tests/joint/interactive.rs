@@ -64,6 +64,22 @@ fn nobody_gets_more_by_looking_interactive() {
     }
 }
 
+/// Its share is a seventh of the time, its sleeps leave two fifths, and nearly all of that may be spent on switching.
+#[test]
+fn who_sleeps_to_look_short_gets_no_more_than_its_share() {
+    let mut plans = vec![burst(12, 150)];
+    plans.extend((0..6).map(|_| steady(12, ENDLESS)));
+    let (max_wait, seconds) = (30_000, 300);
+    let mut world = World::new(plans, auto(90, max_wait), 7);
+    world.run(MS(seconds * 1000));
+    let held: Vec<f64> = (0..7).map(|i| world.held(i).as_secs_f64()).collect();
+    let part = held[0] / held.iter().sum::<f64>();
+    println!("{part:.3} of {held:?}");
+    // What it may be ahead of its share: see `most_ahead`.
+    let lead = max_wait as f64 / 1000.0 / 7.0 / seconds as f64;
+    assert!(part <= 1.0 / 7.0 + lead, "{part} of {held:?}");
+}
+
 #[test]
 fn a_crowd_of_short_work_starves_no_long_work() {
     let mut plans = vec![steady(12, ENDLESS)];

@@ -5,8 +5,15 @@ use nvshare_proto::{ClientMessage, Gate};
 
 use crate::table::{GIB, MS, Table, asked_to_leave, config, granted};
 
+/// Works for ten milliseconds and asks again at once; and works for two and asks again eight later, which is no sleep.
 #[test]
 fn who_asks_and_gives_back_in_a_loop_waits_for_its_turn_each_time() {
+    for (works, waits) in [(10, 0), (2, 8)] {
+        asks_and_gives_back(works, waits);
+    }
+}
+
+fn asks_and_gives_back(works: u64, waits: u64) {
     let mut table = Table::new(Config {
         auto: Some(Auto { overhead_ppm: 50_000, max_wait: MS(60_000) }),
         ..config(false)
@@ -24,7 +31,7 @@ fn who_asks_and_gives_back_in_a_loop_waits_for_its_turn_each_time() {
         let epoch = asked_to_leave(&sent, 1).expect("asked");
         // What a hand-over takes, as measured by then, is a twentieth of the turn of the other one.
         let ran = table.now - ran_from;
-        assert!(round < 3 || ran >= 3000, "round {round}: it ran for {ran} ms");
+        assert!(round < 3 || ran >= 3000, "{works} and {waits} ms, round {round}: it ran for {ran} ms");
         table.now += 20;
         let mut sent_before = table.say(1, ClientMessage::LockReleased { epoch });
         sent_before.append(&mut table.say(1, ClientMessage::ReqLock));
@@ -40,8 +47,10 @@ fn who_asks_and_gives_back_in_a_loop_waits_for_its_turn_each_time() {
         };
         let epoch = granted_to(&mut table, 2, sent_before);
         table.say(2, ClientMessage::Running { epoch });
-        table.now += 10;
+        table.now += works;
         let mut sent_before = table.say(2, ClientMessage::LockReleased { epoch });
+        let at = table.now + waits;
+        sent_before.append(&mut table.wait_until(at));
         sent_before.append(&mut table.say(2, ClientMessage::ReqLock));
         let epoch = granted_to(&mut table, 1, sent_before);
         sent = table.say(1, ClientMessage::Running { epoch });
