@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use nvshare_harness::{Artifacts, Program, Running, Scheduler, World, guest, wait_until};
+use nvshare_harness::{Artifacts, Program, Running, Scheduler, World, wait_until};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const MIB: u64 = 1 << 20;
@@ -17,25 +17,15 @@ nvshare_harness::with_both_memories! {
     every_byte_survives_many_hand_overs
 }
 
-/// A guest under nvshare.
-fn under(world: &World, name: &str) -> Program {
-    let program = Program::of(world, name, Command::new(guest(name, false)));
-    program.env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy())
-}
-
 /// Runs a guest that takes turns with a program whose memory does not fit beside its own; both must succeed.
 fn in_turns(memory: &str, name: &str, settings: &[(&str, &str)], turns: u64) {
     let world = World::with_memory(memory, &[CARD, settings].concat());
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
     let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
-    let (guest, other) = (under(&world, name).until_told().start(), other.until_told().start());
+    let (guest, other) = (Program::guest(&world, name, &[]).until_told().start(), other.until_told().start());
     Scheduler::until_turns(&world, &[&guest, &other], turns);
-    world.stop();
-    let guest = guest.finish();
-    assert!(guest.status.success(), "{}: {}", guest.status, guest.log);
-    other.finish().intact();
-    let (moved, _) = world.observe();
-    assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+    world.stop_guest(guest, other);
+    world.moved_when_told();
 }
 
 fn memory_is_freed_while_a_kernel_uses_it(memory: &str) {
@@ -58,8 +48,8 @@ fn children_are_forked_while_memory_is_away(memory: &str) {
 fn freed_memory_can_be_allocated_again_at_the_limit(memory: &str) {
     let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-    let guest = under(&world, "at_limit").env("NVSHARE_MEM_LIMIT", "512MiB").start().finish();
-    assert!(guest.status.success(), "{}: {}", guest.status, guest.log);
+    let guest = Program::guest(&world, "at_limit", &[]).env("NVSHARE_MEM_LIMIT", "512MiB").start();
+    guest.finish().passed();
 }
 
 /// With few descriptors and little memory that may be locked, as a user who is not root has it. All bytes are moved: the
@@ -70,24 +60,21 @@ fn every_byte_survives_many_hand_overs(memory: &str) {
         &[("NVSIM_MEMORY", "128MiB"), ("NVSIM_SCALE", "1"), ("NVSIM_SPARSE", "0"), ("NVSIM_REGISTER", "50")],
     );
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "128MiB", "--tq", "0.05"]);
-    let artifacts = Artifacts::get();
     let start = |name: &str, arguments: &str| {
         let line = format!(
             "ulimit -n 64; ulimit -l 64; exec {} {name} {arguments} --kernel-us 500 --full-check",
-            artifacts.workload.display()
+            Artifacts::get().workload.display()
         );
         let mut command = Command::new("sh");
         command.args(["-c", &line]);
-        let program = Program::of(&world, name, command).until_told().waits_for_go();
-        program.env("LD_PRELOAD", &artifacts.library.to_string_lossy()).start()
+        Program::of(&world, name, command).preloaded().until_told().waits_for_go().start()
     };
     // More than a chunk, parts of chunks, and blocks that are freed and allocated anew in each step.
     let jobs =
         [start("a", "--memory 96MiB --block 34MiB"), start("b", "--memory 93MiB --block 3MiB --churn")];
     Running::go(&[&jobs[0], &jobs[1]]);
     Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 30);
-    world.stop();
-    for job in jobs.map(Running::finish) {
+    for job in world.stop_intact(jobs) {
         assert!(job.intact().words_checked > 20 << 20, "{:?}", job.outcome);
     }
 }
@@ -96,7 +83,7 @@ fn every_byte_survives_many_hand_overs(memory: &str) {
 fn memory_of_a_broken_context_stays_and_is_tried_once() {
     let world = World::with_memory("swap", CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    let broken = under(&world, "breaks").until_told().start();
+    let broken = Program::guest(&world, "breaks", &[]).until_told().start();
     wait_until("it is broken", || {
         assert!(broken.lives(), "{}", broken.log());
         broken.out() == "broken\n"
@@ -108,11 +95,8 @@ fn memory_of_a_broken_context_stays_and_is_tried_once() {
     // What fits beside it runs.
     let small = Program::workload(&world, "small", "--memory 128MiB --block 64MiB --steps 5");
     small.start().finish().intact();
-    world.stop();
-    let broken = broken.finish();
     // And the other one when the memory is free.
-    other.finish().intact();
-    assert!(broken.status.success(), "{}: {}", broken.status, broken.log);
+    let broken = world.stop_guest(broken, other);
     assert_eq!(broken.log.matches("600 MiB stay on the card").count(), 1, "{}", broken.log);
     assert!(!broken.log.contains("moving memory at"), "{}", broken.log);
     let evicted = broken.log.lines().filter(|line| line.contains("evicted "));

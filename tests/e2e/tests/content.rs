@@ -1,8 +1,6 @@
 //! Memory that the library maps: zeros and what has not changed are not copied, and come back as they were.
 
-use std::process::Command;
-
-use nvshare_harness::{Artifacts, Finished, Program, Running, Scheduler, World, guest, wait_until};
+use nvshare_harness::{Finished, Program, Running, Scheduler, World, wait_until};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_TO_HOST", "6"), ("NVSHARE_MEMORY", "swap")];
 
@@ -181,8 +179,7 @@ fn memory_that_is_freed_takes_its_copies_along() {
 
 /// A guest under nvshare, which goes on until the world stops.
 fn under(world: &World, name: &str) -> Program {
-    let program = Program::of(world, name, Command::new(guest(name, false)));
-    program.env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy()).until_told().until_woken()
+    Program::guest(world, name, &[]).until_told().until_woken()
 }
 
 #[test]

@@ -31,10 +31,7 @@ fn set_tq_is_obeyed_at_once() {
     let (good, out, _) = text(&Scheduler::ctl(&world, &["set-tq", "0.25", "--gpu", &gpu]));
     assert!(good && out.contains(&gpu) && out.contains("0.25 s"), "{out}");
     Scheduler::until(&world, "turns are taken", |status| status.gpus[0].turns >= turns + 3);
-    world.stop();
-    for job in jobs.map(Running::finish) {
-        job.intact();
-    }
+    world.stop_intact(jobs);
 }
 
 #[test]
@@ -67,10 +64,7 @@ fn off_lets_everybody_run_if_all_fits_and_on_takes_turns_again() {
     assert!(good && out.contains("scheduling is on"), "{out}");
     let turns = Scheduler::status(&world).gpus[0].turns;
     Scheduler::until(&world, "turns are taken again", |status| status.gpus[0].turns >= turns + 2);
-    world.stop();
-    for job in jobs.map(Running::finish) {
-        job.intact();
-    }
+    world.stop_intact(jobs);
 }
 
 #[test]
@@ -203,10 +197,7 @@ fn status_says_who_is_who_and_why_somebody_waits() {
         let [first, second] = [0, 1].map(|i| sorted["clients"][i][key].as_u64().expect("a number"));
         assert!(first >= second, "{sort}: {sorted}");
     }
-    world.stop();
-    for job in jobs.map(Running::finish) {
-        job.intact();
-    }
+    world.stop_intact(jobs);
 }
 
 #[test]

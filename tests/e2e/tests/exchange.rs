@@ -78,8 +78,7 @@ fn end_intact(world: &World, programs: Vec<Running>) {
     for program in programs {
         program.finish().intact();
     }
-    let (moved, _) = world.observe();
-    assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+    world.moved_when_told();
 }
 
 #[test]

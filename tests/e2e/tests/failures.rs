@@ -52,12 +52,8 @@ fn a_scheduler_that_is_killed_stops_nobody_and_gets_everybody_back(memory: &str)
         status.clients.iter().filter(|client| !client.gone).count() == 2
             && status.gpus.first().is_some_and(|gpu| gpu.turns >= 4)
     });
-    world.stop();
-    for job in jobs.map(Running::finish) {
-        job.intact();
-    }
-    let (moved, _) = world.observe();
-    assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+    world.stop_intact(jobs);
+    world.moved_when_told();
 }
 
 fn parked_programs_go_on_when_a_scheduler_does_not_come_back(memory: &str) {
@@ -69,10 +65,7 @@ fn parked_programs_go_on_when_a_scheduler_does_not_come_back(memory: &str) {
     Scheduler::until(&world, "one is parked", |status| status.gpus[0].waiters.len() == 1);
     scheduler.kill();
     wait_until("both notice", || jobs.iter().all(|job| job.log().contains(LOST)));
-    world.stop();
-    for job in jobs.map(Running::finish) {
-        job.intact();
-    }
+    world.stop_intact(jobs);
 }
 
 #[test]

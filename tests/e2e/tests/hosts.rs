@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use nvshare_harness::{Artifacts, Finished, Program, Scheduler, Status, World, guest, wait_until};
+use nvshare_harness::{Artifacts, Finished, Program, Running, Scheduler, Status, World, guest, wait_until};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const TWO_CARDS: &[(&str, &str)] = &[CARD[0], CARD[1], ("NVSIM_GPUS", "2")];
@@ -34,25 +34,15 @@ nvshare_harness::with_both_memories! {
     closed_and_full_descriptors
 }
 
-/// The command for a guest under nvshare.
-fn under(world: &World, name: &str, arguments: &[&str]) -> Program {
-    let mut command = Command::new(guest(name, false));
-    command.args(arguments);
-    Program::of(world, name, command).env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy())
-}
-
-fn passed(guest: Finished) -> Finished {
-    assert!(guest.status.success(), "{}: {}", guest.status, guest.log);
-    guest
-}
-
 /// Runs a guest alone with a scheduler; it must succeed.
 fn passes(memory: &str, name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Finished {
     let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     let program =
-        variables.iter().fold(under(&world, name, arguments), |p, (name, value)| p.env(name, value));
-    passed(program.start().finish())
+        variables.iter().fold(Program::guest(&world, name, arguments), |p, (name, value)| p.env(name, value));
+    let finished = program.start().finish();
+    finished.passed();
+    finished
 }
 
 /// Runs a guest that takes turns with another program; both must succeed.
@@ -60,11 +50,10 @@ fn passes_under_turns(memory: &str, name: &str) {
     let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
     let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
-    let (guest, other) = (under(&world, name, &[]).until_told().start(), other.until_told().start());
+    let guest = Program::guest(&world, name, &[]).until_told().start();
+    let other = other.until_told().start();
     Scheduler::until_turns(&world, &[&guest, &other], 5);
-    world.stop();
-    let guest = passed(guest.finish());
-    other.finish().intact();
+    let guest = world.stop_guest(guest, other);
     assert!(Scheduler::status(&world).client(guest.pid).counters.hand_overs >= 5);
 }
 
@@ -79,7 +68,7 @@ fn memory_that_the_driver_keeps_counts_and_gives_way(memory: &str) {
 
     let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    let keeper = under(&world, "keeps", &["for others"]).until_told().start();
+    let keeper = Program::guest(&world, "keeps", &["for others"]).until_told().start();
     wait_until("it keeps memory", || {
         assert!(keeper.lives(), "{}", keeper.log());
         keeper.out() == "kept\n"
@@ -87,9 +76,8 @@ fn memory_that_the_driver_keeps_counts_and_gives_way(memory: &str) {
     let other = Program::workload(&world, "other", "--memory 960MiB --block 64MiB --steps 5 --full-check");
     other.start().finish().intact();
     world.stop();
-    passed(keeper.finish());
-    let (moved, _) = world.observe();
-    assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+    keeper.finish().passed();
+    world.moved_when_told();
 }
 
 fn memory_of_every_kind_is_refused_over_the_limit(memory: &str) {
@@ -107,8 +95,8 @@ fn a_tenants_processes_may_see_different_gpus() {
     let world = World::simulated(TWO_CARDS);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     let program =
-        under(&world, "sees_others", &[]).env("NVSHARE_MEM_LIMIT", "100MiB").env("NVSHARE_RUN", "7");
-    passed(program.start().finish());
+        Program::guest(&world, "sees_others", &[]).env("NVSHARE_MEM_LIMIT", "100MiB").env("NVSHARE_RUN", "7");
+    program.start().finish().passed();
 }
 
 fn programs_with_two_gpus_take_turns_with_both(memory: &str) {
@@ -116,7 +104,7 @@ fn programs_with_two_gpus_take_turns_with_both(memory: &str) {
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
     let start = |name: &str| {
         let program = Program::of(&world, name, Command::new(guest("two_gpus", false)));
-        program.env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy()).until_told().start()
+        program.preloaded().until_told().start()
     };
     let (a, b) = (start("a"), start("b"));
     // One more, on the second GPU alone.
@@ -124,7 +112,9 @@ fn programs_with_two_gpus_take_turns_with_both(memory: &str) {
     let one = one.env("CUDA_VISIBLE_DEVICES", "1").until_told().start();
     Scheduler::until_turns(&world, &[&a, &b, &one], 4);
     world.stop();
-    let (a, b) = (passed(a.finish()), passed(b.finish()));
+    let [a, b] = [a, b].map(Running::finish);
+    a.passed();
+    b.passed();
     one.finish().intact();
     let status = Scheduler::status(&world);
     assert_eq!(status.gpus.len(), 2);
@@ -138,14 +128,14 @@ fn an_allocation_on_a_stream_is_on_its_gpu(memory: &str) {
     for (limited, answer) in [("NVSHARE_MEM_LIMIT_0", "0"), ("NVSHARE_MEM_LIMIT_1", "2")] {
         let world = World::with_memory(memory, TWO_CARDS);
         let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-        passed(under(&world, "other_gpu", &[answer]).env(limited, "64MiB").start().finish());
+        Program::guest(&world, "other_gpu", &[answer]).env(limited, "64MiB").start().finish().passed();
     }
 }
 
 fn a_program_that_reconnects_counts_once(memory: &str) {
     let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-    let guest = under(&world, "rejoins", &[])
+    let guest = Program::guest(&world, "rejoins", &[])
         .env("NVSHARE_MEM_LIMIT", "100MiB")
         .env("NVSHARE_RUN", "7")
         .until_told()
@@ -155,7 +145,7 @@ fn a_program_that_reconnects_counts_once(memory: &str) {
         guest.log().matches("received Registered").count() > 3
     });
     world.stop();
-    passed(guest.finish());
+    guest.finish().passed();
 }
 
 #[test]
@@ -163,12 +153,13 @@ fn nvml_says_the_same() {
     let world = World::simulated(CARD);
     symlink(guest("nvml", true), world.dir().join("lib/libnvidia-ml.so.1")).expect("a link");
     let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-    let program =
-        under(&world, "looks_by_nvml", &[]).env("NVSHARE_MEM_LIMIT", "100MiB").env("NVSHARE_RUN", "7");
-    passed(program.start().finish());
+    let program = Program::guest(&world, "looks_by_nvml", &[])
+        .env("NVSHARE_MEM_LIMIT", "100MiB")
+        .env("NVSHARE_RUN", "7");
+    program.start().finish().passed();
     drop(scheduler);
     // Without a limit and a scheduler, nothing has to be hidden: NVML's own answer.
-    let said = passed(under(&world, "looks_by_nvml", &["alone"]).start().finish()).out;
+    let said = Program::guest(&world, "looks_by_nvml", &["alone"]).start().finish().passed().out.clone();
     assert_eq!(said, "512 of 1024 in 1\n");
 }
 
@@ -211,27 +202,29 @@ fn memory_is_looked_at_before_any_is_allocated(memory: &str) {
     // As much of the card is free as the scheduler lets programs fill together.
     let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "512MiB"]);
-    passed(under(&world, "looks_first", &["512", "1024"]).start().finish());
+    Program::guest(&world, "looks_first", &["512", "1024"]).start().finish().passed();
     // Without a scheduler, all of the card is free.
-    passed(under(&World::with_memory(memory, CARD), "looks_first", &["1024", "1024"]).start().finish());
+    let world = World::with_memory(memory, CARD);
+    Program::guest(&world, "looks_first", &["1024", "1024"]).start().finish().passed();
 }
 
 fn without_a_scheduler_memory_that_does_not_fit_is_refused(memory: &str) {
-    passed(under(&World::with_memory(memory, CARD), "alone", &[]).start().finish());
+    let world = World::with_memory(memory, CARD);
+    Program::guest(&world, "alone", &[]).start().finish().passed();
 }
 
 fn a_million_allocations_from_sixteen_threads(memory: &str) {
     let world = World::with_driver(&Artifacts::stub());
-    let program = under(&world, "million", &[]).env("NVSHARE_MEMORY", memory);
+    let program = Program::guest(&world, "million", &[]).env("NVSHARE_MEMORY", memory);
     let program = program.env("NVSHARE_MEM_LIMIT", "1024GiB").env("NVSHARE_LOG", "warn");
-    passed(program.start().finish());
+    program.start().finish().passed();
 }
 
 #[test]
 fn threads_that_are_cancelled_inside_the_driver() {
     let world = World::with_driver(&guest("odd_driver", true));
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-    passed(under(&world, "cancel_inside", &[]).start().finish());
+    Program::guest(&world, "cancel_inside", &[]).start().finish().passed();
 }
 
 fn memory_that_moves_looks_like_device_memory(memory: &str) {
@@ -255,7 +248,7 @@ fn a_program_that_shares_memory_is_known_by_its_executable(memory: &str) {
         assert!(log.contains("IpcGetMemHandle, which refuses managed memory"), "{log}");
         // Unless a variable says otherwise.
         let world = World::with_memory(memory, CARD);
-        let overruled = under(&world, name, &[]).env("NVSHARE_PLAIN", "none").start().finish();
+        let overruled = Program::guest(&world, name, &[]).env("NVSHARE_PLAIN", "none").start().finish();
         assert!(!overruled.status.success(), "{}", overruled.log);
     }
     passes(memory, "shares_never", &[], &[]);
@@ -286,7 +279,7 @@ fn an_allocator_of_its_own() {
 fn answers_of_a_newer_driver_go_through() {
     let world = World::with_driver(&guest("odd_driver", true));
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-    passed(under(&world, "unknown", &[]).start().finish());
+    Program::guest(&world, "unknown", &[]).start().finish().passed();
 }
 
 #[test]
@@ -359,8 +352,7 @@ fn of_nothing_but_zeros_comes_the_drivers_own_answer() {
             command.arg(&name);
             let program =
                 Program::of(&world, &format!("{name}-{preload}"), command).env("NVSHARE_LOG", "off");
-            let library = Artifacts::get().library.to_string_lossy();
-            let program = if preload { program.env("LD_PRELOAD", &library) } else { program };
+            let program = if preload { program.preloaded() } else { program };
             let finished = program.start().finish();
             (finished.status.code(), finished.out)
         };

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use nvshare_harness::{Artifacts, Program, Running, Scheduler, World};
+use nvshare_harness::{Program, Running, Scheduler, World};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const MIB: u64 = 1 << 20;
@@ -83,9 +83,7 @@ fn a_program_larger_than_the_gpu_takes_turns() {
     let other = start("other", "--memory 384MiB --block 64MiB --kernel-us 1000 --full-check");
     Running::go(&[&large, &other]);
     Scheduler::until_turns(&world, &[&large, &other], 3);
-    world.stop();
-    large.finish().intact();
-    other.finish().intact();
+    world.stop_intact([large, other]);
 }
 
 #[test]
@@ -173,10 +171,8 @@ fn odd_arguments_get_the_drivers_own_answers(memory: &str) {
     let program = compile(&world, "odd", source);
     let run = |preload: bool| {
         let program = Program::of(&world, if preload { "under" } else { "native" }, Command::new(&program));
-        let library = Artifacts::get().library.to_string_lossy().into_owned();
-        let finished = if preload { program.env("LD_PRELOAD", &library) } else { program }.start().finish();
-        assert!(finished.status.success(), "{finished:?}");
-        finished.out
+        let program = if preload { program.preloaded() } else { program };
+        program.start().finish().passed().out.clone()
     };
     let native = run(false);
     assert!(native.contains("free of an unknown pointer 1"), "{native}");

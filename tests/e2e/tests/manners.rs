@@ -50,17 +50,13 @@ fn the_library_never_writes_to_standard_output_and_survives_closed_streams() {
     job.intact();
     assert_eq!(job.out.lines().count(), 1, "{}", job.out);
     // Standard streams closed, and logging on. The program succeeds only if its data was intact.
-    let artifacts = Artifacts::get();
     let line = format!(
         "exec {} closed --memory 256MiB --block 64MiB --steps 2 <&- >&- 2>&-",
-        artifacts.workload.display()
+        Artifacts::get().workload.display()
     );
     let mut command = Command::new("sh");
     command.args(["-c", &line]);
-    let closed = Program::of(&world, "closed", command)
-        .env("LD_PRELOAD", &artifacts.library.to_string_lossy())
-        .start()
-        .finish();
+    let closed = Program::of(&world, "closed", command).preloaded().start().finish();
     assert!(closed.status.success(), "{:?}", closed.status);
 }
 

@@ -1,28 +1,19 @@
 //! Programs that create and map their memory themselves: with `NVSHARE_MEMORY=swap` it moves.
 
-use std::process::Command;
-
-use nvshare_harness::{Artifacts, Program, Running, Scheduler, World, guest};
+use nvshare_harness::{Program, Running, Scheduler, World};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const MIB: u64 = 1 << 20;
 
 /// The guest under nvshare.
 fn maps(world: &World, how: &str) -> Program {
-    let mut command = Command::new(guest("maps", false));
-    command.arg(how);
-    let program = Program::of(world, how, command).until_told();
-    program.env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy())
+    Program::guest(world, "maps", &[how]).until_told()
 }
 
 /// Both programs have ended well, and nothing came to the card or left it but by the library's copies.
 fn both_are_intact(world: &World, guest: Running, other: Running) -> String {
-    world.stop();
-    let guest = guest.finish();
-    assert!(guest.status.success(), "{}: {}", guest.status, guest.log);
-    other.finish().intact();
-    let (moved, _) = world.observe();
-    assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+    let guest = world.stop_guest(guest, other);
+    world.moved_when_told();
     guest.log
 }
 
@@ -126,6 +117,5 @@ fn memory_that_a_user_names_is_the_drivers_and_stays() {
         client.is_some_and(|client| client.usage.iter().any(|usage| usage.immovable == 402 * MIB))
     });
     world.stop();
-    let guest = guest.finish();
-    assert!(guest.status.success(), "{}: {}", guest.status, guest.log);
+    guest.finish().passed();
 }

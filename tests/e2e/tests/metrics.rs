@@ -63,10 +63,7 @@ fn metrics_count_the_work_of_two_programs() {
     wait_until("held time grows", || {
         value(&get("/metrics").1, "nvshare_gpu_held_seconds_total", "nvshare") > held
     });
-    world.stop();
-    for job in jobs.map(Running::finish) {
-        job.intact();
-    }
+    world.stop_intact(jobs);
 }
 
 #[test]

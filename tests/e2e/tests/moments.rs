@@ -1,8 +1,6 @@
 //! Two events at one moment: an allocation that the lock overtakes, and orders that arrive together.
 
-use std::process::Command;
-
-use nvshare_harness::{Artifacts, PlayedScheduler, Program, Scheduler, World, guest, wait_until};
+use nvshare_harness::{PlayedScheduler, Program, Scheduler, World, wait_until};
 use nvshare_proto::{ClientMessage, Epoch, Room, SchedulerMessage};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
@@ -18,17 +16,14 @@ fn an_allocation_that_the_lock_overtakes_is_charged_and_populated(memory: &str) 
     // The allocation takes longer than the holder waits for memory that it is told to restore. Of memory that the library
     // maps, each chunk does.
     let slow = if memory == "swap" { "1:400" } else { "1:3000" };
-    let guest = Program::of(&world, "overtaken", Command::new(guest("overtaken", false)))
-        .env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy())
-        .env("NVSIM_SLOW_ALLOCATIONS", slow);
+    let guest = Program::guest(&world, "overtaken", &[]).env("NVSIM_SLOW_ALLOCATIONS", slow);
     let guest = guest.until_told().start();
     Scheduler::until(&world, "what it has is on the card", |status| {
         assert!(guest.lives(), "{}", guest.log());
         status.find(guest.pid()).is_some_and(|client| client.resident >= 256 << 20)
     });
     world.stop();
-    let guest = guest.finish();
-    assert!(guest.status.success(), "{}: {}", guest.status, guest.log);
+    guest.finish().passed();
     // No kernel was the first to touch the memory.
     let (moved, _) = world.observe();
     assert_eq!((moved.touched, moved.faulted, moved.pushed_out), (0, 0, 0), "{moved:?}");

@@ -43,8 +43,7 @@ fn alone(memory: &str) {
     assert_eq!(client.counters.passed_by, 0);
     assert_eq!(client.counters.hand_overs, 0);
     assert_eq!(client.counters.evicted, 0);
-    let (moved, _) = world.observe();
-    assert_eq!((moved.faulted, moved.pushed_out), (0, 0));
+    let moved = world.moved_when_told();
     // Memory that was allocated under the lock was populated before a kernel touched it.
     assert_eq!(moved.touched, 0);
 }
@@ -77,12 +76,10 @@ fn two_that_do_not_fit_take_turns(memory: &str) {
     });
     let go = Running::go(&[&jobs[0], &jobs[1]]);
     Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 4);
-    world.stop();
-    let jobs = jobs.map(Running::finish);
+    let jobs = world.stop_intact(jobs);
     let status = Scheduler::status(&world);
     let mut hand_overs = 0;
     for job in &jobs {
-        job.intact();
         let counters = status.client(job.pid).counters;
         assert_eq!(counters.passed_by, 0);
         assert!(counters.hand_overs >= 4, "{counters:?}");
@@ -106,16 +103,13 @@ fn stream_ordered_memory_moves_as_well(memory: &str) {
         ["a", "b"].map(|name| Program::workload(&world, name, args).until_told().waits_for_go().start());
     Running::go(&[&jobs[0], &jobs[1]]);
     Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 4);
-    world.stop();
-    let jobs = jobs.map(Running::finish);
+    let jobs = world.stop_intact(jobs);
     let status = Scheduler::status(&world);
     for job in &jobs {
-        job.intact();
         let counters = status.client(job.pid).counters;
         assert!(counters.evicted >= 512 << 20 && counters.passed_by == 0, "{counters:?}");
     }
-    let (moved, _) = world.observe();
-    assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+    world.moved_when_told();
 }
 
 #[test]
@@ -129,10 +123,7 @@ fn without_restore_page_faults_bring_the_memory_back() {
     });
     Running::go(&[&jobs[0], &jobs[1]]);
     Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 3);
-    world.stop();
-    for job in jobs {
-        job.finish().intact();
-    }
+    world.stop_intact(jobs);
     let (moved, _) = world.observe();
     assert!(moved.faulted >= 512 << 20, "{moved:?}");
     assert_eq!(moved.restored, 0, "{moved:?}");
@@ -147,9 +138,7 @@ fn a_capture_under_contention_is_not_broken(memory: &str) {
         .map(|(name, args)| Program::workload(&world, name, args).until_told().waits_for_go().start());
     Running::go(&[&jobs[0], &jobs[1]]);
     Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 4);
-    world.stop();
-    for job in jobs.map(Running::finish) {
-        job.intact();
+    for job in world.stop_intact(jobs) {
         assert!(Scheduler::status(&world).client(job.pid).counters.hand_overs >= 4);
     }
 }

@@ -1,9 +1,7 @@
 //! Streams and contexts that come and go, and work that waits for other work, in turns with a neighbour: the library may
 //! not use anything that has ended, hold up work that could go on, or overlook work that runs.
 
-use std::process::Command;
-
-use nvshare_harness::{Artifacts, Moved, Program, Scheduler, World, guest, wait_until};
+use nvshare_harness::{Moved, Program, Scheduler, World, wait_until};
 use nvshare_proto::ClientState;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
@@ -28,15 +26,11 @@ fn in_turns(memory: &str, name: &str, settings: &[(&str, &str)], turns: u64) -> 
     let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
     let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
-    let guest = Program::of(&world, name, Command::new(guest(name, false)))
-        .env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy());
+    let guest = Program::guest(&world, name, &[]);
     let guest = settings.iter().fold(guest, |guest, (name, value)| guest.env(name, value));
     let (guest, other) = (guest.until_told().start(), other.until_told().start());
     Scheduler::until_turns(&world, &[&guest, &other], turns);
-    world.stop();
-    let guest = guest.finish();
-    assert!(guest.status.success(), "{}: {}", guest.status, guest.log);
-    other.finish().intact();
+    let guest = world.stop_guest(guest, other);
     assert!(Scheduler::status(&world).client(guest.pid).counters.hand_overs >= turns);
     world.observe().0
 }
@@ -72,9 +66,7 @@ fn memory_freed_in_stream_order_holds_no_allocation_up(memory: &str) {
 fn a_capture_begins_beside_a_full_queue_of_another_context(memory: &str) {
     let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    let guest = Program::of(&world, "full", Command::new(guest("capture_beside_full", false)))
-        .env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy());
-    let guest = guest.waits_for_go().start();
+    let guest = Program::guest(&world, "capture_beside_full", &[]).waits_for_go().start();
     wait_until("a thread waits for a place", || {
         assert!(guest.lives(), "{}", guest.log());
         guest.out() == "full\n"
@@ -85,8 +77,7 @@ fn a_capture_begins_beside_a_full_queue_of_another_context(memory: &str) {
         status.find(other.pid()).is_some_and(|client| client.state == ClientState::Waiting)
     });
     std::fs::write(world.dir().join("go"), "").expect("a file");
-    let guest = guest.finish();
-    assert!(guest.status.success(), "{}: {}", guest.status, guest.log);
+    guest.finish().passed();
     other.finish().intact();
 }
 

@@ -124,10 +124,7 @@ fn top_shows_who_holds_and_obeys_keys() {
     terminal.until("it has ended and left the terminal as it was", |screen| {
         screen.contains("ended with 0") && !screen.contains("nvshare-workload")
     });
-    world.stop();
-    for job in [first, second].map(Running::finish) {
-        job.intact();
-    }
+    world.stop_intact([first, second]);
 }
 
 /// Each row: the typed keys, the answer of the scheduler, and whether the client then has that setting.

@@ -80,10 +80,7 @@ fn events_are_told_in_their_order_with_sizes_and_times() {
     Running::go(&[&jobs[0], &jobs[1]]);
     let [first, second] = [jobs[0].pid(), jobs[1].pid()];
     Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 4);
-    world.stop();
-    for job in jobs.map(Running::finish) {
-        job.intact();
-    }
+    world.stop_intact(jobs);
     // A process may outlive its connection for a moment.
     let mut lines = watcher.until_one_of(&["gone", "ended"], None);
     lines.extend(watcher.until_one_of(&["gone", "ended"], None));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-use crate::{Artifacts, World, patience, wait_until};
+use crate::{Artifacts, World, guest, patience, wait_until};
 
 /// The workload's own report.
 #[derive(Debug, Clone, Deserialize)]
@@ -45,13 +45,20 @@ impl Program {
     /// The workload, under nvshare, with arguments separated by blanks.
     #[must_use]
     pub fn workload(world: &World, name: &str, arguments: &str) -> Self {
-        let artifacts = Artifacts::get();
-        let mut command = Command::new(&artifacts.workload);
+        let mut command = Command::new(&Artifacts::get().workload);
         command.arg(name).args(arguments.split_whitespace());
-        Self::of(world, name, command).env("LD_PRELOAD", &artifacts.library.to_string_lossy())
+        Self::of(world, name, command).preloaded()
     }
 
-    /// Any program, in a world; without nvshare unless it is given.
+    /// A guest, under nvshare.
+    #[must_use]
+    pub fn guest(world: &World, name: &str, arguments: &[&str]) -> Self {
+        let mut command = Command::new(guest(name, false));
+        command.args(arguments);
+        Self::of(world, name, command).preloaded()
+    }
+
+    /// Any program, in a world; without nvshare unless it is [`preloaded`](Self::preloaded).
     #[must_use]
     pub fn of(world: &World, name: &str, mut command: Command) -> Self {
         command.envs(world.environment()).env("NVSHARE_LOG", "debug").stdin(Stdio::null());
@@ -65,6 +72,12 @@ impl Program {
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.command.env(name, value);
         self
+    }
+
+    /// Runs the program under nvshare.
+    #[must_use]
+    pub fn preloaded(self) -> Self {
+        self.env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy())
     }
 
     /// Steps of the workload leave its `--still` and `--zeros` allocations as they are until [`World::wake`].
@@ -243,6 +256,15 @@ impl Drop for Running {
 }
 
 impl Finished {
+    /// The program itself, which has ended well.
+    ///
+    /// # Panics
+    /// When it has failed.
+    pub fn passed(&self) -> &Self {
+        assert!(self.status.success(), "{}: {}", self.status, self.log);
+        self
+    }
+
     /// The workload's report of a run in which all data was intact.
     ///
     /// # Panics

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::Artifacts;
+use crate::{Artifacts, Finished, Running};
 
 /// The bytes that a simulated card has moved so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,6 +121,42 @@ impl World {
     /// When they cannot be told.
     pub fn stop(&self) {
         std::fs::write(self.dir.join("stop"), "").expect("a file");
+    }
+
+    /// Tells workloads that run until they are stopped to stop, and waits for them: the data of all is intact.
+    ///
+    /// # Panics
+    /// When data is not intact, or a workload does not end.
+    pub fn stop_intact<const N: usize>(&self, workloads: [Running; N]) -> [Finished; N] {
+        self.stop();
+        let finished = workloads.map(Running::finish);
+        for workload in &finished {
+            workload.intact();
+        }
+        finished
+    }
+
+    /// The same for a guest and a workload beside it: the guest ends well, and the workload's data is intact. Returns the
+    /// guest.
+    ///
+    /// # Panics
+    /// As [`World::stop_intact`], and when the guest fails.
+    pub fn stop_guest(&self, guest: Running, beside: Running) -> Finished {
+        self.stop();
+        let guest = guest.finish();
+        guest.passed();
+        beside.finish().intact();
+        guest
+    }
+
+    /// Looks at what moved on the card: nothing by page faults, and nothing because there was no room for it.
+    ///
+    /// # Panics
+    /// When memory moved by itself.
+    pub fn moved_when_told(&self) -> Moved {
+        let (moved, _) = self.observe();
+        assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
+        moved
     }
 
     /// Tells programs to change memory that they have left as it was.
