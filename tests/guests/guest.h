@@ -74,6 +74,15 @@ static int launch(uint64_t address, uint64_t words, uint32_t micros, void *strea
     return launch_of(step_function, address, words, micros, stream);
 }
 
+/* Whether so many kernels have each added one to the four words at an address. */
+static int counts(uint64_t memory, uint32_t kernels) {
+    uint32_t words[4];
+    CHECK(FN(cuMemcpyDtoH_v2)(words, memory, sizeof words));
+    for (int i = 0; i < 4; i++)
+        if (words[i] != kernels) { fprintf(stderr, "%u of %u launches\n", words[i], kernels); return 0; }
+    return 1;
+}
+
 /* Whether a range holds this value wherever it is looked at: in 64 words, every so many bytes. */
 static int holds(uint64_t memory, size_t bytes, size_t every, uint32_t value) {
     uint32_t seen[64];
