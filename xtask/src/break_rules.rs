@@ -1,7 +1,8 @@
 //! Breaks each safety rule on purpose and sees its test go red: a test that cannot fail proves nothing.
 //!
 //! Works on a copy of the tracked files, in a target folder of its own. All rules are patched into one build, each behind a
-//! question that only one rule answers with yes: `NVSHARE_BROKEN_RULE` names that rule, by its place in the list.
+//! question that only one rule answers with yes: `NVSHARE_BROKEN_RULE` names that rule, by its place in the list. Before
+//! that, each test has to be green in the same build with no rule broken.
 //!
 //! With `--storm`, random programs have to notice, for the rules that name a defect of theirs; the table in
 //! `docs/testing.md` is the output of that.
@@ -12,6 +13,9 @@ mod shares;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Instant;
 
 use rules::{RULES, Rule, STORM, Storm};
@@ -38,6 +42,13 @@ struct Patched {
     target: PathBuf,
 }
 
+impl Patched {
+    /// Runs one test, with a rule broken.
+    fn test(&self, package: &str, test: &str, broken: Option<usize>) -> Result<Output, String> {
+        cargo(&self.copy, &self.target, &["test", "-p", package, test], broken)
+    }
+}
+
 fn build(arguments: &[&str]) -> Result<Patched, String> {
     let workspace = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
     let copy = workspace.join("target/broken/source");
@@ -56,24 +67,58 @@ fn build(arguments: &[&str]) -> Result<Patched, String> {
     Ok(Patched { copy, target })
 }
 
+/// Tests that run at the same time, each in a process of its own. Most of them wait for programs, and so use little of a
+/// processor.
+const AT_ONCE: usize = 4;
+
 /// `only`: rules whose text contains this.
 pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
     let packages: BTreeSet<&str> = rules().map(|(_, rule)| rule.package).collect();
     let mut arguments = vec!["test", "--no-run"];
     packages.iter().for_each(|package| arguments.extend(["-p", package]));
-    let Patched { copy, target } = build(&arguments)?;
-    let mut unnoticed = 0;
-    for (number, rule) in rules() {
-        if only.is_some_and(|only| !rule.what.contains(only) && !rule.test.contains(only)) {
-            continue;
+    let patched = build(&arguments)?;
+    let chosen = |rule: &Rule| only.is_none_or(|only| rule.what.contains(only) || rule.test.contains(only));
+    let rules: Vec<_> = rules().filter(|(_, rule)| chosen(rule)).collect();
+    // A test that is red anyway says nothing about a rule.
+    let tests: BTreeSet<_> = rules.iter().map(|(_, rule)| (rule.package, rule.test)).collect();
+    let begin = Instant::now();
+    each(&tests, |&(package, test)| {
+        let tested = patched.test(package, test, None)?;
+        if tested.status.success() {
+            return Ok(());
         }
+        Err(format!("{test} is red with no rule broken:\n{}", String::from_utf8_lossy(&tested.stdout)))
+    })?;
+    println!("{} tests are green in {:.0} s", tests.len(), begin.elapsed().as_secs_f64());
+    let unnoticed = AtomicUsize::new(0);
+    each(&rules, |&(number, rule)| {
         let begin = Instant::now();
-        let noticed = break_one(&copy, &target, number, rule)?;
+        let tested = patched.test(rule.package, rule.test, Some(number))?;
+        let text = String::from_utf8_lossy(&tested.stdout);
+        let noticed = !tested.status.success() && text.contains(rule.test) && text.contains("FAILED");
         let verdict = if noticed { "red, as it must be" } else { "NOT NOTICED" };
         println!("{verdict}: {} ({}, {:.0} s)", rule.what, rule.test, begin.elapsed().as_secs_f64());
-        unnoticed += usize::from(!noticed);
+        unnoticed.fetch_add(usize::from(!noticed), Ordering::Relaxed);
+        Ok(())
+    })?;
+    match unnoticed.into_inner() {
+        0 => Ok(()),
+        unnoticed => Err(format!("{unnoticed} broken rules were not noticed")),
     }
-    if unnoticed == 0 { Ok(()) } else { Err(format!("{unnoticed} broken rules were not noticed")) }
+}
+
+/// Does something for each of these, [`AT_ONCE`] at the same time.
+fn each<'a, T: 'a>(
+    items: impl IntoIterator<Item = &'a T, IntoIter: Send>,
+    work: impl Fn(&'a T) -> Result<(), String> + Sync,
+) -> Result<(), String> {
+    let left = Mutex::new(items.into_iter());
+    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let worker = || std::iter::from_fn(next).try_for_each(&work);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().expect("no worker panics"))
+    })
 }
 
 /// Breaks each rule that random programs have to notice, and prints the seed at which they do.
@@ -152,13 +197,6 @@ fn patch(copy: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Breaks one rule. Returns whether its test notices.
-fn break_one(copy: &Path, target: &Path, number: usize, rule: &Rule) -> Result<bool, String> {
-    let tested = cargo(copy, target, &["test", "-p", rule.package, rule.test], Some(number))?;
-    let text = String::from_utf8_lossy(&tested.stdout);
-    Ok(!tested.status.success() && text.contains(rule.test) && text.contains("FAILED"))
-}
-
 fn cargo(copy: &Path, target: &Path, arguments: &[&str], broken: Option<usize>) -> Result<Output, String> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).arg("--quiet").current_dir(copy);
@@ -175,6 +213,33 @@ fn cargo(copy: &Path, target: &Path, arguments: &[&str], broken: Option<usize>) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The text of all sources below a folder.
+    fn sources(folder: &Path) -> String {
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let text = |path: PathBuf| {
+            if path.is_dir() {
+                return if path.ends_with("target") { String::new() } else { sources(&path) };
+            }
+            let is_source = path.extension().is_some_and(|extension| extension == "rs");
+            if is_source { std::fs::read_to_string(path).unwrap() } else { String::new() }
+        };
+        entries.map(text).collect()
+    }
+
+    /// A name that no test has would be looked for, and not found, without an error.
+    #[test]
+    fn every_test_that_a_rule_names_is_there() {
+        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let all: String = ["libnvshare", "nvshare-scheduler", "proto", "tests"]
+            .map(|folder| sources(&workspace.join(folder)))
+            .concat();
+        let lost: Vec<_> = rules()
+            .filter(|(_, rule)| !all.contains(&format!("fn {}(", rule.test)))
+            .map(|(_, rule)| rule.test)
+            .collect();
+        assert!(lost.is_empty(), "{lost:#?}");
+    }
 
     /// The list names places by their text, so it has to follow each change of that text.
     #[test]
