@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_rare_is_written_each_time() {
+    fn rare_lines_are_written_each_time() {
         let mut cause = Repeated::new();
         for minute in 1..5 {
             let said = cause.again(SILENCE * minute).map(|left_out| left_out.to_string());

@@ -65,7 +65,7 @@ fn the_last_byte_goes_to_one_process() {
 }
 
 #[test]
-fn what_one_frees_another_can_have() {
+fn bytes_that_one_frees_another_can_have() {
     loom::model(|| {
         let tenant = Tenant::new([60, 0]);
         let other = spawn(&tenant, |tenant| {
@@ -82,7 +82,7 @@ fn what_one_frees_another_can_have() {
 
 /// The scheduler takes back what a process had whose connection is gone, while its last threads still free.
 #[test]
-fn what_is_taken_back_is_taken_once() {
+fn bytes_are_taken_back_once() {
     loom::model(|| {
         let tenant = Tenant::new([60, 40]);
         let scheduler = spawn(&tenant, |tenant| sums::reclaim(&tenant.used, &tenant.own[0]));

@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_that_are_gone_those_least_ahead_are_forgotten() {
+    fn the_absent_jobs_least_ahead_are_forgotten_first() {
         let mut shares = Shares::default();
         shares.change(job(0), None, WAITS, S(60));
         let jobs = 2 * MOST_REMEMBERED as u64;

@@ -74,7 +74,7 @@ fn zeros_are_not_copied_and_stay_zeros() {
 }
 
 #[test]
-fn what_has_not_changed_is_copied_once() {
+fn memory_that_has_not_changed_is_copied_once() {
     let turns = Turns::begin(&[], "--still 8");
     turns.until_logged("unchanged memory is left out", |log| in_all(log).1 >= 512);
     turns.turns(2);

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_batch_means_the_same_programs() {
+    fn the_rest_of_a_batch_means_the_same_programs() {
         let whole = batch(&["10", "--count", "4"]);
         assert_eq!(programs(&whole), [(10, false), (11, false), (12, false), (13, true)]);
         assert_eq!(programs(&whole.before(12).unwrap()), [(10, false), (11, false)]);

@@ -211,7 +211,7 @@ pub(super) const RULES: &[Rule] = &[
         from: "                self.is_next_no_more();\n                self.act(Action::Return",
         to: "                if !BROKEN {\n                    self.is_next_no_more();\n                }\n                self.act(Action::Return",
         package: "nvshare-client",
-        test: "what_comes_back_ahead_of_the_lock_stops_when_the_order_is_to_evict",
+        test: "a_restore_ahead_of_the_lock_stops_when_the_order_is_to_evict",
     },
     Rule {
         what: "a turn ends though no client began it",
@@ -219,7 +219,7 @@ pub(super) const RULES: &[Rule] = &[
         from: "        } else if sums.running > 0 {\n            gpu.turn_started.get_or_insert(self.now);\n",
         to: "            } else if !BROKEN && sums.running > 0 {\n                gpu.turn_started.get_or_insert(self.now);\n",
         package: "nvshare-client",
-        test: "who_was_there_before_its_scheduler_gives_way_when_its_quantum_is_over",
+        test: "a_client_older_than_its_scheduler_gives_way_when_its_quantum_is_over",
     },
     Rule {
         what: "a dead process's room is free when the process is gone",
@@ -243,7 +243,7 @@ pub(super) const RULES: &[Rule] = &[
         from: "            self.step_back(&unit);\n            return;\n",
         to: "            if !BROKEN {\n                self.step_back(&unit);\n            }\n            return;\n",
         package: "nvshare-core",
-        test: "who_cannot_have_its_room_holds_nobody_up",
+        test: "a_client_that_cannot_have_its_room_holds_nobody_up",
     },
     Rule {
         what: "a copy to memory that the host sees is complete when it returns",
@@ -275,7 +275,7 @@ pub(super) const RULES: &[Rule] = &[
         from: "if turn.idle_since.is_some() { ends }",
         to: "if turn.idle_since.is_some() && !BROKEN { ends }",
         package: "nvshare-client",
-        test: "who_pauses_gives_way_at_its_pauses_whatever_became_of_its_drains",
+        test: "a_client_that_pauses_gives_way_whatever_became_of_its_drains",
     },
     Rule {
         what: "memory that came back to the card can be moved again",
@@ -283,7 +283,7 @@ pub(super) const RULES: &[Rule] = &[
         from: "stays.bytes.min(self.budget)",
         to: "stays.bytes.max(if BROKEN { u64::MAX } else { 0 }).min(self.budget)",
         package: "nvshare-core",
-        test: "what_came_back_since_something_could_not_move_can_move_again",
+        test: "memory_that_came_back_since_some_could_not_move_can_move_again",
     },
     Rule {
         what: "a client that has filled the card keeps what it has when others come",

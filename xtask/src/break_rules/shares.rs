@@ -81,7 +81,7 @@ pub(super) const SHARES: &[Rule] = &[
         from: "slept >= SHORTEST_SLEEP",
         to: "BROKEN || slept >= SHORTEST_SLEEP",
         package: "nvshare-core",
-        test: "who_asks_and_gives_back_in_a_loop_waits_for_its_turn_each_time",
+        test: "a_client_that_asks_and_gives_back_in_a_loop_waits_for_each_turn",
     },
     Rule {
         what: "a job that gives back and asks again is as far ahead as it was",
@@ -97,7 +97,7 @@ pub(super) const SHARES: &[Rule] = &[
         from: "(asks.is_ahead <= most).then",
         to: "(BROKEN || asks.is_ahead <= most).then",
         package: "nvshare-client",
-        test: "who_sleeps_to_look_short_gets_no_more_than_its_share",
+        test: "a_program_that_sleeps_to_look_short_gets_no_more_than_its_share",
     },
     Rule {
         what: "all short work together runs no further ahead than others may wait",

@@ -367,7 +367,7 @@ fn memory_comes_back_behind_the_closed_gate_and_the_gate_opens_with_the_lock() {
 }
 
 #[test]
-fn what_comes_back_ahead_of_the_lock_stops_when_the_order_is_to_evict() {
+fn a_restore_ahead_of_the_lock_stops_when_the_order_is_to_evict() {
     let mut client = next();
     assert_eq!(
         client.hear(SchedulerMessage::Evict(room(3))),

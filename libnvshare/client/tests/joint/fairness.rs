@@ -48,7 +48,7 @@ fn a_gang_is_not_starved_by_jobs_that_come_in_turns() {
 }
 
 #[test]
-fn who_always_defers_and_a_big_waiter_starve_nobody() {
+fn a_client_that_always_defers_and_a_big_waiter_starve_nobody() {
     let deferring = Plan { defers_every: Some(1), ..steady(4, ENDLESS) };
     let big = Plan { starts_at: 300, ..steady(14, ENDLESS) };
     let third = Plan { starts_at: 600, ..steady(12, ENDLESS) };
@@ -73,7 +73,7 @@ fn equal_jobs_get_the_same_however_long_their_drains_take() {
 }
 
 #[test]
-fn who_sits_on_a_crowded_gpu_too_gets_no_more_for_it() {
+fn a_job_on_a_crowded_gpu_too_gets_no_more_for_it() {
     let both = Plan { gpus: vec![gpu(0), gpu(1)], ..steady(12, ENDLESS) };
     let small = Plan { gpus: vec![gpu(1)], ..steady(1, ENDLESS) };
     let mut plans = vec![both, steady(12, ENDLESS), steady(12, ENDLESS), steady(12, ENDLESS)];
@@ -112,7 +112,7 @@ fn the_processes_of_a_job_have_one_share_together() {
 }
 
 #[test]
-fn who_pauses_gives_way_at_its_pauses_whatever_became_of_its_drains() {
+fn a_client_that_pauses_gives_way_whatever_became_of_its_drains() {
     let pauses = Plan { pause: 60, ..steady(12, ENDLESS) };
     for (ms, drains_in) in [(60, 0), (60, 60_000), (300, 0), (300, 60_000)] {
         // A drain while it computes is given up, however long it is waited for.

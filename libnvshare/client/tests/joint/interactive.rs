@@ -66,7 +66,7 @@ fn nobody_gets_more_by_looking_interactive() {
 
 /// Its share is a seventh of the time, its sleeps leave two fifths, and nearly all of that may be spent on switching.
 #[test]
-fn who_sleeps_to_look_short_gets_no_more_than_its_share() {
+fn a_program_that_sleeps_to_look_short_gets_no_more_than_its_share() {
     let mut plans = vec![burst(12, 150)];
     plans.extend((0..6).map(|_| steady(12, ENDLESS)));
     let (max_wait, seconds) = (30_000, 300);

@@ -22,7 +22,7 @@ fn a_need_that_crossed_with_its_room_holds_nobody_up() {
 }
 
 #[test]
-fn who_cannot_evict_keeps_others_waiting_until_it_is_gone() {
+fn a_client_that_cannot_evict_keeps_others_waiting_until_it_is_gone() {
     let stuck = Plan { cannot_evict: true, work: 500, dies_at: Some(8_000), ..steady(12, 500) };
     let mut world = World::new(vec![stuck, Plan { starts_at: 200, ..steady(12, 500) }], config(false), 5);
     world.run(MS(7_500));

@@ -212,7 +212,7 @@ fn a_tenant_has_one_share_however_many_processes_it_has() {
 }
 
 #[test]
-fn who_is_paused_stands_still_and_goes_on_later() {
+fn a_paused_client_stands_still_and_goes_on_later() {
     let mut world = World::new(vec![steady(12, ENDLESS), steady(4, ENDLESS)], quantum(1000), 7);
     world.run(MS(5000));
     let pause = |paused| Given { paused: Some(paused), ..Given::default() };

@@ -69,7 +69,7 @@ fn a_small_one_runs_beside_whoever_has_the_turn() {
 }
 
 #[test]
-fn who_has_work_in_bursts_is_not_moved_out_at_each_pause() {
+fn a_client_with_bursts_of_work_is_not_moved_out_at_each_pause() {
     // 60 ms of host work in each 160 ms; moving 8 GiB costs seconds at the rates assumed at first.
     let mut world =
         World::new(vec![Plan { pause: 60, ..steady(12, 60_000) }, steady(12, 60_000)], config(false), 3);
@@ -97,7 +97,7 @@ fn an_idle_holder_gives_way_before_its_quantum_is_over() {
 }
 
 #[test]
-fn who_was_there_before_its_scheduler_gives_way_when_its_quantum_is_over() {
+fn a_client_older_than_its_scheduler_gives_way_when_its_quantum_is_over() {
     let there = Plan { runs_already: true, ..steady(12, 60_000) };
     let mut world = World::new(vec![there, Plan { starts_at: 100, ..steady(12, 500) }], config(false), 3);
     world.run(MS(5_000));
@@ -105,7 +105,7 @@ fn who_was_there_before_its_scheduler_gives_way_when_its_quantum_is_over() {
 }
 
 #[test]
-fn who_never_runs_under_its_grant_does_not_keep_the_gpu_from_others() {
+fn a_client_that_never_runs_under_its_grant_does_not_keep_the_gpu() {
     // A client that registers, asks, and is never heard of again.
     let mut world =
         World::new(vec![steady(12, 60_000), Plan { starts_at: 3_000, ..steady(2, 500) }], config(false), 3);
@@ -121,7 +121,7 @@ fn who_never_runs_under_its_grant_does_not_keep_the_gpu_from_others() {
 }
 
 #[test]
-fn who_always_defers_keeps_the_gpu_and_nothing_else() {
+fn a_client_that_always_defers_keeps_the_gpu_and_nothing_else() {
     let deferring = Plan { defers_every: Some(1), ..steady(12, 60_000) };
     let mut world = World::new(
         vec![deferring, Plan { starts_at: 300, ..steady(12, 500) }, steady(2, 500)],

@@ -74,7 +74,7 @@ mod tests {
     const FIVE_PER_CENT: u32 = 50_000;
 
     #[test]
-    fn what_is_spent_is_earned_again() {
+    fn spent_time_is_earned_again() {
         for (spent, settled, allowed) in [
             (0, 0, 0),
             (160, 3200, 0),

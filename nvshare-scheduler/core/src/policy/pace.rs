@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_with_credit_for_a_spell_saves_for_one_more_and_who_sleeps_does_not() {
+    fn a_job_that_waits_saves_for_one_more_spell_and_one_that_sleeps_does_not() {
         for (does, expected) in [(Does::Waits, 125_000), (Does::Sleeps, 62_500)] {
             let mut pace = Pace::new(25, MS(0));
             pace.advance(does, MS(60_000));

@@ -6,7 +6,7 @@ use nvshare_proto::{ClientMessage, ClientState, Gate, MemoryMode, Register, Room
 use crate::table::{CAPACITY, GIB, MS, Table, asked_to_leave, config, gpu, granted, room_given, twelve_gib};
 
 #[test]
-fn what_one_asks_for_does_not_end_the_turn_of_others() {
+fn a_need_of_one_client_does_not_end_the_turn_of_others() {
     let mut table = Table::new(config(false));
     table.register(1, Gate::Open, 8 * GIB, 0);
     table.register(2, Gate::Open, 8 * GIB, 0);
@@ -17,7 +17,7 @@ fn what_one_asks_for_does_not_end_the_turn_of_others() {
 }
 
 #[test]
-fn who_answers_an_eviction_with_nothing_is_not_asked_without_end() {
+fn a_client_that_evicts_nothing_is_not_asked_without_end() {
     let mut table = Table::new(config(false));
     table.register(1, Gate::Closed, 12 * GIB, 0);
     table.register(2, Gate::Closed, 12 * GIB, 12 * GIB);
@@ -43,7 +43,7 @@ fn a_claim_of_absent_memory_does_not_stretch_its_deadline() {
 }
 
 #[test]
-fn what_clients_claim_can_be_added_up() {
+fn claims_of_clients_can_be_added_up() {
     let mut table = Table::new(config(false));
     for client in 1..4 {
         table.register(client, Gate::Closed, u64::MAX, 0);
@@ -82,7 +82,7 @@ fn sizes_of_a_gpu_that_differ_mean_turns() {
 }
 
 #[test]
-fn who_says_that_a_gpu_is_small_has_others_asked_once() {
+fn a_client_that_says_that_a_gpu_is_small_has_others_asked_once() {
     let mut table = Table::new(Config { gpu_memory: None, reserve: Some(0), ..config(false) });
     table.register(1, Gate::Closed, 12 * GIB, 0);
     table.register_with(2, Gate::Closed, Usage { total: 4 * GIB, allocated: 0, ..twelve_gib(0) });

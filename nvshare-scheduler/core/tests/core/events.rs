@@ -99,7 +99,7 @@ fn an_allocation_is_refused_when_it_was_told_so_and_not_when_it_gives_up() {
 }
 
 #[test]
-fn what_nobody_takes_is_forgotten_with_the_next_event() {
+fn events_that_nobody_takes_are_forgotten_with_the_next() {
     let mut table = Table::new(config(false));
     for _ in 0..1000 {
         table.core.switch_on(MS(0));

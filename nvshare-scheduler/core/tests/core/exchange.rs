@@ -105,7 +105,7 @@ fn the_lock_and_the_room_of_a_client_that_dies_meanwhile_are_free() {
 }
 
 #[test]
-fn what_came_back_is_evicted_when_the_rest_can_not_come() {
+fn memory_that_came_back_is_evicted_when_the_rest_cannot_come() {
     let mut table = swapping();
     table.say(LEAVES, made(3 * GIB));
     table.say(LEAVES, ClientMessage::ReqLock);

@@ -54,7 +54,7 @@ fn a_gang_is_granted_at_once_or_not_at_all() {
 }
 
 #[test]
-fn who_waits_for_one_rank_gets_its_place_when_all_have_drained() {
+fn a_waiter_gets_the_place_of_one_rank_when_all_have_drained() {
     let mut table = pair_and_other(0);
     let epochs = both_run(&mut table);
     table.say(OTHER, ClientMessage::ReqLock);

@@ -7,7 +7,7 @@ use crate::table::{GIB, MS, Table, asked_to_leave, config, granted};
 
 /// Works for ten milliseconds and asks again at once; and works for two and asks again eight later, which is no sleep.
 #[test]
-fn who_asks_and_gives_back_in_a_loop_waits_for_its_turn_each_time() {
+fn a_client_that_asks_and_gives_back_in_a_loop_waits_for_each_turn() {
     for (works, waits) in [(10, 0), (2, 8)] {
         asks_and_gives_back(works, waits);
     }

@@ -36,7 +36,7 @@ fn a_process_joins_the_turn_of_its_job() {
 }
 
 #[test]
-fn who_comes_when_the_turn_of_its_job_ends_waits_for_the_next() {
+fn a_process_that_comes_when_the_turn_of_its_job_ends_waits_for_the_next() {
     let mut table = one_runs_and_a_big_one_waits();
     assert!(asked_to_leave(&table.wait_until(1000), 1).is_some());
     assert_eq!(granted(&table.say(2, ClientMessage::ReqLock), 2), None);

@@ -23,7 +23,7 @@ fn a_capacity_that_became_smaller_holds_for_what_is_there() {
 }
 
 #[test]
-fn who_runs_beyond_the_capacity_is_asked_for_nothing_that_it_uses() {
+fn a_client_that_runs_beyond_the_capacity_is_asked_for_nothing_that_it_uses() {
     let mut core = Core::new(Config { gpu_memory: None, reserve: Some(0), ..config(false) });
     core.handle(registered(0, Gate::Open, 0), MS(0));
     core.handle(Event::Measured(Measured { gpu: gpu(0), available: 9 * GIB, used: BTreeMap::new() }), MS(1));
@@ -33,7 +33,7 @@ fn who_runs_beyond_the_capacity_is_asked_for_nothing_that_it_uses() {
 }
 
 #[test]
-fn what_nobody_ordered_is_no_news() {
+fn an_eviction_that_nobody_ordered_changes_nothing() {
     let mut core = Core::new(config(false));
     core.handle(registered(0, Gate::Closed, 0), MS(0));
     while core.poll_output().is_some() {}
@@ -134,7 +134,7 @@ fn an_eviction_stands_until_it_is_answered() {
 }
 
 #[test]
-fn who_cannot_have_its_room_holds_nobody_up() {
+fn a_client_that_cannot_have_its_room_holds_nobody_up() {
     let mut core = Core::new(config(false));
     for client in [1, 2] {
         core.handle(registered(client, Gate::Closed, 12 * GIB), MS(0));
@@ -217,7 +217,7 @@ fn room_is_not_kept_for_a_parked_need_while_who_is_next_waits_for_it() {
 }
 
 #[test]
-fn who_waited_for_memory_that_could_not_move_goes_on_when_it_can() {
+fn a_client_that_waited_for_immovable_memory_goes_on_when_it_can_move() {
     let (silent, waiter) = (1, 2);
     let mut table = Table::new(config(false));
     table.register(silent, Gate::Closed, 12 * GIB, 0);

@@ -51,7 +51,7 @@ fn keeps_the_last_20_mib(table: &mut Table) {
 }
 
 #[test]
-fn what_came_back_since_something_could_not_move_can_move_again() {
+fn memory_that_came_back_since_some_could_not_move_can_move_again() {
     let mut table = half_a_gib();
     keeps_the_last_20_mib(&mut table);
     table.runs(NEIGHBOUR);
@@ -63,7 +63,7 @@ fn what_came_back_since_something_could_not_move_can_move_again() {
 }
 
 #[test]
-fn who_needs_more_than_what_stays_leaves_is_refused() {
+fn a_need_for_more_than_can_be_made_free_is_refused() {
     let mut table = half_a_gib();
     keeps_the_last_20_mib(&mut table);
     let sent = table.say(PARKED, ClientMessage::NeedRoom(room(500)));

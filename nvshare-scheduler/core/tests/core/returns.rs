@@ -8,7 +8,7 @@ use nvshare_proto::{ClientMessage, ClientState, Gate, SchedulerMessage};
 use crate::table::{CAPACITY, GIB, MS, Table, config, gpu, granted, registered};
 
 #[test]
-fn who_is_back_before_it_is_known_to_be_gone_is_charged_once() {
+fn a_client_back_before_it_is_known_to_be_gone_is_charged_once() {
     let mut core = Core::new(config(false));
     let again = |client| match registered(client, Gate::Closed, 0) {
         Event::Registered { register, .. } => {
@@ -24,7 +24,7 @@ fn who_is_back_before_it_is_known_to_be_gone_is_charged_once() {
 }
 
 #[test]
-fn who_was_parked_before_its_scheduler_waits_for_those_who_run() {
+fn a_client_parked_before_its_scheduler_waits_for_those_that_run() {
     let mut core = Core::new(Config { settle: MS(1300), ..config(false) });
     let granted = |core: &mut Core| {
         std::iter::from_fn(|| core.poll_output())

@@ -203,7 +203,7 @@ fn programs_that_leave_gaps_run_side_by_side_and_lose_no_more_than_stated() {
 }
 
 #[test]
-fn who_comes_ends_the_turns_of_the_others() {
+fn a_newcomer_ends_the_turns_of_the_others() {
     let mut programs = Programs::new(config(false), &[FILLS, FILLS]);
     programs.go_on_for(20);
     assert!(programs.takes_turns());

@@ -174,7 +174,7 @@ impl<'a> Order<'a> {
 }
 
 #[test]
-fn what_a_step_uses_lives_whatever_the_threads_do() {
+fn handles_of_a_step_live_whatever_the_threads_do() {
     let caps: BTreeSet<String> = crate::caps::ALL.iter().map(|&name| name.to_owned()).collect();
     let mut pairs = 0;
     // The last one met the end of a primary context that did not wait for a green one.
