@@ -7,7 +7,9 @@
 //! With `--storm`, random programs have to notice, for the rules that name a defect of theirs; the table in
 //! `docs/testing.md` is the output of that.
 
+mod library;
 mod rules;
+mod scheduler;
 mod shares;
 
 use std::collections::BTreeSet;
@@ -18,12 +20,14 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use rules::{RULES, Rule, STORM, Storm};
+use library::LIBRARY;
+use rules::{Rule, STORM, Storm};
+use scheduler::SCHEDULER;
 use shares::SHARES;
 
 /// All rules, each with its number.
 fn rules() -> impl Iterator<Item = (usize, &'static Rule)> {
-    RULES.iter().chain(SHARES).enumerate()
+    LIBRARY.iter().chain(SCHEDULER).chain(SHARES).enumerate()
 }
 
 /// The question that the patched crates ask.
