@@ -253,6 +253,7 @@ called {
     cuDeviceGetUuid_v2(uuid: *mut [u8; 16], dev: CUdevice);
     cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int);
     cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: c_uint);
+    cuMemHostUnregister(p: *mut c_void);
     cuModuleGetFunction(hfunc: *mut CUfunction, hmod: CUmodule, name: *const c_char);
     cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
     cuMemPoolGetAttribute(pool: CUmemoryPool, attr: c_int, value: *mut c_void);
@@ -344,7 +345,7 @@ forwarded {
     cuMemGetAllocationGranularity
     cuMemGetAttribute cuMemGetAttribute_v2
     cuMemHostAlloc cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags
-    cuMemHostRegister cuMemHostUnregister cuMemImportFromShareableHandle
+    cuMemHostRegister cuMemImportFromShareableHandle
     cuMemPoolExportPointer cuMemPoolExportToShareableHandle
     cuMemPoolImportFromShareableHandle cuMemPoolImportPointer
     cuMemPoolSetAccess cuMemRangeGetAttribute cuMemRangeGetAttributes

@@ -336,9 +336,15 @@ pub(crate) fn set_access(base: CUdeviceptr, bytes: u64, access: &[CUmemAccessDes
     call!(cuMemSetAccess(base, bytes as usize, access.as_ptr().cast(), access.len()))
 }
 
-/// Page-locks memory of the process for all of its contexts, until the current context ends. The memory must outlive that.
+/// Page-locks memory of the process for all of its contexts, until it is [unregistered](unregister_host) or the current
+/// context ends. The memory must outlive that.
 pub(crate) fn register_host(memory: *mut c_void, bytes: u64) -> Result<(), CUresult> {
     call!(cuMemHostRegister_v2(memory, bytes as usize, CU_MEMHOSTREGISTER_PORTABLE))
+}
+
+/// Memory that no copy uses is not page-locked any more.
+pub(crate) fn unregister_host(memory: *mut c_void) -> Result<(), CUresult> {
+    call!(cuMemHostUnregister(memory))
 }
 
 /// The host's memory must live until the copy is complete, and nobody may read it before.

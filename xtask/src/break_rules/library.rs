@@ -292,6 +292,22 @@ pub(super) const LIBRARY: &[Rule] = &[
         test: "copies_of_memory_on_the_card_give_way_to_what_has_to_leave",
     },
     Rule {
+        what: "no memory of the host is made for zeros",
+        file: "libnvshare/src/memory/backing/swap/ahead.rs",
+        from: "    devices::used().for_each(content::guess);",
+        to: "    devices::used().filter(|_| !BROKEN).for_each(content::guess);",
+        package: "nvshare-e2e",
+        test: "zeros_take_no_memory_of_the_host",
+    },
+    Rule {
+        what: "memory of the host that is not needed goes back",
+        file: "libnvshare/src/memory/backing/swap/ahead.rs",
+        from: "if host_pool::may_shrink() {",
+        to: "if !BROKEN && host_pool::may_shrink() {",
+        package: "nvshare-e2e",
+        test: "memory_of_the_host_goes_back_when_it_is_not_needed",
+    },
+    Rule {
         what: "a test mode finds pieces that are not zero though the card says so",
         file: "libnvshare/src/memory/backing/swap/content/leaving.rs",
         from: "(Fate::Zero, Some(slot)) if !is_zero(slot) =>",

@@ -5,7 +5,8 @@
 //! not page-locked any more, until they are back on the card. A pool grows in segments: anonymous memory, in huge pages where
 //! the kernel has them, touched by several threads, which is ten times as fast as `cuMemHostAlloc` (measured). Forked
 //! children and core dumps do not contain it. A pool is charged to the process's control group, and grows only as far
-//! as that allows.
+//! as that allows. It grows to what is expected to leave the card, and shrinks by whole segments when it has more than that
+//! and one segment.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -137,6 +138,30 @@ impl Inner {
             bytes += after;
         }
         self.free.insert(address, bytes);
+    }
+
+    /// Takes out a segment that nothing uses, if what is left is `needed` bytes or more.
+    fn take_out(&mut self, needed: u64) -> Option<Segment> {
+        let spare = usize::try_from(self.bytes.saturating_sub(needed)).unwrap_or(usize::MAX);
+        let is_unused = |segment: &Segment| {
+            let around = self.free.range(..=segment.address).next_back();
+            around.is_some_and(|(&from, &bytes)| from + bytes >= segment.address + segment.bytes)
+        };
+        let found = self.segments.iter().position(|segment| segment.bytes <= spare && is_unused(segment))?;
+        let segment = self.segments.swap_remove(found);
+        let (&from, &bytes) = self.free.range(..=segment.address).next_back()?;
+        self.free.remove(&from);
+        let (end, behind) = (segment.address + segment.bytes, from + bytes);
+        // Segments may lie side by side.
+        if segment.address > from {
+            self.free.insert(from, segment.address - from);
+        }
+        if behind > end {
+            self.free.insert(end, behind - end);
+        }
+        self.free_bytes -= segment.bytes as u64;
+        self.bytes -= segment.bytes as u64;
+        Some(segment)
     }
 
     /// A slot is not used any more. False: it belongs to another pool.
@@ -290,6 +315,35 @@ impl HostPool {
     fn bytes(&self) -> u64 {
         lock(&self.inner).bytes
     }
+
+    /// Gives memory back to the system, by whole segments, while the pool has more than `needed` bytes and one segment.
+    fn shrink(&self, needed: u64) {
+        while self.bytes() > needed + SEGMENT && !lifecycle::is_exiting() {
+            let Some(segment) = lock(&self.inner).take_out(needed) else { return };
+            let unregister = || driver::unregister_host(segment.address as *mut c_void);
+            match self.context.with(unregister) {
+                Ok(Ok(())) => {}
+                // The registration has ended with the context.
+                Err(_) if self.context.life().is_over() => {}
+                // The driver still knows the addresses, so nothing else may be there.
+                refused => {
+                    log::debug(format_args!("{} bytes stay page-locked: {refused:?}", segment.bytes));
+                    return std::mem::forget(segment);
+                }
+            }
+        }
+    }
+}
+
+/// Whether a pool has more than a segment that nothing uses.
+pub(in crate::memory) fn may_shrink() -> bool {
+    lock(&POOLS).iter().any(|pool| lock(&pool.inner).free_bytes > SEGMENT)
+}
+
+/// Shrinks each pool to what it [needs](HostPool::shrink), as `needed` says.
+pub(in crate::memory) fn shrink_all(needed: impl Fn(&Arc<Context>) -> u64) {
+    let pools: Vec<Arc<HostPool>> = lock(&POOLS).clone();
+    pools.iter().for_each(|pool| pool.shrink(needed(&pool.context)));
 }
 
 fn log_refused(bytes: u64, error: CUresult) {
@@ -335,6 +389,31 @@ mod tests {
         inner.add_free(11 * G, G);
         inner.add_free(12 * G, G);
         assert_eq!(inner.free, BTreeMap::from([(11 * G, 3 * G)]));
+    }
+
+    #[test]
+    fn an_unused_segment_is_taken_out_and_its_neighbours_stay() {
+        let segment = |at: usize| std::mem::ManuallyDrop::new(Segment { address: at * G, bytes: 2 * G });
+        let mut inner = Inner::default();
+        for at in [10, 12, 14, 20] {
+            let Segment { address, bytes } = *segment(at);
+            inner.segments.push(Segment { address, bytes });
+            inner.add_free(address, bytes);
+            inner.bytes += bytes as u64;
+        }
+        assert_eq!(inner.take(6 * GRANULE).unwrap().len(), 6);
+        assert!(
+            inner.give_back(Slot(11 * G)) && inner.give_back(Slot(12 * G)) && inner.give_back(Slot(13 * G))
+        );
+        assert!(inner.give_back(Slot(14 * G)));
+        let out = std::mem::ManuallyDrop::new(inner.take_out(GRANULE).unwrap());
+        assert_eq!(out.address / G, 12);
+        assert_eq!(inner.free, BTreeMap::from([(11 * G, G), (14 * G, G), (20 * G, 2 * G)]));
+        assert_eq!((inner.bytes / GRANULE, inner.free_bytes / GRANULE), (6, 4));
+        assert!(inner.take_out(5 * GRANULE).is_none(), "what is left would be too little");
+        assert_eq!(std::mem::ManuallyDrop::new(inner.take_out(4 * GRANULE).unwrap()).address / G, 20);
+        assert!(inner.take_out(0).is_none(), "the others are in use");
+        inner.segments.drain(..).for_each(std::mem::forget);
     }
 
     #[test]

@@ -1,18 +1,18 @@
 //! Moves memory that [the library maps](crate::memory::mapping) to the host and back, and ends it.
 
+mod ahead;
 mod chunks;
 mod content;
 mod free;
 mod moves;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Backing, Freed, Lacking, Made, Request, Restored, Work};
 use crate::driver::types::{CUdeviceptr, CUresult};
-use crate::memory::allocations::{self, Allocation};
+use crate::memory::allocations::Allocation;
 use crate::memory::devices::Device;
-use crate::memory::mapping::{self, Mapped, host_pool};
+use crate::memory::mapping::{self, Mapped};
 use crate::work::callbacks;
 use crate::work::contexts::Context;
 
@@ -45,7 +45,10 @@ impl Backing for Swap {
     }
 
     fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> u64 {
-        moves::evict(device, wanted, report)
+        let gone = moves::evict(device, wanted, report);
+        // What has become zero needs no memory of the host.
+        ahead::tidy();
+        gone
     }
 
     fn restore(&self, device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
@@ -59,7 +62,9 @@ impl Backing for Swap {
             // The callback would wait for itself. The driver refuses the call: it does not know the address as an allocation.
             return Freed::Not(call());
         }
-        free::free(allocation, work)
+        let freed = free::free(allocation, work);
+        ahead::tidy();
+        freed
     }
 
     fn has_unfinished_frees(&self) -> bool {
@@ -72,6 +77,7 @@ impl Backing for Swap {
 
     fn end(&self, allocation: &Allocation) {
         free::end(allocation);
+        ahead::tidy();
     }
 
     fn forget_context(&self, context: &Arc<Context>) {
@@ -80,37 +86,6 @@ impl Backing for Swap {
     }
 
     fn foresee_eviction(&self) {
-        foresee_eviction();
-    }
-}
-
-/// Bytes of memory that the library maps, for each context that has any.
-fn by_context() -> Vec<(Arc<Context>, u64)> {
-    let mut sums: Vec<(Arc<Context>, u64)> = Vec::new();
-    allocations::each_mapped(|allocation| {
-        let place = allocation.place();
-        match sums.iter_mut().find(|(context, _)| Arc::ptr_eq(context, &place)) {
-            Some((_, sum)) => *sum += allocation.size,
-            None => sums.push((place, allocation.size)),
-        }
-    });
-    sums
-}
-
-/// Prepares the host's memory in the background. Called by a thread of the library.
-fn foresee_eviction() {
-    static GROWING: AtomicBool = AtomicBool::new(false);
-    let wanted = by_context();
-    if wanted.is_empty() || GROWING.swap(true, Ordering::SeqCst) {
-        return;
-    }
-    let work = move || {
-        for (context, bytes) in wanted {
-            host_pool::grow_ahead(&context, bytes);
-        }
-        GROWING.store(false, Ordering::SeqCst);
-    };
-    if std::thread::Builder::new().name("nvshare-pool".to_owned()).spawn(work).is_err() {
-        GROWING.store(false, Ordering::SeqCst);
+        ahead::foresee_eviction();
     }
 }

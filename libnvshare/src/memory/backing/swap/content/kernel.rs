@@ -147,6 +147,14 @@ pub(in super::super) fn forget_context(context: &Arc<Context>) {
     lock(&KERNELS).retain(|(known, _)| !Arc::ptr_eq(known, context));
 }
 
+/// Whether it is not known yet if the kernel can be used in a context.
+pub(in super::super) fn is_loading(context: &Arc<Context>) -> bool {
+    let is_it = |(known, state): &(Arc<Context>, State)| {
+        Arc::ptr_eq(known, context) && matches!(state, State::Loading)
+    };
+    lock(&KERNELS).iter().any(is_it)
+}
+
 /// What is seen of pieces of a context's memory, each a granule. The memory must stay mapped until this returns. `None`:
 /// the kernel is not there, or the context ends or is broken.
 pub(super) fn look(context: &Arc<Context>, pieces: &[CUdeviceptr]) -> Option<Vec<Option<Seen>>> {

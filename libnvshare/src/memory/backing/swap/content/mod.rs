@@ -12,7 +12,7 @@ mod kernel;
 mod leaving;
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use nvshare_client::content::Seen;
 use nvshare_proto::units::MIB;
@@ -21,13 +21,13 @@ use super::chunks::take;
 use crate::driver::types::CUdeviceptr;
 use crate::memory::allocations::{self, Allocation};
 use crate::memory::devices::Device;
-use crate::memory::mapping::copies::HostCopy;
+use crate::memory::mapping::copies::{self, HostCopy};
 use crate::memory::mapping::host_pool::{self, Slot};
-use crate::memory::mapping::{Chunk, GRANULE};
+use crate::memory::mapping::{Chunk, GRANULE, Mapped};
 use crate::process::config::{self, Content};
 use crate::process::{counters, log};
 use crate::work::contexts::Context;
-pub(super) use kernel::{forget_context, prepare};
+pub(super) use kernel::{forget_context, is_loading, prepare};
 pub(super) use leaving::Leaving;
 
 /// Which pieces are not copied.
@@ -36,12 +36,17 @@ fn mode() -> Content {
 }
 
 /// What is known of chunks that are about to leave, by their addresses.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Looked {
     seen: HashMap<CUdeviceptr, Vec<Option<Seen>>>,
     /// The counters before the eviction.
     before: (u64, u64),
+    /// No chunk is held for a [guess] while chunks leave: it would be passed over.
+    _alone: RwLockReadGuard<'static, ()>,
 }
+
+/// Held for reading while chunks leave, and for writing while memory is looked at that stays.
+static LOOKS: RwLock<()> = RwLock::new(());
 
 /// A chunk that is looked at, and counts as moving meanwhile.
 #[derive(Debug)]
@@ -56,19 +61,59 @@ struct Held {
 
 /// Looks at the chunks that leave first when `wanted` bytes of a device have to leave.
 pub(super) fn look(device: &Device, wanted: u64) -> Looked {
-    let mut looked = Looked { seen: HashMap::new(), before: counters::not_copied() };
+    let alone = LOOKS.read().unwrap_or_else(PoisonError::into_inner);
+    let mut looked = Looked { seen: HashMap::new(), before: counters::not_copied(), _alone: alone };
     if mode() == Content::Off || wanted == 0 {
         return looked;
     }
+    let held = hold(device, wanted, |_, _| true);
+    each_seen(&held, |held, seen| {
+        looked.seen.insert(held.at, seen);
+    });
+    let_go(held);
+    looked
+}
+
+/// Looks at memory of a device of which nothing is known, while the program runs: what is zero now is expected to be so
+/// when it leaves, and needs no memory of the host. Memory that leaves is looked at again.
+pub(super) fn guess(device: &Device) {
+    if mode() == Content::Off {
+        return;
+    }
+    // What leaves at this moment is looked at for itself.
+    let Ok(_alone) = LOOKS.try_write() else { return };
+    let is_unknown = |allocation: &Allocation, chunk: &Chunk| {
+        let is_programs = allocation.mapped.as_ref().is_some_and(Mapped::is_programs);
+        // The program can unmap its own while its work goes on, and does not wait for that.
+        chunk.host.is_empty() && !is_programs
+    };
+    let held = hold(device, u64::MAX, is_unknown);
+    each_seen(&held, |held, seen| {
+        let guess =
+            |seen: Option<Seen>| if seen == Some(Seen::Zero) { HostCopy::Zero } else { HostCopy::None };
+        let guesses: Vec<HostCopy> = seen.into_iter().map(guess).collect();
+        if let Some(mapped) = held.allocation.mapped.as_ref()
+            && let Some(chunk) = mapped.lock().get_mut(held.index)
+        {
+            chunk.host = guesses;
+        }
+    });
+    let_go(held);
+}
+
+/// Holds chunks on the card that are `wanted`, in the order in which they leave, `bytes` of them if there are so many.
+fn hold(device: &Device, bytes: u64, wanted: impl Fn(&Allocation, &Chunk) -> bool) -> Vec<Held> {
     let mut held = Vec::new();
-    let mut left = wanted;
+    let mut left = bytes;
     'all: for allocation in allocations::of_device(device.ordinal) {
         let Some(mapped) = allocation.mapped.as_ref().filter(|mapped| !mapped.is_pinned()) else { continue };
         for index in (0..mapped.count()).rev() {
             if left == 0 {
                 break 'all;
             }
-            let on_card = |chunk: &mut Chunk| chunk.physical.map(|_| (chunk.offset, chunk.bytes));
+            let on_card = |chunk: &mut Chunk| {
+                chunk.physical.filter(|_| wanted(&allocation, chunk)).map(|_| (chunk.offset, chunk.bytes))
+            };
             if let Some((offset, bytes)) = take(&allocation, mapped, index, on_card) {
                 let at = allocation.base + offset;
                 let (allocation, context) = (Arc::clone(&allocation), allocation.place());
@@ -78,9 +123,13 @@ pub(super) fn look(device: &Device, wanted: u64) -> Looked {
         }
     }
     // Chunks of one context are looked at together.
-    let context = |held: &Held| Arc::as_ptr(&held.context);
-    held.sort_by_key(context);
-    for chunks in held.chunk_by(|one, other| context(one) == context(other)) {
+    held.sort_by_key(|held| Arc::as_ptr(&held.context));
+    held
+}
+
+/// Looks at the chunks that are held, and calls `each` with what is seen of the granules of one.
+fn each_seen(held: &[Held], mut each: impl FnMut(&Held, Vec<Option<Seen>>)) {
+    for chunks in held.chunk_by(|one, other| Arc::ptr_eq(&one.context, &other.context)) {
         let Some(first) = chunks.first() else { continue };
         let granules = |held: &Held| (held.at..held.at + held.bytes).step_by(GRANULE as usize);
         // Memory of an ended context may have moved over to this one.
@@ -89,15 +138,16 @@ pub(super) fn look(device: &Device, wanted: u64) -> Looked {
         if let Some(seen) = kernel::look(&first.context, &pieces) {
             let mut seen = seen.into_iter();
             for held in chunks {
-                let of_chunk = seen.by_ref().take((held.bytes / GRANULE) as usize).collect();
-                looked.seen.insert(held.at, of_chunk);
+                each(held, seen.by_ref().take((held.bytes / GRANULE) as usize).collect());
             }
         }
     }
+}
+
+fn let_go(held: Vec<Held>) {
     for held in held {
         held.allocation.mapped.as_ref().and_then(|mapped| mapped.settle(held.index, |_| ()));
     }
-    looked
 }
 
 impl Looked {
@@ -124,16 +174,15 @@ impl Looked {
 pub(super) fn keep(copies: Vec<HostCopy>) -> (Vec<HostCopy>, Vec<Slot>) {
     let mut free = Vec::new();
     let keep = |copy| match copy {
-        HostCopy::Data { hash: Some(_), .. } => copy,
+        // What was zero is expected to be zero again.
+        HostCopy::Data { hash: Some(_), .. } | HostCopy::Zero => copy,
         HostCopy::Data { slot, hash: None } => {
             free.push(slot);
             HostCopy::None
         }
-        HostCopy::None | HostCopy::Zero => HostCopy::None,
+        HostCopy::None => HostCopy::None,
     };
-    let kept: Vec<HostCopy> = copies.into_iter().map(keep).collect();
-    let any = kept.iter().any(|copy| *copy != HostCopy::None);
-    (if any { kept } else { Vec::new() }, free)
+    (copies.into_iter().map(keep).collect(), free)
 }
 
 /// Gives up copies of chunks that are on the card, `bytes` of them if there are so many. Those that leave last go first.
@@ -149,7 +198,8 @@ fn drop_kept(context: &Arc<Context>, bytes: u64) -> bool {
             if dropped >= bytes {
                 return true;
             }
-            let slots = crate::memory::mapping::copies::slots(std::mem::take(&mut chunk.host));
+            let (kept, slots) = copies::without_data(std::mem::take(&mut chunk.host));
+            chunk.host = kept;
             dropped += slots.len() as u64 * GRANULE;
             host_pool::give_back(slots);
         }
