@@ -196,9 +196,19 @@ impl Gpu {
     }
 
     /// Whether a client waits, or did a moment ago while jobs took slices. A client that has just left asks again at once
-    /// if it has more work: until then its successor must not submit without bounds.
+    /// if it has more work: until then its successor must not submit without bounds. Nor may jobs whose progress is measured.
     pub(crate) fn is_contested(&self, now: Time) -> bool {
-        self.contested || self.contested_at.is_some_and(|at| now < at + LINGERS)
+        self.contested || self.trial.bounds() || self.contested_at.is_some_and(|at| now < at + LINGERS)
+    }
+
+    /// The same, where another client is certain to wait soon after a grant.
+    pub(crate) fn is_contested_from_the_grant(&self, now: Time) -> bool {
+        (self.contested_at.is_some() || self.trial.bounds()) && self.is_contested(now)
+    }
+
+    /// Whether a drain was given up, and is tried again later.
+    pub(crate) fn cannot_drain(&self, now: Time) -> bool {
+        self.deferrals > 0 || self.not_before > now
     }
 
     /// How much of what a job is behind, or ahead, is kept at most when it stops wanting the GPU.

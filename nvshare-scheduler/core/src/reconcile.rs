@@ -89,8 +89,7 @@ impl Core {
     /// When the clients that deferred a drain have left, or their work is complete, the turns of others are no longer for
     /// it.
     fn forget_what_was_deferred(&mut self, uuid: GpuUuid) {
-        let Some(gpu) = self.gpus.get(&uuid).filter(|gpu| gpu.deferrals > 0 || gpu.not_before > self.now)
-        else {
+        let Some(gpu) = self.gpus.get(&uuid).filter(|gpu| gpu.cannot_drain(self.now)) else {
             return;
         };
         let deferred = |id: &ClientId| self.clients.get(id).is_some_and(|client| client.deferrals > 0);
@@ -111,7 +110,7 @@ impl Core {
             gpu.contested_at = Some(now);
         }
         let contested = gpu.is_contested(now);
-        if let Some(until) = gpu.lingers_until().filter(|_| contested) {
+        if let Some(until) = gpu.lingers_until().filter(|&until| contested && until > now) {
             gpu.wake_at(until);
         }
         if gpu.told == Some(contested) {

@@ -309,7 +309,7 @@ impl Core {
         // WAITERS goes before the grant: the gate may open at once, and work in flight must be bounded from the first
         // launch on.
         let mut shared = gpus.iter().filter_map(|uuid| self.gpus.get(uuid));
-        let contested = shared.any(|gpu| gpu.contested_at.is_some() && gpu.is_contested(since));
+        let contested = shared.any(|gpu| gpu.is_contested_from_the_grant(since));
         let waiting = contested || self.is_paced(id);
         if let Some(client) = self.clients.get_mut(&id).filter(|_| waiting)
             && client.is_told(waiting, since)

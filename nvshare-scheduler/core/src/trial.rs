@@ -3,12 +3,19 @@
 //! | stage | jobs run | ends |
 //! |---|---|---|
 //! | rests | side by side | when the set may be tried (again) |
-//! | counts | side by side | when the launches of a window are counted |
+//! | counts | side by side | when the launches of a window are counted, and what is in flight is short |
 //! | parts | side by side | when all have given the lock back: then the count of each is exact |
 //! | turns | by turns | when a round is complete; if turns are decided upon, when they are to be checked |
 //!
 //! Side by side, clients are asked for their launches at both ends of the window. In turns nobody is asked: a client says them each
 //! time that it gives the lock back, when all that it has submitted is complete.
+//!
+//! A program that never waits for its work has as much in flight as the driver takes: half a second of work, or several. A drain of that
+//! would be given up, and a window in which such a queue fills counts launches that do not complete in it. So from the first window on,
+//! until the trial is over, launch windows bound what is in flight as if somebody waited. Short windows follow until programs launch
+//! again as they did: then their queues are short.
+
+mod seen;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,10 +24,15 @@ use crate::Time;
 use crate::client::{ClientId, Job};
 use crate::policy::progress::{self, Verdict};
 
+use seen::{Counted, Said};
+pub(crate) use seen::{Sight, Todo};
+
 /// A client that is asked for its launches answers within this time.
 const ANSWERS: Duration = Duration::from_secs(1);
 /// Submitted work is complete within this time after all were asked for the lock.
 const PARTS: Duration = Duration::from_secs(10);
+/// So many short windows are counted at most until what is in flight is short.
+const MOST_SHORT_WINDOWS: u32 = 16;
 /// Time beyond its slices that a round may take.
 const ROUND_DELAYS: Duration = Duration::from_secs(2);
 /// So many more sleeps of jobs than [`ROUNDS_A_SLEEP`] forgives end turns.
@@ -29,6 +41,8 @@ const MOST_SLEEPS: u32 = 3 * ROUNDS_A_SLEEP;
 const ROUNDS_A_SLEEP: u32 = 8;
 
 const DID_NOTHING: &str = "a job did nothing in its turn";
+const LEAVES_GAPS: &str = "a job leaves gaps";
+const CANNOT_DRAIN: &str = "a client cannot drain";
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Stage {
@@ -49,53 +63,6 @@ enum Stage {
     },
 }
 
-/// Launches in some time.
-#[derive(Debug, Clone, Copy, Default)]
-struct Counted {
-    launches: u64,
-    took: Duration,
-}
-
-impl Counted {
-    fn rate(self) -> f64 {
-        self.launches as f64 / self.took.as_secs_f64()
-    }
-}
-
-/// What a client said of its launches in a window.
-#[derive(Debug, Clone, Copy, Default)]
-struct Said {
-    first: Option<(u64, Time)>,
-    last: Option<(u64, Time)>,
-}
-
-/// What the core has to do for the trial.
-#[derive(Debug, Default, PartialEq)]
-pub(crate) struct Todo {
-    /// Ask the clients of the set for their launches.
-    pub(crate) ask: bool,
-    /// Ask all holders for the lock.
-    pub(crate) part: bool,
-    /// All holders have given it back: the first turn begins.
-    pub(crate) begin: bool,
-    /// Look again then, if no event comes before.
-    pub(crate) wake: Option<Time>,
-    /// A line for the log.
-    pub(crate) note: Option<String>,
-}
-
-/// What the core sees of a GPU.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Sight<'a> {
-    /// The clients that hold the GPU or wait for it, and their jobs; none if they are not to be measured now.
-    pub(crate) set: Option<&'a BTreeMap<ClientId, Job>>,
-    /// Nobody holds the GPU.
-    pub(crate) is_free: bool,
-    /// A client that was in the set is gone.
-    pub(crate) is_gone: bool,
-    pub(crate) now: Time,
-}
-
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Trial {
@@ -111,7 +78,11 @@ pub(crate) struct Trial {
     /// The launches of each client when it last gave the lock back.
     counts: BTreeMap<ClientId, u64>,
     given_back: Time,
-    /// The rates of jobs side by side, in the last window and in the one before.
+    /// What is in flight is bounded, and how many windows have been counted since then in which it became shorter.
+    bounded: bool,
+    short_windows: u32,
+    /// The rates of jobs side by side: in the window in which nothing was bounded, in the last one, and in the one before.
+    native: BTreeMap<Job, f64>,
     beside: BTreeMap<Job, f64>,
     before: BTreeMap<Job, f64>,
     /// The launches of jobs in the turns of the current round, their rates in the last round, and in that after the last check.
@@ -147,6 +118,9 @@ impl Default for Trial {
             said: BTreeMap::new(),
             counts: BTreeMap::new(),
             given_back: Time::ZERO,
+            bounded: false,
+            short_windows: 0,
+            native: BTreeMap::new(),
             beside: BTreeMap::new(),
             before: BTreeMap::new(),
             round: BTreeMap::new(),
@@ -170,6 +144,11 @@ impl Trial {
     /// Whether jobs take turns though they fit.
     pub(crate) fn takes_turns(&self) -> bool {
         matches!(self.stage, Stage::Parts { .. } | Stage::Turns { .. })
+    }
+
+    /// Whether what is in flight is bounded, though nobody may wait.
+    pub(crate) fn bounds(&self) -> bool {
+        self.bounded
     }
 
     /// Whether turns are what was decided upon, and not a trial alone.
@@ -228,7 +207,9 @@ impl Trial {
 
     /// A client has nothing to do.
     pub(crate) fn falls_asleep(&mut self, client: ClientId) {
-        if matches!(self.stage, Stage::Turns { .. }) && self.set.contains_key(&client) {
+        let Some(&job) = self.set.get(&client) else { return };
+        let shortens = self.shortens() && self.native.get(&job).is_some_and(|rate| *rate > 0.0);
+        if shortens || matches!(self.stage, Stage::Turns { .. }) {
             self.slept = true;
             self.sleeps += ROUNDS_A_SLEEP;
         }
@@ -255,7 +236,8 @@ impl Trial {
             if matches!(self.stage, Stage::Rests { until } if until <= now) {
                 self.stage = Stage::Rests { until: now + progress::QUIET };
             }
-            return self.ends(now, "they are not to be measured", todo);
+            let why = if sight.cannot_drain { CANNOT_DRAIN } else { "they are not to be measured" };
+            return self.ends(now, why, todo);
         };
         if let Stage::Rests { until } = self.stage {
             if now >= until {
@@ -352,13 +334,23 @@ impl Trial {
             let counted = Counted { launches: last.saturating_sub(first), took: to.saturating_sub(from) };
             *self.beside.entry(job).or_default() += counted.rate();
         }
+        if self.shortens() {
+            return self.has_shortened(now, todo);
+        }
         if self.jobs() < 2 {
             self.quiet += 1;
             return self.rests(now + progress::quiet(self.quiet));
         }
         self.quiet = 0;
-        // The first round, or that in which a check ends, is still to come.
-        if self.alone.is_empty() || self.decided {
+        if !self.bounded {
+            self.bounded = true;
+            self.short_windows = 0;
+            self.sleeps = 0;
+            self.native.clone_from(&self.beside);
+            return self.counts_for(Duration::ZERO, progress::SHORT_WINDOW, now);
+        }
+        // The round in which a check ends is still to come.
+        if self.decided {
             return self.parts(now, todo);
         }
         let mean = |(job, &beside): (&Job, &f64)| {
@@ -370,9 +362,41 @@ impl Trial {
         match progress::verdict(&self.sums) {
             Verdict::SideBySide => return self.rests_after_failure(now),
             Verdict::Unknown => {}
+            // Side by side without bounds they get as much done: bounds cost what turns seem to gain.
+            Verdict::Turns
+                if self.progress(|(job, _)| self.native_rate(*job)).is_none_or(|sum| sum >= 1.0) =>
+            {
+                return self.rests_after_failure(now);
+            }
             Verdict::Turns => self.decides(now, todo),
         }
         self.parts(now, todo);
+    }
+
+    /// Whether what is in flight is still to become short, before the first round.
+    fn shortens(&self) -> bool {
+        self.bounded && self.alone.is_empty() && matches!(self.stage, Stage::Counts { .. })
+    }
+
+    /// A short window is over. A program with much in flight has launched next to nothing in it.
+    fn has_shortened(&mut self, now: Time, todo: &mut Todo) {
+        if self.sleeps > 0 {
+            return self.ends(now, LEAVES_GAPS, todo);
+        }
+        self.short_windows += 1;
+        let launches = |(job, &native): (&Job, &f64)| {
+            let rate = self.beside.get(job).copied().unwrap_or_default();
+            rate >= native * progress::LAUNCHES_AGAIN
+        };
+        if !self.native.iter().all(launches) && self.short_windows < MOST_SHORT_WINDOWS {
+            return self.counts_for(Duration::ZERO, progress::SHORT_WINDOW, now);
+        }
+        self.beside.clone_from(&self.native);
+        self.parts(now, todo);
+    }
+
+    fn native_rate(&self, job: Job) -> f64 {
+        self.native.get(&job).copied().unwrap_or_default()
     }
 
     /// The progress of the jobs that are measured, by their rates side by side.
@@ -436,7 +460,7 @@ impl Trial {
 
     fn takes_its_round(&mut self, since: Time, now: Time, todo: &mut Todo) {
         if self.sleeps > if self.decided { MOST_SLEEPS } else { 0 } {
-            return self.ends(now, "a job leaves gaps", todo);
+            return self.ends(now, LEAVES_GAPS, todo);
         }
         let had_turn = |job: &Job| self.round.get(job).is_some_and(|turn| !turn.took.is_zero());
         if !self.beside.iter().filter(|(_, rate)| **rate > 0.0).all(|(job, _)| had_turn(job)) {
@@ -503,6 +527,7 @@ impl Trial {
 
     fn rests(&mut self, until: Time) {
         self.alone.clear();
+        self.bounded = false;
         self.decided = false;
         self.checks = false;
         self.doubted = false;
@@ -519,8 +544,9 @@ impl Trial {
         let lost = match self.stage {
             Stage::Rests { .. } => return,
             // What a round that was not complete has lost is not known; nor is it what turns lost to gaps.
-            Stage::Turns { since } => now.saturating_sub(since),
-            Stage::Counts { .. } | Stage::Parts { .. } => Duration::ZERO,
+            // In a drain that was given up, a program may have waited for itself.
+            Stage::Turns { since } | Stage::Parts { since } => now.saturating_sub(since),
+            Stage::Counts { .. } => Duration::ZERO,
         };
         self.lost += lost;
         *todo = Todo::default();

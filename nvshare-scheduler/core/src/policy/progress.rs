@@ -36,6 +36,10 @@ pub const MOST_JOBS: usize = 8;
 pub const FIRST_WINDOW: Duration = Duration::from_secs(5);
 /// How long it is counted side by side between rounds.
 pub const WINDOW: Duration = Duration::from_secs(1);
+/// How long it is counted at a time while what is in flight becomes shorter.
+pub const SHORT_WINDOW: Duration = Duration::from_millis(250);
+/// A job that launches this part of what it did has little in flight: before, each launch waits for one that completes.
+pub const LAUNCHES_AGAIN: f64 = 0.5;
 /// Programs fill their queues meanwhile: counts of submissions run ahead of the work.
 pub const SETTLE: Duration = Duration::from_millis(300);
 /// How often turns are checked against running side by side.

@@ -32,6 +32,14 @@ struct Programs {
     silent: BTreeSet<u64>,
     /// The programs whose next drain is given up.
     defers: BTreeSet<u64>,
+    /// How many launches a program has in flight that never waits for them, while nobody waits for what it holds.
+    ahead: BTreeMap<u64, f64>,
+    /// How many it has in flight now.
+    in_flight: BTreeMap<u64, f64>,
+    /// Programs that know that somebody waits for what they hold.
+    told: BTreeSet<u64>,
+    /// Programs whose gate is closed while their work goes on: under which epoch, until when they have patience.
+    drains: BTreeMap<u64, (Epoch, u64)>,
     mail: VecDeque<(u64, SchedulerMessage)>,
     /// How often counters were asked for, and the lock.
     asked: usize,
@@ -47,6 +55,10 @@ impl Programs {
             running: BTreeMap::new(),
             silent: BTreeSet::new(),
             defers: BTreeSet::new(),
+            ahead: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
+            told: BTreeSet::new(),
+            drains: BTreeMap::new(),
             mail: VecDeque::new(),
             asked: 0,
             drops: 0,
@@ -99,7 +111,10 @@ impl Programs {
                     self.say(client, ClientMessage::Room(room));
                     self.say(client, ClientMessage::Evicted { gpu: room.gpu, short: 0 });
                 }
+                SchedulerMessage::Waiters { waiting: true } => drop(self.told.insert(client)),
+                SchedulerMessage::Waiters { waiting: false } => drop(self.told.remove(&client)),
                 SchedulerMessage::LockOk { epoch, .. } => {
+                    self.drains.remove(&client);
                     self.running.insert(client, epoch);
                     self.say(client, ClientMessage::Usage(Self::usage(0)));
                     self.say(client, ClientMessage::Running { epoch });
@@ -107,15 +122,10 @@ impl Programs {
                 SchedulerMessage::DropLock { epoch, .. } if self.defers.remove(&client) => {
                     self.say(client, ClientMessage::DropDeferred { epoch });
                 }
-                SchedulerMessage::DropLock { epoch, .. } => {
-                    self.drops += 1;
-                    self.running.remove(&client);
-                    self.counts(client);
-                    self.say(client, ClientMessage::LockReleased { epoch });
-                    if self.rates[&client].alone > 0.0 {
-                        self.say(client, ClientMessage::ReqLock);
-                    }
+                SchedulerMessage::DropLock { epoch, patience_ms } if self.ahead.contains_key(&client) => {
+                    self.drains.insert(client, (epoch, self.table.now + u64::from(patience_ms)));
                 }
+                SchedulerMessage::DropLock { epoch, .. } => self.gives_back(client, epoch),
                 SchedulerMessage::AskCounters => {
                     self.asked += 1;
                     if !self.silent.contains(&client) {
@@ -127,6 +137,48 @@ impl Programs {
         }
     }
 
+    fn gives_back(&mut self, client: u64, epoch: Epoch) {
+        self.drops += 1;
+        self.running.remove(&client);
+        self.counts(client);
+        self.say(client, ClientMessage::LockReleased { epoch });
+        if self.rates[&client].alone > 0.0 {
+            self.say(client, ClientMessage::ReqLock);
+        }
+    }
+
+    /// So many launches of a program that runs complete, and it makes others.
+    fn completes(&mut self, client: u64, launches: f64) {
+        let Some(&ahead) = self.ahead.get(&client) else {
+            *self.launched.entry(client).or_default() += launches;
+            return;
+        };
+        // What the launch window lets through, in milliseconds of work.
+        let bound = self.rates[&client].alone * 0.02;
+        let most = if self.told.contains(&client) { bound } else { ahead };
+        let in_flight = self.in_flight.entry(client).or_default();
+        *in_flight = (*in_flight - launches).max(0.0);
+        if !self.drains.contains_key(&client) {
+            let made = (most - *in_flight).max(0.0);
+            *in_flight += made;
+            *self.launched.entry(client).or_default() += made;
+        }
+    }
+
+    /// Programs whose work is complete give the lock back; those whose patience ends go on.
+    fn drained(&mut self) {
+        for (client, (epoch, until)) in self.drains.clone() {
+            if self.in_flight[&client] <= 0.0 {
+                self.drains.remove(&client);
+                self.gives_back(client, epoch);
+            } else if self.table.now >= until {
+                self.drains.remove(&client);
+                self.say(client, ClientMessage::DropDeferred { epoch });
+            }
+            self.answer();
+        }
+    }
+
     fn counts(&mut self, client: u64) {
         let gated = self.launched[&client] as u64;
         self.say(client, ClientMessage::Counters(Counters { gated, ..Counters::default() }));
@@ -135,12 +187,13 @@ impl Programs {
     fn go_on_for(&mut self, seconds: u64) {
         for _ in 0..seconds * 1000 {
             let busy = self.running.keys().filter(|client| self.rates[client].alone > 0.0).count();
-            for client in self.running.keys() {
-                let Rates { alone, beside } = self.rates[client];
-                *self.launched.entry(*client).or_default() += if busy > 1 { beside } else { alone } / 1000.0;
+            for client in self.running.keys().copied().collect::<Vec<_>>() {
+                let Rates { alone, beside } = self.rates[&client];
+                self.completes(client, if busy > 1 { beside } else { alone } / 1000.0);
             }
             let next = self.table.now + 1;
             let sent = self.table.wait_until(next);
+            self.drained();
             if !sent.is_empty() {
                 self.hear(sent);
                 self.table.core.audit().expect("in order");
@@ -181,6 +234,21 @@ fn programs_that_fill_the_card_take_turns_and_get_more_done() {
     assert!((220..250).contains(&(programs.drops - drops)), "{} turns", programs.drops - drops);
     let (one, other) = (programs.launched[&1], programs.launched[&2]);
     assert!((one / other - 1.0).abs() < 0.02, "{one} and {other}");
+}
+
+#[test]
+fn programs_that_launch_far_ahead_are_measured_as_well() {
+    // As many launches as a stream takes, and more than a second of work beside the other.
+    for ahead in [1021.0, 4000.0] {
+        let mut programs = Programs::new(config(false), &[FILLS, FILLS]);
+        programs.ahead = BTreeMap::from([(1, ahead), (2, ahead)]);
+        programs.go_on_for(25);
+        let status = &programs.table.core.gpu_status()[0];
+        assert!(status.by_measure, "{ahead}: {status:?} {:?}", programs.table.notes);
+        assert!((920..960).contains(&status.side_by_side), "{ahead}: {status:?}");
+        let launches = programs.launches_in(60);
+        assert!(launches > 60.0 * 4900.0, "{ahead}: {launches} of {}", 60.0 * 5000.0);
+    }
 }
 
 #[test]
