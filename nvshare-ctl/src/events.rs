@@ -128,9 +128,10 @@ impl Line {
         };
         match kind {
             EventKind::Registered => format!("pid {}, {size} allocated", self.pid.unwrap_or(0)),
-            EventKind::Granted if bytes > 0 => format!("{size} to bring back"),
+            EventKind::Granted if bytes > 0 => format!("{size} come back"),
             EventKind::Running if took.is_none() => "it ran already".to_owned(),
-            EventKind::Running if bytes > 0 => format!("brought back {}", moved()),
+            // Memory may have come back before the grant, so its rate is that of `restored`.
+            EventKind::Running if bytes > 0 => format!("after {took_text}, with {size} back"),
             EventKind::Running => format!("after {took_text}"),
             EventKind::Restored => moved(),
             EventKind::Released if took.is_some() => format!("drained in {took_text}"),
@@ -205,7 +206,11 @@ mod tests {
         let said = |kind, bytes, took| Line::of(&event(kind, bytes, took)).sentence(&BTreeMap::new());
         assert_eq!(
             said(EventKind::Running, Some(8 << 30), Some(800_000)),
-            "06:33:08.123  GPU-07070707  client 3 python3          running     brought back 8.00 GiB in 0.800 s (10.0 GiB/s)"
+            "06:33:08.123  GPU-07070707  client 3 python3          running     after 0.800 s, with 8.00 GiB back"
+        );
+        assert_eq!(
+            said(EventKind::Restored, Some(8 << 30), Some(800_000)),
+            "06:33:08.123  GPU-07070707  client 3 python3          restored    8.00 GiB in 0.800 s (10.0 GiB/s)"
         );
         assert_eq!(
             said(EventKind::Drop, None, None),
