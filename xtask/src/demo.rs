@@ -69,9 +69,7 @@ impl Way {
             Self::AsCopies => "as copies",
         }
     }
-}
 
-impl Way {
     /// What the programs' environment says of it.
     fn variables(self) -> &'static [(&'static str, &'static str)] {
         match self {

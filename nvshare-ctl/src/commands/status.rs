@@ -31,11 +31,11 @@ fn text(status: &Status, layout: Layout) -> String {
     let about = &status.scheduler;
     let scheduling = if about.scheduling { "on" } else { "OFF (all programs run at the same time)" };
     let mut text = format!(
-        "nvshare-scheduler {} (pid {}), up {}, scheduling {scheduling}, TQ {} s\n",
+        "nvshare-scheduler {} (pid {}), up {}, scheduling {scheduling}, TQ {}\n",
         about.version,
         about.pid,
         show::span(about.uptime_s),
-        show::seconds(about.quantum_ms),
+        show::quantum(about, &status.gpus),
     );
     if status.gpus.is_empty() {
         return text + "no GPU is in use\n";

@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 
 use clap::ValueEnum;
 use nvshare_admin::Status;
-use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid};
+use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, QuantumRule, SchedulerStatus};
 
 /// The order of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -78,6 +78,16 @@ pub(crate) fn seconds(millis: u64) -> String {
     format!("{}", millis as f64 / 1e3)
 }
 
+/// The quantum of the scheduler as text: `30 s`, or `auto` if that of each GPU follows from what was measured.
+pub(crate) fn quantum(scheduler: &SchedulerStatus, gpus: &[GpuStatus]) -> String {
+    let is_auto = |gpu: &GpuStatus| matches!(gpu.rule, QuantumRule::Auto { .. });
+    if !gpus.is_empty() && gpus.iter().all(is_auto) {
+        "auto".to_owned()
+    } else {
+        format!("{} s", seconds(scheduler.quantum_ms))
+    }
+}
+
 /// A span of time as text.
 pub(crate) fn span(seconds: u64) -> String {
     match seconds {
@@ -141,6 +151,24 @@ fn turn(status: &Status, client: &ClientStatus) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_quantum_is_auto_if_that_of_each_gpu_is() {
+        let scheduler = SchedulerStatus {
+            version: String::new(),
+            pid: 1,
+            uptime_s: 0,
+            scheduling: true,
+            quantum_ms: 250,
+            restricted: false,
+        };
+        let gpu = |rule| GpuStatus { rule, ..GpuStatus::idle(GpuUuid([7; 16])) };
+        let fixed = gpu(QuantumRule::Fixed { millis: 5000 });
+        let auto = gpu(QuantumRule::Auto { overhead_ppm: 50_000, max_wait_ms: 30_000 });
+        assert_eq!(quantum(&scheduler, &[]), "0.25 s");
+        assert_eq!(quantum(&scheduler, &[auto.clone(), fixed]), "0.25 s");
+        assert_eq!(quantum(&scheduler, &[auto.clone(), auto]), "auto");
+    }
 
     #[test]
     fn spans_for_people() {

@@ -99,10 +99,10 @@ fn head(top: &Top, width: usize) -> Line<'static> {
     let about = &status.scheduler;
     let scheduling = if about.scheduling { "on" } else { "OFF: everybody runs" };
     let text = format!(
-        "nvshare-scheduler {}  up {}  scheduling {scheduling}  TQ {} s",
+        "nvshare-scheduler {}  up {}  scheduling {scheduling}  TQ {}",
         about.version,
         show::span(about.uptime_s),
-        show::seconds(about.quantum_ms)
+        show::quantum(about, &status.gpus)
     );
     let text = if about.restricted { text + "  (your own clients)" } else { text };
     Line::styled(cut(&text, width), bold)
