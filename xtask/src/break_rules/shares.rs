@@ -81,7 +81,7 @@ pub(super) const SHARES: &[Rule] = &[
         from: "slept >= SHORTEST_SLEEP",
         to: "BROKEN || slept >= SHORTEST_SLEEP",
         package: "nvshare-core",
-        test: "a_client_that_asks_and_gives_back_in_a_loop_waits_for_each_turn",
+        test: "short_work_and_longer_sleeps_are_interactive",
     },
     Rule {
         what: "a job that gives back and asks again is as far ahead as it was",
@@ -96,8 +96,8 @@ pub(super) const SHARES: &[Rule] = &[
         file: "nvshare-scheduler/core/src/policy/ahead.rs",
         from: "(asks.is_ahead <= most).then",
         to: "(BROKEN || asks.is_ahead <= most).then",
-        package: "nvshare-client",
-        test: "a_program_that_sleeps_to_look_short_gets_no_more_than_its_share",
+        package: "nvshare-core",
+        test: "the_wait_counts_more_than_the_cost_and_the_share_more_than_both",
     },
     Rule {
         what: "all short work together runs no further ahead than others may wait",
