@@ -1,7 +1,10 @@
 //! How long a client of several GPUs takes to evict and to restore its memory on all of them, against a client of one: the bench
-//! plays the scheduler, and times from its own message to the last answer. Simulated cards, each with a link of its own.
+//! plays the scheduler, and times from its own message to the last answer. Simulated cards, each with a link of its own. Then what
+//! hand-overs cost between two programs, whose memory goes and comes at once.
 //!
 //! `cargo bench -p nvshare-bench --bench moves`
+
+mod exchange;
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -79,6 +82,8 @@ fn measure(gpus: usize, memory: &str, rounds: usize) -> Vec<Took> {
     let program = Program::of(&world, "job", Command::new(guest("many_gpus", false)))
         .env("LD_PRELOAD", &Artifacts::get().library.to_string_lossy())
         .env("NVSHARE_MEMORY", memory)
+        // All of it moves: what the program has does not change.
+        .env("NVSHARE_CONTENT", "off")
         .env("GPUS", &count);
     let program = program.until_told().start();
     let (scheduler, usage) = PlayedScheduler::accept(&listener);
@@ -134,4 +139,6 @@ fn main() {
             );
         }
     }
+    let (pairs, turns) = if tests { (1, 4) } else { (3, 8) };
+    exchange::print(pairs, turns);
 }
