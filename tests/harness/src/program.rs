@@ -24,6 +24,8 @@ pub struct Outcome {
     pub words_checked: u64,
     /// Words that were wrong.
     pub wrong_words: u64,
+    /// Times that every word was read back.
+    pub full_checks: u64,
     /// The free bytes that `cuMemGetInfo` reported.
     pub free: u64,
     /// The total bytes that `cuMemGetInfo` reported.

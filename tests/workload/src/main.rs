@@ -65,6 +65,9 @@ struct Options {
     /// Read back every word, not a sample of each 2 MiB
     #[arg(long)]
     full_check: bool,
+    /// Read back every word after each step as well, and stop at the first that is wrong
+    #[arg(long)]
+    check_steps: bool,
     /// What the pattern begins with
     #[arg(long, default_value_t = 1)]
     seed: u32,
@@ -80,6 +83,8 @@ struct Outcome {
     longest_s: f64,
     words_checked: u64,
     wrong_words: u64,
+    /// Times that every word was read back.
+    full_checks: u64,
     free: u64,
     total: u64,
     error: Option<String>,
@@ -170,14 +175,18 @@ fn run(options: &Options, outcome: &mut Outcome) -> Result<(), String> {
             mine.push(format!(".{}", options.name));
             let _ = std::fs::write(mine, "");
         }
+        if options.check_steps {
+            driver.synchronize().map_err(text)?;
+            check_all(&driver, &blocks, true, outcome).map_err(text)?;
+            if outcome.wrong_words > 0 {
+                return Err(format!("memory is wrong after {} steps", outcome.steps));
+            }
+        }
         std::thread::sleep(Duration::from_millis(options.host_ms));
     }
     driver.synchronize().map_err(text)?;
     outcome.seconds = start.elapsed().as_secs_f64();
-    for block in &blocks {
-        check(&driver, block, options.full_check, outcome).map_err(text)?;
-    }
-    Ok(())
+    check_all(&driver, &blocks, options.full_check || options.check_steps, outcome).map_err(text)
 }
 
 fn fill(driver: &Driver, bytes: u64, seed: u32, begin: Begin) -> Result<Block, CudaError> {
@@ -232,6 +241,14 @@ fn step(
         block.added = block.added.wrapping_add(value);
     }
     if options.ahead { Ok(()) } else { driver.synchronize() }
+}
+
+fn check_all(driver: &Driver, blocks: &[Block], full: bool, outcome: &mut Outcome) -> Result<(), CudaError> {
+    for block in blocks {
+        check(driver, block, full, outcome)?;
+    }
+    outcome.full_checks += u64::from(full);
+    Ok(())
 }
 
 /// Holds every word read against what `fill` and the steps must have left.

@@ -1,0 +1,99 @@
+//! Programs of a few pieces of memory that hand the card over as fast as they can, and look at every word of it after each step.
+//!
+//! `HAND_OVERS=N` is how many hand-overs there are, of all programs together (500 unless it is set); the counts are printed:
+//! `HAND_OVERS=100000 cargo test -p nvshare-e2e --test every_word -- --nocapture`
+
+use std::time::{Duration, Instant};
+
+use nvshare_harness::{Program, Running, Scheduler, Status, World, patience};
+use nvshare_proto::units::MIB;
+
+/// The card keeps every byte that a program sees, and moves them faster than programs look at them.
+const CARD: &[(&str, &str)] = &[
+    ("NVSIM_MEMORY", "64MiB"),
+    ("NVSIM_SCALE", "1"),
+    ("NVSIM_SPARSE", "0"),
+    ("NVSIM_TO_DEVICE", "100"),
+    ("NVSIM_COPY_OUT", "100"),
+];
+
+/// The least capacity of a GPU is more than these programs need: so much of it another one has, whose memory does not move.
+const TAKEN: &str = "--memory 52MiB --block 52MiB --kernel-us 100";
+
+/// Any two of them do not fit beside that. The first changes all of its memory; the second has pieces that are zero and pieces that
+/// do not change; the third frees and allocates a part anew in each step.
+const PROGRAMS: [(&str, &str); 3] = [
+    ("changes", "--memory 8MiB --block 4MiB"),
+    ("keeps", "--memory 8MiB --block 2MiB --zeros 1 --still 2"),
+    ("churns", "--memory 8MiB --block 2MiB --still 1 --churn"),
+];
+
+fn hand_overs(status: &Status) -> u64 {
+    status.clients.iter().map(|client| client.counters.hand_overs).sum()
+}
+
+/// Waits for so many hand-overs; however long they take, they have to go on.
+fn until_hand_overs(world: &World, jobs: &[Running], wanted: u64) -> Status {
+    let (mut seen, mut since) = (0, Instant::now());
+    loop {
+        let status = Scheduler::status(world);
+        let now = hand_overs(&status);
+        if now >= wanted || jobs.iter().any(|job| !job.lives()) {
+            return status;
+        }
+        if now > seen {
+            (seen, since) = (now, Instant::now());
+        }
+        assert!(since.elapsed() < patience(), "no hand-over after {now} of {wanted}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn every_word_is_right_after_each_of_many_hand_overs() {
+    let wanted = std::env::var("HAND_OVERS").ok().and_then(|text| text.parse().ok()).unwrap_or(500);
+    let world = World::with_memory("swap", CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "64MiB", "--tq", "0.01"]);
+    let taken = Program::workload(&world, "taken", TAKEN).env("NVSHARE_PLAIN", "all");
+    let go = world.dir().join("never");
+    let taken = taken.env("GO", &go.to_string_lossy()).start();
+    Scheduler::until(&world, "a part of the card is taken", |status| {
+        status.find(taken.pid()).is_some_and(|client| client.usage.iter().any(|u| u.immovable >= 52 * MIB))
+    });
+    let jobs: Vec<Running> = PROGRAMS
+        .iter()
+        .map(|(name, arguments)| {
+            let line = format!("{arguments} --kernel-us 100 --check-steps");
+            // Their logs would be longer than all memory that moves.
+            let program = Program::workload(&world, name, &line).env("NVSHARE_LOG", "warn");
+            program.until_told().until_woken().waits_for_go().start()
+        })
+        .collect();
+    Running::go(&jobs.iter().collect::<Vec<_>>());
+    let begin = Instant::now();
+    let status = until_hand_overs(&world, &jobs, wanted);
+    let (made, took) = (hand_overs(&status), begin.elapsed());
+    let moved = |which: fn(&nvshare_proto::Counters) -> u64| {
+        status.clients.iter().map(|client| which(&client.counters)).sum::<u64>()
+    };
+    let (out, back) = (moved(|counters| counters.evicted), moved(|counters| counters.restored));
+    world.stop();
+    let (mut checks, mut words) = (0, 0);
+    for job in jobs {
+        let job = job.finish();
+        let outcome = job.intact();
+        assert!(!job.log.contains("[ERROR]"), "{}", job.log);
+        checks += outcome.full_checks;
+        words += outcome.words_checked;
+    }
+    println!(
+        "{made} hand-overs in {:.0} s ({:.0} a second): {} MiB out, {} MiB back, every word checked {checks} times, {words} words in all, none wrong",
+        took.as_secs_f64(),
+        made as f64 / took.as_secs_f64(),
+        out / MIB,
+        back / MIB
+    );
+    assert!(made >= wanted);
+    // It is memory that changes hands: of two programs that follow each other, 4 MiB do not fit.
+    assert!(out / MIB >= made && back / MIB >= made, "{out} {back} {made}");
+}
