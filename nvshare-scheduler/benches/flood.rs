@@ -1,5 +1,6 @@
-//! What one user's connections cost the others: how long a grant takes while ten of them send as fast as the scheduler reads, what is
-//! left when a user opens thousands, and what a client costs in memory. Prints tables: `cargo bench -p nvshare-scheduler --bench flood`.
+//! What clients cost that are idle, and what one user's connections cost the others: how long a grant takes while ten of them send
+//! as fast as the scheduler reads, what is left when a user opens thousands, and what a client costs in memory. Prints tables:
+//! `cargo bench -p nvshare-scheduler --bench flood`.
 
 mod daemon;
 
@@ -89,6 +90,18 @@ impl Daemon {
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<usize>().ok());
         kib.expect("its resident set") * 1024
+    }
+}
+
+impl Daemon {
+    /// Time of processors that its threads have had.
+    fn computed(&self) -> Duration {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("its threads");
+        let of = |path: PathBuf| {
+            let text = std::fs::read_to_string(path.join("schedstat")).unwrap_or_default();
+            text.split_whitespace().next().and_then(|nanos| nanos.parse().ok()).unwrap_or(0)
+        };
+        Duration::from_nanos(tasks.flatten().map(|task| of(task.path())).sum())
     }
 }
 
@@ -394,9 +407,27 @@ fn memory(quick: bool) {
     drop(crowd);
 }
 
+/// What clients cost that have the lock and are idle: time of processors, and a grant beside them.
+fn at_rest(quick: bool) {
+    let (clients, seconds, times) = if quick { (20, 1, 20) } else { (200, 20, 5000) };
+    let daemon = Daemon::start();
+    let _crowd = Crowd::join(&daemon.socket, clients);
+    // What came of their arrival is over.
+    thread::sleep(Duration::from_secs(1));
+    let before = daemon.computed();
+    thread::sleep(Duration::from_secs(seconds));
+    let part = (daemon.computed() - before).as_secs_f64() / seconds as f64 * 100.0;
+    println!("{clients} idle clients: {part:.3} % of a processor");
+    let runtime = runtime();
+    let mut client = runtime.block_on(join(&daemon.socket, "grants".to_owned(), OWN_GPU));
+    columns("    ms");
+    row("a grant beside them", &runtime.block_on(grants(&mut client, times)));
+}
+
 fn main() {
     let quick = std::env::args().any(|argument| argument == "--test");
     memory(quick);
+    at_rest(quick);
     one_user_opens_many(quick);
     grants_under_flood(quick);
 }

@@ -5,13 +5,14 @@ use nvshare_admin::Scheduler;
 use nvshare_proto::units::{parse_enforcement, parse_priority, parse_weight};
 use nvshare_proto::{AdminRequest, Enforcement, Given, Priority};
 
-use crate::given::{compute, memory};
+use crate::given::{client, compute, memory};
 use crate::gpu::Gpu;
 use crate::output::{Done, print_line};
 
 #[derive(Debug, Args)]
 pub(crate) struct LimitOptions {
     /// The client's number, as `clients` shows it; its tenant's other processes share the limits
+    #[arg(value_parser = client, allow_negative_numbers = true)]
     client: u64,
 
     /// Compute limit, in per cent of each GPU's time, or none
@@ -23,7 +24,7 @@ pub(crate) struct LimitOptions {
     memory: Option<u64>,
 
     /// How the compute limit is enforced: default (while others want the GPU), force (always) or disable
-    #[arg(long, value_name = "POLICY", value_parser = parse_enforcement)]
+    #[arg(long, value_name = "POLICY", value_parser = parse_enforcement, allow_negative_numbers = true)]
     policy: Option<Enforcement>,
 
     /// On this GPU only, by its number, its UUID, or the beginning of that
@@ -34,6 +35,7 @@ pub(crate) struct LimitOptions {
 #[derive(Debug, Args)]
 pub(crate) struct WeightOptions {
     /// The client's number, as `clients` shows it; the weight is its tenant's
+    #[arg(value_parser = client, allow_negative_numbers = true)]
     client: u64,
 
     /// Weight against others: 1 to 10000, where 100 is usual
@@ -44,16 +46,18 @@ pub(crate) struct WeightOptions {
 #[derive(Debug, Args)]
 pub(crate) struct PriorityOptions {
     /// The client's number, as `clients` shows it; the priority is its tenant's
+    #[arg(value_parser = client, allow_negative_numbers = true)]
     client: u64,
 
     /// low, normal or high: each step multiplies the weight by 8
-    #[arg(value_parser = parse_priority)]
+    #[arg(value_parser = parse_priority, allow_negative_numbers = true)]
     priority: Priority,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ClientOptions {
     /// The client's number, as `clients` shows it; its tenant's other processes stop and go on with it
+    #[arg(value_parser = client, allow_negative_numbers = true)]
     client: u64,
 }
 

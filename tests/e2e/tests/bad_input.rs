@@ -110,6 +110,7 @@ fn options(command: &clap::Command) -> Vec<Argument> {
 /// command needs; when a positional argument is tried, the positional ones in `after` are left out.
 fn tries(command: &clap::Command, before: &[&str], after: &[&str]) -> Vec<Vec<OsString>> {
     let mut tries = Vec::new();
+    let mut positions = 0;
     for Argument { long, takes_value } in options(command) {
         for value in VALUES {
             let mut line: Vec<OsString> = before.iter().map(Into::into).collect();
@@ -131,6 +132,8 @@ fn tries(command: &clap::Command, before: &[&str], after: &[&str]) -> Vec<Vec<Os
                 }
                 (Some(long), true, Some(value)) => line.extend([long.into(), value]),
                 (None, _, value) => {
+                    // Those before it are numbers of clients.
+                    line.extend((0..positions).map(|_| "1".into()));
                     line.extend(value);
                     tries.push(line);
                     continue;
@@ -139,6 +142,7 @@ fn tries(command: &clap::Command, before: &[&str], after: &[&str]) -> Vec<Vec<Os
             line.extend(after.iter().map(Into::into));
             tries.push(line);
         }
+        positions += usize::from(long.is_none());
     }
     tries
 }
@@ -171,6 +175,19 @@ fn every_option_of_the_scheduler() {
     }
     golden("bad_scheduler_options.txt", &text);
 }
+
+/// Shares that are just out of range, and clients that are not there.
+const SHARES: [&[&str]; 9] = [
+    &["set-weight", "1", "10001"],
+    &["set-weight", "1", "10000"],
+    &["set-limit", "1", "--compute", "101"],
+    &["set-limit", "1", "--compute", "none"],
+    &["run", "--weight", "10001", "--", "true"],
+    &["run", "--compute-limit", "101", "--", "true"],
+    &["run", "--gang", "ranks:1", "--", "true"],
+    &["run", "--gang", "ranks:1000", "--", "true"],
+    &["run", "--gang", "ranks:64", "--", "true"],
+];
 
 /// The arguments that a command needs besides the option that is tried.
 fn needs(command: &str) -> &'static [&'static str] {
@@ -213,6 +230,11 @@ fn every_option_of_every_command() {
             }
             text += &row(&shown("nvshare-ctl", &arguments, &world), &output, &world);
         }
+    }
+    for arguments in SHARES {
+        let arguments: Vec<OsString> = arguments.iter().map(Into::into).collect();
+        let output = run(&world, &Artifacts::get().ctl, &arguments);
+        text += &row(&shown("nvshare-ctl", &arguments, &world), &output, &world);
     }
     let left = Scheduler::status(&world);
     assert_eq!((left.scheduler.quantum_ms, left.scheduler.scheduling), (30_000, true), "nothing was changed");
@@ -279,7 +301,13 @@ fn every_variable_of_the_library() {
     let names = env::KNOWN.into_iter().chain(hami).chain(indexed.iter().map(String::as_str));
     let unknown = ["NVSHARE_MEMLIMIT", "NVSHARE_TQ", "NVSHARE_MEM_LIMIT_X", "CUDA_TASK_PRIORITY"];
     for name in names.chain(unknown) {
-        for value in VALUES.into_iter().flatten() {
+        let out_of_range: &[&[u8]] = match name {
+            env::WEIGHT => &[b"10001"],
+            env::COMPUTE_LIMIT => &[b"101", b"25%"],
+            env::GANG => &[b"ranks:1", b"ranks:1000"],
+            _ => &[],
+        };
+        for value in VALUES.into_iter().flatten().chain(out_of_range.iter().copied()) {
             let value = OsStr::from_bytes(value);
             // `doctor` asks the driver for its GPUs, as a program does.
             let mut command = Command::new(&artifacts.ctl);

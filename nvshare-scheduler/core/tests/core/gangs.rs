@@ -186,6 +186,43 @@ fn a_gang_of_a_thousand_is_bounded() {
 }
 
 #[test]
+fn a_gang_of_one_is_granted_like_any_client() {
+    let mut table = pair_and_other(0);
+    register(&mut table, 9, 2, Some(Gang { number: 7, size: 0 }), false);
+    let sent = table.say(9, ClientMessage::ReqLock);
+    assert!(granted(&sent, 9).is_some(), "{sent:?}");
+}
+
+/// Four ranks under one name, two on each GPU: what the second script takes for its own gang is part of the first one's.
+#[test]
+fn two_scripts_of_one_name_are_one_gang_and_are_told_where_that_cannot_be() {
+    for gib in [6, 12] {
+        let mut table = Table::new(config(false));
+        let ranks = [11, 12, 13, 14];
+        for rank in ranks {
+            let identity =
+                Identity { pid: Some(9), process: Some(rank), gang: Some(PAIR), ..Identity::default() };
+            let usage = Usage {
+                gpu: gpu((rank % 2) as u8),
+                allocated: gib * GIB,
+                absent: gib * GIB,
+                ..twelve_gib(0)
+            };
+            table.register_as(rank, identity, Gate::Closed, usage);
+        }
+        let sent = table.say(ranks[0], ClientMessage::ReqLock);
+        let run = ranks.iter().filter(|&&rank| granted(&sent, rank).is_some()).count();
+        let told = table.notes.iter().any(|note| note.contains("its gang wants 24.00 GiB"));
+        assert_eq!((run, told), if gib == 6 { (4, false) } else { (0, true) }, "{:?}", table.notes);
+        // Nobody waits for a gang that cannot run.
+        if gib == 12 {
+            register(&mut table, OTHER, 0, None, false);
+            table.runs(OTHER);
+        }
+    }
+}
+
+#[test]
 fn an_allocation_that_its_gang_has_no_room_for_is_refused() {
     let mut table = Table::new(config(false));
     for rank in RANKS {

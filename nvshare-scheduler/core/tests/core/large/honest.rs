@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use nvshare_core::{Gang, Identity};
-use nvshare_proto::{ClientMessage, Epoch, Gate, Hold, MemoryMode, Register, Room, SchedulerMessage, Usage};
+use nvshare_proto::{
+    Asked, ClientMessage, Epoch, Gate, Hold, MemoryMode, Register, Room, SchedulerMessage, Usage,
+};
 
 use super::{Act, Behaviour, Plan, Seen};
 use crate::table::{CAPACITY, GIB, MS, gpu};
@@ -14,6 +16,7 @@ const DRAINED: u64 = 2;
 const GIVES_UP: u64 = 3;
 const PAUSES: u64 = 4;
 const WORKS: u64 = 5;
+const GIVES_BACK: u64 = 7;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum State {
@@ -36,12 +39,16 @@ pub(crate) struct Honest {
     /// It works for so long and pauses for so long; 0: it never pauses.
     pub(crate) works: u64,
     pub(crate) pauses: u64,
+    /// It gives the lock back by itself after so much work, and asks again at once; 0: never.
+    pub(crate) gives_back: u64,
     /// Its program ends after so much work, and the next one starts so much later.
     pub(crate) ends_after: Option<(u64, u64)>,
     /// An allocation of so many GiB waits for room while it is parked, once.
     pub(crate) needs_parked: u64,
     pub(crate) tenant: Option<u64>,
     pub(crate) gang: Option<Gang>,
+    /// The part of the GPU's time that it asks for.
+    pub(crate) asked: Asked,
     pub(crate) now: Now,
 }
 
@@ -85,10 +92,12 @@ impl Honest {
             defers_every: 0,
             works: 0,
             pauses: 0,
+            gives_back: 0,
             ends_after: None,
             needs_parked: 0,
             tenant: None,
             gang: None,
+            asked: Asked::default(),
             now,
         }
     }
@@ -147,6 +156,9 @@ impl Honest {
         if self.works > 0 && !self.now.pausing {
             plan.push(self.own(self.works, PAUSES));
         }
+        if self.gives_back > 0 {
+            plan.push(self.own(self.gives_back, GIVES_BACK));
+        }
         if let Some((work, again)) = self.ends_after {
             let left = MS(work).saturating_sub(self.now.worked);
             plan.push((left, Act::Own(again << 40 | self.now.turn | 6 << 32)));
@@ -156,7 +168,7 @@ impl Honest {
 
     fn introduces_itself(&self, client: u64, gate: Gate, returns: bool) -> (Identity, Register) {
         let register = Register {
-            asked: nvshare_proto::Asked::default(),
+            asked: self.asked.clone(),
             pid: client as u32,
             name: "honest".into(),
             // The memory of every other one comes while that of others leaves.
@@ -303,7 +315,9 @@ impl Behaviour for Honest {
                 plan.append(&mut self.works_on());
                 plan
             }
-            (DRAINED, State::Draining(epoch)) => self.leaves(epoch, now),
+            (DRAINED, State::Draining(epoch)) | (GIVES_BACK, State::Running(epoch)) => {
+                self.leaves(epoch, now)
+            }
             (GIVES_UP, State::Draining(epoch)) => {
                 self.now.state = State::Running(epoch);
                 vec![self.say(ClientMessage::DropDeferred { epoch })]

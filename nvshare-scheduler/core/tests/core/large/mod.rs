@@ -3,6 +3,7 @@
 //!
 //! What a client does is behind [`Behaviour`]: a world delivers messages, and knows nothing of how a client answers.
 
+mod cheats;
 mod honest;
 mod liar;
 mod world;
