@@ -9,7 +9,7 @@ use crate::account::{Ahead, Order, Promise};
 use crate::client::{ClientId, HandOver, Phase, Why};
 use crate::gangs::Unit;
 use crate::ledger::{Key, Standing};
-use crate::policy::victims::{self, Candidate};
+use crate::policy::victims::{self, Candidate, NextTurn};
 use crate::warnings::Topic;
 use crate::{Core, LONGEST_RESTORE, PROMISE, Time};
 
@@ -345,8 +345,7 @@ impl Core {
                 let unused = account.budget.saturating_sub(kept).min(account.budget - account.staying());
                 let resident = account.budget - unused;
                 let movable = if parked { resident.saturating_sub(entry.pinned) } else { 0 };
-                let next_turn = (entry.standing == Standing::Waits).then_some((entry.key.0, entry.key.1));
-                Some(Candidate { id, unused, movable, next_turn })
+                Some(Candidate { id, unused, movable, next_turn: self.next_turn(uuid, id)? })
             })
             .collect();
         let looked_at = candidates.len() as u64;
@@ -363,6 +362,18 @@ impl Core {
             self.send(victim, SchedulerMessage::Evict(Room { gpu: uuid, bytes }));
         }
         possible >= missing
+    }
+
+    /// When a client needs its memory on a GPU again, as far as that is known.
+    fn next_turn(&self, uuid: GpuUuid, id: ClientId) -> Option<NextTurn> {
+        let (gpu, client) = self.gpus.get(&uuid).zip(self.clients.get(&id))?;
+        if client.waits() {
+            let (time, since, _) = self.key(uuid, id)?;
+            return Some(NextTurn::InOrder { time, since });
+        }
+        let soon = gpu.goes_ahead(id, client) && client.rhythm.wakes_soon(self.now);
+        let asleep_since = client.rhythm.asleep_since().unwrap_or(client.waiting_since);
+        Some(NextTurn::Unknown { soon, asleep_since })
     }
 
     /// Bytes of room that a client gets beyond what it asks for: none while others wait.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use nvshare_core::Time;
+use nvshare_proto::MemoryMode;
 
 /// Work that programs of several processes do together, if each fills the card, compared with one alone: the driver's
 /// own time slicing costs 6 % (measured on an H200).
@@ -13,23 +14,39 @@ const SLICED: f64 = 0.94;
 pub(crate) struct Link {
     pub(crate) evict: f64,
     pub(crate) restore: f64,
-    /// Whether both directions work at the same time, each at its own rate.
-    pub(crate) duplex: bool,
+    /// For libraries that copy memory themselves, in pieces: the rate of both directions at once, in sum. None: the driver moves
+    /// it, one way at a time.
+    pub(crate) both: Option<f64>,
+    /// Memory that has not changed since it came is not copied when it leaves.
+    pub(crate) by_content: bool,
 }
 
 const GIB: f64 = (1u64 << 30) as f64;
 
 impl Link {
     /// Managed memory in bulk, as measured on an H200.
-    pub(crate) const MANAGED: Self = Self { evict: 17.0 * GIB, restore: 46.0 * GIB, duplex: false };
-    /// Explicit copies of pinned memory.
-    pub(crate) const SWAP: Self = Self { evict: 43.0 * GIB, restore: 43.0 * GIB, duplex: true };
-    /// Explicit copies where the next client restores while the last one evicts: a hand-over takes 0.6 of the time.
-    pub(crate) const EXCHANGE: Self =
-        Self { evict: 43.0 / 0.6 * GIB, restore: 43.0 / 0.6 * GIB, duplex: true };
+    pub(crate) const MANAGED: Self =
+        Self { evict: 17.0 * GIB, restore: 46.0 * GIB, both: None, by_content: false };
+    /// Explicit copies, as measured: the next client restores while the last one evicts.
+    pub(crate) const SWAP: Self =
+        Self { evict: 50.8 * GIB, restore: 51.0 * GIB, both: Some(77.0 * GIB), by_content: true };
+    /// The same where all that leaves is copied (`NVSHARE_CONTENT=off`).
+    pub(crate) const COPIES: Self = Self { by_content: false, ..Self::SWAP };
     /// Page faults.
-    pub(crate) const FAULTS: Self = Self { evict: 16.0 * GIB, restore: 8.0 * GIB, duplex: false };
+    pub(crate) const FAULTS: Self =
+        Self { evict: 16.0 * GIB, restore: 8.0 * GIB, both: None, by_content: false };
 }
+
+impl Link {
+    /// How the clients' libraries move memory over such a link.
+    pub(crate) fn memory(&self) -> MemoryMode {
+        if self.both.is_some() { MemoryMode::Swap } else { MemoryMode::Managed }
+    }
+}
+
+/// What has not changed leaves at this rate, in bytes per second: it is looked at and unmapped (measured on an H200: 8.6 GiB in 32
+/// ms).
+const UNCHANGED: f64 = 268.0 * GIB;
 
 /// One GPU.
 #[derive(Debug)]
@@ -94,7 +111,24 @@ impl Card {
 
     /// The time at which `bytes` are on the card.
     pub(crate) fn restore(&mut self, bytes: u64, now: Time) -> Time {
-        self.transfer(usize::from(self.link.duplex), bytes as f64 / self.link.restore, now)
+        self.transfer(0, bytes as f64 / self.link.restore, now)
+    }
+
+    /// The time at which a piece has left, of which `copied` bytes were copied and `unchanged` were not.
+    pub(crate) fn piece_leaves(&mut self, copied: f64, unchanged: f64, now: Time) -> Time {
+        let seconds = copied / self.rate_beside(1, self.link.evict, now) + unchanged / UNCHANGED;
+        self.transfer(0, seconds, now)
+    }
+
+    /// The time at which a piece of so many bytes is on the card.
+    pub(crate) fn piece_comes(&mut self, bytes: u64, now: Time) -> Time {
+        self.transfer(1, bytes as f64 / self.rate_beside(0, self.link.restore, now), now)
+    }
+
+    /// The rate of one direction beside what the other one does.
+    fn rate_beside(&self, other: usize, alone: f64, now: Time) -> f64 {
+        let is_busy = self.busy_until.get(other).is_some_and(|&until| until > now);
+        self.link.both.filter(|_| is_busy).map_or(alone, |both| alone.min(both / 2.0))
     }
 
     fn transfer(&mut self, direction: usize, seconds: f64, now: Time) -> Time {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use nvshare_core::Time;
 use nvshare_proto::{Counters, Epoch};
 
+use crate::pieces::Pieces;
 use crate::random::Random;
 use crate::trace::{Gap, Job, Phase};
 
@@ -48,6 +49,8 @@ pub(crate) struct Client {
     /// Bytes on each of the client's GPUs.
     pub(crate) resident: Vec<u64>,
     pub(crate) room: Vec<u64>,
+    /// Memory on each of the GPUs that moves in pieces.
+    pub(crate) pieces: Vec<Pieces>,
     pub(crate) bytes: u64,
     /// The client's memory was on the card before, so that it has contents to move.
     pub(crate) touched: bool,
@@ -86,6 +89,7 @@ impl Client {
             state: State::Absent,
             resident: vec![0; job.gpus.len()],
             room: vec![0; job.gpus.len()],
+            pieces: vec![Pieces::default(); job.gpus.len()],
             bytes,
             touched: false,
             remaining: 0.0,

@@ -38,7 +38,7 @@ impl Beside<'_> {
     pub(crate) fn come(&self, link: Link, auto: Auto) -> Came {
         let run = |trace: &[Job]| -> Outcome {
             let config = Config { auto: Some(auto), ..Config::default() };
-            let ours = Box::new(Ours::new(config, self.card));
+            let ours = Box::new(Ours::new(config, self.card, link.memory()));
             World::new(trace, ours, self.gpus, self.card, link, self.seed).run(self.until)
         };
         let (beside, alone) = (run(self.trace), run(&self.long_work()));
@@ -70,7 +70,7 @@ pub(crate) fn print(options: &Options, trace: &[Job], until: Time) -> Result<(),
     for (policy, name, link) in [
         (Policy::Managed, "managed", Link::MANAGED),
         (Policy::Swap, "swap", Link::SWAP),
-        (Policy::Exchange, "exchange", Link::EXCHANGE),
+        (Policy::Copies, "copies", Link::COPIES),
     ] {
         if !options.policy.is_empty() && !options.policy.contains(&policy) {
             continue;
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn long_work_loses_no_more_to_short_work_than_was_stated() {
         for (lines, jobs) in [(ONE_JOB, 1), (TWO_JOBS, 2)] {
-            for link in [Link::MANAGED, Link::SWAP, Link::EXCHANGE] {
+            for link in [Link::MANAGED, Link::SWAP, Link::COPIES] {
                 for percent in [2, 5, 10, 15, 25, 50] {
                     let came = came(lines, link, percent);
                     // Beyond it: the debt of ten seconds with which short work may go ahead, its own work of 3.3 of 700 ms
@@ -118,6 +118,12 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn short_work_comes_soon_where_little_has_to_be_copied() {
+        let came = came(ONE_JOB, Link::SWAP, 15);
+        assert!(came.quick.p99 <= 250.0 && came.loss <= 0.15, "{came:?}");
     }
 
     #[test]

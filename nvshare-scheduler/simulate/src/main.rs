@@ -8,6 +8,7 @@ mod card;
 mod client;
 mod curve;
 mod measure;
+mod pieces;
 mod policies;
 mod random;
 mod show;
@@ -39,10 +40,10 @@ enum Policy {
     RunOrSerialise,
     /// This project, managed memory moved in bulk
     Managed,
-    /// This project, memory moved by explicit copies
+    /// This project, memory moved by explicit copies, one client's to the card while another's leaves
     Swap,
-    /// The same where one client restores while the other evicts
-    Exchange,
+    /// The same where all that leaves is copied, whether it has changed or not
+    Copies,
 }
 
 /// Runs a trace of clients through policies, side by side.
@@ -177,16 +178,16 @@ fn scheduler(policy: Policy, options: &Options) -> Result<(String, Box<dyn Sched
             Box::new(ByTurns::new(policies::Rule::RunOrSerialise, gpus, card)),
             Link::FAULTS,
         ),
-        Policy::Managed | Policy::Swap | Policy::Exchange => {
+        Policy::Managed | Policy::Swap | Policy::Copies => {
             let (name, link) = match policy {
                 Policy::Swap => ("swap", Link::SWAP),
-                Policy::Exchange => ("exchange", Link::EXCHANGE),
+                Policy::Copies => ("copies", Link::COPIES),
                 _ => ("managed", Link::MANAGED),
             };
             let tq = if matches!(rule, Rule::Auto(_)) { "auto".to_owned() } else { format!("{seconds} s") };
             let mut config = Config::default();
             config.set_rule(None, rule);
-            (format!("ours, {name}, TQ {tq}"), Box::new(Ours::new(config, card)), link)
+            (format!("ours, {name}, TQ {tq}"), Box::new(Ours::new(config, card, link.memory())), link)
         }
     })
 }

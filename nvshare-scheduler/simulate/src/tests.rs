@@ -21,7 +21,7 @@ fn run(lines: &str, scheduler: Box<dyn Scheduler>, link: Link, seconds: u64) -> 
 
 fn ours(lines: &str, tq: u64, seconds: u64) -> Outcome {
     let config = Config { quantum: S(tq), ..Config::default() };
-    run(lines, Box::new(Ours::new(config, CARD)), Link::MANAGED, seconds)
+    run(lines, Box::new(Ours::new(config, CARD, Link::MANAGED.memory())), Link::MANAGED, seconds)
 }
 
 fn fcfs(lines: &str, tq: u64, seconds: u64) -> Outcome {
@@ -72,6 +72,30 @@ fn two_that_do_not_fit_share_by_turns_and_pay_for_their_moves() {
 }
 
 #[test]
+fn copies_go_both_ways_at_once_and_what_has_not_changed_is_not_copied() {
+    let run = |link: Link, changes: &str| {
+        let two = format!("steady 0 0 60 1e12 0 0 {changes}\nsteady 0 0 60 1e12 0 0 {changes}");
+        let config = Config { quantum: S(10), ..Config::default() };
+        run(&two, Box::new(Ours::new(config, CARD, link.memory())), link, 400)
+    };
+    let work = |outcome: &Outcome| done(outcome, 0) + done(outcome, 1);
+    let gib = |outcome: &Outcome| outcome.moved as f64 / (1u64 << 30) as f64;
+    // 40 of 120 GiB leave and 40 come at each switch, at 77 GiB/s in sum.
+    let all = run(Link::COPIES, "changes=0");
+    close(work(&all), 400.0 * 10.0 / (10.0 + 80.0 / 77.0), 6.0);
+    close(gib(&all), 400.0 / 11.04 * 80.0, 160.0);
+    let changed = run(Link::SWAP, "");
+    close(work(&changed), work(&all), 0.1);
+    // Each job writes a half of its memory in a turn of 10 s, so a half of what leaves is copied: 60 GiB are in all.
+    let half = run(Link::SWAP, "changes=3");
+    close(gib(&half), gib(&all) * 0.75, 160.0);
+    // It comes at 51 GiB/s, and leaves faster than that.
+    let nothing = run(Link::SWAP, "changes=0");
+    close(work(&nothing), 400.0 * 10.0 / (10.0 + 40.0 / 51.0), 6.0);
+    close(gib(&nothing), 400.0 / 10.78 * 40.0, 160.0);
+}
+
+#[test]
 fn a_gang_runs_on_all_of_its_gpus_or_on_none() {
     let three = "gang 0 0,1 60 1e12 0 0\nsteady 0 0 60 1e12 0 0\nsteady 0 1 60 1e12 0 0";
     for outcome in [ours(three, 5, 600), fcfs(three, 5, 600)] {
@@ -103,7 +127,8 @@ fn all_run_below_nine_tenths_of_the_card_and_one_at_a_time_above() {
 fn the_same_seed_gives_the_same_numbers() {
     let trace = trace::generate(&Mix::default(), 40, 4, 80.0, 300.0, 7);
     let outcome = || {
-        let ours = Box::new(Ours::new(Config { quantum: S(5), ..Config::default() }, CARD));
+        let ours =
+            Box::new(Ours::new(Config { quantum: S(5), ..Config::default() }, CARD, Link::SWAP.memory()));
         Summary::of(&World::new(&trace, ours, 4, CARD, Link::SWAP, 7).run(S(300)))
     };
     let first = outcome();

@@ -36,7 +36,7 @@ const CARD: u64 = 80 << 30;
 /// The outcome for a set after this time.
 pub(crate) fn run(lines: &[&str], together: Together, seed: u64, until: Time) -> Outcome {
     let trace: Vec<Job> = trace::parse(&lines.join("\n"), 1).unwrap_or_default();
-    let ours = Box::new(Ours::new(Config { together, ..Config::default() }, CARD));
+    let ours = Box::new(Ours::new(Config { together, ..Config::default() }, CARD, Link::MANAGED.memory()));
     World::new(&trace, ours, 1, CARD, Link::MANAGED, seed).run(until)
 }
 

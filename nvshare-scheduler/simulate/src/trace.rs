@@ -6,7 +6,8 @@
 //! simulation. `#` begins a comment.
 //!
 //! Behind these may stand `phase=30:12:20`: every 30 s the program changes between its own `busy_ms` and `gap_ms` and these; and
-//! `launches=5..15`: it launches that much in a millisecond of work, anew for each cycle.
+//! `launches=5..15`: it launches that much in a millisecond of work, anew for each cycle; and `changes=1.6`: in a second of work it
+//! writes so many GiB of its memory, one part after the other. Without that, all of it changes in each turn.
 
 use std::fmt;
 
@@ -79,6 +80,8 @@ pub(crate) struct Job {
     pub(crate) phase: Option<Phase>,
     /// Launches in a millisecond of work.
     pub(crate) launches: (f64, f64),
+    /// GiB of its memory that change in a second of work; none: all of it changes at once.
+    pub(crate) changes: Option<f64>,
 }
 
 /// Other work that a program does now and then.
@@ -110,6 +113,9 @@ impl fmt::Display for Job {
         }
         if self.launches != LAUNCHES {
             write!(f, " launches={:.1}..{:.1}", self.launches.0, self.launches.1)?;
+        }
+        if let Some(changes) = self.changes {
+            write!(f, " changes={changes:.3}")?;
         }
         Ok(())
     }
@@ -200,6 +206,7 @@ pub(crate) fn generate(
             weight: 100,
             phase: None,
             launches: LAUNCHES,
+            changes: None,
         }
     };
     (0..clients).map(job).collect()
@@ -239,11 +246,13 @@ fn parse_line(line: &str, gpus: usize) -> Result<Job, String> {
         weight: 100,
         phase: None,
         launches: LAUNCHES,
+        changes: None,
     };
     for (at, more) in rest.iter().enumerate() {
         match more.split_once('=') {
             None if at == 0 => job.weight = more.parse().map_err(|_| format!("{more:?} is no weight"))?,
             Some(("launches", per_ms)) => job.launches = range(per_ms)?,
+            Some(("changes", gib)) => job.changes = Some(number(gib)?),
             Some(("phase", phase)) => job.phase = Some(parse_phase(phase)?),
             _ => return Err(format!("{more:?} is one field too many")),
         }
@@ -319,6 +328,7 @@ mod tests {
             ("steady 0 0 20 80 60 0 100 what=7", "too many"),
             ("steady 0 0 20 80 60 0 phase=7:8", "no phase"),
             ("steady 0 0 20 80 60 0 launches=x", "no number"),
+            ("steady 0 0 20 80 60 0 changes=-1", "no number"),
         ] {
             let error = parse(text, 8).unwrap_err();
             assert!(error.contains(why), "{error}");
@@ -326,7 +336,7 @@ mod tests {
         assert_eq!(parse("# nothing\n\n", 8), Ok(Vec::new()));
         let gap = parse("steady 0 0 20 80 60..90 0", 8).unwrap()[0].gap;
         assert_eq!(gap, Gap::Between(60.0, 90.0));
-        let line = "steady 0.000 0 20.00 80.0..80.0 60.0 0 100 phase=30.0:5.0..6.0:~20.0 launches=5.0..15.0";
+        let line = "steady 0.000 0 20.00 80.0..80.0 60.0 0 100 phase=30.0:5.0..6.0:~20.0 launches=5.0..15.0 changes=1.600";
         assert_eq!(parse(line, 8).unwrap()[0].to_string(), line);
     }
 }

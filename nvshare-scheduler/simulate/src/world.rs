@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use nvshare_core::Time;
-use nvshare_proto::{ClientMessage, Epoch, Hold, Room, SchedulerMessage, Usage};
+use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Hold, Room, SchedulerMessage, Usage};
 
 use crate::card::{Card, Link};
 use crate::client::{Client, State};
@@ -17,7 +17,7 @@ const MESSAGE: Duration = Duration::from_micros(50);
 
 /// An event at some time.
 #[derive(Debug, Clone, PartialEq)]
-enum Event {
+pub(crate) enum Event {
     Start(usize),
     /// A client's pause is over.
     Wake(usize),
@@ -27,6 +27,9 @@ enum Event {
     Stops(usize, u64),
     Restored(usize, Epoch),
     Evicted(usize, Room),
+    /// A piece of a client's memory on its GPU of this number has left, or has come.
+    Left(usize, usize, u64),
+    Came(usize, usize),
     /// A client has been idle for long enough to report it, if it still is.
     Idles(usize),
 }
@@ -63,13 +66,14 @@ pub(crate) struct Outcome {
 /// See the module's documentation.
 pub(crate) struct World {
     scheduler: Box<dyn Scheduler>,
-    clients: Vec<Client>,
-    cards: Vec<Card>,
+    pub(crate) clients: Vec<Client>,
+    pub(crate) cards: Vec<Card>,
+    pub(crate) link: Link,
     card_bytes: u64,
-    now: Time,
+    pub(crate) now: Time,
     agenda: BinaryHeap<Reverse<Later>>,
     sequence: u64,
-    moved: u64,
+    pub(crate) moved: u64,
     events: u64,
 }
 
@@ -87,6 +91,7 @@ impl World {
             scheduler,
             clients: clients.map(|(i, job)| Client::new(job, i, card, seed)).collect(),
             cards: (0..gpus).map(|_| Card::new(link)).collect(),
+            link,
             card_bytes: card,
             now: Time::ZERO,
             agenda: BinaryHeap::new(),
@@ -134,12 +139,12 @@ impl World {
         }
     }
 
-    fn at(&mut self, time: Time, event: Event) {
+    pub(crate) fn at(&mut self, time: Time, event: Event) {
         self.sequence += 1;
         self.agenda.push(Reverse(Later(time, self.sequence, event)));
     }
 
-    fn say(&mut self, i: usize, message: ClientMessage) {
+    pub(crate) fn say(&mut self, i: usize, message: ClientMessage) {
         self.at(self.now + MESSAGE, Event::Said(i, message));
     }
 
@@ -180,6 +185,16 @@ impl World {
                     self.has_evicted(i, room);
                 }
             }
+            Event::Left(i, at, bytes) => {
+                if self.clients[i].state != State::Gone {
+                    self.has_left(i, at, bytes);
+                }
+            }
+            Event::Came(i, at) => {
+                if self.clients[i].state != State::Gone {
+                    self.has_come(i, at);
+                }
+            }
             Event::Idles(i) => self.idles(i),
         }
     }
@@ -209,7 +224,7 @@ impl World {
         self.say(i, ClientMessage::ReqLock);
     }
 
-    fn says_what_it_has(&mut self, i: usize) {
+    pub(crate) fn says_what_it_has(&mut self, i: usize) {
         let client = &self.clients[i];
         let usages = client.job.gpus.iter().zip(&client.resident).map(|(&gpu, &resident)| Usage {
             gpu: uuid(gpu),
@@ -372,10 +387,12 @@ impl World {
                 _ => {}
             },
             SchedulerMessage::Evict(room) => self.evicts(i, room),
-            SchedulerMessage::Room(Room { gpu, bytes }) | SchedulerMessage::Restore(Room { gpu, bytes }) => {
-                let client = &mut self.clients[i];
-                if let Some(at) = client.job.gpus.iter().position(|&n| n == number(gpu)) {
-                    client.room[at] += bytes;
+            SchedulerMessage::Room(Room { gpu, bytes }) => {
+                self.has_room(i, gpu, bytes);
+            }
+            SchedulerMessage::Restore(Room { gpu, bytes }) => {
+                if let Some(at) = self.has_room(i, gpu, bytes) {
+                    self.comes_on(i, at);
                 }
             }
             SchedulerMessage::AskCounters => self.says_its_counters(i),
@@ -385,6 +402,14 @@ impl World {
             }
             _ => {}
         }
+    }
+
+    /// A client has more room on a GPU, whose number among its own is returned.
+    fn has_room(&mut self, i: usize, gpu: GpuUuid, bytes: u64) -> Option<usize> {
+        let client = &mut self.clients[i];
+        let at = client.job.gpus.iter().position(|&n| n == number(gpu))?;
+        client.room[at] += bytes;
+        Some(at)
     }
 
     fn drains(&mut self, i: usize, epoch: Epoch) {
@@ -404,6 +429,14 @@ impl World {
         let client = &mut self.clients[i];
         client.state = State::Restoring(epoch);
         client.by_faults = by_faults.is_some();
+        if self.link.both.is_some() {
+            for room in room {
+                self.has_room(i, room.gpu, room.bytes);
+            }
+            (0..self.clients[i].room.len()).for_each(|at| self.comes_on(i, at));
+            self.has_all_or_waits(i);
+            return;
+        }
         let mut ready = now;
         let mut moved = 0;
         for &Room { gpu, bytes } in room {
@@ -457,6 +490,10 @@ impl World {
         client.room[at] -= unused;
         let parked = client.state == State::Parked;
         let moves = if parked { (bytes - unused).min(client.resident[at]) } else { 0 };
+        if self.link.both.is_some() && moves > 0 {
+            self.leaves_in_pieces(i, at, unused, moves);
+            return;
+        }
         client.resident[at] -= moves;
         self.moved += moves;
         let done = self.cards[number(gpu)].evict(moves, now);

@@ -62,6 +62,19 @@ impl Rhythm {
         self.spells.len() >= KNOWN && short && worked <= slept
     }
 
+    /// When the client fell asleep; none: it has not, or runs or asks for the lock.
+    #[must_use]
+    pub fn asleep_since(&self) -> Option<Duration> {
+        self.asleep_since
+    }
+
+    /// Whether the client sleeps, and not for longer than it may be expected to: twice the longest of its remembered sleeps.
+    #[must_use]
+    pub fn wakes_soon(&self, now: Duration) -> bool {
+        let longest = self.spells.iter().map(|spell| spell.1).max().unwrap_or(Duration::ZERO);
+        self.asleep_since.is_some_and(|since| now.saturating_sub(since) <= longest.saturating_mul(2))
+    }
+
     /// How long the client slept before its present spell; nothing if that is not known.
     #[must_use]
     pub fn last_sleep(&self) -> Duration {

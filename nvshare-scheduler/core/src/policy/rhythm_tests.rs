@@ -79,3 +79,15 @@ fn the_last_sleep_is_the_one_before_the_present_spell() {
         assert_eq!(rhythm(spells).last_sleep(), MS(expected), "{spells:?}");
     }
 }
+
+#[test]
+fn who_sleeps_for_longer_than_it_ever_did_is_not_expected_soon() {
+    let mut rhythm = rhythm(&[(3, 700), (3, 300)]);
+    assert!(rhythm.asleep_since().is_none() && !rhythm.wakes_soon(MS(2000)), "it does not sleep");
+    rhythm.falls_asleep(MS(2000));
+    assert_eq!(rhythm.asleep_since(), Some(MS(2000)));
+    assert!(rhythm.wakes_soon(MS(2000)) && rhythm.wakes_soon(MS(3400)) && !rhythm.wakes_soon(MS(3401)));
+    let mut unknown = Rhythm::default();
+    unknown.falls_asleep(MS(2000));
+    assert!(!unknown.wakes_soon(MS(2001)));
+}

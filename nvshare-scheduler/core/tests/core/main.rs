@@ -15,4 +15,5 @@ mod returns;
 mod table;
 mod together;
 mod turns;
+mod victims;
 mod warnings;

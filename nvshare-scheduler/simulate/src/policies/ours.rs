@@ -10,6 +10,7 @@ use super::{Faults, Newcomer, Scheduler};
 pub(crate) struct Ours {
     core: Core,
     card: u64,
+    memory: MemoryMode,
 }
 
 /// A GPU's name, by its number.
@@ -23,8 +24,8 @@ pub(crate) fn number(uuid: GpuUuid) -> usize {
 }
 
 impl Ours {
-    pub(crate) fn new(config: Config, card: u64) -> Self {
-        Self { core: Core::new(Config { gpu_memory: Some(card), ..config }), card }
+    pub(crate) fn new(config: Config, card: u64, memory: MemoryMode) -> Self {
+        Self { core: Core::new(Config { gpu_memory: Some(card), ..config }), card, memory }
     }
 }
 
@@ -41,7 +42,7 @@ impl Scheduler for Ours {
         let register = Register {
             pid: newcomer.client as u32,
             name: String::new(),
-            memory: MemoryMode::Managed,
+            memory: self.memory,
             gate: Gate::Closed,
             returns: false,
             run: None,
