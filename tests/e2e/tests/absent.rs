@@ -52,7 +52,7 @@ fn freed_memory_can_be_allocated_again_at_the_limit(memory: &str) {
     guest.finish().passed();
 }
 
-/// With few descriptors and little memory that may be locked, as a user who is not root has it. All bytes are moved: the
+/// With few descriptors, little memory that may be locked, as a user who is not root has it, and no home. All bytes are moved: the
 /// simulator keeps as many in the host's memory as the program has.
 fn every_byte_survives_many_hand_overs(memory: &str) {
     let world = World::with_memory(
@@ -62,7 +62,7 @@ fn every_byte_survives_many_hand_overs(memory: &str) {
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "128MiB", "--tq", "0.05"]);
     let start = |name: &str, arguments: &str| {
         let line = format!(
-            "ulimit -n 64; ulimit -l 64; exec {} {name} {arguments} --kernel-us 500 --full-check",
+            "ulimit -n 64; ulimit -l 64; unset HOME; exec {} {name} {arguments} --kernel-us 500 --full-check",
             Artifacts::get().workload.display()
         );
         let mut command = Command::new("sh");
@@ -77,6 +77,37 @@ fn every_byte_survives_many_hand_overs(memory: &str) {
     for job in world.stop_intact(jobs) {
         assert!(job.intact().words_checked > 20 << 20, "{:?}", job.outcome);
     }
+}
+
+#[test]
+fn programs_whose_memory_cannot_leave_run_one_after_the_other() {
+    // The host lets nobody page-lock anything.
+    let world = World::with_memory("swap", &[CARD, &[("NVSIM_MOST_LOCKED", "4KiB")]].concat());
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let start = |name: &str, arguments: &str| {
+        Program::workload(&world, name, &format!("{arguments} --block 64MiB --full-check"))
+    };
+    let first = start("first", "--memory 640MiB").until_told().start();
+    Scheduler::until(&world, "all of it is on the card", |status| {
+        status.find(first.pid()).is_some_and(|client| client.resident >= 640 * MIB)
+    });
+    let second = start("second", "--memory 640MiB --steps 5").start();
+    wait_until("the first one says that its memory stays", || {
+        assert!(first.lives() && second.lives(), "{} {}", first.log(), second.log());
+        first.log().contains("stays on the card")
+    });
+    // What fits beside it runs, and it runs itself.
+    start("small", "--memory 128MiB --steps 5").start().finish().intact();
+    let turns = |status: &nvshare_harness::Status| status.client(first.pid()).counters.gated;
+    let before = turns(&Scheduler::status(&world));
+    Scheduler::until(&world, "the first one goes on", |status| turns(status) > before + 20);
+    assert!(second.lives(), "{}", second.log());
+    world.stop();
+    first.finish().intact();
+    let second = second.finish();
+    second.intact();
+    let (moved, _) = world.observe();
+    assert_eq!((moved.evicted, moved.faulted, moved.pushed_out), (0, 0, 0), "{moved:?}");
 }
 
 #[test]

@@ -100,6 +100,32 @@ impl Capture {
 }
 
 impl Graph {
+    /// The same graph with one more node, behind those at these places, which begin at 1.
+    pub(crate) fn with(
+        &self,
+        kind: Kind,
+        after: &[usize],
+        work: Work,
+        context: u64,
+    ) -> Result<Self, Failure> {
+        let mut nodes = self.nodes.clone();
+        let place = |&place: &usize| place.checked_sub(1).filter(|&index| index < nodes.len());
+        let after = after.iter().map(place).collect::<Option<BTreeSet<usize>>>().ok_or(INVALID_VALUE)?;
+        nodes.push(Node { kind, after, work: Some(work), allocates: None, context });
+        Ok(Self { nodes })
+    }
+
+    /// The same graph with other work of the node at a place, which begins at 1.
+    pub(crate) fn with_work(&self, place: usize, kind: Kind, work: Work) -> Result<Self, Failure> {
+        let mut nodes = self.nodes.clone();
+        let node = place.checked_sub(1).and_then(|index| nodes.get_mut(index)).ok_or(INVALID_VALUE)?;
+        if node.kind != kind {
+            return Err(INVALID_VALUE);
+        }
+        node.work = Some(work);
+        Ok(Self { nodes })
+    }
+
     pub(crate) fn allocations(&self) -> impl Iterator<Item = pool::Node> {
         self.nodes.iter().filter_map(|node| node.allocates)
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{api, status, submit, submit_now, twins, with_place};
 use crate::capture::Kind;
 use crate::memory;
-use crate::process::{self, CAPTURE_UNSUPPORTED, Failure, INVALID_VALUE, Process};
+use crate::process::{self, CAPTURE_UNSUPPORTED, Failure, INVALID_VALUE, NOT_SUPPORTED, Process};
 use crate::stream::{Point, Work};
 use crate::world::{BLOCK, Way};
 
@@ -40,6 +40,33 @@ struct Plane {
     device: u64,
     array: usize,
     pitch: usize,
+}
+
+/// `CUDA_MEMCPY3D`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Copy3D {
+    from: Space,
+    to: Space,
+    width: usize,
+    height: usize,
+    depth: usize,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Space {
+    x: usize,
+    y: usize,
+    z: usize,
+    level: usize,
+    kind: c_uint,
+    host: usize,
+    device: u64,
+    array: usize,
+    reserved: usize,
+    pitch: usize,
+    height: usize,
 }
 
 twins! { per_thread:
@@ -190,6 +217,24 @@ unsafe fn rows(copy: *const Copy2D) -> Result<Vec<Row>, Failure> {
     (0..copy.height)
         .map(|row| Ok(Row { to: end(&copy.to, row)?, from: end(&copy.from, row)?, bytes: copy.width }))
         .collect()
+}
+
+/// A copy of one row; of others nothing is known here.
+///
+/// # Safety
+/// `copy` is null or readable.
+pub(super) unsafe fn copy_3d(copy: *const Copy3D) -> Result<Work, Failure> {
+    // SAFETY: promised by the caller.
+    let copy = unsafe { copy.as_ref() }.ok_or(INVALID_VALUE)?;
+    if (copy.height, copy.depth) != (1, 1) {
+        return Err(NOT_SUPPORTED);
+    }
+    let end = |space: &Space| match space.kind {
+        1 => Ok(Host(space.host + space.x)),
+        2 => Ok(Device(space.device + space.x as u64)),
+        _ => Err(NOT_SUPPORTED),
+    };
+    copy_work(process::get()?, end(&copy.to)?, end(&copy.from)?, copy.width)
 }
 
 fn rows_work(rows: &[Row]) -> Result<Work, Failure> {

@@ -11,11 +11,11 @@ use crate::stream::Work;
 
 /// The area of a fill: rows of so many elements, each so far behind the one before.
 #[derive(Debug, Clone, Copy)]
-struct Area {
-    address: u64,
-    pitch: usize,
-    width: usize,
-    height: usize,
+pub(super) struct Area {
+    pub(super) address: u64,
+    pub(super) pitch: usize,
+    pub(super) width: usize,
+    pub(super) height: usize,
 }
 
 fn line(address: u64, width: usize) -> Area {
@@ -38,7 +38,7 @@ twins! { per_thread:
 }
 
 /// The work of a fill, and whether a synchronous call waits for it: it does for managed memory.
-fn fill_work<const N: usize>(area: Area, pattern: [u8; N]) -> Result<(Work, bool), Failure> {
+pub(super) fn fill_work<const N: usize>(area: Area, pattern: [u8; N]) -> Result<(Work, bool), Failure> {
     let p = process::get()?;
     let Area { address, pitch, width, height } = area;
     let row = width.checked_mul(N).ok_or(INVALID_VALUE)?;

@@ -16,6 +16,7 @@ mod graphs;
 mod green;
 mod memory;
 mod modules;
+mod nodes;
 mod pools;
 mod streams;
 mod vmm;
@@ -82,7 +83,7 @@ use {api, twins};
 
 /// Every entry point by its exported name.
 pub(crate) fn names() -> impl Iterator<Item = &'static (&'static str, Address)> {
-    let tables: [&[(&str, Address)]; 19] = [
+    let tables: [&[(&str, Address)]; 20] = [
         contexts::NAMES,
         copies::NAMES,
         copies::TWINS,
@@ -97,6 +98,7 @@ pub(crate) fn names() -> impl Iterator<Item = &'static (&'static str, Address)> 
         memory::NAMES,
         modules::NAMES,
         modules::TWINS,
+        nodes::NAMES,
         pools::NAMES,
         pools::TWINS,
         streams::NAMES,
