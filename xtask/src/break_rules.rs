@@ -83,15 +83,19 @@ pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
     let patched = build(&arguments)?;
     let chosen = |rule: &Rule| only.is_none_or(|only| rule.what.contains(only) || rule.test.contains(only));
     let rules: Vec<_> = rules().filter(|(_, rule)| chosen(rule)).collect();
-    // A test that is red anyway says nothing about a rule.
+    // A test that is red anyway says nothing about a rule. Red once may be the others' doing, which run beside it.
     let tests: BTreeSet<_> = rules.iter().map(|(_, rule)| (rule.package, rule.test)).collect();
     let begin = Instant::now();
     each(&tests, |&(package, test)| {
-        let tested = patched.test(package, test, None)?;
-        if tested.status.success() {
-            return Ok(());
+        let mut said = Vec::new();
+        for _ in 0..2 {
+            let tested = patched.test(package, test, None)?;
+            if tested.status.success() {
+                return Ok(());
+            }
+            said = tested.stdout;
         }
-        Err(format!("{test} is red with no rule broken:\n{}", String::from_utf8_lossy(&tested.stdout)))
+        Err(format!("{test} is red with no rule broken:\n{}", String::from_utf8_lossy(&said)))
     })?;
     println!("{} tests are green in {:.0} s", tests.len(), begin.elapsed().as_secs_f64());
     let unnoticed = AtomicUsize::new(0);
