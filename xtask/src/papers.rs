@@ -22,6 +22,13 @@ Administrators' socket: changes are accepted there only.
 .TP
 .I /var/lib/nvshare/state.toml
 Settings that administrators changed at run time.
+.PP
+Without root these are
+.IR $XDG_CONFIG_HOME/nvshare/config.toml ,
+.IR $XDG_RUNTIME_DIR/nvshare/scheduler.sock ,
+.I admin.sock
+beside it, and
+.IR $XDG_STATE_HOME/nvshare/state.toml .
 .SH SIGNALS
 .TP
 .B SIGHUP
