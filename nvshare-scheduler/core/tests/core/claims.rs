@@ -3,7 +3,9 @@
 use nvshare_core::{Config, Event, Identity, Measured};
 use nvshare_proto::{ClientMessage, ClientState, Gate, MemoryMode, Register, Room, SchedulerMessage, Usage};
 
-use crate::table::{CAPACITY, GIB, MS, Table, asked_to_leave, config, gpu, granted, room_given, twelve_gib};
+use crate::table::{
+    CAPACITY, GIB, MS, Table, asked_to_leave, config, gpu, granted, newcomer, room_given, twelve_gib,
+};
 
 #[test]
 fn a_need_of_one_client_does_not_end_the_turn_of_others() {
@@ -114,16 +116,8 @@ fn plain_memory_that_nvml_does_not_see_is_charged_to_nobody() {
         [(lies, MemoryMode::Off, 0), (waits, MemoryMode::Managed, 12 * GIB), (other, MemoryMode::Off, 0)]
     {
         let allocated = if client == other { GIB } else { 12 * GIB };
-        let register = Register {
-            pid: 9,
-            name: "x".into(),
-            memory,
-            gate: Gate::Closed,
-            returns: false,
-            asked: nvshare_proto::Asked::default(),
-            run: None,
-            usage: vec![Usage { allocated, ..twelve_gib(absent) }],
-        };
+        let usage = Usage { allocated, ..twelve_gib(absent) };
+        let register = Register { memory, ..newcomer(Gate::Closed, usage) };
         let pid = if client == other { None } else { Some(client as u32) };
         let identity = Identity { pid, process: Some(client), ..Identity::default() };
         table.happens(Event::Registered { client, identity, register });

@@ -2,9 +2,9 @@
 
 use nvshare_core::{Config, Core, Event, Exchange, Identity};
 use nvshare_proto::units::MIB;
-use nvshare_proto::{Asked, ClientMessage, Epoch, Gate, MemoryMode, Register, Room, SchedulerMessage};
+use nvshare_proto::{ClientMessage, Epoch, Gate, MemoryMode, Register, Room, SchedulerMessage};
 
-use crate::table::{GIB, Table, config, gpu, granted, twelve_gib};
+use crate::table::{GIB, Table, config, gpu, granted, newcomer, twelve_gib};
 
 const LEAVES: u64 = 1;
 const COMES: u64 = 2;
@@ -26,16 +26,7 @@ fn leaving(exchange: Exchange, memory: MemoryMode) -> (Table, Vec<(u64, Schedule
     let mut table =
         Table { core: Core::new(Config { exchange, ..config(false) }), now: 0, notes: Vec::new() };
     for client in [LEAVES, COMES] {
-        let register = Register {
-            pid: 9,
-            name: "x".into(),
-            memory,
-            gate: Gate::Closed,
-            returns: false,
-            run: None,
-            usage: vec![twelve_gib(12 * GIB)],
-            asked: Asked::default(),
-        };
+        let register = Register { memory, ..newcomer(Gate::Closed, twelve_gib(12 * GIB)) };
         let identity = Identity { pid: Some(9), process: Some(client), ..Identity::default() };
         table.happens(Event::Registered { client, identity, register });
     }

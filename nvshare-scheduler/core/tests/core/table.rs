@@ -67,17 +67,7 @@ impl Table {
         gate: Gate,
         usage: Usage,
     ) -> Vec<(u64, SchedulerMessage)> {
-        let register = Register {
-            pid: 9,
-            name: "x".into(),
-            memory: MemoryMode::Managed,
-            gate,
-            returns: false,
-            run: None,
-            usage: vec![usage],
-            asked: Asked::default(),
-        };
-        self.happens(Event::Registered { client, identity, register })
+        self.happens(Event::Registered { client, identity, register: newcomer(gate, usage) })
     }
 
     pub(crate) fn happens(&mut self, event: Event) -> Vec<(u64, SchedulerMessage)> {
@@ -156,19 +146,23 @@ pub(crate) fn room_given(sent: &[(u64, SchedulerMessage)], to: u64) -> u64 {
     sent.iter().filter(|(client, _)| *client == to).map(|(_, message)| given(message)).sum()
 }
 
-/// A client of 12 GiB, so much of them absent, registers.
-pub(crate) fn registered(client: u64, gate: Gate, absent: u64) -> Event {
-    let usage = vec![twelve_gib(absent)];
-    let register = Register {
+/// What a client with managed memory on one GPU says that was not registered before.
+pub(crate) fn newcomer(gate: Gate, usage: Usage) -> Register {
+    Register {
         pid: 9,
         name: "x".into(),
         memory: MemoryMode::Managed,
         gate,
-        returns: true,
+        returns: false,
         run: None,
-        usage,
+        usage: vec![usage],
         asked: Asked::default(),
-    };
+    }
+}
+
+/// A client of 12 GiB, so much of them absent, registers; it was registered before.
+pub(crate) fn registered(client: u64, gate: Gate, absent: u64) -> Event {
+    let register = Register { returns: true, ..newcomer(gate, twelve_gib(absent)) };
     Event::Registered { client, identity: Identity::default(), register }
 }
 
