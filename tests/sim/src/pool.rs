@@ -57,6 +57,8 @@ pub(crate) struct Ordered {
     nodes: BTreeMap<u64, u64>,
     /// The ends of launches of graphs that allocate.
     pub(crate) launches: Vec<Point>,
+    /// Calls that are about to launch a graph: its memory stays.
+    pub(crate) launching: usize,
 }
 
 impl Ordered {
@@ -310,7 +312,7 @@ impl Process {
     pub(crate) fn trim_graphs(&self, gpu: usize) -> Result<(), Failure> {
         let mut tables = self.tables();
         tables.pool.launches.retain(|point| !point.is_reached());
-        if !tables.pool.launches.is_empty() {
+        if !tables.pool.launches.is_empty() || tables.pool.launching > 0 {
             return Ok(());
         }
         let gone: Vec<u64> =

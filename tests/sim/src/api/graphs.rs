@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::{api, give, give_new, status, twins, with_place, with_stream};
 use crate::capture::{Exec, Graph, Kind};
+use crate::objects::Stream;
 use crate::process::{self, Failure, INVALID_VALUE, NOT_SUPPORTED, Process, SUCCESS};
 use crate::stream::Work;
 
@@ -106,17 +107,25 @@ fn launch(exec: usize, stream: usize, per_thread: bool) -> Result<(), Failure> {
             }
             return p.tables().submit(&stream, Kind::Child, work, Vec::new()).map(|_| ());
         }
-        p.allocate_for_graph(&graph)?;
-        let mut tables = p.tables();
-        // An executable graph does not run beside itself.
-        let after = tables.execs.get(exec)?.last.clone();
-        let point = tables.submit(&stream, Kind::Child, work, after.into_iter().collect())?;
-        tables.execs.get_mut(exec)?.last.clone_from(&point);
-        if graph.has_memory() {
-            tables.pool.launches.extend(point);
-        }
-        Ok(())
+        p.tables().pool.launching += 1;
+        let launched = submit(p, &stream, exec, &graph, work);
+        p.tables().pool.launching -= 1;
+        launched
     })
+}
+
+/// Gets a graph's memory, and submits the graph.
+fn submit(p: &Process, stream: &Stream, exec: usize, graph: &Graph, work: Work) -> Result<(), Failure> {
+    p.allocate_for_graph(graph)?;
+    let mut tables = p.tables();
+    // An executable graph does not run beside itself.
+    let after = tables.execs.get(exec)?.last.clone();
+    let point = tables.submit(stream, Kind::Child, work, after.into_iter().collect())?;
+    tables.execs.get_mut(exec)?.last.clone_from(&point);
+    if graph.has_memory() {
+        tables.pool.launches.extend(point);
+    }
+    Ok(())
 }
 
 const _: () = assert!(size_of::<UpdateInfo>() == 3 * size_of::<*const c_void>());
