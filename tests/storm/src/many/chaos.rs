@@ -1,5 +1,6 @@
 //! Disturbs schedulers and clients at random moments.
 
+use std::io::{BufRead, BufReader};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,11 +16,14 @@ pub(crate) type Done = std::collections::BTreeMap<&'static str, u64>;
 
 /// Shortest time between two kills of schedulers: a new scheduler grants nothing for a while.
 const BETWEEN_KILLS: Duration = Duration::from_secs(5);
+/// Longest time that clients are stopped until one of them has to leave.
+const FOR_A_MOMENT: Duration = Duration::from_millis(500);
 
 /// Changes the quantum, and with chaos kills and stops processes too, until the storm ends.
 pub(crate) fn disturb(
     world: &World,
     running: &Running,
+    neighbour: u32,
     stop: &AtomicBool,
     seed: u64,
     chaos: bool,
@@ -50,17 +54,8 @@ pub(crate) fn disturb(
                 }
             }
             9..=10 => {
-                // After SIGCONT the client reads at once the messages of that time: to give memory back, and that
-                // scheduling is off. A client that waits with memory on the card has to give it back next.
-                if let Some(pid) = stop_one_that_has_to_leave(world, running, &mut rng) {
-                    // Turns are short meanwhile: others need the room soon.
-                    world.ctl(&["set-tq", "0.02"]);
-                    sleep(stop, rng.range(50, 500));
-                    world.ctl(&["off"]);
-                    running.signal(pid, libc::SIGCONT);
-                    sleep(stop, rng.range(20, 100));
-                    world.ctl(&["on"]);
-                    *done.entry("off and on while a client is stopped").or_default() += 1;
+                if off_while_one_has_to_leave(world, running, neighbour, stop, &mut rng) {
+                    *done.entry("off and on while a client that has to leave is stopped").or_default() += 1;
                 }
             }
             _ => {
@@ -78,13 +73,56 @@ pub(crate) fn disturb(
     Ok(done)
 }
 
-/// Stops a client that waits while its memory is on the card. `None`: there is none.
-fn stop_one_that_has_to_leave(world: &World, running: &Running, rng: &mut Rng) -> Option<u32> {
-    let clients = world.status()?.clients;
-    let has_to = |client: &&ClientStatus| client.state == ClientState::Waiting && client.resident > 0;
-    let pids: Vec<u32> = clients.iter().filter(has_to).map(|client| client.pid).collect();
-    let pid = rng.pick(&pids)?;
-    running.signal(pid, libc::SIGSTOP).then_some(pid)
+/// Stops clients that wait with all their memory on the card, until one of them is told to give some back; then scheduling goes
+/// off. When they go on, that one reads at once that memory is to leave and that its gate may open, and has work that would
+/// run beside the move. Whether one was told in time.
+fn off_while_one_has_to_leave(
+    world: &World,
+    running: &Running,
+    neighbour: u32,
+    stop: &AtomicBool,
+    rng: &mut Rng,
+) -> bool {
+    let signal = |pid: u32, signal| {
+        // SAFETY: the neighbour is a child of ours that is waited for only after the disturbances.
+        let is_neighbours = || pid == neighbour && unsafe { libc::kill(pid.cast_signed(), signal) } == 0;
+        running.signal(pid, signal) || is_neighbours()
+    };
+    let Ok(mut watch) = world.watch(FOR_A_MOMENT) else { return false };
+    // The events of later moments are told by then.
+    sleep(stop, 20);
+    // Turns are short meanwhile: others need the room soon.
+    world.ctl(&["set-tq", "0.02"]);
+    let begin = Instant::now();
+    let mut stopped: Vec<u32> = Vec::new();
+    while stopped.is_empty() && begin.elapsed() < FOR_A_MOMENT / 2 && !stop.load(Ordering::SeqCst) {
+        let clients = world.status().map(|status| status.clients).unwrap_or_default();
+        let waiting = clients.iter().filter(|client| waits_with_all_its_memory(client));
+        stopped = waiting.map(|client| client.pid).filter(|&pid| signal(pid, libc::SIGSTOP)).collect();
+    }
+    let told = BufReader::new(watch.stdout.take().expect("it is piped")).lines().map_while(Result::ok);
+    let is_told = !stopped.is_empty() && { told }.any(|line| is_told_to_leave(&line, &stopped));
+    if is_told {
+        world.ctl(&["off"]);
+    }
+    stopped.iter().for_each(|&pid| _ = signal(pid, libc::SIGCONT));
+    let _ = watch.wait();
+    if is_told {
+        sleep(stop, rng.range(20, 100));
+        world.ctl(&["on"]);
+    }
+    is_told
+}
+
+/// Whether an event says that one of these processes is to give memory back.
+fn is_told_to_leave(event: &str, pids: &[u32]) -> bool {
+    let event: serde_json::Value = serde_json::from_str(event).unwrap_or_default();
+    event["event"] == "evict" && pids.iter().any(|&pid| event["pid"] == pid)
+}
+
+fn waits_with_all_its_memory(client: &ClientStatus) -> bool {
+    let waits = matches!(client.state, ClientState::Waiting | ClientState::Blocked);
+    waits && client.resident > 0 && client.usage.iter().all(|usage| usage.absent == 0)
 }
 
 /// A time from 20 to 200 ms, in seconds.

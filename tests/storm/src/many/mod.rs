@@ -224,13 +224,13 @@ impl Storm<'_> {
             let started = start_neighbour(&self.world, options.capacity);
             neighbour = Some(started.map_err(|error| error.to_string())?);
         }
+        let neighbour_pid = neighbour.as_ref().map(Child::id);
         let is_over = &AtomicBool::new(false);
         let disturbed = std::thread::scope(|scope| {
             let disturb = scope.spawn(move || {
-                if options.native {
-                    return Ok(chaos::Done::new());
-                }
-                chaos::disturb(&self.world, &self.running, is_over, options.first + number, options.chaos)
+                let Some(neighbour) = neighbour_pid else { return Ok(chaos::Done::new()) };
+                let seed = options.first + number;
+                chaos::disturb(&self.world, &self.running, neighbour, is_over, seed, options.chaos)
             });
             let jobs: Vec<_> =
                 (0..options.jobs).map(|job| scope.spawn(move || self.job(number, job))).collect();

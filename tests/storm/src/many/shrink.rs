@@ -88,8 +88,10 @@ fn again(
     world.start_scheduler(chaos::quantum(&mut rng)).ok()?;
     let (running, stop) = (Running::default(), AtomicBool::new(false));
     let mut neighbour = super::start_neighbour(&world, conditions.capacity).ok()?;
+    let neighbour_pid = neighbour.id();
     let found = std::thread::scope(|scope| {
-        scope.spawn(|| chaos::disturb(&world, &running, &stop, options.seed, conditions.chaos));
+        scope
+            .spawn(|| chaos::disturb(&world, &running, neighbour_pid, &stop, options.seed, conditions.chaos));
         let mut found = None;
         for round in 0..rounds {
             if found.is_some() || Instant::now() > deadline || super::INTERRUPTED.load(Ordering::SeqCst) {

@@ -176,6 +176,14 @@ impl World {
         serde_json::from_str(&self.ctl(&["status", "--json"])?).ok()
     }
 
+    /// Tells events, one a line, from now on and for so long at most.
+    pub(crate) fn watch(&self, longest: Duration) -> std::io::Result<Child> {
+        let mut command = Command::new("timeout");
+        self.furnish(&mut command);
+        command.arg(longest.as_secs_f64().to_string()).arg(&self.parts.ctl).args(["watch", "--json"]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()
+    }
+
     pub(crate) fn ctl(&self, arguments: &[&str]) -> Option<String> {
         let mut command = Command::new(&self.parts.ctl);
         self.furnish(&mut command);
