@@ -276,6 +276,22 @@ pub(super) const LIBRARY: &[Rule] = &[
         test: "memory_of_a_pool_is_not_brought_behind_a_host_function",
     },
     Rule {
+        what: "calls that name memory to the driver wait until it is there",
+        file: "libnvshare/src/work/gate.rs",
+        from: "    if CAPTURES_WAIT.load(Ordering::Relaxed) {\n        return enter(",
+        to: "    if !BROKEN && CAPTURES_WAIT.load(Ordering::Relaxed) {\n        return enter(",
+        package: "nvshare-e2e",
+        test: "calls_that_name_memory_which_is_away_answer_as_if_it_were_there",
+    },
+    Rule {
+        what: "what a capture takes waits until the memory that it names is there",
+        file: "libnvshare/src/work/gate.rs",
+        from: "if !CAPTURES_WAIT.load(Ordering::Relaxed) && captures::is_capturing(stream) {",
+        to: "if (BROKEN || !CAPTURES_WAIT.load(Ordering::Relaxed)) && captures::is_capturing(stream) {",
+        package: "nvshare-e2e",
+        test: "calls_that_name_memory_which_is_away_answer_as_if_it_were_there",
+    },
+    Rule {
         what: "a piece whose hash differs is copied",
         file: "libnvshare/src/memory/backing/swap/content/leaving.rs",
         from: "if hash == now =>",
