@@ -13,7 +13,7 @@ use crate::process::{
 use crate::stream::Point;
 use crate::tables::Tables;
 use crate::vmm::Lack;
-use crate::world::{BLOCK, Way, Why};
+use crate::world::{BLOCK, Sort, Way, Why};
 
 /// An allocation.
 #[derive(Debug)]
@@ -160,7 +160,7 @@ impl Process {
         let context = tables.current()?;
         let (gpu, context) = (context.gpu, context.id);
         drop(tables);
-        self.allocate_on(gpu, size, managed, Some(context))
+        self.allocate_on(gpu, size, Sort::of(managed), Some(context))
     }
 
     /// Makes an allocation on a card; `context` frees it when it ends.
@@ -168,9 +168,10 @@ impl Process {
         &self,
         gpu: usize,
         size: u64,
-        managed: bool,
+        sort: Sort,
         context: Option<u64>,
     ) -> Result<u64, Failure> {
+        let managed = sort == Sort::Managed;
         if size == 0 {
             return Err(INVALID_VALUE);
         }
@@ -180,7 +181,7 @@ impl Process {
             std::thread::sleep(takes);
         }
         let count = size.div_ceil(BLOCK) as usize;
-        let blocks = self.world.allocate(gpu, count, !managed).ok_or(OUT_OF_MEMORY)?;
+        let blocks = self.world.allocate(gpu, count, sort).ok_or(OUT_OF_MEMORY)?;
         let mut tables = self.tables();
         let again = tables.addresses.get_mut(&count).and_then(Vec::pop);
         let base = again.unwrap_or_else(|| self.reserve(count as u64 * BLOCK));

@@ -11,7 +11,7 @@ use crate::objects::Stream;
 use crate::process::{CAPTURE_INVALIDATED, Failure, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Process};
 use crate::stream::{Point, Work, unique};
 use crate::tables::Tables;
-use crate::world::{BLOCK, Way};
+use crate::world::{BLOCK, Sort, Way};
 
 /// Memory that a graph allocates when it runs.
 #[derive(Debug, Clone, Copy)]
@@ -139,14 +139,14 @@ impl Process {
             return Ok(base);
         }
         drop(tables);
-        let base = self.allocate_on(gpu, size, managed, None).or_else(|failure| {
+        let base = self.allocate_on(gpu, size, Sort::of(managed), None).or_else(|failure| {
             // Memory that is about to be freed may be enough.
             let points: Vec<Point> = self.tables().pool.freed.values().map(|f| f.point.clone()).collect();
             if failure != OUT_OF_MEMORY || points.is_empty() {
                 return Err(failure);
             }
             points.iter().for_each(Point::wait);
-            self.allocate_on(gpu, size, managed, None)
+            self.allocate_on(gpu, size, Sort::of(managed), None)
         })?;
         if managed {
             // The driver populates the memory that such a pool hands out (measured).
@@ -292,7 +292,7 @@ impl Process {
                 return Ok(());
             }
             let count = node.bytes.div_ceil(BLOCK) as usize;
-            let blocks = self.world.allocate(node.gpu, count, true).ok_or(OUT_OF_MEMORY)?;
+            let blocks = self.world.allocate(node.gpu, count, Sort::Plain).ok_or(OUT_OF_MEMORY)?;
             let (base, gpu) = (node.base, node.gpu);
             let allocation = Allocation { base, gpu, blocks, managed: false, context: None };
             let mut tables = self.tables();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::memory::Allocation;
 use crate::process::{Failure, INVALID_VALUE, NOT_SUPPORTED, Process};
 use crate::tables::Tables;
-use crate::world::BLOCK;
+use crate::world::{BLOCK, Sort};
 
 /// Addresses for physical memory begin at multiples of this, and it comes in multiples of it.
 pub(crate) const GRANULARITY: u64 = BLOCK;
@@ -133,8 +133,10 @@ impl Process {
         if !bytes.is_multiple_of(GRANULARITY) {
             return Err(INVALID_VALUE);
         }
+        // Several allocations of a program may share one block, side by side.
+        let sort = if bytes == BLOCK { Sort::Whole } else { Sort::Plain };
         // The memory belongs to no context.
-        let handle = self.allocate_on(gpu, bytes, false, None)?;
+        let handle = self.allocate_on(gpu, bytes, sort, None)?;
         let vmm = &mut self.tables().vmm;
         vmm.handles.insert(handle, 1);
         vmm.shared_as.insert(handle, shared_as);

@@ -46,7 +46,26 @@ struct Block {
     frame: u32,
     /// The block never leaves the card.
     pinned: u32,
+    /// The bytes that the store keeps of it.
+    real: u32,
     last_use: u64,
+}
+
+/// A sort of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sort {
+    /// It may leave the card.
+    Managed,
+    /// It never leaves the card.
+    Plain,
+    /// Plain, and the store keeps all of its bytes, as several allocations of the program may share a block.
+    Whole,
+}
+
+impl Sort {
+    pub(crate) fn of(managed: bool) -> Self {
+        if managed { Self::Managed } else { Self::Plain }
+    }
 }
 
 /// A kernel that ran.
@@ -200,7 +219,8 @@ impl World {
         let frames = ((config.memory / BLOCK) as usize).min(MOST_BLOCKS);
         let page = 4096;
         let header_bytes = size_of::<Header>().next_multiple_of(page);
-        let device_bytes = frames * real_block * MOST_GPUS;
+        // The file takes no more of the disk than what is written.
+        let device_bytes = frames * BLOCK as usize * MOST_GPUS;
         let host_bytes = MOST_BLOCKS * real_block * MOST_GPUS;
         let length = header_bytes + device_bytes + host_bytes;
         let fresh = file.metadata()?.len() == 0;
@@ -292,7 +312,7 @@ impl World {
     /// The card's store of a frame.
     fn frame_bytes(&self, gpu: usize, frame: u32) -> *mut u8 {
         // SAFETY: within the mapping.
-        unsafe { self.device_store.add((gpu * self.frames + frame as usize) * self.real_block) }
+        unsafe { self.device_store.add((gpu * self.frames + frame as usize) * BLOCK as usize) }
     }
 
     fn host_bytes(&self, gpu: usize, block: u32) -> *mut u8 {
@@ -317,7 +337,9 @@ impl World {
     }
 
     /// Takes blocks for an allocation; `None`: there are none left.
-    pub(crate) fn allocate(&self, gpu: usize, count: usize, pinned: bool) -> Option<Vec<u32>> {
+    pub(crate) fn allocate(&self, gpu: usize, count: usize, sort: Sort) -> Option<Vec<u32>> {
+        let pinned = sort != Sort::Managed;
+        let real = if sort == Sort::Whole { BLOCK as usize } else { self.real_block } as u32;
         self.reap(gpu);
         let held = self.hold(gpu, false);
         let me = std::process::id();
@@ -344,6 +366,7 @@ impl World {
                 owner: me,
                 frame: 0,
                 pinned: u32::from(pinned),
+                real,
                 last_use: 0,
             };
             // SAFETY: an existing block, under the card's lock.
@@ -385,7 +408,7 @@ impl World {
                 Place::Untouched | Place::Free => {}
             }
             (*self.gpu(gpu)).first_free = (*self.gpu(gpu)).first_free.min(index);
-            *block = Block { place: Place::Free, owner: 0, frame: 0, pinned: 0, last_use: 0 };
+            *block = Block { place: Place::Free, owner: 0, frame: 0, pinned: 0, real: 0, last_use: 0 };
         }
     }
 
@@ -434,7 +457,7 @@ impl World {
                     &(*at).moved.restored
                 }
                 (_, why) => {
-                    std::ptr::write_bytes(self.frame_bytes(gpu, frame), 0, self.real_block);
+                    std::ptr::write_bytes(self.frame_bytes(gpu, frame), 0, (*block).real as usize);
                     if why == Why::Touch {
                         took += BLOCK as f64 / self.config.first_touch;
                     }
@@ -534,7 +557,7 @@ impl World {
                 return None;
             }
             let bytes = self.frame_bytes(gpu, block.frame);
-            Some(look(std::slice::from_raw_parts_mut(bytes, self.real_block)))
+            Some(look(std::slice::from_raw_parts_mut(bytes, block.real as usize)))
         }
     }
 
