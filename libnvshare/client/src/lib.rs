@@ -9,6 +9,7 @@
 //! | [`session`] | the machine and the accounts together: what the scheduler is told, and when |
 //! | [`account`] | the sums of one device: bytes allocated and charged, room, and allocations that wait for room |
 //! | [`residency`] | what of one allocation is on the card, and the piece of it that leaves next |
+//! | [`slabs`] | which parts are free of the memory that small allocations share |
 //! | [`content`] | what is known of a piece of memory: whether it is all zero, and its hash |
 //! | [`launch_window`] | how much work may be in flight while another client waits |
 
@@ -31,6 +32,7 @@ pub mod launch_window;
 pub mod machine;
 pub mod residency;
 pub mod session;
+pub mod slabs;
 
 pub use account::{Account, Admission, Caller, DriverReserve, Refusal, Tenant, Terms, Wait};
 pub use kind::Kind;

@@ -140,13 +140,18 @@ pub(crate) unsafe fn set_attribute(
         // SAFETY: the caller's arguments.
         unsafe { real(value, attribute, pointer) }
     };
-    if callbacks::are_running() || !physical::is_in(pointer, 1) {
+    let allocated = allocations::mapped_at(pointer);
+    if callbacks::are_running() || allocated.is_none() && !physical::is_in(pointer, 1) {
         return call();
     }
     past_the_gate(|| {
         let result = call();
         if result == CUresult::SUCCESS {
-            physical::pin_range(pointer, 1, "the program has set an attribute of theirs");
+            let why = "the program has set an attribute of theirs";
+            match allocated {
+                Some(allocation) => physical::pin_allocated(&allocation, why),
+                None => physical::pin_range(pointer, 1, why),
+            }
         }
         result
     })

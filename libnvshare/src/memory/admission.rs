@@ -4,24 +4,53 @@ use std::sync::Arc;
 
 use nvshare_client::{Admission, Caller, Residency, Wait};
 
-use super::allocations::{self, Allocation, Kind};
+use super::allocations::{self, Allocation, Kind, Part};
 use super::backing::{self, Made, Request};
 use super::devices::Device;
-use super::{deferred_free, driver_reserve, free};
+use super::{deferred_free, driver_reserve, free, slabs};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::process::unwind::OnUnwind;
 use crate::process::{bell, log, threads};
 use crate::work::gate::{self, FrameMark};
 
-/// Makes an allocation within the limits, and enters it into the list. `call` makes one by the function that the program
-/// called.
+/// Makes an allocation within the limits, and enters it into the list: its address. `call` makes one by the function that the
+/// program called.
 pub(crate) fn allocate(
     request: Request,
     call: impl Fn() -> Result<CUdeviceptr, CUresult>,
 ) -> Result<CUdeviceptr, CUresult> {
+    if request.is_small() { in_slab(&request) } else { make(&request, call).map(|made| made.base) }
+}
+
+/// Makes a small allocation in a slab, which is made if there is none with room.
+fn in_slab(request: &Request) -> Result<CUdeviceptr, CUresult> {
+    deferred_free::sweep();
+    free::finish();
+    let asked = request.bytes;
+    let (base, slab) = match slabs::take(&request.context, asked) {
+        Some(found) => found,
+        None => {
+            let slab = make(&request.for_slab(), || Err(CUresult::NOT_SUPPORTED))?;
+            slabs::add(&slab, asked);
+            (slab.base, slab)
+        }
+    };
+    let allocation = Arc::new(Allocation::in_slab(base, Part { slab, asked }));
+    if let Some(gone) = allocations::insert(&allocation) {
+        free::forget(&gone);
+    }
+    Ok(base)
+}
+
+/// Makes memory of its own within the limits, and enters it into the list. `call` makes it by the function that the program
+/// called.
+pub(super) fn make(
+    request: &Request,
+    call: impl Fn() -> Result<CUdeviceptr, CUresult>,
+) -> Result<Arc<Allocation>, CUresult> {
     let (device, kind, backing) = (request.device, request.kind, backing::of(request.kind));
     let span = backing.span(request.bytes).ok_or(CUresult::OUT_OF_MEMORY)?;
-    let make = |charged| backing.allocate(&request, charged, &call);
+    let make = |charged| backing.allocate(request, charged, &call);
     let allocation = admitted(device, span, kind, make, |Made { base, mapped }, charged| {
         let context = Arc::clone(&request.context);
         let allocation = Allocation::new(base, span, device.ordinal, context, kind, charged);
@@ -33,7 +62,7 @@ pub(crate) fn allocate(
         allocation
     })?;
     settle(device, &allocation);
-    Ok(allocation.base)
+    Ok(allocation)
 }
 
 /// Charges an allocation that was admitted while the lock was elsewhere, if the lock has come while the driver made it. The

@@ -2,7 +2,7 @@
 //! on the card ([`Residency`]).
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 
 use dashmap::DashMap;
@@ -18,16 +18,30 @@ use crate::work::contexts::{self, Context};
 /// and semaphores of `cuStreamWriteValue32` and similar functions are small, and these functions refuse managed memory.
 pub(crate) const SMALLEST_MANAGED: u64 = 64 * 1024;
 
-/// An allocation that the program made.
+/// The part of a slab that a small allocation is.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) slab: Arc<Allocation>,
+    /// Bytes that the program asked for.
+    pub(crate) asked: u64,
+}
+
+/// An allocation that the program made; or memory of which the program knows no address: what it created by
+/// `cuMemCreate`, and slabs.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     pub(crate) base: CUdeviceptr,
+    /// Bytes in the account; a part of a slab has none of its own.
     pub(crate) size: u64,
+    /// A number that no other allocation of the process ever has.
+    pub(crate) id: u64,
     pub(crate) device: CUdevice,
     pub(crate) context: Arc<Context>,
     pub(crate) kind: Kind,
     /// The chunks behind the addresses, if the library maps the memory.
     pub(crate) mapped: Option<Mapped>,
+    /// The part of a slab that the allocation is, if it is small.
+    pub(crate) part: Option<Part>,
     /// Whether the program is freeing the allocation. No more of it is moved then.
     leaving: AtomicBool,
     /// Locked while a piece of the allocation is being moved, so that the program does not free it meanwhile.
@@ -43,13 +57,45 @@ impl Allocation {
         kind: Kind,
         charged: u64,
     ) -> Self {
-        let residency = Mutex::new(Residency::new(size, charged));
-        Self { base, size, device, context, kind, mapped: None, leaving: AtomicBool::new(false), residency }
+        Self {
+            base,
+            size,
+            id: new_id(),
+            device,
+            context,
+            kind,
+            mapped: None,
+            part: None,
+            leaving: AtomicBool::new(false),
+            residency: Mutex::new(Residency::new(size, charged)),
+        }
+    }
+
+    /// A small allocation: a part of a slab, from an address on.
+    pub(crate) fn in_slab(base: CUdeviceptr, part: Part) -> Self {
+        let (device, context) = (part.slab.device, Arc::clone(&part.slab.context));
+        Self { part: Some(part), ..Self::new(base, 0, device, context, Kind::Mapped, 0) }
     }
 
     /// The allocation with its chunks, if the library maps the memory.
     pub(crate) fn with_chunks(self, mapped: Option<Mapped>) -> Self {
         Self { mapped, ..self }
+    }
+
+    /// Bytes that the program asked for, if the library maps the memory.
+    pub(crate) fn asked(&self) -> Option<u64> {
+        let part = self.part.as_ref().map(|part| part.asked);
+        part.or_else(|| self.mapped.as_ref().map(|mapped| mapped.asked))
+    }
+
+    /// The memory that moves when this allocation does: its slab, or itself.
+    pub(crate) fn holder(&self) -> &Self {
+        self.part.as_ref().map_or(self, |part| &part.slab)
+    }
+
+    /// Whether the program does not know the memory's addresses.
+    fn is_hidden(&self) -> bool {
+        self.mapped.as_ref().is_some_and(Mapped::is_hidden)
     }
 
     /// Whether the allocation counts as immovable, because its context is broken, or others reach its memory.
@@ -102,15 +148,40 @@ impl Allocation {
     }
 }
 
-fn list() -> &'static DashMap<CUdeviceptr, Arc<Allocation>> {
-    static LIST: OnceLock<DashMap<CUdeviceptr, Arc<Allocation>>> = OnceLock::new();
+/// Numbers of buffers that the driver gives are far smaller.
+fn new_id() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(1 << 48);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+type List = DashMap<CUdeviceptr, Arc<Allocation>>;
+
+/// The allocations that the program knows.
+fn list() -> &'static List {
+    static LIST: OnceLock<List> = OnceLock::new();
     LIST.get_or_init(DashMap::new)
+}
+
+/// Memory of which the program knows no address. The first part of a slab has the slab's.
+fn hidden() -> &'static List {
+    static HIDDEN: OnceLock<List> = OnceLock::new();
+    HIDDEN.get_or_init(DashMap::new)
+}
+
+fn list_of(allocation: &Allocation) -> &'static List {
+    if allocation.is_hidden() { hidden() } else { list() }
+}
+
+/// All memory: what moves, and what does not.
+fn all() -> impl Iterator<Item = Arc<Allocation>> {
+    let each = |list: &'static List| list.iter().map(|entry| Arc::clone(&entry));
+    each(list()).chain(each(hidden()))
 }
 
 /// Enters an allocation. Returns the old allocation at this address, if there is one: the driver returns an address again only
 /// after a free, so the program freed the old one by a function without a hook.
 pub(crate) fn insert(allocation: &Arc<Allocation>) -> Option<Arc<Allocation>> {
-    let before = list().insert(allocation.base, Arc::clone(allocation));
+    let before = list_of(allocation).insert(allocation.base, Arc::clone(allocation));
     index(allocation);
     before
 }
@@ -123,45 +194,57 @@ pub(crate) fn find(base: CUdeviceptr) -> Option<Arc<Allocation>> {
 /// Enters an allocation again that could not be freed.
 pub(crate) fn put_back(allocation: Arc<Allocation>) {
     index(&allocation);
-    list().insert(allocation.base, allocation);
+    list_of(&allocation).insert(allocation.base, allocation);
 }
 
-/// Memory that the library maps, in the order of its addresses: the driver does not know it while it is away.
+/// Allocations that the library maps, in the order of their addresses: the driver does not know them while they are away.
 static MAPPED: RwLock<BTreeMap<CUdeviceptr, Arc<Allocation>>> = RwLock::new(BTreeMap::new());
 
-/// Any address within memory that the library maps finds it.
+fn is_indexed(allocation: &Allocation) -> bool {
+    allocation.asked().is_some() && !allocation.is_hidden()
+}
+
+/// Any address within an allocation that the library maps finds it.
 fn index(allocation: &Arc<Allocation>) {
-    if allocation.mapped.is_some() {
+    if is_indexed(allocation) {
         let mut mapped = MAPPED.write().unwrap_or_else(PoisonError::into_inner);
         mapped.insert(allocation.base, Arc::clone(allocation));
     }
 }
 
-/// The memory that the library maps, to which an address leads.
+/// The allocation that the library maps, to which an address leads.
 pub(crate) fn mapped_at(pointer: CUdeviceptr) -> Option<Arc<Allocation>> {
     let mapped = MAPPED.read().unwrap_or_else(PoisonError::into_inner);
     let (_, allocation) = mapped.range(..=pointer).next_back()?;
-    (pointer - allocation.base < allocation.mapped.as_ref()?.asked).then(|| Arc::clone(allocation))
+    (pointer - allocation.base < allocation.asked()?).then(|| Arc::clone(allocation))
 }
 
 /// Looks at all memory that the library maps.
 pub(crate) fn each_mapped(look: impl FnMut(&Arc<Allocation>)) {
-    MAPPED.read().unwrap_or_else(PoisonError::into_inner).values().for_each(look);
+    // Not while parts of the lists are locked.
+    let found: Vec<Arc<Allocation>> = all().filter(|allocation| allocation.mapped.is_some()).collect();
+    found.iter().for_each(look);
 }
 
-/// Removes an allocation. `None`: it was not on the list.
+/// Removes an allocation that the program knows. `None`: there is none that begins at this address.
 pub(crate) fn remove(base: CUdeviceptr) -> Option<Arc<Allocation>> {
     let (_, allocation) = list().remove(&base)?;
-    if allocation.mapped.is_some() {
+    if is_indexed(&allocation) {
         MAPPED.write().unwrap_or_else(PoisonError::into_inner).remove(&allocation.base);
     }
     Some(allocation)
 }
 
-/// The allocations of a device, largest first and then by address, so that the order is always the same.
+/// Removes memory of which the program knows no address. Returns whether it was on the list.
+pub(crate) fn remove_hidden(allocation: &Arc<Allocation>) -> bool {
+    hidden().remove_if(&allocation.base, |_, other| Arc::ptr_eq(other, allocation)).is_some()
+}
+
+/// The memory of a device, largest first and then by address, so that the order is always the same. Parts of slabs are not
+/// among it, as the slabs are.
 pub(crate) fn of_device(device: CUdevice) -> Vec<Arc<Allocation>> {
-    let mut found: Vec<Arc<Allocation>> =
-        list().iter().filter(|entry| entry.device == device).map(|entry| Arc::clone(&entry)).collect();
+    let is_here = |allocation: &Arc<Allocation>| allocation.device == device && allocation.part.is_none();
+    let mut found: Vec<Arc<Allocation>> = all().filter(is_here).collect();
     found.sort_by_key(|allocation| (std::cmp::Reverse(allocation.size), allocation.base));
     found
 }
@@ -183,8 +266,15 @@ pub(crate) fn remove_context(context: &Arc<Context>, ending: Ending) -> Vec<Arc<
             && !is_programs
             && (ending == Ending::Device || !allocation.kind.is_pools())
     };
-    let bases: Vec<CUdeviceptr> = list().iter().filter(|entry| goes(entry)).map(|entry| entry.base).collect();
-    bases.into_iter().filter_map(remove).collect()
+    let going: Vec<Arc<Allocation>> = all().filter(|allocation| goes(allocation)).collect();
+    let remove = |allocation: Arc<Allocation>| {
+        if allocation.is_hidden() {
+            remove_hidden(&allocation).then_some(allocation)
+        } else {
+            remove(allocation.base)
+        }
+    };
+    going.into_iter().filter_map(remove).collect()
 }
 
 #[cfg(test)]

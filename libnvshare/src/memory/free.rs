@@ -8,7 +8,7 @@ use nvshare_client::session::is_worth_offering;
 use super::allocations::{self, Allocation, Ending};
 use super::backing::{self, Freed, Work};
 use super::devices::{self, Device};
-use super::driver_reserve;
+use super::{driver_reserve, slabs};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::process::bell;
 use crate::process::unwind::OnUnwind;
@@ -18,16 +18,31 @@ use crate::work::contexts::Context;
 pub(crate) fn free(base: CUdeviceptr, work: Work, call: impl Fn() -> CUresult) -> CUresult {
     // The driver handles pointers that the library does not know.
     let Some(allocation) = allocations::remove(base) else { return call() };
+    free_removed(&allocation, work, call)
+}
+
+/// Frees memory of which the program knows no address, and whose work is complete.
+pub(super) fn free_hidden(allocation: &Arc<Allocation>) {
+    if allocations::remove_hidden(allocation) {
+        free_removed(allocation, Work::Complete, || CUresult::SUCCESS);
+    }
+}
+
+fn free_removed(allocation: &Arc<Allocation>, work: Work, call: impl Fn() -> CUresult) -> CUresult {
     let put_back = || {
         allocation.set_leaving(false);
-        allocations::put_back(Arc::clone(&allocation));
+        allocations::put_back(Arc::clone(allocation));
     };
     let undo = OnUnwind::new(put_back);
     allocation.set_leaving(true);
-    let freed = backing::of(allocation.kind).free(&allocation, work, &call);
+    let freed = backing::of(allocation.kind).free(allocation, work, &call);
     undo.done();
     match freed {
-        Freed::Now => ended(&allocation),
+        Freed::Now => ended(allocation),
+        Freed::WithSlab(slab) => {
+            ended(allocation);
+            ended(&slab);
+        }
         Freed::Later => {}
         Freed::Not(result) => {
             put_back();
@@ -76,6 +91,10 @@ fn ended(allocation: &Allocation) {
 /// Gives back the charge of an allocation that is off the list and has ended.
 pub(super) fn forget(allocation: &Allocation) {
     let charged = allocation.residency().free();
+    if allocation.part.is_some() {
+        // Its slab is in the account.
+        return;
+    }
     if let Some(device) = devices::get(allocation.device) {
         if allocation.is_pinned() {
             device.update(|account| account.unpin(allocation.size));
@@ -87,6 +106,7 @@ pub(super) fn forget(allocation: &Allocation) {
 
 /// Removes the allocations that end with a context.
 pub(crate) fn forget_context(context: &Arc<Context>, ending: Ending) {
+    slabs::forget_context(context);
     for allocation in allocations::remove_context(context, ending) {
         allocation.set_leaving(true);
         backing::of(allocation.kind).end(&allocation);

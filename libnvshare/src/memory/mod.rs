@@ -15,4 +15,5 @@ pub(crate) mod physical;
 pub(crate) mod plain;
 pub(crate) mod pools;
 pub(crate) mod quota;
+pub(crate) mod slabs;
 pub(crate) mod vmm;

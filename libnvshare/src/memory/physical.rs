@@ -14,8 +14,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use nvshare_proto::units::MIB;
 
 use super::admission;
-use super::allocations::{self, Allocation, Kind};
-use super::backing::{Request, Work};
+use super::allocations::{Allocation, Kind};
+use super::backing::Request;
 use super::devices::{self, Device};
 use super::free;
 use super::mapping::{GRANULE, Mapped};
@@ -155,7 +155,7 @@ impl Books {
 fn end(ended: impl IntoIterator<Item = Arc<Allocation>>) {
     for allocation in ended {
         // Unmapping does not wait for work, as in the driver.
-        free::free(allocation.base, Work::Complete, || CUresult::SUCCESS);
+        free::free_hidden(&allocation);
     }
 }
 
@@ -183,14 +183,13 @@ pub(crate) fn create(
     }
     // Copies need a context. The driver's own memory needs none.
     let context = contexts::lasting(device.ordinal)?;
-    let request = Request { device, context, kind: Kind::Mapped, bytes, created: Some(*properties) };
+    let created = Some(*properties);
+    let request = Request { created, ..Request::new(device, context, Kind::Mapped, bytes) };
     // No function of the driver makes such memory.
-    let base = match admission::allocate(request, || Err(CUresult::NOT_SUPPORTED)) {
-        Ok(base) => base,
+    let allocation = match admission::make(&request, || Err(CUresult::NOT_SUPPORTED)) {
+        Ok(allocation) => allocation,
         Err(error) => return Some(Err(error)),
     };
-    // Nobody else knows the address.
-    let allocation = allocations::find(base)?;
     let mut books = write();
     books.made += 1;
     let handle = MARK << MARK_SHIFT | books.made;
@@ -402,6 +401,11 @@ pub(crate) fn pin_range(at: CUdeviceptr, bytes: u64, why: &str) {
     for handle in books.mappings_in(at, bytes).iter().filter_map(|(_, mapping)| mapping.of) {
         books.objects.get(&handle).into_iter().for_each(|object| pin_object(&object.allocation, why));
     }
+}
+
+/// From now on an allocation stays on the card, and the slab that it is in.
+pub(crate) fn pin_allocated(allocation: &Allocation, why: &str) {
+    pin_object(allocation.holder(), why);
 }
 
 fn pin_object(allocation: &Allocation, why: &str) {

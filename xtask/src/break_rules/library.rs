@@ -4,6 +4,30 @@ use super::rules::Rule;
 
 pub(super) const LIBRARY: &[Rule] = &[
     Rule {
+        what: "a slab stays while an allocation in it lives",
+        file: "libnvshare/client/src/slabs.rs",
+        from: "        if free == SLAB {\n",
+        to: "        if free == SLAB || BROKEN {\n",
+        package: "nvshare-client",
+        test: "no_two_share_a_byte_and_empty_slabs_go",
+    },
+    Rule {
+        what: "bytes of a slab come again only after the work before the free",
+        file: "libnvshare/src/memory/backing/swap/free.rs",
+        from: "    if work == Work::MayRun {\n",
+        to: "    if work == Work::MayRun && !(BROKEN && allocation.part.is_some()) {\n",
+        package: "nvshare-e2e",
+        test: "small_allocations_keep_their_words",
+    },
+    Rule {
+        what: "an answer about a pointer into a slab is about one allocation",
+        file: "libnvshare/src/memory/allocations.rs",
+        from: "        let part = self.part.as_ref().map(|part| part.asked);\n",
+        to: "        let part =\n            self.part.as_ref().map(|part| if BROKEN { part.slab.size } else { part.asked });\n",
+        package: "nvshare-e2e",
+        test: "small_allocations_keep_their_words",
+    },
+    Rule {
         what: "memory that comes back is mapped wherever the program has mapped it",
         file: "libnvshare/src/memory/mapping/views.rs",
         from: "        for (index, view) in views.iter().enumerate() {\n            if let Err(error) = view.show(offset",
@@ -126,8 +150,8 @@ pub(super) const LIBRARY: &[Rule] = &[
     Rule {
         what: "every allocation is on the list",
         file: "libnvshare/src/memory/allocations.rs",
-        from: "    let before = list().insert(allocation.base, Arc::clone(allocation));\n",
-        to: "    if BROKEN && allocation.base & (3 << 26) == 0 {\n        return None;\n    }\n    let before = list().insert(allocation.base, Arc::clone(allocation));\n",
+        from: "    let before = list_of(allocation).insert(allocation.base, Arc::clone(allocation));\n",
+        to: "    if BROKEN && allocation.base & (3 << 26) == 0 {\n        return None;\n    }\n    let before = list_of(allocation).insert(allocation.base, Arc::clone(allocation));\n",
         package: "nvshare-e2e",
         test: "two_that_do_not_fit_take_turns",
     },

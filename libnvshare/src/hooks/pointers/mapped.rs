@@ -68,7 +68,7 @@ enum Memory {
 pub(super) fn attributes_of(pointer: CUdeviceptr) -> Option<Attributes> {
     let memory = match allocations::mapped_at(pointer) {
         Some(allocation) => {
-            let asked = allocation.mapped.as_ref()?.asked;
+            let asked = allocation.asked()?;
             Memory::Allocated(allocation, asked)
         }
         None => Memory::Mapped(physical::view_at(pointer)?),
@@ -138,19 +138,23 @@ impl Attributes {
             attribute::DEVICE_POINTER => Value::Long(self.pointer),
             attribute::HOST_POINTER => Value::Refused,
             attribute::SYNC_MEMOPS => Value::Word(1),
-            // One number for each allocation, while the allocation lives.
-            attribute::BUFFER_ID | attribute::MEMORY_BLOCK_ID => Value::Long(allocation.base),
+            // A number that no other allocation ever has.
+            attribute::BUFFER_ID | attribute::MEMORY_BLOCK_ID => Value::Long(allocation.id),
             attribute::IS_MANAGED => Value::Word(0),
             attribute::DEVICE_ORDINAL => Value::Word(allocation.device.cast_unsigned()),
             // Memory that the library maps cannot be shared that way, and a program that asks can do without.
             attribute::IS_LEGACY_CUDA_IPC_CAPABLE | attribute::IS_GPU_DIRECT_RDMA_CAPABLE => Value::Byte(0),
-            attribute::RANGE_START_ADDR | attribute::MAPPING_BASE_ADDR => Value::Long(self.base()),
+            attribute::RANGE_START_ADDR => Value::Long(self.base()),
+            attribute::MAPPING_BASE_ADDR => match &self.memory {
+                Memory::Allocated(allocation, _) => Value::Long(allocation.holder().base),
+                Memory::Mapped(view) => Value::Long(view.at),
+            },
             attribute::RANGE_SIZE => Value::Long(self.asked()),
             attribute::MAPPED => Value::Byte(1),
             attribute::ALLOWED_HANDLE_TYPES => Value::Long(0),
             attribute::ACCESS_FLAGS => Value::Word(READ_AND_WRITE.cast_unsigned()),
             attribute::MEMPOOL_HANDLE => Value::Long(0),
-            attribute::MAPPING_SIZE => Value::Long(allocation.size),
+            attribute::MAPPING_SIZE => Value::Long(allocation.holder().size),
             attribute::IS_HW_DECOMPRESS_CAPABLE => Value::Byte(0),
             _ => return None,
         })

@@ -15,12 +15,13 @@ pub(crate) mod swap;
 use std::ops::AddAssign;
 use std::sync::Arc;
 
+use nvshare_client::slabs::SLAB;
 use nvshare_proto::MemoryMode;
 
 use crate::driver::types::{CUdeviceptr, CUmemAllocationProp, CUresult};
 use crate::memory::allocations::{Allocation, Kind, SMALLEST_MANAGED};
 use crate::memory::devices::Device;
-use crate::memory::mapping::{self, Mapped};
+use crate::memory::mapping::Mapped;
 use crate::memory::plain;
 use crate::process::lifecycle;
 use crate::work::contexts::Context;
@@ -35,12 +36,24 @@ pub(crate) struct Request {
     pub(crate) bytes: u64,
     /// The properties of physical memory that the program creates and maps itself; none: it asks for an address.
     pub(crate) created: Option<CUmemAllocationProp>,
+    /// The memory is a slab, which small allocations share.
+    pub(crate) is_slab: bool,
 }
 
 impl Request {
     /// A request for an address of memory of this kind.
     pub(crate) fn new(device: &'static Device, context: Arc<Context>, kind: Kind, bytes: u64) -> Self {
-        Self { device, context, kind, bytes, created: None }
+        Self { device, context, kind, bytes, created: None, is_slab: false }
+    }
+
+    /// The memory shares a slab with other small allocations.
+    pub(crate) fn is_small(&self) -> bool {
+        self.kind == Kind::Mapped && self.bytes < SLAB && self.created.is_none()
+    }
+
+    /// A request for a slab, for this small allocation.
+    pub(crate) fn for_slab(&self) -> Self {
+        Self { is_slab: true, ..Self::new(self.device, Arc::clone(&self.context), Kind::Mapped, SLAB) }
     }
 }
 
@@ -60,10 +73,12 @@ pub(crate) enum Work {
 }
 
 /// The result of a free.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Freed {
     /// The memory has ended.
     Now,
+    /// The memory has ended, and with it its slab, which is off the list and still in the account.
+    WithSlab(Arc<Allocation>),
     /// The free has succeeded for the program. The memory ends later, by [`Backing::finish_frees`].
     Later,
     /// The memory lives on: the driver has answered this instead.
@@ -175,7 +190,7 @@ pub(crate) fn kind_of_device_memory(device: &Device, bytes: u64) -> Kind {
     } else if lifecycle::is_exiting() {
         Kind::SmallPlain
     } else if device.memory == MemoryMode::Swap {
-        if bytes < mapping::SMALLEST { Kind::SmallPlain } else { Kind::Mapped }
+        Kind::Mapped
     } else if bytes < SMALLEST_MANAGED {
         Kind::SmallPlain
     } else {

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nvshare_client::slabs::SLAB;
 use nvshare_proto::units::MIB;
 
 use crate::driver::types::{CUdevice, CUdeviceptr, CUmemAllocationProp, CUmemHandle, CUresult};
@@ -32,8 +33,6 @@ pub(crate) const GRANULE: u64 = 2 * MIB;
 /// Most bytes of a chunk. Larger ones are hardly faster (measured: 47 GiB/s in pieces of 20 MiB, 50 in pieces of
 /// 128), and a program that frees an allocation waits for one.
 const CHUNK: u64 = 32 * MIB;
-/// Smaller allocations stay plain memory, in bytes.
-pub(crate) const SMALLEST: u64 = GRANULE;
 /// Time that the driver may take to give back memory that another process has just released.
 const DRIVER_IS_LATE: Duration = Duration::from_millis(250);
 
@@ -64,6 +63,8 @@ pub(crate) struct Mapped {
     pinned: AtomicBool,
     /// What the program knows of memory that it created itself.
     program: Option<Program>,
+    /// Small allocations share the memory.
+    is_slab: bool,
 }
 
 /// Bytes that an allocation takes.
@@ -80,6 +81,12 @@ impl Mapped {
     /// Reserves addresses for an allocation, without memory behind them.
     pub(crate) fn reserve(asked: u64) -> Result<(CUdeviceptr, Self), CUresult> {
         Self::reserve_in(asked, CHUNK, None)
+    }
+
+    /// Reserves addresses for a slab.
+    pub(crate) fn reserve_slab() -> Result<(CUdeviceptr, Self), CUresult> {
+        let (base, mapped) = Self::reserve(SLAB)?;
+        Ok((base, Self { is_slab: true, ..mapped }))
     }
 
     /// Reserves addresses, unknown to the program, for memory that it creates with such properties, and that is moved in
@@ -100,7 +107,12 @@ impl Mapped {
         let new = |(offset, bytes)| Chunk { offset, bytes, physical: None, host: Vec::new(), moving: false };
         let chunks = Mutex::new(split(span, chunk).map(new).collect());
         let pinned = AtomicBool::new(false);
-        Ok((base, Self { asked, chunks, stopped: Condvar::new(), pinned, program }))
+        Ok((base, Self { asked, chunks, stopped: Condvar::new(), pinned, program, is_slab: false }))
+    }
+
+    /// Whether the program does not know the addresses.
+    pub(crate) fn is_hidden(&self) -> bool {
+        self.is_slab || self.program.is_some()
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Vec<Chunk>> {

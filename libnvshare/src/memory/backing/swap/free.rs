@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::memory::allocations::Allocation;
+use crate::memory::allocations::{self, Allocation};
 use crate::memory::backing::{Freed, Work};
+use crate::memory::slabs;
 use crate::process::lock::lock;
 use crate::process::{lifecycle, threads};
 use crate::work::captures;
@@ -24,11 +25,24 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Beside a capture, a look at all work may never come to an end.
 const PATIENCE_BESIDE_CAPTURE: Duration = Duration::from_millis(50);
 
-/// Ends the memory of an allocation whose work is complete.
-pub(super) fn end(allocation: &Allocation) {
+/// Ends the chunks of an allocation whose work is complete.
+pub(super) fn end_chunks(allocation: &Allocation) {
     if let Some(mapped) = &allocation.mapped {
         mapped.end(allocation.base);
     }
+}
+
+/// Ends an allocation whose work is complete. Returns the slab that has ended with it, and is off the list.
+fn end(allocation: &Allocation) -> Option<Arc<Allocation>> {
+    end_chunks(allocation);
+    let slab = slabs::give_back(allocation, allocation.part.as_ref()?)?;
+    // If its context ends at the same time, it ends there.
+    if !allocations::remove_hidden(&slab) {
+        return None;
+    }
+    slab.set_leaving(true);
+    end_chunks(&slab);
+    Some(slab)
 }
 
 /// Frees an allocation that is off the list, once the work before the free is complete; or leaves that to [`sweep`].
@@ -46,8 +60,7 @@ pub(super) fn free(allocation: &Arc<Allocation>, work: Work) -> Freed {
             threads::pause();
         }
     }
-    end(allocation);
-    Freed::Now
+    end(allocation).map_or(Freed::Now, Freed::WithSlab)
 }
 
 /// Whether allocations wait to be freed.
@@ -55,7 +68,8 @@ pub(super) fn is_waiting() -> bool {
     COUNT.load(Ordering::Relaxed) > 0 && !lifecycle::is_forked()
 }
 
-/// Frees waiting allocations whose work is complete by now. Returns them: they are still in the account.
+/// Frees waiting allocations whose work is complete by now. Returns them, and slabs that have ended with them: they are still
+/// in the account.
 pub(super) fn sweep() -> Vec<Arc<Allocation>> {
     if !is_waiting() {
         return Vec::new();
@@ -71,6 +85,7 @@ pub(super) fn sweep() -> Vec<Arc<Allocation>> {
     });
     COUNT.store(waiting.len(), Ordering::Relaxed);
     drop(waiting);
-    done.iter().for_each(|allocation| end(allocation));
+    let slabs: Vec<Arc<Allocation>> = done.iter().filter_map(|allocation| end(allocation)).collect();
+    done.extend(slabs);
     done
 }

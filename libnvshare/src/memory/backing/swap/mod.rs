@@ -35,6 +35,7 @@ impl Backing for Swap {
     ) -> Result<Made, CUresult> {
         content::prepare(&request.context);
         let (base, mapped) = match request.created {
+            None if request.is_slab => Mapped::reserve_slab(),
             None => Mapped::reserve(request.bytes),
             Some(properties) => Mapped::reserve_for_program(request.bytes, properties, &request.context),
         }?;
@@ -75,8 +76,9 @@ impl Backing for Swap {
         free::sweep()
     }
 
+    /// A part of a slab ends with the slab, which ends as well.
     fn end(&self, allocation: &Allocation) {
-        free::end(allocation);
+        free::end_chunks(allocation);
         ahead::tidy();
     }
 

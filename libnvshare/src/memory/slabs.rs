@@ -1,0 +1,70 @@
+//! Slabs: memory that the library maps, and that small allocations share.
+//!
+//! The driver, too, takes 2 MiB from the card for small allocations, and gives their addresses out in small steps. A slab
+//! belongs to a context, is in the account as an allocation of its own, and moves as one chunk. The program knows the
+//! addresses of the parts, and each part is on the list as an allocation that takes nothing of its own. A part is taken again
+//! only when it was given back, so after the work before its free; a slab ends with the last of its parts.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use nvshare_client::slabs::Slabs;
+
+use super::allocations::{Allocation, Part};
+use crate::driver::types::CUdeviceptr;
+use crate::process::lock::lock;
+use crate::work::contexts::Context;
+
+/// The slabs of a context.
+#[derive(Debug)]
+struct Pool {
+    context: Arc<Context>,
+    slabs: BTreeMap<CUdeviceptr, Arc<Allocation>>,
+    free: Slabs,
+}
+
+static POOLS: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
+
+fn of<'a>(pools: &'a mut [Pool], context: &Arc<Context>) -> Option<&'a mut Pool> {
+    pools.iter_mut().find(|pool| Arc::ptr_eq(&pool.context, context))
+}
+
+/// Takes a part of a context's slabs for an allocation of so many bytes: its address, and its slab. `None`: no slab has
+/// room for it.
+pub(super) fn take(context: &Arc<Context>, bytes: u64) -> Option<(CUdeviceptr, Arc<Allocation>)> {
+    let mut pools = lock(&POOLS);
+    let pool = of(&mut pools, context)?;
+    let at = pool.free.take(bytes)?;
+    let (_, slab) = pool.slabs.range(..=at).next_back()?;
+    Some((at, Arc::clone(slab)))
+}
+
+/// Adds a new slab. Its first part, of so many bytes, is taken.
+pub(super) fn add(slab: &Arc<Allocation>, bytes: u64) {
+    let mut pools = lock(&POOLS);
+    let context = &slab.context;
+    if of(&mut pools, context).is_none() {
+        pools.push(Pool { context: Arc::clone(context), slabs: BTreeMap::new(), free: Slabs::default() });
+    }
+    if let Some(pool) = of(&mut pools, context) {
+        pool.slabs.insert(slab.base, Arc::clone(slab));
+        pool.free.add(slab.base, bytes);
+    }
+}
+
+/// The part of an allocation is free again. Returns its slab if that has no part any more, and ends.
+pub(super) fn give_back(allocation: &Allocation, part: &Part) -> Option<Arc<Allocation>> {
+    let mut pools = lock(&POOLS);
+    let pool = of(&mut pools, &allocation.context)?;
+    // Slabs that ended with a context may have been at the same addresses.
+    if !pool.slabs.get(&part.slab.base).is_some_and(|slab| Arc::ptr_eq(slab, &part.slab)) {
+        return None;
+    }
+    let slab = pool.free.give_back(allocation.base, part.asked)?;
+    pool.slabs.remove(&slab)
+}
+
+/// Forgets the slabs of a context that ends.
+pub(super) fn forget_context(context: &Arc<Context>) {
+    lock(&POOLS).retain(|pool| !Arc::ptr_eq(&pool.context, context));
+}
