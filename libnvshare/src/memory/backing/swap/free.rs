@@ -24,6 +24,8 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Beside a capture, a look at all work may never come to an end.
 const PATIENCE_BESIDE_CAPTURE: Duration = Duration::from_millis(50);
+/// Where nothing runs, the card says so within microseconds, and a pause takes far longer: a free looks without pauses at first.
+const SOON: Duration = Duration::from_micros(50);
 
 /// Ends the chunks of an allocation whose work is complete.
 pub(super) fn end_chunks(allocation: &Allocation) {
@@ -57,7 +59,9 @@ pub(super) fn free(allocation: &Arc<Allocation>, work: Work) -> Freed {
                 COUNT.store(waiting.len(), Ordering::Relaxed);
                 return Freed::Later;
             }
-            threads::pause();
+            if begin.elapsed() >= SOON {
+                threads::pause();
+            }
         }
     }
     end(allocation).map_or(Freed::Now, Freed::WithSlab)
