@@ -89,6 +89,8 @@ pub(crate) struct Trial {
     round: BTreeMap<Job, Counted>,
     alone: BTreeMap<Job, f64>,
     usual: BTreeMap<Job, f64>,
+    /// The first round of the trial, which is short, is complete.
+    glanced: bool,
     sums: Vec<f64>,
     /// Turns are taken until a check says otherwise.
     decided: bool,
@@ -126,6 +128,7 @@ impl Default for Trial {
             round: BTreeMap::new(),
             alone: BTreeMap::new(),
             usual: BTreeMap::new(),
+            glanced: false,
             sums: Vec::new(),
             decided: false,
             checks: false,
@@ -163,7 +166,7 @@ impl Trial {
 
     /// The length of a turn.
     pub(crate) fn slice(&self) -> Duration {
-        progress::slice(self.jobs(), self.sums.is_empty() && !self.decided)
+        progress::slice(self.jobs(), !self.glanced)
     }
 
     /// When there is something to do, if nothing happens before; a GPU with one job has nothing to do.
@@ -313,6 +316,7 @@ impl Trial {
             self.stage = Stage::Rests { until: begins };
         } else {
             self.sums.clear();
+            self.glanced = false;
             self.counts_for(Duration::ZERO, progress::FIRST_WINDOW, now);
         }
     }
@@ -360,13 +364,13 @@ impl Trial {
         self.shown = Some(sum);
         self.sums.push(sum);
         match progress::verdict(&self.sums) {
-            Verdict::SideBySide => return self.rests_after_failure(now),
+            Verdict::SideBySide => return self.stays(now, sum, todo),
             Verdict::Unknown => {}
             // Side by side without bounds they get as much done: bounds cost what turns seem to gain.
             Verdict::Turns
                 if self.progress(|(job, _)| self.native_rate(*job)).is_none_or(|sum| sum >= 1.0) =>
             {
-                return self.rests_after_failure(now);
+                return self.stays(now, sum, todo);
             }
             Verdict::Turns => self.decides(now, todo),
         }
@@ -519,7 +523,9 @@ impl Trial {
         self.shown = Some(sum);
         self.lost += progress::loss(sum, took);
         if sum > progress::CLEARLY {
-            self.rests_after_failure(now);
+            self.stays(now, sum, todo);
+        } else if !std::mem::replace(&mut self.glanced, true) {
+            self.begins_round(now);
         } else {
             self.counts_for(progress::SETTLE, progress::WINDOW, now);
         }
@@ -532,6 +538,15 @@ impl Trial {
         self.checks = false;
         self.doubted = false;
         self.stage = Stage::Rests { until };
+    }
+
+    /// The trial does not speak for turns.
+    fn stays(&mut self, now: Time, sum: f64, todo: &mut Todo) {
+        let jobs = self.jobs();
+        todo.note = Some(format!(
+            "{jobs} jobs that fit stay side by side, where they do {sum:.3} of what they do by turns"
+        ));
+        self.rests_after_failure(now);
     }
 
     fn rests_after_failure(&mut self, now: Time) {
@@ -552,6 +567,8 @@ impl Trial {
         *todo = Todo::default();
         if self.decided {
             todo.note = Some(format!("jobs that fit run side by side again: {why}"));
+        } else if self.bounded {
+            todo.note = Some(format!("a trial of jobs that fit side by side is over: {why}"));
         }
         self.rests_after_failure(now);
     }

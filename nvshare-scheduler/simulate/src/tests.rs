@@ -141,7 +141,11 @@ fn the_same_seed_gives_the_same_numbers() {
 fn measuring_costs_no_set_more_than_a_hundredth_and_turns_pay_where_jobs_fill_the_card() {
     for (name, lines) in together::SETS {
         for seconds in [20, 40, 120] {
-            let work = |together| together::done(&together::run(lines, together, 3, S(seconds)));
+            // Where jobs leave gaps, one hand-over more shifts them against each other for good. What that gives or takes in one
+            // run is more than what a trial costs: many runs tell.
+            let runs = if name.contains("gaps of 12 ms") || name.contains("phases of 0.5") { 32 } else { 1 };
+            let once = |together, seed| together::done(&together::run(lines, together, seed, S(seconds)));
+            let work = |together| (3..3 + runs).map(|seed| once(together, seed)).sum::<f64>();
             let gain = work(Together::Measure) / work(Together::Always) - 1.0;
             assert!(gain >= -0.01, "{name}, {seconds} s: {gain:.4}");
             let fills = ["two that fill the card", "three", "two in steps of 12 ms"].contains(&name);

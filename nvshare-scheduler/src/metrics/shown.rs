@@ -20,7 +20,7 @@ pub(super) struct Shown(Arc<Mutex<Option<Snapshot>>>);
 /// A gauge of a GPU: its name, its help text, and its value.
 type GpuGauge = (&'static str, &'static str, fn(&GpuStatus) -> f64);
 
-const GPU_GAUGES: [GpuGauge; 7] = [
+const GPU_GAUGES: [GpuGauge; 9] = [
     ("gpu_capacity_bytes", "Bytes that clients may fill together", |gpu| gpu.capacity as f64),
     ("gpu_allocated_bytes", "Bytes that clients have allocated", |gpu| gpu.allocated as f64),
     ("gpu_resident_bytes", "Bytes charged as being on the GPU, unused room included", |gpu| {
@@ -32,6 +32,14 @@ const GPU_GAUGES: [GpuGauge; 7] = [
     ("gpu_quantum_seconds", "How long a turn lasts while somebody waits", |gpu| gpu.quantum_ms as f64 / 1e3),
     ("gpu_holders", "Clients that hold the GPU's lock", |gpu| gpu.holders.len() as f64),
     ("gpu_waiters", "Clients that wait for the GPU's lock", |gpu| gpu.waiters.len() as f64),
+    ("gpu_turns_by_measure", "1: clients that fit take turns, as they get more done so", |gpu| {
+        f64::from(u8::from(gpu.by_measure))
+    }),
+    (
+        "gpu_side_by_side_ratio",
+        "What clients get done side by side, of what they get done by turns; 0: not measured",
+        |gpu| f64::from(gpu.side_by_side) / 1e3,
+    ),
 ];
 
 /// A tenant on a GPU at the moment.

@@ -4,6 +4,14 @@ use super::rules::Rule;
 
 pub(super) const SHARES: &[Rule] = &[
     Rule {
+        what: "what is in flight is bounded while it is measured what jobs get done",
+        file: "nvshare-scheduler/core/src/gpu.rs",
+        from: "self.contested || self.trial.bounds() ||",
+        to: "self.contested || !BROKEN && self.trial.bounds() ||",
+        package: "nvshare-core",
+        test: "programs_that_launch_far_ahead_are_measured_as_well",
+    },
+    Rule {
         what: "short work does not end a turn that goes on for those who wait in turn",
         file: "nvshare-scheduler/core/src/turns.rs",
         from: "let waiter = self.first_in_turn(gpu, unit);",

@@ -24,7 +24,7 @@ use crate::policy::slices;
 pub const PART: f64 = 0.01;
 /// A round with a smaller sum speaks for turns.
 pub const LESS: f64 = 0.97;
-/// A sum above this is no noise: one is enough.
+/// A sum above this is no noise: one is enough, that of the short first round too.
 pub const CLEARLY: f64 = 1.05;
 /// So many rounds with a small sum decide.
 pub const ROUNDS: usize = 3;
@@ -61,11 +61,12 @@ const ROUND: Duration = Duration::from_secs(1);
 /// The longest time for which work in flight delays the end of a slice, mostly.
 const DRAIN: Duration = Duration::from_millis(25);
 
-/// How long each of so many jobs has its turn. The first round is short: it may cost much.
+/// How long each of so many jobs has its turn. The first round is short, as it may cost much, and speaks against turns alone: what a few
+/// milliseconds of launches show is too little to speak for them.
 #[must_use]
 pub fn slice(jobs: usize, first: bool) -> Duration {
     if first {
-        return slices::LONGEST;
+        return slices::SHORTEST;
     }
     let jobs = u32::try_from(jobs.max(1)).unwrap_or(u32::MAX);
     (ROUND / jobs).clamp(slices::LONGEST, SLICE)
@@ -210,14 +211,14 @@ mod tests {
     #[test]
     fn what_a_trial_costs_and_when_it_may_come() {
         for (jobs, first, expected) in
-            [(2, true, 100), (2, false, 250), (4, false, 250), (8, false, 125), (0, false, 250)]
+            [(2, true, 50), (2, false, 250), (4, false, 250), (8, false, 125), (0, false, 250)]
         {
             assert_eq!(slice(jobs, first), MS(expected), "{jobs} {first}");
         }
         for (sum, took, expected) in [(0.94, 500, 0), (1.0, 500, 0), (1.5, 600, 200), (2.0, 200, 100)] {
             assert_eq!(loss(sum, MS(took)), MS(expected), "{sum}");
         }
-        for (jobs, seconds) in [(1, 0), (2, 12_500), (3, 25_000), (8, 87_500)] {
+        for (jobs, seconds) in [(1, 0), (2, 7500), (3, 15_000), (8, 52_500)] {
             assert_eq!(pays_for(first_round_costs(jobs)), MS(seconds), "{jobs} jobs");
         }
         let times = [0, 1, 2, 3, 4, 5, 99].map(|failures| retry(failures).as_secs());

@@ -216,7 +216,7 @@ impl Programs {
 #[test]
 fn programs_that_fill_the_card_take_turns_and_get_more_done() {
     let mut programs = Programs::new(config(false), &[FILLS, FILLS]);
-    programs.go_on_for(11);
+    programs.go_on_for(7);
     assert_eq!(programs.drops, 0, "a set that is new is left alone");
     programs.go_on_for(9);
     let status = &programs.table.core.gpu_status()[0];
@@ -267,6 +267,8 @@ fn programs_that_leave_gaps_run_side_by_side_and_lose_no_more_than_stated() {
         }
         assert!(!programs.takes_turns());
         assert!(programs.drops > 0, "nothing was tried with {all} programs");
+        let notes = &programs.table.notes;
+        assert!(notes.iter().any(|note| note.contains("stay side by side")), "{notes:?}");
     }
 }
 
