@@ -84,20 +84,21 @@ fn programs_whose_memory_cannot_leave_run_one_after_the_other() {
     // The host lets nobody page-lock anything.
     let world = World::with_memory("swap", &[CARD, &[("NVSIM_MOST_LOCKED", "4KiB")]].concat());
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    let start = |name: &str, arguments: &str| {
-        Program::workload(&world, name, &format!("{arguments} --block 64MiB --full-check"))
-    };
-    let first = start("first", "--memory 640MiB").until_told().start();
+    let start =
+        |name: &str, arguments: &str| Program::workload(&world, name, &format!("{arguments} --full-check"));
+    let first = start("first", "--memory 640MiB --block 64MiB").until_told().start();
     Scheduler::until(&world, "all of it is on the card", |status| {
         status.find(first.pid()).is_some_and(|client| client.resident >= 640 * MIB)
     });
-    let second = start("second", "--memory 640MiB --steps 5").start();
+    // It makes one allocation, before it has the lock: one that is made with the lock, and that no room can be made for, is
+    // refused.
+    let second = start("second", "--memory 640MiB --block 640MiB --steps 5").start();
     wait_until("the first one says that its memory stays", || {
         assert!(first.lives() && second.lives(), "{} {}", first.log(), second.log());
         first.log().contains("stays on the card")
     });
     // What fits beside it runs, and it runs itself.
-    start("small", "--memory 128MiB --steps 5").start().finish().intact();
+    start("small", "--memory 128MiB --block 128MiB --steps 5").start().finish().intact();
     let turns = |status: &nvshare_harness::Status| status.client(first.pid()).counters.gated;
     let before = turns(&Scheduler::status(&world));
     Scheduler::until(&world, "the first one goes on", |status| turns(status) > before + 20);
