@@ -23,6 +23,17 @@ fn in_all(log: &str) -> (u64, u64) {
     left_out(log).into_iter().fold((0, 0), |(a, b), (zeros, unchanged)| (a + zeros, b + unchanged))
 }
 
+/// MiB that evictions left out, as the lines say that tell how much of the memory that left was copied.
+fn not_copied(log: &str) -> u64 {
+    let line = |line: &str| {
+        let (left, rest) = line.split_once("evicted ")?.1.split_once(" MiB in ")?;
+        let left: u64 = left.parse().ok()?;
+        let copied = rest.split_once('(')?.1.split_once(" MiB copied, ");
+        Some(left - copied.map_or(Some(left), |(copied, _)| copied.parse().ok())?)
+    };
+    log.lines().filter_map(line).sum()
+}
+
 /// A world in which two jobs take turns: `job`, and one that changes all of its memory.
 struct Turns {
     world: World,
@@ -79,6 +90,8 @@ fn zeros_are_not_copied_and_stay_zeros() {
         left_out(&job.log[set_up[0]..])
     );
     assert_eq!(in_all(&other.log[set_up[1]..]).0, 0, "the other job has no zeros");
+    let (zeros, unchanged) = in_all(&job.log);
+    assert_eq!(not_copied(&job.log), zeros + unchanged, "both lines say the same");
 }
 
 #[test]
@@ -109,6 +122,8 @@ fn a_chunk_of_zeros_and_others_comes_back_piece_by_piece() {
         "{:?}",
         left_out(&job.log[set_up[0]..])
     );
+    let (zeros, unchanged) = in_all(&job.log);
+    assert_eq!(not_copied(&job.log), zeros + unchanged, "both lines say the same");
 }
 
 #[test]

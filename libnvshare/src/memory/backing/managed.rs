@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nvshare_client::residency::{Piece, RESTORE_PIECE};
 
-use super::{Backing, Freed, Lacking, Made, Request, Restored, Work};
+use super::{Backing, Evicted, Freed, Lacking, Made, Request, Restored, Work};
 use crate::driver;
 use crate::driver::types::{CU_DEVICE_CPU, CU_MEM_ATTACH_GLOBAL, CUdevice, CUdeviceptr, CUresult};
 use crate::memory::allocations::{self, Allocation, Kind, SMALLEST_MANAGED};
@@ -57,7 +57,7 @@ impl Backing for Managed {
         }
     }
 
-    fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> u64 {
+    fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted {
         let mut host = host_memory::room();
         let mut moved = 0;
         for allocation in allocations::of_device(device.ordinal) {
@@ -79,7 +79,7 @@ impl Backing for Managed {
                 report(piece);
             }
         }
-        moved
+        Evicted { left: moved, copied: moved }
     }
 
     fn restore(&self, device: &'static Device, _lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
@@ -178,7 +178,8 @@ fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> 
                 }
             }
         }
-        back.copied = if residency.has_contents() { back.back } else { 0 };
+        back.had_contents = if residency.has_contents() { back.back } else { 0 };
+        back.copied = back.had_contents;
     }
     residency.restored(back.back);
     back

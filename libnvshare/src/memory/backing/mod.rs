@@ -103,8 +103,26 @@ pub(crate) struct Restored {
     pub(crate) lacks_mapped: u64,
     /// Memory that came back to the card.
     pub(crate) back: u64,
-    /// The part of it that had contents, which were copied.
+    /// The part of it that had contents.
+    pub(crate) had_contents: u64,
+    /// The part of these that was copied: zeros are not.
     pub(crate) copied: u64,
+}
+
+/// The result of an eviction, in bytes.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Evicted {
+    /// Memory that left the card.
+    pub(crate) left: u64,
+    /// The part of it that was copied.
+    pub(crate) copied: u64,
+}
+
+impl AddAssign for Evicted {
+    fn add_assign(&mut self, other: Self) {
+        self.left += other.left;
+        self.copied += other.copied;
+    }
 }
 
 impl AddAssign for Restored {
@@ -112,6 +130,7 @@ impl AddAssign for Restored {
         self.lacks += other.lacks;
         self.lacks_mapped += other.lacks_mapped;
         self.back += other.back;
+        self.had_contents += other.had_contents;
         self.copied += other.copied;
     }
 }
@@ -142,7 +161,7 @@ pub(crate) trait Backing: Sync {
     /// Moves `wanted` bytes of a device to the host, and a little more rather than less, from the ends of the largest
     /// allocations. `report` is told of each part that has left the card. Returns their sum. Memory that fails to
     /// leave stays where it is, and counts there.
-    fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> u64;
+    fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted;
 
     /// Restores a device's memory as far as there is room, largest allocations first. Stops soon when it is `cancelled`.
     /// Where room is [lacking](Lacking), it goes on without, or may wait. Memory that fails to come back comes by page faults when it is touched; or, if the library maps the memory, the

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nvshare_proto::PIECE;
 use nvshare_proto::units::{MIB, gib_per_second};
 
-use crate::memory::backing::{self, Lacking};
+use crate::memory::backing::{self, Evicted, Lacking};
 use crate::memory::devices::Device;
 use crate::memory::driver_reserve;
 use crate::process::{counters, lifecycle, log};
@@ -30,10 +30,10 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
         all += backing.restore(device, lacking, cancelled);
     }
     result.moved = all.back > 0;
-    if all.copied > 0 {
+    if all.had_contents > 0 {
         let took = begin.elapsed();
-        counters::restored(all.copied, took.as_nanos() as u64);
-        log_moved("restored", all.copied, took);
+        counters::restored(all.had_contents, took.as_nanos() as u64);
+        log_moved("restored", all.had_contents, all.copied, took);
     }
     if lacking == Lacking::Wait {
         // More room is on its way, and the lock comes with the last of it.
@@ -60,7 +60,7 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
         report();
     }
     let bytes = bytes - given;
-    let (mut moved, mut unreported) = (0, 0);
+    let (mut moved, mut unreported) = (Evicted::default(), 0);
     let mut gone = |piece: u64| {
         unreported += piece;
         if unreported >= PIECE {
@@ -69,22 +69,24 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
         }
     };
     for backing in backing::ALL {
-        moved += backing.evict(device, bytes.saturating_sub(moved), &mut gone);
+        moved += backing.evict(device, bytes.saturating_sub(moved.left), &mut gone);
     }
     if unreported > 0 {
         report();
     }
     let took = begin.elapsed();
-    counters::evicted(moved, took.as_nanos() as u64);
-    log_moved("evicted", moved, took);
-    bytes.saturating_sub(moved)
+    counters::evicted(moved.left, took.as_nanos() as u64);
+    log_moved("evicted", moved.left, moved.copied, took);
+    bytes.saturating_sub(moved.left)
 }
 
-fn log_moved(what: &str, bytes: u64, took: Duration) {
-    log::info(format_args!(
-        "{what} {} MiB in {:.3} s ({:.1} GiB/s)",
-        bytes / MIB,
-        took.as_secs_f64(),
-        gib_per_second(bytes, took)
-    ));
+/// The rate is that of what was copied.
+fn log_moved(what: &str, bytes: u64, copied: u64, took: Duration) {
+    let (mib, seconds, rate) = (bytes / MIB, took.as_secs_f64(), gib_per_second(copied, took));
+    if copied == bytes {
+        log::info(format_args!("{what} {mib} MiB in {seconds:.3} s ({rate:.1} GiB/s)"));
+    } else {
+        let copied = copied / MIB;
+        log::info(format_args!("{what} {mib} MiB in {seconds:.3} s ({copied} MiB copied, {rate:.1} GiB/s)"));
+    }
 }

@@ -8,7 +8,7 @@ mod moves;
 
 use std::sync::Arc;
 
-use super::{Backing, Freed, Lacking, Made, Request, Restored, Work};
+use super::{Backing, Evicted, Freed, Lacking, Made, Request, Restored, Work};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::memory::allocations::Allocation;
 use crate::memory::devices::Device;
@@ -45,7 +45,7 @@ impl Backing for Swap {
         Ok(Made { base, mapped: Some(mapped) })
     }
 
-    fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> u64 {
+    fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted {
         let gone = moves::evict(device, wanted, report);
         // What has become zero needs no memory of the host.
         ahead::tidy();

@@ -14,10 +14,10 @@ use super::content::{self, Leaving, Looked};
 use crate::driver;
 use crate::driver::types::{CUdeviceptr, CUmemHandle, CUresult};
 use crate::memory::allocations::{self, Allocation};
-use crate::memory::backing::{Lacking, Restored};
+use crate::memory::backing::{Evicted, Lacking, Restored};
 use crate::memory::devices::Device;
 use crate::memory::mapping::host_pool::{self, NoSlots};
-use crate::memory::mapping::{Chunk, Mapped, copies, destroy};
+use crate::memory::mapping::{Chunk, GRANULE, Mapped, copies, destroy};
 use crate::process::{log, threads};
 use crate::work::contexts::{self, Context};
 use crate::work::event::{Event, Outcome};
@@ -112,16 +112,16 @@ fn pin_context(context: &Arc<Context>, device: &Device, error: CUresult) {
 }
 
 /// Moves `bytes` of a device's memory to the host, from the ends of the largest allocations, and rather a few more
-/// than fewer. Calls `report` for each chunk that has left the card. Returns the bytes that have left.
-pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> u64 {
+/// than fewer. Calls `report` for each chunk that has left the card. Returns the bytes that have left, and those that were copied.
+pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted {
     let looked = content::look(device, wanted);
     let mut queue = Queue::default();
-    let (mut begun, mut out) = (0, 0);
+    let (mut begun, mut out) = (0, Evicted::default());
     let mut land = |queue: &mut Queue| {
-        let bytes = queue.pop().map_or(0, |flight| land_out(flight, device));
-        out += bytes;
-        if bytes > 0 {
-            report(bytes);
+        let landed = queue.pop().map_or(Evicted::default(), |flight| land_out(flight, device));
+        out += landed;
+        if landed.left > 0 {
+            report(landed.left);
         }
     };
     'all: for allocation in allocations::of_device(device.ordinal) {
@@ -203,17 +203,19 @@ fn quiesce(context: &Context) {
     let _ = context.with(|| context.move_in_order(|_| Ok(())));
 }
 
-/// Waits for a chunk that leaves. Returns the bytes that have left the card.
-fn land_out(flight: Flight, device: &Device) -> u64 {
+/// Waits for a chunk that leaves. Returns the bytes that have left the card, and those that were copied.
+fn land_out(flight: Flight, device: &Device) -> Evicted {
+    let nothing = Evicted::default();
     let Flight { allocation, index, bytes, behind, leaving, .. } = flight;
-    let (Some(mapped), Some(leaving)) = (&allocation.mapped, leaving) else { return 0 };
+    let (Some(mapped), Some(leaving)) = (&allocation.mapped, leaving) else { return nothing };
     let context = &allocation.place();
     if let Err(error) = wait(behind.as_ref()) {
         mapped.settle(index, |_| ());
         leaving.give_up();
         stopped(&allocation, device, error);
-        return 0;
+        return nothing;
     }
+    let copied = leaving.copied_bytes();
     let mut host = Some(leaving.landed());
     let gone = mapped.settle(index, |chunk| {
         let _ = context.with(|| {
@@ -229,7 +231,7 @@ fn land_out(flight: Flight, device: &Device) -> u64 {
         true
     });
     host_pool::give_back(copies::slots(host.unwrap_or_default()));
-    if gone == Some(true) { bytes } else { 0 }
+    if gone == Some(true) { Evicted { left: bytes, copied } } else { nothing }
 }
 
 /// Brings a device's memory back, as far as there is room; stops soon when it is `cancelled`.
@@ -383,11 +385,12 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
         allocation.residency().restored(bytes);
         device.update(|account| account.map(bytes));
         let had_contents = !chunk.host.is_empty();
+        let copied = chunk.host.iter().filter(|copy| copy.slot().is_some()).count() as u64 * GRANULE;
         let (kept, free) = content::keep(std::mem::take(&mut chunk.host));
         chunk.host = kept;
-        Ok((had_contents, free))
+        Ok((had_contents, copied, free))
     });
-    let (had_contents, free) = match settled {
+    let (had_contents, copied, free) = match settled {
         Some(Ok(settled)) => settled,
         // Its contents stay on the host.
         Some(Err(error)) => {
@@ -397,6 +400,7 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
         None => return,
     };
     result.back += bytes;
-    result.copied += if had_contents { bytes } else { 0 };
+    result.had_contents += if had_contents { bytes } else { 0 };
+    result.copied += copied;
     host_pool::give_back(free);
 }

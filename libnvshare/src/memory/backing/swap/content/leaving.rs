@@ -93,6 +93,11 @@ impl Leaving {
         self.granules.iter().any(|granule| granule.to.is_some())
     }
 
+    /// Bytes that are copied.
+    pub(in super::super) fn copied_bytes(&self) -> u64 {
+        self.granules.iter().filter(|granule| granule.to.is_some()).count() as u64 * GRANULE
+    }
+
     /// Begins the copies on a stream.
     pub(in super::super) fn copy(&self, at: CUdeviceptr, stream: CUstream) -> Result<(), CUresult> {
         let part = |granule: &Granule| granule.to.map_or(Part::Nothing, Part::Copied);
