@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nvshare_proto::{ClientState, ClientStatus};
 
@@ -100,8 +100,10 @@ fn off_while_one_has_to_leave(
         let waiting = clients.iter().filter(|client| waits_with_all_its_memory(client));
         stopped = waiting.map(|client| client.pid).filter(|&pid| signal(pid, libc::SIGSTOP)).collect();
     }
+    // What was told before is on its way already.
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_micros() as u64);
     let told = BufReader::new(watch.stdout.take().expect("it is piped")).lines().map_while(Result::ok);
-    let is_told = !stopped.is_empty() && { told }.any(|line| is_told_to_leave(&line, &stopped));
+    let is_told = !stopped.is_empty() && { told }.any(|line| is_told_to_leave(&line, &stopped, since));
     if is_told {
         world.ctl(&["off"]);
     }
@@ -114,14 +116,15 @@ fn off_while_one_has_to_leave(
     is_told
 }
 
-/// Whether an event says that one of these processes is to give memory back.
-fn is_told_to_leave(event: &str, pids: &[u32]) -> bool {
+/// Whether an event says that one of these processes is to give memory back, after a time in microseconds since 1970.
+fn is_told_to_leave(event: &str, pids: &[u32], since: u64) -> bool {
     let event: serde_json::Value = serde_json::from_str(event).unwrap_or_default();
-    event["event"] == "evict" && pids.iter().any(|&pid| event["pid"] == pid)
+    let is_later = event["time_us"].as_u64().is_some_and(|at| at >= since);
+    event["event"] == "evict" && is_later && pids.iter().any(|&pid| event["pid"] == pid)
 }
 
 fn waits_with_all_its_memory(client: &ClientStatus) -> bool {
-    let waits = matches!(client.state, ClientState::Waiting | ClientState::Blocked);
+    let waits = matches!(client.state, ClientState::Waiting | ClientState::Blocked | ClientState::Idle);
     waits && client.resident > 0 && client.usage.iter().all(|usage| usage.absent == 0)
 }
 
