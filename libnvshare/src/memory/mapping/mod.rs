@@ -47,8 +47,10 @@ pub(super) struct Chunk {
     /// The chunk's contents on the host, granule by granule; none: it has no contents there. A chunk that is on the card
     /// may have copies there too.
     pub(super) host: Vec<HostCopy>,
-    /// A copy of the chunk is under way.
+    /// A copy of the chunk is under way, or a look at it.
     pub(super) moving: bool,
+    /// The look is one at memory that stays, beside the program's work: it may take as long as that work.
+    pub(super) guessed: bool,
 }
 
 /// The physical side of an allocation.
@@ -104,7 +106,14 @@ impl Mapped {
     fn reserve_in(asked: u64, chunk: u64, program: Option<Program>) -> Result<(CUdeviceptr, Self), CUresult> {
         let span = span(asked).ok_or(CUresult::OUT_OF_MEMORY)?;
         let base = driver::reserve_addresses(span)?;
-        let new = |(offset, bytes)| Chunk { offset, bytes, physical: None, host: Vec::new(), moving: false };
+        let new = |(offset, bytes)| Chunk {
+            offset,
+            bytes,
+            physical: None,
+            host: Vec::new(),
+            moving: false,
+            guessed: false,
+        };
         let chunks = Mutex::new(split(span, chunk).map(new).collect());
         let pinned = AtomicBool::new(false);
         Ok((base, Self { asked, chunks, stopped: Condvar::new(), pinned, program, is_slab: false }))
@@ -166,6 +175,11 @@ impl Mapped {
         {
             log::debug(format_args!("addresses of {span} bytes at {base:#x}: {error:?}"));
         }
+    }
+
+    /// Whether a chunk is looked at beside the program's work.
+    pub(super) fn is_guessed(&self) -> bool {
+        self.lock().iter().any(|chunk| chunk.guessed)
     }
 
     /// Notes that nothing of the allocation is copied any more. Returns whether this is news.

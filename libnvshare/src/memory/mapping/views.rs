@@ -179,6 +179,7 @@ mod tests {
             physical: there.then_some(CUmemHandle(1)),
             host: Vec::new(),
             moving: false,
+            guessed: false,
         };
         let parts = |there: &[bool]| {
             present(&there.iter().enumerate().map(chunk).collect::<Vec<_>>()).collect::<Vec<_>>()

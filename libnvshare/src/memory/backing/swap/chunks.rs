@@ -39,6 +39,7 @@ impl Mapped {
         let mut chunks = self.lock();
         let chunk = chunks.get_mut(index)?;
         chunk.moving = false;
+        chunk.guessed = false;
         let settled = settle(chunk);
         drop(chunks);
         self.stopped.notify_all();

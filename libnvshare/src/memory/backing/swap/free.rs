@@ -6,17 +6,19 @@ use std::time::{Duration, Instant};
 
 use crate::memory::allocations::{self, Allocation};
 use crate::memory::backing::{Freed, Work};
+use crate::memory::mapping::Mapped;
 use crate::memory::slabs;
 use crate::process::lock::lock;
 use crate::process::{lifecycle, threads};
 use crate::work::captures;
 use crate::work::drain::Drain;
 
-/// An allocation whose work is not known to be complete.
+/// An allocation whose work is not known to be complete, or that is looked at.
 #[derive(Debug)]
 struct Waiting {
     allocation: Arc<Allocation>,
-    before: Drain,
+    /// The work before the free; none: it is complete.
+    before: Option<Drain>,
 }
 
 static WAITING: Mutex<Vec<Waiting>> = Mutex::new(Vec::new());
@@ -24,6 +26,8 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Beside a capture, a look at all work may never come to an end.
 const PATIENCE_BESIDE_CAPTURE: Duration = Duration::from_millis(50);
+/// A look at memory that stays is behind the program's work, which may wait for the thread that frees.
+const PATIENCE_WITH_LOOK: Duration = Duration::from_millis(50);
 /// Where nothing runs, the card says so within microseconds, and a pause takes far longer: a free looks without pauses at first.
 const SOON: Duration = Duration::from_micros(50);
 
@@ -34,7 +38,31 @@ pub(super) fn end_chunks(allocation: &Allocation) {
     }
 }
 
-/// Ends an allocation whose work is complete. Returns the slab that has ended with it, and is off the list.
+/// Leaves an allocation that is off the list to [`sweep`].
+fn leave(allocation: &Arc<Allocation>, before: Option<Drain>) {
+    let mut waiting = lock(&WAITING);
+    waiting.push(Waiting { allocation: Arc::clone(allocation), before });
+    COUNT.store(waiting.len(), Ordering::Relaxed);
+}
+
+fn is_guessed(allocation: &Allocation) -> bool {
+    allocation.mapped.as_ref().is_some_and(Mapped::is_guessed) && !lifecycle::is_exiting()
+}
+
+/// Waits a moment until nobody looks at an allocation that leaves. Returns whether somebody still does.
+fn stays_guessed(allocation: &Allocation) -> bool {
+    let begin = Instant::now();
+    while is_guessed(allocation) {
+        if begin.elapsed() >= PATIENCE_WITH_LOOK {
+            return true;
+        }
+        threads::pause();
+    }
+    false
+}
+
+/// Ends an allocation whose work is complete, and that nobody looks at. Returns the slab that has ended with it, and is off
+/// the list.
 fn end(allocation: &Allocation) -> Option<Arc<Allocation>> {
     end_chunks(allocation);
     let slab = slabs::give_back(allocation, allocation.part.as_ref()?)?;
@@ -43,26 +71,32 @@ fn end(allocation: &Allocation) -> Option<Arc<Allocation>> {
         return None;
     }
     slab.set_leaving(true);
+    if stays_guessed(&slab) {
+        leave(&slab, None);
+        return None;
+    }
     end_chunks(&slab);
     Some(slab)
 }
 
-/// Frees an allocation that is off the list, once the work before the free is complete; or leaves that to [`sweep`].
+/// Frees an allocation that is off the list, once the work before the free is complete and nobody looks at it; or leaves that to [`sweep`].
 pub(super) fn free(allocation: &Arc<Allocation>, work: Work) -> Freed {
     if work == Work::MayRun {
         let begin = Instant::now();
         let mut before = Drain::of(allocation.device);
         while before.poll() > 0 && !lifecycle::is_exiting() {
             if captures::open() > 0 && begin.elapsed() >= PATIENCE_BESIDE_CAPTURE {
-                let mut waiting = lock(&WAITING);
-                waiting.push(Waiting { allocation: Arc::clone(allocation), before });
-                COUNT.store(waiting.len(), Ordering::Relaxed);
+                leave(allocation, Some(before));
                 return Freed::Later;
             }
             if begin.elapsed() >= SOON {
                 threads::pause();
             }
         }
+    }
+    if stays_guessed(allocation) {
+        leave(allocation, None);
+        return Freed::Later;
     }
     end(allocation).map_or(Freed::Now, Freed::WithSlab)
 }
@@ -81,7 +115,8 @@ pub(super) fn sweep() -> Vec<Arc<Allocation>> {
     let mut waiting = lock(&WAITING);
     let mut done = Vec::new();
     waiting.retain_mut(|waiting| {
-        let is_done = waiting.before.poll() == 0;
+        let is_done = waiting.before.as_mut().is_none_or(|before| before.poll() == 0)
+            && !is_guessed(&waiting.allocation);
         if is_done {
             done.push(Arc::clone(&waiting.allocation));
         }

@@ -359,7 +359,7 @@ fn stays_out(mapped: &Mapped, index: usize, bytes: u64, device: &Device) {
 /// Unmaps and releases memory that was mapped a moment ago.
 fn undo(at: CUdeviceptr, bytes: u64, physical: CUmemHandle) {
     let physical = Some(physical);
-    destroy(0, &mut Chunk { offset: at, bytes, physical, host: Vec::new(), moving: false });
+    destroy(0, &mut Chunk { offset: at, bytes, physical, host: Vec::new(), moving: false, guessed: false });
 }
 
 /// Waits for a chunk that comes back.

@@ -82,12 +82,13 @@ pub(super) fn guess(device: &Device) {
     }
     // What leaves at this moment is looked at for itself.
     let Ok(_alone) = LOOKS.try_write() else { return };
-    let is_unknown = |allocation: &Allocation, chunk: &Chunk| {
+    let guessed = |allocation: &Allocation, chunk: &mut Chunk| {
         let is_programs = allocation.mapped.as_ref().is_some_and(Mapped::is_programs);
         // The program can unmap its own while its work goes on, and does not wait for that.
-        chunk.host.is_empty() && !is_programs
+        chunk.guessed = chunk.host.is_empty() && !is_programs;
+        chunk.guessed
     };
-    let held = hold(device, u64::MAX, is_unknown);
+    let held = hold(device, u64::MAX, guessed);
     each_seen(&held, |held, seen| {
         let guess =
             |seen: Option<Seen>| if seen == Some(Seen::Zero) { HostCopy::Zero } else { HostCopy::None };
@@ -102,7 +103,7 @@ pub(super) fn guess(device: &Device) {
 }
 
 /// Holds chunks on the card that are `wanted`, in the order in which they leave, `bytes` of them if there are so many.
-fn hold(device: &Device, bytes: u64, wanted: impl Fn(&Allocation, &Chunk) -> bool) -> Vec<Held> {
+fn hold(device: &Device, bytes: u64, wanted: impl Fn(&Allocation, &mut Chunk) -> bool) -> Vec<Held> {
     let mut held = Vec::new();
     let mut left = bytes;
     'all: for allocation in allocations::of_device(device.ordinal) {
