@@ -116,7 +116,7 @@ def switch():
     """Hand-overs with nothing to move: one at a time, memory for both."""
     with Scheduler("--gpu-memory", "100GiB", "--exclusive", "--tq", "0.1", log="info") as s:
         jobs, both = start_together(lambda go: [Job("job.py", n, "--gib", 2, "--seconds", 30, scheduler=s, go=go) for n in "ab"])
-        n, p50, p99, longest = s.status()["gpus"][0]["switch_us"]
+        n, p50, p99, longest = s.gpu(s.status())["switch_us"]
         for job in jobs:
             row(scenario="switch", job=job.name, switches=n, p50_ms=p50 / 1e3, p99_ms=p99 / 1e3, max_ms=longest / 1e3, **job.counted())
 
@@ -140,7 +140,7 @@ def contexts(most=4):
                 while not (c := s.client(jobs[-1].process.pid)) or not c["usage"] or c["usage"][0]["allocated"] < 2 * GIB:
                     time.sleep(0.1)
                 time.sleep(11)  # it is looked at every 5 s, and counts from the second time on
-                g, clients = s.status()["gpus"][0], [s.client(job.process.pid) for job in jobs]
+                g, clients = s.gpu(s.status()), [s.client(job.process.pid) for job in jobs]
                 apps = subprocess.run(["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=20).stdout
                 by_nvml = sum(int(line.split(",")[1]) for line in apps.splitlines()) << 20
                 row(scenario="contexts", programs=n, capacity_gib=round(g["capacity"] / GIB, 3), overhead_mib=g["overhead"] >> 20, each_mib=[c["overhead"] >> 20 for c in clients], immovable_mib=[c["usage"][0]["immovable"] >> 20 for c in clients],

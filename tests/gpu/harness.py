@@ -74,6 +74,10 @@ class Scheduler:
     def status(self):
         return json.loads(self.ctl("status", "--json").stdout)
 
+    def gpu(self, status):
+        """The GPU on which the programs run: the first that they may see."""
+        return status["gpus"][int(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0])]
+
     def client(self, pid):
         found = [c for c in self.status()["clients"] if c["pid"] == pid]
         return found[-1] if found else None

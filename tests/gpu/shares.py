@@ -66,7 +66,7 @@ def fitting(seconds=15):
     for percents, graph in cases:
         with Scheduler("--gpu-memory", "60GiB", log="info") as s:
             rates = [r["per_s"] for r in results(streams([limit(p) for p in percents], seconds, s, graph))]
-            turns = s.status()["gpus"][0]["turns"]
+            turns = s.gpu(s.status())["turns"]
         parts, off = parts_of(rates, percents)
         aim("within 5 % of the shares, in sum no less than natively", off <= 0.05 and sum(rates) >= native * 0.99, scenario="fitting", what="/".join(map(str, percents)) + " graph" * graph, parts=" ".join(f"{part:.3f}" for part in parts), worst=f"{off:.3f}", sum_of_alone=f"{sum(rates) / alone:.3f}", sum_of_native=f"{sum(rates) / native:.3f}", turns=turns)
 
@@ -84,7 +84,7 @@ def notfitting(seconds=50, gib=6, percents=(20, 30, 40)):
             until = time.time() + seconds - 1
             while time.time() < until:
                 time.sleep(1)
-                gpu, counted = s.status()["gpus"][0], [s.client(job.process.pid) for job in jobs]
+                gpu, counted = s.gpu(s.status()), [s.client(job.process.pid) for job in jobs]
             rates = [r["per_s"] for r in results(jobs)]
         parts, off = parts_of(rates, percents)
         held, _ = parts_of([c["held_ms"] for c in counted], percents)
@@ -157,7 +157,7 @@ def auto(seconds=None):
         seen, until = [], time.time() + seconds
         while time.time() < until:
             at, status = time.time(), s.status()
-            gpu, held = status["gpus"][0], sum(client["held_ms"] for client in status["clients"])
+            gpu, held = s.gpu(status), sum(client["held_ms"] for client in status["clients"])
             # A turn has just begun: between two such moments lie whole hand-overs and nothing else that nobody holds.
             if not seen or seen[-1]["turns"] != gpu["turns"]:
                 seen.append(dict(turns=gpu["turns"], quantum=gpu["quantum_ms"], cost=gpu["switch_cost_us"] / 1e3, at=at, held=held / 1e3))
@@ -196,7 +196,7 @@ def beside(overhead, wait, seconds=26):
         jobs = start_together(["burst", "job"], make)
         time.sleep(end - 0.5)
         status = s.status()
-        gpu, clients = status["gpus"][0], [s.client(job.process.pid) for job in jobs]
+        gpu, clients = s.gpu(status), [s.client(job.process.pid) for job in jobs]
         bursts, steps = results(jobs)
     alone, together_with = rate_between(steps, 2, ALONE), rate_between(steps, begin, end)
     loss = (1 - together_with / alone) * 100 if alone else 100.0
@@ -227,7 +227,7 @@ def burst():
     row(scenario="burst", what="on 20 GiB, natively", **native, beside_per_s=native_steps)
     with Scheduler("--gpu-memory", "20GiB", "--tq", f"auto {overhead}% {wait}", log="info") as s:
         ours, steps = fits(s)
-        turns = s.status()["gpus"][0]["turns"]
+        turns = s.gpu(s.status())["turns"]
     aim("p99 of 1.1 times the native one", 0 < ours["bursts"] and ours["p99_ms"] <= 1.1 * native["p99_ms"], scenario="burst", what="on 20 GiB", **ours, beside_per_s=steps, turns=turns)
 
 
@@ -250,7 +250,7 @@ def together(fill_seconds=24, gap_seconds=10, runs=3):
             while time.time() < until:
                 time.sleep(min(1, max(until - time.time(), 0)))
                 status = s.status()
-                gpu = status["gpus"][0]
+                gpu = s.gpu(status)
                 clients.update((c["pid"], c) for c in status["clients"])
             ended = results(jobs)
             lines = [line for line in open(s.log)]
