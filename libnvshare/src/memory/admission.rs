@@ -133,6 +133,7 @@ pub(crate) fn admitted<T, U>(
             }
             Ok(Admission::Again) => leave(pass, &mark),
             Ok(Admission::Charged(charged)) => {
+                let _under_way = (charged > 0).then(|| device.begin_allocation());
                 let undo = OnUnwind::new(|| device.release(bytes, charged, kind));
                 let made = make(charged);
                 undo.done();

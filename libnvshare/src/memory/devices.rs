@@ -1,5 +1,6 @@
 //! The process's devices, and the account of its memory on each.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,18 @@ pub(crate) struct Device {
     account: Mutex<Account>,
     /// Notified when room comes, is refused, or is not needed any more.
     changed: Condvar,
+    /// Allocations that are charged, and not on the list yet.
+    under_way: AtomicUsize,
+}
+
+/// An allocation that is charged, and not on the list yet: it cannot be evicted.
+#[derive(Debug)]
+pub(crate) struct UnderWay(&'static Device);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.under_way.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// A device's account, with this process's place in its tenant's page.
@@ -115,6 +128,7 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
         free_at_first: OnceLock::new(),
         account: Mutex::new(Account::new(terms)),
         changed: Condvar::new(),
+        under_way: AtomicUsize::new(0),
     })
 }
 
@@ -179,6 +193,17 @@ impl Device {
         // The library may not know yet whether there is a scheduler.
         self.wait_for_capacity();
         self.lock().capacity().is_some() || driver::free_memory().is_ok_and(|free| bytes <= free)
+    }
+
+    /// Notes that an allocation is charged and is made, until the result is dropped.
+    pub(crate) fn begin_allocation(&'static self) -> UnderWay {
+        self.under_way.fetch_add(1, Ordering::SeqCst);
+        UnderWay(self)
+    }
+
+    /// Whether an allocation is charged, and not on the list yet.
+    pub(crate) fn is_allocating(&self) -> bool {
+        self.under_way.load(Ordering::SeqCst) > 0
     }
 
     /// See [`Account::admit`].

@@ -9,7 +9,7 @@ mod moves;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nvshare_client::Job;
 use nvshare_client::session::Done;
@@ -22,6 +22,9 @@ use crate::process::lock::lock;
 use crate::process::{counters, lifecycle, log, threads};
 use crate::work::drain::Drain;
 use crate::work::gate;
+
+/// Longest wait of an eviction for allocations that are under way: the driver's call may be behind work of the program.
+const ALLOCATION_IS_LATE: Duration = Duration::from_secs(2);
 
 struct Queue {
     jobs: VecDeque<(Job, u64)>,
@@ -211,14 +214,27 @@ fn restore(lacking: Lacking, cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Ve
 
 fn evict(Room { gpu, bytes }: Room) {
     // When the program exits, its memory is freed. There is nothing to report.
-    let short = (!lifecycle::is_exiting()).then(|| {
-        devices::by_uuid(gpu)
-            .map_or(bytes, |device| moves::evict(device, bytes, &|| report(Done::Evicted(gpu))))
-    });
+    let short = (!lifecycle::is_exiting())
+        .then(|| devices::by_uuid(gpu).map_or(bytes, |device| evict_from(device, bytes)));
     EVICTIONS.fetch_sub(1, Ordering::SeqCst);
     if let Some(short) = short {
         report(Done::EvictionEnds { gpu, short });
     }
+}
+
+/// Evicts bytes of a device; returns how many cannot leave. An allocation that is charged but not on the list yet takes
+/// room that the scheduler counts on: it leaves as soon as the driver has made it.
+fn evict_from(device: &'static Device, bytes: u64) -> u64 {
+    let report = || report(Done::Evicted(device.uuid));
+    let begin = Instant::now();
+    let mut short = moves::evict(device, bytes, &report);
+    while short > 0 && device.is_allocating() && begin.elapsed() < ALLOCATION_IS_LATE {
+        while device.is_allocating() && begin.elapsed() < ALLOCATION_IS_LATE && !lifecycle::is_exiting() {
+            threads::pause();
+        }
+        short = moves::evict(device, short, &report);
+    }
+    short
 }
 
 /// The evictions of one device, in a process with several devices.

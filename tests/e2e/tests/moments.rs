@@ -8,6 +8,7 @@ const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")]
 nvshare_harness::with_both_memories! {
     an_allocation_that_the_lock_overtakes_is_charged_and_populated
     the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off
+    an_eviction_waits_for_an_allocation_that_is_under_way
 }
 
 fn an_allocation_that_the_lock_overtakes_is_charged_and_populated(memory: &str) {
@@ -72,4 +73,30 @@ fn the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off(memory: 
     job.finish().intact();
     let (moved, _) = world.observe();
     assert_eq!((moved.evicted_in_use, moved.faulted), (0, 0), "{moved:?}");
+}
+
+fn an_eviction_waits_for_an_allocation_that_is_under_way(memory: &str) {
+    // Memory of a pool takes room when it is made, with or without the lock.
+    const BYTES: u64 = 600 << 20;
+    let world = World::with_memory(memory, CARD);
+    let listener = PlayedScheduler::listen(&world);
+    let guest = Program::guest(&world, "pool_beside_host_function", &[]);
+    let _guest = guest.env("NVSIM_SLOW_ALLOCATIONS", "1:1000").until_told().start();
+    let (mut client, _) = PlayedScheduler::accept(&listener);
+    let gpu = client.until(|m| match m {
+        ClientMessage::NeedRoom(room) if room.bytes == BYTES => Some(room.gpu),
+        _ => None,
+    });
+    client.say(&[
+        SchedulerMessage::Capacity(Room { gpu, bytes: 1 << 30 }),
+        SchedulerMessage::Room(Room { gpu, bytes: BYTES + (100 << 20) }),
+    ]);
+    // The rest comes back once the allocation is charged. The driver is asked for the memory from then on.
+    client.until(|m| matches!(m, ClientMessage::Room(_)).then_some(()));
+    client.say(&[SchedulerMessage::Evict(Room { gpu, bytes: BYTES })]);
+    let short = client.until(|m| match m {
+        ClientMessage::Evicted { short, .. } => Some(*short),
+        _ => None,
+    });
+    assert_eq!(short, 0, "bytes stay that an allocation is about to enter");
 }

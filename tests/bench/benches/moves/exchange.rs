@@ -19,7 +19,8 @@ const CASES: [Case; 4] = [
     Case { name: "all changed", mib: 1280, arguments: "--block 64MiB --kernel-us 200" },
     Case { name: "90 % unchanged", mib: 1280, arguments: "--block 64MiB --kernel-us 200 --still 18" },
     Case { name: "90 % zeros", mib: 1280, arguments: "--block 64MiB --kernel-us 200 --zeros 18" },
-    Case { name: "2048 of 2 MiB", mib: 4096, arguments: "--block 2MiB --kernel-us 1" },
+    // The simulated driver keeps all bytes of memory of 2 MiB, so there is less of it.
+    Case { name: "256 of 2 MiB", mib: 512, arguments: "--block 2MiB --kernel-us 1" },
 ];
 
 /// In the first hand-overs the host's memory is made, and nothing is there that has not changed.
