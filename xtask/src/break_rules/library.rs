@@ -363,4 +363,12 @@ pub(super) const LIBRARY: &[Rule] = &[
         package: "nvshare-core",
         test: "memory_that_stays_is_said_once_a_minute",
     },
+    Rule {
+        what: "an eviction waits for an allocation that is under way",
+        file: "libnvshare/src/memory/mover.rs",
+        from: "    while short > 0 && device.is_allocating() &&",
+        to: "    while !BROKEN && short > 0 && device.is_allocating() &&",
+        package: "nvshare-e2e",
+        test: "an_eviction_waits_for_an_allocation_that_is_under_way",
+    },
 ];
