@@ -25,6 +25,9 @@ use crate::work::gate;
 
 /// Longest wait of an eviction for allocations that are under way: the driver's call may be behind work of the program.
 const ALLOCATION_IS_LATE: Duration = Duration::from_secs(2);
+/// How often an eviction that is short is tried again, and the pause before: contexts may be ending.
+const AGAIN: u32 = 3;
+const BEFORE_AGAIN: Duration = Duration::from_millis(10);
 
 struct Queue {
     jobs: VecDeque<(Job, u64)>,
@@ -223,14 +226,22 @@ fn evict(Room { gpu, bytes }: Room) {
 }
 
 /// Evicts bytes of a device; returns how many cannot leave. An allocation that is charged but not on the list yet takes
-/// room that the scheduler counts on: it leaves as soon as the driver has made it.
+/// room that the scheduler counts on: it leaves as soon as the driver has made it. What was to move in a context that has
+/// ended meanwhile moves in another one.
 fn evict_from(device: &'static Device, bytes: u64) -> u64 {
     let report = || report(Done::Evicted(device.uuid));
     let begin = Instant::now();
-    let mut short = moves::evict(device, bytes, &report);
-    while short > 0 && device.is_allocating() && begin.elapsed() < ALLOCATION_IS_LATE {
-        while device.is_allocating() && begin.elapsed() < ALLOCATION_IS_LATE && !lifecycle::is_exiting() {
-            threads::pause();
+    let is_under_way =
+        || device.is_allocating() && begin.elapsed() < ALLOCATION_IS_LATE && !lifecycle::is_exiting();
+    let (mut short, mut again) = (moves::evict(device, bytes, &report), 0);
+    while short > 0 && again < AGAIN {
+        if is_under_way() {
+            while is_under_way() {
+                threads::pause();
+            }
+        } else {
+            again += 1;
+            threads::sleep(BEFORE_AGAIN);
         }
         short = moves::evict(device, short, &report);
     }

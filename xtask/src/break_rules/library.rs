@@ -366,8 +366,8 @@ pub(super) const LIBRARY: &[Rule] = &[
     Rule {
         what: "an eviction waits for an allocation that is under way",
         file: "libnvshare/src/memory/mover.rs",
-        from: "    while short > 0 && device.is_allocating() &&",
-        to: "    while !BROKEN && short > 0 && device.is_allocating() &&",
+        from: "        || device.is_allocating() &&",
+        to: "        || !BROKEN && device.is_allocating() &&",
         package: "nvshare-e2e",
         test: "an_eviction_waits_for_an_allocation_that_is_under_way",
     },
