@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nvshare_core::{ClientId, Happened, Time};
-use nvshare_proto::{EventKind, ProcessInfo, WatchEvent};
+use nvshare_proto::{Counters, EventKind, ProcessInfo, WatchEvent};
 
 use crate::journal::Journal;
 use crate::metrics::{Counted, OfTenant};
@@ -46,6 +46,13 @@ impl Recorder {
     pub(crate) fn passed(&self, took: Duration) {
         if let Some(counted) = &self.counted {
             counted.passed(took);
+        }
+    }
+
+    /// A client has said its counters.
+    pub(crate) fn said(&mut self, client: ClientId, counters: &Counters) {
+        if let Some(counted) = &mut self.counted {
+            counted.said(client, counters);
         }
     }
 

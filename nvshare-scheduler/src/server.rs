@@ -255,7 +255,8 @@ impl CoreTask {
                 if !self.frames.contains_key(&client) {
                     return;
                 }
-                if let ClientMessage::Counters(_) = message {
+                if let ClientMessage::Counters(counters) = &message {
+                    self.recorder.said(client, counters);
                     for waiting in &mut self.waiting {
                         waiting.clients.remove(&client);
                     }

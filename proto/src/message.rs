@@ -259,16 +259,20 @@ pub struct Counters {
     pub hand_overs: u64,
     /// Drains given up.
     pub deferrals: u64,
-    /// Bytes moved to the host.
+    /// Bytes that left the card, copied or not.
     pub evicted: u64,
     /// Time of these evictions, in nanoseconds.
     pub evict_ns: u64,
-    /// Bytes moved back to the card.
+    /// Bytes with contents that came back to the card, copied or not.
     pub restored: u64,
     /// Time of these restores, in nanoseconds.
     pub restore_ns: u64,
     /// Time from DROP_LOCK until all work was complete, in nanoseconds.
     pub drain_ns: u64,
+    /// The part of the evicted bytes that was copied: zeros are not, nor what the host has a copy of already.
+    pub copied_out: u64,
+    /// The part of the restored bytes that was copied: zeros are not.
+    pub copied_in: u64,
 }
 
 /// How long turns are.

@@ -27,6 +27,8 @@ const COUNTERS: Counters = Counters {
     restored: 8,
     restore_ns: 9,
     drain_ns: 10,
+    copied_out: 11,
+    copied_in: 12,
 };
 
 fn requests() -> Vec<(&'static str, Request)> {

@@ -175,9 +175,10 @@ class Job:
         if not clients:
             return dict(gated=0, passed_by="?")
         c = {name: sum(client["counters"][name] for client in clients) for name in clients[0]["counters"]}
-        restore = c["restored"] / GIB / (c["restore_ns"] / 1e9) if c["restore_ns"] else 0
-        evict = c["evicted"] / GIB / (c["evict_ns"] / 1e9) if c["evict_ns"] else 0
+        restore = c["copied_in"] / GIB / (c["restore_ns"] / 1e9) if c["restore_ns"] else 0
+        evict = c["copied_out"] / GIB / (c["evict_ns"] / 1e9) if c["evict_ns"] else 0
         return dict(gated=c["gated"], passed_by=c["passed_by"], hand_overs=c["hand_overs"], deferrals=c["deferrals"], evicted_gib=round(c["evicted"] / GIB, 2), restored_gib=round(c["restored"] / GIB, 2),
+                    copied_out_gib=round(c["copied_out"] / GIB, 2), copied_in_gib=round(c["copied_in"] / GIB, 2),
                     evict_gib_s=round(evict, 1), restore_gib_s=round(restore, 1), held_s=round(sum(client["held_ms"] for client in clients) / 1e3, 2))
 
 

@@ -310,8 +310,18 @@ fn report(names: &[String], finished: &[Finished], status: &Status) -> bool {
     let held: u64 = clients.iter().map(|client| client.held_ms).sum();
     println!();
     println!(
-        "{:<8} {:>8} {:>7} {:>11} {:>11} {:>11} {:>9} {:>9} {:>9}  DATA",
-        "PROGRAM", "TIME s", "SHARE", "HAND-OVERS", "OUT", "IN", "OUT GiB/s", "IN GiB/s", "PASSED BY"
+        "{:<8} {:>8} {:>7} {:>11} {:>11} {:>11} {:>11} {:>11} {:>9} {:>9} {:>9}  DATA",
+        "PROGRAM",
+        "TIME s",
+        "SHARE",
+        "HAND-OVERS",
+        "OUT",
+        "COPIED",
+        "IN",
+        "COPIED",
+        "OUT GiB/s",
+        "IN GiB/s",
+        "PASSED BY"
     );
     let mut all_intact = true;
     for ((name, finished), client) in names.iter().zip(finished).zip(clients) {
@@ -330,14 +340,16 @@ fn report(names: &[String], finished: &[Finished], status: &Status) -> bool {
             }
         };
         println!(
-            "{name:<8} {:>8.1} {:>6.0}% {:>11} {:>11} {:>11} {:>9.1} {:>9.1} {:>9}  {data}",
+            "{name:<8} {:>8.1} {:>6.0}% {:>11} {:>11} {:>11} {:>11} {:>11} {:>9.1} {:>9.1} {:>9}  {data}",
             finished.outcome.as_ref().map_or(0.0, |outcome| outcome.seconds),
             client.held_ms as f64 / held.max(1) as f64 * 100.0,
             counters.hand_overs,
             Bytes(counters.evicted),
+            Bytes(counters.copied_out),
             Bytes(counters.restored),
-            gib_per_second(counters.evicted, Duration::from_nanos(counters.evict_ns)),
-            gib_per_second(counters.restored, Duration::from_nanos(counters.restore_ns)),
+            Bytes(counters.copied_in),
+            gib_per_second(counters.copied_out, Duration::from_nanos(counters.evict_ns)),
+            gib_per_second(counters.copied_in, Duration::from_nanos(counters.restore_ns)),
             counters.passed_by,
         );
     }

@@ -13,6 +13,8 @@ static EVICTED: AtomicU64 = AtomicU64::new(0);
 static EVICT_NS: AtomicU64 = AtomicU64::new(0);
 static RESTORED: AtomicU64 = AtomicU64::new(0);
 static RESTORE_NS: AtomicU64 = AtomicU64::new(0);
+static COPIED_OUT: AtomicU64 = AtomicU64::new(0);
+static COPIED_IN: AtomicU64 = AtomicU64::new(0);
 static ZEROS: AtomicU64 = AtomicU64::new(0);
 static UNCHANGED: AtomicU64 = AtomicU64::new(0);
 static DRAIN_NS: AtomicU64 = AtomicU64::new(0);
@@ -33,13 +35,17 @@ pub(crate) fn deferral() {
     DEFERRALS.fetch_add(1, Ordering::Relaxed);
 }
 
-pub(crate) fn evicted(bytes: u64, nanos: u64) {
+/// Bytes left the card, `copied` of which were copied.
+pub(crate) fn evicted(bytes: u64, copied: u64, nanos: u64) {
     EVICTED.fetch_add(bytes, Ordering::Relaxed);
+    COPIED_OUT.fetch_add(copied, Ordering::Relaxed);
     EVICT_NS.fetch_add(nanos, Ordering::Relaxed);
 }
 
-pub(crate) fn restored(bytes: u64, nanos: u64) {
+/// Bytes came back to the card, `copied` of which were copied.
+pub(crate) fn restored(bytes: u64, copied: u64, nanos: u64) {
     RESTORED.fetch_add(bytes, Ordering::Relaxed);
+    COPIED_IN.fetch_add(copied, Ordering::Relaxed);
     RESTORE_NS.fetch_add(nanos, Ordering::Relaxed);
 }
 
@@ -72,5 +78,7 @@ pub(crate) fn snapshot() -> Counters {
         restored: get(&RESTORED),
         restore_ns: get(&RESTORE_NS),
         drain_ns: get(&DRAIN_NS),
+        copied_out: get(&COPIED_OUT),
+        copied_in: get(&COPIED_IN),
     }
 }

@@ -45,13 +45,16 @@ pub(crate) const CLIENTS: [Column; 14] = [
 ];
 
 /// Columns of a client's counters, behind [`CLIENTS`].
-pub(crate) const COUNTERS: [Column; 8] = [
+pub(crate) const COUNTERS: [Column; 11] = [
     Column::number("HELD s"),
     Column::number("WAITED s"),
     Column::number("HAND-OVERS").wide(),
     Column::number("EVICTED").wide(),
+    Column::number("COPIED OUT").wide(),
+    Column::number("OUT GiB/s").wide(),
     Column::number("RESTORED").wide(),
-    Column::number("GiB/s").wide(),
+    Column::number("COPIED IN").wide(),
+    Column::number("IN GiB/s").wide(),
     Column::number("GATED").wide(),
     Column::number("PASSED BY").wide(),
 ];
@@ -174,7 +177,7 @@ pub(crate) fn client_rows(clients: &[ClientStatus], layout: Layout) -> Vec<Vec<S
         // The smallest of the client's limits: mostly there is one.
         let limit = client.usage.iter().map(|usage| usage.limit).filter(|&limit| limit > 0).min();
         let counters = &client.counters;
-        let rate = gib_per_second(counters.restored, Duration::from_nanos(counters.restore_ns));
+        let rate = |bytes, nanos| format!("{:.1}", gib_per_second(bytes, Duration::from_nanos(nanos)));
         vec![
             client.client.to_string(),
             or_nothing(process.map(|process| users.name(process.user))),
@@ -194,8 +197,11 @@ pub(crate) fn client_rows(clients: &[ClientStatus], layout: Layout) -> Vec<Vec<S
             format!("{:.1}", client.waited_ms as f64 / 1e3),
             counters.hand_overs.to_string(),
             Bytes(counters.evicted).to_string(),
+            Bytes(counters.copied_out).to_string(),
+            rate(counters.copied_out, counters.evict_ns),
             Bytes(counters.restored).to_string(),
-            format!("{rate:.1}"),
+            Bytes(counters.copied_in).to_string(),
+            rate(counters.copied_in, counters.restore_ns),
             counters.gated.to_string(),
             counters.passed_by.to_string(),
         ]
@@ -218,6 +224,8 @@ mod tests {
             evicted: MOST,
             evict_ns: MOST,
             restored: MOST,
+            copied_out: MOST,
+            copied_in: MOST,
             restore_ns: MOST,
             ..Counters::default()
         };
@@ -233,6 +241,41 @@ mod tests {
         assert_eq!(rows[0][4], Bytes(MOST).to_string());
         let gpu = GpuStatus { capacity: MOST, allocated: MOST, resident: MOST, ..GpuStatus::idle(gpu) };
         assert_eq!(gpu_rows(&[gpu])[0][3], Bytes(MOST).to_string());
+    }
+
+    #[test]
+    fn rates_are_of_what_was_copied() {
+        const GIB: u64 = 1 << 30;
+        let second = 1_000_000_000;
+        let counters = Counters {
+            evicted: 8 * GIB,
+            evict_ns: 2 * second,
+            copied_out: 3 * GIB,
+            restored: 6 * GIB,
+            restore_ns: second,
+            copied_in: 5 * GIB,
+            ..Counters::default()
+        };
+        let shown = ClientStatus { counters, ..client(1, ClientState::Running, 0, 0) };
+        let rows = client_rows(&[shown], Layout { wide: true, width: 80 });
+        assert_eq!(rows[0].len(), CLIENTS.len() + COUNTERS.len());
+        let moves: Vec<(&str, &str)> = COUNTERS[3..9]
+            .iter()
+            .map(|column| column.head)
+            .zip(rows[0][17..].iter().map(String::as_str))
+            .collect();
+        let [evicted, out, restored, back] = [8, 3, 6, 5].map(|gib| Bytes(gib * GIB).to_string());
+        assert_eq!(
+            moves,
+            [
+                ("EVICTED", evicted.as_str()),
+                ("COPIED OUT", out.as_str()),
+                ("OUT GiB/s", "1.5"),
+                ("RESTORED", restored.as_str()),
+                ("COPIED IN", back.as_str()),
+                ("IN GiB/s", "5.0"),
+            ]
+        );
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub(crate) struct Counters {
     grants: Family<OfTenant, Counter>,
     evicted: Family<OfTenant, Counter>,
     restored: Family<OfTenant, Counter>,
+    copied_out: Family<OfTenant, Counter>,
+    copied_in: Family<OfTenant, Counter>,
     refused: Family<OfTenant, Counter>,
     deferrals: Family<OfTenant, Counter>,
     wait: Durations,
@@ -65,6 +67,11 @@ impl Counters {
         let grants = counter("gpu_grants", "Grants of the GPU's lock");
         let evicted = counter("gpu_evicted_bytes", "Room that evictions gave back");
         let restored = counter("gpu_restored_bytes", "Memory that came back to the GPU");
+        let out =
+            "Memory that was copied when it left, on all GPUs: not zeros, nor what the host has a copy of";
+        let copied_out = counter("tenant_copied_out_bytes", out);
+        let back = "Memory that was copied when it came back, on all GPUs: not zeros";
+        let copied_in = counter("tenant_copied_in_bytes", back);
         let refused = counter("gpu_refused_allocations", "Allocations for which no room could be made");
         let deferrals = counter("gpu_deferrals", "Drains that were given up");
         let mut durations = |name, help, buckets: fn() -> Histogram| {
@@ -97,6 +104,8 @@ impl Counters {
             grants,
             evicted,
             restored,
+            copied_out,
+            copied_in,
             refused,
             deferrals,
             wait,
@@ -137,6 +146,8 @@ struct Client {
     holds: Option<(Time, Time)>,
     /// The same for the time that it waits.
     waits: Option<(Time, Time)>,
+    /// The bytes that it has copied out and in, as it said last.
+    copied: Option<[u64; 2]>,
 }
 
 /// A client's times on a GPU.
@@ -162,12 +173,26 @@ impl Counted {
     /// A client is about to register.
     pub(crate) fn expect(&mut self, client: ClientId, tenant: OfTenant) {
         let gpus = BTreeMap::new();
-        self.clients.insert(client, Client { tenant, gpus, holds: None, waits: None });
+        self.clients.insert(client, Client { tenant, gpus, holds: None, waits: None, copied: None });
     }
 
     /// The core's task took this long for one event.
     pub(crate) fn passed(&self, took: Duration) {
         self.counters.pass.observe(took.as_secs_f64());
+    }
+
+    /// A client has said its counters. What it has when it says them first was counted before it came, under an earlier
+    /// connection.
+    pub(crate) fn said(&mut self, id: ClientId, counters: &nvshare_proto::Counters) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let now = [counters.copied_out, counters.copied_in];
+        let before = client.copied.unwrap_or(now);
+        // A counter of a metric never falls, whatever a client says.
+        let most = [0, 1].map(|way| before[way].max(now[way]));
+        client.copied = Some(most);
+        for (way, family) in [&self.counters.copied_out, &self.counters.copied_in].into_iter().enumerate() {
+            family.get_or_create(&client.tenant).inc_by(most[way] - before[way]);
+        }
     }
 
     /// Counts an event, at this time since the start.
@@ -287,8 +312,15 @@ impl Counted {
     /// Forgets tenants that have gone.
     pub(crate) fn forget_old(&mut self, now: Time) {
         let old = |tenant: &Tenant| tenant.clients == 0 && tenant.ended + SHOWN_AFTER_END < now;
-        for (tenant, _) in self.tenants.extract_if(.., |_, tenant| old(tenant)) {
+        let gone: Vec<OfTenant> =
+            self.tenants.extract_if(.., |_, tenant| old(tenant)).map(|(tenant, _)| tenant).collect();
+        for tenant in gone {
             self.counters.forget(&tenant);
+            let whole = tenant.on_all();
+            if !self.tenants.keys().any(|other| other.on_all() == whole) {
+                self.counters.copied_out.remove(&whole);
+                self.counters.copied_in.remove(&whole);
+            }
         }
     }
 }
@@ -318,6 +350,12 @@ mod tests {
             let took = took.map(Duration::from_secs_f64);
             let happened = Happened { kind, client: Some(client), gpus: vec![GPU], bytes: Some(bytes), took };
             self.counted.record(&happened, self.now);
+        }
+
+        /// A client says the bytes that it has copied out and in.
+        fn copied(&mut self, client: ClientId, [copied_out, copied_in]: [u64; 2]) {
+            let counters = nvshare_proto::Counters { copied_out, copied_in, ..Default::default() };
+            self.counted.said(client, &counters);
         }
 
         /// The value of a series of one program, or of the GPU.
@@ -374,6 +412,29 @@ mod tests {
     }
 
     #[test]
+    fn copies_are_counted_once_and_never_fall() {
+        let mut world = World::new();
+        // The second one has copied under an earlier connection.
+        for (client, first) in [(1, [0, 0]), (2, [1000, 1000])] {
+            world.counted.expect(client, OfTenant::of(None, "a"));
+            world.copied(client, first);
+        }
+        world.copied(1, [70, 20]);
+        world.copied(1, [70, 30]);
+        world.copied(2, [1005, 1000]);
+        let seen = |world: &World| {
+            ["out", "in"].map(|way| world.value(&format!("tenant_copied_{way}_bytes_total"), "a"))
+        };
+        assert_eq!(seen(&world), [Some(75.0), Some(30.0)]);
+        for said in [[0, u64::MAX], [0, 0], [71, 1]] {
+            world.copied(1, said);
+        }
+        let [out, back] = seen(&world);
+        assert_eq!(out, Some(76.0));
+        assert!(back >= Some(30.0), "{back:?}");
+    }
+
+    #[test]
     fn tenants_that_have_gone_are_forgotten_after_their_figures_were_shown() {
         let mut world = World::new();
         for client in [1, 2] {
@@ -381,15 +442,19 @@ mod tests {
             world.after(0, client, EventKind::Registered, 0, None);
             world.after(0, client, EventKind::Granted, 0, None);
         }
+        world.copied(1, [0, 0]);
+        world.copied(1, [5, 0]);
         world.after(1, 1, EventKind::Gone, 0, None);
         world.counted.forget_old(Duration::from_secs(10_000));
         assert_eq!(world.value("gpu_grants_total", "a"), Some(2.0), "one is still there");
+        assert_eq!(world.value("tenant_copied_out_bytes_total", "a"), Some(5.0));
         world.after(1, 2, EventKind::Gone, 0, None);
         world.counted.forget_old(SHOWN_AFTER_END);
         assert_eq!(world.value("gpu_grants_total", "a"), Some(2.0));
         world.counted.forget_old(SHOWN_AFTER_END + Duration::from_secs(3));
         assert_eq!(world.value("gpu_grants_total", "a"), None);
         assert_eq!(world.value("gpu_held_seconds_total", "a"), None);
+        assert_eq!(world.value("tenant_copied_out_bytes_total", "a"), None);
         assert!(world.counted.clients.is_empty() && world.counted.tenants.is_empty());
     }
 }

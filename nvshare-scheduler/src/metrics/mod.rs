@@ -100,6 +100,11 @@ impl OfTenant {
     pub(crate) fn on(&self, gpu: GpuUuid) -> Self {
         Self { gpu_uuid: gpu.to_string(), ..self.clone() }
     }
+
+    /// The tenant, on whatever GPU.
+    pub(crate) fn on_all(&self) -> Self {
+        Self { gpu_uuid: String::new(), ..self.clone() }
+    }
 }
 
 #[cfg(test)]
@@ -151,6 +156,7 @@ mod tests {
         happens(EventKind::Waiting, 2);
         EventKind::ALL.into_iter().for_each(|kind| happens(kind, 1));
         happens(EventKind::Running, 2);
+        counted.said(2, &nvshare_proto::Counters::default());
         let usage = Usage { gpu, total: 9, limit: 8, allocated: 7, absent: 1, immovable: 0 };
         let client = ClientStatus {
             share: nvshare_proto::ShareStatus::default(),

@@ -1,6 +1,8 @@
 //! Memory that the library maps: zeros and what has not changed are not copied, and come back as they were.
 
 use nvshare_harness::{Finished, Program, Running, Scheduler, World, wait_until};
+use nvshare_proto::Counters;
+use nvshare_proto::units::MIB;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_TO_HOST", "6"), ("NVSHARE_MEMORY", "swap")];
 
@@ -68,6 +70,12 @@ impl Turns {
         Scheduler::until_turns(&self.world, &[job, other], so_far + more);
     }
 
+    /// The counters of the job, and of the other one.
+    fn counters(&self) -> [Counters; 2] {
+        let status = Scheduler::status(&self.world);
+        [0, 1].map(|job: usize| status.client(self.jobs[job].pid()).counters)
+    }
+
     fn end(self) -> [Finished; 2] {
         self.world.stop();
         self.jobs.map(Running::finish)
@@ -79,6 +87,7 @@ fn zeros_are_not_copied_and_stay_zeros() {
     let turns = Turns::begin(&[], "--zeros 8");
     turns.until_logged("zeros are left out", |log| in_all(log).0 >= 512);
     turns.turns(2);
+    let [counters, others] = turns.counters();
     let set_up = turns.set_up;
     let [job, other] = turns.end();
     job.intact();
@@ -92,6 +101,10 @@ fn zeros_are_not_copied_and_stay_zeros() {
     assert_eq!(in_all(&other.log[set_up[1]..]).0, 0, "the other job has no zeros");
     let (zeros, unchanged) = in_all(&job.log);
     assert_eq!(not_copied(&job.log), zeros + unchanged, "both lines say the same");
+    // Zeros are counted among what left and came back, and not among what was copied.
+    assert!(counters.copied_out > 0 && counters.copied_out + 512 * MIB <= counters.evicted, "{counters:?}");
+    assert!(counters.copied_in > 0 && counters.copied_in + 512 * MIB <= counters.restored, "{counters:?}");
+    assert!(others.copied_out > 512 * MIB && others.copied_in > 512 * MIB, "{others:?}");
 }
 
 #[test]
@@ -99,10 +112,14 @@ fn memory_that_has_not_changed_is_copied_once() {
     let turns = Turns::begin(&[], "--still 8");
     turns.until_logged("unchanged memory is left out", |log| in_all(log).1 >= 512);
     turns.turns(2);
+    let [counters, _] = turns.counters();
     let set_up = turns.set_up;
     let [job, other] = turns.end();
     job.intact();
     other.intact();
+    // What the host has a copy of is not copied out; back it is.
+    assert!(counters.copied_out + 512 * MIB <= counters.evicted, "{counters:?}");
+    assert!(counters.copied_in > 512 * MIB, "{counters:?}");
     let log = left_out(&job.log[set_up[0]..]);
     assert!(log.iter().all(|&(zeros, unchanged)| zeros == 0 && unchanged <= 512), "{log:?}");
 }
@@ -148,6 +165,14 @@ fn in_mode_zeros_the_host_keeps_nothing_and_off_looks_at_nothing() {
         turns.turns(4);
         if zeros {
             turns.until_logged("zeros are left out", |log| in_all(log).0 >= 512);
+        } else {
+            // Counters change one after the other; in the end both have everything.
+            wait_until("everything that moved was copied", || {
+                turns.counters().iter().all(|counters| {
+                    let moved = (counters.evicted, counters.restored);
+                    moved.0.min(moved.1) > 0 && moved == (counters.copied_out, counters.copied_in)
+                })
+            });
         }
         let [job, other] = turns.end();
         job.intact();

@@ -81,9 +81,18 @@ fn json_holds_what_a_row_of_measurements_needs() {
         .iter()
         .find(|c| c["pid"] == job.pid)
         .expect("the client");
-    for counter in
-        ["gated", "passed_by", "managed", "hand_overs", "evicted", "evict_ns", "restored", "restore_ns"]
-    {
+    for counter in [
+        "gated",
+        "passed_by",
+        "managed",
+        "hand_overs",
+        "evicted",
+        "evict_ns",
+        "restored",
+        "restore_ns",
+        "copied_out",
+        "copied_in",
+    ] {
         assert!(client["counters"][counter].is_u64(), "{counter}: {client}");
     }
     assert!(client["held_ms"].is_u64());

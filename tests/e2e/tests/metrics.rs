@@ -54,6 +54,10 @@ fn metrics_count_the_work_of_two_programs() {
     let evicted = value(&text, "nvshare_gpu_evicted_bytes_total", "nvshare");
     let restored = value(&text, "nvshare_gpu_restored_bytes_total", "nvshare");
     assert!(evicted > f64::from(1 << 29) && restored > f64::from(1 << 29), "{evicted} {restored}");
+    // Managed memory is copied whole.
+    let copied = value(&text, "nvshare_tenant_copied_out_bytes_total", "nvshare");
+    assert!(copied > f64::from(1 << 29), "{copied}");
+    assert!(value(&text, "nvshare_tenant_copied_in_bytes_total", "nvshare") > f64::from(1 << 29));
     assert!(value(&text, "nvshare_gpu_grants_total", "nvshare") >= 4.0);
     assert!(value(&text, "nvshare_gpu_drain_seconds_count", "") >= 1.0);
     assert!(value(&text, "nvshare_gpu_hand_over_seconds_count", "") >= 1.0);

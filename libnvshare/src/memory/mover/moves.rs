@@ -32,7 +32,7 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
     result.moved = all.back > 0;
     if all.had_contents > 0 {
         let took = begin.elapsed();
-        counters::restored(all.had_contents, took.as_nanos() as u64);
+        counters::restored(all.had_contents, all.copied, took.as_nanos() as u64);
         log_moved("restored", all.had_contents, all.copied, took);
     }
     if lacking == Lacking::Wait {
@@ -75,7 +75,7 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
         report();
     }
     let took = begin.elapsed();
-    counters::evicted(moved.left, took.as_nanos() as u64);
+    counters::evicted(moved.left, moved.copied, took.as_nanos() as u64);
     log_moved("evicted", moved.left, moved.copied, took);
     bytes.saturating_sub(moved.left)
 }
