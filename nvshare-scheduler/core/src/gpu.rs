@@ -211,6 +211,11 @@ impl Gpu {
         self.deferrals > 0 || self.not_before > now
     }
 
+    /// Whether a drain was given up a moment ago: no client is asked for the lock yet.
+    pub(crate) fn waits_to_drain(&self, now: Time) -> bool {
+        self.not_before > now
+    }
+
     /// How much of what a job is behind, or ahead, is kept at most when it stops wanting the GPU.
     pub(crate) fn most_kept(&self) -> Duration {
         (self.quantum + self.longest_drain) * 2

@@ -32,7 +32,7 @@ impl Core {
         let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
         let is_gone = gpu.trial.clients().any(|id| gpu.ledger.entry(id).is_none());
         let is_free = gpu.ledger.holders().is_empty();
-        let cannot_drain = gpu.cannot_drain(now);
+        let cannot_drain = gpu.waits_to_drain(now);
         let todo = gpu.trial.goes_on(Sight { set: set.as_ref(), is_free, cannot_drain, is_gone, now });
         if let Some(wake) = todo.wake.filter(|&wake| wake > now) {
             gpu.wake_at(wake);
@@ -62,7 +62,8 @@ impl Core {
         let gpu = self.gpus.get(&uuid)?;
         let asked_for_turns = gpu.shares.are_unequal() || !gpu.shares.paced().is_empty();
         let one_at_a_time = self.config.exclusive || gpu.source == Source::Disputed;
-        let cannot_drain = gpu.cannot_drain(self.now);
+        // Nobody waits for jobs that fit, so a drain that was given up is tried again by the next trial alone.
+        let cannot_drain = gpu.waits_to_drain(self.now);
         if self.config.together == Together::Always || asked_for_turns || one_at_a_time || cannot_drain {
             return None;
         }

@@ -335,6 +335,25 @@ fn a_library_that_does_not_say_its_launches_is_left_alone() {
     assert!(programs.asked <= 8, "{}", programs.asked);
 }
 
+#[test]
+fn a_drain_that_was_given_up_once_delays_the_trial_and_does_not_end_all_trials() {
+    let mut programs = Programs::new(config(false), &[FILLS, FILLS]);
+    programs.defers.insert(1);
+    programs.go_on_for(20);
+    let given_up =
+        |note: &String| note.contains("a trial of jobs that fit side by side is over: a client cannot drain");
+    assert!(programs.table.notes.iter().any(given_up), "{:?}", programs.table.notes);
+    assert!(!programs.takes_turns());
+    programs.go_on_for(80);
+    assert!(programs.takes_turns(), "{:?}", programs.table.notes);
+    // The same once turns are decided upon.
+    programs.defers.insert(2);
+    programs.go_on_for(2);
+    assert!(!programs.takes_turns());
+    programs.go_on_for(100);
+    assert!(programs.takes_turns(), "{:?}", programs.table.notes);
+}
+
 /// Numbers that look random, the same for each seed.
 struct Random(u64);
 
