@@ -2,7 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
+use std::time::Duration;
+
 use super::{BLOCK, Here, Leaving, Ran, TRACE, World, now_ns};
+
+/// A kernel of another process that ended so long ago still counts as one beside which kernels run.
+const BESIDE: Duration = Duration::from_millis(20);
 
 impl World {
     /// Runs a kernel: one at a time on each card, whatever process launches it.
@@ -16,6 +21,10 @@ impl World {
         }
         let begin_ns = now_ns();
         body();
+        let longer = self.config().slicing - 1.0;
+        if longer > 0.0 && self.ran_beside(gpu, begin_ns) {
+            std::thread::sleep(Duration::from_nanos(now_ns() - begin_ns).mul_f64(longer));
+        }
         here.running.store(false, Ordering::SeqCst);
         let ran = Ran { process: std::process::id(), gpu: gpu as u32, begin_ns, end_ns: now_ns() };
         // SAFETY: the trace's slot is this kernel's alone, once a round.
@@ -26,6 +35,14 @@ impl World {
         drop(held);
         // A process that waits for the card comes next: the lock is not fair, and this process may have another kernel.
         std::thread::yield_now();
+    }
+
+    /// Whether a kernel of another process ran on a card a moment ago.
+    fn ran_beside(&self, gpu: usize, now: u64) -> bool {
+        // The kernels of other cards are in the same list, and those of a moment are fewer than this.
+        let recent = self.latest(64).take_while(|ran| ran.end_ns + BESIDE.as_nanos() as u64 > now);
+        let own = std::process::id();
+        recent.filter(|ran| ran.gpu == gpu as u32).any(|ran| ran.process != own)
     }
 
     pub(super) fn here(&self, gpu: usize) -> &Here {
@@ -68,11 +85,16 @@ impl World {
 
     /// The kernels that ran, oldest first, as far as they are kept.
     pub(crate) fn trace(&self) -> Vec<Ran> {
+        let mut all: Vec<Ran> = self.latest(TRACE).collect();
+        all.reverse();
+        all
+    }
+
+    /// So many kernels at most that ran last, newest first.
+    fn latest(&self, most: usize) -> impl Iterator<Item = Ran> {
+        // SAFETY: an atomic field.
+        let ran = unsafe { &(*self.header).ran }.load(Ordering::SeqCst) as usize;
         // SAFETY: a copy of plain data; a slot that is being written may be torn, which only the newest is.
-        unsafe {
-            let ran = (*self.header).ran.load(Ordering::SeqCst) as usize;
-            let kept = ran.min(TRACE);
-            (ran - kept..ran).map(|i| (*self.header).trace[i % TRACE]).collect()
-        }
+        (ran - ran.min(most)..ran).rev().map(|i| unsafe { (*self.header).trace[i % TRACE] })
     }
 }
