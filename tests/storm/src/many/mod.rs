@@ -3,6 +3,7 @@
 mod batch;
 mod chaos;
 mod coverage;
+mod moment;
 mod moods;
 pub(crate) mod neighbour;
 mod parts;

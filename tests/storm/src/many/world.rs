@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use nvshare_admin::Scheduler;
 use nvshare_harness::Status;
 
 use super::parts::Parts;
@@ -176,12 +177,9 @@ impl World {
         serde_json::from_str(&self.ctl(&["status", "--json"])?).ok()
     }
 
-    /// Tells events, one a line, from now on and for so long at most.
-    pub(crate) fn watch(&self, longest: Duration) -> std::io::Result<Child> {
-        let mut command = Command::new("timeout");
-        self.furnish(&mut command);
-        command.arg(longest.as_secs_f64().to_string()).arg(&self.parts.ctl).args(["watch", "--json"]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()
+    /// The administrator's connection to the scheduler.
+    pub(crate) fn administrator(&self) -> Scheduler {
+        Scheduler::at(self.dir.join("admin.sock"))
     }
 
     pub(crate) fn ctl(&self, arguments: &[&str]) -> Option<String> {
