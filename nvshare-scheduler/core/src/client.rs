@@ -75,9 +75,14 @@ impl Phase {
         matches!(self, Self::Running { .. } | Self::Dropping { .. })
     }
 
-    /// The time is charged to the client's job: nobody else could use the GPU. Restoring is charged too.
-    pub(crate) fn is_charged(self) -> bool {
-        self.runs() || matches!(self, Self::Granted { .. } | Self::Drained)
+    /// The client restores or computes: nobody else could use the GPU.
+    pub(crate) fn uses_a_turn(self) -> bool {
+        self.counts() || matches!(self, Self::Granted { .. })
+    }
+
+    /// The time counts as that of the client's job: what a restore counts for is in `share.rs`.
+    pub(crate) fn counts(self) -> bool {
+        self.runs() || self == Self::Drained
     }
 
     pub(crate) fn shown(self, wants: bool) -> ClientState {

@@ -57,6 +57,14 @@ pub struct SwitchCost {
     pub idle: Timed,
 }
 
+impl SwitchCost {
+    /// How much more than this quantum a turn counts for: see `share.rs`.
+    pub(crate) fn beyond(&self, quantum: Duration) -> Duration {
+        let drain = self.drain.mean().unwrap_or_default();
+        drain.max(self.restore.mean().unwrap_or_default().saturating_sub(quantum))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

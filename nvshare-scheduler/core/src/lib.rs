@@ -30,6 +30,7 @@ pub mod policy;
 mod reconcile;
 mod room;
 mod rule;
+mod share;
 mod shares;
 mod short;
 mod status;

@@ -1,9 +1,9 @@
 //! How jobs share the time of a GPU: the clock of the GPU, and the virtual time of each job on it.
 //!
-//! This is weighted fair queueing. A job's virtual time grows while its processes hold the GPU, by the wall clock divided
-//! by the number of jobs that hold it together and by the job's weight, from the grant (restoring included) until all work
-//! is drained. The clock grows with the service given, divided by the weights of the jobs that want it: it is the virtual
-//! time of a job that had got its exact share. A job that comes starts at the clock, so neither a new process nor a new
+//! This is weighted fair queueing. A job's virtual time grows while its processes use the GPU, by the wall clock divided
+//! by the number of jobs that use it together and by the job's weight, from the open gate until all work is drained; what a
+//! restore counts for is said in `share.rs`. The clock grows with the service given, divided by the weights of the jobs that want
+//! it: it is the virtual time of a job that had got its exact share. A job that comes starts at the clock, so neither a new process nor a new
 //! connection earns time. A job that stops wanting the GPU keeps what it is behind, within a bound, and all that it is
 //! ahead until the clock has passed it.
 //!
@@ -15,8 +15,10 @@ use std::time::Duration;
 use crate::Time;
 use crate::client::Job;
 use crate::policy::entitled::{self, Terms};
-use crate::policy::pace::{Does, Pace};
+use crate::policy::pace::Pace;
 use crate::policy::slices;
+pub(crate) use crate::share::Part;
+use crate::share::{Served, Share};
 
 /// Virtual time, in nanoseconds of a job of the usual weight. Differences may be negative.
 pub(crate) type Virtual = i64;
@@ -30,48 +32,11 @@ const USUAL_TERMS: Terms = Terms { weight: USUAL, limit: None, forced: false };
 /// Most jobs without a process that are remembered.
 const MOST_REMEMBERED: usize = 1024;
 
-/// One job on one GPU.
-#[derive(Debug, Clone, PartialEq)]
-struct Share {
-    terms: Terms,
-    /// The weight by which time is shared with the jobs that want the GPU now.
-    weight: u64,
-    /// How the job's limit is enforced, if it is.
-    pace: Option<Pace>,
-    /// The job's virtual time, without what it has held since `from`.
-    time: Virtual,
-    /// `served` when the job began to hold the GPU.
-    from: Virtual,
-    /// How far the job was behind when it last stopped wanting the GPU.
-    behind: Virtual,
-    /// The job's processes: how many are there, want the GPU, hold it, and run.
-    present: u32,
-    active: u32,
-    holding: u32,
-    running: u32,
-    /// How many of those that want it are not interactive.
-    long: u32,
-}
-
-/// The part of one process in its job's share.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Part {
-    /// The process wants the GPU or has it.
-    pub(crate) active: bool,
-    /// The process's time is charged.
-    pub(crate) holds: bool,
-    /// The process's gate is open, or its work completes.
-    pub(crate) runs: bool,
-    /// The process wants the GPU or has it, and is not interactive: it uses whole turns.
-    pub(crate) long: bool,
-}
-
 /// The jobs of a GPU.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
     clock: Virtual,
-    /// Nanoseconds of service to a job that held the GPU all the time.
-    served: Virtual,
+    served: Served,
     advanced_to: Time,
     /// The sum of the weights of the jobs that want the GPU.
     weights: u64,
@@ -80,7 +45,9 @@ pub(crate) struct Shares {
     limited: usize,
     /// Compute limits changed the weights when these were last computed.
     weighed: bool,
+    /// How many jobs hold the GPU, and how many of them have their time counted.
     holding: i64,
+    counting: i64,
     /// How many jobs use whole turns.
     long: usize,
     jobs: BTreeMap<Job, Share>,
@@ -96,8 +63,11 @@ impl Shares {
         self.advanced_to = self.advanced_to.max(now);
         if self.holding > 0 && !passed.is_zero() {
             let passed = nanos(passed);
-            self.served = self.served.saturating_add(passed / self.holding);
-            self.clock = self.clock.saturating_add(weighed(passed, self.weights));
+            self.served.held = self.served.held.saturating_add(passed / self.holding);
+            if self.counting > 0 {
+                self.served.counted = self.served.counted.saturating_add(passed / self.counting);
+                self.clock = self.clock.saturating_add(weighed(passed, self.weights));
+            }
         }
     }
 
@@ -117,6 +87,12 @@ impl Shares {
     /// A job's virtual time; a job that is not known would start at the clock.
     pub(crate) fn time(&self, job: Job) -> Virtual {
         self.jobs.get(&job).map_or(self.clock, |share| share.time(self.served))
+    }
+
+    /// For how long a job that uses the GPU alone has to go on until its virtual time is this.
+    pub(crate) fn lacks(&self, job: Job, time: Virtual) -> Duration {
+        let nanos = self.jobs.get(&job).map_or(0, |share| share.lacks(time, self.served));
+        Duration::from_nanos(nanos.max(0).unsigned_abs())
     }
 
     /// The weight by which a job's time is shared now.
@@ -175,10 +151,8 @@ impl Shares {
 
     /// Sets other terms from now on. Returns whether they differ from those before.
     pub(crate) fn set_terms(&mut self, job: Job, terms: Terms) -> bool {
-        let (served, now) = (self.served, self.advanced_to);
+        let now = self.advanced_to;
         let Some(share) = self.jobs.get_mut(&job).filter(|share| share.terms != terms) else { return false };
-        share.time = share.time(served);
-        share.from = served;
         let before = std::mem::replace(&mut share.terms, terms);
         let does = share.does();
         match (terms.limit.filter(|_| terms.forced), &mut share.pace) {
@@ -239,15 +213,11 @@ impl Shares {
     /// A process of a job changes. `bound`: how much of what a job is behind or ahead is kept at most.
     pub(crate) fn change(&mut self, job: Job, before: Option<Part>, after: Option<Part>, bound: Duration) {
         let bound = nanos(bound);
-        let was = self.jobs.get(&job).cloned().unwrap_or_else(Share::new);
+        let mut was = self.jobs.get(&job).cloned().unwrap_or_else(|| Share::new(USUAL_TERMS));
+        was.settle(self.served);
         let now = self.advanced_to;
         let mut share = was.clone();
-        let (old, new) = (before.unwrap_or_default(), after.unwrap_or_default());
-        count(&mut share.present, before.is_some(), after.is_some());
-        count(&mut share.active, old.active, new.active);
-        count(&mut share.holding, old.holds, new.holds);
-        count(&mut share.running, old.runs, new.runs);
-        count(&mut share.long, old.long, new.long);
+        share.count(before, after);
         let does = share.does();
         if was.active == 0 && share.active > 0 {
             let known = self.jobs.contains_key(&job);
@@ -258,11 +228,12 @@ impl Shares {
         if let Some(pace) = share.pace.as_mut().filter(|_| was.does() != does) {
             pace.advance(was.does(), now);
         }
-        if was.holding == 0 && share.holding > 0 {
-            share.from = self.served;
-        }
         if was.holding > 0 && share.holding == 0 {
-            share.time = was.time(self.served).min(self.clock.saturating_add(bound.saturating_mul(2)));
+            let lost = share.ends_turn();
+            self.clock = self.clock.saturating_add(weighed(lost, self.weights));
+            // A light job is ahead by more after each of its turns, and that is no less its own than a heavy one's.
+            let most = weighed(bound.saturating_mul(2), share.weight.min(USUAL));
+            share.time = share.time.min(self.clock.saturating_add(most));
         }
         if was.active > 0 && share.active == 0 {
             share.behind = self.clock - share.time;
@@ -271,6 +242,7 @@ impl Shares {
         let wanting = [was.active > 0, share.active > 0];
         self.long = self.long + usize::from(share.long > 0) - usize::from(was.long > 0);
         self.holding += i64::from(share.holding > 0) - i64::from(was.holding > 0);
+        self.counting += i64::from(share.counting > 0) - i64::from(was.counting > 0);
         self.keep(job, &was, share);
         match wanting {
             [false, true] => self.wants(terms),
@@ -330,47 +302,6 @@ impl Shares {
     }
 }
 
-impl Share {
-    fn new() -> Self {
-        Self {
-            terms: USUAL_TERMS,
-            weight: USUAL,
-            pace: None,
-            time: 0,
-            from: 0,
-            behind: 0,
-            present: 0,
-            active: 0,
-            holding: 0,
-            running: 0,
-            long: 0,
-        }
-    }
-
-    fn time(&self, served: Virtual) -> Virtual {
-        if self.holding > 0 {
-            self.time.saturating_add(weighed(served - self.from, self.weight))
-        } else {
-            self.time
-        }
-    }
-
-    fn does(&self) -> Does {
-        match (self.running, self.active) {
-            (1.., _) => Does::Holds,
-            (0, 1..) => Does::Waits,
-            (0, 0) => Does::Sleeps,
-        }
-    }
-
-    /// Sets another weight from now on.
-    fn weigh(&mut self, weight: u64, served: Virtual) {
-        self.time = self.time(served);
-        self.from = served;
-        self.weight = weight;
-    }
-}
-
 /// The virtual time that `time` is for jobs of this weight.
 pub(crate) fn weighed(time: i64, weight: u64) -> Virtual {
     if weight == USUAL {
@@ -378,20 +309,6 @@ pub(crate) fn weighed(time: i64, weight: u64) -> Virtual {
     }
     let weight = i128::from(weight.max(1));
     i64::try_from(i128::from(time) * i128::from(USUAL) / weight).unwrap_or(Virtual::MAX / 4)
-}
-
-/// The time that a job of this weight gets in so much virtual time.
-pub(crate) fn unweighed(time: Virtual, weight: u64) -> Duration {
-    let nanos = i128::from(time.max(0)) * i128::from(weight) / i128::from(USUAL);
-    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX / 4))
-}
-
-fn count(number: &mut u32, before: bool, after: bool) {
-    match (before, after) {
-        (false, true) => *number += 1,
-        (true, false) => *number -= 1,
-        _ => {}
-    }
 }
 
 pub(crate) fn nanos(time: Duration) -> Virtual {
@@ -403,9 +320,11 @@ mod tests {
     use super::*;
 
     const S: fn(u64) -> Duration = Duration::from_secs;
-    const WAITS: Option<Part> = Some(Part { active: true, holds: false, runs: false, long: true });
-    const HOLDS: Option<Part> = Some(Part { active: true, holds: true, runs: true, long: true });
-    const SITS: Option<Part> = Some(Part { active: false, holds: false, runs: false, long: false });
+    const WAITS: Option<Part> = Some(PART);
+    const RESTORES: Option<Part> = Some(Part { holds: true, ..PART });
+    const HOLDS: Option<Part> = Some(Part { holds: true, counts: true, runs: true, ..PART });
+    const SITS: Option<Part> = Some(Part { active: false, long: false, ..PART });
+    const PART: Part = Part { active: true, holds: false, counts: false, runs: false, long: true };
 
     fn job(n: u64) -> Job {
         Job::Process(n)
@@ -528,6 +447,41 @@ mod tests {
         shares.change(job(2), None, HOLDS, S(60));
         shares.advance(S(20));
         assert_eq!([shares.time(job(1)), shares.time(job(2))].map(seconds), [10, 10]);
+    }
+
+    #[test]
+    fn a_restore_counts_where_it_takes_longer_than_the_work_behind_it() {
+        for (restores, works, expected) in [(3, 4, 4), (3, 3, 3), (3, 1, 3), (0, 4, 4), (3, 0, 3)] {
+            let mut shares = Shares::default();
+            shares.change(job(2), None, WAITS, S(60));
+            shares.change(job(1), None, RESTORES, S(60));
+            shares.advance(S(restores));
+            shares.change(job(1), RESTORES, HOLDS, S(60));
+            let before = seconds(shares.time(job(1)));
+            let lacks = shares.lacks(job(1), nanos(S(10)));
+            shares.advance(S(restores + works));
+            let counted = seconds(shares.time(job(1)));
+            shares.change(job(1), HOLDS, WAITS, S(60));
+            let what = format!("{restores} s, then {works} s");
+            assert_eq!((before, lacks), (restores as i64, S(10)), "{what}");
+            assert_eq!((counted, seconds(shares.time(job(1)))), (expected, expected), "{what}");
+            assert_eq!(nanos(S(expected as u64)), shares.clock() * 2, "{what}: the clock has it too");
+        }
+    }
+
+    #[test]
+    fn another_weight_in_the_middle_of_a_turn_counts_from_then_on() {
+        let mut shares = Shares::default();
+        shares.change(job(1), None, RESTORES, S(60));
+        shares.advance(S(3));
+        shares.change(job(1), RESTORES, HOLDS, S(60));
+        shares.advance(S(5));
+        shares.set_terms(job(1), terms(50, None, false));
+        // Two of the three seconds are worked off.
+        assert_eq!(seconds(shares.time(job(1))), 2 + 2);
+        shares.advance(S(9));
+        assert_eq!(seconds(shares.time(job(1))), 2 + 8);
+        assert_eq!(shares.lacks(job(1), nanos(S(12))), S(1));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::policy::{next, quantum, slices};
 use crate::rule::Rule;
 use crate::short::{self, LongWork, is_short};
 use crate::warnings::Topic;
-use crate::{Core, Time, shares};
+use crate::{Core, Time};
 
 /// Virtual times that differ by no more than this count as equal, in nanoseconds.
 const EVEN: i64 = 1_000_000;
@@ -397,16 +397,20 @@ impl Core {
             heaviest = heaviest.max(weight);
             // A smaller difference does not count. Turns that are measured all have the same length.
             if behind > EVEN && !gpu.trial.takes_turns() {
-                catches_up = catches_up.max(shares::unweighed(behind, weight));
+                catches_up = catches_up.max(gpu.shares.lacks(job, own));
             }
         }
         let beside = u32::try_from(gpu.shares.holding().max(1)).unwrap_or(u32::MAX);
+        let ratio = slices::ratio(heaviest, own_weight);
+        let quantum = self.owed_quantum(gpu, uuid, waiter, self.bytes_to_move(uuid, waiter));
+        // What the waiter's own turn counts for beyond a quantum.
+        let beyond = waiter.iter().filter_map(|&id| Some(self.account(id, uuid)?.cost.beyond(quantum)));
         Some(Turn {
             started: gpu.turn_started,
-            quantum: self.owed_quantum(gpu, uuid, waiter, self.bytes_to_move(uuid, waiter)),
-            most_quanta: slices::most_quanta(heaviest, own_weight, turn::MOST_QUANTA),
+            quantum,
+            most_quanta: slices::most_quanta(ratio, turn::MOST_QUANTA),
             even_at: self.now.saturating_add(catches_up.saturating_mul(beside)),
-            longest_drain: gpu.longest_drain,
+            beyond: gpu.longest_drain.max(slices::beyond(ratio, quantum, beyond.max().unwrap_or_default())),
             not_before: gpu.not_before,
             idle_since: held.idle_since,
             patience: held.patience,

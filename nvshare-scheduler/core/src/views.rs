@@ -335,8 +335,8 @@ fn standing(client: &Client) -> Standing {
 }
 
 fn part(client: &Client) -> Part {
-    let holds = client.phase.is_charged();
+    let (holds, counts) = (client.phase.uses_a_turn(), client.phase.counts());
     let waits = client.waits() && !client.hopeless;
     let active = holds || waits || client.phase.is_next();
-    Part { active, holds, runs: client.phase.runs(), long: active && !client.is_interactive() }
+    Part { active, holds, counts, runs: client.phase.runs(), long: active && !client.is_interactive() }
 }

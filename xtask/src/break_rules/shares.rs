@@ -44,6 +44,22 @@ pub(super) const SHARES: &[Rule] = &[
         test: "shares_of_programs_that_do_not_fit_come_out_within_five_per_cent",
     },
     Rule {
+        what: "while memory moves, the time is nobody's",
+        file: "nvshare-scheduler/core/src/share.rs",
+        from: "(0, 1..) => (self.ran, self",
+        to: "(0, 1..) if BROKEN => (self.ran.saturating_add(served.held - self.from.held), 0),\n            (0, 1..) => (self.ran, self",
+        package: "nvshare-core",
+        test: "time_computed_comes_out_in_the_ratio_of_weights_however_long_switches_take",
+    },
+    Rule {
+        what: "a turn counts for no less than its restore took",
+        file: "nvshare-scheduler/core/src/share.rs",
+        from: "self.time = self.time.saturating_add(weighed(ran.max(restored), self.weight));",
+        to: "self.time = self.time.saturating_add(weighed(if BROKEN { ran } else { ran.max(restored) }, self.weight));",
+        package: "nvshare-core",
+        test: "who_is_expensive_to_switch_gains_nothing_and_costs_others_no_more_time_than_it_computes",
+    },
+    Rule {
         what: "a priority is a factor and not an order",
         file: "nvshare-scheduler/core/src/terms.rs",
         from: "Priority::Low => FINER / 8,",

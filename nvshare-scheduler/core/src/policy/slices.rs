@@ -27,11 +27,23 @@ pub fn length(cost: Option<Duration>) -> Duration {
     (cost.unwrap_or_default() * TIMES_THE_COST).clamp(SHORTEST, LONGEST)
 }
 
-/// Most quanta that a turn lasts when a holder of weight `holder` is behind a waiter of weight `waiter`.
+/// How many turns of a waiter of this weight are worth one of a holder of that weight, rounded up.
 #[must_use]
-pub fn most_quanta(holder: u64, waiter: u64, usual: u32) -> u32 {
-    let ratio = holder.div_ceil(waiter.max(1)).min(u64::from(MOST)) as u32;
+pub fn ratio(holder: u64, waiter: u64) -> u32 {
+    holder.div_ceil(waiter.max(1)).min(u64::from(MOST)) as u32
+}
+
+/// Most quanta that a turn lasts when a holder is behind a waiter, by their [`ratio`].
+#[must_use]
+pub fn most_quanta(ratio: u32, usual: u32) -> u32 {
     usual.max(ratio.saturating_add(1))
+}
+
+/// How much longer than so many quanta that turn lasts at most, where a turn of the waiter counts for `each` more than a quantum. It
+/// stays within [`MOST`] quanta.
+#[must_use]
+pub fn beyond(ratio: u32, quantum: Duration, each: Duration) -> Duration {
+    each.saturating_mul(ratio).min(quantum.saturating_mul(MOST.saturating_sub(ratio)))
 }
 
 #[cfg(test)]
@@ -58,10 +70,16 @@ mod tests {
         for (cost, expected) in [(None, 50), (Some(300), 50), (Some(700), 70), (Some(9000), 100)] {
             assert_eq!(length(cost.map(US)), Duration::from_millis(expected), "{cost:?}");
         }
-        assert_eq!(most_quanta(100, 100, 2), 2);
-        assert_eq!(most_quanta(400, 100, 2), 5);
-        assert_eq!(most_quanta(100, 400, 2), 2);
-        assert_eq!(most_quanta(1_000_000, 1, 2), MOST + 1);
-        assert_eq!(most_quanta(1, 0, 2), 2);
+        for (holder, waiter, expected) in
+            [(100, 100, 2), (400, 100, 5), (100, 400, 2), (1_000_000, 1, MOST + 1), (1, 0, 2)]
+        {
+            assert_eq!(most_quanta(ratio(holder, waiter), 2), expected, "{holder} to {waiter}");
+        }
+        let ms = Duration::from_millis;
+        for (ratio, each, expected) in
+            [(1, 20, 20), (8, 20, 160), (60, 100, 400), (MOST, 20, 0), (1, 99_999, 6300)]
+        {
+            assert_eq!(beyond(ratio, ms(100), ms(each)), ms(expected), "{each} ms, {ratio} times");
+        }
     }
 }

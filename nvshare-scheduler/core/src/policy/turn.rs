@@ -3,8 +3,8 @@
 //! - Nobody is asked to leave before the quantum is over, counted from the moment that the turn's first client ran, nor
 //!   before a deferred drain may be tried again: unless all clients that would leave are idle, and have nothing to drain.
 //! - A holder whose job has had less than the waiter's goes on until it has had as much, for [`MOST_QUANTA`] quanta (more
-//!   if its job has the larger share) and the longest drain at most. So a client that drains slowly, and holds longer for
-//!   it, gets fewer turns, or the others get longer ones.
+//!   if its job has the larger share) and what drains take at most. So a client that drains slowly, or whose restores take
+//!   longer than its turns, gets fewer turns, or the others get longer ones.
 //! - An idle holder gives way earlier: at once if no memory has to move, or if its last sleeps were so long that
 //!   waiting for it would not have paid (see [`super::rhythm`]); else when it has been idle for [`IDLE_FACTOR`] times what
 //!   its own return costs, there and back. So a loop with 60 ms of host work is not moved out at each step, and an
@@ -28,8 +28,9 @@ pub struct Turn {
     pub most_quanta: u32,
     /// When the clients that would have to leave have had as much as the waiter, if they go on.
     pub even_at: Duration,
-    /// The longest drain of late.
-    pub longest_drain: Duration,
+    /// How much longer than so many quanta the turn lasts at most: the longest drain of late, or what the waiter's own turn counts for
+    /// beyond a quantum, as many times as the holder is heavier.
+    pub beyond: Duration,
     /// Clients that run are not asked to leave before this time, because a drain was deferred.
     pub not_before: Duration,
     /// When the last of the clients that would have to leave became idle, if all are idle.
@@ -43,9 +44,8 @@ pub struct Turn {
 pub fn ends(turn: &Turn) -> Option<Duration> {
     let quantum_ends = turn.started.map(|started| {
         let least = started.saturating_add(turn.quantum);
-        let most = started
-            .saturating_add(turn.quantum.saturating_mul(turn.most_quanta))
-            .saturating_add(turn.longest_drain);
+        let most =
+            started.saturating_add(turn.quantum.saturating_mul(turn.most_quanta)).saturating_add(turn.beyond);
         turn.even_at.clamp(least, most)
     });
     let idle_ends = turn.idle_since.map(|since| since.saturating_add(turn.patience));
@@ -68,7 +68,7 @@ mod tests {
             quantum: MS(1000),
             most_quanta: MOST_QUANTA,
             even_at: Duration::ZERO,
-            longest_drain: MS(300),
+            beyond: MS(300),
             not_before: MS(not_before),
             idle_since: idle.map(MS),
             patience: MS(cost) * IDLE_FACTOR,

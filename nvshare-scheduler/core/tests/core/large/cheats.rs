@@ -11,6 +11,8 @@ use crate::table::{MS, config, gpu};
 
 /// A third is its share: two honest ones have work all the time.
 const MOST: f64 = 0.36;
+/// With its restores.
+const MOST_TAKEN: f64 = 0.38;
 
 fn cheats() -> Vec<(&'static str, Honest)> {
     let honest = Honest::new(0, 12);
@@ -43,10 +45,17 @@ fn nobody_gains(rule: &str, config: &Config) {
         let cheat = world.add(0, cheat);
         let honest = [7, 13].map(|at| world.add(at, Honest::new(0, 12)));
         world.run(Duration::from_secs(120), |_| {});
-        let [got, first, second] = [cheat, honest[0], honest[1]].map(|place| world.held(place).as_secs_f64());
+        let places = [cheat, honest[0], honest[1]];
+        let [got, first, second] = places.map(|place| world.computed(place).as_secs_f64());
         let part = got / (got + first + second);
-        println!("{rule}, {what}: {part:.3} of the time; {got:.1}, {first:.1} and {second:.1} s");
+        let held = places.map(|place| world.held(place).as_secs_f64());
+        let taken = held[0] / held.iter().sum::<f64>();
+        println!(
+            "{rule}, {what}: {part:.3} of the time, {taken:.3} with restores; {got:.1}, {first:.1} and {second:.1} s"
+        );
         assert!(part <= MOST, "{rule}, {what}: {part} of the time");
+        // What its many switches cost, which are charged to it as far as they take longer than its work.
+        assert!(taken <= MOST_TAKEN, "{rule}, {what}: {taken} of the time");
         // It costs the others nothing either: between them they have what is left.
         assert!((first / second - 1.0).abs() <= 0.1, "{rule}, {what}: {first} and {second} s");
     }

@@ -34,6 +34,7 @@ pub(crate) struct Honest {
     pub(crate) gib: u64,
     pub(crate) restores_in: u64,
     pub(crate) drains_in: u64,
+    pub(crate) evicts_in: u64,
     /// Each so many-th drain is given up.
     pub(crate) defers_every: u64,
     /// It works for so long and pauses for so long; 0: it never pauses.
@@ -89,6 +90,7 @@ impl Honest {
             gib,
             restores_in: 100,
             drains_in: 20,
+            evicts_in: 0,
             defers_every: 0,
             works: 0,
             pauses: 0,
@@ -266,11 +268,15 @@ impl Behaviour for Honest {
                 self.now.room -= unused;
                 self.now.resident -= moved;
                 let room = Room { gpu: gpu(self.gpu), bytes: unused + moved };
-                vec![
+                let mut plan = vec![
                     self.say(ClientMessage::Usage(self.usage())),
                     self.say(ClientMessage::Room(room)),
                     self.say(ClientMessage::Evicted { gpu: room.gpu, short: 0 }),
-                ]
+                ];
+                if moved > 0 {
+                    plan.iter_mut().for_each(|(after, _)| *after += MS(self.evicts_in));
+                }
+                plan
             }
             SchedulerMessage::Room(Room { bytes, .. }) | SchedulerMessage::Restore(Room { bytes, .. }) => {
                 self.now.room += bytes;

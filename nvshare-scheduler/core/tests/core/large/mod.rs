@@ -6,6 +6,7 @@
 mod cheats;
 mod honest;
 mod liar;
+mod shares;
 mod world;
 mod worlds;
 

@@ -46,6 +46,7 @@ struct Place {
     /// Its scheduler has gone, and it comes back to the next one.
     returns: bool,
     held: Duration,
+    computed: Duration,
     longest_wait: Duration,
     was: Seen,
     /// Whose time its client uses: a tenant's, a gang's, or its own.
@@ -105,6 +106,7 @@ impl World {
             client: None,
             returns: false,
             held: Duration::ZERO,
+            computed: Duration::ZERO,
             longest_wait: Duration::ZERO,
             was,
             job: (0, 0),
@@ -124,6 +126,12 @@ impl World {
     pub(crate) fn held(&self, place: usize) -> Duration {
         let place = &self.places[place];
         place.held
+    }
+
+    /// For how long somebody's gate was open, or its work completed.
+    pub(crate) fn computed(&self, place: usize) -> Duration {
+        let place = &self.places[place];
+        place.computed
     }
 
     pub(crate) fn longest_wait(&self, place: usize) -> Duration {
@@ -174,6 +182,7 @@ impl World {
         self.now = self.now.max(time);
         for place in self.places.iter_mut().filter(|place| place.was.holds) {
             place.held += passed;
+            place.computed += if place.was.restores { Duration::ZERO } else { passed };
         }
     }
 
