@@ -289,6 +289,15 @@ impl Core {
         self.key(gpu, client).map(|key| key.0)
     }
 
+    /// The virtual time of a client's job on a GPU, in nanoseconds, and the weight by which its time is shared at present, where
+    /// 6400 is usual. For tests, which count the time that jobs get and compare.
+    #[must_use]
+    pub fn share_of_time(&self, gpu: GpuUuid, client: ClientId) -> Option<(i64, u64)> {
+        let shares = &self.gpus.get(&gpu)?.shares;
+        let job = self.clients.get(&client)?.job;
+        Some((shares.time(job), shares.weight(job)))
+    }
+
     fn new_epoch(&mut self) -> Epoch {
         self.last_epoch += 1;
         Epoch { boot: self.config.boot, counter: self.last_epoch }

@@ -60,6 +60,14 @@ pub(super) const SHARES: &[Rule] = &[
         test: "who_is_expensive_to_switch_gains_nothing_and_costs_others_no_more_time_than_it_computes",
     },
     Rule {
+        what: "a light job keeps all of the lead that its turn gave it",
+        file: "nvshare-scheduler/core/src/shares.rs",
+        from: "weighed(bound.saturating_mul(2), share.weight.min(USUAL));",
+        to: "weighed(bound.saturating_mul(2), if BROKEN { USUAL } else { share.weight.min(USUAL) });",
+        package: "nvshare-core",
+        test: "no_job_runs_further_ahead_than_one_turn",
+    },
+    Rule {
         what: "a priority is a factor and not an order",
         file: "nvshare-scheduler/core/src/terms.rs",
         from: "Priority::Low => FINER / 8,",

@@ -4,6 +4,7 @@
 //! What a client does is behind [`Behaviour`]: a world delivers messages, and knows nothing of how a client answers.
 
 mod cheats;
+mod fair;
 mod honest;
 mod liar;
 mod shares;

@@ -122,6 +122,11 @@ impl World {
         self.agenda.insert((time, self.sequence), what);
     }
 
+    /// Who is there: each place that has a client, with its client, its job and what is seen of it.
+    pub(crate) fn who_is_there(&self) -> impl Iterator<Item = (u64, (u8, u64), Seen)> {
+        self.places.iter().filter_map(|place| Some((place.client?, place.job, place.was)))
+    }
+
     /// For how long somebody had the lock, from grant to drained.
     pub(crate) fn held(&self, place: usize) -> Duration {
         let place = &self.places[place];
