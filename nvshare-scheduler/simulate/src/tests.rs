@@ -72,6 +72,33 @@ fn two_that_do_not_fit_share_by_turns_and_pay_for_their_moves() {
 }
 
 #[test]
+fn work_done_comes_out_in_the_ratio_of_weights_however_memory_moves() {
+    // 40 GiB or more leave at each switch and come back: 3 s with managed memory, and 6 s at a half of its rates; quanta are 4 s.
+    let slow = |link: Link| Link {
+        evict: link.evict / 2.0,
+        restore: link.restore / 2.0,
+        both: link.both.map(|both| both / 3.0),
+        ..link
+    };
+    let links = [Link::MANAGED, Link::SWAP, Link::COPIES].into_iter().flat_map(|link| [link, slow(link)]);
+    for link in links {
+        for weights in [vec![20, 30, 40], vec![30, 70], vec![100, 100, 100]] {
+            let line = |weight: &u32| format!("steady 0 0 60 1e12 0 0 {weight} changes=3\n");
+            let lines: String = weights.iter().map(line).collect();
+            let config = Config { quantum: S(4), ..Config::default() };
+            let outcome = run(&lines, Box::new(Ours::new(config, CARD, link.memory())), link, 3000);
+            let all: f64 = (0..weights.len()).map(|client| done(&outcome, client)).sum();
+            for (client, weight) in weights.iter().enumerate() {
+                let expected = all * f64::from(*weight) / f64::from(weights.iter().sum::<u32>());
+                let got = done(&outcome, client);
+                let off = (got / expected - 1.0).abs();
+                assert!(off <= 0.02, "{link:?} {weights:?}: {got} s, not {expected}");
+            }
+        }
+    }
+}
+
+#[test]
 fn copies_go_both_ways_at_once_and_what_has_not_changed_is_not_copied() {
     let run = |link: Link, changes: &str| {
         let two = format!("steady 0 0 60 1e12 0 0 {changes}\nsteady 0 0 60 1e12 0 0 {changes}");

@@ -155,8 +155,8 @@ impl World {
                 let client = &mut self.clients[i];
                 client.state = State::Parked;
                 client.settle(now);
-                let (gpus, bytes) = (client.job.gpus.clone(), client.bytes);
-                self.scheduler.comes(&Newcomer { client: i, gpus, bytes }, now);
+                let (gpus, bytes, weight) = (client.job.gpus.clone(), client.bytes, client.job.weight);
+                self.scheduler.comes(&Newcomer { client: i, gpus, bytes, weight }, now);
                 self.wakes(i);
             }
             Event::Wake(i) => self.wakes(i),

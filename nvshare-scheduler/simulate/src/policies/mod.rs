@@ -15,6 +15,7 @@ pub(crate) struct Newcomer {
     pub(crate) client: usize,
     pub(crate) gpus: Vec<usize>,
     pub(crate) bytes: u64,
+    pub(crate) weight: u32,
 }
 
 /// Bytes that page faults bring to a card, and bytes that leave to make room for them.

@@ -47,7 +47,7 @@ impl Scheduler for Ours {
             returns: false,
             run: None,
             usage: newcomer.gpus.iter().map(usage).collect(),
-            asked: Asked::default(),
+            asked: Asked { weight: Some(newcomer.weight), ..Asked::default() },
         };
         let process = Some(newcomer.client as u64);
         let identity = Identity { pid: Some(register.pid), process, ..Identity::default() };
