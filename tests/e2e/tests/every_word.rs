@@ -1,14 +1,17 @@
-//! Programs of a few pieces of memory that hand the card over as fast as they can, and look at every word of it after each step.
+//! Programs of a few pieces of memory that hand their card over as fast as they can, and look at every word of it after each
+//! step. A turn takes 10 ms at least, which the processor mostly sleeps through; so there are several cards, each with programs
+//! of its own.
 //!
-//! `HAND_OVERS=N` is how many hand-overs there are, of all programs together (500 unless it is set); the counts are printed:
-//! `HAND_OVERS=100000 cargo test -p nvshare-e2e --test every_word -- --nocapture`
+//! `HAND_OVERS=N` is how many hand-overs there are, of all programs together (500 unless it is set), and `CARDS=N` on how many
+//! cards (2); the counts are printed:
+//! `HAND_OVERS=100000 CARDS=8 cargo test -p nvshare-e2e --test every_word -- --nocapture`
 
 use std::time::{Duration, Instant};
 
 use nvshare_harness::{Program, Running, Scheduler, Status, World, patience};
 use nvshare_proto::units::MIB;
 
-/// The card keeps every byte that a program sees, and moves them faster than programs look at them.
+/// A card keeps every byte that a program sees, and moves them faster than programs look at them.
 const CARD: &[(&str, &str)] = &[
     ("NVSIM_MEMORY", "64MiB"),
     ("NVSIM_SCALE", "1"),
@@ -27,6 +30,30 @@ const PROGRAMS: [(&str, &str); 3] = [
     ("keeps", "--memory 4MiB --block 2MiB --still 1"),
     ("churns", "--memory 4MiB --block 2MiB --zeros 1 --churn"),
 ];
+
+fn number(variable: &str, otherwise: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
+}
+
+/// The programs of a card: the one whose memory does not move, and those that take turns.
+fn begin(world: &World, card: u64) -> (Running, Vec<Running>) {
+    let on_card = |name: &str, line: &str| {
+        let program = Program::workload(world, &format!("{name}-{card}"), line);
+        program.env("CUDA_VISIBLE_DEVICES", &card.to_string())
+    };
+    let go = world.dir().join("never");
+    let taken = on_card("taken", TAKEN).env("NVSHARE_PLAIN", "all").env("GO", &go.to_string_lossy()).start();
+    Scheduler::until(world, "a part of the card is taken", |status| {
+        status.find(taken.pid()).is_some_and(|client| client.usage.iter().any(|u| u.immovable >= 58 * MIB))
+    });
+    let job = |(name, arguments): &(&str, &str)| {
+        let line = format!("{arguments} --kernel-us 100 --check-steps");
+        // Their logs would be longer than all memory that moves.
+        let program = on_card(name, &line).env("NVSHARE_LOG", "warn");
+        program.until_told().until_woken().waits_for_go().start()
+    };
+    (taken, PROGRAMS.iter().map(job).collect())
+}
 
 fn hand_overs(status: &Status) -> u64 {
     status.clients.iter().map(|client| client.counters.hand_overs).sum()
@@ -51,24 +78,13 @@ fn until_hand_overs(world: &World, jobs: &[Running], wanted: u64) -> Status {
 
 #[test]
 fn every_word_is_right_after_each_of_many_hand_overs() {
-    let wanted = std::env::var("HAND_OVERS").ok().and_then(|text| text.parse().ok()).unwrap_or(500);
-    let world = World::with_memory("swap", CARD);
+    let (wanted, cards) = (number("HAND_OVERS", 500), number("CARDS", 2));
+    let count = cards.to_string();
+    let world = World::with_memory("swap", &[CARD, &[("NVSIM_GPUS", count.as_str())]].concat());
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "64MiB", "--tq", "0.01"]);
-    let taken = Program::workload(&world, "taken", TAKEN).env("NVSHARE_PLAIN", "all");
-    let go = world.dir().join("never");
-    let taken = taken.env("GO", &go.to_string_lossy()).start();
-    Scheduler::until(&world, "a part of the card is taken", |status| {
-        status.find(taken.pid()).is_some_and(|client| client.usage.iter().any(|u| u.immovable >= 58 * MIB))
-    });
-    let jobs: Vec<Running> = PROGRAMS
-        .iter()
-        .map(|(name, arguments)| {
-            let line = format!("{arguments} --kernel-us 100 --check-steps");
-            // Their logs would be longer than all memory that moves.
-            let program = Program::workload(&world, name, &line).env("NVSHARE_LOG", "warn");
-            program.until_told().until_woken().waits_for_go().start()
-        })
-        .collect();
+    let (_taken, jobs): (Vec<Running>, Vec<Vec<Running>>) =
+        (0..cards).map(|card| begin(&world, card)).unzip();
+    let jobs: Vec<Running> = jobs.into_iter().flatten().collect();
     Running::go(&jobs.iter().collect::<Vec<_>>());
     let begin = Instant::now();
     let status = until_hand_overs(&world, &jobs, wanted);
@@ -77,6 +93,9 @@ fn every_word_is_right_after_each_of_many_hand_overs() {
         status.clients.iter().map(|client| which(&client.counters)).sum::<u64>()
     };
     let (out, back) = (moved(|counters| counters.evicted), moved(|counters| counters.restored));
+    for job in &jobs {
+        assert!(status.client(job.pid()).counters.hand_overs > 0, "{status:?}");
+    }
     world.stop();
     let (mut checks, mut words) = (0, 0);
     for job in jobs {
@@ -87,7 +106,7 @@ fn every_word_is_right_after_each_of_many_hand_overs() {
         words += outcome.words_checked;
     }
     println!(
-        "{made} hand-overs in {:.0} s ({:.0} a second): {} MiB out, {} MiB back, every word checked {checks} times, {words} words in all, none wrong",
+        "{made} hand-overs on {cards} cards in {:.0} s ({:.0} a second): {} MiB out, {} MiB back, every word checked {checks} times, {words} words in all, none wrong",
         took.as_secs_f64(),
         made as f64 / took.as_secs_f64(),
         out / MIB,
