@@ -3,7 +3,7 @@
 //! Invariants, each after every call:
 //!
 //! 1. `charged <= allocated`: bytes on the card are allocated. The others are *absent*: evicted, or not brought there yet.
-//! 2. `allocated` is the sum of the allocations and of the driver's reserve; `charged` the sum of their charged bytes and
+//! 2. `allocated` is the sum of the allocations, of the driver's reserve and of memory set aside; `charged` the sum of their charged bytes and
 //!    of the reserve, which is always on the card.
 //! 3. While room is counted, `charged + room + made` is the room that this process got from the scheduler and has not given
 //!    back: taking room charges as much, and memory that leaves the card becomes room again, or `made` until the scheduler
@@ -107,6 +107,8 @@ pub struct Account<T> {
     managed: u64,
     /// The part of `allocated` that is the driver's reserve.
     reserve: DriverReserve,
+    /// The part of `allocated` that no allocation has: it is [kept](Self::set_aside), and is in no limit.
+    aside: u64,
     /// The part of `allocated` that is on the card: room was taken for it.
     charged: u64,
     /// The part of mapped memory without memory on the card behind its addresses: nothing may touch it.
@@ -144,6 +146,7 @@ impl<T: Tenant> Account<T> {
             movable: 0,
             managed: 0,
             reserve: DriverReserve::default(),
+            aside: 0,
             charged: 0,
             unmapped: 0,
             room: 0,
@@ -163,6 +166,12 @@ impl<T: Tenant> Account<T> {
     #[must_use]
     pub fn allocated(&self) -> u64 {
         self.allocated
+    }
+
+    /// The part of [`Self::allocated`] that the program has freed, and that is kept for what it allocates next.
+    #[must_use]
+    pub fn aside(&self) -> u64 {
+        self.aside
     }
 
     /// Bytes that are allocated and on the card, as far as they are counted.
@@ -204,7 +213,7 @@ impl<T: Tenant> Account<T> {
     /// Bytes that count towards the limit: those of all processes of the tenant, where they share it.
     #[must_use]
     pub fn used(&self) -> u64 {
-        self.tenant.map_or(self.allocated, |tenant| tenant.used())
+        self.tenant.map_or(self.allocated - self.aside, |tenant| tenant.used())
     }
 
     /// Bytes that one process may have on the card at most.

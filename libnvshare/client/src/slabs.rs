@@ -65,6 +65,30 @@ impl Slabs {
         }
     }
 
+    /// Adds a slab of which nothing is taken.
+    pub fn add_empty(&mut self, slab: u64) {
+        self.insert(slab, SLAB);
+    }
+
+    /// Whether there is a slab of which nothing is taken.
+    #[must_use]
+    pub fn has_empty(&self) -> bool {
+        self.empty().next().is_some()
+    }
+
+    fn empty(&self) -> impl Iterator<Item = u64> {
+        self.by_length.range((SLAB, 0)..).map(|&(_, begin)| begin)
+    }
+
+    /// Takes all slabs away of which nothing is taken: they are forgotten.
+    pub fn remove_empty(&mut self) -> Vec<u64> {
+        let empty: Vec<u64> = self.empty().collect();
+        for slab in &empty {
+            self.remove(*slab);
+        }
+        empty
+    }
+
     /// The part of an allocation of so many bytes is free again. Returns its slab if that is empty now: it is forgotten, and no
     /// more parts of it are taken.
     pub fn give_back(&mut self, address: u64, bytes: u64) -> Option<u64> {
@@ -117,6 +141,22 @@ mod tests {
         assert_eq!(slabs.free_bytes(), SLAB - 512);
         assert_eq!(slabs.give_back(at, 1), Some(at));
         assert_eq!((slabs.take(1), slabs.free_bytes()), (None, 0));
+    }
+
+    #[test]
+    fn an_empty_slab_is_taken_from_last_and_goes_when_it_is_told() {
+        let mut slabs = Slabs::default();
+        slabs.add(4 * SLAB, SLAB / 2);
+        assert!(!slabs.has_empty());
+        slabs.add_empty(2 * SLAB);
+        assert!(slabs.has_empty());
+        assert_eq!(slabs.take(1), Some(4 * SLAB + SLAB / 2), "the other one has room");
+        assert_eq!(slabs.take(SLAB), Some(2 * SLAB));
+        assert!(!slabs.has_empty());
+        assert_eq!(slabs.give_back(2 * SLAB, SLAB), Some(2 * SLAB));
+        slabs.add_empty(2 * SLAB);
+        assert_eq!(slabs.remove_empty(), [2 * SLAB]);
+        assert!(!slabs.has_empty() && slabs.take(SLAB).is_none());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::target::{device_of_properties, past_the_gate};
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUdevice, CUgraph, CUgraphExec, CUresult, CUstream, MemoryProperties};
 use crate::memory::devices::{self, Device};
-use crate::memory::driver_reserve;
+use crate::memory::{driver_reserve, free};
 use crate::session;
 use crate::work::gate::{self, FrameMark};
 use crate::work::stream_key::StreamKey;
@@ -42,9 +42,16 @@ pub(crate) fn admitted(device: Option<&Device>, bytes: u64, add: impl FnOnce() -
     LAUNCHES.store(0, Ordering::Relaxed);
     driver_reserve::uses_graphs();
     match device {
-        Some(device) if !device.account().has_left(bytes) => CUresult::OUT_OF_MEMORY,
+        Some(device) if !device.account().has_left(bytes) && !spares_make_room(device, bytes) => {
+            CUresult::OUT_OF_MEMORY
+        }
         _ => add(),
     }
+}
+
+/// Whether it is admitted once memory that the library keeps is given up.
+fn spares_make_room(device: &Device, bytes: u64) -> bool {
+    free::drop_spares(device) && device.account().has_left(bytes)
 }
 
 /// # Safety

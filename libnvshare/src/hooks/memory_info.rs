@@ -23,9 +23,10 @@ fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
     // scheduler.
     let total = limit.min(driver_total);
     // The limit is shared by the tenant's processes. What the card can hold is not shared, since memory moves.
-    let left = limit.saturating_sub(account.used()).min(fits.saturating_sub(account.allocated()));
+    let left =
+        limit.saturating_sub(account.used()).min(fits.saturating_sub(account.allocated() - account.aside()));
     // With a scheduler, other clients' memory can move. Without one, only what is free on the card counts.
-    let free = if account.capacity().is_some() { left } else { left.min(driver_free) };
+    let free = if account.capacity().is_some() { left } else { left.min(driver_free + account.aside()) };
     Some((free, total))
 }
 

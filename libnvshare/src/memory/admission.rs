@@ -109,8 +109,11 @@ pub(crate) fn admitted<T, U>(
     let late = free::late();
     // For plain memory, the driver itself reports that the card is full.
     let fits = || device.has_it_alone(bytes);
-    let fits_then =
-        || (driver_reserve::give_up(device) && fits()) || (deferred_free::wait_for_frees(late) && fits());
+    let fits_then = || {
+        (free::drop_spares(device) && fits())
+            || (driver_reserve::give_up(device) && fits())
+            || (deferred_free::wait_for_frees(late) && fits())
+    };
     if kind.is_in_disguise() && !fits() && !fits_then() {
         return Err(CUresult::OUT_OF_MEMORY);
     }
@@ -126,6 +129,9 @@ pub(crate) fn admitted<T, U>(
         match device.admit(bytes, kind, caller) {
             Ok(Admission::Lacks(lacks)) => {
                 leave(pass, &mark);
+                if free::drop_spares(device) {
+                    continue;
+                }
                 let waited = device.wait_for_room(lacks, Wait::of(kind), bell::ring);
                 if !waited && !driver_reserve::give_up(device) && !deferred_free::wait_for_frees(late) {
                     return Err(CUresult::OUT_OF_MEMORY);
@@ -148,6 +154,10 @@ pub(crate) fn admitted<T, U>(
                     }
                 };
                 leave(pass, &mark);
+                // The driver has less than the account says, and the program has freed more than the driver has back.
+                if matches!(made, Err(CUresult::OUT_OF_MEMORY)) && free::drop_spares(device) {
+                    continue;
+                }
                 if made.is_ok() && device.is_usage_stale() {
                     bell::ring();
                 }
@@ -155,7 +165,10 @@ pub(crate) fn admitted<T, U>(
             }
             Err(error) => {
                 leave(pass, &mark);
-                if !driver_reserve::give_up(device) && !deferred_free::wait_for_frees(late) {
+                if !free::drop_spares(device)
+                    && !driver_reserve::give_up(device)
+                    && !deferred_free::wait_for_frees(late)
+                {
                     return Err(error);
                 }
             }

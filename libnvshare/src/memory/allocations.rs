@@ -42,6 +42,8 @@ pub(crate) struct Allocation {
     pub(crate) mapped: Option<Mapped>,
     /// The part of a slab that the allocation is, if it is small.
     pub(crate) part: Option<Part>,
+    /// Whether the memory is a slab without parts, which is [set aside](nvshare_client::Account::set_aside).
+    spare: AtomicBool,
     /// Whether the program is freeing the allocation. No more of it is moved then.
     leaving: AtomicBool,
     /// Locked while a piece of the allocation is being moved, so that the program does not free it meanwhile.
@@ -66,6 +68,7 @@ impl Allocation {
             kind,
             mapped: None,
             part: None,
+            spare: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             residency: Mutex::new(Residency::new(size, charged)),
         }
@@ -121,6 +124,16 @@ impl Allocation {
             *place = other;
         }
         Arc::clone(&place)
+    }
+
+    /// Notes that the slab has no parts and is set aside in the account, or has parts again.
+    pub(super) fn set_spare(&self, spare: bool) {
+        self.spare.store(spare, Ordering::SeqCst);
+    }
+
+    /// Whether the slab is set aside in the account.
+    pub(super) fn is_spare(&self) -> bool {
+        self.spare.load(Ordering::SeqCst)
     }
 
     /// Notes that the program begins to free the allocation, or that the free has failed.

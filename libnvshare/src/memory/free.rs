@@ -28,6 +28,13 @@ pub(super) fn free_hidden(allocation: &Arc<Allocation>) {
     }
 }
 
+/// Ends the spare slabs of a device. Returns whether there was one.
+pub(crate) fn drop_spares(device: &Device) -> bool {
+    let spares = slabs::take_spares(device.ordinal);
+    spares.iter().for_each(free_hidden);
+    !spares.is_empty()
+}
+
 fn free_removed(allocation: &Arc<Allocation>, work: Work, call: impl Fn() -> CUresult) -> CUresult {
     let put_back = || {
         allocation.set_leaving(false);
@@ -99,7 +106,11 @@ pub(super) fn forget(allocation: &Allocation) {
         if allocation.is_pinned() {
             device.update(|account| account.unpin(allocation.size));
         }
-        device.release(allocation.size, charged, allocation.kind);
+        if allocation.is_spare() {
+            device.update(|account| account.release_aside(allocation.size, charged, allocation.kind));
+        } else {
+            device.release(allocation.size, charged, allocation.kind);
+        }
         offer_room(device);
     }
 }

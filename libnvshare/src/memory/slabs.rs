@@ -3,7 +3,11 @@
 //! The driver, too, takes 2 MiB from the card for small allocations, and gives their addresses out in small steps. A slab
 //! belongs to a context, is in the account as an allocation of its own, and moves as one chunk. The program knows the
 //! addresses of the parts, and each part is on the list as an allocation that takes nothing of its own. A part is taken again
-//! only when it was given back, so after the work before its free; a slab ends with the last of its parts.
+//! only when it was given back, so after the work before its free.
+//!
+//! A slab without parts ends, but one of each context is kept: a program that allocates and frees something small in each step
+//! would make and end a slab each time. This spare slab is set aside in the account. It ends when its room or its place in
+//! a limit is needed: before the process evicts or restores memory, waits for room, or is refused an allocation.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -11,7 +15,8 @@ use std::sync::{Arc, Mutex};
 use nvshare_client::slabs::Slabs;
 
 use super::allocations::{Allocation, Part};
-use crate::driver::types::CUdeviceptr;
+use super::devices;
+use crate::driver::types::{CUdevice, CUdeviceptr};
 use crate::process::lock::lock;
 use crate::work::contexts::Context;
 
@@ -36,6 +41,16 @@ pub(super) fn take(context: &Arc<Context>, bytes: u64) -> Option<(CUdeviceptr, A
     let pool = of(&mut pools, context)?;
     let at = pool.free.take(bytes)?;
     let (_, slab) = pool.slabs.range(..=at).next_back()?;
+    if slab.is_spare() {
+        let device = devices::get(slab.device)?;
+        if device.update(|account| account.take_again(slab.size)).is_err() {
+            if let Some(empty) = pool.free.give_back(at, bytes) {
+                pool.free.add_empty(empty);
+            }
+            return None;
+        }
+        slab.set_spare(false);
+    }
     Some((at, Arc::clone(slab)))
 }
 
@@ -52,7 +67,7 @@ pub(super) fn add(slab: &Arc<Allocation>, bytes: u64) {
     }
 }
 
-/// The part of an allocation is free again. Returns its slab if that has no part any more, and ends.
+/// The part of an allocation is free again. Returns its slab if that has no part any more and is not kept: it ends.
 pub(super) fn give_back(allocation: &Allocation, part: &Part) -> Option<Arc<Allocation>> {
     let mut pools = lock(&POOLS);
     let pool = of(&mut pools, &allocation.context)?;
@@ -60,8 +75,30 @@ pub(super) fn give_back(allocation: &Allocation, part: &Part) -> Option<Arc<Allo
     if !pool.slabs.get(&part.slab.base).is_some_and(|slab| Arc::ptr_eq(slab, &part.slab)) {
         return None;
     }
-    let slab = pool.free.give_back(allocation.base, part.asked)?;
-    pool.slabs.remove(&slab)
+    let empty = pool.free.give_back(allocation.base, part.asked)?;
+    // What is pinned is no memory to keep: it does not move.
+    if let Some(device) = devices::get(part.slab.device)
+        && !pool.free.has_empty()
+        && !part.slab.is_pinned()
+    {
+        pool.free.add_empty(empty);
+        part.slab.set_spare(true);
+        device.update(|account| account.set_aside(part.slab.size));
+        return None;
+    }
+    pool.slabs.remove(&empty)
+}
+
+/// Takes the spare slabs of a device away, which the caller ends.
+pub(super) fn take_spares(device: CUdevice) -> Vec<Arc<Allocation>> {
+    let mut pools = lock(&POOLS);
+    let mut spares = Vec::new();
+    for Pool { slabs, free, context: _ } in pools.iter_mut() {
+        if slabs.values().any(|slab| slab.device == device) {
+            spares.extend(free.remove_empty().iter().filter_map(|empty| slabs.remove(empty)));
+        }
+    }
+    spares
 }
 
 /// Forgets the slabs of a context that ends.

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::memory::Allocation;
 use crate::process::{Failure, INVALID_VALUE, NOT_SUPPORTED, Process};
@@ -14,6 +15,8 @@ use crate::world::{BLOCK, Sort};
 
 /// Addresses for physical memory begin at multiples of this, and it comes in multiples of it.
 pub(crate) const GRANULARITY: u64 = BLOCK;
+/// How often this process has mapped memory.
+pub(crate) static MAPPED: AtomicU64 = AtomicU64::new(0);
 const READ_AND_WRITE: u64 = 3;
 
 /// Physical memory at an address.
@@ -151,6 +154,7 @@ impl Process {
     }
 
     pub(crate) fn map(&self, address: u64, bytes: u64, offset: u64, handle: u64) -> Result<(), Failure> {
+        MAPPED.fetch_add(1, Ordering::Relaxed);
         let tables = &mut *self.tables();
         let physical = tables.physical(handle)?;
         let is_whole = offset == 0 && bytes == physical.bytes();

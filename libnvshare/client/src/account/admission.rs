@@ -84,16 +84,51 @@ impl<T: Tenant> Account<T> {
         Ok(Admission::Charged(again + self.charge(wanted)))
     }
 
+    /// An allocation is freed, and its memory stays for what the program allocates next: it is in the account as before, but
+    /// counts towards no limit, so that no process of the tenant is refused on its account. Who would be refused by this
+    /// process's own sums drops it first ([`Self::release_aside`]).
+    pub fn set_aside(&mut self, bytes: u64) {
+        self.aside += bytes;
+        if let Some(tenant) = self.tenant {
+            tenant.discharge(bytes);
+        }
+    }
+
+    /// Memory that was set aside is an allocation again.
+    ///
+    /// # Errors
+    /// The tenant's processes would have more than their limit; nothing is changed.
+    pub fn take_again(&mut self, bytes: u64) -> Result<(), Refusal> {
+        let allocated = self.allocated - self.aside + bytes;
+        let most = self.own_limit();
+        if allocated > most {
+            return Err(Refusal::Own { used: self.used(), most });
+        }
+        self.charge_tenant(bytes)?;
+        self.aside = self.aside.saturating_sub(bytes);
+        Ok(())
+    }
+
+    /// Takes memory out of the account that was set aside, `charged` bytes of which were charged.
+    pub fn release_aside(&mut self, bytes: u64, charged: u64, kind: Kind) {
+        self.aside = self.aside.saturating_sub(bytes);
+        self.take_out(bytes, charged, kind);
+    }
+
     /// Takes an allocation out of the account, `charged` bytes of which were charged.
     pub fn release(&mut self, bytes: u64, charged: u64, kind: Kind) {
+        self.take_out(bytes, charged, kind);
+        if let Some(tenant) = self.tenant {
+            tenant.discharge(bytes);
+        }
+    }
+
+    fn take_out(&mut self, bytes: u64, charged: u64, kind: Kind) {
         self.leave(bytes, kind);
         if kind == Kind::Mapped {
             self.map(bytes - charged);
         }
         self.allocated = self.allocated.saturating_sub(bytes);
-        if let Some(tenant) = self.tenant {
-            tenant.discharge(bytes);
-        }
         self.uncharge(charged);
     }
 
@@ -125,7 +160,7 @@ impl<T: Tenant> Account<T> {
     pub fn share_limit(&mut self, tenant: Option<T>) {
         self.tenant = tenant;
         if let Some(tenant) = tenant {
-            let _ = tenant.charge(self.allocated, u64::MAX);
+            let _ = tenant.charge(self.allocated - self.aside, u64::MAX);
         }
     }
 

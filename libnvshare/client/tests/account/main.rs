@@ -7,7 +7,7 @@ use nvshare_client::Kind;
 use nvshare_client::account::{Absent, Account, Admission, Caller, DriverReserve, Refusal, Wait};
 use proptest::prelude::*;
 
-use model::{Model, Shared, TOTAL, terms};
+use model::{Allocation, Model, Shared, TOTAL, terms};
 
 /// What is done to an account. Sizes are small numbers: bytes, whatever they stand for. Allocations are chosen by a
 /// number that is taken modulo how many there are.
@@ -19,6 +19,10 @@ enum Operation {
         open: bool,
     },
     Free(usize),
+    /// An allocation is freed, and its memory kept.
+    SetAside(usize),
+    TakeAgain,
+    DropAside,
     /// A piece of an allocation comes back, and this much of it fails to.
     Restore {
         which: usize,
@@ -69,6 +73,9 @@ fn operation() -> impl Strategy<Value = Operation> {
     prop_oneof![
         6 => (1..30u64, kind(), any::<bool>()).prop_map(|(bytes, kind, open)| Allocate { bytes, kind, open }),
         3 => any::<usize>().prop_map(Free),
+        2 => any::<usize>().prop_map(SetAside),
+        2 => Just(TakeAgain),
+        1 => Just(DropAside),
         4 => (any::<usize>(), 0..20u64).prop_map(|(which, fails)| Restore { which, fails }),
         4 => (any::<usize>(), 1..30u64).prop_map(|(which, bytes)| Evict { which, bytes }),
         1 => (1..30u64).prop_map(EvictUnused),
@@ -103,6 +110,32 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
                 } else {
                     account.release(freed.bytes, freed.charged, freed.kind);
                 }
+            }
+        }
+        Operation::SetAside(which) => {
+            let can_stay = |freed: &Allocation| freed.kind == Kind::DeviceAsManaged;
+            if model.choose(which).is_some_and(|freed| can_stay(freed)) {
+                let freed = model.remove(which).expect("it was chosen");
+                account.set_aside(freed.bytes);
+                model.aside.push(freed);
+            }
+        }
+        Operation::TakeAgain => {
+            if let Some(kept) = model.aside.pop() {
+                let before = *account;
+                if account.take_again(kept.bytes).is_ok() {
+                    assert!(account.used() <= model.limit(), "the limit is passed");
+                    model.insert(kept.bytes, kept.charged, kept.kind);
+                } else {
+                    assert!(before.used() + kept.bytes > model.limit(), "it is within the limit");
+                    model.is_unchanged(&before, account);
+                    model.aside.push(kept);
+                }
+            }
+        }
+        Operation::DropAside => {
+            if let Some(kept) = model.aside.pop() {
+                account.release_aside(kept.bytes, kept.charged, kept.kind);
             }
         }
         Operation::Restore { which, fails } => {
@@ -198,7 +231,7 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
         }
         Operation::JoinTenant(joins) => {
             if let Some(tenant) = account.tenant() {
-                tenant.leave(account.allocated());
+                tenant.leave(account.allocated() - account.aside());
             }
             account.share_limit(joins.then_some(model.tenant));
         }

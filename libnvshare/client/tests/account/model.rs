@@ -53,6 +53,8 @@ pub(crate) struct Allocation {
 #[derive(Debug)]
 pub(crate) struct Model {
     allocations: Vec<Allocation>,
+    /// Freed, and kept.
+    pub(crate) aside: Vec<Allocation>,
     pub(crate) reserve: DriverReserve,
     /// What the scheduler has given and not got back.
     pub(crate) granted: i128,
@@ -69,6 +71,7 @@ impl Model {
     pub(crate) fn new(is_limited: bool) -> Self {
         Self {
             allocations: Vec::new(),
+            aside: Vec::new(),
             reserve: DriverReserve::default(),
             granted: 0,
             is_metered: true,
@@ -105,11 +108,14 @@ impl Model {
 
     /// Compares everything that the account says with what follows from its history.
     pub(crate) fn agrees(&self, account: &Account<Shared>, after: &str) {
-        let sum = |what: fn(&Allocation) -> u64| self.allocations.iter().map(what).sum::<u64>();
+        let sum =
+            |what: fn(&Allocation) -> u64| self.allocations.iter().chain(&self.aside).map(what).sum::<u64>();
+        let aside: u64 = self.aside.iter().map(|a| a.bytes).sum();
         let allocated = sum(|a| a.bytes) + self.reserve.sum();
         let charged = sum(|a| a.charged) + self.reserve.sum();
         let movable = sum(|a| if a.kind.is_movable() { a.bytes } else { 0 });
         assert_eq!(account.allocated(), allocated, "allocated, after {after}");
+        assert_eq!(account.aside(), aside, "aside, after {after}");
         assert_eq!(account.charged(), charged, "charged, after {after}");
         assert_eq!(account.absent(), allocated - charged, "absent, after {after}");
         assert_eq!(account.reserve(), self.reserve, "reserve, after {after}");
@@ -117,7 +123,7 @@ impl Model {
         let immovable = allocated - movable - self.reserve.managed_pools;
         assert_eq!(copy.usage().immovable, immovable, "immovable, after {after}");
         if account.tenant().is_some() {
-            assert_eq!(account.used(), allocated, "the tenant's sum, after {after}");
+            assert_eq!(account.used(), allocated - aside, "the tenant's sum, after {after}");
         }
         let has_managed = self.allocations.iter().any(|a| a.kind == Kind::ProgramsManaged);
         let spills = account.may_spill(Kind::DeviceAsManaged);

@@ -217,7 +217,7 @@ impl View {
                 let mut processes = account.tenant().map_or_else(Vec::new, |seat| seat.processes());
                 let me = std::process::id();
                 if !processes.iter().any(|(pid, _)| *pid == me) {
-                    processes.push((me, account.allocated()));
+                    processes.push((me, account.allocated() - account.aside()));
                 }
                 Some(processes)
             }

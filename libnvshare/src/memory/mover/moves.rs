@@ -9,7 +9,7 @@ use nvshare_proto::units::{MIB, gib_per_second};
 
 use crate::memory::backing::{self, Evicted, Lacking};
 use crate::memory::devices::Device;
-use crate::memory::driver_reserve;
+use crate::memory::{driver_reserve, free};
 use crate::process::{counters, lifecycle, log};
 
 /// The result of the restore of a device.
@@ -24,6 +24,9 @@ pub(super) struct Restored {
 /// Restores a device's allocations, largest first, as far as there is room. Stops soon when it is `cancelled`.
 pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
     let begin = Instant::now();
+    if let Some(_call) = lifecycle::hold_off_exit() {
+        free::drop_spares(device);
+    }
     let mut result = Restored::default();
     let mut all = backing::Restored::default();
     for backing in backing::ALL {
@@ -53,9 +56,10 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
 /// Returns the bytes that could not be evicted.
 pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u64 {
     let begin = Instant::now();
-    // The unused part of the driver's reserve goes first, as this costs nothing.
+    // Spare slabs and the unused part of the driver's reserve go first, as this costs nothing.
     let mut given = 0;
-    if lifecycle::hold_off_exit().is_some_and(|_call| driver_reserve::give_up(device)) {
+    let unused = || free::drop_spares(device) | driver_reserve::give_up(device);
+    if lifecycle::hold_off_exit().is_some_and(|_call| unused()) {
         given = device.update(|account| account.evict_unused(bytes));
         report();
     }

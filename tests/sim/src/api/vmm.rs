@@ -1,10 +1,11 @@
 //! Physical memory, addresses and mappings.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::Ordering;
 
 use super::{api, give, give_new, status};
 use crate::process::{self, INVALID_VALUE};
-use crate::vmm::GRANULARITY;
+use crate::vmm::{GRANULARITY, MAPPED};
 
 /// The beginning of `CUmemAllocationProp`.
 #[repr(C)]
@@ -89,5 +90,6 @@ api! {
         if location.is_null() { return INVALID_VALUE }
         unsafe { give(place, process::get().and_then(|p| p.access(address))) }
     }
+    fn nvsimMapped(place: *mut u64) { unsafe { give(place, process::get().map(|_| MAPPED.load(Ordering::Relaxed))) } }
     fn cuMemUnmap(address: u64, bytes: usize) { status(process::get().and_then(|p| p.unmap(address, bytes as u64))) }
 }
