@@ -174,8 +174,8 @@ pub(super) const LIBRARY: &[Rule] = &[
     Rule {
         what: "an allocation beyond the quota is refused",
         file: "libnvshare/client/src/account/admission.rs",
-        from: "        if allocated > most {\n",
-        to: "        if allocated > most && (!BROKEN || bytes == 0) {\n",
+        from: "        if allocated > most {\n            return Err(Refusal::Own { used: self.allocated,",
+        to: "        if allocated > most && (!BROKEN || bytes == 0) {\n            return Err(Refusal::Own { used: self.allocated,",
         package: "nvshare-e2e",
         test: "over_quota_is_out_of_memory_and_nothing_else_changes",
     },
@@ -286,8 +286,8 @@ pub(super) const LIBRARY: &[Rule] = &[
     Rule {
         what: "an allocation waits for memory that is freed later before it is refused",
         file: "libnvshare/src/memory/admission.rs",
-        from: "!deferred_free::wait_for_frees(late) {\n                    return Err(error);",
-        to: "(BROKEN || !deferred_free::wait_for_frees(late)) {\n                    return Err(error);",
+        from: "!deferred_free::wait_for_frees(late)\n                {\n                    return Err(error);",
+        to: "(BROKEN || !deferred_free::wait_for_frees(late))\n                {\n                    return Err(error);",
         package: "nvshare-e2e",
         test: "freed_memory_can_be_allocated_again_at_the_limit",
     },
