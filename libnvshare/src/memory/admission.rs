@@ -69,6 +69,7 @@ pub(super) fn make(
 /// grant has restored the allocations that were on the list by then, and this one was not.
 fn settle(device: &'static Device, allocation: &Allocation) {
     let is_settled = |residency: &Residency| residency.is_freed() || residency.resident_bytes() > 0;
+    let mut awaited = None;
     while !is_settled(&allocation.residency()) && device.account().is_holding() {
         let mark = FrameMark::new();
         let Some(pass) = gate::try_enter(&mark) else {
@@ -78,6 +79,7 @@ fn settle(device: &'static Device, allocation: &Allocation) {
         let mut residency = allocation.residency();
         let charge = || device.update(|account| account.charge_whole(allocation.size));
         let charged = if is_settled(&residency) { Ok(0) } else { charge() };
+        drop(awaited.take());
         if let Ok(charged @ 1..) = charged {
             residency.restored(charged);
             drop(residency);
@@ -89,8 +91,10 @@ fn settle(device: &'static Device, allocation: &Allocation) {
         match charged {
             Ok(_) => return,
             // The scheduler has no room. The driver brings the pages when they are touched.
-            Err(lacks) if !device.wait_for_room(lacks, Wait::WhileHolding, bell::ring) => return,
-            Err(_) => {}
+            Err(lacks) => match device.wait_for_room(lacks, Wait::WhileHolding, bell::ring) {
+                Some(room) => awaited = Some(room),
+                None => return,
+            },
         }
     }
 }
@@ -117,6 +121,7 @@ pub(crate) fn admitted<T, U>(
     if kind.is_in_disguise() && !fits() && !fits_then() {
         return Err(CUresult::OUT_OF_MEMORY);
     }
+    let mut awaited = None;
     loop {
         let mark = FrameMark::new();
         let pass = gate::try_enter(&mark);
@@ -126,14 +131,19 @@ pub(crate) fn admitted<T, U>(
             threads::pause();
             continue;
         }
-        match device.admit(bytes, kind, caller) {
+        let admission = device.admit(bytes, kind, caller);
+        drop(awaited.take());
+        match admission {
             Ok(Admission::Lacks(lacks)) => {
                 leave(pass, &mark);
                 if free::drop_spares(device) {
                     continue;
                 }
-                let waited = device.wait_for_room(lacks, Wait::of(kind), bell::ring);
-                if !waited && !driver_reserve::give_up(device) && !deferred_free::wait_for_frees(late) {
+                awaited = device.wait_for_room(lacks, Wait::of(kind), bell::ring);
+                if awaited.is_none()
+                    && !driver_reserve::give_up(device)
+                    && !deferred_free::wait_for_frees(late)
+                {
                     return Err(CUresult::OUT_OF_MEMORY);
                 }
             }

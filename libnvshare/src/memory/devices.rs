@@ -52,6 +52,17 @@ impl Drop for UnderWay {
     }
 }
 
+/// An allocation that waited for room, which has come: until this is dropped, the room is not given back as unused.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Awaited<'a>(&'a Device);
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        self.0.lock().end_waiting();
+    }
+}
+
 /// A device's account, with this process's place in its tenant's page.
 pub(crate) type Account = nvshare_client::Account<Seat>;
 
@@ -239,10 +250,11 @@ impl Device {
         self.update(|account| account.set_reserve(reserve));
     }
 
-    /// Waits until there may be more room. Returns false if there will be none.
+    /// Waits until there may be more room. Returns None if there will be none. The caller drops the result once it has taken
+    /// the room.
     ///
     /// `ask` tells the session of the need.
-    pub(crate) fn wait_for_room(&self, lacks: u64, wait: Wait, ask: impl FnOnce()) -> bool {
+    pub(crate) fn wait_for_room(&self, lacks: u64, wait: Wait, ask: impl FnOnce()) -> Option<Awaited<'_>> {
         self.lock().begin_waiting(lacks);
         // The thread may be cancelled while it tells the session.
         let undo = OnUnwind::new(|| self.update(Account::abandon_waiting));
@@ -258,11 +270,13 @@ impl Device {
                 left = left.saturating_sub(begin.elapsed());
             }
         }
+        let is_refused = account.is_refused();
         if left.is_zero() {
             account.give_up_waiting();
-            return false;
+            return None;
         }
-        account.end_waiting()
+        drop(account);
+        Some(Awaited(self)).filter(|_| !is_refused)
     }
 
     /// Waits, for a short time, until the scheduler has sent the capacity, or it is known that there is no scheduler.

@@ -24,7 +24,7 @@ use crate::work::drain::Drain;
 use crate::work::gate;
 
 /// Longest wait of an eviction for allocations that are under way: the driver's call may be behind work of the program.
-const ALLOCATION_IS_LATE: Duration = Duration::from_secs(2);
+const ALLOCATION_IS_LATE: Duration = Duration::from_secs(5);
 /// How often an eviction that is short is tried again, and the pause before: contexts may be ending.
 const AGAIN: u32 = 3;
 const BEFORE_AGAIN: Duration = Duration::from_millis(10);

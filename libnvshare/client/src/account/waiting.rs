@@ -35,6 +35,12 @@ impl<T: Tenant> Account<T> {
         self.needs > 0 && waits && !self.unmetered && !self.refused
     }
 
+    /// Whether the scheduler has no room for the allocations that wait.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        self.refused
+    }
+
     /// An allocation stops waiting, because waiting has no purpose any more. False: there will be no room for it.
     pub fn end_waiting(&mut self) -> bool {
         self.waiting -= 1;
