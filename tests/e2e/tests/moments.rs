@@ -1,5 +1,8 @@
 //! Two events at one moment: an allocation that the lock overtakes, and orders that arrive together.
 
+use std::thread;
+use std::time::Duration;
+
 use nvshare_harness::{PlayedScheduler, Program, Scheduler, World, wait_until};
 use nvshare_proto::{ClientMessage, Epoch, Room, SchedulerMessage};
 
@@ -78,25 +81,35 @@ fn the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off(memory: 
 fn an_eviction_waits_for_an_allocation_that_is_under_way(memory: &str) {
     // Memory of a pool takes room when it is made, with or without the lock.
     const BYTES: u64 = 600 << 20;
+    // Long enough for an eviction that does not wait to be over, and shorter than it may wait.
+    const HELD: Duration = Duration::from_millis(1500);
     let world = World::with_memory(memory, CARD);
+    let held = world.dir().join("held");
     let listener = PlayedScheduler::listen(&world);
     let guest = Program::guest(&world, "pool_beside_host_function", &[]);
-    let _guest = guest.env("NVSIM_SLOW_ALLOCATIONS", "1:1000").until_told().start();
+    let held_path = held.to_string_lossy().into_owned();
+    let _guest = guest.env("NVSIM_HELD_ALLOCATIONS", &held_path).until_told().start();
     let (mut client, _) = PlayedScheduler::accept(&listener);
     let gpu = client.until(|m| match m {
         ClientMessage::NeedRoom(room) if room.bytes == BYTES => Some(room.gpu),
         _ => None,
     });
+    std::fs::write(&held, "").expect("allocations are held");
     client.say(&[
         SchedulerMessage::Capacity(Room { gpu, bytes: 1 << 30 }),
         SchedulerMessage::Room(Room { gpu, bytes: BYTES + (100 << 20) }),
     ]);
-    // The rest comes back once the allocation is charged. The driver is asked for the memory from then on.
-    client.until(|m| matches!(m, ClientMessage::Room(_)).then_some(()));
+    // The allocation is charged by the time that the driver is asked for the memory.
+    wait_until("the driver is asked", || held.with_extension("waits").exists());
     client.say(&[SchedulerMessage::Evict(Room { gpu, bytes: BYTES })]);
+    let release = thread::spawn(move || {
+        thread::sleep(HELD);
+        std::fs::remove_file(held).expect("allocations go on");
+    });
     let short = client.until(|m| match m {
         ClientMessage::Evicted { short, .. } => Some(*short),
         _ => None,
     });
     assert_eq!(short, 0, "bytes stay that an allocation is about to enter");
+    release.join().expect("allocations go on");
 }

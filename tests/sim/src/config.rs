@@ -58,6 +58,9 @@ pub(crate) struct Config {
     pub(crate) slicing: f64,
     /// One in so many allocations on a card takes this long; 0: none does.
     pub(crate) slow_allocations: (u64, Duration),
+    /// Allocations on a card wait for as long as this file is there; one that waits makes a file of that name with the ending
+    /// `waits`.
+    pub(crate) held_allocations: Option<PathBuf>,
 }
 
 /// What a card may say wrongly of pieces of memory.
@@ -73,7 +76,7 @@ impl Config {
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
     /// `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_PIN`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
     /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`),
-    /// `NVSIM_SLICING` (how many times as long kernels take beside those of others),
+    /// `NVSIM_HELD_ALLOCATIONS` (a file), `NVSIM_SLICING` (how many times as long kernels take beside those of others),
     /// `NVSIM_MOST_LOCKED` (bytes), `NVSIM_LIE` (`zeros`, `unchanged`), `NVSIM_REFUSED_PTX`.
     pub(crate) fn from_env() -> Self {
         let number = |name: &str, default: f64| {
@@ -125,6 +128,7 @@ impl Config {
             refused_ptx: env::var("NVSIM_REFUSED_PTX").ok(),
             slicing: number("NVSIM_SLICING", 1.0),
             slow_allocations: slow_allocations().unwrap_or_default(),
+            held_allocations: env::var_os("NVSIM_HELD_ALLOCATIONS").map(PathBuf::from),
             fault: number("NVSIM_FAULT", 0.256) * 1e9,
             first_touch: number("NVSIM_FIRST_TOUCH", 5.0) * 1e9,
         }

@@ -180,6 +180,13 @@ impl Process {
         if is_each(each, &ASKED) {
             std::thread::sleep(takes);
         }
+        if let Some(held) = self.world.config().held_allocations.as_deref().filter(|held| held.exists()) {
+            // Whoever made the file sees by this one that an allocation waits.
+            let _ = std::fs::write(held.with_extension("waits"), "");
+            while held.exists() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
         let count = size.div_ceil(BLOCK) as usize;
         let blocks = self.world.allocate(gpu, count, sort).ok_or(OUT_OF_MEMORY)?;
         let mut tables = self.tables();
