@@ -1,26 +1,28 @@
 //! Breaks each safety rule on purpose and sees its test go red: a test that cannot fail proves nothing.
 //!
 //! Works on a copy of the tracked files, in a target folder of its own. All rules are patched into one build, each behind a
-//! question that only one rule answers with yes: `NVSHARE_BROKEN_RULE` names that rule, by its place in the list. Before
-//! that, each test has to be green in the same build with no rule broken.
+//! question that only one rule answers with yes: `NVSHARE_BROKEN_RULE` names that rule, by its place in the list. The
+//! programs of the tests that cargo has built then run by themselves: first each test, which has to be green with no rule
+//! broken, then each rule's test with the rule broken.
 //!
 //! With `--storm`, random programs have to notice, for the rules that name a defect of theirs; the table in
 //! `docs/testing.md` is the output of that.
 
 mod library;
+mod programs;
 mod rules;
 mod scheduler;
 mod shares;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
 use library::LIBRARY;
+use programs::{Programs, Verdict};
 use rules::{Rule, STORM, Storm};
 use scheduler::SCHEDULER;
 use shares::SHARES;
@@ -40,27 +42,19 @@ pub(crate) fn broken_rule(rule: usize) -> bool {
 }
 ";
 
-/// A copy of the workspace with all rules patched in, built by cargo's `arguments`.
-struct Patched {
-    copy: PathBuf,
-    target: PathBuf,
-}
-
-impl Patched {
-    /// Runs one test, with a rule broken.
-    fn test(&self, package: &str, test: &str, broken: Option<usize>) -> Result<Output, String> {
-        cargo(&self.copy, &self.target, &["test", "-p", package, test], broken)
-    }
-}
-
-fn build(arguments: &[&str]) -> Result<Patched, String> {
+/// A copy of the workspace with all rules patched in, built by cargo's `arguments`. Returns the build's target folder, and
+/// what cargo printed: one JSON object a line.
+fn build(arguments: &[&str]) -> Result<(PathBuf, String), String> {
     let workspace = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
     let copy = workspace.join("target/broken/source");
     let target = workspace.join("target/broken/target");
     copy_tracked(&workspace, &copy)?;
     patch(&copy)?;
     let begin = Instant::now();
-    let built = cargo(&copy, &target, arguments, None)?;
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(arguments).args(["--quiet", "--message-format=json-render-diagnostics"]);
+    cargo.current_dir(&copy).env("CARGO_TARGET_DIR", &target).env_remove("CARGO_MANIFEST_DIR");
+    let built = cargo.output().map_err(|error| format!("cargo: {error}"))?;
     if !built.status.success() {
         return Err(format!(
             "with its rules patched, it does not compile:\n{}",
@@ -68,7 +62,7 @@ fn build(arguments: &[&str]) -> Result<Patched, String> {
         ));
     }
     println!("built with {} rules in {:.0} s", rules().count(), begin.elapsed().as_secs_f64());
-    Ok(Patched { copy, target })
+    Ok((target, String::from_utf8_lossy(&built.stdout).into_owned()))
 }
 
 /// Tests that run at the same time, each in a process of its own: with more on two processors, tests are red that hold turns
@@ -80,7 +74,8 @@ pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
     let packages: BTreeSet<&str> = rules().map(|(_, rule)| rule.package).collect();
     let mut arguments = vec!["test", "--no-run"];
     packages.iter().for_each(|package| arguments.extend(["-p", package]));
-    let patched = build(&arguments)?;
+    let (target, printed) = build(&arguments)?;
+    let programs = Programs::among(&printed, &target)?;
     let chosen = |rule: &Rule| only.is_none_or(|only| rule.what.contains(only) || rule.test.contains(only));
     let rules: Vec<_> = rules().filter(|(_, rule)| chosen(rule)).collect();
     // A test that is red anyway says nothing about a rule. Red once may be the other's doing, which runs beside it.
@@ -88,34 +83,44 @@ pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
     let begin = Instant::now();
     let red = Mutex::new(Vec::new());
     each(&tests, |&(package, test)| {
-        if !patched.test(package, test, None)?.status.success() {
+        if programs.run(package, test, None)?.verdict != Verdict::Green {
             red.lock().unwrap_or_else(PoisonError::into_inner).push((package, test));
         }
         Ok(())
     })?;
     for (package, test) in red.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        let alone = patched.test(package, test, None)?;
-        if !alone.status.success() {
-            let said = String::from_utf8_lossy(&alone.stdout);
-            return Err(format!("{test} is red with no rule broken:\n{said}"));
+        let alone = programs.run(package, test, None)?;
+        if alone.verdict != Verdict::Green {
+            return Err(format!("{test} is red with no rule broken:\n{}", alone.printed));
         }
+        println!("{test} was red beside another test with no rule broken, and is green alone");
     }
-    println!("{} tests are green in {:.0} s", tests.len(), begin.elapsed().as_secs_f64());
-    let unnoticed = AtomicUsize::new(0);
+    println!(
+        "{} tests are green with no rule broken, in {:.0} s",
+        tests.len(),
+        begin.elapsed().as_secs_f64()
+    );
+    let begin = Instant::now();
+    let unnoticed = Mutex::new(Vec::new());
     each(&rules, |&(number, rule)| {
         let begin = Instant::now();
-        let tested = patched.test(rule.package, rule.test, Some(number))?;
-        let text = String::from_utf8_lossy(&tested.stdout);
-        let noticed = !tested.status.success() && text.contains(rule.test) && text.contains("FAILED");
-        let verdict = if noticed { "red, as it must be" } else { "NOT NOTICED" };
-        println!("{verdict}: {} ({}, {:.0} s)", rule.what, rule.test, begin.elapsed().as_secs_f64());
-        unnoticed.fetch_add(usize::from(!noticed), Ordering::Relaxed);
+        let ran = programs.run(rule.package, rule.test, Some(number))?;
+        let took = begin.elapsed().as_secs_f64();
+        if ran.verdict == Verdict::Red {
+            println!("red after {took:.0} s: {}", rule.what);
+            return Ok(());
+        }
+        println!("NOT NOTICED after {took:.0} s: {}\n{}", rule.what, ran.end());
+        unnoticed.lock().unwrap_or_else(PoisonError::into_inner).push((rule, ran.verdict));
         Ok(())
     })?;
-    match unnoticed.into_inner() {
-        0 => Ok(()),
-        unnoticed => Err(format!("{unnoticed} broken rules were not noticed")),
+    let unnoticed = unnoticed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if unnoticed.is_empty() {
+        println!("{} broken rules are noticed, in {:.0} s", rules.len(), begin.elapsed().as_secs_f64());
+        return Ok(());
     }
+    let line = |(rule, verdict): &(&Rule, Verdict)| format!("\n  {} ({}: {verdict:?})", rule.what, rule.test);
+    Err(format!("broken rules that were not noticed:{}", unnoticed.iter().map(line).collect::<String>()))
 }
 
 /// Does something for each of these, [`AT_ONCE`] at the same time.
@@ -138,7 +143,7 @@ pub(crate) fn storm(only: Option<&str>, seeds: u64) -> Result<(), String> {
         ["libnvshare", "nvshare-sim", "nvshare-scheduler", "nvshare-ctl", "nvshare-storm"];
     let mut arguments = vec!["build"];
     PARTS.iter().for_each(|package| arguments.extend(["-p", package]));
-    let built = build(&arguments)?.target.join("debug");
+    let built = build(&arguments)?.0.join("debug");
     println!("| without the fix | run | seed | finding |\n|---|---|---|---|");
     let mut unnoticed = 0;
     for Storm { defect, rule, arguments } in STORM {
@@ -206,20 +211,6 @@ fn patch(copy: &Path) -> Result<(), String> {
         std::fs::write(&root, text + QUESTION).map_err(|error| error.to_string())?;
     }
     Ok(())
-}
-
-fn cargo(copy: &Path, target: &Path, arguments: &[&str], broken: Option<usize>) -> Result<Output, String> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(arguments).arg("--quiet").current_dir(copy);
-    // A failing property must not be shrunk, nor recorded.
-    command.env("CARGO_TARGET_DIR", target).env("PROPTEST_MAX_SHRINK_ITERS", "0");
-    command.env("PROPTEST_RNG_SEED", "1").env("PROPTEST_CASES", "1500");
-    command.env_remove("CARGO_MANIFEST_DIR").env_remove("NVSHARE_BROKEN_RULE");
-    if let Some(number) = broken {
-        // What is waited for may never come.
-        command.env("NVSHARE_BROKEN_RULE", number.to_string()).env("NVSHARE_TEST_PATIENCE", "30");
-    }
-    command.output().map_err(|error| format!("cargo: {error}"))
 }
 
 #[cfg(test)]
