@@ -34,6 +34,10 @@ struct Programs {
     defers: BTreeSet<u64>,
     /// How many launches a program has in flight that never waits for them, while nobody waits for what it holds.
     ahead: BTreeMap<u64, f64>,
+    /// Launches come faster and slower by up to this part, other ones every quarter of a second; and what follows from it next.
+    noise: f64,
+    random: Random,
+    luck: BTreeMap<u64, f64>,
     /// How many it has in flight now.
     in_flight: BTreeMap<u64, f64>,
     /// Programs that know that somebody waits for what they hold.
@@ -56,6 +60,9 @@ impl Programs {
             silent: BTreeSet::new(),
             defers: BTreeSet::new(),
             ahead: BTreeMap::new(),
+            noise: 0.0,
+            random: Random(0),
+            luck: BTreeMap::new(),
             in_flight: BTreeMap::new(),
             told: BTreeSet::new(),
             drains: BTreeMap::new(),
@@ -189,9 +196,16 @@ impl Programs {
             let busy = self.running.keys().filter(|client| self.rates[client].alone > 0.0).count();
             for client in self.running.keys().copied().collect::<Vec<_>>() {
                 let Rates { alone, beside } = self.rates[&client];
-                self.completes(client, if busy > 1 { beside } else { alone } / 1000.0);
+                let luck = self.luck.get(&client).copied().unwrap_or(1.0);
+                self.completes(client, if busy > 1 { beside } else { alone } / 1000.0 * luck);
             }
             let next = self.table.now + 1;
+            if self.noise > 0.0 && next.is_multiple_of(250) {
+                for &client in self.rates.keys() {
+                    let part = self.random.below(2001) as f64 / 1000.0 - 1.0;
+                    self.luck.insert(client, 1.0 + part * self.noise);
+                }
+            }
             let sent = self.table.wait_until(next);
             self.drained();
             if !sent.is_empty() {
@@ -352,6 +366,28 @@ fn a_drain_that_was_given_up_once_delays_the_trial_and_does_not_end_all_trials()
     assert!(!programs.takes_turns());
     programs.go_on_for(100);
     assert!(programs.takes_turns(), "{:?}", programs.table.notes);
+}
+
+/// On a card, rates of one program differ by a few per cent from second to second.
+#[test]
+fn noise_of_a_few_per_cent_neither_hides_what_turns_gain_nor_costs_a_per_cent() {
+    let even = Rates { alone: 5000.0, beside: 2500.0 };
+    let less = Rates { alone: 5000.0, beside: 2575.0 };
+    let mut soon = 0;
+    for seed in 0..20 {
+        let mut programs = Programs::new(config(false), &[FILLS, FILLS]);
+        (programs.noise, programs.random) = (0.06, Random(seed));
+        programs.go_on_for(25);
+        soon += u32::from(programs.takes_turns());
+    }
+    assert!(soon >= 18, "{soon} of 20 pairs took turns after the first trial");
+    for (rates, seed) in [(even, 1), (even, 2), (less, 3), (less, 4)] {
+        let mut programs = Programs::new(config(false), &[rates, rates]);
+        (programs.noise, programs.random) = (0.06, Random(seed));
+        let launches = programs.launches_in(600);
+        let native = 600.0 * 2.0 * rates.beside;
+        assert!(launches > native * 0.99, "{launches} of {native}, seed {seed}: {:?}", programs.table.notes);
+    }
 }
 
 /// Numbers that look random, the same for each seed.
