@@ -7,6 +7,8 @@
 //! - A member that comes while the others hold the lock joins them if it fits; else they leave and come back together.
 //! - Where jobs run one after the other, a gang is one job, though its members may belong to several.
 //! - While the job of one member is paused, the whole gang is.
+//! - Members on one GPU that do not fit it together do not wait for each other in kernels: two programs have one name by mistake. After
+//!   [`PATIENCE`] each goes on by itself. Members on several GPUs may be ranks, of which none can go on alone: they wait.
 //! - A gang that has said how many members it will have waits until they are there, for at most [`PATIENCE`].
 
 use std::collections::BTreeSet;
@@ -37,6 +39,8 @@ pub(crate) struct Members {
     waits_until: Time,
     /// The log says that the gang goes on without them.
     reported: bool,
+    /// Since when the gang has waited though it does not fit the one GPU of its members.
+    too_large_since: Option<Time>,
 }
 
 impl Members {
@@ -154,10 +158,39 @@ impl Core {
         false
     }
 
-    /// When a gang goes on without its missing members.
+    /// When a gang goes on without its missing members, or each member of one that is too large by itself.
     pub(crate) fn waits_for_members_until(&self, id: ClientId) -> Option<Time> {
         let members = self.gangs.get(&self.gang_of(id)?)?;
-        (members.ids.len() < members.size as usize).then_some(members.waits_until)
+        let parts = members.too_large_since.map(|since| since.saturating_add(PATIENCE));
+        (members.ids.len() < members.size as usize).then_some(members.waits_until).or(parts)
+    }
+
+    /// A gang has no room on a GPU, or has it on all (`None`). If it has waited long enough, and its members could go on one by one,
+    /// they do: then they are no gang any more.
+    pub(crate) fn parts_if_too_large(&mut self, id: ClientId, full: Option<GpuUuid>) {
+        let now = self.now;
+        let unit = self.unit(id);
+        let fits_alone = |uuid, id: &ClientId| self.fits_alone(uuid, &Unit::One([*id]));
+        let parts = full.filter(|&uuid| {
+            unit.len() > 1 && self.gpus_of(&unit) == [uuid] && unit.iter().all(|id| fits_alone(uuid, id))
+        });
+        let Some(gang) = self.gang_of(id) else { return };
+        let Some(members) = self.gangs.get_mut(&gang) else { return };
+        let Some(uuid) = parts else {
+            members.too_large_since = None;
+            return;
+        };
+        if now < members.too_large_since.get_or_insert(now).saturating_add(PATIENCE) {
+            return;
+        }
+        self.gangs.remove(&gang);
+        for &member in unit.iter() {
+            self.with(member, |client| client.gang = None);
+        }
+        self.warn(format!(
+            "the gang of client {id} does not fit {uuid}: its {} members go on, each by itself",
+            unit.len()
+        ));
     }
 
     /// Whether another member of a client's gang still drains: until it has, the client keeps its place.

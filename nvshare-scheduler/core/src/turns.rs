@@ -544,6 +544,7 @@ impl Core {
     /// Whether a client must wait as things are: no room can be made for it, or its gang lacks members. The log says once
     /// why there is no room.
     pub(crate) fn is_hopeless(&mut self, id: ClientId) -> bool {
+        self.parts_if_too_large(id, self.no_room_on(id));
         let full = self.no_room_on(id);
         let why = full.and_then(|uuid| self.why_no_room(uuid, id));
         let hopeless = full.is_some() || self.waits_for_members(id);

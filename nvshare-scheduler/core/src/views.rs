@@ -203,7 +203,7 @@ impl Core {
         unit.iter().copied().find(|&id| gpu.ledger.entry(id).is_some())
     }
 
-    fn fits_alone(&self, uuid: GpuUuid, unit: &Unit) -> bool {
+    pub(crate) fn fits_alone(&self, uuid: GpuUuid, unit: &Unit) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
         let Some(one) = Self::one_on(gpu, unit) else { return true };
         self.fit(uuid, Self::with_unit(gpu, Group::default(), unit, |_| false), one)

@@ -222,6 +222,44 @@ fn two_scripts_of_one_name_are_one_gang_and_are_told_where_that_cannot_be() {
     }
 }
 
+/// Two programs that have one name by mistake, and one GPU.
+#[test]
+fn members_that_do_not_fit_their_one_gpu_together_go_on_one_by_one_after_a_while() {
+    let mut table = Table::new(config(false));
+    for rank in RANKS {
+        register(&mut table, rank, 0, Some(Gang { number: 5, size: 0 }), false);
+    }
+    for rank in RANKS {
+        let sent = table.say(rank, ClientMessage::ReqLock);
+        assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_none()), "{sent:?}");
+    }
+    let sent = table.wait_until(29_000);
+    assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_none()), "{sent:?}");
+    let sent = table.wait_until(31_000);
+    let epoch = granted(&sent, RANKS[0]).unwrap_or_else(|| panic!("{sent:?}"));
+    assert_eq!(granted(&sent, RANKS[1]), None, "{sent:?}");
+    assert!(table.notes.iter().any(|note| note.contains("go on, each by itself")), "{:?}", table.notes);
+    table.say(RANKS[0], ClientMessage::Running { epoch });
+    table.say(RANKS[0], ClientMessage::Usage(twelve_gib(0)));
+    let sent = table.wait_until(33_000);
+    assert_eq!(asked_to_leave(&sent, RANKS[0]), Some(epoch), "{sent:?}");
+    let sent = table.say(RANKS[0], ClientMessage::LockReleased { epoch });
+    assert!(granted(&table.give_back(sent), RANKS[1]).is_some());
+    table.core.audit().expect("in order");
+}
+
+/// None of four ranks on two GPUs could go on alone.
+#[test]
+fn members_on_several_gpus_that_do_not_fit_wait_together() {
+    let mut table = Table::new(config(false));
+    for rank in [11, 12, 13, 14] {
+        register(&mut table, rank, (rank % 2) as u8, Some(PAIR), false);
+    }
+    table.say(11, ClientMessage::ReqLock);
+    let sent = table.wait_until(120_000);
+    assert!([11, 12, 13, 14].iter().all(|&rank| granted(&sent, rank).is_none()), "{sent:?}");
+}
+
 #[test]
 fn an_allocation_that_its_gang_has_no_room_for_is_refused() {
     let mut table = Table::new(config(false));
