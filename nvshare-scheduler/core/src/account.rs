@@ -78,6 +78,8 @@ pub(crate) struct Account {
     pub(crate) ahead: Option<Ahead>,
     /// Memory that was asked for and did not come back.
     pub(crate) stays: Option<Stays>,
+    /// Evictions in a row that left memory where it was.
+    pub(crate) shorts: u32,
     /// The log says that the client's memory stays where it is.
     pub(crate) reported_short: bool,
     /// How fast the client's memory moves, as the scheduler timed it; in bytes per second.
@@ -134,6 +136,7 @@ impl Account {
             restores: 0,
             ahead: None,
             stays: None,
+            shorts: 0,
             reported_short: false,
             rates,
             cost: SwitchCost::default(),

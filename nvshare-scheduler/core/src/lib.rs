@@ -339,8 +339,14 @@ fn retry_after(deferrals: u32, now: Time) -> Duration {
     patience(deferrals) * (RETRY_FACTOR * 256 + part as u32) / 256
 }
 
-/// After this long, a client that could not give memory back is asked again.
+/// After this long, a client that did not answer an EVICT is asked again, and one that could not give memory back time and again.
 const RETRY: Duration = Duration::from_secs(10);
+
+/// How long after so many evictions in a row that left memory where it was the next one is tried. The first reason may be over soon:
+/// memory whose context is being ended, a piece that the program is just using.
+fn evict_again_after(shorts: u32) -> Duration {
+    (Duration::from_millis(125) * 2u32.pow(shorts.min(8))).min(RETRY)
+}
 
 /// How long room is kept for the allocation that waited for it.
 const PROMISE: Duration = Duration::from_millis(500);

@@ -9,7 +9,7 @@ use nvshare_proto::{ClientMessage, Counters, Epoch, GpuUuid, Room, SchedulerMess
 use crate::account::{Account, Order, Rates, Stays};
 use crate::client::{ClientId, HandOver, Phase, Why};
 use crate::warnings::Topic;
-use crate::{Core, MOST_GPUS_EACH, RETRY, STUBBORN, retry_after};
+use crate::{Core, MOST_GPUS_EACH, STUBBORN, evict_again_after, retry_after};
 
 impl Core {
     pub(crate) fn on_message(&mut self, id: ClientId, message: ClientMessage) {
@@ -81,9 +81,11 @@ impl Core {
             let empty_handed = order.is_some_and(|order| order.came == 0) && could_give(account, phase);
             let stays = (short > 0 || empty_handed) && account.budget > 0;
             is_news = order.is_some() && stays && !std::mem::replace(&mut account.reported_short, true);
-            // If the host could not take all of the ordered memory, it cannot take more of the rest now. A client without
+            // If not all of the ordered memory could leave, more of the rest cannot leave now. A client without
             // room has nothing that stays.
-            account.stays = stays.then_some(Stays { bytes: account.budget, until: now + RETRY });
+            account.shorts = if stays { account.shorts.saturating_add(1) } else { 0 };
+            let until = now + evict_again_after(account.shorts);
+            account.stays = stays.then_some(Stays { bytes: account.budget, until });
             if let Some(Order { came, given, .. }) = order {
                 let took = now.saturating_sub(given);
                 Rates::blend(&mut account.rates.evict, came, took);

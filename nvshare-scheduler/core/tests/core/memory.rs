@@ -40,6 +40,32 @@ fn an_eviction_that_nobody_ordered_changes_nothing() {
     assert_eq!(say(&mut core, 0, ClientMessage::Evicted { gpu: gpu(0), short: GIB }), []);
 }
 
+/// The reason may be over at once, as when a context ends; memory that never leaves is asked for less and less often.
+#[test]
+fn memory_that_could_not_leave_is_asked_for_again_soon_and_then_rarely() {
+    let mut table = Table::new(config(false));
+    let (stays, waits) = (1, 2);
+    table.register(stays, Gate::Closed, 12 * GIB, 0);
+    table.register(waits, Gate::Closed, 12 * GIB, 12 * GIB);
+    let mut sent = table.say(waits, ClientMessage::ReqLock);
+    let mut asked = Vec::new();
+    for at in (0..60_000).step_by(50) {
+        let evicts = |(client, message): &(u64, SchedulerMessage)| {
+            *client == stays && matches!(message, SchedulerMessage::Evict(_))
+        };
+        if sent.iter().any(evicts) {
+            asked.push(table.now);
+            sent = table.say(stays, ClientMessage::Evicted { gpu: gpu(0), short: 8 * GIB });
+        }
+        sent.append(&mut table.wait_until(at + 50));
+    }
+    assert!(asked.len() >= 3 && asked[1] <= 300 && asked[2] <= 900, "{asked:?}");
+    assert!(asked.len() <= 13, "{asked:?}");
+    // Once it can leave, the waiter has waited no longer than the last pause.
+    let sent = table.wait_until(table.now + 10_000);
+    assert!(granted(&table.give_back(sent), waits).is_some());
+}
+
 #[test]
 fn a_grant_comes_with_all_the_room_or_not_at_all() {
     // The messages of one hand-over, in their order.
