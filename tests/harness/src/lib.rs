@@ -6,6 +6,7 @@ mod guest;
 mod played;
 mod program;
 mod scheduler;
+mod scratch;
 mod terminal;
 mod world;
 

@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::{Artifacts, Finished, Running};
+use crate::{Artifacts, Finished, Running, scratch};
 
 /// The bytes that a simulated card has moved so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +85,8 @@ impl World {
 
     fn new(driver: Option<&Path>, settings: &[(&str, &str)]) -> Self {
         static LAST: AtomicU32 = AtomicU32::new(0);
+        static SWEEP: Once = Once::new();
+        SWEEP.call_once(|| scratch::sweep(&std::env::temp_dir()));
         let name = format!("nvshare-{}-{}", std::process::id(), LAST.fetch_add(1, Ordering::Relaxed));
         let dir = std::env::temp_dir().join(name);
         let _ = std::fs::remove_dir_all(&dir);
@@ -257,6 +260,7 @@ static OBSERVE: extern "C" fn() = {
 impl Drop for World {
     fn drop(&mut self) {
         if std::thread::panicking() {
+            scratch::shrink(&self.dir);
             eprintln!("logs are kept in {}", self.dir.display());
         } else {
             let _ = std::fs::remove_dir_all(&self.dir);
