@@ -65,6 +65,30 @@ impl SwitchCost {
     }
 }
 
+/// How long hand-overs take that move memory, by the bytes that have to leave for them.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Moving {
+    /// Means, in seconds and bytes. The samples count as in [`Timed`].
+    took: f64,
+    bytes: f64,
+}
+
+impl Moving {
+    /// A hand-over for which so many bytes had to leave.
+    pub(crate) fn record(&mut self, took: Duration, bytes: u64) {
+        let part = if self.bytes > 0.0 { 1.0 / f64::from(Timed::PART) } else { 1.0 };
+        self.took += (took.as_secs_f64() - self.took) * part;
+        self.bytes += (bytes as f64 - self.bytes) * part;
+    }
+
+    /// The time of one for which `bytes` have to leave; none: there is no sample. The programs' first hand-overs, while they
+    /// grow, move little: the mean of the times alone would be too short for several turns.
+    pub(crate) fn of(self, bytes: u64) -> Option<Duration> {
+        let took = self.took * (bytes as f64 / self.bytes);
+        (self.bytes > 0.0).then(|| Duration::try_from_secs_f64(took).unwrap_or(Duration::MAX))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,5 +108,18 @@ mod tests {
         assert_eq!(timed.samples(), 6);
         timed.record(Duration::MAX / 8);
         timed.record(Duration::MAX / 8);
+    }
+
+    #[test]
+    fn small_hand_overs_say_how_long_large_ones_take() {
+        const MS: fn(u64) -> Duration = Duration::from_millis;
+        let mut moving = Moving::default();
+        assert_eq!(moving.of(1), None);
+        moving.record(MS(2), 100);
+        assert_eq!(moving.of(8000), Some(MS(160)));
+        moving.record(MS(200), 8000);
+        let large = moving.of(8000).expect("samples");
+        assert!(large > MS(190) && large < MS(210), "{large:?}");
+        assert_eq!(moving.of(0), Some(MS(0)));
     }
 }

@@ -191,6 +191,10 @@ impl Core {
                 gpu.cost.idle.record(idle);
                 gpu.budget.spend(idle);
                 account.cost.idle.record(idle);
+                let claimed = std::mem::take(&mut account.claimed);
+                if claimed > 0 {
+                    account.moving.record(idle, claimed);
+                }
                 if !moves {
                     gpu.record_switch(idle);
                 }

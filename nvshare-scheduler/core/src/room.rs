@@ -277,6 +277,9 @@ impl Core {
         self.with(id, |client| {
             client.wants = false;
             client.reported_hopeless = false;
+            if !begins {
+                client.accounts.values_mut().for_each(|account| account.claimed = 0);
+            }
             let waited = |freed: &Time| client.waiting_since < *freed && *freed <= now;
             client.hand_over = freed_at.filter(waited).map(|freed| HandOver { freed, moves: moved });
         });

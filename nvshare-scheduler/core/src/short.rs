@@ -13,6 +13,10 @@ use crate::rule::Rule;
 /// A library says that its program is idle when nothing has run for so long.
 const NOTICED: Duration = Duration::from_millis(25);
 
+/// Short work waits for so many times as long, at most, as between visits that cost no more than they may. Being more than 1, it
+/// leaves something for the hand-overs of long work.
+const LONGER_THAN_EVERY: f64 = 1.2;
+
 /// Whether a unit is one interactive client.
 pub(crate) fn is_short(clients: &BTreeMap<ClientId, Client>, unit: &Unit) -> bool {
     matches!(unit, Unit::One([id]) if clients.get(id).is_some_and(Client::is_interactive))
@@ -61,8 +65,10 @@ impl LongWork {
         let often = client.rhythm.last_sleep() < every;
         let delay = if often { gpu.budget.delays(target.overhead_ppm, every) } else { Duration::ZERO };
         let delayed = client.waiting_since.saturating_add(delay);
+        // A turn of long work that ends puts the whole cost of its hand-over on the next visit: so much longer, and no more.
+        let latest = client.waiting_since.saturating_add(every.mul_f64(LONGER_THAN_EVERY));
         ahead::may_go_at(&Asks {
-            allowed_at: gpu.budget.allows_at(target.overhead_ppm).max(delayed),
+            allowed_at: gpu.budget.allows_at(target.overhead_ppm).max(delayed).min(latest),
             since: client.waiting_since,
             max_wait: target.max_wait,
             cost,

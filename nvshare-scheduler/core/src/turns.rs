@@ -441,13 +441,20 @@ impl Core {
             return gpu.trial.slice();
         }
         let Rule::Auto(target) = gpu.rule else { return gpu.quantum };
-        quantum::auto(target, self.hand_over_cost(gpu, uuid, unit, to_move), gpu.shares.long())
+        quantum::auto(target, self.cost_of_moving(gpu, uuid, unit, to_move), gpu.shares.long())
     }
 
-    /// The time of a hand-over to a unit: as measured, else estimated from the bytes to move.
+    /// The time of a hand-over to a unit: as measured on average, else estimated from the bytes to move.
     fn hand_over_cost(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
         let costs = unit.iter().filter_map(|&id| self.account(id, uuid)?.cost.idle.mean());
         costs.max().unwrap_or_else(|| gpu.rates.there_and_back(to_move))
+    }
+
+    /// The same for as many bytes as have to move now.
+    fn cost_of_moving(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
+        let apart = gpu.rates.there_and_back(to_move);
+        let costs = unit.iter().filter_map(|&id| self.account(id, uuid)?.cost_of_moving(to_move, apart));
+        costs.max().unwrap_or(apart)
     }
 
     /// The same as [`Core::quantum`], and longer while switching has cost more than it may.
@@ -475,6 +482,9 @@ impl Core {
             let runs = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.runs);
             let here: Vec<ClientId> = leavers.iter().copied().filter(runs).collect();
             let noticed = short::noticed(&self.clients, &leavers);
+            for &id in unit.iter() {
+                self.with_account(id, *uuid, |account| account.claimed = to_move);
+            }
             let Some(gpu) = self.gpus.get_mut(uuid) else { continue };
             gpu.budget.spend(noticed);
             match (short, ahead) {

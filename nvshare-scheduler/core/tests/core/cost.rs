@@ -1,7 +1,8 @@
 //! What the scheduler times itself: each figure from the message that it sent to the one that answers it.
 
-use nvshare_core::SwitchCost;
-use nvshare_proto::{ClientMessage, Gate, SchedulerMessage};
+use nvshare_core::{Auto, Config, SwitchCost};
+use nvshare_proto::units::MIB;
+use nvshare_proto::{ClientMessage, Epoch, Gate, SchedulerMessage, Usage};
 
 use crate::table::{GIB, MS, Table, asked_to_leave, config, gpu, granted};
 
@@ -44,4 +45,52 @@ fn a_hand_over_is_timed_by_the_scheduler_itself() {
     }
     // Nothing that was kept before: what moves is no hand-over with nothing to move.
     assert_eq!(table.core.gpu_status()[0].switch_us[0], 0);
+}
+
+/// The turn passes from the one to the other, which begins after so many milliseconds.
+fn passes(table: &mut Table, from: (u64, Epoch), to: u64, took: u64) -> Epoch {
+    let (leaves, epoch) = from;
+    let mut sent = Vec::new();
+    for _ in 0..4000 {
+        if asked_to_leave(&sent, leaves).is_some() {
+            break;
+        }
+        sent.append(&mut table.wait_until(table.now + 100));
+    }
+    assert_eq!(asked_to_leave(&sent, leaves), Some(epoch));
+    let sent = table.say(leaves, ClientMessage::LockReleased { epoch });
+    table.say(leaves, ClientMessage::ReqLock);
+    table.now += took;
+    let sent = table.give_back(sent);
+    let epoch = granted(&sent, to).unwrap_or_else(|| panic!("{sent:?}"));
+    table.say(to, ClientMessage::Running { epoch });
+    epoch
+}
+
+#[test]
+fn hand_overs_of_programs_that_were_small_say_how_long_those_of_large_ones_take() {
+    let auto = Some(Auto { overhead_ppm: 50_000, max_wait: MS(300_000) });
+    let mut table = Table::new(Config { auto, ..config(false) });
+    let usage = |allocated, absent| Usage { allocated, absent, ..crate::table::twelve_gib(0) };
+    table.register(LEAVES, Gate::Closed, 12 * GIB, 0);
+    table.register(COMES, Gate::Closed, 4 * GIB + 64 * MIB, 64 * MIB);
+    let first = table.runs(LEAVES);
+    table.say(COMES, ClientMessage::ReqLock);
+    let epoch = passes(&mut table, (LEAVES, first), COMES, 2);
+    table.say(COMES, ClientMessage::Usage(usage(4 * GIB + 64 * MIB, 0)));
+    table.say(LEAVES, ClientMessage::Usage(usage(12 * GIB, 64 * MIB)));
+    let epoch = passes(&mut table, (COMES, epoch), LEAVES, 2);
+    table.say(LEAVES, ClientMessage::Usage(usage(12 * GIB, 0)));
+    // It has grown meanwhile: 8 GiB have to leave for it from now on.
+    table.say(COMES, ClientMessage::Usage(usage(12 * GIB, 8 * GIB)));
+    let epoch = passes(&mut table, (LEAVES, epoch), COMES, 210);
+    table.say(COMES, ClientMessage::Usage(usage(12 * GIB, 0)));
+    table.say(LEAVES, ClientMessage::Usage(usage(12 * GIB, 8 * GIB)));
+    let epoch = passes(&mut table, (COMES, epoch), LEAVES, 210);
+    table.say(LEAVES, ClientMessage::Usage(usage(12 * GIB, 0)));
+    table.say(COMES, ClientMessage::Usage(usage(12 * GIB, 8 * GIB)));
+    passes(&mut table, (LEAVES, epoch), COMES, 210);
+    // 0.21 s are a twentieth of 4.2 s.
+    let quantum = table.core.gpu_status()[0].quantum_ms;
+    assert!(quantum.abs_diff(3990) <= 3990 / 4, "{quantum} ms");
 }
