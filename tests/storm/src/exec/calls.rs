@@ -116,6 +116,7 @@ impl Run {
                 }
             }
             Op::Pause { ms } => std::thread::sleep(Duration::from_millis(ms)),
+            Op::HeldUp { other, last } => self.until_held_up(other, last),
             Op::Fork { exec } => fork(exec)?,
             Op::Leave { stream, region, module } => {
                 self.kernel(module, false, region, 1, 4000, stream)?;

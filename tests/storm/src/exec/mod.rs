@@ -12,12 +12,15 @@ mod waits;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::plan::{Id, Op, Plan, StreamKind};
 use crate::watch;
 use exclude::Exclusion;
 use nvshare_test_cuda::{CudaError, Driver, cu};
+
+/// A thread that is in one step for so long is held up: its kernels take less.
+const HELD_UP: Duration = Duration::from_millis(25);
 
 /// Handles of one kind of thing, by its index.
 #[derive(Debug)]
@@ -208,6 +211,21 @@ impl Run {
         let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
         while !steps.iter().all(|&step| over[step]) {
             over = self.changed.wait(over).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Waits until a thread has been in one step for a while, or its step `last` is over.
+    fn until_held_up(&self, thread: usize, last: usize) {
+        let (mut at, mut since) = (0, Instant::now());
+        while since.elapsed() < HELD_UP {
+            let now = self.at[thread].load(Ordering::SeqCst);
+            if now != std::mem::replace(&mut at, now) {
+                since = Instant::now();
+            }
+            if self.over.lock().unwrap_or_else(PoisonError::into_inner)[last] {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 

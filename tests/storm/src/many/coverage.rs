@@ -9,6 +9,7 @@ pub(crate) const SIMULATED: &str = "simulated";
 pub(crate) const FEATURES: &[(&str, &str)] = &[
     ("allocation", ""),
     ("allocation refused", ""),
+    ("allocations beside work", ""),
     ("blocking stream", ""),
     ("burst", ""),
     ("capture", ""),

@@ -14,8 +14,8 @@ pub(crate) struct Mood {
 const MOODS: [Mood; 3] = [
     // Now and then a context cannot be looked at, which says nothing about its work.
     Mood { which: 3, name: "events of contexts that fail", setting: ("NVSIM_CTX_RECORD_FAILS", "3") },
-    // Longer than a client with a new grant waits for an allocation before it restores.
-    Mood { which: 6, name: "slow allocations", setting: ("NVSIM_SLOW_ALLOCATIONS", "4:300") },
+    // Longer than a client with a new grant waits for an allocation before it restores; natively nothing waits for it.
+    Mood { which: 6, name: "slow allocations", setting: ("NVSIM_SLOW_ALLOCATIONS", "8:700") },
     Mood { which: 1, name: "driver before 12.4", setting: ("NVSIM_CTX_RECORD", "0") },
 ];
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::{RunOptions, watch};
 
-use super::moods;
+use super::moods::{self, Mood};
 use super::world::World;
 
 /// A forbidden result of a run.
@@ -69,7 +69,7 @@ pub(crate) fn command(world: &World, options: &RunOptions, caps: &str) -> Comman
     if options.shared {
         command.arg("--shared");
     }
-    if let Some(mood) = moods::of(options.seed).filter(|_| world.parts.simulator.is_some()) {
+    if let Some(mood) = mood(world, options).filter(|mood| !mood.is_slow()) {
         command.env(mood.setting.0, mood.setting.1);
     }
     if !options.skip.is_empty() {
@@ -86,12 +86,20 @@ pub(crate) fn command(world: &World, options: &RunOptions, caps: &str) -> Comman
 pub(crate) fn under(world: &World, options: &RunOptions, caps: &str, log: &str) -> Command {
     let mut command = command(world, options, caps);
     command.env("LD_PRELOAD", &world.parts.library).env("NVSHARE_LOG", log);
+    if let Some(mood) = mood(world, options).filter(|mood| mood.is_slow()) {
+        command.env(mood.setting.0, mood.setting.1);
+    }
     // Each program is a tenant of its own, so that its limits are its own.
     command.env("NVSHARE_RUN", next_tenant().to_string());
     if let Some(limit) = options.limited {
         command.args(["--limited", &limit.to_string()]).env("NVSHARE_MEM_LIMIT", limit.to_string());
     }
     command
+}
+
+/// The simulated driver's mood for a program.
+fn mood(world: &World, options: &RunOptions) -> Option<&'static Mood> {
+    moods::of(options.seed).filter(|_| world.parts.simulator.is_some())
 }
 
 fn next_tenant() -> u64 {

@@ -13,6 +13,8 @@ const GRAIN: u64 = 2 * MIB;
 const ROW: u64 = 4096;
 /// Buffers of mapped memory at a time.
 const MOST_MAPPED: usize = 3;
+/// The feature of programs in which the lock may come while several allocations are made.
+const BESIDE_WORK: &str = "allocations beside work";
 
 /// Bytes that the plan counts for an allocation.
 fn charged(bytes: u64) -> u64 {
@@ -110,6 +112,41 @@ impl Composer<'_> {
             let bytes = self.recipe.memory / 4 / regions / GRAIN * GRAIN;
             let door = if self.may("async") && rng.percent(30) { Door::Async } else { Door::Plain };
             self.allocate_by(rng, thread, context, door, bytes.max(GRAIN), regions);
+        }
+    }
+
+    /// Whether threads of the program allocate while another has work all the time: one seed in eight, that for which the
+    /// simulated driver allocates slowly.
+    fn allocates_beside_work(&self) -> bool {
+        self.recipe.seed % 8 == 6 && self.threads > 1 && !self.recipe.without.contains(BESIDE_WORK)
+    }
+
+    /// One thread has work all the time, so the process gets the lock again soon after it has lost it. Other threads allocate
+    /// while that one is held up, and use the memory at once: the lock may come while the driver allocates.
+    pub(super) fn allocate_beside_work(&mut self, rng: &mut Rng, context: Id) {
+        if !self.allocates_beside_work() {
+            return;
+        }
+        self.count(BESIDE_WORK);
+        let Some(region) = self.some_region(rng, context, u64::MAX) else { return };
+        let threads = self.threads.min(5);
+        // Each has a stream of its own, so that none waits for another.
+        let streams: Vec<Id> = (0..threads)
+            .map(|thread| self.make_stream_of(thread, context, StreamKind::NonBlocking))
+            .collect();
+        for _ in 0..24 {
+            for _ in 0..2 {
+                let effect = Effect::Add(rng.word(), 3000);
+                self.work(rng, 0, region, effect, streams[0]);
+            }
+            self.sync_stream(0, streams[0]);
+        }
+        let last = self.steps.len() - 1;
+        for thread in (0..3).flat_map(|_| 1..threads) {
+            self.emit(thread, None, Op::HeldUp { other: 0, last }, &[], &[], &[]);
+            if self.allocated + GRAIN <= self.recipe.memory {
+                self.allocate_by(rng, thread, context, Door::Plain, ROW, 1);
+            }
         }
     }
 

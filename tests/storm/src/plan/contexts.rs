@@ -12,6 +12,7 @@ impl Composer<'_> {
         if self.is_crowded() {
             self.crowd(rng, context);
         }
+        self.allocate_beside_work(rng, context);
     }
 
     pub(super) fn make_context(&mut self, thread: usize, kind: ContextKind, device: i32) -> Id {

@@ -342,6 +342,11 @@ pub(crate) enum Op {
     Pause {
         ms: u64,
     },
+    /// Waits until another thread is held up in a step, as it is while the process waits for its turn, or its step `last` is over.
+    HeldUp {
+        other: usize,
+        last: usize,
+    },
     Fork {
         exec: bool,
     },

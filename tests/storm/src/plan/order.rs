@@ -72,9 +72,13 @@ fn named(op: &Op) -> Vec<(Thing, Touch)> {
         | Op::Leave { stream, region, module } => {
             vec![on(*stream), at(region), (Thing::Module(*module), Use)]
         }
-        Op::ContextSync | Op::AttachDetach | Op::PushPop | Op::Info | Op::Pause { .. } | Op::Fork { .. } => {
-            Vec::new()
-        }
+        Op::ContextSync
+        | Op::AttachDetach
+        | Op::PushPop
+        | Op::Info
+        | Op::Pause { .. }
+        | Op::HeldUp { .. }
+        | Op::Fork { .. } => Vec::new(),
     }
 }
 
