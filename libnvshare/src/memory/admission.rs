@@ -131,10 +131,13 @@ pub(crate) fn admitted<T, U>(
             threads::pause();
             continue;
         }
+        // From before it is charged: an eviction that finds the memory charged finds this.
+        let under_way = device.begin_change();
         let admission = device.admit(bytes, kind, caller);
         drop(awaited.take());
         match admission {
             Ok(Admission::Lacks(lacks)) => {
+                drop(under_way);
                 leave(pass, &mark);
                 if free::drop_spares(device) {
                     continue;
@@ -149,7 +152,7 @@ pub(crate) fn admitted<T, U>(
             }
             Ok(Admission::Again) => leave(pass, &mark),
             Ok(Admission::Charged(charged)) => {
-                let _under_way = (charged > 0).then(|| device.begin_allocation());
+                let _under_way = (charged > 0).then_some(under_way);
                 let undo = OnUnwind::new(|| device.release(bytes, charged, kind));
                 let made = make(charged);
                 undo.done();
@@ -174,6 +177,7 @@ pub(crate) fn admitted<T, U>(
                 return made;
             }
             Err(error) => {
+                drop(under_way);
                 leave(pass, &mark);
                 if !free::drop_spares(device)
                     && !driver_reserve::give_up(device)

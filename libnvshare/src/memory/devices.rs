@@ -38,11 +38,11 @@ pub(crate) struct Device {
     account: Mutex<Account>,
     /// Notified when room comes, is refused, or is not needed any more.
     changed: Condvar,
-    /// Allocations that are charged, and not on the list yet.
+    /// Allocations and frees whose memory is charged, and not on the list.
     under_way: AtomicUsize,
 }
 
-/// An allocation that is charged, and not on the list yet: it cannot be evicted.
+/// An allocation or a free whose memory is charged, and not on the list: it cannot be evicted.
 #[derive(Debug)]
 pub(crate) struct UnderWay(&'static Device);
 
@@ -206,14 +206,14 @@ impl Device {
         self.lock().capacity().is_some() || driver::free_memory().is_ok_and(|free| bytes <= free)
     }
 
-    /// Notes that an allocation is charged and is made, until the result is dropped.
-    pub(crate) fn begin_allocation(&'static self) -> UnderWay {
+    /// Notes that an allocation is made that is charged, or one is freed, until the result is dropped.
+    pub(crate) fn begin_change(&'static self) -> UnderWay {
         self.under_way.fetch_add(1, Ordering::SeqCst);
         UnderWay(self)
     }
 
-    /// Whether an allocation is charged, and not on the list yet.
-    pub(crate) fn is_allocating(&self) -> bool {
+    /// Whether memory is charged, and not on the list.
+    pub(crate) fn is_changing(&self) -> bool {
         self.under_way.load(Ordering::SeqCst) > 0
     }
 

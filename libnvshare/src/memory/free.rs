@@ -36,6 +36,7 @@ pub(crate) fn drop_spares(device: &Device) -> bool {
 }
 
 fn free_removed(allocation: &Arc<Allocation>, work: Work, call: impl Fn() -> CUresult) -> CUresult {
+    let _under_way = devices::get(allocation.device).map(Device::begin_change);
     let put_back = || {
         allocation.set_leaving(false);
         allocations::put_back(Arc::clone(allocation));
@@ -72,12 +73,16 @@ pub(super) fn count_late() {
     LATE.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Ends memory that could not be ended when the program freed it.
-pub(crate) fn finish() {
+/// Ends memory that could not be ended when the program freed it. Called before allocations, and when all work is complete or
+/// memory has to leave: a program that allocates nothing more would keep what it has freed. Returns whether there was any.
+pub(crate) fn finish() -> bool {
+    let mut any = false;
     for allocation in backing::ALL.iter().flat_map(|backing| backing.finish_frees()) {
         forget(&allocation);
         count_late();
+        any = true;
     }
+    any
 }
 
 /// Whether there is such memory.

@@ -17,14 +17,14 @@ use nvshare_proto::{GpuUuid, Room};
 
 use crate::memory::backing::Lacking;
 use crate::memory::devices::{self, Device};
-use crate::memory::{deferred_free, driver_reserve};
+use crate::memory::{deferred_free, driver_reserve, free};
 use crate::process::lock::lock;
 use crate::process::{counters, lifecycle, log, threads};
 use crate::work::drain::Drain;
 use crate::work::gate;
 
-/// Longest wait of an eviction for allocations that are under way: the driver's call may be behind work of the program.
-const ALLOCATION_IS_LATE: Duration = Duration::from_secs(5);
+/// Longest wait of an eviction for allocations and frees that are under way: the driver's call may be behind work of the program.
+const CHANGE_IS_LATE: Duration = Duration::from_secs(5);
 /// How often an eviction that is short is tried again, and the pause before: contexts may be ending.
 const AGAIN: u32 = 3;
 const BEFORE_AGAIN: Duration = Duration::from_millis(10);
@@ -140,6 +140,7 @@ fn drain(cancelled: impl Fn() -> bool) -> bool {
     let took = begin.elapsed();
     counters::drained(took.as_nanos() as u64);
     deferred_free::when_drained();
+    free::finish();
     if let Some(_call) = lifecycle::hold_off_exit() {
         devices::used().for_each(driver_reserve::refresh);
     }
@@ -226,13 +227,13 @@ fn evict(Room { gpu, bytes }: Room) {
 }
 
 /// Evicts bytes of a device; returns how many cannot leave. An allocation that is charged but not on the list yet takes
-/// room that the scheduler counts on: it leaves as soon as the driver has made it. What was to move in a context that has
-/// ended meanwhile moves in another one.
+/// room that the scheduler counts on: it leaves as soon as the driver has made it. So does one that is being freed, and its room
+/// is there when the free is over. What was to move in a context that has ended meanwhile moves in another one.
 fn evict_from(device: &'static Device, bytes: u64) -> u64 {
     let report = || report(Done::Evicted(device.uuid));
     let begin = Instant::now();
     let is_under_way =
-        || device.is_allocating() && begin.elapsed() < ALLOCATION_IS_LATE && !lifecycle::is_exiting();
+        || device.is_changing() && begin.elapsed() < CHANGE_IS_LATE && !lifecycle::is_exiting();
     let (mut short, mut again) = (moves::evict(device, bytes, &report), 0);
     while short > 0 && again < AGAIN {
         if is_under_way() {
@@ -245,7 +246,8 @@ fn evict_from(device: &'static Device, bytes: u64) -> u64 {
         }
         short = moves::evict(device, short, &report);
     }
-    short
+    // What was freed meanwhile has left as well, and its room is given back as such.
+    short.min(device.account().charged())
 }
 
 /// The evictions of one device, in a process with several devices.

@@ -14,6 +14,7 @@ nvshare_harness::with_both_memories! {
     devices_are_reset_while_memory_is_away
     children_are_forked_while_memory_is_away
     freed_memory_can_be_allocated_again_at_the_limit
+    memory_freed_beside_a_capture_makes_room_for_others
     every_byte_survives_many_hand_overs
 }
 
@@ -50,6 +51,25 @@ fn freed_memory_can_be_allocated_again_at_the_limit(memory: &str) {
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     let guest = Program::guest(&world, "at_limit", &[]).env("NVSHARE_MEM_LIMIT", "512MiB").start();
     guest.finish().passed();
+}
+
+fn memory_freed_beside_a_capture_makes_room_for_others(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let guest = Program::guest(&world, "freed_beside_capture", &[]).until_told().start();
+    Scheduler::until(&world, "the guest has its memory", |status| {
+        status.find(guest.pid()).is_some_and(|client| client.resident >= 600 * MIB)
+    });
+    let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
+    let other = other.until_told().start();
+    // It allocates nothing more, so no call of its own ends the memory.
+    Scheduler::until(&world, "what was freed is gone", |status| {
+        assert!(guest.lives() && other.lives(), "{}{}", guest.log(), other.log());
+        let client = status.client(guest.pid());
+        client.usage.iter().all(|usage| usage.allocated < 64 * MIB)
+    });
+    world.stop_guest(guest, other);
+    world.moved_when_told();
 }
 
 /// With few descriptors, little memory that may be locked, as a user who is not root has it, and no home. All bytes are moved: the

@@ -278,3 +278,20 @@ fn a_reset_takes_the_kernel_and_all_copies_along() {
     let job = job.finish();
     assert!(job.status.success() && job.out.contains("right"), "{} {}", job.out, job.log);
 }
+
+#[test]
+fn a_free_does_not_wait_for_a_look_beside_the_programs_work() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    // Longer than the guest lets a free take, and before the kernel is in its stream: no work of the device is in the way.
+    let guest = Program::guest(&world, "frees_beside_look", &[]).env("NVSIM_SLOW_LOOK", "6000");
+    let guest = guest.until_told().start();
+    Scheduler::until(&world, "the guest has its memory", |status| {
+        assert!(guest.lives(), "{}", guest.log());
+        status.find(guest.pid()).is_some_and(|client| client.resident >= 448 << 20)
+    });
+    // It is looked at as soon as a program waits that does not fit beside it.
+    let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB").until_told().start();
+    Scheduler::until_turns(&world, &[&guest, &other], 5);
+    world.stop_guest(guest, other);
+}

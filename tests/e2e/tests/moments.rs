@@ -12,6 +12,7 @@ nvshare_harness::with_both_memories! {
     an_allocation_that_the_lock_overtakes_is_charged_and_populated
     the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off
     an_eviction_waits_for_an_allocation_that_is_under_way
+    an_eviction_waits_for_a_free_that_is_under_way
 }
 
 fn an_allocation_that_the_lock_overtakes_is_charged_and_populated(memory: &str) {
@@ -112,4 +113,39 @@ fn an_eviction_waits_for_an_allocation_that_is_under_way(memory: &str) {
     });
     assert_eq!(short, 0, "bytes stay that an allocation is about to enter");
     release.join().expect("allocations go on");
+}
+
+fn an_eviction_waits_for_a_free_that_is_under_way(memory: &str) {
+    const BYTES: u64 = 600 << 20;
+    let world = World::with_memory(memory, CARD);
+    let listener = PlayedScheduler::listen(&world);
+    let guest = Program::guest(&world, "frees_parked", &[]).env("NVSIM_SLOW_FREES", "1000");
+    let guest = guest.until_woken().until_told().start();
+    let (mut client, usage) = PlayedScheduler::accept(&listener);
+    let gpu = usage.first().map(|usage| usage.gpu);
+    let gpu = gpu.unwrap_or_else(|| {
+        client.until(|m| if let ClientMessage::Usage(u) = m { Some(u.gpu) } else { None })
+    });
+    let epoch = Epoch { boot: 1, counter: 1 };
+    let room = Room { gpu, bytes: 1 << 30 };
+    client.say(&[
+        SchedulerMessage::Capacity(room),
+        SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![room] },
+        SchedulerMessage::Waiters { waiting: true },
+    ]);
+    wait_until("its kernel has run", || guest.out().contains("ran") || !guest.lives());
+    client.say(&[SchedulerMessage::DropLock { epoch, patience_ms: 60_000 }]);
+    client.until(|m| {
+        matches!(m, ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. }).then_some(())
+    });
+    world.wake();
+    wait_until("it frees its memory", || guest.out().contains("frees") || !guest.lives());
+    client.say(&[SchedulerMessage::Evict(Room { gpu, bytes: BYTES })]);
+    let short = client.until(|m| match m {
+        ClientMessage::Evicted { short, .. } => Some(*short),
+        _ => None,
+    });
+    assert_eq!(short, 0, "bytes stay that are being freed");
+    world.stop();
+    guest.finish().passed();
 }

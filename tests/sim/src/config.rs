@@ -56,6 +56,10 @@ pub(crate) struct Config {
     pub(crate) refused_ptx: Option<String>,
     /// How many times as long a kernel takes while kernels of another process run on the card between its own.
     pub(crate) slicing: f64,
+    /// The first look of nvshare's kernel at memory takes so long before the kernel is in its stream.
+    pub(crate) slow_look: Duration,
+    /// A free of memory takes so long, or of the addresses of memory that the program has mapped.
+    pub(crate) slow_frees: Duration,
     /// One in so many allocations on a card takes this long; 0: none does.
     pub(crate) slow_allocations: (u64, Duration),
     /// Allocations on a card wait for as long as this file is there; one that waits makes a file of that name with the ending
@@ -75,8 +79,9 @@ pub(crate) enum Lie {
 impl Config {
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
     /// `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_PIN`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
-    /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`),
-    /// `NVSIM_HELD_ALLOCATIONS` (a file), `NVSIM_SLICING` (how many times as long kernels take beside those of others),
+    /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_LOOK` (milliseconds), `NVSIM_SLOW_FREES` (milliseconds),
+    /// `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD_ALLOCATIONS` (a file),
+    /// `NVSIM_SLICING` (how many times as long kernels take beside those of others),
     /// `NVSIM_MOST_LOCKED` (bytes), `NVSIM_LIE` (`zeros`, `unchanged`), `NVSIM_REFUSED_PTX`.
     pub(crate) fn from_env() -> Self {
         let number = |name: &str, default: f64| {
@@ -127,6 +132,8 @@ impl Config {
             },
             refused_ptx: env::var("NVSIM_REFUSED_PTX").ok(),
             slicing: number("NVSIM_SLICING", 1.0),
+            slow_look: Duration::from_millis(number("NVSIM_SLOW_LOOK", 0.0) as u64),
+            slow_frees: Duration::from_millis(number("NVSIM_SLOW_FREES", 0.0) as u64),
             slow_allocations: slow_allocations().unwrap_or_default(),
             held_allocations: env::var_os("NVSIM_HELD_ALLOCATIONS").map(PathBuf::from),
             fault: number("NVSIM_FAULT", 0.256) * 1e9,

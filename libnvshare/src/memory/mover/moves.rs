@@ -56,11 +56,13 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
 /// Returns the bytes that could not be evicted.
 pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u64 {
     let begin = Instant::now();
-    // Spare slabs and the unused part of the driver's reserve go first, as this costs nothing.
-    let mut given = 0;
+    // What the program has freed, spare slabs and the unused part of the driver's reserve go first, as this costs nothing.
+    free::finish();
     let unused = || free::drop_spares(device) | driver_reserve::give_up(device);
-    if lifecycle::hold_off_exit().is_some_and(|_call| unused()) {
-        given = device.update(|account| account.evict_unused(bytes));
+    let is_smaller = lifecycle::hold_off_exit().is_some_and(|_call| unused());
+    // Room that has come for an allocation that waited is its own.
+    let given = device.update(|account| account.evict_unused(bytes.min(account.unused())));
+    if is_smaller || given > 0 {
         report();
     }
     let bytes = bytes - given;

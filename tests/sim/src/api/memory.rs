@@ -19,6 +19,7 @@ api! {
     }
     fn cuMemFree_v2(base: u64) { status(process::get().and_then(|p| {
         if base == 0 { return Ok(()) }
+        std::thread::sleep(p.world.config().slow_frees);
         if p.is_pooled(base) { p.free_pooled(base) } else { p.free(base) }
     })) }
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {

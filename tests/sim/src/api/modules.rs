@@ -101,13 +101,17 @@ unsafe fn launch(
     }
     // A graph's kernel runs on the card of its stream.
     let name = &tables.functions.get(function)?.name;
-    let work = if name == content::NAME {
+    let is_look = name == content::NAME;
+    let work = if is_look {
         unsafe { content::work(blocks, params) }
     } else {
         unsafe { kernel_work(name, on.gpu, params) }
     }?;
     drop(tables);
     wait_for_loading(&is_loaded);
+    if is_look {
+        content::begins(blocks);
+    }
     with_place(stream, per_thread, |p, stream| {
         p.sticky()?;
         p.tables().submit(&stream, Kind::Kernel, work, Vec::new()).map(|_| ())

@@ -73,7 +73,10 @@ api! {
     fn cuMemAddressReserve(place: *mut u64, bytes: usize, alignment: usize, _address: u64, _flags: u64) {
         unsafe { give_new(place, || process::get()?.reserve_addresses(bytes as u64, alignment as u64)) }
     }
-    fn cuMemAddressFree(address: u64, bytes: usize) { status(process::get().and_then(|p| p.free_addresses(address, bytes as u64))) }
+    fn cuMemAddressFree(address: u64, bytes: usize) { status(process::get().and_then(|p| {
+        std::thread::sleep(p.world.config().slow_frees);
+        p.free_addresses(address, bytes as u64)
+    })) }
     fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) {
         if flags != 0 { return INVALID_VALUE }
         status(process::get().and_then(|p| p.map(address, bytes as u64, offset as u64, handle)))

@@ -58,16 +58,25 @@ pub(super) fn begin(
     })
 }
 
-/// Waits for work that was begun.
+/// Waits for work that was begun. With an error it is over as well.
 pub(super) fn wait(behind: Option<&Event>) -> Result<(), Option<CUresult>> {
     let Some(behind) = behind else { return Ok(()) };
     loop {
         match behind.outcome() {
             Outcome::Done => return Ok(()),
             Outcome::NotYet => threads::pause(),
-            Outcome::Failed(error) => return Err(error),
+            Outcome::Failed(error) => {
+                // An event that cannot be queried says nothing about the work.
+                quiesce(behind.context());
+                return Err(error);
+            }
         }
     }
+}
+
+/// Waits for work of the library's own that no event tells of: it must not reach memory that belongs to others by then.
+pub(super) fn quiesce(context: &Context) {
+    let _ = context.with(|| context.move_in_order(|_| Ok(())));
 }
 
 /// What is done with a granule that moves.

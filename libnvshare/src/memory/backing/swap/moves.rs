@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use nvshare_proto::units::MIB;
 
-use super::chunks::{Part, begin, copy_parts, take, wait};
+use super::chunks::{Part, begin, copy_parts, quiesce, take, wait};
 use super::content::{self, Leaving, Looked};
 use crate::driver;
 use crate::driver::types::{CUdeviceptr, CUmemHandle, CUresult};
@@ -192,15 +192,11 @@ fn begin_out(
         Ok(Err(error)) => Some(error),
         Err(_) => None,
     };
+    // Some copies may have begun before another one could not.
     quiesce(context);
     mapped.settle(index, |_| ());
     leaving.give_up();
     stopped(allocation, device, error)
-}
-
-/// Waits for copies after another one could not be begun: a copy must not reach memory that belongs to others by then.
-fn quiesce(context: &Context) {
-    let _ = context.with(|| context.move_in_order(|_| Ok(())));
 }
 
 /// Waits for a chunk that leaves. Returns the bytes that have left the card, and those that were copied.

@@ -18,7 +18,7 @@ use crate::driver;
 use crate::driver::types::{
     CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, CUdeviceptr, CUfunction,
 };
-use crate::memory::backing::swap::chunks::{begin, wait};
+use crate::memory::backing::swap::chunks::{begin, quiesce, wait};
 use crate::memory::mapping::GRANULE;
 use crate::memory::mapping::host_pool::{self, HostPool, Slot};
 use crate::process::config::Content;
@@ -243,7 +243,12 @@ impl Kernel {
             })
         };
         let behind = match self.context.with(launch) {
-            Ok(behind) => behind.map_err(|error| format!("the kernel is not launched: {error:?}"))?,
+            Ok(Ok(behind)) => behind,
+            // The kernel may have been launched, and the event refused.
+            Ok(Err(error)) => {
+                quiesce(&self.context);
+                return Err(format!("the kernel is not launched: {error:?}"));
+            }
             Err(_) => return Err("the context ends".to_owned()),
         };
         wait(Some(&behind)).map_err(|error| format!("the kernel fails: {error:?}"))?;
