@@ -37,11 +37,10 @@ pub(crate) fn disturb(
                 *done.entry("set-tq").or_default() += 1;
             }
             3..=5 => {
-                // Together the programs have more than the card: without force it stays on.
-                world.ctl(&["off", "--force"]);
+                let is_off = world.switch_off();
                 sleep(stop, rng.range(1, 150));
                 world.ctl(&["on"]);
-                *done.entry("off and on").or_default() += 1;
+                *done.entry("off and on").or_default() += u64::from(is_off);
             }
             6..=8 => {
                 if let Some(pid) = running.signal_one(rng.below(1 << 20), libc::SIGSTOP) {

@@ -87,9 +87,11 @@ impl Moment<'_> {
             }
             _ => None,
         });
-        let off = is_told.and_then(|()| scheduler.change(AdminRequest::Off { force: true }).ok());
+        let is_off = is_told.is_some() && self.world.switch_off();
         self.signal(pid, libc::SIGCONT);
-        off?;
+        if !is_off {
+            return None;
+        }
         sleep(self.stop, rng.range(20, 100));
         let _ = scheduler.change(AdminRequest::On);
         Some(())

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use nvshare_admin::Scheduler;
 use nvshare_harness::Status;
+use nvshare_proto::AdminRequest;
 
 use super::parts::Parts;
 
@@ -175,6 +176,13 @@ impl World {
     /// The scheduler's status, if it answers.
     pub(crate) fn status(&self) -> Option<Status> {
         serde_json::from_str(&self.ctl(&["status", "--json"])?).ok()
+    }
+
+    /// Switches scheduling off; whether that was done. Together the programs have more than the card, and page faults move the
+    /// rest. Of memory that the library maps nothing comes by faults: where that does not fit it stays on.
+    pub(crate) fn switch_off(&self) -> bool {
+        let force = std::env::var_os("NVSHARE_MEMORY").is_none_or(|memory| memory != "swap");
+        self.administrator().change(AdminRequest::Off { force }).is_ok()
     }
 
     /// The administrator's connection to the scheduler.
