@@ -403,7 +403,6 @@ impl Core {
         let beside = u32::try_from(gpu.shares.holding().max(1)).unwrap_or(u32::MAX);
         let ratio = slices::ratio(heaviest, own_weight);
         let quantum = self.owed_quantum(gpu, uuid, waiter, self.bytes_to_move(uuid, waiter));
-        // What the waiter's own turn counts for beyond a quantum.
         let beyond = waiter.iter().filter_map(|&id| Some(self.account(id, uuid)?.cost.beyond(quantum)));
         Some(Turn {
             started: gpu.turn_started,
