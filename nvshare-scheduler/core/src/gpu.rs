@@ -13,8 +13,9 @@ use crate::ledger::Ledger;
 use crate::policy::ahead;
 use crate::policy::budget::Budget;
 use crate::rule::Rule;
-use crate::shares::{self, Shares, Virtual};
+use crate::shares::Shares;
 use crate::trial::Trial;
+use crate::virtual_time::{Virtual, nanos};
 
 /// The memory that a disconnected client has left on a GPU, until its process ends too or comes back.
 #[derive(Debug, Clone)]
@@ -164,7 +165,7 @@ impl Gpu {
         let is_ahead = self.shares.time(client.job).saturating_sub(self.shares.clock());
         let Rule::Auto(target) = self.rule else { return 0 };
         let most = ahead::most_ahead(self.quantum, target.max_wait, self.shares.active());
-        let most = shares::nanos(most);
+        let most = nanos(most);
         if self.goes_ahead(id, client) && is_ahead <= most { LENT } else { 0 }
     }
 

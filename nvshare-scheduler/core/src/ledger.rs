@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Time;
 use crate::client::{ClientId, Job};
-use crate::shares::{Part, Virtual};
+use crate::shares::Part;
+use crate::virtual_time::Virtual;
 
 /// The place of a client in the order of turns: the smallest virtual time first, then the longest wait.
 pub(crate) type Key = (Virtual, Time, ClientId);

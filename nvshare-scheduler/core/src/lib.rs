@@ -38,6 +38,7 @@ mod terms;
 mod trial;
 mod turns;
 mod views;
+mod virtual_time;
 mod warnings;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -7,7 +7,7 @@
 
 use crate::policy::entitled::Terms;
 use crate::policy::pace::{Does, Pace};
-use crate::shares::{USUAL, Virtual, weighed};
+use crate::virtual_time::{USUAL, Virtual, unweighed, weighed};
 
 /// One job on one GPU.
 #[derive(Debug, Clone, PartialEq)]
@@ -151,10 +151,4 @@ fn count(number: &mut u32, before: bool, after: bool) {
         (true, false) => *number -= 1,
         _ => {}
     }
-}
-
-/// The time that a job of this weight gets in so much virtual time.
-fn unweighed(time: Virtual, weight: u64) -> Virtual {
-    let nanos = i128::from(time.max(0)) * i128::from(weight) / i128::from(USUAL);
-    Virtual::try_from(nanos).unwrap_or(Virtual::MAX / 4)
 }

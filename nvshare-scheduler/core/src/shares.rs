@@ -19,14 +19,8 @@ use crate::policy::pace::Pace;
 use crate::policy::slices;
 pub(crate) use crate::share::Part;
 use crate::share::{Served, Share};
+use crate::virtual_time::{USUAL, Virtual, nanos, weighed};
 
-/// Virtual time, in nanoseconds of a job of the usual weight. Differences may be negative.
-pub(crate) type Virtual = i64;
-
-/// The weight of a job that has no other.
-pub(crate) const USUAL: u64 = nvshare_proto::USUAL_WEIGHT as u64 * FINER;
-/// Weights inside the core are this many times what users say, so that a priority can divide them.
-pub(crate) const FINER: u64 = 64;
 const USUAL_TERMS: Terms = Terms { weight: USUAL, limit: None, forced: false };
 
 /// Most jobs without a process that are remembered.
@@ -302,22 +296,10 @@ impl Shares {
     }
 }
 
-/// The virtual time that `time` is for jobs of this weight.
-pub(crate) fn weighed(time: i64, weight: u64) -> Virtual {
-    if weight == USUAL {
-        return time;
-    }
-    let weight = i128::from(weight.max(1));
-    i64::try_from(i128::from(time) * i128::from(USUAL) / weight).unwrap_or(Virtual::MAX / 4)
-}
-
-pub(crate) fn nanos(time: Duration) -> Virtual {
-    Virtual::try_from(time.as_nanos()).unwrap_or(Virtual::MAX / 4).min(Virtual::MAX / 4)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::virtual_time::FINER;
 
     const S: fn(u64) -> Duration = Duration::from_secs;
     const WAITS: Option<Part> = Some(PART);

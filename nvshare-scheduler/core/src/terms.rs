@@ -9,7 +9,7 @@ use nvshare_proto::{
 
 use crate::client::{ClientId, Job};
 use crate::policy::entitled::Terms;
-use crate::shares::FINER;
+use crate::virtual_time::FINER;
 use crate::{Core, Time};
 
 /// Most jobs without a process whose terms are kept.

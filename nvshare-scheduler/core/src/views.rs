@@ -9,7 +9,8 @@ use crate::gpu::{Gpu, Size, Source};
 use crate::happened::Glance;
 use crate::ledger::{Entry, Group, Key, Standing};
 use crate::policy::{next, together};
-use crate::shares::{Part, Virtual};
+use crate::shares::Part;
+use crate::virtual_time::Virtual;
 use crate::{Core, Time};
 
 impl Core {

@@ -37,7 +37,7 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "time is divided by the weight",
-        file: "nvshare-scheduler/core/src/shares.rs",
+        file: "nvshare-scheduler/core/src/virtual_time.rs",
         from: "    if weight == USUAL {\n",
         to: "    if weight == USUAL || BROKEN {\n",
         package: "nvshare-client",

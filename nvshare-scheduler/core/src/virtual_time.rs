@@ -1,0 +1,30 @@
+//! Virtual time and weights: their units, and the one from the other.
+
+use std::time::Duration;
+
+/// Virtual time, in nanoseconds of a job of the usual weight. Differences may be negative.
+pub(crate) type Virtual = i64;
+
+/// The weight of a job that has no other.
+pub(crate) const USUAL: u64 = nvshare_proto::USUAL_WEIGHT as u64 * FINER;
+/// Weights inside the core are this many times what users say, so that a priority can divide them.
+pub(crate) const FINER: u64 = 64;
+
+/// The virtual time that `time` is for jobs of this weight.
+pub(crate) fn weighed(time: i64, weight: u64) -> Virtual {
+    if weight == USUAL {
+        return time;
+    }
+    let weight = i128::from(weight.max(1));
+    i64::try_from(i128::from(time) * i128::from(USUAL) / weight).unwrap_or(Virtual::MAX / 4)
+}
+
+pub(crate) fn nanos(time: Duration) -> Virtual {
+    Virtual::try_from(time.as_nanos()).unwrap_or(Virtual::MAX / 4).min(Virtual::MAX / 4)
+}
+
+/// The time that a job of this weight gets in so much virtual time.
+pub(crate) fn unweighed(time: Virtual, weight: u64) -> Virtual {
+    let nanos = i128::from(time.max(0)) * i128::from(weight) / i128::from(USUAL);
+    Virtual::try_from(nanos).unwrap_or(Virtual::MAX / 4)
+}
