@@ -255,6 +255,44 @@ static void contexts(void) {
     } while (goes_on());
 }
 
+/* The context in which memory moves ends between two calls of its restore: while it is made accessible, which the driver holds
+   up for as long as a file is there. */
+static void *goes_on_soon(void *held) {
+    usleep(300000);
+    CHECK(unlink(held));
+    return NULL;
+}
+static void *ends_meanwhile(void *held) {
+    char waits[4096];
+    pthread_t thread;
+    snprintf(waits, sizeof waits, "%s.waits", (char *)held);
+    while (access(waits, F_OK)) usleep(100);
+    CHECK(pthread_create(&thread, NULL, goes_on_soon, held));
+    CHECK(FN(cuDevicePrimaryCtxRelease_v2)(0));
+    CHECK(pthread_join(thread, NULL));
+    over = 1;
+    return NULL;
+}
+static void restored(void) {
+    size_t bytes = 300 * MIB;
+    uint32_t rounds = 0;
+    void *other;
+    char *held = getenv("NVSIM_HELD_ACCESS");
+    pthread_t thread;
+    uint64_t at = range(bytes), handle = create(bytes, ON_CARD);
+    map(at, bytes, handle);
+    fill(at, bytes, 5);
+    CHECK(FN(cuCtxSynchronize)());
+    CHECK(FN(cuCtxCreate_v2)(&other, 0, 0));
+    load_kernel();
+    fclose(fopen(held, "w"));
+    CHECK(pthread_create(&thread, NULL, ends_meanwhile, held));
+    do run(at, bytes), rounds++;
+    while (!over || goes_on());
+    CHECK(pthread_join(thread, NULL));
+    check(at, bytes, 5 + rounds);
+}
+
 /* From the moment that others can get memory it stays on the card; other memory does not. */
 static void shares(void) {
     size_t bytes = 100 * MIB;
@@ -289,6 +327,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(argv[1], "segments")) segments();
     else if (!strcmp(argv[1], "aliases")) aliases();
     else if (!strcmp(argv[1], "contexts")) contexts();
+    else if (!strcmp(argv[1], "restored")) restored();
     else if (!strcmp(argv[1], "shares")) shares();
     else return 2;
     return 0;

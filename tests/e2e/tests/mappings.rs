@@ -56,6 +56,18 @@ fn memory_outlives_its_contexts() {
     in_turns("contexts", &[("NVSIM_COPY_OUT", "4"), ("NVSIM_SPARSE", "0")], 8);
 }
 
+#[test]
+fn a_context_ends_while_memory_comes_back() {
+    let world = World::with_memory("swap", &[CARD, &[("NVSIM_SPARSE", "0")]].concat());
+    let held = world.dir().join("held").to_string_lossy().into_owned();
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let other = Program::workload(&world, "other", "--memory 832MiB --block 64MiB --kernel-us 2000");
+    let guest = maps(&world, "restored").env("NVSIM_HELD_ACCESS", &held).start();
+    let other = other.until_told().start();
+    Scheduler::until_turns(&world, &[&guest, &other], 4);
+    both_are_intact(&world, guest, other);
+}
+
 /// A program that creates no memory then: without a scheduler nobody makes room for it.
 #[test]
 fn the_scheduler_is_killed_meanwhile() {

@@ -1,7 +1,7 @@
 //! The simulated machine: one with a T4, unless the environment says otherwise.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -65,6 +65,8 @@ pub(crate) struct Config {
     /// Allocations on a card wait for as long as this file is there; one that waits makes a file of that name with the ending
     /// `waits`.
     pub(crate) held_allocations: Option<PathBuf>,
+    /// The same for calls that make mapped memory accessible.
+    pub(crate) held_access: Option<PathBuf>,
 }
 
 /// What a card may say wrongly of pieces of memory.
@@ -80,7 +82,7 @@ impl Config {
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
     /// `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_PIN`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
     /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_LOOK` (milliseconds), `NVSIM_SLOW_FREES` (milliseconds),
-    /// `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD_ALLOCATIONS` (a file),
+    /// `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD_ALLOCATIONS` and `NVSIM_HELD_ACCESS` (files),
     /// `NVSIM_SLICING` (how many times as long kernels take beside those of others),
     /// `NVSIM_MOST_LOCKED` (bytes), `NVSIM_LIE` (`zeros`, `unchanged`), `NVSIM_REFUSED_PTX`.
     pub(crate) fn from_env() -> Self {
@@ -136,6 +138,7 @@ impl Config {
             slow_frees: Duration::from_millis(number("NVSIM_SLOW_FREES", 0.0) as u64),
             slow_allocations: slow_allocations().unwrap_or_default(),
             held_allocations: env::var_os("NVSIM_HELD_ALLOCATIONS").map(PathBuf::from),
+            held_access: env::var_os("NVSIM_HELD_ACCESS").map(PathBuf::from),
             fault: number("NVSIM_FAULT", 0.256) * 1e9,
             first_touch: number("NVSIM_FIRST_TOUCH", 5.0) * 1e9,
         }
@@ -146,6 +149,16 @@ fn slow_allocations() -> Option<(u64, Duration)> {
     let text = env::var("NVSIM_SLOW_ALLOCATIONS").ok()?;
     let (each, millis) = text.split_once(':')?;
     Some((each.parse().ok()?, Duration::from_millis(millis.parse().ok()?)))
+}
+
+/// Waits for as long as this file is there, and says so by another one, with the ending `waits`.
+pub(crate) fn wait_while_held(file: Option<&Path>) {
+    if let Some(held) = file.filter(|held| held.exists()) {
+        let _ = std::fs::write(held.with_extension("waits"), "");
+        while held.exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 /// Counts a call. Returns true for one in `each` calls; if `each` is 0, for none.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use crate::config::is_each;
+use crate::config::{is_each, wait_while_held};
 use crate::handles;
 use crate::process::{
     self, Failure, HOST_ALREADY_REGISTERED, HOST_NOT_REGISTERED, ILLEGAL_ADDRESS, INVALID_VALUE,
@@ -180,13 +180,7 @@ impl Process {
         if is_each(each, &ASKED) {
             std::thread::sleep(takes);
         }
-        if let Some(held) = self.world.config().held_allocations.as_deref().filter(|held| held.exists()) {
-            // Whoever made the file sees by this one that an allocation waits.
-            let _ = std::fs::write(held.with_extension("waits"), "");
-            while held.exists() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
+        wait_while_held(self.world.config().held_allocations.as_deref());
         let count = size.div_ceil(BLOCK) as usize;
         let blocks = self.world.allocate(gpu, count, sort).ok_or(OUT_OF_MEMORY)?;
         let mut tables = self.tables();

@@ -403,4 +403,12 @@ pub(super) const LIBRARY: &[Rule] = &[
         package: "nvshare-e2e",
         test: "an_eviction_waits_for_an_allocation_that_is_under_way",
     },
+    Rule {
+        what: "a chunk is back only when its contents are, also if its context ends meanwhile",
+        file: "libnvshare/src/memory/backing/swap/moves.rs",
+        from: "        Err(_) => {\n            undo(at, bytes, physical);",
+        to: "        Err(_) if BROKEN => None,\n        Err(_) => {\n            undo(at, bytes, physical);",
+        package: "nvshare-e2e",
+        test: "a_context_ends_while_memory_comes_back",
+    },
 ];

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::Ordering;
 
 use super::{api, give, give_new, status};
+use crate::config::wait_while_held;
 use crate::process::{self, INVALID_VALUE};
 use crate::vmm::{GRANULARITY, MAPPED};
 
@@ -87,7 +88,10 @@ api! {
         let access = unsafe { std::slice::from_raw_parts(access, count) };
         let most = access.iter().filter(|access| access.location.kind == ON_DEVICE).map(|access| access.flags).max().unwrap_or(0);
         if !matches!(most, 0 | 1 | READ_AND_WRITE) { return INVALID_VALUE }
-        status(process::get().and_then(|p| p.set_access(address, bytes as u64, most as u64)))
+        status(process::get().and_then(|p| {
+            wait_while_held(p.world.config().held_access.as_deref());
+            p.set_access(address, bytes as u64, most as u64)
+        }))
     }
     fn cuMemGetAccess(place: *mut u64, location: *const c_void, address: u64) {
         if location.is_null() { return INVALID_VALUE }

@@ -340,7 +340,12 @@ fn begin_in(allocation: &Arc<Allocation>, mapped: &Mapped, index: usize, device:
             stays_out(mapped, index, bytes, device);
             return stopped(allocation, device, Some(error));
         }
-        Err(_) => None,
+        // The context has ended since the chunk was mapped. Memory that belongs to no context comes back in another one.
+        Err(_) => {
+            undo(at, bytes, physical);
+            stays_out(mapped, index, bytes, device);
+            return Begun::Stopped;
+        }
     };
     let (allocation, leaving) = (Arc::clone(allocation), None);
     Begun::Flying(Flight { allocation, index, offset, bytes, behind, leaving, physical: Some(physical) })
