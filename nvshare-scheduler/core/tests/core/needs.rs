@@ -56,7 +56,7 @@ fn memory_that_came_back_since_some_could_not_move_can_move_again() {
     keeps_the_last_20_mib(&mut table);
     table.runs(NEIGHBOUR);
     table.say(NEIGHBOUR, ClientMessage::Usage(usage(300, 0)));
-    table.now = 500;
+    table.now = 200;
     let sent = table.say(PARKED, ClientMessage::NeedRoom(room(484)));
     assert!(!is_refused(&sent), "{sent:?}");
     has_room_when_the_neighbour_leaves(&mut table, 484);
