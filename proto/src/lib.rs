@@ -30,4 +30,4 @@ pub use share::{
 pub use watch::{EventKind, WatchEvent, WatchFrom};
 
 /// Version of the wire protocol. Both ends of a connection must speak the same one.
-pub const VERSION: u16 = 8;
+pub const VERSION: u16 = 9;

@@ -165,6 +165,13 @@ pub enum ClientMessage {
     Counters(Counters),
     /// Work waits, and the scheduler has said nothing for a while: asks whether the scheduler lives.
     Ping,
+    /// In answer to ASK_PROGRESS, as soon as all work is complete that had been submitted when it came.
+    Progress {
+        /// The ticket of the question.
+        ticket: u64,
+        /// How many submissions that are, since the process started: [`Counters::gated`] at that moment.
+        submissions: u64,
+    },
 }
 
 /// A message of the scheduler to a registered process.
@@ -232,6 +239,11 @@ pub enum SchedulerMessage {
     /// Room in which a client that is next brings its memory back while others still leave. Its gate stays closed until
     /// LOCK_OK.
     Restore(Room),
+    /// Say PROGRESS when all work is complete that is submitted by now. A drain that begins before that takes the answer's place.
+    AskProgress {
+        /// Connects the answer with the question.
+        ticket: u64,
+    },
 }
 
 /// The state of a client's gate after it has registered.

@@ -70,6 +70,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("evicted", Request::Client(C::Evicted { gpu: GPU, short: 5 })),
         ("counters", Request::Client(C::Counters(COUNTERS))),
         ("ping", Request::Client(C::Ping)),
+        ("progress", Request::Client(C::Progress { ticket: 3, submissions: 1000 })),
         ("status", Request::Admin(AdminRequest::Status)),
         (
             "set_quantum",
@@ -182,6 +183,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ("quota", Reply::Client(S::Quota { row: 2 })),
         ("limit", Reply::Client(S::Limit(ROOM))),
         ("ask_counters", Reply::Client(S::AskCounters)),
+        ("ask_progress", Reply::Client(S::AskProgress { ticket: 3 })),
         ("pong", Reply::Client(S::Pong)),
         ("status of the scheduler", Reply::Admin(AdminReply::Scheduler(scheduler))),
         ("status of a gpu", Reply::Admin(AdminReply::Gpu(gpu))),
@@ -242,7 +244,8 @@ fn no_message_is_left_out() {
             | ClientMessage::Room(_)
             | ClientMessage::Evicted { .. }
             | ClientMessage::Counters(_)
-            | ClientMessage::Ping => 11,
+            | ClientMessage::Ping
+            | ClientMessage::Progress { .. } => 12,
         }
     }
     fn of_scheduler(message: &SchedulerMessage) -> usize {
@@ -261,7 +264,8 @@ fn no_message_is_left_out() {
             | SchedulerMessage::Limit(_)
             | SchedulerMessage::AskCounters
             | SchedulerMessage::Pong
-            | SchedulerMessage::Restore(_) => 15,
+            | SchedulerMessage::Restore(_)
+            | SchedulerMessage::AskProgress { .. } => 16,
         }
     }
     let requests: BTreeSet<String> = requests().iter().map(|(_, request)| variant(request)).collect();

@@ -286,6 +286,9 @@ impl Machine {
             SchedulerMessage::SchedOff => self.go_alone(),
             SchedulerMessage::SchedOn { epoch } => self.adopted(epoch),
             SchedulerMessage::AskCounters => self.act(Action::Report),
+            // A drain ends with the counters, and all that they count is complete.
+            SchedulerMessage::AskProgress { .. } if matches!(self.phase, Phase::Draining { .. }) => {}
+            SchedulerMessage::AskProgress { ticket } => self.act(Action::Post(Job::Count(ticket))),
             SchedulerMessage::Limit(room) => self.act(Action::AllocationLimit(room)),
             // The library takes the page itself. PONG has had its effect when it was heard.
             SchedulerMessage::Quota { .. } | SchedulerMessage::Pong => {}

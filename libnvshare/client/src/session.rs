@@ -45,6 +45,13 @@ pub enum Done {
     },
     /// Some work is not complete.
     Busy,
+    /// All work is complete that had been submitted when a [`Job::Count`] began.
+    Counted {
+        /// The number of the job.
+        ticket: u64,
+        /// How many submissions that are, since the start.
+        submissions: u64,
+    },
 }
 
 /// The functions of the library that the session needs.
@@ -156,6 +163,9 @@ impl Session {
             Done::Restored { lacking } => self.feed(host, Input::Restored { lacking }, now),
             Done::Quiet { submissions } => self.feed(host, Input::Quiet { submissions }, now),
             Done::Busy => self.feed(host, Input::Busy, now),
+            Done::Counted { ticket, submissions } => {
+                host.say(ClientMessage::Progress { ticket, submissions });
+            }
             Done::Evicted(gpu) => {
                 let bytes = host.update(gpu, Account::take_made).unwrap_or(0);
                 tell_usage(host, gpu);

@@ -22,6 +22,7 @@ use crate::process::lock::lock;
 use crate::process::{counters, lifecycle, log, threads};
 use crate::work::drain::Drain;
 use crate::work::gate;
+use crate::work::submitted::Submitted;
 
 /// Longest wait of an eviction for allocations and frees that are under way: the driver's call may be behind work of the program.
 const CHANGE_IS_LATE: Duration = Duration::from_secs(5);
@@ -106,6 +107,11 @@ pub(crate) fn run(to: fn(Done)) {
                 }
             }
             Job::Probe => report(probe(cancelled)),
+            Job::Count(ticket) => {
+                if let Some(submissions) = count(cancelled) {
+                    report(Done::Counted { ticket, submissions });
+                }
+            }
         }
         if is_ahead {
             AHEAD.fetch_sub(1, Ordering::SeqCst);
@@ -178,6 +184,32 @@ fn probe(cancelled: impl Fn() -> bool) -> Done {
     } else {
         Done::Busy
     }
+}
+
+/// Waits until all work is complete that is submitted by now, without closing the gate: how many submissions that are. `None` if it was
+/// given up: there is no telling, or another job is due.
+fn count(cancelled: impl Fn() -> bool) -> Option<u64> {
+    /// The program's own calls have the driver in between. What is counted takes a hundred times as long.
+    const LOOK: Duration = Duration::from_micros(500);
+    /// A capture that has not ended after so many looks may take long.
+    const LOOKS: u32 = 400;
+    let is_other = |(job, _): &(Job, u64)| !matches!(job, Job::Count(_) | Job::Probe);
+    let given_up = || cancelled() || lifecycle::is_exiting() || lock(&QUEUE).jobs.iter().any(is_other);
+    let mut work = (0..LOOKS).find_map(|look| {
+        if look > 0 {
+            threads::sleep(LOOK);
+        }
+        if given_up() { Some(None) } else { Submitted::by_now().map(Some) }
+    })??;
+    // The driver's call may have waited for work of the program, so what was submitted is counted behind it.
+    let submissions = gate::totals().0;
+    while !work.is_complete() {
+        if given_up() {
+            return None;
+        }
+        threads::sleep(LOOK);
+    }
+    Some(submissions)
 }
 
 /// Restores memory on all devices at the same time. Returns what is to be asked for where room is lacking; `None` if

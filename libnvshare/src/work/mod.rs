@@ -15,4 +15,5 @@ pub(crate) mod launch_window;
 pub(crate) mod life;
 pub(crate) mod stream_key;
 pub(crate) mod streams;
+pub(crate) mod submitted;
 pub(crate) mod used_devices;

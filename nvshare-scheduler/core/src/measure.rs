@@ -40,9 +40,9 @@ impl Core {
         if todo.begin {
             gpu.turn_started = None;
         }
-        if todo.ask {
+        if let Some(ticket) = todo.ask {
             for id in gpu.trial.clients().collect::<Vec<_>>() {
-                self.ask_for_counters(id);
+                self.send(id, SchedulerMessage::AskProgress { ticket });
             }
         }
         if todo.part {
@@ -85,14 +85,13 @@ impl Core {
             .then_some(set)
     }
 
-    /// A client has said its counters: a trial may have waited for them.
-    pub(crate) fn note_launches(&mut self, id: ClientId) {
+    /// So much of a client's work is complete: a trial may have waited for it.
+    pub(crate) fn note_progress(&mut self, id: ClientId, ticket: u64, submissions: u64) {
         let now = self.now;
         let Some(client) = self.clients.get(&id) else { return };
         for uuid in client.accounts.keys() {
-            let counts =
-                self.gpus.get_mut(uuid).is_some_and(|gpu| gpu.trial.counted(id, client.counters.gated, now));
-            if counts {
+            let gpu = self.gpus.get_mut(uuid);
+            if gpu.is_some_and(|gpu| gpu.trial.completed(id, ticket, submissions, now)) {
                 self.dirty.insert(*uuid);
             }
         }

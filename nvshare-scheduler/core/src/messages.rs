@@ -67,6 +67,7 @@ impl Core {
             }
             ClientMessage::Evicted { gpu, short } => self.on_evicted(id, phase, gpu, short),
             ClientMessage::Ping => self.send(id, SchedulerMessage::Pong),
+            ClientMessage::Progress { ticket, submissions } => self.note_progress(id, ticket, submissions),
         }
     }
 
@@ -136,7 +137,6 @@ impl Core {
             client.asked_counters = false;
             client.counters = counters;
         }
-        self.note_launches(id);
     }
 
     fn on_req_lock(&mut self, id: ClientId, phase: Phase) {

@@ -3,17 +3,18 @@
 //! | stage | jobs run | ends |
 //! |---|---|---|
 //! | rests | side by side | when the set may be tried (again) |
-//! | counts | side by side | when the launches of a window are counted, and what is in flight is short |
+//! | counts | side by side | when it is known what a window got done |
+//! | shortens | side by side | when what is in flight is short |
 //! | parts | side by side | when all have given the lock back: then the count of each is exact |
 //! | turns | by turns | when a round is complete; if turns are decided upon, when they are to be checked |
 //!
-//! Side by side, clients are asked for their launches at both ends of the window. In turns nobody is asked: a client says them each
-//! time that it gives the lock back, when all that it has submitted is complete.
+//! What counts is work that is complete. Side by side, clients are asked at both ends of the window: each answers as soon as all is complete
+//! that it had submitted when it was asked, however much that is, and the answer counts from the moment that it comes. In turns nobody is
+//! asked: a client says its counters each time that it gives the lock back, when all that it has submitted is complete.
 //!
 //! A program that never waits for its work has as much in flight as the driver takes: half a second of work, or several. A drain of that
-//! would be given up, and a window in which such a queue fills counts launches that do not complete in it. So from the first window on,
-//! until the trial is over, launch windows bound what is in flight as if somebody waited. Short windows follow until programs launch
-//! again as they did: then their queues are short.
+//! would be given up. So from the end of the first window on, until the trial is over, launch windows bound what is in flight as if somebody
+//! waited. By the answers at that end all is complete that was submitted before; then clients are asked until they answer soon.
 
 mod seen;
 
@@ -27,12 +28,14 @@ use crate::policy::progress::{self, Verdict};
 use seen::{Counted, Said};
 pub(crate) use seen::{Sight, Todo};
 
-/// A client that is asked for its launches answers within this time.
-const ANSWERS: Duration = Duration::from_secs(1);
+/// A client has completed within this time what it had submitted when it was asked: more than any queue of work.
+const ANSWERS: Duration = Duration::from_secs(10);
 /// Submitted work is complete within this time after all were asked for the lock.
 const PARTS: Duration = Duration::from_secs(10);
-/// So many short windows are counted at most until what is in flight is short.
-const MOST_SHORT_WINDOWS: u32 = 16;
+/// Answers that come within this time say that what is in flight is short.
+const SHORT: Duration = Duration::from_millis(100);
+/// What is in flight becomes short within this time, or not at all: a single kernel may be long.
+const SHORTENS: Duration = Duration::from_secs(4);
 /// Time beyond its slices that a round may take.
 const ROUND_DELAYS: Duration = Duration::from_secs(2);
 /// So many more sleeps of jobs than [`ROUNDS_A_SLEEP`] forgives end turns.
@@ -49,11 +52,16 @@ enum Stage {
     Rests {
         until: Time,
     },
-    /// From and to when launches are counted, and how often clients were asked.
+    /// From and to when work is counted, and how often clients were asked.
     Counts {
         from: Time,
         to: Time,
         asked: u32,
+    },
+    /// Since when what is in flight is to become short, and when clients were asked last.
+    Shortens {
+        since: Time,
+        asked: Time,
     },
     Parts {
         since: Time,
@@ -63,8 +71,14 @@ enum Stage {
     },
 }
 
+impl Default for Stage {
+    fn default() -> Self {
+        Self::Rests { until: Time::ZERO }
+    }
+}
+
 /// See the module's documentation.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Trial {
     stage: Stage,
     /// The set, and since when it is the same.
@@ -75,17 +89,18 @@ pub(crate) struct Trial {
     failures: u32,
     quiet: u32,
     said: BTreeMap<ClientId, Said>,
-    /// The launches of each client when it last gave the lock back.
+    /// The ticket of the last question.
+    ticket: u64,
+    /// The submissions of each client when it last gave the lock back.
     counts: BTreeMap<ClientId, u64>,
     given_back: Time,
-    /// What is in flight is bounded, and how many windows have been counted since then in which it became shorter.
+    /// What is in flight is bounded.
     bounded: bool,
-    short_windows: u32,
     /// The rates of jobs side by side: in the window in which nothing was bounded, in the last one, and in the one before.
     native: BTreeMap<Job, f64>,
     beside: BTreeMap<Job, f64>,
     before: BTreeMap<Job, f64>,
-    /// The launches of jobs in the turns of the current round, their rates in the last round, and in that after the last check.
+    /// The work of jobs in the turns of the current round, their rates in the last round, and in that after the last check.
     round: BTreeMap<Job, Counted>,
     alone: BTreeMap<Job, f64>,
     usual: BTreeMap<Job, f64>,
@@ -98,7 +113,7 @@ pub(crate) struct Trial {
     checks: bool,
     checked: Time,
     check_at: Time,
-    /// The last round in which jobs launched as much as at the last check.
+    /// The last round in which jobs did as much as at the last check.
     same_until: Time,
     doubted: bool,
     /// A job slept in the current round, whose rates say nothing.
@@ -106,41 +121,6 @@ pub(crate) struct Trial {
     sleeps: u32,
     /// The last sum, to be shown.
     shown: Option<f64>,
-}
-
-impl Default for Trial {
-    fn default() -> Self {
-        Self {
-            stage: Stage::Rests { until: Time::ZERO },
-            set: BTreeMap::new(),
-            since: Time::ZERO,
-            lost: Duration::ZERO,
-            failures: 0,
-            quiet: 0,
-            said: BTreeMap::new(),
-            counts: BTreeMap::new(),
-            given_back: Time::ZERO,
-            bounded: false,
-            short_windows: 0,
-            native: BTreeMap::new(),
-            beside: BTreeMap::new(),
-            before: BTreeMap::new(),
-            round: BTreeMap::new(),
-            alone: BTreeMap::new(),
-            usual: BTreeMap::new(),
-            glanced: false,
-            sums: Vec::new(),
-            decided: false,
-            checks: false,
-            checked: Time::ZERO,
-            check_at: Time::ZERO,
-            same_until: Time::ZERO,
-            doubted: false,
-            slept: false,
-            sleeps: 0,
-            shown: None,
-        }
-    }
 }
 
 impl Trial {
@@ -182,28 +162,28 @@ impl Trial {
         self.set.keys().copied()
     }
 
-    /// A client says how much it has launched since it started. Returns whether it was asked for that.
-    pub(crate) fn counted(&mut self, client: ClientId, launches: u64, now: Time) -> bool {
-        let Stage::Counts { asked, .. } = self.stage else { return false };
-        if !self.set.contains_key(&client) {
+    /// So many submissions of a client are complete, in answer to the question with this ticket. Returns whether that was waited for.
+    pub(crate) fn completed(&mut self, client: ClientId, ticket: u64, submissions: u64, now: Time) -> bool {
+        let is_last = match self.stage {
+            Stage::Counts { asked: 1, .. } => false,
+            Stage::Counts { asked: 2, .. } | Stage::Shortens { .. } => true,
+            _ => return false,
+        };
+        if ticket != self.ticket || !self.set.contains_key(&client) {
             return false;
         }
         let said = self.said.entry(client).or_default();
-        let which = if asked == 2 { &mut said.last } else { &mut said.first };
-        let expected = asked > 0 && which.is_none();
-        if expected {
-            *which = Some((launches, now));
-        }
-        expected
+        *(if is_last { &mut said.last } else { &mut said.first }) = Some((submissions, now));
+        true
     }
 
-    /// A client has given the lock back. All that it has submitted is complete, and `launches` counts it.
-    pub(crate) fn given_back(&mut self, client: ClientId, launches: u64, now: Time) {
+    /// A client has given the lock back. All that it has submitted is complete, and `submissions` counts it.
+    pub(crate) fn given_back(&mut self, client: ClientId, submissions: u64, now: Time) {
         let Some(&job) = self.set.get(&client).filter(|_| self.takes_turns()) else { return };
-        let before = self.counts.insert(client, launches);
+        let before = self.counts.insert(client, submissions);
         let Stage::Turns { .. } = self.stage else { return };
         let turn = self.round.entry(job).or_default();
-        turn.launches += before.map_or(0, |before| launches.saturating_sub(before));
+        turn.submissions += before.map_or(0, |before| submissions.saturating_sub(before));
         turn.took += now.saturating_sub(self.given_back);
         self.given_back = now;
     }
@@ -211,7 +191,8 @@ impl Trial {
     /// A client has nothing to do.
     pub(crate) fn falls_asleep(&mut self, client: ClientId) {
         let Some(&job) = self.set.get(&client) else { return };
-        let shortens = self.shortens() && self.native.get(&job).is_some_and(|rate| *rate > 0.0);
+        let shortens = matches!(self.stage, Stage::Shortens { .. })
+            && self.native.get(&job).is_some_and(|rate| *rate > 0.0);
         if shortens || matches!(self.stage, Stage::Turns { .. }) {
             self.slept = true;
             self.sleeps += ROUNDS_A_SLEEP;
@@ -261,25 +242,29 @@ impl Trial {
             Stage::Counts { from, to, asked: 0 } => {
                 todo.wake = Some(from);
                 if now >= from {
-                    todo.ask = true;
+                    self.asks(todo);
                     self.stage = Stage::Counts { from: now, to: now + (to - from), asked: 1 };
                 }
             }
-            Stage::Counts { from, to, asked: 1 } => {
-                todo.wake = Some(to);
-                if now >= to {
-                    todo.ask = true;
-                    self.stage = Stage::Counts { from, to, asked: 2 };
+            Stage::Counts { from, to, asked: 1 } => match self.answered(|said| said.first) {
+                None => self.waits_for_answers(from, now, todo),
+                Some(answered) => {
+                    // What is in flight delays the answers at the other end as well, so clients are asked earlier.
+                    let queue = if self.bounded { Duration::ZERO } else { answered.saturating_sub(from) };
+                    let to = to.saturating_sub(queue);
+                    todo.wake = Some(to);
+                    if now >= to {
+                        self.bounded = true;
+                        self.asks(todo);
+                        self.stage = Stage::Counts { from, to: now, asked: 2 };
+                    }
                 }
-            }
-            Stage::Counts { to, .. } => {
-                todo.wake = Some(to + ANSWERS);
-                if self.set.keys().all(|id| self.said.get(id).is_some_and(|said| said.last.is_some())) {
-                    self.has_counted(now, todo);
-                } else if now >= to + ANSWERS {
-                    self.ends(now, "a client does not say its launches", todo);
-                }
-            }
+            },
+            Stage::Counts { to, .. } => match self.answered(|said| said.last) {
+                None => self.waits_for_answers(to, now, todo),
+                Some(_) => self.has_counted(now, todo),
+            },
+            Stage::Shortens { since, asked } => self.shortens(since, asked, now, todo),
             Stage::Parts { since } => {
                 todo.wake = Some(since + PARTS);
                 if sight.is_free {
@@ -291,6 +276,24 @@ impl Trial {
                 }
             }
             Stage::Turns { since } => self.takes_its_round(since, now, todo),
+        }
+    }
+
+    fn asks(&mut self, todo: &mut Todo) {
+        self.ticket += 1;
+        todo.ask = Some(self.ticket);
+    }
+
+    /// When the last client answered, if all have.
+    fn answered(&self, which: impl Fn(&Said) -> Option<(u64, Time)>) -> Option<Time> {
+        let answer = |client| self.said.get(client).and_then(&which).map(|(_, at)| at);
+        self.set.keys().map(answer).try_fold(Time::ZERO, |latest, at| at.map(|at| at.max(latest)))
+    }
+
+    fn waits_for_answers(&mut self, asked: Time, now: Time, todo: &mut Todo) {
+        todo.wake = Some(asked + ANSWERS);
+        if now >= asked + ANSWERS {
+            self.ends(now, "a client does not say when its work is complete", todo);
         }
     }
 
@@ -307,11 +310,12 @@ impl Trial {
     /// A set that may be tried is counted first.
     fn may_begin(&mut self, set: &BTreeMap<ClientId, Job>, now: Time) {
         if *set != self.set {
-            *self = Self { set: set.clone(), since: now, ..Self::default() };
+            *self = Self { set: set.clone(), since: now, ticket: self.ticket, ..Self::default() };
         }
         let jobs = set.values().collect::<BTreeSet<_>>().len();
         let cost = self.lost + progress::first_round_costs(jobs);
-        let begins = (self.since + progress::pays_for(cost)).saturating_sub(progress::FIRST_WINDOW);
+        let begins = (self.since + progress::pays_for(cost))
+            .saturating_sub(progress::FIRST_WINDOW + progress::SHORT_WINDOW);
         if now < begins {
             self.stage = Stage::Rests { until: begins };
         } else {
@@ -327,31 +331,25 @@ impl Trial {
         self.stage = Stage::Counts { from: now + settle, to: now + settle + window, asked: 0 };
     }
 
-    /// The launches of a window side by side are known.
+    /// It is known what a window side by side got done.
     fn has_counted(&mut self, now: Time, todo: &mut Todo) {
         for (client, said) in &self.said {
-            let (Some((first, from)), Some((last, to)), Some(&job)) =
-                (said.first, said.last, self.set.get(client))
-            else {
-                continue;
-            };
-            let counted = Counted { launches: last.saturating_sub(first), took: to.saturating_sub(from) };
-            *self.beside.entry(job).or_default() += counted.rate();
-        }
-        if self.shortens() {
-            return self.has_shortened(now, todo);
+            if let (Some(counted), Some(&job)) = (said.counted(), self.set.get(client)) {
+                *self.beside.entry(job).or_default() += counted.rate();
+            }
         }
         if self.jobs() < 2 {
             self.quiet += 1;
             return self.rests(now + progress::quiet(self.quiet));
         }
         self.quiet = 0;
-        if !self.bounded {
-            self.bounded = true;
-            self.short_windows = 0;
+        if self.alone.is_empty() {
             self.sleeps = 0;
             self.native.clone_from(&self.beside);
-            return self.counts_for(Duration::ZERO, progress::SHORT_WINDOW, now);
+            self.said.clear();
+            self.asks(todo);
+            self.stage = Stage::Shortens { since: now, asked: now };
+            return;
         }
         // The round in which a check ends is still to come.
         if self.decided {
@@ -377,26 +375,23 @@ impl Trial {
         self.parts(now, todo);
     }
 
-    /// Whether what is in flight is still to become short, before the first round.
-    fn shortens(&self) -> bool {
-        self.bounded && self.alone.is_empty() && matches!(self.stage, Stage::Counts { .. })
-    }
-
-    /// A short window is over. A program with much in flight has launched next to nothing in it.
-    fn has_shortened(&mut self, now: Time, todo: &mut Todo) {
+    /// Before the first round what is in flight has to be short, and it shows whether jobs sleep.
+    fn shortens(&mut self, since: Time, asked: Time, now: Time, todo: &mut Todo) {
         if self.sleeps > 0 {
             return self.ends(now, LEAVES_GAPS, todo);
         }
-        self.short_windows += 1;
-        let launches = |(job, &native): (&Job, &f64)| {
-            let rate = self.beside.get(job).copied().unwrap_or_default();
-            rate >= native * progress::LAUNCHES_AGAIN
+        let Some(answered) = self.answered(|said| said.last) else {
+            return self.waits_for_answers(asked, now, todo);
         };
-        if !self.native.iter().all(launches) && self.short_windows < MOST_SHORT_WINDOWS {
-            return self.counts_for(Duration::ZERO, progress::SHORT_WINDOW, now);
+        if answered > asked + SHORT && now < since + SHORTENS {
+            self.said.clear();
+            self.asks(todo);
+            self.stage = Stage::Shortens { since, asked: now };
+        } else if now < since + progress::SHORT_WINDOW {
+            todo.wake = Some(since + progress::SHORT_WINDOW);
+        } else {
+            self.parts(now, todo);
         }
-        self.beside.clone_from(&self.native);
-        self.parts(now, todo);
     }
 
     fn native_rate(&self, job: Job) -> f64 {
@@ -522,7 +517,7 @@ impl Trial {
         };
         self.shown = Some(sum);
         self.lost += progress::loss(sum, took);
-        if sum > progress::CLEARLY {
+        if sum > progress::CLEARLY && !progress::is_outlier(&self.sums) {
             self.stays(now, sum, todo);
         } else if !std::mem::replace(&mut self.glanced, true) {
             self.begins_round(now);
@@ -561,7 +556,7 @@ impl Trial {
             // What a round that was not complete has lost is not known; nor is it what turns lost to gaps.
             // In a drain that was given up, a program may have waited for itself.
             Stage::Turns { since } | Stage::Parts { since } => now.saturating_sub(since),
-            Stage::Counts { .. } => Duration::ZERO,
+            Stage::Counts { .. } | Stage::Shortens { .. } => Duration::ZERO,
         };
         self.lost += lost;
         *todo = Todo::default();

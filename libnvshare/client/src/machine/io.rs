@@ -21,6 +21,8 @@ pub enum Job {
     Evict(Room),
     /// Find out whether all submitted work is complete, without closing the gate.
     Probe,
+    /// Wait until all work is complete that is submitted by now, without closing the gate. The number goes with the answer.
+    Count(u64),
 }
 
 /// An event that the machine is told.

@@ -135,6 +135,12 @@ impl World {
                 let submissions = nvshare_client::Host::submissions(&self.processes[i].library);
                 self.probe(i, lane, submissions, generation);
             }
+            // What is submitted counts as complete: these worlds do not measure.
+            Job::Count(ticket) => {
+                let submissions = nvshare_client::Host::submissions(&self.processes[i].library);
+                self.report(i, Done::Counted { ticket, submissions });
+                self.next_task(i, lane);
+            }
             Job::Restore | Job::RestoreAhead => {
                 let library = &process.library;
                 let left = (0..library.allocations.len()).map(|at| library.allocations[at].number).rev();

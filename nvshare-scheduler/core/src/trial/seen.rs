@@ -6,31 +6,39 @@ use std::time::Duration;
 use crate::Time;
 use crate::client::{ClientId, Job};
 
-/// Launches in some time.
+/// Submissions that became complete in some time.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Counted {
-    pub(super) launches: u64,
+    pub(super) submissions: u64,
     pub(super) took: Duration,
 }
 
 impl Counted {
     pub(super) fn rate(self) -> f64 {
-        self.launches as f64 / self.took.as_secs_f64()
+        self.submissions as f64 / self.took.as_secs_f64()
     }
 }
 
-/// What a client said of its launches in a window.
+/// How many submissions of a client were complete, and when, as it answered the first and the last question of a window.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Said {
     pub(super) first: Option<(u64, Time)>,
     pub(super) last: Option<(u64, Time)>,
 }
 
+impl Said {
+    /// What became complete between the two.
+    pub(super) fn counted(self) -> Option<Counted> {
+        let ((first, from), (last, to)) = self.first.zip(self.last)?;
+        Some(Counted { submissions: last.saturating_sub(first), took: to.saturating_sub(from) })
+    }
+}
+
 /// What the core has to do for the trial.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Todo {
-    /// Ask the clients of the set for their launches.
-    pub(crate) ask: bool,
+    /// Ask the clients of the set, with this ticket, to say when what they have submitted by now is complete.
+    pub(crate) ask: Option<u64>,
     /// Ask all holders for the lock.
     pub(crate) part: bool,
     /// All holders have given it back: the first turn begins.
