@@ -69,10 +69,6 @@ fn build(arguments: &[&str]) -> Result<(PathBuf, String), String> {
 /// to their times, with no rule broken.
 const AT_ONCE: usize = 2;
 
-/// A test is to notice its broken rule each time. A few real programs in turns meet the moment only mostly: such a test has some
-/// tries, and that it took more than one is said.
-const TRIES: u32 = 4;
-
 /// `only`: rules whose text contains this.
 pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
     let packages: BTreeSet<&str> = rules().map(|(_, rule)| rule.package).collect();
@@ -108,18 +104,10 @@ pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
     let unnoticed = Mutex::new(Vec::new());
     each(&rules, |&(number, rule)| {
         let begin = Instant::now();
-        let mut tries = 1;
-        let mut ran = programs.run(rule.package, rule.test, Some(number))?;
-        while ran.verdict != Verdict::Red && tries < TRIES {
-            tries += 1;
-            ran = programs.run(rule.package, rule.test, Some(number))?;
-        }
+        let ran = programs.run(rule.package, rule.test, Some(number))?;
         let took = begin.elapsed().as_secs_f64();
         if ran.verdict == Verdict::Red {
             println!("red after {took:.0} s: {}", rule.what);
-            if tries > 1 {
-                println!("  NOT CERTAIN: {} noticed this at try {tries}", rule.test);
-            }
             return Ok(());
         }
         println!("NOT NOTICED after {took:.0} s: {}\n{}", rule.what, ran.end());

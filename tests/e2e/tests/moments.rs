@@ -1,10 +1,12 @@
-//! Two events at one moment: an allocation that the lock overtakes, and orders that arrive together.
+//! Two events at one moment: an allocation that the lock overtakes, orders that arrive together, and the lock that is asked for
+//! while work is in flight, or a capture open.
 
+use std::os::unix::net::UnixListener;
 use std::thread;
 use std::time::Duration;
 
 use nvshare_harness::{PlayedScheduler, Program, Scheduler, World, wait_until};
-use nvshare_proto::{ClientMessage, Epoch, Room, SchedulerMessage};
+use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Room, SchedulerMessage};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
@@ -13,6 +15,41 @@ nvshare_harness::with_both_memories! {
     the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off
     an_eviction_waits_for_an_allocation_that_is_under_way
     an_eviction_waits_for_a_free_that_is_under_way
+    the_lock_is_not_given_back_while_work_is_in_flight
+    a_drain_leaves_an_open_capture_whole
+}
+
+/// The order that asks for the lock of a grant.
+fn drop_lock(epoch: Epoch, patience_ms: u32) -> SchedulerMessage {
+    SchedulerMessage::DropLock { epoch, patience_ms }
+}
+
+/// Grants a client the lock with all the room of the card.
+fn grant(client: &mut PlayedScheduler, gpu: GpuUuid, epoch: Epoch) {
+    let room = Room { gpu, bytes: 1 << 30 };
+    client.say(&[
+        SchedulerMessage::Capacity(room),
+        SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![room] },
+    ]);
+}
+
+/// Waits for the client and grants it the lock.
+fn granted(listener: &UnixListener) -> (PlayedScheduler, GpuUuid, Epoch) {
+    let (mut client, usage) = PlayedScheduler::accept(listener);
+    let gpu = usage.first().map(|usage| usage.gpu);
+    let gpu = gpu.unwrap_or_else(|| {
+        client.until(|m| if let ClientMessage::Usage(u) = m { Some(u.gpu) } else { None })
+    });
+    let epoch = Epoch { boot: 1, counter: 1 };
+    grant(&mut client, gpu, epoch);
+    (client, gpu, epoch)
+}
+
+/// Waits until the client has no work under way and its gate is closed.
+fn given_back(client: &mut PlayedScheduler) {
+    client.until(|m| {
+        matches!(m, ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. }).then_some(())
+    });
 }
 
 fn an_allocation_that_the_lock_overtakes_is_charged_and_populated(memory: &str) {
@@ -43,18 +80,8 @@ fn the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off(memory: 
     // allocated without reporting it.
     let job = Program::workload(&world, "job", "--memory 640MiB --block 160MiB --kernel-us 1000 --ahead");
     let job = job.until_told().start();
-    let (mut client, usage) = PlayedScheduler::accept(&listener);
-    let gpu = usage.first().map(|usage| usage.gpu);
-    let gpu = gpu.unwrap_or_else(|| {
-        client.until(|m| if let ClientMessage::Usage(u) = m { Some(u.gpu) } else { None })
-    });
-    let epoch = Epoch { boot: 1, counter: 1 };
-    let room = Room { gpu, bytes: 1 << 30 };
-    client.say(&[
-        SchedulerMessage::Capacity(room),
-        SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![room] },
-        SchedulerMessage::Waiters { waiting: true },
-    ]);
+    let (mut client, gpu, epoch) = granted(&listener);
+    client.say(&[SchedulerMessage::Waiters { waiting: true }]);
     client.until(|m| match m {
         ClientMessage::Usage(usage) if usage.allocated == BYTES && usage.absent == 0 => Some(()),
         _ => None,
@@ -63,10 +90,8 @@ fn the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off(memory: 
     let ran = || world.observe().1.len();
     let before = ran();
     wait_until("its kernels run", || ran() > before + 20);
-    client.say(&[SchedulerMessage::DropLock { epoch, patience_ms: 60_000 }]);
-    client.until(|m| {
-        matches!(m, ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. }).then_some(())
-    });
+    client.say(&[drop_lock(epoch, 60_000)]);
+    given_back(&mut client);
     // The client reads both at once: memory is to leave, and the gate may open.
     client.say(&[SchedulerMessage::Evict(Room { gpu, bytes: BYTES }), SchedulerMessage::SchedOff]);
     let before = ran();
@@ -121,23 +146,11 @@ fn an_eviction_waits_for_a_free_that_is_under_way(memory: &str) {
     let listener = PlayedScheduler::listen(&world);
     let guest = Program::guest(&world, "frees_parked", &[]).env("NVSIM_SLOW_FREES", "1000");
     let guest = guest.until_woken().until_told().start();
-    let (mut client, usage) = PlayedScheduler::accept(&listener);
-    let gpu = usage.first().map(|usage| usage.gpu);
-    let gpu = gpu.unwrap_or_else(|| {
-        client.until(|m| if let ClientMessage::Usage(u) = m { Some(u.gpu) } else { None })
-    });
-    let epoch = Epoch { boot: 1, counter: 1 };
-    let room = Room { gpu, bytes: 1 << 30 };
-    client.say(&[
-        SchedulerMessage::Capacity(room),
-        SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![room] },
-        SchedulerMessage::Waiters { waiting: true },
-    ]);
+    let (mut client, gpu, epoch) = granted(&listener);
+    client.say(&[SchedulerMessage::Waiters { waiting: true }]);
     wait_until("its kernel has run", || guest.out().contains("ran") || !guest.lives());
-    client.say(&[SchedulerMessage::DropLock { epoch, patience_ms: 60_000 }]);
-    client.until(|m| {
-        matches!(m, ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. }).then_some(())
-    });
+    client.say(&[drop_lock(epoch, 60_000)]);
+    given_back(&mut client);
     world.wake();
     wait_until("it frees its memory", || guest.out().contains("frees") || !guest.lives());
     client.say(&[SchedulerMessage::Evict(Room { gpu, bytes: BYTES })]);
@@ -148,4 +161,46 @@ fn an_eviction_waits_for_a_free_that_is_under_way(memory: &str) {
     assert_eq!(short, 0, "bytes stay that are being freed");
     world.stop();
     guest.finish().passed();
+}
+
+fn the_lock_is_not_given_back_while_work_is_in_flight(memory: &str) {
+    // So long the library waits for work that makes no progress, before it says so.
+    const PATIENCE_MS: u32 = 3000;
+    let world = World::with_memory(memory, CARD);
+    let listener = PlayedScheduler::listen(&world);
+    let guest = Program::guest(&world, "held_work", &[]).until_woken().until_told().start();
+    let (mut client, gpu, epoch) = granted(&listener);
+    wait_until("its work has begun", || guest.out().contains("begun") || !guest.lives());
+    // The answer shows that the library has waited for the work: it would be the same on a machine of any speed.
+    client.say(&[drop_lock(epoch, PATIENCE_MS)]);
+    let keeps = client.until(|m| match m {
+        ClientMessage::DropDeferred { .. } => Some(true),
+        ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. } => Some(false),
+        _ => None,
+    });
+    assert!(keeps, "the lock was given back while work was in flight");
+    client.say(&[drop_lock(epoch, 60_000)]);
+    world.wake();
+    client.until(|m| matches!(m, ClientMessage::LockReleased { .. }).then_some(()));
+    assert!(guest.out().contains("over"), "the lock was given back before the work was over");
+    grant(&mut client, gpu, Epoch { boot: 1, counter: 2 });
+    world.stop();
+    guest.finish().passed();
+}
+
+fn a_drain_leaves_an_open_capture_whole(memory: &str) {
+    // The capture is on a stream that waits for the legacy stream, and on one that does not.
+    for flags in ["0", "1"] {
+        let world = World::with_memory(memory, CARD);
+        let listener = PlayedScheduler::listen(&world);
+        let guest = Program::guest(&world, "held_capture", &[flags]).until_woken().start();
+        let (mut client, gpu, epoch) = granted(&listener);
+        wait_until("its capture is open", || guest.out().contains("open") || !guest.lives());
+        client.say(&[drop_lock(epoch, 60_000)]);
+        client.until(|m| matches!(m, ClientMessage::LockReleased { .. }).then_some(()));
+        world.wake();
+        // The graph is launched under the next grant.
+        grant(&mut client, gpu, Epoch { boot: 1, counter: 2 });
+        guest.finish().passed();
+    }
 }

@@ -145,7 +145,7 @@ pub(super) const LIBRARY: &[Rule] = &[
         from: "    if !wait_for(&mut work, &cancelled) {\n        return false;\n    }\n",
         to: "    if BROKEN {\n        work.poll();\n    } else if !wait_for(&mut work, &cancelled) {\n        return false;\n    }\n",
         package: "nvshare-e2e",
-        test: "two_that_do_not_fit_take_turns",
+        test: "the_lock_is_not_given_back_while_work_is_in_flight",
     },
     Rule {
         what: "nothing is submitted through a closed gate",
@@ -169,7 +169,7 @@ pub(super) const LIBRARY: &[Rule] = &[
         from: "if !driver::can_record_context() || captures::may_be_in(context) {",
         to: "if BROKEN {\n        let _ = context.with(driver::synchronize_context);\n    }\n    if !driver::can_record_context() || captures::may_be_in(context) {",
         package: "nvshare-e2e",
-        test: "a_capture_that_stays_open_is_not_looked_into",
+        test: "a_drain_leaves_an_open_capture_whole",
     },
     Rule {
         what: "an allocation beyond the quota is refused",
