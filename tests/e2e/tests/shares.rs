@@ -98,8 +98,10 @@ fn clocks() -> (u64, u64) {
 }
 
 /// A program with an enforced limit holds the card for this part of the time, and runs no kernel beyond that. Whole spells with the rests
-/// behind them are measured: a busy machine makes some longer, and then the rest as well.
+/// behind them are measured: a busy machine makes some longer, and then the rest as well. Its kernels fill the spells but for what a
+/// launch and a drain take. A busy machine delays them, so this has to be so for a few spells in a row, sooner or later.
 fn holds(world: &World, job: &Running, expected: f64, by: f64) {
+    const IN_A_ROW: usize = 4;
     let (after, ahead) = clocks();
     // The new limit is seen within a second.
     let after = after + 1_000_000;
@@ -107,15 +109,29 @@ fn holds(world: &World, job: &Running, expected: f64, by: f64) {
         std::thread::sleep(Duration::from_millis(250));
         spells(world, job, after).len() > 24
     });
-    let spells = spells(world, job, after);
-    let (&(begin, _), &(end, _)) = spells.first().zip(spells.last()).expect("spells");
-    let held: u64 = spells[..spells.len() - 1].iter().map(|(began, ended)| ended - began).sum();
-    let part = held as f64 / (end - begin) as f64;
-    assert!((part - expected).abs() <= by, "{part:.3} of the time: {spells:?}");
+    let had = spells(world, job, after);
+    let (&(begin, _), &(end, _)) = had.first().zip(had.last()).expect("spells");
+    let length =
+        |spells: &[(u64, u64)]| spells.iter().map(|(began, ended)| ended - began).sum::<u64>() as f64;
+    let part = length(&had[..had.len() - 1]) / (end - begin) as f64;
+    assert!((part - expected).abs() <= by, "{part:.3} of the time: {had:?}");
     let on_card = |micros: u64| (micros - ahead) * 1000;
-    let ran = ran(world, &[job], on_card(begin), on_card(end))[0] * 1e3 / (end - begin) as f64;
-    assert!(ran <= expected + by, "its kernels ran for {ran:.3} of the time");
-    assert!(ran >= part / 4.0, "its kernels ran for {ran:.3} of the time, of the {part:.3} that it had");
+    let ran_in_all = ran(world, &[job], on_card(begin), on_card(end))[0] * 1e3 / (end - begin) as f64;
+    assert!(ran_in_all <= expected + by, "its kernels ran for {ran_in_all:.3} of the time");
+    wait_until("its kernels fill what it is granted", || {
+        let had = spells(world, job, after);
+        let (_, kernels) = world.observe();
+        let filled = |row: &[(u64, u64)]| {
+            let within = row.iter().flat_map(|&(began, ended)| {
+                let (from, to) = (on_card(began), on_card(ended));
+                let own = kernels.iter().filter(|kernel| kernel.process == job.pid());
+                own.map(move |kernel| kernel.end_ns.min(to).saturating_sub(kernel.begin_ns.max(from)))
+            });
+            within.sum::<u64>() as f64 / 1e3 / length(row)
+        };
+        std::thread::sleep(Duration::from_millis(250));
+        had.windows(IN_A_ROW).any(|row| filled(row) >= 1.0 - by / expected)
+    });
 }
 
 #[test]
