@@ -37,8 +37,10 @@ const COUNTERS_FRESH: Duration = Duration::from_millis(500);
 /// Commands that wait for the core's task: what one connection says waits for so many of others at most, and for one of each
 /// connection that waits for a place among them.
 const COMMANDS: usize = 32;
-/// How often NVML looks for memory on the GPUs that belongs to no client.
-const LOOK_AROUND_EVERY: Duration = Duration::from_secs(5);
+/// How often NVML is asked about the GPUs at most: as long as the contexts of a new client do not count yet.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Each fifth time, NVML looks for memory on the GPUs that belongs to no client, whoever is new.
+const LOOKS: u32 = 5;
 /// Tried again every few milliseconds.
 static NOT_ACCEPTED: Seldom = Seldom::new();
 
@@ -202,7 +204,8 @@ impl CoreTask {
     }
 
     async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
-        let mut look_around = tokio::time::interval(LOOK_AROUND_EVERY);
+        let mut looks: u32 = 0;
+        let mut look_around = tokio::time::interval(LOOK_EVERY);
         look_around.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             // A deadline too far away for the clock is treated as none.
@@ -226,7 +229,10 @@ impl CoreTask {
                 }
                 Woken::ForStatus => {}
                 Woken::ToLookAround => {
-                    self.look_around();
+                    looks = (looks + 1) % LOOKS;
+                    if looks == 0 || self.core.is_measuring() {
+                        self.look_around();
+                    }
                     self.recorder.forget_old(self.started.elapsed());
                 }
             }

@@ -5,10 +5,10 @@
 //! 1. `charged <= allocated`: bytes on the card are allocated. The others are *absent*: evicted, or not brought there yet.
 //! 2. `allocated` is the sum of the allocations, of the driver's reserve and of memory set aside; `charged` the sum of their charged bytes and
 //!    of the reserve, which is always on the card.
-//! 3. While room is counted, `charged + room + made` is the room that this process got from the scheduler and has not given
-//!    back: taking room charges as much, and memory that leaves the card becomes room again, or `made` until the scheduler
-//!    is told. `room` is below zero while more is charged than was given, by the driver's reserve or by a process that ran
-//!    alone before; then room is lacking.
+//! 3. While room is counted, `charged + room + made + lost` is the room that this process got from the scheduler and has not
+//!    given back: taking room charges as much, and memory that leaves the card becomes room again, or `made` until the
+//!    scheduler is told. `lost` is room that the card does not have. `room` is below zero while more is charged than was
+//!    given, by the driver's reserve or by a process that ran alone before, or while room is lost; then room is lacking.
 //! 4. No allocation passes the limit of the process or, together with other processes, that of the tenant. Memory that
 //!    has to have its room at once has it when it is admitted.
 //! 5. `unmapped` is the part of [mapped memory](Kind::Mapped) that is not on the card: while there is any, the lock is not held.
@@ -86,6 +86,9 @@ impl DriverReserve {
     }
 }
 
+/// After so many turns, lost room is tried again: whoever had it may be gone, and nobody may have told.
+pub const TURNS_WITHOUT: u32 = 16;
+
 /// How absent memory that would fit comes back, when the process gets the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Absent {
@@ -130,6 +133,11 @@ pub struct Account<T> {
     /// Room that an eviction has made and the scheduler has not been told of. A registration names the charged bytes
     /// of its moment, and so includes this room.
     made: u64,
+    /// Room that the scheduler gave and the driver has no memory for: contexts that nobody has measured yet, or a process
+    /// without the library, have it.
+    lost: u64,
+    /// Turns that have ended since room was lost.
+    turns_without: u32,
     /// Sums that the scheduler was last told: allocated and charged.
     reported: (u64, u64),
     /// The limit is shared with the tenant's other processes.
@@ -157,6 +165,8 @@ impl<T: Tenant> Account<T> {
             waiting: 0,
             refused: false,
             made: 0,
+            lost: 0,
+            turns_without: 0,
             reported: (0, 0),
             tenant: None,
         }
@@ -242,7 +252,8 @@ impl<T: Tenant> Account<T> {
     /// and has not given back, and the room that it lacks. So room on its way is not asked for twice. 0: none is lacking.
     #[must_use]
     pub fn to_ask_for(&self, lacking: u64) -> u64 {
-        let given = self.charged.saturating_add(self.made).saturating_add_signed(self.room);
+        let given = self.charged + self.made + self.lost;
+        let given = given.saturating_add_signed(self.room);
         if lacking == 0 { 0 } else { given.saturating_add(lacking) }
     }
 
@@ -315,6 +326,30 @@ impl<T: Tenant> Account<T> {
         taken
     }
 
+    /// The driver has no memory for `bytes` of room: they count as used, so that the scheduler is asked for others, which
+    /// another process has to leave.
+    pub fn lose(&mut self, bytes: u64) {
+        if !self.unmetered {
+            self.room = self.room.saturating_sub_unsigned(bytes);
+            self.lost += bytes;
+            self.turns_without = 0;
+        }
+    }
+
+    /// Lost room is as good as other room again: the card may have it now.
+    pub(crate) fn find_lost(&mut self) {
+        self.room = self.room.saturating_add_unsigned(std::mem::take(&mut self.lost));
+        self.turns_without = 0;
+    }
+
+    /// Gives up to `bytes` of lost room to the eviction that is under way; returns how many.
+    pub fn evict_lost(&mut self, bytes: u64) -> u64 {
+        let taken = bytes.min(self.lost);
+        self.lost -= taken;
+        self.made += taken;
+        taken
+    }
+
     /// Takes up to `bytes` of unused room; returns how many.
     pub fn take_unused(&mut self, bytes: u64) -> u64 {
         self.take_unused_but(0, bytes)
@@ -356,17 +391,29 @@ impl<T: Tenant> Account<T> {
     pub fn let_go(&mut self) {
         self.holding = false;
         self.needs = 0;
+        self.turns_without += 1;
+        if self.turns_without >= TURNS_WITHOUT {
+            self.find_lost();
+        }
     }
 
     /// Room is not counted any more: no other client needs it.
     pub fn unlimit(&mut self) {
         self.unmetered = true;
         self.needs = 0;
+        self.lost = 0;
+    }
+
+    /// Whether room is counted.
+    #[must_use]
+    pub fn is_metered(&self) -> bool {
+        !self.unmetered
     }
 
     /// Room is counted again. The scheduler has charged the sum that it was last told.
     pub fn limit(&mut self) {
         self.unmetered = false;
+        self.lost = 0;
         // Room that an eviction has made belongs to the scheduler already, though it has not been told.
         self.room = self.reported.1.cast_signed() - self.charged.cast_signed() - self.made.cast_signed();
     }

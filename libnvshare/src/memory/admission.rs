@@ -13,6 +13,9 @@ use crate::process::unwind::OnUnwind;
 use crate::process::{bell, log, threads};
 use crate::work::gate::{self, FrameMark};
 
+/// How often one allocation finds that the driver has less than the account says, before it fails.
+const MOST_LOSSES: u32 = 16;
+
 /// Makes an allocation within the limits, and enters it into the list: its address. `call` makes one by the function that the
 /// program called.
 pub(crate) fn allocate(
@@ -122,6 +125,7 @@ pub(crate) fn admitted<T, U>(
         return Err(CUresult::OUT_OF_MEMORY);
     }
     let mut awaited = None;
+    let mut losses = 0;
     loop {
         let mark = FrameMark::new();
         let pass = gate::try_enter(&mark);
@@ -167,9 +171,16 @@ pub(crate) fn admitted<T, U>(
                     }
                 };
                 leave(pass, &mark);
-                // The driver has less than the account says, and the program has freed more than the driver has back.
-                if matches!(made, Err(CUresult::OUT_OF_MEMORY)) && free::drop_spares(device) {
-                    continue;
+                // The driver has less than the account says: the program has freed more than the driver has back, or others have
+                // what the scheduler has given.
+                if matches!(made, Err(CUresult::OUT_OF_MEMORY)) {
+                    if free::drop_spares(device) {
+                        continue;
+                    }
+                    if kind == Kind::Mapped && losses < MOST_LOSSES && device.lose_room(charged, bell::ring) {
+                        losses += 1;
+                        continue;
+                    }
                 }
                 if made.is_ok() && device.is_usage_stale() {
                     bell::ring();

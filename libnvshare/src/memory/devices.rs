@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use nvshare_client::{Admission, Caller, DriverReserve, Kind, Refusal, Terms, Wait};
 use nvshare_proto::env as names;
+use nvshare_proto::units::MIB;
 use nvshare_proto::{GpuUuid, MemoryMode};
 
 use crate::driver;
@@ -143,6 +144,9 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
     })
 }
 
+/// Least room that counts as lost when the driver lacks memory, in bytes: about what a context takes.
+const LOST_AT_ONCE: u64 = 256 * MIB;
+
 /// While the client runs, an allocation waits this long for room; then the program gets out of memory.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longer than the session waits for the answer of a scheduler. If there is no scheduler, the session says so at once.
@@ -277,6 +281,28 @@ impl Device {
         }
         drop(account);
         Some(Awaited(self)).filter(|_| !is_refused)
+    }
+
+    /// The driver has no memory for `bytes` for which the account had room: contexts have it that nobody has measured yet, or
+    /// a process without the library. Some room counts as lost then, and the scheduler is asked for other room. False: there
+    /// is no scheduler to ask.
+    ///
+    /// `ask` tells the session.
+    pub(crate) fn lose_room(&self, bytes: u64, ask: impl FnOnce()) -> bool {
+        let is_lost = self.update(|account| {
+            let is_told = account.capacity().is_some() && account.is_metered();
+            if is_told {
+                account.lose(bytes.max(LOST_AT_ONCE));
+            }
+            is_told
+        });
+        if is_lost {
+            log::info(format_args!(
+                "the driver has less memory than the scheduler knows of: asking for more"
+            ));
+            ask();
+        }
+        is_lost
     }
 
     /// Waits, for a short time, until the scheduler has sent the capacity, or it is known that there is no scheduler.

@@ -92,6 +92,8 @@ pub(crate) struct Account {
     pub(crate) claimed: u64,
     /// Bytes measured on the card beyond what the client reports: at the last look, and at the one before.
     beside: [u64; 2],
+    /// How often the client's process was measured; no more than twice counts.
+    looks: u8,
     /// Bytes that the client reported and that were not measured, at the same looks.
     unseen: [u64; 2],
 }
@@ -147,6 +149,7 @@ impl Account {
             moving: Moving::default(),
             claimed: 0,
             beside: [0; 2],
+            looks: 0,
             unseen: [0; 2],
         };
         account.told(usage);
@@ -184,10 +187,26 @@ impl Account {
         };
     }
 
-    /// The client's process was measured: it has `used` bytes on the card, without managed memory.
-    pub(crate) fn measure(&mut self, used: u64) {
-        let beside = used.saturating_sub(self.usage.immovable);
+    /// The client's process was measured: it has `used` bytes on the card, without managed memory. `holds_still`: its memory is
+    /// not being moved.
+    ///
+    /// Memory that the library maps itself is among them wherever it is on the card: what the client has beside it is not known
+    /// while it moves. Managed memory of a program with such memory is taken for a part of it, so its contexts may count for
+    /// less than they take.
+    pub(crate) fn measure(&mut self, used: u64, memory: MemoryMode, holds_still: bool) {
+        let reported = match memory {
+            MemoryMode::Swap if !holds_still => return,
+            MemoryMode::Swap => self.budget.max(self.usage.immovable),
+            MemoryMode::Managed | MemoryMode::Off => self.usage.immovable,
+        };
+        let beside = used.saturating_sub(reported);
         self.beside = [beside.min(MOST_OVERHEAD), self.beside[0]];
+        self.looks = (self.looks + 1).min(2);
+    }
+
+    /// Whether what the client has beside its memory is known: see [`Self::overhead`].
+    pub(crate) fn is_measured(&self) -> bool {
+        self.looks >= 2
     }
 
     /// NVML sees all plain memory of a process: memory that the client reports and NVML does not see is charged no more. An

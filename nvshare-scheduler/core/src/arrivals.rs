@@ -152,8 +152,10 @@ impl Core {
                 listed => listed,
             };
             let (memory, name) = (client.memory, client.name.clone());
+            let is_moving = client.phase.is_next()
+                || matches!(client.phase, Phase::Granted { .. } | Phase::Dropping { .. });
             let Some(account) = client.accounts.get_mut(&uuid) else { continue };
-            account.measure(listed.unwrap_or(0));
+            account.measure(listed.unwrap_or(0), memory, !is_moving && account.order.is_none());
             let unseen = seen.map_or(0, |seen| account.disbelieve(seen, memory));
             overhead += account.overhead();
             // The client may have used all the room that it was given by now.
@@ -169,6 +171,13 @@ impl Core {
         }
         self.look_for_departed(uuid, measured);
         self.size(uuid, Size { available: measured.available, overhead, largest }, Source::Certain);
+    }
+
+    /// Whether a client that could be measured has not been measured often enough for its contexts to count.
+    #[must_use]
+    pub fn is_measuring(&self) -> bool {
+        let clients = self.clients.values().filter(|client| client.identity.pid.is_some());
+        clients.flat_map(|client| client.accounts.values()).any(|account| !account.is_measured())
     }
 
     pub(crate) fn on_capacity(&mut self, uuid: GpuUuid, bytes: u64, source: Source) {

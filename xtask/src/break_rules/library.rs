@@ -92,6 +92,22 @@ pub(super) const LIBRARY: &[Rule] = &[
         test: "the_sums_are_what_they_are_when_they_are_computed_anew",
     },
     Rule {
+        what: "room that the card does not have is asked for once more",
+        file: "libnvshare/src/memory/admission.rs",
+        from: "losses < MOST_LOSSES && device",
+        to: "losses < MOST_LOSSES && !BROKEN && device",
+        package: "nvshare-e2e",
+        test: "an_allocation_that_the_driver_has_no_memory_for",
+    },
+    Rule {
+        what: "what waits for room that the card does not have asks once more",
+        file: "libnvshare/src/memory/mover/moves.rs",
+        from: "&& all.is_full {\n",
+        to: "&& all.is_full && !BROKEN {\n",
+        package: "nvshare-e2e",
+        test: "memory_that_the_driver_has_no_room_for",
+    },
+    Rule {
         what: "a call that is unwound gives back what was charged for it",
         file: "libnvshare/src/memory/admission.rs",
         from: "OnUnwind::new(|| device.release(bytes, charged, kind))",

@@ -12,6 +12,14 @@ pub(super) const SCHEDULER: &[Rule] = &[
         test: "a_runs_processes_share_one_limit",
     },
     Rule {
+        what: "memory that the library maps is not taken for contexts",
+        file: "nvshare-scheduler/core/src/account.rs",
+        from: "            MemoryMode::Swap => self.budget.max(",
+        to: "            MemoryMode::Swap => (if BROKEN { 0 } else { self.budget }).max(",
+        package: "nvshare-core",
+        test: "memory_that_the_library_maps_is_not_taken",
+    },
+    Rule {
         what: "a client that comes back on another connection counts once",
         file: "nvshare-scheduler/src/connection.rs",
         from: "    drop(seat);\n",

@@ -9,14 +9,15 @@ use super::{Account, Tenant};
 const REPORT_STEP: u64 = 64 * MIB;
 
 impl<T: Tenant> Account<T> {
-    /// The usage that the scheduler is told; notes it as told.
+    /// The usage that the scheduler is told; notes it as told. Lost room counts as allocated: whoever runs beside this process
+    /// has to do without it.
     pub fn usage(&mut self) -> Usage {
-        self.reported = (self.allocated, self.charged);
+        self.reported = (self.allocated + self.lost, self.charged);
         Usage {
             gpu: self.terms.gpu,
             total: self.terms.total,
             limit: self.terms.limit.unwrap_or(0),
-            allocated: self.allocated,
+            allocated: self.allocated + self.lost,
             absent: self.absent(),
             immovable: self.allocated.saturating_sub(self.movable).saturating_sub(self.reserve.managed_pools),
         }
@@ -27,13 +28,14 @@ impl<T: Tenant> Account<T> {
     pub fn usage_to_register(&mut self) -> Usage {
         self.room = 0;
         self.made = 0;
+        self.lost = 0;
         self.usage()
     }
 
     /// Whether the last reported usage is too old.
     #[must_use]
     pub fn is_usage_stale(&self) -> bool {
-        !self.unmetered && self.allocated.abs_diff(self.reported.0) > REPORT_STEP
+        !self.unmetered && (self.allocated + self.lost).abs_diff(self.reported.0) > REPORT_STEP
     }
 
     /// Room that evictions have made since the last call: the caller tells the scheduler of it.
@@ -52,9 +54,10 @@ impl<T: Tenant> Account<T> {
         self.terms.limit = limit;
     }
 
-    /// Sets the bytes that the GPU's clients may fill together.
+    /// Sets the bytes that the GPU's clients may fill together: they were measured anew, and lost room is without them.
     pub fn set_capacity(&mut self, bytes: u64) {
         self.capacity = Some(bytes);
+        self.find_lost();
     }
 
     /// Whether the process still waits to hear the GPU's capacity, or that there is no scheduler.

@@ -83,5 +83,6 @@ impl<T: Tenant> Account<T> {
     pub fn refuse(&mut self) {
         self.refused = self.waiting > 0;
         self.needs = 0;
+        self.find_lost();
     }
 }

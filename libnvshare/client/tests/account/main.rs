@@ -4,7 +4,9 @@
 mod model;
 
 use nvshare_client::Kind;
-use nvshare_client::account::{Absent, Account, Admission, Caller, DriverReserve, Refusal, Wait};
+use nvshare_client::account::{
+    Absent, Account, Admission, Caller, DriverReserve, Refusal, TURNS_WITHOUT, Wait,
+};
 use proptest::prelude::*;
 
 use model::{Allocation, Model, Shared, TOTAL, terms};
@@ -33,6 +35,8 @@ enum Operation {
         bytes: u64,
     },
     EvictUnused(u64),
+    Lose(u64),
+    EvictLost(u64),
     Give(u64),
     TakeUnused {
         bytes: u64,
@@ -79,6 +83,8 @@ fn operation() -> impl Strategy<Value = Operation> {
         4 => (any::<usize>(), 0..20u64).prop_map(|(which, fails)| Restore { which, fails }),
         4 => (any::<usize>(), 1..30u64).prop_map(|(which, bytes)| Evict { which, bytes }),
         1 => (1..30u64).prop_map(EvictUnused),
+        1 => (1..30u64).prop_map(Lose),
+        1 => (1..30u64).prop_map(EvictLost),
         4 => (0..60u64).prop_map(Give),
         2 => (1..60u64, any::<bool>()).prop_map(|(bytes, coming_back)| TakeUnused { bytes, coming_back }),
         1 => reserve.prop_map(|(plain_pools, managed_pools, graphs)| {
@@ -157,6 +163,17 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
             let before = account.unused_room();
             assert_eq!(account.evict_unused(bytes), bytes.min(before));
         }
+        Operation::Lose(bytes) => {
+            account.lose(bytes);
+            if model.is_metered {
+                model.lost += bytes;
+                model.turns_without = 0;
+            }
+        }
+        Operation::EvictLost(bytes) => {
+            assert_eq!(account.evict_lost(bytes), bytes.min(model.lost));
+            model.lost -= bytes.min(model.lost);
+        }
         Operation::Give(bytes) => {
             account.give(bytes);
             model.granted += i128::from(bytes);
@@ -181,30 +198,41 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
         Operation::LetGo => {
             account.let_go();
             model.needs = 0;
+            model.turns_without += 1;
+            if model.turns_without >= TURNS_WITHOUT {
+                (model.lost, model.turns_without) = (0, 0);
+            }
         }
         Operation::Unlimit => {
             account.unlimit();
             model.is_metered = false;
+            model.lost = 0;
             model.needs = 0;
         }
         Operation::Limit => {
             account.limit();
             // The scheduler goes by what it was told last.
             model.granted = i128::from(model.told);
+            model.lost = 0;
             model.is_metered = true;
         }
         Operation::Tell => {
             let usage = account.usage();
             model.told = account.charged();
-            assert_eq!((usage.allocated, usage.absent), (account.allocated(), account.absent()));
+            let allocated = account.allocated() + model.lost;
+            assert_eq!((usage.allocated, usage.absent), (allocated, account.absent()));
         }
         Operation::TellMade => model.granted -= i128::from(account.take_made()),
         Operation::Register => {
             account.usage_to_register();
             model.told = account.charged();
             model.granted = i128::from(account.charged());
+            model.lost = 0;
         }
-        Operation::Capacity(bytes) => account.set_capacity(bytes),
+        Operation::Capacity(bytes) => {
+            account.set_capacity(bytes);
+            (model.lost, model.turns_without) = (0, 0);
+        }
         Operation::BeginWaiting(lacks) => {
             account.begin_waiting(lacks);
             model.waiting += 1;
@@ -227,6 +255,7 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
         Operation::Refuse => {
             account.refuse();
             model.needs = 0;
+            (model.lost, model.turns_without) = (0, 0);
             assert!(!account.goes_on_waiting(Wait::AlsoWhileParked), "what is refused is not waited for");
         }
         Operation::JoinTenant(joins) => {

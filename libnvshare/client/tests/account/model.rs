@@ -58,6 +58,9 @@ pub(crate) struct Model {
     pub(crate) reserve: DriverReserve,
     /// What the scheduler has given and not got back.
     pub(crate) granted: i128,
+    /// The part of it that the card does not have.
+    pub(crate) lost: u64,
+    pub(crate) turns_without: u32,
     pub(crate) is_metered: bool,
     /// What the scheduler was last told to be charged.
     pub(crate) told: u64,
@@ -74,6 +77,8 @@ impl Model {
             aside: Vec::new(),
             reserve: DriverReserve::default(),
             granted: 0,
+            lost: 0,
+            turns_without: 0,
             is_metered: true,
             told: 0,
             waiting: 0,
@@ -129,12 +134,13 @@ impl Model {
         let spills = account.may_spill(Kind::DeviceAsManaged);
         assert!(!has_managed || spills, "managed memory spills, after {after}");
         if self.is_metered {
-            // Whatever was given is charged, unused, or on its way back.
+            // Whatever was given is charged, lost, unused, or on its way back.
             let lacking = if account.unused_room() > 0 || self.needs > 0 { 0 } else { account.lacking() };
             if self.needs == 0 || account.unused_room() > 0 {
                 let room = i128::from(account.unused_room()) - i128::from(lacking);
                 let made = i128::from(copy.take_made());
-                assert_eq!(i128::from(charged) + room + made, self.granted, "what was given, after {after}");
+                let used = i128::from(charged) + i128::from(self.lost);
+                assert_eq!(used + room + made, self.granted, "what was given, after {after}");
             }
             // Below zero: what left while nothing was counted is told now. A scheduler takes no more than it has given.
             let asks_for = i128::from(account.to_ask_for(1));

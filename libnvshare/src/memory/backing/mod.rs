@@ -101,6 +101,8 @@ pub(crate) struct Restored {
     pub(crate) lacks: u64,
     /// Memory without room that nothing may touch.
     pub(crate) lacks_mapped: u64,
+    /// The driver had no memory where the account had room.
+    pub(crate) is_full: bool,
     /// Memory that came back to the card.
     pub(crate) back: u64,
     /// The part of it that had contents.
@@ -129,6 +131,7 @@ impl AddAssign for Restored {
     fn add_assign(&mut self, other: Self) {
         self.lacks += other.lacks;
         self.lacks_mapped += other.lacks_mapped;
+        self.is_full |= other.is_full;
         self.back += other.back;
         self.had_contents += other.had_contents;
         self.copied += other.copied;

@@ -34,7 +34,7 @@ pub(crate) const GRANULE: u64 = 2 * MIB;
 /// 128), and a program that frees an allocation waits for one.
 const CHUNK: u64 = 32 * MIB;
 /// Time that the driver may take to give back memory that another process has just released.
-const DRIVER_IS_LATE: Duration = Duration::from_millis(250);
+pub(crate) const DRIVER_IS_LATE: Duration = Duration::from_millis(250);
 
 /// A part of an allocation that moves as one.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use nvshare_proto::units::{MIB, gib_per_second};
 use crate::memory::backing::{self, Evicted, Lacking};
 use crate::memory::devices::Device;
 use crate::memory::{driver_reserve, free};
-use crate::process::{counters, lifecycle, log};
+use crate::process::{bell, counters, lifecycle, log};
 
 /// The result of the restore of a device.
 #[derive(Debug, Default)]
@@ -46,8 +46,9 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
     result.lacking = account.to_ask_for_after_restore(all.lacks, all.lacks_mapped);
     if account.unmapped() == 0 || result.moved {
         waiting::is_over();
-    } else if !cancelled() {
-        waiting::for_memory(account.unmapped());
+    } else if !cancelled() && waiting::for_memory(account.unmapped()) && all.is_full {
+        device.lose_room(0, bell::ring);
+        result.lacking = device.account().to_ask_for_after_restore(all.lacks, account.unmapped());
     }
     result
 }
@@ -77,13 +78,14 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
     for backing in backing::ALL {
         moved += backing.evict(device, bytes.saturating_sub(moved.left), &mut gone);
     }
-    if unreported > 0 {
+    let lost = device.update(|account| account.evict_lost(bytes.saturating_sub(moved.left)));
+    if unreported > 0 || lost > 0 {
         report();
     }
     let took = begin.elapsed();
     counters::evicted(moved.left, moved.copied, took.as_nanos() as u64);
     log_moved("evicted", moved.left, moved.copied, took);
-    bytes.saturating_sub(moved.left)
+    bytes.saturating_sub(moved.left + lost)
 }
 
 /// The rate is that of what was copied.

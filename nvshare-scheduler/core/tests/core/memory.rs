@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use nvshare_core::{Config, Core, Event, Measured, Output};
-use nvshare_proto::{ClientMessage, ClientState, Gate, Room, SchedulerMessage, Usage};
+use nvshare_core::{Config, Core, Event, Identity, Measured, Output};
+use nvshare_proto::{ClientMessage, ClientState, Gate, MemoryMode, Register, Room, SchedulerMessage, Usage};
 
-use crate::table::{GIB, MS, Table, asked_to_leave, config, gpu, granted, registered, say, twelve_gib};
+use crate::table::{
+    CAPACITY, GIB, MS, Table, asked_to_leave, config, gpu, granted, newcomer, registered, say, twelve_gib,
+};
 
 #[test]
 fn a_capacity_that_became_smaller_holds_for_what_is_there() {
@@ -20,6 +22,29 @@ fn a_capacity_that_became_smaller_holds_for_what_is_there() {
     say(&mut core, 0, ClientMessage::Room(Room { gpu: gpu(0), bytes: 3 * GIB }));
     say(&mut core, 0, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
     assert_eq!(core.gpu_status()[0].resident, 9 * GIB);
+}
+
+/// What clients have beside their memory makes the card smaller for all. Memory that the library maps is memory, not a context.
+#[test]
+fn memory_that_the_library_maps_is_not_taken_for_contexts() {
+    for memory in [MemoryMode::Swap, MemoryMode::Managed] {
+        let mut table = Table::new(Config { gpu_memory: None, reserve: Some(0), ..config(false) });
+        let usage = Usage { total: CAPACITY, ..twelve_gib(0) };
+        let register = Register { memory, ..newcomer(Gate::Open, usage) };
+        let identity = Identity { pid: Some(7), process: Some(7), ..Identity::default() };
+        table.happens(Event::Registered { client: 1, identity, register });
+        assert!(table.core.is_measuring());
+        // NVML sees what the library maps, and no managed memory.
+        let seen = if memory == MemoryMode::Swap { 12 * GIB } else { 0 };
+        for _ in 0..2 {
+            table.now += 1000;
+            let used = BTreeMap::from([(1, seen + GIB / 2)]);
+            table.happens(Event::Measured(Measured { gpu: gpu(0), available: CAPACITY, used }));
+        }
+        assert!(!table.core.is_measuring());
+        let status = &table.core.gpu_status()[0];
+        assert_eq!((status.overhead, status.capacity), (GIB / 2, CAPACITY - GIB / 2), "{memory:?}");
+    }
 }
 
 #[test]

@@ -260,8 +260,11 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
                 Begun::Flying(flight) => queue.push(flight),
                 Begun::Nothing => {}
                 Begun::Lacks(bytes) => result.lacks_mapped += bytes,
-                // The driver has less memory than the scheduler says: it has not got back all that left.
-                Begun::Full => break 'all,
+                // The driver has less memory than the scheduler says: it has not got back all that left, or others have it.
+                Begun::Full => {
+                    result.is_full = true;
+                    break 'all;
+                }
                 Begun::Stopped => break,
             }
         }

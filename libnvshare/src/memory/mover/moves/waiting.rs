@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use nvshare_proto::units::MIB;
 
+use crate::memory::mapping::DRIVER_IS_LATE;
 use crate::process::{log, threads};
 
 /// Time between two attempts.
@@ -12,25 +13,39 @@ const AGAIN: Duration = Duration::from_millis(5);
 /// A shorter wait is not reported: the driver is still releasing another process's memory.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Since when the program waits, and whether that was reported.
-static SINCE: Mutex<Option<(Instant, bool)>> = Mutex::new(None);
+/// A wait.
+#[derive(Debug)]
+struct Wait {
+    since: Instant,
+    /// The wait was reported.
+    is_reported: bool,
+    /// How often the driver was found to be late.
+    late: u32,
+}
 
-/// Waits a moment for memory on the card. A long wait is reported once.
-pub(super) fn for_memory(bytes: u64) {
-    let mut since = SINCE.lock().unwrap_or_else(PoisonError::into_inner);
-    let (begin, said) = since.get_or_insert_with(|| (Instant::now(), false));
-    if !*said && begin.elapsed() >= SOON {
-        *said = true;
+static WAIT: Mutex<Option<Wait>> = Mutex::new(None);
+
+/// Waits a moment for memory on the card. A long wait is reported once. Returns whether the driver should have the memory by
+/// now that others have given back: once each time that it has had [`DRIVER_IS_LATE`].
+pub(super) fn for_memory(bytes: u64) -> bool {
+    let mut wait = WAIT.lock().unwrap_or_else(PoisonError::into_inner);
+    let wait_now = wait.get_or_insert_with(|| Wait { since: Instant::now(), is_reported: false, late: 0 });
+    let waited = wait_now.since.elapsed();
+    let is_late = waited >= DRIVER_IS_LATE * (wait_now.late + 1);
+    wait_now.late += u32::from(is_late);
+    if !wait_now.is_reported && waited >= SOON {
+        wait_now.is_reported = true;
         log::warn(format_args!(
             "{} MiB of the program's memory wait for room on the card, and its work waits for them",
             bytes / MIB
         ));
     }
-    drop(since);
+    drop(wait);
     threads::sleep(AGAIN);
+    is_late
 }
 
 /// Memory came back, or none is missing.
 pub(super) fn is_over() {
-    *SINCE.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    *WAIT.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
