@@ -41,7 +41,9 @@ def case(name, memory, how, arguments, seconds):
     with Scheduler("--gpu-memory", f"{round((gib + BESIDE_GIB) * 1024)}MiB", "--tq", "0.3", "--exchange", how, log="info") as s:
         short = re.sub(r"\W+", "-", name)
         jobs, _ = start_together(lambda go: [Job("exchange_job.py", n, *arguments, "--seconds", seconds, scheduler=s, go=go, env=dict(NVSHARE_MEMORY=memory), log=f"exchange-{short}-{n}.log") for n in "ab"])
-        events = [json.loads(line) for line in s.ctl("watch", "--json", "--kept", "--no-follow").stdout.splitlines()]
+        kept = s.ctl("watch", "--json", "--kept", "--no-follow").stdout
+        (LOGS / f"exchange-{short}-events.jsonl").write_text(kept)
+        events = [json.loads(line) for line in kept.splitlines()]
     end = min(job.result.get("end", 0) for job in jobs)
     # What the programs look at afterwards does not change.
     turns = hand_overs([event for event in events if event["time_us"] <= end * 1e6])[FIRST:]

@@ -43,12 +43,13 @@ static void run(uint64_t at, size_t bytes) { CHECK(launch(at, bytes / 4, 2000, N
 
 /* What the driver says of a mapping is the same wherever the memory is; what it refuses it refuses. */
 struct asked { uint64_t handle, at, bytes, reserved, length; };
+static const int *properties_of_pool;
 static volatile int over;
 static void *asks(void *argument) {
     struct asked *of = argument;
     CHECK(FN(cuCtxSetCurrent)(context));
     int names[] = {1, 11, 12, 14, 18, 19};
-    uint64_t values[] = {0, of->reserved, of->length, 0, of->bytes, of->at}, value, base;
+    uint64_t values[] = {0, of->reserved, of->length, properties_of_pool[1], of->bytes, of->at}, value, base;
     unsigned word;
     long times = 0;
     while (!over || times < 10) {
@@ -66,7 +67,7 @@ static void *asks(void *argument) {
         EXPECT(value == 3);
         int properties[8];
         CHECK(FN(cuMemGetAllocationPropertiesFromHandle)(properties, of->handle));
-        EXPECT(!memcmp(properties, ON_CARD, sizeof properties));
+        EXPECT(!memcmp(properties, properties_of_pool, sizeof properties));
         CHECK(FN(cuMemRetainAllocationHandle)(&value, inside));
         EXPECT(value == of->handle);
         CHECK(FN(cuMemRelease)(value));
@@ -84,7 +85,8 @@ static void *asks(void *argument) {
 /* One handle of a size that no piece has, mapped as a whole. */
 static void pool(void) {
     size_t bytes = (getenv("ALL_WORDS") ? 90 : 402) * MIB;
-    struct asked of = {create(bytes, ON_CARD), range(bytes + 8 * MIB) + 4 * MIB, bytes};
+    properties_of_pool = getenv("EXPORTABLE") ? SHARED : ON_CARD;
+    struct asked of = {create(bytes, properties_of_pool), range(bytes + 8 * MIB) + 4 * MIB, bytes};
     of.reserved = of.at - 4 * MIB, of.length = bytes + 8 * MIB;
     map(of.at, bytes, of.handle);
     fill(of.at, bytes, 7);

@@ -67,6 +67,7 @@ pub(crate) fn post(job: Job) {
 /// Gives up the jobs so far, except evictions.
 pub(crate) fn cancel() {
     GENERATION.fetch_add(1, Ordering::SeqCst);
+    log::debug(format_args!("what the mover does is given up, but for evictions"));
 }
 
 /// See [`PROGRESS`].

@@ -145,3 +145,41 @@ fn scheduling_is_switched_off_in_the_middle_and_on_again() {
     assert!(on.status.success(), "{on:?}");
     end_intact(&world, vec![leaves, comes]);
 }
+
+/// Its room comes before the first copy is done, so the memory of the other program can come meanwhile.
+#[test]
+fn what_needs_no_copy_leaves_before_what_is_copied() {
+    const CHANGES: u64 = 256 * MIB;
+    let world = World::with_memory("swap", &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")]);
+    let held = world.dir().join("held");
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1", "--grace", "600"]);
+    let guest = Program::guest(&world, "leaves_in_order", &[]).until_told();
+    let guest = guest.env("NVSIM_HELD_OUT", &held.to_string_lossy()).start();
+    // 384 MiB of the guest's 512 have to leave: by their size, first those that change.
+    let other = Program::workload(&world, "other", "--memory 896MiB --block 64MiB --kernel-us 1000");
+    let other = other.until_told().start();
+    // The host has copies of everything by then.
+    Scheduler::until_turns(&world, &[&guest, &other], 3);
+    // Stopped while its gate is open, the other one keeps the card: nothing of the guest is on its way out.
+    wait_until("the other program is stopped while it runs", || {
+        let state = || Scheduler::status(&world).client(other.pid()).state;
+        if state() != ClientState::Running {
+            return false;
+        }
+        other.signal(libc::SIGSTOP);
+        let stays = matches!(state(), ClientState::Running | ClientState::Draining);
+        if !stays {
+            other.signal(libc::SIGCONT);
+        }
+        stays
+    });
+    std::fs::write(&held, "").expect("a file");
+    other.signal(libc::SIGCONT);
+    Scheduler::until(&world, "what has not changed has left, and no copy is done", |status| {
+        held.with_extension("waits").exists() && on_card(status.client(guest.pid())) == CHANGES + 128 * MIB
+    });
+    std::fs::remove_file(&held).expect("the file");
+    Scheduler::until_turns(&world, &[&guest, &other], 5);
+    world.stop_guest(guest, other);
+    world.moved_when_told();
+}

@@ -1,6 +1,7 @@
 //! Programs that create and map their memory themselves: with `NVSHARE_MEMORY=swap` it moves.
 
-use nvshare_harness::{Program, Running, Scheduler, World};
+use nvshare_harness::{Program, Running, Scheduler, Status, World, wait_until};
+use nvshare_proto::ClientState;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const MIB: u64 = 1 << 20;
@@ -38,6 +39,51 @@ fn in_turns(how: &str, settings: &[(&str, &str)], turns: u64) -> String {
 #[test]
 fn one_handle_that_is_mapped_as_a_whole() {
     in_turns("pool", &[], 8);
+}
+
+#[test]
+fn one_handle_that_others_may_get() {
+    in_turns("pool", &[("EXPORTABLE", "1")], 8);
+}
+
+/// Such memory moves as one, but not in one go: the lock is given back in the middle.
+#[test]
+fn a_restore_of_much_memory_under_one_handle_is_given_up_in_its_middle() {
+    const POOL: u64 = 402 * MIB;
+    // A hold of copies is over a while before they are all done.
+    let world = World::with_memory("swap", &[CARD, &[("NVSIM_TO_DEVICE", "4")]].concat());
+    let held = world.dir().join("held");
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1", "--grace", "600"]);
+    let other = Program::workload(&world, "other", "--memory 832MiB --block 64MiB --kernel-us 2000");
+    let guest = maps(&world, "pool").env("EXPORTABLE", "1").env("NVSIM_HELD_IN", &held.to_string_lossy());
+    let (guest, other) = (guest.start(), other.until_told().start());
+    Scheduler::until_turns(&world, &[&guest, &other], 3);
+    let absent =
+        |status: &Status| status.client(guest.pid()).usage.iter().map(|usage| usage.absent).sum::<u64>();
+    Scheduler::until(&world, "the guest runs", |status| {
+        status.client(guest.pid()).state == ClientState::Running
+    });
+    std::fs::write(&held, "").expect("a file");
+    Scheduler::until(&world, "its memory comes back, and it has the lock", |status| {
+        held.with_extension("waits").exists() && status.client(guest.pid()).state == ClientState::Restoring
+    });
+    let said = guest.log().len();
+    let id = Scheduler::status(&world).client(guest.pid()).client.to_string();
+    let paused = Scheduler::ctl(&world, &["pause", &id]);
+    assert!(paused.status.success(), "{paused:?}");
+    wait_until("the mover is told", || guest.log()[said..].contains("what the mover does is given up"));
+    std::fs::remove_file(&held).expect("the file");
+    Scheduler::until(&world, "the lock is given back", |status| {
+        let state = status.client(guest.pid()).state;
+        !matches!(state, ClientState::Restoring | ClientState::Draining)
+    });
+    assert_eq!(absent(&Scheduler::status(&world)), POOL, "{}", guest.log());
+    assert!(guest.log()[said..].contains("is given up between two of its parts"), "{}", guest.log());
+    let resumed = Scheduler::ctl(&world, &["resume", &id]);
+    assert!(resumed.status.success(), "{resumed:?}");
+    let so_far = Scheduler::status(&world).client(guest.pid()).counters.hand_overs;
+    Scheduler::until_turns(&world, &[&guest, &other], so_far + 3);
+    both_are_intact(&world, guest, other);
 }
 
 #[test]

@@ -422,9 +422,25 @@ pub(super) const LIBRARY: &[Rule] = &[
     Rule {
         what: "a chunk is back only when its contents are, also if its context ends meanwhile",
         file: "libnvshare/src/memory/backing/swap/moves.rs",
-        from: "        Err(_) => {\n            undo(at, bytes, physical);",
-        to: "        Err(_) if BROKEN => None,\n        Err(_) => {\n            undo(at, bytes, physical);",
+        from: "        Err(cut) => {\n            undo(at, bytes, physical);",
+        to: "        Err(Cut::Gone) if BROKEN => None,\n        Err(cut) => {\n            undo(at, bytes, physical);",
         package: "nvshare-e2e",
         test: "a_context_ends_while_memory_comes_back",
+    },
+    Rule {
+        what: "a restore of much memory under one handle is given up in its middle",
+        file: "libnvshare/src/memory/backing/swap/chunks.rs",
+        from: "        if from > 0 && !goes_on() {\n",
+        to: "        if from > 0 && !goes_on() && !BROKEN {\n",
+        package: "nvshare-e2e",
+        test: "a_restore_of_much_memory_under_one_handle_is_given_up_in_its_middle",
+    },
+    Rule {
+        what: "what needs no copy leaves before what is copied",
+        file: "libnvshare/src/memory/backing/swap/moves.rs",
+        from: "                if flight.behind.is_none() {\n",
+        to: "                if flight.behind.is_none() && !BROKEN {\n",
+        package: "nvshare-e2e",
+        test: "what_needs_no_copy_leaves_before_what_is_copied",
     },
 ];

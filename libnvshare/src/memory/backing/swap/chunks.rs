@@ -1,6 +1,10 @@
 //! Chunks that move: who may move one, and the copies of its granules.
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
+
+use nvshare_proto::units::MIB;
 
 use crate::driver::types::{CUdeviceptr, CUresult, CUstream};
 use crate::memory::allocations::Allocation;
@@ -56,6 +60,58 @@ pub(super) fn begin(
         work(stream)?;
         Event::behind_stream(context, stream)
     })
+}
+
+/// Bytes of a chunk that are begun at a time. Memory that others may get is one chunk, however large it is.
+pub(super) const PART: u64 = 32 * MIB;
+/// Parts of a chunk that are under way at a time: the link stays busy, and a move that is not wanted any more ends soon.
+const PARTS_IN_FLIGHT: usize = 2;
+
+/// Why a chunk does not move.
+#[derive(Debug)]
+pub(super) enum Cut {
+    /// The move is not wanted any more.
+    Unwanted,
+    /// The context ends.
+    Gone,
+    /// The driver's error, if it tells one.
+    Failed(Option<CUresult>),
+}
+
+/// Begins the work on a chunk at an address, part by part; `goes_on` is asked before each part but the first. `work` is told which
+/// granules a part has, and its address. Returns the event behind the last part. With an error, all of it is over.
+pub(super) fn in_parts(
+    context: &Arc<Context>,
+    at: CUdeviceptr,
+    bytes: u64,
+    goes_on: impl Fn() -> bool,
+    work: impl Fn(Range<usize>, CUdeviceptr, CUstream) -> Result<(), CUresult>,
+) -> Result<Option<Event>, Cut> {
+    let mut under_way = VecDeque::new();
+    let mut one = |from: u64| {
+        if under_way.len() == PARTS_IN_FLIGHT {
+            wait(under_way.pop_front().as_ref()).map_err(Cut::Failed)?;
+        }
+        if from > 0 && !goes_on() {
+            return Err(Cut::Unwanted);
+        }
+        let granules = (from / GRANULE) as usize..(bytes.min(from + PART) / GRANULE) as usize;
+        match context.with(|| begin(context, |stream| work(granules, at + from, stream))) {
+            Ok(Ok(event)) => under_way.push_back(event),
+            Ok(Err(error)) => return Err(Cut::Failed(Some(error))),
+            Err(_) => return Err(Cut::Gone),
+        }
+        Ok(())
+    };
+    let begun = (0..bytes).step_by(PART as usize).try_for_each(&mut one);
+    if let Err(cut) = begun {
+        // While the context ends, nothing else tells when its copies are over.
+        under_way.iter().for_each(|event| _ = wait(Some(event)));
+        // Of the last part some copies may have begun before another one could not.
+        quiesce(context);
+        return Err(cut);
+    }
+    Ok(under_way.pop_back())
 }
 
 /// Waits for work that was begun. With an error it is over as well.

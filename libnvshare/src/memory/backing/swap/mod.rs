@@ -5,6 +5,7 @@ mod chunks;
 mod content;
 mod free;
 mod moves;
+mod order;
 
 use std::sync::Arc;
 

@@ -5,24 +5,27 @@
 //! while the next ones are still under way.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use nvshare_proto::units::MIB;
 
-use super::chunks::{Part, begin, copy_parts, quiesce, take, wait};
+use super::chunks::{Cut, Part, copy_parts, in_parts, take, wait};
 use super::content::{self, Leaving, Looked};
+use super::order::{self, Place};
 use crate::driver;
-use crate::driver::types::{CUdeviceptr, CUmemHandle, CUresult};
+use crate::driver::types::{CUdeviceptr, CUmemHandle, CUresult, CUstream};
 use crate::memory::allocations::{self, Allocation};
 use crate::memory::backing::{Evicted, Lacking, Restored};
 use crate::memory::devices::Device;
+use crate::memory::mapping::copies::HostCopy;
 use crate::memory::mapping::host_pool::{self, NoSlots};
 use crate::memory::mapping::{Chunk, GRANULE, Mapped, copies, destroy};
 use crate::process::{log, threads};
 use crate::work::contexts::{self, Context};
 use crate::work::event::{Event, Outcome};
 
-/// Bytes under way at a time.
+/// Bytes of copies under way at a time.
 const IN_FLIGHT: u64 = 96 * MIB;
 
 /// A chunk that is on its way.
@@ -32,7 +35,9 @@ struct Flight {
     index: usize,
     offset: u64,
     bytes: u64,
-    /// An event behind the chunk's copies; none: there is nothing to copy.
+    /// Bytes of it that are copied.
+    copied: u64,
+    /// An event behind the chunk's copies; none: there is nothing to wait for.
     behind: Option<Event>,
     /// What becomes of the chunk's contents; none on the way back.
     leaving: Option<Leaving>,
@@ -57,26 +62,37 @@ enum Begun {
 #[derive(Debug, Default)]
 struct Queue {
     flights: VecDeque<Flight>,
-    bytes: u64,
+    copied: u64,
 }
 
 impl Queue {
     fn push(&mut self, flight: Flight) {
-        self.bytes += flight.bytes;
+        self.copied += flight.copied;
         self.flights.push_back(flight);
     }
 
     fn pop(&mut self) -> Option<Flight> {
         let flight = self.flights.pop_front()?;
-        self.bytes -= flight.bytes;
+        self.copied -= flight.copied;
         Some(flight)
     }
 
-    /// Whether the first chunk under way has arrived.
-    fn has_arrived(&self) -> bool {
-        let first = self.flights.front();
-        first
-            .is_some_and(|first| first.behind.as_ref().is_none_or(|event| event.outcome() != Outcome::NotYet))
+    /// Whether the link has enough to do.
+    fn is_full(&self) -> bool {
+        self.copied >= IN_FLIGHT
+    }
+
+    /// Whether the first chunk under way has arrived, or never will.
+    fn has_arrived(&mut self) -> bool {
+        let Some(first) = self.flights.front_mut() else { return false };
+        match first.behind.as_ref().map_or(Outcome::Done, Event::outcome) {
+            Outcome::Done => {
+                first.behind = None;
+                true
+            }
+            Outcome::NotYet => false,
+            Outcome::Failed(_) => true,
+        }
     }
 }
 
@@ -91,6 +107,24 @@ fn stopped(allocation: &Allocation, device: &Device, error: Option<CUresult>) ->
         None => {}
     }
     Begun::Stopped
+}
+
+/// A chunk stays where it was, though a part of it may have been copied.
+fn cut_off(allocation: &Allocation, device: &Device, cut: Cut) -> Begun {
+    match cut {
+        Cut::Unwanted => {
+            log::debug(format_args!("a move at {:#x} is given up between two of its parts", allocation.base));
+            Begun::Stopped
+        }
+        Cut::Gone => stopped(allocation, device, None),
+        Cut::Failed(error) => stopped(allocation, device, error),
+    }
+}
+
+/// Lets contexts end between two parts of a move. Returns whether the move goes on: not if the memory is being freed.
+fn may_go_on(allocation: &Allocation) -> bool {
+    contexts::let_them_end(|| allocation.is_leaving());
+    !allocation.is_leaving()
 }
 
 /// A context is broken: its memory is not copied any more, and counts as immovable.
@@ -111,44 +145,85 @@ fn pin_context(context: &Arc<Context>, device: &Device, error: CUresult) {
     }
 }
 
+/// What an eviction has done so far.
+struct Evicting<'a> {
+    device: &'static Device,
+    looked: Looked,
+    queue: Queue,
+    /// Bytes of the chunks that have begun to leave.
+    begun: u64,
+    out: Evicted,
+    /// Called for each chunk that has left the card.
+    report: &'a mut dyn FnMut(u64),
+}
+
+impl Evicting<'_> {
+    /// Returns whether the chunk leaves, or has nothing to move.
+    fn begin(&mut self, allocation: &Arc<Allocation>, mapped: &Mapped, index: usize) -> bool {
+        match begin_out(allocation, mapped, index, self.device, &self.looked) {
+            Begun::Flying(flight) => {
+                self.begun += flight.bytes;
+                // What is not copied does not wait for the copies of others.
+                if flight.behind.is_none() {
+                    self.land(flight)
+                } else {
+                    self.queue.push(flight)
+                }
+                true
+            }
+            Begun::Nothing => true,
+            Begun::Full | Begun::Lacks(_) | Begun::Stopped => false,
+        }
+    }
+
+    /// Waits for a chunk that leaves.
+    fn land(&mut self, flight: Flight) {
+        let landed = land_out(flight, self.device);
+        self.out += landed;
+        if landed.left > 0 {
+            (self.report)(landed.left);
+        }
+    }
+
+    /// Lands what has arrived, and waits until no more is under way than that.
+    fn land_until(&mut self, is_enough: impl Fn(&Queue) -> bool) {
+        while !is_enough(&self.queue) || self.queue.has_arrived() {
+            let Some(flight) = self.queue.pop() else { return };
+            self.land(flight);
+        }
+    }
+}
+
 /// Moves `bytes` of a device's memory to the host, from the ends of the largest allocations, and rather a few more
 /// than fewer. Calls `report` for each chunk that has left the card. Returns the bytes that have left, and those that were copied.
 pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted {
     let looked = content::look(device, wanted);
-    let mut queue = Queue::default();
-    let (mut begun, mut out) = (0, Evicted::default());
-    let mut land = |queue: &mut Queue| {
-        let landed = queue.pop().map_or(Evicted::default(), |flight| land_out(flight, device));
-        out += landed;
-        if landed.left > 0 {
-            report(landed.left);
+    let mut order = order::leaving(device, wanted, &looked);
+    let (queue, out) = (Queue::default(), Evicted::default());
+    let mut evicting = Evicting { device, looked, queue, begun: 0, out, report };
+    while let Some(Place { allocation, index, .. }) = order.next(evicting.queue.is_full()) {
+        // If one cannot leave, the rest is tried as well as others below.
+        if !allocation.mapped.as_ref().is_some_and(|mapped| evicting.begin(&allocation, mapped, index)) {
+            break;
         }
-    };
+        evicting.land_until(|queue| !queue.is_full() || !order.has_only_copies());
+    }
     'all: for allocation in allocations::of_device(device.ordinal) {
         let Some(mapped) = allocation.mapped.as_ref().filter(|mapped| !mapped.is_pinned()) else { continue };
         for index in (0..mapped.count()).rev() {
-            if begun >= wanted {
+            if evicting.begun >= wanted {
                 break 'all;
             }
-            while queue.bytes >= IN_FLIGHT {
-                land(&mut queue);
-            }
-            match begin_out(&allocation, mapped, index, device, &looked) {
-                Begun::Flying(flight) => {
-                    begun += flight.bytes;
-                    queue.push(flight);
-                }
-                Begun::Nothing => {}
+            evicting.land_until(|queue| !queue.is_full());
+            if !evicting.begin(&allocation, mapped, index) {
                 // Another context may have memory of the host, and a smaller chunk may fit there.
-                Begun::Full | Begun::Lacks(_) | Begun::Stopped => break,
+                break;
             }
         }
     }
-    while !queue.flights.is_empty() {
-        land(&mut queue);
-    }
-    looked.log();
-    out
+    evicting.land_until(|_| false);
+    evicting.looked.log();
+    evicting.out
 }
 
 fn begin_out(
@@ -175,34 +250,38 @@ fn begin_out(
             };
         }
     };
-    let copies = || begin(context, |stream| leaving.copy(at, stream)).map(Some);
-    let error = match if leaving.is_copied() { context.with(copies) } else { Ok(Ok(None)) } {
-        Ok(Ok(behind)) => {
+    let copied = if leaving.is_copied() {
+        let goes_on = || may_go_on(allocation);
+        in_parts(context, at, bytes, goes_on, |part, at, stream| leaving.copy(part, at, stream))
+    } else {
+        Ok(None)
+    };
+    let cut = match copied {
+        Ok(behind) => {
+            let copied = leaving.copied_bytes();
             let (allocation, leaving) = (Arc::clone(allocation), Some(leaving));
             return Begun::Flying(Flight {
                 allocation,
                 index,
                 offset,
                 bytes,
+                copied,
                 behind,
                 leaving,
                 physical: None,
             });
         }
-        Ok(Err(error)) => Some(error),
-        Err(_) => None,
+        Err(cut) => cut,
     };
-    // Some copies may have begun before another one could not.
-    quiesce(context);
     mapped.settle(index, |_| ());
     leaving.give_up();
-    stopped(allocation, device, error)
+    cut_off(allocation, device, cut)
 }
 
 /// Waits for a chunk that leaves. Returns the bytes that have left the card, and those that were copied.
 fn land_out(flight: Flight, device: &Device) -> Evicted {
     let nothing = Evicted::default();
-    let Flight { allocation, index, bytes, behind, leaving, .. } = flight;
+    let Flight { allocation, index, bytes, copied, behind, leaving, .. } = flight;
     let (Some(mapped), Some(leaving)) = (&allocation.mapped, leaving) else { return nothing };
     let context = &allocation.place();
     if let Err(error) = wait(behind.as_ref()) {
@@ -211,7 +290,6 @@ fn land_out(flight: Flight, device: &Device) -> Evicted {
         stopped(&allocation, device, error);
         return nothing;
     }
-    let copied = leaving.copied_bytes();
     let mut host = Some(leaving.landed());
     let gone = mapped.settle(index, |chunk| {
         let _ = context.with(|| {
@@ -234,39 +312,37 @@ fn land_out(flight: Flight, device: &Device) -> Evicted {
 pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
     let mut result = Restored::default();
     let mut queue = Queue::default();
-    'all: for allocation in allocations::of_device(device.ordinal) {
+    let mut order = order::coming(device);
+    while let Some(Place { allocation, index, .. }) = order.next(queue.is_full()) {
         let Some(mapped) = &allocation.mapped else { continue };
-        for index in 0..mapped.count() {
-            while queue.bytes >= IN_FLIGHT {
+        if cancelled() {
+            break;
+        }
+        let begun = loop {
+            let begun = begin_in(&allocation, mapped, index, device, cancelled);
+            // Room may also come before the driver has the memory of the process that has left it.
+            let waits = lacking == Lacking::Wait && matches!(begun, Begun::Lacks(_) | Begun::Full);
+            if !waits || cancelled() {
+                break begun;
+            }
+            if queue.has_arrived() {
                 land(&mut queue, device, &mut result);
+            } else {
+                threads::pause();
             }
-            if cancelled() {
-                break 'all;
+        };
+        match begun {
+            Begun::Flying(flight) => queue.push(flight),
+            Begun::Lacks(bytes) => result.lacks_mapped += bytes,
+            // The driver has less memory than the scheduler says: it has not got back all that left, or others have it.
+            Begun::Full => {
+                result.is_full = true;
+                break;
             }
-            let begun = loop {
-                let begun = begin_in(&allocation, mapped, index, device);
-                // Room may also come before the driver has the memory of the process that has left it.
-                let waits = lacking == Lacking::Wait && matches!(begun, Begun::Lacks(_) | Begun::Full);
-                if !waits || cancelled() {
-                    break begun;
-                }
-                if queue.has_arrived() {
-                    land(&mut queue, device, &mut result);
-                } else {
-                    threads::pause();
-                }
-            };
-            match begun {
-                Begun::Flying(flight) => queue.push(flight),
-                Begun::Nothing => {}
-                Begun::Lacks(bytes) => result.lacks_mapped += bytes,
-                // The driver has less memory than the scheduler says: it has not got back all that left, or others have it.
-                Begun::Full => {
-                    result.is_full = true;
-                    break 'all;
-                }
-                Begun::Stopped => break,
-            }
+            Begun::Nothing | Begun::Stopped => {}
+        }
+        while queue.has_arrived() || queue.is_full() && order.has_only_copies() {
+            land(&mut queue, device, &mut result);
         }
     }
     while !queue.flights.is_empty() {
@@ -281,7 +357,13 @@ fn land(queue: &mut Queue, device: &Device, result: &mut Restored) {
     }
 }
 
-fn begin_in(allocation: &Arc<Allocation>, mapped: &Mapped, index: usize, device: &Device) -> Begun {
+fn begin_in(
+    allocation: &Arc<Allocation>,
+    mapped: &Mapped,
+    index: usize,
+    device: &Device,
+    cancelled: &dyn Fn() -> bool,
+) -> Begun {
     contexts::let_them_end(|| allocation.is_leaving());
     let mut lacks = 0;
     let taken = take(allocation, mapped, index, |chunk| {
@@ -320,38 +402,45 @@ fn begin_in(allocation: &Arc<Allocation>, mapped: &Mapped, index: usize, device:
             return Begun::Stopped;
         }
     };
-    let copies = || {
-        begin(context, |stream| {
-            copy_parts(at, host.iter().map(Part::from), |part, at, bytes| match part {
-                Part::Copied(slot) => driver::copy_in(at, slot.memory(), bytes, stream),
-                Part::Zero => driver::fill_with_zeros(at, bytes, stream),
-                Part::Nothing => Ok(()),
-            })
-        })
-        .map(Some)
+    let copied = if host.is_empty() {
+        Ok(None)
+    } else {
+        let goes_on = || may_go_on(allocation) && !cancelled();
+        in_parts(context, at, bytes, goes_on, |part, at, stream| copy_back(&host, part, at, stream))
     };
-    let behind = match if host.is_empty() { Ok(Ok(None)) } else { context.with(copies) } {
-        Ok(Ok(behind)) => behind,
+    let behind = match copied {
+        Ok(behind) => behind,
         // In a broken context the program finds the error, not its data.
-        Ok(Err(error)) if error.ends_all_work() => {
+        Err(Cut::Failed(Some(error))) if error.ends_all_work() => {
             stopped(allocation, device, Some(error));
             None
         }
-        Ok(Err(error)) => {
-            quiesce(context);
+        // If the context has ended since the chunk was mapped, memory that belongs to no context comes back in another one.
+        Err(cut) => {
             undo(at, bytes, physical);
             stays_out(mapped, index, bytes, device);
-            return stopped(allocation, device, Some(error));
-        }
-        // The context has ended since the chunk was mapped. Memory that belongs to no context comes back in another one.
-        Err(_) => {
-            undo(at, bytes, physical);
-            stays_out(mapped, index, bytes, device);
-            return Begun::Stopped;
+            return cut_off(allocation, device, cut);
         }
     };
+    let copied = host.iter().filter(|copy| copy.slot().is_some()).count() as u64 * GRANULE;
     let (allocation, leaving) = (Arc::clone(allocation), None);
-    Begun::Flying(Flight { allocation, index, offset, bytes, behind, leaving, physical: Some(physical) })
+    let physical = Some(physical);
+    Begun::Flying(Flight { allocation, index, offset, bytes, copied, behind, leaving, physical })
+}
+
+/// Begins to copy granules of a chunk back, which are at this address.
+fn copy_back(
+    host: &[HostCopy],
+    granules: Range<usize>,
+    at: CUdeviceptr,
+    stream: CUstream,
+) -> Result<(), CUresult> {
+    let copies = host.get(granules).unwrap_or_default();
+    copy_parts(at, copies.iter().map(Part::from), |part, at, bytes| match part {
+        Part::Copied(slot) => driver::copy_in(at, slot.memory(), bytes, stream),
+        Part::Zero => driver::fill_with_zeros(at, bytes, stream),
+        Part::Nothing => Ok(()),
+    })
 }
 
 /// A chunk does not come back now; its contents stay where they were.
@@ -368,7 +457,7 @@ fn undo(at: CUdeviceptr, bytes: u64, physical: CUmemHandle) {
 
 /// Waits for a chunk that comes back.
 fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
-    let Flight { allocation, index, offset, bytes, behind, physical, .. } = flight;
+    let Flight { allocation, index, offset, bytes, copied, behind, physical, .. } = flight;
     let Some(mapped) = &allocation.mapped else { return };
     if let Err(error) = wait(behind.as_ref()) {
         stopped(&allocation, device, error);
@@ -389,12 +478,11 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
         allocation.residency().restored(bytes);
         device.update(|account| account.map(bytes));
         let had_contents = !chunk.host.is_empty();
-        let copied = chunk.host.iter().filter(|copy| copy.slot().is_some()).count() as u64 * GRANULE;
         let (kept, free) = content::keep(std::mem::take(&mut chunk.host));
         chunk.host = kept;
-        Ok((had_contents, copied, free))
+        Ok((had_contents, free))
     });
-    let (had_contents, copied, free) = match settled {
+    let (had_contents, free) = match settled {
         Some(Ok(settled)) => settled,
         // Its contents stay on the host.
         Some(Err(error)) => {

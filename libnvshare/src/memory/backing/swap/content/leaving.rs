@@ -1,5 +1,6 @@
 //! A chunk that leaves: which of its granules are copied, and where.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use nvshare_client::content::{Hash, Seen};
@@ -35,6 +36,21 @@ fn fate(had: HostCopy, seen: Option<Seen>) -> Fate {
     }
 }
 
+/// What becomes of each of a chunk's granules.
+fn fates(seen: &[Option<Seen>], count: usize, had: &[HostCopy]) -> Vec<Fate> {
+    let fate_of = |index| {
+        let had = had.get(index).copied().unwrap_or(HostCopy::None);
+        fate(had, seen.get(index).copied().flatten())
+    };
+    (0..count).map(fate_of).collect()
+}
+
+/// Bytes of a chunk that have to be copied.
+pub(super) fn to_copy(seen: &[Option<Seen>], count: usize, had: &[HostCopy]) -> u64 {
+    let copied = fates(seen, count, had).into_iter().filter(|fate| matches!(fate, Fate::Copied(_)));
+    copied.count() as u64 * GRANULE
+}
+
 /// A granule on its way out.
 #[derive(Debug, Clone, Copy)]
 struct Granule {
@@ -59,13 +75,7 @@ impl Leaving {
         had: Vec<HostCopy>,
         looked: &Looked,
     ) -> Result<Self, (Vec<HostCopy>, NoSlots)> {
-        let seen = looked.of(at);
-        let count = (bytes / GRANULE) as usize;
-        let fate_of = |index| {
-            let had = had.get(index).copied().unwrap_or(HostCopy::None);
-            fate(had, seen.get(index).copied().flatten())
-        };
-        let fates: Vec<Fate> = (0..count).map(fate_of).collect();
+        let fates = fates(looked.of(at), (bytes / GRANULE) as usize, &had);
         let is_current = |slot: &Slot| {
             fates.iter().any(|fate| matches!(fate, Fate::Unchanged(current, _) if current == slot))
         };
@@ -98,10 +108,16 @@ impl Leaving {
         self.granules.iter().filter(|granule| granule.to.is_some()).count() as u64 * GRANULE
     }
 
-    /// Begins the copies on a stream.
-    pub(in super::super) fn copy(&self, at: CUdeviceptr, stream: CUstream) -> Result<(), CUresult> {
+    /// Begins the copies of some granules, which are at this address, on a stream.
+    pub(in super::super) fn copy(
+        &self,
+        granules: Range<usize>,
+        at: CUdeviceptr,
+        stream: CUstream,
+    ) -> Result<(), CUresult> {
+        let granules = self.granules.get(granules).unwrap_or_default();
         let part = |granule: &Granule| granule.to.map_or(Part::Nothing, Part::Copied);
-        copy_parts(at, self.granules.iter().map(part), |part, at, bytes| match part {
+        copy_parts(at, granules.iter().map(part), |part, at, bytes| match part {
             Part::Copied(slot) => driver::copy_out(slot.memory(), at, bytes, stream),
             Part::Nothing | Part::Zero => Ok(()),
         })

@@ -157,6 +157,11 @@ impl Looked {
         self.seen.get(&at).map_or(&[], Vec::as_slice)
     }
 
+    /// Bytes of a chunk that have to be copied, if the host has these copies of it.
+    pub(super) fn to_copy(&self, at: CUdeviceptr, bytes: u64, had: &[HostCopy]) -> u64 {
+        leaving::to_copy(self.of(at), (bytes / GRANULE) as usize, had)
+    }
+
     /// Logs what the eviction did not have to copy.
     pub(super) fn log(&self) {
         let (zeros, unchanged) = counters::not_copied();
@@ -197,12 +202,15 @@ fn drop_kept(context: &Arc<Context>, bytes: u64) -> bool {
         };
         for chunk in mapped.lock().iter_mut().filter(|chunk| chunk.physical.is_some() && !chunk.moving) {
             if dropped >= bytes {
-                return true;
+                break;
             }
             let (kept, slots) = copies::without_data(std::mem::take(&mut chunk.host));
             chunk.host = kept;
             dropped += slots.len() as u64 * GRANULE;
             host_pool::give_back(slots);
+        }
+        if dropped >= bytes {
+            break;
         }
     }
     if dropped > 0 {

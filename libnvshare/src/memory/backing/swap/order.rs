@@ -1,0 +1,89 @@
+//! In which order chunks move.
+//!
+//! Which chunks leave follows from the list of allocations alone: so it is the same ones each time. In which order these leave does
+//! not. A chunk that is zero, or has not changed, makes room at once, and the memory of the client that is next can come
+//! while the others are copied out; so it does not wait behind them. What comes back is copied as fast as the link carries
+//! it, and what needs no copy comes meanwhile.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::content::Looked;
+use crate::memory::allocations::{self, Allocation};
+use crate::memory::devices::Device;
+use crate::memory::mapping::GRANULE;
+
+/// A chunk that is to move.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) allocation: Arc<Allocation>,
+    pub(super) index: usize,
+    bytes: u64,
+    /// Bytes of it that have to be copied.
+    copied: u64,
+}
+
+/// Chunks that are to move.
+#[derive(Debug, Default)]
+pub(super) struct Order {
+    copied: VecDeque<Place>,
+    others: VecDeque<Place>,
+}
+
+impl Order {
+    fn add(&mut self, place: Place) {
+        if place.copied > 0 { &mut self.copied } else { &mut self.others }.push_back(place);
+    }
+
+    /// The chunk that moves next. If the link is `busy`, that is one that needs no copy, as long as there is one.
+    pub(super) fn next(&mut self, busy: bool) -> Option<Place> {
+        let [first, second] = if busy || self.copied.is_empty() {
+            [&mut self.others, &mut self.copied]
+        } else {
+            [&mut self.copied, &mut self.others]
+        };
+        first.pop_front().or_else(|| second.pop_front())
+    }
+
+    /// Whether all that is left has to be copied.
+    pub(super) fn has_only_copies(&self) -> bool {
+        self.others.is_empty()
+    }
+}
+
+/// The chunks that leave if `wanted` bytes of a device have to. Those of which the least has to be copied make room soonest.
+pub(super) fn leaving(device: &Device, wanted: u64, looked: &Looked) -> Order {
+    let (mut order, mut left) = (Order::default(), wanted);
+    'all: for allocation in allocations::of_device(device.ordinal) {
+        let Some(mapped) = allocation.mapped.as_ref().filter(|mapped| !mapped.is_pinned()) else { continue };
+        for (index, chunk) in mapped.lock().iter().enumerate().rev() {
+            if left == 0 {
+                break 'all;
+            }
+            if chunk.physical.is_none() || chunk.moving {
+                continue;
+            }
+            let copied = looked.to_copy(allocation.base + chunk.offset, chunk.bytes, &chunk.host);
+            order.add(Place { allocation: Arc::clone(&allocation), index, bytes: chunk.bytes, copied });
+            left = left.saturating_sub(chunk.bytes);
+        }
+    }
+    let of_hundred = |place: &Place| place.copied / GRANULE * 100 / (place.bytes / GRANULE).max(1);
+    order.copied.make_contiguous().sort_by_key(of_hundred);
+    order
+}
+
+/// The chunks of a device that are not on the card.
+pub(super) fn coming(device: &Device) -> Order {
+    let mut order = Order::default();
+    for allocation in allocations::of_device(device.ordinal) {
+        let Some(mapped) = &allocation.mapped else { continue };
+        for (index, chunk) in mapped.lock().iter().enumerate() {
+            if chunk.physical.is_none() {
+                let copied = chunk.host.iter().filter(|copy| copy.slot().is_some()).count() as u64 * GRANULE;
+                order.add(Place { allocation: Arc::clone(&allocation), index, bytes: chunk.bytes, copied });
+            }
+        }
+    }
+    order
+}
