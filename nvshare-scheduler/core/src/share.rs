@@ -5,6 +5,7 @@
 //! turns are long. But it costs the others as much as it takes. So a turn counts for as long as it computed, or for as long as its
 //! restore took if that is more: who is expensive to switch costs others no more time than the job itself gets, or is charged for.
 
+use crate::Time;
 use crate::policy::entitled::Terms;
 use crate::policy::pace::{Does, Pace};
 use crate::virtual_time::{USUAL, Virtual, unweighed, weighed};
@@ -25,6 +26,8 @@ pub(crate) struct Share {
     from: Served,
     /// How far the job was behind when it last stopped wanting the GPU.
     pub(crate) behind: Virtual,
+    /// When that was.
+    pub(crate) stopped_at: Time,
     /// The job's processes: how many are there, want the GPU, hold it, have their time counted, and run.
     pub(crate) present: u32,
     pub(crate) active: u32,
@@ -69,6 +72,7 @@ impl Share {
             restored: 0,
             from: Served::default(),
             behind: 0,
+            stopped_at: Time::ZERO,
             present: 0,
             active: 0,
             holding: 0,

@@ -16,6 +16,7 @@ use crate::Time;
 use crate::client::Job;
 use crate::policy::entitled::{self, Terms};
 use crate::policy::pace::Pace;
+use crate::policy::rhythm::SHORTEST_SLEEP;
 use crate::policy::slices;
 pub(crate) use crate::share::Part;
 use crate::share::{Served, Share};
@@ -216,7 +217,10 @@ impl Shares {
         if was.active == 0 && share.active > 0 {
             let known = self.jobs.contains_key(&job);
             self.catch_up();
-            let start = self.clock - was.behind.clamp(0, bound);
+            // Who gives the lock back because it was asked to, and asks for it again at once, has not stopped wanting the GPU.
+            let paused = now.saturating_sub(was.stopped_at) >= SHORTEST_SLEEP;
+            let most = if paused { bound } else { Virtual::MAX };
+            let start = self.clock - was.behind.clamp(0, most);
             share.time = if known { was.time.max(start) } else { start };
         }
         if let Some(pace) = share.pace.as_mut().filter(|_| was.does() != does) {
@@ -231,6 +235,7 @@ impl Shares {
         }
         if was.active > 0 && share.active == 0 {
             share.behind = self.clock - share.time;
+            share.stopped_at = now;
         }
         let terms = share.terms;
         let wanting = [was.active > 0, share.active > 0];
@@ -339,8 +344,23 @@ mod tests {
         shares.change(job(2), SITS, WAITS, S(60));
         assert_eq!(seconds(shares.clock() - shares.time(job(2))), 10);
         shares.change(job(2), WAITS, SITS, S(60));
+        shares.advance(S(101));
         shares.change(job(2), SITS, WAITS, S(4));
         assert_eq!(seconds(shares.clock() - shares.time(job(2))), 4, "within the bound");
+    }
+
+    #[test]
+    fn who_gives_the_lock_back_and_asks_again_at_once_keeps_all_that_it_is_behind() {
+        for (pause_ms, kept) in [(0, 10), (19, 10), (20, 4), (1000, 4)] {
+            let mut shares = Shares::default();
+            shares.change(job(1), None, HOLDS, S(60));
+            shares.change(job(2), None, WAITS, S(60));
+            shares.advance(S(20));
+            shares.change(job(2), WAITS, SITS, S(4));
+            shares.advance(S(20) + Duration::from_millis(pause_ms));
+            shares.change(job(2), SITS, WAITS, S(4));
+            assert_eq!(seconds(shares.clock() - shares.time(job(2))), kept, "{pause_ms} ms");
+        }
     }
 
     #[test]

@@ -49,13 +49,16 @@ impl Core {
         let now = self.now;
         let Some(client) = self.clients.get(&id) else { return };
         let part = part(client);
+        let mut begins_for_its_job = false;
         for uuid in client.accounts.keys() {
             let Some(gpu) = self.gpus.get_mut(uuid) else { continue };
             gpu.shares.advance(now);
             let before = gpu.ledger.entry(id).map(|entry| entry.part);
             if before != Some(part) {
                 let bound = gpu.most_kept();
+                let held = gpu.shares.is_holding(client.job);
                 gpu.shares.change(client.job, before, Some(part), bound);
+                begins_for_its_job |= !held && gpu.shares.is_holding(client.job);
             }
         }
         let several = client.accounts.len() > 1 || client.gang.is_some();
@@ -105,6 +108,19 @@ impl Core {
             let gpus = self.gpus_of(&self.unit(id));
             self.dirty.extend(gpus);
         }
+        if begins_for_its_job {
+            // From now on the place of those of its job that wait moves: what it gets is theirs as well.
+            let job = self.jobs.get(&client.job).into_iter().flatten().copied();
+            for mate in job.filter(|&mate| mate != id && self.waits(mate)).collect::<Vec<_>>() {
+                self.enter(mate);
+            }
+        }
+    }
+
+    fn waits(&self, id: ClientId) -> bool {
+        self.clients
+            .get(&id)
+            .is_some_and(|client| matches!(standing(client), Standing::Waits | Standing::Next))
     }
 
     /// How far a client's job is ahead of the clock on the GPU where it is furthest ahead, of all GPUs that its gang, or

@@ -102,10 +102,26 @@ pub(super) const SHARES: &[Rule] = &[
     Rule {
         what: "a job that comes back keeps no more than a bound of what it is behind",
         file: "nvshare-scheduler/core/src/shares.rs",
-        from: "was.behind.clamp(0, bound)",
-        to: "was.behind.clamp(0, if BROKEN { Virtual::MAX / 8 } else { bound })",
+        from: "was.behind.clamp(0, most)",
+        to: "was.behind.clamp(0, if BROKEN { Virtual::MAX / 8 } else { most })",
         package: "nvshare-core",
         test: "a_pause_earns_nothing_and_costs_nothing",
+    },
+    Rule {
+        what: "a job that was asked for the lock and asks again at once keeps all that it is behind",
+        file: "nvshare-scheduler/core/src/shares.rs",
+        from: "let most = if paused {",
+        to: "let most = if BROKEN || paused {",
+        package: "nvshare-core",
+        test: "who_gives_the_lock_back_and_asks_again_at_once_keeps_all_that_it_is_behind",
+    },
+    Rule {
+        what: "what a process gets counts for those of its job that wait",
+        file: "nvshare-scheduler/core/src/views.rs",
+        from: "if begins_for_its_job {",
+        to: "if begins_for_its_job && !BROKEN {",
+        package: "nvshare-core",
+        test: "a_job_of_two_processes_gets_no_two_turns_for_one",
     },
     Rule {
         what: "a job whose limit is enforced saves while others keep it waiting",
