@@ -14,12 +14,12 @@ mod rules;
 mod scheduler;
 mod shares;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use library::LIBRARY;
 use programs::{Programs, Verdict};
@@ -69,6 +69,10 @@ fn build(arguments: &[&str]) -> Result<(PathBuf, String), String> {
 /// to their times, with no rule broken.
 const AT_ONCE: usize = 2;
 
+/// With its rule broken, a test waits at least so long for what may never come, and three times as long as all of it took with no rule
+/// broken: on a busy machine, a test whose patience is over too soon would be red whatever rule is broken.
+const SHORTEST_PATIENCE: Duration = Duration::from_secs(30);
+
 /// `only`: rules whose text contains this.
 pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
     let packages: BTreeSet<&str> = rules().map(|(_, rule)| rule.package).collect();
@@ -82,17 +86,25 @@ pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
     let tests: BTreeSet<_> = rules.iter().map(|(_, rule)| (rule.package, rule.test)).collect();
     let begin = Instant::now();
     let red = Mutex::new(Vec::new());
+    let green = Mutex::new(BTreeMap::new());
     each(&tests, |&(package, test)| {
+        let begin = Instant::now();
         if programs.run(package, test, None)?.verdict != Verdict::Green {
             red.lock().unwrap_or_else(PoisonError::into_inner).push((package, test));
+        } else {
+            let took = begin.elapsed();
+            green.lock().unwrap_or_else(PoisonError::into_inner).insert((package, test), took);
         }
         Ok(())
     })?;
+    let mut green = green.into_inner().unwrap_or_else(PoisonError::into_inner);
     for (package, test) in red.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        let begin = Instant::now();
         let alone = programs.run(package, test, None)?;
         if alone.verdict != Verdict::Green {
             return Err(format!("{test} is red with no rule broken:\n{}", alone.printed));
         }
+        green.insert((package, test), begin.elapsed());
         println!("{test} was red beside another test with no rule broken, and is green alone");
     }
     println!(
@@ -104,7 +116,9 @@ pub(crate) fn run(only: Option<&str>) -> Result<(), String> {
     let unnoticed = Mutex::new(Vec::new());
     each(&rules, |&(number, rule)| {
         let begin = Instant::now();
-        let ran = programs.run(rule.package, rule.test, Some(number))?;
+        let unbroken = green.get(&(rule.package, rule.test)).copied().unwrap_or_default();
+        let patience = SHORTEST_PATIENCE.max(unbroken * 3);
+        let ran = programs.run(rule.package, rule.test, Some((number, patience)))?;
         let took = begin.elapsed().as_secs_f64();
         if ran.verdict == Verdict::Red {
             println!("red after {took:.0} s: {}", rule.what);

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -63,8 +64,14 @@ impl Programs {
         Ok(Self { programs, target: target.to_owned() })
     }
 
-    /// Runs the tests of a package whose names contain `test`, with a rule broken.
-    pub(super) fn run(&self, package: &str, test: &str, broken: Option<usize>) -> Result<Ran, String> {
+    /// Runs the tests of a package whose names contain `test`. `broken`: the rule that is broken, and how long a test then waits for
+    /// what may never come.
+    pub(super) fn run(
+        &self,
+        package: &str,
+        test: &str,
+        broken: Option<(usize, Duration)>,
+    ) -> Result<Ran, String> {
         let has = |program: &&Program| {
             program.package == package && program.tests.iter().any(|name| name.contains(test))
         };
@@ -76,9 +83,9 @@ impl Programs {
             command.env("PROPTEST_MAX_SHRINK_ITERS", "0");
             command.env("PROPTEST_RNG_SEED", "1").env("PROPTEST_CASES", "1500");
             command.env("CARGO_MANIFEST_DIR", &program.folder).env_remove("NVSHARE_BROKEN_RULE");
-            if let Some(number) = broken {
-                // What is waited for may never come.
-                command.env("NVSHARE_BROKEN_RULE", number.to_string()).env("NVSHARE_TEST_PATIENCE", "30");
+            if let Some((number, patience)) = broken {
+                command.env("NVSHARE_BROKEN_RULE", number.to_string());
+                command.env("NVSHARE_TEST_PATIENCE", patience.as_secs().to_string());
             }
             let output = command.output().map_err(|error| format!("{}: {error}", program.path.display()))?;
             let printed = String::from_utf8_lossy(&output.stdout);
