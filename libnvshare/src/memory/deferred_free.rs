@@ -26,7 +26,7 @@ use crate::work::event::Event;
 use crate::work::stream_key::StreamKey;
 use crate::work::{callbacks, captures};
 
-/// An allocation that would be refused waits so long for memory that is freed later: beside a capture, the work before the
+/// An allocation that would be refused, or a free, waits so long for memory that is freed later: beside a capture, the work before the
 /// free may be out of sight until the capture ends, and the waiting thread may be the one that ends it. The work of the
 /// device may wait for that thread as well.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
@@ -50,8 +50,10 @@ enum State {
     Behind(Event),
     /// The memory can be freed.
     Due,
-    /// A thread is freeing it.
+    /// A thread of the program, or the mover, is freeing it.
     Ending,
+    /// The thread is freeing it that frees memory at moments at which the device has nothing to do.
+    EndingBeside,
 }
 
 static FREED: Mutex<Vec<Freed>> = Mutex::new(Vec::new());
@@ -123,11 +125,11 @@ fn look() -> bool {
     found
 }
 
-/// Takes memory that can be freed, if `which` accepts it.
-fn take(which: impl Fn(&Freed) -> bool) -> Option<(CUdeviceptr, Arc<Context>)> {
+/// Takes memory that can be freed, if `which` accepts it. `state` says who frees it.
+fn take(which: impl Fn(&Freed) -> bool, state: State) -> Option<(CUdeviceptr, Arc<Context>)> {
     let mut all = lock(&FREED);
     let found = all.iter_mut().find(|freed| matches!(freed.state, State::Due) && which(freed))?;
-    found.state = State::Ending;
+    found.state = state;
     Some((found.base, Arc::clone(&found.context)))
 }
 
@@ -155,7 +157,7 @@ fn is_mapped(base: CUdeviceptr) -> bool {
 
 fn end_those(which: impl Fn(&Freed) -> bool) {
     if look() {
-        while let Some((base, context)) = take(&which) {
+        while let Some((base, context)) = take(&which, State::Ending) {
             end(base, &context);
         }
     }
@@ -172,6 +174,23 @@ pub(crate) fn before_a_free(context: &Arc<Context>) {
     // A callback must not call the driver.
     if !callbacks::are_running() {
         end_those(|freed| Arc::ptr_eq(&freed.context, context));
+        wait_for_those_ending(context);
+    }
+}
+
+/// Waits for memory of a context that the library's own thread is freeing: when the program's call returns, that memory is free as
+/// well. The free waits for the same work as the program's call does.
+fn wait_for_those_ending(context: &Arc<Context>) {
+    let is_ending =
+        |freed: &Freed| matches!(freed.state, State::EndingBeside) && Arc::ptr_eq(&freed.context, context);
+    let begin = Instant::now();
+    while HAS_THREAD.load(Ordering::SeqCst)
+        && !lifecycle::is_forked()
+        && !lifecycle::is_exiting()
+        && begin.elapsed() < LONGEST_WAIT
+        && lock(&FREED).iter().any(is_ending)
+    {
+        threads::pause();
     }
 }
 
@@ -180,7 +199,7 @@ pub(crate) fn sweep() {
     if !look() {
         return;
     }
-    while let Some((base, context)) = take(|freed| is_mapped(freed.base)) {
+    while let Some((base, context)) = take(|freed| is_mapped(freed.base), State::Ending) {
         end(base, &context);
     }
     if next_due().is_some()
@@ -207,7 +226,7 @@ fn free_those_due() {
             threads::sleep(pause);
             let longest = if AWAITED.load(Ordering::SeqCst) > 0 { SHORTEST_PAUSE } else { LONGEST_PAUSE };
             pause = (pause * 2).min(longest);
-        } else if let Some((base, context)) = take(|freed| freed.base == base) {
+        } else if let Some((base, context)) = take(|freed| freed.base == base, State::EndingBeside) {
             end(base, &context);
             pause = SHORTEST_PAUSE;
         }

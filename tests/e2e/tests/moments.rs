@@ -163,6 +163,14 @@ fn an_eviction_waits_for_a_free_that_is_under_way(memory: &str) {
     guest.finish().passed();
 }
 
+#[test]
+fn a_free_returns_when_what_was_freed_in_stream_order_is_free_as_well() {
+    let world = World::with_memory("managed", CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let held = world.dir().join("held").to_string_lossy().into_owned();
+    Program::guest(&world, "free_beside_free", &[]).env("NVSIM_HELD_FREE", &held).start().finish().passed();
+}
+
 fn the_lock_is_not_given_back_while_work_is_in_flight(memory: &str) {
     // So long the library waits for work that makes no progress, before it says so.
     const PATIENCE_MS: u32 = 3000;

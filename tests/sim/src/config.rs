@@ -70,6 +70,8 @@ pub(crate) struct Config {
     /// The same for copies to page-locked memory, and from it: each waits before it begins.
     pub(crate) held_out: Option<PathBuf>,
     pub(crate) held_in: Option<PathBuf>,
+    /// The same for the first free of memory that finds the file. Other frees go on.
+    pub(crate) held_free: Option<PathBuf>,
 }
 
 /// What a card may say wrongly of pieces of memory.
@@ -85,7 +87,8 @@ impl Config {
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
     /// `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_PIN`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
     /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_LOOK` (milliseconds), `NVSIM_SLOW_FREES` (milliseconds),
-    /// `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD_ALLOCATIONS`, `NVSIM_HELD_ACCESS`, `NVSIM_HELD_OUT` and `NVSIM_HELD_IN` (files),
+    /// `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD_ALLOCATIONS`, `NVSIM_HELD_ACCESS`, `NVSIM_HELD_OUT`,
+    /// `NVSIM_HELD_IN` and `NVSIM_HELD_FREE` (files),
     /// `NVSIM_SLICING` (how many times as long kernels take beside those of others),
     /// `NVSIM_MOST_LOCKED` (bytes), `NVSIM_LIE` (`zeros`, `unchanged`), `NVSIM_REFUSED_PTX`.
     pub(crate) fn from_env() -> Self {
@@ -144,6 +147,7 @@ impl Config {
             held_access: env::var_os("NVSIM_HELD_ACCESS").map(PathBuf::from),
             held_out: env::var_os("NVSIM_HELD_OUT").map(PathBuf::from),
             held_in: env::var_os("NVSIM_HELD_IN").map(PathBuf::from),
+            held_free: env::var_os("NVSIM_HELD_FREE").map(PathBuf::from),
             fault: number("NVSIM_FAULT", 0.256) * 1e9,
             first_touch: number("NVSIM_FIRST_TOUCH", 5.0) * 1e9,
         }

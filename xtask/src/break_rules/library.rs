@@ -334,10 +334,18 @@ pub(super) const LIBRARY: &[Rule] = &[
     Rule {
         what: "memory freed in stream order is freed by no call that did not wait",
         file: "libnvshare/src/memory/deferred_free.rs",
-        from: "take(|freed| is_mapped(freed.base))",
-        to: "take(|freed| BROKEN || is_mapped(freed.base))",
+        from: "take(|freed| is_mapped(freed.base), State::Ending)",
+        to: "take(|freed| BROKEN || is_mapped(freed.base), State::Ending)",
         package: "nvshare-e2e",
         test: "memory_freed_in_stream_order_holds_no_allocation_up",
+    },
+    Rule {
+        what: "a free returns when what a thread of the library frees of the context is free as well",
+        file: "libnvshare/src/memory/deferred_free.rs",
+        from: "        wait_for_those_ending(context);\n",
+        to: "        if !BROKEN {\n            wait_for_those_ending(context);\n        }\n",
+        package: "nvshare-e2e",
+        test: "a_free_returns_when_what_was_freed_in_stream_order_is_free_as_well",
     },
     Rule {
         what: "memory of a pool is not moved on the program's stream",
