@@ -29,13 +29,13 @@ use seen::{Counted, Said};
 pub(crate) use seen::{Sight, Todo};
 
 /// A client has completed within this time what it had submitted when it was asked: more than any queue of work.
-const ANSWERS: Duration = Duration::from_secs(10);
+const ANSWERS: Duration = Duration::from_secs(30);
 /// Submitted work is complete within this time after all were asked for the lock.
 const PARTS: Duration = Duration::from_secs(10);
-/// Answers that come within this time say that what is in flight is short.
-const SHORT: Duration = Duration::from_millis(100);
+/// Answers that come within this time say that what is in flight is short: a drain of it is not given up.
+const SHORT: Duration = Duration::from_millis(150);
 /// What is in flight becomes short within this time, or not at all: a single kernel may be long.
-const SHORTENS: Duration = Duration::from_secs(4);
+const SHORTENS: Duration = Duration::from_secs(10);
 /// Time beyond its slices that a round may take.
 const ROUND_DELAYS: Duration = Duration::from_secs(2);
 /// So many more sleeps of jobs than [`ROUNDS_A_SLEEP`] forgives end turns.
@@ -383,7 +383,9 @@ impl Trial {
         let Some(answered) = self.answered(|said| said.last) else {
             return self.waits_for_answers(asked, now, todo);
         };
-        if answered > asked + SHORT && now < since + SHORTENS {
+        if answered > asked + SHORT && now >= since + SHORTENS {
+            self.ends(now, "their work in flight does not become short", todo);
+        } else if answered > asked + SHORT {
             self.said.clear();
             self.asks(todo);
             self.stage = Stage::Shortens { since, asked: now };
@@ -560,11 +562,17 @@ impl Trial {
         };
         self.lost += lost;
         *todo = Todo::default();
+        // A drain that was given up says nothing of the jobs: it does not put the next trial off further and further.
+        let failures = self.failures;
         if self.decided {
             todo.note = Some(format!("jobs that fit run side by side again: {why}"));
         } else if self.bounded {
             todo.note = Some(format!("a trial of jobs that fit side by side is over: {why}"));
         }
         self.rests_after_failure(now);
+        if why == CANNOT_DRAIN {
+            self.failures = failures;
+            self.rests(now + progress::RETRY);
+        }
     }
 }

@@ -46,7 +46,7 @@ fn programs_that_fill_the_card_and_launch_far_ahead_come_to_take_turns() {
     // 1021 launches in flight are half a second of work alone, and several beside the other.
     let world = World::simulated(&[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_SLICING", "4")]);
     let scheduler = measures(&world);
-    let programs = two(&world, "--block 8MiB --kernel-us 500 --ahead");
+    let programs = two(&world, "--block 2MiB --kernel-us 500 --ahead");
     // Where a busy machine has a drain given up, another trial follows.
     wait_until("turns are decided upon", || scheduler.log().contains("jobs that fit take turns"));
     Scheduler::until_turns(&world, &[&programs[0], &programs[1]], 12);

@@ -42,6 +42,8 @@ struct Programs {
     luck: BTreeMap<u64, f64>,
     /// How many it has in flight now.
     in_flight: BTreeMap<u64, f64>,
+    /// What the launch window lets through of however long kernels.
+    least_ahead: f64,
     /// Nothing is done on the card until then.
     held_up_until: u64,
     /// Programs that know that somebody waits for what they hold.
@@ -69,6 +71,7 @@ impl Programs {
             random: Random(0),
             luck: BTreeMap::new(),
             in_flight: BTreeMap::new(),
+            least_ahead: 0.0,
             held_up_until: 0,
             told: BTreeSet::new(),
             drains: BTreeMap::new(),
@@ -168,7 +171,7 @@ impl Programs {
             return;
         };
         // What the launch window lets through, in milliseconds of work.
-        let bound = self.rates[&client].alone * 0.02;
+        let bound = (self.rates[&client].alone * 0.02).max(self.least_ahead);
         let most = if self.told.contains(&client) { bound } else { ahead };
         let in_flight = self.in_flight.entry(client).or_default();
         *in_flight = (*in_flight - launches).max(0.0);
@@ -298,6 +301,20 @@ fn programs_that_launch_far_ahead_are_measured_as_well() {
     }
 }
 
+/// Kernels of a second: no drain of them would end in time, and trying one would stop the card for the others.
+#[test]
+fn programs_whose_kernels_are_long_are_not_asked_to_leave() {
+    let long = Rates { alone: 1.0, beside: 0.47 };
+    let mut programs = Programs::new(config(false), &[long, long]);
+    programs.ahead = BTreeMap::from([(1, 4.0), (2, 4.0)]);
+    programs.least_ahead = 4.0;
+    programs.go_on_for(200);
+    assert_eq!((programs.drops, programs.drains.len()), (0, 0), "{:?}", programs.table.notes);
+    assert!(!programs.takes_turns());
+    let given_up = |note: &String| note.contains("does not become short");
+    assert!(programs.table.notes.iter().any(given_up), "{:?}", programs.table.notes);
+}
+
 /// A program that fills its queue while work is counted launches more than the card does.
 #[test]
 fn programs_that_begin_to_launch_far_ahead_are_not_taken_for_faster_ones() {
@@ -412,6 +429,14 @@ fn a_drain_that_was_given_up_once_delays_the_trial_and_does_not_end_all_trials()
     assert!(!programs.takes_turns());
     programs.go_on_for(80);
     assert!(programs.takes_turns(), "{:?}", programs.table.notes);
+    // However often: each trial comes a minute after the one before.
+    let mut given_up = Programs::new(config(false), &[FILLS, FILLS]);
+    for trial in 1..=4 {
+        given_up.defers.insert(1);
+        given_up.go_on_for(if trial == 1 { 20 } else { 75 });
+        let ends = given_up.table.notes.iter().filter(|note| note.contains("a client cannot drain")).count();
+        assert!(ends >= trial, "{trial}: {:?}", given_up.table.notes);
+    }
     // The same once turns are decided upon.
     programs.defers.insert(2);
     programs.go_on_for(2);
