@@ -2,9 +2,15 @@
 //! GPU that sleeps.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use nvshare_proto::GpuUuid;
+use tokio::task::{JoinHandle, spawn_blocking};
+
+/// A list younger than this is not made anew.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// Folder in which the kernel module has a folder for each GPU, named by the GPU's place on the bus.
 pub const DESCRIPTIONS: &str = "/proc/driver/nvidia/gpus";
@@ -31,6 +37,49 @@ pub fn list(descriptions: &Path) -> Vec<Listed> {
     (0..).zip(described).filter_map(|(index, text)| describe(index, &text)).collect()
 }
 
+/// The machine's GPUs as they were last listed. The kernel module may take its time to describe them, and nobody's grant waits for that: a
+/// thread for it reads.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    descriptions: PathBuf,
+    listed: Arc<Mutex<Vec<Listed>>>,
+    /// The last look since the first, and when it began.
+    look: Option<(JoinHandle<()>, Instant)>,
+}
+
+impl Listing {
+    /// Lists them once, before anybody waits.
+    pub(crate) fn new(descriptions: PathBuf) -> Self {
+        let listed = Arc::new(Mutex::new(list(&descriptions)));
+        Self { descriptions, listed, look: None }
+    }
+
+    /// As they were last listed.
+    pub(crate) fn last(&self) -> Vec<Listed> {
+        self.listed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Begins to list them anew, unless that is under way or the list is fresh.
+    pub(crate) fn look(&mut self) {
+        let now = Instant::now();
+        if self.look.as_ref().is_some_and(|(look, began)| !look.is_finished() || now < *began + FRESH) {
+            return;
+        }
+        let (descriptions, listed) = (self.descriptions.clone(), Arc::clone(&self.listed));
+        let look = spawn_blocking(move || {
+            let new = list(&descriptions);
+            *listed.lock().unwrap_or_else(PoisonError::into_inner) = new;
+        });
+        self.look = Some((look, now));
+    }
+
+    /// Whether the machine has a GPU: listed already, or by now.
+    pub(crate) fn has(&self, gpu: GpuUuid) -> bool {
+        let is_it = |listed: &Listed| listed.gpu == gpu;
+        self.last().iter().any(is_it) || list(&self.descriptions).iter().any(is_it)
+    }
+}
+
 fn describe(index: u32, text: &str) -> Option<Listed> {
     let field = |name: &str| {
         text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned()))
@@ -55,9 +104,33 @@ mod tests {
             fs::write(folder.join(place).join("information"), text).unwrap();
         }
         let gpus = list(&folder);
+        let listing = Listing::new(folder.clone());
         fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(listing.last(), gpus);
         let gpu = "GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0".parse().unwrap();
         assert_eq!(gpus, [Listed { gpu, index: 1, name: "NVIDIA H100 80GB HBM3".to_owned() }]);
         assert_eq!(list(Path::new("/no/such/folder")), []);
+    }
+
+    /// The kernel module keeps who reads waiting, here a pipe that nobody writes to: a look does not.
+    #[test]
+    fn nobody_waits_for_a_list_that_takes_long() {
+        let folder = std::env::temp_dir().join(format!("nvshare-slow-gpus-{}", std::process::id()));
+        let mut listing = Listing::new(folder.clone());
+        let slow = folder.join("0000:17:00.0");
+        fs::create_dir_all(&slow).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(slow.join("information")).status().unwrap();
+        assert!(made.success());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            listing.look();
+            assert_eq!(listing.last(), []);
+            // Now the module answers.
+            let text = "Model: Tesla T4\nGPU UUID: GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0\n";
+            fs::write(slow.join("information"), text).unwrap();
+            listing.look.take().unwrap().0.await.unwrap();
+            assert_eq!(listing.last().len(), 1);
+        });
+        fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -161,7 +161,7 @@ struct CoreTask {
     /// The configuration as it was read; settings made at run time come before it.
     config: Config,
     store: Store,
-    gpu_descriptions: PathBuf,
+    listing: gpus::Listing,
     started: Instant,
     frames: BTreeMap<ClientId, mpsc::Sender<SchedulerMessage>>,
     pids: BTreeMap<ClientId, u32>,
@@ -187,7 +187,7 @@ impl CoreTask {
             nvml,
             config: setup.config,
             store: setup.store,
-            gpu_descriptions: setup.gpu_descriptions,
+            listing: gpus::Listing::new(setup.gpu_descriptions),
             started: Instant::now(),
             processes: BTreeMap::new(),
             frames: BTreeMap::new(),
@@ -305,6 +305,7 @@ impl CoreTask {
     /// Answers with the state as soon as the clients' counters are there.
     fn wait_for_counters(&mut self, viewer: Option<Viewer>, answer: oneshot::Sender<Vec<Reply>>) {
         let now = Instant::now();
+        self.listing.look();
         // Each question of anybody else would be one to all clients.
         let are_fresh = self.asked_counters.is_some_and(|asked| now < asked + COUNTERS_FRESH);
         let clients = if viewer.is_some() && are_fresh {
@@ -405,7 +406,7 @@ impl CoreTask {
             let quantum = if let Rule::Fixed(quantum) = rule { quantum } else { Duration::ZERO };
             GpuStatus { quantum_ms: quantum.as_millis() as u64, rule: rule.said(), ..GpuStatus::idle(gpu) }
         };
-        view::list_all(&mut gpus, &gpus::list(&self.gpu_descriptions), idle);
+        view::list_all(&mut gpus, &self.listing.last(), idle);
         Snapshot { scheduler, gpus, clients }
     }
 
@@ -416,6 +417,7 @@ impl CoreTask {
                 let _ = answer.send(());
             }
             Question::Snapshot(answer) => {
+                self.listing.look();
                 self.recorder.count_all(self.started.elapsed());
                 let _ = answer.send(self.snapshot());
             }
@@ -424,8 +426,7 @@ impl CoreTask {
 
     /// Whether a client has used a GPU, or the machine lists it.
     fn is_known(&self, gpu: GpuUuid) -> bool {
-        self.core.gpu_status().iter().any(|row| row.gpu == gpu)
-            || gpus::list(&self.gpu_descriptions).iter().any(|listed| listed.gpu == gpu)
+        self.core.gpu_status().iter().any(|row| row.gpu == gpu) || self.listing.has(gpu)
     }
 
     /// Sends the core's messages to clients, and logs its notes for administrators.

@@ -89,6 +89,8 @@ fn report(done: Done) {
 /// The mover's thread. `to` reports results to the session.
 pub(crate) fn run(to: fn(Done)) {
     let _ = REPORT.set(to);
+    // The next program waits while this thread finds out that a drain is complete.
+    threads::be_punctual();
     loop {
         let (job, generation) = next();
         let cancelled = || GENERATION.load(Ordering::SeqCst) != generation;

@@ -149,6 +149,7 @@ impl Thread {
     /// Tells the session something, and then handles what happened to the connection meanwhile.
     fn tell<T>(&mut self, what: impl FnOnce(&mut Session, &mut Library, Duration) -> T) -> T {
         let told = what(&mut self.session, &mut self.library, self.begin.elapsed());
+        self.library.flush();
         if std::mem::take(&mut self.library.reconnects) {
             self.next_attempt = Instant::now();
         }
@@ -258,8 +259,18 @@ struct Library {
 
 impl Library {
     fn send(&mut self, request: &Request) {
-        let Some(wire) = &mut self.wire else { return };
-        if let Err(error) = wire.send(request) {
+        let put = self.wire.as_mut().map(|wire| wire.put(request));
+        self.note(put);
+    }
+
+    /// Sends what was said. What the session does and says at once goes out at once.
+    fn flush(&mut self) {
+        let sent = self.wire.as_mut().map(Wire::flush);
+        self.note(sent);
+    }
+
+    fn note(&mut self, outcome: Option<Result<(), String>>) {
+        if let Some(Err(error)) = outcome {
             self.wire = None;
             self.broken = Some(error);
         }

@@ -37,6 +37,8 @@ pub(super) struct Wire {
     /// Closed only if the file behind it still is ours.
     stream: ManuallyDrop<UnixStream>,
     buffer: Vec<u8>,
+    /// Frames that go out together.
+    outgoing: Vec<u8>,
     /// A descriptor that came with a frame.
     passed: Option<OwnedFd>,
 }
@@ -59,7 +61,7 @@ impl Wire {
         let stream = UnixStream::connect(path).map_err(describe)?;
         stream.set_write_timeout(Some(WRITE_PATIENCE)).map_err(describe)?;
         DESCRIPTOR.set(stream.as_raw_fd());
-        Ok(Self { stream: ManuallyDrop::new(stream), buffer: Vec::new(), passed: None })
+        Ok(Self { stream: ManuallyDrop::new(stream), buffer: Vec::new(), outgoing: Vec::new(), passed: None })
     }
 
     /// Takes the descriptor that came with a frame.
@@ -67,11 +69,22 @@ impl Wire {
         self.passed.take()
     }
 
-    /// Sends a frame.
-    pub(super) fn send(&mut self, request: &Request) -> Result<(), String> {
+    /// Puts a frame behind those that [`Self::flush`] sends.
+    pub(super) fn put(&mut self, request: &Request) -> Result<(), String> {
         let frame = codec::encode(request).map_err(|error| error.to_string())?;
+        self.outgoing.extend_from_slice(&frame);
+        Ok(())
+    }
+
+    /// Sends the frames that were put, in one go: all that a hand-over has to say wakes the scheduler once.
+    pub(super) fn flush(&mut self) -> Result<(), String> {
+        if self.outgoing.is_empty() {
+            return Ok(());
+        }
         let _writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
-        write_all(DESCRIPTOR.get().ok_or(CLOSED_BY_HOST)?, &frame)
+        let sent = write_all(DESCRIPTOR.get().ok_or(CLOSED_BY_HOST)?, &self.outgoing);
+        self.outgoing.clear();
+        sent
     }
 
     /// Reads the frames that have come. An error comes with the whole frames before it.
