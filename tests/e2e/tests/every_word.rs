@@ -59,9 +59,15 @@ fn hand_overs(status: &Status) -> u64 {
     status.clients.iter().map(|client| client.counters.hand_overs).sum()
 }
 
-/// Waits for so many hand-overs; however long they take, they have to go on.
-fn until_hand_overs(world: &World, jobs: &[Running], wanted: u64) -> Status {
-    let (mut seen, mut since) = (0, Instant::now());
+/// How often a long run says how far it is.
+const TELL: Duration = Duration::from_secs(20);
+/// Most that a card takes on the disk: its memory, what of it is on the host, and logs.
+const DISK_OF_CARD: u64 = 256 * MIB;
+
+/// Waits for so many hand-overs; however long they take, they have to go on, and take no more of the disk than they did.
+fn until_hand_overs(world: &World, jobs: &[Running], wanted: u64, cards: u64) -> Status {
+    let begin = Instant::now();
+    let (mut seen, mut since, mut told) = (0, begin, begin);
     loop {
         let status = Scheduler::status(world);
         let now = hand_overs(&status);
@@ -72,7 +78,15 @@ fn until_hand_overs(world: &World, jobs: &[Running], wanted: u64) -> Status {
             (seen, since) = (now, Instant::now());
         }
         assert!(since.elapsed() < patience(), "no hand-over after {now} of {wanted}");
-        std::thread::sleep(Duration::from_millis(200));
+        let disk = world.disk_bytes();
+        if told.elapsed() >= TELL {
+            told = Instant::now();
+            let rate = now as f64 / begin.elapsed().as_secs_f64();
+            println!("{now} of {wanted} hand-overs, {rate:.0} a second, {} MiB of the disk", disk / MIB);
+        }
+        assert!(disk < cards * DISK_OF_CARD, "{} MiB of the disk after {now} hand-overs", disk / MIB);
+        // Each look has every client tell its counters.
+        std::thread::sleep(Duration::from_millis(500));
     }
 }
 
@@ -81,13 +95,13 @@ fn every_word_is_right_after_each_of_many_hand_overs() {
     let (wanted, cards) = (number("HAND_OVERS", 500), number("CARDS", 2));
     let count = cards.to_string();
     let world = World::with_memory("swap", &[CARD, &[("NVSIM_GPUS", count.as_str())]].concat());
-    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "64MiB", "--tq", "0.01"]);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "64MiB", "--tq", "0.01", "--log", "warn"]);
     let (_taken, jobs): (Vec<Running>, Vec<Vec<Running>>) =
         (0..cards).map(|card| begin(&world, card)).unzip();
     let jobs: Vec<Running> = jobs.into_iter().flatten().collect();
     Running::go(&jobs.iter().collect::<Vec<_>>());
     let begin = Instant::now();
-    let status = until_hand_overs(&world, &jobs, wanted);
+    let status = until_hand_overs(&world, &jobs, wanted, cards);
     let (made, took) = (hand_overs(&status), begin.elapsed());
     let moved = |which: fn(&nvshare_proto::Counters) -> u64| {
         status.clients.iter().map(|client| which(&client.counters)).sum::<u64>()

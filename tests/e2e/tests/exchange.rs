@@ -183,3 +183,21 @@ fn what_needs_no_copy_leaves_before_what_is_copied() {
     world.stop_guest(guest, other);
     world.moved_when_told();
 }
+
+/// One for each would be a fifth of what a piece of 2 MiB costs.
+#[test]
+fn small_pieces_share_the_events_of_their_copies() {
+    let settings = [("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSHARE_CONTENT", "off")];
+    let world = World::with_memory("swap", &settings);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let guest = Program::guest(&world, "many_pieces", &[]).until_told().start();
+    let other = Program::workload(&world, "other", "--memory 896MiB --block 64MiB --kernel-us 1000");
+    let other = other.until_told().start();
+    Scheduler::until_turns(&world, &[&guest, &other], 6);
+    let guest = world.stop_guest(guest, other);
+    let counts: Vec<u64> = guest.out.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let &[mapped, events] = counts.as_slice() else { panic!("{}", guest.out) };
+    // Pieces that have come back; as many have left.
+    let moved = mapped - 256;
+    assert!(moved >= 5 * 128 && events < moved, "{moved} pieces each way, {events} events");
+}

@@ -67,7 +67,10 @@ impl Scheduler {
     #[must_use]
     pub fn command(world: &World, arguments: &[&str]) -> Command {
         let mut command = Command::new(&Artifacts::get().scheduler);
-        command.args(["--log", "debug"]).args(arguments).envs(world.environment()).stdin(Stdio::null());
+        if !arguments.contains(&"--log") {
+            command.args(["--log", "debug"]);
+        }
+        command.args(arguments).envs(world.environment()).stdin(Stdio::null());
         command
     }
 

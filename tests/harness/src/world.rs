@@ -1,7 +1,7 @@
 //! A folder of its own for each test: sockets, logs, and the simulated cards.
 
 use std::ffi::OsString;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -104,6 +104,13 @@ impl World {
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Bytes of the disk that the folder takes: the cards have holes.
+    #[must_use]
+    pub fn disk_bytes(&self) -> u64 {
+        let files = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        files.filter_map(|file| file.metadata().ok()).map(|about| about.blocks() * 512).sum()
     }
 
     /// Clients' socket.

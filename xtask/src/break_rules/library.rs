@@ -446,8 +446,8 @@ pub(super) const LIBRARY: &[Rule] = &[
     Rule {
         what: "what needs no copy leaves before what is copied",
         file: "libnvshare/src/memory/backing/swap/moves.rs",
-        from: "                if flight.behind.is_none() {\n",
-        to: "                if flight.behind.is_none() && !BROKEN {\n",
+        from: "                if matches!(flight.behind, Behind::Nothing) {\n",
+        to: "                if matches!(flight.behind, Behind::Nothing) && !BROKEN {\n",
         package: "nvshare-e2e",
         test: "what_needs_no_copy_leaves_before_what_is_copied",
     },

@@ -2,11 +2,15 @@
 
 use std::ffi::c_uint;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{api, give_new, looked_at, status, twins, with_place};
+use super::{api, give, give_new, looked_at, status, twins, with_place};
 use crate::objects::{Event, Mark};
 use crate::process::{self, Failure, INVALID_HANDLE, NOT_READY};
 use crate::stream::Point;
+
+/// How many events this process has created.
+static CREATED: AtomicU64 = AtomicU64::new(0);
 
 api! {
     fn cuEventCreate(place: *mut usize, _flags: c_uint) {
@@ -16,9 +20,11 @@ api! {
             let context = tables.current()?;
             let door = Arc::clone(&context.door);
             let event = Event { door, context: context.id, family: context.family, mark: Mark::Nothing };
+            CREATED.fetch_add(1, Ordering::Relaxed);
             Ok(tables.events.add(event))
         }) }
     }
+    fn nvsimEvents(place: *mut u64) { unsafe { give(place, process::get().map(|_| CREATED.load(Ordering::Relaxed))) } }
     fn cuEventDestroy_v2(event: usize) { status(process::get().and_then(|p| p.tables().events.end(event).map(|_| ()))) }
     fn cuEventQuery(event: usize) {
         status(points_of(event).and_then(|points| if points.iter().all(Point::is_reached) { Ok(()) } else { Err(NOT_READY) }))

@@ -11,9 +11,10 @@ use crate::memory::allocations::Allocation;
 use crate::memory::mapping::copies::HostCopy;
 use crate::memory::mapping::host_pool::Slot;
 use crate::memory::mapping::{Chunk, GRANULE, Mapped};
-use crate::process::threads;
+use crate::process::{lifecycle, threads};
 use crate::work::contexts::Context;
 use crate::work::event::{Event, Outcome};
+use crate::work::life::Gone;
 
 /// Takes a chunk for a move, if `look` finds something to move there; returns its result.
 pub(super) fn take<T>(
@@ -67,6 +68,9 @@ pub(super) const PART: u64 = 32 * MIB;
 /// Parts of a chunk that are under way at a time: the link stays busy, and a move that is not wanted any more ends soon.
 const PARTS_IN_FLIGHT: usize = 2;
 
+/// Chunks of fewer bytes share an event, so that what an event costs is paid once for so many bytes.
+pub(super) const BATCH: u64 = 16 * MIB;
+
 /// Why a chunk does not move.
 #[derive(Debug)]
 pub(super) enum Cut {
@@ -79,7 +83,8 @@ pub(super) enum Cut {
 }
 
 /// Begins the work on a chunk at an address, part by part; `goes_on` is asked before each part but the first. `work` is told which
-/// granules a part has, and its address. Returns the event behind the last part. With an error, all of it is over.
+/// granules a part has, and its address. Returns the event behind the last part; none: the chunk is smaller than a [`BATCH`], and an event
+/// has to be [recorded](event_behind) later. With an error, all of it is over.
 pub(super) fn in_parts(
     context: &Arc<Context>,
     at: CUdeviceptr,
@@ -103,7 +108,17 @@ pub(super) fn in_parts(
         }
         Ok(())
     };
-    let begun = (0..bytes).step_by(PART as usize).try_for_each(&mut one);
+    let small =
+        || context.with(|| context.begin_move(|stream| work(0..(bytes / GRANULE) as usize, at, stream)));
+    let begun = if bytes < BATCH {
+        match small() {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(Cut::Failed(Some(error))),
+            Err(_) => Err(Cut::Gone),
+        }
+    } else {
+        (0..bytes).step_by(PART as usize).try_for_each(&mut one)
+    };
     if let Err(cut) = begun {
         // While the context ends, nothing else tells when its copies are over.
         under_way.iter().for_each(|event| _ = wait(Some(event)));
@@ -130,9 +145,30 @@ pub(super) fn wait(behind: Option<&Event>) -> Result<(), Option<CUresult>> {
     }
 }
 
-/// Waits for work of the library's own that no event tells of: it must not reach memory that belongs to others by then.
+/// Records an event behind what was begun in a context. With an error, that is over.
+pub(super) fn event_behind(context: &Arc<Context>) -> Result<Event, Option<CUresult>> {
+    match context.with(|| begin(context, |_| Ok(()))) {
+        Ok(Ok(event)) => Ok(event),
+        Ok(Err(error)) => {
+            quiesce(context);
+            Err(Some(error))
+        }
+        Err(_) => {
+            quiesce(context);
+            Err(None)
+        }
+    }
+}
+
+/// Waits for work of the library's own that no event tells of: it must not reach memory that belongs to others by then. With
+/// its context it is over.
 pub(super) fn quiesce(context: &Context) {
-    let _ = context.with(|| context.move_in_order(|_| Ok(())));
+    while !lifecycle::is_exiting() {
+        match context.with(|| context.move_in_order(|_| Ok(()))) {
+            Err(Gone::Ending) => threads::pause(),
+            _ => return,
+        }
+    }
 }
 
 /// What is done with a granule that moves.

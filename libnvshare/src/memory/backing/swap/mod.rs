@@ -3,6 +3,7 @@
 mod ahead;
 mod chunks;
 mod content;
+mod flights;
 mod free;
 mod moves;
 mod order;

@@ -4,14 +4,14 @@
 //! them (measured: for as long as all queued copies take). A chunk that is out is unmapped at once, so room appears
 //! while the next ones are still under way.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
 use nvshare_proto::units::MIB;
 
-use super::chunks::{Cut, Part, copy_parts, in_parts, take, wait};
+use super::chunks::{Cut, Part, copy_parts, in_parts, take};
 use super::content::{self, Leaving, Looked};
+use super::flights::{Behind, Flight, Queue};
 use super::order::{self, Place};
 use crate::driver;
 use crate::driver::types::{CUdeviceptr, CUmemHandle, CUresult, CUstream};
@@ -23,27 +23,6 @@ use crate::memory::mapping::host_pool::{self, NoSlots};
 use crate::memory::mapping::{Chunk, GRANULE, Mapped, copies, destroy};
 use crate::process::{log, threads};
 use crate::work::contexts::{self, Context};
-use crate::work::event::{Event, Outcome};
-
-/// Bytes of copies under way at a time.
-const IN_FLIGHT: u64 = 96 * MIB;
-
-/// A chunk that is on its way.
-#[derive(Debug)]
-struct Flight {
-    allocation: Arc<Allocation>,
-    index: usize,
-    offset: u64,
-    bytes: u64,
-    /// Bytes of it that are copied.
-    copied: u64,
-    /// An event behind the chunk's copies; none: there is nothing to wait for.
-    behind: Option<Event>,
-    /// What becomes of the chunk's contents; none on the way back.
-    leaving: Option<Leaving>,
-    /// The memory to which the chunk comes back; none on the way out.
-    physical: Option<CUmemHandle>,
-}
 
 /// The result of an attempt to begin a move.
 enum Begun {
@@ -56,44 +35,6 @@ enum Begun {
     Lacks(u64),
     /// No more of this allocation moves.
     Stopped,
-}
-
-/// Chunks under way, in the order of their copies.
-#[derive(Debug, Default)]
-struct Queue {
-    flights: VecDeque<Flight>,
-    copied: u64,
-}
-
-impl Queue {
-    fn push(&mut self, flight: Flight) {
-        self.copied += flight.copied;
-        self.flights.push_back(flight);
-    }
-
-    fn pop(&mut self) -> Option<Flight> {
-        let flight = self.flights.pop_front()?;
-        self.copied -= flight.copied;
-        Some(flight)
-    }
-
-    /// Whether the link has enough to do.
-    fn is_full(&self) -> bool {
-        self.copied >= IN_FLIGHT
-    }
-
-    /// Whether the first chunk under way has arrived, or never will.
-    fn has_arrived(&mut self) -> bool {
-        let Some(first) = self.flights.front_mut() else { return false };
-        match first.behind.as_ref().map_or(Outcome::Done, Event::outcome) {
-            Outcome::Done => {
-                first.behind = None;
-                true
-            }
-            Outcome::NotYet => false,
-            Outcome::Failed(_) => true,
-        }
-    }
 }
 
 /// The move stops because of a driver's error, or because the context ends.
@@ -164,7 +105,7 @@ impl Evicting<'_> {
             Begun::Flying(flight) => {
                 self.begun += flight.bytes;
                 // What is not copied does not wait for the copies of others.
-                if flight.behind.is_none() {
+                if matches!(flight.behind, Behind::Nothing) {
                     self.land(flight)
                 } else {
                     self.queue.push(flight)
@@ -259,6 +200,11 @@ fn begin_out(
     let cut = match copied {
         Ok(behind) => {
             let copied = leaving.copied_bytes();
+            let behind = match behind {
+                Some(event) => Behind::Event(event),
+                None if copied > 0 => Behind::Later(Arc::clone(context)),
+                None => Behind::Nothing,
+            };
             let (allocation, leaving) = (Arc::clone(allocation), Some(leaving));
             return Begun::Flying(Flight {
                 allocation,
@@ -278,13 +224,13 @@ fn begin_out(
     cut_off(allocation, device, cut)
 }
 
-/// Waits for a chunk that leaves. Returns the bytes that have left the card, and those that were copied.
+/// A chunk leaves, of which all copies are over. Returns the bytes that have left the card, and those that were copied.
 fn land_out(flight: Flight, device: &Device) -> Evicted {
     let nothing = Evicted::default();
     let Flight { allocation, index, bytes, copied, behind, leaving, .. } = flight;
     let (Some(mapped), Some(leaving)) = (&allocation.mapped, leaving) else { return nothing };
     let context = &allocation.place();
-    if let Err(error) = wait(behind.as_ref()) {
+    if let Behind::Failed(error) = behind {
         mapped.settle(index, |_| ());
         leaving.give_up();
         stopped(&allocation, device, error);
@@ -325,6 +271,7 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
             if !waits || cancelled() {
                 break begun;
             }
+            queue.record_all();
             if queue.has_arrived() {
                 land(&mut queue, device, &mut result);
             } else {
@@ -345,7 +292,7 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
             land(&mut queue, device, &mut result);
         }
     }
-    while !queue.flights.is_empty() {
+    while !queue.is_empty() {
         land(&mut queue, device, &mut result);
     }
     result
@@ -409,11 +356,13 @@ fn begin_in(
         in_parts(context, at, bytes, goes_on, |part, at, stream| copy_back(&host, part, at, stream))
     };
     let behind = match copied {
-        Ok(behind) => behind,
+        Ok(Some(event)) => Behind::Event(event),
+        Ok(None) if host.is_empty() => Behind::Nothing,
+        Ok(None) => Behind::Later(Arc::clone(context)),
         // In a broken context the program finds the error, not its data.
         Err(Cut::Failed(Some(error))) if error.ends_all_work() => {
             stopped(allocation, device, Some(error));
-            None
+            Behind::Nothing
         }
         // If the context has ended since the chunk was mapped, memory that belongs to no context comes back in another one.
         Err(cut) => {
@@ -455,11 +404,11 @@ fn undo(at: CUdeviceptr, bytes: u64, physical: CUmemHandle) {
     destroy(0, &mut Chunk { offset: at, bytes, physical, host: Vec::new(), moving: false, guessed: false });
 }
 
-/// Waits for a chunk that comes back.
+/// A chunk is back, and all its copies are over.
 fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
     let Flight { allocation, index, offset, bytes, copied, behind, physical, .. } = flight;
     let Some(mapped) = &allocation.mapped else { return };
-    if let Err(error) = wait(behind.as_ref()) {
+    if let Behind::Failed(error) = behind {
         stopped(&allocation, device, error);
         // In a broken context the program finds the error. In other cases no work may see contents that are not complete.
         if !error.is_some_and(CUresult::ends_all_work) {
