@@ -1,7 +1,7 @@
 //! Programs that create and map their memory themselves: with `NVSHARE_MEMORY=swap` it moves.
 
 use nvshare_harness::{Program, Running, Scheduler, Status, World, wait_until};
-use nvshare_proto::ClientState;
+use nvshare_proto::{ClientState, ClientStatus};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const MIB: u64 = 1 << 20;
@@ -31,6 +31,11 @@ fn in_turns(how: &str, settings: &[(&str, &str)], turns: u64) -> String {
     let other = Program::workload(&world, "other", "--memory 832MiB --block 64MiB --kernel-us 2000");
     let (guest, other) = (maps(&world, how).start(), other.until_told().start());
     Scheduler::until_turns(&world, &[&guest, &other], turns);
+    // How much moves in a turn depends on how far the guest comes in it.
+    Scheduler::until(&world, "the guest's memory has moved", |status| {
+        let moved = |client: &ClientStatus| client.counters.evicted >= 200 * MIB;
+        status.find(guest.pid()).is_some_and(moved) || !guest.lives()
+    });
     let log = both_are_intact(&world, guest, other);
     assert!(evicted(&log) >= 200 * MIB, "{log}");
     log
