@@ -97,7 +97,7 @@ pub(super) const LIBRARY: &[Rule] = &[
         from: "losses < MOST_LOSSES && device",
         to: "losses < MOST_LOSSES && !BROKEN && device",
         package: "nvshare-e2e",
-        test: "an_allocation_that_the_driver_has_no_memory_for",
+        test: "an_allocation_that_the_driver_has_no_memory_for_waits_until_others_leave",
     },
     Rule {
         what: "what waits for room that the card does not have asks once more",
@@ -105,7 +105,7 @@ pub(super) const LIBRARY: &[Rule] = &[
         from: "&& all.is_full {\n",
         to: "&& all.is_full && !BROKEN {\n",
         package: "nvshare-e2e",
-        test: "memory_that_the_driver_has_no_room_for",
+        test: "memory_that_the_driver_has_no_room_for_comes_back_when_others_leave",
     },
     Rule {
         what: "a call that is unwound gives back what was charged for it",

@@ -17,7 +17,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
         from: "            MemoryMode::Swap => self.budget.max(",
         to: "            MemoryMode::Swap => (if BROKEN { 0 } else { self.budget }).max(",
         package: "nvshare-core",
-        test: "memory_that_the_library_maps_is_not_taken",
+        test: "memory_that_the_library_maps_is_not_taken_for_contexts",
     },
     Rule {
         what: "a client that comes back on another connection counts once",
