@@ -5,7 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::thread;
 use std::time::Duration;
 
-use nvshare_harness::{PlayedScheduler, Program, Scheduler, World, wait_until};
+use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, wait_until};
 use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Room, SchedulerMessage};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
@@ -16,6 +16,9 @@ nvshare_harness::with_both_memories! {
     an_eviction_waits_for_an_allocation_that_is_under_way
     an_eviction_waits_for_a_free_that_is_under_way
     the_lock_is_not_given_back_while_work_is_in_flight
+    the_lock_is_not_given_back_while_a_second_context_has_work
+    a_context_that_cannot_be_looked_at_counts_as_busy
+    a_drain_that_is_given_up_leaves_no_barrier
     a_drain_leaves_an_open_capture_whole
 }
 
@@ -33,8 +36,11 @@ fn grant(client: &mut PlayedScheduler, gpu: GpuUuid, epoch: Epoch) {
     ]);
 }
 
+/// The client's connection, its GPU, and its grant.
+type Played = (PlayedScheduler, GpuUuid, Epoch);
+
 /// Waits for the client and grants it the lock.
-fn granted(listener: &UnixListener) -> (PlayedScheduler, GpuUuid, Epoch) {
+fn granted(listener: &UnixListener) -> Played {
     let (mut client, usage) = PlayedScheduler::accept(listener);
     let gpu = usage.first().map(|usage| usage.gpu);
     let gpu = gpu.unwrap_or_else(|| {
@@ -171,15 +177,21 @@ fn a_free_returns_when_what_was_freed_in_stream_order_is_free_as_well() {
     Program::guest(&world, "free_beside_free", &[]).env("NVSIM_HELD_FREE", &held).start().finish().passed();
 }
 
-fn the_lock_is_not_given_back_while_work_is_in_flight(memory: &str) {
+/// A guest with work in flight that does not end, which has the lock. `argument`: its own.
+fn with_work(world: &World, argument: &str, variables: &[(&str, &str)]) -> (Running, Played) {
+    let listener = PlayedScheduler::listen(world);
+    let guest = Program::guest(world, "held_work", &[argument]).until_woken().until_told();
+    let guest = variables.iter().fold(guest, |guest, (name, value)| guest.env(name, value)).start();
+    let played = granted(&listener);
+    wait_until("its work has begun", || guest.out().contains("begun") || !guest.lives());
+    (guest, played)
+}
+
+/// A client that is asked for the lock keeps it, since its work does not end. The answer shows that the library has waited for that work,
+/// and so is the same on a machine of any speed.
+fn keeps_the_lock(client: &mut PlayedScheduler, epoch: Epoch) {
     // So long the library waits for work that makes no progress, before it says so.
     const PATIENCE_MS: u32 = 3000;
-    let world = World::with_memory(memory, CARD);
-    let listener = PlayedScheduler::listen(&world);
-    let guest = Program::guest(&world, "held_work", &[]).until_woken().until_told().start();
-    let (mut client, gpu, epoch) = granted(&listener);
-    wait_until("its work has begun", || guest.out().contains("begun") || !guest.lives());
-    // The answer shows that the library has waited for the work: it would be the same on a machine of any speed.
     client.say(&[drop_lock(epoch, PATIENCE_MS)]);
     let keeps = client.until(|m| match m {
         ClientMessage::DropDeferred { .. } => Some(true),
@@ -187,6 +199,10 @@ fn the_lock_is_not_given_back_while_work_is_in_flight(memory: &str) {
         _ => None,
     });
     assert!(keeps, "the lock was given back while work was in flight");
+}
+
+/// Once the work may end, the lock is given back, and not before the work has ended.
+fn gives_the_lock_back_after_its_work(world: &World, guest: Running, (mut client, gpu, epoch): Played) {
     client.say(&[drop_lock(epoch, 60_000)]);
     world.wake();
     client.until(|m| matches!(m, ClientMessage::LockReleased { .. }).then_some(()));
@@ -194,6 +210,38 @@ fn the_lock_is_not_given_back_while_work_is_in_flight(memory: &str) {
     grant(&mut client, gpu, Epoch { boot: 1, counter: 2 });
     world.stop();
     guest.finish().passed();
+}
+
+fn the_lock_is_not_given_back_while_work_is_in_flight(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let (guest, (mut client, gpu, epoch)) = with_work(&world, "", &[]);
+    keeps_the_lock(&mut client, epoch);
+    gives_the_lock_back_after_its_work(&world, guest, (client, gpu, epoch));
+}
+
+fn the_lock_is_not_given_back_while_a_second_context_has_work(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let (guest, (mut client, gpu, epoch)) = with_work(&world, "second", &[]);
+    keeps_the_lock(&mut client, epoch);
+    gives_the_lock_back_after_its_work(&world, guest, (client, gpu, epoch));
+}
+
+fn a_context_that_cannot_be_looked_at_counts_as_busy(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let (_guest, (mut client, _, epoch)) = with_work(&world, "", &[("NVSIM_CTX_RECORD_FAILS", "1")]);
+    keeps_the_lock(&mut client, epoch);
+}
+
+/// An event on the legacy stream would let work on other streams wait for the work that does not end.
+fn a_drain_that_is_given_up_leaves_no_barrier(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let given_up = world.dir().join("given-up");
+    let variables = [("GIVEN_UP", given_up.to_str().expect("a name"))];
+    let (guest, (mut client, gpu, epoch)) = with_work(&world, "blocking", &variables);
+    keeps_the_lock(&mut client, epoch);
+    std::fs::write(&given_up, "").expect("a file");
+    wait_until("other work goes on", || guest.out().contains("beside") || !guest.lives());
+    gives_the_lock_back_after_its_work(&world, guest, (client, gpu, epoch));
 }
 
 fn a_drain_leaves_an_open_capture_whole(memory: &str) {
