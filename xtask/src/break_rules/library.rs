@@ -241,7 +241,7 @@ pub(super) const LIBRARY: &[Rule] = &[
         from: "        driver::record_context_event(event.handle, context.handle())?;\n",
         to: "        if BROKEN {\n            driver::record_event(event.handle, CUstream(1 as *mut _))?;\n            return Ok(event);\n        }\n        driver::record_context_event(event.handle, context.handle())?;\n",
         package: "nvshare-e2e",
-        test: "legacy_wait",
+        test: "a_drain_that_is_given_up_leaves_no_barrier",
     },
     Rule {
         what: "a drain looks at every context",
@@ -249,7 +249,7 @@ pub(super) const LIBRARY: &[Rule] = &[
         from: "contexts::all().into_iter().map(Target::Context)",
         to: "contexts::all().into_iter().take(if BROKEN { 1 } else { usize::MAX }).map(Target::Context)",
         package: "nvshare-e2e",
-        test: "second_context",
+        test: "the_lock_is_not_given_back_while_a_second_context_has_work",
     },
     Rule {
         what: "a look at a context that fails says nothing about its work",
@@ -257,7 +257,7 @@ pub(super) const LIBRARY: &[Rule] = &[
         from: "    if error.ends_all_work() {\n",
         to: "    if error.ends_all_work() || BROKEN && error == CUresult::OUT_OF_MEMORY {\n",
         package: "nvshare-e2e",
-        test: "looks_at_contexts_that_fail",
+        test: "a_context_that_cannot_be_looked_at_counts_as_busy",
     },
     Rule {
         what: "a thread that slept while the gate was open for a moment asks for the lock again",
