@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The main job on a real card. first_light.py [--memory managed|swap|off] [--cold] SCENARIO ..., each of: alone turns decoder decoders faults
-moves exchange fit switch capture contexts; quanta may follow, as in turns:10,2.
+"""The main job on a real card. first_light.py [--memory managed|swap|off] [--cold] SCENARIO ..., each of: alone turns decoder decoders ballast faults
+moves exchange fit switch capture contexts; quanta may follow, as in turns:10,2, and numbers of tokens, as in decoders:550.
 
 --cold: the host's memory is not touched first, where rates of moves are not looked at. Run on a machine with a GPU, PyTorch and `dist/` (cargo dist-local). Rows go to $OUT/rows.jsonl as they come."""
 import re
@@ -66,14 +66,38 @@ def decoder(rounds=4):
             row(scenario="decoder", how=how, kind=kind, of_native=f"median {(of[(len(of) - 1) // 2] + of[len(of) // 2]) / 2:.4f} min {of[0]:.4f} max {of[-1]:.4f}")
 
 
-def decoders(tq=2):
-    """Two decoders of 21 GiB each, most of them an unused cache, with room for one; native runs give the same first 200 tokens, and others later."""
-    arguments = (24, 32768, 550)
+def decoders(counts=(550,), tq=2):
+    """Two decoders of 21 GiB each, most of them an unused cache, with room for one, for each of these numbers of tokens; native runs give the same first 200 tokens, and others later."""
+    for tokens in counts:
+        two_decoders(int(tokens), tq)
+
+
+def two_decoders(tokens, tq):
+    arguments = (24, 32768, tokens)
     native = Job("decode_job.py", "alone", *arguments).finish(100).result
     with Scheduler("--gpu-memory", "24GiB", "--tq", str(tq), log="info") as s:
-        jobs, both = start_together(lambda go: [Job("decode_job.py", n, *arguments, scheduler=s, go=go, log=f"decoders-{n}.log") for n in "ab"])
+        jobs, both = start_together(lambda go: [Job("decode_job.py", n, *arguments, scheduler=s, go=go, log=f"decoders-{tokens}-{n}.log") for n in "ab"])
         for job in jobs:
-            row(scenario="decoders", tq=tq, job=job.name, alone_per_s=native["per_s"], both_s=round(both, 2), in_sum_of_alone=round(2 * native["total_s"] / both, 4), max_ms=job.result["max_ms"], same_first_tokens=job.result["first"] == native["first"] != 0, **job.counted())
+            row(scenario="decoders", tokens=tokens, tq=tq, job=job.name, alone_per_s=native["per_s"], both_s=round(both, 2), in_sum_of_alone=round(2 * native["total_s"] / both, 4), max_ms=job.result["max_ms"], same_first_tokens=job.result["first"] == native["first"] != 0, **job.counted())
+
+
+def ballast(pairs=5):
+    """Pairs of jobs on a card that another program, of which the scheduler knows nothing, has filled but for 17 GiB; no capacity is configured."""
+    args = ["--gib", 12, "--steps", 60]
+    native = native_sum(*args)
+    ready = pathlib.Path(tempfile.mkdtemp()) / "go"
+    other = Job("ballast_job.py", "ballast", 17, go=ready)
+    try:
+        while not os.path.exists(f"{ready}.ballast") and other.process.poll() is None:
+            time.sleep(0.05)
+        with Scheduler("--tq", "1", log="info") as s:
+            for pair in range(pairs):
+                jobs, both = start_together(lambda go: [Job("job.py", n, *args, scheduler=s, go=go, log=f"ballast-{pair}-{n}.log") for n in "ab"])
+                for job in jobs:
+                    row(scenario="ballast", pair=pair + 1, job=job.name, capacity_gib=round(s.gpu(s.status())["capacity"] / GIB, 2), rc=job.process.returncode, both_s=round(both, 2), same_sum=job.result.get("sum") == native["sum"], **job.counted())
+    finally:
+        other.kill()
+        other.output(20)
 
 
 def faults():
@@ -159,8 +183,8 @@ if __name__ == "__main__":
         del arguments[:2]
     warm = "--cold" not in arguments
     arguments = [argument for argument in arguments if argument != "--cold"]
-    wanted = arguments or ["alone", "turns", "decoder", "decoders", "faults", "moves", "exchange", "fit", "switch", "capture", "contexts"]
-    if warm and {"turns", "decoders", "faults", "moves", "exchange", "capture"} & {w.split(":")[0] for w in wanted}:
+    wanted = arguments or ["alone", "turns", "decoder", "decoders", "ballast", "faults", "moves", "exchange", "fit", "switch", "capture", "contexts"]
+    if warm and {"turns", "decoders", "ballast", "faults", "moves", "exchange", "capture"} & {w.split(":")[0] for w in wanted}:
         warm_host(48)
     for scenario in wanted:
         name, _, argument = scenario.partition(":")

@@ -75,7 +75,7 @@ def notfitting(seconds=50, gib=6, percents=(20, 30, 40)):
     """Limits of programs of which one fits the GPU at a time."""
     alone = results(streams([{}], 5, gib=gib))[0]["per_s"]
     chosen = os.environ.get("NVSHARE_MEMORY")
-    for memory, overhead, useful in (("managed", 15, 0.85), ("swap", 5, 0.95)):
+    for memory, overhead, useful in (("managed", 12, 0.85), ("swap", 5, 0.95)):
         if chosen not in (None, memory):
             continue
         choose_memory(memory)
