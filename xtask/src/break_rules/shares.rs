@@ -89,7 +89,7 @@ pub(super) const SHARES: &[Rule] = &[
         from: "weighed(bound.saturating_mul(2), share.weight.min(USUAL));",
         to: "weighed(bound.saturating_mul(2), if BROKEN { USUAL } else { share.weight.min(USUAL) });",
         package: "nvshare-core",
-        test: "no_job_runs_further_ahead_than_one_turn",
+        test: "time_computed_comes_out_in_the_ratio_of_weights_however_long_switches_take",
     },
     Rule {
         what: "a priority is a factor and not an order",
