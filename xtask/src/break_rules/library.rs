@@ -431,7 +431,7 @@ pub(super) const LIBRARY: &[Rule] = &[
         what: "a chunk is back only when its contents are, also if its context ends meanwhile",
         file: "libnvshare/src/memory/backing/swap/moves.rs",
         from: "        Err(cut) => {\n            undo(at, bytes, physical);",
-        to: "        Err(Cut::Gone) if BROKEN => None,\n        Err(cut) => {\n            undo(at, bytes, physical);",
+        to: "        Err(Cut::Gone) if BROKEN => Behind::Nothing,\n        Err(cut) => {\n            undo(at, bytes, physical);",
         package: "nvshare-e2e",
         test: "a_context_ends_while_memory_comes_back",
     },
