@@ -6,7 +6,7 @@ use nvshare_harness::{Program, Running, Scheduler, World, wait_until};
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
 /// A card of which a process without the library has 320 MiB, and two clients whose memory the library maps, with so many MiB
-/// each. They have run in turns, each ends with its data, and nobody was told that memory is out.
+/// each. Both run in turns, each ends with its data, and nobody is told that memory is out.
 fn two_beside_a_stranger(mib: [u64; 2]) {
     let world = World::with_memory("swap", CARD);
     let _scheduler = Scheduler::start(&world, &["--tq", "0.2"]);
@@ -24,6 +24,10 @@ fn two_beside_a_stranger(mib: [u64; 2]) {
         job
     });
     Scheduler::until_turns(&world, &[&a, &b], 3);
+    // Who is granted the lock has not run yet.
+    let submitted = || [&a, &b].map(|job| Scheduler::status(&world).client(job.pid()).counters.gated);
+    let before = submitted();
+    wait_until("both get on", || submitted().iter().zip(before).all(|(now, before)| *now > before + 100));
     world.stop();
     for job in [a, b, stranger] {
         job.finish().intact();
