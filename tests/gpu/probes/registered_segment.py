@@ -143,7 +143,7 @@ class Card:
     def name(self, result):
         text = ctypes.c_char_p()
         self.driver.cuGetErrorName(result, ctypes.byref(text))
-        return (text.value or str(result).encode()).decode().removeprefix("CUDA_")
+        return f"{result} {(text.value or b'?').decode().removeprefix('CUDA_')}"
 
     def wait(self):
         self.must("cuStreamSynchronize", self.stream)
@@ -152,9 +152,12 @@ class Card:
 def loops():
     """A process that launches a kernel of 20 us and waits for it, over and over. For each line that it reads: what the rounds since the last one took."""
     card = Card()
+    small = ctypes.c_uint64()
+    card.must("cuMemAlloc_v2", ctypes.byref(small), ctypes.c_size_t(2 * MIB))
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    card.must("cuModuleLoadData", ctypes.byref(module), SPIN)
-    card.must("cuModuleGetFunction", ctypes.byref(function), module, b"spin")
+    if not OPTIONS.fill:
+        card.must("cuModuleLoadData", ctypes.byref(module), SPIN)
+        card.must("cuModuleGetFunction", ctypes.byref(function), module, b"spin")
     length = ctypes.c_uint64(20000)
     arguments = (ctypes.c_void_p * 1)(ctypes.addressof(length))
     waits, asked, done = [], [], threading.Event()
@@ -168,7 +171,10 @@ def loops():
     print("ready", flush=True)
     while not done.is_set():
         begin = time.monotonic()
-        card.must("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, card.stream, arguments, None)
+        if OPTIONS.fill:
+            card.must("cuMemsetD8Async", small, 0, ctypes.c_size_t(2 * MIB), card.stream)
+        else:
+            card.must("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, card.stream, arguments, None)
         card.wait()
         waits.append((time.monotonic() - begin) * 1e6)
         if asked:
@@ -319,7 +325,7 @@ def main():
         os.close(file)
     group, why = limited_group()
     row("control group for the client", memory_max=f"{OPTIONS.limit} MiB", group=why, segments=f"{size * count // MIB} MiB in sum")
-    loop = subprocess.Popen([sys.executable, __file__, "--role", "loops"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    loop = subprocess.Popen([sys.executable, __file__, "--role", "loops", *(["--fill"] if OPTIONS.fill else [])], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     if loop.stdout.readline().strip() != "ready":
         raise SystemExit("the process that launches kernels has ended")
 
@@ -384,6 +390,7 @@ parser.add_argument("--segment", type=int, default=256, help="MiB of one segment
 parser.add_argument("--count", type=int, default=8, help="segments")
 parser.add_argument("--limit", type=int, default=1024, help="memory.max of the client, in MiB")
 parser.add_argument("--rows", help="a file to which each row is appended")
+parser.add_argument("--fill", action="store_true", help="the other process fills memory and launches no kernel (the simulated driver has no PTX)")
 parser.add_argument("--role", default="main", help=argparse.SUPPRESS)
 parser.add_argument("--copies", type=int, default=1, help=argparse.SUPPRESS)
 parser.add_argument("--leaves", default="", help=argparse.SUPPRESS)
