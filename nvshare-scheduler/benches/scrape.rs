@@ -28,7 +28,8 @@ fn start(folder: &Path) -> [PathBuf; 2] {
             let (_configurations, changes) = mpsc::channel(1);
             let config = Config { gpu_memory: Some(16 << 30), ..Config::default() };
             let store = Store::default();
-            let setup = Setup { config, changes, store, gpu_descriptions: none, metrics: address };
+            let setup =
+                Setup { config, changes, store, gpu_descriptions: none, metrics: address, host_memory: None };
             server::run(sockets, setup, std::future::pending()).await.expect("it goes on");
         });
     });

@@ -1,13 +1,14 @@
 //! A connection: frames become commands for the core's task, and its answers become frames.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
 use nvshare_core::{Gang, Identity, MOST_GPUS_EACH};
-use nvshare_proto::{AdminRequest, ClientMessage, Register, Reply, Request};
+use nvshare_proto::{AdminRequest, ClientMessage, Register, Reply, Request, SchedulerMessage};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
@@ -18,6 +19,7 @@ use crate::bounds::{Bounds, Place, Whom};
 use crate::bucket::{Bucket, Rate};
 use crate::commands::Command;
 use crate::frames::{self, Stream, WRITE_PATIENCE, refuse, tell_all};
+use crate::host_memory::{Account, HostMemory, Lot, Owner};
 use crate::identity::Peer;
 use crate::journal::Journal;
 use crate::processes::{self, Described};
@@ -54,6 +56,8 @@ pub(crate) struct Shared {
     pub(crate) waits: Arc<Mutex<BTreeMap<u64, AbortHandle>>>,
     /// The events, for administrators.
     pub(crate) journal: Arc<Journal>,
+    /// Memory of the host for clients, if the scheduler hands out any.
+    pub(crate) host: Option<HostMemory>,
 }
 
 impl Shared {
@@ -61,8 +65,9 @@ impl Shared {
         commands: mpsc::Sender<Command>,
         bounds: Option<Arc<Bounds>>,
         journal: Arc<Journal>,
+        host: Option<HostMemory>,
     ) -> Self {
-        Self { commands, tenants: Arc::default(), bounds, waits: Arc::default(), journal }
+        Self { commands, tenants: Arc::default(), bounds, waits: Arc::default(), journal, host }
     }
 
     /// Tells the core when the process of a client that has disconnected is gone. The client's place stays taken
@@ -206,6 +211,7 @@ async fn client(
         .as_ref()
         .map(|gang| Gang { number: Tenant::gang(tenant.as_ref(), user, &gang.name), size: gang.size });
     // The runs of a gang are one job; a container is one job with all its processes.
+    let own_tenant = tenant.clone();
     let own = tenant.as_ref().filter(|tenant| gang.is_none() || matches!(tenant, Tenant::Container(_)));
     let identity = Identity { tenant: own.map(Tenant::number), gang, ..peer.identity };
     let (frames, mut outgoing) = mpsc::channel(BACKLOG);
@@ -219,6 +225,12 @@ async fn client(
     }
     // Held for as long as the connection lives: dropping the seat frees the process's bytes in the quota.
     let seat = seat(&framed, tenant, &shared.tenants).await;
+    let owner = match (&own_tenant, peer.identity.process) {
+        (Some(tenant), _) => Owner::Tenant(tenant.number()),
+        (None, Some(process)) => Owner::Process(process),
+        (None, None) => Owner::Client(client),
+    };
+    let mut host = shared.host.as_ref().map(|host| host.open(client, owner));
     let process = process(framed.get_ref(), &peer);
     if commands
         .send(Command::Register { client, identity, process, register: Box::new(register), frames })
@@ -246,6 +258,10 @@ async fn client(
                 // The core cut the client off.
                 None => break,
             },
+            lot = lot_of(&mut host) => {
+                if tell_of_host(&mut framed, true, lot).await.is_err() { break }
+                None
+            }
             () = peer.gone(), if !process_gone => {
                 // A child may have inherited the socket; the process that registered is gone. Its last messages, if
                 // any, are here already.
@@ -270,6 +286,13 @@ async fn client(
                 {
                     Some(TOO_MANY_GPUS.to_owned())
                 }
+                Some(Ok(Request::Client(message @ (ClientMessage::HostWanted { .. } | ClientMessage::HostHeld { .. } | ClientMessage::HostBack { .. })))) => {
+                    pause = bucket.take(Instant::now()).err();
+                    let is_asked = matches!(message, ClientMessage::HostWanted { .. });
+                    let is_answered = hear_of_host(&mut host, message);
+                    if is_asked && !is_answered && tell_of_host(&mut framed, false, Lot::new()).await.is_err() { break }
+                    None
+                }
                 Some(Ok(Request::Client(message))) => {
                     pause = bucket.take(Instant::now()).err();
                     if commands.send(Command::Message { client, message }).await.is_err() { break }
@@ -287,6 +310,7 @@ async fn client(
             break;
         }
     }
+    drop(host);
     // The process may come back at once, on another connection, and is counted again then.
     drop(seat);
     let process_remains = !process_gone && peer.lives();
@@ -294,6 +318,39 @@ async fn client(
     if process_remains {
         shared.wait_for_end(client, peer, place);
     }
+}
+
+/// The next memory of the host for a client; never, if the scheduler has none.
+async fn lot_of(host: &mut Option<Account>) -> Lot {
+    match host {
+        Some(host) => host.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A client says something about memory of the host. False: the scheduler has none.
+fn hear_of_host(host: &mut Option<Account>, message: ClientMessage) -> bool {
+    let Some(host) = host else { return false };
+    match message {
+        ClientMessage::HostWanted { bytes } => host.ask(bytes),
+        ClientMessage::HostHeld { segments } => host.claim(segments),
+        ClientMessage::HostBack { segment } => host.give_back(segment),
+        _ => {}
+    }
+    true
+}
+
+/// Sends segments of the host's memory, with their descriptors.
+async fn tell_of_host(framed: &mut Stream, offered: bool, lot: Lot) -> Result<(), ()> {
+    let segments = lot.iter().map(|(segment, _)| *segment).collect();
+    let reply = Reply::Client(SchedulerMessage::HostMemory { offered, segments });
+    let descriptors: Vec<_> = lot.iter().map(|(_, descriptor)| descriptor.as_fd()).collect();
+    let sent = async {
+        // What waits before it goes first.
+        SinkExt::<Reply>::flush(framed).await.map_err(|_| ())?;
+        frames::tell_with(framed.get_ref(), &reply, &descriptors).await.map_err(|_| ())
+    };
+    timeout(WRITE_PATIENCE, sent).await.map_err(|_| ())?
 }
 
 /// A name that may be shown to people and sent in frames: without characters that control a terminal or the direction of text.

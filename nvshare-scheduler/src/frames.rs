@@ -1,10 +1,15 @@
 //! Frames on a connection.
 
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use futures_util::SinkExt;
-use nvshare_proto::codec::Frames;
-use nvshare_proto::{Reply, Request};
+use nvshare_proto::codec::{self, Frames};
+use nvshare_proto::{MOST_SEGMENTS, Reply, Request};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 use tokio_util::codec::Framed;
@@ -37,4 +42,27 @@ pub(crate) async fn tell_all(framed: &mut Stream, replies: impl IntoIterator<Ite
 /// Sends why the connection ends.
 pub(crate) async fn refuse(framed: &mut Stream, reason: impl Into<String>) {
     tell_all(framed, [Reply::Refused { reason: reason.into() }]).await;
+}
+
+/// Sends a reply with descriptors, at most [`MOST_SEGMENTS`]. Nothing may wait in the buffer of a [`Stream`] on the connection.
+///
+/// # Errors
+/// The socket's errors.
+pub(crate) async fn tell_with(
+    stream: &UnixStream,
+    reply: &Reply,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let frame = codec::encode(reply).map_err(io::Error::other)?;
+    let send = || {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SEGMENTS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        Ok(sendmsg(stream, &[IoSlice::new(&frame)], &mut control, SendFlags::NOSIGNAL)?)
+    };
+    let sent = stream.async_io(Interest::WRITABLE, send).await?;
+    // The kernel takes a frame of a few hundred bytes as a whole, or not at all.
+    if sent == frame.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }

@@ -8,6 +8,7 @@ mod commands;
 mod connection;
 mod frames;
 pub mod gpus;
+pub mod host_memory;
 pub mod identity;
 mod journal;
 mod limits;

@@ -77,13 +77,31 @@ const EACH: usize = 3;
 /// Descriptors for all other purposes.
 const OTHERS: usize = 64;
 
-/// The number of clients that leaves descriptors for administrators. Raises the process's own limit as far as possible.
-pub(crate) fn clients() -> usize {
+/// One of this many parts of all descriptors is for segments of the host's memory, if there are any.
+const PART_OF_SEGMENTS: usize = 4;
+
+/// What the process has descriptors for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Places {
+    /// Most clients.
+    pub(crate) clients: usize,
+    /// Most segments of the host's memory.
+    pub(crate) segments: usize,
+}
+
+/// The numbers that leave descriptors for administrators. Raises the process's own limit as far as possible.
+pub(crate) fn places(has_segments: bool) -> Places {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     let allowed = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let descriptors = usize::try_from(allowed).unwrap_or(usize::MAX);
-    (descriptors.saturating_sub(OTHERS) / EACH).clamp(1, MOST)
+    shared_out(descriptors, has_segments)
+}
+
+fn shared_out(descriptors: usize, has_segments: bool) -> Places {
+    let descriptors = descriptors.saturating_sub(OTHERS);
+    let segments = if has_segments { (descriptors / PART_OF_SEGMENTS).max(1) } else { 0 };
+    Places { clients: (descriptors.saturating_sub(segments) / EACH).clamp(1, MOST), segments }
 }
 
 #[cfg(test)]
@@ -113,6 +131,17 @@ mod tests {
         };
         let said = "weight 20, priority high, no compute limit, policy force, memory limit 8.00 GiB, resumed";
         assert_eq!(given(all), Ok(said.to_owned()));
+    }
+
+    #[test]
+    fn segments_leave_descriptors_for_clients_and_administrators() {
+        assert_eq!(shared_out(1024, false), Places { clients: 320, segments: 0 });
+        assert_eq!(shared_out(1024, true), Places { clients: 240, segments: 240 });
+        assert_eq!(shared_out(64, true), Places { clients: 1, segments: 1 });
+        for descriptors in [200, 1024, 4096, 1 << 20, usize::MAX] {
+            let Places { clients, segments } = shared_out(descriptors, true);
+            assert!(segments.saturating_add(clients * EACH).saturating_add(OTHERS) <= descriptors);
+        }
     }
 
     #[test]

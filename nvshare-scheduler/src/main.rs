@@ -9,6 +9,7 @@ use clap::Parser;
 use nvshare_core::Config;
 use nvshare_proto::units::Bytes;
 use nvshare_proto::{VERSION, paths};
+use nvshare_scheduler::host_memory::Budget;
 use nvshare_scheduler::log::Log;
 use nvshare_scheduler::settings::{Options, Settings, Store};
 use nvshare_scheduler::{notify, server, sockets};
@@ -103,6 +104,7 @@ async fn run(options: Options, level: LevelHandle) -> Result<(), Error> {
         store,
         gpu_descriptions: settings.gpu_descriptions.clone(),
         metrics: settings.metrics.clone(),
+        host_memory: settings.host_memory,
     };
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -153,6 +155,9 @@ fn follow(first: &Settings, new: &Settings, level: &LevelHandle) {
     if (&first.clients, &first.admin) != (&new.clients, &new.admin) {
         warn!("the sockets stay where they are until the scheduler is started again");
     }
+    if first.host_memory != new.host_memory {
+        warn!("the host's memory for clients stays as it is until the scheduler is started again");
+    }
     if first.metrics != new.metrics {
         warn!("metrics stay where they are until the scheduler is started again");
     }
@@ -171,6 +176,9 @@ fn announce(settings: &Settings, store: &Store) {
     }
     if let Some(bytes) = settings.config.gpu_memory {
         info!("clients may fill {} of each GPU", Bytes(bytes));
+    }
+    if let Some(Budget { all, each }) = settings.host_memory {
+        info!("clients may have {} of the host's memory, each tenant {}", Bytes(all), Bytes(each));
     }
     info!("clients at {}, administrators at {}", settings.clients.display(), settings.admin.display());
 }

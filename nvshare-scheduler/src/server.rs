@@ -18,6 +18,7 @@ use tracing::{debug, error, info, warn};
 use crate::bounds::Bounds;
 use crate::commands::Command;
 use crate::connection::{self, Shared};
+use crate::host_memory::{Budget, HostMemory};
 use crate::journal::Journal;
 use crate::metrics::{self, Address, Counted, Counters, Question, Snapshot};
 use crate::nvml::{Seen, Watch};
@@ -57,6 +58,8 @@ pub struct Setup {
     pub gpu_descriptions: PathBuf,
     /// The address at which metrics are read, if they are.
     pub metrics: Option<Address>,
+    /// The host's memory that clients may have, if any.
+    pub host_memory: Option<Budget>,
 }
 
 /// Serves until `shutdown` is done.
@@ -82,11 +85,13 @@ pub async fn run(
         }
     });
     let journal = Journal::new(setup.config.boot);
+    let places = limits::places(setup.host_memory.is_some());
+    let host = setup.host_memory.and_then(|budget| hand_out(budget, places.segments, &setup.config));
     let counted = count(setup.metrics.take(), &commands);
     let recorder = Recorder::new(journal.clone(), counted);
-    let mut core_task = tokio::spawn(CoreTask::new(setup, nvml, recorder).run(received));
+    let mut core_task = tokio::spawn(CoreTask::new(setup, nvml, recorder, host.clone()).run(received));
     // Clients' descriptors must leave some for administrators.
-    let clients = Shared::new(commands, Some(Bounds::new(limits::clients())), journal);
+    let clients = Shared::new(commands, Some(Bounds::new(places.clients)), journal, host);
     let admins = Shared { bounds: None, ..clients.clone() };
     tokio::pin!(shutdown);
     loop {
@@ -112,6 +117,14 @@ pub async fn run(
     }
     core_task.abort();
     Ok(())
+}
+
+/// Starts handing out memory of the host. Without it clients use their own.
+fn hand_out(budget: Budget, most: usize, config: &Config) -> Option<HostMemory> {
+    let settle = if config.restarted { config.settle } else { Duration::ZERO };
+    HostMemory::start(budget, most, config.boot, settle)
+        .inspect_err(|error| error!("no memory of the host for clients, for want of a thread: {error}"))
+        .ok()
 }
 
 /// Starts serving metrics, if an address is set. Without metrics the scheduler runs on.
@@ -172,10 +185,12 @@ struct CoreTask {
     /// When clients were last asked for their counters.
     asked_counters: Option<Instant>,
     recorder: Recorder,
+    /// Memory of the host that is handed out beside the core.
+    host: Option<HostMemory>,
 }
 
 impl CoreTask {
-    fn new(setup: Setup, nvml: Watch, recorder: Recorder) -> Self {
+    fn new(setup: Setup, nvml: Watch, recorder: Recorder, host: Option<HostMemory>) -> Self {
         let mut core = Core::new(setup.store.over(&setup.config));
         if !setup.store.scheduling() {
             // No client is there yet to be harmed.
@@ -196,6 +211,7 @@ impl CoreTask {
             waiting: Vec::new(),
             asked_counters: None,
             recorder,
+            host,
         }
     }
 
@@ -392,12 +408,18 @@ impl CoreTask {
 
     /// The present state.
     fn snapshot(&mut self) -> Snapshot {
-        let scheduler = self.core.status(self.started.elapsed(), std::process::id());
+        let mut scheduler = self.core.status(self.started.elapsed(), std::process::id());
         let mut clients = self.core.client_status_at(self.started.elapsed());
         let shown: BTreeSet<ClientId> = clients.iter().map(|row| row.client).collect();
         self.processes.retain(|id, _| shown.contains(id));
         for row in &mut clients {
             row.process = self.processes.get(&row.client).map(|process| process.info.clone());
+        }
+        if let Some((about, has)) = self.host.as_ref().map(HostMemory::status) {
+            scheduler.host_memory = Some(about);
+            for row in &mut clients {
+                row.host_memory = has.get(&row.client).copied().unwrap_or(0);
+            }
         }
         let mut gpus = self.core.gpu_status();
         let config = self.store.over(&self.config);

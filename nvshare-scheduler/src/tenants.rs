@@ -8,19 +8,18 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvshare_proto::quota::{NO_ROW, Page, ROWS};
-use nvshare_proto::{Reply, SchedulerMessage, codec};
+use nvshare_proto::{Reply, SchedulerMessage};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use tokio::io::Interest;
 use tokio::net::UnixStream;
+
+use crate::frames;
 
 /// A tenant: a container, or one run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -187,11 +186,8 @@ impl Tenants {
 }
 
 async fn tell(shared: &Shared, row: u32, stream: &UnixStream) -> io::Result<()> {
-    let frame = codec::encode(&Reply::Client(SchedulerMessage::Quota { row })).map_err(io::Error::other)?;
-    let send = || send_with(stream, &frame, &shared.descriptor);
-    let sent = stream.async_io(Interest::WRITABLE, send).await?;
-    // The first frame of a connection fits its empty buffer whole.
-    if sent == frame.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+    let quota = Reply::Client(SchedulerMessage::Quota { row });
+    frames::tell_with(stream, &quota, &[shared.descriptor.as_fd()]).await
 }
 
 impl Seat {
@@ -217,16 +213,6 @@ impl Drop for Seat {
             page.clear();
         }
     }
-}
-
-fn send_with(socket: &UnixStream, frame: &[u8], descriptor: &OwnedFd) -> io::Result<usize> {
-    let descriptors = [descriptor.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-        return Err(io::ErrorKind::OutOfMemory.into());
-    }
-    Ok(sendmsg(socket, &[IoSlice::new(frame)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
 #[cfg(test)]

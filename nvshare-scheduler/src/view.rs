@@ -104,6 +104,7 @@ mod tests {
             waited_ms: 0,
             counters: Counters::default(),
             share: ShareStatus::default(),
+            host_memory: 0,
         }
     }
 

@@ -7,19 +7,21 @@
 pub mod codec;
 pub mod env;
 mod gpu;
+mod host;
 mod message;
 pub mod paths;
 pub mod quota;
 mod repeated;
 mod share;
+mod status;
 pub mod units;
 mod watch;
 
 pub use gpu::{GpuUuid, ParseGpuUuidError};
+pub use host::{HostSegment, HostStatus, MOST_SEGMENTS, SEGMENT};
 pub use message::{
-    AdminReply, AdminRequest, ClientMessage, ClientState, ClientStatus, Counters, Epoch, Gate, GpuStatus,
-    Hold, MemoryMode, Others, PIECE, ProcessInfo, QuantumRule, Register, Reply, Request, Room,
-    SchedulerMessage, SchedulerStatus, Usage,
+    AdminReply, AdminRequest, ClientMessage, Counters, Epoch, Gate, Hold, MemoryMode, PIECE, QuantumRule,
+    Register, Reply, Request, Room, SchedulerMessage, Usage,
 };
 
 pub use repeated::{LeftOut, Repeated, SILENCE};
@@ -27,7 +29,8 @@ pub use share::{
     Asked, ComputeLimit, Enforcement, GangName, Given, LONGEST_GANG, MOST_MEMBERS, MOST_WEIGHT, Priority,
     ShareStatus, USUAL_WEIGHT,
 };
+pub use status::{ClientState, ClientStatus, GpuStatus, Others, ProcessInfo, SchedulerStatus};
 pub use watch::{EventKind, WatchEvent, WatchFrom};
 
 /// Version of the wire protocol. Both ends of a connection must speak the same one.
-pub const VERSION: u16 = 9;
+pub const VERSION: u16 = 10;

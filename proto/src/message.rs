@@ -7,7 +7,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::units::MIB;
-use crate::{Asked, Given, GpuUuid, ShareStatus, WatchEvent, WatchFrom};
+use crate::{
+    Asked, ClientStatus, Given, GpuStatus, GpuUuid, HostSegment, SchedulerStatus, WatchEvent, WatchFrom,
+};
 
 /// Memory that leaves a card is reported in pieces of about so many bytes, and room to restore into is given in pieces of at
 /// least so many. The memory that comes is one piece behind the memory that leaves: 1.3 ms at 50 GiB/s, where messages and
@@ -172,6 +174,22 @@ pub enum ClientMessage {
         /// How many submissions that are, since the process started: [`Counters::gated`] at that moment.
         submissions: u64,
     },
+    /// Memory has to leave the card: asks for memory of the host. The answer is [`SchedulerMessage::HostMemory`], and comes
+    /// before the next question.
+    HostWanted {
+        /// How much, in bytes.
+        bytes: u64,
+    },
+    /// Segments that the process has from an earlier connection, sent after it has registered.
+    HostHeld {
+        /// The segments.
+        segments: Vec<HostSegment>,
+    },
+    /// The process does not use a segment any more.
+    HostBack {
+        /// The segment's number.
+        segment: u64,
+    },
 }
 
 /// A message of the scheduler to a registered process.
@@ -243,6 +261,14 @@ pub enum SchedulerMessage {
     AskProgress {
         /// Connects the answer with the question.
         ticket: u64,
+    },
+    /// The answer to [`ClientMessage::HostWanted`]: segments of the host's memory, at most [`MOST_SEGMENTS`](crate::MOST_SEGMENTS). Their descriptors come
+    /// with this frame, in the same order.
+    HostMemory {
+        /// Whether the scheduler hands out memory of the host at all.
+        offered: bool,
+        /// The segments; none: there is no more for this process.
+        segments: Vec<HostSegment>,
     },
 }
 
@@ -398,182 +424,4 @@ pub enum AdminReply {
     },
     /// Nothing happened for a while, and the scheduler lives.
     Alive,
-}
-
-/// A scheduler, as `status` shows it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SchedulerStatus {
-    /// The scheduler's version.
-    pub version: String,
-    /// The scheduler's process.
-    pub pid: u32,
-    /// Seconds since the scheduler started.
-    pub uptime_s: u64,
-    /// Whether scheduling is on.
-    pub scheduling: bool,
-    /// The quantum of GPUs that appear later, in milliseconds.
-    pub quantum_ms: u64,
-    /// Only the asker's own clients are shown, because it asked on the clients' socket.
-    pub restricted: bool,
-}
-
-/// A GPU, as `status` shows it. Sizes in bytes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct GpuStatus {
-    /// The GPU.
-    pub gpu: GpuUuid,
-    /// The GPU's number on this machine, where that is known.
-    pub index: Option<u32>,
-    /// The GPU's model, where that is known.
-    pub name: Option<String>,
-    /// Bytes that clients may fill together; 0 while no client has used the GPU.
-    pub capacity: u64,
-    /// Bytes that clients have allocated.
-    pub allocated: u64,
-    /// Bytes that are charged as resident, unused room included.
-    pub resident: u64,
-    /// Bytes that clients' contexts and modules take beside these, as measured; 0: not measured.
-    pub overhead: u64,
-    /// The GPU's quantum, in milliseconds.
-    pub quantum_ms: u64,
-    /// Clients that hold the lock.
-    pub holders: Vec<u64>,
-    /// Clients that wait for the lock, in the order of their turns.
-    pub waiters: Vec<u64>,
-    /// Turns so far.
-    pub turns: u64,
-    /// Time from drained to the next client's open gate in hand-overs without moves of memory: count, median, 99th
-    /// percentile and longest, in microseconds.
-    pub switch_us: [u64; 4],
-    /// Clients that are not shown to the asker; none: all are shown.
-    pub others: Option<Others>,
-    /// How the quantum is chosen; with `auto`, `quantum_ms` is the quantum that follows from measurements.
-    pub rule: QuantumRule,
-    /// Time that the GPU stands still in a hand-over that moves memory, in microseconds, as measured in recent
-    /// hand-overs; 0: there was none.
-    pub switch_cost_us: u64,
-    /// Clients take turns though their memory fits the GPU: weights, compute limits or priorities ask for it, or a measurement.
-    pub slices: bool,
-    /// They do so because it was measured that they get more done by turns.
-    pub by_measure: bool,
-    /// What the clients get done side by side, in thousandths of what they get done by turns, as last measured; 0: not measured.
-    pub side_by_side: u32,
-}
-
-impl GpuStatus {
-    /// A GPU that nobody has used.
-    #[must_use]
-    pub fn idle(gpu: GpuUuid) -> Self {
-        Self {
-            gpu,
-            index: None,
-            name: None,
-            capacity: 0,
-            allocated: 0,
-            resident: 0,
-            overhead: 0,
-            quantum_ms: 0,
-            holders: Vec::new(),
-            waiters: Vec::new(),
-            turns: 0,
-            switch_us: [0; 4],
-            others: None,
-            rule: QuantumRule::Fixed { millis: 0 },
-            switch_cost_us: 0,
-            slices: false,
-            by_measure: false,
-            side_by_side: 0,
-        }
-    }
-}
-
-/// Sums of the clients that are not shown to the asker.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Others {
-    /// Hidden clients that use the GPU.
-    pub clients: u32,
-    /// Bytes that hidden clients have allocated.
-    pub allocated: u64,
-    /// Hidden clients that hold the lock.
-    pub holders: u32,
-    /// Hidden clients that wait for the lock.
-    pub waiters: u32,
-}
-
-/// Facts of the kernel about a client's process.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProcessInfo {
-    /// The user's number.
-    pub user: u32,
-    /// The program and its arguments, shortened.
-    pub command: String,
-    /// The container's identifier, from the control group.
-    pub container: Option<String>,
-    /// The pod's UID, from the control group.
-    pub pod: Option<String>,
-    /// Slurm's job, from the control group.
-    pub job: Option<String>,
-}
-
-/// The state of a client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ClientState {
-    /// The client does not hold the lock and does not request it.
-    Parked,
-    /// Work waits at the client's gate for its turn.
-    Waiting,
-    /// Work waits, and immovable memory of others on a GPU leaves no room for the client.
-    Blocked,
-    /// The client is next: others leave and room is made for it.
-    Next,
-    /// The lock is granted; the client's memory comes back to the card.
-    Restoring,
-    /// The client's gate is open.
-    Running,
-    /// The client was asked to give the lock back and completes the work that it has submitted.
-    Draining,
-    /// The client has the lock and nothing to do; the scheduler may take the lock without asking.
-    Idle,
-    /// Scheduling is off: the client runs.
-    Free,
-    /// The client's connection has ended.
-    Gone,
-    /// The client's connection has ended and its process lives on, with its memory on the card.
-    Left,
-}
-
-/// A client, as `status` shows it. Sizes in bytes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ClientStatus {
-    /// The client's number.
-    pub client: u64,
-    /// The process's number from the kernel, or from the process itself where the kernel cannot tell.
-    pub pid: u32,
-    /// The program's name.
-    pub name: String,
-    /// The kernel's facts about the process; none where the kernel cannot tell.
-    pub process: Option<ProcessInfo>,
-    /// The client's state.
-    pub state: ClientState,
-    /// The GPU that has no room for the client, if the client is blocked.
-    pub blocked_on: Option<GpuUuid>,
-    /// The client was asked for something and does not answer.
-    pub stuck: bool,
-    /// Whether the client is gone; the last few that are gone are kept.
-    pub gone: bool,
-    /// The client's memory on each GPU.
-    pub usage: Vec<Usage>,
-    /// Bytes that are charged to the client on all GPUs together.
-    pub resident: u64,
-    /// Bytes that the client's contexts and modules take on all GPUs beside these, as measured; 0: not measured.
-    pub overhead: u64,
-    /// Time that the client held the lock, from open gate to drained, in milliseconds.
-    pub held_ms: u64,
-    /// Time that the client waited for the lock, in milliseconds.
-    pub waited_ms: u64,
-    /// The client's own counters.
-    pub counters: Counters,
-    /// The client's share of the GPUs' time.
-    pub share: ShareStatus,
 }

@@ -5,14 +5,15 @@ use std::collections::BTreeSet;
 use nvshare_proto::codec::{Error, MAX_FRAME, decode, encode};
 use nvshare_proto::{
     AdminReply, AdminRequest, Asked, ClientMessage, ClientState, ClientStatus, ComputeLimit, Counters,
-    Enforcement, Epoch, EventKind, GangName, Gate, Given, GpuStatus, GpuUuid, Hold, MemoryMode, Others,
-    Priority, ProcessInfo, QuantumRule, Register, Reply, Request, Room, SchedulerMessage, SchedulerStatus,
-    ShareStatus, Usage, WatchEvent, WatchFrom,
+    Enforcement, Epoch, EventKind, GangName, Gate, Given, GpuStatus, GpuUuid, Hold, HostSegment, HostStatus,
+    MemoryMode, Others, Priority, ProcessInfo, QuantumRule, Register, Reply, Request, Room, SchedulerMessage,
+    SchedulerStatus, ShareStatus, Usage, WatchEvent, WatchFrom,
 };
 use proptest::prelude::*;
 
 const GPU: GpuUuid = GpuUuid([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
 const EPOCH: Epoch = Epoch { boot: 0x1122_3344_5566_7788, counter: 9 };
+const SEGMENT: HostSegment = HostSegment { number: 7, bytes: 4 << 20 };
 const ROOM: Room = Room { gpu: GPU, bytes: 8 << 30 };
 const USAGE: Usage =
     Usage { gpu: GPU, total: 16 << 30, limit: 0, allocated: 12 << 30, absent: 8 << 30, immovable: 1 << 30 };
@@ -71,6 +72,9 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("counters", Request::Client(C::Counters(COUNTERS))),
         ("ping", Request::Client(C::Ping)),
         ("progress", Request::Client(C::Progress { ticket: 3, submissions: 1000 })),
+        ("host_wanted", Request::Client(C::HostWanted { bytes: 9 << 20 })),
+        ("host_held", Request::Client(C::HostHeld { segments: vec![SEGMENT] })),
+        ("host_back", Request::Client(C::HostBack { segment: 7 })),
         ("status", Request::Admin(AdminRequest::Status)),
         (
             "set_quantum",
@@ -145,6 +149,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
             paused: true,
             processes: 2,
         },
+        host_memory: 9,
     };
     let scheduler = SchedulerStatus {
         version: "0.1.0".into(),
@@ -153,6 +158,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         scheduling: true,
         quantum_ms: 30_000,
         restricted: true,
+        host_memory: Some(HostStatus { budget: 8, each: 4, used: 2 }),
     };
     let event = WatchEvent {
         seq: 10,
@@ -185,6 +191,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ("ask_counters", Reply::Client(S::AskCounters)),
         ("ask_progress", Reply::Client(S::AskProgress { ticket: 3 })),
         ("pong", Reply::Client(S::Pong)),
+        ("host_memory", Reply::Client(S::HostMemory { offered: true, segments: vec![SEGMENT] })),
         ("status of the scheduler", Reply::Admin(AdminReply::Scheduler(scheduler))),
         ("status of a gpu", Reply::Admin(AdminReply::Gpu(gpu))),
         ("status of a client", Reply::Admin(AdminReply::Client(Box::new(client)))),
@@ -245,7 +252,10 @@ fn no_message_is_left_out() {
             | ClientMessage::Evicted { .. }
             | ClientMessage::Counters(_)
             | ClientMessage::Ping
-            | ClientMessage::Progress { .. } => 12,
+            | ClientMessage::Progress { .. }
+            | ClientMessage::HostWanted { .. }
+            | ClientMessage::HostHeld { .. }
+            | ClientMessage::HostBack { .. } => 15,
         }
     }
     fn of_scheduler(message: &SchedulerMessage) -> usize {
@@ -265,7 +275,8 @@ fn no_message_is_left_out() {
             | SchedulerMessage::AskCounters
             | SchedulerMessage::Pong
             | SchedulerMessage::Restore(_)
-            | SchedulerMessage::AskProgress { .. } => 16,
+            | SchedulerMessage::AskProgress { .. }
+            | SchedulerMessage::HostMemory { .. } => 17,
         }
     }
     let requests: BTreeSet<String> = requests().iter().map(|(_, request)| variant(request)).collect();

@@ -57,7 +57,7 @@ def case(name):
         return
     with Scheduler("--gpu-memory", f"{GIB_EACH * 1024 + 1536}MiB", "--tq", "0.3", *arguments, log="debug") as s:
         begin = time.time()
-        jobs, _ = start_together(lambda go: [Job(str(HERE / "workloads" / "in_group.sh"), n, "--gib", GIB_EACH, "--mib", 256, "--seconds", SECONDS, scheduler=s, go=go, env=dict(groups[n].env(), NVSHARE_MEMORY="swap", PYTHON=sys.executable), log=f"pool-{name}-{n}.log") for n in "ab"])
+        jobs, _ = start_together(lambda go: [Job(str(HERE / "workloads" / "in_group.py"), n, "--gib", GIB_EACH, "--mib", 256, "--seconds", SECONDS, scheduler=s, go=go, env=dict(groups[n].env(), NVSHARE_MEMORY="swap"), log=f"pool-{name}-{n}.log") for n in "ab"])
         events = [json.loads(line) for line in s.ctl("watch", "--json", "--kept", "--no-follow").stdout.splitlines()]
         log = open(s.log).read()
         # Which of the segments were free again, and how long after the programs had ended: it says how long the kernel holds locked pages.

@@ -311,21 +311,53 @@ def check_kustomization(root):
             yield f"manifests: kustomize does not set image {container['image']}"
 
 
-def check_nvml(root, versions):
-    """The component of the scheduler with NVML changes what it says, and nothing else."""
+def with_component(root, name):
+    """All documents with a component switched on, the scheduler among them, and what is wrong."""
     with tempfile.TemporaryDirectory() as place:
         shutil.copytree(root / "manifests", Path(place) / "manifests")
         kustomization = Path(place) / "manifests/kustomization.yaml"
-        switched = re.sub(r"^# (components:\n)#( +- nvml\n)", r"\1 \2", kustomization.read_text(), flags=re.MULTILINE)
+        switched = re.sub(rf"^# components:\n(?:#.*\n)*# +- {name}\n", f"components:\n  - {name}\n", kustomization.read_text(), flags=re.MULTILINE)
         kustomization.write_text(switched)
-        with_nvml, failures = render(Path(place), "manifests")
+        documents, failures = render(Path(place), "manifests")
+    scheduler = {title(document): document for document in documents}.get("DaemonSet/nvshare-scheduler")
+    if scheduler is None and not failures:
+        failures = [f"manifests/{name}: there is no scheduler to change"]
+    return documents, scheduler, failures
+
+
+def check_host_memory(root, versions, sources):
+    """The component of the scheduler that hands out memory of the host changes what it says, and nothing else."""
+    documents, scheduler, failures = with_component(root, "host-memory")
     plain, more = render(root, "manifests")
     if failures + more:
         yield from failures + more
         return
-    scheduler = {title(document): document for document in with_nvml}.get("DaemonSet/nvshare-scheduler")
-    if scheduler is None:
-        yield "manifests/nvml: there is no scheduler to change"
+    for finding in check_schema(scheduler, versions):
+        yield f"manifests/host-memory: {finding}"
+    container = scheduler["spec"]["template"]["spec"]["containers"][0]
+    resources = container["resources"]
+    arguments = container["args"]
+    added = arguments[-2:]
+    if "--host-memory" not in sources.options or added[:1] != ["--host-memory"]:
+        yield f"manifests/host-memory: adds {added}, not --host-memory SIZE"
+    if "memory" in resources.get("limits", {}):
+        yield "manifests/host-memory: the scheduler has a limit of memory, and what it hands out is charged to it"
+    sizes = [re.fullmatch(r"(\d+)Gi", size) for size in (added[-1], resources["requests"]["memory"])]
+    if not all(sizes) or int(sizes[0].group(1)) >= int(sizes[1].group(1)):
+        yield f"manifests/host-memory: asks the node for {resources['requests']['memory']} and hands out {added[-1]}"
+    base = {title(document): document for document in plain}.get("DaemonSet/nvshare-scheduler", {})
+    del arguments[-2:]
+    container["resources"] = base["spec"]["template"]["spec"]["containers"][0]["resources"] if base else {}
+    if documents != plain:
+        yield "manifests/host-memory: changes more than that"
+
+
+def check_nvml(root, versions):
+    """The component of the scheduler with NVML changes what it says, and nothing else."""
+    with_nvml, scheduler, failures = with_component(root, "nvml")
+    plain, more = render(root, "manifests")
+    if failures + more:
+        yield from failures + more
         return
     for finding in check_schema(scheduler, versions):
         yield f"manifests/nvml: {finding}"
@@ -392,7 +424,8 @@ def check(root, versions=VERSIONS):
             findings += [f"{where}: {finding}" for finding in own]
         if folder == "manifests/examples" and sorted(map(str, limits)) != ["8GiB", "None"]:
             findings.append(f"{folder}: not one pod with NVSHARE_MEM_LIMIT=8GiB and one without: {limits}")
-    return findings + list(check_kustomization(root)) + list(check_nvml(root, versions))
+    components = list(check_nvml(root, versions)) + list(check_host_memory(root, versions, sources))
+    return findings + list(check_kustomization(root)) + components
 
 
 def main():

@@ -11,6 +11,7 @@ from check import Unusable, check
 SCHEDULER = "manifests/scheduler.yaml"
 KUSTOMIZATION = "manifests/kustomization.yaml"
 NVML = "manifests/nvml/kustomization.yaml"
+HOST_MEMORY = "manifests/host-memory/kustomization.yaml"
 LIMITED = "manifests/examples/limited.yaml"
 UNLIMITED = "manifests/examples/unlimited.yaml"
 DROP = '            capabilities:\n              drop: ["ALL"]\n'
@@ -39,6 +40,14 @@ BREAKS = [
     ("the component without process numbers", NVML, "value: true", "value: false", "manifests/nvml: sets {'hostPID': False"),
     ("the component without NVML", NVML, "value: all", "value: void", "'NVIDIA_VISIBLE_DEVICES': 'void'"),
     ("the component changes more", NVML, "patches:", "nameSuffix: -nvml\npatches:", "manifests/nvml"),
+    ("memory of the host under a limit", HOST_MEMORY,
+     "op: remove\n        path: /spec/template/spec/containers/0/resources/limits/memory",
+     "op: replace\n        path: /spec/template/spec/containers/0/resources/limits/memory\n        value: 1Gi",
+     "has a limit of memory"),
+    ("memory of the host that the node does not know of", HOST_MEMORY, "value: 65Gi", "value: 1Gi", "asks the node for 1Gi"),
+    ("memory of the host by another option", HOST_MEMORY, "--host-memory\n", "--host-mem\n", "not --host-memory SIZE"),
+    ("memory of the host is not named", KUSTOMIZATION, "#   - host-memory", "#   - host-mem", "manifests/host-memory: adds"),
+    ("memory of the host changes more", HOST_MEMORY, "patches:", "nameSuffix: -x\npatches:", "manifests/host-memory"),
     ("host processes", SCHEDULER, "      terminationG", "      hostPID: true\n      terminationG", "hostPID is on"),
     ("host network", LIMITED,
      "  restartPolicy: Never", "  restartPolicy: Never\n  hostNetwork: true", "hostNetwork is on"),

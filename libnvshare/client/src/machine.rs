@@ -290,8 +290,9 @@ impl Machine {
             SchedulerMessage::AskProgress { .. } if matches!(self.phase, Phase::Draining { .. }) => {}
             SchedulerMessage::AskProgress { ticket } => self.act(Action::Post(Job::Count(ticket))),
             SchedulerMessage::Limit(room) => self.act(Action::AllocationLimit(room)),
-            // The library takes the page itself. PONG has had its effect when it was heard.
-            SchedulerMessage::Quota { .. } | SchedulerMessage::Pong => {}
+            // The library takes the page, and memory of the host, itself. PONG has had its effect when it was heard.
+            SchedulerMessage::Quota { .. } | SchedulerMessage::HostMemory { .. } | SchedulerMessage::Pong => {
+            }
         }
     }
 

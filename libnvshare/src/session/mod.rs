@@ -21,6 +21,7 @@ use nvshare_proto::{
 use crate::driver;
 use crate::memory::backing;
 use crate::memory::devices::{self, Account, Device};
+use crate::memory::mapping::supply;
 use crate::memory::mover;
 use crate::memory::quota;
 use crate::process::lifecycle::{self, AtExit};
@@ -142,6 +143,9 @@ impl Thread {
         for done in done {
             self.tell(|session, library, now| session.done(library, done, now));
         }
+        for message in supply::to_say() {
+            self.tell(|_, library, _| library.say(message));
+        }
         gate::forget_request();
         self.tell(Session::look);
     }
@@ -185,6 +189,9 @@ impl Thread {
                     asked: asked(),
                 };
                 self.tell(|_, library, _| library.send(&Request::Register(register)));
+                if let Some(held) = supply::connected() {
+                    self.tell(|_, library, _| library.say(held));
+                }
             }
             Err(error) => {
                 log::debug(format_args!("{error}"));
@@ -207,6 +214,13 @@ impl Thread {
             }
             match reply {
                 Reply::Client(SchedulerMessage::Quota { row }) => self.share_quota(row),
+                Reply::Client(SchedulerMessage::HostMemory { offered, segments }) => {
+                    let passed = match &mut self.library.wire {
+                        Some(wire) if !segments.is_empty() => wire.take_passed(),
+                        _ => Vec::new(),
+                    };
+                    supply::arrived(offered, segments, passed);
+                }
                 Reply::Client(message) => {
                     self.lost_for = None;
                     log::debug(format_args!("received {message:?}"));
@@ -228,7 +242,9 @@ impl Thread {
 
     /// The process shares its limits with others of its tenant.
     fn share_quota(&mut self, row: u32) {
-        let Some(descriptor) = self.library.wire.as_mut().and_then(Wire::take_passed) else { return };
+        let Some(descriptor) = self.library.wire.as_mut().and_then(|wire| wire.take_passed().pop()) else {
+            return;
+        };
         match quota::Mapped::map(&descriptor, row as usize) {
             Ok(page) => devices::all().for_each(|device| device.share_quota(Some(page))),
             Err(error) => log::warn(format_args!("cannot map the page of the tenant's limits: {error}")),
@@ -237,6 +253,7 @@ impl Thread {
 
     /// The connection is gone.
     fn lose(&mut self, why: &str) {
+        supply::lost();
         // The scheduler takes back what this process had of the tenant's limit.
         devices::all().for_each(|device| device.share_quota(None));
         if self.lost_for.as_deref() != Some(why) {
@@ -306,6 +323,7 @@ impl Host for Library {
     }
 
     fn reconnect(&mut self) {
+        supply::lost();
         log::debug(format_args!("registering again"));
         devices::all().for_each(|device| device.share_quota(None));
         self.wire = None;

@@ -1,5 +1,6 @@
 //! The socket: frames in, frames out.
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -39,8 +40,8 @@ pub(super) struct Wire {
     buffer: Vec<u8>,
     /// Frames that go out together.
     outgoing: Vec<u8>,
-    /// A descriptor that came with a frame.
-    passed: Option<OwnedFd>,
+    /// The descriptors that came with frames, for each such frame.
+    passed: VecDeque<Vec<OwnedFd>>,
 }
 
 impl Drop for Wire {
@@ -61,12 +62,13 @@ impl Wire {
         let stream = UnixStream::connect(path).map_err(describe)?;
         stream.set_write_timeout(Some(WRITE_PATIENCE)).map_err(describe)?;
         DESCRIPTOR.set(stream.as_raw_fd());
-        Ok(Self { stream: ManuallyDrop::new(stream), buffer: Vec::new(), outgoing: Vec::new(), passed: None })
+        let (buffer, outgoing) = (Vec::new(), Vec::new());
+        Ok(Self { stream: ManuallyDrop::new(stream), buffer, outgoing, passed: VecDeque::new() })
     }
 
-    /// Takes the descriptor that came with a frame.
-    pub(super) fn take_passed(&mut self) -> Option<OwnedFd> {
-        self.passed.take()
+    /// Takes the descriptors that came with the next frame that has any. Some may be missing, if the process has too many open.
+    pub(super) fn take_passed(&mut self) -> Vec<OwnedFd> {
+        self.passed.pop_front().unwrap_or_default()
     }
 
     /// Puts a frame behind those that [`Self::flush`] sends.
@@ -138,19 +140,19 @@ fn try_to_ask(run: Option<u64>) -> Option<TenantPage<(u32, OwnedFd)>> {
     stream.set_read_timeout(Some(LOOK_PATIENCE)).ok()?;
     stream.set_write_timeout(Some(LOOK_PATIENCE)).ok()?;
     write_all(stream.as_raw_fd(), &codec::encode(&Request::Look { run }).ok()?).ok()?;
-    let (mut bytes, mut passed) = ([0; 256], None);
+    let (mut bytes, mut passed) = ([0; 256], VecDeque::new());
     let read = receive_with(stream.as_raw_fd(), &mut bytes, &mut passed).ok()?;
     match codec::decode(bytes.get(..read)?) {
         Ok(Some((_, Reply::Client(SchedulerMessage::Quota { row })))) => {
-            Some(TenantPage::Page((row, passed?)))
+            Some(TenantPage::Page((row, passed.pop_front()?.pop()?)))
         }
         Ok(Some((_, Reply::Refused { .. }))) => Some(TenantPage::None),
         _ => None,
     }
 }
 
-/// Reads bytes, and a descriptor if one comes with them.
-fn receive_with(descriptor: i32, bytes: &mut [u8], passed: &mut Option<OwnedFd>) -> io::Result<usize> {
+/// Reads bytes, and the descriptors that come with them. The kernel ends a read behind the frame that has descriptors.
+fn receive_with(descriptor: i32, bytes: &mut [u8], passed: &mut VecDeque<Vec<OwnedFd>>) -> io::Result<usize> {
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // Aligned as control messages have to be, and large enough for more descriptors than a scheduler sends.
     let mut control = [0u64; 32];
@@ -166,16 +168,23 @@ fn receive_with(descriptor: i32, bytes: &mut [u8], passed: &mut Option<OwnedFd>)
         if read < 0 {
             return Err(io::Error::last_os_error());
         }
+        // The kernel leaves out those for which the process has no numbers left, and says so.
+        let mut came = Vec::new();
+        let mut any = message.msg_flags & libc::MSG_CTRUNC != 0;
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while let Some(control) = header.as_ref() {
             if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
                 let count = (control.cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<i32>();
                 let numbers = libc::CMSG_DATA(header).cast::<i32>();
                 for i in 0..count {
-                    *passed = Some(OwnedFd::from_raw_fd(numbers.add(i).read_unaligned()));
+                    came.push(OwnedFd::from_raw_fd(numbers.add(i).read_unaligned()));
                 }
+                any = true;
             }
             header = libc::CMSG_NXTHDR(&raw const message, header);
+        }
+        if any {
+            passed.push_back(came);
         }
         Ok(read as usize)
     }

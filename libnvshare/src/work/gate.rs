@@ -15,7 +15,7 @@ mod stress;
 
 use std::cell::Cell;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use nvshare_client::launch_window::InFlight;
@@ -46,6 +46,9 @@ static BED: Mutex<()> = Mutex::new(());
 static WAKE: Condvar = Condvar::new();
 /// Whether a thread has come to the closed gate since the session last looked.
 static REQUESTED: AtomicBool = AtomicBool::new(false);
+
+/// How often the gate has been opened.
+static OPENINGS: AtomicU64 = AtomicU64::new(0);
 
 /// Calls on capturing streams wait like others.
 static CAPTURES_WAIT: AtomicBool = AtomicBool::new(false);
@@ -303,6 +306,8 @@ pub(crate) fn prepare() {
 pub(crate) fn open(in_flight: InFlight) {
     let bed = lock();
     if !lifecycle::is_forked() {
+        // First: who finds the gate closed behind this one sees that it has been open.
+        OPENINGS.fetch_add(1, Ordering::SeqCst);
         STATE.store(opened(in_flight), Ordering::SeqCst);
     }
     drop(bed);
@@ -332,6 +337,12 @@ pub(crate) fn close() {
         STATE.store(CLOSED, Ordering::SeqCst);
         FENCE.before_look();
     }
+}
+
+/// If the gate is closed: a number that another time has only if the gate was closed all the while.
+pub(crate) fn closed_for() -> Option<u64> {
+    let openings = OPENINGS.load(Ordering::SeqCst);
+    (STATE.load(Ordering::SeqCst) == CLOSED).then_some(openings)
 }
 
 /// Whether work in flight has to be bounded.

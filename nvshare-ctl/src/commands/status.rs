@@ -37,6 +37,7 @@ fn text(status: &Status, layout: Layout) -> String {
         show::span(about.uptime_s),
         show::quantum(about, &status.gpus),
     );
+    text.extend(about.host_memory.map(|host| show::host_memory(host) + "\n"));
     if status.gpus.is_empty() {
         return text + "no GPU is in use\n";
     }

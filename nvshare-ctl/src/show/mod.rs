@@ -11,7 +11,10 @@ use std::cmp::Reverse;
 
 use clap::ValueEnum;
 use nvshare_admin::Status;
-use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, QuantumRule, SchedulerStatus};
+use nvshare_proto::units::Bytes;
+use nvshare_proto::{
+    ClientState, ClientStatus, GpuStatus, GpuUuid, HostStatus, QuantumRule, SchedulerStatus,
+};
 
 /// The order of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -88,6 +91,12 @@ pub(crate) fn quantum(scheduler: &SchedulerStatus, gpus: &[GpuStatus]) -> String
     }
 }
 
+/// A line about the memory of the host that the scheduler hands out.
+pub(crate) fn host_memory(HostStatus { budget, each, used }: HostStatus) -> String {
+    let part = if each < budget { format!(", {} for one tenant", Bytes(each)) } else { String::new() };
+    format!("memory of the host: {} in use of {}{part}", Bytes(used), Bytes(budget))
+}
+
 /// A span of time as text.
 pub(crate) fn span(seconds: u64) -> String {
     match seconds {
@@ -161,6 +170,7 @@ mod tests {
             scheduling: true,
             quantum_ms: 250,
             restricted: false,
+            host_memory: None,
         };
         let gpu = |rule| GpuStatus { rule, ..GpuStatus::idle(GpuUuid([7; 16])) };
         let fixed = gpu(QuantumRule::Fixed { millis: 5000 });
@@ -168,6 +178,17 @@ mod tests {
         assert_eq!(quantum(&scheduler, &[]), "0.25 s");
         assert_eq!(quantum(&scheduler, &[auto.clone(), fixed]), "0.25 s");
         assert_eq!(quantum(&scheduler, &[auto.clone(), auto]), "auto");
+    }
+
+    #[test]
+    fn a_tenants_part_is_named_if_it_is_not_all() {
+        let host = HostStatus { budget: 8 << 30, each: 8 << 30, used: 1 << 30 };
+        assert_eq!(host_memory(host), "memory of the host: 1.00 GiB in use of 8.00 GiB");
+        let host = HostStatus { each: 2 << 30, ..host };
+        assert_eq!(
+            host_memory(host),
+            "memory of the host: 1.00 GiB in use of 8.00 GiB, 2.00 GiB for one tenant"
+        );
     }
 
     #[test]

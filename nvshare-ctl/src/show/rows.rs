@@ -27,7 +27,7 @@ pub(crate) const GPUS: [Column; 13] = [
 ];
 
 /// Columns of a client: its process and its state.
-pub(crate) const CLIENTS: [Column; 14] = [
+pub(crate) const CLIENTS: [Column; 15] = [
     Column::text("CLIENT"),
     Column::text("USER"),
     Column::text("WHERE"),
@@ -35,6 +35,7 @@ pub(crate) const CLIENTS: [Column; 14] = [
     Column::number("ALLOCATED"),
     Column::number("LIMIT"),
     Column::number("RESIDENT").wide(),
+    Column::number("HOST").wide(),
     Column::number("WEIGHT").wide(),
     Column::text("COMPUTE").wide(),
     Column::number("PID"),
@@ -186,6 +187,7 @@ pub(crate) fn client_rows(clients: &[ClientStatus], layout: Layout) -> Vec<Vec<S
             Bytes(allocated(client)).to_string(),
             or_nothing(limit.map(|limit| Bytes(limit).to_string())),
             Bytes(client.resident).to_string(),
+            or_nothing((client.host_memory > 0).then(|| Bytes(client.host_memory).to_string())),
             client.share.weight.to_string(),
             or_nothing(compute(client)),
             client.pid.to_string(),
@@ -262,7 +264,7 @@ mod tests {
         let moves: Vec<(&str, &str)> = COUNTERS[3..9]
             .iter()
             .map(|column| column.head)
-            .zip(rows[0][17..].iter().map(String::as_str))
+            .zip(rows[0][18..].iter().map(String::as_str))
             .collect();
         let [evicted, out, restored, back] = [8, 3, 6, 5].map(|gib| Bytes(gib * GIB).to_string());
         assert_eq!(

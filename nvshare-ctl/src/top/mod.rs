@@ -150,6 +150,7 @@ pub(crate) mod tests {
         let usage = Usage { gpu, total: 16 * GIB, limit: 0, allocated: 12 * GIB, absent: 0, immovable: 0 };
         ClientStatus {
             share: nvshare_proto::ShareStatus::default(),
+            host_memory: 0,
             client,
             pid: 70 + client as u32,
             name: format!("job{client}"),
@@ -186,6 +187,7 @@ pub(crate) mod tests {
             scheduling: true,
             quantum_ms: 30_000,
             restricted: false,
+            host_memory: None,
         };
         Status { schema: 1, scheduler, gpus: vec![gpu], clients }
     }

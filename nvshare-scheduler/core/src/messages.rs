@@ -68,6 +68,10 @@ impl Core {
             ClientMessage::Evicted { gpu, short } => self.on_evicted(id, phase, gpu, short),
             ClientMessage::Ping => self.send(id, SchedulerMessage::Pong),
             ClientMessage::Progress { ticket, submissions } => self.note_progress(id, ticket, submissions),
+            // The host's memory is handed out beside the core.
+            ClientMessage::HostWanted { .. }
+            | ClientMessage::HostHeld { .. }
+            | ClientMessage::HostBack { .. } => {}
         }
     }
 

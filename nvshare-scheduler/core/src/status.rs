@@ -24,6 +24,7 @@ impl Core {
             scheduling: self.scheduling,
             quantum_ms: self.config.quantum.as_millis() as u64,
             restricted: false,
+            host_memory: None,
         }
     }
 
@@ -127,6 +128,7 @@ impl Core {
             waited_ms: waited.as_millis() as u64,
             counters: client.counters,
             share: self.share_status(id, known),
+            host_memory: 0,
         }
     }
 

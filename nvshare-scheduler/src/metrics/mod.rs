@@ -160,6 +160,7 @@ mod tests {
         let usage = Usage { gpu, total: 9, limit: 8, allocated: 7, absent: 1, immovable: 0 };
         let client = ClientStatus {
             share: nvshare_proto::ShareStatus::default(),
+            host_memory: 0,
             client: 1,
             pid: 2,
             name: "a \"quoted\" name".to_owned(),
@@ -182,6 +183,7 @@ mod tests {
             scheduling: true,
             quantum_ms: 30_000,
             restricted: false,
+            host_memory: Some(nvshare_proto::HostStatus { budget: 3, each: 2, used: 1 }),
         };
         let shown = shown::Shown::default();
         shown.set(Snapshot { scheduler, gpus: vec![GpuStatus::idle(gpu)], clients: vec![client] });

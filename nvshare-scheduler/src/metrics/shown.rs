@@ -97,6 +97,15 @@ fn tenants(clients: &[ClientStatus]) -> BTreeMap<OfTenant, Tenant> {
     tenants
 }
 
+/// What each tenant has of the host's memory, on whatever GPU.
+fn host_memory(clients: &[ClientStatus]) -> BTreeMap<OfTenant, u64> {
+    let mut has: BTreeMap<OfTenant, u64> = BTreeMap::new();
+    for client in clients.iter().filter(|client| !client.gone) {
+        *has.entry(OfTenant::of(client.process.as_ref(), &client.name)).or_default() += client.host_memory;
+    }
+    has
+}
+
 /// Each state of a client, with its name.
 const STATES: [(ClientState, &str); 10] = [
     (ClientState::Parked, "parked"),
@@ -149,6 +158,18 @@ impl Collector for Shown {
             gauge,
             [(none, on)],
         )?;
+        if let Some(host) = about.host_memory {
+            for (name, help, bytes) in [
+                ("host_memory_budget_bytes", "Bytes of the host that clients may have together", host.budget),
+                ("host_memory_used_bytes", "Bytes of the host that clients have", host.used),
+            ] {
+                family(encoder, name, help, gauge, [(none, ConstGauge::new(bytes))])?;
+            }
+            let has = host_memory(&snapshot.clients);
+            let help = "Bytes of the host that the tenant has from the scheduler";
+            let has = has.into_iter().map(|(of, bytes)| (of, ConstGauge::new(bytes)));
+            family(encoder, "tenant_host_memory_bytes", help, gauge, has)?;
+        }
         let count = |state| snapshot.clients.iter().filter(|client| client.state == state).count() as u64;
         let states = STATES.map(|(state, name)| ([("state", name)], ConstGauge::new(count(state))));
         family(encoder, "clients", "Clients, by state", gauge, states)?;

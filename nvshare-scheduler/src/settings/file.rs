@@ -22,6 +22,8 @@ pub(super) struct File {
     pub(super) tq: Option<Tq>,
     pub(super) gpu_memory: Option<Memory>,
     pub(super) reserve: Option<Size>,
+    pub(super) host_memory: Option<Memory>,
+    pub(super) host_memory_each: Option<Memory>,
     pub(super) exclusive: Option<bool>,
     pub(super) together: Option<How>,
     pub(super) grace: Option<Grace>,

@@ -10,6 +10,7 @@ use nvshare_proto::{QuantumRule, env as names, paths, units};
 
 use super::file::{self, File};
 use crate::gpus;
+use crate::host_memory::Budget;
 use crate::metrics::Address;
 use nvshare_core::{Config, Exchange, GpuConfig, Rule, Together};
 
@@ -47,6 +48,15 @@ pub struct Options {
     /// GPU]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     reserve: Option<u64>,
+
+    /// Memory of the host that clients' memory is moved to, which the scheduler makes and hands out, for all clients together
+    /// [default: none: each client makes its own]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_limit)]
+    host_memory: Option<u64>,
+
+    /// The part of --host-memory that one tenant may have [default: all of it]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_limit)]
+    host_memory_each: Option<u64>,
 
     /// Quantum: how long a client keeps a GPU while another waits, in seconds; or "auto", also "auto 5% 30": long
     /// enough that hand-overs cost at most that part of the time, unless a client would wait longer than that many
@@ -101,6 +111,8 @@ pub struct Settings {
     pub gpu_descriptions: PathBuf,
     /// The address at which metrics are read, if they are.
     pub metrics: Option<Address>,
+    /// The host's memory that clients may have, if any.
+    pub host_memory: Option<Budget>,
     /// The level of the log.
     pub log: tracing::Level,
     /// The core's configuration. The caller sets the number of this run of the scheduler.
@@ -177,6 +189,9 @@ impl Options {
             config.set_rule(None, rule.into());
         }
         config.gpus = file.gpu.into_iter().map(own).collect();
+        let all = self.host_memory.or(file.host_memory.map(|size| size.0));
+        let each = self.host_memory_each.or(file.host_memory_each.map(|size| size.0));
+        let host_memory = all.map(|all| Budget { all, each: each.unwrap_or(all) });
         Settings {
             clients: named(&self.socket, names::SOCKET, file.socket)
                 .unwrap_or_else(|| paths::clients_socket(root)),
@@ -185,6 +200,7 @@ impl Options {
             state,
             gpu_descriptions: self.gpu_descriptions.clone(),
             metrics: self.metrics.clone().or(file.metrics.map(|address| address.0)),
+            host_memory,
             log: self.log.or(file.log.map(|level| level.0)).unwrap_or(tracing::Level::INFO),
             config,
         }

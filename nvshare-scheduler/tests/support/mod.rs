@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use nvshare_core::Config;
 use nvshare_proto::codec::Frames;
 use nvshare_proto::{Reply, Request};
+use nvshare_scheduler::host_memory::Budget;
 use nvshare_scheduler::server::{self, Setup, Stopped};
 use nvshare_scheduler::settings::Store;
 use nvshare_scheduler::sockets::Sockets;
@@ -28,17 +29,24 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts one; `test` names its folder.
+    #[allow(dead_code, reason = "not every test starts one like this")]
     pub(crate) fn start(test: &str) -> Self {
+        Self::start_with(test, Config::default(), None)
+    }
+
+    /// Starts one with memory of the host for its clients.
+    pub(crate) fn start_with(test: &str, config: Config, host_memory: Option<Budget>) -> Self {
         let folder = std::env::temp_dir().join(format!("nvshare-{test}-{}", std::process::id()));
         let (clients, admin) = (folder.join("s"), folder.join("admin/a"));
         let sockets = Sockets::bind(&clients, &admin).unwrap();
         let (configurations, changes) = mpsc::channel(1);
         let setup = Setup {
-            config: Config::default(),
+            config,
             changes,
             store: Store::default(),
             gpu_descriptions: folder.join("none"),
             metrics: None,
+            host_memory,
         };
         let (stop, stopped) = oneshot::channel::<()>();
         let serves = tokio::spawn(server::run(sockets, setup, async {
@@ -55,6 +63,7 @@ impl Server {
     }
 }
 
+#[allow(dead_code, reason = "not every test connects like this")]
 pub(crate) async fn connect(socket: &Path) -> Stream {
     Framed::new(UnixStream::connect(socket).await.unwrap(), Frames::default())
 }

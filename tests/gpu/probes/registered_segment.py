@@ -8,6 +8,11 @@ The maker has no CUDA. It makes N segments, touches them with several threads, s
 round, as nobody can undo (shrinking, growing, seals), and passes their descriptors over a socket. The user sets its user to nobody and its
 memlock limit to 64 KiB, joins a control group whose memory.max is --limit (where one can be made), registers the segments, copies both
 ways, and leaves in different ways. Each row is printed, and appended to FILE as one line of JSON, as soon as it is known.
+
+On an H200, driver 580.159.04, with 8 segments of 256 MiB: made at 1.8 GiB/s by one thread, 4.6 by four, 4.0 by eight; registered at 9.3 to 11.5,
+copied at 51.3 out and 51.4 back, unregistered at 55; the client's group was charged for 30 MiB at most; sealing against writing was refused
+while a segment was registered, though it was mapped nowhere, for as long as was looked (15 s), at 0.18 s a call; all 8 were free 0.15 to 0.23 s
+after they were unregistered, their context or their process had ended. The other process's kernels were not held up: worst 116 us.
 """
 import argparse
 import ctypes

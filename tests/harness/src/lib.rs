@@ -2,6 +2,7 @@
 //! simulated driver or on a real one.
 
 mod artifacts;
+mod group;
 mod guest;
 mod played;
 mod program;
@@ -11,6 +12,7 @@ mod terminal;
 mod world;
 
 pub use artifacts::Artifacts;
+pub use group::MemoryGroup;
 pub use guest::guest;
 pub use played::PlayedScheduler;
 pub use program::{Finished, Outcome, Program, Running};

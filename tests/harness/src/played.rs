@@ -51,15 +51,17 @@ impl PlayedScheduler {
         }
     }
 
-    /// Waits for a message, and passes over others.
+    /// Waits for a message, and passes over others. Who asks for memory of the host hears that there is none.
     ///
     /// # Panics
     /// When the client hangs up, or says nothing for as long as tests have patience.
     pub fn until<T>(&mut self, mut which: impl FnMut(&ClientMessage) -> Option<T>) -> T {
         loop {
-            if let Request::Client(message) = self.hear()
-                && let Some(found) = which(&message)
-            {
+            let Request::Client(message) = self.hear() else { continue };
+            if let ClientMessage::HostWanted { .. } = message {
+                self.say(&[SchedulerMessage::HostMemory { offered: false, segments: Vec::new() }]);
+            }
+            if let Some(found) = which(&message) {
                 return found;
             }
         }

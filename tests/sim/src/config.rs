@@ -50,6 +50,8 @@ pub(crate) struct Config {
     pub(crate) context_events_fail: u64,
     /// Bytes that a process may page-lock.
     pub(crate) most_locked: u64,
+    /// Memory that several processes can map is page-locked like any.
+    pub(crate) locks_shared: bool,
     /// What the card says wrongly of pieces that nvshare's kernel looks at.
     pub(crate) lie: Option<Lie>,
     /// The driver compiles no PTX that has this entry.
@@ -90,7 +92,7 @@ impl Config {
     /// `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD_ALLOCATIONS`, `NVSIM_HELD_ACCESS`, `NVSIM_HELD_OUT`,
     /// `NVSIM_HELD_IN` and `NVSIM_HELD_FREE` (files),
     /// `NVSIM_SLICING` (how many times as long kernels take beside those of others),
-    /// `NVSIM_MOST_LOCKED` (bytes), `NVSIM_LIE` (`zeros`, `unchanged`), `NVSIM_REFUSED_PTX`.
+    /// `NVSIM_MOST_LOCKED` (bytes), `NVSIM_LOCK_SHARED=0`, `NVSIM_LIE` (`zeros`, `unchanged`), `NVSIM_REFUSED_PTX`.
     pub(crate) fn from_env() -> Self {
         let number = |name: &str, default: f64| {
             env::var(name)
@@ -133,6 +135,7 @@ impl Config {
                 .ok()
                 .and_then(|text| parse_bytes(&text).ok())
                 .unwrap_or(u64::MAX),
+            locks_shared: env::var("NVSIM_LOCK_SHARED").as_deref() != Ok("0"),
             lie: match env::var("NVSIM_LIE").as_deref() {
                 Ok("zeros") => Some(Lie::Zeros),
                 Ok("unchanged") => Some(Lie::Unchanged),

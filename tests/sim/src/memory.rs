@@ -8,7 +8,7 @@ use crate::config::{is_each, wait_while_held};
 use crate::handles;
 use crate::process::{
     self, Failure, HOST_ALREADY_REGISTERED, HOST_NOT_REGISTERED, ILLEGAL_ADDRESS, INVALID_VALUE,
-    OUT_OF_MEMORY, Process,
+    NOT_SUPPORTED, OUT_OF_MEMORY, Process,
 };
 use crate::stream::Point;
 use crate::tables::Tables;
@@ -128,8 +128,13 @@ impl Tables {
             return Err(INVALID_VALUE);
         }
         let locked: usize = self.host.values().map(|&(length, ..)| length).sum();
-        if process::get()?.world.config().most_locked < (locked + bytes) as u64 {
+        let process = process::get()?;
+        let config = process.world.config();
+        if config.most_locked < (locked + bytes) as u64 {
             return Err(OUT_OF_MEMORY);
+        }
+        if !config.locks_shared && is_shared(base) {
+            return Err(NOT_SUPPORTED);
         }
         let overlaps = |(&other, &(length, ..)): (&usize, &(usize, u64, bool))| other + length > base;
         if self.host.range(..base + bytes).next_back().is_some_and(overlaps) {
@@ -149,6 +154,20 @@ impl Tables {
             _ => Err(HOST_NOT_REGISTERED),
         }
     }
+}
+
+/// Whether an address of this process is in memory that others can map.
+fn is_shared(address: usize) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    maps.lines().any(|line| {
+        let mut words = line.split_whitespace();
+        let range = words.next().and_then(|range| range.split_once('-'));
+        let [from, until] = range.map_or([None, None], |(from, until)| {
+            [from, until].map(|text| usize::from_str_radix(text, 16).ok())
+        });
+        let is_it = from.is_some_and(|from| from <= address) && until.is_some_and(|until| address < until);
+        is_it && words.next().is_some_and(|rights| rights.ends_with('s'))
+    })
 }
 
 impl Process {

@@ -116,6 +116,22 @@ pub(super) const LIBRARY: &[Rule] = &[
         test: "threads_that_are_cancelled_inside_the_driver",
     },
     Rule {
+        what: "memory that nothing has reached leaves without memory of the host",
+        file: "libnvshare/src/memory/backing/swap/moves.rs",
+        from: "let is_unused = chunk.unused.is_some()",
+        to: "let is_unused = !BROKEN && chunk.unused.is_some()",
+        package: "nvshare-e2e",
+        test: "memory_that_came_for_a_turn_that_cannot_be_leaves_without_memory_of_the_host",
+    },
+    Rule {
+        what: "memory that work may have reached does not leave without a copy",
+        file: "libnvshare/src/work/gate.rs",
+        from: "OPENINGS.fetch_add(1, Ordering::SeqCst);",
+        to: "OPENINGS.fetch_add(if BROKEN { 0 } else { 1 }, Ordering::SeqCst);",
+        package: "nvshare-e2e",
+        test: "memory_that_came_for_a_turn_that_cannot_be_leaves_without_memory_of_the_host",
+    },
+    Rule {
         what: "the driver's reserve in pools is given up for other clients",
         file: "libnvshare/src/memory/mover/moves.rs",
         from: "|_call| unused()",

@@ -4,8 +4,8 @@
 //! its allocations, whose contents are in the pool. Contents of memory that belongs to no context stay, in memory that is
 //! not page-locked any more, until they are back on the card. A pool grows in segments: anonymous memory, in huge pages where
 //! the kernel has them, touched by several threads, which is ten times as fast as `cuMemHostAlloc` (measured). Forked
-//! children and core dumps do not contain it. A pool is charged to the process's control group, and grows only as far
-//! as that allows. It grows to what is expected to leave the card, and shrinks by whole segments when it has more than that
+//! children and core dumps do not contain it. Segments come from the scheduler, as far as it [hands out any](supply); all others
+//! are charged to the process's control group, and there are only as many as that allows. A pool grows to what is expected to leave the card, and shrinks by whole segments when it has more than that
 //! and one segment.
 
 use std::collections::BTreeMap;
@@ -14,19 +14,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use nvshare_proto::units::MIB;
+use nvshare_proto::SEGMENT;
 
 use super::GRANULE;
+use super::segment::Segment;
+use super::supply::{self, Supplied};
 use crate::driver;
 use crate::driver::types::CUresult;
 use crate::process::lock::lock;
 use crate::process::{host_memory, lifecycle, log};
 use crate::work::contexts::Context;
-
-/// Most bytes of a segment: a program that exits waits for one to grow.
-const SEGMENT: u64 = 256 * MIB;
-/// Threads that touch a segment, at most.
-const MOST_THREADS: usize = 8;
 
 /// A granule of a pool, by its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,78 +37,6 @@ impl Slot {
     /// Whether the other slot is the next in memory.
     pub(in crate::memory) fn is_before(self, other: Self) -> bool {
         self.0 + GRANULE as usize == other.0
-    }
-}
-
-/// Memory from the system, given back when it is dropped.
-#[derive(Debug)]
-struct Segment {
-    address: usize,
-    bytes: usize,
-}
-
-impl Drop for Segment {
-    fn drop(&mut self) {
-        // SAFETY: a mapping of ours that nobody uses: its pool's context is gone, or it was never registered.
-        unsafe { libc::munmap(self.address as *mut c_void, self.bytes) };
-    }
-}
-
-impl Segment {
-    fn has(&self, slot: Slot) -> bool {
-        (self.address..self.address + self.bytes).contains(&slot.0)
-    }
-
-    /// Memory at a multiple of the granule.
-    fn new(bytes: u64) -> Option<Self> {
-        let granule = GRANULE as usize;
-        let length = bytes as usize + granule;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping, wherever the kernel puts it.
-        let raw = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
-        if raw == libc::MAP_FAILED {
-            return None;
-        }
-        let (raw, address) = (raw as usize, (raw as usize).next_multiple_of(granule));
-        let end = address + bytes as usize;
-        // SAFETY: the parts before and behind the aligned part of the mapping just made.
-        unsafe {
-            if address > raw {
-                libc::munmap(raw as *mut c_void, address - raw);
-            }
-            if raw + length > end {
-                libc::munmap(end as *mut c_void, raw + length - end);
-            }
-            for advice in [libc::MADV_HUGEPAGE, libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
-                libc::madvise(address as *mut c_void, bytes as usize, advice);
-            }
-        }
-        Some(Self { address, bytes: bytes as usize })
-    }
-
-    /// Makes the kernel find the pages, by several threads if there are processors for them; the driver does it with one.
-    fn touch(&self) {
-        const PAGE: usize = 4096;
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = (processors / 2).min(MOST_THREADS);
-        if threads < 2 {
-            return;
-        }
-        let share = (self.bytes / threads).next_multiple_of(GRANULE as usize);
-        std::thread::scope(|scope| {
-            for begin in (0..self.bytes).step_by(share) {
-                let (from, until) = (self.address + begin, self.address + (begin + share).min(self.bytes));
-                let work = move || {
-                    for page in (from..until).step_by(PAGE) {
-                        // SAFETY: within the mapping, which nobody else has yet.
-                        unsafe { (page as *mut u8).write_volatile(0) };
-                    }
-                };
-                // If a thread cannot be started, the driver does it.
-                let _ = std::thread::Builder::new().name("nvshare-host".to_owned()).spawn_scoped(scope, work);
-            }
-        });
     }
 }
 
@@ -166,7 +91,7 @@ impl Inner {
 
     /// A slot is not used any more. False: it belongs to another pool.
     fn give_back(&mut self, slot: Slot) -> bool {
-        let is_here = self.segments.iter().any(|segment| segment.has(slot));
+        let is_here = self.segments.iter().any(|segment| segment.has(slot.0));
         if is_here {
             self.add_free(slot.0, GRANULE as usize);
         }
@@ -281,17 +206,56 @@ impl HostPool {
         }
     }
 
-    /// Grows by one segment, of at least `wanted` bytes if a segment can be that long. `refused`: when the driver last refused.
+    /// Grows by one segment, towards `wanted` bytes. `refused`: when the driver last refused.
     fn grow(&self, wanted: u64, refused: &mut Option<Instant>) -> Result<(), NoSlots> {
-        let bytes = wanted.next_multiple_of(GRANULE).min(SEGMENT);
         if !self.context.life().is_alive() {
             return Err(NoSlots::Gone);
         }
-        if refused.is_some_and(|when| when.elapsed() < AGAIN_AFTER) || host_memory::room() < bytes {
+        if refused.is_some_and(|when| when.elapsed() < AGAIN_AFTER) {
             return Err(NoSlots::Full);
         }
-        let segment = Segment::new(bytes).ok_or(NoSlots::Full)?;
-        segment.touch();
+        let wanted = wanted.next_multiple_of(GRANULE);
+        let from_scheduler = match supply::ask(wanted) {
+            Supplied::Segment(segment, file) => Segment::of_scheduler(segment, &file),
+            Supplied::Refused => {
+                static MORE: log::Seldom = log::Seldom::new();
+                MORE.warn(format_args!(
+                    "the scheduler has no more memory of the host for this program, which uses memory of its own"
+                ));
+                None
+            }
+            Supplied::Nobody => None,
+        };
+        if let Some(segment) = from_scheduler {
+            match self.register(segment) {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(error)) => {
+                    supply::is_of_no_use();
+                    log::warn(format_args!(
+                        "the scheduler's memory cannot be page-locked here: {error:?}; this program uses memory of its own"
+                    ));
+                }
+                Err(why) => return Err(why),
+            }
+        }
+        let segment = Self::own_segment(wanted.min(SEGMENT)).ok_or(NoSlots::Full)?;
+        let bytes = segment.bytes as u64;
+        match self.register(segment)? {
+            Ok(()) => {
+                *refused = None;
+                Ok(())
+            }
+            Err(error) => {
+                *refused = Some(Instant::now());
+                log_refused(bytes, error);
+                Err(NoSlots::Full)
+            }
+        }
+    }
+
+    /// Adds a segment to the pool, if the driver page-locks it. The inner error: the driver does not.
+    fn register(&self, segment: Segment) -> Result<Result<(), CUresult>, NoSlots> {
+        let bytes = segment.bytes as u64;
         let register = || driver::register_host(segment.address as *mut c_void, bytes);
         match self.context.with(register) {
             Ok(Ok(())) => {
@@ -299,17 +263,19 @@ impl HostPool {
                 inner.bytes += bytes;
                 inner.add_free(segment.address, segment.bytes);
                 inner.segments.push(segment);
-                *refused = None;
-                Ok(())
+                Ok(Ok(()))
             }
             Ok(Err(error)) if error.ends_all_work() => Err(NoSlots::Broken(error)),
-            Ok(Err(error)) => {
-                *refused = Some(Instant::now());
-                log_refused(bytes, error);
-                Err(NoSlots::Full)
-            }
+            Ok(Err(error)) => Ok(Err(error)),
             Err(_) => Err(NoSlots::Gone),
         }
+    }
+
+    /// A segment of this process's own memory, as far as its control group allows.
+    fn own_segment(bytes: u64) -> Option<Segment> {
+        let segment = if host_memory::room() < bytes { None } else { Segment::new(bytes) }?;
+        segment.touch();
+        Some(segment)
     }
 
     fn bytes(&self) -> u64 {
@@ -342,6 +308,7 @@ pub(in crate::memory) fn may_shrink() -> bool {
 
 /// Shrinks each pool to what it [needs](HostPool::shrink), as `needed` says.
 pub(in crate::memory) fn shrink_all(needed: impl Fn(&Arc<Context>) -> u64) {
+    supply::give_back_unused();
     let pools: Vec<Arc<HostPool>> = lock(&POOLS).clone();
     pools.iter().for_each(|pool| pool.shrink(needed(&pool.context)));
 }
@@ -393,13 +360,11 @@ mod tests {
 
     #[test]
     fn an_unused_segment_is_taken_out_and_its_neighbours_stay() {
-        let segment = |at: usize| std::mem::ManuallyDrop::new(Segment { address: at * G, bytes: 2 * G });
         let mut inner = Inner::default();
         for at in [10, 12, 14, 20] {
-            let Segment { address, bytes } = *segment(at);
-            inner.segments.push(Segment { address, bytes });
-            inner.add_free(address, bytes);
-            inner.bytes += bytes as u64;
+            inner.segments.push(Segment::at(at * G, 2 * G));
+            inner.add_free(at * G, 2 * G);
+            inner.bytes += 2 * GRANULE;
         }
         assert_eq!(inner.take(6 * GRANULE).unwrap().len(), 6);
         assert!(
@@ -414,15 +379,6 @@ mod tests {
         assert_eq!(std::mem::ManuallyDrop::new(inner.take_out(4 * GRANULE).unwrap()).address / G, 20);
         assert!(inner.take_out(0).is_none(), "the others are in use");
         inner.segments.drain(..).for_each(std::mem::forget);
-    }
-
-    #[test]
-    fn a_segment_is_aligned_and_can_be_written() {
-        let segment = Segment::new(4 * MIB).unwrap();
-        assert!(segment.address.is_multiple_of(G));
-        segment.touch();
-        // SAFETY: within the segment.
-        unsafe { (segment.address as *mut u8).add(segment.bytes - 1).write_volatile(7) };
     }
 
     #[test]

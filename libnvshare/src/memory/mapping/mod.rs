@@ -11,6 +11,8 @@
 
 pub(super) mod copies;
 pub(super) mod host_pool;
+mod segment;
+pub(crate) mod supply;
 mod views;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,6 +53,9 @@ pub(super) struct Chunk {
     pub(super) moving: bool,
     /// The look is one at memory that stays, beside the program's work: it may take as long as that work.
     pub(super) guessed: bool,
+    /// The chunk came to the card without contents while the gate was [closed for](crate::work::gate::closed_for) this: until
+    /// the gate opens, no work can have written there.
+    pub(super) unused: Option<u64>,
 }
 
 /// The physical side of an allocation.
@@ -113,6 +118,7 @@ impl Mapped {
             host: Vec::new(),
             moving: false,
             guessed: false,
+            unused: None,
         };
         let chunks = Mutex::new(split(span, chunk).map(new).collect());
         let pinned = AtomicBool::new(false);

@@ -180,6 +180,7 @@ mod tests {
             host: Vec::new(),
             moving: false,
             guessed: false,
+            unused: None,
         };
         let parts = |there: &[bool]| {
             present(&there.iter().enumerate().map(chunk).collect::<Vec<_>>()).collect::<Vec<_>>()

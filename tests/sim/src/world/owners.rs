@@ -1,5 +1,7 @@
 //! The processes that have blocks on a card, and the blocks of processes that are gone.
 
+use std::io::ErrorKind;
+
 use super::{Place, World};
 
 impl World {
@@ -43,7 +45,13 @@ impl World {
 
 /// Whether a process still has its memory: a process that has ended, even without being waited for, has none.
 fn is_alive(process: u32) -> bool {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{process}/stat")) else { return false };
+    let stat = match std::fs::read_to_string(format!("/proc/{process}/stat")) {
+        Ok(stat) => stat,
+        // A process that has no free descriptors cannot look, and must not take others for dead.
+        Err(error) => {
+            return error.kind() != ErrorKind::NotFound && error.raw_os_error() != Some(libc::ESRCH);
+        }
+    };
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     !matches!(state, Some('Z' | 'X'))
 }

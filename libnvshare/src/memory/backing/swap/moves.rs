@@ -23,6 +23,7 @@ use crate::memory::mapping::host_pool::{self, NoSlots};
 use crate::memory::mapping::{Chunk, GRANULE, Mapped, copies, destroy};
 use crate::process::{log, threads};
 use crate::work::contexts::{self, Context};
+use crate::work::gate;
 
 /// The result of an attempt to begin a move.
 enum Begun {
@@ -86,6 +87,16 @@ fn pin_context(context: &Arc<Context>, device: &Device, error: CUresult) {
     }
 }
 
+/// What an eviction does after a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// The chunk leaves, or has nothing to move.
+    GoesOn,
+    /// The host has no memory for it.
+    HostIsFull,
+    Stops,
+}
+
 /// What an eviction has done so far.
 struct Evicting<'a> {
     device: &'static Device,
@@ -99,9 +110,15 @@ struct Evicting<'a> {
 }
 
 impl Evicting<'_> {
-    /// Returns whether the chunk leaves, or has nothing to move.
-    fn begin(&mut self, allocation: &Arc<Allocation>, mapped: &Mapped, index: usize) -> bool {
-        match begin_out(allocation, mapped, index, self.device, &self.looked) {
+    /// Begins to move a chunk out.
+    fn begin(
+        &mut self,
+        allocation: &Arc<Allocation>,
+        mapped: &Mapped,
+        index: usize,
+        only_unused: bool,
+    ) -> Next {
+        match begin_out(allocation, mapped, index, self.device, &self.looked, only_unused) {
             Begun::Flying(flight) => {
                 self.begun += flight.bytes;
                 // What is not copied does not wait for the copies of others.
@@ -110,10 +127,11 @@ impl Evicting<'_> {
                 } else {
                     self.queue.push(flight)
                 }
-                true
+                Next::GoesOn
             }
-            Begun::Nothing => true,
-            Begun::Full | Begun::Lacks(_) | Begun::Stopped => false,
+            Begun::Nothing => Next::GoesOn,
+            Begun::Full => Next::HostIsFull,
+            Begun::Lacks(_) | Begun::Stopped => Next::Stops,
         }
     }
 
@@ -144,21 +162,25 @@ pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut
     let mut evicting = Evicting { device, looked, queue, begun: 0, out, report };
     while let Some(Place { allocation, index, .. }) = order.next(evicting.queue.is_full()) {
         // If one cannot leave, the rest is tried as well as others below.
-        if !allocation.mapped.as_ref().is_some_and(|mapped| evicting.begin(&allocation, mapped, index)) {
+        let Some(mapped) = &allocation.mapped else { break };
+        if evicting.begin(&allocation, mapped, index, false) != Next::GoesOn {
             break;
         }
         evicting.land_until(|queue| !queue.is_full() || !order.has_only_copies());
     }
     'all: for allocation in allocations::of_device(device.ordinal) {
         let Some(mapped) = allocation.mapped.as_ref().filter(|mapped| !mapped.is_pinned()) else { continue };
+        let mut only_unused = false;
         for index in (0..mapped.count()).rev() {
             if evicting.begun >= wanted {
                 break 'all;
             }
             evicting.land_until(|queue| !queue.is_full());
-            if !evicting.begin(&allocation, mapped, index) {
+            match evicting.begin(&allocation, mapped, index, only_unused) {
+                Next::GoesOn => {}
                 // Another context may have memory of the host, and a smaller chunk may fit there.
-                break;
+                Next::HostIsFull => only_unused = true,
+                Next::Stops => break,
             }
         }
     }
@@ -167,20 +189,33 @@ pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut
     evicting.out
 }
 
+/// `only_unused`: the host has no room. Memory that came to the card for a turn that could not be needs none: it goes, so that
+/// whoever made room for it can come back.
 fn begin_out(
     allocation: &Arc<Allocation>,
     mapped: &Mapped,
     index: usize,
     device: &Device,
     looked: &Looked,
+    only_unused: bool,
 ) -> Begun {
     contexts::let_them_end(|| allocation.is_leaving());
     let on_card = |chunk: &mut Chunk| {
-        chunk.physical.map(|_| (chunk.offset, chunk.bytes, std::mem::take(&mut chunk.host)))
+        let is_unused = chunk.unused.is_some() && chunk.unused == gate::closed_for();
+        let leaves = chunk.physical.is_some() && (is_unused || !only_unused);
+        leaves.then(|| (chunk.offset, chunk.bytes, std::mem::take(&mut chunk.host), is_unused))
     };
-    let Some((offset, bytes, had)) = take(allocation, mapped, index, on_card) else { return Begun::Nothing };
+    let Some((offset, bytes, had, is_unused)) = take(allocation, mapped, index, on_card) else {
+        return Begun::Nothing;
+    };
     let (context, at) = (&allocation.place(), allocation.base + offset);
-    let leaving = match Leaving::begin(context, at, bytes, had, looked) {
+    let leaving = if is_unused {
+        host_pool::give_back(copies::slots(had));
+        Ok(Leaving::without_contents())
+    } else {
+        Leaving::begin(context, at, bytes, had, looked)
+    };
+    let leaving = match leaving {
         Ok(leaving) => leaving,
         Err((had, why)) => {
             mapped.settle(index, |chunk| chunk.host = had);
@@ -246,6 +281,7 @@ fn land_out(flight: Flight, device: &Device) -> Evicted {
             return false;
         }
         chunk.host = host.take().unwrap_or_default();
+        chunk.unused = None;
         allocation.residency().left(bytes);
         device.update(|account| account.unmap(bytes));
         true
@@ -401,7 +437,8 @@ fn stays_out(mapped: &Mapped, index: usize, bytes: u64, device: &Device) {
 /// Unmaps and releases memory that was mapped a moment ago.
 fn undo(at: CUdeviceptr, bytes: u64, physical: CUmemHandle) {
     let physical = Some(physical);
-    destroy(0, &mut Chunk { offset: at, bytes, physical, host: Vec::new(), moving: false, guessed: false });
+    let (offset, host) = (at, Vec::new());
+    destroy(0, &mut Chunk { offset, bytes, physical, host, moving: false, guessed: false, unused: None });
 }
 
 /// A chunk is back, and all its copies are over.
@@ -427,6 +464,7 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
         allocation.residency().restored(bytes);
         device.update(|account| account.map(bytes));
         let had_contents = !chunk.host.is_empty();
+        chunk.unused = if had_contents { None } else { gate::closed_for() };
         let (kept, free) = content::keep(std::mem::take(&mut chunk.host));
         chunk.host = kept;
         Ok((had_contents, free))

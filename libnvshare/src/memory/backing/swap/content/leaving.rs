@@ -98,6 +98,11 @@ impl Leaving {
         Ok(Self { granules: fates.into_iter().map(granule).collect() })
     }
 
+    /// A chunk that has no contents begins to leave.
+    pub(in super::super) fn without_contents() -> Self {
+        Self { granules: Vec::new() }
+    }
+
     /// Whether anything is copied.
     pub(in super::super) fn is_copied(&self) -> bool {
         self.granules.iter().any(|granule| granule.to.is_some())

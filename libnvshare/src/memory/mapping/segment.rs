@@ -1,0 +1,140 @@
+//! Segments of the host's memory, mapped at multiples of the granule: of this process, or of the scheduler.
+
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nvshare_proto::HostSegment;
+
+use super::{GRANULE, supply};
+
+/// Threads that touch a segment, at most.
+const MOST_THREADS: usize = 8;
+
+/// Memory from the system, given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub(super) address: usize,
+    pub(super) bytes: usize,
+    /// The scheduler's number for it, if it comes from there.
+    number: Option<u64>,
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: a mapping of ours that nobody uses: its pool's context is gone, or it was never registered.
+        unsafe { libc::munmap(self.address as *mut c_void, self.bytes) };
+        if let Some(number) = self.number {
+            supply::gave_back(number);
+        }
+    }
+}
+
+impl Segment {
+    pub(super) fn has(&self, address: usize) -> bool {
+        (self.address..self.address + self.bytes).contains(&address)
+    }
+
+    /// Memory that the scheduler has made. The file may be closed afterwards.
+    pub(super) fn of_scheduler(HostSegment { number, bytes }: HostSegment, file: &OwnedFd) -> Option<Self> {
+        let mut segment = Self::new(bytes)?;
+        // SAFETY: in place of the mapping just made, which nobody has yet.
+        let mapped = unsafe {
+            libc::mmap(
+                segment.address as *mut c_void,
+                segment.bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if mapped == libc::MAP_FAILED {
+            supply::gave_back(number);
+            return None;
+        }
+        segment.keep_private();
+        segment.number = Some(number);
+        supply::took(HostSegment { number, bytes });
+        Some(segment)
+    }
+
+    /// Neither forked children nor core dumps contain it.
+    fn keep_private(&self) {
+        for advice in [libc::MADV_HUGEPAGE, libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
+            // SAFETY: a mapping of ours.
+            unsafe { libc::madvise(self.address as *mut c_void, self.bytes, advice) };
+        }
+    }
+
+    /// Memory at a multiple of the granule.
+    pub(super) fn new(bytes: u64) -> Option<Self> {
+        let granule = GRANULE as usize;
+        let length = bytes as usize + granule;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping, wherever the kernel puts it.
+        let raw = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
+        if raw == libc::MAP_FAILED {
+            return None;
+        }
+        let (raw, address) = (raw as usize, (raw as usize).next_multiple_of(granule));
+        let end = address + bytes as usize;
+        // SAFETY: the parts before and behind the aligned part of the mapping just made.
+        unsafe {
+            if address > raw {
+                libc::munmap(raw as *mut c_void, address - raw);
+            }
+            if raw + length > end {
+                libc::munmap(end as *mut c_void, raw + length - end);
+            }
+        }
+        let segment = Self { address, bytes: bytes as usize, number: None };
+        segment.keep_private();
+        Some(segment)
+    }
+
+    /// A segment that is nowhere.
+    #[cfg(test)]
+    pub(super) fn at(address: usize, bytes: usize) -> Self {
+        Self { address, bytes, number: None }
+    }
+
+    /// Makes the kernel find the pages, by several threads if there are processors for them; the driver does it with one.
+    pub(super) fn touch(&self) {
+        const PAGE: usize = 4096;
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = (processors / 2).min(MOST_THREADS);
+        if threads < 2 {
+            return;
+        }
+        let share = (self.bytes / threads).next_multiple_of(GRANULE as usize);
+        std::thread::scope(|scope| {
+            for begin in (0..self.bytes).step_by(share) {
+                let (from, until) = (self.address + begin, self.address + (begin + share).min(self.bytes));
+                let work = move || {
+                    for page in (from..until).step_by(PAGE) {
+                        // SAFETY: within the mapping, which nobody else has yet.
+                        unsafe { (page as *mut u8).write_volatile(0) };
+                    }
+                };
+                // If a thread cannot be started, the driver does it.
+                let _ = std::thread::Builder::new().name("nvshare-host".to_owned()).spawn_scoped(scope, work);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvshare_proto::units::MIB;
+
+    #[test]
+    fn a_segment_is_aligned_and_can_be_written() {
+        let segment = Segment::new(4 * MIB).unwrap();
+        assert!(segment.address.is_multiple_of(GRANULE as usize));
+        segment.touch();
+        // SAFETY: within the segment.
+        unsafe { (segment.address as *mut u8).add(segment.bytes - 1).write_volatile(7) };
+    }
+}

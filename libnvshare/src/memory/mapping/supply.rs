@@ -1,0 +1,189 @@
+//! Segments of the host's memory that come from the scheduler: they are charged to it, not to this process.
+//!
+//! A thread that needs one asks here and waits; the session's thread asks the scheduler, and brings the answer. Where no
+//! scheduler answers, or it has no more for this process, or the driver does not page-lock it, a process makes its own.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nvshare_proto::{ClientMessage, HostSegment};
+
+use crate::process::{bell, lifecycle, log};
+
+/// Longest wait for an answer: memory leaves the card when the scheduler says so, which then is there, and may have much to touch.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a process that asks gets.
+#[derive(Debug)]
+pub(super) enum Supplied {
+    /// A segment.
+    Segment(HostSegment, OwnedFd),
+    /// The scheduler has no more for this process.
+    Refused,
+    /// Nobody hands out segments.
+    Nobody,
+}
+
+#[derive(Debug, Default)]
+struct Supply {
+    /// A scheduler is there, and has not said that it hands out nothing.
+    offers: bool,
+    /// The driver does not page-lock such memory.
+    is_of_no_use: bool,
+    wanted: Option<u64>,
+    /// When the question was asked that is not answered.
+    asked: Option<Instant>,
+    refused: bool,
+    arrived: Vec<(HostSegment, OwnedFd)>,
+    /// Segments that are mapped.
+    held: BTreeMap<u64, u64>,
+    /// Segments that are not any more, of which the scheduler is to be told.
+    back: Vec<u64>,
+}
+
+static SUPPLY: Mutex<Option<Supply>> = Mutex::new(None);
+static CHANGED: Condvar = Condvar::new();
+/// One thread asks at a time.
+static ASKING: Mutex<()> = Mutex::new(());
+
+fn supply() -> MutexGuard<'static, Option<Supply>> {
+    SUPPLY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Asks for `bytes`. The segment may be shorter. All who ask together wait no longer than one of them for an answer that does not
+/// come.
+pub(super) fn ask(bytes: u64) -> Supplied {
+    if lifecycle::is_forked() {
+        return Supplied::Nobody;
+    }
+    let _asking = ASKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut guard = supply();
+    let supply = guard.get_or_insert_default();
+    supply.refused = false;
+    if supply.offers && supply.asked.is_none() && supply.arrived.is_empty() {
+        (supply.wanted, supply.asked) = (Some(bytes), Some(Instant::now()));
+        bell::ring();
+    }
+    let deadline = supply.asked.unwrap_or_else(Instant::now) + PATIENCE;
+    loop {
+        let supply = guard.get_or_insert_default();
+        if let Some((segment, descriptor)) = supply.arrived.pop() {
+            return Supplied::Segment(segment, descriptor);
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if !supply.offers || left.is_zero() || lifecycle::is_exiting() {
+            return Supplied::Nobody;
+        }
+        if supply.refused {
+            return Supplied::Refused;
+        }
+        let wait = CHANGED.wait_timeout(guard, left.min(Duration::from_millis(50)));
+        (guard, _) = wait.unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+/// The driver does not page-lock a segment: the process asks for no more, of any scheduler.
+pub(super) fn is_of_no_use() {
+    let mut guard = supply();
+    let supply = guard.get_or_insert_default();
+    (supply.is_of_no_use, supply.offers) = (true, false);
+}
+
+/// A segment is mapped.
+pub(super) fn took(segment: HostSegment) {
+    supply().get_or_insert_default().held.insert(segment.number, segment.bytes);
+}
+
+/// A segment is not used any more.
+pub(super) fn gave_back(number: u64) {
+    if lifecycle::is_forked() {
+        return;
+    }
+    let mut guard = supply();
+    let supply = guard.get_or_insert_default();
+    supply.held.remove(&number);
+    supply.back.push(number);
+    drop(guard);
+    bell::ring();
+}
+
+/// Gives back what came and is not wanted any more.
+pub(super) fn give_back_unused() {
+    let unused = std::mem::take(&mut supply().get_or_insert_default().arrived);
+    for (segment, descriptor) in unused {
+        drop(descriptor);
+        gave_back(segment.number);
+    }
+}
+
+/// The process has registered with a scheduler. Returns what it says of segments that it has.
+pub(crate) fn connected() -> Option<ClientMessage> {
+    let mut guard = supply();
+    let supply = guard.get_or_insert_default();
+    supply.offers = !supply.is_of_no_use;
+    (supply.asked, supply.wanted) = (None, None);
+    supply.back.clear();
+    let segments: Vec<HostSegment> =
+        supply.held.iter().map(|(&number, &bytes)| HostSegment { number, bytes }).collect();
+    (!segments.is_empty()).then_some(ClientMessage::HostHeld { segments })
+}
+
+/// The connection has ended.
+pub(crate) fn lost() {
+    let mut guard = supply();
+    let supply = guard.get_or_insert_default();
+    supply.offers = false;
+    supply.asked = None;
+    // The scheduler takes back what was not mapped.
+    let unused = std::mem::take(&mut supply.arrived);
+    drop(guard);
+    drop(unused);
+    CHANGED.notify_all();
+}
+
+/// What the session's thread is to tell the scheduler.
+pub(crate) fn to_say() -> Vec<ClientMessage> {
+    let mut guard = supply();
+    let Some(supply) = guard.as_mut() else { return Vec::new() };
+    let back =
+        std::mem::take(&mut supply.back).into_iter().map(|segment| ClientMessage::HostBack { segment });
+    let wanted = supply.wanted.take().map(|bytes| ClientMessage::HostWanted { bytes });
+    back.chain(wanted).collect()
+}
+
+/// The scheduler's answer, with its descriptors.
+pub(crate) fn arrived(offered: bool, segments: Vec<HostSegment>, descriptors: Vec<OwnedFd>) {
+    if segments.len() != descriptors.len() {
+        log::warn(format_args!(
+            "{} of {} segments of the scheduler's memory did not come: too many files are open",
+            segments.len() - descriptors.len().min(segments.len()),
+            segments.len()
+        ));
+    }
+    let mut guard = supply();
+    let supply = guard.get_or_insert_default();
+    supply.asked = None;
+    let lost = segments.iter().skip(descriptors.len()).map(|segment| segment.number);
+    supply.back.extend(lost);
+    // Without descriptors there is no way but memory of the process's own.
+    supply.offers &= offered && (segments.is_empty() || !descriptors.is_empty());
+    supply.refused = segments.is_empty();
+    supply
+        .arrived
+        .extend(segments.into_iter().zip(descriptors).filter(|(segment, file)| is_whole(*segment, file)));
+    drop(guard);
+    CHANGED.notify_all();
+}
+
+/// Whether the file is memory, as long as the scheduler says, that cannot grow.
+fn is_whole(segment: HostSegment, file: &OwnedFd) -> bool {
+    // SAFETY: plain memory, filled by the call; an open descriptor.
+    let (found, seals) = unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        let found = libc::fstat(file.as_raw_fd(), &raw mut stat) == 0 && stat.st_size as u64 == segment.bytes;
+        (found, libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS))
+    };
+    found && seals >= 0 && seals & libc::F_SEAL_GROW != 0 && segment.bytes.is_multiple_of(super::GRANULE)
+}

@@ -1,0 +1,245 @@
+//! Memory of the host that clients get: who gave a segment back can neither read nor change what others get, and what clients
+//! have is counted, whatever they say and do.
+
+#![allow(unsafe_code, reason = "clients map segments")]
+
+mod support;
+
+use std::ffi::c_void;
+use std::io::{IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nvshare_core::Config;
+use nvshare_proto::codec::{decode, encode};
+use nvshare_proto::units::MIB;
+use nvshare_proto::{
+    Asked, ClientMessage, Gate, HostSegment, MOST_SEGMENTS, MemoryMode, Register, Reply, Request,
+    SchedulerMessage,
+};
+use nvshare_scheduler::host_memory::Budget;
+use rustix::fs::{SealFlags, fcntl_add_seals, fstat};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use support::Server;
+
+const ALL: u64 = 64 * MIB;
+/// How long something may take that has to happen.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+struct Client {
+    stream: UnixStream,
+    buffer: Vec<u8>,
+}
+
+impl Client {
+    fn new(socket: &Path) -> Self {
+        let stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut client = Self { stream, buffer: Vec::new() };
+        client.send(&Request::Register(Register {
+            pid: 1,
+            name: "x".to_owned(),
+            memory: MemoryMode::Managed,
+            gate: Gate::Closed,
+            returns: false,
+            run: None,
+            usage: Vec::new(),
+            asked: Asked::default(),
+        }));
+        client
+    }
+
+    fn send(&mut self, request: &Request) {
+        self.stream.write_all(&encode(request).unwrap()).unwrap();
+    }
+
+    fn say(&mut self, message: ClientMessage) {
+        self.send(&Request::Client(message));
+    }
+
+    /// Asks for memory of the host, and returns the answer.
+    fn ask(&mut self, bytes: u64) -> Vec<(HostSegment, OwnedFd)> {
+        self.say(ClientMessage::HostWanted { bytes });
+        let mut passed = Vec::new();
+        loop {
+            while let Some((used, reply)) = decode::<Reply>(&self.buffer).unwrap() {
+                self.buffer.drain(..used);
+                if let Reply::Client(SchedulerMessage::HostMemory { offered, segments }) = reply {
+                    assert!(offered && segments.len() == passed.len(), "{segments:?} {passed:?}");
+                    return segments.into_iter().zip(passed).collect();
+                }
+            }
+            let mut bytes = [0; 512];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SEGMENTS))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut parts = [IoSliceMut::new(&mut bytes)];
+            let read = recvmsg(&self.stream, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+            assert!(read.bytes > 0, "the scheduler has hung up");
+            for message in control.drain() {
+                // The quota's page comes in a frame of its own, before any answer.
+                if let RecvAncillaryMessage::ScmRights(rights) = message {
+                    passed = rights.collect();
+                }
+            }
+            self.buffer.extend_from_slice(&bytes[..read.bytes]);
+        }
+    }
+
+    /// Asks for all there is, until there is some.
+    fn ask_until_some(&mut self) -> Vec<(HostSegment, OwnedFd)> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let lot = self.ask(ALL);
+            if !lot.is_empty() {
+                return lot;
+            }
+            assert!(Instant::now() < deadline, "nothing came back");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+fn sum(lot: &[(HostSegment, OwnedFd)]) -> u64 {
+    lot.iter().map(|(segment, _)| segment.bytes).sum()
+}
+
+/// A segment that is mapped.
+struct Mapping(*mut c_void, usize);
+
+impl Mapping {
+    fn new((segment, file): &(HostSegment, OwnedFd)) -> Self {
+        let (length, rights) = (segment.bytes as usize, ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a new mapping, wherever the kernel puts it.
+        Self(
+            unsafe { mmap(std::ptr::null_mut(), length, rights, MapFlags::SHARED, file, 0).unwrap() },
+            length,
+        )
+    }
+
+    fn fill(&mut self, byte: u8) {
+        // SAFETY: the mapping's own bytes.
+        unsafe { self.0.cast::<u8>().write_bytes(byte, self.1) };
+    }
+
+    fn has_only(&self, byte: u8) -> bool {
+        // SAFETY: the mapping's own bytes, which nobody writes meanwhile.
+        unsafe { std::slice::from_raw_parts(self.0.cast::<u8>(), self.1) }.iter().all(|found| *found == byte)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is not used any more.
+        unsafe { munmap(self.0, self.1).unwrap() };
+    }
+}
+
+/// Runs a test's clients beside a scheduler with 64 MiB for them.
+async fn beside(test: &str, config: Config, clients: impl FnOnce(PathBuf) + Send + 'static) {
+    let server = Server::start_with(test, config, Some(Budget { all: ALL, each: ALL }));
+    let socket = server.clients.clone();
+    tokio::task::spawn_blocking(move || clients(socket)).await.unwrap();
+    server.end().await;
+}
+
+#[tokio::test]
+async fn who_gave_a_segment_back_neither_reads_nor_changes_what_others_get() {
+    beside("isolation", Config::default(), |socket| {
+        let (mut hostile, mut other) = (Client::new(&socket), Client::new(&socket));
+        let had = hostile.ask(ALL);
+        assert_eq!(sum(&had), ALL);
+        let mut kept = Mapping::new(&had[0]);
+        kept.fill(7);
+        for (segment, _) in &had {
+            hostile.say(ClientMessage::HostBack { segment: segment.number });
+        }
+        // The scheduler has heard all of it when it answers this; what is mapped is not free.
+        assert_eq!(sum(&hostile.ask(ALL)), 0, "it says that it gave back what it uses");
+        assert_eq!(sum(&other.ask(ALL)), 0);
+        kept.fill(8);
+        drop(kept);
+        let has = other.ask_until_some();
+        assert_eq!(sum(&has), ALL);
+        for (old, file) in &had {
+            assert!(has.iter().all(|(new, _)| new.number != old.number));
+            assert_eq!((fstat(file).unwrap().st_size, fstat(file).unwrap().st_blocks), (0, 0));
+            assert!(rustix::io::pwrite(file, &[9], 0).is_err(), "it can be filled again");
+        }
+        for segment in &has {
+            let mut mapping = Mapping::new(segment);
+            assert!(mapping.has_only(0));
+            mapping.fill(1);
+            assert_eq!(rustix::io::pread(&had[0].1, &mut [0; 16], 0).unwrap(), 0);
+            assert!(mapping.has_only(1));
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_client_cannot_make_its_segments_grow() {
+    beside("growing", Config::default(), |socket| {
+        let has = Client::new(&socket).ask(ALL);
+        assert_eq!(sum(&has), ALL);
+        for (segment, file) in &has {
+            assert!(rustix::fs::ftruncate(file, segment.bytes + 4096).is_err());
+            assert!(rustix::io::pwrite(file, &[1], segment.bytes).is_err());
+            assert_eq!(fstat(file).unwrap().st_size as u64, segment.bytes);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_a_client_seals_comes_back() {
+    beside("seals", Config::default(), |socket| {
+        let mut other = Client::new(&socket);
+        for seals in [SealFlags::SHRINK, SealFlags::SEAL, SealFlags::SHRINK | SealFlags::SEAL] {
+            let mut hostile = Client::new(&socket);
+            let had = hostile.ask_until_some();
+            assert_eq!(sum(&had), ALL);
+            had.iter().for_each(|(_, file)| fcntl_add_seals(file, seals).unwrap());
+            assert_eq!(sum(&other.ask(ALL)), 0);
+            drop(hostile);
+            let has = other.ask_until_some();
+            assert_eq!(sum(&has), ALL, "{seals:?}");
+            assert!(had.iter().all(|(_, file)| fstat(file).unwrap().st_blocks == 0), "{seals:?}");
+            for (segment, file) in has {
+                drop(file);
+                other.say(ClientMessage::HostBack { segment: segment.number });
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_clients_have_from_an_earlier_scheduler_is_not_handed_out_again() {
+    const SETTLE: Duration = Duration::from_secs(1);
+    let config = Config { boot: 1 << 32, restarted: true, settle: SETTLE, ..Config::default() };
+    let begin = Instant::now();
+    beside("claims", config, move |socket| {
+        let (mut first, mut second) = (Client::new(&socket), Client::new(&socket));
+        let segments = [1, 2].map(|number| HostSegment { number, bytes: 16 * MIB });
+        // Said twice, it counts once.
+        first.say(ClientMessage::HostHeld { segments: segments.to_vec() });
+        first.say(ClientMessage::HostHeld { segments: segments.to_vec() });
+        let more = first.ask(2 * MIB);
+        assert!(begin.elapsed() >= SETTLE, "others may not have said yet what they have");
+        assert_eq!(sum(&more), 2 * MIB);
+        assert!(more[0].0.number >= 1 << 32, "its number is one of an earlier scheduler");
+        let has = second.ask(ALL);
+        assert_eq!(sum(&has), ALL - 34 * MIB);
+        first.say(ClientMessage::HostBack { segment: 1 });
+        assert_eq!(sum(&first.ask(ALL)), 16 * MIB);
+        drop((first, more));
+        // What it said that it has goes with it.
+        assert!(sum(&second.ask_until_some()) > 0);
+    })
+    .await;
+}

@@ -1,0 +1,30 @@
+//! Memory of the host that the scheduler hands out.
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::MIB;
+
+/// Most bytes of a segment of the host's memory. A program that exits waits for one to be page-locked.
+pub const SEGMENT: u64 = 256 * MIB;
+/// Most segments in one frame. A process takes no more descriptors at a time.
+pub const MOST_SEGMENTS: usize = 4;
+
+/// What a scheduler hands out of the host's memory, as `status` shows it, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostStatus {
+    /// What all clients together may have.
+    pub budget: u64,
+    /// What a tenant may have.
+    pub each: u64,
+    /// What clients have, and what is not free yet since they gave it back.
+    pub used: u64,
+}
+
+/// A segment of the host's memory that a scheduler has handed out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostSegment {
+    /// The segment's number. Other schedulers' segments have other numbers.
+    pub number: u64,
+    /// Its length in bytes, a multiple of 2 MiB.
+    pub bytes: u64,
+}

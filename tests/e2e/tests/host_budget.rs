@@ -1,0 +1,91 @@
+//! Memory of the host that the scheduler hands out is too little, or cannot be used: every program has its turns as without it,
+//! as long as there is memory for them at all, and no program loses its data.
+
+use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World};
+use nvshare_proto::{ClientMessage, Epoch, Room, SchedulerMessage};
+
+const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_TO_HOST", "6"), ("NVSHARE_MEMORY", "swap")];
+/// 12 allocations of 64 MiB, so that two programs do not fit.
+const JOB: &str = "--memory 768MiB --block 64MiB --kernel-us 500 --full-check";
+
+/// Bytes of the scheduler's memory that a process has mapped.
+fn has(job: &Running) -> u64 {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", job.pid())).unwrap_or_default();
+    let range = |line: &str| {
+        let (from, until) = line.split(' ').next()?.split_once('-')?;
+        Some(u64::from_str_radix(until, 16).ok()? - u64::from_str_radix(from, 16).ok()?)
+    };
+    maps.lines().filter(|line| line.contains("memfd:nvshare-host")).filter_map(range).sum()
+}
+
+fn scheduler(world: &World, budget: &str) -> Scheduler {
+    Scheduler::start(world, &["--gpu-memory", "1GiB", "--tq", "0.1", "--host-memory", budget])
+}
+
+#[test]
+fn beyond_the_budget_programs_use_memory_of_their_own() {
+    let world = World::simulated(CARD);
+    let _scheduler = scheduler(&world, "128MiB");
+    let jobs =
+        ["one", "two"].map(|name| Program::workload(&world, name, JOB).until_told().waits_for_go().start());
+    Running::go(&[&jobs[0], &jobs[1]]);
+    Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 4);
+    let sum: u64 = jobs.iter().map(has).sum();
+    let jobs = world.stop_intact(jobs);
+    assert!(sum > 0 && sum <= 128 << 20, "{sum}");
+    assert!(jobs.iter().any(|job| job.log.contains("memory of its own")), "{}", jobs[0].log);
+}
+
+/// Two programs would stop each other for good: one has given a part of its memory away, and the other one got that part, but
+/// not all that it needs, and the host has no memory for it.
+#[test]
+fn memory_that_came_for_a_turn_that_cannot_be_leaves_without_memory_of_the_host() {
+    const BYTES: u64 = 64 << 20;
+    let none = ("NVSIM_MOST_LOCKED", "1MiB");
+    let world = World::simulated(&[CARD, &[("NVSHARE_CONTENT", "off"), none]].concat());
+    let listener = PlayedScheduler::listen(&world);
+    let job = Program::workload(&world, "job", "--memory 64MiB --block 64MiB --kernel-us 500 --full-check");
+    let job = job.until_told().waits_for_go().start();
+    let (mut client, usage) = PlayedScheduler::accept(&listener);
+    let gpu = usage.first().map(|usage| usage.gpu);
+    let gpu = gpu.unwrap_or_else(|| {
+        client.until(|m| if let ClientMessage::Usage(u) = m { Some(u.gpu) } else { None })
+    });
+    client.say(&[SchedulerMessage::Capacity(Room { gpu, bytes: 1 << 30 })]);
+    client.until(|m| matches!(m, ClientMessage::ReqLock).then_some(()));
+    let all = Room { gpu, bytes: BYTES };
+    let short = |client: &mut PlayedScheduler| {
+        client.say(&[SchedulerMessage::Evict(all)]);
+        client.until(|m| if let ClientMessage::Evicted { short, .. } = m { Some(*short) } else { None })
+    };
+    client.say(&[SchedulerMessage::Restore(all)]);
+    client.until(|m| matches!(m, ClientMessage::Usage(usage) if usage.absent == 0).then_some(()));
+    assert_eq!(short(&mut client), 0, "what nobody has written stays: {}", job.log());
+    // It runs, and what it has written stays.
+    let epoch = Epoch { boot: 1, counter: 1 };
+    client.say(&[SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![all] }]);
+    client.until(|m| matches!(m, ClientMessage::Running { .. }).then_some(()));
+    Running::go(&[&job]);
+    client.say(&[SchedulerMessage::DropLock { epoch, patience_ms: 60_000 }]);
+    client.until(|m| {
+        matches!(m, ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. }).then_some(())
+    });
+    assert_eq!(short(&mut client), BYTES, "{}", job.log());
+    client.say(&[SchedulerMessage::SchedOff]);
+    world.stop();
+    job.finish().intact();
+}
+
+#[test]
+fn memory_of_the_scheduler_that_the_driver_refuses_is_replaced() {
+    let world = World::simulated(&[CARD, &[("NVSIM_LOCK_SHARED", "0")]].concat());
+    let _scheduler = scheduler(&world, "4GiB");
+    let jobs =
+        ["one", "two"].map(|name| Program::workload(&world, name, JOB).until_told().waits_for_go().start());
+    Running::go(&[&jobs[0], &jobs[1]]);
+    Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 4);
+    let sum: u64 = jobs.iter().map(has).sum();
+    let jobs = world.stop_intact(jobs);
+    assert_eq!(sum, 0, "what cannot be used goes back");
+    assert!(jobs.iter().all(|job| job.log.contains("cannot be page-locked here")), "{}", jobs[0].log);
+}
