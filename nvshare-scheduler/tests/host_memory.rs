@@ -16,16 +16,13 @@ use std::time::{Duration, Instant};
 use nvshare_core::Config;
 use nvshare_proto::codec::{decode, encode};
 use nvshare_proto::units::MIB;
-use nvshare_proto::{
-    Asked, ClientMessage, Gate, HostSegment, MOST_SEGMENTS, MemoryMode, Register, Reply, Request,
-    SchedulerMessage,
-};
+use nvshare_proto::{ClientMessage, HostSegment, MOST_SEGMENTS, Reply, Request, SchedulerMessage};
 use nvshare_scheduler::host_memory::Budget;
 use rustix::fs::{SealFlags, fcntl_add_seals, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use support::Server;
+use support::{Server, newcomer};
 
 const ALL: u64 = 64 * MIB;
 /// How long something may take that has to happen.
@@ -41,16 +38,7 @@ impl Client {
         let stream = UnixStream::connect(socket).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut client = Self { stream, buffer: Vec::new() };
-        client.send(&Request::Register(Register {
-            pid: 1,
-            name: "x".to_owned(),
-            memory: MemoryMode::Managed,
-            gate: Gate::Closed,
-            returns: false,
-            run: None,
-            usage: Vec::new(),
-            asked: Asked::default(),
-        }));
+        client.send(&Request::Register(newcomer()));
         client
     }
 

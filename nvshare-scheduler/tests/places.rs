@@ -6,9 +6,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
-use nvshare_proto::{Asked, Gate, MemoryMode, Register, Reply, Request};
+use nvshare_proto::{Reply, Request};
 
-use support::{Server, connect};
+use support::{Server, connect, newcomer};
 
 const TIMES: usize = 300;
 
@@ -19,17 +19,7 @@ fn descriptors() -> usize {
 /// Registers, and is gone when it has been answered.
 async fn come_and_go(socket: &Path) {
     let mut stream = connect(socket).await;
-    let register = Register {
-        pid: 1,
-        name: "x".to_owned(),
-        memory: MemoryMode::Managed,
-        gate: Gate::Closed,
-        returns: false,
-        run: None,
-        usage: Vec::new(),
-        asked: Asked::default(),
-    };
-    stream.send(Request::Register(register)).await.unwrap();
+    stream.send(Request::Register(newcomer())).await.unwrap();
     let answer = stream.next().await.unwrap().unwrap();
     assert!(matches!(answer, Reply::Client(_)), "{answer:?}");
 }

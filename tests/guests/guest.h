@@ -83,6 +83,14 @@ static int counts(uint64_t memory, uint32_t kernels) {
     return 1;
 }
 
+/* Stops the guest unless every word of a range has this value. */
+static void holds_in_each_word(uint64_t base, size_t bytes, uint32_t value) {
+    uint32_t *words = malloc(bytes);
+    CHECK(FN(cuMemcpyDtoH_v2)(words, base, bytes));
+    for (size_t i = 0; i < bytes / 4; i++) EXPECT(words[i] == value);
+    free(words);
+}
+
 /* Whether a range holds this value wherever it is looked at: in 64 words, every so many bytes. */
 static int holds(uint64_t memory, size_t bytes, size_t every, uint32_t value) {
     uint32_t seen[64];

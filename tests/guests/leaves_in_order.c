@@ -3,12 +3,6 @@
 #include "guest.h"
 enum { COUNT = 4 };
 static const size_t EACH = 64 * MIB, LARGE = 256 * MIB;
-static void holds_in_each_word(uint64_t base, size_t bytes, uint32_t value) {
-    uint32_t *words = malloc(bytes);
-    CHECK(FN(cuMemcpyDtoH_v2)(words, base, bytes));
-    for (size_t i = 0; i < bytes / 4; i++) EXPECT(words[i] == value);
-    free(words);
-}
 int main(void) {
     start();
     load_kernel();

@@ -22,14 +22,20 @@ fn scheduler(world: &World, budget: &str) -> Scheduler {
     Scheduler::start(world, &["--gpu-memory", "1GiB", "--tq", "0.1", "--host-memory", budget])
 }
 
+/// Two programs that do not fit together, after four turns each.
+fn two_in_turns(world: &World) -> [Running; 2] {
+    let jobs =
+        ["one", "two"].map(|name| Program::workload(world, name, JOB).until_told().waits_for_go().start());
+    Running::go(&[&jobs[0], &jobs[1]]);
+    Scheduler::until_turns(world, &[&jobs[0], &jobs[1]], 4);
+    jobs
+}
+
 #[test]
 fn beyond_the_budget_programs_use_memory_of_their_own() {
     let world = World::simulated(CARD);
     let _scheduler = scheduler(&world, "128MiB");
-    let jobs =
-        ["one", "two"].map(|name| Program::workload(&world, name, JOB).until_told().waits_for_go().start());
-    Running::go(&[&jobs[0], &jobs[1]]);
-    Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 4);
+    let jobs = two_in_turns(&world);
     let sum: u64 = jobs.iter().map(has).sum();
     let jobs = world.stop_intact(jobs);
     assert!(sum > 0 && sum <= 128 << 20, "{sum}");
@@ -80,10 +86,7 @@ fn memory_that_came_for_a_turn_that_cannot_be_leaves_without_memory_of_the_host(
 fn memory_of_the_scheduler_that_the_driver_refuses_is_replaced() {
     let world = World::simulated(&[CARD, &[("NVSIM_LOCK_SHARED", "0")]].concat());
     let _scheduler = scheduler(&world, "4GiB");
-    let jobs =
-        ["one", "two"].map(|name| Program::workload(&world, name, JOB).until_told().waits_for_go().start());
-    Running::go(&[&jobs[0], &jobs[1]]);
-    Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 4);
+    let jobs = two_in_turns(&world);
     let sum: u64 = jobs.iter().map(has).sum();
     let jobs = world.stop_intact(jobs);
     assert_eq!(sum, 0, "what cannot be used goes back");
