@@ -297,8 +297,9 @@ impl Device {
             is_told
         });
         if is_lost {
-            log::info(format_args!(
-                "the driver has less memory than the scheduler knows of: asking for more"
+            static LOST: log::Seldom = log::Seldom::new();
+            LOST.warn(format_args!(
+                "the GPU has less memory for this program than the scheduler has given: another program has to leave"
             ));
             ask();
         }

@@ -192,7 +192,7 @@ impl Account {
     ///
     /// Memory that the library maps itself is among them wherever it is on the card: what the client has beside it is not known
     /// while it moves. Managed memory of a program with such memory is taken for a part of it, so its contexts may count for
-    /// less than they take.
+    /// less than they take; so may those of a client that has lost room, until that room is tried again.
     pub(crate) fn measure(&mut self, used: u64, memory: MemoryMode, holds_still: bool) {
         let reported = match memory {
             MemoryMode::Swap if !holds_still => return,
