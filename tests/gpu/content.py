@@ -134,5 +134,22 @@ def swap(gib=8, seconds=20):
                 FAILED.append(f"{job.name}: {wrong} wrong words, {lies} pieces that were not what they seemed")
 
 
+def many(least=500, gib=1.5, seconds=150):
+    """Short turns of two jobs of which one fits, in the mode that compares every piece: at least so many hand-overs, no wrong word, no piece that was not what it seemed."""
+    os.environ["NVSHARE_MEMORY"] = "swap"
+    with Scheduler("--gpu-memory", f"{round((gib + 1.7) * 1024)}MiB", "--tq", "0.05", log="info") as s:
+        make = lambda go: [Job("content_job.py", f"many-{i}", "--gib", gib, "--seconds", seconds, "--zeros", 0.25, "--still", 0.25, scheduler=s, go=go, env={"NVSHARE_CONTENT": "check"}) for i in range(2)]
+        jobs, _ = start_together(make)
+    made = 0
+    for job in jobs:
+        (_, left_out, lies), wrong, counted = moves(job.log), job.result.get("wrong", "?"), job.counted()
+        made += counted["hand_overs"]
+        row(scenario="many", job=job.name, words=job.result.get("words"), wrong=wrong, lies=lies, **{k: counted[k] for k in ("gated", "passed_by", "hand_overs", "evicted_gib", "restored_gib")}, zeros_gib=round(sum(z for z, _ in left_out) / 1024, 1), unchanged_gib=round(sum(u for _, u in left_out) / 1024, 1))
+        if wrong != 0 or lies:
+            FAILED.append(f"{job.name}: {wrong} wrong words, {lies} pieces that were not what they seemed")
+    if made < least:
+        FAILED.append(f"{made} hand-overs instead of {least}")
+
+
 if __name__ == "__main__":
-    run_scenarios([kernel, swap], FAILED)
+    run_scenarios([kernel, swap, many], FAILED)

@@ -37,7 +37,7 @@ impl Storm<'_> {
                 let log = mine.dir.join("native.log");
                 let nobody = Running::default();
                 let command = trial::command(mine, part, &self.all.caps);
-                let ended = trial::trial(command, part, &log, patience, &nobody);
+                let ended = trial::trial(command, part, &log, patience, &nobody, None);
                 let good = match &ended {
                     Ok(took) => {
                         let each = *took / part.count as u32;
@@ -124,7 +124,7 @@ impl Storm<'_> {
         if !self.all.options.chaos && moods::of(part.seed).is_some_and(|mood| mood.is_slow()) {
             command.arg("--populated");
         }
-        let took = trial::trial(command, part, &log, patience, &self.running)
+        let took = trial::trial(command, part, &log, patience, &self.running, Some(&self.world))
             .map_err(|finding| Ended::At(finding.seed.unwrap_or(part.seed), finding))?;
         let logged = std::fs::read_to_string(&log).unwrap_or_default();
         self.ended_alone.fetch_add(world::said_alone(&logged), Ordering::SeqCst);

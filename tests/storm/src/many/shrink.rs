@@ -103,7 +103,7 @@ fn again(
                     scope.spawn(move || {
                         let log = world.dir.join(format!("shrink-{round}-{job}.log"));
                         let command = trial::under(world, options, &conditions.caps, "info");
-                        trial::trial(command, options, &log, conditions.patience, running)
+                        trial::trial(command, options, &log, conditions.patience, running, Some(world))
                     })
                 })
                 .collect();

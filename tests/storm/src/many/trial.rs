@@ -108,13 +108,14 @@ fn next_tenant() -> u64 {
 }
 
 /// Runs the programs of one process to their end; returns the time, or a finding. `patience` is how
-/// long nothing may go on: see [`watch`].
+/// long nothing may go on: see [`watch`]. `turns`: whose scheduler the programs wait for; a hang says what it knows of them.
 pub(crate) fn trial(
     mut command: Command,
     programs: &RunOptions,
     log: &Path,
     patience: Duration,
     running: &Running,
+    turns: Option<&World>,
 ) -> Result<Duration, Finding> {
     let other = |text: String| Finding { kind: "not run".to_owned(), text, seed: None };
     let out = log.with_extension("out");
@@ -148,7 +149,8 @@ pub(crate) fn trial(
         if stacks.is_none() && progress.elapsed() > patience {
             running.signal(child.id(), libc::SIGCONT);
             ask_where(&child, &out, length);
-            stacks = Some(stacks_of(&child));
+            let known = turns.map(World::what_the_scheduler_knows).unwrap_or_default();
+            stacks = Some(format!("\n{known}\n{}", stacks_of(&child)));
             let _ = child.kill();
         }
         std::thread::sleep(Duration::from_millis(2));

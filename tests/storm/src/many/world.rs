@@ -178,6 +178,16 @@ impl World {
         serde_json::from_str(&self.ctl(&["status", "--json"])?).ok()
     }
 
+    /// The scheduler's status, its last events, and the end of its log.
+    pub(crate) fn what_the_scheduler_knows(&self) -> String {
+        let told = |arguments: &[&str]| {
+            self.ctl(arguments).unwrap_or_else(|| format!("no answer to {arguments:?}\n"))
+        };
+        let events = told(&["watch", "--kept", "--no-follow"]);
+        let log = std::fs::read_to_string(self.dir.join("scheduler.log")).unwrap_or_default();
+        format!("{}{}\n{}", told(&["status"]), super::trial::tail(&events, 40), super::trial::tail(&log, 25))
+    }
+
     /// Switches scheduling off; whether that was done. Together the programs have more than the card, and page faults move the
     /// rest. Of memory that the library maps nothing comes by faults: where that does not fit it stays on.
     pub(crate) fn switch_off(&self) -> bool {
