@@ -295,3 +295,19 @@ fn a_free_does_not_wait_for_a_look_beside_the_programs_work() {
     Scheduler::until_turns(&world, &[&guest, &other], 5);
     world.stop_guest(guest, other);
 }
+
+#[test]
+fn the_kernel_is_loaded_beside_work_that_does_not_end_and_holds_nobody_up() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let guest = Program::guest(&world, "warm_up_beside_work", &[]).until_woken().until_told().start();
+    wait_until("the guest goes on", || guest.out().contains("went on") || !guest.lives());
+    assert!(!guest.out().contains("over"), "its work was to be in flight all the time");
+    world.wake();
+    // Then the kernel is there, and what leaves is looked at.
+    let other = Program::workload(&world, "other", "--memory 1000MiB --block 8MiB").until_told().start();
+    wait_until("zeros are left out", || in_all(&guest.log()).0 > 0 || !guest.lives() || !other.lives());
+    Scheduler::until_turns(&world, &[&guest, &other], 2);
+    let guest = world.stop_guest(guest, other);
+    assert!(!guest.log.contains("memory is copied whole"), "{}", guest.log);
+}

@@ -332,6 +332,14 @@ pub(super) const LIBRARY: &[Rule] = &[
         test: "a_free_does_not_wait_for_a_look_beside_the_programs_work",
     },
     Rule {
+        what: "the kernel that looks is loaded in the background",
+        file: "libnvshare/src/memory/backing/swap/content/kernel.rs",
+        from: "    let begun = threads::spawn(\"nvshare-content\", move || {\n        let loaded = Kernel::load(&of);\n        set(&of, loaded.map(Arc::new));\n    });\n",
+        to: "    let load = move || {\n        let loaded = Kernel::load(&of);\n        set(&of, loaded.map(Arc::new));\n    };\n    let begun = if BROKEN {\n        load();\n        true\n    } else {\n        threads::spawn(\"nvshare-content\", load)\n    };\n",
+        package: "nvshare-e2e",
+        test: "the_kernel_is_loaded_beside_work_that_does_not_end_and_holds_nobody_up",
+    },
+    Rule {
         what: "what was freed beside a capture ends though nothing is allocated any more",
         file: "libnvshare/src/memory/free.rs",
         from: "for allocation in backing::ALL.iter().flat_map(|backing| backing.finish_frees()) {\n        forget",
