@@ -1,9 +1,15 @@
 //! Memory that the scheduler hands out, to programs that may have little: a control group with a limit that has no room for what
 //! leaves the card, and fewer free descriptors than there are segments.
 
+use std::fs::File;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
-use nvshare_harness::{Artifacts, MemoryGroup, Program, Scheduler, World, wait_until};
+use nvshare_harness::{
+    Artifacts, MemoryGroup, PlayedScheduler, Program, Running, Scheduler, World, wait_until,
+};
+use nvshare_proto::{ClientMessage, Epoch, HostSegment, Room, SchedulerMessage};
 
 const MIB: u64 = 1 << 20;
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_TO_HOST", "6"), ("NVSHARE_MEMORY", "swap")];
@@ -43,14 +49,19 @@ fn more_leaves_than_the_limit_of_a_control_group_allows() {
     }
 }
 
-/// A program that has used its descriptors but for so many. All of its memory, more than one segment, has to leave for another one.
-fn with_free_descriptors(left: &str) -> String {
-    let world = World::simulated(CARD);
-    let _scheduler = scheduler(&world);
+/// A program that has used its descriptors but for so many.
+fn few_descriptors(world: &World, left: &str) -> Program {
     let line = format!("ulimit -n 256; exec {}", nvshare_harness::guest("few_descriptors", false).display());
     let mut command = Command::new("sh");
     command.args(["-c", &line]);
-    let few = Program::of(&world, "few", command).env("LEFT", left).preloaded().until_told().start();
+    Program::of(world, "few", command).env("LEFT", left).preloaded().until_told()
+}
+
+/// All of the program's memory, more than one segment, has to leave for another one.
+fn with_free_descriptors(left: &str) -> String {
+    let world = World::simulated(CARD);
+    let _scheduler = scheduler(&world);
+    let few = few_descriptors(&world, left).start();
     wait_until("few are left", || few.out().contains("few are left") || !few.lives());
     let args = "--memory 1000MiB --block 8MiB --kernel-us 500 --full-check";
     let other = Program::workload(&world, "other", args).until_told().start();
@@ -72,4 +83,73 @@ fn segments_come_through_the_only_free_descriptor() {
 fn without_a_free_descriptor_a_program_uses_memory_of_its_own() {
     let log = with_free_descriptors("0");
     assert!(log.contains("1 of 1 segments of the scheduler's memory did not come"), "{log}");
+}
+
+/// A segment as the scheduler makes it, and another descriptor of it.
+fn segment(number: u64, bytes: u64) -> (HostSegment, OwnedFd, File) {
+    // SAFETY: a name, and plain numbers; the descriptor is new.
+    let file = unsafe {
+        let file = libc::memfd_create(c"nvshare-host".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+        assert!(file >= 0 && libc::ftruncate(file, bytes as i64) == 0);
+        assert_eq!(libc::fcntl(file, libc::F_ADD_SEALS, libc::F_SEAL_GROW), 0);
+        File::from_raw_fd(file)
+    };
+    let other = file.try_clone().expect("a descriptor");
+    (HostSegment { number, bytes }, other.into(), file)
+}
+
+/// Descriptors that a process has open.
+fn open_files(of: &Running) -> usize {
+    std::fs::read_dir(format!("/proc/{}/fd", of.pid())).expect("a process").count()
+}
+
+/// The kernel cuts a frame's descriptors off where the process has no numbers left: those before are the first segments'.
+#[test]
+fn of_a_frame_with_more_segments_than_free_descriptors_the_rest_is_given_back() {
+    const ALL: u64 = 512 * MIB;
+    // The first to ask is who needs it for what leaves.
+    let world = World::simulated(&[CARD, &[("NVSHARE_CONTENT", "off")]].concat());
+    let listener = PlayedScheduler::listen(&world);
+    let few = few_descriptors(&world, "2").start();
+    let (mut client, usage) = PlayedScheduler::accept(&listener);
+    let gpu = usage.first().map(|usage| usage.gpu);
+    let gpu = gpu.unwrap_or_else(|| {
+        client.until(|m| if let ClientMessage::Usage(u) = m { Some(u.gpu) } else { None })
+    });
+    let room = Room { gpu, bytes: 1 << 30 };
+    let grant = |counter| {
+        let epoch = Epoch { boot: 1, counter };
+        SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![room] }
+    };
+    client.say(&[SchedulerMessage::Capacity(room), grant(1)]);
+    wait_until("few are left", || few.out().contains("few are left") || !few.lives());
+    let before = open_files(&few);
+    let made = [10, 11, 12, 13].map(|number| segment(number, 64 * MIB));
+    let (lot, files): (Vec<_>, Vec<_>) =
+        made.into_iter().map(|(segment, passed, file)| ((segment, passed), file)).unzip();
+    client.hand_out(lot);
+    let epoch = Epoch { boot: 1, counter: 1 };
+    client.say(&[SchedulerMessage::DropLock { epoch, patience_ms: 60_000 }]);
+    client.until(|m| {
+        matches!(m, ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. }).then_some(())
+    });
+    client.say(&[SchedulerMessage::Evict(Room { gpu, bytes: ALL })]);
+    let mut back = Vec::new();
+    let short = client.until(|m| match m {
+        ClientMessage::HostBack { segment } => {
+            back.push(*segment);
+            None
+        }
+        ClientMessage::Evicted { short, .. } => Some(*short),
+        _ => None,
+    });
+    assert_eq!((short, back), (0, vec![12, 13]), "{}", few.log());
+    // The first two are in use, and nothing has reached the others.
+    let pages = files.iter().map(|file| file.metadata().expect("a file").blocks() > 0);
+    assert_eq!(pages.collect::<Vec<_>>(), [true, true, false, false]);
+    assert_eq!(open_files(&few), before, "no descriptor stays");
+    assert!(few.log().contains("2 of 4 segments of the scheduler's memory did not come"), "{}", few.log());
+    client.say(&[grant(2)]);
+    world.stop();
+    few.finish().passed();
 }

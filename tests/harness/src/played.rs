@@ -1,9 +1,10 @@
 //! A scheduler that a test plays: it has one client, and says what the test tells it.
 
 use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 
-use nvshare_proto::{ClientMessage, Hold, Reply, Request, SchedulerMessage, Usage, codec};
+use nvshare_proto::{ClientMessage, Hold, HostSegment, Reply, Request, SchedulerMessage, Usage, codec};
 
 use crate::{World, patience};
 
@@ -12,6 +13,8 @@ use crate::{World, patience};
 pub struct PlayedScheduler {
     stream: UnixStream,
     bytes: Vec<u8>,
+    /// What the client gets that asks for memory of the host, in one frame.
+    segments: Vec<(HostSegment, OwnedFd)>,
 }
 
 impl PlayedScheduler {
@@ -32,7 +35,7 @@ impl PlayedScheduler {
     pub fn accept(listener: &UnixListener) -> (Self, Vec<Usage>) {
         let (stream, _) = listener.accept().expect("a client");
         stream.set_read_timeout(Some(patience())).expect("a deadline");
-        let mut played = Self { stream, bytes: Vec::new() };
+        let mut played = Self { stream, bytes: Vec::new(), segments: Vec::new() };
         let Request::Register(register) = played.hear() else { panic!("the client does not register") };
         played.say(&[SchedulerMessage::Registered { client: 1, hold: Hold::Parked }]);
         (played, register.usage)
@@ -51,7 +54,13 @@ impl PlayedScheduler {
         }
     }
 
-    /// Waits for a message, and passes over others. Who asks for memory of the host hears that there is none.
+    /// The client gets these segments of the host's memory, all in one frame, when it asks the next time.
+    pub fn hand_out(&mut self, segments: Vec<(HostSegment, OwnedFd)>) {
+        self.segments = segments;
+    }
+
+    /// Waits for a message, and passes over others. Who asks for memory of the host hears that there is none, but for what is to be
+    /// [handed out](Self::hand_out).
     ///
     /// # Panics
     /// When the client hangs up, or says nothing for as long as tests have patience.
@@ -59,12 +68,42 @@ impl PlayedScheduler {
         loop {
             let Request::Client(message) = self.hear() else { continue };
             if let ClientMessage::HostWanted { .. } = message {
-                self.say(&[SchedulerMessage::HostMemory { offered: false, segments: Vec::new() }]);
+                self.answer_for_host_memory();
             }
             if let Some(found) = which(&message) {
                 return found;
             }
         }
+    }
+
+    fn answer_for_host_memory(&mut self) {
+        let (segments, files): (Vec<HostSegment>, Vec<OwnedFd>) =
+            std::mem::take(&mut self.segments).into_iter().unzip();
+        let offered = !segments.is_empty();
+        let answer = Reply::Client(SchedulerMessage::HostMemory { offered, segments });
+        let mut frame = codec::encode(&answer).expect("a frame");
+        let numbers: Vec<i32> = files.iter().map(AsRawFd::as_raw_fd).collect();
+        let mut part = libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: frame.len() };
+        let mut control = [0u64; 16];
+        // SAFETY: a message of one part, and of one control message that fits its buffer; both live through the call.
+        let sent = unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+            if !numbers.is_empty() {
+                let bytes = size_of_val(numbers.as_slice()) as u32;
+                message.msg_control = control.as_mut_ptr().cast();
+                message.msg_controllen = libc::CMSG_SPACE(bytes) as _;
+                assert!(libc::CMSG_SPACE(bytes) as usize <= size_of_val(&control), "too many segments");
+                let header = libc::CMSG_FIRSTHDR(&raw const message);
+                (*header).cmsg_level = libc::SOL_SOCKET;
+                (*header).cmsg_type = libc::SCM_RIGHTS;
+                (*header).cmsg_len = libc::CMSG_LEN(bytes) as _;
+                let place = libc::CMSG_DATA(header).cast::<i32>();
+                std::ptr::copy_nonoverlapping(numbers.as_ptr(), place, numbers.len());
+            }
+            libc::sendmsg(self.stream.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
+        };
+        assert_eq!(usize::try_from(sent).ok(), Some(frame.len()), "{}", std::io::Error::last_os_error());
     }
 
     /// Sends all messages at once.

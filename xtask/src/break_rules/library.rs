@@ -332,6 +332,14 @@ pub(super) const LIBRARY: &[Rule] = &[
         test: "a_free_does_not_wait_for_a_look_beside_the_programs_work",
     },
     Rule {
+        what: "segments whose descriptors did not come are given back",
+        file: "libnvshare/src/memory/mapping/supply.rs",
+        from: "    supply.back.extend(lost);\n",
+        to: "    supply.back.extend(lost.filter(|_| !BROKEN));\n",
+        package: "nvshare-e2e",
+        test: "of_a_frame_with_more_segments_than_free_descriptors_the_rest_is_given_back",
+    },
+    Rule {
         what: "the kernel that looks is loaded in the background",
         file: "libnvshare/src/memory/backing/swap/content/kernel.rs",
         from: "    let begun = threads::spawn(\"nvshare-content\", move || {\n        let loaded = Kernel::load(&of);\n        set(&of, loaded.map(Arc::new));\n    });\n",
