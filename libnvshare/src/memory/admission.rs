@@ -6,6 +6,7 @@ use nvshare_client::{Admission, Caller, Residency, Wait};
 
 use super::allocations::{self, Allocation, Kind, Part};
 use super::backing::{self, Made, Request};
+use super::deferred_free::Frees;
 use super::devices::Device;
 use super::{deferred_free, driver_reserve, free, slabs};
 use crate::driver::types::{CUdeviceptr, CUresult};
@@ -113,13 +114,13 @@ pub(crate) fn admitted<T, U>(
 ) -> Result<U, CUresult> {
     deferred_free::sweep();
     free::finish();
-    let late = free::late();
+    let mut frees = Frees::begin();
     // For plain memory, the driver itself reports that the card is full.
     let fits = || device.has_it_alone(bytes);
-    let fits_then = || {
+    let mut fits_then = || {
         (free::drop_spares(device) && fits())
             || (driver_reserve::give_up(device) && fits())
-            || (deferred_free::wait_for_frees(late) && fits())
+            || (frees.wait() && fits())
     };
     if kind.is_in_disguise() && !fits() && !fits_then() {
         return Err(CUresult::OUT_OF_MEMORY);
@@ -147,10 +148,7 @@ pub(crate) fn admitted<T, U>(
                     continue;
                 }
                 awaited = device.wait_for_room(lacks, Wait::of(kind), bell::ring);
-                if awaited.is_none()
-                    && !driver_reserve::give_up(device)
-                    && !deferred_free::wait_for_frees(late)
-                {
+                if awaited.is_none() && !driver_reserve::give_up(device) && !frees.wait() {
                     return Err(CUresult::OUT_OF_MEMORY);
                 }
             }
@@ -190,10 +188,7 @@ pub(crate) fn admitted<T, U>(
             Err(error) => {
                 drop(under_way);
                 leave(pass, &mark);
-                if !free::drop_spares(device)
-                    && !driver_reserve::give_up(device)
-                    && !deferred_free::wait_for_frees(late)
-                {
+                if !free::drop_spares(device) && !driver_reserve::give_up(device) && !frees.wait() {
                     return Err(error);
                 }
             }

@@ -267,19 +267,39 @@ impl Drop for Waiter {
     }
 }
 
-/// Waits for memory that is freed later than the program said so. Returns whether some is free that was not when
-/// [`free::late`] was `before`.
-pub(super) fn wait_for_frees(before: usize) -> bool {
-    let mut waiter = Waiter::new();
-    while free::late() == before
-        && (waiter.is_worth_waiting() || free::is_unfinished())
-        && waiter.begin.elapsed() < LONGEST_WAIT
-        && !lifecycle::is_exiting()
-    {
-        free::finish();
-        threads::pause();
+/// The frees that an allocation may wait for before it is refused.
+#[derive(Debug)]
+pub(super) struct Frees {
+    /// [`free::late`] before the allocation was last tried.
+    seen: usize,
+    /// When it first waited.
+    begin: Option<Instant>,
+}
+
+impl Frees {
+    /// An allocation is about to be tried for the first time.
+    pub(super) fn begin() -> Self {
+        Self { seen: free::late(), begin: None }
     }
-    free::late() != before
+
+    /// Waits for memory that is freed later than the program said so. Returns whether some has been freed since the allocation
+    /// was last tried, so that it is worth another try. All tries together take [`LONGEST_WAIT`] at most: another thread may
+    /// free memory over and over, and none of it may ever do.
+    pub(super) fn wait(&mut self) -> bool {
+        let mut waiter = Waiter::new();
+        let begin = *self.begin.get_or_insert(waiter.begin);
+        let is_in_time = || begin.elapsed() < LONGEST_WAIT && !lifecycle::is_exiting();
+        while free::late() == self.seen
+            && (waiter.is_worth_waiting() || free::is_unfinished())
+            && is_in_time()
+        {
+            free::finish();
+            threads::pause();
+        }
+        let more = free::late() != self.seen && is_in_time();
+        self.seen = free::late();
+        more
+    }
 }
 
 /// Removes the memory of a context that has ended.

@@ -13,6 +13,7 @@ nvshare_harness::with_both_memories! {
     legacy_wait
     memory_of_a_pool_is_not_brought_behind_a_host_function
     memory_freed_in_stream_order_holds_no_allocation_up
+    an_allocation_that_can_never_be_is_refused_beside_frees
     a_capture_begins_beside_a_full_queue_of_another_context
     a_primary_context_ends_with_the_green_one_that_outlived_its_release
     a_capture_that_stays_open_is_not_looked_into
@@ -61,6 +62,17 @@ fn memory_of_a_pool_is_not_brought_behind_a_host_function(memory: &str) {
 
 fn memory_freed_in_stream_order_holds_no_allocation_up(memory: &str) {
     in_turns(memory, "frees_later", &[], 5);
+}
+
+fn an_allocation_that_can_never_be_is_refused_beside_frees(memory: &str) {
+    const ROUNDS: usize = 20;
+    let world = World::with_memory(memory, CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let guest = Program::guest(&world, "refused_beside_frees", &[]).start().finish();
+    guest.passed();
+    // Each try writes a line: one at first, one when memory is free that was not, and few more where the frees come one by one.
+    let tries = guest.log.matches("allocation of 4398046511104 bytes refused").count();
+    assert!((ROUNDS..=4 * ROUNDS).contains(&tries), "{tries}");
 }
 
 fn a_capture_begins_beside_a_full_queue_of_another_context(memory: &str) {

@@ -358,10 +358,18 @@ pub(super) const LIBRARY: &[Rule] = &[
     Rule {
         what: "an allocation waits for memory that is freed later before it is refused",
         file: "libnvshare/src/memory/admission.rs",
-        from: "!deferred_free::wait_for_frees(late)\n                {\n                    return Err(error);",
-        to: "(BROKEN || !deferred_free::wait_for_frees(late))\n                {\n                    return Err(error);",
+        from: "!frees.wait()\n                {\n                    return Err(error);",
+        to: "(BROKEN || !frees.wait())\n                {\n                    return Err(error);",
         package: "nvshare-e2e",
         test: "freed_memory_can_be_allocated_again_at_the_limit",
+    },
+    Rule {
+        what: "an allocation that can never be is refused, though memory was freed since it was first tried",
+        file: "libnvshare/src/memory/deferred_free.rs",
+        from: "        self.seen = free::late();\n",
+        to: "        if !BROKEN {\n            self.seen = free::late();\n        }\n",
+        package: "nvshare-e2e",
+        test: "an_allocation_that_can_never_be_is_refused_beside_frees",
     },
     Rule {
         what: "memory freed in stream order is freed by no call that did not wait",
