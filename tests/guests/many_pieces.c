@@ -17,8 +17,8 @@ int main(void) {
         CHECK(FN(cuCtxSynchronize)());
         rounds++;
     } while (goes_on());
-    EXPECT(holds(piece[0], 2 * MIB, 256, 7000 + rounds));
-    for (int i = 1; i < COUNT; i++) EXPECT(holds(piece[i], 2 * MIB, 256, 7000 + i));
+    holds_in_each_word(piece[0], 2 * MIB, 7000 + rounds);
+    for (int i = 1; i < COUNT; i++) holds_in_each_word(piece[i], 2 * MIB, 7000 + i);
     CHECK(FN(nvsimMapped)(&mapped));
     CHECK(FN(nvsimEvents)(&events));
     printf("mapped %lu events %lu\n", (unsigned long)mapped, (unsigned long)events);
