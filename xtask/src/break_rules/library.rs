@@ -358,8 +358,8 @@ pub(super) const LIBRARY: &[Rule] = &[
     Rule {
         what: "an allocation waits for memory that is freed later before it is refused",
         file: "libnvshare/src/memory/admission.rs",
-        from: "!frees.wait()\n                {\n                    return Err(error);",
-        to: "(BROKEN || !frees.wait())\n                {\n                    return Err(error);",
+        from: "!frees.wait() {\n                    return Err(error);",
+        to: "(BROKEN || !frees.wait()) {\n                    return Err(error);",
         package: "nvshare-e2e",
         test: "freed_memory_can_be_allocated_again_at_the_limit",
     },
