@@ -2,6 +2,7 @@
 //! programs whose every byte has moved often.
 
 use std::process::Command;
+use std::time::Duration;
 
 use nvshare_harness::{Artifacts, Program, Running, Scheduler, World, wait_until};
 
@@ -15,6 +16,7 @@ nvshare_harness::with_both_memories! {
     children_are_forked_while_memory_is_away
     freed_memory_can_be_allocated_again_at_the_limit
     memory_freed_beside_a_capture_makes_room_for_others
+    memory_freed_while_it_is_away_holds_no_capture_up
     every_byte_survives_many_hand_overs
 }
 
@@ -70,6 +72,22 @@ fn memory_freed_beside_a_capture_makes_room_for_others(memory: &str) {
     });
     world.stop_guest(guest, other);
     world.moved_when_told();
+}
+
+fn memory_freed_while_it_is_away_holds_no_capture_up(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let guest = Program::guest(&world, "freed_while_away", &[]).until_woken().start();
+    wait_until("the guest has its memory", || guest.out().contains("ready") || !guest.lives());
+    let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
+    let other = other.until_told().start();
+    Scheduler::until(&world, "a part of the guest's memory is away", |status| {
+        assert!(guest.lives() && other.lives(), "{}{}", guest.log(), other.log());
+        status.find(guest.pid()).is_some_and(|client| client.resident < 500 * MIB)
+    });
+    world.wake();
+    guest.finish_within(Duration::from_secs(30)).passed();
+    world.stop_intact([other]);
 }
 
 /// With few descriptors, little memory that may be locked, as a user who is not root has it, and no home. All bytes are moved: the

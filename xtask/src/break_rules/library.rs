@@ -310,8 +310,8 @@ pub(super) const LIBRARY: &[Rule] = &[
     Rule {
         what: "mapped memory is unmapped only when the work before its free is complete",
         file: "libnvshare/src/memory/backing/swap/free.rs",
-        from: "while before.poll() > 0 && !lifecycle::is_exiting() {",
-        to: "while !BROKEN && before.poll() > 0 && !lifecycle::is_exiting() {",
+        from: "while !is_away(allocation) && before.poll() > 0 && !lifecycle::is_exiting() {",
+        to: "while !BROKEN && !is_away(allocation) && before.poll() > 0 && !lifecycle::is_exiting() {",
         package: "nvshare-e2e",
         test: "memory_is_freed_while_a_kernel_uses_it",
     },
@@ -346,6 +346,14 @@ pub(super) const LIBRARY: &[Rule] = &[
         to: "    let load = move || {\n        let loaded = Kernel::load(&of);\n        set(&of, loaded.map(Arc::new));\n    };\n    let begun = if BROKEN {\n        load();\n        true\n    } else {\n        threads::spawn(\"nvshare-content\", load)\n    };\n",
         package: "nvshare-e2e",
         test: "the_kernel_is_loaded_beside_work_that_does_not_end_and_holds_nobody_up",
+    },
+    Rule {
+        what: "memory that is away when the program frees it is used by no work",
+        file: "libnvshare/src/memory/backing/swap/free.rs",
+        from: "    mapped.as_ref().is_some_and(Mapped::is_away)\n",
+        to: "    !BROKEN && mapped.as_ref().is_some_and(Mapped::is_away)\n",
+        package: "nvshare-e2e",
+        test: "memory_freed_while_it_is_away_holds_no_capture_up",
     },
     Rule {
         what: "what was freed beside a capture ends though nothing is allocated any more",

@@ -188,6 +188,12 @@ impl Mapped {
         self.lock().iter().any(|chunk| chunk.guessed)
     }
 
+    /// Whether a chunk has no memory on the card. Then no work uses any: a chunk leaves when all work is complete and the gate
+    /// is closed, and the gate opens when all are back.
+    pub(super) fn is_away(&self) -> bool {
+        self.lock().iter().any(|chunk| chunk.physical.is_none())
+    }
+
     /// Notes that nothing of the allocation is copied any more. Returns whether this is news.
     pub(super) fn pin(&self) -> bool {
         !self.pinned.swap(true, Ordering::Relaxed)

@@ -24,6 +24,8 @@ pub(super) struct Restored {
 /// Restores a device's allocations, largest first, as far as there is room. Stops soon when it is `cancelled`.
 pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
     let begin = Instant::now();
+    // The gate would stay closed for memory that the program has freed, if it was on its way out at that time.
+    free::finish();
     if let Some(_call) = lifecycle::hold_off_exit() {
         free::drop_spares(device);
     }

@@ -49,6 +49,16 @@ fn is_guessed(allocation: &Allocation) -> bool {
     allocation.mapped.as_ref().is_some_and(Mapped::is_guessed) && !lifecycle::is_exiting()
 }
 
+/// Whether a part of an allocation, or of its slab, is not on the card, so that no work uses it. A look at the work might see less:
+/// beside a capture, it may come to no end until the program goes on, which waits until all its memory is back.
+fn is_away(allocation: &Allocation) -> bool {
+    let mapped = match &allocation.part {
+        Some(part) => &part.slab.mapped,
+        None => &allocation.mapped,
+    };
+    mapped.as_ref().is_some_and(Mapped::is_away)
+}
+
 /// Waits a moment until nobody looks at an allocation that leaves. Returns whether somebody still does.
 fn stays_guessed(allocation: &Allocation) -> bool {
     let begin = Instant::now();
@@ -84,7 +94,7 @@ pub(super) fn free(allocation: &Arc<Allocation>, work: Work) -> Freed {
     if work == Work::MayRun {
         let begin = Instant::now();
         let mut before = Drain::of(allocation.device);
-        while before.poll() > 0 && !lifecycle::is_exiting() {
+        while !is_away(allocation) && before.poll() > 0 && !lifecycle::is_exiting() {
             if captures::open() > 0 && begin.elapsed() >= PATIENCE_BESIDE_CAPTURE {
                 leave(allocation, Some(before));
                 return Freed::Later;
@@ -115,8 +125,9 @@ pub(super) fn sweep() -> Vec<Arc<Allocation>> {
     let mut waiting = lock(&WAITING);
     let mut done = Vec::new();
     waiting.retain_mut(|waiting| {
-        let is_done = waiting.before.as_mut().is_none_or(|before| before.poll() == 0)
-            && !is_guessed(&waiting.allocation);
+        let is_complete =
+            is_away(&waiting.allocation) || waiting.before.as_mut().is_none_or(|before| before.poll() == 0);
+        let is_done = is_complete && !is_guessed(&waiting.allocation);
         if is_done {
             done.push(Arc::clone(&waiting.allocation));
         }
