@@ -25,6 +25,7 @@ mod happened;
 mod ledger;
 mod measure;
 mod messages;
+mod outgrown;
 mod overdue;
 pub mod policy;
 mod reconcile;

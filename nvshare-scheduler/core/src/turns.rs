@@ -59,34 +59,6 @@ struct Held {
 }
 
 impl Core {
-    /// Asks members to leave whose demand grew until the members no longer fit. Before the turn is over, the clients that
-    /// grew leave first, then those least behind: one client's need does not end the turn of the others.
-    pub(crate) fn split_a_set_that_outgrew(&mut self, uuid: GpuUuid) {
-        let now = self.now;
-        let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
-        let (not_before, quantum) = (gpu.not_before, gpu.quantum);
-        let members = gpu.ledger.sums().members;
-        let Some(&first) = gpu.ledger.members().first().filter(|_| members.count > 1) else { return };
-        let is_over = gpu.turn_started.is_some_and(|started| started.saturating_add(quantum) <= now);
-        if self.fit(uuid, members, first) {
-            return;
-        }
-        if now < not_before {
-            if let Some(gpu) = self.gpus.get_mut(&uuid) {
-                gpu.wake_at(not_before);
-            }
-            return;
-        }
-        let members = self.members(uuid, !is_over);
-        let (_, leavers) = self.keep_what_fits(uuid, None, members);
-        for &id in &leavers {
-            self.ask_to_leave(id);
-        }
-        if let (false, Some(gpu)) = (leavers.is_empty(), self.gpus.get_mut(&uuid)) {
-            gpu.turn_started = gpu.turn_started.map(|_| now);
-        }
-    }
-
     /// Makes waiters next: those that fit beside the others and delay nobody ahead of them, at once; the first that does
     /// not fit, when the turn is over.
     pub(crate) fn choose(&mut self, uuid: GpuUuid) {

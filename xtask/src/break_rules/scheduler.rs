@@ -12,6 +12,14 @@ pub(super) const SCHEDULER: &[Rule] = &[
         test: "a_runs_processes_share_one_limit",
     },
     Rule {
+        what: "others leave for a client that cannot drain, and cannot go on without room",
+        file: "nvshare-scheduler/core/src/outgrown.rs",
+        from: "client.deferrals >= STUBBORN",
+        to: "client.deferrals >= STUBBORN && !BROKEN",
+        package: "nvshare-core",
+        test: "a_client_that_cannot_drain_gets_the_room_without_which_it_cannot_go_on",
+    },
+    Rule {
         what: "memory that the library maps is not taken for contexts",
         file: "nvshare-scheduler/core/src/account.rs",
         from: "            MemoryMode::Swap => self.budget.max(",

@@ -109,3 +109,26 @@ fn a_question_that_crossed_with_room_for_it_asks_for_no_more() {
     let sent = table.say(NEIGHBOUR, ClientMessage::NeedRoom(room(412)));
     assert_eq!(given + room_given(&sent, NEIGHBOUR), 312 * MIB, "{sent:?}");
 }
+
+/// Its drain may wait for a thread that sleeps at its gate, which opens when all of its memory is back.
+#[test]
+fn a_client_that_cannot_drain_gets_the_room_without_which_it_cannot_go_on() {
+    let mut table = half_a_gib();
+    let grows = PARKED;
+    table.register(NEIGHBOUR, Gate::Open, 200 * MIB, 0);
+    table.register(grows, Gate::Open, 200 * MIB, 0);
+    let mut asked = table.say(grows, ClientMessage::Usage(usage(350, 150)));
+    asked.append(&mut table.say(grows, ClientMessage::NeedRoom(room(350))));
+    for _ in 0..3 {
+        let now = table.now;
+        asked.append(&mut table.wait_until(now + 20_000));
+        assert_eq!(asked_to_leave(&asked, NEIGHBOUR), None, "{asked:?}");
+        let epoch = asked_to_leave(&asked, grows).unwrap_or_else(|| panic!("{asked:?}"));
+        asked = table.say(grows, ClientMessage::DropDeferred { epoch });
+        asked.append(&mut table.say(grows, ClientMessage::NeedRoom(room(350))));
+    }
+    let epoch = asked_to_leave(&asked, NEIGHBOUR).unwrap_or_else(|| panic!("{asked:?}"));
+    let sent = table.say(NEIGHBOUR, ClientMessage::LockReleased { epoch });
+    let sent = table.give_back(sent);
+    assert!(room_given(&sent, grows) >= 150 * MIB, "{sent:?}");
+}
