@@ -6,9 +6,10 @@ use std::time::Duration;
 use crate::RunOptions;
 use crate::plan;
 
+use super::moods::{self, Mood};
 use super::trial::{self, Finding, Running};
 use super::world::{self, World};
-use super::{Found, INTERRUPTED, Storm, TIMES_NATIVE, lock, moods};
+use super::{Found, INTERRUPTED, Storm, TIMES_NATIVE, lock};
 
 /// The end of a process with a finding.
 #[derive(Debug)]
@@ -121,9 +122,10 @@ impl Storm<'_> {
     fn in_turns(&self, part: &RunOptions, patience: Duration, job: usize) -> Result<(), Ended> {
         let log = self.world.dir.join(format!("seed-{job}.log"));
         let mut command = trial::under(&self.world, part, &self.all.caps, &self.all.options.log);
-        if !self.all.options.chaos && moods::of(part.seed).is_some_and(|mood| mood.is_slow()) {
+        if !self.all.options.chaos && moods::of(part.seed).is_some_and(Mood::is_slow) {
             command.arg("--populated");
         }
+        let patience = patience * trial::mood(&self.world, part).map_or(1, Mood::patience);
         let took = trial::trial(command, part, &log, patience, &self.running, Some(&self.world))
             .map_err(|finding| Ended::At(finding.seed.unwrap_or(part.seed), finding))?;
         let logged = std::fs::read_to_string(&log).unwrap_or_default();

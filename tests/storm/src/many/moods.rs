@@ -24,6 +24,12 @@ impl Mood {
     pub(crate) fn is_slow(&self) -> bool {
         self.setting.0 == "NVSIM_SLOW_ALLOCATIONS"
     }
+
+    /// How much longer than with other drivers nothing may go on: with `NVSHARE_MEMORY=swap` a hand-over makes allocations as well, and
+    /// a program waits for those of all that are ahead of it.
+    pub(crate) fn patience(&self) -> u32 {
+        if self.is_slow() { 4 } else { 1 }
+    }
 }
 
 /// The mood for a seed; `None`: the driver behaves as on a card.

@@ -98,7 +98,7 @@ pub(crate) fn under(world: &World, options: &RunOptions, caps: &str, log: &str) 
 }
 
 /// The simulated driver's mood for a program.
-fn mood(world: &World, options: &RunOptions) -> Option<&'static Mood> {
+pub(super) fn mood(world: &World, options: &RunOptions) -> Option<&'static Mood> {
     moods::of(options.seed).filter(|_| world.parts.simulator.is_some())
 }
 
