@@ -241,11 +241,12 @@ pub(crate) fn end(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult
 }
 
 /// Records an event behind the work of a stream that is about to end, as the work continues after its end. This is not
-/// necessary if a drain can record an event behind the whole context.
+/// necessary if a drain can record an event behind the whole context, or a capture that begins from now on does so. One that is
+/// about to begin may have done so before this work was submitted.
 fn remember_work(stream: &Stream) {
     let key = stream.key;
     let Some(context) = stream.about().context.clone() else { return };
-    if driver::can_record_context() && !captures::may_be_in(&context) {
+    if driver::can_record_context() && captures::hold_off(&context).is_some() {
         return;
     }
     if !captures::is_capturing(key) {

@@ -14,6 +14,7 @@ nvshare_harness::with_both_memories! {
     memory_of_a_pool_is_not_brought_behind_a_host_function
     memory_freed_in_stream_order_holds_no_allocation_up
     an_allocation_that_can_never_be_is_refused_beside_frees
+    a_stream_ends_while_a_capture_is_about_to_begin
     a_capture_begins_beside_a_full_queue_of_another_context
     a_primary_context_ends_with_the_green_one_that_outlived_its_release
     a_capture_that_stays_open_is_not_looked_into
@@ -62,6 +63,16 @@ fn memory_of_a_pool_is_not_brought_behind_a_host_function(memory: &str) {
 
 fn memory_freed_in_stream_order_holds_no_allocation_up(memory: &str) {
     in_turns(memory, "frees_later", &[], 5);
+}
+
+fn a_stream_ends_while_a_capture_is_about_to_begin(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let held = world.dir().join("held").to_string_lossy().into_owned();
+    Program::guest(&world, "ends_beside_beginning", &[])
+        .env("NVSIM_HELD_CAPTURE", &held)
+        .start()
+        .finish()
+        .passed();
 }
 
 fn an_allocation_that_can_never_be_is_refused_beside_frees(memory: &str) {

@@ -348,6 +348,14 @@ pub(super) const LIBRARY: &[Rule] = &[
         test: "the_kernel_is_loaded_beside_work_that_does_not_end_and_holds_nobody_up",
     },
     Rule {
+        what: "the work of a stream that ends beside the begin of a capture is remembered",
+        file: "libnvshare/src/work/streams.rs",
+        from: "captures::hold_off(&context).is_some() {\n        return;",
+        to: "(if BROKEN { !captures::may_be_in(&context) } else { captures::hold_off(&context).is_some() }) {\n        return;",
+        package: "nvshare-e2e",
+        test: "a_stream_ends_while_a_capture_is_about_to_begin",
+    },
+    Rule {
         what: "memory that is away when the program frees it is used by no work",
         file: "libnvshare/src/memory/backing/swap/free.rs",
         from: "    mapped.as_ref().is_some_and(Mapped::is_away)\n",

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::{api, give, give_new, looked_at, status, submit, twins, with_place, with_stream};
 use crate::capture::Kind;
+use crate::config::wait_while_held;
 use crate::memory;
 use crate::process::{self, Failure, INVALID_VALUE, NOT_READY, SUCCESS};
 use crate::stream::{Point, Work};
@@ -81,7 +82,10 @@ twins! { per_thread:
         }
     }
     fn cuStreamBeginCapture_v2 / cuStreamBeginCapture_v2_ptsz (stream: usize, mode: c_int) {
-        status(with_stream(stream, per_thread, |p, s| p.tables().begin_capture(&s, mode)))
+        status(with_stream(stream, per_thread, |p, s| {
+            wait_while_held(p.world.config().held_capture.as_deref());
+            p.tables().begin_capture(&s, mode)
+        }))
     }
     fn cuStreamEndCapture / cuStreamEndCapture_ptsz (stream: usize, graph: *mut usize) {
         if graph.is_null() { return INVALID_VALUE }
