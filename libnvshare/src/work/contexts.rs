@@ -152,6 +152,22 @@ impl Context {
         call(self.stream_of_ours()?)
     }
 
+    /// Waits for the library's own work in a context that ends, and that nobody uses any more. With another context that work
+    /// is over; with a green one it would go on (measured), and reach memory that ends, or that is not page-locked any more.
+    ///
+    /// A move takes as long as its copies. A look beside the program's work may have to wait for that, which may wait for this thread: so
+    /// the wait is bounded.
+    fn complete_ours(&self) {
+        const LONGEST: Duration = Duration::from_secs(2);
+        let Some((stream, _running)) = self.ours.get().zip(lifecycle::hold_off_exit()) else { return };
+        let _relaxed = Relaxed::begin();
+        let begin = Instant::now();
+        let is_busy = || driver::with_current(self.handle, || driver::query_stream(*stream));
+        while is_busy() == Err(CUresult::NOT_READY) && begin.elapsed() < LONGEST {
+            threads::pause();
+        }
+    }
+
     /// The library's own stream. The context must be current and live through the call, with [`Relaxed`] in force.
     fn stream_of_ours(&self) -> Result<CUstream, CUresult> {
         if let Some(stream) = self.ours.get() {
@@ -242,6 +258,9 @@ pub(crate) fn end(
     let undo = crate::process::unwind::OnUnwind::new(|| forget(context));
     let is_ending = End::begins();
     context.life.end();
+    if context.is_green() {
+        context.complete_ours();
+    }
     let result = call();
     drop(is_ending);
     undo.done();

@@ -12,6 +12,7 @@ const MIB: u64 = 1 << 20;
 nvshare_harness::with_both_memories! {
     memory_is_freed_while_a_kernel_uses_it
     contexts_end_while_their_memory_leaves
+    green_contexts_end_while_their_memory_leaves
     devices_are_reset_while_memory_is_away
     children_are_forked_while_memory_is_away
     freed_memory_can_be_allocated_again_at_the_limit
@@ -38,6 +39,10 @@ fn memory_is_freed_while_a_kernel_uses_it(memory: &str) {
 fn contexts_end_while_their_memory_leaves(memory: &str) {
     // An eviction takes a quarter of a second, and a context ends each fiftieth.
     in_turns(memory, "contexts_end", &[("NVSIM_COPY_OUT", "2"), ("NVSIM_TO_HOST", "2")], 5);
+}
+
+fn green_contexts_end_while_their_memory_leaves(memory: &str) {
+    in_turns(memory, "green_ends", &[("NVSIM_COPY_OUT", "2"), ("NVSIM_TO_HOST", "2")], 5);
 }
 
 fn devices_are_reset_while_memory_is_away(memory: &str) {

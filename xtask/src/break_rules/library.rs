@@ -348,6 +348,14 @@ pub(super) const LIBRARY: &[Rule] = &[
         test: "the_kernel_is_loaded_beside_work_that_does_not_end_and_holds_nobody_up",
     },
     Rule {
+        what: "a green context ends when the library's work in it is over",
+        file: "libnvshare/src/work/contexts.rs",
+        from: "    if context.is_green() {\n        context.complete_ours();",
+        to: "    if context.is_green() && !BROKEN {\n        context.complete_ours();",
+        package: "nvshare-e2e",
+        test: "green_contexts_end_while_their_memory_leaves",
+    },
+    Rule {
         what: "the work of a stream that ends beside the begin of a capture is remembered",
         file: "libnvshare/src/work/streams.rs",
         from: "captures::hold_off(&context).is_some() {\n        return;",

@@ -214,7 +214,16 @@ fn last_seed(said: &str) -> Option<u64> {
 /// The stack of each thread of a process, if there is a debugger.
 fn stacks_of(child: &Child) -> String {
     let gdb = Command::new("timeout")
-        .args(["--kill-after=5", "20", "gdb", "-p", &child.id().to_string(), "-batch", "-ex", "thread apply all bt 12"])
+        .args([
+            "--kill-after=5",
+            "20",
+            "gdb",
+            "-p",
+            &child.id().to_string(),
+            "-batch",
+            "-ex",
+            "thread apply all bt 12",
+        ])
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .output();
