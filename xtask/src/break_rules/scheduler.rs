@@ -189,7 +189,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "what clients have of the host's memory from an earlier scheduler counts",
-        file: "nvshare-scheduler/src/host_memory/mod.rs",
+        file: "nvshare-scheduler/src/host_memory/worker.rs",
         from: "claim.insert(self.ledger.claim(*owner, bytes));",
         to: "claim.insert(self.ledger.claim(*owner, if BROKEN { 0 } else { bytes }));",
         package: "nvshare-scheduler",
@@ -197,7 +197,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "nothing of the host's memory is handed out before clients have said what they have",
-        file: "nvshare-scheduler/src/host_memory/mod.rs",
+        file: "nvshare-scheduler/src/host_memory/worker.rs",
         from: "if Instant::now() < self.opens => early",
         to: "if !BROKEN && Instant::now() < self.opens => early",
         package: "nvshare-scheduler",
