@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use daemon::{columns, grants, join, row, runtime, say};
 use nvshare_core::Config;
 use nvshare_proto::ClientMessage;
+use nvshare_scheduler::host_memory::Descriptions;
 use nvshare_scheduler::metrics::Address;
 use nvshare_scheduler::server::{self, Setup};
 use nvshare_scheduler::settings::Store;
@@ -21,6 +22,7 @@ use tokio::sync::mpsc;
 fn start(folder: &Path) -> [PathBuf; 2] {
     let [clients, metrics] = ["s", "metrics"].map(|name| folder.join(name));
     let (place, admin, none) = (clients.clone(), folder.join("admin/a"), folder.join("none"));
+    let descriptions = Descriptions { gpus: none.clone(), sysfs: none };
     let address = Some(Address::Unix(metrics.clone()));
     std::thread::spawn(move || {
         runtime().block_on(async {
@@ -28,8 +30,7 @@ fn start(folder: &Path) -> [PathBuf; 2] {
             let (_configurations, changes) = mpsc::channel(1);
             let config = Config { gpu_memory: Some(16 << 30), ..Config::default() };
             let store = Store::default();
-            let setup =
-                Setup { config, changes, store, gpu_descriptions: none, metrics: address, host_memory: None };
+            let setup = Setup { config, changes, store, descriptions, metrics: address, host_memory: None };
             server::run(sockets, setup, std::future::pending()).await.expect("it goes on");
         });
     });

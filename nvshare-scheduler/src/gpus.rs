@@ -24,6 +24,8 @@ pub struct Listed {
     pub index: u32,
     /// The GPU's model.
     pub name: String,
+    /// The GPU's place on the bus, as the kernel writes it: domain, bus, device and function.
+    pub bus: String,
 }
 
 /// Lists the GPUs that a folder describes; none where there is no such folder.
@@ -32,9 +34,12 @@ pub fn list(descriptions: &Path) -> Vec<Listed> {
     let folders = fs::read_dir(descriptions).into_iter().flatten().filter_map(Result::ok);
     let mut folders: Vec<_> = folders.map(|entry| entry.path()).collect();
     folders.sort();
-    let described = folders.iter().filter_map(|folder| fs::read_to_string(folder.join("information")).ok());
+    let described = folders.iter().filter_map(|folder| {
+        let bus = folder.file_name()?.to_string_lossy().into_owned();
+        Some((bus, fs::read_to_string(folder.join("information")).ok()?))
+    });
     // A GPU that has no UUID yet still counts in the numbering.
-    (0..).zip(described).filter_map(|(index, text)| describe(index, &text)).collect()
+    (0..).zip(described).filter_map(|(index, (bus, text))| describe(index, bus, &text)).collect()
 }
 
 /// The machine's GPUs as they were last listed. The kernel module may take its time to describe them, and nobody's grant waits for that: a
@@ -80,11 +85,11 @@ impl Listing {
     }
 }
 
-fn describe(index: u32, text: &str) -> Option<Listed> {
+fn describe(index: u32, bus: String, text: &str) -> Option<Listed> {
     let field = |name: &str| {
         text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned()))
     };
-    Some(Listed { gpu: field("GPU UUID")?.parse().ok()?, index, name: field("Model")? })
+    Some(Listed { gpu: field("GPU UUID")?.parse().ok()?, index, name: field("Model")?, bus })
 }
 
 #[cfg(test)]
@@ -108,7 +113,8 @@ mod tests {
         fs::remove_dir_all(&folder).unwrap();
         assert_eq!(listing.last(), gpus);
         let gpu = "GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0".parse().unwrap();
-        assert_eq!(gpus, [Listed { gpu, index: 1, name: "NVIDIA H100 80GB HBM3".to_owned() }]);
+        let (name, bus) = ("NVIDIA H100 80GB HBM3".to_owned(), "0000:65:00.0".to_owned());
+        assert_eq!(gpus, [Listed { gpu, index: 1, name, bus }]);
         assert_eq!(list(Path::new("/no/such/folder")), []);
     }
 

@@ -102,7 +102,7 @@ async fn run(options: Options, level: LevelHandle) -> Result<(), Error> {
         config,
         changes,
         store,
-        gpu_descriptions: settings.gpu_descriptions.clone(),
+        descriptions: settings.descriptions.clone(),
         metrics: settings.metrics.clone(),
         host_memory: settings.host_memory,
     };

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use nvshare_core::{ClientId, Config, Core, Event, Measured, Output, Rule, Time};
@@ -18,7 +17,7 @@ use tracing::{debug, error, info, warn};
 use crate::bounds::Bounds;
 use crate::commands::Command;
 use crate::connection::{self, Shared};
-use crate::host_memory::{Budget, HostMemory};
+use crate::host_memory::{Budget, Descriptions, HostMemory};
 use crate::journal::Journal;
 use crate::metrics::{self, Address, Counted, Counters, Question, Snapshot};
 use crate::nvml::{Seen, Watch};
@@ -54,8 +53,8 @@ pub struct Setup {
     pub changes: mpsc::Receiver<Config>,
     /// The settings that were made at run time.
     pub store: Store,
-    /// The folder in which the kernel module describes the GPUs.
-    pub gpu_descriptions: PathBuf,
+    /// The folders in which the machine describes its GPUs.
+    pub descriptions: Descriptions,
     /// The address at which metrics are read, if they are.
     pub metrics: Option<Address>,
     /// The host's memory that clients may have, if any.
@@ -86,7 +85,7 @@ pub async fn run(
     });
     let journal = Journal::new(setup.config.boot);
     let places = limits::places(setup.host_memory.is_some());
-    let host = setup.host_memory.and_then(|budget| hand_out(budget, places.segments, &setup.config));
+    let host = setup.host_memory.and_then(|budget| hand_out(budget, places.segments, &setup));
     let counted = count(setup.metrics.take(), &commands);
     let recorder = Recorder::new(journal.clone(), counted);
     let mut core_task = tokio::spawn(CoreTask::new(setup, nvml, recorder, host.clone()).run(received));
@@ -120,9 +119,10 @@ pub async fn run(
 }
 
 /// Starts handing out memory of the host. Without it clients use their own.
-fn hand_out(budget: Budget, most: usize, config: &Config) -> Option<HostMemory> {
+fn hand_out(budget: Budget, most: usize, setup: &Setup) -> Option<HostMemory> {
+    let config = &setup.config;
     let settle = if config.restarted { config.settle } else { Duration::ZERO };
-    HostMemory::start(budget, most, config.boot, settle)
+    HostMemory::start(budget, most, config.boot, settle, setup.descriptions.clone())
         .inspect_err(|error| error!("no memory of the host for clients, for want of a thread: {error}"))
         .ok()
 }
@@ -202,7 +202,7 @@ impl CoreTask {
             nvml,
             config: setup.config,
             store: setup.store,
-            listing: gpus::Listing::new(setup.gpu_descriptions),
+            listing: gpus::Listing::new(setup.descriptions.gpus),
             started: Instant::now(),
             processes: BTreeMap::new(),
             frames: BTreeMap::new(),

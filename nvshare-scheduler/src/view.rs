@@ -145,8 +145,8 @@ mod tests {
         let other = GpuUuid([2; 16]);
         let unlisted = GpuUuid([3; 16]);
         let listed = [
-            Listed { gpu: other, index: 0, name: "A".to_owned() },
-            Listed { gpu: GPU, index: 1, name: "B".to_owned() },
+            Listed { gpu: other, index: 0, name: "A".to_owned(), bus: String::new() },
+            Listed { gpu: GPU, index: 1, name: "B".to_owned(), bus: String::new() },
         ];
         let mut rows = vec![row(GPU), row(unlisted)];
         list_all(&mut rows, &listed, |gpu| GpuStatus { holders: Vec::new(), ..row(gpu) });

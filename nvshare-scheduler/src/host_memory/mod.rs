@@ -4,6 +4,8 @@
 //! kernel says that nobody uses it any more.
 
 mod ledger;
+mod places;
+mod processors;
 mod segment;
 mod worker;
 
@@ -13,10 +15,13 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use nvshare_proto::{HostSegment, HostStatus};
+use nvshare_proto::{GpuUuid, HostSegment, HostStatus};
 use tokio::sync::mpsc as channel;
 
 pub(crate) use ledger::Owner;
+use places::Places;
+pub use places::{Descriptions, SYSFS};
+use processors::Processors;
 use worker::Worker;
 
 /// The host's memory that clients may have.
@@ -33,11 +38,36 @@ pub(crate) type Lot = Vec<(HostSegment, Arc<OwnedFd>)>;
 
 #[derive(Debug)]
 enum Job {
-    Open { client: u64, owner: Owner },
-    Make { client: u64, bytes: u64, answer: channel::Sender<Lot> },
-    Claim { client: u64, segments: Vec<HostSegment> },
-    Back { client: u64, number: u64 },
-    Gone { client: u64 },
+    Open {
+        client: u64,
+        owner: Owner,
+    },
+    /// A client uses a GPU.
+    Uses {
+        client: u64,
+        gpu: GpuUuid,
+    },
+    /// Processors near a GPU.
+    Near {
+        gpu: GpuUuid,
+        processors: Processors,
+    },
+    Make {
+        client: u64,
+        bytes: u64,
+        answer: channel::Sender<Lot>,
+    },
+    Claim {
+        client: u64,
+        segments: Vec<HostSegment>,
+    },
+    Back {
+        client: u64,
+        number: u64,
+    },
+    Gone {
+        client: u64,
+    },
 }
 
 /// Memory of the host, for all connections.
@@ -45,6 +75,7 @@ enum Job {
 pub(crate) struct HostMemory {
     jobs: mpsc::Sender<Job>,
     budget: Budget,
+    places: Arc<Places>,
     shown: Arc<Mutex<Shown>>,
 }
 
@@ -63,20 +94,29 @@ pub(crate) struct Account {
     answer: channel::Sender<Lot>,
     lots: channel::Receiver<Lot>,
     asks: bool,
+    places: Arc<Places>,
+    uses: Option<GpuUuid>,
 }
 
 impl HostMemory {
-    /// Starts the thread. `most`: the number of segments for which the process has descriptors; `boot`: the number of this run of the scheduler; `settle`: the time for clients of an earlier one to say
-    /// what they have.
+    /// Starts the thread. `most`: the number of segments for which the process has descriptors; `boot`: the number of this run of
+    /// the scheduler; `settle`: the time for clients of an earlier one to say what they have; `descriptions`: where the machine says
+    /// which processors are near which GPU.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(crate) fn start(budget: Budget, most: usize, boot: u64, settle: Duration) -> io::Result<Self> {
+    pub(crate) fn start(
+        budget: Budget,
+        most: usize,
+        boot: u64,
+        settle: Duration,
+        descriptions: Descriptions,
+    ) -> io::Result<Self> {
         let (jobs, received) = mpsc::channel();
         let shown = Arc::<Mutex<Shown>>::default();
         let worker = Worker::new(budget, most, boot, settle, Arc::clone(&shown));
         std::thread::Builder::new().name("nvshare-host".to_owned()).spawn(move || worker.run(&received))?;
-        Ok(Self { jobs, budget, shown })
+        Ok(Self { jobs, budget, places: Arc::new(Places::new(descriptions)), shown })
     }
 
     /// What is handed out, and how much of it each client has, by its number. Clients that have none are left out.
@@ -90,7 +130,8 @@ impl HostMemory {
     pub(crate) fn open(&self, client: u64, owner: Owner) -> Account {
         let (answer, lots) = channel::channel(1);
         let _ = self.jobs.send(Job::Open { client, owner });
-        Account { jobs: self.jobs.clone(), client, answer, lots, asks: false }
+        let places = Arc::clone(&self.places);
+        Account { jobs: self.jobs.clone(), client, answer, lots, asks: false, places, uses: None }
     }
 }
 
@@ -100,6 +141,18 @@ impl Account {
         if !std::mem::replace(&mut self.asks, true) {
             let _ = self.jobs.send(Job::Make { client: self.client, bytes, answer: self.answer.clone() });
         }
+    }
+
+    /// The client uses a GPU. What it gets is made near the first GPU that it names: what it asks for may be for any of its GPUs, and a
+    /// question does not say for which.
+    pub(crate) fn uses(&mut self, gpu: GpuUuid) {
+        if self.uses.is_some() {
+            return;
+        }
+        self.uses = Some(gpu);
+        let _ = self.jobs.send(Job::Uses { client: self.client, gpu });
+        let jobs = self.jobs.clone();
+        self.places.look(gpu, move |processors| _ = jobs.send(Job::Near { gpu, processors }));
     }
 
     /// The client says what it has from an earlier scheduler.
@@ -135,7 +188,8 @@ mod tests {
     #[tokio::test]
     async fn there_are_no_more_segments_than_descriptors_for_them() {
         let budget = Budget { all: 1 << 30, each: 1 << 30 };
-        let host = HostMemory::start(budget, 3, 0, Duration::ZERO).unwrap();
+        let descriptions = Descriptions { gpus: "/no/such/folder".into(), sysfs: "/no/such/folder".into() };
+        let host = HostMemory::start(budget, 3, 0, Duration::ZERO, descriptions).unwrap();
         let mut accounts = [1, 2].map(|client| host.open(client, Owner::Client(client)));
         let mut lots = Vec::new();
         for wanted in [2, 2, 2] {

@@ -21,35 +21,50 @@ use rustix::fs::{
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
+use super::processors::Processors;
+
 /// Threads that touch a segment, at most.
 const MOST_THREADS: usize = 8;
 /// A thread touches at least so many bytes.
 const LEAST: usize = 8 * MIB as usize;
 const PAGE: usize = 4096;
 
-/// Makes a segment. All of its pages are there, and it is mapped nowhere.
+/// A segment that was just made.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) file: OwnedFd,
+    /// The processors that touched it, or why these were any; none: any were meant.
+    pub(super) near: Option<io::Result<Processors>>,
+}
+
+/// Makes a segment. All of its pages are there, and it is mapped nowhere. `near`: the processors that touch it, if it matters.
 ///
 /// # Errors
 /// The system has no memory or no descriptor for it.
-pub(super) fn make(bytes: u64) -> io::Result<OwnedFd> {
+pub(super) fn make(bytes: u64, near: Option<&Processors>) -> io::Result<Made> {
     let length = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
-    let descriptor = memfd_create(c"nvshare-host", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&descriptor, bytes)?;
-    fcntl_add_seals(&descriptor, SealFlags::GROW)?;
+    let file = memfd_create(c"nvshare-host", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&file, bytes)?;
+    fcntl_add_seals(&file, SealFlags::GROW)?;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: the kernel chooses the addresses, so no memory of ours is replaced.
-    let begin = unsafe { mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, &descriptor, 0)? };
+    let begin = unsafe { mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, &file, 0)? };
     // SAFETY: the mapping just made. Where the kernel has no huge pages for shared memory, it uses small ones.
     let _ = unsafe { madvise(begin, length, Advice::LinuxHugepage) };
-    let touched = touch(begin as usize, length);
+    let touched = touch(begin as usize, length, near);
     // SAFETY: the mapping just made, which nothing uses any more.
     unsafe { munmap(begin, length)? };
-    touched.map(|()| descriptor)
+    touched.map(|near| Made { file, near })
 }
 
-/// Has the kernel find all pages of a new mapping.
-fn touch(begin: usize, length: usize) -> io::Result<()> {
+/// Has the kernel find all pages of a new mapping, by threads near a GPU. Returns where they ran.
+fn touch(
+    begin: usize,
+    length: usize,
+    near: Option<&Processors>,
+) -> io::Result<Option<io::Result<Processors>>> {
     let processors = thread::available_parallelism().map_or(1, usize::from);
+    let processors = near.map_or(processors, |near| near.count().min(processors));
     let threads = (processors / 2).min(MOST_THREADS).min(length / LEAST).max(1);
     let share = length.div_ceil(threads).next_multiple_of(PAGE);
     thread::scope(|scope| {
@@ -61,20 +76,23 @@ fn touch(begin: usize, length: usize) -> io::Result<()> {
                     // SAFETY: a part of the new mapping, which nobody else has; its pages become zeros.
                     unsafe { madvise((begin + from) as *mut _, bytes, Advice::LinuxPopulateWrite) }
                 };
-                (
-                    populate,
-                    thread::Builder::new().name("nvshare-touch".to_owned()).spawn_scoped(scope, populate),
-                )
+                // The mask is the new thread's own, and ends with it.
+                let bound = move || {
+                    let near = near.map(Processors::bind);
+                    populate().map(|()| near)
+                };
+                (populate, thread::Builder::new().name("nvshare-touch".to_owned()).spawn_scoped(scope, bound))
             })
             .collect();
+        let mut ran = None;
         for (populate, thread) in begun {
             match thread {
-                Ok(thread) => thread.join().map_err(|_| io::ErrorKind::Other)??,
-                // If a thread cannot be started, this one does the work.
+                Ok(thread) => ran = thread.join().map_err(|_| io::ErrorKind::Other)??,
+                // If a thread cannot be started, this one does the work, and stays where it is.
                 Err(_) => populate()?,
             }
         }
-        Ok(())
+        Ok(ran)
     })
 }
 
@@ -99,9 +117,32 @@ fn punch_out(segment: &OwnedFd) -> bool {
 mod tests {
     use super::*;
 
+    fn made(bytes: u64) -> OwnedFd {
+        make(bytes, None).unwrap().file
+    }
+
+    #[test]
+    fn a_segment_is_touched_near_the_gpu_and_by_no_other_thread() {
+        let before = Processors::of_this_thread().unwrap();
+        let near = before.last();
+        // More than one thread would touch so much, if there were processors for them.
+        let Made { file, near: ran } = make(32 * MIB, Some(&near)).unwrap();
+        assert_eq!(ran.unwrap().unwrap(), near);
+        assert_eq!(fstat(&file).unwrap().st_blocks as u64 * 512, 32 * MIB);
+        assert_eq!(Processors::of_this_thread().unwrap(), before, "the thread that asks stays as it was");
+        assert!(make(2 * MIB, None).unwrap().near.is_none());
+    }
+
+    #[test]
+    fn where_the_processors_cannot_be_used_a_segment_is_made_all_the_same() {
+        let Made { file, near } = make(2 * MIB, Some(&Processors::none_of_this_machine())).unwrap();
+        assert!(near.unwrap().is_err());
+        assert_eq!(fstat(&file).unwrap().st_blocks as u64 * 512, 2 * MIB);
+    }
+
     #[test]
     fn a_segment_has_all_of_its_pages_and_they_are_zero() {
-        let segment = make(2 * MIB).unwrap();
+        let segment = made(2 * MIB);
         let stat = fstat(&segment).unwrap();
         assert_eq!((stat.st_size as u64, stat.st_blocks as u64 * 512), (2 * MIB, 2 * MIB));
         let mut bytes = vec![1; 2 * MIB as usize];
@@ -111,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_segment_that_somebody_can_write_is_not_emptied() {
-        let segment = make(2 * MIB).unwrap();
+        let segment = made(2 * MIB);
         let length = 2 * MIB as usize;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping of the segment, unmapped below.
@@ -131,12 +172,12 @@ mod tests {
     #[test]
     fn a_client_that_seals_a_segment_does_not_keep_its_pages() {
         for seals in [SealFlags::SEAL, SealFlags::SHRINK, SealFlags::SHRINK | SealFlags::SEAL] {
-            let segment = make(2 * MIB).unwrap();
+            let segment = made(2 * MIB);
             fcntl_add_seals(&segment, seals).unwrap();
             assert!(empty_if_unused(&segment), "{seals:?}");
             assert_eq!(fstat(&segment).unwrap().st_blocks, 0, "{seals:?}");
         }
-        let segment = make(2 * MIB).unwrap();
+        let segment = made(2 * MIB);
         fcntl_add_seals(&segment, SealFlags::SHRINK | SealFlags::WRITE).unwrap();
         assert!(!empty_if_unused(&segment), "nobody can empty it, so it counts");
     }

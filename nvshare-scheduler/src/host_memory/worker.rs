@@ -8,11 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nvshare_proto::units::{Bytes, MIB};
-use nvshare_proto::{HostSegment, MOST_SEGMENTS, SEGMENT};
+use nvshare_proto::{GpuUuid, HostSegment, MOST_SEGMENTS, SEGMENT};
 use tracing::{debug, info, warn};
 
 use super::ledger::Ledger;
-use super::{Budget, Job, Lot, Owner, Shown, segment};
+use super::processors::Processors;
+use super::segment::{self, Made};
+use super::{Budget, Job, Lot, Owner, Shown};
 
 /// How often the kernel is asked whether a segment is used that was given back.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -38,6 +40,8 @@ struct Out {
 #[derive(Debug)]
 struct Client {
     owner: Owner,
+    /// The GPU near which its segments are made.
+    gpu: Option<GpuUuid>,
     /// What it has from earlier schedulers, as far as that counts.
     claims: BTreeMap<u64, u64>,
 }
@@ -49,6 +53,8 @@ pub(super) struct Worker {
     /// Most segments: each takes a descriptor.
     most: usize,
     clients: BTreeMap<u64, Client>,
+    /// The processors near GPUs, where they are known and can be used.
+    near: BTreeMap<GpuUuid, Processors>,
     /// Nothing is handed out before: clients of an earlier scheduler say first what they have.
     opens: Instant,
     /// The next segment's number. Those of different schedulers are different.
@@ -70,6 +76,7 @@ impl Worker {
             out: Vec::new(),
             most,
             clients: BTreeMap::new(),
+            near: BTreeMap::new(),
             opens: Instant::now() + settle,
             next: boot,
             shown,
@@ -126,7 +133,15 @@ impl Worker {
     fn work(&mut self, job: Job) -> bool {
         match job {
             Job::Open { client, owner } => {
-                self.clients.insert(client, Client { owner, claims: BTreeMap::new() });
+                self.clients.insert(client, Client { owner, gpu: None, claims: BTreeMap::new() });
+            }
+            Job::Uses { client, gpu } => {
+                if let Some(client) = self.clients.get_mut(&client) {
+                    client.gpu = Some(gpu);
+                }
+            }
+            Job::Near { gpu, processors } => {
+                self.near.insert(gpu, processors);
             }
             Job::Make { client, bytes, answer } => {
                 let _ = answer.blocking_send(self.make(client, bytes));
@@ -148,7 +163,7 @@ impl Worker {
                     .iter_mut()
                     .filter(|out| out.client == Some(client))
                     .for_each(|out| out.client = None);
-                if let Some(Client { owner, claims }) = self.clients.remove(&client) {
+                if let Some(Client { owner, claims, .. }) = self.clients.remove(&client) {
                     claims.values().for_each(|&bytes| self.ledger.give_back(owner, bytes));
                 }
                 return true;
@@ -158,7 +173,7 @@ impl Worker {
     }
 
     fn claim(&mut self, client: u64, segments: Vec<HostSegment>) {
-        let Some(Client { owner, claims }) = self.clients.get_mut(&client) else { return };
+        let Some(Client { owner, claims, .. }) = self.clients.get_mut(&client) else { return };
         for HostSegment { number, bytes } in segments {
             // What this scheduler has handed out is in the books.
             let known = self.out.iter_mut().find(|out| out.segment.number == number && out.owner == *owner);
@@ -177,7 +192,7 @@ impl Worker {
     }
 
     fn make(&mut self, client: u64, bytes: u64) -> Lot {
-        let Some(&Client { owner, .. }) = self.clients.get(&client) else { return Lot::new() };
+        let Some(&Client { owner, gpu, .. }) = self.clients.get(&client) else { return Lot::new() };
         let mut lot = Lot::new();
         let mut lacking = bytes.min(MOST_SEGMENTS as u64 * SEGMENT);
         while lacking > 0 && lot.len() < MOST_SEGMENTS {
@@ -189,13 +204,7 @@ impl Worker {
             if bytes == 0 || is_full || available().is_some_and(|room| room < bytes + MARGIN) {
                 break;
             }
-            let descriptor = match segment::make(bytes) {
-                Ok(descriptor) => Arc::new(descriptor),
-                Err(error) => {
-                    warn!("no segment of {} of the host's memory: {error}", Bytes(bytes));
-                    break;
-                }
-            };
+            let Some(descriptor) = self.touched(bytes, gpu).map(Arc::new) else { break };
             if !self.ledger.take(owner, bytes) {
                 break;
             }
@@ -208,6 +217,25 @@ impl Worker {
         let got: u64 = lot.iter().map(|(segment, _)| segment.bytes).sum();
         debug!("client {client} asks for {} of the host's memory and gets {}", Bytes(bytes), Bytes(got));
         lot
+    }
+
+    /// A new segment, made near a GPU.
+    fn touched(&mut self, bytes: u64, gpu: Option<GpuUuid>) -> Option<OwnedFd> {
+        let near = gpu.and_then(|gpu| Some((gpu, self.near.get(&gpu)?)));
+        let Made { file, near: ran } = segment::make(bytes, near.map(|(_, near)| near))
+            .inspect_err(|error| warn!("no segment of {} of the host's memory: {error}", Bytes(bytes)))
+            .ok()?;
+        match (near, ran) {
+            (Some((gpu, _)), Some(Ok(ran))) => {
+                debug!("{} of the host's memory are made by the processors {ran}, near {gpu}", Bytes(bytes));
+            }
+            (Some((gpu, _)), Some(Err(error))) => {
+                debug!("from now on, memory of the host for {gpu} is made anywhere: {error}");
+                self.near.remove(&gpu);
+            }
+            _ => {}
+        }
+        Some(file)
     }
 
     /// Frees what was given back and is not used.

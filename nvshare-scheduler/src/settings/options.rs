@@ -10,7 +10,7 @@ use nvshare_proto::{QuantumRule, env as names, paths, units};
 
 use super::file::{self, File};
 use crate::gpus;
-use crate::host_memory::Budget;
+use crate::host_memory::{self, Budget, Descriptions};
 use crate::metrics::Address;
 use nvshare_core::{Config, Exchange, GpuConfig, Rule, Together};
 
@@ -94,6 +94,10 @@ pub struct Options {
     /// Folder in which the kernel module describes the GPUs
     #[arg(long, value_name = "PATH", default_value = gpus::DESCRIPTIONS, hide = true)]
     gpu_descriptions: PathBuf,
+
+    /// Folder in which the kernel describes devices
+    #[arg(long, value_name = "PATH", default_value = host_memory::SYSFS, hide = true)]
+    sysfs: PathBuf,
 }
 
 /// The settings that are in force.
@@ -107,8 +111,8 @@ pub struct Settings {
     pub file: Option<PathBuf>,
     /// File for settings made at run time; none, if there is no place for it.
     pub state: Option<PathBuf>,
-    /// The folder in which the kernel module describes the GPUs.
-    pub gpu_descriptions: PathBuf,
+    /// The folders in which the machine describes its GPUs.
+    pub descriptions: Descriptions,
     /// The address at which metrics are read, if they are.
     pub metrics: Option<Address>,
     /// The host's memory that clients may have, if any.
@@ -198,7 +202,7 @@ impl Options {
             admin: named_admin.unwrap_or_else(|| paths::admin_socket(root)),
             file: path,
             state,
-            gpu_descriptions: self.gpu_descriptions.clone(),
+            descriptions: Descriptions { gpus: self.gpu_descriptions.clone(), sysfs: self.sysfs.clone() },
             metrics: self.metrics.clone().or(file.metrics.map(|address| address.0)),
             host_memory,
             log: self.log.or(file.log.map(|level| level.0)).unwrap_or(tracing::Level::INFO),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use nvshare_core::Config;
 use nvshare_proto::codec::Frames;
 use nvshare_proto::{Asked, Gate, MemoryMode, Register, Reply, Request};
-use nvshare_scheduler::host_memory::Budget;
+use nvshare_scheduler::host_memory::{Budget, Descriptions};
 use nvshare_scheduler::server::{self, Setup, Stopped};
 use nvshare_scheduler::settings::Store;
 use nvshare_scheduler::sockets::Sockets;
@@ -44,7 +44,7 @@ impl Server {
             config,
             changes,
             store: Store::default(),
-            gpu_descriptions: folder.join("none"),
+            descriptions: Descriptions { gpus: folder.join("none"), sysfs: folder.join("none") },
             metrics: None,
             host_memory,
         };
