@@ -2,6 +2,7 @@
 //! in which real clients answer.
 
 mod claims;
+mod contention;
 mod cost;
 mod events;
 mod exchange;
