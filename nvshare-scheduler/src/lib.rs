@@ -6,6 +6,7 @@ mod bounds;
 mod bucket;
 mod commands;
 mod connection;
+mod foresight;
 mod frames;
 pub mod gpus;
 pub mod host_memory;

@@ -17,6 +17,7 @@ use tracing::{debug, error, info, warn};
 use crate::bounds::Bounds;
 use crate::commands::Command;
 use crate::connection::{self, Shared};
+use crate::foresight::Foresight;
 use crate::host_memory::{Budget, Descriptions, HostMemory};
 use crate::journal::Journal;
 use crate::metrics::{self, Address, Counted, Counters, Question, Snapshot};
@@ -164,6 +165,7 @@ enum Woken {
     By(Box<Command>),
     ByDeadline,
     ForStatus,
+    ToForesee,
     ToLookAround,
 }
 
@@ -185,8 +187,8 @@ struct CoreTask {
     /// When clients were last asked for their counters.
     asked_counters: Option<Instant>,
     recorder: Recorder,
-    /// Memory of the host that is handed out beside the core.
-    host: Option<HostMemory>,
+    /// Memory of the host, which is handed out beside the core.
+    foresight: Foresight,
 }
 
 impl CoreTask {
@@ -211,7 +213,7 @@ impl CoreTask {
             waiting: Vec::new(),
             asked_counters: None,
             recorder,
-            host,
+            foresight: Foresight::new(host),
         }
     }
 
@@ -226,6 +228,7 @@ impl CoreTask {
         loop {
             // A deadline too far away for the clock is treated as none.
             let deadline = self.core.next_deadline().and_then(|time| self.started.checked_add(time));
+            let foresees = self.foresight.due();
             let counters = self.waiting.iter().map(|waiting| waiting.until).min();
             let woken = tokio::select! {
                 command = commands.recv() => match command {
@@ -234,11 +237,16 @@ impl CoreTask {
                 },
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => Woken::ByDeadline,
                 () = sleep_until(counters.unwrap_or_else(Instant::now)), if counters.is_some() => Woken::ForStatus,
+                () = sleep_until(foresees.unwrap_or_else(Instant::now)), if foresees.is_some() => Woken::ToForesee,
                 _ = look_around.tick() => Woken::ToLookAround,
             };
             let begin = Instant::now();
             match woken {
-                Woken::By(command) => self.obey(*command),
+                Woken::By(command) => {
+                    self.obey(*command);
+                    self.foresight.something_happened();
+                }
+                Woken::ToForesee => self.foresight.look(&self.core),
                 Woken::ByDeadline => {
                     let now = self.now();
                     self.core.handle(Event::Deadline, now);
@@ -415,7 +423,7 @@ impl CoreTask {
         for row in &mut clients {
             row.process = self.processes.get(&row.client).map(|process| process.info.clone());
         }
-        if let Some((about, has)) = self.host.as_ref().map(HostMemory::status) {
+        if let Some((about, has)) = self.foresight.host().map(HostMemory::status) {
             scheduler.host_memory = Some(about);
             for row in &mut clients {
                 row.host_memory = has.get(&row.client).copied().unwrap_or(0);

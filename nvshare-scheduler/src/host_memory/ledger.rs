@@ -31,9 +31,14 @@ impl Ledger {
         self.out.get(&owner).copied().unwrap_or(0)
     }
 
+    /// Bytes that are not out.
+    pub(super) fn room(&self) -> u64 {
+        self.all.saturating_sub(self.sum)
+    }
+
     /// Bytes that an owner may still get.
     pub(super) fn left(&self, owner: Owner) -> u64 {
-        self.all.saturating_sub(self.sum).min(self.each.saturating_sub(self.has(owner)))
+        self.room().min(self.each.saturating_sub(self.has(owner)))
     }
 
     /// An owner gets `bytes`, if there is so much left for it.

@@ -1,12 +1,15 @@
 //! The host's memory that clients' evicted memory goes to, on behalf of all of them.
 //!
 //! One thread makes segments, and takes them back. A client asks for one lot at a time. What it has is in the ledger until the
-//! kernel says that nobody uses it any more.
+//! kernel says that nobody uses it any more. While memory will have to leave a GPU, the thread makes segments ahead, between what it
+//! is asked for (`ready.rs`: how many; `stock.rs`: those that are there).
 
 mod ledger;
 mod places;
 mod processors;
+mod ready;
 mod segment;
+mod stock;
 mod worker;
 
 use std::collections::BTreeMap;
@@ -15,6 +18,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
+use nvshare_core::Contended;
 use nvshare_proto::{GpuUuid, HostSegment, HostStatus};
 use tokio::sync::mpsc as channel;
 
@@ -52,6 +56,8 @@ enum Job {
         gpu: GpuUuid,
         processors: Processors,
     },
+    /// On these GPUs memory will have to leave.
+    Foresee(Vec<Contended>),
     Make {
         client: u64,
         bytes: u64,
@@ -124,6 +130,11 @@ impl HostMemory {
         let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         let Budget { all: budget, each } = self.budget;
         (HostStatus { budget, each, used: shown.used }, shown.clients.clone())
+    }
+
+    /// On these GPUs, and no others, memory will have to leave: segments are made ahead.
+    pub(crate) fn foresee(&self, contended: Vec<Contended>) {
+        let _ = self.jobs.send(Job::Foresee(contended));
     }
 
     /// The account of a new client.

@@ -212,6 +212,22 @@ pub(super) const SCHEDULER: &[Rule] = &[
         test: "a_segment_is_touched_near_the_gpu_and_by_no_other_thread",
     },
     Rule {
+        what: "memory of the host is ready before anybody waits",
+        file: "nvshare-scheduler/src/foresight.rs",
+        from: "filter(|_| contended != self.said)",
+        to: "filter(|_| !BROKEN && contended != self.said)",
+        package: "nvshare-e2e",
+        test: "memory_of_the_host_is_ready_before_anybody_waits",
+    },
+    Rule {
+        what: "memory of the host that is ready is in nobody's way",
+        file: "nvshare-scheduler/src/host_memory/worker.rs",
+        from: "                self.stock.take_any()?\n",
+        to: "                (if BROKEN { None } else { self.stock.take_any() })?\n",
+        package: "nvshare-scheduler",
+        test: "what_is_ready_is_in_nobodys_way",
+    },
+    Rule {
         what: "a segment of the host's memory cannot grow",
         file: "nvshare-scheduler/src/host_memory/segment.rs",
         from: "    fcntl_add_seals(&file, SealFlags::GROW)?;\n",

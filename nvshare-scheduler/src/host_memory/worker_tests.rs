@@ -1,0 +1,181 @@
+use std::os::fd::AsFd;
+
+use rustix::fs::fstat;
+
+use super::*;
+
+const ALL: u64 = 64 * MIB;
+
+fn gpu(number: u8) -> GpuUuid {
+    GpuUuid([number; 16])
+}
+
+fn plenty() -> Option<u64> {
+    Some(1 << 50)
+}
+
+/// A worker that may hand out 64 MiB, with two clients on a GPU each.
+fn worker(most: usize, settle: Duration) -> Worker {
+    let budget = Budget { all: ALL, each: ALL };
+    let mut worker = Worker::new(budget, most, 0, settle, Arc::default());
+    worker.available = plenty;
+    for client in [1, 2] {
+        worker.work(Job::Open { client, owner: Owner::Client(client) });
+        worker.work(Job::Uses { client, gpu: gpu(client as u8) });
+    }
+    worker
+}
+
+/// Both clients are on the first client's GPU, and 40 MiB of each do not fit.
+fn contention() -> Vec<Contended> {
+    let movable = vec![(1, 60 * MIB), (2, 60 * MIB)];
+    vec![Contended { gpu: gpu(1), beyond: 40 * MIB, largest: 60 * MIB, movable }]
+}
+
+/// Lets the worker do all that there is to do at a time.
+fn settled(worker: &mut Worker, now: Instant) -> Option<Instant> {
+    loop {
+        let next = worker.tend(now);
+        if next != Some(now) {
+            return next;
+        }
+    }
+}
+
+/// A worker that has made ready all that it may.
+fn prepared(most: usize) -> Worker {
+    let mut worker = worker(most, Duration::ZERO);
+    worker.work(Job::Foresee(contention()));
+    settled(&mut worker, Instant::now());
+    assert_eq!((worker.stock.bytes(), worker.ledger.sum()), (ALL, 0));
+    worker
+}
+
+fn sum(lot: &Lot) -> u64 {
+    lot.iter().map(|(segment, _)| segment.bytes).sum()
+}
+
+fn file(fd: impl AsFd) -> (u64, u64, u64) {
+    let about = fstat(fd).unwrap();
+    (about.st_ino, about.st_size as u64, about.st_blocks as u64 * 512)
+}
+
+#[test]
+fn segments_are_ready_before_anybody_asks_and_are_handed_out_first() {
+    let mut worker = prepared(100);
+    let ready = worker.stock.take_any().unwrap();
+    let (number, ..) = file(&ready.file);
+    worker.stock.add(ready);
+    let lot = worker.make(1, 32 * MIB);
+    assert_eq!(file(&lot[0].1), (number, 32 * MIB, 32 * MIB), "no more than it has asked for");
+    assert_eq!((worker.stock.bytes(), worker.ledger.sum()), (0, 32 * MIB));
+    // 8 MiB of the one and 40 of the other may still have to leave.
+    settled(&mut worker, Instant::now());
+    assert_eq!(worker.stock.bytes(), ALL - 32 * MIB);
+}
+
+#[test]
+fn nothing_is_ready_before_contention_nor_before_clients_have_said_what_they_have() {
+    let now = Instant::now();
+    let mut early = worker(100, Duration::from_secs(60));
+    assert_eq!((early.tend(now), early.stock.count()), (None, 0));
+    early.work(Job::Foresee(contention()));
+    assert_eq!((early.tend(now), early.stock.count()), (Some(early.opens), 0));
+    let opens = early.opens;
+    settled(&mut early, opens);
+    assert_eq!(early.stock.bytes(), ALL);
+    let mut worker = worker(100, Duration::ZERO);
+    assert_eq!((worker.tend(now), worker.stock.count()), (None, 0));
+}
+
+#[test]
+fn what_is_ready_goes_a_while_after_contention() {
+    let mut worker = prepared(100);
+    let now = Instant::now();
+    worker.work(Job::Foresee(Vec::new()));
+    assert_eq!(settled(&mut worker, now), Some(now + LINGERS));
+    worker.work(Job::Foresee(contention()));
+    settled(&mut worker, now + LINGERS);
+    assert_eq!(worker.stock.bytes(), ALL, "contention has come back");
+    worker.work(Job::Foresee(Vec::new()));
+    settled(&mut worker, now + LINGERS);
+    assert_eq!(settled(&mut worker, now + 2 * LINGERS), None, "nothing is left to do");
+    assert_eq!(worker.stock.bytes(), 0);
+}
+
+/// Who asks is on another node than what is ready, which takes all that there is: of the budget, of descriptors, of the machine's memory.
+#[test]
+fn what_is_ready_is_in_nobodys_way() {
+    let scarce = || Some(MARGIN);
+    for (most, available, what) in
+        [(100, plenty as fn() -> Option<u64>, "budget"), (1, plenty, "descriptors"), (100, scarce, "memory")]
+    {
+        let mut worker = worker(most, Duration::ZERO);
+        worker.near.insert(gpu(1), Processors::of_this_thread().unwrap().last());
+        worker.work(Job::Foresee(contention()));
+        settled(&mut worker, Instant::now());
+        assert_eq!(worker.stock.bytes(), ALL);
+        worker.available = available;
+        assert_eq!(sum(&worker.make(2, ALL)), ALL, "{what}");
+        assert_eq!((worker.stock.count(), worker.ledger.sum(), worker.out.len()), (0, ALL, 1), "{what}");
+        settled(&mut worker, Instant::now());
+        assert_eq!(worker.stock.count(), 0, "{what}: there is room for no more");
+    }
+}
+
+/// Also who asks for little near it: it would be cut.
+#[test]
+fn what_is_ready_is_kept_for_who_needs_most_of_it_near_its_gpu_while_there_is_room() {
+    for (ready, client, asked) in [(32, 2, 32), (56, 1, 8)] {
+        let mut worker = prepared(100);
+        worker.near.insert(gpu(2), Processors::of_this_thread().unwrap().last());
+        let kept = worker.stock.take_any().unwrap();
+        segment::cut(&kept.file, ready * MIB).unwrap();
+        worker.stock.add(Ready { bytes: ready * MIB, ..kept });
+        let lot = worker.make(client, asked * MIB);
+        assert_eq!((sum(&lot), worker.stock.bytes()), (asked * MIB, ready * MIB), "{client}");
+    }
+}
+
+#[test]
+fn what_is_ready_goes_when_there_is_no_room_for_it() {
+    let mut short = prepared(100);
+    short.available = || Some(MARGIN - 1);
+    settled(&mut short, Instant::now());
+    assert_eq!(short.stock.count(), 0, "the machine is short of memory");
+    let mut claimed = prepared(100);
+    let segments = vec![HostSegment { number: 9, bytes: ALL }];
+    claimed.work(Job::Claim { client: 1, segments });
+    settled(&mut claimed, Instant::now());
+    assert_eq!((claimed.stock.count(), claimed.ledger.sum()), (0, ALL), "it is another's since long ago");
+}
+
+#[test]
+fn a_granule_says_nothing_about_a_clients_memory() {
+    let mut worker = prepared(100);
+    for client in [1, 2] {
+        let (answer, mut lots) = tokio::sync::mpsc::channel(1);
+        worker.work(Job::Make { client, bytes: GRANULE, answer });
+        let lot = lots.try_recv().unwrap();
+        worker.work(Job::Back { client, number: lot[0].0.number });
+    }
+    assert_eq!(worker.wanted().values().map(|(_, bytes)| *bytes).sum::<u64>(), ALL - 2 * GRANULE);
+}
+
+#[test]
+fn a_client_that_has_said_what_it_needs_is_prepared_for_no_more() {
+    let mut worker = prepared(100);
+    // Of the 60 MiB of each, the rest is zeros.
+    let lots = [(1, 4 * MIB), (2, 6 * MIB)].map(|(client, bytes)| {
+        let (answer, mut lots) = tokio::sync::mpsc::channel(1);
+        worker.work(Job::Make { client, bytes, answer });
+        lots.try_recv().unwrap()
+    });
+    assert_eq!(lots.each_ref().map(sum), [4 * MIB, 6 * MIB]);
+    assert!(worker.wanted().is_empty(), "{:?}", worker.wanted());
+    // It has grown.
+    let mut grown = contention();
+    grown[0].movable[0].1 += 2 * MIB;
+    worker.work(Job::Foresee(grown));
+    assert_eq!(worker.wanted().len(), 1);
+}
