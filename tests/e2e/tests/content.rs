@@ -239,27 +239,44 @@ fn under(world: &World, name: &str) -> Program {
     Program::guest(world, name, &[]).until_told().until_woken()
 }
 
-#[test]
-fn copies_of_memory_on_the_card_give_way_to_what_has_to_leave() {
-    // The host has room for 256 MiB, and for what the library itself needs there.
-    let world = World::simulated(&[CARD, &[("NVSIM_MOST_LOCKED", "272MiB")]].concat());
-    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    let job = under(&world, "copies_give_way").start();
+/// A program whose memory has copies on the host, which has memory for 256 MiB, gets more, and that has to leave. `beside`: for the programs
+/// beside it.
+fn copies_give_way(world: &World, options: &[&str], beside: &[(&str, &str)]) {
+    let _scheduler = Scheduler::start(world, &[&["--gpu-memory", "1GiB", "--tq", "0.1"], options].concat());
+    let job = under(world, "copies_give_way").start();
     wait_until("the program has memory", || job.out().contains("still") || !job.lives());
+    let steady = |name, args| {
+        beside.iter().fold(Program::workload(world, name, args), |job, (name, value)| job.env(name, value))
+    };
     // 512 MiB and 768: the program's 256 MiB have to leave, and they do not change.
-    let steady = Program::workload(&world, "large", "--memory 768MiB --block 64MiB --seconds 600").start();
+    let large = steady("large", "--memory 768MiB --block 64MiB --seconds 600").start();
     wait_until("unchanged memory is left out", || in_all(&job.log()).1 >= 512 || !job.lives());
-    drop(steady);
+    drop(large);
     world.wake();
     wait_until("the program has more memory", || job.out().contains("large") || !job.lives());
     // 768 MiB and 512: the large allocation leaves first, and the host is full of copies.
-    let steady = Program::workload(&world, "small", "--memory 512MiB --block 64MiB").until_told().start();
-    Scheduler::until_turns(&world, &[&steady], 2);
+    let small = steady("small", "--memory 512MiB --block 64MiB").until_told().start();
+    Scheduler::until_turns(world, &[&small], 2);
     world.stop();
-    steady.finish().intact();
+    small.finish().intact();
     let job = job.finish();
     assert!(job.status.success() && job.out.contains("right"), "{} {}", job.out, job.log);
     assert!(job.log.contains("of copies of memory that is on the card"), "{}", job.log);
+}
+
+#[test]
+fn copies_of_memory_on_the_card_give_way_to_what_has_to_leave() {
+    // The host has room for what the library itself needs there, too.
+    let world = World::simulated(&[CARD, &[("NVSIM_MOST_LOCKED", "272MiB")]].concat());
+    copies_give_way(&world, &[], &[]);
+}
+
+#[test]
+fn copies_of_memory_on_the_card_give_way_where_the_budget_is_reached() {
+    // Memory of its own a program has for the list of pieces alone; those beside it use nothing else.
+    let world = World::simulated(&[CARD, &[("NVSIM_MOST_PRIVATE", "4MiB")]].concat());
+    let own = [("NVSIM_MOST_PRIVATE", "1GiB"), ("NVSIM_LOCK_SHARED", "0")];
+    copies_give_way(&world, &["--host-memory", "272MiB"], &own);
 }
 
 #[test]

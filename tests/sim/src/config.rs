@@ -52,6 +52,8 @@ pub(crate) struct Config {
     pub(crate) most_locked: u64,
     /// Memory that several processes can map is page-locked like any.
     pub(crate) locks_shared: bool,
+    /// Bytes that a process may page-lock of memory that no other can map.
+    pub(crate) most_private: u64,
     /// What the card says wrongly of pieces that nvshare's kernel looks at.
     pub(crate) lie: Option<Lie>,
     /// The driver compiles no PTX that has this entry.
@@ -94,7 +96,7 @@ impl Config {
     /// `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD_ALLOCATIONS`, `NVSIM_HELD_ACCESS`, `NVSIM_HELD_CAPTURE`, `NVSIM_HELD_OUT`,
     /// `NVSIM_HELD_IN` and `NVSIM_HELD_FREE` (files),
     /// `NVSIM_SLICING` (how many times as long kernels take beside those of others),
-    /// `NVSIM_MOST_LOCKED` (bytes), `NVSIM_LOCK_SHARED=0`, `NVSIM_LIE` (`zeros`, `unchanged`), `NVSIM_REFUSED_PTX`.
+    /// `NVSIM_MOST_LOCKED` and `NVSIM_MOST_PRIVATE` (bytes), `NVSIM_LOCK_SHARED=0`, `NVSIM_LIE` (`zeros`, `unchanged`), `NVSIM_REFUSED_PTX`.
     pub(crate) fn from_env() -> Self {
         let number = |name: &str, default: f64| {
             env::var(name)
@@ -103,6 +105,8 @@ impl Config {
                 .filter(|n| *n > 0.0)
                 .unwrap_or(default)
         };
+        let most =
+            |name: &str| env::var(name).ok().and_then(|text| parse_bytes(&text).ok()).unwrap_or(u64::MAX);
         let gpus = number("NVSIM_GPUS", 1.0) as u32;
         let visible = env::var("CUDA_VISIBLE_DEVICES").map_or_else(
             |_| (0..gpus as usize).collect(),
@@ -133,11 +137,9 @@ impl Config {
             reuse_handles: env::var("NVSIM_REUSE_HANDLES").as_deref() == Ok("1"),
             entry_us: number("NVSIM_ENTRY_US", 0.0) as u64,
             context_events_fail: number("NVSIM_CTX_RECORD_FAILS", 0.0) as u64,
-            most_locked: env::var("NVSIM_MOST_LOCKED")
-                .ok()
-                .and_then(|text| parse_bytes(&text).ok())
-                .unwrap_or(u64::MAX),
+            most_locked: most("NVSIM_MOST_LOCKED"),
             locks_shared: env::var("NVSIM_LOCK_SHARED").as_deref() != Ok("0"),
+            most_private: most("NVSIM_MOST_PRIVATE"),
             lie: match env::var("NVSIM_LIE").as_deref() {
                 Ok("zeros") => Some(Lie::Zeros),
                 Ok("unchanged") => Some(Lie::Unchanged),

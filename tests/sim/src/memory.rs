@@ -133,8 +133,17 @@ impl Tables {
         if config.most_locked < (locked + bytes) as u64 {
             return Err(OUT_OF_MEMORY);
         }
+        // To ask the kernel whether memory is shared takes time.
         if !config.locks_shared && is_shared(base) {
             return Err(NOT_SUPPORTED);
+        }
+        if !is_ours && config.most_private < u64::MAX && !is_shared(base) {
+            let is_private =
+                |(base, (.., is_ours)): &(&usize, &(usize, u64, bool))| !is_ours && !is_shared(**base);
+            let private: usize = self.host.iter().filter(is_private).map(|(_, &(length, ..))| length).sum();
+            if config.most_private < (private + bytes) as u64 {
+                return Err(OUT_OF_MEMORY);
+            }
         }
         let overlaps = |(&other, &(length, ..)): (&usize, &(usize, u64, bool))| other + length > base;
         if self.host.range(..base + bytes).next_back().is_some_and(overlaps) {

@@ -446,8 +446,8 @@ pub(super) const LIBRARY: &[Rule] = &[
     Rule {
         what: "copies of memory that is on the card give way to what has to leave",
         file: "libnvshare/src/memory/backing/swap/content/leaving.rs",
-        from: "Err(NoSlots::Full) if drop_kept(context, bytes) =>",
-        to: "Err(NoSlots::Full) if !BROKEN && drop_kept(context, bytes) =>",
+        from: "Err(NoSlots::Full) if drop_kept(context, bytes, looked) =>",
+        to: "Err(NoSlots::Full) if !BROKEN && drop_kept(context, bytes, looked) =>",
         package: "nvshare-e2e",
         test: "copies_of_memory_on_the_card_give_way_to_what_has_to_leave",
     },

@@ -29,14 +29,14 @@ pub(in crate::memory) fn slots(copies: Vec<HostCopy>) -> Vec<Slot> {
     copies.into_iter().filter_map(HostCopy::slot).collect()
 }
 
-/// The copies without contents, and the slots that the contents were in.
-pub(in crate::memory) fn without_data(mut copies: Vec<HostCopy>) -> (Vec<HostCopy>, Vec<Slot>) {
+/// Gives up contents: those of the granules that `goes` names, which is told the granule's place in the chunk and the slot. Returns the slots.
+pub(in crate::memory) fn drop_data(copies: &mut [HostCopy], goes: impl Fn(usize, Slot) -> bool) -> Vec<Slot> {
     let mut slots = Vec::new();
-    for copy in &mut copies {
-        if let Some(slot) = copy.slot() {
+    for (index, copy) in copies.iter_mut().enumerate() {
+        if let Some(slot) = copy.slot().filter(|slot| goes(index, *slot)) {
             slots.push(slot);
             *copy = HostCopy::None;
         }
     }
-    (copies, slots)
+    slots
 }

@@ -132,7 +132,8 @@ pub(in crate::memory) enum NoSlots {
     Broken(CUresult),
 }
 
-/// After a refusal, the driver is not asked again for so long: each attempt would touch a segment in vain.
+/// After a refusal, the driver is not asked for memory of the process's own for so long: each attempt would touch a segment in
+/// vain.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 /// The page-locked memory of a context.
@@ -206,13 +207,10 @@ impl HostPool {
         }
     }
 
-    /// Grows by one segment, towards `wanted` bytes. `refused`: when the driver last refused.
+    /// Grows by one segment, towards `wanted` bytes. `refused`: when the driver last refused memory of this process's own.
     fn grow(&self, wanted: u64, refused: &mut Option<Instant>) -> Result<(), NoSlots> {
         if !self.context.life().is_alive() {
             return Err(NoSlots::Gone);
-        }
-        if refused.is_some_and(|when| when.elapsed() < AGAIN_AFTER) {
-            return Err(NoSlots::Full);
         }
         let wanted = wanted.next_multiple_of(GRANULE);
         let from_scheduler = match supply::ask(wanted) {
@@ -237,6 +235,10 @@ impl HostPool {
                 }
                 Err(why) => return Err(why),
             }
+        }
+        // Of the scheduler's memory that says nothing.
+        if refused.is_some_and(|when| when.elapsed() < AGAIN_AFTER) {
+            return Err(NoSlots::Full);
         }
         let segment = Self::own_segment(wanted.min(SEGMENT)).ok_or(NoSlots::Full)?;
         let bytes = segment.bytes as u64;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use nvshare_client::content::{Hash, Seen};
 
-use super::{Looked, drop_kept, mode};
+use super::kept::drop_kept;
+use super::{Looked, mode};
 use crate::driver;
 use crate::driver::types::{CUdeviceptr, CUresult, CUstream};
 use crate::memory::backing::swap::chunks::{Part, copy_parts};
@@ -83,7 +84,7 @@ impl Leaving {
         host_pool::give_back(stale);
         let is_copied = |fate: &Fate| matches!(fate, Fate::Copied(_)) || mode() == Content::Check;
         let wanted = fates.iter().filter(|fate| is_copied(fate)).count() as u64 * GRANULE;
-        let slots = match slots(context, wanted) {
+        let slots = match slots(context, wanted, looked) {
             Ok(slots) => slots,
             Err(why) => {
                 let current = |fate| match fate {
@@ -170,10 +171,10 @@ impl Leaving {
 }
 
 /// Slots for `bytes`. Copies of memory that is on the card make room for them.
-fn slots(context: &Arc<Context>, bytes: u64) -> Result<Vec<Slot>, NoSlots> {
+fn slots(context: &Arc<Context>, bytes: u64, looked: &Looked) -> Result<Vec<Slot>, NoSlots> {
     let pool = host_pool::of(context);
     match pool.take(bytes) {
-        Err(NoSlots::Full) if drop_kept(context, bytes) => pool.take(bytes),
+        Err(NoSlots::Full) if drop_kept(context, bytes, looked) => pool.take(bytes),
         answer => answer,
     }
 }

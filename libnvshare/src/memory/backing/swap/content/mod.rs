@@ -8,6 +8,7 @@
 //! Nothing can change a granule between the look and its end: the gate is closed and work is complete when memory leaves, and
 //! no gate opens before the eviction is over. Chunks count as moving during the look, so that none is freed meanwhile.
 
+mod kept;
 mod kernel;
 mod leaving;
 
@@ -21,12 +22,12 @@ use super::chunks::take;
 use crate::driver::types::CUdeviceptr;
 use crate::memory::allocations::{self, Allocation};
 use crate::memory::devices::Device;
-use crate::memory::mapping::copies::{self, HostCopy};
-use crate::memory::mapping::host_pool::{self, Slot};
+use crate::memory::mapping::copies::HostCopy;
 use crate::memory::mapping::{Chunk, GRANULE, Mapped};
 use crate::process::config::{self, Content};
 use crate::process::{counters, log};
 use crate::work::contexts::Context;
+pub(super) use kept::keep;
 pub(super) use kernel::{forget_context, is_loading, prepare};
 pub(super) use leaving::Leaving;
 
@@ -174,47 +175,4 @@ impl Looked {
             ));
         }
     }
-}
-
-/// A chunk is on the card again: what stays of the host's copies, and the slots that are not needed any more.
-pub(super) fn keep(copies: Vec<HostCopy>) -> (Vec<HostCopy>, Vec<Slot>) {
-    let mut free = Vec::new();
-    let keep = |copy| match copy {
-        // What was zero is expected to be zero again.
-        HostCopy::Data { hash: Some(_), .. } | HostCopy::Zero => copy,
-        HostCopy::Data { slot, hash: None } => {
-            free.push(slot);
-            HostCopy::None
-        }
-        HostCopy::None => HostCopy::None,
-    };
-    (copies.into_iter().map(keep).collect(), free)
-}
-
-/// Gives up copies of chunks that are on the card, `bytes` of them if there are so many. Those that leave last go first.
-/// Returns whether there were any.
-fn drop_kept(context: &Arc<Context>, bytes: u64) -> bool {
-    let mut dropped = 0;
-    for allocation in allocations::of_device(context.device()).iter().rev() {
-        let Some(mapped) = allocation.mapped.as_ref().filter(|_| Arc::ptr_eq(&allocation.place(), context))
-        else {
-            continue;
-        };
-        for chunk in mapped.lock().iter_mut().filter(|chunk| chunk.physical.is_some() && !chunk.moving) {
-            if dropped >= bytes {
-                break;
-            }
-            let (kept, slots) = copies::without_data(std::mem::take(&mut chunk.host));
-            chunk.host = kept;
-            dropped += slots.len() as u64 * GRANULE;
-            host_pool::give_back(slots);
-        }
-        if dropped >= bytes {
-            break;
-        }
-    }
-    if dropped > 0 {
-        log::debug(format_args!("gave up {} MiB of copies of memory that is on the card", dropped / MIB));
-    }
-    dropped > 0
 }

@@ -1,0 +1,71 @@
+//! Copies of memory that is on the card. They are kept, as what has not changed need not be copied again when it leaves, and are
+//! the first to go where the host has too little memory: without its copy a piece is copied once more, and that is all.
+
+use std::sync::Arc;
+
+use nvshare_client::content::Seen;
+use nvshare_proto::units::MIB;
+
+use super::Looked;
+use crate::memory::allocations;
+use crate::memory::mapping::copies::{self, HostCopy};
+use crate::memory::mapping::host_pool::{self, Slot};
+use crate::memory::mapping::{Chunk, GRANULE};
+use crate::process::log;
+use crate::work::contexts::Context;
+
+/// A chunk is on the card again: what stays of the host's copies, and the slots that are not needed any more.
+pub(in super::super) fn keep(copies: Vec<HostCopy>) -> (Vec<HostCopy>, Vec<Slot>) {
+    let mut free = Vec::new();
+    let keep = |copy| match copy {
+        // What was zero is expected to be zero again.
+        HostCopy::Data { hash: Some(_), .. } | HostCopy::Zero => copy,
+        HostCopy::Data { slot, hash: None } => {
+            free.push(slot);
+            HostCopy::None
+        }
+        HostCopy::None => HostCopy::None,
+    };
+    (copies.into_iter().map(keep).collect(), free)
+}
+
+/// Whether copies of the chunk may go: it is on the card, and nothing reads them.
+fn may_go(chunk: &Chunk) -> bool {
+    chunk.physical.is_some() && !chunk.moving
+}
+
+/// Gives up copies of chunks that are on the card, `bytes` of them if there are so many. Returns whether there were any.
+///
+/// Pieces that leave now and have become zero need none. After these go the copies of what stays, first of what leaves last. What leaves now
+/// and has not changed keeps its copies: it would need as much memory of the host again.
+pub(super) fn drop_kept(context: &Arc<Context>, bytes: u64, looked: &Looked) -> bool {
+    let mut dropped = 0;
+    let all = allocations::of_device(context.device());
+    'all: for leaves in [true, false] {
+        for allocation in all.iter().rev() {
+            let of_context = allocation.mapped.as_ref().filter(|_| Arc::ptr_eq(&allocation.place(), context));
+            let Some(mapped) = of_context else { continue };
+            for chunk in mapped.lock().iter_mut().filter(|chunk| may_go(chunk)) {
+                if dropped >= bytes {
+                    break 'all;
+                }
+                let seen = looked.of(allocation.base + chunk.offset);
+                if seen.is_empty() == leaves {
+                    continue;
+                }
+                let goes = |index: usize, _| !leaves || seen.get(index) == Some(&Some(Seen::Zero));
+                let slots = copies::drop_data(&mut chunk.host, goes);
+                dropped += slots.len() as u64 * GRANULE;
+                host_pool::give_back(slots);
+            }
+        }
+    }
+    log_dropped(dropped);
+    dropped > 0
+}
+
+fn log_dropped(bytes: u64) {
+    if bytes > 0 {
+        log::debug(format_args!("gave up {} MiB of copies of memory that is on the card", bytes / MIB));
+    }
+}
