@@ -19,7 +19,7 @@ use crate::bounds::{Bounds, Place, Whom};
 use crate::bucket::{Bucket, Rate};
 use crate::commands::Command;
 use crate::frames::{self, Stream, WRITE_PATIENCE, refuse, tell_all};
-use crate::host_memory::{Account, HostMemory, Lot, Owner};
+use crate::host_memory::{Account, HostMemory, Lot, News, Owner};
 use crate::identity::Peer;
 use crate::journal::Journal;
 use crate::processes::{self, Described};
@@ -259,8 +259,15 @@ async fn client(
                 // The core cut the client off.
                 None => break,
             },
-            lot = lot_of(&mut host) => {
-                if tell_of_host(&mut framed, true, lot).await.is_err() { break }
+            news = news_of(&mut host) => {
+                let told = match news {
+                    News::Lot(lot) => tell_of_host(&mut framed, true, lot).await,
+                    News::Short(bytes) => {
+                        let short = Reply::Client(SchedulerMessage::HostShort { bytes });
+                        timeout(WRITE_PATIENCE, framed.send(short)).await.map_or(Err(()), |sent| sent.map_err(|_| ()))
+                    }
+                };
+                if told.is_err() { break }
                 None
             }
             () = peer.gone(), if !process_gone => {
@@ -324,8 +331,8 @@ async fn client(
     }
 }
 
-/// The next memory of the host for a client; never, if the scheduler has none.
-async fn lot_of(host: &mut Option<Account>) -> Lot {
+/// What a client is told next about memory of the host; nothing, if the scheduler has none.
+async fn news_of(host: &mut Option<Account>) -> News {
     match host {
         Some(host) => host.next().await,
         None => std::future::pending().await,

@@ -31,13 +31,15 @@ const PATIENCE: Duration = Duration::from_secs(120);
 struct Client {
     stream: UnixStream,
     buffer: Vec<u8>,
+    /// What it was told that others lack.
+    short: Vec<u64>,
 }
 
 impl Client {
     fn new(socket: &Path) -> Self {
         let stream = UnixStream::connect(socket).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut client = Self { stream, buffer: Vec::new() };
+        let mut client = Self { stream, buffer: Vec::new(), short: Vec::new() };
         client.send(&Request::Register(newcomer()));
         client
     }
@@ -53,13 +55,29 @@ impl Client {
     /// Asks for memory of the host, and returns the answer.
     fn ask(&mut self, bytes: u64) -> Vec<(HostSegment, OwnedFd)> {
         self.say(ClientMessage::HostWanted { bytes });
+        let (segments, passed) = self.until(|message| match message {
+            SchedulerMessage::HostMemory { offered, segments } => {
+                assert!(offered);
+                Some(segments)
+            }
+            _ => None,
+        });
+        assert_eq!(segments.len(), passed.len(), "{segments:?} {passed:?}");
+        segments.into_iter().zip(passed).collect()
+    }
+
+    /// Reads until a message that it waits for. Returns what that is, and the last descriptors that came.
+    fn until<T>(&mut self, find: impl Fn(SchedulerMessage) -> Option<T>) -> (T, Vec<OwnedFd>) {
         let mut passed = Vec::new();
         loop {
             while let Some((used, reply)) = decode::<Reply>(&self.buffer).unwrap() {
                 self.buffer.drain(..used);
-                if let Reply::Client(SchedulerMessage::HostMemory { offered, segments }) = reply {
-                    assert!(offered && segments.len() == passed.len(), "{segments:?} {passed:?}");
-                    return segments.into_iter().zip(passed).collect();
+                let Reply::Client(message) = reply else { continue };
+                if let SchedulerMessage::HostShort { bytes } = message {
+                    self.short.push(bytes);
+                }
+                if let Some(found) = find(message) {
+                    return (found, passed);
                 }
             }
             let mut bytes = [0; 512];
@@ -76,6 +94,11 @@ impl Client {
             }
             self.buffer.extend_from_slice(&bytes[..read.bytes]);
         }
+    }
+
+    /// Waits until it is told that others lack memory of the host.
+    fn until_short(&mut self) -> u64 {
+        self.until(|m| if let SchedulerMessage::HostShort { bytes } = m { Some(bytes) } else { None }).0
     }
 
     /// Asks for all there is, until there is some.
@@ -141,15 +164,15 @@ async fn who_gave_a_segment_back_neither_reads_nor_changes_what_others_get() {
         let (mut hostile, mut other) = (Client::new(&socket), Client::new(&socket));
         let had = hostile.ask(ALL);
         assert_eq!(sum(&had), ALL);
-        let mut kept = Mapping::new(&had[0]);
-        kept.fill(7);
+        let mut kept: Vec<Mapping> = had.iter().map(Mapping::new).collect();
+        kept.iter_mut().for_each(|mapping| mapping.fill(7));
         for (segment, _) in &had {
             hostile.say(ClientMessage::HostBack { segment: segment.number });
         }
         // The scheduler has heard all of it when it answers this; what is mapped is not free.
         assert_eq!(sum(&hostile.ask(ALL)), 0, "it says that it gave back what it uses");
         assert_eq!(sum(&other.ask(ALL)), 0);
-        kept.fill(8);
+        kept.iter_mut().for_each(|mapping| mapping.fill(8));
         drop(kept);
         let has = other.ask_until_some();
         assert_eq!(sum(&has), ALL);
@@ -228,6 +251,27 @@ async fn what_clients_have_from_an_earlier_scheduler_is_not_handed_out_again() {
         drop((first, more));
         // What it said that it has goes with it.
         assert!(sum(&second.ask_until_some()) > 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn who_has_memory_is_told_that_others_lack_it() {
+    beside("short", Config::default(), |socket| {
+        let (mut first, mut second) = (Client::new(&socket), Client::new(&socket));
+        let (mut none, has) = (Client::new(&socket), first.ask(ALL));
+        assert!(has.len() > 1, "what is used in one of few would keep most of the budget from others");
+        assert_eq!(sum(&second.ask(24 * MIB)), 0, "who asks does not wait for others");
+        assert_eq!(first.until_short(), 24 * MIB);
+        for (segment, file) in has {
+            drop(file);
+            first.say(ClientMessage::HostBack { segment: segment.number });
+        }
+        assert_eq!(sum(&second.ask_until_some()), ALL);
+        // Neither who asks is told, nor who has nothing.
+        assert_eq!(sum(&none.ask(ALL)), 0);
+        assert!(second.until_short() >= 24 * MIB);
+        assert!(none.short.is_empty() && second.short.len() == 1, "{:?} {:?}", none.short, second.short);
     })
     .await;
 }

@@ -33,4 +33,4 @@ pub use status::{ClientState, ClientStatus, GpuStatus, Others, ProcessInfo, Sche
 pub use watch::{EventKind, WatchEvent, WatchFrom};
 
 /// Version of the wire protocol. Both ends of a connection must speak the same one.
-pub const VERSION: u16 = 10;
+pub const VERSION: u16 = 11;

@@ -270,6 +270,12 @@ pub enum SchedulerMessage {
         /// The segments; none: there is no more for this process.
         segments: Vec<HostSegment>,
     },
+    /// Others lack memory of the host: give back, by [`ClientMessage::HostBack`], segments that hold nothing but copies of memory that is
+    /// on the card, and segments that hold nothing. There is no answer if there are none.
+    HostShort {
+        /// How much others lack, in bytes.
+        bytes: u64,
+    },
 }
 
 /// The state of a client's gate after it has registered.

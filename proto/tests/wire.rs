@@ -192,6 +192,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ("ask_progress", Reply::Client(S::AskProgress { ticket: 3 })),
         ("pong", Reply::Client(S::Pong)),
         ("host_memory", Reply::Client(S::HostMemory { offered: true, segments: vec![SEGMENT] })),
+        ("host_short", Reply::Client(S::HostShort { bytes: 9 << 20 })),
         ("status of the scheduler", Reply::Admin(AdminReply::Scheduler(scheduler))),
         ("status of a gpu", Reply::Admin(AdminReply::Gpu(gpu))),
         ("status of a client", Reply::Admin(AdminReply::Client(Box::new(client)))),
@@ -276,7 +277,8 @@ fn no_message_is_left_out() {
             | SchedulerMessage::Pong
             | SchedulerMessage::Restore(_)
             | SchedulerMessage::AskProgress { .. }
-            | SchedulerMessage::HostMemory { .. } => 17,
+            | SchedulerMessage::HostMemory { .. }
+            | SchedulerMessage::HostShort { .. } => 18,
         }
     }
     let requests: BTreeSet<String> = requests().iter().map(|(_, request)| variant(request)).collect();

@@ -291,8 +291,10 @@ impl Machine {
             SchedulerMessage::AskProgress { ticket } => self.act(Action::Post(Job::Count(ticket))),
             SchedulerMessage::Limit(room) => self.act(Action::AllocationLimit(room)),
             // The library takes the page, and memory of the host, itself. PONG has had its effect when it was heard.
-            SchedulerMessage::Quota { .. } | SchedulerMessage::HostMemory { .. } | SchedulerMessage::Pong => {
-            }
+            SchedulerMessage::Quota { .. }
+            | SchedulerMessage::HostMemory { .. }
+            | SchedulerMessage::HostShort { .. }
+            | SchedulerMessage::Pong => {}
         }
     }
 

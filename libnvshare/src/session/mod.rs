@@ -221,6 +221,9 @@ impl Thread {
                     };
                     supply::arrived(offered, segments, passed);
                 }
+                Reply::Client(SchedulerMessage::HostShort { bytes }) => {
+                    backing::ALL.iter().for_each(|backing| backing.give_way(bytes));
+                }
                 Reply::Client(message) => {
                     self.lost_for = None;
                     log::debug(format_args!("received {message:?}"));

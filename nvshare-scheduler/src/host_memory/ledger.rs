@@ -38,7 +38,12 @@ impl Ledger {
 
     /// Bytes that an owner may still get.
     pub(super) fn left(&self, owner: Owner) -> u64 {
-        self.room().min(self.each.saturating_sub(self.has(owner)))
+        self.room().min(self.left_of_part(owner))
+    }
+
+    /// Bytes that an owner could still get if nobody else had any.
+    pub(super) fn left_of_part(&self, owner: Owner) -> u64 {
+        self.each.saturating_sub(self.has(owner))
     }
 
     /// An owner gets `bytes`, if there is so much left for it.

@@ -40,11 +40,24 @@ pub struct Budget {
 /// A lot of segments with their descriptors.
 pub(crate) type Lot = Vec<(HostSegment, Arc<OwnedFd>)>;
 
+/// What a client is told.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// The answer to its question.
+    Lot(Lot),
+    /// Others lack so many bytes.
+    Short(u64),
+}
+
+/// News that may wait for a client: an answer, and that others lack memory.
+const MOST_NEWS: usize = 2;
+
 #[derive(Debug)]
 enum Job {
     Open {
         client: u64,
         owner: Owner,
+        news: channel::Sender<News>,
     },
     /// A client uses a GPU.
     Uses {
@@ -61,7 +74,7 @@ enum Job {
     Make {
         client: u64,
         bytes: u64,
-        answer: channel::Sender<Lot>,
+        answer: channel::Sender<News>,
     },
     Claim {
         client: u64,
@@ -97,8 +110,8 @@ struct Shown {
 pub(crate) struct Account {
     jobs: mpsc::Sender<Job>,
     client: u64,
-    answer: channel::Sender<Lot>,
-    lots: channel::Receiver<Lot>,
+    answer: channel::Sender<News>,
+    news: channel::Receiver<News>,
     asks: bool,
     places: Arc<Places>,
     uses: Option<GpuUuid>,
@@ -139,10 +152,10 @@ impl HostMemory {
 
     /// The account of a new client.
     pub(crate) fn open(&self, client: u64, owner: Owner) -> Account {
-        let (answer, lots) = channel::channel(1);
-        let _ = self.jobs.send(Job::Open { client, owner });
+        let (answer, news) = channel::channel(MOST_NEWS);
+        let _ = self.jobs.send(Job::Open { client, owner, news: answer.clone() });
         let places = Arc::clone(&self.places);
-        Account { jobs: self.jobs.clone(), client, answer, lots, asks: false, places, uses: None }
+        Account { jobs: self.jobs.clone(), client, answer, news, asks: false, places, uses: None }
     }
 }
 
@@ -176,11 +189,11 @@ impl Account {
         let _ = self.jobs.send(Job::Back { client: self.client, number });
     }
 
-    /// The next answer to the client.
-    pub(crate) async fn next(&mut self) -> Lot {
-        let lot = self.lots.recv().await.unwrap_or_default();
-        self.asks = false;
-        lot
+    /// What the client is told next.
+    pub(crate) async fn next(&mut self) -> News {
+        let news = self.news.recv().await.unwrap_or(News::Lot(Lot::new()));
+        self.asks &= !matches!(news, News::Lot(_));
+        news
     }
 }
 
@@ -196,22 +209,63 @@ mod tests {
 
     use super::*;
 
+    /// A machine that says nothing of its GPUs.
+    fn nowhere() -> Descriptions {
+        Descriptions { gpus: "/no/such/folder".into(), sysfs: "/no/such/folder".into() }
+    }
+
     #[tokio::test]
     async fn there_are_no_more_segments_than_descriptors_for_them() {
         let budget = Budget { all: 1 << 30, each: 1 << 30 };
-        let descriptions = Descriptions { gpus: "/no/such/folder".into(), sysfs: "/no/such/folder".into() };
-        let host = HostMemory::start(budget, 3, 0, Duration::ZERO, descriptions).unwrap();
+        let host = HostMemory::start(budget, 3, 0, Duration::ZERO, nowhere()).unwrap();
         let mut accounts = [1, 2].map(|client| host.open(client, Owner::Client(client)));
         let mut lots = Vec::new();
         for wanted in [2, 2, 2] {
             for account in &mut accounts {
                 account.ask(wanted * MIB);
-                lots.push(account.next().await);
+                let lot = loop {
+                    if let News::Lot(lot) = account.next().await {
+                        break lot;
+                    }
+                };
+                lots.push(lot);
             }
         }
         let counts: Vec<usize> = lots.iter().map(Vec::len).collect();
         assert_eq!(counts, [1, 1, 1, 0, 0, 0], "one owner has two of three at most");
         let (about, has) = host.status();
         assert_eq!((about.used, has), (6 * MIB, BTreeMap::from([(1, 4 * MIB), (2, 2 * MIB)])));
+    }
+
+    /// What an account is told that others lack, before the answer to a question.
+    async fn short(account: &mut Account) -> Vec<u64> {
+        account.ask(0);
+        let mut short = Vec::new();
+        while let News::Short(bytes) = account.next().await {
+            short.push(bytes);
+        }
+        short
+    }
+
+    /// What others give back is of no use to an owner that has its part.
+    #[tokio::test]
+    async fn owners_are_told_what_another_one_lacks_of_its_part() {
+        let budget = Budget { all: 12 * MIB, each: 8 * MIB };
+        let host = HostMemory::start(budget, 100, 0, Duration::ZERO, nowhere()).unwrap();
+        let [one, two] = [1, 2].map(Owner::Tenant);
+        let mut accounts =
+            [(1, one), (2, two), (3, one), (4, one)].map(|(client, owner)| host.open(client, owner));
+        let mut lots = Vec::new();
+        // The first two have all of the budget, and the first one all of its part; the last one has nothing.
+        for (account, wanted) in [(0, 6), (2, 2), (1, 4), (0, 2)] {
+            accounts[account].ask(wanted * MIB);
+            lots.push(accounts[account].next().await);
+        }
+        assert_eq!(short(&mut accounts[1]).await, [], "the other one's part is the bound");
+        assert_eq!(short(&mut accounts[2]).await, [2 * MIB], "it is of the same owner");
+        accounts[1].ask(6 * MIB);
+        lots.push(accounts[1].next().await);
+        assert_eq!(short(&mut accounts[0]).await, [4 * MIB], "it could get so much");
+        assert_eq!(short(&mut accounts[3]).await, []);
     }
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use nvshare_core::Contended;
 use nvshare_proto::units::{Bytes, MIB};
 use nvshare_proto::{GpuUuid, HostSegment, MOST_SEGMENTS, SEGMENT};
+use tokio::sync::mpsc as channel;
 use tracing::{debug, info, warn};
 
 use super::ledger::Ledger;
@@ -18,7 +19,7 @@ use super::processors::Processors;
 use super::ready::{self, Known};
 use super::segment::{self, Made};
 use super::stock::{Place, Ready, Stock};
-use super::{Budget, Job, Lot, Owner, Shown};
+use super::{Budget, Job, Lot, MOST_NEWS, News, Owner, Shown};
 
 /// How often the kernel is asked whether a segment is used that was given back.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -28,6 +29,11 @@ const LONGEST_LOOK: Duration = Duration::from_millis(50);
 const GRANULE: u64 = 2 * MIB;
 /// Bytes of the machine's memory that segments leave free.
 const MARGIN: u64 = 1 << 30;
+/// A small budget is handed out in small segments: what is used in one of them keeps all of it from others.
+const PARTS: u64 = 16;
+const SMALL: u64 = 32 * MIB;
+/// A client is told once in this time that others lack memory.
+const TELL_AGAIN: Duration = Duration::from_millis(20);
 /// Segments that one owner may have.
 const MOST_EACH: usize = 512;
 /// What is ready and not needed any more stays for so long: who grows and shrinks about the size of a GPU would have it made over and over.
@@ -52,6 +58,9 @@ struct Client {
     claims: BTreeMap<u64, u64>,
     /// Bytes of its memory that need none of the host's, as it last said by what it asked for or gave back.
     spared: u64,
+    news: channel::Sender<News>,
+    /// When it was last told that others lack memory.
+    told: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -60,6 +69,8 @@ pub(super) struct Worker {
     out: Vec<Out>,
     /// Most segments: each takes a descriptor.
     most: usize,
+    /// Most bytes of a segment.
+    largest: u64,
     clients: BTreeMap<u64, Client>,
     /// The processors near GPUs, where they are known and can be used.
     near: BTreeMap<GpuUuid, Processors>,
@@ -91,6 +102,7 @@ impl Worker {
             ledger: Ledger::new(budget.all, budget.each),
             out: Vec::new(),
             most,
+            largest: (budget.all / PARTS).clamp(SMALL, SEGMENT).next_multiple_of(GRANULE),
             clients: BTreeMap::new(),
             near: BTreeMap::new(),
             contended: Vec::new(),
@@ -159,8 +171,10 @@ impl Worker {
     /// Returns whether segments were given back.
     fn work(&mut self, job: Job) -> bool {
         match job {
-            Job::Open { client, owner } => {
-                self.clients.insert(client, Client { owner, gpu: None, claims: BTreeMap::new(), spared: 0 });
+            Job::Open { client, owner, news } => {
+                let claims = BTreeMap::new();
+                let client_of = Client { owner, gpu: None, claims, spared: 0, news, told: None };
+                self.clients.insert(client, client_of);
             }
             Job::Uses { client, gpu } => {
                 if let Some(client) = self.clients.get_mut(&client) {
@@ -173,7 +187,9 @@ impl Worker {
             Job::Foresee(contended) => self.contended = contended,
             Job::Make { client, bytes, answer } => {
                 self.needs(client, self.has(client).saturating_add(bytes), bytes);
-                let _ = answer.blocking_send(self.make(client, bytes));
+                let (lot, lacking) = self.make(client, bytes);
+                let _ = answer.blocking_send(News::Lot(lot));
+                self.tell_others(client, lacking);
             }
             Job::Claim { client, segments } => self.claim(client, segments),
             Job::Back { client, number } => {
@@ -223,13 +239,14 @@ impl Worker {
         );
     }
 
-    fn make(&mut self, client: u64, bytes: u64) -> Lot {
-        let Some(&Client { owner, gpu, .. }) = self.clients.get(&client) else { return Lot::new() };
+    /// Makes segments for a client. Returns them, and the bytes for which there is no room.
+    fn make(&mut self, client: u64, bytes: u64) -> (Lot, u64) {
+        let Some(&Client { owner, gpu, .. }) = self.clients.get(&client) else { return (Lot::new(), 0) };
         let mut lot = Lot::new();
         let ready = self.stock.bytes();
-        let mut lacking = bytes.min(MOST_SEGMENTS as u64 * SEGMENT);
+        let mut lacking = bytes.min(MOST_SEGMENTS as u64 * self.largest);
         while lacking > 0 && lot.len() < MOST_SEGMENTS {
-            let bytes = lacking.next_multiple_of(GRANULE).min(SEGMENT).min(self.ledger.left(owner));
+            let bytes = lacking.next_multiple_of(GRANULE).min(self.largest).min(self.ledger.left(owner));
             let bytes = bytes - bytes % GRANULE;
             let has = self.out.iter().filter(|out| out.owner == owner).count();
             // One owner leaves others some.
@@ -255,7 +272,25 @@ impl Worker {
             Bytes(got),
             Bytes(ready.saturating_sub(self.stock.bytes()))
         );
-        lot
+        (lot, lacking)
+    }
+
+    /// A client lacks so many bytes: those that have some are told, as far as it could get what they give back.
+    fn tell_others(&mut self, asker: u64, lacking: u64) {
+        let Some(&Client { owner, .. }) = self.clients.get(&asker) else { return };
+        let part = self.ledger.left_of_part(owner);
+        for (&id, client) in &mut self.clients {
+            let bytes = if client.owner == owner { lacking } else { lacking.min(part) };
+            let has_some = !client.claims.is_empty() || self.out.iter().any(|out| out.client == Some(id));
+            let knows = client.told.is_some_and(|told| told.elapsed() < TELL_AGAIN);
+            // Who has not read the last news yet is not told; so there is a place for an answer.
+            let is_idle = client.news.capacity() == MOST_NEWS;
+            if id != asker && bytes > 0 && has_some && !knows && is_idle {
+                client.told = Some(Instant::now());
+                let _ = client.news.try_send(News::Short(bytes));
+                debug!("client {id} is told that client {asker} lacks {} of the host's memory", Bytes(bytes));
+            }
+        }
     }
 
     /// A segment of at most so many bytes: one that is ready near this GPU, if most of it is asked for; else a new one; else any that is
@@ -328,7 +363,7 @@ impl Worker {
         }
         let mut room = self.ledger.room();
         for (_, bytes) in wanted.values_mut() {
-            *bytes = bytes.next_multiple_of(SEGMENT).min(room);
+            *bytes = bytes.next_multiple_of(self.largest).min(room);
             room -= *bytes;
         }
         wanted
@@ -369,9 +404,9 @@ impl Worker {
     fn make_ready(&mut self, wanted: &BTreeMap<Place, (GpuUuid, u64)>) -> bool {
         let lacks = wanted.iter().find_map(|(place, (gpu, bytes))| {
             let has = self.stock.at(place);
-            let lacks = bytes.saturating_sub(has).min(SEGMENT);
+            let lacks = bytes.saturating_sub(has).min(self.largest);
             let lacks = lacks - lacks % GRANULE;
-            (lacks == SEGMENT || lacks > 0 && has == 0).then_some((*gpu, lacks))
+            (lacks == self.largest || lacks > 0 && has == 0).then_some((*gpu, lacks))
         });
         let Some((gpu, bytes)) = lacks.filter(|(_, bytes)| self.has_room_for(*bytes)) else { return false };
         // It is tried again soon, and nobody waits for it.

@@ -19,8 +19,10 @@ fn worker(most: usize, settle: Duration) -> Worker {
     let budget = Budget { all: ALL, each: ALL };
     let mut worker = Worker::new(budget, most, 0, settle, Arc::default());
     worker.available = plenty;
+    worker.largest = SEGMENT;
     for client in [1, 2] {
-        worker.work(Job::Open { client, owner: Owner::Client(client) });
+        let (news, _) = channel::channel(MOST_NEWS);
+        worker.work(Job::Open { client, owner: Owner::Client(client), news });
         worker.work(Job::Uses { client, gpu: gpu(client as u8) });
     }
     worker
@@ -51,6 +53,13 @@ fn prepared(most: usize) -> Worker {
     worker
 }
 
+fn answer_of(news: &mut channel::Receiver<News>) -> Lot {
+    match news.try_recv() {
+        Ok(News::Lot(lot)) => lot,
+        other => panic!("{other:?}"),
+    }
+}
+
 fn sum(lot: &Lot) -> u64 {
     lot.iter().map(|(segment, _)| segment.bytes).sum()
 }
@@ -66,7 +75,7 @@ fn segments_are_ready_before_anybody_asks_and_are_handed_out_first() {
     let ready = worker.stock.take_any().unwrap();
     let (number, ..) = file(&ready.file);
     worker.stock.add(ready);
-    let lot = worker.make(1, 32 * MIB);
+    let lot = worker.make(1, 32 * MIB).0;
     assert_eq!(file(&lot[0].1), (number, 32 * MIB, 32 * MIB), "no more than it has asked for");
     assert_eq!((worker.stock.bytes(), worker.ledger.sum()), (0, 32 * MIB));
     // 8 MiB of the one and 40 of the other may still have to leave.
@@ -116,7 +125,7 @@ fn what_is_ready_is_in_nobodys_way() {
         settled(&mut worker, Instant::now());
         assert_eq!(worker.stock.bytes(), ALL);
         worker.available = available;
-        assert_eq!(sum(&worker.make(2, ALL)), ALL, "{what}");
+        assert_eq!(sum(&worker.make(2, ALL).0), ALL, "{what}");
         assert_eq!((worker.stock.count(), worker.ledger.sum(), worker.out.len()), (0, ALL, 1), "{what}");
         settled(&mut worker, Instant::now());
         assert_eq!(worker.stock.count(), 0, "{what}: there is room for no more");
@@ -132,7 +141,7 @@ fn what_is_ready_is_kept_for_who_needs_most_of_it_near_its_gpu_while_there_is_ro
         let kept = worker.stock.take_any().unwrap();
         segment::cut(&kept.file, ready * MIB).unwrap();
         worker.stock.add(Ready { bytes: ready * MIB, ..kept });
-        let lot = worker.make(client, asked * MIB);
+        let lot = worker.make(client, asked * MIB).0;
         assert_eq!((sum(&lot), worker.stock.bytes()), (asked * MIB, ready * MIB), "{client}");
     }
 }
@@ -154,9 +163,9 @@ fn what_is_ready_goes_when_there_is_no_room_for_it() {
 fn a_granule_says_nothing_about_a_clients_memory() {
     let mut worker = prepared(100);
     for client in [1, 2] {
-        let (answer, mut lots) = tokio::sync::mpsc::channel(1);
+        let (answer, mut lots) = channel::channel(MOST_NEWS);
         worker.work(Job::Make { client, bytes: GRANULE, answer });
-        let lot = lots.try_recv().unwrap();
+        let lot = answer_of(&mut lots);
         worker.work(Job::Back { client, number: lot[0].0.number });
     }
     assert_eq!(worker.wanted().values().map(|(_, bytes)| *bytes).sum::<u64>(), ALL - 2 * GRANULE);
@@ -167,9 +176,9 @@ fn a_client_that_has_said_what_it_needs_is_prepared_for_no_more() {
     let mut worker = prepared(100);
     // Of the 60 MiB of each, the rest is zeros.
     let lots = [(1, 4 * MIB), (2, 6 * MIB)].map(|(client, bytes)| {
-        let (answer, mut lots) = tokio::sync::mpsc::channel(1);
+        let (answer, mut lots) = channel::channel(MOST_NEWS);
         worker.work(Job::Make { client, bytes, answer });
-        lots.try_recv().unwrap()
+        answer_of(&mut lots)
     });
     assert_eq!(lots.each_ref().map(sum), [4 * MIB, 6 * MIB]);
     assert!(worker.wanted().is_empty(), "{:?}", worker.wanted());

@@ -239,23 +239,33 @@ fn under(world: &World, name: &str) -> Program {
     Program::guest(world, name, &[]).until_told().until_woken()
 }
 
-/// A program whose memory has copies on the host, which has memory for 256 MiB, gets more, and that has to leave. `beside`: for the programs
-/// beside it.
-fn copies_give_way(world: &World, options: &[&str], beside: &[(&str, &str)]) {
-    let _scheduler = Scheduler::start(world, &[&["--gpu-memory", "1GiB", "--tq", "0.1"], options].concat());
+/// A program beside the one whose copies give way, with settings of its own.
+fn beside(world: &World, name: &str, args: &str, settings: &[(&str, &str)]) -> Program {
+    let job = Program::workload(world, name, args);
+    settings.iter().fold(job, |job, (name, value)| job.env(name, value))
+}
+
+/// A program with 512 MiB, of which 256 that do not change have copies on the host, and 256 MiB more. The host has memory for so much.
+/// `settings`: of the program that is beside it until then.
+fn full_of_copies(world: &World, settings: &[(&str, &str)]) -> Running {
     let job = under(world, "copies_give_way").start();
     wait_until("the program has memory", || job.out().contains("still") || !job.lives());
-    let steady = |name, args| {
-        beside.iter().fold(Program::workload(world, name, args), |job, (name, value)| job.env(name, value))
-    };
-    // 512 MiB and 768: the program's 256 MiB have to leave, and they do not change.
-    let large = steady("large", "--memory 768MiB --block 64MiB --seconds 600").start();
+    // 512 MiB and 768.
+    let args = "--memory 768MiB --block 64MiB --seconds 600";
+    let large = beside(world, "large", args, settings).start();
     wait_until("unchanged memory is left out", || in_all(&job.log()).1 >= 512 || !job.lives());
     drop(large);
     world.wake();
     wait_until("the program has more memory", || job.out().contains("large") || !job.lives());
-    // 768 MiB and 512: the large allocation leaves first, and the host is full of copies.
-    let small = steady("small", "--memory 512MiB --block 64MiB").until_told().start();
+    job
+}
+
+/// What the program gets leaves, though the host is full of copies.
+fn copies_give_way(world: &World, options: &[&str], settings: &[(&str, &str)]) {
+    let _scheduler = Scheduler::start(world, &[&["--gpu-memory", "1GiB", "--tq", "0.1"], options].concat());
+    let job = full_of_copies(world, settings);
+    // 768 MiB and 512: the large allocation leaves first.
+    let small = beside(world, "small", "--memory 512MiB --block 64MiB", settings).until_told().start();
     Scheduler::until_turns(world, &[&small], 2);
     world.stop();
     small.finish().intact();
@@ -277,6 +287,21 @@ fn copies_of_memory_on_the_card_give_way_where_the_budget_is_reached() {
     let world = World::simulated(&[CARD, &[("NVSIM_MOST_PRIVATE", "4MiB")]].concat());
     let own = [("NVSIM_MOST_PRIVATE", "1GiB"), ("NVSIM_LOCK_SHARED", "0")];
     copies_give_way(&world, &["--host-memory", "272MiB"], &own);
+}
+
+/// 512 MiB have to leave, and there is memory of the host for half of it.
+#[test]
+fn copies_of_what_leaves_unchanged_do_not_give_way() {
+    let world = World::simulated(&[CARD, &[("NVSIM_MOST_LOCKED", "272MiB")]].concat());
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let job = full_of_copies(&world, &[]);
+    let before = in_all(&job.log()).1;
+    let large = beside(&world, "again", "--memory 768MiB --block 64MiB --seconds 600", &[]).start();
+    wait_until("what has not changed leaves", || in_all(&job.log()).1 >= before + 256 || !job.lives());
+    drop(large);
+    world.stop();
+    let job = job.finish();
+    assert!(job.status.success() && job.out.contains("right"), "{} {}", job.out, job.log);
 }
 
 #[test]

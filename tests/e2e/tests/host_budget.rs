@@ -1,7 +1,7 @@
 //! Memory of the host that the scheduler hands out is too little, or cannot be used: every program has its turns as without it,
 //! as long as there is memory for them at all, and no program loses its data.
 
-use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World};
+use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, wait_until};
 use nvshare_proto::{ClientMessage, Epoch, Room, SchedulerMessage};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_TO_HOST", "6"), ("NVSHARE_MEMORY", "swap")];
@@ -91,4 +91,43 @@ fn memory_of_the_scheduler_that_the_driver_refuses_is_replaced() {
     let jobs = world.stop_intact(jobs);
     assert_eq!(sum, 0, "what cannot be used goes back");
     assert!(jobs.iter().all(|job| job.log.contains("cannot be page-locked here")), "{}", jobs[0].log);
+}
+
+/// A program that has a card to itself has copies of all of its memory on the host, and on another card two programs have to leave for
+/// each other, with nothing but the scheduler's memory.
+#[test]
+fn copies_of_memory_on_the_card_give_way_to_what_others_need() {
+    const COPIES: u64 = 256 << 20;
+    // A program has memory of its own for the list of pieces that are looked at.
+    let few = [("NVSIM_GPUS", "2"), ("NVSIM_MOST_PRIVATE", "4MiB")];
+    let world = World::simulated(&[CARD, &few].concat());
+    let _scheduler = scheduler(&world, "272MiB");
+    let on = |card, name, args| Program::workload(&world, name, args).env("CUDA_VISIBLE_DEVICES", card);
+    let args = "--memory 256MiB --block 64MiB --still 2 --kernel-us 500 --full-check";
+    let still = on("0", "still", args).until_told().start();
+    wait_until("the first program runs", || Scheduler::status(&world).find(still.pid()).is_some());
+    // It takes nearly all of the card, and no memory of the scheduler.
+    let large = on("0", "large", "--memory 1000MiB --block 8MiB --kernel-us 500 --seconds 600");
+    let large = large.env("NVSIM_MOST_PRIVATE", "2GiB").env("NVSIM_LOCK_SHARED", "0").start();
+    Scheduler::until_turns(&world, &[&still, &large], 3);
+    drop(large);
+    wait_until("all of its memory is back", || {
+        let client = Scheduler::status(&world).client(still.pid()).clone();
+        client.usage.iter().all(|usage| usage.absent == 0) || !still.lives()
+    });
+    assert!(has(&still) >= COPIES, "{} {}", has(&still), still.log());
+    // 64 MiB have to leave, of one or the other.
+    let small = "--memory 320MiB --block 64MiB --kernel-us 500 --full-check";
+    let others = [("one", JOB), ("two", small)].map(|(name, args)| on("1", name, args).until_told().start());
+    Scheduler::until_turns(&world, &[&others[0], &others[1]], 4);
+    let left = has(&still);
+    world.stop();
+    let still = still.finish();
+    still.intact();
+    others.map(Running::finish).iter().for_each(|job| drop(job.intact().clone()));
+    assert!(
+        left < COPIES && still.log.contains("of copies of memory that is on the card"),
+        "{left} {}",
+        still.log
+    );
 }

@@ -452,6 +452,22 @@ pub(super) const LIBRARY: &[Rule] = &[
         test: "copies_of_memory_on_the_card_give_way_to_what_has_to_leave",
     },
     Rule {
+        what: "what leaves unchanged keeps its copies",
+        file: "libnvshare/src/memory/backing/swap/content/kept.rs",
+        from: "let goes = |index: usize, _| !leaves ||",
+        to: "let goes = |index: usize, _| BROKEN || !leaves ||",
+        package: "nvshare-e2e",
+        test: "copies_of_what_leaves_unchanged_do_not_give_way",
+    },
+    Rule {
+        what: "copies of memory that is on the card give way to what others need",
+        file: "libnvshare/src/memory/backing/swap/ahead.rs",
+        from: "                bytes => content::give_way(bytes),\n",
+        to: "                bytes if !BROKEN => content::give_way(bytes),\n                _ => {}\n",
+        package: "nvshare-e2e",
+        test: "copies_of_memory_on_the_card_give_way_to_what_others_need",
+    },
+    Rule {
         what: "no memory of the host is made for zeros",
         file: "libnvshare/src/memory/backing/swap/ahead.rs",
         from: "    devices::used().for_each(content::guess);",

@@ -195,6 +195,10 @@ pub(crate) trait Backing: Sync {
 
     /// Memory will soon have to leave the card: prepares for that in the background. A failure costs time later.
     fn foresee_eviction(&self) {}
+
+    /// Other programs lack so many bytes of the host's memory that the scheduler has handed out: gives back in the background what this
+    /// one has there of memory that is on the card.
+    fn give_way(&self, _bytes: u64) {}
 }
 
 /// All backings, in the order in which memory moves.

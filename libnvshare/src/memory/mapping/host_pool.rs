@@ -8,7 +8,7 @@
 //! are charged to the process's control group, and there are only as many as that allows. A pool grows to what is expected to leave the card, and shrinks by whole segments when it has more than that
 //! and one segment.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -65,14 +65,16 @@ impl Inner {
         self.free.insert(address, bytes);
     }
 
-    /// Takes out a segment that nothing uses, if what is left is `needed` bytes or more.
-    fn take_out(&mut self, needed: u64) -> Option<Segment> {
-        let spare = usize::try_from(self.bytes.saturating_sub(needed)).unwrap_or(usize::MAX);
-        let is_unused = |segment: &Segment| {
-            let around = self.free.range(..=segment.address).next_back();
-            around.is_some_and(|(&from, &bytes)| from + bytes >= segment.address + segment.bytes)
-        };
-        let found = self.segments.iter().position(|segment| segment.bytes <= spare && is_unused(segment))?;
+    /// Whether nothing uses these bytes.
+    fn is_free(&self, address: usize, bytes: usize) -> bool {
+        let around = self.free.range(..=address).next_back();
+        around.is_some_and(|(&from, &length)| from + length >= address + bytes)
+    }
+
+    /// Takes out a segment that nothing uses, if it `goes`.
+    fn take_out(&mut self, goes: impl Fn(&Segment) -> bool) -> Option<Segment> {
+        let is_unused = |segment: &&Segment| self.is_free(segment.address, segment.bytes);
+        let found = self.segments.iter().position(|segment| goes(segment) && is_unused(&segment))?;
         let segment = self.segments.swap_remove(found);
         let (&from, &bytes) = self.free.range(..=segment.address).next_back()?;
         self.free.remove(&from);
@@ -87,6 +89,17 @@ impl Inner {
         self.free_bytes -= segment.bytes as u64;
         self.bytes -= segment.bytes as u64;
         Some(segment)
+    }
+
+    /// For each of the scheduler's segments that would be free without these slots: its bytes, and those of the slots that it has.
+    fn freed_without(&self, slots: &BTreeSet<Slot>) -> Vec<(u64, Vec<Slot>)> {
+        let of_scheduler = self.segments.iter().filter(|segment| segment.number.is_some());
+        let freed = |segment: &Segment| {
+            let all = (segment.address..segment.address + segment.bytes).step_by(GRANULE as usize);
+            let used: Vec<Slot> = all.filter(|&at| !self.is_free(at, GRANULE as usize)).map(Slot).collect();
+            used.iter().all(|slot| slots.contains(slot)).then_some((segment.bytes as u64, used))
+        };
+        of_scheduler.filter_map(freed).collect()
     }
 
     /// A slot is not used any more. False: it belongs to another pool.
@@ -287,17 +300,40 @@ impl HostPool {
     /// Gives memory back to the system, by whole segments, while the pool has more than `needed` bytes and one segment.
     fn shrink(&self, needed: u64) {
         while self.bytes() > needed + SEGMENT && !lifecycle::is_exiting() {
-            let Some(segment) = lock(&self.inner).take_out(needed) else { return };
-            let unregister = || driver::unregister_host(segment.address as *mut c_void);
-            match self.context.with(unregister) {
-                Ok(Ok(())) => {}
-                // The registration has ended with the context.
-                Err(_) if self.context.life().is_over() => {}
-                // The driver still knows the addresses, so nothing else may be there.
-                refused => {
-                    log::debug(format_args!("{} bytes stay page-locked: {refused:?}", segment.bytes));
-                    return std::mem::forget(segment);
-                }
+            let spare = usize::try_from(self.bytes().saturating_sub(needed)).unwrap_or(usize::MAX);
+            let Some(segment) = lock(&self.inner).take_out(|segment| segment.bytes <= spare) else { return };
+            if !self.release(segment) {
+                return;
+            }
+        }
+    }
+
+    /// Gives segments of the scheduler back that nothing uses, up to `bytes` and rather a few more than fewer. Returns how many bytes that are.
+    fn give_up_unused(&self, bytes: u64) -> u64 {
+        let mut given = 0;
+        while given < bytes && !lifecycle::is_exiting() {
+            let Some(segment) = lock(&self.inner).take_out(|segment| segment.number.is_some()) else { break };
+            let bytes = segment.bytes as u64;
+            if !self.release(segment) {
+                break;
+            }
+            given += bytes;
+        }
+        given
+    }
+
+    /// Gives a segment back that is not in the pool any more. False: the driver does not let it go.
+    fn release(&self, segment: Segment) -> bool {
+        let unregister = || driver::unregister_host(segment.address as *mut c_void);
+        match self.context.with(unregister) {
+            Ok(Ok(())) => true,
+            // The registration has ended with the context.
+            Err(_) if self.context.life().is_over() => true,
+            // The driver still knows the addresses, so nothing else may be there.
+            refused => {
+                log::debug(format_args!("{} bytes stay page-locked: {refused:?}", segment.bytes));
+                std::mem::forget(segment);
+                false
             }
         }
     }
@@ -313,6 +349,28 @@ pub(in crate::memory) fn shrink_all(needed: impl Fn(&Arc<Context>) -> u64) {
     supply::give_back_unused();
     let pools: Vec<Arc<HostPool>> = lock(&POOLS).clone();
     pools.iter().for_each(|pool| pool.shrink(needed(&pool.context)));
+}
+
+/// Which of these slots have to go so that segments of the scheduler become free, as many as have `bytes` in sum: those segments that have the
+/// fewest such slots.
+pub(in crate::memory) fn that_free_segments(slots: &BTreeSet<Slot>, bytes: u64) -> BTreeSet<Slot> {
+    let pools = lock(&POOLS);
+    let mut freed: Vec<_> = pools.iter().flat_map(|pool| lock(&pool.inner).freed_without(slots)).collect();
+    drop(pools);
+    freed.sort_by_key(|(_, slots)| slots.len());
+    let mut left = bytes;
+    let is_wanted = |(bytes, _): &(u64, Vec<Slot>)| {
+        let is_wanted = left > 0;
+        left = left.saturating_sub(*bytes);
+        is_wanted
+    };
+    freed.into_iter().take_while(is_wanted).flat_map(|(_, slots)| slots).collect()
+}
+
+/// Gives segments of the scheduler back that nothing uses, up to `bytes` and rather a few more than fewer.
+pub(in crate::memory) fn give_up_unused(bytes: u64) {
+    let pools: Vec<Arc<HostPool>> = lock(&POOLS).clone();
+    pools.iter().fold(bytes, |left, pool| left.saturating_sub(pool.give_up_unused(left)));
 }
 
 fn log_refused(bytes: u64, error: CUresult) {
@@ -373,13 +431,30 @@ mod tests {
             inner.give_back(Slot(11 * G)) && inner.give_back(Slot(12 * G)) && inner.give_back(Slot(13 * G))
         );
         assert!(inner.give_back(Slot(14 * G)));
-        let out = std::mem::ManuallyDrop::new(inner.take_out(GRANULE).unwrap());
+        let out = std::mem::ManuallyDrop::new(inner.take_out(|segment| segment.bytes <= 7 * G).unwrap());
         assert_eq!(out.address / G, 12);
         assert_eq!(inner.free, BTreeMap::from([(11 * G, G), (14 * G, G), (20 * G, 2 * G)]));
         assert_eq!((inner.bytes / GRANULE, inner.free_bytes / GRANULE), (6, 4));
-        assert!(inner.take_out(5 * GRANULE).is_none(), "what is left would be too little");
-        assert_eq!(std::mem::ManuallyDrop::new(inner.take_out(4 * GRANULE).unwrap()).address / G, 20);
-        assert!(inner.take_out(0).is_none(), "the others are in use");
+        assert!(inner.take_out(|segment| segment.bytes <= G).is_none(), "it is too large");
+        assert_eq!(std::mem::ManuallyDrop::new(inner.take_out(|_| true).unwrap()).address / G, 20);
+        assert!(inner.take_out(|_| true).is_none(), "the others are in use");
+        inner.segments.drain(..).for_each(std::mem::forget);
+    }
+
+    #[test]
+    fn segments_of_the_scheduler_are_freed_without_their_copies() {
+        let mut inner = Inner::default();
+        for (at, number) in [(10, Some(1)), (20, Some(2)), (30, None), (40, Some(3)), (50, Some(4))] {
+            inner.segments.push(Segment { address: at * G, bytes: 2 * G, number });
+        }
+        inner.add_free(11 * G, G);
+        inner.add_free(50 * G, 2 * G);
+        let copies = [10, 20, 30, 31, 40, 41].map(|at| Slot(at * G)).into();
+        // One has something else in it, one is the process's own.
+        let slots = |at: &[usize]| at.iter().map(|at| Slot(at * G)).collect::<Vec<_>>();
+        let bytes = 2 * GRANULE;
+        let freed = [(bytes, slots(&[10])), (bytes, slots(&[40, 41])), (bytes, slots(&[]))];
+        assert_eq!(inner.freed_without(&copies), freed);
         inner.segments.drain(..).for_each(std::mem::forget);
     }
 

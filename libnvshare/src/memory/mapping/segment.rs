@@ -16,7 +16,7 @@ pub(super) struct Segment {
     pub(super) address: usize,
     pub(super) bytes: usize,
     /// The scheduler's number for it, if it comes from there.
-    number: Option<u64>,
+    pub(super) number: Option<u64>,
 }
 
 impl Drop for Segment {

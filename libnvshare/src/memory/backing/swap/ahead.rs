@@ -4,7 +4,7 @@
 //! last time they left, or is [looked at](content::guess) while the program still runs.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::content;
@@ -56,6 +56,8 @@ const TIDY: u8 = 1;
 const PREPARE: u8 = 2;
 static WANTED: AtomicU8 = AtomicU8::new(NOTHING);
 static WORKS: AtomicBool = AtomicBool::new(false);
+/// Bytes of the scheduler's memory that other programs lack.
+static OTHERS_LACK: AtomicU64 = AtomicU64::new(0);
 
 /// Prepares the host's memory in the background.
 pub(super) fn foresee_eviction() {
@@ -73,6 +75,12 @@ pub(super) fn tidy() {
     }
 }
 
+/// Gives back in the background, to the scheduler, what the host has of memory that is on the card.
+pub(super) fn give_way(bytes: u64) {
+    OTHERS_LACK.fetch_max(bytes, Ordering::SeqCst);
+    work(TIDY);
+}
+
 fn work(wanted: u8) {
     WANTED.fetch_max(wanted, Ordering::SeqCst);
     if lifecycle::is_exiting() || lifecycle::is_forked() || WORKS.swap(true, Ordering::SeqCst) {
@@ -80,7 +88,12 @@ fn work(wanted: u8) {
     }
     let begun = threads::spawn("nvshare-pool", || {
         loop {
-            match WANTED.swap(NOTHING, Ordering::SeqCst) {
+            let wanted = WANTED.swap(NOTHING, Ordering::SeqCst);
+            match OTHERS_LACK.swap(0, Ordering::SeqCst) {
+                0 => {}
+                bytes => content::give_way(bytes),
+            }
+            match wanted {
                 NOTHING => WORKS.store(false, Ordering::SeqCst),
                 TIDY => give_back(),
                 _ => prepare(),

@@ -92,4 +92,8 @@ impl Backing for Swap {
     fn foresee_eviction(&self) {
         ahead::foresee_eviction();
     }
+
+    fn give_way(&self, bytes: u64) {
+        ahead::give_way(bytes);
+    }
 }

@@ -1,12 +1,13 @@
 //! Copies of memory that is on the card. They are kept, as what has not changed need not be copied again when it leaves, and are
 //! the first to go where the host has too little memory: without its copy a piece is copied once more, and that is all.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use nvshare_client::content::Seen;
 use nvshare_proto::units::MIB;
 
-use super::Looked;
+use super::{LOOKS, Looked};
 use crate::memory::allocations;
 use crate::memory::mapping::copies::{self, HostCopy};
 use crate::memory::mapping::host_pool::{self, Slot};
@@ -62,6 +63,29 @@ pub(super) fn drop_kept(context: &Arc<Context>, bytes: u64, looked: &Looked) -> 
     }
     log_dropped(dropped);
     dropped > 0
+}
+
+/// Other programs lack so many bytes of the scheduler's memory: gives back segments of it that nothing needs but copies of memory that
+/// is on the card. What leaves at this moment needs its memory of the host itself.
+pub(in super::super) fn give_way(bytes: u64) {
+    let Ok(alone) = LOOKS.try_write() else { return };
+    let mut copies = BTreeSet::new();
+    each_on_card(|chunk| copies.extend(chunk.host.iter().filter_map(|copy| copy.slot())));
+    let going = host_pool::that_free_segments(&copies, bytes);
+    let mut slots = Vec::new();
+    each_on_card(|chunk| slots.extend(copies::drop_data(&mut chunk.host, |_, slot| going.contains(&slot))));
+    log_dropped(slots.len() as u64 * GRANULE);
+    host_pool::give_back(slots);
+    drop(alone);
+    host_pool::give_up_unused(bytes);
+}
+
+/// Calls `each` for the chunks whose copies may go.
+fn each_on_card(mut each: impl FnMut(&mut Chunk)) {
+    allocations::each_mapped(|allocation| {
+        let Some(mapped) = &allocation.mapped else { return };
+        mapped.lock().iter_mut().filter(|chunk| may_go(chunk)).for_each(&mut each);
+    });
 }
 
 fn log_dropped(bytes: u64) {

@@ -27,7 +27,7 @@ use crate::memory::mapping::{Chunk, GRANULE, Mapped};
 use crate::process::config::{self, Content};
 use crate::process::{counters, log};
 use crate::work::contexts::Context;
-pub(super) use kept::keep;
+pub(super) use kept::{give_way, keep};
 pub(super) use kernel::{forget_context, is_loading, prepare};
 pub(super) use leaving::Leaving;
 
