@@ -289,21 +289,6 @@ fn copies_of_memory_on_the_card_give_way_where_the_budget_is_reached() {
     copies_give_way(&world, &["--host-memory", "272MiB"], &own);
 }
 
-/// 512 MiB have to leave, and there is memory of the host for half of it.
-#[test]
-fn copies_of_what_leaves_unchanged_do_not_give_way() {
-    let world = World::simulated(&[CARD, &[("NVSIM_MOST_LOCKED", "272MiB")]].concat());
-    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    let job = full_of_copies(&world, &[]);
-    let before = in_all(&job.log()).1;
-    let large = beside(&world, "again", "--memory 768MiB --block 64MiB --seconds 600", &[]).start();
-    wait_until("what has not changed leaves", || in_all(&job.log()).1 >= before + 256 || !job.lives());
-    drop(large);
-    world.stop();
-    let job = job.finish();
-    assert!(job.status.success() && job.out.contains("right"), "{} {}", job.out, job.log);
-}
-
 #[test]
 fn a_reset_takes_the_kernel_and_all_copies_along() {
     let world = World::simulated(CARD);

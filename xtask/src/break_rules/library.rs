@@ -454,10 +454,10 @@ pub(super) const LIBRARY: &[Rule] = &[
     Rule {
         what: "what leaves unchanged keeps its copies",
         file: "libnvshare/src/memory/backing/swap/content/kept.rs",
-        from: "let goes = |index: usize, _| !leaves ||",
-        to: "let goes = |index: usize, _| BROKEN || !leaves ||",
-        package: "nvshare-e2e",
-        test: "copies_of_what_leaves_unchanged_do_not_give_way",
+        from: "    !leaves || seen == Some(Seen::Zero)\n",
+        to: "    BROKEN || !leaves || seen == Some(Seen::Zero)\n",
+        package: "libnvshare",
+        test: "what_leaves_keeps_its_copies_unless_it_is_zero",
     },
     Rule {
         what: "copies of memory that is on the card give way to what others need",

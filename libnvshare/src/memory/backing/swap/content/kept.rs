@@ -54,7 +54,7 @@ pub(super) fn drop_kept(context: &Arc<Context>, bytes: u64, looked: &Looked) -> 
                 if seen.is_empty() == leaves {
                     continue;
                 }
-                let goes = |index: usize, _| !leaves || seen.get(index) == Some(&Some(Seen::Zero));
+                let goes = |index: usize, _| is_spare(leaves, seen.get(index).copied().flatten());
                 let slots = copies::drop_data(&mut chunk.host, goes);
                 dropped += slots.len() as u64 * GRANULE;
                 host_pool::give_back(slots);
@@ -88,8 +88,24 @@ fn each_on_card(mut each: impl FnMut(&mut Chunk)) {
     });
 }
 
+/// Whether the copy of a piece is not needed for what leaves now: what was seen of the piece, if its chunk leaves.
+fn is_spare(leaves: bool, seen: Option<Seen>) -> bool {
+    !leaves || seen == Some(Seen::Zero)
+}
+
 fn log_dropped(bytes: u64) {
     if bytes > 0 {
         log::debug(format_args!("gave up {} MiB of copies of memory that is on the card", bytes / MIB));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_leaves_keeps_its_copies_unless_it_is_zero() {
+        assert!(is_spare(false, None) && is_spare(true, Some(Seen::Zero)));
+        assert!(!is_spare(true, Some(Seen::Data(None))) && !is_spare(true, None));
     }
 }
