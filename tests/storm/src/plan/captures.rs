@@ -87,11 +87,14 @@ impl Composer<'_> {
         writes.extend(streams.into_iter().flatten().map(Thing::Stream));
         let module = self.contexts[&context].module;
         let mut reads = vec![Thing::Module(module)];
-        reads.extend(used(&recording).into_iter().map(|region| Thing::Buffer(region.buffer)));
+        let memory: Vec<Thing> =
+            used(&recording).into_iter().map(|region| Thing::Buffer(region.buffer)).collect();
+        reads.extend(&memory);
         let op = Op::Record1(Box::new(recording), module);
         self.emit(thread, Some(context), op, &reads, &writes, &flags);
+        // The driver looks at the addresses that the graph names (measured).
         let op = Op::Instantiate { graph, update };
-        self.emit(thread, Some(context), op, &[], &[Thing::Graph(graph)], &[flag::UNSAFE]);
+        self.emit(thread, Some(context), op, &memory, &[Thing::Graph(graph)], &[flag::UNSAFE]);
     }
 
     /// Captures the same work again with other numbers, and updates the graph.

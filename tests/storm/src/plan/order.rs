@@ -98,6 +98,8 @@ impl<'a> Order<'a> {
         let mut after: Vec<Vec<usize>> = Vec::new();
         let mut touched: HashMap<Thing, Vec<(usize, Touch)>> = HashMap::new();
         let mut home = HashMap::new();
+        // The memory that a graph names from its recording on: it is named again when the graph is instantiated.
+        let mut named_by: HashMap<Id, Vec<(Thing, Touch)>> = HashMap::new();
         for (index, step) in plan.steps.iter().enumerate() {
             let mine = &mut now[step.thread];
             for &earlier in &step.after {
@@ -108,7 +110,16 @@ impl<'a> Order<'a> {
             mine[step.thread] = index + 1;
             after.push(mine.clone());
             let mut contexts: BTreeSet<Id> = step.context.into_iter().collect();
-            for (thing, touch) in named(&step.op) {
+            let mut things = named(&step.op);
+            match &step.op {
+                Op::Record1(recording, _) => {
+                    let is_memory = |(thing, _): &&(Thing, Touch)| matches!(thing, Thing::Buffer(_));
+                    named_by.insert(recording.graph, things.iter().filter(is_memory).copied().collect());
+                }
+                Op::Instantiate { graph, .. } => things.extend(named_by.get(graph).into_iter().flatten()),
+                _ => {}
+            }
+            for (thing, touch) in things {
                 if let (Touch::Make, Some(context)) = (touch, step.context) {
                     home.insert(thing, context);
                 }
