@@ -85,17 +85,22 @@ fn without_a_free_descriptor_a_program_uses_memory_of_its_own() {
     assert!(log.contains("1 of 1 segments of the scheduler's memory did not come"), "{log}");
 }
 
-/// A segment as the scheduler makes it, and another descriptor of it.
-fn segment(number: u64, bytes: u64) -> (HostSegment, OwnedFd, File) {
+/// Memory of so many bytes, which may be sealed against growing, and another descriptor of it.
+fn segment_with(number: u64, bytes: u64, seals: i32) -> (HostSegment, OwnedFd, File) {
     // SAFETY: a name, and plain numbers; the descriptor is new.
     let file = unsafe {
         let file = libc::memfd_create(c"nvshare-host".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         assert!(file >= 0 && libc::ftruncate(file, bytes as i64) == 0);
-        assert_eq!(libc::fcntl(file, libc::F_ADD_SEALS, libc::F_SEAL_GROW), 0);
+        assert_eq!(libc::fcntl(file, libc::F_ADD_SEALS, seals), 0);
         File::from_raw_fd(file)
     };
     let other = file.try_clone().expect("a descriptor");
     (HostSegment { number, bytes }, other.into(), file)
+}
+
+/// A segment as the scheduler makes it.
+fn segment(number: u64, bytes: u64) -> (HostSegment, OwnedFd, File) {
+    segment_with(number, bytes, libc::F_SEAL_GROW)
 }
 
 /// Descriptors that a process has open.
@@ -103,14 +108,18 @@ fn open_files(of: &Running) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", of.pid())).expect("a process").count()
 }
 
-/// The kernel cuts a frame's descriptors off where the process has no numbers left: those before are the first segments'.
-#[test]
-fn of_a_frame_with_more_segments_than_free_descriptors_the_rest_is_given_back() {
+/// All memory of a program with so many free descriptors leaves, and its question for memory of the host is answered by a frame of these
+/// segments. `then` gets the program, what it has given back by then, and how many descriptors it had open before.
+fn all_leaves(
+    left: &str,
+    made: Vec<(HostSegment, OwnedFd, File)>,
+    then: impl FnOnce(&Running, Vec<u64>, Vec<File>, usize),
+) {
     const ALL: u64 = 512 * MIB;
     // The first to ask is who needs it for what leaves.
     let world = World::simulated(&[CARD, &[("NVSHARE_CONTENT", "off")]].concat());
     let listener = PlayedScheduler::listen(&world);
-    let few = few_descriptors(&world, "2").start();
+    let few = few_descriptors(&world, left).start();
     let (mut client, usage) = PlayedScheduler::accept(&listener);
     let gpu = usage.first().map(|usage| usage.gpu);
     let gpu = gpu.unwrap_or_else(|| {
@@ -124,7 +133,6 @@ fn of_a_frame_with_more_segments_than_free_descriptors_the_rest_is_given_back() 
     client.say(&[SchedulerMessage::Capacity(room), grant(1)]);
     wait_until("few are left", || few.out().contains("few are left") || !few.lives());
     let before = open_files(&few);
-    let made = [10, 11, 12, 13].map(|number| segment(number, 64 * MIB));
     let (lot, files): (Vec<_>, Vec<_>) =
         made.into_iter().map(|(segment, passed, file)| ((segment, passed), file)).unzip();
     client.hand_out(lot);
@@ -143,13 +151,42 @@ fn of_a_frame_with_more_segments_than_free_descriptors_the_rest_is_given_back() 
         ClientMessage::Evicted { short, .. } => Some(*short),
         _ => None,
     });
-    assert_eq!((short, back), (0, vec![12, 13]), "{}", few.log());
-    // The first two are in use, and nothing has reached the others.
-    let pages = files.iter().map(|file| file.metadata().expect("a file").blocks() > 0);
-    assert_eq!(pages.collect::<Vec<_>>(), [true, true, false, false]);
-    assert_eq!(open_files(&few), before, "no descriptor stays");
-    assert!(few.log().contains("2 of 4 segments of the scheduler's memory did not come"), "{}", few.log());
+    assert_eq!(short, 0, "{}", few.log());
+    then(&few, back, files, before);
     client.say(&[grant(2)]);
     world.stop();
     few.finish().passed();
+}
+
+/// The kernel cuts a frame's descriptors off where the process has no numbers left: those before are the first segments'.
+#[test]
+fn of_a_frame_with_more_segments_than_free_descriptors_the_rest_is_given_back() {
+    let made = [10, 11, 12, 13].map(|number| segment(number, 64 * MIB));
+    all_leaves("2", made.into(), |few, back, files, before| {
+        assert_eq!(back, [12, 13], "{}", few.log());
+        // The first two are in use, and nothing has reached the others.
+        let pages = files.iter().map(|file| file.metadata().expect("a file").blocks() > 0);
+        assert_eq!(pages.collect::<Vec<_>>(), [true, true, false, false]);
+        assert_eq!(open_files(few), before, "no descriptor stays");
+        assert!(
+            few.log().contains("2 of 4 segments of the scheduler's memory did not come"),
+            "{}",
+            few.log()
+        );
+    });
+}
+
+/// One is shorter than the scheduler says, one longer, and one can grow; nothing else comes.
+#[test]
+fn a_segment_that_is_not_what_it_should_be_is_given_back() {
+    let sized = |number, bytes| {
+        let (segment, passed, file) = segment(number, bytes);
+        (HostSegment { bytes: 64 * MIB, ..segment }, passed, file)
+    };
+    let made = vec![sized(20, 32 * MIB), sized(21, 128 * MIB), segment_with(22, 64 * MIB, 0)];
+    all_leaves("8", made, |few, back, files, before| {
+        assert_eq!(back, [20, 21, 22], "{}", few.log());
+        assert!(files.iter().all(|file| file.metadata().expect("a file").blocks() == 0));
+        assert_eq!(open_files(few), before, "no descriptor stays");
+    });
 }

@@ -348,6 +348,14 @@ pub(super) const LIBRARY: &[Rule] = &[
         test: "the_kernel_is_loaded_beside_work_that_does_not_end_and_holds_nobody_up",
     },
     Rule {
+        what: "a segment that is not what the scheduler says is given back",
+        file: "libnvshare/src/memory/mapping/supply.rs",
+        from: "    supply.back.extend(others.iter().map(|(segment, _)| segment.number));\n",
+        to: "    if !BROKEN {\n        supply.back.extend(others.iter().map(|(segment, _)| segment.number));\n    }\n",
+        package: "nvshare-e2e",
+        test: "a_segment_that_is_not_what_it_should_be_is_given_back",
+    },
+    Rule {
         what: "a green context ends when the library's work in it is over",
         file: "libnvshare/src/work/contexts.rs",
         from: "    if context.is_green() {\n        context.complete_ours();",

@@ -169,11 +169,15 @@ pub(crate) fn arrived(offered: bool, segments: Vec<HostSegment>, descriptors: Ve
     supply.back.extend(lost);
     // Without descriptors there is no way but memory of the process's own.
     supply.offers &= offered && (segments.is_empty() || !descriptors.is_empty());
-    supply.refused = segments.is_empty();
-    supply
-        .arrived
-        .extend(segments.into_iter().zip(descriptors).filter(|(segment, file)| is_whole(*segment, file)));
+    let came = segments.into_iter().zip(descriptors);
+    let (whole, others): (Vec<_>, Vec<_>) = came.partition(|(segment, file)| is_whole(*segment, file));
+    supply.back.extend(others.iter().map(|(segment, _)| segment.number));
+    supply.arrived.extend(whole);
+    supply.refused = supply.arrived.is_empty();
     drop(guard);
+    if !others.is_empty() {
+        log::warn(format_args!("{} segments of the scheduler's memory are not what it says", others.len()));
+    }
     CHANGED.notify_all();
 }
 
