@@ -121,3 +121,54 @@ fn a_scheduler_that_goes_away_is_joined_again() {
     assert!(Scheduler::ctl(&world, &["off"]).status.success());
     assert_eq!(names(&watcher.until("off", None)), ["off"]);
 }
+
+/// Microseconds since 1970.
+fn now_us() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock");
+    now.as_micros() as u64
+}
+
+/// A client is killed at this event of its own, in the middle of hand-overs. How long its process takes to end, and how much later the
+/// scheduler knows, and so has its lock back: in microseconds, 0 if it knows before. The other client runs on.
+fn dies_at(moment: &str, slow: (&str, &str)) -> (u64, u64) {
+    let world = World::with_memory("swap", &[CARD, &[slow]].concat());
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let watcher = Watcher::start(&world);
+    let [one, other] =
+        ["a", "b"].map(|name| Program::workload(&world, name, JOB).until_told().waits_for_go().start());
+    Running::go(&[&one, &other]);
+    Scheduler::until_turns(&world, &[&one, &other], 2);
+    let (dies, time) = (one.pid(), |event: &serde_json::Value| event["time_us"].as_u64().expect("a time"));
+    let told_after = |begin: u64, events: &[&str], pid| loop {
+        let at = time(watcher.until_one_of(events, Some(pid)).last().expect("an event"));
+        if at >= begin {
+            return at;
+        }
+    };
+    told_after(now_us(), &[moment], dies);
+    let killed = now_us();
+    one.signal(libc::SIGKILL);
+    let _ended = one.finish();
+    let ended = now_us();
+    let known = told_after(killed, &["gone", "left"], dies);
+    told_after(known, &["running"], other.pid());
+    world.stop_intact([other]);
+    (ended - killed, known.saturating_sub(ended))
+}
+
+/// The kernel closes a process's connections when it has taken down its memory; nobody knows before.
+#[test]
+fn who_is_killed_in_the_middle_of_an_exchange_has_no_lock_a_moment_later() {
+    const ROUNDS: usize = 3;
+    const LATEST: u64 = 10_000;
+    for (moment, slow) in [
+        ("running", ("NVSIM_TO_HOST", "6")),
+        ("evict", ("NVSIM_COPY_OUT", "2")),
+        ("granted", ("NVSIM_TO_DEVICE", "2")),
+    ] {
+        let (ends, mut later): (Vec<u64>, Vec<u64>) = (0..ROUNDS).map(|_| dies_at(moment, slow)).unzip();
+        later.sort_unstable();
+        println!("killed at '{moment}': ended after {ends:?} µs, known {later:?} µs later");
+        assert!(later[ROUNDS / 2] < LATEST, "{moment}: {later:?}");
+    }
+}
