@@ -1,6 +1,8 @@
 //! Programs that free, reset, fork, end contexts or break theirs while their memory is on the host or on its way, and
 //! programs whose every byte has moved often.
 
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Command;
 use std::time::Duration;
 
@@ -119,6 +121,47 @@ fn every_byte_survives_many_hand_overs(memory: &str) {
     Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 30);
     for job in world.stop_intact(jobs) {
         assert!(job.intact().words_checked > 20 << 20, "{:?}", job.outcome);
+    }
+}
+
+/// With few descriptors, little memory that may be locked, no capability and no home; with memory of its own, and of the scheduler.
+#[test]
+#[ignore = "needs root, to be somebody else; .ci/run runs this test where it is root"]
+fn who_is_not_root_exchanges_memory() {
+    for host_memory in [&[][..], &["--host-memory", "1GiB"]] {
+        let world = World::with_memory(
+            "swap",
+            &[
+                ("NVSIM_MEMORY", "128MiB"),
+                ("NVSIM_SCALE", "1"),
+                ("NVSIM_SPARSE", "0"),
+                ("NVSIM_REGISTER", "50"),
+            ],
+        );
+        std::fs::set_permissions(world.dir(), Permissions::from_mode(0o777)).expect("our directory");
+        let options = [&["--gpu-memory", "128MiB", "--tq", "0.05"], host_memory].concat();
+        let _scheduler = Scheduler::start(&world, &options);
+        let jobs = ["a", "b"].map(|name| {
+            let line = format!(
+                "ulimit -n 64; ulimit -l 64; unset HOME; exec setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all \
+                 --bounding-set=-all {} {name} --memory 96MiB --block 6MiB --kernel-us 500 --full-check",
+                Artifacts::get().workload.display()
+            );
+            let mut command = Command::new("sh");
+            command.args(["-c", &line]);
+            Program::of(&world, name, command).preloaded().until_told().waits_for_go().start()
+        });
+        Running::go(&[&jobs[0], &jobs[1]]);
+        Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 6);
+        let status = Scheduler::status(&world);
+        for job in &jobs {
+            let user = std::fs::metadata(format!("/proc/{}", job.pid())).expect("a process").uid();
+            let has = status.client(job.pid()).host_memory;
+            assert_eq!((user, has > 0), (65534, !host_memory.is_empty()), "{}", job.log());
+        }
+        for job in world.stop_intact(jobs) {
+            assert!(job.intact().words_checked > 10 << 20, "{:?}", job.outcome);
+        }
     }
 }
 
