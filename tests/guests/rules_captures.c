@@ -307,5 +307,32 @@ static void graphs_hold_memory(void) {
     EXPECT(word() == 6);
 }
 
+static volatile int trims;
+static void *trim(void *none) {
+    while (trims) CHECK(FN(cuDeviceGraphMemTrim)(0));
+    return none;
+}
+static void memory_of_graphs_is_given_up_beside_launches(void) {
+    void *graph, *exec;
+    uint64_t inside[32];
+    pthread_t thread;
+    begin();
+    stream_ = new_stream(NON_BLOCKING);
+    CHECK(BEGIN(stream_, THREAD_LOCAL));
+    for (int i = 0; i < 32; i++) CHECK(FN(cuMemAllocAsync)(&inside[i], MIB, stream_));
+    for (int i = 0; i < 32; i++) CHECK(launch(inside[i], 4, 1, stream_));
+    for (int i = 0; i < 32; i++) CHECK(FN(cuMemFreeAsync)(inside[i], stream_));
+    CHECK(END(stream_, &graph));
+    CHECK(FN(cuGraphInstantiateWithFlags)(&exec, graph, 0ul));
+    trims = 1;
+    CHECK(pthread_create(&thread, NULL, trim, NULL));
+    for (int i = 0; i < 1000; i++) {
+        CHECK(FN(cuGraphLaunch)(exec, stream_));
+        CHECK(FN(cuStreamSynchronize)(stream_));
+    }
+    trims = 0;
+    CHECK(pthread_join(thread, NULL));
+}
+
 RULES(RULE(calls_that_break_a_capture), RULE(the_modes_of_a_capture), RULE(how_captures_begin_and_end), RULE(how_captures_spread), RULE(executable_graphs),
-      RULE(graphs_hold_memory))
+      RULE(graphs_hold_memory), RULE(memory_of_graphs_is_given_up_beside_launches))

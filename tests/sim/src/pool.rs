@@ -315,10 +315,18 @@ impl Process {
         if !tables.pool.launches.is_empty() || tables.pool.launching > 0 {
             return Ok(());
         }
-        let gone: Vec<u64> =
-            tables.pool.graphs.iter().filter(|(_, on)| **on == gpu).map(|(b, _)| *b).collect();
+        // Under the lock: a graph that is launched from here on finds none, and gets new memory.
+        let bases: Vec<u64> =
+            tables.pool.graphs.iter().filter(|(_, on)| **on == gpu).map(|(base, _)| *base).collect();
+        let forget = |base: u64| {
+            tables.pool.forget(base);
+            tables.memory.remove(&base)
+        };
+        let gone: Vec<Arc<Allocation>> = bases.into_iter().filter_map(forget).collect();
         drop(tables);
-        gone.into_iter().try_for_each(|base| self.end_ordered(base))
+        // The graphs keep their addresses for as long as they live.
+        gone.iter().for_each(|allocation| self.world.free(allocation.gpu, &allocation.blocks));
+        Ok(())
     }
 }
 

@@ -63,6 +63,7 @@ rules! { captures:
     how_captures_spread
     executable_graphs
     graphs_hold_memory
+    memory_of_graphs_is_given_up_beside_launches
 }
 
 rules! { memory:
