@@ -166,6 +166,18 @@ fn who_is_not_root_exchanges_memory() {
 }
 
 #[test]
+fn a_green_context_ends_when_copies_in_it_are_over() {
+    let world = World::with_memory("swap", &[CARD, &[("NVSHARE_CONTENT", "off")]].concat());
+    let held = world.dir().join("held").to_string_lossy().into_owned();
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let guest = Program::guest(&world, "green_ends_held", &[]).env("NVSIM_HELD_OUT", &held).start();
+    wait_until("the guest has its memory", || guest.out().contains("ready") || !guest.lives());
+    let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --steps 20").start();
+    guest.finish_within(Duration::from_secs(30)).passed();
+    other.finish().intact();
+}
+
+#[test]
 fn programs_whose_memory_cannot_leave_run_one_after_the_other() {
     // The host lets nobody page-lock anything.
     let world = World::with_memory("swap", &[CARD, &[("NVSIM_MOST_LOCKED", "4KiB")]].concat());

@@ -361,7 +361,7 @@ pub(super) const LIBRARY: &[Rule] = &[
         from: "    if context.is_green() {\n        context.complete_ours();",
         to: "    if context.is_green() && !BROKEN {\n        context.complete_ours();",
         package: "nvshare-e2e",
-        test: "green_contexts_end_while_their_memory_leaves",
+        test: "a_green_context_ends_when_copies_in_it_are_over",
     },
     Rule {
         what: "the work of a stream that ends beside the begin of a capture is remembered",
