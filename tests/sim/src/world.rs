@@ -199,8 +199,11 @@ pub(crate) fn now_ns() -> u64 {
 }
 
 impl World {
-    /// Maps the world, making it if this process is the first.
+    /// Maps the world, making it if this process is the first. Fails beyond [`MOST_GPUS`], and where it was made with other sizes.
     pub(crate) fn open(config: Config) -> io::Result<Self> {
+        if config.gpus as usize > MOST_GPUS {
+            return Err(io::Error::other("more GPUs than are simulated"));
+        }
         if config.sparse {
             // A huge page for each block would take all of the simulator's memory.
             // SAFETY: it sets a flag of this process.
@@ -217,8 +220,7 @@ impl World {
         unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) };
         let real_block = (BLOCK / config.scale) as usize;
         let frames = ((config.memory / BLOCK) as usize).min(MOST_BLOCKS);
-        let page = 4096;
-        let header_bytes = size_of::<Header>().next_multiple_of(page);
+        let header_bytes = size_of::<Header>().next_multiple_of(4096);
         // The file takes no more of the disk than what is written.
         let device_bytes = frames * BLOCK as usize * MOST_GPUS;
         let host_bytes = MOST_BLOCKS * real_block * MOST_GPUS;
@@ -268,7 +270,7 @@ impl World {
         // SAFETY: a fresh file is zeroes, which every field but the locks takes as its beginning; no other process
         // looks before the file's lock is released.
         unsafe {
-            (*self.header).gpus = self.config.gpus.min(MOST_GPUS as u32);
+            (*self.header).gpus = self.config.gpus;
             for g in 0..MOST_GPUS {
                 let gpu = self.gpu(g);
                 let mut attributes = std::mem::zeroed();
