@@ -1,10 +1,10 @@
 //! `nvshare-ctl run`, `install` and `doctor`: the commands of a user's first hour.
 
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use nvshare_harness::{Artifacts, Program, Running, Scheduler, World};
+use nvshare_harness::{Artifacts, Program, Running, Scheduler, World, executable};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
@@ -90,9 +90,9 @@ fn programs_that_cannot_be_preloaded_are_named() {
         "{error}"
     );
     // A static program is noticed behind a script's first line as well.
-    let script = world.dir().join("script");
-    std::fs::write(&script, format!("#!{named}\n")).expect("a file");
-    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).expect("a file of ours");
+    let (text, script) = (world.dir().join("script.txt"), world.dir().join("script"));
+    std::fs::write(&text, format!("#!{named}\n")).expect("a file");
+    executable(&text, &script);
     let (code, _, error) = run(library, &["--", &script.to_string_lossy()]);
     assert!(code == Some(7) && error.contains("statically linked"), "{error}");
     let (code, _, error) = run(library, &["--", "true"]);
@@ -109,7 +109,7 @@ fn distribution(folder: &Path) -> PathBuf {
     ] {
         let to = folder.join(to);
         std::fs::create_dir_all(to.parent().expect("a folder")).expect("a folder");
-        std::fs::copy(from, to).expect("a copy");
+        executable(from, &to);
     }
     folder.join("bin/nvshare-ctl")
 }
@@ -330,7 +330,7 @@ fn doctor_knows_machines_of_other_kinds() {
 
     // MPS: the kernel keeps the first fifteen letters of its name.
     let daemon = world.dir().join("nvidia-cuda-mps-control");
-    std::fs::copy("/bin/sleep", &daemon).expect("a copy");
+    executable(Path::new("/bin/sleep"), &daemon);
     let mut running = Command::new(&daemon).arg("1000").spawn().expect("it runs");
     let (code, findings, _) = doctor(&world, None, &[]);
     running.kill().expect("a child");

@@ -2,6 +2,7 @@
 //! simulated driver or on a real one.
 
 mod artifacts;
+mod executable;
 mod group;
 mod guest;
 mod played;
@@ -12,6 +13,7 @@ mod terminal;
 mod world;
 
 pub use artifacts::Artifacts;
+pub use executable::executable;
 pub use group::MemoryGroup;
 pub use guest::guest;
 pub use played::PlayedScheduler;
