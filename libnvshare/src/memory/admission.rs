@@ -54,6 +54,11 @@ pub(super) fn make(
 ) -> Result<Arc<Allocation>, CUresult> {
     let (device, kind, backing) = (request.device, request.kind, backing::of(request.kind));
     let span = backing.span(request.bytes).ok_or(CUresult::OUT_OF_MEMORY)?;
+    if kind == Kind::DeviceAsManaged
+        && let Some(again) = deferred_free::take_again(&request.context, span)
+    {
+        return Ok(again);
+    }
     let make = |charged| backing.allocate(request, charged, &call);
     let allocation = admitted(device, span, kind, make, |Made { base, mapped }, charged| {
         let context = Arc::clone(&request.context);

@@ -6,6 +6,8 @@
 //!
 //! - by a call of the program that frees other memory of the context, and so waits as well ([`before_a_free`]);
 //! - by the mover, when all work is complete and the gate is closed ([`when_drained`]);
+//! - not at all, if an allocation of as many bytes gets the memory first ([`take_again`]): beside work that does not end, nothing else would keep
+//!   a program within the card that allocates and frees in stream order;
 //! - else by a thread of its own, at a moment at which the device has nothing to do. If an allocation would be refused without
 //!   the memory, that thread does not wait for such a moment for longer than [`PATIENCE`].
 
@@ -13,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::allocations;
+use super::allocations::{self, Allocation, Kind};
 use super::backing::Work;
 use super::free::{self, free as free_now};
 use crate::driver::types::{CUdevice, CUdeviceptr, CUresult, CUstream};
@@ -131,6 +133,24 @@ fn take(which: impl Fn(&Freed) -> bool, state: State) -> Option<(CUdeviceptr, Ar
     let found = all.iter_mut().find(|freed| matches!(freed.state, State::Due) && which(freed))?;
     found.state = state;
     Some((found.base, Arc::clone(&found.context)))
+}
+
+/// Managed memory of `bytes` bytes that the program has freed, for an allocation in the same context. The work before the free is complete, so
+/// nothing of the program uses it any more. For the driver and in the account it stays what it was.
+pub(super) fn take_again(context: &Arc<Context>, bytes: u64) -> Option<Arc<Allocation>> {
+    if !look() {
+        return None;
+    }
+    let mut all = lock(&FREED);
+    let fitting = |freed: &Freed| {
+        let is_due = matches!(freed.state, State::Due) && Arc::ptr_eq(&freed.context, context);
+        allocations::find(freed.base)
+            .filter(|old| is_due && old.kind == Kind::DeviceAsManaged && old.size == bytes)
+    };
+    let (at, again) = all.iter().enumerate().find_map(|(at, freed)| Some((at, fitting(freed)?)))?;
+    all.swap_remove(at);
+    note_count(&all);
+    Some(again)
 }
 
 fn is_over(base: CUdeviceptr) {

@@ -13,6 +13,7 @@ nvshare_harness::with_both_memories! {
     legacy_wait
     memory_of_a_pool_is_not_brought_behind_a_host_function
     memory_freed_in_stream_order_holds_no_allocation_up
+    what_was_freed_in_stream_order_is_allocated_again_beside_work
     an_allocation_that_can_never_be_is_refused_beside_frees
     a_stream_ends_while_a_capture_is_about_to_begin
     a_capture_begins_beside_a_full_queue_of_another_context
@@ -63,6 +64,12 @@ fn memory_of_a_pool_is_not_brought_behind_a_host_function(memory: &str) {
 
 fn memory_freed_in_stream_order_holds_no_allocation_up(memory: &str) {
     in_turns(memory, "frees_later", &[], 5);
+}
+
+fn what_was_freed_in_stream_order_is_allocated_again_beside_work(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    Program::guest(&world, "freed_again", &[]).start().finish().passed();
 }
 
 fn a_stream_ends_while_a_capture_is_about_to_begin(memory: &str) {

@@ -404,6 +404,22 @@ pub(super) const LIBRARY: &[Rule] = &[
         test: "an_allocation_that_can_never_be_is_refused_beside_frees",
     },
     Rule {
+        what: "memory freed in stream order is allocated again beside work that does not end",
+        file: "libnvshare/src/memory/deferred_free.rs",
+        from: "    if !look() {\n        return None;\n    }\n    let mut all",
+        to: "    if BROKEN || !look() {\n        return None;\n    }\n    let mut all",
+        package: "nvshare-e2e",
+        test: "what_was_freed_in_stream_order_is_allocated_again_beside_work",
+    },
+    Rule {
+        what: "memory that a stream has not freed yet is not allocated again",
+        file: "libnvshare/src/memory/deferred_free.rs",
+        from: "State::Behind(event) if event.is_complete())",
+        to: "State::Behind(event) if BROKEN || event.is_complete())",
+        package: "nvshare-e2e",
+        test: "what_was_freed_in_stream_order_is_allocated_again_beside_work",
+    },
+    Rule {
         what: "memory freed in stream order is freed by no call that did not wait",
         file: "libnvshare/src/memory/deferred_free.rs",
         from: "take(|freed| is_mapped(freed.base), State::Ending)",
