@@ -11,6 +11,7 @@
 //! - else by a thread of its own, at a moment at which the device has nothing to do. If an allocation would be refused without
 //!   the memory, that thread does not wait for such a moment for longer than [`PATIENCE`].
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -49,7 +50,7 @@ struct Freed {
 #[derive(Debug)]
 enum State {
     /// The work before the free may not be complete.
-    Behind(Event),
+    Behind(Arc<Event>),
     /// The memory can be freed.
     Due,
     /// A thread of the program, or the mover, is freeing it.
@@ -63,6 +64,8 @@ static FREED: Mutex<Vec<Freed>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Whether the thread runs that frees memory.
 static HAS_THREAD: AtomicBool = AtomicBool::new(false);
+/// How often that thread has found out whose work is complete.
+static LOOKED: AtomicUsize = AtomicUsize::new(0);
 /// Allocations that wait for such memory, and those of them that have waited for [`PATIENCE`].
 static AWAITED: AtomicUsize = AtomicUsize::new(0);
 static URGENT: AtomicUsize = AtomicUsize::new(0);
@@ -80,7 +83,8 @@ pub(crate) fn in_order(base: CUdeviceptr, context: &Arc<Context>, stream: CUstre
     }
     match behind {
         Ok(behind) => {
-            freed.push(Freed { base, context: Arc::clone(context), state: State::Behind(behind) });
+            let state = State::Behind(Arc::new(behind));
+            freed.push(Freed { base, context: Arc::clone(context), state });
             note_count(&freed);
             CUresult::SUCCESS
         }
@@ -108,23 +112,35 @@ pub(crate) fn is_freed(base: CUdeviceptr) -> bool {
     COUNT.load(Ordering::SeqCst) > 0 && lock(&FREED).iter().any(|freed| freed.base == base)
 }
 
-/// Finds out whose work is complete by now. Returns whether there is memory that can be freed.
-fn look() -> bool {
+/// Finds out whose work is complete by now, of the work in contexts that may be `asked`. Returns whether there is memory that can be freed.
+///
+/// While a thread waits for a place in a full queue, the driver answers nothing about its context (measured), and the work in that queue may wait
+/// for the caller. So a thread of the program asks only where its own call would wait as well.
+fn look(asked: impl Fn(&Context) -> bool) -> bool {
     if COUNT.load(Ordering::SeqCst) == 0 || lifecycle::is_forked() || lifecycle::is_exiting() {
         return false;
     }
-    let mut events = Vec::new();
+    let event_of = |freed: &Freed| match &freed.state {
+        State::Behind(event) if asked(event.context()) => Some(Arc::clone(event)),
+        _ => None,
+    };
+    let events: Vec<Arc<Event>> = lock(&FREED).iter().filter_map(event_of).collect();
+    // Asking the driver, and dropping events, happens without the lock.
+    let complete: Vec<Arc<Event>> = events.into_iter().filter(|event| event.is_complete()).collect();
+    let reached: BTreeSet<*const Event> = complete.iter().map(Arc::as_ptr).collect();
     let mut freed = lock(&FREED);
     for freed in freed.iter_mut() {
-        if matches!(&freed.state, State::Behind(event) if event.is_complete()) {
-            events.push(std::mem::replace(&mut freed.state, State::Due));
+        if matches!(&freed.state, State::Behind(event) if reached.contains(&Arc::as_ptr(event))) {
+            freed.state = State::Due;
         }
     }
-    let found = freed.iter().any(|freed| matches!(freed.state, State::Due));
-    drop(freed);
-    // Dropping the events calls the driver, so it happens without the lock.
-    drop(events);
-    found
+    freed.iter().any(|freed| matches!(freed.state, State::Due))
+}
+
+/// Whether a context is another than the calling thread's current one.
+fn is_elsewhere() -> impl Fn(&Context) -> bool {
+    let here = driver::current_context().ok();
+    move |context| here != Some(context.handle())
 }
 
 /// Takes memory that can be freed, if `which` accepts it. `state` says who frees it.
@@ -138,7 +154,7 @@ fn take(which: impl Fn(&Freed) -> bool, state: State) -> Option<(CUdeviceptr, Ar
 /// Managed memory of `bytes` bytes that the program has freed, for an allocation in the same context. The work before the free is complete, so
 /// nothing of the program uses it any more. For the driver and in the account it stays what it was.
 pub(super) fn take_again(context: &Arc<Context>, bytes: u64) -> Option<Arc<Allocation>> {
-    if !look() {
+    if !look(|asked| asked.handle() == context.handle()) {
         return None;
     }
     let mut all = lock(&FREED);
@@ -175,8 +191,8 @@ fn is_mapped(base: CUdeviceptr) -> bool {
     allocations::find(base).is_some_and(|allocation| !allocation.kind.is_drivers())
 }
 
-fn end_those(which: impl Fn(&Freed) -> bool) {
-    if look() {
+fn end_those(which: impl Fn(&Freed) -> bool, asked: impl Fn(&Context) -> bool) {
+    if look(asked) {
         while let Some((base, context)) = take(&which, State::Ending) {
             end(base, &context);
         }
@@ -185,7 +201,7 @@ fn end_those(which: impl Fn(&Freed) -> bool) {
 
 /// Frees the memory whose work is complete. Called when all work is complete and the gate is closed.
 pub(crate) fn when_drained() {
-    end_those(|_| true);
+    end_those(|_| true, |_| true);
 }
 
 /// Frees the memory of a context whose work is complete. Called for the program's own call that frees other memory of
@@ -193,7 +209,9 @@ pub(crate) fn when_drained() {
 pub(crate) fn before_a_free(context: &Arc<Context>) {
     // A callback must not call the driver.
     if !callbacks::are_running() {
-        end_those(|freed| Arc::ptr_eq(&freed.context, context));
+        // The driver's own free waits for the work of the device.
+        let on_device = |asked: &Context| asked.device() == context.device();
+        end_those(|freed| Arc::ptr_eq(&freed.context, context), on_device);
         wait_for_those_ending(context);
     }
 }
@@ -214,15 +232,25 @@ fn wait_for_those_ending(context: &Arc<Context>) {
     }
 }
 
-/// Frees the memory whose work is complete, without waiting for the driver: some at once, and some soon.
+/// Frees the memory whose work is complete, without waiting for the driver: some at once, and some soon. Work in other contexts
+/// than the current one is looked at by the thread.
 pub(crate) fn sweep() {
-    if !look() {
+    if COUNT.load(Ordering::SeqCst) == 0 {
         return;
     }
-    while let Some((base, context)) = take(|freed| is_mapped(freed.base), State::Ending) {
-        end(base, &context);
+    let is_elsewhere = is_elsewhere();
+    if look(|asked| !is_elsewhere(asked)) {
+        while let Some((base, context)) = take(|freed| is_mapped(freed.base), State::Ending) {
+            end(base, &context);
+        }
     }
-    if next_due().is_some()
+    let is_for_thread = |freed: &Freed| match &freed.state {
+        State::Behind(event) => is_elsewhere(event.context()),
+        state => matches!(state, State::Due),
+    };
+    if !lifecycle::is_forked()
+        && !lifecycle::is_exiting()
+        && lock(&FREED).iter().any(is_for_thread)
         && !HAS_THREAD.swap(true, Ordering::SeqCst)
         && !threads::spawn("nvshare-free", free_those_due)
     {
@@ -240,18 +268,24 @@ fn next_due() -> Option<(CUdevice, CUdeviceptr)> {
 /// The thread that frees memory. It ends when there is none left.
 fn free_those_due() {
     let mut pause = SHORTEST_PAUSE;
-    while let Some((device, base)) = next_due().filter(|_| !lifecycle::is_exiting()) {
+    while !lifecycle::is_exiting() && COUNT.load(Ordering::SeqCst) > 0 {
+        look(|_| true);
+        LOOKED.fetch_add(1, Ordering::SeqCst);
+        let due = next_due();
         let is_urgent = URGENT.load(Ordering::SeqCst) > 0;
-        if !is_urgent && Drain::of(device).poll() > 0 {
+        let now = due.filter(|&(device, base)| is_urgent || is_mapped(base) || Drain::of(device).poll() == 0);
+        if let Some((base, context)) =
+            now.and_then(|(_, base)| take(|freed| freed.base == base, State::EndingBeside))
+        {
+            end(base, &context);
+            pause = SHORTEST_PAUSE;
+        } else {
             threads::sleep(pause);
             let longest = if AWAITED.load(Ordering::SeqCst) > 0 { SHORTEST_PAUSE } else { LONGEST_PAUSE };
             pause = (pause * 2).min(longest);
-        } else if let Some((base, context)) = take(|freed| freed.base == base, State::EndingBeside) {
-            end(base, &context);
-            pause = SHORTEST_PAUSE;
         }
     }
-    // What becomes due from here on is found by the next sweep.
+    // What is freed from here on is found by the next sweep.
     HAS_THREAD.store(false, Ordering::SeqCst);
 }
 
@@ -260,12 +294,14 @@ fn free_those_due() {
 struct Waiter {
     begin: Instant,
     is_urgent: bool,
+    /// [`LOOKED`] when it began to wait.
+    looked: usize,
 }
 
 impl Waiter {
     fn new() -> Self {
         AWAITED.fetch_add(1, Ordering::SeqCst);
-        Self { begin: Instant::now(), is_urgent: false }
+        Self { begin: Instant::now(), is_urgent: false, looked: LOOKED.load(Ordering::SeqCst) }
     }
 
     /// Whether memory that can be freed is not free yet.
@@ -275,7 +311,13 @@ impl Waiter {
             self.is_urgent = true;
             URGENT.fetch_add(1, Ordering::SeqCst);
         }
-        let is_soon_free = |freed: &Freed| !matches!(freed.state, State::Behind(_));
+        // A look that has begun since then.
+        let is_looked_at = LOOKED.load(Ordering::SeqCst).wrapping_sub(self.looked) >= 2;
+        let is_elsewhere = is_elsewhere();
+        let is_soon_free = |freed: &Freed| match &freed.state {
+            State::Behind(event) => !is_looked_at && is_elsewhere(event.context()),
+            State::Due | State::Ending | State::EndingBeside => true,
+        };
         !lifecycle::is_forked() && COUNT.load(Ordering::SeqCst) > 0 && lock(&FREED).iter().any(is_soon_free)
     }
 }
@@ -325,6 +367,11 @@ impl Frees {
 /// Removes the memory of a context that has ended.
 pub(crate) fn forget_context(context: &Arc<Context>) {
     let mut freed = lock(&FREED);
-    freed.retain(|freed| !Arc::ptr_eq(&freed.context, context));
+    let (gone, left): (Vec<_>, _) =
+        std::mem::take(&mut *freed).into_iter().partition(|freed| Arc::ptr_eq(&freed.context, context));
+    *freed = left;
     note_count(&freed);
+    drop(freed);
+    // Dropping the events calls the driver, so it happens without the lock.
+    drop(gone);
 }
