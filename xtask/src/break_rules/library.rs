@@ -428,6 +428,22 @@ pub(super) const LIBRARY: &[Rule] = &[
         test: "an_allocation_waits_for_no_full_queue_of_another_context",
     },
     Rule {
+        what: "a segment of the scheduler for which there are no addresses is given back",
+        file: "libnvshare/src/memory/mapping/segment.rs",
+        from: "else {\n            supply::gave_back(number);\n",
+        to: "else {\n            if !BROKEN {\n                supply::gave_back(number);\n            }\n",
+        package: "libnvshare",
+        test: "a_segment_for_which_there_are_no_addresses_is_given_back",
+    },
+    Rule {
+        what: "a segment that cannot be unlocked while its context is ending is given back with the pool",
+        file: "libnvshare/src/memory/mapping/host_pool.rs",
+        from: "            Err(_) => {\n                lock(&self.inner).put_in(segment);\n",
+        to: "            Err(_) if BROKEN => {\n                std::mem::forget(segment);\n                false\n            }\n            Err(_) => {\n                lock(&self.inner).put_in(segment);\n",
+        package: "libnvshare",
+        test: "a_segment_whose_context_is_ending_ends_with_the_pool",
+    },
+    Rule {
         what: "memory freed in stream order is freed by no call that did not wait",
         file: "libnvshare/src/memory/deferred_free.rs",
         from: "take(|freed| is_mapped(freed.base), State::Ending)",

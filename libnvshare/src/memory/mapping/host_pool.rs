@@ -65,6 +65,13 @@ impl Inner {
         self.free.insert(address, bytes);
     }
 
+    /// Adds a segment that nothing uses.
+    fn put_in(&mut self, segment: Segment) {
+        self.bytes += segment.bytes as u64;
+        self.add_free(segment.address, segment.bytes);
+        self.segments.push(segment);
+    }
+
     /// Whether nothing uses these bytes.
     fn is_free(&self, address: usize, bytes: usize) -> bool {
         let around = self.free.range(..=address).next_back();
@@ -274,10 +281,7 @@ impl HostPool {
         let register = || driver::register_host(segment.address as *mut c_void, bytes);
         match self.context.with(register) {
             Ok(Ok(())) => {
-                let mut inner = lock(&self.inner);
-                inner.bytes += bytes;
-                inner.add_free(segment.address, segment.bytes);
-                inner.segments.push(segment);
+                lock(&self.inner).put_in(segment);
                 Ok(Ok(()))
             }
             Ok(Err(error)) if error.ends_all_work() => Err(NoSlots::Broken(error)),
@@ -329,6 +333,11 @@ impl HostPool {
             Ok(Ok(())) => true,
             // The registration has ended with the context.
             Err(_) if self.context.life().is_over() => true,
+            // The context or the process is ending: the segment ends with the pool.
+            Err(_) => {
+                lock(&self.inner).put_in(segment);
+                false
+            }
             // The driver still knows the addresses, so nothing else may be there.
             refused => {
                 log::debug(format_args!("{} bytes stay page-locked: {refused:?}", segment.bytes));
@@ -456,6 +465,23 @@ mod tests {
         let freed = [(bytes, slots(&[10])), (bytes, slots(&[40, 41])), (bytes, slots(&[]))];
         assert_eq!(inner.freed_without(&copies), freed);
         inner.segments.drain(..).for_each(std::mem::forget);
+    }
+
+    #[test]
+    fn a_segment_whose_context_is_ending_ends_with_the_pool() {
+        let context = crate::work::contexts::learn(crate::driver::types::CUcontext(0x50_0000 as *mut _), 0);
+        let pool = of(&context);
+        let (number, bytes) = (7_000_002, 2 * GRANULE);
+        let mut segment = Segment::new(bytes).unwrap();
+        segment.number = Some(number);
+        lock(&pool.inner).put_in(segment);
+        context.life().end();
+        assert_eq!(pool.give_up_unused(bytes), 0);
+        assert!(!supply::is_given_back(number), "the driver still knows the addresses");
+        context.life().over();
+        forget_context(&context);
+        drop(pool);
+        assert!(supply::is_given_back(number));
     }
 
     #[test]

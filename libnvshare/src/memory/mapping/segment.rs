@@ -36,7 +36,11 @@ impl Segment {
 
     /// Memory that the scheduler has made. The file may be closed afterwards.
     pub(super) fn of_scheduler(HostSegment { number, bytes }: HostSegment, file: &OwnedFd) -> Option<Self> {
-        let mut segment = Self::new(bytes)?;
+        // The scheduler counts it as this process's until it is told.
+        let Some(mut segment) = Self::new(bytes) else {
+            supply::gave_back(number);
+            return None;
+        };
         // SAFETY: in place of the mapping just made, which nobody has yet.
         let mapped = unsafe {
             libc::mmap(
@@ -128,6 +132,14 @@ impl Segment {
 mod tests {
     use super::*;
     use nvshare_proto::units::MIB;
+
+    #[test]
+    fn a_segment_for_which_there_are_no_addresses_is_given_back() {
+        let file = std::fs::File::open("/dev/null").unwrap().into();
+        let segment = HostSegment { number: 7_000_001, bytes: 1 << 60 };
+        assert!(Segment::of_scheduler(segment, &file).is_none());
+        assert!(supply::is_given_back(segment.number));
+    }
 
     #[test]
     fn a_segment_is_aligned_and_can_be_written() {

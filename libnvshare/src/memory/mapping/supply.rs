@@ -109,6 +109,12 @@ pub(super) fn gave_back(number: u64) {
     bell::ring();
 }
 
+/// Whether the scheduler is to be told that the segment is not used any more.
+#[cfg(test)]
+pub(super) fn is_given_back(number: u64) -> bool {
+    supply().get_or_insert_default().back.contains(&number)
+}
+
 /// Gives back what came and is not wanted any more.
 pub(super) fn give_back_unused() {
     let unused = std::mem::take(&mut supply().get_or_insert_default().arrived);
