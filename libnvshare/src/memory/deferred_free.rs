@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use super::allocations::{self, Allocation, Kind};
 use super::backing::Work;
 use super::free::{self, free as free_now};
-use crate::driver::types::{CUdevice, CUdeviceptr, CUresult, CUstream};
+use crate::driver::types::{CUdeviceptr, CUresult, CUstream};
 use crate::driver::{self, functions};
 use crate::process::lock::lock;
 use crate::process::{lifecycle, threads};
@@ -42,9 +42,21 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 /// Memory that the program has freed in stream order.
 #[derive(Debug)]
 struct Freed {
-    base: CUdeviceptr,
-    context: Arc<Context>,
+    allocation: Arc<Allocation>,
     state: State,
+}
+
+impl Freed {
+    fn is_in(&self, context: &Arc<Context>) -> bool {
+        Arc::ptr_eq(&self.allocation.context, context)
+    }
+
+    /// Whether this is what the program has freed at an address. The driver may have returned the address again already, when the
+    /// memory has just ended and is still in the list.
+    fn is_at(&self, base: CUdeviceptr) -> bool {
+        let is_it = |now: &Arc<Allocation>| Arc::ptr_eq(now, &self.allocation);
+        self.allocation.base == base && allocations::find(base).as_ref().is_none_or(is_it)
+    }
 }
 
 #[derive(Debug)]
@@ -75,16 +87,16 @@ fn note_count(freed: &[Freed]) {
 }
 
 /// Frees memory once the work on a stream is complete. Called for the program's own call with that stream.
-pub(crate) fn in_order(base: CUdeviceptr, context: &Arc<Context>, stream: CUstream) -> CUresult {
+pub(crate) fn in_order(allocation: &Arc<Allocation>, stream: CUstream) -> CUresult {
     let behind = behind(stream);
     let mut freed = lock(&FREED);
-    if freed.iter().any(|freed| freed.base == base) {
+    if freed.iter().any(|freed| Arc::ptr_eq(&freed.allocation, allocation)) {
         return CUresult::INVALID_VALUE;
     }
     match behind {
         Ok(behind) => {
             let state = State::Behind(Arc::new(behind));
-            freed.push(Freed { base, context: Arc::clone(context), state });
+            freed.push(Freed { allocation: Arc::clone(allocation), state });
             note_count(&freed);
             CUresult::SUCCESS
         }
@@ -109,7 +121,7 @@ fn behind(stream: CUstream) -> Result<Event, CUresult> {
 
 /// Whether the program has freed this already.
 pub(crate) fn is_freed(base: CUdeviceptr) -> bool {
-    COUNT.load(Ordering::SeqCst) > 0 && lock(&FREED).iter().any(|freed| freed.base == base)
+    COUNT.load(Ordering::SeqCst) > 0 && lock(&FREED).iter().any(|freed| freed.is_at(base))
 }
 
 /// Finds out whose work is complete by now, of the work in contexts that may be `asked`. Returns whether there is memory that can be freed.
@@ -144,11 +156,11 @@ fn is_elsewhere() -> impl Fn(&Context) -> bool {
 }
 
 /// Takes memory that can be freed, if `which` accepts it. `state` says who frees it.
-fn take(which: impl Fn(&Freed) -> bool, state: State) -> Option<(CUdeviceptr, Arc<Context>)> {
+fn take(which: impl Fn(&Freed) -> bool, state: State) -> Option<Arc<Allocation>> {
     let mut all = lock(&FREED);
     let found = all.iter_mut().find(|freed| matches!(freed.state, State::Due) && which(freed))?;
     found.state = state;
-    Some((found.base, Arc::clone(&found.context)))
+    Some(Arc::clone(&found.allocation))
 }
 
 /// Managed memory of `bytes` bytes that the program has freed, for an allocation in the same context. The work before the free is complete, so
@@ -158,43 +170,49 @@ pub(super) fn take_again(context: &Arc<Context>, bytes: u64) -> Option<Arc<Alloc
         return None;
     }
     let mut all = lock(&FREED);
-    let fitting = |freed: &Freed| {
-        let is_due = matches!(freed.state, State::Due) && Arc::ptr_eq(&freed.context, context);
-        allocations::find(freed.base)
-            .filter(|old| is_due && old.kind == Kind::DeviceAsManaged && old.size == bytes)
+    let is_fitting = |freed: &Freed| {
+        let old = &freed.allocation;
+        let is_due = matches!(freed.state, State::Due) && freed.is_in(context);
+        is_due && old.kind == Kind::DeviceAsManaged && old.size == bytes && is_listed(old)
     };
-    let (at, again) = all.iter().enumerate().find_map(|(at, freed)| Some((at, fitting(freed)?)))?;
-    all.swap_remove(at);
+    let at = all.iter().position(is_fitting)?;
+    let again = all.swap_remove(at).allocation;
     note_count(&all);
     Some(again)
 }
 
-fn is_over(base: CUdeviceptr) {
+/// Whether an allocation is on the list of allocations. If not, it has ended, and its address may be another one's.
+fn is_listed(allocation: &Arc<Allocation>) -> bool {
+    allocations::find(allocation.base).is_some_and(|now| Arc::ptr_eq(&now, allocation))
+}
+
+fn is_over(allocation: &Arc<Allocation>) {
     // Whoever does not find it in the list any more finds it counted.
     free::count_late();
     let mut freed = lock(&FREED);
-    freed.retain(|freed| freed.base != base);
+    freed.retain(|freed| !Arc::ptr_eq(&freed.allocation, allocation));
     note_count(&freed);
 }
 
 /// Frees memory. If the library does not map it, the driver's free waits for the work of the device.
-fn end(base: CUdeviceptr, context: &Context) {
-    if let Some(free) = functions::cuMemFree_v2.get() {
+fn end(allocation: &Arc<Allocation>) {
+    let base = allocation.base;
+    if let Some(free) = functions::cuMemFree_v2.get().filter(|_| is_listed(allocation)) {
         // SAFETY: an allocation that the program has given back; its context lives through the call.
-        let _ = context.with(|| free_now(base, Work::Complete, || unsafe { free(base) }).ok());
+        let _ = allocation.context.with(|| free_now(base, Work::Complete, || unsafe { free(base) }).ok());
     }
-    is_over(base);
+    is_over(allocation);
 }
 
 /// Whether its free does not call the driver's, which waits.
-fn is_mapped(base: CUdeviceptr) -> bool {
-    allocations::find(base).is_some_and(|allocation| !allocation.kind.is_drivers())
+fn is_mapped(allocation: &Allocation) -> bool {
+    !allocation.kind.is_drivers()
 }
 
 fn end_those(which: impl Fn(&Freed) -> bool, asked: impl Fn(&Context) -> bool) {
     if look(asked) {
-        while let Some((base, context)) = take(&which, State::Ending) {
-            end(base, &context);
+        while let Some(allocation) = take(&which, State::Ending) {
+            end(&allocation);
         }
     }
 }
@@ -211,7 +229,7 @@ pub(crate) fn before_a_free(context: &Arc<Context>) {
     if !callbacks::are_running() {
         // The driver's own free waits for the work of the device.
         let on_device = |asked: &Context| asked.device() == context.device();
-        end_those(|freed| Arc::ptr_eq(&freed.context, context), on_device);
+        end_those(|freed| freed.is_in(context), on_device);
         wait_for_those_ending(context);
     }
 }
@@ -219,8 +237,7 @@ pub(crate) fn before_a_free(context: &Arc<Context>) {
 /// Waits for memory of a context that the library's own thread is freeing: when the program's call returns, that memory is free as
 /// well. The free waits for the same work as the program's call does.
 fn wait_for_those_ending(context: &Arc<Context>) {
-    let is_ending =
-        |freed: &Freed| matches!(freed.state, State::EndingBeside) && Arc::ptr_eq(&freed.context, context);
+    let is_ending = |freed: &Freed| matches!(freed.state, State::EndingBeside) && freed.is_in(context);
     let begin = Instant::now();
     while HAS_THREAD.load(Ordering::SeqCst)
         && !lifecycle::is_forked()
@@ -240,8 +257,8 @@ pub(crate) fn sweep() {
     }
     let is_elsewhere = is_elsewhere();
     if look(|asked| !is_elsewhere(asked)) {
-        while let Some((base, context)) = take(|freed| is_mapped(freed.base), State::Ending) {
-            end(base, &context);
+        while let Some(allocation) = take(|freed| is_mapped(&freed.allocation), State::Ending) {
+            end(&allocation);
         }
     }
     let is_for_thread = |freed: &Freed| match &freed.state {
@@ -258,11 +275,11 @@ pub(crate) fn sweep() {
     }
 }
 
-/// The device and the address of memory that can be freed.
-fn next_due() -> Option<(CUdevice, CUdeviceptr)> {
+/// The first memory that can be freed.
+fn next_due() -> Option<Arc<Allocation>> {
     let freed = lock(&FREED);
     let due = freed.iter().find(|freed| matches!(freed.state, State::Due))?;
-    Some((due.context.device(), due.base))
+    Some(Arc::clone(&due.allocation))
 }
 
 /// The thread that frees memory. It ends when there is none left.
@@ -271,13 +288,14 @@ fn free_those_due() {
     while !lifecycle::is_exiting() && COUNT.load(Ordering::SeqCst) > 0 {
         look(|_| true);
         LOOKED.fetch_add(1, Ordering::SeqCst);
-        let due = next_due();
         let is_urgent = URGENT.load(Ordering::SeqCst) > 0;
-        let now = due.filter(|&(device, base)| is_urgent || is_mapped(base) || Drain::of(device).poll() == 0);
-        if let Some((base, context)) =
-            now.and_then(|(_, base)| take(|freed| freed.base == base, State::EndingBeside))
-        {
-            end(base, &context);
+        let may_end = |due: &Arc<Allocation>| {
+            is_urgent || is_mapped(due) || Drain::of(due.context.device()).poll() == 0
+        };
+        let begin =
+            |due: Arc<Allocation>| take(|freed| Arc::ptr_eq(&freed.allocation, &due), State::EndingBeside);
+        if let Some(allocation) = next_due().filter(may_end).and_then(begin) {
+            end(&allocation);
             pause = SHORTEST_PAUSE;
         } else {
             threads::sleep(pause);
@@ -368,10 +386,35 @@ impl Frees {
 pub(crate) fn forget_context(context: &Arc<Context>) {
     let mut freed = lock(&FREED);
     let (gone, left): (Vec<_>, _) =
-        std::mem::take(&mut *freed).into_iter().partition(|freed| Arc::ptr_eq(&freed.context, context));
+        std::mem::take(&mut *freed).into_iter().partition(|freed| freed.is_in(context));
     *freed = left;
     note_count(&freed);
     drop(freed);
     // Dropping the events calls the driver, so it happens without the lock.
     drop(gone);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::types::CUcontext;
+
+    #[test]
+    fn an_address_that_comes_again_is_not_freed() {
+        const BASE: CUdeviceptr = 0x60_1000;
+        let context = contexts::learn(CUcontext(0x60_0000 as *mut _), 60);
+        let new = || Arc::new(Allocation::new(BASE, 8, 60, Arc::clone(&context), Kind::DeviceAsManaged, 0));
+        let (old, new) = (new(), new());
+        let mut freed = lock(&FREED);
+        freed.push(Freed { allocation: Arc::clone(&old), state: State::Ending });
+        note_count(&freed);
+        drop(freed);
+        assert!(is_freed(BASE), "it is being freed");
+        // The driver has freed it, and another thread has the address.
+        allocations::insert(&new);
+        assert!(!is_freed(BASE) && !is_listed(&old));
+        is_over(&old);
+        assert!(!is_freed(BASE) && is_listed(&new));
+        allocations::remove(BASE);
+    }
 }
