@@ -166,7 +166,8 @@ fn take(which: impl Fn(&Freed) -> bool, state: State) -> Option<Arc<Allocation>>
 /// Managed memory of `bytes` bytes that the program has freed, for an allocation in the same context. The work before the free is complete, so
 /// nothing of the program uses it any more. For the driver and in the account it stays what it was.
 pub(super) fn take_again(context: &Arc<Context>, bytes: u64) -> Option<Arc<Allocation>> {
-    if !look(|asked| asked.handle() == context.handle()) {
+    // In a broken context the driver refuses the allocation.
+    if !look(|asked| asked.handle() == context.handle()) || context.is_broken() {
         return None;
     }
     let mut all = lock(&FREED);

@@ -152,6 +152,14 @@ impl Context {
         call(self.stream_of_ours()?)
     }
 
+    /// Whether work of the context has failed, so that the driver refuses all that follows. Without a stream of the library's
+    /// there, that is not known.
+    pub(crate) fn is_broken(&self) -> bool {
+        let Some(stream) = self.ours.get() else { return false };
+        let answer = self.with(|| driver::query_stream(*stream));
+        answer.is_ok_and(|answer| answer.is_err_and(CUresult::ends_all_work))
+    }
+
     /// Waits for the library's own work in a context that ends, and that nobody uses any more. With another context that work
     /// is over; with a green one it would go on (measured), and reach memory that ends, or that is not page-locked any more.
     ///

@@ -73,6 +73,13 @@ fn what_was_freed_in_stream_order_is_allocated_again_beside_work(memory: &str) {
     Program::guest(&world, "freed_again", &[]).start().finish().passed();
 }
 
+#[test]
+fn what_was_freed_is_not_allocated_again_in_a_broken_context() {
+    let world = World::with_memory("managed", CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    Program::guest(&world, "freed_then_broken", &[]).start().finish().passed();
+}
+
 fn an_allocation_waits_for_no_full_queue_of_another_context(memory: &str) {
     let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);

@@ -452,6 +452,14 @@ pub(super) const LIBRARY: &[Rule] = &[
         test: "an_address_that_comes_again_is_not_freed",
     },
     Rule {
+        what: "memory freed in stream order is not allocated again in a broken context",
+        file: "libnvshare/src/memory/deferred_free.rs",
+        from: " || context.is_broken() {",
+        to: " || !BROKEN && context.is_broken() {",
+        package: "nvshare-e2e",
+        test: "what_was_freed_is_not_allocated_again_in_a_broken_context",
+    },
+    Rule {
         what: "memory freed in stream order is freed by no call that did not wait",
         file: "libnvshare/src/memory/deferred_free.rs",
         from: "take(|freed| is_mapped(&freed.allocation), State::Ending)",
