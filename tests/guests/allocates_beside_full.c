@@ -3,18 +3,8 @@
    stream has reached the free, the memory is there for the other context, though nothing else is done in its own. */
 #include "guest.h"
 #include "waits.h"
+#include "full.h"
 #define BYTES (600 * MIB)
-static volatile int launches;
-static void *other, *full;
-static void *fills(void *argument) {
-    CHECK(FN(cuCtxSetCurrent)(other));
-    for (int i = 0; i < 1100; i++) {
-        CHECK(launch(0, 0, 0, full));
-        launches++;
-    }
-    CHECK(FN(cuStreamSynchronize)(full));
-    return argument;
-}
 int main(void) {
     pthread_t thread;
     uint64_t memory;
@@ -29,10 +19,7 @@ int main(void) {
     let_wait(1, full);
     CHECK(FN(cuMemFreeAsync)(memory, full));
     CHECK(FN(cuCtxSetCurrent)(context));
-    CHECK(pthread_create(&thread, NULL, fills, NULL));
-    while (launches < 1015) usleep(100);
-    /* The next launches wait. */
-    for (int before = 0; before != launches; usleep(50000)) before = launches;
+    thread = fill();
     alloc(64 * MIB);
     ready = 1;
     CHECK(pthread_join(thread, NULL));

@@ -13,6 +13,7 @@ mod programs;
 mod rules;
 mod scheduler;
 mod shares;
+mod stream_order;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -26,10 +27,11 @@ use programs::{Programs, Verdict};
 use rules::{Rule, STORM, Storm};
 use scheduler::SCHEDULER;
 use shares::SHARES;
+use stream_order::STREAM_ORDER;
 
 /// All rules, each with its number.
 fn rules() -> impl Iterator<Item = (usize, &'static Rule)> {
-    LIBRARY.iter().chain(SCHEDULER).chain(SHARES).enumerate()
+    LIBRARY.iter().chain(STREAM_ORDER).chain(SCHEDULER).chain(SHARES).enumerate()
 }
 
 /// The question that the patched crates ask.

@@ -261,8 +261,9 @@ static ORPHANS: Mutex<Vec<Arc<Event>>> = Mutex::new(Vec::new());
 
 /// Keeps an event behind the work of a stream that is about to end.
 fn adopt(event: Event) {
-    // The driver is called without the lock.
-    let known = lock(&ORPHANS).clone();
+    // The driver is called without the lock. A call with an event of another context might wait for a thread there, which may wait for
+    // this one.
+    let known = orphans_of(event.context());
     let complete: Vec<Arc<Event>> = known.into_iter().filter(|event| event.is_complete()).collect();
     let is_complete = |event: &Arc<Event>| complete.iter().any(|of| Arc::ptr_eq(of, event));
     let mut orphans = lock(&ORPHANS);
