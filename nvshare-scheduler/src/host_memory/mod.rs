@@ -12,7 +12,7 @@ mod segment;
 mod stock;
 mod worker;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -26,7 +26,7 @@ pub(crate) use ledger::Owner;
 use places::Places;
 pub use places::{Descriptions, SYSFS};
 use processors::Processors;
-use worker::Worker;
+use worker::{MOST_EACH, Worker};
 
 /// The host's memory that clients may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +113,11 @@ pub(crate) struct Account {
     answer: channel::Sender<News>,
     news: channel::Receiver<News>,
     asks: bool,
+    /// The numbers of the segments that it has got, or has said that it has. The thread hears of no others: it works for all clients,
+    /// and one client can say more in a second than it looks at in a minute.
+    has: BTreeSet<u64>,
+    /// How many segments of earlier schedulers it may name yet.
+    may_claim: usize,
     places: Arc<Places>,
     uses: Option<GpuUuid>,
 }
@@ -155,7 +160,8 @@ impl HostMemory {
         let (answer, news) = channel::channel(MOST_NEWS);
         let _ = self.jobs.send(Job::Open { client, owner, news: answer.clone() });
         let places = Arc::clone(&self.places);
-        Account { jobs: self.jobs.clone(), client, answer, news, asks: false, places, uses: None }
+        let (jobs, has) = (self.jobs.clone(), BTreeSet::new());
+        Account { jobs, client, answer, news, asks: false, has, may_claim: MOST_EACH, places, uses: None }
     }
 }
 
@@ -179,20 +185,33 @@ impl Account {
         self.places.look(gpu, move |processors| _ = jobs.send(Job::Near { gpu, processors }));
     }
 
-    /// The client says what it has from an earlier scheduler.
-    pub(crate) fn claim(&self, segments: Vec<HostSegment>) {
-        let _ = self.jobs.send(Job::Claim { client: self.client, segments });
+    /// The client says what it has from an earlier scheduler. What it says again, or beyond what one owner may have, is not heard.
+    pub(crate) fn claim(&mut self, mut segments: Vec<HostSegment>) {
+        segments.retain(|segment| {
+            self.may_claim > 0 && self.has.insert(segment.number) && {
+                self.may_claim -= 1;
+                true
+            }
+        });
+        if !segments.is_empty() {
+            let _ = self.jobs.send(Job::Claim { client: self.client, segments });
+        }
     }
 
     /// The client says that it does not use a segment any more.
-    pub(crate) fn give_back(&self, number: u64) {
-        let _ = self.jobs.send(Job::Back { client: self.client, number });
+    pub(crate) fn give_back(&mut self, number: u64) {
+        if self.has.remove(&number) {
+            let _ = self.jobs.send(Job::Back { client: self.client, number });
+        }
     }
 
     /// What the client is told next.
     pub(crate) async fn next(&mut self) -> News {
         let news = self.news.recv().await.unwrap_or(News::Lot(Lot::new()));
-        self.asks &= !matches!(news, News::Lot(_));
+        if let News::Lot(lot) = &news {
+            self.asks = false;
+            self.has.extend(lot.iter().map(|(segment, _)| segment.number));
+        }
         news
     }
 }
@@ -267,5 +286,39 @@ mod tests {
         lots.push(accounts[1].next().await);
         assert_eq!(short(&mut accounts[0]).await, [4 * MIB], "it could get so much");
         assert_eq!(short(&mut accounts[3]).await, []);
+    }
+
+    /// What it says costs nobody any time but what is new: the thread works for all clients.
+    #[tokio::test]
+    async fn a_client_that_says_the_same_over_and_over_gives_the_thread_nothing_to_do() {
+        let (jobs, received) = mpsc::channel();
+        let places = Arc::new(Places::new(nowhere()));
+        let host = HostMemory { jobs, budget: Budget { all: 1, each: 1 }, places, shown: Arc::default() };
+        let mut account = host.open(1, Owner::Client(1));
+        let held = |number| HostSegment { number, bytes: MIB };
+        for _ in 0..100 {
+            account.claim(vec![held(1), held(2)]);
+            account.give_back(3);
+        }
+        let said: Vec<Job> = received.try_iter().collect();
+        assert!(matches!(&said[..], [Job::Open { .. }, Job::Claim { .. }]), "{said:?}");
+        // It can neither claim without end, nor say by turns that it has a segment and that it has not.
+        for _ in 0..MOST_EACH {
+            account.claim((0..4000).map(held).collect());
+            account.give_back(1);
+        }
+        let claimed = |job| if let Job::Claim { segments, .. } = job { segments.len() } else { 0 };
+        let (claims, rest): (Vec<Job>, Vec<Job>) =
+            received.try_iter().partition(|job| matches!(job, Job::Claim { .. }));
+        assert_eq!(claims.into_iter().map(claimed).sum::<usize>(), MOST_EACH - 2);
+        assert_eq!(rest.len(), 1, "{rest:?}");
+        // What it has got it gives back once.
+        let file = std::fs::File::open("/dev/null").unwrap();
+        account.answer.try_send(News::Lot(vec![(held(5000), Arc::new(file.into()))])).unwrap();
+        account.next().await;
+        account.give_back(5000);
+        account.give_back(5000);
+        let said: Vec<Job> = received.try_iter().collect();
+        assert!(matches!(&said[..], [Job::Back { number: 5000, .. }]), "{said:?}");
     }
 }

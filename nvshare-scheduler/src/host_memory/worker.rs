@@ -35,7 +35,7 @@ const SMALL: u64 = 32 * MIB;
 /// A client is told once in this time that others lack memory.
 const TELL_AGAIN: Duration = Duration::from_millis(20);
 /// Segments that one owner may have.
-const MOST_EACH: usize = 512;
+pub(super) const MOST_EACH: usize = 512;
 /// What is ready and not needed any more stays for so long: who grows and shrinks about the size of a GPU would have it made over and over.
 const LINGERS: Duration = Duration::from_secs(2);
 

@@ -244,6 +244,14 @@ pub(super) const SCHEDULER: &[Rule] = &[
         test: "owners_are_told_what_another_one_lacks_of_its_part",
     },
     Rule {
+        what: "what a client repeats about the host's memory delays nobody",
+        file: "nvshare-scheduler/src/host_memory/mod.rs",
+        from: "if self.has.remove(&number) {",
+        to: "if self.has.remove(&number) || BROKEN {",
+        package: "nvshare-scheduler",
+        test: "a_client_that_says_the_same_over_and_over_gives_the_thread_nothing_to_do",
+    },
+    Rule {
         what: "a small budget comes in small segments",
         file: "nvshare-scheduler/src/host_memory/worker.rs",
         from: "largest: (budget.all / PARTS)",
