@@ -82,6 +82,8 @@ pub(super) struct Worker {
     spare_since: Option<Instant>,
     /// Bytes that the machine can still give, if it says so.
     available: fn() -> Option<u64>,
+    /// Empties a segment if nobody uses it, and says whether that is so.
+    empty_if_unused: fn(&OwnedFd) -> bool,
     /// Nothing is handed out before: clients of an earlier scheduler say first what they have.
     opens: Instant,
     /// The next segment's number. Those of different schedulers are different.
@@ -109,6 +111,7 @@ impl Worker {
             stock: Stock::default(),
             spare_since: None,
             available,
+            empty_if_unused: segment::empty_if_unused,
             opens: Instant::now() + settle,
             next: boot,
             shown,
@@ -150,7 +153,7 @@ impl Worker {
                 }
             }
             if Instant::now() >= next_look {
-                self.sweep();
+                self.sweep(LONGEST_LOOK);
                 next_look = Instant::now() + LOOK_AGAIN;
             }
         }
@@ -434,27 +437,28 @@ impl Worker {
         Ok(file)
     }
 
-    /// Frees what was given back and is not used.
-    fn sweep(&mut self) {
+    /// Frees what was given back and is not used. Looks at one segment, and at more until so much time has passed.
+    fn sweep(&mut self, longest: Duration) {
         let begin = Instant::now();
-        let mut looked_at = 0;
+        let (mut is_over, mut stay, mut next) = (false, 0, 0);
         let ledger = &mut self.ledger;
         self.out.retain(|out| {
             // Where pages are locked, the kernel waits a moment for them: others wait no longer for that than this.
-            if out.client.is_some() || begin.elapsed() > LONGEST_LOOK {
-                return true;
-            }
-            let is_free = segment::empty_if_unused(&out.descriptor);
-            looked_at += usize::from(!is_free);
+            let is_looked_at = out.client.is_none() && !is_over;
+            let is_free = is_looked_at && (self.empty_if_unused)(&out.descriptor);
             if is_free {
                 ledger.give_back(out.owner, out.segment.bytes);
                 debug!("{} of the host's memory are free again", Bytes(out.segment.bytes));
             }
+            stay += usize::from(!is_free);
+            if is_looked_at {
+                (is_over, next) = (begin.elapsed() >= longest, stay);
+            }
             !is_free
         });
-        // The next look begins with others.
+        // The next look begins behind the last one.
         let most = self.out.len().max(1);
-        self.out.rotate_left(looked_at % most);
+        self.out.rotate_left(next % most);
     }
 }
 

@@ -188,3 +188,26 @@ fn a_client_that_has_said_what_it_needs_is_prepared_for_no_more() {
     worker.work(Job::Foresee(grown));
     assert_eq!(worker.wanted().len(), 1);
 }
+
+/// The kernel takes its time to say so of pages that are locked. What lies between the two, and is in use, does not count.
+#[test]
+fn a_segment_that_stays_in_use_delays_those_behind_it_by_one_look() {
+    let mut worker = worker(100, Duration::ZERO);
+    let used: Vec<Lot> = (0..8).map(|_| worker.make(1, 2 * MIB).0).collect();
+    let (locked, free) = (worker.make(2, 4 * MIB).0, worker.make(2, 6 * MIB).0);
+    for lot in [&locked, &free] {
+        worker.work(Job::Back { client: 2, number: lot[0].0.number });
+    }
+    worker.empty_if_unused = |segment| file(segment).1 != 4 * MIB && segment::empty_if_unused(segment);
+    worker.sweep(Duration::ZERO);
+    assert_eq!(worker.ledger.sum(), 26 * MIB, "one is looked at");
+    worker.sweep(Duration::ZERO);
+    assert_eq!(worker.ledger.sum(), 20 * MIB, "then the next one");
+    for _ in 0..4 {
+        worker.sweep(Duration::ZERO);
+    }
+    assert_eq!(worker.out.len(), used.len() + 1);
+    worker.empty_if_unused = segment::empty_if_unused;
+    worker.sweep(Duration::ZERO);
+    assert_eq!(worker.ledger.sum(), 16 * MIB);
+}

@@ -252,6 +252,14 @@ pub(super) const SCHEDULER: &[Rule] = &[
         test: "a_client_that_says_the_same_over_and_over_gives_the_thread_nothing_to_do",
     },
     Rule {
+        what: "a segment that stays in use delays no others that were given back",
+        file: "nvshare-scheduler/src/host_memory/worker.rs",
+        from: "self.out.rotate_left(next % most);",
+        to: "self.out.rotate_left(if BROKEN { 1 } else { next } % most);",
+        package: "nvshare-scheduler",
+        test: "a_segment_that_stays_in_use_delays_those_behind_it_by_one_look",
+    },
+    Rule {
         what: "a small budget comes in small segments",
         file: "nvshare-scheduler/src/host_memory/worker.rs",
         from: "largest: (budget.all / PARTS)",
