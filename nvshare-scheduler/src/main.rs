@@ -60,6 +60,8 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     };
+    // A thread may wait for the kernel module for as long as a GPU does not answer; nobody needs what it would say.
+    runtime.shutdown_background();
     log.finish(LAST_LINES);
     code
 }

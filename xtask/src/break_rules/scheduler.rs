@@ -260,6 +260,14 @@ pub(super) const SCHEDULER: &[Rule] = &[
         test: "a_segment_that_stays_in_use_delays_those_behind_it_by_one_look",
     },
     Rule {
+        what: "the scheduler stops though the kernel module does not answer",
+        file: "nvshare-scheduler/src/main.rs",
+        from: "    runtime.shutdown_background();\n",
+        to: "    if !BROKEN {\n        runtime.shutdown_background();\n    }\n",
+        package: "nvshare-scheduler",
+        test: "a_scheduler_stops_though_the_kernel_module_does_not_answer",
+    },
+    Rule {
         what: "a small budget comes in small segments",
         file: "nvshare-scheduler/src/host_memory/worker.rs",
         from: "largest: (budget.all / PARTS)",
