@@ -268,6 +268,14 @@ pub(super) const SCHEDULER: &[Rule] = &[
         test: "a_scheduler_stops_though_the_kernel_module_does_not_answer",
     },
     Rule {
+        what: "GPUs that clients make up take no threads without end",
+        file: "nvshare-scheduler/src/host_memory/places.rs",
+        from: "self.under_way.len() < MOST_LOOKS;",
+        to: "BROKEN || self.under_way.len() < MOST_LOOKS;",
+        package: "nvshare-scheduler",
+        test: "made_up_gpus_take_no_more_threads_than_a_machine_has_gpus",
+    },
+    Rule {
         what: "a small budget comes in small segments",
         file: "nvshare-scheduler/src/host_memory/worker.rs",
         from: "largest: (budget.all / PARTS)",
