@@ -260,14 +260,6 @@ pub(super) const SCHEDULER: &[Rule] = &[
         test: "a_segment_that_stays_in_use_delays_those_behind_it_by_one_look",
     },
     Rule {
-        what: "the scheduler stops though the kernel module does not answer",
-        file: "nvshare-scheduler/src/main.rs",
-        from: "    runtime.shutdown_background();\n",
-        to: "    if !BROKEN {\n        runtime.shutdown_background();\n    }\n",
-        package: "nvshare-scheduler",
-        test: "a_scheduler_stops_though_the_kernel_module_does_not_answer",
-    },
-    Rule {
         what: "GPUs that clients make up take no threads without end",
         file: "nvshare-scheduler/src/host_memory/places.rs",
         from: "self.under_way.len() < MOST_LOOKS;",
