@@ -1,10 +1,11 @@
 //! A scheduler that is told to stop does so, whatever a thread of it waits for.
 
 use std::fs::{self, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use futures_util::SinkExt;
+use futures_util::{SinkExt, StreamExt};
 use nvshare_proto::codec::Frames;
 use nvshare_proto::{AdminRequest, Reply, Request};
 use tokio::net::UnixStream;
@@ -43,13 +44,23 @@ async fn a_scheduler_stops_though_the_kernel_module_does_not_answer() {
         }
         sleep(Duration::from_millis(10)).await;
     };
+    // It has listed the GPUs for the first time before it answers.
+    let mut stream = Framed::new(stream, Frames::<Reply, Request>::default());
+    stream.send(Request::Admin(AdminRequest::Status)).await.unwrap();
+    stream.next().await.unwrap().unwrap();
     let pipe = gpus.join("0000:17:00.0/information");
     fs::create_dir(pipe.parent().unwrap()).unwrap();
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    let mut stream = Framed::new(stream, Frames::<Reply, Request>::default());
-    stream.send(Request::Admin(AdminRequest::Status)).await.unwrap();
-    // The pipe opens when the scheduler reads it; now that waits for as long as this is there.
-    let unanswered = OpenOptions::new().write(true).open(&pipe).unwrap();
+    // The pipe can be opened when the scheduler reads it, in one of the looks to come; that waits for as long as this is there.
+    let unanswered = loop {
+        stream.send(Request::Admin(AdminRequest::Status)).await.unwrap();
+        stream.next().await.unwrap().unwrap();
+        match OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&pipe) {
+            Ok(pipe) => break pipe,
+            Err(error) => assert!(begin.elapsed() < PATIENCE, "{error}"),
+        }
+        sleep(Duration::from_millis(10)).await;
+    };
     assert!(Command::new("kill").arg(scheduler.id().to_string()).status().unwrap().success());
     let begin = Instant::now();
     let ended = loop {
