@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use futures_util::{SinkExt, StreamExt};
 use nvshare_proto::codec::Frames;
 use nvshare_proto::{AdminRequest, Reply, Request};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::net::UnixStream;
 use tokio::time::sleep;
 use tokio_util::codec::Framed;
@@ -61,7 +62,7 @@ async fn a_scheduler_stops_though_the_kernel_module_does_not_answer() {
         }
         sleep(Duration::from_millis(10)).await;
     };
-    assert!(Command::new("kill").arg(scheduler.id().to_string()).status().unwrap().success());
+    kill_process(Pid::from_child(&scheduler), Signal::TERM).unwrap();
     let begin = Instant::now();
     let ended = loop {
         match scheduler.try_wait().unwrap() {
