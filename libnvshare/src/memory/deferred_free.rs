@@ -6,10 +6,11 @@
 //!
 //! - by a call of the program that frees other memory of the context, and so waits as well ([`before_a_free`]);
 //! - by the mover, when all work is complete and the gate is closed ([`when_drained`]);
-//! - not at all, if an allocation of as many bytes gets the memory first ([`take_again`]): beside work that does not end, nothing else would keep
-//!   a program within the card that allocates and frees in stream order;
 //! - else by a thread of its own, at a moment at which the device has nothing to do. If an allocation would be refused without
 //!   the memory, that thread does not wait for such a moment for longer than [`PATIENCE`].
+//!
+//! Beside work that does not end, none of these may come. An allocation of as many bytes gets the memory before it is freed
+//! ([`take_again`]), so a program that allocates and frees the same amount over and over stays within the card.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
