@@ -23,6 +23,8 @@ pub struct Moved {
     pub evicted: u64,
     /// The part of it that left while a kernel of the same process ran; and a block for each kernel that began meanwhile.
     pub evicted_in_use: u64,
+    /// Calls that took memory back which the driver had kept for managed memory.
+    pub taken_back: u64,
 }
 
 /// A kernel that ran on a simulated card.
@@ -212,7 +214,7 @@ impl World {
             .find_map(|line| line.strip_prefix("observed "))
             .unwrap_or_else(|| panic!("{output:?}"));
         let numbers: Vec<u64> = line.split(' ').map(|n| n.parse().expect("a number")).collect();
-        let (moved, ran) = numbers.split_at(6);
+        let (moved, ran) = numbers.split_at(7);
         let moved = Moved {
             faulted: moved[0],
             touched: moved[1],
@@ -220,6 +222,7 @@ impl World {
             restored: moved[3],
             evicted: moved[4],
             evicted_in_use: moved[5],
+            taken_back: moved[6],
         };
         let ran = ran
             .chunks_exact(4)
@@ -243,11 +246,11 @@ static OBSERVE: extern "C" fn() = {
                 let init: libloading::Symbol<'_, unsafe extern "C" fn(u32) -> i32> =
                     library.get(b"cuInit").expect("cuInit");
                 assert_eq!(init(0), 0);
-                let moved: libloading::Symbol<'_, unsafe extern "C" fn(i32, *mut [u64; 6]) -> i32> =
+                let moved: libloading::Symbol<'_, unsafe extern "C" fn(i32, *mut [u64; 7]) -> i32> =
                     library.get(b"nvsimMoved").expect("nvsimMoved");
                 let trace: libloading::Symbol<'_, unsafe extern "C" fn(*mut Ran, usize, *mut usize) -> i32> =
                     library.get(b"nvsimTrace").expect("nvsimTrace");
-                let mut numbers = [0u64; 6];
+                let mut numbers = [0u64; 7];
                 assert_eq!(moved(0, &raw mut numbers), 0);
                 let mut ran = vec![Ran { process: 0, gpu: 0, begin_ns: 0, end_ns: 0 }; 1 << 16];
                 let mut count = 0;

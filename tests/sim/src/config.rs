@@ -35,6 +35,8 @@ pub(crate) struct Config {
     pub(crate) fault: f64,
     /// Bytes per second of first touches by a kernel.
     pub(crate) first_touch: f64,
+    /// The driver keeps the frames of managed memory that has moved to the host.
+    pub(crate) keeps_pages: bool,
     /// Pools may be of managed memory, as from CUDA 13 on.
     pub(crate) managed_pools: bool,
     /// The driver has `cuCtxRecordEvent`, as from 12.4 on.
@@ -91,7 +93,7 @@ pub(crate) enum Lie {
 
 impl Config {
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
-    /// `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_PIN`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
+    /// `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_PIN`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_KEEPS_PAGES=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
     /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_LOOK` (milliseconds), `NVSIM_SLOW_FREES` (milliseconds),
     /// `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD_ALLOCATIONS`, `NVSIM_HELD_ACCESS`, `NVSIM_HELD_CAPTURE`, `NVSIM_HELD_OUT`,
     /// `NVSIM_HELD_IN` and `NVSIM_HELD_FREE` (files),
@@ -131,6 +133,7 @@ impl Config {
             pin: number("NVSIM_PIN", 2.7) * 1e9,
             register: number("NVSIM_REGISTER", 50.0) * 1e9,
             sparse: env::var("NVSIM_SPARSE").as_deref() == Ok("1"),
+            keeps_pages: env::var("NVSIM_KEEPS_PAGES").as_deref() == Ok("1"),
             managed_pools: env::var("NVSIM_MANAGED_POOLS").as_deref() != Ok("0"),
             context_record: env::var("NVSIM_CTX_RECORD").as_deref() != Ok("0"),
             lazy_loading: env::var("CUDA_MODULE_LOADING").as_deref() != Ok("EAGER"),

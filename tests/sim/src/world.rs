@@ -5,6 +5,7 @@
 //! leaves, so that data read from the wrong store is wrong.
 
 mod kernels;
+mod leaving;
 mod owners;
 
 use std::fs::OpenOptions;
@@ -14,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::config::Config;
+pub(crate) use leaving::Leaving;
 
 /// Bytes of a program's memory in a block.
 pub(crate) const BLOCK: u64 = 2 << 20;
@@ -46,6 +48,8 @@ struct Block {
     frame: u32,
     /// The block never leaves the card.
     pinned: u32,
+    /// The block is on the host, and the driver keeps a frame for it: see [`leaving`].
+    keeps: u32,
     /// The bytes that the store keeps of it.
     real: u32,
     last_use: u64,
@@ -93,6 +97,8 @@ pub(crate) struct Moved {
     pub(crate) evicted: AtomicU64,
     /// The part of it that left while a kernel of the same process ran; and a block for each kernel that began meanwhile.
     pub(crate) evicted_in_use: AtomicU64,
+    /// Calls that took frames back which the driver kept for managed memory.
+    pub(crate) taken_back: AtomicU64,
 }
 
 #[repr(C)]
@@ -112,6 +118,8 @@ struct Gpu {
     /// Processes that may have blocks; zero: none.
     owners: [u32; MOST_OWNERS],
     free_frames: u32,
+    /// The free frames that are kept for blocks on the host.
+    kept_frames: u32,
     frame_stack: [u32; MOST_BLOCKS],
     blocks: [Block; MOST_BLOCKS],
 }
@@ -147,16 +155,6 @@ struct Here {
     leaving: AtomicU32,
     /// Bytes that this process's kernels and copies were the first to touch.
     touched: AtomicU64,
-}
-
-/// Memory of a card is moved to the host until this is dropped.
-#[derive(Debug)]
-pub(crate) struct Leaving<'a>(&'a AtomicU32);
-
-impl Drop for Leaving<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
 }
 
 // SAFETY: everything behind the pointers is shared between processes, and guarded by the locks within.
@@ -368,6 +366,7 @@ impl World {
                 owner: me,
                 frame: 0,
                 pinned: u32::from(pinned),
+                keeps: 0,
                 real,
                 last_use: 0,
             };
@@ -380,6 +379,7 @@ impl World {
         }
         drop(held);
         if pinned {
+            self.take_back(gpu, count);
             for &index in &found {
                 if self.bring(gpu, index, Why::Prefetch).is_none() {
                     self.free(gpu, &found);
@@ -409,8 +409,11 @@ impl World {
                 Place::Host => std::ptr::write_bytes(self.host_bytes(gpu, index), POISON, self.real_block),
                 Place::Untouched | Place::Free => {}
             }
+            self.keep_no_more(gpu, index);
             (*self.gpu(gpu)).first_free = (*self.gpu(gpu)).first_free.min(index);
-            *block = Block { place: Place::Free, owner: 0, frame: 0, pinned: 0, real: 0, last_use: 0 };
+            let nothing =
+                Block { place: Place::Free, owner: 0, frame: 0, pinned: 0, keeps: 0, real: 0, last_use: 0 };
+            *block = nothing;
         }
     }
 
@@ -447,6 +450,8 @@ impl World {
             }
             (*at).free_frames -= 1;
             let frame = (*at).frame_stack[(*at).free_frames as usize];
+            self.keep_no_more(gpu, index);
+            self.keep_no_more_than_free(gpu);
             let counted = match ((*block).place, why) {
                 (Place::Host, Why::Touch) => {
                     self.copy(gpu, index, frame, Way::ToDevice);
@@ -477,71 +482,6 @@ impl World {
         }
         drop(held);
         Some(Duration::from_secs_f64(took))
-    }
-
-    /// Makes room by moving out the block that was not used for longest. Under the card's lock.
-    fn push_out(&self, gpu: usize) -> Option<()> {
-        let at = self.gpu(gpu);
-        let mut oldest: Option<(u64, u32)> = None;
-        // SAFETY: the card's field, under its lock.
-        for index in 0..unsafe { (*at).high } {
-            // SAFETY: an existing block, under the card's lock.
-            let block = unsafe { *self.block(gpu, index) };
-            if block.place == Place::Device
-                && block.pinned == 0
-                && oldest.is_none_or(|(use_, _)| block.last_use < use_)
-            {
-                oldest = Some((block.last_use, index));
-            }
-        }
-        let (_, index) = oldest?;
-        // SAFETY: an existing block on the card, under its lock.
-        unsafe {
-            let block = self.block(gpu, index);
-            self.copy(gpu, index, (*block).frame, Way::ToHost);
-            self.release_frame(gpu, (*block).frame);
-            (*block).place = Place::Host;
-            (*at).moved.pushed_out.fetch_add(BLOCK, Ordering::Relaxed);
-        }
-        Some(())
-    }
-
-    /// Moves a block's bytes to the host, where memory never touched gets its pages. False: they are there, or cannot go there.
-    ///
-    /// # Safety
-    /// An existing block, under the card's lock.
-    unsafe fn move_to_host(&self, gpu: usize, index: u32) -> bool {
-        // SAFETY: promised by the caller.
-        unsafe {
-            let block = self.block(gpu, index);
-            match (*block).place {
-                Place::Device if (*block).pinned == 0 => {
-                    self.copy(gpu, index, (*block).frame, Way::ToHost);
-                    self.release_frame(gpu, (*block).frame);
-                }
-                Place::Untouched => std::ptr::write_bytes(self.host_bytes(gpu, index), 0, self.real_block),
-                Place::Device | Place::Free | Place::Host => return false,
-            }
-            (*block).place = Place::Host;
-        }
-        true
-    }
-
-    /// Moves a block to the host. Memory never touched gets its pages there.
-    pub(crate) fn evict(&self, gpu: usize, index: u32) -> Duration {
-        let _held = self.hold(gpu, false);
-        // SAFETY: an existing block, under the card's lock.
-        unsafe {
-            if !self.move_to_host(gpu, index) {
-                return Duration::ZERO;
-            }
-            let at = &*self.gpu(gpu);
-            at.moved.evicted.fetch_add(BLOCK, Ordering::Relaxed);
-            if self.here(gpu).running.load(Ordering::SeqCst) {
-                at.moved.evicted_in_use.fetch_add(BLOCK, Ordering::Relaxed);
-            }
-        }
-        Duration::from_secs_f64(BLOCK as f64 / self.config.to_host)
     }
 
     /// Calls a function with a block's bytes on the card, where the block must be. The function may change them.

@@ -55,7 +55,7 @@ anywhere! {
     fn cuGetProcAddress_v2(symbol: *const c_char, place: *mut *mut c_void, version: c_int, flags: u64, found: *mut c_int) {
         unsafe { find(symbol, place, version, flags, found) }
     }
-    fn nvsimMoved(device: c_int, moved: *mut [u64; 6]) { unsafe { give(moved, process::get().map(|p| p.world.moved(device as usize))) } }
+    fn nvsimMoved(device: c_int, moved: *mut [u64; 7]) { unsafe { give(moved, process::get().map(|p| p.world.moved(device as usize))) } }
     fn nvsimTouched(place: *mut u64) { unsafe { give(place, process::get().map(|p| p.world.touched_here())) } }
     fn nvsimTrace(ran: *mut Ran, most: usize, count: *mut usize) {
         unsafe { give(count, process::get().map(|p| {

@@ -64,12 +64,13 @@ impl World {
     /// Bytes free on a card.
     pub(crate) fn free_bytes(&self, gpu: usize) -> u64 {
         let _held = self.hold(gpu, false);
-        // SAFETY: the card's field, under its lock.
-        u64::from(unsafe { (*self.gpu(gpu)).free_frames }) * BLOCK
+        let at = self.gpu(gpu);
+        // SAFETY: the card's fields, under its lock.
+        u64::from(unsafe { (*at).free_frames - (*at).kept_frames }) * BLOCK
     }
 
-    /// Bytes moved on a card so far: faulted, touched, pushed out, restored, evicted, and evicted in use.
-    pub(crate) fn moved(&self, gpu: usize) -> [u64; 6] {
+    /// Bytes moved on a card so far: faulted, touched, pushed out, restored, evicted, and evicted in use; and the calls that took frames back.
+    pub(crate) fn moved(&self, gpu: usize) -> [u64; 7] {
         // SAFETY: the card's fields, which are atomic.
         let moved = unsafe { &(*self.gpu(gpu)).moved };
         let all = [
@@ -79,6 +80,7 @@ impl World {
             &moved.restored,
             &moved.evicted,
             &moved.evicted_in_use,
+            &moved.taken_back,
         ];
         all.map(|counter| counter.load(Ordering::Relaxed))
     }

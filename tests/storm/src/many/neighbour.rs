@@ -79,12 +79,12 @@ fn check(d: &Driver, address: u64, value: Value) -> Result<usize, String> {
 /// Prints the bytes that the simulated cards moved by themselves, by faults and pushed out, and those that left in use.
 pub(crate) fn observe() -> Result<(), String> {
     let d = Driver::open()?;
-    let mut sum = [0u64; 6];
+    let mut sum = [0u64; 7];
     let mut count = 0i32;
     cu!(d, "cuDeviceGetCount", &raw mut count => *mut i32).map_err(|error| error.to_string())?;
     for card in 0..count {
-        let mut moved = [0u64; 6];
-        cu!(d, "nvsimMoved", card => i32, &raw mut moved => *mut [u64; 6])
+        let mut moved = [0u64; 7];
+        cu!(d, "nvsimMoved", card => i32, &raw mut moved => *mut [u64; 7])
             .map_err(|error| error.to_string())?;
         sum.iter_mut().zip(moved).for_each(|(sum, moved)| *sum += moved);
     }
