@@ -9,6 +9,7 @@
 //! State belongs to the chunk. A chunk that is being copied is *moving*: an allocation is freed only when none of its
 //! chunks moves.
 
+pub(super) mod at_hand;
 pub(super) mod copies;
 pub(super) mod host_pool;
 mod segment;
@@ -26,6 +27,7 @@ use crate::driver::types::{CUdevice, CUdeviceptr, CUmemAllocationProp, CUmemHand
 use crate::driver::{self, Relaxed};
 use crate::process::{lifecycle, log, threads};
 use crate::work::contexts::Context;
+use at_hand::AtHand;
 use copies::HostCopy;
 pub(crate) use host_pool::forget_context;
 use views::Program;
@@ -139,7 +141,11 @@ impl Mapped {
         let _relaxed = Relaxed::begin();
         let mut chunks = self.lock();
         let deadline = Instant::now() + DRIVER_IS_LATE;
+        let span: u64 = chunks.iter().map(|chunk| chunk.bytes).sum();
+        let (mut at_hand, mut coming) = (AtHand::default(), span);
         let filled = chunks.iter_mut().try_for_each(|chunk| {
+            at_hand.prepare(chunk.bytes, coming, device);
+            coming -= chunk.bytes;
             loop {
                 match self.create(base + chunk.offset, chunk.bytes, device) {
                     Ok(physical) => {
@@ -151,7 +157,6 @@ impl Mapped {
                 }
             }
         });
-        let span = chunks.iter().map(|chunk| chunk.bytes).sum();
         let allowed = filled.and_then(|()| driver::allow_access(base, span, device));
         if allowed.is_err() {
             chunks.iter_mut().for_each(|chunk| self.destroy(base, chunk));

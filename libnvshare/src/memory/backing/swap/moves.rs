@@ -18,6 +18,7 @@ use crate::driver::types::{CUdeviceptr, CUmemHandle, CUresult, CUstream};
 use crate::memory::allocations::{self, Allocation};
 use crate::memory::backing::{Evicted, Lacking, Restored};
 use crate::memory::devices::Device;
+use crate::memory::mapping::at_hand::AtHand;
 use crate::memory::mapping::copies::HostCopy;
 use crate::memory::mapping::host_pool::{self, NoSlots};
 use crate::memory::mapping::{Chunk, GRANULE, Mapped, copies, destroy};
@@ -295,13 +296,14 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
     let mut result = Restored::default();
     let mut queue = Queue::default();
     let mut order = order::coming(device);
+    let mut at_hand = AtHand::default();
     while let Some(Place { allocation, index, .. }) = order.next(queue.is_full()) {
         let Some(mapped) = &allocation.mapped else { continue };
         if cancelled() {
             break;
         }
         let begun = loop {
-            let begun = begin_in(&allocation, mapped, index, device, cancelled);
+            let begun = begin_in(&allocation, mapped, index, device, &mut at_hand, cancelled);
             // Room may also come before the driver has the memory of the process that has left it.
             let waits = lacking == Lacking::Wait && matches!(begun, Begun::Lacks(_) | Begun::Full);
             if !waits || cancelled() {
@@ -345,6 +347,7 @@ fn begin_in(
     mapped: &Mapped,
     index: usize,
     device: &Device,
+    at_hand: &mut AtHand,
     cancelled: &dyn Fn() -> bool,
 ) -> Begun {
     contexts::let_them_end(|| allocation.is_leaving());
@@ -366,6 +369,10 @@ fn begin_in(
     };
     let (context, at) = (&allocation.place(), allocation.base + offset);
     let made = context.with(|| {
+        // Chunks that come have room, as far as there is any, and room that is not used has chunks that come.
+        let account = device.account();
+        let coming = bytes + account.unused_room().min(account.unmapped().saturating_sub(bytes));
+        at_hand.prepare(bytes, coming, device.ordinal);
         let physical = mapped.create(at, bytes, device.ordinal)?;
         let allowed = driver::allow_access(at, bytes, device.ordinal);
         allowed.inspect_err(|_| undo(at, bytes, physical))?;
