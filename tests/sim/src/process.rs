@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -16,6 +17,7 @@ pub(crate) const SUCCESS: i32 = 0;
 pub(crate) const INVALID_VALUE: i32 = 1;
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
 pub(crate) const NOT_INITIALIZED: i32 = 3;
+pub(crate) const DEINITIALIZED: i32 = 4;
 pub(crate) const INVALID_DEVICE: i32 = 101;
 pub(crate) const INVALID_CONTEXT: i32 = 201;
 pub(crate) const PEER_UNSUPPORTED: i32 = 217;
@@ -59,6 +61,8 @@ pub(crate) struct Process {
 static PROCESS: OnceLock<Result<Process, Failure>> = OnceLock::new();
 /// This is a child of the process that initialised the driver; the driver cannot be used here.
 static FORKED: AtomicBool = AtomicBool::new(false);
+/// The driver's own exit handler has run.
+static ENDED: AtomicBool = AtomicBool::new(false);
 
 /// A context on a thread's stack.
 #[derive(Debug, Clone, Copy)]
@@ -82,7 +86,8 @@ impl Drop for OwnStreams {
 }
 
 thread_local! {
-    static STACK: RefCell<Vec<Bound>> = const { RefCell::new(Vec::new()) };
+    // Never dropped: the program's exit handlers run when the main thread's values have been dropped.
+    static STACK: RefCell<ManuallyDrop<Vec<Bound>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
     static MODE: Cell<i32> = const { Cell::new(0) };
     static OWN: RefCell<OwnStreams> = RefCell::default();
     static THREAD: u64 = unique();
@@ -90,6 +95,10 @@ thread_local! {
 
 extern "C" fn in_child() {
     FORKED.store(true, Ordering::Relaxed);
+}
+
+extern "C" fn at_exit() {
+    ENDED.store(true, Ordering::SeqCst);
 }
 
 /// Initialises the process, once.
@@ -103,6 +112,9 @@ pub(crate) fn init() -> Result<(), Failure> {
         })?;
         // SAFETY: the function only stores a word.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        // As the driver does: handlers that were registered before find the driver at its end (measured).
+        // SAFETY: as above.
+        unsafe { libc::atexit(at_exit) };
         Ok(Process {
             world,
             tables: Mutex::new(Tables::default()),
@@ -121,6 +133,9 @@ pub(crate) fn init() -> Result<(), Failure> {
 pub(crate) fn get() -> Result<&'static Process, Failure> {
     if FORKED.load(Ordering::Relaxed) {
         return Err(NOT_INITIALIZED);
+    }
+    if ENDED.load(Ordering::SeqCst) {
+        return Err(DEINITIALIZED);
     }
     PROCESS.get().ok_or(NOT_INITIALIZED)?.as_ref().map_err(|&failure| failure)
 }
@@ -157,7 +172,11 @@ pub(crate) fn pop() -> Option<Bound> {
 
 /// The calling thread's own default stream in a context.
 pub(crate) fn own_stream(context: u64, new: impl FnOnce() -> Arc<Stream>) -> Arc<Stream> {
-    OWN.with(|own| Arc::clone(own.borrow_mut().0.entry(context).or_insert_with(new)))
+    let mut new = Some(new);
+    let mut make = || new.take().expect("it is made once")();
+    let own = OWN.try_with(|own| Arc::clone(own.borrow_mut().0.entry(context).or_insert_with(&mut make)));
+    // In an exit handler the main thread has none any more.
+    own.unwrap_or_else(|_| make())
 }
 
 impl Process {
