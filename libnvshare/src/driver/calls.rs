@@ -15,6 +15,7 @@ use super::types::{
     CUgreenCtx, CUmemAccessDesc, CUmemAllocationProp, CUmemHandle, CUmemoryPool, CUmodule, CUresult,
     CUstream,
 };
+use crate::process::lifecycle;
 
 /// While this lives, the calling thread's driver calls do not disturb stream captures of other threads.
 #[derive(Debug)]
@@ -51,6 +52,19 @@ macro_rules! call {
             None => Err(CUresult::NOT_SUPPORTED),
         }
     };
+}
+
+/// Whether the driver has shut down, as it does in its own exit handler: every call answers DEINITIALIZED from then on, and nothing
+/// runs on a device.
+pub(crate) fn has_ended() -> bool {
+    static ENDED: AtomicBool = AtomicBool::new(false);
+    let mut count = 0;
+    let mut ends = || {
+        let ended = call!(cuDeviceGetCount(&raw mut count)) == Err(CUresult::DEINITIALIZED);
+        ENDED.store(ended, Ordering::Relaxed);
+        ended
+    };
+    lifecycle::is_exiting() && (ENDED.load(Ordering::Relaxed) || ends())
 }
 
 pub(crate) fn current_context() -> Result<CUcontext, CUresult> {

@@ -4,7 +4,7 @@ use std::ffi::c_uint;
 
 use crate::driver::functions::signatures;
 use crate::driver::types::CUresult;
-use crate::process::config;
+use crate::process::{config, lifecycle};
 
 /// Fails if the environment has a limit that cannot be parsed, before the program can allocate anything.
 ///
@@ -15,5 +15,9 @@ pub(crate) unsafe fn cu_init(real: signatures::cuInit, flags: c_uint) -> CUresul
         return CUresult::INVALID_VALUE;
     }
     // SAFETY: the caller's argument.
-    unsafe { real(flags) }
+    let result = unsafe { real(flags) };
+    if result == CUresult::SUCCESS {
+        lifecycle::watch_exit();
+    }
+    result
 }

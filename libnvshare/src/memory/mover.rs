@@ -252,13 +252,11 @@ fn restore(lacking: Lacking, cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Ve
 }
 
 fn evict(Room { gpu, bytes }: Room) {
-    // When the program exits, its memory is freed. There is nothing to report.
-    let short = (!lifecycle::is_exiting())
-        .then(|| devices::by_uuid(gpu).map_or(bytes, |device| evict_from(device, bytes)));
+    // Once the driver may shut down, memory stays where it is until the process has ended.
+    let device = devices::by_uuid(gpu).filter(|_| !lifecycle::is_exiting());
+    let short = device.map_or(bytes, |device| evict_from(device, bytes));
     EVICTIONS.fetch_sub(1, Ordering::SeqCst);
-    if let Some(short) = short {
-        report(Done::EvictionEnds { gpu, short });
-    }
+    report(Done::EvictionEnds { gpu, short });
 }
 
 /// Evicts bytes of a device; returns how many cannot leave. An allocation that is charged but not on the list yet takes

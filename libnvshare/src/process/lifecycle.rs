@@ -1,19 +1,22 @@
 //! The end of the process, and forks of it.
 //!
-//! **Exit**: the driver shuts down while other threads of the program may still run. From then on the library adds nothing
-//! to the program's calls. The driver can handle the program's own calls at that time, but not a prefetch whose memory is
-//! being freed.
+//! **Exit**: the driver shuts down in an exit handler of its own, which it registers in `cuInit`. Handlers that run before that one, and
+//! threads beside them, use the driver as ever, and natively it serves them; so gate, session and mover go on until then. Right
+//! before it the library makes no driver call any more: the driver can handle the program's own calls at that time, but not a
+//! prefetch whose memory is being freed. From then on every call answers DEINITIALIZED, and memory stays where it is until the
+//! process has ended (measured).
 //!
 //! **Fork**: the child has the memory of the parent and none of its threads. The driver does not work in a child of a
 //! process that has initialised it, so the library does not need to work there either. The child lets every call pass, and
 //! closes the connection, which would otherwise keep the lock of a dead parent.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Once, OnceLock};
 use std::time::Duration;
 
 use super::threads;
 
+/// The exit has come to the driver's own handler.
 static EXITING: AtomicBool = AtomicBool::new(false);
 /// The library's own driver calls that are under way.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
@@ -24,7 +27,7 @@ const PATIENCE_FOR_THREADS: usize = 50;
 /// And this many for the piece of memory that is being moved. The next piece does not begin.
 const PATIENCE_FOR_OURS: usize = 3000;
 
-/// Whether the program is exiting.
+/// Whether the exit has come so far that the driver may shut down at any moment.
 pub(crate) fn is_exiting() -> bool {
     EXITING.load(Ordering::SeqCst)
 }
@@ -54,12 +57,21 @@ pub(crate) struct AtExit {
     pub(crate) last_words: fn(),
     /// Whether no thread of the program is inside the gate.
     pub(crate) nobody_inside: fn() -> bool,
+    /// Has the threads that sleep at the gate look whether the driver has shut down.
+    pub(crate) wake: fn(),
 }
 
 static AT_EXIT: OnceLock<AtExit> = OnceLock::new();
 
-/// Registers `actions` for the exit. The driver registered its own exit handler before, so that handler runs later.
-pub(crate) fn watch_exit(actions: AtExit) {
+/// Sets the actions for the exit.
+pub(crate) fn act_at_exit(actions: AtExit) {
+    let _ = AT_EXIT.set(actions);
+    watch_exit();
+}
+
+/// Watches the exit, from the first call on: right after the driver's initialisation, so that the library's handler runs right
+/// before the driver's own.
+pub(crate) fn watch_exit() {
     extern "C" fn at_exit() {
         EXITING.store(true, Ordering::SeqCst);
         if is_forked() {
@@ -68,6 +80,7 @@ pub(crate) fn watch_exit(actions: AtExit) {
         }
         if let Some(actions) = AT_EXIT.get() {
             (actions.last_words)();
+            (actions.wake)();
             wait(PATIENCE_FOR_THREADS, actions.nobody_inside);
         }
         wait(PATIENCE_FOR_OURS, || CALLS.load(Ordering::SeqCst) == 0);
@@ -80,10 +93,9 @@ pub(crate) fn watch_exit(actions: AtExit) {
             threads::sleep(Duration::from_micros(100));
         }
     }
-    if AT_EXIT.set(actions).is_ok() {
-        // SAFETY: a function that is never unmapped.
-        unsafe { libc::atexit(at_exit) };
-    }
+    static WATCH: Once = Once::new();
+    // SAFETY: a function that is never unmapped.
+    WATCH.call_once(|| _ = unsafe { libc::atexit(at_exit) });
 }
 
 /// Whether this is a forked child of a process with a session. The library does nothing there.

@@ -71,7 +71,11 @@ pub(crate) fn start() {
             threads::spawn("nvshare-mover", || mover::run(report)) && threads::spawn("nvshare-session", run);
         if started {
             let last_words = wire::send_counters;
-            lifecycle::watch_exit(AtExit { last_words, nobody_inside: gate::nobody_inside });
+            lifecycle::act_at_exit(AtExit {
+                last_words,
+                nobody_inside: gate::nobody_inside,
+                wake: gate::wake,
+            });
         } else {
             log::warn(format_args!("cannot start threads; the program runs as if alone"));
             devices::all().for_each(Device::unlimit);

@@ -65,6 +65,9 @@ impl Drain {
 
     /// Looks at the targets, and drops the complete ones. Returns how many are left.
     pub(crate) fn poll(&mut self) -> usize {
+        if driver::has_ended() {
+            self.targets.clear();
+        }
         let mut left = Vec::with_capacity(self.targets.len());
         let mut open = std::mem::take(&mut self.targets);
         while let Some(target) = open.pop() {

@@ -17,9 +17,11 @@ use std::cell::Cell;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use nvshare_client::launch_window::InFlight;
 
+use crate::driver;
 use crate::driver::types::CUresult;
 use crate::process::{bell, lifecycle};
 use crate::work::stream_key::StreamKey;
@@ -252,14 +254,43 @@ impl Drop for Sleeper {
 }
 
 fn sleep_until_open() {
+    /// How often a thread that sleeps while the process exits looks whether the driver has shut down.
+    const LOOK: Duration = Duration::from_millis(1);
+    if opens_for_the_end() {
+        return;
+    }
     let _sleeper = Sleeper::count();
     if !REQUESTED.swap(true, Ordering::SeqCst) {
         bell::ring();
     }
     let mut bed = lock();
     while STATE.load(Ordering::SeqCst) == CLOSED {
-        bed = WAKE.wait(bed).unwrap_or_else(PoisonError::into_inner);
+        if lifecycle::is_exiting() {
+            (bed, _) = WAKE.wait_timeout(bed, LOOK).unwrap_or_else(PoisonError::into_inner);
+            drop(bed);
+            if opens_for_the_end() {
+                return;
+            }
+            bed = lock();
+        } else {
+            bed = WAKE.wait(bed).unwrap_or_else(PoisonError::into_inner);
+        }
     }
+}
+
+/// Opens the gate if the driver has shut down: it refuses all calls itself, and no scheduler can give a grant any effect. Returns whether it did.
+fn opens_for_the_end() -> bool {
+    let has_ended = driver::has_ended();
+    if has_ended {
+        open(InFlight::Unbounded);
+    }
+    has_ended
+}
+
+/// Has the threads that sleep look at what keeps them.
+pub(crate) fn wake() {
+    drop(lock());
+    WAKE.notify_all();
 }
 
 /// Steps in if the gate is open. For calls that must not sleep.

@@ -1,0 +1,183 @@
+//! Exits that take long, and handlers that use the driver at exit. Those that were registered after the driver was initialised run while
+//! it serves them; those that were registered before find it shut down.
+
+use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, wait_until};
+use nvshare_proto::units::MIB;
+use nvshare_proto::{ClientMessage, ClientState, Epoch, GpuUuid, Room, SchedulerMessage};
+
+const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
+const BYTES: u64 = 16 * MIB;
+
+/// A guest that has worked, with the lock, and the scheduler that it has.
+struct Exit {
+    world: World,
+    guest: Running,
+    scheduler: PlayedScheduler,
+    gpu: GpuUuid,
+    granted: u64,
+}
+
+impl Exit {
+    fn of(memory: &str, what: &str, when: &str) -> Self {
+        let world = World::with_memory(memory, CARD);
+        let listener = PlayedScheduler::listen(&world);
+        let wake = world.dir().join("wake");
+        let guest = Program::guest(&world, "at_exit", &[what, when]).until_told();
+        let guest = guest.env("WAKE", &wake.to_string_lossy()).start();
+        let (mut scheduler, usage) = PlayedScheduler::accept(&listener);
+        let (mut gpu, mut waits) = (usage.first().map(|usage| usage.gpu), false);
+        let gpu = scheduler.until(|message| {
+            match message {
+                ClientMessage::Usage(usage) => gpu = Some(usage.gpu),
+                ClientMessage::ReqLock => waits = true,
+                _ => {}
+            }
+            gpu.filter(|_| waits)
+        });
+        scheduler.say(&[SchedulerMessage::Capacity(Room { gpu, bytes: 1 << 30 })]);
+        let mut exit = Self { world, guest, scheduler, gpu, granted: 0 };
+        exit.grant();
+        exit.says("has worked\n");
+        exit
+    }
+
+    fn grant(&mut self) {
+        self.granted += 1;
+        let (epoch, room) = (self.epoch(), vec![Room { gpu: self.gpu, bytes: BYTES }]);
+        self.scheduler.say(&[SchedulerMessage::LockOk { epoch, quantum_ms: 60_000, room }]);
+        self.scheduler.until(|m| matches!(m, ClientMessage::Running { .. }).then_some(()));
+    }
+
+    fn epoch(&self) -> Epoch {
+        Epoch { boot: 1, counter: self.granted }
+    }
+
+    fn says(&self, text: &str) {
+        wait_until("the guest says so", || self.guest.out().contains(text));
+    }
+
+    /// Asks for the lock. Returns whether the guest gives it back, instead of keeping it.
+    fn is_given_back(&mut self) -> bool {
+        self.scheduler.say(&[SchedulerMessage::DropLock { epoch: self.epoch(), patience_ms: 2_000 }]);
+        self.scheduler.until(|m| match m {
+            ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. } => Some(true),
+            ClientMessage::DropDeferred { .. } => Some(false),
+            _ => None,
+        })
+    }
+
+    /// Takes the lock and all memory away. Returns the bytes that could not leave.
+    fn take_all(&mut self) -> u64 {
+        assert!(self.is_given_back());
+        self.scheduler.say(&[SchedulerMessage::Evict(Room { gpu: self.gpu, bytes: BYTES })]);
+        self.scheduler.until(|m| match m {
+            ClientMessage::Evicted { short, .. } => Some(*short),
+            _ => None,
+        })
+    }
+
+    fn asks(&mut self) {
+        self.scheduler.until(|m| matches!(m, ClientMessage::ReqLock).then_some(()));
+    }
+
+    fn out(self) -> String {
+        let finished = self.guest.finish();
+        assert!(finished.status.success(), "{} {}", finished.out, finished.log);
+        finished.out
+    }
+}
+
+fn an_exit_that_takes_long_gives_the_lock_back(memory: &str) {
+    let mut exit = Exit::of(memory, "lingers", "after");
+    exit.world.wake();
+    exit.says("lingers\n");
+    assert_eq!(exit.take_all(), 0, "the driver still moves memory");
+    exit.world.stop();
+    exit.out();
+}
+
+fn an_exit_behind_the_drivers_own_gives_the_lock_back(memory: &str) {
+    let mut exit = Exit::of(memory, "lingers", "before");
+    exit.world.wake();
+    exit.says("lingers\n");
+    assert_eq!(exit.take_all(), BYTES, "memory stays until the process has ended, and that is said");
+    exit.world.stop();
+    exit.out();
+}
+
+fn an_exit_handler_finds_its_memory(memory: &str) {
+    let mut exit = Exit::of(memory, "reads", "after");
+    assert_eq!(exit.take_all(), 0);
+    exit.world.wake();
+    exit.asks();
+    exit.grant();
+    let out = exit.out();
+    assert!(out.ends_with("handler 0 0 7\nthread 0 0 7\n"), "{out}");
+}
+
+fn a_handler_behind_the_drivers_own_gets_its_answer(memory: &str) {
+    let mut exit = Exit::of(memory, "reads", "before");
+    assert_eq!(exit.take_all(), 0);
+    exit.world.wake();
+    let out = exit.out();
+    assert!(out.ends_with("handler 4 4 0\nthread 4 4 0\n"), "{out}");
+}
+
+fn a_thread_at_the_gate_can_be_joined_at_exit(memory: &str, when: &str) {
+    let mut exit = Exit::of(memory, "joins", when);
+    assert_eq!(exit.take_all(), 0);
+    exit.world.wake();
+    exit.asks();
+    exit.world.stop();
+    if when == "after" {
+        // The driver serves it still, so it waits for its turn.
+        exit.grant();
+    }
+    let out = exit.out();
+    assert!(out.ends_with(if when == "after" { "worked 0\n" } else { "worked 4\n" }), "{out}");
+}
+
+/// Each test with each way to get memory.
+macro_rules! with_each_memory {
+    ($($test:ident $(($($argument:expr),+))?: $managed:ident, $swap:ident;)*) => {$(
+        #[test]
+        fn $managed() {
+            $test("managed" $($(, $argument)+)?);
+        }
+
+        #[test]
+        fn $swap() {
+            $test("swap" $($(, $argument)+)?);
+        }
+    )*};
+}
+
+with_each_memory! {
+    an_exit_that_takes_long_gives_the_lock_back: a_long_exit_managed, a_long_exit_swap;
+    an_exit_behind_the_drivers_own_gives_the_lock_back: a_long_exit_without_driver_managed, a_long_exit_without_driver_swap;
+    an_exit_handler_finds_its_memory: a_handler_finds_its_memory_managed, a_handler_finds_its_memory_swap;
+    a_handler_behind_the_drivers_own_gets_its_answer: a_handler_without_driver_managed, a_handler_without_driver_swap;
+    a_thread_at_the_gate_can_be_joined_at_exit("after"): a_joined_thread_managed, a_joined_thread_swap;
+    a_thread_at_the_gate_can_be_joined_at_exit("before"): a_joined_thread_without_driver_managed, a_joined_thread_without_driver_swap;
+}
+
+#[test]
+fn others_run_beside_an_exit_that_takes_long() {
+    let world = World::with_memory("swap", CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2"]);
+    let wake = world.dir().join("wake");
+    let guest = Program::guest(&world, "at_exit", &["lingers", "before"]).until_told();
+    let guest = guest.env("WAKE", &wake.to_string_lossy()).start();
+    wait_until("the guest has worked", || guest.out().contains("has worked\n"));
+    world.wake();
+    wait_until("the guest lingers", || guest.out().contains("lingers\n"));
+    // It does not fit beside what the guest has, but for the lock.
+    let other = Program::workload(&world, "other", "--memory 768MiB --block 64MiB --kernel-us 1000");
+    let other = other.until_told().start();
+    Scheduler::until(&world, "the other one runs", |status| {
+        status.clients.iter().any(|client| client.pid == other.pid() && client.state == ClientState::Running)
+    });
+    world.stop();
+    other.finish().intact();
+    guest.finish().passed();
+}
