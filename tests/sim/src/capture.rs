@@ -115,15 +115,27 @@ impl Graph {
         Ok(Self { nodes })
     }
 
-    /// The same graph with other work of the node at a place, which begins at 1.
-    pub(crate) fn with_work(&self, place: usize, kind: Kind, work: Work) -> Result<Self, Failure> {
+    /// The same graph with other work of the node at a place, which begins at 1, in another context if there is one.
+    pub(crate) fn with_work(
+        &self,
+        place: usize,
+        kind: Kind,
+        work: Work,
+        context: Option<u64>,
+    ) -> Result<Self, Failure> {
         let mut nodes = self.nodes.clone();
         let node = place.checked_sub(1).and_then(|index| nodes.get_mut(index)).ok_or(INVALID_VALUE)?;
         if node.kind != kind {
             return Err(INVALID_VALUE);
         }
         node.work = Some(work);
+        node.context = context.unwrap_or(node.context);
         Ok(Self { nodes })
+    }
+
+    /// Whether each node runs in the same context as that of another graph.
+    pub(crate) fn runs_where(&self, other: &Self) -> bool {
+        self.nodes.iter().zip(&other.nodes).all(|(a, b)| a.context == b.context)
     }
 
     pub(crate) fn allocations(&self) -> impl Iterator<Item = pool::Node> {

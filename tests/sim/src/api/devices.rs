@@ -69,7 +69,11 @@ anywhere! {
 }
 
 /// Names whose newer form has another signature, and the version since which the bare name means the newer form.
-const SINCE: &[(&str, c_int)] = &[("cuGraphInstantiateWithFlags", 12_000), ("cuGraphExecUpdate_v2", 12_000)];
+const SINCE: &[(&str, c_int)] = &[
+    ("cuGraphInstantiateWithFlags", 12_000),
+    ("cuGraphExecUpdate_v2", 12_000),
+    ("cuGraphAddNode_v2", 13_000),
+];
 
 /// # Safety
 /// As for `cuGetProcAddress_v2`; `found` may be null.
