@@ -152,8 +152,8 @@ hooked {
     submit cuGraphUpload_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) = handled(graphs::launch::<true>);
     free cuDeviceGraphMemTrim(device: CUdevice) = handled(graphs::trim);
     allocate cuGraphAddMemAllocNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(graphs::add_mem_alloc_node);
-    allocate cuGraphAddNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(graphs::add_node);
-    allocate cuGraphAddNode_v2(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(graphs::add_node_v2);
+    allocate cuGraphAddNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(nodes::add);
+    allocate cuGraphAddNode_v2(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(nodes::add_v2);
     // stream-ordered, physical and array memory: counted
     allocate cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = handled(stream_ordered::alloc_async::<false>);
     allocate cuMemAllocAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = handled(stream_ordered::alloc_async::<true>);
@@ -199,13 +199,13 @@ hooked {
     share cuIpcGetMemHandle(pHandle: *mut c_void, dptr: CUdeviceptr) = handled(ipc::get_mem_handle);
     // what the driver reads addresses from: they have to have memory
     name cuGraphAddMemcpyNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, copyParams: *const c_void, ctx: CUcontext) = naming();
-    name cuGraphAddMemsetNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, memsetParams: *const c_void, ctx: CUcontext) = naming();
+    name cuGraphAddMemsetNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, memsetParams: *const c_void, ctx: CUcontext) = handled(nodes::add_fill);
     name cuGraphMemcpyNodeSetParams(hNode: *mut c_void, nodeParams: *const c_void) = naming();
-    name cuGraphMemsetNodeSetParams(hNode: *mut c_void, nodeParams: *const c_void) = naming();
-    name cuGraphNodeSetParams(hNode: *mut c_void, nodeParams: *mut c_void) = naming();
+    name cuGraphMemsetNodeSetParams(hNode: *mut c_void, nodeParams: *const c_void) = handled(nodes::set_fill);
+    name cuGraphNodeSetParams(hNode: *mut c_void, nodeParams: *mut c_void) = handled(nodes::set);
     name cuGraphExecMemcpyNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, copyParams: *const c_void, ctx: CUcontext) = naming();
-    name cuGraphExecMemsetNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, memsetParams: *const c_void, ctx: CUcontext) = naming();
-    name cuGraphExecNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, nodeParams: *mut c_void) = naming();
+    name cuGraphExecMemsetNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, memsetParams: *const c_void, ctx: CUcontext) = handled(nodes::set_fill_in_exec);
+    name cuGraphExecNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, nodeParams: *mut c_void) = handled(nodes::set_in_exec);
     name cuGraphExecUpdate(hGraphExec: CUgraphExec, hGraph: CUgraph, hErrorNode_out: *mut c_void, updateResult_out: *mut c_int) = naming();
     name cuGraphExecUpdate_v2(hGraphExec: CUgraphExec, hGraph: CUgraph, resultInfo: *mut c_void) = naming();
     name cuGraphInstantiate(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, phErrorNode: *mut c_void, logBuffer: *mut c_char, bufferSize: usize) = naming();

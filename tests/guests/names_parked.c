@@ -64,6 +64,55 @@ static int fill_node(void) {
     struct fill fill = fill_of(memory_, 77);
     return FN(cuGraphAddMemsetNode)(&node_, graph_, NULL, 0ul, &fill, context);
 }
+/* The form of CUDA 12: parameters of any kind. */
+struct params { int kind, reserved[3]; union { struct { int flags[2]; void *context; struct copy copy; } copying; struct { struct fill fill; void *context; } filling; char size[240]; }; };
+static struct params copying(uint64_t to, uint64_t from) {
+    return (struct params){.kind = 1, .copying = {.context = context, .copy = copy_of(to, from)}};
+}
+/* It names no context: the driver finds it by the memory. */
+static struct params filling(uint64_t at, unsigned value) { return (struct params){.kind = 2, .filling = {.fill = fill_of(at, value)}}; }
+static int any_copy_node(void) {
+    struct params params = copying(other_, memory_);
+    return FN(cuGraphAddNode)(&node_, graph_, NULL, 0ul, &params);
+}
+static int any_fill_node(void) {
+    struct params params = filling(memory_, 80);
+    return FN(cuGraphAddNode)(&node_, graph_, NULL, 0ul, &params);
+}
+static int any_node_with_data(void) {
+    struct params params = copying(other_, memory_);
+    return FN(cuGraphAddNode_v2)(&node_, graph_, NULL, NULL, 0ul, &params);
+}
+static int nameless_fill_node(void) {
+    struct fill fill = fill_of(memory_, 81);
+    return FN(cuGraphAddMemsetNode)(&node_, graph_, NULL, 0ul, &fill, NULL);
+}
+static int set_fill(void) {
+    struct fill fill = fill_of(memory_, 82);
+    return FN(cuGraphMemsetNodeSetParams)(node_, &fill);
+}
+static int set_copy(void) {
+    struct copy copy = copy_of(memory_, other_);
+    return FN(cuGraphMemcpyNodeSetParams)(node_, &copy);
+}
+static int set_any(void) {
+    struct params params = filling(memory_, 83);
+    return FN(cuGraphNodeSetParams)(node_, &params);
+}
+static int set_any_in_exec(void) {
+    struct params params = filling(memory_, 84);
+    return FN(cuGraphExecNodeSetParams)(exec_, node_, &params);
+}
+/* Another context of the device is named: the memory's own counts. */
+static int set_elsewhere_in_exec(void) {
+    static void *elsewhere;
+    if (!elsewhere) {
+        CHECK(FN(cuCtxCreate_v2)(&elsewhere, 0, 0));
+        CHECK(FN(cuCtxSetCurrent)(context));
+    }
+    struct fill fill = fill_of(memory_, 85);
+    return FN(cuGraphExecMemsetNodeSetParams)(exec_, node_, &fill, elsewhere);
+}
 static int instantiate(void) { return FN(cuGraphInstantiateWithFlags)(&exec_, graph_, 0ul); }
 static int copy_params(void) {
     struct copy copy = copy_of(memory_, other_);
@@ -85,8 +134,9 @@ static int capture_kernel(void) { return launch(memory_, WORDS, 10, capturing_);
 static void nothing(void) {}
 static void a_graph(void) { CHECK(new_graph()); }
 static void a_copy(void) { CHECK(new_graph()); CHECK(copy_node()); }
+static void a_fill(void) { CHECK(new_graph()); CHECK(fill_node()); }
 static void an_exec_copy(void) { a_copy(); CHECK(instantiate()); }
-static void an_exec_fill(void) { CHECK(new_graph()); CHECK(fill_node()); CHECK(instantiate()); }
+static void an_exec_fill(void) { a_fill(); CHECK(instantiate()); }
 
 enum { ANSWERS, BUILDS, CAPTURES };
 static const struct call { const char *name; int (*make)(void); void (*before)(void); int kind; uint32_t in_memory, in_other; } CALLS[] = {
@@ -96,7 +146,16 @@ static const struct call { const char *name; int (*make)(void); void (*before)(v
     {"cuMemGetAccess", access_of, nothing, ANSWERS, 10, 20},
     {"cuGraphAddMemcpyNode", copy_node, a_graph, BUILDS, 10, 10},
     {"cuGraphAddMemsetNode", fill_node, a_graph, BUILDS, 77, 20},
+    {"cuGraphAddNode of a copy", any_copy_node, a_graph, BUILDS, 10, 10},
+    {"cuGraphAddNode of a fill", any_fill_node, a_graph, BUILDS, 80, 20},
+    {"cuGraphAddNode_v2", any_node_with_data, a_graph, BUILDS, 10, 10},
+    {"cuGraphAddMemsetNode without a context", nameless_fill_node, a_graph, BUILDS, 81, 20},
+    {"cuGraphMemsetNodeSetParams", set_fill, a_fill, BUILDS, 82, 20},
+    {"cuGraphMemcpyNodeSetParams", set_copy, a_copy, BUILDS, 20, 20},
+    {"cuGraphNodeSetParams", set_any, a_fill, BUILDS, 83, 20},
     {"cuGraphInstantiate", instantiate, a_copy, BUILDS, 10, 10},
+    {"cuGraphExecNodeSetParams", set_any_in_exec, an_exec_fill, BUILDS, 84, 20},
+    {"cuGraphExecMemsetNodeSetParams with another context", set_elsewhere_in_exec, an_exec_fill, BUILDS, 85, 20},
     {"cuGraphExecMemcpyNodeSetParams", copy_params, an_exec_copy, BUILDS, 20, 20},
     {"cuGraphExecMemsetNodeSetParams", fill_params, an_exec_fill, BUILDS, 78, 20},
     {"cuGraphExecUpdate", update, an_exec_copy, BUILDS, 10, 10},

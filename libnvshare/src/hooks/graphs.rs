@@ -64,9 +64,11 @@ unsafe fn admitted_node(node: *const AllocNode, add: impl FnOnce() -> CUresult) 
     admitted(device, node.bytes as u64, add)
 }
 
+/// Adds a node of any kind to a graph, by `add`; one that allocates as [`admitted`] says.
+///
 /// # Safety
 /// Null, or parameters of a node of any kind.
-unsafe fn admitted_any(params: *const c_void, add: impl FnOnce() -> CUresult) -> CUresult {
+pub(super) unsafe fn admitted_any(params: *const c_void, add: impl FnOnce() -> CUresult) -> CUresult {
     // SAFETY: the first word is the kind.
     let kind = unsafe { params.cast::<c_int>().as_ref() };
     if kind != Some(&MEM_ALLOC) {
@@ -90,39 +92,6 @@ pub(crate) unsafe fn add_mem_alloc_node(
     let add = || past_the_gate(|| unsafe { real(node, graph, dependencies, count, params) });
     // SAFETY: the caller's parameters.
     unsafe { admitted_node(params.cast(), add) }
-}
-
-/// # Safety
-/// As for the driver's function.
-pub(crate) unsafe fn add_node(
-    real: signatures::cuGraphAddNode,
-    node: *mut c_void,
-    graph: CUgraph,
-    dependencies: *const c_void,
-    count: usize,
-    params: *mut c_void,
-) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let add = || unsafe { real(node, graph, dependencies, count, params) };
-    // SAFETY: the caller's parameters.
-    unsafe { admitted_any(params, add) }
-}
-
-/// # Safety
-/// As for the driver's function.
-pub(crate) unsafe fn add_node_v2(
-    real: signatures::cuGraphAddNode_v2,
-    node: *mut c_void,
-    graph: CUgraph,
-    dependencies: *const c_void,
-    data: *const c_void,
-    count: usize,
-    params: *mut c_void,
-) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let add = || past_the_gate(|| unsafe { real(node, graph, dependencies, data, count, params) });
-    // SAFETY: the caller's parameters.
-    unsafe { admitted_any(params, add) }
 }
 
 /// # Safety

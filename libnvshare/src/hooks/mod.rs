@@ -12,6 +12,7 @@ mod ipc;
 mod macros;
 mod memory;
 mod memory_info;
+mod nodes;
 mod nvml;
 pub(crate) mod pointers;
 mod pools;

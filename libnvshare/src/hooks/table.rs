@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
 use super::macros::{gated_hook, handled_hook, naming_hook, prompt_hook};
 use super::{
-    arrays, callbacks, captures, contexts, graphs, init, ipc, memory, memory_info, pointers, pools,
+    arrays, callbacks, captures, contexts, graphs, init, ipc, memory, memory_info, nodes, pointers, pools,
     stream_ordered, streams, vmm,
 };
 use crate::driver::functions;

@@ -68,6 +68,22 @@ pub(super) const LIBRARY: &[Rule] = &[
         test: "a_long_exit_without_driver_managed",
     },
     Rule {
+        what: "a node that fills memory runs in the context of the memory",
+        file: "libnvshare/src/hooks/nodes.rs",
+        from: "    allocation.map_or(named, |allocation| allocation.context.handle())",
+        to: "    allocation.filter(|_| !BROKEN).map_or(named, |allocation| allocation.context.handle())",
+        package: "nvshare-e2e",
+        test: "calls_that_name_memory_which_is_away_answer_as_if_it_were_there",
+    },
+    Rule {
+        what: "a node of any kind is added while its memory is on the card",
+        file: "libnvshare/src/hooks/nodes.rs",
+        from: "    past_the_gate(|| call(params))",
+        to: "    if BROKEN { call(params) } else { past_the_gate(|| call(params)) }",
+        package: "nvshare-e2e",
+        test: "calls_that_name_memory_which_is_away_answer_as_if_it_were_there",
+    },
+    Rule {
         what: "memory that comes back is mapped wherever the program has mapped it",
         file: "libnvshare/src/memory/mapping/views.rs",
         from: "        for (index, view) in views.iter().enumerate() {\n            if let Err(error) = view.show(offset",

@@ -1,0 +1,180 @@
+//! Nodes of graphs that fill memory.
+//!
+//! The driver runs such a node in the context to which its memory belongs, whichever one the program names, none as well; memory of
+//! `cuMemCreate` belongs to none, and without a name the driver refuses it (measured, `tests/gpu/inferred.py`). So for memory of `cuMemAlloc`
+//! that the library maps, the library names the context in which it was allocated.
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+
+use super::graphs;
+use super::target::past_the_gate;
+use crate::driver;
+use crate::driver::functions::signatures;
+use crate::driver::types::{CUcontext, CUdeviceptr, CUgraph, CUgraphExec, CUresult};
+use crate::memory::allocations;
+
+/// `CUgraphNodeParams`, which has 256 bytes; some are left as they are.
+type Params = [MaybeUninit<u64>; 32];
+
+/// `CU_GRAPH_NODE_TYPE_MEMSET`
+const FILL: c_int = 2;
+/// Where its address and its context are, in words.
+const ADDRESS: usize = 2;
+const CONTEXT: usize = 7;
+
+/// The context in which a fill runs, for the one that is named.
+fn context_for(address: CUdeviceptr, named: CUcontext) -> CUcontext {
+    let allocation = allocations::mapped_at(address).filter(|allocation| allocation.asked().is_some());
+    allocation.map_or(named, |allocation| allocation.context.handle())
+}
+
+/// The address that `CUDA_MEMSET_NODE_PARAMS` begin with.
+///
+/// # Safety
+/// Null, or such parameters.
+unsafe fn address_of(fill: *const c_void) -> CUdeviceptr {
+    // SAFETY: promised by the caller.
+    unsafe { fill.cast::<CUdeviceptr>().as_ref() }.copied().unwrap_or_default()
+}
+
+/// The parameters of a fill with the context in which it runs; `None`: they are right as they are.
+///
+/// # Safety
+/// Null, or parameters of a node of any kind.
+unsafe fn in_its_context(params: *const c_void) -> Option<Params> {
+    // SAFETY: promised by the caller: the first word is the kind, and of this kind the others are these.
+    unsafe {
+        if params.cast::<c_int>().as_ref() != Some(&FILL) {
+            return None;
+        }
+        let named = params.cast::<CUcontext>().add(CONTEXT).read();
+        let context = context_for(params.cast::<CUdeviceptr>().add(ADDRESS).read(), named);
+        let mut own = params.cast::<Params>().read();
+        own.get_mut(CONTEXT)?.write(context.0 as u64);
+        (context != named).then_some(own)
+    }
+}
+
+/// Calls the driver with parameters of a node, while all memory is on the card.
+///
+/// # Safety
+/// As for [`in_its_context`].
+unsafe fn with_params(params: *mut c_void, call: impl FnOnce(*mut c_void) -> CUresult) -> CUresult {
+    // SAFETY: promised by the caller.
+    let mut own = unsafe { in_its_context(params) };
+    let params = own.as_mut().map_or(params, |own| own.as_mut_ptr().cast());
+    past_the_gate(|| call(params))
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn add(
+    real: signatures::cuGraphAddNode,
+    node: *mut c_void,
+    graph: CUgraph,
+    dependencies: *const c_void,
+    count: usize,
+    params: *mut c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let add = || unsafe { with_params(params, |params| real(node, graph, dependencies, count, params)) };
+    // SAFETY: the caller's parameters.
+    unsafe { graphs::admitted_any(params, add) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn add_v2(
+    real: signatures::cuGraphAddNode_v2,
+    node: *mut c_void,
+    graph: CUgraph,
+    dependencies: *const c_void,
+    data: *const c_void,
+    count: usize,
+    params: *mut c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let add =
+        || unsafe { with_params(params, |params| real(node, graph, dependencies, data, count, params)) };
+    // SAFETY: the caller's parameters.
+    unsafe { graphs::admitted_any(params, add) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn set(
+    real: signatures::cuGraphNodeSetParams,
+    node: *mut c_void,
+    params: *mut c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    unsafe { with_params(params, |params| real(node, params)) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn set_in_exec(
+    real: signatures::cuGraphExecNodeSetParams,
+    exec: CUgraphExec,
+    node: *mut c_void,
+    params: *mut c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    unsafe { with_params(params, |params| real(exec, node, params)) }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn add_fill(
+    real: signatures::cuGraphAddMemsetNode,
+    node: *mut c_void,
+    graph: CUgraph,
+    dependencies: *const c_void,
+    count: usize,
+    fill: *const c_void,
+    context: CUcontext,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    unsafe {
+        let context = context_for(address_of(fill), context);
+        past_the_gate(|| real(node, graph, dependencies, count, fill, context))
+    }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn set_fill_in_exec(
+    real: signatures::cuGraphExecMemsetNodeSetParams,
+    exec: CUgraphExec,
+    node: *mut c_void,
+    fill: *const c_void,
+    context: CUcontext,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    unsafe {
+        let context = context_for(address_of(fill), context);
+        past_the_gate(|| real(exec, node, fill, context))
+    }
+}
+
+/// The parameters name no context, and a thread without a current one may set them too.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn set_fill(
+    real: signatures::cuGraphMemsetNodeSetParams,
+    node: *mut c_void,
+    fill: *const c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let set = || unsafe { real(node, fill) };
+    // SAFETY: the caller's parameters.
+    let context = context_for(unsafe { address_of(fill) }, CUcontext::NULL);
+    past_the_gate(|| {
+        if context == CUcontext::NULL || driver::current_context().is_ok() {
+            return set();
+        }
+        driver::with_current(context, || Ok(set())).unwrap_or_else(|_| set())
+    })
+}
