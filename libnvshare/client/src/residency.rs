@@ -86,6 +86,19 @@ impl Residency {
         self.freed
     }
 
+    /// Bytes of the allocation, wherever they are.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The absent bytes never come back, and count no more. Returns how many that are; 0 if the allocation was freed.
+    pub fn give_up_absent(&mut self) -> u64 {
+        let absent = if self.freed { 0 } else { self.absent_bytes() };
+        self.size -= absent;
+        absent
+    }
+
     /// The program has freed the allocation. Returns its charged bytes, which the account is to take back.
     pub fn free(&mut self) -> u64 {
         self.freed = true;

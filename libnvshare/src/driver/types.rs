@@ -27,12 +27,18 @@ impl CUresult {
         (900..=908).contains(&self.0)
     }
 
-    /// Whether no work of the context runs any more after this error: the driver has been shut down, the context was
-    /// destroyed, or a kernel left an error that only the end of the process clears.
+    /// Whether no work of the context runs any more after this error: the driver has been shut down, the card is gone, the
+    /// context was destroyed, or a kernel left an error that only the end of the process clears.
     pub(crate) fn ends_all_work(self) -> bool {
-        // Shut down; no such context; uncorrectable memory error, broken link, contained error; a kernel's illegal address,
-        // time-out, assertion, stack, instruction, alignment, address space, program counter, failure; context destroyed.
-        matches!(self.0, 4 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719)
+        // Shut down; no such context; a kernel's illegal address, time-out, assertion, stack, instruction, alignment, address
+        // space, program counter, failure, tensor memory; context destroyed; ended by the MPS server; another device's error.
+        self.is_of_card() || matches!(self.0, 4 | 201 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810 | 911)
+    }
+
+    /// Whether the card is the cause of this error, and not the program's work.
+    pub(crate) fn is_of_card(self) -> bool {
+        // Not available; no device; not this device; uncorrectable memory error, broken link, contained error.
+        matches!(self.0, 46 | 100 | 101 | 214 | 220 | 226)
     }
 
     pub(crate) fn ok(self) -> Result<(), Self> {

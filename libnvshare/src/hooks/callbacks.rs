@@ -70,7 +70,10 @@ fn wrapped(
     call: impl FnOnce(*const c_void, *mut c_void) -> CUresult,
 ) -> CUresult {
     let mark = FrameMark::new();
-    let pass = gate::enter(stream, &mark, session::start);
+    let pass = match gate::enter(stream, &mark, session::start) {
+        Ok(pass) => pass,
+        Err(error) => return error,
+    };
     let result = if function.is_null() || driver::is_capturing(stream.handle()) {
         call(function, data)
     } else {

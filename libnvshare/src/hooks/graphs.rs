@@ -120,7 +120,10 @@ pub(crate) unsafe fn launch<const PER_THREAD: bool>(
         return CUresult::OUT_OF_MEMORY;
     }
     let mark = FrameMark::new();
-    let pass = gate::enter(StreamKey::new(stream, PER_THREAD), &mark, session::start);
+    let pass = match gate::enter(StreamKey::new(stream, PER_THREAD), &mark, session::start) {
+        Ok(pass) => pass,
+        Err(error) => return error,
+    };
     // SAFETY: the caller's arguments.
     let result = unsafe { real(exec, stream) };
     gate::leave(pass, &mark, result);

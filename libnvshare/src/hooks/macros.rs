@@ -13,7 +13,11 @@ macro_rules! gated_hook {
             #[allow(unused_unsafe, reason = "only some rows look through a pointer")]
             let stream = unsafe { $stream };
             let mark = $crate::work::gate::FrameMark::new();
-            let pass = $crate::work::gate::enter(StreamKey::new(stream, $per_thread), &mark, $crate::session::start);
+            let stream = StreamKey::new(stream, $per_thread);
+            let pass = match $crate::work::gate::enter(stream, &mark, $crate::session::start) {
+                Ok(pass) => pass,
+                Err(error) => return error,
+            };
             // SAFETY: the caller's arguments, handed on unchanged to the function that it meant to call.
             let result = unsafe { real($($arg),*) };
             $crate::work::gate::leave(pass, &mark, result);
@@ -29,7 +33,10 @@ macro_rules! naming_hook {
         pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> CUresult {
             let Some(real) = $crate::driver::functions::$name.get() else { return CUresult::NOT_SUPPORTED };
             let mark = $crate::work::gate::FrameMark::new();
-            let pass = $crate::work::gate::enter_to_name(&mark, $crate::session::start);
+            let pass = match $crate::work::gate::enter_to_name(&mark, $crate::session::start) {
+                Ok(pass) => pass,
+                Err(error) => return error,
+            };
             // SAFETY: the caller's arguments, handed on unchanged to the function that it meant to call.
             let result = unsafe { real($($arg),*) };
             $crate::work::gate::leave(pass, &mark, CUresult::NOT_READY);
@@ -46,7 +53,10 @@ macro_rules! prompt_hook {
             let Some(real) = $crate::driver::functions::$name.get() else { return CUresult::NOT_SUPPORTED };
             let stream = StreamKey::new(NULL, $per_thread);
             let mark = $crate::work::gate::FrameMark::new();
-            let pass = $crate::work::gate::enter(stream, &mark, $crate::session::start);
+            let pass = match $crate::work::gate::enter(stream, &mark, $crate::session::start) {
+                Ok(pass) => pass,
+                Err(error) => return error,
+            };
             let result = match $crate::driver::functions::$ordered.get() {
                 // SAFETY: the caller's arguments, and the stream that it meant.
                 Some(ordered) if pointers::are_prompt(&[$($pointer),+]) => unsafe {

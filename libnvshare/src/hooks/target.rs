@@ -48,10 +48,13 @@ pub(crate) fn device_of(ordinal: CUdevice) -> Option<&'static Device> {
     devices::get(ordinal)
 }
 
-/// Makes a call that submits nothing while the gate is open: all memory is on the card then.
-pub(crate) fn past_the_gate<T>(call: impl FnOnce() -> T) -> T {
+/// Makes a call that submits nothing while the gate is open: all memory is on the card then, or the call answers why it is not.
+pub(crate) fn past_the_gate(call: impl FnOnce() -> CUresult) -> CUresult {
     let mark = FrameMark::new();
-    let pass = gate::enter_to_name(&mark, session::start);
+    let pass = match gate::enter_to_name(&mark, session::start) {
+        Ok(pass) => pass,
+        Err(error) => return error,
+    };
     let result = call();
     gate::leave(pass, &mark, CUresult::NOT_READY);
     result

@@ -102,19 +102,22 @@ fn ended(allocation: &Allocation) {
 
 /// Gives back the charge of an allocation that is off the list and has ended.
 pub(super) fn forget(allocation: &Allocation) {
-    let charged = allocation.residency().free();
+    let (size, charged) = {
+        let mut residency = allocation.residency();
+        (residency.size(), residency.free())
+    };
     if allocation.part.is_some() {
         // Its slab is in the account.
         return;
     }
     if let Some(device) = devices::get(allocation.device) {
         if allocation.is_pinned() {
-            device.update(|account| account.unpin(allocation.size));
+            device.update(|account| account.unpin(size));
         }
         if allocation.is_spare() {
-            device.update(|account| account.release_aside(allocation.size, charged, allocation.kind));
+            device.update(|account| account.release_aside(size, charged, allocation.kind));
         } else {
-            device.release(allocation.size, charged, allocation.kind);
+            device.release(size, charged, allocation.kind);
         }
         offer_room(device);
     }

@@ -411,7 +411,8 @@ pub(crate) fn pin_allocated(allocation: &Allocation, why: &str) {
 fn pin_object(allocation: &Allocation, why: &str) {
     let is_news = allocation.mapped.as_ref().is_some_and(Mapped::pin);
     if let Some(device) = devices::get(allocation.device).filter(|_| is_news) {
-        device.update(|account| account.pin(allocation.size));
+        let size = allocation.residency().size();
+        device.update(|account| account.pin(size));
         log::info(format_args!("{} MiB stay on the card: {why}", allocation.size / MIB));
     }
 }

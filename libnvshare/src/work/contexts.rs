@@ -3,7 +3,7 @@
 //! The library learns a context from the hooks that create it or make it current. The driver's private tables create some
 //! contexts without a hook; the library learns those from the calls that use them.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,8 @@ pub(crate) struct Context {
     beginnings: Mutex<()>,
     /// Whether this is a green context, a part of the primary context of its device.
     green: AtomicBool,
+    /// The driver's error for which memory of it was given up; 0: it has all its memory.
+    failure: AtomicI32,
 }
 
 static CONTEXTS: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
@@ -104,6 +106,17 @@ impl Context {
 
     pub(crate) fn mark_green(&self) {
         self.green.store(true, Ordering::Relaxed);
+    }
+
+    /// The driver's error because of which memory of the context has not come back and never will. Its work would reach addresses
+    /// without memory, so calls that submit some answer this error.
+    pub(crate) fn failure(&self) -> Option<CUresult> {
+        Some(CUresult(self.failure.load(Ordering::SeqCst))).filter(|&error| error != CUresult::SUCCESS)
+    }
+
+    /// Notes that memory of the context is given up because of an error, before the gate opens.
+    pub(crate) fn fail(&self, error: CUresult) {
+        self.failure.store(error.0, Ordering::SeqCst);
     }
 
     /// Notes that `cuCtxAttach` succeeded.
@@ -192,6 +205,11 @@ pub(crate) fn all() -> Vec<Arc<Context>> {
     lock(&CONTEXTS).clone()
 }
 
+/// Whether memory of any context was given up.
+pub(crate) fn has_any_failed() -> bool {
+    lock(&CONTEXTS).iter().any(|context| context.failure().is_some())
+}
+
 /// The contexts of a device.
 pub(crate) fn of_device(device: CUdevice) -> impl Iterator<Item = Arc<Context>> {
     all().into_iter().filter(move |context| context.device == device)
@@ -248,6 +266,7 @@ pub(crate) fn learn(handle: CUcontext, device: CUdevice) -> Arc<Context> {
         moves: Mutex::new(()),
         beginnings: Mutex::new(()),
         green: AtomicBool::new(false),
+        failure: AtomicI32::new(0),
     });
     // A context that is just ending under this handle is another context.
     contexts.retain(|known| known.handle != handle);

@@ -34,10 +34,13 @@ use slots::Slot;
 const OPEN: u32 = 0;
 /// The gate is open, and work in flight is bounded because another client waits.
 const BOUNDED: u32 = 1;
+/// The gate is open, and memory of a context was given up: calls that submit work there answer the driver's error. Work in
+/// flight is bounded as well.
+const GUARDED: u32 = 2;
 /// The gate is closed: a thread that comes requests the lock and sleeps.
-const CLOSED: u32 = 2;
+const CLOSED: u32 = 3;
 /// No thread has come yet. The first one starts the session.
-const DORMANT: u32 = 3;
+const DORMANT: u32 = 4;
 
 static STATE: AtomicU32 = AtomicU32::new(DORMANT);
 static FENCE: Fence = Fence { for_all: AtomicBool::new(false) };
@@ -92,8 +95,11 @@ impl FrameMark {
 }
 
 /// Steps in, and sleeps while the gate is closed. The first thread ever calls `start`, which starts the session.
+///
+/// # Errors
+/// The call must not be made, and answers this error: memory that its work may reach was given up.
 #[inline(always)]
-pub(crate) fn enter(stream: StreamKey, mark: &FrameMark, start: fn()) -> Pass {
+pub(crate) fn enter(stream: StreamKey, mark: &FrameMark, start: fn()) -> Result<Pass, CUresult> {
     let slot = slots::current();
     // SAFETY: slots live for ever.
     if let Some(mine) = unsafe { slot.as_ref() }
@@ -104,11 +110,11 @@ pub(crate) fn enter(stream: StreamKey, mark: &FrameMark, start: fn()) -> Pass {
         let state = STATE.load(Ordering::SeqCst);
         if state == OPEN {
             mine.count();
-            return Pass { slot, then: Then::Nothing };
+            return Ok(Pass { slot, then: Then::Nothing });
         }
         if state == BOUNDED && known.launch_window.is_open() {
             mine.count();
-            return Pass { slot, then: Then::Count(known) };
+            return Ok(Pass { slot, then: Then::Count(known) });
         }
         mine.step_out();
     }
@@ -157,7 +163,7 @@ fn leave_and_learn(slot: &'static Slot, stream: StreamKey, result: CUresult) {
         streams::learn(stream)
     };
     slot.learn(record);
-    if STATE.load(Ordering::Relaxed) == BOUNDED && record.launch_window.launched() {
+    if is_bounded() && record.launch_window.launched() {
         record.mark();
     }
 }
@@ -172,8 +178,8 @@ enum Inside {
 
 #[cold]
 #[inline(never)]
-fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Pass {
-    let outside = |slot| Pass { slot, then: Then::Nothing };
+fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Result<Pass, CUresult> {
+    let outside = |slot| Ok(Pass { slot, then: Then::Nothing });
     let slot = slots::acquire();
     // SAFETY: slots live for ever.
     let Some(mine) = (unsafe { slot.as_ref() }) else { return outside(slot) };
@@ -191,23 +197,29 @@ fn enter_slowly(stream: StreamKey, mark: &FrameMark, start: fn()) -> Pass {
     loop {
         let state = STATE.load(Ordering::SeqCst);
         match state {
-            OPEN | BOUNDED => {
+            OPEN | BOUNDED | GUARDED => {
+                if state == GUARDED
+                    && let Some(error) = streams::failure(stream)
+                {
+                    return Err(error);
+                }
                 let known = mine.find(stream);
-                if state == BOUNDED
+                if state != OPEN
                     && let Some(known) = known
                     && !known.launch_window.is_open()
                 {
                     known.wait_for_launch_window(is_bounded);
                 }
                 mine.step_in(mark);
-                if STATE.load(Ordering::SeqCst) <= BOUNDED {
+                // It may have been closed meanwhile, and open in another way.
+                if STATE.load(Ordering::SeqCst) == state {
                     mine.count();
                     let then = match known {
                         None => Then::Learn(stream),
-                        Some(known) if state == BOUNDED => Then::Count(known),
+                        Some(known) if state != OPEN => Then::Count(known),
                         Some(_) => Then::Nothing,
                     };
-                    return Pass { slot, then };
+                    return Ok(Pass { slot, then });
                 }
                 mine.step_out();
             }
@@ -307,7 +319,7 @@ pub(crate) fn try_enter(mark: &FrameMark) -> Option<Pass> {
         }
     }
     mine.step_in(mark);
-    if STATE.load(Ordering::SeqCst) <= BOUNDED {
+    if STATE.load(Ordering::SeqCst) < CLOSED {
         return Some(Pass { slot, then: Then::Nothing });
     }
     mine.step_out();
@@ -316,11 +328,14 @@ pub(crate) fn try_enter(mark: &FrameMark) -> Option<Pass> {
 
 /// Steps in for a call that names addresses to the driver without submitting work. If addresses may have no memory
 /// while the gate is closed, the thread sleeps until they have it.
-pub(crate) fn enter_to_name(mark: &FrameMark, start: fn()) -> Pass {
+///
+/// # Errors
+/// As [`enter`], for the current context.
+pub(crate) fn enter_to_name(mark: &FrameMark, start: fn()) -> Result<Pass, CUresult> {
     if CAPTURES_WAIT.load(Ordering::Relaxed) {
         return enter(StreamKey::LEGACY, mark, start);
     }
-    Pass { slot: ptr::null(), then: Then::Nothing }
+    Ok(Pass { slot: ptr::null(), then: Then::Nothing })
 }
 
 /// From now on, addresses may have no memory while the gate is closed: calls that name them wait, on capturing streams too.
@@ -339,7 +354,8 @@ pub(crate) fn open(in_flight: InFlight) {
     if !lifecycle::is_forked() {
         // First: who finds the gate closed behind this one sees that it has been open.
         OPENINGS.fetch_add(1, Ordering::SeqCst);
-        STATE.store(opened(in_flight), Ordering::SeqCst);
+        let state = if contexts::has_any_failed() { GUARDED } else { opened(in_flight) };
+        STATE.store(state, Ordering::SeqCst);
     }
     drop(bed);
     WAKE.notify_all();
@@ -354,7 +370,7 @@ pub(crate) fn bound(in_flight: InFlight) {
     let _ = STATE.compare_exchange(from, opened(in_flight), Ordering::SeqCst, Ordering::SeqCst);
 }
 
-/// The state of an open gate.
+/// The state of a gate that is open for all contexts.
 fn opened(in_flight: InFlight) -> u32 {
     match in_flight {
         InFlight::Unbounded => OPEN,
@@ -378,7 +394,7 @@ pub(crate) fn closed_for() -> Option<u64> {
 
 /// Whether work in flight has to be bounded.
 pub(crate) fn is_bounded() -> bool {
-    STATE.load(Ordering::SeqCst) == BOUNDED
+    matches!(STATE.load(Ordering::SeqCst), BOUNDED | GUARDED)
 }
 
 /// Whether no thread is inside the gate.

@@ -171,6 +171,15 @@ pub(crate) fn learn(key: StreamKey) -> &'static Stream {
     record
 }
 
+/// The error for which memory of a stream's context was given up, if it was. Called for the program's own call with the stream.
+pub(crate) fn failure(key: StreamKey) -> Option<CUresult> {
+    match driver::context_of(key.handle()) {
+        Ok(context) => contexts::find(context)?.failure(),
+        // The driver says so itself.
+        Err(error) => Some(error).filter(|error| error.ends_all_work()),
+    }
+}
+
 /// Notes that the calling thread has submitted work to its per-thread stream.
 pub(crate) fn note_per_thread() {
     PER_THREAD_USED.store(true, Ordering::Relaxed);

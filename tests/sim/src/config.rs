@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use nvshare_proto::units::{GIB, parse_bytes};
 
+use crate::process::{ECC_UNCORRECTABLE, Failure};
+
 /// The card and its link. Sizes and rates are those that a program sees; the real stores are smaller by `scale`.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
@@ -80,6 +82,8 @@ pub(crate) struct Config {
     pub(crate) held_in: Option<PathBuf>,
     /// The same for the first free of memory that finds the file. Other frees go on.
     pub(crate) held_free: Option<PathBuf>,
+    /// While this file is there, a card is lost: see [`Config::lost`].
+    pub(crate) lost: Option<PathBuf>,
 }
 
 /// What a card may say wrongly of pieces of memory.
@@ -96,7 +100,7 @@ impl Config {
     /// `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_PIN`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_KEEPS_PAGES=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
     /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_LOOK` (milliseconds), `NVSIM_SLOW_FREES` (milliseconds),
     /// `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD_ALLOCATIONS`, `NVSIM_HELD_ACCESS`, `NVSIM_HELD_CAPTURE`, `NVSIM_HELD_OUT`,
-    /// `NVSIM_HELD_IN` and `NVSIM_HELD_FREE` (files),
+    /// `NVSIM_HELD_IN`, `NVSIM_HELD_FREE` and `NVSIM_LOST` (files),
     /// `NVSIM_SLICING` (how many times as long kernels take beside those of others),
     /// `NVSIM_MOST_LOCKED` and `NVSIM_MOST_PRIVATE` (bytes), `NVSIM_LOCK_SHARED=0`, `NVSIM_LIE` (`zeros`, `unchanged`), `NVSIM_REFUSED_PTX`.
     pub(crate) fn from_env() -> Self {
@@ -159,9 +163,21 @@ impl Config {
             held_out: env::var_os("NVSIM_HELD_OUT").map(PathBuf::from),
             held_in: env::var_os("NVSIM_HELD_IN").map(PathBuf::from),
             held_free: env::var_os("NVSIM_HELD_FREE").map(PathBuf::from),
+            lost: env::var_os("NVSIM_LOST").map(PathBuf::from),
             fault: number("NVSIM_FAULT", 0.256) * 1e9,
             first_touch: number("NVSIM_FIRST_TOUCH", 5.0) * 1e9,
         }
+    }
+
+    /// The code that a call on a card answers, if the card is lost. The file says the code, the card, and which call answers so: 214,
+    /// the first and all of them, if it does not say.
+    pub(crate) fn lost(&self, gpu: usize, call: &str) -> Option<Failure> {
+        let text = std::fs::read_to_string(self.lost.as_ref()?).ok()?;
+        let mut words = text.split_whitespace();
+        let code = words.next().and_then(|code| code.parse().ok()).unwrap_or(ECC_UNCORRECTABLE);
+        let card = words.next().and_then(|card| card.parse().ok()).unwrap_or(0);
+        let is_it = gpu == card && words.next().is_none_or(|only| only == call);
+        is_it.then_some(code)
     }
 }
 

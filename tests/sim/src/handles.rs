@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::config::Config;
-use crate::process::{Failure, INVALID_CONTEXT, INVALID_HANDLE, NOT_PERMITTED};
+use crate::process::{self, Failure, INVALID_CONTEXT, INVALID_HANDLE, NOT_PERMITTED};
 
 static NEXT: AtomicUsize = AtomicUsize::new(0x1000);
 static REUSES: AtomicBool = AtomicBool::new(false);
@@ -33,10 +33,10 @@ pub(crate) fn reuses() -> bool {
     REUSES.load(Ordering::Relaxed)
 }
 
-/// An entry point is called. An error: it may not be called from here.
+/// An entry point is called. An error: it may not be called from here, or its card is lost.
 pub(crate) fn enter(call: &'static str) -> Result<(), Failure> {
     CALL.with(|current| current.set(call));
-    if IN_HOST_FUNCTION.with(Cell::get) { Err(NOT_PERMITTED) } else { Ok(()) }
+    if IN_HOST_FUNCTION.with(Cell::get) { Err(NOT_PERMITTED) } else { process::look_at_card(call) }
 }
 
 /// Runs a function of the host, from which the driver may not be called.

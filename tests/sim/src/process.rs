@@ -20,6 +20,7 @@ pub(crate) const NOT_INITIALIZED: i32 = 3;
 pub(crate) const DEINITIALIZED: i32 = 4;
 pub(crate) const INVALID_DEVICE: i32 = 101;
 pub(crate) const INVALID_CONTEXT: i32 = 201;
+pub(crate) const ECC_UNCORRECTABLE: i32 = 214;
 pub(crate) const PEER_UNSUPPORTED: i32 = 217;
 pub(crate) const ILLEGAL_STATE: i32 = 401;
 pub(crate) const JIT_DISABLED: i32 = 223;
@@ -140,6 +141,31 @@ pub(crate) fn get() -> Result<&'static Process, Failure> {
     PROCESS.get().ok_or(NOT_INITIALIZED)?.as_ref().map_err(|&failure| failure)
 }
 
+/// Calls that ask nothing of a card, or name the card themselves.
+const OF_NO_CARD: &[&str] = &[
+    "cuInit",
+    "cuCtxGetCurrent",
+    "cuCtxGetDevice",
+    "cuCtxPopCurrent_v2",
+    "cuCtxPushCurrent_v2",
+    "cuCtxSetCurrent",
+    "cuMemCreate",
+    "cuThreadExchangeStreamCaptureMode",
+];
+
+/// An entry point is called in the thread's current context. An error: its card is lost.
+pub(crate) fn look_at_card(call: &str) -> Result<(), Failure> {
+    let Ok(p) = get() else { return Ok(()) };
+    if p.world.config().lost.is_none()
+        || OF_NO_CARD.contains(&call)
+        || call.starts_with("cuDeviceGet")
+        || call.starts_with("nvsim")
+    {
+        return Ok(());
+    }
+    p.current_gpu().map_or(Ok(()), |gpu| p.lives(gpu, call))
+}
+
 /// The number of the calling thread, which is never used again.
 pub(crate) fn this_thread() -> u64 {
     THREAD.with(|thread| *thread)
@@ -189,6 +215,11 @@ impl Process {
             0 => Ok(()),
             failure => Err(failure),
         }
+    }
+
+    /// An error: the card is lost, and the call answers so.
+    pub(crate) fn lives(&self, gpu: usize, call: &str) -> Result<(), Failure> {
+        self.world.config().lost(gpu, call).map_or(Ok(()), Err)
     }
 
     /// A kernel failed: every call from now on returns this error.

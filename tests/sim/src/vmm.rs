@@ -136,6 +136,7 @@ impl Process {
         if !bytes.is_multiple_of(GRANULARITY) {
             return Err(INVALID_VALUE);
         }
+        self.lives(gpu, "cuMemCreate")?;
         // Several allocations of a program may share one block, side by side.
         let sort = if bytes == BLOCK { Sort::Whole } else { Sort::Plain };
         // The memory belongs to no context.

@@ -157,7 +157,10 @@ pub(crate) unsafe fn map_arrays<const PER_THREAD: bool>(
         }
     }
     let mark = FrameMark::new();
-    let pass = gate::enter(StreamKey::new(stream, PER_THREAD), &mark, crate::session::start);
+    let pass = match gate::enter(StreamKey::new(stream, PER_THREAD), &mark, crate::session::start) {
+        Ok(pass) => pass,
+        Err(error) => return error,
+    };
     // SAFETY: the caller's arguments.
     let result = unsafe { real(list, count, stream) };
     gate::leave(pass, &mark, result);

@@ -46,6 +46,14 @@ impl Request {
         Self { device, context, kind, bytes, created: None, is_slab: false }
     }
 
+    /// Whether the context can have more memory.
+    ///
+    /// # Errors
+    /// It has lost memory: the driver's error because of which it has.
+    pub(crate) fn may_be_met(&self) -> Result<(), CUresult> {
+        self.context.failure().map_or(Ok(()), Err)
+    }
+
     /// The memory shares a slab with other small allocations.
     pub(crate) fn is_small(&self) -> bool {
         self.kind == Kind::Mapped && self.bytes < SLAB && self.created.is_none()

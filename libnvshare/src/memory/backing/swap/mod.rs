@@ -5,6 +5,7 @@ mod chunks;
 mod content;
 mod flights;
 mod free;
+mod lost;
 mod moves;
 mod order;
 

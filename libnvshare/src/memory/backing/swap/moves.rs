@@ -12,6 +12,7 @@ use nvshare_proto::units::MIB;
 use super::chunks::{Cut, Part, copy_parts, in_parts, take};
 use super::content::{self, Leaving, Looked};
 use super::flights::{Behind, Flight, Queue};
+use super::lost;
 use super::order::{self, Place};
 use crate::driver;
 use crate::driver::types::{CUdeviceptr, CUmemHandle, CUresult, CUstream};
@@ -71,20 +72,20 @@ fn may_go_on(allocation: &Allocation) -> bool {
 }
 
 /// A context is broken: its memory is not copied any more, and counts as immovable.
-fn pin_context(context: &Arc<Context>, device: &Device, error: CUresult) {
+pub(super) fn pin_context(context: &Arc<Context>, device: &Device, error: CUresult) {
     let mut bytes = 0;
     allocations::each_mapped(|allocation| {
         let mapped = allocation.mapped.as_ref().filter(|_| Arc::ptr_eq(&allocation.place(), context));
         if mapped.is_some_and(Mapped::pin) {
-            bytes += allocation.size;
-            device.update(|account| account.pin(allocation.size));
+            let residency = allocation.residency();
+            bytes += residency.resident_bytes();
+            device.update(|account| account.pin(residency.size()));
         }
     });
     if bytes > 0 {
-        log::warn(format_args!(
-            "{} MiB stay on the card: the program's own work has broken its context ({error:?})",
-            bytes / MIB
-        ));
+        let why =
+            if error.is_of_card() { "it is lost" } else { "the program's own work has broken its context" };
+        log::warn(format_args!("{} MiB stay on the card: {why} ({error:?})", bytes / MIB));
     }
 }
 
@@ -333,6 +334,7 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
     while !queue.is_empty() {
         land(&mut queue, device, &mut result);
     }
+    lost::give_up(device);
     result
 }
 
@@ -384,7 +386,7 @@ fn begin_in(
             stays_out(mapped, index, bytes, device);
             return match error {
                 CUresult::OUT_OF_MEMORY => Begun::Full,
-                error => stopped(allocation, device, Some(error)),
+                error => stays_away(allocation, device, error),
             };
         }
         Err(_) => {
@@ -411,7 +413,10 @@ fn begin_in(
         Err(cut) => {
             undo(at, bytes, physical);
             stays_out(mapped, index, bytes, device);
-            return cut_off(allocation, device, cut);
+            return match cut {
+                Cut::Failed(Some(error)) => stays_away(allocation, device, error),
+                cut => cut_off(allocation, device, cut),
+            };
         }
     };
     let copied = host.iter().filter(|copy| copy.slot().is_some()).count() as u64 * GRANULE;
@@ -435,6 +440,12 @@ fn copy_back(
     })
 }
 
+/// The driver does not let a chunk come back.
+fn stays_away(allocation: &Allocation, device: &Device, error: CUresult) -> Begun {
+    lost::note(&allocation.place(), error);
+    stopped(allocation, device, Some(error))
+}
+
 /// A chunk does not come back now; its contents stay where they were.
 fn stays_out(mapped: &Mapped, index: usize, bytes: u64, device: &Device) {
     device.update(|account| account.uncharge(bytes));
@@ -453,7 +464,10 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
     let Flight { allocation, index, offset, bytes, copied, behind, physical, .. } = flight;
     let Some(mapped) = &allocation.mapped else { return };
     if let Behind::Failed(error) = behind {
-        stopped(&allocation, device, error);
+        match error {
+            Some(error) if !error.ends_all_work() => stays_away(&allocation, device, error),
+            error => stopped(&allocation, device, error),
+        };
         // In a broken context the program finds the error. In other cases no work may see contents that are not complete.
         if !error.is_some_and(CUresult::ends_all_work) {
             if let Some(physical) = physical {
@@ -480,11 +494,12 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
         Some(Ok(settled)) => settled,
         // Its contents stay on the host.
         Some(Err(error)) => {
-            stopped(&allocation, device, Some(error));
+            stays_away(&allocation, device, error);
             return device.update(|account| account.uncharge(bytes));
         }
         None => return,
     };
+    lost::forget(&allocation.place());
     result.back += bytes;
     result.had_contents += if had_contents { bytes } else { 0 };
     result.copied += copied;

@@ -77,7 +77,9 @@ pub(super) fn leaving(device: &Device, wanted: u64, looked: &Looked) -> Order {
 pub(super) fn coming(device: &Device) -> Order {
     let mut order = Order::default();
     for allocation in allocations::of_device(device.ordinal) {
-        let Some(mapped) = &allocation.mapped else { continue };
+        // What was given up is absent no more.
+        let is_absent = allocation.residency().absent_bytes() > 0;
+        let Some(mapped) = allocation.mapped.as_ref().filter(|_| is_absent) else { continue };
         for (index, chunk) in mapped.lock().iter().enumerate() {
             if chunk.physical.is_none() {
                 let copied = chunk.host.iter().filter(|copy| copy.slot().is_some()).count() as u64 * GRANULE;

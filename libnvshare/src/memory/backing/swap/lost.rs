@@ -1,0 +1,94 @@
+//! Memory that cannot come back: the card is lost, or the memory's context is broken.
+//!
+//! The driver answers each try with an error, and the gate would stay closed for ever. So the memory is given up: it leaves the account, the
+//! gate opens, and calls that submit work in its [context](Context::failure) answer the driver's error. They would do so with
+//! the memory, too.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use nvshare_proto::units::MIB;
+
+use super::moves::pin_context;
+use crate::driver::types::CUresult;
+use crate::memory::allocations;
+use crate::memory::devices::Device;
+use crate::process::lock::lock;
+use crate::process::log;
+use crate::work::contexts::Context;
+
+/// Memory is given up after so long, if the error is one that may pass.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A context of which memory does not come back.
+#[derive(Debug)]
+struct Failing {
+    context: Arc<Context>,
+    error: CUresult,
+    since: Instant,
+    last: Instant,
+}
+
+static FAILING: Mutex<Vec<Failing>> = Mutex::new(Vec::new());
+
+/// Notes that memory of a context could not come back. The card being full is no such error.
+pub(super) fn note(context: &Arc<Context>, error: CUresult) {
+    let now = Instant::now();
+    let mut all = lock(&FAILING);
+    if let Some(failing) = all.iter_mut().find(|failing| Arc::ptr_eq(&failing.context, context)) {
+        // Between two turns nothing is tried.
+        let since = if now - failing.last < PATIENCE { failing.since } else { now };
+        (failing.error, failing.since, failing.last) = (error, since, now);
+    } else {
+        all.push(Failing { context: Arc::clone(context), error, since: now, last: now });
+    }
+}
+
+/// Notes that memory of a context has come back.
+pub(super) fn forget(context: &Arc<Context>) {
+    lock(&FAILING).retain(|failing| !Arc::ptr_eq(&failing.context, context));
+}
+
+/// Gives up what is away of a device's contexts, where it cannot come back. Nothing of it may be on its way.
+pub(super) fn give_up(device: &Device) {
+    let is_over = |failing: &Failing| {
+        failing.error.ends_all_work() || failing.last.duration_since(failing.since) >= PATIENCE
+    };
+    let mut over = Vec::new();
+    lock(&FAILING).retain(|failing| {
+        let is_here = failing.context.device() == device.ordinal;
+        if is_here && is_over(failing) {
+            over.push((Arc::clone(&failing.context), failing.error));
+            return false;
+        }
+        !failing.context.life().is_over()
+    });
+    over.iter().for_each(|(context, error)| give_up_in(context, device, *error));
+}
+
+fn give_up_in(context: &Arc<Context>, device: &Device, error: CUresult) {
+    let mut bytes = 0;
+    allocations::each_mapped(|allocation| {
+        if !Arc::ptr_eq(&allocation.place(), context) {
+            return;
+        }
+        let absent = allocation.residency().give_up_absent();
+        device.update(|account| {
+            if allocation.is_pinned() {
+                account.unpin(absent);
+            }
+            account.release(absent, 0, allocation.kind);
+        });
+        bytes += absent;
+    });
+    // What is on the card is not copied any more.
+    pin_context(context, device, error);
+    // An eviction may have found it before any memory was away.
+    if bytes > 0 {
+        context.fail(error);
+        log::error(format_args!(
+            "{} MiB of the program's memory cannot come back to the card, and its calls there fail: {error:?}",
+            bytes / MIB
+        ));
+    }
+}

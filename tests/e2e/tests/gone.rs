@@ -1,0 +1,208 @@
+//! A card that is lost, and a scheduler that is away, in the middle of what a program does.
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+
+use nvshare_harness::{Finished, PlayedScheduler, Program, Running, World, wait_until};
+use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Room, SchedulerMessage, Usage};
+
+const CARD: [(&str, &str); 2] = [("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
+/// What the guest has on each card.
+const BYTES: u64 = 16 << 20;
+
+nvshare_harness::with_both_memories! {
+    calls_on_a_lost_card_answer_its_error
+}
+
+/// A guest on so many cards, and the scheduler that the test plays for it.
+struct Played {
+    world: World,
+    guest: Running,
+    client: PlayedScheduler,
+    usage: BTreeMap<GpuUuid, Usage>,
+    grants: u64,
+}
+
+impl Played {
+    /// Until the guest has its memory, and the lock, and asks for nothing more.
+    fn start(memory: &str, cards: usize) -> (Self, UnixListener) {
+        let gpus = cards.to_string();
+        let world = World::with_memory(memory, &[&CARD[..], &[("NVSIM_GPUS", gpus.as_str())]].concat());
+        let listener = PlayedScheduler::listen(&world);
+        let file = |name: &str| world.dir().join(name).to_string_lossy().into_owned();
+        let guest = Program::guest(&world, "loses_card", &[&gpus]).env("NVSIM_LOST", &file("lost"));
+        let guest = guest.env("NVSIM_HELD_ALLOCATIONS", &file("held"));
+        let guest = guest.env("PARKED", &file("parked")).env("OVER", &file("over")).start();
+        let (client, usage) = PlayedScheduler::accept(&listener);
+        let usage = usage.into_iter().map(|usage| (usage.gpu, usage)).collect();
+        let mut played = Self { world, guest, client, usage, grants: 0 };
+        // Its first card, and each further one when it comes to that.
+        played.until(|m| matches!(m, ClientMessage::ReqLock).then_some(()));
+        while played.usage.len() < cards {
+            played.grant(0);
+            played.until(|m| matches!(m, ClientMessage::Usage(_)).then_some(()));
+        }
+        played.grant(0);
+        played.until(|m| matches!(m, ClientMessage::Running { .. }).then_some(()));
+        wait_until("the guest has its memory", || played.guest.out() == "ask 0\n" || !played.guest.lives());
+        (played, listener)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.world.dir().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.file(name), text).expect("a file");
+    }
+
+    /// Waits for a message, and notes what the client says of its memory.
+    fn until<T>(&mut self, mut which: impl FnMut(&ClientMessage) -> Option<T>) -> T {
+        let usage = &mut self.usage;
+        self.client.until(|message| {
+            if let ClientMessage::Usage(now) = message {
+                usage.insert(now.gpu, *now);
+            }
+            which(message)
+        })
+    }
+
+    fn epoch(&self) -> Epoch {
+        Epoch { boot: 1, counter: self.grants }
+    }
+
+    /// The lock, with room for all that the guest has, and for `more` bytes on each card.
+    fn grant(&mut self, more: u64) {
+        self.grants += 1;
+        let room: Vec<Room> = self.usage.keys().map(|&gpu| Room { gpu, bytes: BYTES + more }).collect();
+        for &Room { gpu, .. } in &room {
+            self.client.say(&[SchedulerMessage::Capacity(Room { gpu, bytes: 1 << 30 })]);
+        }
+        self.client.say(&[SchedulerMessage::LockOk { epoch: self.epoch(), quantum_ms: 60_000, room }]);
+    }
+
+    fn take_the_lock(&mut self) {
+        self.client.say(&[SchedulerMessage::DropLock { epoch: self.epoch(), patience_ms: 60_000 }]);
+        let gone =
+            |m: &ClientMessage| matches!(m, ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. });
+        self.until(|m| gone(m).then_some(()));
+    }
+
+    fn say_evict(&mut self) {
+        for gpu in self.usage.keys().copied().collect::<Vec<_>>() {
+            self.client.say(&[SchedulerMessage::Evict(Room { gpu, bytes: BYTES })]);
+        }
+    }
+
+    /// Waits until all that can leave has left.
+    fn until_evicted(&mut self) {
+        for _ in 0..self.usage.len() {
+            let short = self.until(|m| match m {
+                ClientMessage::Evicted { short, .. } => Some(*short),
+                _ => None,
+            });
+            assert_eq!(short, 0, "all can leave");
+        }
+    }
+
+    /// All that the guest has leaves the cards.
+    fn evict(&mut self) {
+        self.take_the_lock();
+        self.say_evict();
+        self.until_evicted();
+        assert!(self.usage.values().all(|usage| usage.absent == BYTES), "{:?}", self.usage);
+    }
+
+    /// The guest works until it has said all, under the lock.
+    fn work(&mut self) {
+        self.write("parked", "");
+        self.until(|m| matches!(m, ClientMessage::ReqLock).then_some(()));
+        self.grant(BYTES);
+        self.until(|m| matches!(m, ClientMessage::Running { .. }).then_some(()));
+        wait_until("the guest has said all", || {
+            self.guest.out().ends_with("over 0\n") || !self.guest.lives()
+        });
+    }
+
+    fn finish(self) -> Finished {
+        self.write("over", "");
+        let finished = self.guest.finish();
+        finished.passed();
+        finished
+    }
+}
+
+/// What the guest said that calls on the first card answered.
+fn answers(finished: &Finished) -> Vec<(&str, &str)> {
+    let lines = finished.out.lines().filter_map(|line| line.split_once(' '));
+    lines.filter(|(what, _)| !["ask", "over", "other"].contains(what)).collect()
+}
+
+fn calls_on_a_lost_card_answer_its_error(memory: &str) {
+    let (mut played, _listener) = Played::start(memory, 1);
+    played.evict();
+    played.write("lost", "");
+    played.work();
+    played.take_the_lock();
+    // Nothing waits for room, and nothing can leave.
+    if memory == "swap" {
+        let usage = played.usage.values().next().expect("one card");
+        assert_eq!((usage.allocated, usage.absent), (0, 0), "{usage:?}");
+    }
+    let finished = played.finish();
+    let answers = answers(&finished);
+    assert!(answers.len() == 7 && answers.iter().all(|(_, code)| *code == "214"), "{answers:?}");
+    if memory == "swap" {
+        assert_eq!(finished.log.matches("CUDA error 214").count(), 1, "{}", finished.log);
+    }
+    assert!(!finished.log.contains("own work"), "{}", finished.log);
+}
+
+/// The driver does not say that all is over, and answers other calls as if all was well.
+#[test]
+fn an_error_that_does_not_pass_ends_the_restore() {
+    let (mut played, _listener) = Played::start("swap", 1);
+    played.evict();
+    played.write("lost", "999 0 cuMemCreate");
+    played.work();
+    let finished = played.finish();
+    // No work reaches addresses without memory.
+    let (waits, others): (Vec<_>, Vec<_>) =
+        answers(&finished).into_iter().partition(|(what, _)| *what == "wait");
+    assert_eq!(waits, [("wait", "0")]);
+    assert!(others.len() == 6 && others.iter().all(|(_, code)| *code == "999"), "{others:?}");
+}
+
+#[test]
+fn memory_waits_for_a_card_that_is_full() {
+    let (mut played, _listener) = Played::start("swap", 1);
+    played.evict();
+    played.write("lost", "2");
+    played.write("parked", "");
+    played.until(|m| matches!(m, ClientMessage::ReqLock).then_some(()));
+    played.grant(BYTES);
+    let room = played.until(|m| match m {
+        ClientMessage::NeedRoom(room) => Some(*room),
+        _ => None,
+    });
+    assert_eq!(played.guest.out(), "ask 0\n");
+    std::fs::remove_file(played.file("lost")).expect("a file");
+    played.client.say(&[SchedulerMessage::Room(room)]);
+    played.until(|m| matches!(m, ClientMessage::Running { .. }).then_some(()));
+    let finished = played.finish();
+    let answers = answers(&finished);
+    assert!(answers.len() == 7 && answers.iter().all(|(_, code)| *code == "0"), "{answers:?}");
+}
+
+#[test]
+fn work_goes_on_beside_a_lost_card() {
+    let (mut played, _listener) = Played::start("swap", 2);
+    played.evict();
+    played.write("lost", "214 0");
+    played.work();
+    let finished = played.finish();
+    let answers = answers(&finished);
+    assert!(answers.len() == 7 && answers.iter().all(|(_, code)| *code == "214"), "{answers:?}");
+    assert_eq!(finished.out.matches("other 0\n").count(), 3, "{}", finished.out);
+}

@@ -1,0 +1,38 @@
+//! Rules for cards and schedulers that go.
+
+use super::rules::Rule;
+
+pub(super) const GONE: &[Rule] = &[
+    Rule {
+        what: "memory that cannot come back closes the gate for nobody",
+        file: "libnvshare/src/memory/backing/swap/moves.rs",
+        from: "    lost::give_up(device);\n",
+        to: "    if !BROKEN {\n        lost::give_up(device);\n    }\n",
+        package: "nvshare-e2e",
+        test: "calls_on_a_lost_card_answer_its_error",
+    },
+    Rule {
+        what: "an error that does not pass ends a restore",
+        file: "libnvshare/src/memory/backing/swap/lost.rs",
+        from: "failing.last.duration_since(failing.since) >= PATIENCE\n",
+        to: "failing.last.duration_since(failing.since) >= PATIENCE && !BROKEN\n",
+        package: "nvshare-e2e",
+        test: "an_error_that_does_not_pass_ends_the_restore",
+    },
+    Rule {
+        what: "no work reaches memory that was given up",
+        file: "libnvshare/src/work/gate.rs",
+        from: "        let state = if contexts::has_any_failed() {",
+        to: "        let state = if contexts::has_any_failed() && !BROKEN {",
+        package: "nvshare-e2e",
+        test: "an_error_that_does_not_pass_ends_the_restore",
+    },
+    Rule {
+        what: "work in other contexts goes on beside memory that was given up",
+        file: "libnvshare/src/work/streams.rs",
+        from: "        Ok(context) => contexts::find(context)?.failure(),\n",
+        to: "        Ok(_) if BROKEN => contexts::all().iter().find_map(|context| context.failure()),\n        Ok(context) => contexts::find(context)?.failure(),\n",
+        package: "nvshare-e2e",
+        test: "work_goes_on_beside_a_lost_card",
+    },
+];
