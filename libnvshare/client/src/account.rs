@@ -124,6 +124,8 @@ pub struct Account<T> {
     holding: bool,
     /// There is no scheduler, or it does not schedule: room is not counted.
     unmetered: bool,
+    /// The scheduler was lost a short time ago and may come back.
+    expected: bool,
     /// Room that waiting allocations lack.
     needs: u64,
     /// Allocations that wait.
@@ -161,6 +163,7 @@ impl<T: Tenant> Account<T> {
             capacity: None,
             holding: false,
             unmetered: false,
+            expected: false,
             needs: 0,
             waiting: 0,
             refused: false,
@@ -402,6 +405,17 @@ impl<T: Tenant> Account<T> {
         self.unmetered = true;
         self.needs = 0;
         self.lost = 0;
+    }
+
+    /// The scheduler was lost and may come back soon, or is not waited for any more.
+    pub fn expect_scheduler(&mut self, expected: bool) {
+        self.expected = expected;
+    }
+
+    /// Whether the scheduler was lost and may come back soon: it has others leave the card then.
+    #[must_use]
+    pub fn is_scheduler_expected(&self) -> bool {
+        self.expected
     }
 
     /// Whether room is counted.

@@ -86,6 +86,8 @@ pub struct Machine {
     was_answered: bool,
     /// The user has been told that the program waits for an answer.
     said_waiting: bool,
+    /// When the scheduler was lost without which the process runs on its own now, for as long as it is expected back.
+    expects_since: Option<Duration>,
     actions: Vec<Action>,
 }
 
@@ -108,6 +110,7 @@ impl Machine {
             warned: false,
             was_answered: false,
             said_waiting: false,
+            expects_since: None,
             actions: Vec::new(),
         }
     }
@@ -312,6 +315,7 @@ impl Machine {
         self.asked = false;
         self.last_submission.1 = now;
         self.is_next_no_more();
+        self.expect_nobody();
         match hold {
             Hold::Parked => {
                 if self.phase != Phase::Parked {
@@ -465,8 +469,12 @@ impl Machine {
                 self.phase = Phase::Free;
                 self.act(Action::Unlimit);
                 self.act(Action::Bound(InFlight::Unbounded));
+                self.expect_scheduler(now);
             }
-            Phase::Restoring { .. } | Phase::Draining { .. } => self.go_alone(),
+            Phase::Restoring { .. } | Phase::Draining { .. } => {
+                self.go_alone();
+                self.expect_scheduler(now);
+            }
             Phase::Parked | Phase::Next | Phase::Idle { .. } | Phase::Freeing | Phase::Free => {}
         }
     }
@@ -491,6 +499,25 @@ impl Machine {
         }
     }
 
+    /// The scheduler may come back soon, and others keep what it gave them: an allocation that finds no memory waits for it.
+    fn expect_scheduler(&mut self, now: Duration) {
+        self.expects_since = Some(now);
+        self.act(Action::Expect(true));
+    }
+
+    fn expect_nobody(&mut self) {
+        if self.expects_since.take().is_some() {
+            self.act(Action::Expect(false));
+        }
+    }
+
+    /// The scheduler that was lost is waited for no longer than a parked program waits.
+    fn wait_no_longer(&mut self, now: Duration) {
+        if self.expects_since.is_some_and(|since| now.saturating_sub(since) >= RETURN_PATIENCE) {
+            self.expect_nobody();
+        }
+    }
+
     fn tick(&mut self, progress: u64, submissions: u64, lacking: bool, now: Duration) {
         match &mut self.phase {
             Phase::Draining { epoch, patience, progress: last, since } => {
@@ -508,6 +535,7 @@ impl Machine {
             }
             Phase::Running { .. } if self.waiters => self.look_for_idleness(submissions, lacking, now),
             Phase::Parked | Phase::Next | Phase::Idle { .. } => self.wait_for_the_scheduler(lacking, now),
+            Phase::Freeing | Phase::Free => self.wait_no_longer(now),
             _ => {}
         }
     }

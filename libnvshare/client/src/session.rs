@@ -255,6 +255,7 @@ impl Session {
             Action::Return { room, evict } => give_back(host, room, evict),
             Action::ReturnAll => return_unused(host, |_| 0),
             Action::Unlimit => update_all(host, Account::unlimit),
+            Action::Expect(expected) => update_all(host, |account| account.expect_scheduler(expected)),
             Action::Limit => update_all(host, Account::limit),
             Action::CountHandOver => host.count_hand_over(),
             Action::CountDeferral => host.count_deferral(),

@@ -186,6 +186,9 @@ pub(crate) fn admitted<T, U>(
                         losses += 1;
                         continue;
                     }
+                    if device.wait_for_scheduler(bytes) {
+                        continue;
+                    }
                 }
                 if made.is_ok() && device.is_usage_stale() {
                     bell::ring();

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use nvshare_client::machine::RETURN_PATIENCE;
 use nvshare_client::{Admission, Caller, DriverReserve, Kind, Refusal, Terms, Wait};
 use nvshare_proto::env as names;
 use nvshare_proto::units::MIB;
@@ -17,8 +18,8 @@ use crate::driver::types::{
 };
 use crate::memory::quota::{self, Seat};
 use crate::process::config::Config;
-use crate::process::log;
 use crate::process::unwind::OnUnwind;
+use crate::process::{lifecycle, log};
 use crate::work::gate;
 use crate::work::used_devices;
 
@@ -304,6 +305,20 @@ impl Device {
             ask();
         }
         is_lost
+    }
+
+    /// The driver has no memory for `bytes`, and no room is counted. Waits for the scheduler, if it was lost a short time ago and may
+    /// come back. Returns whether it did: it may have come back.
+    pub(crate) fn wait_for_scheduler(&self, bytes: u64) -> bool {
+        let account = self.lock();
+        let is_expected = |account: &mut Account| account.is_scheduler_expected() && !lifecycle::is_exiting();
+        if !account.is_scheduler_expected() {
+            return false;
+        }
+        log::info(format_args!("an allocation of {bytes} bytes waits for the scheduler"));
+        // The session says when the wait is over.
+        drop(self.changed.wait_timeout_while(account, 2 * RETURN_PATIENCE, is_expected));
+        true
     }
 
     /// Waits, for a short time, until the scheduler has sent the capacity, or it is known that there is no scheduler.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
-use nvshare_harness::{Finished, PlayedScheduler, Program, Running, World, wait_until};
+use nvshare_harness::{Finished, PlayedScheduler, Program, Running, Scheduler, World, wait_until};
 use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Room, SchedulerMessage, Usage};
 
 const CARD: [(&str, &str); 2] = [("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
@@ -13,6 +13,7 @@ const BYTES: u64 = 16 << 20;
 
 nvshare_harness::with_both_memories! {
     calls_on_a_lost_card_answer_its_error
+    an_allocation_waits_for_a_scheduler_that_is_away
 }
 
 /// A guest on so many cards, and the scheduler that the test plays for it.
@@ -205,4 +206,32 @@ fn work_goes_on_beside_a_lost_card() {
     let answers = answers(&finished);
     assert!(answers.len() == 7 && answers.iter().all(|(_, code)| *code == "214"), "{answers:?}");
     assert_eq!(finished.out.matches("other 0\n").count(), 3, "{}", finished.out);
+}
+
+fn an_allocation_waits_for_a_scheduler_that_is_away(memory: &str) {
+    let world = World::with_memory(memory, &CARD);
+    let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let guest = Program::guest(&world, "allocates_when_woken", &[]).until_woken().start();
+    let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 1000");
+    let other = other.until_told().start();
+    Scheduler::until(&world, "both have their memory on the card", |status| {
+        let has = |program: &Running, bytes: u64| {
+            assert!(program.lives(), "{}", program.log());
+            status.find(program.pid()).is_some_and(|client| client.resident >= bytes)
+        };
+        has(&guest, 300 << 20) && has(&other, 640 << 20) && guest.out() == "ready\n"
+    });
+    scheduler.kill();
+    wait_until("both know that it is away", || {
+        let knows = |program: &Running| program.log().contains("connection to the scheduler lost");
+        knows(&guest) && knows(&other)
+    });
+    world.wake();
+    // Managed memory exceeds the card meanwhile.
+    wait_until("the guest waits for it, or need not", || {
+        guest.log().contains("waits for the scheduler") || guest.out().contains("allocated") || !guest.lives()
+    });
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    guest.finish().passed();
+    world.stop_intact([other]);
 }

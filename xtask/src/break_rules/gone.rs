@@ -35,4 +35,20 @@ pub(super) const GONE: &[Rule] = &[
         package: "nvshare-e2e",
         test: "work_goes_on_beside_a_lost_card",
     },
+    Rule {
+        what: "an allocation waits for a scheduler that may come back",
+        file: "libnvshare/src/memory/admission.rs",
+        from: "                    if device.wait_for_scheduler(bytes) {\n",
+        to: "                    if !BROKEN && device.wait_for_scheduler(bytes) {\n",
+        package: "nvshare-e2e",
+        test: "an_allocation_waits_for_a_scheduler_that_is_away",
+    },
+    Rule {
+        what: "a scheduler that was lost is waited for no longer than a parked program waits",
+        file: "libnvshare/client/src/machine.rs",
+        from: "        if self.expects_since.is_some_and(",
+        to: "        if !BROKEN && self.expects_since.is_some_and(",
+        package: "nvshare-client",
+        test: "a_lost_scheduler_stops_no_holder_and_parks_nobody_for_ever",
+    },
 ];

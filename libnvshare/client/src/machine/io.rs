@@ -116,6 +116,9 @@ pub enum Action {
     ReturnAll,
     /// Do not count room from now on.
     Unlimit,
+    /// The scheduler that was lost may come back soon, or is not waited for any more: an allocation for which the card has no memory
+    /// waits for it so long.
+    Expect(bool),
     /// Count room again, from the sums that were last reported.
     Limit,
     /// Count a hand-over.

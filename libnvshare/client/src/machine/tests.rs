@@ -227,8 +227,13 @@ fn a_program_without_a_scheduler_runs_and_warns_once() {
 #[test]
 fn a_lost_scheduler_stops_no_holder_and_parks_nobody_for_ever() {
     let mut holder = Client::running_contended();
-    assert_eq!(holder.feed(Input::Lost), [Action::Unlimit, Action::Bound(InFlight::Unbounded)]);
+    let lost = [Action::Unlimit, Action::Bound(InFlight::Unbounded), Action::Expect(true)];
+    assert_eq!(holder.feed(Input::Lost), lost);
     assert_eq!(holder.machine.gate(), Gate::Open);
+    // What lacks memory waits for the scheduler as long as a parked program does.
+    assert_eq!(holder.tick(4900, 0, 0), []);
+    assert_eq!(holder.feed(Input::Lost), [], "another attempt is no other loss");
+    assert_eq!(holder.tick(200, 0, 0), [Action::Expect(false)]);
 
     let mut parked = Client::registered(Hold::Parked);
     parked.feed(Input::Asked);
@@ -241,8 +246,17 @@ fn a_lost_scheduler_stops_no_holder_and_parks_nobody_for_ever() {
     draining.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
     assert_eq!(
         draining.feed(Input::Lost),
-        [Action::Cancel, Action::Unlimit, Action::Begin { anyway: false }]
+        [Action::Cancel, Action::Unlimit, Action::Begin { anyway: false }, Action::Expect(true)]
     );
+}
+
+#[test]
+fn a_scheduler_that_is_back_is_expected_no_more() {
+    let mut client = Client::running_contended();
+    client.feed(Input::Lost);
+    let back = client.hear(SchedulerMessage::Registered { client: 1, hold: Hold::Running(epoch(4)) });
+    assert_eq!(back, [Action::Expect(false), Action::Limit]);
+    assert_eq!(client.tick(6000, 0, 0), []);
 }
 
 #[test]
