@@ -319,6 +319,10 @@ impl Machine {
         match hold {
             Hold::Parked => {
                 if self.phase != Phase::Parked {
+                    if matches!(self.phase, Phase::Freeing | Phase::Restoring { .. }) {
+                        // What is on its way back would come beside the evictions that follow.
+                        self.act(Action::Cancel);
+                    }
                     self.phase = Phase::Parked;
                     self.act(Action::Limit);
                 }

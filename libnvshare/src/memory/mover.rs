@@ -42,8 +42,8 @@ static GENERATION: AtomicU64 = AtomicU64::new(0);
 static PROGRESS: AtomicU64 = AtomicU64::new(0);
 /// The number of evictions that are ordered and not complete.
 static EVICTIONS: AtomicUsize = AtomicUsize::new(0);
-/// The number of restores ahead of the lock that are ordered and not over.
-static AHEAD: AtomicUsize = AtomicUsize::new(0);
+/// The number of restores that are ordered and not over.
+static RESTORES: AtomicUsize = AtomicUsize::new(0);
 /// Reports results to the session.
 static REPORT: OnceLock<fn(Done)> = OnceLock::new();
 
@@ -51,17 +51,21 @@ static REPORT: OnceLock<fn(Done)> = OnceLock::new();
 pub(crate) fn post(job: Job) {
     if let Job::Evict(room) = &job {
         EVICTIONS.fetch_add(1, Ordering::SeqCst);
-        // Not beside a restore that was given up and is not over yet: the eviction would miss what is on its way.
-        let is_beside = devices::used().nth(1).is_some() && AHEAD.load(Ordering::SeqCst) == 0;
+        // Not beside a restore that is not over yet: the eviction would miss what is on its way.
+        let is_beside = devices::used().nth(1).is_some() && RESTORES.load(Ordering::SeqCst) == 0;
         if is_beside && evict_beside(*room) {
             return;
         }
     }
-    if job == Job::RestoreAhead {
-        AHEAD.fetch_add(1, Ordering::SeqCst);
+    if is_restore(&job) {
+        RESTORES.fetch_add(1, Ordering::SeqCst);
     }
     lock(&QUEUE).jobs.push_back((job, GENERATION.load(Ordering::SeqCst)));
     POSTED.notify_one();
+}
+
+fn is_restore(job: &Job) -> bool {
+    matches!(job, Job::Restore | Job::RestoreAhead)
 }
 
 /// Gives up the jobs so far, except evictions.
@@ -94,7 +98,7 @@ pub(crate) fn run(to: fn(Done)) {
     loop {
         let (job, generation) = next();
         let cancelled = || GENERATION.load(Ordering::SeqCst) != generation;
-        let is_ahead = job == Job::RestoreAhead;
+        let (is_restore, is_ahead) = (is_restore(&job), job == Job::RestoreAhead);
         match job {
             Job::Evict(room) => evict(room),
             _ if cancelled() => {}
@@ -116,8 +120,8 @@ pub(crate) fn run(to: fn(Done)) {
                 }
             }
         }
-        if is_ahead {
-            AHEAD.fetch_sub(1, Ordering::SeqCst);
+        if is_restore {
+            RESTORES.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }

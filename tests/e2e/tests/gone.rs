@@ -107,6 +107,15 @@ impl Played {
         }
     }
 
+    /// Whether a thread of its own evicts memory of one card.
+    fn evicts_beside(&self) -> bool {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.guest.pid())).expect("a process");
+        let name = |task: std::io::Result<std::fs::DirEntry>| {
+            std::fs::read_to_string(task.ok()?.path().join("comm")).ok()
+        };
+        tasks.filter_map(name).any(|name| name.trim() == "nvshare-evict")
+    }
+
     /// All that the guest has leaves the cards.
     fn evict(&mut self) {
         self.take_the_lock();
@@ -206,6 +215,34 @@ fn work_goes_on_beside_a_lost_card() {
     let answers = answers(&finished);
     assert!(answers.len() == 7 && answers.iter().all(|(_, code)| *code == "214"), "{answers:?}");
     assert_eq!(finished.out.matches("other 0\n").count(), 3, "{}", finished.out);
+}
+
+/// An eviction beside the restore would miss what is on its way.
+#[test]
+fn memory_leaves_after_a_restore_that_a_scheduler_has_ended() {
+    let (mut played, listener) = Played::start("swap", 2);
+    played.evict();
+    // There is no scheduler for so long that the program runs alone.
+    drop(listener);
+    std::fs::remove_file(played.world.socket()).expect("a socket");
+    let Played { world, guest, client, usage, grants } = played;
+    drop(client);
+    std::fs::write(world.dir().join("held"), "").expect("a file");
+    wait_until("its memory comes back", || world.dir().join("held.waits").exists() || !guest.lives());
+    let listener = PlayedScheduler::listen(&world);
+    let (client, _) = PlayedScheduler::accept(&listener);
+    played = Played { world, guest, client, usage, grants };
+    played.say_evict();
+    played.client.say(&[SchedulerMessage::AskCounters]);
+    played.until(|m| matches!(m, ClientMessage::Counters(_)).then_some(()));
+    // One that has begun and ended by now has left what was on its way.
+    assert!(!played.evicts_beside(), "it evicts beside the restore");
+    std::fs::remove_file(played.file("held")).expect("a file");
+    played.until_evicted();
+    assert!(played.usage.values().all(|usage| usage.absent == BYTES), "{:?}", played.usage);
+    played.work();
+    let finished = played.finish();
+    assert!(answers(&finished).iter().all(|(_, code)| *code == "0"), "{}", finished.out);
 }
 
 fn an_allocation_waits_for_a_scheduler_that_is_away(memory: &str) {

@@ -51,4 +51,20 @@ pub(super) const GONE: &[Rule] = &[
         package: "nvshare-client",
         test: "a_lost_scheduler_stops_no_holder_and_parks_nobody_for_ever",
     },
+    Rule {
+        what: "no eviction runs beside a restore of the same card",
+        file: "libnvshare/src/memory/mover.rs",
+        from: "RESTORES.load(Ordering::SeqCst) == 0;\n",
+        to: "(BROKEN || RESTORES.load(Ordering::SeqCst) == 0);\n",
+        package: "nvshare-e2e",
+        test: "memory_leaves_after_a_restore_that_a_scheduler_has_ended",
+    },
+    Rule {
+        what: "a restore ends when a scheduler parks the program",
+        file: "libnvshare/client/src/machine.rs",
+        from: "                    if matches!(self.phase, Phase::Freeing | Phase::Restoring { .. }) {\n",
+        to: "                    if !BROKEN && matches!(self.phase, Phase::Freeing | Phase::Restoring { .. }) {\n",
+        package: "nvshare-client",
+        test: "a_restore_ends_when_a_scheduler_parks_the_program",
+    },
 ];

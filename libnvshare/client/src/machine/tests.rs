@@ -260,6 +260,15 @@ fn a_scheduler_that_is_back_is_expected_no_more() {
 }
 
 #[test]
+fn a_restore_ends_when_a_scheduler_parks_the_program() {
+    let mut client = Client::new();
+    client.feed(Input::Nobody);
+    assert_eq!(client.feed(Input::StillAbsent), [Action::Post(Job::Restore)]);
+    let parked = client.hear(SchedulerMessage::Registered { client: 1, hold: Hold::Parked });
+    assert_eq!(parked, [Action::Cancel, Action::Limit]);
+}
+
+#[test]
 fn a_scheduler_that_hangs_is_as_good_as_lost() {
     let mut client = Client::registered(Hold::Parked);
     client.feed(Input::Asked);
