@@ -1,5 +1,6 @@
 /* Work that is in flight until it is told to end: a function of the host waits in a stream. Then kernels run one by one. With "second" the
-   stream is one of a second context; with "blocking" a kernel runs on another stream once a drain has been given up. */
+   stream is one of a second context; with "blocking" a kernel runs on another stream once a drain has been given up; with "unseen" a
+   library between the program and the driver does not hear of the stream. */
 #include "guest.h"
 #define BYTES (600 * MIB)
 static void say(const char *what) { puts(what); fflush(stdout); }
@@ -22,7 +23,7 @@ int main(int count, char **arguments) {
     uint64_t memory = alloc(BYTES);
     CHECK(FN(cuMemsetD32_v2)(memory, 0, BYTES / 4));
     CHECK(FN(cuCtxSynchronize)());
-    CHECK(FN(cuStreamCreate)(&stream, !blocks));
+    CHECK((strcmp(how, "unseen") ? FN(cuStreamCreate) : FN(nvsimStreamCreate))(&stream, !blocks));
     CHECK(FN(cuStreamCreate)(&beside, !blocks));
     CHECK(launch(memory, 4, 1, stream));
     CHECK(FN(cuLaunchHostFunc)(stream, wait_until_woken, NULL));

@@ -31,6 +31,18 @@ pub(crate) struct Context {
     green: AtomicBool,
     /// The driver's error for which memory of it was given up; 0: it has all its memory.
     failure: AtomicI32,
+    /// A thread of the library waits for all its work.
+    waited_for: AtomicBool,
+}
+
+/// The one wait for all work of a context that is under way.
+#[derive(Debug)]
+pub(crate) struct Wait(Arc<Context>);
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        self.0.waited_for.store(false, Ordering::SeqCst);
+    }
 }
 
 static CONTEXTS: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
@@ -117,6 +129,11 @@ impl Context {
     /// Notes that memory of the context is given up because of an error, before the gate opens.
     pub(crate) fn fail(&self, error: CUresult) {
         self.failure.store(error.0, Ordering::SeqCst);
+    }
+
+    /// Begins the wait for all its work. `None`: an earlier one is not over, as the driver's call cannot be given up.
+    pub(crate) fn begin_wait(self: &Arc<Self>) -> Option<Wait> {
+        (!self.waited_for.swap(true, Ordering::SeqCst)).then(|| Wait(Arc::clone(self)))
     }
 
     /// Notes that `cuCtxAttach` succeeded.
@@ -267,6 +284,7 @@ pub(crate) fn learn(handle: CUcontext, device: CUdevice) -> Arc<Context> {
         beginnings: Mutex::new(()),
         green: AtomicBool::new(false),
         failure: AtomicI32::new(0),
+        waited_for: AtomicBool::new(false),
     });
     // A context that is just ending under this handle is another context.
     contexts.retain(|known| known.handle != handle);

@@ -159,6 +159,8 @@ fn split(context: &Arc<Context>) -> Looked {
 /// Waits for a context, where no event can show that its work is complete. A thread of its own waits, since the driver's call
 /// cannot be given up.
 fn wait_for_context(context: &Arc<Context>) -> Looked {
+    // One that an earlier drain has begun knows nothing of what was submitted since then.
+    let Some(only) = context.begin_wait() else { return Looked::NotYet };
     let waiting = Arc::new(AtomicU32::new(WAITS));
     let (context, by) = (Arc::clone(context), Arc::clone(&waiting));
     let target = Target::Whole(Arc::clone(&context), waiting);
@@ -169,6 +171,7 @@ fn wait_for_context(context: &Arc<Context>) -> Looked {
             Some(Ok(Ok(())) | Err(Gone::Over)) => true,
             Some(Err(Gone::Ending)) | None => false,
         };
+        drop(only);
         by.store(if complete { COMPLETE } else { IN_VAIN }, Ordering::SeqCst);
     });
     if begun { Looked::Became(vec![target]) } else { Looked::NotYet }

@@ -107,15 +107,6 @@ impl Played {
         }
     }
 
-    /// Whether a thread of its own evicts memory of one card.
-    fn evicts_beside(&self) -> bool {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.guest.pid())).expect("a process");
-        let name = |task: std::io::Result<std::fs::DirEntry>| {
-            std::fs::read_to_string(task.ok()?.path().join("comm")).ok()
-        };
-        tasks.filter_map(name).any(|name| name.trim() == "nvshare-evict")
-    }
-
     /// All that the guest has leaves the cards.
     fn evict(&mut self) {
         self.take_the_lock();
@@ -236,7 +227,7 @@ fn memory_leaves_after_a_restore_that_a_scheduler_has_ended() {
     played.client.say(&[SchedulerMessage::AskCounters]);
     played.until(|m| matches!(m, ClientMessage::Counters(_)).then_some(()));
     // One that has begun and ended by now has left what was on its way.
-    assert!(!played.evicts_beside(), "it evicts beside the restore");
+    assert_eq!(played.guest.threads("nvshare-evict"), 0, "it evicts beside the restore");
     std::fs::remove_file(played.file("held")).expect("a file");
     played.until_evicted();
     assert!(played.usage.values().all(|usage| usage.absent == BYTES), "{:?}", played.usage);

@@ -260,3 +260,16 @@ fn a_drain_leaves_an_open_capture_whole(memory: &str) {
         guest.finish().passed();
     }
 }
+
+#[test]
+fn one_thread_waits_for_a_context_however_often_its_drain_is_given_up() {
+    let world = World::with_memory("managed", CARD);
+    let (guest, (mut client, gpu, epoch)) = with_work(&world, "unseen", &[("NVSIM_CTX_RECORD", "0")]);
+    for _ in 0..4 {
+        client.say(&[drop_lock(epoch, 500)]);
+        client.until(|m| matches!(m, ClientMessage::DropDeferred { .. }).then_some(()));
+        client.until(|m| matches!(m, ClientMessage::Running { .. }).then_some(()));
+    }
+    assert_eq!(guest.threads("nvshare-wait"), 1);
+    gives_the_lock_back_after_its_work(&world, guest, (client, gpu, epoch));
+}

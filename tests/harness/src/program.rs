@@ -182,6 +182,20 @@ impl Running {
         }
     }
 
+    /// The number of the program's threads of this name.
+    ///
+    /// # Panics
+    /// When the system does not say.
+    #[must_use]
+    pub fn threads(&self, name: &str) -> usize {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("a process");
+        // One of them may have ended by now.
+        let name_of = |task: std::io::Result<std::fs::DirEntry>| {
+            std::fs::read_to_string(task.ok()?.path().join("comm")).ok()
+        };
+        tasks.filter_map(name_of).filter(|comm| comm.trim() == name).count()
+    }
+
     /// Whether the program is set up and waits.
     #[must_use]
     pub fn is_ready(&self) -> bool {

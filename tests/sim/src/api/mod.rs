@@ -33,8 +33,9 @@ use crate::stream::{Point, Work};
 
 /// Entry points, each with its name. Functions of the host that streams run may not call them.
 macro_rules! api {
-    ($( fn $name:ident ($($arg:ident : $ty:ty),*) $body:block )*) => {
+    ($( $(#[$doc:meta])* fn $name:ident ($($arg:ident : $ty:ty),*) $body:block )*) => {
         $(
+            $(#[$doc])*
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($arg: $ty),*) -> std::ffi::c_int {
                 if let Err(failure) = $crate::handles::enter(stringify!($name)) {

@@ -19,6 +19,8 @@ type Callback = Option<extern "C" fn(usize, c_int, *mut c_void)>;
 
 api! {
     fn cuStreamCreate(place: *mut usize, flags: c_uint) { unsafe { give_new(place, || new_stream(flags)) } }
+    /// A stream of which a library between the program and the driver does not hear.
+    fn nvsimStreamCreate(place: *mut usize, flags: c_uint) { unsafe { give_new(place, || new_stream(flags)) } }
     fn cuStreamCreateWithPriority(place: *mut usize, flags: c_uint, _priority: c_int) { unsafe { give_new(place, || new_stream(flags)) } }
     fn cuStreamDestroy_v2(stream: usize) {
         status(process::get().and_then(|p| {
