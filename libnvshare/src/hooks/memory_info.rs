@@ -5,7 +5,7 @@ use std::ffi::c_uint;
 use super::target::target;
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUdevice, CUresult};
-use crate::memory::{deferred_free, driver_reserve, free};
+use crate::memory::{deferred_free, driver_reserve};
 use crate::process::config;
 
 /// Free and total bytes of the current device for the program. `None`: the driver's own answer is right.
@@ -14,7 +14,6 @@ fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
     let (device, _) = target()?;
     device.wait_for_capacity();
     deferred_free::sweep();
-    free::finish();
     driver_reserve::refresh(device);
     let account = device.account();
     let fits = account.capacity().unwrap_or(driver_total).min(driver_total);

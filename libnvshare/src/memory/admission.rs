@@ -30,7 +30,6 @@ pub(crate) fn allocate(
 fn in_slab(request: &Request) -> Result<CUdeviceptr, CUresult> {
     request.may_be_met()?;
     deferred_free::sweep();
-    free::finish();
     let asked = request.bytes;
     let (base, slab) = match slabs::take(&request.context, asked) {
         Some(found) => found,
@@ -120,7 +119,6 @@ pub(crate) fn admitted<T, U>(
     enter: impl Fn(T, u64) -> U,
 ) -> Result<U, CUresult> {
     deferred_free::sweep();
-    free::finish();
     let mut frees = Frees::begin();
     // For plain memory, the driver itself reports that the card is full.
     let fits = || device.has_it_alone(bytes);

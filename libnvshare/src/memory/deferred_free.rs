@@ -251,13 +251,14 @@ fn wait_for_those_ending(context: &Arc<Context>) {
     }
 }
 
-/// Frees the memory whose work is complete, without waiting for the driver: some at once, and some soon. Work in other contexts
-/// than the current one is looked at by the thread.
+/// Frees the memory whose work is complete, and that of other [frees that were put off](free::finish), without waiting for the driver:
+/// some at once, and some soon. Work in other contexts than the current one is looked at by the thread.
 pub(crate) fn sweep() {
-    if COUNT.load(Ordering::SeqCst) == 0 {
+    if COUNT.load(Ordering::SeqCst) == 0 && !free::is_unfinished() {
         return;
     }
     let is_elsewhere = is_elsewhere();
+    free::finish_in(&|asked| !is_elsewhere(asked));
     if look(|asked| !is_elsewhere(asked)) {
         while let Some(allocation) = take(|freed| is_mapped(&freed.allocation), State::Ending) {
             end(&allocation);
@@ -269,7 +270,7 @@ pub(crate) fn sweep() {
     };
     if !lifecycle::is_forked()
         && !lifecycle::is_exiting()
-        && lock(&FREED).iter().any(is_for_thread)
+        && (free::is_unfinished() || lock(&FREED).iter().any(is_for_thread))
         && !HAS_THREAD.swap(true, Ordering::SeqCst)
         && !threads::spawn("nvshare-free", free_those_due)
     {
@@ -287,7 +288,8 @@ fn next_due() -> Option<Arc<Allocation>> {
 /// The thread that frees memory. It ends when there is none left.
 fn free_those_due() {
     let mut pause = SHORTEST_PAUSE;
-    while !lifecycle::is_exiting() && COUNT.load(Ordering::SeqCst) > 0 {
+    while !lifecycle::is_exiting() && (COUNT.load(Ordering::SeqCst) > 0 || free::is_unfinished()) {
+        free::finish();
         look(|_| true);
         LOOKED.fetch_add(1, Ordering::SeqCst);
         let is_urgent = URGENT.load(Ordering::SeqCst) > 0;
@@ -375,7 +377,6 @@ impl Frees {
             && (waiter.is_worth_waiting() || free::is_unfinished())
             && is_in_time()
         {
-            free::finish();
             threads::pause();
         }
         let more = free::late() != self.seen && is_in_time();

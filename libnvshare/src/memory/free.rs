@@ -73,15 +73,21 @@ pub(super) fn count_late() {
     LATE.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Ends memory that could not be ended when the program freed it. Called before allocations, and when all work is complete or
+/// Ends memory that could not be ended when the program freed it. Called by the library's threads, also when all work is complete or
 /// memory has to leave: a program that allocates nothing more would keep what it has freed. Returns whether there was any.
 pub(crate) fn finish() -> bool {
+    finish_in(&|_| true)
+}
+
+/// The same, without a look at contexts that may not be `asked`.
+pub(super) fn finish_in(asked: &dyn Fn(&Context) -> bool) -> bool {
     let mut any = false;
-    for allocation in backing::ALL.iter().flat_map(|backing| backing.finish_frees()) {
-        forget(&allocation);
+    let mut ended = |allocation: &Arc<Allocation>| {
+        forget(allocation);
         count_late();
         any = true;
-    }
+    };
+    backing::ALL.iter().for_each(|backing| backing.finish_frees(asked, &mut ended));
     any
 }
 

@@ -35,6 +35,18 @@ enum Target {
     Whole(Arc<Context>, Arc<AtomicU32>),
 }
 
+impl Target {
+    fn context(&self) -> &Context {
+        match self {
+            Self::Context(context)
+            | Self::Stream(context, _)
+            | Self::Legacy(context)
+            | Self::Whole(context, _) => context,
+            Self::Event(event) => event.context(),
+        }
+    }
+}
+
 /// The result of a look at a target.
 enum Looked {
     Complete,
@@ -65,12 +77,21 @@ impl Drain {
 
     /// Looks at the targets, and drops the complete ones. Returns how many are left.
     pub(crate) fn poll(&mut self) -> usize {
+        self.poll_in(|_| true)
+    }
+
+    /// The same for the targets in contexts that may be `asked`. The others count as left.
+    pub(crate) fn poll_in(&mut self, asked: impl Fn(&Context) -> bool) -> usize {
         if driver::has_ended() {
             self.targets.clear();
         }
         let mut left = Vec::with_capacity(self.targets.len());
         let mut open = std::mem::take(&mut self.targets);
         while let Some(target) = open.pop() {
+            if !asked(target.context()) {
+                left.push(target);
+                continue;
+            }
             match look(&target) {
                 Looked::Complete => {}
                 Looked::Became(others) => open.extend(others),

@@ -16,6 +16,7 @@ nvshare_harness::with_both_memories! {
     what_was_freed_in_stream_order_is_allocated_again_beside_work
     an_allocation_that_can_never_be_is_refused_beside_frees
     an_allocation_waits_for_no_full_queue_of_another_context
+    an_allocation_asks_nothing_of_other_contexts_about_frees_put_off
     a_stream_ends_beside_a_full_queue_of_another_context
     a_stream_ends_while_a_capture_is_about_to_begin
     a_capture_begins_beside_a_full_queue_of_another_context
@@ -85,6 +86,12 @@ fn an_allocation_waits_for_no_full_queue_of_another_context(memory: &str) {
     let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     Program::guest(&world, "allocates_beside_full", &[]).start().finish().passed();
+}
+
+fn an_allocation_asks_nothing_of_other_contexts_about_frees_put_off(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    Program::guest(&world, "allocates_beside_free", &[]).start().finish().passed();
 }
 
 fn a_stream_ends_beside_a_full_queue_of_another_context(memory: &str) {

@@ -188,11 +188,9 @@ pub(crate) trait Backing: Sync {
         false
     }
 
-    /// Ends the memory that waits to be freed and whose work is complete by now. Returns its allocations, which are
-    /// still in the account.
-    fn finish_frees(&self) -> Vec<Arc<Allocation>> {
-        Vec::new()
-    }
+    /// Ends the memory that waits to be freed and whose work is complete by now, as far as that is known without a look at contexts
+    /// that may not be `asked`. `ended` is told of its allocations, which are still in the account.
+    fn finish_frees(&self, _asked: &dyn Fn(&Context) -> bool, _ended: &mut dyn FnMut(&Arc<Allocation>)) {}
 
     /// Ends the memory of an allocation that is off the list, because its context ends. The driver's own memory ends
     /// with the context.

@@ -1,27 +1,44 @@
 //! Frees memory that work may still use: the driver's own free waits for that work, an unmapping does not.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::memory::allocations::{self, Allocation};
 use crate::memory::backing::{Freed, Work};
+use crate::memory::devices::{self, Device};
 use crate::memory::mapping::Mapped;
 use crate::memory::slabs;
 use crate::process::lock::lock;
 use crate::process::{lifecycle, threads};
 use crate::work::captures;
+use crate::work::contexts::Context;
 use crate::work::drain::Drain;
 
 /// An allocation whose work is not known to be complete, or that is looked at.
 #[derive(Debug)]
 struct Waiting {
     allocation: Arc<Allocation>,
-    /// The work before the free; none: it is complete.
-    before: Option<Drain>,
+    /// The work before the free; none: it is complete. Locked by the thread that asks the driver about it.
+    before: Mutex<Option<Drain>>,
 }
 
-static WAITING: Mutex<Vec<Waiting>> = Mutex::new(Vec::new());
+impl Waiting {
+    /// Whether the memory can end. Only contexts that may be `asked` are looked at, and only by one thread.
+    fn is_over(&self, asked: &dyn Fn(&Context) -> bool) -> bool {
+        let is_complete = || {
+            let mut before = match self.before.try_lock() {
+                Ok(before) => before,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return false,
+            };
+            before.as_mut().is_none_or(|before| before.poll_in(asked) == 0)
+        };
+        (is_away(&self.allocation) || is_complete()) && !is_guessed(&self.allocation)
+    }
+}
+
+static WAITING: Mutex<Vec<Arc<Waiting>>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Beside a capture, a look at all work may never come to an end.
@@ -41,7 +58,8 @@ pub(super) fn end_chunks(allocation: &Allocation) {
 /// Leaves an allocation that is off the list to [`sweep`].
 fn leave(allocation: &Arc<Allocation>, before: Option<Drain>) {
     let mut waiting = lock(&WAITING);
-    waiting.push(Waiting { allocation: Arc::clone(allocation), before });
+    let (allocation, before) = (Arc::clone(allocation), Mutex::new(before));
+    waiting.push(Arc::new(Waiting { allocation, before }));
     COUNT.store(waiting.len(), Ordering::Relaxed);
 }
 
@@ -116,26 +134,29 @@ pub(super) fn is_waiting() -> bool {
     COUNT.load(Ordering::Relaxed) > 0 && !lifecycle::is_forked()
 }
 
-/// Frees waiting allocations whose work is complete by now. Returns them, and slabs that have ended with them: they are still
-/// in the account.
-pub(super) fn sweep() -> Vec<Arc<Allocation>> {
+/// Frees waiting allocations whose work is complete by now, as contexts say that may be `asked`. `ended` is told of them, and of slabs that have
+/// ended with them: they are still in the account.
+pub(super) fn sweep(asked: &dyn Fn(&Context) -> bool, ended: &mut dyn FnMut(&Arc<Allocation>)) {
     if !is_waiting() {
-        return Vec::new();
+        return;
     }
-    let mut waiting = lock(&WAITING);
-    let mut done = Vec::new();
-    waiting.retain_mut(|waiting| {
-        let is_complete =
-            is_away(&waiting.allocation) || waiting.before.as_mut().is_none_or(|before| before.poll() == 0);
-        let is_done = is_complete && !is_guessed(&waiting.allocation);
-        if is_done {
-            done.push(Arc::clone(&waiting.allocation));
+    // The driver is asked without the lock: it may not answer before another thread of the program goes on.
+    let all = lock(&WAITING).clone();
+    for over in all.iter().filter(|waiting| waiting.is_over(asked)) {
+        // An eviction that finds it charged, and not on the list, waits.
+        let _under_way = devices::get(over.allocation.device).map(Device::begin_change);
+        if take(over) {
+            let slab = end(&over.allocation);
+            [Some(&over.allocation), slab.as_ref()].into_iter().flatten().for_each(&mut *ended);
         }
-        !is_done
-    });
-    COUNT.store(waiting.len(), Ordering::Relaxed);
-    drop(waiting);
-    let slabs: Vec<Arc<Allocation>> = done.iter().filter_map(|allocation| end(allocation)).collect();
-    done.extend(slabs);
-    done
+    }
+}
+
+/// Takes an allocation off those that wait. Returns whether it was there: another thread may have taken it.
+fn take(over: &Arc<Waiting>) -> bool {
+    let mut all = lock(&WAITING);
+    let at = all.iter().position(|waiting| Arc::ptr_eq(waiting, over));
+    at.map(|at| all.remove(at));
+    COUNT.store(all.len(), Ordering::Relaxed);
+    at.is_some()
 }

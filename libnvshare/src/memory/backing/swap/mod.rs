@@ -75,8 +75,8 @@ impl Backing for Swap {
         free::is_waiting()
     }
 
-    fn finish_frees(&self) -> Vec<Arc<Allocation>> {
-        free::sweep()
+    fn finish_frees(&self, asked: &dyn Fn(&Context) -> bool, ended: &mut dyn FnMut(&Arc<Allocation>)) {
+        free::sweep(asked, ended);
     }
 
     /// A part of a slab ends with the slab, which ends as well.
