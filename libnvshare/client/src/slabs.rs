@@ -20,8 +20,10 @@ pub const ALIGNMENT: u64 = 512;
 pub struct Slabs {
     /// Begin and length.
     holes: BTreeMap<u64, u64>,
-    /// The same: length and begin.
+    /// Those that parts are taken from: length and begin.
     by_length: BTreeSet<(u64, u64)>,
+    /// Slabs of which no more parts are taken.
+    closed: BTreeSet<u64>,
 }
 
 /// The length of the part that an allocation of so many bytes takes; `None`: it does not fit a slab.
@@ -37,7 +39,9 @@ fn slab_of(address: u64) -> u64 {
 impl Slabs {
     fn insert(&mut self, begin: u64, length: u64) {
         self.holes.insert(begin, length);
-        self.by_length.insert((length, begin));
+        if !self.closed.contains(&slab_of(begin)) {
+            self.by_length.insert((length, begin));
+        }
     }
 
     fn remove(&mut self, begin: u64) -> Option<u64> {
@@ -68,6 +72,14 @@ impl Slabs {
     /// Adds a slab of which nothing is taken.
     pub fn add_empty(&mut self, slab: u64) {
         self.insert(slab, SLAB);
+    }
+
+    /// No more parts of a slab are taken. It goes when those that were taken are free.
+    pub fn close(&mut self, slab: u64) {
+        self.closed.insert(slab);
+        for (&begin, &length) in self.holes.range(slab..slab + SLAB) {
+            self.by_length.remove(&(length, begin));
+        }
     }
 
     /// Whether there is a slab of which nothing is taken.
@@ -105,6 +117,7 @@ impl Slabs {
             free += hole;
         }
         if free == SLAB {
+            self.closed.remove(&slab);
             return Some(slab);
         }
         self.insert(begin, free);
@@ -157,6 +170,23 @@ mod tests {
         slabs.add_empty(2 * SLAB);
         assert_eq!(slabs.remove_empty(), [2 * SLAB]);
         assert!(!slabs.has_empty() && slabs.take(SLAB).is_none());
+    }
+
+    #[test]
+    fn a_closed_slab_gives_no_more_parts_and_goes_when_it_is_empty() {
+        let mut slabs = Slabs::default();
+        slabs.add(SLAB, 512);
+        slabs.add(2 * SLAB, 512);
+        let second = slabs.take(512).unwrap();
+        assert_eq!(second, SLAB + 512);
+        slabs.close(SLAB);
+        assert_eq!(slabs.take(512), Some(2 * SLAB + 512));
+        assert_eq!(slabs.give_back(second, 512), None);
+        assert_eq!(slabs.take(512), Some(2 * SLAB + 1024), "what is given back is not taken again");
+        assert_eq!(slabs.give_back(SLAB, 512), Some(SLAB));
+        slabs.add(SLAB, 512);
+        slabs.close(2 * SLAB);
+        assert_eq!(slabs.take(512), Some(SLAB + 512), "another slab at this address is open");
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::process::{config, lifecycle};
 use crate::work::{callbacks, captures};
 
 const CU_POINTER_ATTRIBUTE_HOST_POINTER: c_int = 4;
+const CU_POINTER_ATTRIBUTE_BUFFER_ID: c_int = 7;
 
 /// Whether a pointer points into managed memory that has to look like device memory.
 fn is_in_disguise(pointer: CUdeviceptr) -> bool {
@@ -36,6 +37,11 @@ fn allocation_of(pointer: CUdeviceptr) -> Option<Arc<Allocation>> {
     allocations::mapped_at(pointer)
         .or_else(|| allocations::find(pointer))
         .or_else(|| allocations::find(driver::base_of(pointer).ok()?))
+}
+
+/// The number of memory that the program has freed and allocated again. The driver's is the one that it had before.
+fn id_again(pointer: CUdeviceptr) -> Option<u64> {
+    allocation_of(pointer)?.id_again()
 }
 
 /// Whether a fill or a copy has to return before it is done. With device memory the driver returns at once; with managed
@@ -80,12 +86,21 @@ pub(crate) unsafe fn get_attribute(
     }
     // SAFETY: the caller's arguments.
     let result = unsafe { real(data, attribute, pointer) };
-    if result != CUresult::SUCCESS || attribute != CU_POINTER_ATTRIBUTE_IS_MANAGED || !is_in_disguise(pointer)
-    {
+    if result != CUresult::SUCCESS {
         return result;
     }
-    // SAFETY: the driver wrote a `CUdevice_attribute`-sized answer for this attribute: an unsigned integer.
-    unsafe { data.cast::<c_uint>().write_unaligned(0) };
+    // SAFETY: the driver wrote an answer of the attribute's size.
+    unsafe {
+        match attribute {
+            CU_POINTER_ATTRIBUTE_IS_MANAGED if is_in_disguise(pointer) => {
+                data.cast::<c_uint>().write_unaligned(0);
+            }
+            CU_POINTER_ATTRIBUTE_BUFFER_ID => {
+                id_again(pointer).into_iter().for_each(|id| data.cast::<u64>().write_unaligned(id));
+            }
+            _ => {}
+        }
+    }
     result
 }
 
@@ -116,6 +131,9 @@ pub(crate) unsafe fn get_attributes(
             let place = *data.add(i);
             match *attributes.add(i) {
                 CU_POINTER_ATTRIBUTE_IS_MANAGED => place.cast::<c_uint>().write_unaligned(0),
+                CU_POINTER_ATTRIBUTE_BUFFER_ID => {
+                    id_again(pointer).into_iter().for_each(|id| place.cast::<u64>().write_unaligned(id));
+                }
                 CU_POINTER_ATTRIBUTE_HOST_POINTER => {
                     place.cast::<*mut c_void>().write_unaligned(std::ptr::null_mut());
                 }
@@ -140,9 +158,16 @@ pub(crate) unsafe fn set_attribute(
         // SAFETY: the caller's arguments.
         unsafe { real(value, attribute, pointer) }
     };
-    let allocated = allocations::mapped_at(pointer);
-    if callbacks::are_running() || allocated.is_none() && !physical::is_in(pointer, 1) {
+    if callbacks::are_running() {
         return call();
+    }
+    let allocated = allocations::mapped_at(pointer);
+    if allocated.is_none() && !physical::is_in(pointer, 1) {
+        let result = call();
+        if result == CUresult::SUCCESS {
+            allocation_of(pointer).iter().for_each(|allocation| allocation.set_attributed());
+        }
+        return result;
     }
     past_the_gate(|| {
         let result = call();

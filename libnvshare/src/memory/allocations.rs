@@ -44,6 +44,10 @@ pub(crate) struct Allocation {
     pub(crate) part: Option<Part>,
     /// Whether the memory is a slab without parts, which is [set aside](nvshare_client::Account::set_aside).
     spare: AtomicBool,
+    /// A number in the place of the driver's, since the program allocated the memory again after a free; 0: the driver's.
+    again: AtomicU64,
+    /// Whether the program has set an attribute of memory that the driver allocates.
+    attributed: AtomicBool,
     /// Whether the program is freeing the allocation. No more of it is moved then.
     leaving: AtomicBool,
     /// Locked while a piece of the allocation is being moved, so that the program does not free it meanwhile.
@@ -69,6 +73,8 @@ impl Allocation {
             mapped: None,
             part: None,
             spare: AtomicBool::new(false),
+            again: AtomicU64::new(0),
+            attributed: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             residency: Mutex::new(Residency::new(size, charged)),
         }
@@ -124,6 +130,26 @@ impl Allocation {
             *place = other;
         }
         Arc::clone(&place)
+    }
+
+    /// The program has freed the memory and allocates it again: it is other memory for it.
+    pub(super) fn begin_again(&self) {
+        self.again.store(new_id(), Ordering::Relaxed);
+    }
+
+    /// The number that tells the memory from what it was before the program freed it, if it did.
+    pub(crate) fn id_again(&self) -> Option<u64> {
+        Some(self.again.load(Ordering::Relaxed)).filter(|&id| id != 0)
+    }
+
+    /// Notes that the program has set an attribute of it, which stays as long as the driver has the memory.
+    pub(crate) fn set_attributed(&self) {
+        self.attributed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the program has set an attribute of it.
+    pub(super) fn is_attributed(&self) -> bool {
+        self.attributed.load(Ordering::Relaxed)
     }
 
     /// Notes that the slab has no parts and is set aside in the account, or has parts again.

@@ -175,11 +175,16 @@ pub(super) fn take_again(context: &Arc<Context>, bytes: u64) -> Option<Arc<Alloc
     let is_fitting = |freed: &Freed| {
         let old = &freed.allocation;
         let is_due = matches!(freed.state, State::Due) && freed.is_in(context);
-        is_due && old.kind == Kind::DeviceAsManaged && old.size == bytes && is_listed(old)
+        is_due
+            && !old.is_attributed()
+            && old.kind == Kind::DeviceAsManaged
+            && old.size == bytes
+            && is_listed(old)
     };
     let at = all.iter().position(is_fitting)?;
     let again = all.swap_remove(at).allocation;
     note_count(&all);
+    again.begin_again();
     Some(again)
 }
 

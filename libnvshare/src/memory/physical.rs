@@ -20,6 +20,7 @@ use super::devices::{self, Device};
 use super::free;
 use super::mapping::{GRANULE, Mapped};
 use super::plain;
+use super::slabs;
 use super::vmm::Handle;
 use crate::driver::types::{
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemHandle,
@@ -405,6 +406,9 @@ pub(crate) fn pin_range(at: CUdeviceptr, bytes: u64, why: &str) {
 
 /// From now on an allocation stays on the card, and the slab that it is in.
 pub(crate) fn pin_allocated(allocation: &Allocation, why: &str) {
+    if let Some(part) = &allocation.part {
+        slabs::close(&part.slab);
+    }
     pin_object(allocation.holder(), why);
 }
 

@@ -67,6 +67,13 @@ pub(super) fn add(slab: &Arc<Allocation>, bytes: u64) {
     }
 }
 
+/// No more parts of a slab are taken: what the driver was told of its memory would hold for them as well.
+pub(super) fn close(slab: &Allocation) {
+    if let Some(pool) = of(&mut lock(&POOLS), &slab.context) {
+        pool.free.close(slab.base);
+    }
+}
+
 /// The part of an allocation is free again. Returns its slab if that has no part any more and is not kept: it ends.
 pub(super) fn give_back(allocation: &Allocation, part: &Part) -> Option<Arc<Allocation>> {
     let mut pools = lock(&POOLS);

@@ -14,6 +14,7 @@ nvshare_harness::with_both_memories! {
     memory_of_a_pool_is_not_brought_behind_a_host_function
     memory_freed_in_stream_order_holds_no_allocation_up
     what_was_freed_in_stream_order_is_allocated_again_beside_work
+    attributes_of_memory_end_with_its_free
     an_allocation_that_can_never_be_is_refused_beside_frees
     an_allocation_waits_for_no_full_queue_of_another_context
     an_allocation_asks_nothing_of_other_contexts_about_frees_put_off
@@ -73,6 +74,15 @@ fn what_was_freed_in_stream_order_is_allocated_again_beside_work(memory: &str) {
     let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     Program::guest(&world, "freed_again", &[]).start().finish().passed();
+}
+
+fn attributes_of_memory_end_with_its_free(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let guest = Program::guest(&world, "attributes_end", &[]).start().finish();
+    guest.passed();
+    // Managed memory that was freed in stream order is kept beside work.
+    assert_eq!(guest.out, if memory == "managed" { "again\n" } else { "anew\n" });
 }
 
 #[test]

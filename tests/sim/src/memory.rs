@@ -1,7 +1,7 @@
 //! Memory of the cards: allocations, and how kernels, copies and the host reach them.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use crate::config::{is_each, wait_while_held};
@@ -10,7 +10,7 @@ use crate::process::{
     self, Failure, HOST_ALREADY_REGISTERED, HOST_NOT_REGISTERED, ILLEGAL_ADDRESS, INVALID_VALUE,
     NOT_SUPPORTED, OUT_OF_MEMORY, Process,
 };
-use crate::stream::Point;
+use crate::stream::{Point, unique};
 use crate::tables::Tables;
 use crate::vmm::Lack;
 use crate::world::{BLOCK, Sort, Way, Why};
@@ -24,6 +24,22 @@ pub(crate) struct Allocation {
     pub(crate) managed: bool,
     /// The context that frees the allocation when it ends.
     pub(crate) context: Option<u64>,
+    pub(crate) attributes: Attributes,
+}
+
+/// What a program asks of an allocation, or sets, by a pointer into it.
+#[derive(Debug)]
+pub(crate) struct Attributes {
+    /// A number that no other allocation has.
+    pub(crate) id: u64,
+    /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`
+    pub(crate) synchronous: AtomicU32,
+}
+
+impl Default for Attributes {
+    fn default() -> Self {
+        Self { id: unique(), synchronous: AtomicU32::new(0) }
+    }
 }
 
 impl Allocation {
@@ -214,7 +230,10 @@ impl Process {
         let mut tables = self.tables();
         let again = tables.addresses.get_mut(&count).and_then(Vec::pop);
         let base = again.unwrap_or_else(|| self.reserve(count as u64 * BLOCK));
-        tables.memory.insert(base, Arc::new(Allocation { base, gpu, blocks, managed, context }));
+        tables.memory.insert(
+            base,
+            Arc::new(Allocation { base, gpu, blocks, managed, context, attributes: Attributes::default() }),
+        );
         Ok(base)
     }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::capture::{Graph, Kind};
-use crate::memory::Allocation;
+use crate::memory::{Allocation, Attributes};
 use crate::objects::Stream;
 use crate::process::{CAPTURE_INVALIDATED, Failure, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Process};
 use crate::stream::{Point, Work, unique};
@@ -294,7 +294,8 @@ impl Process {
             let count = node.bytes.div_ceil(BLOCK) as usize;
             let blocks = self.world.allocate(node.gpu, count, Sort::Plain).ok_or(OUT_OF_MEMORY)?;
             let (base, gpu) = (node.base, node.gpu);
-            let allocation = Allocation { base, gpu, blocks, managed: false, context: None };
+            let attributes = Attributes::default();
+            let allocation = Allocation { base, gpu, blocks, managed: false, context: None, attributes };
             let mut tables = self.tables();
             tables.memory.insert(base, Arc::new(allocation));
             tables.pool.graphs.insert(base, gpu);

@@ -75,4 +75,20 @@ pub(super) const STREAM_ORDER: &[Rule] = &[
         package: "nvshare-e2e",
         test: "an_allocation_asks_nothing_of_other_contexts_about_frees_put_off",
     },
+    Rule {
+        what: "memory of which the program has set an attribute is not allocated again",
+        file: "libnvshare/src/memory/deferred_free.rs",
+        from: "            && !old.is_attributed()\n",
+        to: "            && (BROKEN || !old.is_attributed())\n",
+        package: "nvshare-e2e",
+        test: "attributes_of_memory_end_with_its_free",
+    },
+    Rule {
+        what: "no part of a slab has an attribute that was set of another part before",
+        file: "libnvshare/client/src/slabs.rs",
+        from: "        for (&begin, &length) in self.holes.range(slab..slab + SLAB) {\n",
+        to: "        for (&begin, &length) in self.holes.range(slab..slab + if BROKEN { 0 } else { SLAB }) {\n",
+        package: "nvshare-client",
+        test: "a_closed_slab_gives_no_more_parts_and_goes_when_it_is_empty",
+    },
 ];

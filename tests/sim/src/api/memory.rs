@@ -1,6 +1,7 @@
 //! Allocations: of the cards, of the host, physical memory, arrays; and attributes of addresses.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{api, give, give_new, status};
@@ -89,6 +90,15 @@ api! {
         unsafe { give(handle, found) }
     }
     fn cuPointerGetAttribute(place: *mut c_void, attribute: c_int, address: u64) { unsafe { attribute_of(place, attribute, address) } }
+    fn cuPointerSetAttribute(value: *const c_void, attribute: c_int, address: u64) {
+        if value.is_null() || attribute != SYNC_MEMOPS { return INVALID_VALUE }
+        // SAFETY: not null, and of the attribute's size.
+        let value = unsafe { value.cast::<c_uint>().read_unaligned() };
+        status(process::get().and_then(|p| {
+            p.find(address, 1)?.allocation.attributes.synchronous.store(value, Ordering::Relaxed);
+            Ok(())
+        }))
+    }
     fn cuPointerGetAttributes(count: c_uint, attributes: *const c_int, places: *const *mut c_void, address: u64) {
         if attributes.is_null() || places.is_null() { return INVALID_VALUE }
         for i in 0..count as usize {
@@ -114,6 +124,9 @@ api! {
         status(process::get().and_then(|p| { managed(to, bytes)?; p.host_touch(to, bytes as u64, |store, piece| memory::write(store, piece, from)) }))
     }
 }
+
+/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`
+const SYNC_MEMOPS: c_int = 6;
 
 fn managed(address: u64, bytes: usize) -> Result<(), Failure> {
     if process::get()?.find(address, bytes as u64)?.allocation.managed { Ok(()) } else { Err(INVALID_VALUE) }
@@ -173,6 +186,10 @@ unsafe fn attribute_of(place: *mut c_void, attribute: c_int, address: u64) -> c_
         (_, Err(failure)) => failure,
         (2, Ok(_)) => unsafe { give(place.cast::<c_uint>(), Ok(DEVICE)) },
         (4, Ok(allocation)) if allocation.managed => unsafe { give(place.cast::<u64>(), Ok(address)) },
+        (SYNC_MEMOPS, Ok(allocation)) => unsafe {
+            give(place.cast::<c_uint>(), Ok(allocation.attributes.synchronous.load(Ordering::Relaxed)))
+        },
+        (7, Ok(allocation)) => unsafe { give(place.cast::<u64>(), Ok(allocation.attributes.id)) },
         (9, Ok(allocation)) => unsafe { give(place.cast::<c_uint>(), Ok(allocation.gpu as c_uint)) },
         (8, Ok(allocation)) => unsafe { give(place.cast::<c_uint>(), Ok(c_uint::from(allocation.managed))) },
         _ => INVALID_VALUE,
