@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
 use nvshare_core::{Gang, Identity, MOST_GPUS_EACH};
-use nvshare_proto::{AdminRequest, ClientMessage, GpuUuid, Register, Reply, Request, SchedulerMessage};
+use nvshare_proto::{AdminRequest, ClientMessage, Register, Reply, Request, SchedulerMessage, Usage};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
@@ -231,7 +231,7 @@ async fn client(
         (None, None) => Owner::Client(client),
     };
     let mut host = shared.host.as_ref().map(|host| host.open(client, owner));
-    register.usage.iter().for_each(|usage| uses(&mut host, usage.gpu));
+    register.usage.iter().for_each(|usage| uses(&mut host, usage));
     let process = process(framed.get_ref(), &peer);
     if commands
         .send(Command::Register { client, identity, process, register: Box::new(register), frames })
@@ -303,7 +303,7 @@ async fn client(
                 }
                 Some(Ok(Request::Client(message))) => {
                     if let ClientMessage::Usage(usage) = &message {
-                        uses(&mut host, usage.gpu);
+                        uses(&mut host, usage);
                     }
                     pause = bucket.take(Instant::now()).err();
                     if commands.send(Command::Message { client, message }).await.is_err() { break }
@@ -339,10 +339,10 @@ async fn news_of(host: &mut Option<Account>) -> News {
     }
 }
 
-/// A client uses a GPU: memory of the host for it is made near that.
-fn uses(host: &mut Option<Account>, gpu: GpuUuid) {
+/// A client says what it has on a GPU: memory of the host for that is made near it.
+fn uses(host: &mut Option<Account>, usage: &Usage) {
     if let Some(host) = host {
-        host.uses(gpu);
+        host.uses(usage);
     }
 }
 

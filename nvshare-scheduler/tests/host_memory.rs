@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 use nvshare_core::Config;
 use nvshare_proto::codec::{decode, encode};
 use nvshare_proto::units::MIB;
-use nvshare_proto::{ClientMessage, HostSegment, MOST_SEGMENTS, Reply, Request, SchedulerMessage};
+use nvshare_proto::{
+    ClientMessage, GpuUuid, HostSegment, MOST_SEGMENTS, Register, Reply, Request, SchedulerMessage, Usage,
+};
 use nvshare_scheduler::host_memory::Budget;
 use rustix::fs::{SealFlags, fcntl_add_seals, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -35,12 +37,22 @@ struct Client {
     short: Vec<u64>,
 }
 
+/// What a client says that has so many bytes of a GPU's memory, of which so many are not moved.
+fn usage(allocated: u64, immovable: u64) -> Usage {
+    Usage { gpu: GpuUuid([9; 16]), total: 16 << 30, limit: 0, allocated, absent: allocated, immovable }
+}
+
 impl Client {
+    /// One that may need all of the budget.
     fn new(socket: &Path) -> Self {
+        Self::with(socket, vec![usage(ALL, 0)])
+    }
+
+    fn with(socket: &Path, usage: Vec<Usage>) -> Self {
         let stream = UnixStream::connect(socket).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut client = Self { stream, buffer: Vec::new(), short: Vec::new() };
-        client.send(&Request::Register(newcomer()));
+        client.send(&Request::Register(Register { usage, ..newcomer() }));
         client
     }
 
@@ -274,4 +286,55 @@ async fn who_has_memory_is_told_that_others_lack_it() {
         assert!(none.short.is_empty() && second.short.len() == 1, "{:?} {:?}", none.short, second.short);
     })
     .await;
+}
+
+/// The largest segment is smaller, and a segment has 2 MiB at least.
+#[tokio::test]
+async fn what_no_scheduler_has_handed_out_is_not_taken_for_a_clients() {
+    beside("invented", Config::default(), |socket| {
+        let (mut liar, mut honest) = (Client::new(&socket), Client::new(&socket));
+        let segments = [u64::MAX, 1, 0, 1 << 30].into_iter().zip(1..);
+        let segments = segments.map(|(bytes, number)| HostSegment { number, bytes }).collect();
+        liar.say(ClientMessage::HostHeld { segments });
+        // The scheduler has heard it when it answers.
+        liar.ask(0);
+        assert_eq!(sum(&honest.ask(ALL)), ALL);
+    })
+    .await;
+}
+
+/// What it says that it has counts as what it gets.
+#[tokio::test]
+async fn a_client_has_no_more_of_the_hosts_memory_than_can_leave_a_gpu_for_it() {
+    const LARGE: u64 = 1 << 30;
+    let server = Server::start_with("bounded", Config::default(), Some(Budget { all: LARGE, each: LARGE }));
+    let socket = server.clients.clone();
+    let clients = move || {
+        // A program has a granule for none of its memory, and says what it has allocated in steps of 64 MiB.
+        for (has, claims, expected) in [
+            (vec![], vec![], 2 * MIB),
+            (vec![], vec![16 * MIB], 2 * MIB),
+            (vec![usage(LARGE, LARGE)], vec![], 64 * MIB),
+            (vec![usage(LARGE, LARGE - 8 * MIB)], vec![], 80 * MIB),
+            (vec![usage(8 * MIB, 0)], vec![64 * MIB, 64 * MIB], 16 * MIB),
+        ] {
+            let mut client = Client::with(&socket, has.clone());
+            let segments = claims.iter().zip(1..).map(|(&bytes, number)| HostSegment { number, bytes });
+            client.say(ClientMessage::HostHeld { segments: segments.collect() });
+            let mut got = Vec::new();
+            loop {
+                let lot = client.ask(LARGE);
+                if lot.is_empty() {
+                    break;
+                }
+                got.extend(lot);
+            }
+            assert_eq!(sum(&got), expected, "{has:?} {claims:?}");
+            // It has more from now on.
+            client.say(ClientMessage::Usage(usage(256 * MIB, 0)));
+            assert!(sum(&client.ask(LARGE)) > 0);
+        }
+    };
+    tokio::task::spawn_blocking(clients).await.unwrap();
+    server.end().await;
 }

@@ -5,6 +5,7 @@
 //! is asked for (`ready.rs`: how many; `stock.rs`: those that are there).
 
 mod ledger;
+mod most;
 mod places;
 mod processors;
 mod ready;
@@ -19,10 +20,11 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use nvshare_core::Contended;
-use nvshare_proto::{GpuUuid, HostSegment, HostStatus};
+use nvshare_proto::{GpuUuid, HostSegment, HostStatus, Usage};
 use tokio::sync::mpsc as channel;
 
 pub(crate) use ledger::Owner;
+use most::Most;
 use places::Places;
 pub use places::{Descriptions, SYSFS};
 use processors::Processors;
@@ -57,6 +59,7 @@ enum Job {
     Open {
         client: u64,
         owner: Owner,
+        most: Most,
         news: channel::Sender<News>,
     },
     /// A client uses a GPU.
@@ -118,6 +121,9 @@ pub(crate) struct Account {
     has: BTreeSet<u64>,
     /// How many segments of earlier schedulers it may name yet.
     may_claim: usize,
+    /// What of its memory may leave each GPU.
+    movable: BTreeMap<GpuUuid, u64>,
+    most: Most,
     places: Arc<Places>,
     uses: Option<GpuUuid>,
 }
@@ -158,10 +164,21 @@ impl HostMemory {
     /// The account of a new client.
     pub(crate) fn open(&self, client: u64, owner: Owner) -> Account {
         let (answer, news) = channel::channel(MOST_NEWS);
-        let _ = self.jobs.send(Job::Open { client, owner, news: answer.clone() });
-        let places = Arc::clone(&self.places);
-        let (jobs, has) = (self.jobs.clone(), BTreeSet::new());
-        Account { jobs, client, answer, news, asks: false, has, may_claim: MOST_EACH, places, uses: None }
+        let most = Most::default();
+        let _ = self.jobs.send(Job::Open { client, owner, most: most.clone(), news: answer.clone() });
+        Account {
+            jobs: self.jobs.clone(),
+            client,
+            answer,
+            news,
+            asks: false,
+            has: BTreeSet::new(),
+            may_claim: MOST_EACH,
+            movable: BTreeMap::new(),
+            most,
+            places: Arc::clone(&self.places),
+            uses: None,
+        }
     }
 }
 
@@ -173,9 +190,11 @@ impl Account {
         }
     }
 
-    /// The client uses a GPU. What it gets is made near the first GPU that it names: what it asks for may be for any of its GPUs, and a
-    /// question does not say for which.
-    pub(crate) fn uses(&mut self, gpu: GpuUuid) {
+    /// The client says what it has on a GPU. What it gets is made near the first GPU that it names: what it asks for may be for any of
+    /// its GPUs, and a question does not say for which.
+    pub(crate) fn uses(&mut self, &Usage { gpu, allocated, immovable, .. }: &Usage) {
+        self.movable.insert(gpu, allocated.saturating_sub(immovable));
+        self.most.set(&self.movable);
         if self.uses.is_some() {
             return;
         }
@@ -233,11 +252,18 @@ mod tests {
         Descriptions { gpus: "/no/such/folder".into(), sysfs: "/no/such/folder".into() }
     }
 
+    /// The client has memory that may leave a GPU.
+    fn has_memory(account: &mut Account) {
+        let gpu = GpuUuid([1; 16]);
+        account.uses(&Usage { gpu, total: 1 << 30, limit: 0, allocated: 8 * MIB, absent: 0, immovable: 0 });
+    }
+
     #[tokio::test]
     async fn there_are_no_more_segments_than_descriptors_for_them() {
         let budget = Budget { all: 1 << 30, each: 1 << 30 };
         let host = HostMemory::start(budget, 3, 0, Duration::ZERO, nowhere()).unwrap();
         let mut accounts = [1, 2].map(|client| host.open(client, Owner::Client(client)));
+        accounts.iter_mut().for_each(has_memory);
         let mut lots = Vec::new();
         for wanted in [2, 2, 2] {
             for account in &mut accounts {
@@ -274,6 +300,7 @@ mod tests {
         let [one, two] = [1, 2].map(Owner::Tenant);
         let mut accounts =
             [(1, one), (2, two), (3, one), (4, one)].map(|(client, owner)| host.open(client, owner));
+        accounts.iter_mut().for_each(has_memory);
         let mut lots = Vec::new();
         // The first two have all of the budget, and the first one all of its part; the last one has nothing.
         for (account, wanted) in [(0, 6), (2, 2), (1, 4), (0, 2)] {

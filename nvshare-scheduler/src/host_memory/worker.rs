@@ -15,18 +15,22 @@ use tokio::sync::mpsc as channel;
 use tracing::{debug, info, warn};
 
 use super::ledger::Ledger;
+use super::most::Most;
 use super::processors::Processors;
 use super::ready::{self, Known};
 use super::segment::{self, Made};
 use super::stock::{Place, Ready, Stock};
 use super::{Budget, Job, Lot, MOST_NEWS, News, Owner, Shown};
+use crate::seldom::Seldom;
 
 /// How often the kernel is asked whether a segment is used that was given back.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// Longest time for such questions at a time, but for the last one of them.
 const LONGEST_LOOK: Duration = Duration::from_millis(50);
+/// For so long after its start a scheduler hears what clients have from an earlier one: each looks for a scheduler once a second.
+const HEARS_CLAIMS: Duration = Duration::from_secs(10);
 /// Segments are whole numbers of these.
-const GRANULE: u64 = 2 * MIB;
+pub(super) const GRANULE: u64 = 2 * MIB;
 /// Bytes of the machine's memory that segments leave free.
 const MARGIN: u64 = 1 << 30;
 /// A small budget is handed out in small segments: what is used in one of them keeps all of it from others.
@@ -34,6 +38,8 @@ const PARTS: u64 = 16;
 const SMALL: u64 = 32 * MIB;
 /// A client is told once in this time that others lack memory.
 const TELL_AGAIN: Duration = Duration::from_millis(20);
+/// What clients say that they have, and that is not believed.
+static NOT_BELIEVED: Seldom = Seldom::new();
 /// Segments that one owner may have.
 pub(super) const MOST_EACH: usize = 512;
 /// What is ready and not needed any more stays for so long: who grows and shrinks about the size of a GPU would have it made over and over.
@@ -52,6 +58,8 @@ struct Out {
 #[derive(Debug)]
 struct Client {
     owner: Owner,
+    /// What it may have.
+    most: Most,
     /// The GPU near which its segments are made.
     gpu: Option<GpuUuid>,
     /// What it has from earlier schedulers, as far as that counts.
@@ -86,6 +94,8 @@ pub(super) struct Worker {
     empty_if_unused: fn(&OwnedFd) -> bool,
     /// Nothing is handed out before: clients of an earlier scheduler say first what they have.
     opens: Instant,
+    /// What clients say that they have from an earlier scheduler counts until then.
+    hears_claims_until: Instant,
     /// The next segment's number. Those of different schedulers are different.
     next: u64,
     shown: Arc<Mutex<Shown>>,
@@ -113,6 +123,7 @@ impl Worker {
             available,
             empty_if_unused: segment::empty_if_unused,
             opens: Instant::now() + settle,
+            hears_claims_until: Instant::now() + HEARS_CLAIMS.max(settle),
             next: boot,
             shown,
         }
@@ -153,8 +164,9 @@ impl Worker {
                 }
             }
             if Instant::now() >= next_look {
-                self.sweep(LONGEST_LOOK);
-                next_look = Instant::now() + LOOK_AGAIN;
+                // What a large program had comes back without a pause, between two jobs at most.
+                let pause = if self.sweep(LONGEST_LOOK) { Duration::ZERO } else { LOOK_AGAIN };
+                next_look = Instant::now() + pause;
             }
         }
     }
@@ -174,9 +186,9 @@ impl Worker {
     /// Returns whether segments were given back.
     fn work(&mut self, job: Job) -> bool {
         match job {
-            Job::Open { client, owner, news } => {
+            Job::Open { client, owner, most, news } => {
                 let claims = BTreeMap::new();
-                let client_of = Client { owner, gpu: None, claims, spared: 0, news, told: None };
+                let client_of = Client { owner, most, gpu: None, claims, spared: 0, news, told: None };
                 self.clients.insert(client, client_of);
             }
             Job::Uses { client, gpu } => {
@@ -223,18 +235,20 @@ impl Worker {
         false
     }
 
+    /// A client says what it has from an earlier scheduler, of which no descriptor comes with that. So what counts is no more than it could
+    /// ask for: segments of lengths that there are, up to what may leave its GPUs, and while such clients come back.
     fn claim(&mut self, client: u64, segments: Vec<HostSegment>) {
-        let Some(Client { owner, claims, .. }) = self.clients.get_mut(&client) else { return };
-        for HostSegment { number, bytes } in segments {
-            // What this scheduler has handed out is in the books.
-            let known = self.out.iter_mut().find(|out| out.segment.number == number && out.owner == *owner);
-            if let Some(out) = known {
-                out.client = out.client.or(Some(client));
-            } else if claims.len() < MOST_EACH
-                && let Entry::Vacant(claim) = claims.entry(number)
-            {
-                claim.insert(self.ledger.claim(*owner, bytes));
+        let mut not_believed = 0u64;
+        for segment in segments {
+            if !self.takes_over(client, segment) {
+                not_believed = not_believed.saturating_add(segment.bytes);
             }
+        }
+        if not_believed > 0 {
+            NOT_BELIEVED.warn(format_args!(
+                "client {client} says that it has {} of the host's memory from an earlier scheduler; this does not count",
+                Bytes(not_believed)
+            ));
         }
         info!(
             "clients have {} of the host's memory, in part from an earlier scheduler",
@@ -242,8 +256,31 @@ impl Worker {
         );
     }
 
-    /// Makes segments for a client. Returns them, and the bytes for which there is no room.
+    /// Counts a segment that a client says that it has; false: it does not count.
+    fn takes_over(&mut self, client: u64, HostSegment { number, bytes }: HostSegment) -> bool {
+        let may_have = self.left_of_memory(client);
+        let Some(Client { owner, claims, .. }) = self.clients.get_mut(&client) else { return false };
+        // What this scheduler has handed out is in the books.
+        let known = self.out.iter_mut().find(|out| out.segment.number == number && out.owner == *owner);
+        if let Some(out) = known {
+            out.client = out.client.or(Some(client));
+            return true;
+        }
+        let is_segment = (GRANULE..=SEGMENT).contains(&bytes) && bytes.is_multiple_of(GRANULE);
+        let is_heard = Instant::now() < self.hears_claims_until && claims.len() < MOST_EACH;
+        match claims.entry(number) {
+            Entry::Occupied(_) => true,
+            Entry::Vacant(claim) if is_segment && is_heard && bytes <= may_have => {
+                claim.insert(self.ledger.claim(*owner, bytes));
+                true
+            }
+            Entry::Vacant(_) => false,
+        }
+    }
+
+    /// Makes segments for a client, up to what may leave its GPUs. Returns them, and the bytes for which there is no room.
     fn make(&mut self, client: u64, bytes: u64) -> (Lot, u64) {
+        let bytes = bytes.min(self.left_of_memory(client));
         let Some(&Client { owner, gpu, .. }) = self.clients.get(&client) else { return (Lot::new(), 0) };
         let mut lot = Lot::new();
         let ready = self.stock.bytes();
@@ -335,6 +372,12 @@ impl Worker {
         let out = self.out.iter().filter(|out| out.client == Some(client)).map(|out| out.segment.bytes);
         let claims = self.clients.get(&client).into_iter().flat_map(|client| client.claims.values().copied());
         out.chain(claims).sum()
+    }
+
+    /// Bytes that a client may still get for memory that may leave its GPUs.
+    fn left_of_memory(&self, client: u64) -> u64 {
+        let most = self.clients.get(&client).map_or(0, |client| client.most.get());
+        most.saturating_sub(self.has(client))
     }
 
     /// A client says that it needs so many bytes in all, by asking for a `part` of it, or giving one back. Every process has a granule that
@@ -437,9 +480,10 @@ impl Worker {
         Ok(file)
     }
 
-    /// Frees what was given back and is not used. Looks at one segment, and at more until so much time has passed.
-    fn sweep(&mut self, longest: Duration) {
-        let begin = Instant::now();
+    /// Frees what was given back and is not used. Looks at one segment, and at more until so much time has passed. Returns whether any was
+    /// free.
+    fn sweep(&mut self, longest: Duration) -> bool {
+        let (begin, before) = (Instant::now(), self.out.len());
         let (mut is_over, mut stay, mut next) = (false, 0, 0);
         let ledger = &mut self.ledger;
         self.out.retain(|out| {
@@ -459,6 +503,7 @@ impl Worker {
         // The next look begins behind the last one.
         let most = self.out.len().max(1);
         self.out.rotate_left(next % most);
+        self.out.len() < before
     }
 }
 

@@ -22,7 +22,9 @@ fn worker(most: usize, settle: Duration) -> Worker {
     worker.largest = SEGMENT;
     for client in [1, 2] {
         let (news, _) = channel::channel(MOST_NEWS);
-        worker.work(Job::Open { client, owner: Owner::Client(client), news });
+        let most = Most::default();
+        most.set(&[(gpu(client as u8), ALL)].into());
+        worker.work(Job::Open { client, owner: Owner::Client(client), most, news });
         worker.work(Job::Uses { client, gpu: gpu(client as u8) });
     }
     worker
@@ -146,6 +148,27 @@ fn what_is_ready_is_kept_for_who_needs_most_of_it_near_its_gpu_while_there_is_ro
     }
 }
 
+/// The first client says that it has a segment from an earlier scheduler.
+fn claim(bytes: u64) -> Job {
+    Job::Claim { client: 1, segments: vec![HostSegment { number: 9, bytes }] }
+}
+
+#[test]
+fn a_scheduler_that_has_run_for_a_while_hears_no_more_of_earlier_ones() {
+    let mut worker = worker(100, Duration::ZERO);
+    worker.hears_claims_until = Instant::now();
+    worker.work(claim(2 * MIB));
+    assert_eq!(worker.ledger.sum(), 0);
+    // What it has handed out itself it knows: the client comes back on another connection.
+    let lot = worker.make(1, 2 * MIB).0;
+    worker.out[0].client = None;
+    worker.work(Job::Claim { client: 1, segments: vec![lot[0].0] });
+    assert_eq!((worker.ledger.sum(), worker.out[0].client), (2 * MIB, Some(1)));
+    let mut early = self::worker(100, Duration::from_secs(60));
+    early.work(claim(2 * MIB));
+    assert_eq!(early.ledger.sum(), 2 * MIB);
+}
+
 #[test]
 fn what_is_ready_goes_when_there_is_no_room_for_it() {
     let mut short = prepared(100);
@@ -153,8 +176,7 @@ fn what_is_ready_goes_when_there_is_no_room_for_it() {
     settled(&mut short, Instant::now());
     assert_eq!(short.stock.count(), 0, "the machine is short of memory");
     let mut claimed = prepared(100);
-    let segments = vec![HostSegment { number: 9, bytes: ALL }];
-    claimed.work(Job::Claim { client: 1, segments });
+    claimed.work(claim(ALL));
     settled(&mut claimed, Instant::now());
     assert_eq!((claimed.stock.count(), claimed.ledger.sum()), (0, ALL), "it is another's since long ago");
 }
@@ -210,4 +232,29 @@ fn a_segment_that_stays_in_use_delays_those_behind_it_by_one_look() {
     worker.empty_if_unused = segment::empty_if_unused;
     worker.sweep(Duration::ZERO);
     assert_eq!(worker.ledger.sum(), 16 * MIB);
+}
+
+/// The kernel takes as long for a segment as one look may last, so that each look frees one.
+#[test]
+fn what_a_client_had_comes_back_without_pauses() {
+    const SEGMENTS: u32 = 24;
+    let mut worker = worker(100, Duration::ZERO);
+    let shown = Arc::clone(&worker.shown);
+    worker.empty_if_unused = |segment| {
+        std::thread::sleep(LONGEST_LOOK);
+        segment::empty_if_unused(segment)
+    };
+    (0..SEGMENTS).for_each(|_| drop(worker.make(1, 2 * MIB)));
+    worker.show();
+    let (jobs, received) = mpsc::channel();
+    jobs.send(Job::Gone { client: 1 }).unwrap();
+    let begin = Instant::now();
+    let works = std::thread::spawn(move || worker.run(&received));
+    while shown.lock().unwrap().used > 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let took = begin.elapsed();
+    drop(jobs);
+    works.join().unwrap();
+    assert!(took < SEGMENTS * LOOK_AGAIN / 2, "{took:?}");
 }
