@@ -63,13 +63,6 @@ impl Recorder {
         }
     }
 
-    /// Forgets the figures of tenants that have gone.
-    pub(crate) fn forget_old(&mut self, up: Time) {
-        if let Some(counted) = &mut self.counted {
-            counted.forget_old(up);
-        }
-    }
-
     /// Records an event, at this time since the start.
     pub(crate) fn record(&mut self, happened: Happened, up: Time) {
         if let Some(counted) = &mut self.counted {

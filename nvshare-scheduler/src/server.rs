@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nvshare_core::{ClientId, Config, Core, Event, Measured, Output, Rule, Time};
@@ -131,9 +132,9 @@ fn hand_out(budget: Budget, most: usize, setup: &Setup) -> Option<HostMemory> {
 /// Starts serving metrics, if an address is set. Without metrics the scheduler runs on.
 fn count(address: Option<Address>, commands: &mpsc::Sender<Command>) -> Option<Counted> {
     let mut registry = prometheus_client::registry::Registry::with_prefix("nvshare");
-    let counters = Counters::new(&mut registry);
+    let counters = Arc::new(Counters::new(&mut registry));
     let (ask, mut questions) = mpsc::channel(1);
-    if let Err(error) = metrics::serve(address?, registry, ask) {
+    if let Err(error) = metrics::serve(address?, registry, Arc::clone(&counters), ask) {
         error!("no metrics, for want of a thread: {error}");
         return None;
     }
@@ -257,7 +258,6 @@ impl CoreTask {
                     if looks == 0 || self.core.is_measuring() {
                         self.look_around();
                     }
-                    self.recorder.forget_old(self.started.elapsed());
                 }
             }
             self.deliver();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nvshare_core::{ClientId, Happened, Time};
@@ -11,10 +12,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Metric, Registry};
 
+use super::tenants::Tenants;
 use super::{OfGpu, OfTenant};
-
-/// Tenants that have gone are shown for this long, so that a reader sees their last figures.
-const SHOWN_AFTER_END: Duration = Duration::from_secs(600);
 
 type Seconds = Counter<f64, AtomicU64>;
 type Durations = Family<OfGpu, Histogram, fn() -> Histogram>;
@@ -35,9 +34,10 @@ fn registered<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str
     metric
 }
 
-/// The counters and histograms; the registry has them as well.
+/// The counters and histograms; the registry has them as well. The core's task counts, and the thread that answers readers forgets.
 #[derive(Debug)]
 pub(crate) struct Counters {
+    tenants: Mutex<Tenants>,
     held: Family<OfTenant, Seconds>,
     waited: Family<OfTenant, Seconds>,
     grants: Family<OfTenant, Counter>,
@@ -99,6 +99,7 @@ impl Counters {
             pass,
         );
         Self {
+            tenants: Mutex::default(),
             held,
             waited,
             grants,
@@ -118,23 +119,41 @@ impl Counters {
         }
     }
 
-    fn forget(&self, tenant: &OfTenant) {
-        self.held.remove(tenant);
-        self.waited.remove(tenant);
+    /// The tenants that have series of their own. Each holds this for a moment: the core's task waits for it.
+    pub(super) fn tenants(&self) -> MutexGuard<'_, Tenants> {
+        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets tenants that have gone long ago.
+    pub(crate) fn forget_old(&self, now: Time) {
+        while self.forget_one(now) {}
+    }
+
+    /// Forgets one, if there is one. Its series go before it can come back.
+    fn forget_one(&self, now: Time) -> bool {
+        let mut tenants = self.tenants();
+        let Some((tenant, is_last)) = tenants.forget_one(now) else { return false };
+        self.held.remove(&tenant);
+        self.waited.remove(&tenant);
         for counter in [&self.grants, &self.evicted, &self.restored, &self.refused, &self.deferrals] {
-            counter.remove(tenant);
+            counter.remove(&tenant);
         }
+        if is_last {
+            let whole = tenant.on_all();
+            self.copied_out.remove(&whole);
+            self.copied_in.remove(&whole);
+        }
+        true
     }
 }
 
 /// Follows the events, and counts them.
 #[derive(Debug)]
 pub(crate) struct Counted {
-    counters: Counters,
+    counters: Arc<Counters>,
     clients: BTreeMap<ClientId, Client>,
-    tenants: BTreeMap<OfTenant, Tenant>,
     /// When each GPU was last free.
-    freed: BTreeMap<GpuUuid, Time>,
+    freed: BTreeMap<OfGpu, Time>,
 }
 
 /// A client whose times are counted.
@@ -153,21 +172,15 @@ struct Client {
 /// A client's times on a GPU.
 #[derive(Debug)]
 struct Times {
+    gpu: OfGpu,
     tenant: OfTenant,
     held: Seconds,
     waited: Seconds,
 }
 
-/// Clients of a tenant on a GPU.
-#[derive(Debug, Default)]
-struct Tenant {
-    clients: usize,
-    ended: Time,
-}
-
 impl Counted {
-    pub(crate) fn new(counters: Counters) -> Self {
-        Self { counters, clients: BTreeMap::new(), tenants: BTreeMap::new(), freed: BTreeMap::new() }
+    pub(crate) fn new(counters: Arc<Counters>) -> Self {
+        Self { counters, clients: BTreeMap::new(), freed: BTreeMap::new() }
     }
 
     /// A client is about to register.
@@ -186,12 +199,15 @@ impl Counted {
     pub(crate) fn said(&mut self, id: ClientId, counters: &nvshare_proto::Counters) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let now = [counters.copied_out, counters.copied_in];
-        let before = client.copied.unwrap_or(now);
+        let before = *client.copied.get_or_insert(now);
+        // Without a GPU there is nothing to copy, and nobody whose series this would be.
+        let Some(times) = client.gpus.values().next() else { return };
         // A counter of a metric never falls, whatever a client says.
         let most = [0, 1].map(|way| before[way].max(now[way]));
         client.copied = Some(most);
+        let whole = times.tenant.on_all();
         for (way, family) in [&self.counters.copied_out, &self.counters.copied_in].into_iter().enumerate() {
-            family.get_or_create(&client.tenant).inc_by(most[way] - before[way]);
+            family.get_or_create(&whole).inc_by(most[way] - before[way]);
         }
     }
 
@@ -202,42 +218,40 @@ impl Counted {
         let Some(client) = self.clients.get_mut(&id) else { return };
         for &gpu in &happened.gpus {
             client.gpus.entry(gpu).or_insert_with(|| {
-                let tenant = client.tenant.on(gpu);
-                self.tenants.entry(tenant.clone()).or_default().clients += 1;
+                let mut tenants = self.counters.tenants();
+                let gpu = tenants.gpu(gpu);
+                let tenant = tenants.join(&client.tenant, &gpu);
                 let held = self.counters.held.get_or_create_owned(&tenant);
                 let waited = self.counters.waited.get_or_create_owned(&tenant);
-                Times { tenant, held, waited }
+                Times { gpu, tenant, held, waited }
             });
         }
         let (kind, bytes) = (happened.kind, happened.bytes.unwrap_or(0));
         let took = happened.took.map(|took| took.as_secs_f64());
         let held = client.holds.map(|(since, _)| now.saturating_sub(since).as_secs_f64());
         let waits_since = client.waits.map(|(since, _)| since);
-        let tenants: Vec<&OfTenant> =
-            happened.gpus.iter().filter_map(|gpu| Some(&client.gpus.get(gpu)?.tenant)).collect();
+        let on: Vec<&Times> = happened.gpus.iter().filter_map(|gpu| client.gpus.get(gpu)).collect();
         let add = |family: &Family<OfTenant, Counter>, amount| {
-            for tenant in &tenants {
-                family.get_or_create(tenant).inc_by(amount);
+            for times in &on {
+                family.get_or_create(&times.tenant).inc_by(amount);
             }
         };
         let seen = |family: &Durations, seconds: Option<f64>| {
-            for (&gpu, seconds) in happened.gpus.iter().zip(std::iter::repeat(seconds)) {
-                seconds
-                    .into_iter()
-                    .for_each(|seconds| family.get_or_create(&OfGpu::new(gpu)).observe(seconds));
+            for (times, seconds) in on.iter().zip(std::iter::repeat(seconds)) {
+                seconds.into_iter().for_each(|seconds| family.get_or_create(&times.gpu).observe(seconds));
             }
         };
         match kind {
             EventKind::Granted => add(&self.counters.grants, 1),
             EventKind::Running => {
                 seen(&self.counters.wait, waits_since.map(|since| now.saturating_sub(since).as_secs_f64()));
-                for gpu in &happened.gpus {
+                for Times { gpu, .. } in &on {
                     let freed = self.freed.remove(gpu);
                     if let Some(freed) =
                         freed.filter(|&freed| waits_since.is_some_and(|since| since <= freed))
                     {
                         let took = now.saturating_sub(freed).as_secs_f64();
-                        self.counters.hand_over.get_or_create(&OfGpu::new(*gpu)).observe(took);
+                        self.counters.hand_over.get_or_create(gpu).observe(took);
                     }
                 }
             }
@@ -275,17 +289,12 @@ impl Counted {
         }
         let frees = matches!(kind, EventKind::Released | EventKind::Idle | EventKind::Gone | EventKind::Left);
         if frees && was_holding {
-            self.freed.extend(happened.gpus.iter().map(|&gpu| (gpu, now)));
+            self.freed.extend(on.iter().map(|times| (times.gpu.clone(), now)));
         }
         if state == nvshare_proto::ClientState::Gone
             && let Some(client) = self.clients.remove(&id)
         {
-            for times in client.gpus.into_values() {
-                if let Some(tenant) = self.tenants.get_mut(&times.tenant) {
-                    tenant.clients = tenant.clients.saturating_sub(1);
-                    tenant.ended = now;
-                }
-            }
+            client.gpus.into_values().for_each(|times| self.counters.tenants().leave(&times.tenant, now));
         }
     }
 
@@ -308,25 +317,11 @@ impl Counted {
         let ids: Vec<ClientId> = self.clients.keys().copied().collect();
         ids.into_iter().for_each(|id| self.count(id, now));
     }
-
-    /// Forgets tenants that have gone.
-    pub(crate) fn forget_old(&mut self, now: Time) {
-        let old = |tenant: &Tenant| tenant.clients == 0 && tenant.ended + SHOWN_AFTER_END < now;
-        let gone: Vec<OfTenant> =
-            self.tenants.extract_if(.., |_, tenant| old(tenant)).map(|(tenant, _)| tenant).collect();
-        for tenant in gone {
-            self.counters.forget(&tenant);
-            let whole = tenant.on_all();
-            if !self.tenants.keys().any(|other| other.on_all() == whole) {
-                self.counters.copied_out.remove(&whole);
-                self.counters.copied_in.remove(&whole);
-            }
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::tenants::SHOWN_AFTER_END;
     use super::*;
     use prometheus_client::encoding::text::encode;
 
@@ -341,7 +336,7 @@ mod tests {
     impl World {
         fn new() -> Self {
             let mut registry = Registry::with_prefix("nvshare");
-            let counted = Counted::new(Counters::new(&mut registry));
+            let counted = Counted::new(Counters::new(&mut registry).into());
             Self { registry, counted, now: Time::ZERO }
         }
 
@@ -358,10 +353,28 @@ mod tests {
             self.counted.said(client, &counters);
         }
 
-        /// The value of a series of one program, or of the GPU.
-        fn value(&self, name: &str, program: &str) -> Option<f64> {
+        /// A client of a program of this user comes, gets a grant and copies 10 bytes.
+        fn passes(&mut self, client: ClientId, gpu: GpuUuid, user: u32, program: &str) {
+            let tenant = OfTenant { user: user.to_string(), ..OfTenant::of(None, program) };
+            self.counted.expect(client, tenant);
+            for kind in [EventKind::Registered, EventKind::Granted, EventKind::Running, EventKind::Released] {
+                let happened =
+                    Happened { kind, client: Some(client), gpus: vec![gpu], bytes: None, took: None };
+                self.counted.record(&happened, self.now);
+            }
+            self.copied(client, [0, 0]);
+            self.copied(client, [10, 0]);
+        }
+
+        fn text(&self) -> String {
             let mut text = String::new();
             encode(&mut text, &self.registry).unwrap();
+            text
+        }
+
+        /// The value of a series of one program, or of the GPU.
+        fn value(&self, name: &str, program: &str) -> Option<f64> {
+            let text = self.text();
             let program = format!("program=\"{program}\"");
             let line = text.lines().find(|line| {
                 line.starts_with(&format!("nvshare_{name}{{"))
@@ -417,6 +430,7 @@ mod tests {
         // The second one has copied under an earlier connection.
         for (client, first) in [(1, [0, 0]), (2, [1000, 1000])] {
             world.counted.expect(client, OfTenant::of(None, "a"));
+            world.after(0, client, EventKind::Registered, 0, None);
             world.copied(client, first);
         }
         world.copied(1, [70, 20]);
@@ -445,16 +459,79 @@ mod tests {
         world.copied(1, [0, 0]);
         world.copied(1, [5, 0]);
         world.after(1, 1, EventKind::Gone, 0, None);
-        world.counted.forget_old(Duration::from_secs(10_000));
+        world.counted.counters.forget_old(Duration::from_secs(10_000));
         assert_eq!(world.value("gpu_grants_total", "a"), Some(2.0), "one is still there");
         assert_eq!(world.value("tenant_copied_out_bytes_total", "a"), Some(5.0));
         world.after(1, 2, EventKind::Gone, 0, None);
-        world.counted.forget_old(SHOWN_AFTER_END);
+        world.counted.counters.forget_old(SHOWN_AFTER_END);
         assert_eq!(world.value("gpu_grants_total", "a"), Some(2.0));
-        world.counted.forget_old(SHOWN_AFTER_END + Duration::from_secs(3));
+        world.counted.counters.forget_old(SHOWN_AFTER_END + Duration::from_secs(3));
         assert_eq!(world.value("gpu_grants_total", "a"), None);
         assert_eq!(world.value("gpu_held_seconds_total", "a"), None);
         assert_eq!(world.value("tenant_copied_out_bytes_total", "a"), None);
-        assert!(world.counted.clients.is_empty() && world.counted.tenants.is_empty());
+        assert!(world.counted.clients.is_empty());
+    }
+
+    /// One user starts programs under ever new names, and another one comes later.
+    #[test]
+    fn names_without_end_make_no_series_without_end() {
+        let mut world = World::new();
+        let empty = world.text().lines().count();
+        for client in 0..2000 {
+            world.passes(client, GPU, 1, &format!("name-{client}"));
+            world.after(0, client, EventKind::Gone, 0, None);
+        }
+        let lines = world.text().lines().count() - empty;
+        assert!(lines < 2000, "{lines} lines");
+        let grants = |world: &World, program: &str| world.value("gpu_grants_total", program);
+        assert_eq!((grants(&world, "name-0"), grants(&world, "name-1999")), (Some(1.0), None));
+        world.passes(9999, GPU, 2, "late");
+        assert_eq!(grants(&world, "late"), Some(1.0), "it is another user's");
+        // Nothing is lost: what has no series of its own is counted together.
+        let counted = |name: &str| -> f64 {
+            let text = world.text();
+            let lines = text.lines().filter(|line| line.starts_with(&format!("nvshare_{name}_total{{")));
+            lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+        };
+        assert_eq!(counted("gpu_grants"), 2001.0);
+        assert_eq!(counted("tenant_copied_out_bytes"), 20_010.0);
+        // Places become free again, and what was counted together stays.
+        world.counted.counters.forget_old(SHOWN_AFTER_END + Duration::from_secs(1));
+        assert_eq!((grants(&world, "name-0"), grants(&world, "late")), (None, Some(1.0)));
+        assert!(grants(&world, "other") > Some(1800.0));
+        world.passes(10_000, GPU, 1, "again");
+        assert_eq!(grants(&world, "again"), Some(1.0));
+    }
+
+    #[test]
+    fn users_and_gpus_without_end_make_no_series_without_end() {
+        let mut world = World::new();
+        for client in 0..3000u32 {
+            let mut gpu = GPU;
+            gpu.0[..4].copy_from_slice(&client.to_le_bytes());
+            world.passes(client.into(), gpu, client, "a");
+            world.copied(client.into(), [20, 0]);
+        }
+        let text = world.text();
+        let series = |name: &str| text.lines().filter(|line| line.starts_with(name)).count();
+        assert!(series("nvshare_gpu_hold_seconds_count") <= 65, "GPUs");
+        assert!(series("nvshare_gpu_grants_total") <= 1100, "tenants");
+        assert!(series("nvshare_tenant_copied_out_bytes_total") <= 1100, "tenants as a whole");
+        assert!(text.contains("gpu_uuid=\"other\""));
+    }
+
+    /// It says counters, and never uses a GPU.
+    #[test]
+    fn a_client_without_a_gpu_makes_no_series() {
+        let mut world = World::new();
+        let empty = world.text();
+        world.counted.expect(1, OfTenant::of(None, "a"));
+        world.copied(1, [0, 0]);
+        world.copied(1, [5, 5]);
+        assert_eq!(world.text(), empty);
+        // What it has copied since counts when it has one.
+        world.after(0, 1, EventKind::Registered, 0, None);
+        world.copied(1, [6, 5]);
+        assert_eq!(world.value("tenant_copied_out_bytes_total", "a"), Some(6.0));
     }
 }

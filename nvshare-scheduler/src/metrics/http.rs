@@ -1,9 +1,11 @@
 //! Answers readers of metrics, on a thread of its own. However many read, the scheduler's own thread is asked for a
-//! snapshot a few times a second at most, and waits for no reader.
+//! snapshot a few times a second at most, and waits for no reader. Connections that say nothing, and readers of metrics, take no place
+//! from a question whether the scheduler is alive.
 
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex as StdMutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::text::encode;
@@ -11,11 +13,12 @@ use prometheus_client::registry::Registry;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
-use tokio::time::{sleep, timeout};
+use tokio::task::AbortHandle;
+use tokio::time::{interval, sleep, timeout};
 use tracing::{error, info};
 
 use super::shown::Shown;
-use super::{Address, Snapshot};
+use super::{Address, Counters, Snapshot};
 use crate::seldom::Seldom;
 
 /// A question to the scheduler's own thread.
@@ -31,12 +34,20 @@ pub(crate) enum Question {
 const FRESH: Duration = Duration::from_millis(250);
 /// Time after which an address that was not available is tried again.
 const RETRY: Duration = Duration::from_secs(10);
-/// Most connections at a time.
-const CONNECTIONS: usize = 64;
+/// Connections that have not said yet what they ask for, at most. The oldest of them makes place for a new one.
+const SILENT: usize = 64;
+/// Readers of metrics at a time, at most.
+const READERS: usize = 32;
+/// Questions whether the scheduler is alive at a time, at most.
+const PROBES: usize = 32;
 /// Longest request, in bytes.
 const LONGEST: usize = 8192;
-/// Longest time for a request to arrive, and for an answer to be read.
+/// Longest time for a request to arrive.
+const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
+/// Longest time for an answer to be read.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How often figures of tenants that have gone are looked for.
+const FORGET_EVERY: Duration = Duration::from_secs(10);
 /// A scheduler that does not answer for this long is not ready, or not healthy.
 const READY: Duration = Duration::from_secs(1);
 const HEALTHY: Duration = Duration::from_secs(5);
@@ -49,25 +60,39 @@ struct Page {
     last: Mutex<Option<(Instant, Arc<String>)>>,
 }
 
-/// Starts the thread that serves metrics.
+/// Starts the thread that serves metrics, and forgets old ones.
 ///
 /// # Errors
 /// The system cannot start a thread.
 pub(crate) fn serve(
     address: Address,
     mut registry: Registry,
+    counters: Arc<Counters>,
     questions: mpsc::Sender<Question>,
 ) -> io::Result<()> {
-    let shown = Shown::default();
+    let shown = Shown::new(Arc::clone(&counters));
     registry.register_collector(Box::new(shown.clone()));
     let page = Arc::new(Page { registry, shown, questions, last: Mutex::new(None) });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-    let run = move || runtime.block_on(listen(address, page));
+    let run = move || {
+        runtime.spawn(forget_old(counters));
+        runtime.block_on(listen(address, page));
+    };
     std::thread::Builder::new().name("metrics".to_owned()).spawn(run).map(drop)
 }
 
+/// The time of events begins with the scheduler, as this does.
+async fn forget_old(counters: Arc<Counters>) {
+    let begin = Instant::now();
+    let mut again = interval(FORGET_EVERY);
+    loop {
+        again.tick().await;
+        counters.forget_old(begin.elapsed());
+    }
+}
+
 async fn listen(address: Address, page: Arc<Page>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let readers = Readers::default();
     let mut reported = None;
     loop {
         let error = match &address {
@@ -77,7 +102,7 @@ async fn listen(address: Address, page: Arc<Page>) {
                     info!("metrics at {}", Address::Tcp(socket));
                     loop {
                         match listener.accept().await {
-                            Ok((stream, _)) => accept(stream, &places, &page),
+                            Ok((stream, _)) => readers.accept(stream, &page),
                             Err(error) => refused(&error).await,
                         }
                     }
@@ -89,7 +114,7 @@ async fn listen(address: Address, page: Arc<Page>) {
                     info!("metrics at {address}");
                     loop {
                         match listener.accept().await {
-                            Ok((stream, _)) => accept(stream, &places, &page),
+                            Ok((stream, _)) => readers.accept(stream, &page),
                             Err(error) => refused(&error).await,
                         }
                     }
@@ -141,23 +166,56 @@ async fn refused(error: &io::Error) {
     sleep(Duration::from_millis(100)).await;
 }
 
-/// Serves a reader, if there are not too many; else its connection is closed.
-fn accept(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    places: &Arc<Semaphore>,
-    page: &Arc<Page>,
-) {
-    let Ok(place) = Arc::clone(places).try_acquire_owned() else { return };
-    let page = Arc::clone(page);
-    tokio::spawn(async move {
-        serve_one(stream, &page).await;
-        drop(place);
-    });
+/// The connections, by what they wait for.
+#[derive(Debug, Clone)]
+struct Readers {
+    /// Tasks of those that have not said what they ask for, in the order in which they came.
+    silent: Arc<StdMutex<BTreeMap<u64, AbortHandle>>>,
+    metrics: Arc<Semaphore>,
+    probes: Arc<Semaphore>,
 }
 
-async fn serve_one(mut stream: impl AsyncRead + AsyncWrite + Unpin, page: &Page) {
-    let Ok(Some(path)) = timeout(PATIENCE, request(&mut stream)).await else { return };
-    let (status, text) = page.answer(&path).await;
+impl Default for Readers {
+    fn default() -> Self {
+        let [metrics, probes] = [READERS, PROBES].map(|places| Arc::new(Semaphore::new(places)));
+        Self { silent: Arc::default(), metrics, probes }
+    }
+}
+
+impl Readers {
+    fn silent(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, AbortHandle>> {
+        self.silent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves a connection. The oldest silent one makes place for it.
+    fn accept(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, page: &Arc<Page>) {
+        let mut silent = self.silent();
+        let number = silent.last_key_value().map_or(0, |(last, _)| last + 1);
+        let (readers, page) = (self.clone(), Arc::clone(page));
+        let task = tokio::spawn(async move { readers.serve(number, stream, &page).await });
+        silent.insert(number, task.abort_handle());
+        if silent.len() > SILENT
+            && let Some((_, oldest)) = silent.pop_first()
+        {
+            oldest.abort();
+        }
+    }
+
+    async fn serve(&self, number: u64, mut stream: impl AsyncRead + AsyncWrite + Unpin, page: &Page) {
+        let path = timeout(REQUEST_PATIENCE, request(&mut stream)).await;
+        // From here on nobody ends it but itself.
+        self.silent().remove(&number);
+        let Ok(Some(path)) = path else { return };
+        let places = if path == "/metrics" { &self.metrics } else { &self.probes };
+        // Without a place the connection is closed.
+        let Ok(_place) = places.try_acquire() else { return };
+        serve_one(stream, &path, page).await;
+    }
+}
+
+/// Answers a request.
+async fn serve_one(mut stream: impl AsyncWrite + Unpin, path: &str, page: &Page) {
+    let (status, text) = page.answer(path).await;
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         if path == "/metrics" {
@@ -276,11 +334,14 @@ mod tests {
         // More than a connection takes, and fresh for an hour.
         let text = Arc::new("x".repeat(1 << 16));
         let last = Mutex::new(Some((Instant::now() + Duration::from_secs(3600), text)));
-        let page = Page { registry: Registry::default(), shown: Shown::default(), questions, last };
-        let page = Arc::new(page);
-        let serve = |stream| {
+        let shown = Shown::new(Counters::new(&mut Registry::default()).into());
+        let page = Arc::new(Page { registry: Registry::default(), shown, questions, last });
+        let serve = |mut stream| {
             let page = Arc::clone(&page);
-            tokio::spawn(async move { serve_one(stream, &page).await })
+            tokio::spawn(async move {
+                let path = request(&mut stream).await.expect("a request");
+                serve_one(stream, &path, &page).await;
+            })
         };
         let (mut silent, served) = tokio::io::duplex(64);
         let first = serve(served);

@@ -1,12 +1,13 @@
 //! Metrics for Prometheus: figures of each GPU and of each tenant. `docs/metrics.md` lists them.
 //!
-//! Events are counted as they happen (`counted.rs`); the present state is taken from a snapshot of the core when a
-//! reader asks (`shown.rs`). The text is made on a thread of its own (`http.rs`), from a snapshot that several
+//! Events are counted as they happen (`counted.rs`), for as many tenants as may have figures of their own (`tenants.rs`); the
+//! present state is taken from a snapshot of the core when a reader asks (`shown.rs`). The text is made on a thread of its own (`http.rs`), from a snapshot that several
 //! readers share.
 
 mod counted;
 mod http;
 mod shown;
+mod tenants;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -61,7 +62,7 @@ pub(crate) struct Snapshot {
 }
 
 /// The GPU of a figure, as labels.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, EncodeLabelSet)]
 pub(crate) struct OfGpu {
     pub(crate) gpu_uuid: String,
 }
@@ -97,8 +98,8 @@ impl OfTenant {
         }
     }
 
-    pub(crate) fn on(&self, gpu: GpuUuid) -> Self {
-        Self { gpu_uuid: gpu.to_string(), ..self.clone() }
+    pub(crate) fn on(&self, gpu: &OfGpu) -> Self {
+        Self { gpu_uuid: gpu.gpu_uuid.clone(), ..self.clone() }
     }
 
     /// The tenant, on whatever GPU.
@@ -144,7 +145,8 @@ mod tests {
 
         let gpu = GpuUuid([7; 16]);
         let mut registry = Registry::with_prefix("nvshare");
-        let mut counted = Counted::new(Counters::new(&mut registry));
+        let counters = std::sync::Arc::new(Counters::new(&mut registry));
+        let mut counted = Counted::new(counters.clone());
         counted.expect(1, OfTenant::of(None, "a \"quoted\" name"));
         counted.expect(2, OfTenant::default());
         let mut happens = |kind, client| {
@@ -185,7 +187,7 @@ mod tests {
             restricted: false,
             host_memory: Some(nvshare_proto::HostStatus { budget: 3, each: 2, used: 1 }),
         };
-        let shown = shown::Shown::default();
+        let shown = shown::Shown::new(counters);
         shown.set(Snapshot { scheduler, gpus: vec![GpuStatus::idle(gpu)], clients: vec![client] });
         registry.register_collector(Box::new(shown));
         let mut text = String::new();

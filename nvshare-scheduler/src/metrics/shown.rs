@@ -11,11 +11,14 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::{MetricType, TypedMetric};
 
-use super::{OfGpu, OfTenant, Snapshot};
+use super::{Counters, OfGpu, OfTenant, Snapshot};
 
-/// The snapshot that is shown next.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Shown(Arc<Mutex<Option<Snapshot>>>);
+/// The snapshot that is shown next, under the labels that the counters have.
+#[derive(Debug, Clone)]
+pub(super) struct Shown {
+    next: Arc<Mutex<Option<Snapshot>>>,
+    counters: Arc<Counters>,
+}
 
 /// A gauge of a GPU: its name, its help text, and its value.
 type GpuGauge = (&'static str, &'static str, fn(&GpuStatus) -> f64);
@@ -69,7 +72,7 @@ const TENANT_GAUGES: [TenantGauge; 7] = [
     ("tenant_limit_bytes", "The tenant's memory limit; 0: none", |tenant| tenant.limit),
 ];
 
-fn tenants(clients: &[ClientStatus]) -> BTreeMap<OfTenant, Tenant> {
+fn tenants(clients: &[ClientStatus], counters: &Counters) -> BTreeMap<OfTenant, Tenant> {
     let mut tenants: BTreeMap<OfTenant, Tenant> = BTreeMap::new();
     for client in clients.iter().filter(|client| !client.gone) {
         let of = OfTenant::of(client.process.as_ref(), &client.name);
@@ -83,7 +86,7 @@ fn tenants(clients: &[ClientStatus]) -> BTreeMap<OfTenant, Tenant> {
         );
         let waits = matches!(client.state, ClientState::Waiting | ClientState::Blocked | ClientState::Next);
         for usage in &client.usage {
-            let tenant = tenants.entry(of.on(usage.gpu)).or_default();
+            let tenant = counters.tenants().figures_in(&mut tenants, &of, Some(usage.gpu));
             tenant.clients += 1;
             tenant.holding += u64::from(holds);
             tenant.waiting += u64::from(waits);
@@ -98,10 +101,11 @@ fn tenants(clients: &[ClientStatus]) -> BTreeMap<OfTenant, Tenant> {
 }
 
 /// What each tenant has of the host's memory, on whatever GPU.
-fn host_memory(clients: &[ClientStatus]) -> BTreeMap<OfTenant, u64> {
+fn host_memory(clients: &[ClientStatus], counters: &Counters) -> BTreeMap<OfTenant, u64> {
     let mut has: BTreeMap<OfTenant, u64> = BTreeMap::new();
     for client in clients.iter().filter(|client| !client.gone) {
-        *has.entry(OfTenant::of(client.process.as_ref(), &client.name)).or_default() += client.host_memory;
+        let of = OfTenant::of(client.process.as_ref(), &client.name);
+        *counters.tenants().figures_in(&mut has, &of, None) += client.host_memory;
     }
     has
 }
@@ -121,8 +125,12 @@ const STATES: [(ClientState, &str); 10] = [
 ];
 
 impl Shown {
+    pub(super) fn new(counters: Arc<Counters>) -> Self {
+        Self { next: Arc::default(), counters }
+    }
+
     pub(super) fn set(&self, snapshot: Snapshot) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(snapshot);
+        *self.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(snapshot);
     }
 }
 
@@ -140,7 +148,7 @@ fn family<S: EncodeLabelSet, V: EncodeMetric + TypedMetric>(
 
 impl Collector for Shown {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let snapshot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let snapshot = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(snapshot) = snapshot.as_ref() else { return Ok(()) };
         let encoder = &mut encoder;
         let about = &snapshot.scheduler;
@@ -165,7 +173,7 @@ impl Collector for Shown {
             ] {
                 family(encoder, name, help, gauge, [(none, ConstGauge::new(bytes))])?;
             }
-            let has = host_memory(&snapshot.clients);
+            let has = host_memory(&snapshot.clients, &self.counters);
             let help = "Bytes of the host that the tenant has from the scheduler";
             let has = has.into_iter().map(|(of, bytes)| (of, ConstGauge::new(bytes)));
             family(encoder, "tenant_host_memory_bytes", help, gauge, has)?;
@@ -186,11 +194,54 @@ impl Collector for Shown {
         }
         let turns = snapshot.gpus.iter().map(|gpu| (OfGpu::new(gpu.gpu), ConstCounter::new(gpu.turns)));
         family(encoder, "gpu_turns", "Turns taken", MetricType::Counter, turns)?;
-        let tenants = tenants(&snapshot.clients);
+        let tenants = tenants(&snapshot.clients, &self.counters);
         for (name, help, value) in TENANT_GAUGES {
             let values = tenants.iter().map(|(of, tenant)| (of.clone(), ConstGauge::new(value(tenant))));
             family(encoder, name, help, gauge, values)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nvshare_proto::{GpuUuid, ShareStatus, Usage};
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+
+    fn client(number: u32) -> ClientStatus {
+        let mut gpu = GpuUuid([0; 16]);
+        gpu.0[..4].copy_from_slice(&(number % 200).to_le_bytes());
+        let usage = Usage { gpu, total: 9, limit: 0, allocated: 1, absent: 0, immovable: 0 };
+        ClientStatus {
+            share: ShareStatus::default(),
+            host_memory: 1,
+            client: number.into(),
+            pid: 1,
+            name: format!("name-{number}"),
+            process: None,
+            state: ClientState::Parked,
+            blocked_on: None,
+            stuck: false,
+            gone: false,
+            usage: vec![usage],
+            resident: 0,
+            overhead: 0,
+            held_ms: 0,
+            waited_ms: 0,
+            counters: nvshare_proto::Counters::default(),
+        }
+    }
+
+    /// No event has named them: they do nothing.
+    #[test]
+    fn clients_without_end_have_no_figures_without_end() {
+        let counters = Counters::new(&mut Registry::default());
+        let clients: Vec<ClientStatus> = (0..5000).map(client).collect();
+        let (on_gpus, on_all) = (tenants(&clients, &counters), host_memory(&clients, &counters));
+        assert!(on_gpus.len() < 1300 && on_all.len() < 1300, "{} {}", on_gpus.len(), on_all.len());
+        assert_eq!(on_gpus.values().map(|tenant| tenant.allocated).sum::<u64>(), 5000);
+        assert_eq!(on_all.values().sum::<u64>(), 5000);
     }
 }

@@ -93,6 +93,41 @@ fn readers_that_do_not_read_are_in_nobodys_way() {
     drop(silent);
 }
 
+/// Whoever can reach the address can connect to it and say nothing, or ask for metrics and read nothing. A probe that is not
+/// answered ends the scheduler.
+#[test]
+fn connections_that_say_or_read_nothing_close_no_probe() {
+    let world = World::simulated(CARD);
+    let socket = world.dir().join("metrics.sock");
+    let _scheduler = Scheduler::start(&world, &["--metrics", &socket.to_string_lossy()]);
+    wait_until("metrics are served", || UnixStream::connect(&socket).is_ok());
+    let connect = || UnixStream::connect(&socket).expect("a connection");
+    let reader = |_| {
+        let mut stream = connect();
+        write!(stream, "GET /metrics HTTP/1.1\r\n\r\n").expect("a request");
+        stream
+    };
+    let readers: Vec<UnixStream> = (0..100).map(reader).collect();
+    let silent: Vec<UnixStream> = (0..100).map(|_| connect()).collect();
+    for path in ["/healthz", "/readyz"] {
+        assert_eq!(ask(connect(), path), ("HTTP/1.1 200 OK".to_owned(), "ok\n".to_owned()));
+    }
+    // The oldest made place.
+    let ended = silent.iter().filter(|stream| {
+        stream.set_nonblocking(true).expect("a stream");
+        matches!((&**stream).read(&mut [0]), Ok(0))
+    });
+    assert!(ended.count() >= 36);
+    drop(readers);
+    wait_until("metrics are read again", || {
+        let mut stream = connect();
+        let mut text = String::new();
+        write!(stream, "GET /metrics HTTP/1.1\r\n\r\n").is_ok()
+            && stream.read_to_string(&mut text).is_ok()
+            && text.ends_with("# EOF\n")
+    });
+}
+
 #[test]
 fn an_address_that_is_taken_is_said_and_stops_nothing() {
     let world = World::simulated(CARD);
