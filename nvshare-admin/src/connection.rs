@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use nvshare_proto::{AdminReply, AdminRequest, Reply, Request, codec};
+use nvshare_proto::{AdminReply, AdminRequest, Reply, Request, VERSION, codec};
 
 use crate::Error;
 
@@ -19,6 +19,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) struct Connection {
     socket: PathBuf,
     stream: UnixStream,
+    /// The protocol's version that is spoken on it.
+    version: u16,
+    /// The request that waits for its first reply, in case the scheduler is older.
+    request: Option<Request>,
     /// Bytes that were received; the first `read` of them are decoded.
     received: Vec<u8>,
     read: usize,
@@ -43,7 +47,14 @@ impl Connection {
         };
         let prepared =
             stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.set_write_timeout(Some(PATIENCE)));
-        Ok(prepared.map(|()| Self { socket: socket.to_owned(), stream, received: Vec::new(), read: 0 }))
+        Ok(prepared.map(|()| Self {
+            socket: socket.to_owned(),
+            stream,
+            version: VERSION,
+            request: None,
+            received: Vec::new(),
+            read: 0,
+        }))
     }
 
     /// The error for a connection that cannot be used any more.
@@ -73,15 +84,33 @@ impl Connection {
 
     /// Sends a request.
     pub(crate) fn send(&mut self, request: AdminRequest) -> Result<(), Error> {
+        self.put(Request::Admin(request))
+    }
+
+    fn put(&mut self, request: Request) -> Result<(), Error> {
         let frame =
-            codec::encode(&Request::Admin(request)).map_err(|error| self.broken(error.to_string()))?;
+            codec::encode_in(self.version, &request).map_err(|error| self.broken(error.to_string()))?;
+        self.request = Some(request);
         self.stream.write_all(&frame).map_err(|error| self.failed(&error))
+    }
+
+    /// The scheduler is older than this program: asks again on another connection, in its version.
+    fn fall_back(&mut self, version: u16) -> Result<(), Error> {
+        let mut again = Self::open(&self.socket)?.map_err(|error| self.failed(&error))?;
+        again.version = version;
+        self.request.take().map_or(Ok(()), |request| again.put(request))?;
+        *self = again;
+        Ok(())
     }
 
     /// Waits for a reply.
     pub(crate) fn receive(&mut self) -> Result<AdminReply, Error> {
         loop {
             let unread = &self.received[self.read..];
+            if let Some(version) = codec::falls_back(self.version, unread) {
+                self.fall_back(version)?;
+                continue;
+            }
             let decoded = codec::decode::<Reply>(unread).map_err(|error| self.broken(error.to_string()))?;
             if let Some((used, reply)) = decoded {
                 self.read += used;
@@ -128,5 +157,35 @@ mod tests {
         std::fs::remove_file(&socket).unwrap();
         let error = Scheduler::at(socket).change(AdminRequest::On).unwrap_err().to_string();
         assert!(error.ends_with("(there is no such socket)"), "{error}");
+    }
+
+    /// A scheduler of the version before refuses what it does not know, in its own version, and ends the connection.
+    #[test]
+    fn a_scheduler_of_the_version_before_is_asked_in_its_version() {
+        let socket = std::env::temp_dir().join(format!("nvshare-admin-{}-older.sock", std::process::id()));
+        let _ = std::fs::remove_file(&socket);
+        let listener = UnixListener::bind(&socket).unwrap();
+        let older = VERSION - 1;
+        let plays = thread::spawn(move || {
+            let mut heard = Vec::new();
+            while heard.last() != Some(&older) {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut bytes = [0; 4096];
+                let read = stream.read(&mut bytes).unwrap();
+                let version = codec::version(&bytes[..read]).unwrap();
+                heard.push(version);
+                let reply = if version == older {
+                    Reply::Admin(AdminReply::Done { text: "done".to_owned() })
+                } else {
+                    Reply::Refused { reason: format!("protocol version {version}; this is version {older}") }
+                };
+                stream.write_all(&codec::encode_in(older, &reply).unwrap()).unwrap();
+            }
+            heard
+        });
+        let done = Scheduler::at(socket.clone()).change(AdminRequest::On);
+        assert_eq!(done.unwrap(), "done");
+        assert_eq!(plays.join().unwrap(), [VERSION, older]);
+        std::fs::remove_file(&socket).unwrap();
     }
 }

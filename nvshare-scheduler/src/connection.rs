@@ -142,7 +142,7 @@ async fn connection(mut framed: Stream, peer: Peer, place: Option<Place>, shared
             Request::Look { run } => {
                 let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
                 let shown = match Tenant::of(peer.identity.pid, user, run) {
-                    Some(tenant) => shared.tenants.show(&tenant, framed.get_ref()).await,
+                    Some(tenant) => shared.tenants.show(&tenant, &framed).await,
                     None => Err(std::io::ErrorKind::NotFound.into()),
                 };
                 if shown.is_err() {
@@ -366,7 +366,7 @@ async fn tell_of_host(framed: &mut Stream, offered: bool, lot: Lot) -> Result<()
     let sent = async {
         // What waits before it goes first.
         SinkExt::<Reply>::flush(framed).await.map_err(|_| ())?;
-        frames::tell_with(framed.get_ref(), &reply, &descriptors).await.map_err(|_| ())
+        frames::tell_with(framed, &reply, &descriptors).await.map_err(|_| ())
     };
     timeout(WRITE_PATIENCE, sent).await.map_err(|_| ())?
 }
@@ -379,7 +379,7 @@ fn shown(name: &str) -> String {
 /// The process's place in its tenant, if it has one; the process is told of it. Without one, its limits are its own.
 async fn seat(framed: &Stream, tenant: Option<Tenant>, tenants: &Tenants) -> Option<Seat> {
     let joined = match tenants.join(tenant?) {
-        Ok(seat) => seat.tell(framed.get_ref()).await.map(|()| seat),
+        Ok(seat) => seat.tell(framed).await.map(|()| seat),
         Err(error) => Err(error),
     };
     joined

@@ -44,16 +44,17 @@ pub(crate) async fn refuse(framed: &mut Stream, reason: impl Into<String>) {
     tell_all(framed, [Reply::Refused { reason: reason.into() }]).await;
 }
 
-/// Sends a reply with descriptors, at most [`MOST_SEGMENTS`]. Nothing may wait in the buffer of a [`Stream`] on the connection.
+/// Sends a reply with descriptors, at most [`MOST_SEGMENTS`]. Nothing may wait in the connection's buffer.
 ///
 /// # Errors
 /// The socket's errors.
 pub(crate) async fn tell_with(
-    stream: &UnixStream,
+    framed: &Stream,
     reply: &Reply,
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
-    let frame = codec::encode(reply).map_err(io::Error::other)?;
+    let frame = codec::encode_in(framed.codec().version(), reply).map_err(io::Error::other)?;
+    let stream = framed.get_ref();
     let send = || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SEGMENTS))];
         let mut control = SendAncillaryBuffer::new(&mut space);

@@ -17,9 +17,8 @@ use nvshare_proto::quota::{NO_ROW, Page, ROWS};
 use nvshare_proto::{Reply, SchedulerMessage};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use tokio::net::UnixStream;
 
-use crate::frames;
+use crate::frames::{self, Stream};
 
 /// A tenant: a container, or one run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -179,13 +178,13 @@ impl Tenants {
     ///
     /// # Errors
     /// The socket's errors, or that there is no such tenant.
-    pub async fn show(&self, tenant: &Tenant, stream: &UnixStream) -> io::Result<()> {
+    pub async fn show(&self, tenant: &Tenant, stream: &Stream) -> io::Result<()> {
         let shared = lock(&self.pages).get(tenant).cloned().ok_or(io::ErrorKind::NotFound)?;
         tell(&shared, NO_ROW, stream).await
     }
 }
 
-async fn tell(shared: &Shared, row: u32, stream: &UnixStream) -> io::Result<()> {
+async fn tell(shared: &Shared, row: u32, stream: &Stream) -> io::Result<()> {
     let quota = Reply::Client(SchedulerMessage::Quota { row });
     frames::tell_with(stream, &quota, &[shared.descriptor.as_fd()]).await
 }
@@ -195,7 +194,7 @@ impl Seat {
     ///
     /// # Errors
     /// The socket's errors.
-    pub async fn tell(&self, stream: &UnixStream) -> io::Result<()> {
+    pub async fn tell(&self, stream: &Stream) -> io::Result<()> {
         tell(&self.shared, self.row as u32, stream).await
     }
 }

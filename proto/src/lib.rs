@@ -32,5 +32,8 @@ pub use share::{
 pub use status::{ClientState, ClientStatus, GpuStatus, Others, ProcessInfo, SchedulerStatus};
 pub use watch::{EventKind, WatchEvent, WatchFrom};
 
-/// Version of the wire protocol. Both ends of a connection must speak the same one.
-pub const VERSION: u16 = 11;
+/// Version of the wire protocol; [`codec`] says how ends of different versions meet.
+pub const VERSION: u16 = 12;
+
+/// The oldest version that is spoken: the one before, so that what runs stays scheduled while the machine is upgraded.
+pub const OLDEST: u16 = VERSION - 1;

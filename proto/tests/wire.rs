@@ -1,8 +1,10 @@
-//! The bytes of every message. A change here is a change of the protocol: raise `VERSION` with it.
+//! The bytes of every message, in the first of the spoken versions that has it. They never change: a message that has to is a new one, of
+//! the next `VERSION`.
 
 use std::collections::BTreeSet;
+use std::fmt::Debug;
 
-use nvshare_proto::codec::{Error, MAX_FRAME, decode, encode};
+use nvshare_proto::codec::{Error, MAX_FRAME, Message, decode, encode, encode_in};
 use nvshare_proto::{
     AdminReply, AdminRequest, Asked, ClientMessage, ClientState, ClientStatus, ComputeLimit, Counters,
     Enforcement, Epoch, EventKind, GangName, Gate, Given, GpuStatus, GpuUuid, Hold, HostSegment, HostStatus,
@@ -10,6 +12,7 @@ use nvshare_proto::{
     SchedulerStatus, ShareStatus, Usage, WatchEvent, WatchFrom,
 };
 use proptest::prelude::*;
+use serde::de::DeserializeOwned;
 
 const GPU: GpuUuid = GpuUuid([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
 const EPOCH: Epoch = Epoch { boot: 0x1122_3344_5566_7788, counter: 9 };
@@ -212,17 +215,17 @@ fn hex(bytes: &[u8]) -> String {
 
 #[test]
 fn every_message_has_the_bytes_it_had() {
-    let mut lines = Vec::new();
-    for (name, request) in requests() {
-        let frame = encode(&request).unwrap();
-        assert_eq!(decode::<Request>(&frame).unwrap(), Some((frame.len(), request)), "{name}");
-        lines.push(format!("{name}: {}", hex(&frame)));
+    fn line<M: Message + DeserializeOwned + PartialEq + Debug>(name: &str, message: M) -> String {
+        let (first, frame) = (encode_in(message.since(), &message).unwrap(), encode(&message).unwrap());
+        assert_eq!(first[6..], frame[6..], "{name}: it is the same in each version");
+        for frame in [&first, &frame] {
+            let (used, decoded) = decode::<M>(frame).unwrap().unwrap();
+            assert_eq!((used, &decoded), (frame.len(), &message), "{name}");
+        }
+        format!("{name}: {}", hex(&first))
     }
-    for (name, reply) in replies() {
-        let frame = encode(&reply).unwrap();
-        assert_eq!(decode::<Reply>(&frame).unwrap(), Some((frame.len(), reply)), "{name}");
-        lines.push(format!("{name}: {}", hex(&frame)));
-    }
+    let mut lines: Vec<String> = requests().into_iter().map(|(name, request)| line(name, request)).collect();
+    lines.extend(replies().into_iter().map(|(name, reply)| line(name, reply)));
     let text = lines.join("\n") + "\n";
     let golden = include_str!("wire.golden");
     assert!(text == golden, "the wire changed; it was\n{golden}\nand is\n{text}");

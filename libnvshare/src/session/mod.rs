@@ -15,7 +15,7 @@ use nvshare_client::machine::RETURN_PATIENCE;
 use nvshare_client::session::{Done, Host, Session};
 use nvshare_proto::{
     Asked, ClientMessage, ComputeLimit, Counters, GpuUuid, MemoryMode, Register, Reply, Request,
-    SchedulerMessage,
+    SchedulerMessage, VERSION,
 };
 
 use crate::driver;
@@ -29,7 +29,7 @@ use crate::process::lock::lock;
 use crate::process::{bell, config, counters, log, threads};
 use crate::work::gate;
 pub(crate) use wire::TenantPage;
-use wire::Wire;
+use wire::{End, Wire};
 
 /// Results of the mover that the session has not taken in yet.
 static DONE: Mutex<Vec<Done>> = Mutex::new(Vec::new());
@@ -101,7 +101,7 @@ fn run() {
     let mut thread = Thread {
         session: Session::new(Duration::ZERO),
         begin: Instant::now(),
-        library: Library { wire: None, broken: None, reconnects: false },
+        library: Library { wire: None, version: VERSION, broken: None, reconnects: false },
         next_attempt: Instant::now(),
         registered: false,
         lost_for: None,
@@ -128,7 +128,7 @@ struct Thread {
     begin: Instant,
     library: Library,
     next_attempt: Instant,
-    /// Whether the process has registered with a scheduler, now or before.
+    /// Whether a scheduler has registered the process, now or before.
     registered: bool,
     /// Why the last connection was lost, until a scheduler answers again: the same reason is not logged each second.
     lost_for: Option<String>,
@@ -178,7 +178,7 @@ impl Thread {
             return;
         }
         self.next_attempt = Instant::now() + RECONNECT_EVERY;
-        match Wire::connect() {
+        match Wire::connect(self.library.version) {
             Ok(wire) => {
                 self.library.wire = Some(wire);
                 let (gate, usage) = self.tell(Session::register);
@@ -187,7 +187,7 @@ impl Thread {
                     name: program_name(),
                     memory: config::get().map_or(MemoryMode::Off, |config| config.memory),
                     gate,
-                    returns: std::mem::replace(&mut self.registered, true),
+                    returns: self.registered,
                     run: config::run(),
                     usage,
                     asked: asked(),
@@ -207,9 +207,9 @@ impl Thread {
     fn read(&mut self) {
         let Some(wire) = &mut self.library.wire else { return };
         let replies = wire.receive();
-        let (replies, error) = match replies {
+        let (replies, end) = match replies {
             Ok(replies) => (replies, None),
-            Err((replies, error)) => (replies, Some(error)),
+            Err((replies, end)) => (replies, Some(end)),
         };
         for reply in replies {
             // Messages of a lost connection are not valid any more.
@@ -230,6 +230,7 @@ impl Thread {
                 }
                 Reply::Client(message) => {
                     self.lost_for = None;
+                    self.registered = true;
                     log::debug(format_args!("received {message:?}"));
                     self.tell(|session, library, now| session.hear(library, message, now));
                 }
@@ -240,10 +241,17 @@ impl Thread {
                 Reply::Admin(_) => {}
             }
         }
-        if let Some(error) = error
-            && self.library.wire.take().is_some()
-        {
-            self.lose(&error);
+        match end {
+            // It has refused the first frame, and registers the process on another connection.
+            Some(End::Older { version }) if self.library.wire.is_some() => {
+                log::info(format_args!(
+                    "the scheduler is older than this library, which goes on in protocol version {version}"
+                ));
+                self.library.version = version;
+                self.tell(|_, library, _| library.reconnect());
+            }
+            Some(End::Lost(why)) if self.library.wire.take().is_some() => self.lose(&why),
+            _ => {}
         }
     }
 
@@ -268,6 +276,8 @@ impl Thread {
             self.lost_for = Some(why.to_owned());
         }
         self.next_attempt = self.next_attempt.max(Instant::now() + Duration::from_millis(100));
+        // The next scheduler may be newer.
+        self.library.version = VERSION;
         self.tell(Session::lost);
     }
 }
@@ -275,6 +285,8 @@ impl Thread {
 /// The library, as the session uses it.
 struct Library {
     wire: Option<Wire>,
+    /// The protocol's version in which the next connection begins.
+    version: u16,
     /// Why the connection ended, until the session is told.
     broken: Option<String>,
     /// Whether to connect again at once.

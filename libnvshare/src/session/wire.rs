@@ -6,10 +6,11 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use nvshare_proto::{ClientMessage, Reply, Request, SchedulerMessage, codec, paths};
+use nvshare_proto::{ClientMessage, Reply, Request, SchedulerMessage, VERSION, codec, paths};
 
 use super::report;
 use crate::process::descriptor::Descriptor;
@@ -19,6 +20,8 @@ use crate::process::{bell, threads};
 static DESCRIPTOR: Descriptor = Descriptor::none();
 /// Why the connection cannot be used any more.
 const CLOSED_BY_HOST: &str = "the program closed its descriptor";
+/// The protocol's version that is spoken on the connection.
+static SPOKEN: AtomicU16 = AtomicU16::new(VERSION);
 /// Held while a frame is written, so that frames do not mix.
 static WRITING: Mutex<()> = Mutex::new(());
 
@@ -55,8 +58,9 @@ impl Drop for Wire {
 }
 
 impl Wire {
-    /// Connects, if a scheduler listens.
-    pub(super) fn connect() -> Result<Self, String> {
+    /// Connects, if a scheduler listens. This version is spoken on the connection.
+    pub(super) fn connect(version: u16) -> Result<Self, String> {
+        SPOKEN.store(version, Ordering::Relaxed);
         let path = path();
         let describe = |error: std::io::Error| format!("{}: {error}", path.display());
         let stream = UnixStream::connect(path).map_err(describe)?;
@@ -73,7 +77,7 @@ impl Wire {
 
     /// Puts a frame behind those that [`Self::flush`] sends.
     pub(super) fn put(&mut self, request: &Request) -> Result<(), String> {
-        let frame = codec::encode(request).map_err(|error| error.to_string())?;
+        let frame = encode(request).map_err(|error| error.to_string())?;
         self.outgoing.extend_from_slice(&frame);
         Ok(())
     }
@@ -89,31 +93,52 @@ impl Wire {
         sent
     }
 
-    /// Reads the frames that have come. An error comes with the whole frames before it.
-    pub(super) fn receive(&mut self) -> Result<Vec<Reply>, (Vec<Reply>, String)> {
+    /// Reads the frames that have come. The end of the connection comes with the whole frames before it.
+    pub(super) fn receive(&mut self) -> Result<Vec<Reply>, (Vec<Reply>, End)> {
+        let lost = |why: String| Err((Vec::new(), End::Lost(why)));
         if DESCRIPTOR.get().is_none() {
-            return Err((Vec::new(), CLOSED_BY_HOST.to_owned()));
+            return lost(CLOSED_BY_HOST.to_owned());
         }
         let mut chunk = [0; 4096];
         let read = match receive_with(self.stream.as_raw_fd(), &mut chunk, &mut self.passed) {
-            Ok(0) => return Err((Vec::new(), "closed by the scheduler".to_owned())),
+            Ok(0) => return lost("closed by the scheduler".to_owned()),
             Ok(read) => read,
             Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(Vec::new()),
-            Err(error) => return Err((Vec::new(), error.to_string())),
+            Err(error) => return lost(error.to_string()),
         };
         self.buffer.extend_from_slice(chunk.get(..read).unwrap_or_default());
         let mut replies = Vec::new();
         loop {
+            if let Some(version) = codec::falls_back(SPOKEN.load(Ordering::Relaxed), &self.buffer) {
+                return Err((replies, End::Older { version }));
+            }
             match codec::decode(&self.buffer) {
                 Ok(Some((used, reply))) => {
                     self.buffer.drain(..used);
                     replies.push(reply);
                 }
                 Ok(None) => return Ok(replies),
-                Err(error) => return Err((replies, error.to_string())),
+                Err(error) => return Err((replies, End::Lost(error.to_string()))),
             }
         }
     }
+}
+
+/// The end of a connection.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The scheduler is older, and speaks a version that this library speaks as well.
+    Older {
+        /// That version.
+        version: u16,
+    },
+    /// It is lost, for this reason.
+    Lost(String),
+}
+
+/// A frame in the connection's version.
+fn encode(request: &Request) -> Result<Vec<u8>, codec::Error> {
+    codec::encode_in(SPOKEN.load(Ordering::Relaxed), request)
 }
 
 /// How long a process without a session waits for a scheduler that does not answer.
@@ -132,17 +157,21 @@ pub(crate) enum TenantPage<T> {
 
 /// Asks for the page of this process's tenant on a connection of its own: its row and the descriptor.
 pub(super) fn ask_for_page(run: Option<u64>) -> TenantPage<(u32, OwnedFd)> {
-    try_to_ask(run).unwrap_or(TenantPage::NoAnswer)
+    try_to_ask(run, VERSION).unwrap_or(TenantPage::NoAnswer)
 }
 
-fn try_to_ask(run: Option<u64>) -> Option<TenantPage<(u32, OwnedFd)>> {
+fn try_to_ask(run: Option<u64>, version: u16) -> Option<TenantPage<(u32, OwnedFd)>> {
     let stream = UnixStream::connect(path()).ok()?;
     stream.set_read_timeout(Some(LOOK_PATIENCE)).ok()?;
     stream.set_write_timeout(Some(LOOK_PATIENCE)).ok()?;
-    write_all(stream.as_raw_fd(), &codec::encode(&Request::Look { run }).ok()?).ok()?;
+    write_all(stream.as_raw_fd(), &codec::encode_in(version, &Request::Look { run }).ok()?).ok()?;
     let (mut bytes, mut passed) = ([0; 256], VecDeque::new());
     let read = receive_with(stream.as_raw_fd(), &mut bytes, &mut passed).ok()?;
-    match codec::decode(bytes.get(..read)?) {
+    let answer = bytes.get(..read)?;
+    if let Some(older) = codec::falls_back(version, answer) {
+        return try_to_ask(run, older);
+    }
+    match codec::decode(answer) {
         Ok(Some((_, Reply::Client(SchedulerMessage::Quota { row })))) => {
             Some(TenantPage::Page((row, passed.pop_front()?.pop()?)))
         }
@@ -253,7 +282,7 @@ pub(super) fn send_counters() {
     };
     let Some(descriptor) = DESCRIPTOR.get() else { return };
     let counters = Request::Client(ClientMessage::Counters(report::counters()));
-    if let Ok(frame) = codec::encode(&counters) {
+    if let Ok(frame) = encode(&counters) {
         // SAFETY: readable bytes of the given length; a short write loses a line of statistics.
         unsafe {
             let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;

@@ -6,21 +6,78 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use nvshare_harness::{Program, Scheduler, World, wait_until};
-use nvshare_proto::{Reply, VERSION, codec};
+use nvshare_proto::{Hold, OLDEST, Reply, Request, SchedulerMessage, VERSION, codec};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
-/// The answer of a scheduler of another version to any message.
-fn refusal(version: u16) -> Vec<u8> {
-    let reason = format!("protocol version {VERSION}; this is version {version}");
-    let mut frame = codec::encode(&Reply::Refused { reason }).expect("a frame");
+/// A frame of any version.
+fn frame(version: u16, reply: &Reply) -> Vec<u8> {
+    let mut frame = codec::encode(reply).expect("a frame");
     frame[4..6].copy_from_slice(&version.to_le_bytes());
     frame
 }
 
+/// The answer of a scheduler of another version to any message.
+fn refusal(version: u16) -> Vec<u8> {
+    let reason = format!("protocol version {VERSION}; this is version {version}");
+    frame(version, &Reply::Refused { reason })
+}
+
+/// A scheduler of the version before, which refuses what is newer, as that version does. Returns what the client that it can read
+/// registers as.
+fn older_scheduler(listener: &UnixListener) -> (std::os::unix::net::UnixStream, Vec<u16>, Request) {
+    let mut heard = Vec::new();
+    loop {
+        let (mut stream, _) = listener.accept().expect("a client");
+        let mut bytes = vec![0; 65536];
+        let read = stream.read(&mut bytes).expect("a frame");
+        bytes.truncate(read);
+        let version = codec::version(&bytes).expect("a frame");
+        heard.push(version);
+        if version == OLDEST {
+            let (_, first) = codec::decode(&bytes).expect("a frame").expect("a whole frame");
+            return (stream, heard, first);
+        }
+        assert_eq!(heard.len(), 1, "it does not fall back: {heard:?}");
+        stream.write_all(&refusal(OLDEST)).expect("sent");
+    }
+}
+
+#[test]
+fn a_program_runs_under_a_scheduler_of_the_version_before() {
+    let world = World::simulated(CARD);
+    let listener = UnixListener::bind(world.socket()).expect("a socket");
+    let job = Program::workload(&world, "job", "--memory 128MiB --block 64MiB --steps 3 --full-check")
+        .env("NVSHARE_LOG", "info")
+        .start();
+    let (mut stream, heard, first) = older_scheduler(&listener);
+    assert_eq!(heard, [VERSION, OLDEST], "it begins with the newest, and falls back at once");
+    let Request::Register(register) = first else { panic!("{first:?}") };
+    assert!(!register.returns, "nobody has registered it before");
+    let registered = SchedulerMessage::Registered { client: 1, hold: Hold::Free };
+    stream.write_all(&frame(OLDEST, &Reply::Client(registered))).expect("sent");
+    // All that it says it says in that version.
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).expect("its last words");
+    let mut unread = &bytes[..];
+    let mut frames = 0;
+    while let Some((used, _)) = codec::decode::<Request>(unread).expect("a frame") {
+        assert_eq!(codec::version(unread), Some(OLDEST));
+        (unread, frames) = (&unread[used..], frames + 1);
+    }
+    assert!(frames > 0, "it said nothing");
+    let job = job.finish();
+    job.intact();
+    let log = &job.log;
+    assert!(
+        log.contains(&format!("goes on in protocol version {OLDEST}")) && !log.contains("refuses"),
+        "{log}"
+    );
+}
+
 #[test]
 fn a_program_goes_on_under_a_scheduler_of_another_version_and_joins_the_next_one() {
-    for version in [VERSION - 1, VERSION + 1] {
+    for version in [OLDEST - 1, VERSION + 1] {
         let world = World::simulated(CARD);
         let listener = UnixListener::bind(world.socket()).expect("a socket");
         listener.set_nonblocking(true).expect("a socket");
