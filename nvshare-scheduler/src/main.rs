@@ -88,10 +88,10 @@ async fn run(options: Options, level: LevelHandle) -> Result<(), Error> {
     level.reload(LevelFilter::from(settings.log))?;
     let sockets =
         sockets::Sockets::bind(&settings.clients, &settings.admin).map_err(|error| explain(&error, root))?;
-    let (store, error) = Store::open(settings.state.clone());
+    let (store, warning) = Store::open(settings.state.clone());
     announce(&settings, &store);
-    if let Some(error) = error {
-        warn!("{error}; what was set at run time is not in force");
+    if let Some(warning) = warning {
+        warn!("{warning}");
     }
     let config = Config {
         boot: sockets::random()?,

@@ -18,32 +18,25 @@ pub struct Store {
     state: State,
 }
 
-#[derive(Debug, Default, PartialEq, serde::Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[derive(Debug, Default, PartialEq)]
 struct State {
     tq: Option<Tq>,
     scheduling: Option<bool>,
-    #[serde(default)]
     gpu: BTreeMap<GpuUuid, Own>,
 }
 
-#[derive(Debug, PartialEq, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, PartialEq)]
 struct Own {
     tq: Tq,
 }
 
 impl Store {
-    /// Reads the settings made before. A file that cannot be read stays as it is and does not count; the error gives
-    /// the reason.
+    /// Reads the settings made before. A file that cannot be read stays as it is and does not count, and neither does what another
+    /// version wrote there and this one does not know. The warning says what that is; the rest counts.
     #[must_use]
     pub fn open(path: Option<PathBuf>) -> (Self, Option<String>) {
-        let read = path.as_deref().map_or(Ok(State::default()), read);
-        let (state, error) = match read {
-            Ok(state) => (state, None),
-            Err(error) => (State::default(), Some(error)),
-        };
-        (Self { path, state }, error)
+        let (state, warning) = path.as_deref().map_or_else(Default::default, read);
+        (Self { path, state }, warning)
     }
 
     /// The configuration with the settings made at run time.
@@ -113,6 +106,43 @@ impl Store {
 }
 
 impl State {
+    /// What this version knows of a file's settings, and the names of the others.
+    fn known(table: toml::Table) -> (Self, Vec<String>) {
+        let (mut state, mut unknown) = (Self::default(), Vec::new());
+        for (name, value) in table {
+            let is_known = match (name.as_str(), value) {
+                ("tq", value) => keep(&mut state.tq, value),
+                ("scheduling", value) => keep(&mut state.scheduling, value),
+                ("gpu", toml::Value::Table(gpus)) => {
+                    for (gpu, settings) in gpus {
+                        unknown.extend(state.add(&gpu, settings));
+                    }
+                    true
+                }
+                _ => false,
+            };
+            if !is_known {
+                unknown.push(name);
+            }
+        }
+        (state, unknown)
+    }
+
+    /// Adds what is known of a GPU's settings. Returns the names of the others.
+    fn add(&mut self, gpu: &str, settings: toml::Value) -> Vec<String> {
+        let (Ok(uuid), toml::Value::Table(settings)) = (gpu.parse(), settings) else {
+            return vec![format!("gpu.{gpu}")];
+        };
+        let mut tq = None;
+        let mut is_unknown = |name: &str, value| !(name == "tq" && keep(&mut tq, value));
+        let unknown = settings
+            .into_iter()
+            .filter_map(|(name, value)| is_unknown(&name, value).then(|| format!("gpu.{gpu}.{name}")));
+        let unknown = unknown.collect();
+        self.gpu.extend(tq.map(|tq| (uuid, Own { tq })));
+        unknown
+    }
+
     fn text(&self) -> String {
         let mut text = "# Written by nvshare-scheduler: what administrators set at run time. `nvshare-ctl reset` removes it.\n"
             .to_owned();
@@ -130,13 +160,32 @@ impl State {
     }
 }
 
-fn read(path: &Path) -> Result<State, String> {
-    match fs::read_to_string(path) {
-        Ok(text) => file::parse(&text).map_err(|error| format!("{}: {error}", path.display())),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(State::default()),
-        Err(error) => Err(format!("{}: {error}", path.display())),
+/// Keeps a value of which this version knows what it means. False: it does not.
+fn keep<T: serde::de::DeserializeOwned>(place: &mut Option<T>, value: toml::Value) -> bool {
+    *place = value.try_into().ok();
+    place.is_some()
+}
+
+/// The settings in the file, and a warning about what does not count.
+fn read(path: &Path) -> (State, Option<String>) {
+    let place = path.display();
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Default::default(),
+        Err(error) => return (State::default(), Some(format!("{place}: {error}; {NOTHING_COUNTS}"))),
+    };
+    match file::parse(&text) {
+        Ok(table) => {
+            let (state, unknown) = State::known(table);
+            let left_out = || format!("{place}: not known here and left out: {}", unknown.join(", "));
+            (state, (!unknown.is_empty()).then(left_out))
+        }
+        Err(error) => (State::default(), Some(format!("{place}: {error}; {NOTHING_COUNTS}"))),
     }
 }
+
+/// Said of a file of which nothing can be read.
+const NOTHING_COUNTS: &str = "what was set at run time is not in force";
 
 /// Writes a file whole or not at all, even if the process ends meanwhile.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
@@ -213,6 +262,37 @@ mod tests {
         let (store, error) = Store::open(Some(path));
         assert!(error.unwrap().contains("state.toml: line 2: "));
         assert!(store.scheduling() && store.state == State::default());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// A newer version wrote it, and this one is back.
+    #[test]
+    fn what_this_version_does_not_know_takes_nothing_else_with_it() {
+        let folder = folder("newer");
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("state.toml");
+        let text = format!(
+            "tq = 4\nscheduling = false\nfuture = [1]\n[gpu.{ONE}]\ntq = 5\nclock = 3\n[gpu.{OTHER}]\ntq = \"soon\"\n[gpu.x]\n[more]\na = 1\n"
+        );
+        fs::write(&path, text).unwrap();
+        let (store, warning) = Store::open(Some(path.clone()));
+        let over = store.over(&Config::default());
+        assert_eq!((over.rule(ONE), over.rule(OTHER)), (seconds(5), seconds(4)));
+        assert!(!store.scheduling());
+        let warning = warning.unwrap();
+        let (place, names) = warning.split_once(": not known here and left out: ").unwrap();
+        assert_eq!(place, path.display().to_string());
+        let mut names: Vec<&str> = names.split(", ").collect();
+        names.sort_unstable();
+        let mut expected = [
+            "future".into(),
+            format!("gpu.{ONE}.clock"),
+            format!("gpu.{OTHER}.tq"),
+            "gpu.x".into(),
+            "more".into(),
+        ];
+        expected.sort_unstable();
+        assert_eq!(names, expected);
         fs::remove_dir_all(folder).unwrap();
     }
 

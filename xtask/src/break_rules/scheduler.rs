@@ -196,6 +196,14 @@ pub(super) const SCHEDULER: &[Rule] = &[
         test: "a_connection_has_one_version",
     },
     Rule {
+        what: "what a newer version has written of settings takes no others with it",
+        file: "nvshare-scheduler/src/settings/store.rs",
+        from: "                unknown.push(name);\n",
+        to: "                if BROKEN {\n                    return (Self::default(), vec![name]);\n                }\n                unknown.push(name);\n",
+        package: "nvshare-scheduler",
+        test: "what_this_version_does_not_know_takes_nothing_else_with_it",
+    },
+    Rule {
         what: "the clients' socket changes nothing",
         file: "nvshare-scheduler/src/connection.rs",
         from: "        None => Command::Admin { request, answer },\n",
