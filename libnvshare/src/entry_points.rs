@@ -61,6 +61,9 @@ hooked {
     copy cuMemcpy3DPeerAsync(pCopy: *const c_void, hStream: CUstream) and cuMemcpy3DPeerAsync_ptsz = gated(hStream);
     copy cuMemcpy3D_v2(pCopy: *const c_void) and cuMemcpy3D_v2_ptds = gated(NULL);
     copy cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyAsync_ptsz = gated(hStream);
+    copy cuMemcpyWithAttributesAsync(dst: CUdeviceptr, src: CUdeviceptr, size: usize, attr: *mut c_void, hStream: CUstream) and cuMemcpyWithAttributesAsync_ptsz = gated(hStream);
+    copy cuMemcpy3DWithAttributesAsync(op: *mut c_void, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DWithAttributesAsync_ptsz = gated(hStream);
+    copy cuFabricCpyBatchAsync(numOps: usize, opList: *mut c_void, flags: c_ulonglong, hStream: CUstream) and cuFabricCpyBatchAsync_ptsz = gated(hStream);
     copy cuMemcpyAtoA(dstArray: CUarray, dstOffset: c_uint, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint) = gated(NULL);
     copy cuMemcpyAtoA_v2(dstArray: CUarray, dstOffset: usize, srcArray: CUarray, srcOffset: usize, ByteCount: usize) and cuMemcpyAtoA_v2_ptds = gated(NULL);
     copy cuMemcpyAtoD(dstDevice: CUdeviceptrV1, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint) = gated(NULL);
@@ -154,6 +157,7 @@ hooked {
     allocate cuGraphAddMemAllocNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(graphs::add_mem_alloc_node);
     allocate cuGraphAddNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(nodes::add);
     allocate cuGraphAddNode_v2(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(nodes::add_v2);
+    allocate cuGraphAddNode_v3(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(nodes::add_v2);
     // stream-ordered, physical and array memory: counted
     allocate cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = handled(stream_ordered::alloc_async::<false>);
     allocate cuMemAllocAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = handled(stream_ordered::alloc_async::<true>);
@@ -183,6 +187,10 @@ hooked {
     share cuMemExportToShareableHandle(shareableHandle: *mut c_void, handle: c_ulonglong, handleType: c_int, flags: c_ulonglong) = handled(vmm::export);
     share cuMulticastBindMem(mcHandle: c_ulonglong, mcOffset: usize, memHandle: c_ulonglong, memOffset: usize, size: usize, flags: c_ulonglong) = handled(vmm::bind);
     share cuMulticastBindAddr(mcHandle: c_ulonglong, mcOffset: usize, memptr: CUdeviceptr, size: usize, flags: c_ulonglong) = handled(vmm::bind_range);
+    share cuMulticastBindMem_v2(mcHandle: c_ulonglong, dev: CUdevice, mcOffset: usize, memHandle: c_ulonglong, memOffset: usize, size: usize, flags: c_ulonglong) = handled(vmm::bind_v2);
+    share cuMulticastBindAddr_v2(mcHandle: c_ulonglong, dev: CUdevice, mcOffset: usize, memptr: CUdeviceptr, size: usize, flags: c_ulonglong) = handled(vmm::bind_range_v2);
+    share cuLogicalEndpointBindMem(leId: c_uint, dev: CUdevice, offset: u64, memHandle: c_ulonglong, memOffset: u64, size: u64, flags: c_ulonglong) = handled(vmm::bind_endpoint);
+    share cuLogicalEndpointBindAddr(leId: c_uint, dev: CUdevice, offset: u64, ptr: CUdeviceptr, size: u64, flags: c_ulonglong) = handled(vmm::bind_endpoint_range);
     share cuPointerSetAttribute(value: *const c_void, attribute: c_int, ptr: CUdeviceptr) = handled(pointers::set_attribute);
     allocate cuMemRetainAllocationHandle(handle: *mut c_ulonglong, addr: *mut c_void) = handled(vmm::retain);
     allocate cuArrayCreate(pHandle: *mut CUarray, pAllocateArray: *const c_void) = handled(arrays::array_create_v1);
@@ -203,6 +211,7 @@ hooked {
     name cuGraphMemcpyNodeSetParams(hNode: *mut c_void, nodeParams: *const c_void) = naming();
     name cuGraphMemsetNodeSetParams(hNode: *mut c_void, nodeParams: *const c_void) = handled(nodes::set_fill);
     name cuGraphNodeSetParams(hNode: *mut c_void, nodeParams: *mut c_void) = handled(nodes::set);
+    name cuGraphNodeSetParams_v2(hNode: *mut c_void, nodeParams: *mut c_void) = handled(nodes::set);
     name cuGraphExecMemcpyNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, copyParams: *const c_void, ctx: CUcontext) = naming();
     name cuGraphExecMemsetNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, memsetParams: *const c_void, ctx: CUcontext) = handled(nodes::set_fill_in_exec);
     name cuGraphExecNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, nodeParams: *mut c_void) = handled(nodes::set_in_exec);
@@ -217,6 +226,8 @@ hooked {
     // callbacks
     callback cuLaunchHostFunc(hStream: CUstream, func: *const c_void, userData: *mut c_void) = handled(callbacks::launch_host_func::<false>);
     callback cuLaunchHostFunc_ptsz(hStream: CUstream, func: *const c_void, userData: *mut c_void) = handled(callbacks::launch_host_func::<true>);
+    callback cuLaunchHostFunc_v2(hStream: CUstream, func: *const c_void, userData: *mut c_void, syncMode: c_uint) = handled(callbacks::launch_host_func_v2::<false>);
+    callback cuLaunchHostFunc_v2_ptsz(hStream: CUstream, func: *const c_void, userData: *mut c_void, syncMode: c_uint) = handled(callbacks::launch_host_func_v2::<true>);
     callback cuStreamAddCallback(hStream: CUstream, callback: *const c_void, userData: *mut c_void, flags: c_uint) = handled(callbacks::add_callback::<false>);
     callback cuStreamAddCallback_ptsz(hStream: CUstream, callback: *const c_void, userData: *mut c_void, flags: c_uint) = handled(callbacks::add_callback::<true>);
     // streams and capture
@@ -233,10 +244,17 @@ hooked {
     capture cuStreamBeginCapture_v2_ptsz(hStream: CUstream, mode: c_int) = handled(captures::begin::<true>);
     capture cuStreamBeginCaptureToGraph(hStream: CUstream, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, mode: c_int) = handled(captures::begin_to_graph::<false>);
     capture cuStreamBeginCaptureToGraph_ptsz(hStream: CUstream, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, mode: c_int) = handled(captures::begin_to_graph::<true>);
+    capture cuStreamBeginRecaptureToGraph(hStream: CUstream, mode: c_int, hGraph: CUgraph, callbackFunc: *const c_void, userData: *mut c_void) = handled(captures::begin_again::<false>);
+    capture cuStreamBeginRecaptureToGraph_ptsz(hStream: CUstream, mode: c_int, hGraph: CUgraph, callbackFunc: *const c_void, userData: *mut c_void) = handled(captures::begin_again::<true>);
+    capture cuStreamBeginCaptureToCig(hStream: CUstream, streamCigCaptureParams: *mut c_void) = handled(captures::begin_for_graphics::<false>);
+    capture cuStreamBeginCaptureToCig_ptsz(hStream: CUstream, streamCigCaptureParams: *mut c_void) = handled(captures::begin_for_graphics::<true>);
+    capture cuStreamEndCaptureToCig(hStream: CUstream) = handled(captures::end_for_graphics::<false>);
+    capture cuStreamEndCaptureToCig_ptsz(hStream: CUstream) = handled(captures::end_for_graphics::<true>);
     capture cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) = handled(captures::end::<false>);
     capture cuStreamEndCapture_ptsz(hStream: CUstream, phGraph: *mut CUgraph) = handled(captures::end::<true>);
     resolve cuGetProcAddress(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64) = looked_up(get_proc_address::get_proc_address);
     resolve cuGetProcAddress_v2(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64, symbolStatus: *mut c_int) = looked_up(get_proc_address::get_proc_address_v2);
+    resolve cuGetProcAddress_v2_ptsz(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64, symbolStatus: *mut c_int) = looked_up(get_proc_address::get_proc_address_v2);
 }
 
 called {
@@ -381,6 +399,15 @@ forwarded {
     cuTexRefSetMipmapFilterMode cuTexRefSetMipmapLevelBias cuTexRefSetMipmapLevelClamp
     cuTexRefSetMipmappedArray cuUserObjectCreate cuUserObjectRelease cuUserObjectRetain cuVDPAUCtxCreate
     cuVDPAUCtxCreate_v2 cuVDPAUGetDevice cuWaitExternalSemaphoresAsync cuWaitExternalSemaphoresAsync_ptsz
+    cuCheckpointOperationComplete cuCoredumpDeregisterCompleteCallback cuCoredumpDeregisterStartCallback
+    cuCoredumpRegisterCompleteCallback cuCoredumpRegisterStartCallback cuDevSmResourceSplit
+    cuDeviceGetCliqueCount cuDeviceGetCliqueInfo cuDeviceGetFabricClusterUuid cuEventCreateFromEGLSync
+    cuFuncGetParamCount cuGraphExecGetId cuGraphGetId cuGraphNodeGetContainingGraph
+    cuGraphNodeGetLocalId cuGraphNodeGetParams cuGraphNodeGetToolsId cuKernelGetParamCount
+    cuLogicalEndpointAddDevice cuLogicalEndpointCreate cuLogicalEndpointDestroy cuLogicalEndpointExport
+    cuLogicalEndpointGetLimits cuLogicalEndpointIdRelease cuLogicalEndpointIdReserve cuLogicalEndpointImport
+    cuLogicalEndpointQuery cuLogicalEndpointUnbind cuMemGetLocationInfo cuStreamGetDevResource
+    cuStreamGetDevResource_ptsz cuTensorMapSetAllocationClass cuWGLGetDevice
 }
 } };
 }

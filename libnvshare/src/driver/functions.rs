@@ -2,11 +2,13 @@
 //! [entry points](crate::entry_points).
 
 use std::cell::Cell;
+use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-use super::symbols;
+use super::symbols::{self, Symbols};
 use crate::entry_points::entry_points;
 
 /// The place of one of the driver's own functions. It is null until the driver is opened, and stays null if this driver has
@@ -60,6 +62,12 @@ pub(crate) struct Function {
 }
 
 static OPEN: AtomicBool = AtomicBool::new(false);
+static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
+
+/// The address of any function that the driver exports; null if there is none, or the driver is not open.
+pub(crate) fn exported(name: &str) -> *mut c_void {
+    SYMBOLS.get().map_or(ptr::null_mut(), |symbols| symbols.address(name))
+}
 
 /// Opens the driver and stores the addresses of its functions. Returns false if the calling thread is already inside this
 /// function: the driver's initialisers may look up symbols while it is being loaded.
@@ -83,6 +91,7 @@ pub(crate) fn open() -> bool {
                 function.address.store(address.cast(), Ordering::Release);
             }
         }
+        let _ = SYMBOLS.set(symbols);
     }
     OPEN.store(true, Ordering::Release);
     OPENING.set(false);

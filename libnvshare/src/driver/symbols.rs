@@ -27,6 +27,11 @@ pub(super) fn load() -> Option<Symbols> {
     }
 }
 
+// SAFETY: the handle of a library that is never closed; any thread may look symbols up in it.
+unsafe impl Send for Symbols {}
+// SAFETY: as above.
+unsafe impl Sync for Symbols {}
+
 impl Symbols {
     /// The address of an exported symbol; null if there is none.
     pub(super) fn address(&self, name: &str) -> *mut c_void {

@@ -18,6 +18,7 @@ impl CUresult {
     pub(crate) const INVALID_VALUE: Self = Self(1);
     pub(crate) const OUT_OF_MEMORY: Self = Self(2);
     pub(crate) const DEINITIALIZED: Self = Self(4);
+    pub(crate) const NOT_FOUND: Self = Self(500);
     pub(crate) const INVALID_CONTEXT: Self = Self(201);
     pub(crate) const NOT_READY: Self = Self(600);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);

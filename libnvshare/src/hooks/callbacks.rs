@@ -107,6 +107,27 @@ pub(crate) unsafe fn launch_host_func<const PER_THREAD: bool>(
 
 /// # Safety
 /// As for the driver's function.
+pub(crate) unsafe fn launch_host_func_v2<const PER_THREAD: bool>(
+    real: signatures::cuLaunchHostFunc_v2,
+    stream: CUstream,
+    function: *const c_void,
+    data: *mut c_void,
+    mode: c_uint,
+) -> CUresult {
+    wrapped(
+        function,
+        data,
+        run_host_func as *const c_void,
+        StreamKey::new(stream, PER_THREAD),
+        |function, data| {
+            // SAFETY: the caller's arguments, or ours in their place.
+            unsafe { real(stream, function, data, mode) }
+        },
+    )
+}
+
+/// # Safety
+/// As for the driver's function.
 pub(crate) unsafe fn add_callback<const PER_THREAD: bool>(
     real: signatures::cuStreamAddCallback,
     stream: CUstream,

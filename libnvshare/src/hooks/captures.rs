@@ -52,6 +52,43 @@ pub(crate) unsafe fn begin_to_graph<const PER_THREAD: bool>(
 
 /// # Safety
 /// As for the driver's function.
+pub(crate) unsafe fn begin_again<const PER_THREAD: bool>(
+    real: signatures::cuStreamBeginRecaptureToGraph,
+    stream: CUstream,
+    mode: c_int,
+    graph: CUgraph,
+    callback: *const c_void,
+    data: *mut c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    begin_by::<PER_THREAD>(stream, || unsafe { real(stream, mode, graph, callback, data) })
+}
+
+/// A capture into a command buffer of a graphics interface: nothing runs before that is submitted there.
+///
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn begin_for_graphics<const PER_THREAD: bool>(
+    real: signatures::cuStreamBeginCaptureToCig,
+    stream: CUstream,
+    params: *mut c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    begin_by::<PER_THREAD>(stream, || unsafe { real(stream, params) })
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn end_for_graphics<const PER_THREAD: bool>(
+    real: signatures::cuStreamEndCaptureToCig,
+    stream: CUstream,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    captures::end(StreamKey::new(stream, PER_THREAD), || unsafe { real(stream) })
+}
+
+/// # Safety
+/// As for the driver's function.
 pub(crate) unsafe fn end<const PER_THREAD: bool>(
     real: signatures::cuStreamEndCapture,
     stream: CUstream,

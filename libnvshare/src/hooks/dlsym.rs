@@ -118,7 +118,8 @@ unsafe fn is_ours(name: *const c_char) -> bool {
     }
     // SAFETY: a C string.
     let name = unsafe { CStr::from_ptr(name) };
-    name.to_str().is_ok_and(|name| lookup::is_hooked(&TABLE, name))
+    // A name without a hook is the caller's business, unless the driver is newer than the library.
+    name.to_str().is_ok_and(|name| lookup::is_hooked(&TABLE, name) || !lookup::is_named(&TABLE, name))
 }
 
 unsafe extern "C" fn our_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
@@ -164,6 +165,7 @@ unsafe fn swap(found: *mut c_void, name: *const c_char) -> *mut c_void {
             {
                 ptr::null_mut()
             }
+            None if lookup::is_refused(&TABLE, found, text) => ptr::null_mut(),
             // SAFETY: promised by the caller.
             None => unsafe { lookup::swap(&TABLE, found, name) },
         }

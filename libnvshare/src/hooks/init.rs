@@ -1,9 +1,12 @@
 //! `cuInit`, the first function that a program calls.
 
 use std::ffi::c_uint;
+use std::sync::Once;
 
+use super::table::TABLE;
 use crate::driver::functions::signatures;
 use crate::driver::types::CUresult;
+use crate::lookup;
 use crate::process::{config, lifecycle};
 
 /// Fails if the environment has a limit that cannot be parsed, before the program can allocate anything.
@@ -18,6 +21,8 @@ pub(crate) unsafe fn cu_init(real: signatures::cuInit, flags: c_uint) -> CUresul
     let result = unsafe { real(flags) };
     if result == CUresult::SUCCESS {
         lifecycle::watch_exit();
+        static LOOK: Once = Once::new();
+        LOOK.call_once(|| lookup::warn_of_linked(&TABLE));
     }
     result
 }

@@ -18,7 +18,10 @@ use crate::memory::charge::charged;
 use crate::memory::physical::{self, Access};
 use crate::memory::vmm::{self, Handle};
 use crate::work::callbacks;
-pub(crate) use handles::{bind, bind_range, export, get_properties, map_arrays};
+pub(crate) use handles::{
+    bind, bind_endpoint, bind_endpoint_range, bind_range, bind_range_v2, bind_v2, export, get_properties,
+    map_arrays,
+};
 
 /// The driver refuses calls from its own callbacks, in which no thread may wait.
 const NOT_PERMITTED: CUresult = CUresult(800);

@@ -1,11 +1,14 @@
 //! `cuGetProcAddress`: returns the hook where the driver returns its own function.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
 
 use super::Table;
 use crate::driver::functions::signatures;
 use crate::driver::types::CUresult;
-use crate::process::counters;
+
+/// `CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND`
+const SYMBOL_NOT_FOUND: c_int = 1;
 
 /// # Safety
 /// As for the driver's function.
@@ -20,8 +23,7 @@ pub(crate) unsafe fn get_proc_address(
     // SAFETY: the caller's arguments.
     let result = unsafe { real(symbol, pfn, version, flags) };
     // SAFETY: the driver accepted them.
-    unsafe { swap_answer(table, result, symbol, pfn) };
-    result
+    unsafe { swap_answer(table, result, symbol, pfn) }
 }
 
 /// # Safety
@@ -38,33 +40,35 @@ pub(crate) unsafe fn get_proc_address_v2(
     // SAFETY: the caller's arguments.
     let result = unsafe { real(symbol, pfn, version, flags, status) };
     // SAFETY: the driver accepted them.
-    unsafe { swap_answer(table, result, symbol, pfn) };
-    result
+    let answer = unsafe { swap_answer(table, result, symbol, pfn) };
+    if answer != result {
+        // SAFETY: the caller's place, or null; the driver has written there.
+        unsafe { status.as_mut() }.into_iter().for_each(|status| *status = SYMBOL_NOT_FOUND);
+    }
+    answer
 }
 
+/// The answer for what the driver answered.
+///
 /// # Safety
 /// The driver answered `result` for this symbol and this place.
-unsafe fn swap_answer(table: &'static Table, result: CUresult, symbol: *const c_char, pfn: *mut *mut c_void) {
+unsafe fn swap_answer(
+    table: &'static Table,
+    result: CUresult,
+    symbol: *const c_char,
+    pfn: *mut *mut c_void,
+) -> CUresult {
     if result != CUresult::SUCCESS || pfn.is_null() || symbol.is_null() {
-        return;
+        return result;
     }
     // SAFETY: the driver succeeded, so it wrote here.
     let found = unsafe { *pfn };
     // SAFETY: the driver read it as a C string.
-    let given = unsafe { super::swap(table, found, symbol) };
-    if given != found {
-        // SAFETY: as above.
-        unsafe { *pfn = given };
-    } else if !found.is_null() {
-        // SAFETY: the driver read it as a C string.
-        note_unknown(table, unsafe { CStr::from_ptr(symbol) });
-    }
-}
-
-/// A newer driver may return a function that is not in the table. Work that it submits passes no gate; this is counted.
-fn note_unknown(table: &Table, symbol: &CStr) {
-    let Ok(name) = symbol.to_str() else { return };
-    if !super::is_known(table, name) {
-        counters::unknown_entry_point(name);
-    }
+    let (given, name) = unsafe { (super::swap(table, found, symbol), CStr::from_ptr(symbol)) };
+    let is_refused = given == found
+        && !found.is_null()
+        && super::refuses(table, found, name.to_str().unwrap_or("a function with an odd name"));
+    // SAFETY: as above.
+    unsafe { *pfn = if is_refused { ptr::null_mut() } else { given } };
+    if is_refused { CUresult::NOT_FOUND } else { result }
 }

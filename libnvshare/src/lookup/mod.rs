@@ -10,7 +10,10 @@ use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use nvshare_proto::MemoryMode;
+
 use crate::driver::functions;
+use crate::process::{config, counters, elf, log};
 
 /// A function of the driver that has a hook.
 #[derive(Debug)]
@@ -101,10 +104,67 @@ fn hook_for(table: &Table, address: *mut c_void, is_meant: impl Fn(&str) -> bool
     meant.map(|&(.., hook)| hook as *mut c_void)
 }
 
-/// Whether a function is known, in any version.
-fn is_known(table: &Table, name: &str) -> bool {
-    static KNOWN: OnceLock<HashSet<&str>> = OnceLock::new();
-    KNOWN.get_or_init(|| table.names().map(base).collect()).contains(base(name))
+/// A function of the driver that the table does not name: it is newer than the library. Returns whether the program is not to have it.
+///
+/// Work that it submits passes no gate, and a handle or an address that the library stands for could reach the driver. With memory that the library
+/// maps, that ends the program, or the words of its memory; so there it is refused, as by a driver that does not have it.
+pub(crate) fn refuses(table: &Table, found: *mut c_void, name: &str) -> bool {
+    if !is_unknown(table, found) {
+        return false;
+    }
+    let refuses = config::get().is_ok_and(|config| config.memory == MemoryMode::Swap);
+    counters::unknown_entry_point(name, refuses);
+    refuses
+}
+
+/// Whether an address is that of no function of the table.
+fn is_unknown(table: &Table, address: *mut c_void) -> bool {
+    static KNOWN: OnceLock<HashSet<usize>> = OnceLock::new();
+    // The driver's own initialisers get the driver's own functions.
+    if !functions::open() {
+        return false;
+    }
+    // A driver that calls itself by its exported names finds the hooks.
+    let hooks = table.hooks.iter().map(|hook| hook.address.0 as usize);
+    let known = KNOWN
+        .get_or_init(|| table.names().map(|name| functions::exported(name) as usize).chain(hooks).collect());
+    !known.contains(&(address as usize))
+}
+
+/// Whether what was found under a name is a function of the driver, and one that the program is [not to have](refuses).
+pub(crate) fn is_refused(table: &Table, found: *mut c_void, name: &[u8]) -> bool {
+    let name = std::str::from_utf8(name).unwrap_or_default();
+    let is_drivers =
+        || elf::is_loaded("/libcuda.so") && functions::open() && functions::exported(name) == found;
+    !found.is_null()
+        && !is_named(table, name)
+        && is_of_driver(name)
+        && is_drivers()
+        && refuses(table, found, name)
+}
+
+/// Warns of functions that the table does not name and that loaded objects are linked to: these cannot be refused.
+pub(crate) fn warn_of_linked(table: &Table) {
+    let is_newer =
+        |name: &str| is_of_driver(name) && !is_named(table, name) && !functions::exported(name).is_null();
+    let linked = elf::undefined_in_loaded(is_newer);
+    if !linked.is_empty() {
+        log::warn(format_args!(
+            "the program is linked to functions of the driver that are newer than this library, and work that they submit passes no gate: {}",
+            linked.join(", ")
+        ));
+    }
+}
+
+/// Whether a name looks like one of the driver's: `cudnn…` and `cublas…` do not.
+pub(crate) fn is_of_driver(name: &str) -> bool {
+    name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()))
+}
+
+/// Whether the table names a function.
+pub(crate) fn is_named(table: &Table, name: &str) -> bool {
+    static NAMES: OnceLock<HashSet<&str>> = OnceLock::new();
+    NAMES.get_or_init(|| table.names().collect()).contains(name)
 }
 
 /// A name without its version and without the suffix for per-thread default streams: `cuMemcpyHtoD` for `cuMemcpyHtoD_v2_ptds`.

@@ -1,9 +1,11 @@
 //! Counters of this process.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nvshare_proto::Counters;
 
+use super::lock::lock;
 use super::log;
 
 static UNKNOWN_ENTRY_POINTS: AtomicU64 = AtomicU64::new(0);
@@ -19,12 +21,22 @@ static ZEROS: AtomicU64 = AtomicU64::new(0);
 static UNCHANGED: AtomicU64 = AtomicU64::new(0);
 static DRAIN_NS: AtomicU64 = AtomicU64::new(0);
 
-/// The program looked up a function that the list of entry points does not name: work that it submits there passes no gate.
-pub(crate) fn unknown_entry_point(name: &str) {
+/// The program looked up a function that the list of entry points does not name. Each name is said once, and so many names at most.
+pub(crate) fn unknown_entry_point(name: &str, is_refused: bool) {
+    const MOST: usize = 64;
+    static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
     UNKNOWN_ENTRY_POINTS.fetch_add(1, Ordering::Relaxed);
-    log::debug(format_args!(
-        "{name} is not in the list of entry points; the program gets the driver's own function"
-    ));
+    let mut said = lock(&SAID);
+    if said.len() >= MOST || said.iter().any(|known| known == name) {
+        return;
+    }
+    said.push(name.to_owned());
+    drop(said);
+    if is_refused {
+        log::warn(format_args!("{name} is newer than this library, and is refused with NVSHARE_MEMORY=swap"));
+    } else {
+        log::warn(format_args!("{name} is newer than this library: work that it submits passes no gate"));
+    }
 }
 
 pub(crate) fn hand_over() {

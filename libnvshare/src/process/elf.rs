@@ -66,38 +66,95 @@ struct Dyn {
     value: usize,
 }
 
+/// The tables of an object's symbols, by their addresses.
+struct Tables {
+    symbols: usize,
+    strings: usize,
+    hash: usize,
+}
+
+impl Tables {
+    /// # Safety
+    /// `info` describes a mapped object whose dynamic section the loader has relocated, as glibc's does.
+    unsafe fn of(info: &libc::dl_phdr_info) -> Option<Self> {
+        let base = info.dlpi_addr as usize;
+        let (mut symbols, mut strings, mut hash) = (0usize, 0usize, 0usize);
+        for i in 0..usize::from(info.dlpi_phnum) {
+            // SAFETY: within the object's program headers.
+            let header = unsafe { &*info.dlpi_phdr.add(i) };
+            if header.p_type != libc::PT_DYNAMIC {
+                continue;
+            }
+            let mut entry = (base + header.p_vaddr as usize) as *const Dyn;
+            // SAFETY: the dynamic section is mapped and ends with DT_NULL.
+            unsafe {
+                while (*entry).tag != DT_NULL {
+                    match (*entry).tag {
+                        DT_STRTAB => strings = (*entry).value,
+                        DT_SYMTAB => symbols = (*entry).value,
+                        DT_GNU_HASH => hash = (*entry).value,
+                        _ => {}
+                    }
+                    entry = entry.add(1);
+                }
+            }
+        }
+        // Below its base are offsets that nobody has relocated: the kernel's own object has such.
+        let is_mapped = |address: usize| address > base && address != 0;
+        [symbols, strings, hash].into_iter().all(is_mapped).then_some(Self { symbols, strings, hash })
+    }
+
+    /// # Safety
+    /// The object has so many symbols.
+    unsafe fn symbol(&self, index: u32) -> &libc::Elf64_Sym {
+        // SAFETY: promised by the caller.
+        unsafe { &*(self.symbols as *const libc::Elf64_Sym).add(index as usize) }
+    }
+
+    /// # Safety
+    /// A symbol of the object.
+    unsafe fn name(&self, symbol: &libc::Elf64_Sym) -> &CStr {
+        // SAFETY: promised by the caller; names are C strings.
+        unsafe { CStr::from_ptr((self.strings + symbol.st_name as usize) as *const c_char) }
+    }
+}
+
+/// The names of symbols that loaded objects need from others, as far as they are wanted, each once.
+pub(crate) fn undefined_in_loaded(is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
+    struct Search<'a>(&'a dyn Fn(&str) -> bool, Vec<String>);
+
+    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
+        // SAFETY: `dl_iterate_phdr` passes a valid description and the pointer given to it below.
+        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
+        // SAFETY: an object that the loader has mapped, described by it.
+        let Some(tables) = (unsafe { Tables::of(info) }) else { return 0 };
+        // SAFETY: the second word of DT_GNU_HASH: the first symbol that is defined. Those before are needed from others.
+        let first = unsafe { *(tables.hash as *const u32).add(1) };
+        for index in 1..first {
+            // SAFETY: a symbol before the first that is defined.
+            let name = unsafe { tables.name(tables.symbol(index)) }.to_str().unwrap_or_default();
+            if (search.0)(name) && !search.1.iter().any(|known| known == name) {
+                search.1.push(name.to_owned());
+            }
+        }
+        0
+    }
+
+    let mut search = Search(&is_wanted, Vec::new());
+    // SAFETY: the callback matches, and the pointer is valid for the length of the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    search.1
+}
+
 /// Looks a defined symbol up in the GNU hash table of an object.
 ///
 /// # Safety
 /// `info` describes a mapped object whose dynamic section the loader has relocated, as glibc's does.
 unsafe fn find_in_object(info: &libc::dl_phdr_info, name: &CStr) -> *const c_void {
-    let base = info.dlpi_addr as usize;
-    let (mut symbols, mut strings, mut hash) = (0usize, 0usize, 0usize);
-    for i in 0..usize::from(info.dlpi_phnum) {
-        // SAFETY: within the object's program headers.
-        let header = unsafe { &*info.dlpi_phdr.add(i) };
-        if header.p_type != libc::PT_DYNAMIC {
-            continue;
-        }
-        let mut entry = (base + header.p_vaddr as usize) as *const Dyn;
-        // SAFETY: the dynamic section is mapped and ends with DT_NULL.
-        unsafe {
-            while (*entry).tag != DT_NULL {
-                match (*entry).tag {
-                    DT_STRTAB => strings = (*entry).value,
-                    DT_SYMTAB => symbols = (*entry).value,
-                    DT_GNU_HASH => hash = (*entry).value,
-                    _ => {}
-                }
-                entry = entry.add(1);
-            }
-        }
-    }
-    if symbols == 0 || strings == 0 || hash == 0 {
-        return ptr::null();
-    }
+    // SAFETY: promised by the caller.
+    let Some(tables) = (unsafe { Tables::of(info) }) else { return ptr::null() };
     let wanted = name.to_bytes().iter().fold(5381u32, |h, &c| h.wrapping_mul(33).wrapping_add(u32::from(c)));
-    let header = hash as *const u32;
+    let header = tables.hash as *const u32;
     // SAFETY: the layout of DT_GNU_HASH: four words, the bloom filter of 64-bit words, the buckets, the chains.
     unsafe {
         let (buckets, first, bloom) = (*header, *header.add(1), *header.add(2));
@@ -112,10 +169,9 @@ unsafe fn find_in_object(info: &libc::dl_phdr_info, name: &CStr) -> *const c_voi
         }
         loop {
             let link = *chain.add((index - first) as usize);
-            let symbol = &*(symbols as *const libc::Elf64_Sym).add(index as usize);
-            let text = CStr::from_ptr((strings + symbol.st_name as usize) as *const c_char);
-            if link | 1 == wanted | 1 && symbol.st_shndx != 0 && text == name {
-                return (base + symbol.st_value as usize) as *const c_void;
+            let symbol = tables.symbol(index);
+            if link | 1 == wanted | 1 && symbol.st_shndx != 0 && tables.name(symbol) == name {
+                return (info.dlpi_addr as usize + symbol.st_value as usize) as *const c_void;
             }
             if link & 1 == 1 {
                 return ptr::null();
@@ -136,5 +192,11 @@ mod tests {
         assert!(!found.is_null());
         assert_eq!(found, libc::dlsym as *const c_void);
         assert!(find_in_loaded(c"no such symbol", &libc).is_null());
+    }
+
+    #[test]
+    fn what_an_object_needs_from_others_is_found() {
+        assert_eq!(undefined_in_loaded(|name| name == "dl_iterate_phdr"), ["dl_iterate_phdr"]);
+        assert!(undefined_in_loaded(|name| name == "no such symbol").is_empty());
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 use super::NOT_PERMITTED;
 use crate::driver::functions::signatures;
-use crate::driver::types::{CUdeviceptr, CUmemAllocationProp, CUmemHandle, CUresult, CUstream};
+use crate::driver::types::{CUdevice, CUdeviceptr, CUmemAllocationProp, CUmemHandle, CUresult, CUstream};
 use crate::hooks::target::past_the_gate;
 use crate::memory::physical;
 use crate::memory::vmm::Handle;
@@ -75,8 +75,33 @@ pub(crate) unsafe fn get_properties(
     }
 }
 
-/// `cuMulticastBindMem`: each chunk takes its part of the multicast object.
-///
+/// Binds memory to an object that other devices reach, by `call` with the driver's handle.
+fn bind_memory(handle: Handle, call: impl Fn(Handle) -> CUresult) -> CUresult {
+    if !physical::is_ours(handle) {
+        return call(handle);
+    }
+    with_handles(handle, "other devices can reach them", |handles| match handles {
+        // It lives: the gate is open.
+        [(.., only)] => call(only.0),
+        // What others reach can be shared, and so is one chunk.
+        _ => CUresult::INVALID_VALUE,
+    })
+}
+
+/// Binds memory at addresses to an object that other devices reach, by `call`.
+fn bind_addresses(memory: CUdeviceptr, bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+    if callbacks::are_running() || !physical::is_in(memory, bytes) {
+        return call();
+    }
+    past_the_gate(|| {
+        let result = call();
+        if result == CUresult::SUCCESS {
+            physical::pin_range(memory, bytes, "other devices can reach them");
+        }
+        result
+    })
+}
+
 /// # Safety
 /// As for the driver's function.
 pub(crate) unsafe fn bind(
@@ -88,16 +113,40 @@ pub(crate) unsafe fn bind(
     bytes: usize,
     flags: c_ulonglong,
 ) -> CUresult {
-    if !physical::is_ours(handle) {
-        // SAFETY: the caller's arguments.
-        return unsafe { real(multicast, at, handle, offset, bytes, flags) };
-    }
-    with_handles(handle, "other devices can reach them", |handles| match handles {
-        // SAFETY: the caller's arguments, with a handle of the driver's that lives: the gate is open.
-        [(.., only)] => unsafe { real(multicast, at, only.0, offset, bytes, flags) },
-        // What a multicast object takes can be shared, and so is one chunk.
-        _ => CUresult::INVALID_VALUE,
-    })
+    // SAFETY: the caller's arguments, with a handle of the driver's that lives in place of the library's.
+    bind_memory(handle, |handle| unsafe { real(multicast, at, handle, offset, bytes, flags) })
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn bind_v2(
+    real: signatures::cuMulticastBindMem_v2,
+    multicast: c_ulonglong,
+    device: CUdevice,
+    at: usize,
+    handle: Handle,
+    offset: usize,
+    bytes: usize,
+    flags: c_ulonglong,
+) -> CUresult {
+    // SAFETY: the caller's arguments, with a handle of the driver's that lives in place of the library's.
+    bind_memory(handle, |handle| unsafe { real(multicast, device, at, handle, offset, bytes, flags) })
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn bind_endpoint(
+    real: signatures::cuLogicalEndpointBindMem,
+    endpoint: c_uint,
+    device: CUdevice,
+    at: u64,
+    handle: Handle,
+    offset: u64,
+    bytes: u64,
+    flags: c_ulonglong,
+) -> CUresult {
+    // SAFETY: the caller's arguments, with a handle of the driver's that lives in place of the library's.
+    bind_memory(handle, |handle| unsafe { real(endpoint, device, at, handle, offset, bytes, flags) })
 }
 
 /// # Safety
@@ -110,20 +159,38 @@ pub(crate) unsafe fn bind_range(
     bytes: usize,
     flags: c_ulonglong,
 ) -> CUresult {
-    let call = || {
-        // SAFETY: the caller's arguments.
-        unsafe { real(multicast, at, memory, bytes, flags) }
-    };
-    if callbacks::are_running() || !physical::is_in(memory, bytes as u64) {
-        return call();
-    }
-    past_the_gate(|| {
-        let result = call();
-        if result == CUresult::SUCCESS {
-            physical::pin_range(memory, bytes as u64, "other devices can reach them");
-        }
-        result
-    })
+    // SAFETY: the caller's arguments.
+    bind_addresses(memory, bytes as u64, || unsafe { real(multicast, at, memory, bytes, flags) })
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn bind_range_v2(
+    real: signatures::cuMulticastBindAddr_v2,
+    multicast: c_ulonglong,
+    device: CUdevice,
+    at: usize,
+    memory: CUdeviceptr,
+    bytes: usize,
+    flags: c_ulonglong,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    bind_addresses(memory, bytes as u64, || unsafe { real(multicast, device, at, memory, bytes, flags) })
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn bind_endpoint_range(
+    real: signatures::cuLogicalEndpointBindAddr,
+    endpoint: c_uint,
+    device: CUdevice,
+    at: u64,
+    memory: CUdeviceptr,
+    bytes: u64,
+    flags: c_ulonglong,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    bind_addresses(memory, bytes, || unsafe { real(endpoint, device, at, memory, bytes, flags) })
 }
 
 /// `CUarrayMapInfo`, as far as it names memory.

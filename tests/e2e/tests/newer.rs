@@ -1,0 +1,54 @@
+//! Functions of a driver that is newer than the library. With memory that the library maps they are refused, since work that they submit
+//! passes no gate; otherwise the program gets them, and the log says so.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use nvshare_harness::{Finished, Program, World, guest};
+
+fn tomorrow(memory: &str, answer: &str) -> Finished {
+    let world = World::with_driver(&guest("odd_driver", true));
+    let program = Program::guest(&world, "tomorrow", &[answer]).env("NVSHARE_MEMORY", memory);
+    let finished = program.start().finish();
+    finished.passed();
+    finished
+}
+
+/// How often the log names a function.
+fn named(finished: &Finished, function: &str) -> usize {
+    finished.log.matches(&format!("{function} is newer than this library")).count()
+}
+
+#[test]
+fn a_function_that_is_newer_is_refused_where_the_library_maps_memory() {
+    let finished = tomorrow("swap", "refused");
+    for function in ["cuLaunchTomorrow", "cuMemFreeAsync", "cuMemFreeAsync_v9"] {
+        assert_eq!(named(&finished, function), 1, "{}", finished.log);
+    }
+    assert!(finished.log.contains("is refused with NVSHARE_MEMORY=swap"), "{}", finished.log);
+}
+
+#[test]
+fn a_function_that_is_newer_is_given_with_a_warning() {
+    let finished = tomorrow("managed", "given");
+    for function in ["cuLaunchTomorrow", "cuMemFreeAsync", "cuMemFreeAsync_v9"] {
+        assert_eq!(named(&finished, function), 1, "{}", finished.log);
+    }
+    assert!(!finished.log.contains("refused"), "{}", finished.log);
+}
+
+#[test]
+fn a_program_that_is_linked_to_a_newer_function_is_warned_about() {
+    let world = World::with_driver(&guest("odd_driver", true));
+    let program = world.dir().join("linked");
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../guests/linked_to_tomorrow.c");
+    let mut compile = Command::new("cc");
+    compile.args(["-std=gnu11", "-w", "-pthread", "-o"]).arg(&program).arg(source);
+    compile.arg("-L").arg(world.dir().join("lib")).args(["-l:libcuda.so.1", "-ldl"]);
+    assert!(compile.status().expect("a C compiler").success());
+    let program = Program::of(&world, "linked", Command::new(program)).preloaded();
+    let finished = program.env("NVSHARE_MEMORY", "swap").start().finish();
+    finished.passed();
+    let warning = "passes no gate: cuLaunchTomorrow\n";
+    assert_eq!(finished.log.matches(warning).count(), 1, "{}", finished.log);
+}
