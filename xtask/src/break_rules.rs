@@ -8,6 +8,7 @@
 //! With `--storm`, random programs have to notice, for the rules that name a defect of theirs; the table in
 //! `docs/testing.md` is the output of that.
 
+mod driver;
 mod gone;
 mod library;
 mod programs;
@@ -23,6 +24,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use driver::DRIVER;
 use gone::GONE;
 use library::LIBRARY;
 use programs::{Programs, Verdict};
@@ -33,7 +35,7 @@ use stream_order::STREAM_ORDER;
 
 /// All rules, each with its number.
 fn rules() -> impl Iterator<Item = (usize, &'static Rule)> {
-    LIBRARY.iter().chain(STREAM_ORDER).chain(GONE).chain(SCHEDULER).chain(SHARES).enumerate()
+    LIBRARY.iter().chain(STREAM_ORDER).chain(GONE).chain(DRIVER).chain(SCHEDULER).chain(SHARES).enumerate()
 }
 
 /// The question that the patched crates ask.
