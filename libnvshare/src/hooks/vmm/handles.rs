@@ -119,6 +119,7 @@ pub(crate) unsafe fn bind(
 
 /// # Safety
 /// As for the driver's function.
+#[expect(clippy::too_many_arguments, reason = "the driver's own")]
 pub(crate) unsafe fn bind_v2(
     real: signatures::cuMulticastBindMem_v2,
     multicast: c_ulonglong,
@@ -135,6 +136,7 @@ pub(crate) unsafe fn bind_v2(
 
 /// # Safety
 /// As for the driver's function.
+#[expect(clippy::too_many_arguments, reason = "the driver's own")]
 pub(crate) unsafe fn bind_endpoint(
     real: signatures::cuLogicalEndpointBindMem,
     endpoint: c_uint,
