@@ -320,6 +320,26 @@ impl Process {
         }
     }
 
+    /// A kernel reaches memory of another card without access to it: the process stops. What is mapped says itself which cards may; other plain
+    /// memory has to be of a context to which the kernel's has peer access.
+    pub(crate) fn stop_if_out_of_reach(&self, card: usize, context: u64, address: u64, bytes: u64) {
+        let tables = self.tables();
+        let closed = tables.vmm.closed_to(card, address, bytes).or_else(|| {
+            let (_, allocation) = tables.memory.range(..=address).next_back()?;
+            let is_there = address < allocation.base + allocation.bytes();
+            let is_peer = |of: u64| tables.peers.contains(&(context, of));
+            let is_reached =
+                allocation.managed || allocation.gpu == card || allocation.context.is_none_or(is_peer);
+            (is_there && !is_reached).then_some(address)
+        });
+        drop(tables);
+        if let Some(at) = closed {
+            handles::stop_with(&format!(
+                "nvsim: a kernel of card {card} reaches {at:#x}, to which the card has no access\n"
+            ));
+        }
+    }
+
     /// The host touches managed memory: the touched blocks come to the host.
     pub(crate) fn host_touch(
         &self,

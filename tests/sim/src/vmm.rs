@@ -24,8 +24,8 @@ const READ_AND_WRITE: u64 = 3;
 struct Mapping {
     bytes: u64,
     handle: u64,
-    /// Whether, and how, a device may access the memory.
-    access: u64,
+    /// How each card may access the memory, by card. Access of peers does not reach here.
+    access: BTreeMap<usize, u64>,
 }
 
 /// See the module's documentation.
@@ -95,7 +95,18 @@ impl Vmm {
         let Some((at, mapping)) = self.mapping(address) else {
             return self.reservation(address).map(|_| Err(Lack::Mapping));
         };
-        Some(if mapping.access == READ_AND_WRITE { Ok((mapping.handle, at)) } else { Err(Lack::Access) })
+        let is_reached = mapping.access.values().any(|&access| access == READ_AND_WRITE);
+        Some(if is_reached { Ok((mapping.handle, at)) } else { Err(Lack::Access) })
+    }
+
+    /// The first address of a range at which a card may not reach what is mapped there.
+    pub(crate) fn closed_to(&self, card: usize, address: u64, bytes: u64) -> Option<u64> {
+        let is_open = |at: u64| {
+            let access = self.mapping(at).map(|(_, mapping)| mapping.access.get(&card).copied());
+            access.is_none_or(|access| access == Some(READ_AND_WRITE))
+        };
+        let blocks = address / BLOCK..(address + bytes).div_ceil(BLOCK);
+        blocks.map(|block| address.max(block * BLOCK)).find(|&at| !is_open(at))
     }
 
     fn is_mapped(&self, handle: u64) -> bool {
@@ -170,20 +181,23 @@ impl Process {
         if !is_whole {
             return Err(NOT_SUPPORTED);
         }
-        vmm.mappings.insert(address, Mapping { bytes, handle, access: 0 });
+        vmm.mappings.insert(address, Mapping { bytes, handle, access: BTreeMap::new() });
         Ok(())
     }
 
-    pub(crate) fn set_access(&self, address: u64, bytes: u64, access: u64) -> Result<(), Failure> {
+    /// Sets how cards may access mapped memory; other cards keep what they have.
+    pub(crate) fn set_access(&self, address: u64, bytes: u64, cards: &[(usize, u64)]) -> Result<(), Failure> {
         let vmm = &mut self.tables().vmm;
         for at in vmm.whole(address, bytes)? {
-            vmm.mappings.entry(at).and_modify(|mapping| mapping.access = access);
+            vmm.mappings.entry(at).and_modify(|mapping| mapping.access.extend(cards.iter().copied()));
         }
         Ok(())
     }
 
-    pub(crate) fn access(&self, address: u64) -> Result<u64, Failure> {
-        self.tables().vmm.mapping(address).map(|(_, mapping)| mapping.access).ok_or(INVALID_VALUE)
+    pub(crate) fn access(&self, address: u64, card: usize) -> Result<u64, Failure> {
+        let tables = self.tables();
+        let (_, mapping) = tables.vmm.mapping(address).ok_or(INVALID_VALUE)?;
+        Ok(mapping.access.get(&card).copied().unwrap_or(0))
     }
 
     pub(crate) fn unmap(&self, address: u64, bytes: u64) -> Result<(), Failure> {

@@ -105,7 +105,7 @@ unsafe fn launch(
     let work = if is_look {
         unsafe { content::work(blocks, params) }
     } else {
-        unsafe { kernel_work(name, on.gpu, params) }
+        unsafe { kernel_work(name, on.gpu, on.context, params) }
     }?;
     drop(tables);
     wait_for_loading(&is_loaded);
@@ -132,7 +132,12 @@ fn wait_for_loading(is_loaded: &AtomicBool) {
 ///
 /// # Safety
 /// As for [`launch`].
-unsafe fn kernel_work(name: &str, gpu: usize, params: *mut *mut c_void) -> Result<Work, Failure> {
+unsafe fn kernel_work(
+    name: &str,
+    gpu: usize,
+    context: u64,
+    params: *mut *mut c_void,
+) -> Result<Work, Failure> {
     let p = process::get()?;
     if params.is_null() {
         return Err(INVALID_VALUE);
@@ -155,6 +160,7 @@ unsafe fn kernel_work(name: &str, gpu: usize, params: *mut *mut c_void) -> Resul
     Ok(Arc::new(move || {
         p.world.run_kernel(gpu, || {
             if reads_memory {
+                p.stop_if_out_of_reach(gpu, context, address, words * 4);
                 p.touch(address, words * 4, |store, piece| body(store, piece, value));
             }
             std::thread::sleep(Duration::from_micros(u64::from(micros)));

@@ -86,16 +86,19 @@ api! {
         if access.is_null() || count == 0 { return INVALID_VALUE }
         // SAFETY: this many of them.
         let access = unsafe { std::slice::from_raw_parts(access, count) };
-        let most = access.iter().filter(|access| access.location.kind == ON_DEVICE).map(|access| access.flags).max().unwrap_or(0);
-        if !matches!(most, 0 | 1 | READ_AND_WRITE) { return INVALID_VALUE }
+        let is_valid = |access: &Access| matches!(access.flags, 0 | 1 | READ_AND_WRITE);
+        if !access.iter().all(is_valid) { return INVALID_VALUE }
         status(process::get().and_then(|p| {
             wait_while_held(p.world.config().held_access.as_deref());
-            p.set_access(address, bytes as u64, most as u64)
+            let on_devices = access.iter().filter(|access| access.location.kind == ON_DEVICE);
+            let cards: Result<Vec<(usize, u64)>, crate::process::Failure> = on_devices.map(|access| Ok((p.gpu_of(access.location.id)?, access.flags as u64))).collect();
+            p.set_access(address, bytes as u64, &cards?)
         }))
     }
-    fn cuMemGetAccess(place: *mut u64, location: *const c_void, address: u64) {
-        if location.is_null() { return INVALID_VALUE }
-        unsafe { give(place, process::get().and_then(|p| p.access(address))) }
+    fn cuMemGetAccess(place: *mut u64, location: *const Location, address: u64) {
+        // SAFETY: null, or readable.
+        let Some(location) = (unsafe { location.as_ref() }) else { return INVALID_VALUE };
+        unsafe { give(place, process::get().and_then(|p| p.access(address, p.gpu_of(location.id)?))) }
     }
     fn nvsimMapped(place: *mut u64) { unsafe { give(place, process::get().map(|_| MAPPED.load(Ordering::Relaxed))) } }
     fn cuMemUnmap(address: u64, bytes: usize) { status(process::get().and_then(|p| p.unmap(address, bytes as u64))) }
