@@ -115,13 +115,15 @@ hooked {
     fill cuMemsetD2D16_v2(dstDevice: CUdeviceptr, dstPitch: usize, us: c_ushort, Width: usize, Height: usize) and cuMemsetD2D16_v2_ptds = prompt(cuMemsetD2D16Async, dstDevice);
     fill cuMemsetD2D32_v2(dstDevice: CUdeviceptr, dstPitch: usize, ui: c_uint, Width: usize, Height: usize) and cuMemsetD2D32_v2_ptds = prompt(cuMemsetD2D32Async, dstDevice);
     // start
-    init cuInit(Flags: c_uint) = handled(init::cu_init);
+    init cuInit(Flags: c_uint) = looked_up(init::cu_init);
     context cuCtxCreate(pctx: *mut CUcontext, flags: c_uint, dev: CUdevice) = handled(contexts::create);
     context cuCtxCreate_v2(pctx: *mut CUcontext, flags: c_uint, dev: CUdevice) = handled(contexts::create);
     context cuCtxCreate_v3(pctx: *mut CUcontext, paramsArray: *mut c_void, numParams: c_int, flags: c_uint, dev: CUdevice) = handled(contexts::create_v3);
     context cuCtxCreate_v4(pctx: *mut CUcontext, ctxCreateParams: *mut c_void, flags: c_uint, dev: CUdevice) = handled(contexts::create_v4);
     context cuCtxDestroy(ctx: CUcontext) = handled(contexts::destroy);
     context cuCtxDestroy_v2(ctx: CUcontext) = handled(contexts::destroy);
+    context cuCtxEnablePeerAccess(peerContext: CUcontext, Flags: c_uint) = handled(contexts::enable_peer);
+    context cuCtxDisablePeerAccess(peerContext: CUcontext) = handled(contexts::disable_peer);
     context cuCtxAttach(pctx: *mut CUcontext, flags: c_uint) = handled(contexts::attach);
     context cuCtxDetach(ctx: CUcontext) = handled(contexts::detach);
     context cuGreenCtxCreate(phCtx: *mut CUgreenCtx, desc: *mut c_void, dev: CUdevice, flags: c_uint) = handled(contexts::create_green);
@@ -292,8 +294,7 @@ forwarded {
     cuArrayGetPlane cuArrayGetSparseProperties cuCheckpointProcessCheckpoint
     cuCheckpointProcessGetRestoreThreadId cuCheckpointProcessGetState cuCheckpointProcessLock
     cuCheckpointProcessRestore cuCheckpointProcessUnlock cuCoredumpGetAttribute cuCoredumpGetAttributeGlobal
-    cuCoredumpSetAttribute cuCoredumpSetAttributeGlobal cuCtxDisablePeerAccess
-    cuCtxEnablePeerAccess cuCtxGetApiVersion cuCtxGetCacheConfig cuCtxGetDevice_v2
+    cuCoredumpSetAttribute cuCoredumpSetAttributeGlobal cuCtxGetApiVersion cuCtxGetCacheConfig cuCtxGetDevice_v2
     cuCtxGetDevResource cuCtxGetExecAffinity cuCtxGetFlags cuCtxGetId cuCtxGetLimit cuCtxGetSharedMemConfig
     cuCtxGetStreamPriorityRange cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetFlags
     cuCtxSetLimit cuCtxSetSharedMemConfig cuCtxSynchronize_v2 cuCtxWaitEvent cuDestroyExternalMemory

@@ -340,11 +340,6 @@ pub(crate) fn unmap(base: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
     call!(cuMemUnmap(base, bytes as usize))
 }
 
-/// Lets a device read and write a range of whole mappings.
-pub(crate) fn allow_access(base: CUdeviceptr, bytes: u64, device: CUdevice) -> Result<(), CUresult> {
-    set_access(base, bytes, &[CUmemAccessDesc::read_and_write(device)])
-}
-
 /// Sets who may access a range of whole mappings, and how.
 pub(crate) fn set_access(base: CUdeviceptr, bytes: u64, access: &[CUmemAccessDesc]) -> Result<(), CUresult> {
     call!(cuMemSetAccess(base, bytes as usize, access.as_ptr().cast(), access.len()))

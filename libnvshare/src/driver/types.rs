@@ -192,8 +192,12 @@ impl CUmemAccessDesc {
     /// A device reads and writes.
     pub(crate) fn read_and_write(device: CUdevice) -> Self {
         const READ_AND_WRITE: c_int = 3;
-        let location = CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device };
-        Self { location, flags: READ_AND_WRITE }
+        Self { flags: READ_AND_WRITE, ..Self::none(device) }
+    }
+
+    /// A device has no access.
+    pub(crate) fn none(device: CUdevice) -> Self {
+        Self { location: CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device }, flags: 0 }
     }
 }
 

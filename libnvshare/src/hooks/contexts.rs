@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use crate::driver;
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUcontext, CUdevice, CUgreenCtx, CUresult};
-use crate::memory::allocations::Ending;
+use crate::memory::allocations::{self, Ending};
+use crate::memory::mapping::peers;
 use crate::memory::{arrays, deferred_free, devices, driver_reserve, free, pools};
 use crate::process::lock::lock;
 use crate::work::contexts::{self, Context};
@@ -130,9 +131,53 @@ fn gone(context: &Arc<Context>, ending: Ending) {
     arrays::forget_context(context);
     deferred_free::forget_context(context);
     free::forget_context(context, ending);
+    for (device, other) in peers::forget_context(context) {
+        set_peers(device, Some(other));
+    }
     if ending == Ending::Device {
         devices::get(context.device()).into_iter().for_each(driver_reserve::forget);
     }
+}
+
+/// Sets the access to memory of a device that the library maps, as peers have it now.
+fn set_peers(device: CUdevice, may_no_more: Option<CUdevice>) {
+    for allocation in allocations::of_device(device) {
+        if let Some(mapped) = &allocation.mapped {
+            mapped.set_peers(allocation.base, device, may_no_more);
+        }
+    }
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn enable_peer(
+    real: signatures::cuCtxEnablePeerAccess,
+    peer: CUcontext,
+    flags: c_uint,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(peer, flags) };
+    if result == CUresult::SUCCESS
+        && let Some((from, to)) = contexts::current().zip(contexts::find(peer))
+        && let Some(device) = peers::enable(&from, &to)
+    {
+        set_peers(device, None);
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's function.
+pub(crate) unsafe fn disable_peer(real: signatures::cuCtxDisablePeerAccess, peer: CUcontext) -> CUresult {
+    // SAFETY: the caller's argument.
+    let result = unsafe { real(peer) };
+    if result == CUresult::SUCCESS
+        && let Some((from, to)) = contexts::current().zip(contexts::find(peer))
+        && let Some((device, other)) = peers::disable(&from, &to)
+    {
+        set_peers(device, Some(other));
+    }
+    result
 }
 
 /// Ends a context by `call`, unless the driver reports an error.

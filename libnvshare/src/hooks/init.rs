@@ -3,17 +3,16 @@
 use std::ffi::c_uint;
 use std::sync::Once;
 
-use super::table::TABLE;
 use crate::driver::functions::signatures;
 use crate::driver::types::CUresult;
-use crate::lookup;
+use crate::lookup::{self, Table};
 use crate::process::{config, lifecycle};
 
 /// Fails if the environment has a limit that cannot be parsed, before the program can allocate anything.
 ///
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn cu_init(real: signatures::cuInit, flags: c_uint) -> CUresult {
+pub(crate) unsafe fn cu_init(real: signatures::cuInit, flags: c_uint, table: &'static Table) -> CUresult {
     if config::get().is_err() {
         return CUresult::INVALID_VALUE;
     }
@@ -22,7 +21,7 @@ pub(crate) unsafe fn cu_init(real: signatures::cuInit, flags: c_uint) -> CUresul
     if result == CUresult::SUCCESS {
         lifecycle::watch_exit();
         static LOOK: Once = Once::new();
-        LOOK.call_once(|| lookup::warn_of_linked(&TABLE));
+        LOOK.call_once(|| lookup::warn_of_linked(table));
     }
     result
 }

@@ -12,6 +12,7 @@
 pub(super) mod at_hand;
 pub(super) mod copies;
 pub(super) mod host_pool;
+pub(crate) mod peers;
 mod segment;
 pub(crate) mod supply;
 mod views;
@@ -157,7 +158,7 @@ impl Mapped {
                 }
             }
         });
-        let allowed = filled.and_then(|()| driver::allow_access(base, span, device));
+        let allowed = filled.and_then(|()| peers::allow(self, base, span, device));
         if allowed.is_err() {
             chunks.iter_mut().for_each(|chunk| self.destroy(base, chunk));
         }

@@ -15,7 +15,7 @@ use super::{Backing, Evicted, Freed, Lacking, Made, Request, Restored, Work};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::memory::allocations::Allocation;
 use crate::memory::devices::Device;
-use crate::memory::mapping::{self, Mapped};
+use crate::memory::mapping::{self, Mapped, peers};
 use crate::work::callbacks;
 use crate::work::contexts::Context;
 
@@ -46,6 +46,13 @@ impl Backing for Swap {
             mapped.fill(base, request.device.ordinal).inspect_err(|_| mapped.end(base))?;
         }
         Ok(Made { base, mapped: Some(mapped) })
+    }
+
+    /// Peers that were enabled while the memory was made did not find it on the list.
+    fn populate(&self, allocation: &Allocation, _charged: u64) {
+        if let Some(mapped) = allocation.mapped.as_ref().filter(|_| peers::are_any()) {
+            mapped.set_peers(allocation.base, allocation.device, None);
+        }
     }
 
     fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted {

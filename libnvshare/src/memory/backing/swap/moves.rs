@@ -22,7 +22,7 @@ use crate::memory::devices::Device;
 use crate::memory::mapping::at_hand::AtHand;
 use crate::memory::mapping::copies::HostCopy;
 use crate::memory::mapping::host_pool::{self, NoSlots};
-use crate::memory::mapping::{Chunk, GRANULE, Mapped, copies, destroy};
+use crate::memory::mapping::{Chunk, GRANULE, Mapped, copies, destroy, peers};
 use crate::process::{log, threads};
 use crate::work::contexts::{self, Context};
 use crate::work::gate;
@@ -376,7 +376,7 @@ fn begin_in(
         let coming = bytes + account.unused_room().min(account.unmapped().saturating_sub(bytes));
         at_hand.prepare(bytes, coming, device.ordinal);
         let physical = mapped.create(at, bytes, device.ordinal)?;
-        let allowed = driver::allow_access(at, bytes, device.ordinal);
+        let allowed = peers::allow(mapped, at, bytes, device.ordinal);
         allowed.inspect_err(|_| undo(at, bytes, physical))?;
         Ok(physical)
     });

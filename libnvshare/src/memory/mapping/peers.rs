@@ -1,0 +1,104 @@
+//! Peer access to memory that the library maps.
+//!
+//! `cuCtxEnablePeerAccess` gives a context access to what another device's context has by `cuMemAlloc`. It does not reach mappings: their access is of devices,
+//! and is set for each mapping. So the library keeps which contexts may reach which, and names the devices of all that may wherever it maps memory of
+//! `cuMemAlloc`, at once and later. What the program maps itself has the access that the program gives it, as natively.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::Mapped;
+use crate::driver::types::{CUdevice, CUdeviceptr, CUmemAccessDesc, CUresult};
+use crate::driver::{self, Relaxed};
+use crate::process::lifecycle;
+use crate::process::lock::lock;
+use crate::process::log;
+use crate::work::contexts::Context;
+
+/// A context, and another whose memory it may reach.
+#[derive(Debug)]
+struct Peers {
+    from: Arc<Context>,
+    to: Arc<Context>,
+}
+
+static PEERS: Mutex<Vec<Peers>> = Mutex::new(Vec::new());
+
+/// The devices that may reach memory of this one, itself first.
+fn reach(device: CUdevice) -> Vec<CUdevice> {
+    let mut all = vec![device];
+    for Peers { from, to } in lock(&PEERS).iter() {
+        if to.device() == device && !all.contains(&from.device()) {
+            all.push(from.device());
+        }
+    }
+    all
+}
+
+/// A context may reach another's memory from now on. Returns the device whose memory has one more that may reach it.
+pub(crate) fn enable(from: &Arc<Context>, to: &Arc<Context>) -> Option<CUdevice> {
+    let is_news = !reach(to.device()).contains(&from.device());
+    lock(&PEERS).push(Peers { from: Arc::clone(from), to: Arc::clone(to) });
+    is_news.then_some(to.device())
+}
+
+/// A context may not reach another's memory any more. Returns the device whose memory has one less that may reach it, and that one.
+pub(crate) fn disable(from: &Arc<Context>, to: &Arc<Context>) -> Option<(CUdevice, CUdevice)> {
+    lock(&PEERS).retain(|peers| !Arc::ptr_eq(&peers.from, from) || !Arc::ptr_eq(&peers.to, to));
+    let is_last = !reach(to.device()).contains(&from.device());
+    is_last.then_some((to.device(), from.device()))
+}
+
+/// A context ends. Returns what [`disable`] does for each that it was a peer of.
+pub(crate) fn forget_context(context: &Arc<Context>) -> Vec<(CUdevice, CUdevice)> {
+    let is_its = |peers: &&Peers| Arc::ptr_eq(&peers.from, context) || Arc::ptr_eq(&peers.to, context);
+    let pairs = lock(&PEERS);
+    let its: Vec<_> = pairs.iter().filter(is_its).map(|p| (Arc::clone(&p.from), Arc::clone(&p.to))).collect();
+    drop(pairs);
+    its.iter().filter_map(|(from, to)| disable(from, to)).collect()
+}
+
+/// Whether any context may reach another's memory.
+pub(crate) fn are_any() -> bool {
+    !lock(&PEERS).is_empty()
+}
+
+/// Makes memory that has been mapped on a device accessible to it, and to its peers.
+pub(in crate::memory) fn allow(
+    mapped: &Mapped,
+    base: CUdeviceptr,
+    bytes: u64,
+    device: CUdevice,
+) -> Result<(), CUresult> {
+    let devices = if mapped.is_programs() { vec![device] } else { reach(device) };
+    let access: Vec<_> = devices.into_iter().map(CUmemAccessDesc::read_and_write).collect();
+    driver::set_access(base, bytes, &access)
+}
+
+impl Mapped {
+    /// Sets the access of what of an allocation of a device is on the card: for those that may reach it, and for the one that `may_no_more`. A chunk
+    /// that comes now is waited for: it was mapped for those that could reach it before.
+    pub(crate) fn set_peers(&self, base: CUdeviceptr, device: CUdevice, may_no_more: Option<CUdevice>) {
+        if self.is_programs() {
+            return;
+        }
+        let mut chunks = self.lock();
+        while chunks.iter().any(|chunk| chunk.moving && chunk.physical.is_none()) && !lifecycle::is_exiting()
+        {
+            let wait = self.stopped.wait_timeout(chunks, Duration::from_millis(1));
+            (chunks, _) = wait.unwrap_or_else(PoisonError::into_inner);
+        }
+        let _relaxed = Relaxed::begin();
+        for chunk in chunks.iter().filter(|chunk| chunk.physical.is_some()) {
+            let at = base + chunk.offset;
+            let set = allow(self, at, chunk.bytes, device).and_then(|()| match may_no_more {
+                Some(other) => driver::set_access(at, chunk.bytes, &[CUmemAccessDesc::none(other)]),
+                _ => Ok(()),
+            });
+            if let Err(error) = set {
+                static FAILS: log::Seldom = log::Seldom::new();
+                FAILS.warn(format_args!("access of peers to {} bytes at {at:#x}: {error:?}", chunk.bytes));
+            }
+        }
+    }
+}

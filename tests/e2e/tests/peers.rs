@@ -1,0 +1,88 @@
+//! Peer access: kernels of one card reach what the program has on another by `cuMemAlloc`, however that memory is kept.
+
+use nvshare_harness::{Finished, PlayedScheduler, Program, World, wait_until};
+use nvshare_proto::units::{GIB, MIB};
+use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Room, SchedulerMessage};
+
+const CARDS: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_GPUS", "2")];
+/// More than the guest has on a card.
+const BYTES: u64 = 128 * MIB;
+
+fn peers(memory: &str, arguments: &[&str]) -> Finished {
+    let world = World::with_memory(memory, CARDS);
+    Program::guest(&world, "peers", arguments).start().finish()
+}
+
+/// Whether the guest asks for the lock of these GPUs, which it names before.
+fn asks_for(message: &ClientMessage, gpus: &mut Vec<GpuUuid>) -> Option<()> {
+    if let ClientMessage::Usage(usage) = message
+        && !gpus.contains(&usage.gpu)
+    {
+        gpus.push(usage.gpu);
+    }
+    matches!(message, ClientMessage::ReqLock).then_some(())
+}
+
+#[test]
+fn kernels_reach_the_memory_of_peers() {
+    let native = Program::guest(&World::simulated(CARDS), "peers", &[]).alone().start().finish();
+    native.passed();
+    for memory in ["off", "managed", "swap"] {
+        peers(memory, &[]).passed();
+    }
+}
+
+#[test]
+fn access_that_was_given_up_is_none() {
+    let native = Program::guest(&World::simulated(CARDS), "peers", &["again"]).alone().start().finish();
+    for finished in [native, peers("off", &["again"]), peers("swap", &["again"])] {
+        assert!(!finished.status.success(), "{}", finished.log);
+        assert!(finished.log.contains("to which the card has no access"), "{}", finished.log);
+    }
+}
+
+#[test]
+fn memory_that_comes_back_is_reached_by_peers() {
+    let world = World::with_memory("swap", CARDS);
+    let listener = PlayedScheduler::listen(&world);
+    let wake = world.dir().join("wake");
+    let guest = Program::guest(&world, "peers", &[]).env("WAKE", &wake.to_string_lossy()).start();
+    let (mut scheduler, usage) = PlayedScheduler::accept(&listener);
+    let mut gpus: Vec<GpuUuid> = usage.iter().map(|usage| usage.gpu).collect();
+    let mut granted = 0;
+    let mut grant = |scheduler: &mut PlayedScheduler, gpus: &[GpuUuid]| {
+        granted += 1;
+        let epoch = Epoch { boot: 1, counter: granted };
+        let room = gpus.iter().map(|&gpu| Room { gpu, bytes: BYTES }).collect();
+        let capacity = gpus.iter().map(|&gpu| SchedulerMessage::Capacity(Room { gpu, bytes: GIB }));
+        scheduler.say(&capacity.collect::<Vec<_>>());
+        scheduler.say(&[SchedulerMessage::LockOk { epoch, quantum_ms: 60_000, room }]);
+        scheduler.until(|m| matches!(m, ClientMessage::Running { .. }).then_some(()));
+        epoch
+    };
+    scheduler.until(|message| asks_for(message, &mut gpus));
+    let epoch = grant(&mut scheduler, &gpus);
+    wait_until("the guest has enabled peer access", || {
+        assert!(guest.lives(), "{}", guest.log());
+        guest.out().contains("ready\n")
+    });
+    scheduler.say(&[SchedulerMessage::DropLock { epoch, patience_ms: 60_000 }]);
+    scheduler.until(|m| {
+        matches!(m, ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. }).then_some(())
+    });
+    let mut left = 0;
+    for &gpu in &gpus {
+        scheduler.say(&[SchedulerMessage::Evict(Room { gpu, bytes: BYTES })]);
+        scheduler.until(|m| {
+            if let ClientMessage::Room(room) = m {
+                left += room.bytes;
+            }
+            matches!(m, ClientMessage::Evicted { .. }).then_some(())
+        });
+    }
+    assert!(left >= 74 * MIB, "{left}");
+    world.wake();
+    scheduler.until(|message| asks_for(message, &mut gpus));
+    grant(&mut scheduler, &gpus);
+    guest.finish().passed();
+}
