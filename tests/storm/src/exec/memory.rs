@@ -144,7 +144,7 @@ impl Run {
         self.compare(words, value, first / 4)
     }
 
-    fn compare(&self, words: &[u32], value: Value, first: u64) -> Result<(), Fault> {
+    pub(super) fn compare(&self, words: &[u32], value: Value, first: u64) -> Result<(), Fault> {
         let wrong = |(i, word): &(usize, &u32)| **word != value.word(first + *i as u64);
         let mut all = words.iter().enumerate().filter(wrong);
         if let Some((i, word)) = all.next() {

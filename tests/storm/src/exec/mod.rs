@@ -1,6 +1,7 @@
 //! Runs a program: its threads, each with its steps, on the driver of this process.
 
 mod calls;
+mod farewell;
 pub(crate) use calls::KERNELS;
 pub(crate) mod exclude;
 mod graphs;
@@ -149,6 +150,7 @@ impl Run {
     /// Runs the whole program and ends the process.
     pub(crate) fn run(&'static self) -> ! {
         watch::begins(self);
+        farewell::prepare(self);
         for thread in 1..self.plan.threads {
             std::thread::Builder::new()
                 .name(format!("storm-{thread}"))

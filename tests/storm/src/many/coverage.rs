@@ -52,6 +52,8 @@ pub(crate) const FEATURES: &[(&str, &str)] = &[
     ("event waited for", ""),
     ("events of contexts that fail", SIMULATED),
     ("exit from another thread", ""),
+    ("exit handler that lingers", ""),
+    ("exit handler that reads memory", ""),
     ("exit with work in flight", ""),
     ("fill", ""),
     ("fill of bytes", "small fills"),

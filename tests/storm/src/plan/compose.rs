@@ -155,11 +155,13 @@ pub(crate) fn compose(recipe: &Recipe) -> Plan {
         }
     }
     composer.pick = recipe.steps + 1;
-    composer.end(&mut rng);
+    let unchanged = composer.end(&mut rng);
     let leaver = rng.below(threads);
     if leaver > 0 {
         composer.count("exit from another thread");
     }
+    // A part of its own: other programs mean what they meant.
+    let farewell = composer.farewell(&mut Rng::part(recipe.seed, u64::MAX - 1), &unchanged);
     Plan {
         seed: recipe.seed,
         threads,
@@ -168,6 +170,7 @@ pub(crate) fn compose(recipe: &Recipe) -> Plan {
         streams: composer.facts,
         features: composer.features,
         leaver,
+        farewell,
     }
 }
 

@@ -390,6 +390,16 @@ pub(crate) struct Plan {
     pub(crate) features: BTreeMap<String, u64>,
     /// The thread that ends the process.
     pub(crate) leaver: usize,
+    pub(crate) farewell: Option<Farewell>,
+}
+
+/// What an exit handler of the program does.
+#[derive(Debug, Clone)]
+pub(crate) struct Farewell {
+    /// It lingers for so many milliseconds.
+    pub(crate) linger_ms: u64,
+    /// Then it reads a region that no work changes any more, in its context.
+    pub(crate) reads: Option<(Id, Region, Value)>,
 }
 
 impl fmt::Display for Plan {
@@ -409,6 +419,10 @@ impl fmt::Display for Plan {
             }
             writeln!(f)?;
         }
-        write!(f, "  thread {} ends the process", self.leaver)
+        write!(f, "  thread {} ends the process", self.leaver)?;
+        if let Some(farewell) = &self.farewell {
+            write!(f, ", {farewell:?}")?;
+        }
+        Ok(())
     }
 }

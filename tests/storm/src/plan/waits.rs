@@ -1,7 +1,7 @@
 //! Host functions that wait for other threads, and the end of a program.
 
 use super::compose::{Composer, Pending, Thing};
-use super::{Effect, Id, Op, Region, StreamKind, flag};
+use super::{Effect, Farewell, Id, Op, Region, StreamKind, flag};
 use crate::rng::Rng;
 
 impl Composer<'_> {
@@ -100,10 +100,10 @@ impl Composer<'_> {
         }
     }
 
-    /// Checks all live things; then destroys some of them, and leaves work in flight.
-    pub(super) fn end(&mut self, rng: &mut Rng) {
-        let regions: Vec<Region> = self.regions(|_, _| true);
-        for region in regions {
+    /// Checks all live things; then destroys some of them, and leaves work in flight. Returns the regions that this work leaves alone.
+    pub(super) fn end(&mut self, rng: &mut Rng) -> Vec<Region> {
+        let mut unchanged: Vec<Region> = self.regions(|_, _| true);
+        for region in unchanged.clone() {
             let thread = rng.below(self.threads);
             let context = self.buffers[&region.buffer].context;
             let (stream, way) = self.some_way(rng, thread, context, false);
@@ -127,6 +127,7 @@ impl Composer<'_> {
                     continue;
                 }
                 self.take(rng, thread, region, stream);
+                unchanged.retain(|other| *other != region);
                 let module = self.contexts[&context].module;
                 let by = self.hand(stream, thread);
                 self.count("exit with work in flight");
@@ -136,5 +137,24 @@ impl Composer<'_> {
                 self.emit(by, Some(context), op, &reads, &writes, &[]);
             }
         }
+        unchanged
+    }
+
+    /// What an exit handler does, in some programs.
+    pub(super) fn farewell(&mut self, rng: &mut Rng, unchanged: &[Region]) -> Option<Farewell> {
+        const LINGERS: &str = "exit handler that lingers";
+        const READS: &str = "exit handler that reads memory";
+        if self.recipe.without.contains(LINGERS) || !rng.percent(30) {
+            return None;
+        }
+        self.count(LINGERS);
+        // Longer than most turns, so that the memory is away where others want the card.
+        let linger_ms = rng.range(50, 400);
+        let region = rng.pick(unchanged).filter(|_| !self.recipe.without.contains(READS));
+        let reads = region.map(|region| {
+            self.count(READS);
+            (self.buffers[&region.buffer].context, region, self.region(region).value)
+        });
+        Some(Farewell { linger_ms, reads })
     }
 }
