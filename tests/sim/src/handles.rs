@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::config::Config;
+use crate::exit::{self, Call};
 use crate::process::{self, Failure, INVALID_CONTEXT, INVALID_HANDLE, NOT_PERMITTED};
 
 static NEXT: AtomicUsize = AtomicUsize::new(0x1000);
@@ -33,10 +34,14 @@ pub(crate) fn reuses() -> bool {
     REUSES.load(Ordering::Relaxed)
 }
 
-/// An entry point is called. An error: it may not be called from here, or its card is lost.
-pub(crate) fn enter(call: &'static str) -> Result<(), Failure> {
+/// An entry point is called. An error: it may not be called from here, or not any more, or its card is lost.
+pub(crate) fn enter(call: &'static str) -> Result<Call, Failure> {
     CALL.with(|current| current.set(call));
-    if IN_HOST_FUNCTION.with(Cell::get) { Err(NOT_PERMITTED) } else { process::look_at_card(call) }
+    if IN_HOST_FUNCTION.with(Cell::get) {
+        return Err(NOT_PERMITTED);
+    }
+    let began = exit::hold_off(call)?;
+    process::look_at_card(call).map(|()| began)
 }
 
 /// Runs a function of the host, from which the driver may not be called.

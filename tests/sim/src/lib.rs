@@ -17,6 +17,7 @@ mod capture;
 mod config;
 mod content;
 mod contexts;
+mod exit;
 mod handles;
 mod host_functions;
 mod memory;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::config::Config;
+use crate::exit;
 use crate::handles;
 use crate::objects::Stream;
 use crate::stream::unique;
@@ -62,8 +63,6 @@ pub(crate) struct Process {
 static PROCESS: OnceLock<Result<Process, Failure>> = OnceLock::new();
 /// This is a child of the process that initialised the driver; the driver cannot be used here.
 static FORKED: AtomicBool = AtomicBool::new(false);
-/// The driver's own exit handler has run.
-static ENDED: AtomicBool = AtomicBool::new(false);
 
 /// A context on a thread's stack.
 #[derive(Debug, Clone, Copy)]
@@ -87,7 +86,7 @@ impl Drop for OwnStreams {
 }
 
 thread_local! {
-    // Never dropped: the program's exit handlers run when the main thread's values have been dropped.
+    // Without a destructor, since exit handlers still look at it: a thread's other values have ended by then.
     static STACK: RefCell<ManuallyDrop<Vec<Bound>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
     static MODE: Cell<i32> = const { Cell::new(0) };
     static OWN: RefCell<OwnStreams> = RefCell::default();
@@ -96,10 +95,6 @@ thread_local! {
 
 extern "C" fn in_child() {
     FORKED.store(true, Ordering::Relaxed);
-}
-
-extern "C" fn at_exit() {
-    ENDED.store(true, Ordering::SeqCst);
 }
 
 /// Initialises the process, once.
@@ -113,9 +108,7 @@ pub(crate) fn init() -> Result<(), Failure> {
         })?;
         // SAFETY: the function only stores a word.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        // As the driver does: handlers that were registered before find the driver at its end (measured).
-        // SAFETY: as above.
-        unsafe { libc::atexit(at_exit) };
+        exit::watch();
         Ok(Process {
             world,
             tables: Mutex::new(Tables::default()),
@@ -130,13 +123,15 @@ pub(crate) fn init() -> Result<(), Failure> {
     get().map(|_| ())
 }
 
+/// Whether this is a child of the process that initialised the driver.
+pub(crate) fn is_forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
 /// The process, initialised.
 pub(crate) fn get() -> Result<&'static Process, Failure> {
-    if FORKED.load(Ordering::Relaxed) {
+    if is_forked() {
         return Err(NOT_INITIALIZED);
-    }
-    if ENDED.load(Ordering::SeqCst) {
-        return Err(DEINITIALIZED);
     }
     PROCESS.get().ok_or(NOT_INITIALIZED)?.as_ref().map_err(|&failure| failure)
 }
@@ -199,10 +194,10 @@ pub(crate) fn pop() -> Option<Bound> {
 /// The calling thread's own default stream in a context.
 pub(crate) fn own_stream(context: u64, new: impl FnOnce() -> Arc<Stream>) -> Arc<Stream> {
     let mut new = Some(new);
-    let mut make = || new.take().expect("it is made once")();
-    let own = OWN.try_with(|own| Arc::clone(own.borrow_mut().0.entry(context).or_insert_with(&mut make)));
-    // In an exit handler the main thread has none any more.
-    own.unwrap_or_else(|_| make())
+    let mut make = || (new.take().expect("one stream"))();
+    // In an exit handler the thread's streams have ended.
+    OWN.try_with(|own| Arc::clone(own.borrow_mut().0.entry(context).or_insert_with(&mut make)))
+        .unwrap_or_else(|_| make())
 }
 
 impl Process {

@@ -99,14 +99,14 @@ impl Vmm {
         Some(if is_reached { Ok((mapping.handle, at)) } else { Err(Lack::Access) })
     }
 
-    /// The first address of a range at which a card may not reach what is mapped there.
+    /// The first address of a range at which other cards may reach what is mapped there, and this one may not.
     pub(crate) fn closed_to(&self, card: usize, address: u64, bytes: u64) -> Option<u64> {
-        let is_open = |at: u64| {
-            let access = self.mapping(at).map(|(_, mapping)| mapping.access.get(&card).copied());
-            access.is_none_or(|access| access == Some(READ_AND_WRITE))
+        let is_closed = |at: u64| {
+            let reaches = |card| self.mapping(at).and_then(|(_, mapping)| mapping.access.get(card).copied());
+            matches!(self.look(at), Some(Ok(_))) && reaches(&card) != Some(READ_AND_WRITE)
         };
         let blocks = address / BLOCK..(address + bytes).div_ceil(BLOCK);
-        blocks.map(|block| address.max(block * BLOCK)).find(|&at| !is_open(at))
+        blocks.map(|block| address.max(block * BLOCK)).find(|&at| is_closed(at))
     }
 
     fn is_mapped(&self, handle: u64) -> bool {

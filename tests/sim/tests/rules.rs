@@ -42,6 +42,11 @@ rules! { handles:
     a_child_has_no_driver
 }
 
+rules! { exit:
+    handlers_before_the_driver_s_own_may_call_it
+    a_move_under_way_stops
+}
+
 rules! { order:
     looks_see_unfinished_work
     looks_see_work_of_destroyed_streams

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use super::{api, give, status};
+use crate::exit;
 use crate::process::{self, INVALID_VALUE, NOT_FOUND, SUCCESS};
 use crate::world::Ran;
 
@@ -57,6 +58,7 @@ anywhere! {
     }
     fn nvsimMoved(device: c_int, moved: *mut [u64; 7]) { unsafe { give(moved, process::get().map(|p| p.world.moved(device as usize))) } }
     fn nvsimTouched(place: *mut u64) { unsafe { give(place, process::get().map(|p| p.world.touched_here())) } }
+    fn nvsimLateCalls(calls: *mut u64) { unsafe { give(calls, Ok(exit::late_calls())) } }
     fn nvsimTrace(ran: *mut Ran, most: usize, count: *mut usize) {
         unsafe { give(count, process::get().map(|p| {
             let trace = p.world.trace();

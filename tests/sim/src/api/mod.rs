@@ -38,9 +38,10 @@ macro_rules! api {
             $(#[$doc])*
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($arg: $ty),*) -> std::ffi::c_int {
-                if let Err(failure) = $crate::handles::enter(stringify!($name)) {
-                    return failure;
-                }
+                let _call = match $crate::handles::enter(stringify!($name)) {
+                    Ok(call) => call,
+                    Err(failure) => return failure,
+                };
                 $body
             }
         )*
@@ -56,18 +57,20 @@ macro_rules! twins {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($arg: $ty),*) -> std::ffi::c_int {
-                if let Err(failure) = $crate::handles::enter(stringify!($name)) {
-                    return failure;
-                }
+                let _call = match $crate::handles::enter(stringify!($name)) {
+                    Ok(call) => call,
+                    Err(failure) => return failure,
+                };
                 let $per_thread = false;
                 $body
             }
 
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $twin($($arg: $ty),*) -> std::ffi::c_int {
-                if let Err(failure) = $crate::handles::enter(stringify!($twin)) {
-                    return failure;
-                }
+                let _call = match $crate::handles::enter(stringify!($twin)) {
+                    Ok(call) => call,
+                    Err(failure) => return failure,
+                };
                 let $per_thread = true;
                 $body
             }
