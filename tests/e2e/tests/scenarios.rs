@@ -1,7 +1,7 @@
 //! The five named scenarios, on the simulated driver: alone; two that fit; two that do not; a capture under
 //! contention; a kill in a hand-over.
 
-use nvshare_harness::{Program, Ran, Running, Scheduler, World};
+use nvshare_harness::{Program, Ran, Running, Scheduler, World, wait_until};
 use nvshare_proto::ClientState;
 
 /// A card of 1 GiB with a fast link, so that a hand-over takes some ten milliseconds.
@@ -20,13 +20,6 @@ nvshare_harness::with_both_memories! {
     stream_ordered_memory_moves_as_well
     a_capture_under_contention_is_not_broken
     a_program_killed_in_a_hand_over_leaves_its_room
-}
-
-/// How often the card changed from one process's kernels to another's after a time.
-fn changes(ran: &[Ran], after_ns: u64) -> usize {
-    let mut ran: Vec<Ran> = ran.iter().copied().filter(|kernel| kernel.begin_ns > after_ns).collect();
-    ran.sort_by_key(|kernel| kernel.begin_ns);
-    ran.windows(2).filter(|pair| pair[0].process != pair[1].process).count()
 }
 
 fn alone(memory: &str) {
@@ -51,19 +44,19 @@ fn alone(memory: &str) {
 fn two_that_fit_run_together(memory: &str) {
     let world = World::with_memory(memory, SMALL);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2"]);
-    let args = "--memory 448MiB --block 64MiB --steps 60 --kernel-us 1000";
-    let jobs = ["a", "b"].map(|name| Program::workload(&world, name, args).waits_for_go().start());
+    let args = "--memory 448MiB --block 64MiB --kernel-us 1000";
+    let jobs =
+        ["a", "b"].map(|name| Program::workload(&world, name, args).until_told().waits_for_go().start());
     let go = Running::go(&[&jobs[0], &jobs[1]]);
-    let jobs = jobs.map(Running::finish);
+    wait_until("their kernels alternate", || Ran::changes(&world.observe().1, go) > 20);
+    let jobs = world.stop_intact(jobs);
     let status = Scheduler::status(&world);
     for job in &jobs {
-        job.intact();
         assert_eq!(status.client(job.pid).counters.hand_overs, 0);
         assert_eq!(status.client(job.pid).counters.passed_by, 0);
     }
-    let (moved, ran) = world.observe();
+    let (moved, _) = world.observe();
     assert_eq!((moved.faulted, moved.pushed_out, moved.evicted), (0, 0, 0));
-    assert!(changes(&ran, go) > 20, "their kernels alternate: {}", changes(&ran, go));
 }
 
 fn two_that_do_not_fit_take_turns(memory: &str) {
@@ -92,7 +85,8 @@ fn two_that_do_not_fit_take_turns(memory: &str) {
     // Memory moved in bulk: no kernel ever found a page absent, and the card was never overfull.
     assert_eq!((moved.faulted, moved.pushed_out), (0, 0), "{moved:?}");
     // Kernels of one program never ran in the other's turn.
-    assert!(changes(&ran, go) <= hand_overs + 1, "{} changes in {hand_overs} hand-overs", changes(&ran, go));
+    let changes = Ran::changes(&ran, go);
+    assert!(changes <= hand_overs + 1, "{changes} changes in {hand_overs} hand-overs");
 }
 
 fn stream_ordered_memory_moves_as_well(memory: &str) {
@@ -152,7 +146,7 @@ fn a_program_killed_in_a_hand_over_leaves_its_room(memory: &str) {
     Scheduler::until(&world, "the first one holds the lock", |status| {
         status.find(victim.pid()).is_some_and(|client| client.state == ClientState::Running)
     });
-    let other = Program::workload(&world, "other", &format!("{args} --steps 40 --full-check")).start();
+    let other = Program::workload(&world, "other", &format!("{args} --full-check")).until_told().start();
     Scheduler::until(&world, "memory of the first one leaves", |status| {
         status
             .find(victim.pid())
@@ -160,7 +154,11 @@ fn a_program_killed_in_a_hand_over_leaves_its_room(memory: &str) {
     });
     victim.signal(libc::SIGKILL);
     let _ = victim.finish();
-    other.finish().intact();
+    Scheduler::until(&world, "the other one has all of its memory and runs", |status| {
+        let other = status.client(other.pid());
+        other.state == ClientState::Running && other.usage.iter().all(|usage| usage.absent == 0)
+    });
+    world.stop_intact([other]);
     assert!(scheduler.lives());
     Scheduler::until(&world, "all is free", |status| status.gpus[0].resident == 0);
 }

@@ -1,9 +1,10 @@
-//! Shares of the GPU's time, on simulated cards: measured by the kernels that ran, as the card recorded them.
+//! Shares of the GPU's time, on simulated cards: what programs ask for reaches the scheduler's core, and the library obeys. How much of the
+//! time each gets is a matter of virtual time (`libnvshare/client/tests/joint/shares.rs`), where no busy machine takes any of it away.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use nvshare_harness::{Artifacts, Program, Running, Scheduler, World, wait_until};
-use nvshare_proto::Priority;
+use nvshare_harness::{Artifacts, Program, Ran, Running, Scheduler, World, wait_until};
+use nvshare_proto::{ClientState, Priority};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const MIB: u64 = 1 << 20;
@@ -15,140 +16,149 @@ fn busy(world: &World, name: &str, variables: &[(&str, &str)]) -> Running {
     variables.iter().fold(program, |program, (name, value)| program.env(name, value)).start()
 }
 
-/// Milliseconds of kernels of each program, between two moments in nanoseconds of the card's clock.
-fn ran(world: &World, programs: &[&Running], from: u64, to: u64) -> Vec<f64> {
-    let (_, kernels) = world.observe();
-    let of = |program: &&Running| {
-        let own = kernels.iter().filter(|kernel| kernel.process == program.pid());
-        let within = own.map(|kernel| kernel.end_ns.min(to).saturating_sub(kernel.begin_ns.max(from)));
-        within.sum::<u64>() as f64 / 1e6
-    };
-    programs.iter().map(of).collect()
+/// A turn of a program: when it was granted, when its gate was open, and when all of its work was complete. In microseconds since 1970, as
+/// the scheduler told of it.
+#[derive(Debug, Clone, Copy)]
+struct Turn {
+    granted: u64,
+    running: u64,
+    ended: u64,
 }
 
-/// When the last kernel ended, and how many kernels ran.
-fn latest(world: &World) -> u64 {
-    world.observe().1.iter().map(|kernel| kernel.end_ns).max().unwrap_or(0)
-}
-
-/// Waits until the card has gone on for so long, by the card's own clock.
-fn goes_on_for(world: &World, from: u64, time: Duration) -> u64 {
-    let until = from + time.as_nanos() as u64;
-    wait_until("the card goes on", || {
-        std::thread::sleep(Duration::from_millis(100));
-        latest(world) >= until
-    });
-    until
-}
-
-fn close(got: &[f64], expected: &[f64], by: f64) {
-    let (sum, of): (f64, f64) = (got.iter().sum(), expected.iter().sum());
-    for (got, expected) in got.iter().zip(expected) {
-        let (got, expected) = (got / sum, expected / of);
-        assert!((got - expected).abs() <= expected * by, "{got:.3} of the time, not {expected:.3}");
-    }
-}
-
-#[test]
-fn limits_of_20_30_and_40_come_out_two_to_three_to_four() {
-    let world = World::simulated(CARD);
-    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-    let programs: Vec<Running> = [("a", "20"), ("b", "30"), ("c", "40")]
-        .iter()
-        .map(|(name, percent)| busy(&world, name, &[("CUDA_DEVICE_SM_LIMIT", percent)]))
-        .collect();
-    let programs: Vec<&Running> = programs.iter().collect();
-    let begin = Running::go(&programs) + 1_000_000_000;
-    let end = goes_on_for(&world, begin, Duration::from_secs(15));
-    let got = ran(&world, &programs, begin, end);
-    let status = Scheduler::status(&world);
-    assert!(status.gpus[0].slices, "{status:?}");
-    assert_eq!(status.client(programs[0].pid()).share.compute[0].percent, 20);
-    world.stop();
-    close(&got, &[2.0, 3.0, 4.0], 0.05);
-}
-
-/// The spells of a program that began after a moment, from the opening of its gate until its work was complete: by the scheduler's own
-/// clock, in microseconds of the system's time.
-fn spells(world: &World, program: &Running, after: u64) -> Vec<(u64, u64)> {
+/// The events so far that the scheduler keeps.
+fn events(world: &World) -> Vec<serde_json::Value> {
     let output = Scheduler::ctl(world, &["watch", "--json", "--no-follow"]);
     let text = String::from_utf8_lossy(&output.stdout);
-    let events = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let mut spells = Vec::new();
-    let mut began = None;
-    for event in events.filter(|event| event["pid"] == program.pid()) {
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+/// The number of the last event so far.
+fn last_event(world: &World) -> u64 {
+    events(world).iter().filter_map(|event| event["seq"].as_u64()).max().unwrap_or(0)
+}
+
+/// The turns of a program that began after the event of this number and are over.
+fn turns(world: &World, program: &Running, after: u64) -> Vec<Turn> {
+    let mut turns = Vec::new();
+    let (mut granted, mut running) = (None, None);
+    let is_later = |event: &serde_json::Value| event["seq"].as_u64().is_some_and(|seq| seq > after);
+    for event in events(world).iter().filter(|event| event["pid"] == program.pid() && is_later(event)) {
         let at = event["time_us"].as_u64().expect("a time");
         match event["event"].as_str() {
-            Some("running") => began = began.or(Some(at)),
-            Some("released" | "idle") => spells.extend(began.take().map(|began| (began, at))),
+            Some("granted") => granted = Some(at),
+            Some("running") => running = granted.map(|granted| (granted, at)),
+            Some("released" | "idle") => {
+                let turn = running.take().map(|(granted, running)| Turn { granted, running, ended: at });
+                turns.extend(turn);
+            }
             _ => {}
         }
     }
-    spells.retain(|(began, _)| *began >= after);
-    spells
+    turns
 }
 
-/// The system's time, and by how much it is ahead of the card's clock; in microseconds.
-fn clocks() -> (u64, u64) {
-    let mut card = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a place for the answer.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut card) };
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros() as u64;
-    (now, now - (card.tv_sec as u64 * 1_000_000 + card.tv_nsec as u64 / 1000))
+/// The part of the time that whole turns took, with the rests behind them: all of these turns but the last one.
+fn part(turns: &[Turn]) -> f64 {
+    let [first, .., last] = turns else { return 0.0 };
+    let held: u64 = turns.iter().map(|turn| turn.ended - turn.running).sum();
+    (held - (last.ended - last.running)) as f64 / (last.running - first.running) as f64
 }
 
-/// A program with an enforced limit holds the card for this part of the time, and runs no kernel beyond that. Whole spells with the rests
-/// behind them are measured: a busy machine makes some longer, and then the rest as well. Its kernels fill the spells but for what a
-/// launch and a drain take. A busy machine delays them, so this has to be so for a few spells in a row, sooner or later.
-fn holds(world: &World, job: &Running, expected: f64, by: f64) {
-    const IN_A_ROW: usize = 4;
-    let (after, ahead) = clocks();
-    // The new limit is seen within a second.
-    let after = after + 1_000_000;
-    wait_until("it has had many spells", || {
-        std::thread::sleep(Duration::from_millis(250));
-        spells(world, job, after).len() > 24
+/// By how much the time of events is ahead of the card's clock, in microseconds.
+fn ahead_of_card() -> u64 {
+    let card = || {
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: a place for the answer.
+        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+        now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
+    };
+    loop {
+        let before = card();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros() as u64;
+        // Nothing came in between.
+        if card() - before < 100 {
+            return now - before;
+        }
+    }
+}
+
+/// A program with an enforced limit has the card for no more than this part of the time, though nobody else wants it: its turns end, the
+/// rests behind them are as long as the scheduler's pace has them, and it runs nothing in them. A machine that holds a turn up holds up its
+/// end as well, and the rest makes up for that; what is held up is the rest itself, mostly, so sooner or later a few turns in a row come out right.
+fn is_held_to(world: &World, job: &Running, limit: f64, after: u64) {
+    const TURNS: usize = 17;
+    const IN_A_ROW: usize = 5;
+    /// What one turn's credit is of the time of all turns, several times over.
+    const BY: f64 = 0.05;
+    let mut had = Vec::new();
+    wait_until("it has had many turns", || {
+        std::thread::sleep(Duration::from_millis(100));
+        had = turns(world, job, after);
+        had.len() >= TURNS
     });
-    let had = spells(world, job, after);
-    let (&(begin, _), &(end, _)) = had.first().zip(had.last()).expect("spells");
-    let length =
-        |spells: &[(u64, u64)]| spells.iter().map(|(began, ended)| ended - began).sum::<u64>() as f64;
-    let part = length(&had[..had.len() - 1]) / (end - begin) as f64;
-    assert!((part - expected).abs() <= by, "{part:.3} of the time: {had:?}");
+    assert!(part(&had) <= limit + BY, "{:.3} of the time: {had:?}", part(&had));
+    let ahead = ahead_of_card();
+    // The clocks are compared to a tenth of this.
     let on_card = |micros: u64| (micros - ahead) * 1000;
-    let ran_in_all = ran(world, &[job], on_card(begin), on_card(end))[0] * 1e3 / (end - begin) as f64;
-    assert!(ran_in_all <= expected + by, "its kernels ran for {ran_in_all:.3} of the time");
-    wait_until("its kernels fill what it is granted", || {
-        let had = spells(world, job, after);
-        let (_, kernels) = world.observe();
-        let filled = |row: &[(u64, u64)]| {
-            let within = row.iter().flat_map(|&(began, ended)| {
-                let (from, to) = (on_card(began), on_card(ended));
-                let own = kernels.iter().filter(|kernel| kernel.process == job.pid());
-                own.map(move |kernel| kernel.end_ns.min(to).saturating_sub(kernel.begin_ns.max(from)))
-            });
-            within.sum::<u64>() as f64 / 1e3 / length(row)
-        };
-        std::thread::sleep(Duration::from_millis(250));
-        had.windows(IN_A_ROW).any(|row| filled(row) >= 1.0 - by / expected)
+    let inside = |kernel: &Ran, turn: &Turn| {
+        kernel.begin_ns >= on_card(turn.granted - 1000) && kernel.end_ns <= on_card(turn.ended + 1000)
+    };
+    let (begin, end) = (on_card(had[0].granted), on_card(had[TURNS - 1].ended));
+    let (_, kernels) = world.observe();
+    let own = kernels.iter().filter(|kernel| kernel.process == job.pid());
+    let own: Vec<&Ran> = own.filter(|kernel| kernel.begin_ns > begin && kernel.begin_ns < end).collect();
+    assert!(!own.is_empty(), "it ran kernels");
+    let outside: Vec<&&Ran> =
+        own.iter().filter(|kernel| !had.iter().any(|turn| inside(kernel, turn))).collect();
+    assert!(outside.is_empty(), "kernels outside of its turns: {outside:?} {had:?}");
+    wait_until("it gets its part", || {
+        std::thread::sleep(Duration::from_millis(100));
+        turns(world, job, after).windows(IN_A_ROW).any(|row| part(row) >= limit - BY)
     });
+}
+
+/// How many kernels of a program have run.
+fn kernels(world: &World, program: &Running) -> usize {
+    world.observe().1.iter().filter(|kernel| kernel.process == program.pid()).count()
 }
 
 #[test]
-fn an_enforced_limit_is_a_part_of_each_second_and_another_is_seen_at_once() {
+fn limits_of_20_30_and_40_reach_the_core_and_have_programs_that_fit_take_turns() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let limits = [("a", "20"), ("b", "30"), ("c", "40")];
+    let programs = limits.map(|(name, percent)| busy(&world, name, &[("CUDA_DEVICE_SM_LIMIT", percent)]));
+    let all = programs.each_ref();
+    let go = Running::go(&all);
+    Scheduler::until_turns(&world, &all, 6);
+    let status = Scheduler::status(&world);
+    assert!(status.gpus[0].slices, "{status:?}");
+    let percent = |program: &Running| status.client(program.pid()).share.compute[0].percent;
+    assert_eq!(all.map(percent), [20, 30, 40]);
+    let programs = world.stop_intact(programs);
+    // A program's kernels run in its turns alone. The last turn of each may end with the program.
+    let status = Scheduler::status(&world);
+    let given_back: u64 = programs.iter().map(|program| status.client(program.pid).counters.hand_overs).sum();
+    let changes = Ran::changes(&world.observe().1, go) as u64;
+    assert!(changes < given_back + 3, "{changes} changes in {given_back} turns");
+}
+
+#[test]
+fn an_enforced_limit_binds_a_program_that_is_alone_and_another_one_follows_at_once() {
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
     let variables = [("NVSHARE_COMPUTE_LIMIT", "25"), ("GPU_CORE_UTILIZATION_POLICY", "force")];
     let job = busy(&world, "job", &variables);
     Running::go(&[&job]);
-    holds(&world, &job, 0.25, 0.02);
+    is_held_to(&world, &job, 0.25, last_event(&world));
     let client = Scheduler::status(&world).client(job.pid()).client.to_string();
     let set = Scheduler::ctl(&world, &["set-limit", &client, "--compute", "60"]);
     assert!(set.status.success(), "{set:?}");
     let said = String::from_utf8_lossy(&set.stdout).into_owned();
     assert!(said.contains("compute limit 60 %"), "{said}");
-    holds(&world, &job, 0.60, 0.04);
+    is_held_to(&world, &job, 0.60, last_event(&world));
     world.stop();
+    job.finish().intact();
 }
 
 #[test]
@@ -189,15 +199,16 @@ fn an_administrator_sets_limits_and_pauses_programs() {
         assert!(!done && said.contains(why), "{wrong:?}: {said}");
     }
     assert!(ctl(&["pause", &client]).0);
-    wait_until("it stands still", || {
-        let before = latest(&world);
-        std::thread::sleep(Duration::from_millis(500));
-        latest(&world) == before
-    });
     assert!(share().paused);
-    let before = latest(&world);
+    Scheduler::until(&world, "it has given the card back", |status| {
+        status.client(job.pid()).state == ClientState::Waiting
+    });
+    let before = kernels(&world, &job);
+    // Another one runs from its first step to its last meanwhile.
+    Program::workload(&world, "other", "--memory 64MiB --block 64MiB --steps 20").start().finish().intact();
+    assert_eq!(kernels(&world, &job), before, "it stands still");
     assert!(ctl(&["resume", &client]).0);
-    wait_until("it goes on", || latest(&world) > before);
+    wait_until("it goes on", || kernels(&world, &job) > before);
     world.stop();
     job.finish().intact();
 }

@@ -41,6 +41,16 @@ pub struct Ran {
     pub end_ns: u64,
 }
 
+impl Ran {
+    /// How often a card changed from one process's kernels to another's after a moment.
+    #[must_use]
+    pub fn changes(all: &[Self], after_ns: u64) -> usize {
+        let mut all: Vec<&Self> = all.iter().filter(|kernel| kernel.begin_ns > after_ns).collect();
+        all.sort_by_key(|kernel| kernel.begin_ns);
+        all.windows(2).filter(|pair| pair[0].process != pair[1].process).count()
+    }
+}
+
 /// A folder with sockets and, unless the machine's own driver is used, simulated cards.
 #[derive(Debug)]
 pub struct World {
