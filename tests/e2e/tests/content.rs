@@ -6,6 +6,9 @@ use nvshare_proto::units::MIB;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_TO_HOST", "6"), ("NVSHARE_MEMORY", "swap")];
 
+/// The library says so when it can look at memory.
+const LOADED: &str = "the kernel that looks at memory is loaded";
+
 /// 12 allocations of 64 MiB, so that two programs do not fit. Each step changes those that are neither zeros nor still.
 const JOB: &str = "--memory 768MiB --block 64MiB --kernel-us 500 --full-check";
 
@@ -309,16 +312,22 @@ fn a_reset_takes_the_kernel_and_all_copies_along() {
 #[test]
 fn a_free_does_not_wait_for_a_look_beside_the_programs_work() {
     let world = World::simulated(CARD);
-    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    // Longer than the guest lets a free take, and before the kernel is in its stream: no work of the device is in the way.
-    let guest = Program::guest(&world, "frees_beside_look", &[]).env("NVSIM_SLOW_LOOK", "6000");
-    let guest = guest.until_told().start();
-    Scheduler::until(&world, "the guest has its memory", |status| {
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "300"]);
+    // A look is held up before the kernel is in its stream: no work of the device is in the way.
+    let held = world.dir().join("held");
+    let guest = Program::guest(&world, "frees_beside_look", &[]);
+    let guest = guest.env("NVSIM_HELD_LOOK", &held.to_string_lossy()).until_told().start();
+    wait_until("the guest has its memory, and it can be looked at", || {
         assert!(guest.lives(), "{}", guest.log());
-        status.find(guest.pid()).is_some_and(|client| client.resident >= 448 << 20)
+        guest.out().contains("ready") && guest.log().contains(LOADED)
     });
     // It is looked at as soon as a program waits that does not fit beside it.
     let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB").until_told().start();
+    wait_until("memory is freed beside the look", || {
+        assert!(guest.lives(), "{}", guest.log());
+        held.with_extension("waits").exists() && !held.exists()
+    });
+    assert!(Scheduler::ctl(&world, &["set-tq", "0.1"]).status.success());
     Scheduler::until_turns(&world, &[&guest, &other], 5);
     world.stop_guest(guest, other);
 }

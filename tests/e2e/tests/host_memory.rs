@@ -204,26 +204,31 @@ fn two_that_wait(world: &World) -> [Running; 2] {
     jobs
 }
 
+/// What the scheduler says of the first program that asks for memory of the host. Each has a granule that is for none of its memory.
+fn first_question(scheduler: &Scheduler) -> Option<String> {
+    let asks = |line: &&str| line.contains(" asks for ") && !line.contains(" asks for 2.0 MiB ");
+    scheduler.log().lines().find(asks).map(str::to_owned)
+}
+
 #[test]
 fn memory_of_the_host_is_ready_before_anybody_waits() {
     // Nobody looks which of it is zero.
     let world = World::simulated(&[CARD, &[("NVSHARE_CONTENT", "off")]].concat());
-    // The turn is long enough for the question that a program asks when the other one comes.
-    let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "2", "--host-memory", "4GiB"]);
+    let scheduler =
+        Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "300", "--host-memory", "4GiB"]);
     assert_eq!(ready(&world, &scheduler), (0, false), "a start costs nothing");
     let jobs = two_that_wait(&world);
     // 512 MiB do not fit.
     wait_until("it is ready, and nothing has left", || ready(&world, &scheduler) == (512 << 20, false));
     world.wake();
+    wait_until("one of them asks when the other one comes", || first_question(&scheduler).is_some());
+    assert!(Scheduler::ctl(&world, &["set-tq", "0.2"]).status.success());
     Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 1);
-    let log = scheduler.log();
+    let first = first_question(&scheduler).expect("one of them asked");
     world.stop();
     for job in jobs.map(Running::finish) {
         job.passed();
     }
-    // Each has a granule that is for none of its memory.
-    let asks = |line: &&str| line.contains(" asks for ") && !line.contains(" asks for 2.0 MiB ");
-    let first = log.lines().find(asks).expect("one of them asked");
     assert!(first.ends_with("; 512.0 MiB less are ready"), "{first}");
 }
 
@@ -285,14 +290,19 @@ fn under(world: &World, name: &str) -> Program {
 #[test]
 fn zeros_take_no_memory_of_the_host() {
     let world = World::simulated(CARD);
-    // The turn is long enough for what is made in the background when the other program comes.
-    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "2"]);
+    let scheduler =
+        Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "300", "--host-memory", "4GiB"]);
     // 256 MiB that are not zero, one segment, and the kernel's own granules.
     let job =
         Program::workload(&world, "job", &format!("{JOB} --zeros 8")).env("NVSIM_MOST_LOCKED", "516MiB");
     let job = job.until_told().until_woken().waits_for_go().start();
     Running::go(&[&job]);
+    wait_until("its memory can be looked at", || {
+        job.log().contains("the kernel that looks at memory is loaded")
+    });
     let other = Program::workload(&world, "other", JOB).until_told().start();
+    wait_until("it asks when the other program comes", || first_question(&scheduler).is_some());
+    assert!(Scheduler::ctl(&world, &["set-tq", "0.2"]).status.success());
     Scheduler::until_turns(&world, &[&job, &other], 3);
     world.stop();
     let [job, other] = [job, other].map(Running::finish);

@@ -2,11 +2,12 @@
 //! while work is in flight, or a capture open.
 
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
 use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, wait_until};
-use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Room, SchedulerMessage};
+use nvshare_proto::{ClientMessage, ClientState, Epoch, GpuUuid, Room, SchedulerMessage};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
@@ -61,11 +62,18 @@ fn given_back(client: &mut PlayedScheduler) {
 fn an_allocation_that_the_lock_overtakes_is_charged_and_populated(memory: &str) {
     let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
-    // The allocation takes longer than the holder waits for memory that it is told to restore. Of memory that the library
-    // maps, each chunk does.
-    let slow = if memory == "swap" { "1:400" } else { "1:3000" };
-    let guest = Program::guest(&world, "overtaken", &[]).env("NVSIM_SLOW_ALLOCATIONS", slow);
-    let guest = guest.until_told().start();
+    let held = world.dir().join("held");
+    let guest = Program::guest(&world, "overtaken", &[]);
+    let guest = guest.env("NVSIM_HELD_ALLOCATIONS", &held.to_string_lossy()).until_told().start();
+    // The allocation is under way, and the holder has waited in vain for memory that it is told to restore. Where the library maps the
+    // memory, it is the holder that asks the driver for it.
+    let state = if memory == "swap" { ClientState::Restoring } else { ClientState::Running };
+    Scheduler::until(&world, "it has the lock, and the driver is asked", |status| {
+        assert!(guest.lives(), "{}", guest.log());
+        let client = status.find(guest.pid());
+        client.is_some_and(|client| client.state == state) && held.with_extension("waits").exists()
+    });
+    std::fs::remove_file(&held).expect("the file");
     Scheduler::until(&world, "what it has is on the card", |status| {
         assert!(guest.lives(), "{}", guest.log());
         status.find(guest.pid()).is_some_and(|client| client.resident >= 256 << 20)
@@ -110,17 +118,30 @@ fn the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off(memory: 
     assert_eq!((moved.evicted_in_use, moved.faulted), (0, 0), "{moved:?}");
 }
 
+/// Has memory leave while a file holds up what becomes of that memory. The file goes when the eviction has found nothing to move, and some
+/// time in which one that does not wait would be over, which is far less than an eviction may wait. Returns the bytes that stay.
+fn evicts_beside(client: &mut PlayedScheduler, guest: &Running, held: &Path, room: Room) -> u64 {
+    const WOULD_BE_OVER: Duration = Duration::from_millis(500);
+    client.say(&[SchedulerMessage::Evict(room)]);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            wait_until("the eviction has looked", || guest.log().contains("[INFO]: evicted 0 MiB"));
+            thread::sleep(WOULD_BE_OVER);
+            std::fs::remove_file(held).expect("the file");
+        });
+        client.until(|m| if let ClientMessage::Evicted { short, .. } = m { Some(*short) } else { None })
+    })
+}
+
 fn an_eviction_waits_for_an_allocation_that_is_under_way(memory: &str) {
     // Memory of a pool takes room when it is made, with or without the lock.
     const BYTES: u64 = 600 << 20;
-    // Long enough for an eviction that does not wait to be over, and shorter than it may wait.
-    const HELD: Duration = Duration::from_millis(1500);
     let world = World::with_memory(memory, CARD);
     let held = world.dir().join("held");
     let listener = PlayedScheduler::listen(&world);
     let guest = Program::guest(&world, "pool_beside_host_function", &[]);
     let held_path = held.to_string_lossy().into_owned();
-    let _guest = guest.env("NVSIM_HELD_ALLOCATIONS", &held_path).until_told().start();
+    let guest = guest.env("NVSIM_HELD_ALLOCATIONS", &held_path).until_told().start();
     let (mut client, _) = PlayedScheduler::accept(&listener);
     let gpu = client.until(|m| match m {
         ClientMessage::NeedRoom(room) if room.bytes == BYTES => Some(room.gpu),
@@ -133,37 +154,26 @@ fn an_eviction_waits_for_an_allocation_that_is_under_way(memory: &str) {
     ]);
     // The allocation is charged by the time that the driver is asked for the memory.
     wait_until("the driver is asked", || held.with_extension("waits").exists());
-    client.say(&[SchedulerMessage::Evict(Room { gpu, bytes: BYTES })]);
-    let release = thread::spawn(move || {
-        thread::sleep(HELD);
-        std::fs::remove_file(held).expect("allocations go on");
-    });
-    let short = client.until(|m| match m {
-        ClientMessage::Evicted { short, .. } => Some(*short),
-        _ => None,
-    });
+    let short = evicts_beside(&mut client, &guest, &held, Room { gpu, bytes: BYTES });
     assert_eq!(short, 0, "bytes stay that an allocation is about to enter");
-    release.join().expect("allocations go on");
 }
 
 fn an_eviction_waits_for_a_free_that_is_under_way(memory: &str) {
     const BYTES: u64 = 600 << 20;
     let world = World::with_memory(memory, CARD);
     let listener = PlayedScheduler::listen(&world);
-    let guest = Program::guest(&world, "frees_parked", &[]).env("NVSIM_SLOW_FREES", "1000");
+    let held = world.dir().join("held");
+    let guest = Program::guest(&world, "frees_parked", &[]).env("NVSIM_HELD_FREE", &held.to_string_lossy());
     let guest = guest.until_woken().until_told().start();
     let (mut client, gpu, epoch) = granted(&listener);
     client.say(&[SchedulerMessage::Waiters { waiting: true }]);
     wait_until("its kernel has run", || guest.out().contains("ran") || !guest.lives());
     client.say(&[drop_lock(epoch, 60_000)]);
     given_back(&mut client);
+    std::fs::write(&held, "").expect("frees are held");
     world.wake();
-    wait_until("it frees its memory", || guest.out().contains("frees") || !guest.lives());
-    client.say(&[SchedulerMessage::Evict(Room { gpu, bytes: BYTES })]);
-    let short = client.until(|m| match m {
-        ClientMessage::Evicted { short, .. } => Some(*short),
-        _ => None,
-    });
+    wait_until("it frees its memory", || held.with_extension("waits").exists() || !guest.lives());
+    let short = evicts_beside(&mut client, &guest, &held, Room { gpu, bytes: BYTES });
     assert_eq!(short, 0, "bytes stay that are being freed");
     world.stop();
     guest.finish().passed();

@@ -64,10 +64,6 @@ pub(crate) struct Config {
     pub(crate) refused_ptx: Option<String>,
     /// How many times as long a kernel takes while kernels of another process run on the card between its own.
     pub(crate) slicing: f64,
-    /// The first look of nvshare's kernel at memory takes so long before the kernel is in its stream.
-    pub(crate) slow_look: Duration,
-    /// A free of memory takes so long, or of the addresses of memory that the program has mapped.
-    pub(crate) slow_frees: Duration,
     /// One in so many allocations on a card takes this long; 0: none does.
     pub(crate) slow_allocations: (u64, Duration),
     /// Allocations on a card wait for as long as this file is there; one that waits makes a file of that name with the ending
@@ -80,8 +76,10 @@ pub(crate) struct Config {
     /// The same for copies to page-locked memory, and from it: each waits before it begins.
     pub(crate) held_out: Option<PathBuf>,
     pub(crate) held_in: Option<PathBuf>,
-    /// The same for the first free of memory that finds the file. Other frees go on.
+    /// The same for the first free of memory, or of reserved addresses, that finds the file. Other frees go on.
     pub(crate) held_free: Option<PathBuf>,
+    /// The same for launches of the kernel by which nvshare looks at memory: each waits before the kernel is in its stream.
+    pub(crate) held_look: Option<PathBuf>,
     /// While this file is there, a card is lost: see [`Config::lost`].
     pub(crate) lost: Option<PathBuf>,
 }
@@ -98,9 +96,8 @@ pub(crate) enum Lie {
 impl Config {
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
     /// `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_PIN`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_KEEPS_PAGES=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
-    /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_LOOK` (milliseconds), `NVSIM_SLOW_FREES` (milliseconds),
-    /// `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD_ALLOCATIONS`, `NVSIM_HELD_ACCESS`, `NVSIM_HELD_CAPTURE`, `NVSIM_HELD_OUT`,
-    /// `NVSIM_HELD_IN`, `NVSIM_HELD_FREE` and `NVSIM_LOST` (files),
+    /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD_ALLOCATIONS`, `NVSIM_HELD_ACCESS`, `NVSIM_HELD_CAPTURE`, `NVSIM_HELD_OUT`,
+    /// `NVSIM_HELD_IN`, `NVSIM_HELD_FREE`, `NVSIM_HELD_LOOK` and `NVSIM_LOST` (files),
     /// `NVSIM_SLICING` (how many times as long kernels take beside those of others),
     /// `NVSIM_MOST_LOCKED` and `NVSIM_MOST_PRIVATE` (bytes), `NVSIM_LOCK_SHARED=0`, `NVSIM_LIE` (`zeros`, `unchanged`), `NVSIM_REFUSED_PTX`.
     pub(crate) fn from_env() -> Self {
@@ -154,8 +151,6 @@ impl Config {
             },
             refused_ptx: env::var("NVSIM_REFUSED_PTX").ok(),
             slicing: number("NVSIM_SLICING", 1.0),
-            slow_look: Duration::from_millis(number("NVSIM_SLOW_LOOK", 0.0) as u64),
-            slow_frees: Duration::from_millis(number("NVSIM_SLOW_FREES", 0.0) as u64),
             slow_allocations: slow_allocations().unwrap_or_default(),
             held_allocations: env::var_os("NVSIM_HELD_ALLOCATIONS").map(PathBuf::from),
             held_access: env::var_os("NVSIM_HELD_ACCESS").map(PathBuf::from),
@@ -163,6 +158,7 @@ impl Config {
             held_out: env::var_os("NVSIM_HELD_OUT").map(PathBuf::from),
             held_in: env::var_os("NVSIM_HELD_IN").map(PathBuf::from),
             held_free: env::var_os("NVSIM_HELD_FREE").map(PathBuf::from),
+            held_look: env::var_os("NVSIM_HELD_LOOK").map(PathBuf::from),
             lost: env::var_os("NVSIM_LOST").map(PathBuf::from),
             fault: number("NVSIM_FAULT", 0.256) * 1e9,
             first_touch: number("NVSIM_FIRST_TOUCH", 5.0) * 1e9,
@@ -195,6 +191,11 @@ pub(crate) fn wait_while_held(file: Option<&Path>) {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// The same for the first call that finds the file.
+pub(crate) fn wait_once_while_held(file: Option<&Path>) {
+    wait_while_held(file.filter(|held| !held.with_extension("waits").exists()));
 }
 
 /// Counts a call. Returns true for one in `each` calls; if `each` is 0, for none.

@@ -5,11 +5,10 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use nvshare_client::content::{self, Hash, Keys, Seen};
 
-use crate::config::Lie;
+use crate::config::{Lie, wait_while_held};
 use crate::memory::Piece;
 use crate::process::{self, Failure, INVALID_VALUE, Process};
 use crate::stream::Work;
@@ -23,13 +22,9 @@ const TRIED: u32 = 2;
 
 /// The kernel is about to look at so many pieces.
 pub(crate) fn begins(pieces: u32) {
-    static LOOKS: AtomicBool = AtomicBool::new(false);
     let Ok(p) = process::get() else { return };
-    if pieces == TRIED {
-        return;
-    }
-    if !LOOKS.swap(true, Ordering::SeqCst) {
-        std::thread::sleep(p.world.config().slow_look);
+    if pieces != TRIED {
+        wait_while_held(p.world.config().held_look.as_deref());
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{api, give, give_new, status};
-use crate::config::wait_while_held;
+use crate::config::wait_once_while_held;
 use crate::memory;
 use crate::process::{self, Failure, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::stream::Point;
@@ -21,9 +21,7 @@ api! {
     }
     fn cuMemFree_v2(base: u64) { status(process::get().and_then(|p| {
         if base == 0 { return Ok(()) }
-        std::thread::sleep(p.world.config().slow_frees);
-        let held = p.world.config().held_free.as_deref();
-        wait_while_held(held.filter(|held| !held.with_extension("waits").exists()));
+        wait_once_while_held(p.world.config().held_free.as_deref());
         if p.is_pooled(base) { p.free_pooled(base) } else { p.free(base) }
     })) }
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {

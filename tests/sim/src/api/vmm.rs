@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::Ordering;
 
 use super::{api, give, give_new, status};
-use crate::config::wait_while_held;
+use crate::config::{wait_once_while_held, wait_while_held};
 use crate::process::{self, INVALID_VALUE};
 use crate::vmm::{GRANULARITY, MAPPED};
 
@@ -75,7 +75,7 @@ api! {
         unsafe { give_new(place, || process::get()?.reserve_addresses(bytes as u64, alignment as u64)) }
     }
     fn cuMemAddressFree(address: u64, bytes: usize) { status(process::get().and_then(|p| {
-        std::thread::sleep(p.world.config().slow_frees);
+        wait_once_while_held(p.world.config().held_free.as_deref());
         p.free_addresses(address, bytes as u64)
     })) }
     fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) {

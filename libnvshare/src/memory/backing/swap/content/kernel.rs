@@ -129,9 +129,12 @@ fn set(context: &Arc<Context>, loaded: Result<Arc<Kernel>, String>) {
             State::Refused
         }
     };
-    let mut kernels = lock(&KERNELS);
-    if let Some((_, known)) = kernels.iter_mut().find(|(known, _)| Arc::ptr_eq(known, context)) {
+    let is_ready = matches!(state, State::Ready(_));
+    if let Some((_, known)) = lock(&KERNELS).iter_mut().find(|(known, _)| Arc::ptr_eq(known, context)) {
         *known = state;
+    }
+    if is_ready {
+        log::debug(format_args!("the kernel that looks at memory is loaded"));
     }
 }
 
