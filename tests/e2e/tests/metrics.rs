@@ -46,20 +46,24 @@ fn metrics_count_the_work_of_two_programs() {
         ["a", "b"].map(|name| Program::workload(&world, name, JOB).until_told().waits_for_go().start());
     Running::go(&[&jobs[0], &jobs[1]]);
     Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 4);
-    let text = get("/metrics").1;
+    let mut text = String::new();
+    // Counters may be told some turns later.
+    wait_until("what has moved is counted", || {
+        text = get("/metrics").1;
+        let moved = |name: &str| value(&text, name, "nvshare") > f64::from(1 << 29);
+        moved("nvshare_gpu_evicted_bytes_total")
+            && moved("nvshare_gpu_restored_bytes_total")
+            // Managed memory is copied whole.
+            && moved("nvshare_tenant_copied_out_bytes_total")
+            && moved("nvshare_tenant_copied_in_bytes_total")
+            // A program that looks idle gives the lock back without a drain.
+            && value(&text, "nvshare_gpu_drain_seconds_count", "") >= 1.0
+    });
     // Both are one tenant: they have the same user and the same name.
     assert_eq!(value(&text, "nvshare_tenant_clients", "nvshare"), 2.0);
     assert_eq!(value(&text, "nvshare_tenant_allocated_bytes", "nvshare"), f64::from(2 * (768 << 20)));
     assert_eq!(value(&text, "nvshare_gpu_capacity_bytes", ""), f64::from(1 << 30));
-    let evicted = value(&text, "nvshare_gpu_evicted_bytes_total", "nvshare");
-    let restored = value(&text, "nvshare_gpu_restored_bytes_total", "nvshare");
-    assert!(evicted > f64::from(1 << 29) && restored > f64::from(1 << 29), "{evicted} {restored}");
-    // Managed memory is copied whole.
-    let copied = value(&text, "nvshare_tenant_copied_out_bytes_total", "nvshare");
-    assert!(copied > f64::from(1 << 29), "{copied}");
-    assert!(value(&text, "nvshare_tenant_copied_in_bytes_total", "nvshare") > f64::from(1 << 29));
     assert!(value(&text, "nvshare_gpu_grants_total", "nvshare") >= 4.0);
-    assert!(value(&text, "nvshare_gpu_drain_seconds_count", "") >= 1.0);
     assert!(value(&text, "nvshare_gpu_hand_over_seconds_count", "") >= 1.0);
     assert!(value(&text, "nvshare_scheduler_loop_seconds_count", "") >= 10.0);
     let held = value(&text, "nvshare_gpu_held_seconds_total", "nvshare");
