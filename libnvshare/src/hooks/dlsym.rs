@@ -96,8 +96,8 @@ unsafe extern "C" fn choose_dlvsym(name: *const c_char) -> *const c_void {
     if unsafe { is_ours(name) } { our_dlvsym as *const c_void } else { c_library::DLVSYM.address() }
 }
 
-/// Whether a name is that of a hook, or of a look-up function itself. Only exact names count: `cudnn…` and `cublas…` have
-/// no hooks.
+/// Whether a name is that of a hook, of a look-up function itself, or of a function of the driver that the table does not name. Only exact
+/// names count: `cudnn…` and `cublas…` have no hooks.
 unsafe fn is_ours(name: *const c_char) -> bool {
     if name.is_null() {
         return false;
@@ -118,8 +118,9 @@ unsafe fn is_ours(name: *const c_char) -> bool {
     }
     // SAFETY: a C string.
     let name = unsafe { CStr::from_ptr(name) };
-    // A name without a hook is the caller's business, unless the driver is newer than the library.
-    name.to_str().is_ok_and(|name| lookup::is_hooked(&TABLE, name) || !lookup::is_named(&TABLE, name))
+    // A name without a hook is the caller's business, unless the driver is newer than the library. What else has such a name
+    // (`cuFile…`) may be in the caller's scope alone.
+    name.to_str().is_ok_and(|name| lookup::is_hooked(&TABLE, name) || lookup::is_newer(&TABLE, name))
 }
 
 unsafe extern "C" fn our_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {

@@ -131,23 +131,27 @@ fn is_unknown(table: &Table, address: *mut c_void) -> bool {
     !known.contains(&(address as usize))
 }
 
+/// Whether a name is that of a function which the loaded driver exports and the table does not name.
+pub(crate) fn is_newer(table: &Table, name: &str) -> bool {
+    is_of_driver(name)
+        && !is_named(table, name)
+        && elf::is_loaded("/libcuda.so")
+        && functions::open()
+        && !functions::exported(name).is_null()
+}
+
 /// Whether what was found under a name is a function of the driver, and one that the program is [not to have](refuses).
 pub(crate) fn is_refused(table: &Table, found: *mut c_void, name: &[u8]) -> bool {
     let name = std::str::from_utf8(name).unwrap_or_default();
-    let is_drivers =
-        || elf::is_loaded("/libcuda.so") && functions::open() && functions::exported(name) == found;
     !found.is_null()
-        && !is_named(table, name)
-        && is_of_driver(name)
-        && is_drivers()
+        && is_newer(table, name)
+        && functions::exported(name) == found
         && refuses(table, found, name)
 }
 
 /// Warns of functions that the table does not name and that loaded objects are linked to: these cannot be refused.
 pub(crate) fn warn_of_linked(table: &Table) {
-    let is_newer =
-        |name: &str| is_of_driver(name) && !is_named(table, name) && !functions::exported(name).is_null();
-    let linked = elf::undefined_in_loaded(is_newer);
+    let linked = elf::undefined_in_loaded(|name| is_newer(table, name));
     if !linked.is_empty() {
         log::warn(format_args!(
             "the program is linked to functions of the driver that are newer than this library, and work that they submit passes no gate: {}",
@@ -157,12 +161,12 @@ pub(crate) fn warn_of_linked(table: &Table) {
 }
 
 /// Whether a name looks like one of the driver's: `cudnn…` and `cublas…` do not.
-pub(crate) fn is_of_driver(name: &str) -> bool {
+fn is_of_driver(name: &str) -> bool {
     name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()))
 }
 
 /// Whether the table names a function.
-pub(crate) fn is_named(table: &Table, name: &str) -> bool {
+fn is_named(table: &Table, name: &str) -> bool {
     static NAMES: OnceLock<HashSet<&str>> = OnceLock::new();
     NAMES.get_or_init(|| table.names().collect()).contains(name)
 }

@@ -52,3 +52,14 @@ fn a_program_that_is_linked_to_a_newer_function_is_warned_about() {
     let warning = "passes no gate: cuLaunchTomorrow\n";
     assert_eq!(finished.log.matches(warning).count(), 1, "{}", finished.log);
 }
+
+/// `RTLD_DEFAULT` means the scope of whoever asks: the library asks for nobody, unless the name is the driver's.
+#[test]
+fn a_name_that_is_not_the_drivers_is_looked_up_by_its_caller() {
+    for memory in ["managed", "swap"] {
+        let world = World::with_driver(&guest("odd_driver", true));
+        let plug_in = guest("own_name", true);
+        let program = Program::guest(&world, "plug_in", &[plug_in.to_str().expect("a path in UTF-8")]);
+        program.env("NVSHARE_MEMORY", memory).start().finish().passed();
+    }
+}
