@@ -1,8 +1,4 @@
-/* It is linked to a function of the driver that is newer than the library. */
-#include "guest.h"
+/* It is linked to a function of the driver that is newer than the library, and needs nothing else that would be exported. */
+int cuInit(unsigned flags);
 int cuLaunchTomorrow(void *stream);
-int main(void) {
-    CHECK(FN(cuInit)(0));
-    CHECK(cuLaunchTomorrow(NULL));
-    return 0;
-}
+int main(void) { return cuInit(0) || cuLaunchTomorrow(0); }

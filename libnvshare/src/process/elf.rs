@@ -56,8 +56,12 @@ pub(crate) fn find_in_loaded(name: &CStr, libraries: &[&str]) -> *const c_void {
 }
 
 const DT_NULL: i64 = 0;
+const DT_PLTRELSZ: i64 = 2;
 const DT_STRTAB: i64 = 5;
 const DT_SYMTAB: i64 = 6;
+const DT_RELA: i64 = 7;
+const DT_RELASZ: i64 = 8;
+const DT_JMPREL: i64 = 23;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 
 #[repr(C)]
@@ -66,42 +70,50 @@ struct Dyn {
     value: usize,
 }
 
+/// The values of entries of an object's dynamic section; 0 where it has no such entry.
+///
+/// # Safety
+/// `info` describes a mapped object.
+unsafe fn dynamic<const N: usize>(info: &libc::dl_phdr_info, tags: [i64; N]) -> [usize; N] {
+    let mut values = [0; N];
+    for i in 0..usize::from(info.dlpi_phnum) {
+        // SAFETY: within the object's program headers.
+        let header = unsafe { &*info.dlpi_phdr.add(i) };
+        if header.p_type != libc::PT_DYNAMIC {
+            continue;
+        }
+        let mut entry = (info.dlpi_addr as usize + header.p_vaddr as usize) as *const Dyn;
+        // SAFETY: the dynamic section is mapped and ends with DT_NULL.
+        unsafe {
+            while (*entry).tag != DT_NULL {
+                let places = tags.iter().zip(&mut values).filter(|(tag, _)| **tag == (*entry).tag);
+                places.for_each(|(_, value)| *value = (*entry).value);
+                entry = entry.add(1);
+            }
+        }
+    }
+    values
+}
+
+/// Whether an address in the dynamic section is one. Below the object's base are offsets that nobody has relocated: the kernel's own
+/// object has such.
+fn is_mapped(info: &libc::dl_phdr_info, address: usize) -> bool {
+    address > info.dlpi_addr as usize
+}
+
 /// The tables of an object's symbols, by their addresses.
 struct Tables {
     symbols: usize,
     strings: usize,
-    hash: usize,
 }
 
 impl Tables {
     /// # Safety
     /// `info` describes a mapped object whose dynamic section the loader has relocated, as glibc's does.
     unsafe fn of(info: &libc::dl_phdr_info) -> Option<Self> {
-        let base = info.dlpi_addr as usize;
-        let (mut symbols, mut strings, mut hash) = (0usize, 0usize, 0usize);
-        for i in 0..usize::from(info.dlpi_phnum) {
-            // SAFETY: within the object's program headers.
-            let header = unsafe { &*info.dlpi_phdr.add(i) };
-            if header.p_type != libc::PT_DYNAMIC {
-                continue;
-            }
-            let mut entry = (base + header.p_vaddr as usize) as *const Dyn;
-            // SAFETY: the dynamic section is mapped and ends with DT_NULL.
-            unsafe {
-                while (*entry).tag != DT_NULL {
-                    match (*entry).tag {
-                        DT_STRTAB => strings = (*entry).value,
-                        DT_SYMTAB => symbols = (*entry).value,
-                        DT_GNU_HASH => hash = (*entry).value,
-                        _ => {}
-                    }
-                    entry = entry.add(1);
-                }
-            }
-        }
-        // Below its base are offsets that nobody has relocated: the kernel's own object has such.
-        let is_mapped = |address: usize| address > base && address != 0;
-        [symbols, strings, hash].into_iter().all(is_mapped).then_some(Self { symbols, strings, hash })
+        // SAFETY: promised by the caller.
+        let [symbols, strings] = unsafe { dynamic(info, [DT_SYMTAB, DT_STRTAB]) };
+        (is_mapped(info, symbols) && is_mapped(info, strings)).then_some(Self { symbols, strings })
     }
 
     /// # Safety
@@ -119,7 +131,8 @@ impl Tables {
     }
 }
 
-/// The names of symbols that loaded objects need from others, as far as they are wanted, each once.
+/// The names of symbols that loaded objects need from others, as far as they are wanted, each once. They are those of relocations: the
+/// tables of symbols do not all tell how many they have.
 pub(crate) fn undefined_in_loaded(is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
     struct Search<'a>(&'a dyn Fn(&str) -> bool, Vec<String>);
 
@@ -128,13 +141,24 @@ pub(crate) fn undefined_in_loaded(is_wanted: impl Fn(&str) -> bool) -> Vec<Strin
         let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
         // SAFETY: an object that the loader has mapped, described by it.
         let Some(tables) = (unsafe { Tables::of(info) }) else { return 0 };
-        // SAFETY: the second word of DT_GNU_HASH: the first symbol that is defined. Those before are needed from others.
-        let first = unsafe { *(tables.hash as *const u32).add(1) };
-        for index in 1..first {
-            // SAFETY: a symbol before the first that is defined.
-            let name = unsafe { tables.name(tables.symbol(index)) }.to_str().unwrap_or_default();
-            if (search.0)(name) && !search.1.iter().any(|known| known == name) {
-                search.1.push(name.to_owned());
+        // SAFETY: as above.
+        let [all, bytes, calls, call_bytes] =
+            unsafe { dynamic(info, [DT_RELA, DT_RELASZ, DT_JMPREL, DT_PLTRELSZ]) };
+        for (first, bytes) in [(all, bytes), (calls, call_bytes)] {
+            let count = if is_mapped(info, first) { bytes / size_of::<libc::Elf64_Rela>() } else { 0 };
+            for place in 0..count {
+                // SAFETY: within a table of relocations, which the loader has mapped.
+                let relocation = unsafe { &*(first as *const libc::Elf64_Rela).add(place) };
+                // SAFETY: the symbol of a relocation is one of the object; 0 is none, which has no name.
+                let symbol = unsafe { tables.symbol((relocation.r_info >> 32) as u32) };
+                if symbol.st_shndx != 0 {
+                    continue;
+                }
+                // SAFETY: a symbol of the object.
+                let name = unsafe { tables.name(symbol) }.to_str().unwrap_or_default();
+                if (search.0)(name) && !search.1.iter().any(|known| known == name) {
+                    search.1.push(name.to_owned());
+                }
             }
         }
         0
@@ -152,9 +176,14 @@ pub(crate) fn undefined_in_loaded(is_wanted: impl Fn(&str) -> bool) -> Vec<Strin
 /// `info` describes a mapped object whose dynamic section the loader has relocated, as glibc's does.
 unsafe fn find_in_object(info: &libc::dl_phdr_info, name: &CStr) -> *const c_void {
     // SAFETY: promised by the caller.
-    let Some(tables) = (unsafe { Tables::of(info) }) else { return ptr::null() };
+    let (Some(tables), [hash]) = (unsafe { (Tables::of(info), dynamic(info, [DT_GNU_HASH])) }) else {
+        return ptr::null();
+    };
+    if !is_mapped(info, hash) {
+        return ptr::null();
+    }
     let wanted = name.to_bytes().iter().fold(5381u32, |h, &c| h.wrapping_mul(33).wrapping_add(u32::from(c)));
-    let header = tables.hash as *const u32;
+    let header = hash as *const u32;
     // SAFETY: the layout of DT_GNU_HASH: four words, the bloom filter of 64-bit words, the buckets, the chains.
     unsafe {
         let (buckets, first, bloom) = (*header, *header.add(1), *header.add(2));
