@@ -66,7 +66,7 @@ pub(super) fn look(named: Option<&Path>, findings: &mut Vec<Finding>) -> Driver 
         Finding::error(
             "driver",
             format!(
-                "{seen}, {} of them unknown: work submitted through those is not held back",
+                "{seen}, {} of them unknown: NVSHARE_MEMORY=swap refuses those, and otherwise work submitted through them is not held back",
                 unknown.len()
             ),
             "programs that do not use the new functions are safe; upgrade nvshare for the others",
