@@ -123,7 +123,7 @@ fn a_handler_behind_the_drivers_own_gets_its_answer(memory: &str) {
     assert!(out.ends_with("handler 4 4 0\nthread 4 4 0\n"), "{out}");
 }
 
-fn a_thread_at_the_gate_can_be_joined_at_exit(memory: &str, when: &str) {
+fn a_thread_at_the_gate_is_joined(memory: &str, when: &str, answer: &str) {
     let mut exit = Exit::of(memory, "joins", when);
     assert_eq!(exit.take_all(), 0);
     exit.world.wake();
@@ -134,31 +134,24 @@ fn a_thread_at_the_gate_can_be_joined_at_exit(memory: &str, when: &str) {
         exit.grant();
     }
     let out = exit.out();
-    assert!(out.ends_with(if when == "after" { "worked 0\n" } else { "worked 4\n" }), "{out}");
+    assert!(out.ends_with(answer), "{out}");
 }
 
-/// Each test with each way to get memory.
-macro_rules! with_each_memory {
-    ($($test:ident $(($($argument:expr),+))?: $managed:ident, $swap:ident;)*) => {$(
-        #[test]
-        fn $managed() {
-            $test("managed" $($(, $argument)+)?);
-        }
-
-        #[test]
-        fn $swap() {
-            $test("swap" $($(, $argument)+)?);
-        }
-    )*};
+fn a_thread_at_the_gate_can_be_joined_at_exit(memory: &str) {
+    a_thread_at_the_gate_is_joined(memory, "after", "worked 0\n");
 }
 
-with_each_memory! {
-    an_exit_that_takes_long_gives_the_lock_back: a_long_exit_managed, a_long_exit_swap;
-    an_exit_behind_the_drivers_own_gives_the_lock_back: a_long_exit_without_driver_managed, a_long_exit_without_driver_swap;
-    an_exit_handler_finds_its_memory: a_handler_finds_its_memory_managed, a_handler_finds_its_memory_swap;
-    a_handler_behind_the_drivers_own_gets_its_answer: a_handler_without_driver_managed, a_handler_without_driver_swap;
-    a_thread_at_the_gate_can_be_joined_at_exit("after"): a_joined_thread_managed, a_joined_thread_swap;
-    a_thread_at_the_gate_can_be_joined_at_exit("before"): a_joined_thread_without_driver_managed, a_joined_thread_without_driver_swap;
+fn a_thread_at_the_gate_can_be_joined_behind_the_drivers_own(memory: &str) {
+    a_thread_at_the_gate_is_joined(memory, "before", "worked 4\n");
+}
+
+nvshare_harness::with_both_memories! {
+    an_exit_that_takes_long_gives_the_lock_back
+    an_exit_behind_the_drivers_own_gives_the_lock_back
+    an_exit_handler_finds_its_memory
+    a_handler_behind_the_drivers_own_gets_its_answer
+    a_thread_at_the_gate_can_be_joined_at_exit
+    a_thread_at_the_gate_can_be_joined_behind_the_drivers_own
 }
 
 #[test]

@@ -17,7 +17,7 @@ pub(super) const DRIVER: &[Rule] = &[
         from: "    if result == CUresult::SUCCESS {\n        lifecycle::watch_exit();",
         to: "    if result == CUresult::SUCCESS && !BROKEN {\n        lifecycle::watch_exit();",
         package: "nvshare-e2e",
-        test: "a_long_exit_swap",
+        test: "an_exit_that_takes_long_gives_the_lock_back",
     },
     Rule {
         what: "a driver that has shut down keeps no thread at the gate",
@@ -25,7 +25,7 @@ pub(super) const DRIVER: &[Rule] = &[
         from: "    let has_ended = driver::has_ended();\n",
         to: "    let has_ended = driver::has_ended() && !BROKEN;\n",
         package: "nvshare-e2e",
-        test: "a_joined_thread_without_driver_swap",
+        test: "a_thread_at_the_gate_can_be_joined_behind_the_drivers_own",
     },
     Rule {
         what: "a drain ends with the driver",
@@ -33,7 +33,7 @@ pub(super) const DRIVER: &[Rule] = &[
         from: "        if driver::has_ended() {\n",
         to: "        if driver::has_ended() && !BROKEN {\n",
         package: "nvshare-e2e",
-        test: "a_long_exit_without_driver_managed",
+        test: "an_exit_behind_the_drivers_own_gives_the_lock_back",
     },
     Rule {
         what: "a node that fills memory runs in the context of the memory",
