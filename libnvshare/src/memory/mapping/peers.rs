@@ -88,6 +88,8 @@ impl Mapped {
             let wait = self.stopped.wait_timeout(chunks, Duration::from_millis(1));
             (chunks, _) = wait.unwrap_or_else(PoisonError::into_inner);
         }
+        // Another context may have been enabled since the last one was disabled.
+        let may_no_more = may_no_more.filter(|other| !reach(device).contains(other));
         let _relaxed = Relaxed::begin();
         for chunk in chunks.iter().filter(|chunk| chunk.physical.is_some()) {
             let at = base + chunk.offset;
