@@ -95,7 +95,6 @@ fn the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off(memory: 
     let job = Program::workload(&world, "job", "--memory 640MiB --block 160MiB --kernel-us 1000 --ahead");
     let job = job.until_told().start();
     let (mut client, gpu, epoch) = granted(&listener);
-    client.say(&[SchedulerMessage::Waiters { waiting: true }]);
     client.until(|m| match m {
         ClientMessage::Usage(usage) if usage.allocated == BYTES && usage.absent == 0 => Some(()),
         _ => None,
@@ -166,7 +165,6 @@ fn an_eviction_waits_for_a_free_that_is_under_way(memory: &str) {
     let guest = Program::guest(&world, "frees_parked", &[]).env("NVSIM_HELD_FREE", &held.to_string_lossy());
     let guest = guest.until_woken().until_told().start();
     let (mut client, gpu, epoch) = granted(&listener);
-    client.say(&[SchedulerMessage::Waiters { waiting: true }]);
     wait_until("its kernel has run", || guest.out().contains("ran") || !guest.lives());
     client.say(&[drop_lock(epoch, 60_000)]);
     given_back(&mut client);

@@ -1,8 +1,11 @@
 //! A scheduler that a test plays: it has one client, and says what the test tells it.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvshare_proto::{ClientMessage, Hold, HostSegment, Reply, Request, SchedulerMessage, Usage, codec};
 
@@ -11,10 +14,46 @@ use crate::{World, patience};
 /// The scheduler's end of the connection to its one client.
 #[derive(Debug)]
 pub struct PlayedScheduler {
-    stream: UnixStream,
-    bytes: Vec<u8>,
+    stream: Arc<Mutex<UnixStream>>,
+    /// What the client says. A thread listens, so that a ping is answered at once, whatever the test is doing.
+    heard: Receiver<Request>,
     /// What the client gets that asks for memory of the host, in one frame.
     segments: Vec<(HostSegment, OwnedFd)>,
+}
+
+/// The client's connection ends with its scheduler.
+impl Drop for PlayedScheduler {
+    fn drop(&mut self) {
+        let _ = lock(&self.stream).shutdown(Shutdown::Both);
+    }
+}
+
+fn lock(stream: &Mutex<UnixStream>) -> MutexGuard<'_, UnixStream> {
+    stream.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn frame(message: SchedulerMessage) -> Vec<u8> {
+    codec::encode(&Reply::Client(message)).expect("a frame")
+}
+
+/// Answers pings, and passes on all else, until the connection ends.
+fn listen(mut stream: UnixStream, answers: &Mutex<UnixStream>, heard: &Sender<Request>) {
+    let (mut bytes, mut chunk) = (Vec::new(), [0; 4096]);
+    loop {
+        while let Some((used, request)) = codec::decode(&bytes).expect("a frame") {
+            bytes.drain(..used);
+            if let Request::Client(ClientMessage::Ping) = request {
+                let _ = lock(answers).write_all(&frame(SchedulerMessage::Pong));
+            } else if heard.send(request).is_err() {
+                return;
+            }
+        }
+        match stream.read(&mut chunk) {
+            Ok(read @ 1..) => bytes.extend_from_slice(&chunk[..read]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Ok(0) | Err(_) => return,
+        }
+    }
 }
 
 impl PlayedScheduler {
@@ -34,24 +73,19 @@ impl PlayedScheduler {
     #[must_use]
     pub fn accept(listener: &UnixListener) -> (Self, Vec<Usage>) {
         let (stream, _) = listener.accept().expect("a client");
-        stream.set_read_timeout(Some(patience())).expect("a deadline");
-        let mut played = Self { stream, bytes: Vec::new(), segments: Vec::new() };
+        let read = stream.try_clone().expect("a descriptor");
+        let stream = Arc::new(Mutex::new(stream));
+        let (told, heard) = mpsc::channel();
+        let answers = Arc::clone(&stream);
+        std::thread::spawn(move || listen(read, &answers, &told));
+        let mut played = Self { stream, heard, segments: Vec::new() };
         let Request::Register(register) = played.hear() else { panic!("the client does not register") };
         played.say(&[SchedulerMessage::Registered { client: 1, hold: Hold::Parked }]);
         (played, register.usage)
     }
 
     fn hear(&mut self) -> Request {
-        let mut chunk = [0; 4096];
-        loop {
-            if let Some((used, request)) = codec::decode(&self.bytes).expect("a frame") {
-                self.bytes.drain(..used);
-                return request;
-            }
-            let read = self.stream.read(&mut chunk).expect("the client says something");
-            assert!(read > 0, "the client has hung up");
-            self.bytes.extend_from_slice(&chunk[..read]);
-        }
+        self.heard.recv_timeout(patience()).expect("the client says something")
     }
 
     /// The client gets these segments of the host's memory, all in one frame, when it asks the next time.
@@ -80,11 +114,11 @@ impl PlayedScheduler {
         let (segments, files): (Vec<HostSegment>, Vec<OwnedFd>) =
             std::mem::take(&mut self.segments).into_iter().unzip();
         let offered = !segments.is_empty();
-        let answer = Reply::Client(SchedulerMessage::HostMemory { offered, segments });
-        let mut frame = codec::encode(&answer).expect("a frame");
+        let mut frame = frame(SchedulerMessage::HostMemory { offered, segments });
         let numbers: Vec<i32> = files.iter().map(AsRawFd::as_raw_fd).collect();
         let mut part = libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: frame.len() };
         let mut control = [0u64; 16];
+        let stream = lock(&self.stream);
         // SAFETY: a message of one part, and of one control message that fits its buffer; both live through the call.
         let sent = unsafe {
             let mut message: libc::msghdr = std::mem::zeroed();
@@ -101,7 +135,7 @@ impl PlayedScheduler {
                 let place = libc::CMSG_DATA(header).cast::<i32>();
                 std::ptr::copy_nonoverlapping(numbers.as_ptr(), place, numbers.len());
             }
-            libc::sendmsg(self.stream.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
+            libc::sendmsg(stream.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
         };
         assert_eq!(usize::try_from(sent).ok(), Some(frame.len()), "{}", std::io::Error::last_os_error());
     }
@@ -111,8 +145,7 @@ impl PlayedScheduler {
     /// # Panics
     /// When the client hangs up.
     pub fn say(&mut self, messages: &[SchedulerMessage]) {
-        let frame = |m: &SchedulerMessage| codec::encode(&Reply::Client(m.clone())).expect("a frame");
-        let all: Vec<u8> = messages.iter().flat_map(frame).collect();
-        self.stream.write_all(&all).expect("sent");
+        let all: Vec<u8> = messages.iter().flat_map(|message| frame(message.clone())).collect();
+        lock(&self.stream).write_all(&all).expect("sent");
     }
 }
