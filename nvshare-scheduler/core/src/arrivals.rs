@@ -322,6 +322,7 @@ fn departed_entry(id: ClientId, bytes: u64, due: Option<Time>) -> Entry {
         ordered: None,
         needs: false,
         runs: false,
+        stuck: false,
         claims: false,
         part: Part::default(),
         job: Job::Connection(id),

@@ -63,6 +63,8 @@ pub(crate) struct Entry {
     pub(crate) needs: bool,
     /// The client's gate is open, or its work completes.
     pub(crate) runs: bool,
+    /// The client does not answer. Its memory stays, and nobody waits for it to leave.
+    pub(crate) stuck: bool,
     /// The client is next, and others leave for it.
     pub(crate) claims: bool,
     /// The client's part in its job's share.
@@ -78,6 +80,11 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// Whether the client was asked to leave, and may be expected to.
+    fn is_leaving(&self) -> bool {
+        self.standing == Standing::Leaves && !self.stuck
+    }
+
     /// Bytes that the client lacks to have its whole demand resident.
     pub(crate) fn deficit(&self) -> u64 {
         self.demand.saturating_sub(self.charged)
@@ -99,9 +106,9 @@ pub(crate) struct Group {
     pub(crate) count: usize,
     pub(crate) demand: u128,
     pub(crate) pinned: u128,
-    /// The job of the clients, or one of their jobs.
+    /// The job of the clients that answer, or one of their jobs.
     job: Option<Job>,
-    /// The clients belong to several jobs.
+    /// The clients that answer belong to several jobs.
     pub(crate) mixed: bool,
 }
 
@@ -110,6 +117,9 @@ impl Group {
         self.count += 1;
         self.demand += u128::from(entry.demand);
         self.pinned += u128::from(entry.pinned);
+        if entry.stuck {
+            return;
+        }
         self.mixed |= self.job.is_some_and(|job| job != entry.job);
         self.job = self.job.or(Some(entry.job));
     }
@@ -143,7 +153,7 @@ pub(crate) struct Ledger {
     members: BTreeSet<ClientId>,
     /// Clients that hold the lock.
     holders: BTreeSet<ClientId>,
-    /// How many members, and how many holders, each job has.
+    /// How many members, and how many holders, each job has that answer.
     member_jobs: BTreeMap<Job, usize>,
     holder_jobs: BTreeMap<Job, usize>,
     next: BTreeSet<Key>,
@@ -170,7 +180,7 @@ pub(crate) struct Sums {
     pub(crate) ordered: u128,
     /// Orders to evict that are not answered.
     pub(crate) orders: usize,
-    /// Clients that were asked to leave and have not left.
+    /// Clients that were asked to leave and have not left, but for those that do not answer.
     pub(crate) leaving: usize,
     /// Clients whose gate is open, or whose work completes.
     pub(crate) running: usize,
@@ -214,18 +224,22 @@ impl Ledger {
         sums.overhead += u128::from(entry.overhead);
         sums.ordered += u128::from(entry.ordered.unwrap_or(0));
         sums.orders += usize::from(entry.ordered.is_some());
-        sums.leaving += usize::from(entry.standing == Standing::Leaves);
+        sums.leaving += usize::from(entry.is_leaving());
         sums.running += usize::from(entry.runs);
         sums.claiming += usize::from(entry.claims);
         if entry.standing.stays() {
             sums.members.count_in(entry);
-            *self.member_jobs.entry(entry.job).or_default() += 1;
+            if !entry.stuck {
+                *self.member_jobs.entry(entry.job).or_default() += 1;
+            }
             sums.members.are_of(&self.member_jobs);
             self.members.insert(id);
         }
         if entry.standing.holds() {
             sums.holders.count_in(entry);
-            *self.holder_jobs.entry(entry.job).or_default() += 1;
+            if !entry.stuck {
+                *self.holder_jobs.entry(entry.job).or_default() += 1;
+            }
             sums.holders.are_of(&self.holder_jobs);
             self.holders.insert(id);
         }
@@ -263,18 +277,22 @@ impl Ledger {
         sums.overhead -= u128::from(entry.overhead);
         sums.ordered -= u128::from(entry.ordered.unwrap_or(0));
         sums.orders -= usize::from(entry.ordered.is_some());
-        sums.leaving -= usize::from(entry.standing == Standing::Leaves);
+        sums.leaving -= usize::from(entry.is_leaving());
         sums.running -= usize::from(entry.runs);
         sums.claiming -= usize::from(entry.claims);
         if entry.standing.stays() {
             sums.members.count_out(entry);
-            one_less(&mut self.member_jobs, entry.job);
+            if !entry.stuck {
+                one_less(&mut self.member_jobs, entry.job);
+            }
             sums.members.are_of(&self.member_jobs);
             self.members.remove(&id);
         }
         if entry.standing.holds() {
             sums.holders.count_out(entry);
-            one_less(&mut self.holder_jobs, entry.job);
+            if !entry.stuck {
+                one_less(&mut self.holder_jobs, entry.job);
+            }
             sums.holders.are_of(&self.holder_jobs);
             self.holders.remove(&id);
         }
@@ -400,8 +418,8 @@ mod tests {
         let bytes = || prop_oneof![0..64u64, Just(u64::MAX)];
         let sizes = (bytes(), bytes(), bytes(), bytes(), bytes(), prop::option::of(bytes()));
         let due = prop::option::of((0..9u64).prop_map(Time::from_secs));
-        (standing(), sizes, any::<[bool; 3]>(), -4..4i64, due, 0..3u64).prop_map(
-            |(standing, sizes, [needs, runs, moves], time, due, job)| {
+        (standing(), sizes, any::<[bool; 4]>(), -4..4i64, due, 0..3u64).prop_map(
+            |(standing, sizes, [needs, runs, stuck, moves], time, due, job)| {
                 let job = Job::Tenant(job);
                 let (charged, pinned, demand, allocated, overhead, ordered) = sizes;
                 let key = (time, Time::ZERO, 0);
@@ -416,6 +434,7 @@ mod tests {
                     ordered,
                     needs,
                     runs,
+                    stuck,
                     claims,
                     part,
                     job,
@@ -434,8 +453,8 @@ mod tests {
             count: chosen.len(),
             demand: chosen.iter().map(|e| u128::from(e.demand)).sum(),
             pinned: chosen.iter().map(|e| u128::from(e.pinned)).sum(),
-            job: chosen.iter().map(|e| e.job).min(),
-            mixed: chosen.iter().map(|e| e.job).collect::<BTreeSet<_>>().len() > 1,
+            job: chosen.iter().filter(|e| !e.stuck).map(|e| e.job).min(),
+            mixed: chosen.iter().filter(|e| !e.stuck).map(|e| e.job).collect::<BTreeSet<_>>().len() > 1,
         }
     }
 

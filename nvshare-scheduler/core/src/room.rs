@@ -339,7 +339,7 @@ impl Core {
             .ledger
             .entries()
             .filter(|(id, _)| for_clients.is_none_or(|ids| !ids.contains(id)))
-            .filter(|(_, entry)| entry.charged > 0 && entry.ordered.is_none())
+            .filter(|(_, entry)| entry.charged > 0 && entry.ordered.is_none() && !entry.stuck)
             .filter_map(|(id, entry)| {
                 let account = self.account(id, uuid)?;
                 // A client that holds the lock needs the room for all that it has allocated.

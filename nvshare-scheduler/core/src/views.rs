@@ -86,6 +86,7 @@ impl Core {
                 ordered: account.order.map(|order| order.bytes),
                 needs: account.needs > 0,
                 runs: client.phase.runs(),
+                stuck: client.stuck,
                 claims: client.phase == Phase::Next(Why::Claims),
                 part,
                 job,
@@ -351,7 +352,11 @@ fn standing(client: &Client) -> Standing {
     }
 }
 
+/// A client's part in its job's share: none while it does not answer, so that nobody waits for a turn of a process that is stopped.
 fn part(client: &Client) -> Part {
+    if client.stuck {
+        return Part::default();
+    }
     let (holds, counts) = (client.phase.uses_a_turn(), client.phase.counts());
     let waits = client.waits() && !client.hopeless;
     let active = holds || waits || client.phase.is_next();

@@ -403,4 +403,20 @@ pub(super) const SCHEDULER: &[Rule] = &[
         package: "nvshare-core",
         test: "an_idle_program_that_holds_the_card_is_not_measured_and_does_not_wait_when_it_wakes",
     },
+    Rule {
+        what: "nobody waits for a turn of a program that is stopped",
+        file: "nvshare-scheduler/core/src/views.rs",
+        from: "    if client.stuck {\n        return Part::default();",
+        to: "    if client.stuck && !BROKEN {\n        return Part::default();",
+        package: "nvshare-core",
+        test: "it_stops_nobody_whose_memory_fits_beside_its_own",
+    },
+    Rule {
+        what: "a program that is stopped is not asked for memory while others wait",
+        file: "nvshare-scheduler/core/src/room.rs",
+        from: "entry.ordered.is_none() && !entry.stuck",
+        to: "entry.ordered.is_none() && (BROKEN || !entry.stuck)",
+        package: "nvshare-core",
+        test: "it_stops_nobody_whose_memory_fits_beside_its_own",
+    },
 ];

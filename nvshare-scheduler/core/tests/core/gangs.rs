@@ -395,7 +395,7 @@ fn a_gang_that_goes_on_after_a_pause_waits_for_its_turn_with_all_members() {
     assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_none()), "{sent:?}");
     sent.append(&mut table.wait_until(60_000));
     assert_eq!(asked_to_leave(&sent, OTHER), Some(other), "{sent:?}");
-    let sent = table.say(OTHER, ClientMessage::LockReleased { epoch: other });
+    sent.append(&mut table.say(OTHER, ClientMessage::LockReleased { epoch: other }));
     let sent = table.give_back(sent);
     assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_some()), "{sent:?}");
 }
