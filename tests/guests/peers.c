@@ -1,5 +1,5 @@
 /* A kernel of one card works on the memory of the other, with peer access: on what was there before, on what is allocated later, on a small
-   allocation, and on what has been away, if LOCK names a file that says so. Then the access is given up, and `again` reaches there all the same. */
+   allocation, and on what has been away, if WAKE names a file that says so. Then the access is given up, and `again` reaches there all the same; `ended` does so after a second context of the card, which had access, has ended. */
 #include "guest.h"
 int main(int count, char **arguments) {
     void *other, *second;
@@ -42,6 +42,12 @@ int main(int count, char **arguments) {
     uint64_t here = alloc(36 * MIB);
     CHECK(FN(cuMemcpyPeer)(here, context, before, other, 36 * MIB));
     holds_in_each_word(here, 36 * MIB, 9);
+    if (count > 1 && !strcmp(arguments[1], "ended")) {
+        CHECK(FN(cuCtxCreate_v2)(&second, 0, 0));
+        CHECK(FN(cuCtxEnablePeerAccess)(other, 0));
+        CHECK(FN(cuCtxDestroy_v2)(second));
+        CHECK(FN(cuCtxSetCurrent)(context));
+    }
     if (count > 1) {
         CHECK(launch(before, 9 * MIB, 10, NULL));
         CHECK(FN(cuCtxSynchronize)());

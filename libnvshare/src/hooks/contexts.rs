@@ -173,8 +173,8 @@ pub(crate) unsafe fn disable_peer(real: signatures::cuCtxDisablePeerAccess, peer
     let result = unsafe { real(peer) };
     if result == CUresult::SUCCESS
         && let Some((from, to)) = contexts::current().zip(contexts::find(peer))
-        && let Some((device, other)) = peers::disable(&from, &to)
     {
+        let (device, other) = peers::disable(&from, &to);
         set_peers(device, Some(other));
     }
     result

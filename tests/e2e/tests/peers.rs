@@ -34,10 +34,12 @@ fn kernels_reach_the_memory_of_peers() {
 
 #[test]
 fn access_that_was_given_up_is_none() {
-    let native = Program::guest(&World::simulated(CARDS), "peers", &["again"]).alone().start().finish();
-    for finished in [native, peers("off", &["again"]), peers("swap", &["again"])] {
-        assert!(!finished.status.success(), "{}", finished.log);
-        assert!(finished.log.contains("to which the card has no access"), "{}", finished.log);
+    for how in ["again", "ended"] {
+        let native = Program::guest(&World::simulated(CARDS), "peers", &[how]).alone().start().finish();
+        for finished in [native, peers("off", &[how]), peers("swap", &[how])] {
+            assert!(!finished.status.success(), "{how}: {}", finished.log);
+            assert!(finished.log.contains("to which the card has no access"), "{how}: {}", finished.log);
+        }
     }
 }
 

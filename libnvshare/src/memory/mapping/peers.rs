@@ -42,11 +42,10 @@ pub(crate) fn enable(from: &Arc<Context>, to: &Arc<Context>) -> Option<CUdevice>
     is_news.then_some(to.device())
 }
 
-/// A context may not reach another's memory any more. Returns the device whose memory has one less that may reach it, and that one.
-pub(crate) fn disable(from: &Arc<Context>, to: &Arc<Context>) -> Option<(CUdevice, CUdevice)> {
+/// A context may not reach another's memory any more. Returns the other's device, and the device that may reach less of it now.
+pub(crate) fn disable(from: &Arc<Context>, to: &Arc<Context>) -> (CUdevice, CUdevice) {
     lock(&PEERS).retain(|peers| !Arc::ptr_eq(&peers.from, from) || !Arc::ptr_eq(&peers.to, to));
-    let is_last = !reach(to.device()).contains(&from.device());
-    is_last.then_some((to.device(), from.device()))
+    (to.device(), from.device())
 }
 
 /// A context ends. Returns what [`disable`] does for each that it was a peer of.
@@ -55,7 +54,7 @@ pub(crate) fn forget_context(context: &Arc<Context>) -> Vec<(CUdevice, CUdevice)
     let pairs = lock(&PEERS);
     let its: Vec<_> = pairs.iter().filter(is_its).map(|p| (Arc::clone(&p.from), Arc::clone(&p.to))).collect();
     drop(pairs);
-    its.iter().filter_map(|(from, to)| disable(from, to)).collect()
+    its.iter().map(|(from, to)| disable(from, to)).collect()
 }
 
 /// Whether any context may reach another's memory.
@@ -76,8 +75,8 @@ pub(in crate::memory) fn allow(
 }
 
 impl Mapped {
-    /// Sets the access of what of an allocation of a device is on the card: for those that may reach it, and for the one that `may_no_more`. A chunk
-    /// that comes now is waited for: it was mapped for those that could reach it before.
+    /// Sets the access of what of an allocation of a device is on the card: for those that may reach it, and for the one that `may_no_more`,
+    /// unless another of its contexts may. A chunk that comes now is waited for: it was mapped for those that could reach it before.
     pub(crate) fn set_peers(&self, base: CUdeviceptr, device: CUdevice, may_no_more: Option<CUdevice>) {
         if self.is_programs() {
             return;
@@ -88,7 +87,6 @@ impl Mapped {
             let wait = self.stopped.wait_timeout(chunks, Duration::from_millis(1));
             (chunks, _) = wait.unwrap_or_else(PoisonError::into_inner);
         }
-        // Another context may have been enabled since the last one was disabled.
         let may_no_more = may_no_more.filter(|other| !reach(device).contains(other));
         let _relaxed = Relaxed::begin();
         for chunk in chunks.iter().filter(|chunk| chunk.physical.is_some()) {
