@@ -41,14 +41,19 @@ impl Core {
             client.phase = Phase::Free;
         }
         self.clients.insert(id, client);
+        self.gather_gang(id);
         self.send(id, SchedulerMessage::Registered { client: id, hold });
-        for usage in usage {
+        for usage in &usage {
             // The same process is back: what it reports now replaces what stayed charged to it.
             self.forget_departed(usage.gpu, |_, departed| departed.identity.is_same_process(identity));
-            self.meet_gpu(id, usage);
+            self.know_gpu(usage.gpu);
         }
-        self.enter(id);
         self.join_job(id);
+        self.enter(id);
+        self.settle_job(id);
+        for usage in usage {
+            self.greet(id, usage.gpu);
+        }
         let allocated = |client: &Client| {
             client.accounts.values().map(|account| account.usage.allocated).fold(0, u64::saturating_add)
         };
@@ -77,20 +82,32 @@ impl Core {
     }
 
     /// A client uses a GPU from now on.
-    pub(crate) fn meet_gpu(&mut self, id: ClientId, usage: Usage) {
+    pub(crate) fn meet_gpu(&mut self, id: ClientId, uuid: GpuUuid) {
+        self.know_gpu(uuid);
+        self.count_gpu(id, uuid);
+        self.gather_gang(id);
+        self.enter(id);
+        self.settle_job(id);
+        self.greet(id, uuid);
+    }
+
+    /// A GPU that a client uses has its place among those that the core knows.
+    fn know_gpu(&mut self, uuid: GpuUuid) {
         if self.gpus.len() >= MOST_GPUS {
             // No machine has more GPUs: most of these are invented by a client.
             self.gpus.retain(|_, gpu| gpu.ledger.entries().next().is_some());
             self.warnings.forget_gpus(&self.gpus);
         }
-        let rule = self.config.rule(usage.gpu);
-        self.gpus.entry(usage.gpu).or_insert_with(|| Gpu::new(0, Source::Clients, rule));
-        self.dirty.insert(usage.gpu);
-        self.enter(id);
-        self.join_job(id);
-        self.settle_disputes(usage.gpu);
-        let bytes = self.capacity(usage.gpu, id);
-        self.send(id, SchedulerMessage::Capacity(Room { gpu: usage.gpu, bytes }));
+        let rule = self.config.rule(uuid);
+        self.gpus.entry(uuid).or_insert_with(|| Gpu::new(0, Source::Clients, rule));
+        self.dirty.insert(uuid);
+    }
+
+    /// Tells a client how much it may fill of a GPU that it has begun to use.
+    fn greet(&mut self, id: ClientId, uuid: GpuUuid) {
+        self.settle_disputes(uuid);
+        let bytes = self.capacity(uuid, id);
+        self.send(id, SchedulerMessage::Capacity(Room { gpu: uuid, bytes }));
     }
 
     /// Without NVML and `--gpu-memory`, a GPU is as large as its clients say. While they agree, that size holds for all of
@@ -101,19 +118,17 @@ impl Core {
             return;
         }
         let was = gpu.source;
-        let ids: Vec<ClientId> = gpu.ledger.entries().map(|(id, _)| id).collect();
-        let said: Vec<u64> = ids.iter().filter_map(|&id| Some(self.account(id, uuid)?.usage.total)).collect();
-        let Some((&first, &most)) = said.first().zip(said.iter().max()) else { return };
+        let Some((most, all_agree)) = gpu.ledger.stated_size() else { return };
         if self.config.fixed_memory(uuid).is_some() {
             self.size_by_client(uuid, most);
-        } else if said.iter().all(|&total| total == first) {
-            self.size(uuid, Size { available: first, ..Size::default() }, Source::Clients);
+        } else if all_agree {
+            self.size(uuid, Size { available: most, ..Size::default() }, Source::Clients);
         } else if was != Source::Disputed {
             if let Some(gpu) = self.gpus.get_mut(&uuid) {
                 gpu.source = Source::Disputed;
             }
             self.dirty.insert(uuid);
-            self.reenter(&ids, uuid);
+            self.reenter(uuid);
             let text = format!(
                 "clients report different sizes of {uuid}: they run one at a time; set --gpu-memory, or give the scheduler NVML"
             );
@@ -121,10 +136,13 @@ impl Core {
         }
     }
 
-    fn reenter(&mut self, ids: &[ClientId], uuid: GpuUuid) {
-        for &id in ids {
+    /// Writes all clients of a GPU into its ledger, and tells them what they may fill.
+    fn reenter(&mut self, uuid: GpuUuid) {
+        let entries = self.gpus.get(&uuid).into_iter().flat_map(|gpu| gpu.ledger.entries());
+        let ids: Vec<ClientId> = entries.map(|(id, _)| id).collect();
+        for id in ids {
             if self.clients.contains_key(&id) {
-                self.enter(id);
+                self.enter_on(id, Some(uuid));
                 let bytes = self.capacity(uuid, id);
                 self.send(id, SchedulerMessage::Capacity(Room { gpu: uuid, bytes }));
             }
@@ -188,15 +206,15 @@ impl Core {
             return;
         }
         gpu.capacity = bytes;
-        let ids: Vec<ClientId> = gpu.ledger.entries().map(|(id, _)| id).collect();
         self.dirty.insert(uuid);
-        self.reenter(&ids, uuid);
+        self.reenter(uuid);
     }
 
     pub(crate) fn on_disconnected(&mut self, id: ClientId, process_remains: bool) {
         let now = self.now;
         let Some(mut client) = self.clients.remove(&id) else { return };
         self.warnings.forget_client(id);
+        self.moving.remove(&id);
         client.count(now);
         // The process may have come back before we heard that it was gone: it has reported by then what it has.
         let is_back = process_remains
@@ -236,7 +254,7 @@ impl Core {
         self.happened.push_back(Happened { kind, client: Some(id), gpus: gpus.clone(), bytes, took: None });
         client.accounts.values_mut().for_each(|account| account.budget = 0);
         self.remember(id, &client);
-        self.leave_job(id, client.job);
+        self.leave_job(id, &client);
         for uuid in gpus {
             self.settle_disputes(uuid);
         }
@@ -325,9 +343,11 @@ fn departed_entry(id: ClientId, bytes: u64, due: Option<Time>) -> Entry {
         stuck: false,
         claims: false,
         part: Part::default(),
+        payer: Job::Connection(id),
         job: Job::Connection(id),
         key: (0, Time::ZERO, id),
-        moves: false,
+        floats: false,
+        total: None,
         due,
     }
 }

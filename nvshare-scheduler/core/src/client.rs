@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use nvshare_proto::{Asked, ClientState, Counters, Epoch, GpuUuid, MemoryMode, Register};
 
-use crate::Time;
 use crate::account::{Account, Rates};
 use crate::policy::rhythm::Rhythm;
+use crate::{MOST_GPUS_EACH, Time};
 
 /// A client's number: the shell's number of its connection.
 pub type ClientId = u64;
@@ -206,19 +206,22 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) fn new(id: ClientId, identity: Identity, register: Register, now: Time) -> Self {
         let account = |usage| Box::new(Account::new(usage, Rates::default()));
+        // More than any machine has would cost each event of the job more.
+        let mut asked = register.asked;
+        asked.compute.truncate(MOST_GPUS_EACH);
         Self {
             pid: identity.pid.unwrap_or(register.pid),
             identity,
             job: Job::of(identity, id),
             gang: None,
-            asked: register.asked,
+            asked,
             paused: false,
             name: register.name,
             memory: register.memory,
             phase: Phase::Parked,
             wants: false,
             waiting_since: now,
-            accounts: register.usage.into_iter().map(|u| (u.gpu, account(u))).collect(),
+            accounts: register.usage.into_iter().take(MOST_GPUS_EACH).map(|u| (u.gpu, account(u))).collect(),
             held: Duration::ZERO,
             waited: Duration::ZERO,
             rhythm: Rhythm::default(),
@@ -233,6 +236,11 @@ impl Client {
             asked_counters: false,
             counters: Counters::default(),
         }
+    }
+
+    /// Whether the client's turn comes on several GPUs at once: its own, or those of its gang.
+    pub(crate) fn uses_several(&self) -> bool {
+        self.accounts.len() > 1 || self.gang.is_some()
     }
 
     /// Whether the client neither runs nor asks for the lock.

@@ -11,13 +11,16 @@
 //!   [`PATIENCE`] each goes on by itself. Members on several GPUs may be ranks, of which none can go on alone: they wait.
 //! - A gang that has said how many members it will have waits until they are there, for at most [`PATIENCE`].
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nvshare_proto::GpuUuid;
 
 use crate::client::{Client, ClientId, Gang, Job, Phase};
+use crate::policy::next;
+use crate::virtual_time::Virtual;
 use crate::{Core, Time};
 
 /// How long a gang waits for members that have not come, or have gone.
@@ -31,6 +34,10 @@ const MOST_MEMBERS: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Members {
     ids: BTreeSet<ClientId>,
+    /// The same, as those who are granted together.
+    together: Arc<Together>,
+    /// How far the gang is ahead of the clocks, and in which event that was computed.
+    ahead: Option<(u64, Virtual)>,
     /// The job as which the whole gang takes its turn: that of the member that came first, even after it has gone.
     job: Option<Job>,
     /// How many members there are to be, as they say; 0: as many as come.
@@ -44,16 +51,38 @@ pub(crate) struct Members {
 }
 
 impl Members {
+    /// The GPUs of all members.
+    pub(crate) fn gpus(&self) -> impl Iterator<Item = GpuUuid> {
+        self.together.on.keys().copied()
+    }
+
     pub(crate) fn ids(&self) -> impl Iterator<Item = ClientId> {
         self.ids.iter().copied()
     }
+}
+
+/// The members of a gang, and those on each of their GPUs.
+#[derive(Debug, Default)]
+pub(crate) struct Together {
+    ids: Vec<ClientId>,
+    on: BTreeMap<GpuUuid, Vec<ClientId>>,
 }
 
 /// Clients that are granted together or not at all: a gang's members, else one client.
 #[derive(Debug, Clone)]
 pub(crate) enum Unit {
     One([ClientId; 1]),
-    Gang(Vec<ClientId>),
+    Gang(Arc<Together>),
+}
+
+impl Unit {
+    /// Those of the clients that may be on a GPU.
+    pub(crate) fn on(&self, gpu: GpuUuid) -> &[ClientId] {
+        match self {
+            Self::One(one) => one,
+            Self::Gang(members) => members.on.get(&gpu).map_or(&[], Vec::as_slice),
+        }
+    }
 }
 
 impl Deref for Unit {
@@ -62,7 +91,7 @@ impl Deref for Unit {
     fn deref(&self) -> &[ClientId] {
         match self {
             Self::One(one) => one,
-            Self::Gang(members) => members,
+            Self::Gang(members) => &members.ids,
         }
     }
 }
@@ -71,7 +100,7 @@ impl Core {
     /// The clients that are granted together with a client.
     pub(crate) fn unit(&self, id: ClientId) -> Unit {
         match self.gang_of(id).and_then(|gang| self.gangs.get(&gang)) {
-            Some(members) => Unit::Gang(members.ids.iter().copied().collect()),
+            Some(members) => Unit::Gang(Arc::clone(&members.together)),
             None => Unit::One([id]),
         }
     }
@@ -91,12 +120,34 @@ impl Core {
     pub(crate) fn gpus_of(&self, unit: &Unit) -> Vec<GpuUuid> {
         match unit {
             Unit::One([id]) => self.gpus_used_by(*id),
-            Unit::Gang(members) => {
-                let clients = members.iter().filter_map(|id| self.clients.get(id));
-                let gpus: BTreeSet<GpuUuid> = clients.flat_map(|c| c.accounts.keys().copied()).collect();
-                gpus.into_iter().collect()
+            Unit::Gang(members) => members.on.keys().copied().collect(),
+        }
+    }
+
+    /// Notes who the members of a client's gang are, and which GPUs they use, after one of them has changed that.
+    pub(crate) fn gather_gang(&mut self, id: ClientId) {
+        let Some(members) = self.gang_of(id).and_then(|gang| self.gangs.get_mut(&gang)) else { return };
+        let mut together = Together { ids: members.ids.iter().copied().collect(), on: BTreeMap::new() };
+        for &id in &members.ids {
+            for &uuid in self.clients.get(&id).into_iter().flat_map(|client| client.accounts.keys()) {
+                together.on.entry(uuid).or_default().push(id);
             }
         }
+        members.together = Arc::new(together);
+        members.ahead = None;
+    }
+
+    /// How far a gang is ahead of the clocks: computed once in an event, since all its members ask.
+    pub(crate) fn ahead_of_gang(&mut self, gang: u64) -> Option<Virtual> {
+        let known = self.gangs.get(&gang)?.ahead.filter(|&(event, _)| event == self.events);
+        if let Some((_, ahead)) = known {
+            return Some(ahead);
+        }
+        let members = self.gangs.get(&gang)?;
+        let clients = members.ids.iter().filter_map(|id| self.clients.get(id));
+        let ahead = next::ahead_on_all(clients.flat_map(|client| self.ahead_on_each(client)));
+        self.gangs.get_mut(&gang)?.ahead = Some((self.events, ahead));
+        Some(ahead)
     }
 
     /// A client of a job comes. Returns whether it counts as a member of its gang.
@@ -127,6 +178,7 @@ impl Core {
             self.gangs.remove(&gang);
             return;
         };
+        self.gather_gang(other);
         self.has_drained_together(other);
         let unit = self.unit(other);
         self.settle_pauses(unit.to_vec());
@@ -166,22 +218,22 @@ impl Core {
     }
 
     /// A gang has no room on a GPU, or has it on all (`None`). If it has waited long enough, and its members could go on one by one,
-    /// they do: then they are no gang any more.
-    pub(crate) fn parts_if_too_large(&mut self, id: ClientId, full: Option<GpuUuid>) {
+    /// they do: then they are no gang any more. Returns whether that is so.
+    pub(crate) fn parts_if_too_large(&mut self, id: ClientId, full: Option<GpuUuid>) -> bool {
         let now = self.now;
+        let Some(gang) = self.gang_of(id) else { return false };
         let unit = self.unit(id);
         let fits_alone = |uuid, id: &ClientId| self.fits_alone(uuid, &Unit::One([*id]));
         let parts = full.filter(|&uuid| {
             unit.len() > 1 && self.gpus_of(&unit) == [uuid] && unit.iter().all(|id| fits_alone(uuid, id))
         });
-        let Some(gang) = self.gang_of(id) else { return };
-        let Some(members) = self.gangs.get_mut(&gang) else { return };
+        let Some(members) = self.gangs.get_mut(&gang) else { return false };
         let Some(uuid) = parts else {
             members.too_large_since = None;
-            return;
+            return false;
         };
         if now < members.too_large_since.get_or_insert(now).saturating_add(PATIENCE) {
-            return;
+            return false;
         }
         self.gangs.remove(&gang);
         for &member in unit.iter() {
@@ -191,6 +243,7 @@ impl Core {
             "the gang of client {id} does not fit {uuid}: its {} members go on, each by itself",
             unit.len()
         ));
+        true
     }
 
     /// Whether another member of a client's gang still drains: until it has, the client keeps its place.
@@ -264,7 +317,7 @@ impl Core {
         match unit {
             Unit::One([id]) => self.gpus_used_by(*id),
             Unit::Gang(members) => {
-                let clients = members.iter().filter_map(|id| self.clients.get(id));
+                let clients = members.ids.iter().filter_map(|id| self.clients.get(id));
                 let parked = clients.filter(|client| client.phase == Phase::Parked);
                 let gpus: BTreeSet<GpuUuid> = parked.flat_map(|c| c.accounts.keys().copied()).collect();
                 gpus.into_iter().collect()

@@ -9,7 +9,7 @@ use crate::Time;
 use crate::account::Rates;
 use crate::client::{Client, ClientId, Identity};
 use crate::cost::SwitchCost;
-use crate::ledger::Ledger;
+use crate::ledger::{Key, Ledger};
 use crate::policy::ahead;
 use crate::policy::budget::Budget;
 use crate::rule::Rule;
@@ -153,6 +153,11 @@ impl Gpu {
             switches: VecDeque::new(),
             departed: BTreeMap::new(),
         }
+    }
+
+    /// Clients that wait, in the order of turns.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = Key> + '_ {
+        self.ledger.waiting(self.shares.clock())
     }
 
     /// Whether a client may go ahead of others here: its work is short, or its turn was interrupted.

@@ -7,6 +7,7 @@
 //! tests recompute all of it from the entries ([`Ledger::audit`]) after each random change.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use crate::Time;
 use crate::client::{ClientId, Job};
@@ -69,12 +70,16 @@ pub(crate) struct Entry {
     pub(crate) claims: bool,
     /// The client's part in its job's share.
     pub(crate) part: Part,
+    /// The job to which the client's time is charged.
+    pub(crate) payer: Job,
     /// The job as which the client takes its turn: its own, or that of its gang.
     pub(crate) job: Job,
     /// The client's place among those that wait.
     pub(crate) key: Key,
-    /// The place moves while the client waits: the client uses several GPUs, or its job holds this one.
-    pub(crate) moves: bool,
+    /// The virtual time of the place counts from the GPU's clock: the client uses several GPUs, or waits with a gang.
+    pub(crate) floats: bool,
+    /// Bytes that the GPU has, as the client says; none: a process that has left.
+    pub(crate) total: Option<u64>,
     /// The first time at which something about the client is overdue.
     pub(crate) due: Option<Time>,
 }
@@ -89,6 +94,11 @@ impl Entry {
     pub(crate) fn deficit(&self) -> u64 {
         self.demand.saturating_sub(self.charged)
     }
+}
+
+/// A place that counts from the clock, as a time.
+fn on_clock((time, since, id): Key, clock: Virtual) -> Key {
+    (time.saturating_add(clock), since, id)
 }
 
 fn one_less<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
@@ -157,13 +167,19 @@ pub(crate) struct Ledger {
     member_jobs: BTreeMap<Job, usize>,
     holder_jobs: BTreeMap<Job, usize>,
     next: BTreeSet<Key>,
+    /// Clients that wait and whose place is a time, and those whose place counts from the GPU's clock.
     waiting: BTreeSet<Key>,
+    floating: BTreeSet<Key>,
+    /// Of each job to which time is charged: how many of its clients hold the GPU and use a turn, and how many wait.
+    payers: BTreeMap<Job, [usize; 2]>,
+    /// How many jobs have both.
+    in_turn: usize,
+    /// The sizes of the GPU that clients state, and how many clients state each.
+    totals: BTreeMap<u64, usize>,
     /// The demands of the clients that wait, and how many clients have each.
     waiting_demands: BTreeMap<u64, usize>,
     /// The deficits of the clients that are next, and how many clients have each.
     next_deficits: BTreeMap<u64, usize>,
-    /// Clients that wait and whose place moves.
-    moving: BTreeSet<ClientId>,
     /// Clients with an allocation that waits for room.
     needy: BTreeSet<ClientId>,
     departed: BTreeSet<ClientId>,
@@ -250,11 +266,8 @@ impl Ledger {
                 *self.next_deficits.entry(entry.deficit()).or_default() += 1;
             }
             Standing::Waits => {
-                self.waiting.insert(entry.key);
+                self.queue(entry).insert(entry.key);
                 *self.waiting_demands.entry(entry.demand).or_default() += 1;
-                if entry.moves {
-                    self.moving.insert(id);
-                }
             }
             Standing::Departed => {
                 self.departed.insert(id);
@@ -264,6 +277,10 @@ impl Ledger {
         if entry.needs {
             self.needy.insert(id);
         }
+        if let Some(total) = entry.total {
+            *self.totals.entry(total).or_default() += 1;
+        }
+        self.count_payer(entry, true);
         if let Some(due) = entry.due {
             self.due.insert((due, id));
         }
@@ -303,9 +320,8 @@ impl Ledger {
                 one_less(&mut self.next_deficits, entry.deficit());
             }
             Standing::Waits => {
-                self.waiting.remove(&entry.key);
+                self.queue(entry).remove(&entry.key);
                 one_less(&mut self.waiting_demands, entry.demand);
-                self.moving.remove(&id);
             }
             Standing::Departed => {
                 self.departed.remove(&id);
@@ -315,8 +331,37 @@ impl Ledger {
         if entry.needs {
             self.needy.remove(&id);
         }
+        if let Some(total) = entry.total {
+            one_less(&mut self.totals, total);
+        }
+        self.count_payer(entry, false);
         if let Some(due) = entry.due {
             self.due.remove(&(due, id));
+        }
+    }
+
+    fn queue(&mut self, entry: &Entry) -> &mut BTreeSet<Key> {
+        if entry.floats { &mut self.floating } else { &mut self.waiting }
+    }
+
+    /// Counts an entry in or out of those of its job that hold the GPU, or wait.
+    fn count_payer(&mut self, entry: &Entry, comes: bool) {
+        let which = match entry.standing {
+            _ if entry.part.holds => 0,
+            Standing::Waits => 1,
+            _ => return,
+        };
+        let has_both = |counts: &[usize; 2]| usize::from(counts.iter().all(|&count| count > 0));
+        let counts = self.payers.entry(entry.payer).or_default();
+        let before = has_both(counts);
+        match counts.get_mut(which) {
+            Some(count) if comes => *count += 1,
+            Some(count) => *count -= 1,
+            None => {}
+        }
+        self.in_turn = self.in_turn + has_both(counts) - before;
+        if *counts == [0; 2] {
+            self.payers.remove(&entry.payer);
         }
     }
 
@@ -345,13 +390,50 @@ impl Ledger {
         &self.next
     }
 
-    /// Clients that wait, in the order of turns.
-    pub(crate) fn waiting(&self) -> &BTreeSet<Key> {
-        &self.waiting
+    /// Clients that wait, in the order of turns. `clock`: that of the GPU.
+    pub(crate) fn waiting(&self, clock: Virtual) -> impl Iterator<Item = Key> + '_ {
+        let mut at = None;
+        std::iter::from_fn(move || {
+            at = self.waiting_behind(clock, at);
+            at
+        })
     }
 
-    pub(crate) fn moving(&self) -> &BTreeSet<ClientId> {
-        &self.moving
+    /// The first client that waits behind a place.
+    pub(crate) fn waiting_behind(&self, clock: Virtual, at: Option<Key>) -> Option<Key> {
+        let first = |queue: &BTreeSet<Key>, at: Option<Key>| match at {
+            Some(at) => queue.range((Bound::Excluded(at), Bound::Unbounded)).next().copied(),
+            None => queue.first().copied(),
+        };
+        let floats =
+            first(&self.floating, at.map(|(time, since, id)| (time.saturating_sub(clock), since, id)));
+        let floats = floats.map(|key| on_clock(key, clock));
+        first(&self.waiting, at).into_iter().chain(floats).min()
+    }
+
+    /// How many clients wait.
+    pub(crate) fn count_waiting(&self) -> usize {
+        self.waiting.len() + self.floating.len()
+    }
+
+    /// The place of a client that waits or is next.
+    pub(crate) fn place(&self, clock: Virtual, id: ClientId) -> Option<Key> {
+        let entry = self.entries.get(&id)?;
+        match entry.standing {
+            Standing::Waits if entry.floats => Some(on_clock(entry.key, clock)),
+            Standing::Waits | Standing::Next => Some(entry.key),
+            _ => None,
+        }
+    }
+
+    /// Whether a client waits whose job has the turn.
+    pub(crate) fn has_waiter_in_turn(&self) -> bool {
+        self.in_turn > 0
+    }
+
+    /// The largest size of the GPU that a client states, and whether all state the same; none: there are no clients.
+    pub(crate) fn stated_size(&self) -> Option<(u64, bool)> {
+        self.totals.keys().next_back().map(|&most| (most, self.totals.len() == 1))
     }
 
     pub(crate) fn needy(&self) -> &BTreeSet<ClientId> {
@@ -419,11 +501,12 @@ mod tests {
         let sizes = (bytes(), bytes(), bytes(), bytes(), bytes(), prop::option::of(bytes()));
         let due = prop::option::of((0..9u64).prop_map(Time::from_secs));
         (standing(), sizes, any::<[bool; 4]>(), -4..4i64, due, 0..3u64).prop_map(
-            |(standing, sizes, [needs, runs, stuck, moves], time, due, job)| {
+            |(standing, sizes, [needs, runs, stuck, floats], time, due, job)| {
                 let job = Job::Tenant(job);
                 let (charged, pinned, demand, allocated, overhead, ordered) = sizes;
                 let key = (time, Time::ZERO, 0);
-                let (part, claims) = (Part::default(), needs);
+                let (part, claims) = (Part { holds: runs && standing.holds(), ..Part::default() }, needs);
+                let total = (standing != Standing::Departed).then_some(allocated);
                 Entry {
                     standing,
                     charged,
@@ -437,9 +520,11 @@ mod tests {
                     stuck,
                     claims,
                     part,
+                    payer: job,
                     job,
                     key,
-                    moves,
+                    floats,
+                    total,
                     due,
                 }
             },
@@ -482,10 +567,17 @@ mod tests {
                 prop_assert_eq!(ledger.sums().ordered, all(|e| e.ordered.unwrap_or(0)));
                 prop_assert_eq!(ledger.sums().members, group(&model, Standing::stays));
                 prop_assert_eq!(ledger.sums().holders, group(&model, Standing::holds));
-                let mut waiting: Vec<Key> =
-                    model.values().filter(|e| e.standing == Standing::Waits).map(|e| e.key).collect();
+                const CLOCK: Virtual = 3;
+                let waits = || model.values().filter(|e| e.standing == Standing::Waits);
+                let place = |e: &Entry| if e.floats { on_clock(e.key, CLOCK) } else { e.key };
+                let mut waiting: Vec<Key> = waits().map(place).collect();
                 waiting.sort_unstable();
-                prop_assert!(ledger.waiting().iter().copied().eq(waiting));
+                prop_assert!(ledger.waiting(CLOCK).eq(waiting));
+                prop_assert_eq!(ledger.count_waiting(), waits().count());
+                let in_turn = waits().any(|e| model.values().any(|other| other.part.holds && other.payer == e.payer));
+                prop_assert_eq!(ledger.has_waiter_in_turn(), in_turn);
+                let stated: BTreeSet<u64> = model.values().filter_map(|e| e.total).collect();
+                prop_assert_eq!(ledger.stated_size(), stated.last().map(|&most| (most, stated.len() == 1)));
                 let least = model.values().filter(|e| e.standing == Standing::Waits).map(|e| e.demand).min();
                 prop_assert_eq!(ledger.least_waiting_demand(), least);
                 let next = || model.values().filter(|e| e.standing == Standing::Next).map(Entry::deficit);

@@ -59,7 +59,7 @@ pub use happened::Happened;
 pub use policy::exchange::Exchange;
 pub use policy::quantum::Auto;
 pub use rule::Rule;
-use terms::JobTerms;
+use terms::{JobTerms, OfJob};
 use warnings::Warnings;
 
 /// Time since the scheduler started. The core never looks at a clock.
@@ -205,7 +205,7 @@ pub struct Core {
     gpus: BTreeMap<GpuUuid, Gpu>,
     gangs: BTreeMap<u64, Members>,
     /// The clients of each job: their time is counted together.
-    jobs: BTreeMap<Job, BTreeSet<ClientId>>,
+    jobs: BTreeMap<Job, OfJob>,
     /// Terms that administrators gave to jobs.
     given: BTreeMap<Job, JobTerms>,
     gone: VecDeque<nvshare_proto::ClientStatus>,
@@ -214,7 +214,15 @@ pub struct Core {
     now: Time,
     /// GPUs of which something has changed since the core last looked at them.
     dirty: BTreeSet<GpuUuid>,
-    /// Work that the last event took: clients and GPUs that were looked at, counted each time.
+    /// Gangs of which a member has changed since the core last looked at their GPUs.
+    dirty_gangs: BTreeSet<u64>,
+    /// Clients that wait and whose place moves by itself, and in which event it was brought up to date; and the one whose turn that
+    /// was last.
+    moving: BTreeMap<ClientId, u64>,
+    refreshed: ClientId,
+    /// Counts the events.
+    events: u64,
+    /// Work that the last event took: clients and GPUs that were looked at, and entries written, counted each time.
     steps: u64,
     /// When the core looks at each GPU again if no event comes before.
     deadlines: BTreeSet<(Time, GpuUuid)>,
@@ -241,6 +249,10 @@ impl Core {
             last_epoch: 0,
             now: Time::ZERO,
             dirty: BTreeSet::new(),
+            dirty_gangs: BTreeSet::new(),
+            moving: BTreeMap::new(),
+            refreshed: 0,
+            events: 0,
             steps: 0,
             deadlines: BTreeSet::new(),
             outputs: VecDeque::new(),
@@ -254,6 +266,7 @@ impl Core {
         self.now = self.now.max(now);
         self.happened.clear();
         self.steps = 0;
+        self.events += 1;
         match event {
             Event::Registered { client, identity, register } => {
                 self.on_registered(client, identity, register);
@@ -280,7 +293,7 @@ impl Core {
         self.deadlines.first().map(|(time, _)| *time).filter(|_| self.scheduling)
     }
 
-    /// Work that the last event took: clients and GPUs looked at. For tests, which cannot rely on a clock.
+    /// Work that the last event took: clients and GPUs looked at, and entries of ledgers written. For tests, which cannot rely on a clock.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps

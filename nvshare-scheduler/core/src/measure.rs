@@ -67,7 +67,7 @@ impl Core {
         if self.config.together == Together::Always || asked_for_turns || one_at_a_time || cannot_drain {
             return None;
         }
-        let waiting = gpu.ledger.waiting().iter().chain(gpu.ledger.next()).map(|key| key.2);
+        let waiting = gpu.waiting().chain(gpu.ledger.next().iter().copied()).map(|key| key.2);
         let ids: BTreeSet<ClientId> =
             gpu.ledger.holders().iter().copied().chain(waiting).take(MOST_CLIENTS + 1).collect();
         let of_one_gpu =

@@ -130,7 +130,7 @@ impl Core {
             account.told(usage);
         });
         if !known {
-            self.meet_gpu(id, usage);
+            self.meet_gpu(id, usage.gpu);
         } else if total_changed {
             self.settle_disputes(usage.gpu);
         }

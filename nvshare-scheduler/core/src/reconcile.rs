@@ -3,6 +3,7 @@
 use nvshare_proto::{GpuUuid, SchedulerMessage};
 
 use crate::client::ClientId;
+use crate::gangs::Members;
 use crate::rule::Rule;
 use crate::{Core, Time};
 
@@ -14,6 +15,7 @@ impl Core {
     pub(crate) fn reconcile(&mut self) {
         if !self.scheduling {
             self.dirty.clear();
+            self.dirty_gangs.clear();
             return;
         }
         while let Some(&(time, uuid)) = self.deadlines.first()
@@ -25,6 +27,10 @@ impl Core {
                 self.dirty.insert(uuid);
             }
         }
+        self.spread_to_gangs();
+        if !self.dirty.is_empty() {
+            self.refresh_places();
+        }
         let mut looks = MOST_LOOKS * self.dirty.len().max(1);
         let mut looked_at = Vec::new();
         while looks > 0
@@ -33,6 +39,7 @@ impl Core {
             looks -= 1;
             self.steps += 1;
             self.look_at(uuid);
+            self.spread_to_gangs();
             if looked_at.last() != Some(&uuid) {
                 looked_at.push(uuid);
             }
@@ -45,6 +52,13 @@ impl Core {
         }
         for uuid in looked_at {
             self.note_deadline(uuid);
+        }
+    }
+
+    /// A change of one member may concern the others, on their GPUs.
+    fn spread_to_gangs(&mut self) {
+        while let Some(gang) = self.dirty_gangs.pop_first() {
+            self.dirty.extend(self.gangs.get(&gang).into_iter().flat_map(Members::gpus));
         }
     }
 

@@ -96,7 +96,7 @@ impl Core {
     /// Bytes of a GPU's free room that are reserved before a unit that is next, or parked, may take any.
     fn reserved_before(&self, uuid: GpuUuid, unit: &Unit) -> u64 {
         let Some(gpu) = self.gpus.get(&uuid) else { return 0 };
-        let entries = unit.iter().filter_map(|&id| gpu.ledger.entry(id));
+        let entries = unit.on(uuid).iter().filter_map(|&id| gpu.ledger.entry(id));
         let own = entries.filter(|entry| entry.standing == Standing::Next).map(|entry| entry.key).min();
         let ahead = gpu.ledger.next().iter().take_while(|&&key| own.is_none_or(|own| key < own));
         let deficits = ahead.map(|&(_, _, other)| self.deficit(uuid, other));
@@ -384,7 +384,7 @@ impl Core {
         let Some(gpu) = self.gpus.get(&uuid) else { return 0 };
         let own = gpu.ledger.entry(id).map(|entry| entry.standing);
         let own = usize::from(matches!(own, Some(Standing::Waits | Standing::Next)));
-        let contested = gpu.ledger.waiting().len() + gpu.ledger.next().len() > own;
+        let contested = gpu.ledger.count_waiting() + gpu.ledger.next().len() > own;
         if contested { 0 } else { SPARE_ROOM.min(free / 4) }
     }
 }

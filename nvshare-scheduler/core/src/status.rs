@@ -7,7 +7,6 @@ use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, SchedulerStat
 use crate::client::{Client, ClientId, Phase};
 use crate::gpu::Gpu;
 use crate::ledger::Key;
-use crate::terms::Known;
 use crate::{Core, SwitchCost, Time};
 
 /// Clients that are gone and still listed.
@@ -79,8 +78,7 @@ impl Core {
                 row.resident = row.resident.saturating_add(departed.bytes);
             }
         }
-        let mut known = Known::new();
-        let clients = self.clients.iter().map(|(&id, client)| self.describe(id, client, now, &mut known));
+        let clients = self.clients.iter().map(|(&id, client)| self.describe(id, client, now));
         rows.into_values().chain(clients).collect()
     }
 
@@ -103,12 +101,12 @@ impl Core {
                 .position(|row| gpus.values().all(|gpu| !gpu.departed.contains_key(&row.client)));
             passed.and_then(|at| self.gone.remove(at));
         }
-        let row = self.describe(id, client, self.now, &mut Known::new());
+        let row = self.describe(id, client, self.now);
         let row = ClientStatus { gone: true, state: ClientState::Gone, blocked_on: None, ..row };
         self.gone.push_back(row);
     }
 
-    fn describe(&self, id: ClientId, client: &Client, now: Time, known: &mut Known) -> ClientStatus {
+    fn describe(&self, id: ClientId, client: &Client, now: Time) -> ClientStatus {
         let (held, waited) = client.times(now);
         let full = if client.waits() { self.no_room_on(id) } else { None };
         let blocked_on = full.filter(|&uuid| self.why_no_room(uuid, id).is_some());
@@ -127,7 +125,7 @@ impl Core {
             held_ms: held.as_millis() as u64,
             waited_ms: waited.as_millis() as u64,
             counters: client.counters,
-            share: self.share_status(id, known),
+            share: self.share_status(id),
             host_memory: 0,
         }
     }
@@ -157,7 +155,7 @@ impl Core {
                 self.clients.get(&id).is_some_and(|client| client.accounts.len() > 1 || client.gang.is_some())
             };
             let going_on = sums.orders + sums.leaving + sums.holders.count + gpu.ledger.departed().len() > 0
-                || gpu.ledger.next().iter().chain(gpu.ledger.waiting()).any(|key| elsewhere(key.2));
+                || gpu.ledger.next().iter().copied().chain(gpu.waiting()).any(|key| elsewhere(key.2));
             let answers = |id: &ClientId| {
                 self.unit(*id).iter().any(|&id| {
                     matches!(
@@ -171,7 +169,7 @@ impl Core {
                 + gpu.ledger.holders().iter().filter(|id| answers(id)).count();
             // A client that uses other GPUs too may wait for those.
             let only_here = |key: &Key| !elsewhere(key.2) && self.no_room_on(key.2).is_none();
-            let waits = gpu.contested && gpu.ledger.waiting().iter().any(only_here);
+            let waits = gpu.contested && gpu.waiting().any(|key| only_here(&key));
             let watches = self.gpus.values().any(|other| other.watched_by.contains(uuid));
             if self.scheduling
                 && waits
@@ -182,13 +180,13 @@ impl Core {
             {
                 return Err(format!("somebody waits for {uuid}, and nothing ends the turn: {gpu:?}"));
             }
-            for (_, _, id) in gpu.ledger.waiting().iter().chain(gpu.ledger.next()) {
-                let elsewhere = elsewhere(*id);
+            for (_, _, id) in gpu.waiting().chain(gpu.ledger.next().iter().copied()) {
+                let elsewhere = elsewhere(id);
                 if self.scheduling
                     && !going_on
                     && gpu.deadline.is_none()
                     && !elsewhere
-                    && self.no_room_on(*id).is_none()
+                    && self.no_room_on(id).is_none()
                 {
                     return Err(format!("client {id} waits for {uuid}, and nothing is to happen: {gpu:?}"));
                 }

@@ -7,7 +7,7 @@ use nvshare_proto::{
     ShareStatus, USUAL_WEIGHT,
 };
 
-use crate::client::{ClientId, Job};
+use crate::client::{Client, ClientId, Job};
 use crate::policy::entitled::Terms;
 use crate::virtual_time::FINER;
 use crate::{Core, Time};
@@ -80,38 +80,84 @@ pub(crate) struct Has {
     limit: Option<u8>,
 }
 
-/// The terms of jobs, in all and on single GPUs.
-pub(crate) type Known = BTreeMap<(Job, Option<GpuUuid>), Has>;
+/// How many processes ask for each value.
+type Counts<V> = BTreeMap<V, usize>;
 
-/// The least that the processes of a job ask for.
+/// The least that the processes of a job ask for. It is kept by counts: a job may have a thousand processes, with limits on many
+/// GPUs, and each of them comes and goes.
 #[derive(Debug, Clone, Default)]
 struct Least {
-    weight: Option<u32>,
-    priority: Option<Priority>,
-    /// The strictest enforcement that a process with a limit asks for.
-    enforcement: Option<Enforcement>,
-    compute: BTreeMap<GpuUuid, u8>,
+    weight: Counts<u32>,
+    priority: Counts<Priority>,
+    /// The enforcements that processes with a limit ask for, by [`strictness`]: the strictest counts.
+    enforcement: Counts<u8>,
+    compute: BTreeMap<GpuUuid, Counts<u8>>,
+}
+
+fn count<V: Copy + Ord>(counts: &mut Counts<V>, value: V, comes: bool) {
+    let count = counts.entry(value).or_default();
+    *count = if comes { *count + 1 } else { count.saturating_sub(1) };
+    if *count == 0 {
+        counts.remove(&value);
+    }
+}
+
+fn first<V: Copy>(counts: &Counts<V>) -> Option<V> {
+    counts.keys().next().copied()
 }
 
 impl Least {
-    /// Looks at each process once: a job may have a thousand, on many GPUs.
-    fn of<'a>(asked: impl Iterator<Item = &'a Asked>) -> Self {
-        let mut least = Self::default();
-        for asked in asked {
-            least.weight = least.weight.into_iter().chain(asked.weight).min();
-            least.priority = least.priority.into_iter().chain(asked.priority).min();
-            if !asked.compute.is_empty() {
-                let both = least.enforcement.into_iter().chain([asked.enforcement]);
-                least.enforcement = both.max_by_key(|&enforcement| strictness(enforcement));
-            }
-            // A limit of nothing is none: it must not stand for the limits that others of the job ask for.
-            for limit in asked.compute.iter().filter(|limit| limit.percent > 0) {
-                let percent = least.compute.entry(limit.gpu).or_insert(limit.percent);
-                *percent = limit.percent.min(*percent);
+    /// A process comes, or goes.
+    fn count(&mut self, asked: &Asked, comes: bool) {
+        if let Some(weight) = asked.weight {
+            count(&mut self.weight, weight, comes);
+        }
+        if let Some(priority) = asked.priority {
+            count(&mut self.priority, priority, comes);
+        }
+        if !asked.compute.is_empty() {
+            count(&mut self.enforcement, strictness(asked.enforcement), comes);
+        }
+        // A limit of nothing is none: it must not stand for the limits that others of the job ask for.
+        for limit in asked.compute.iter().filter(|limit| limit.percent > 0) {
+            let limits = self.compute.entry(limit.gpu).or_default();
+            count(limits, limit.percent, comes);
+            if limits.is_empty() {
+                self.compute.remove(&limit.gpu);
             }
         }
-        least
     }
+
+    fn enforcement(&self) -> Option<Enforcement> {
+        let strictest = self.enforcement.keys().next_back().copied()?;
+        [Enforcement::Disable, Enforcement::Default, Enforcement::Force]
+            .into_iter()
+            .find(|&enforcement| strictness(enforcement) == strictest)
+    }
+
+    fn compute(&self, gpu: GpuUuid) -> Option<u8> {
+        self.compute.get(&gpu).and_then(first)
+    }
+}
+
+/// The processes of a job that are connected.
+#[derive(Debug, Default)]
+pub(crate) struct OfJob {
+    pub(crate) clients: BTreeSet<ClientId>,
+    /// The GPUs that they use.
+    gpus: Counts<GpuUuid>,
+    least: Least,
+}
+
+impl OfJob {
+    fn gpus(&self) -> Vec<GpuUuid> {
+        self.gpus.keys().copied().collect()
+    }
+}
+
+/// Whether a process asks for anything that counts for its whole job.
+fn asks_for_its_job(asked: &Asked) -> bool {
+    asked.weight.is_some() || asked.priority.is_some() || !asked.compute.is_empty()
 }
 
 fn strictness(enforcement: Enforcement) -> u8 {
@@ -123,29 +169,34 @@ fn strictness(enforcement: Enforcement) -> u8 {
 }
 
 fn has(given: &JobTerms, least: &Least, gpu: Option<GpuUuid>) -> Has {
-    let weight =
-        least.weight.into_iter().fold(given.weight.unwrap_or(USUAL_WEIGHT), u32::min).clamp(1, MOST_WEIGHT);
-    let priority = least.priority.into_iter().fold(given.priority.unwrap_or_default(), Priority::min);
-    let enforcement = given.enforcement.or(least.enforcement).unwrap_or_default();
-    let limit = |gpu| given.compute(gpu).or_else(|| least.compute.get(&gpu).copied());
+    let weight = first(&least.weight)
+        .into_iter()
+        .fold(given.weight.unwrap_or(USUAL_WEIGHT), u32::min)
+        .clamp(1, MOST_WEIGHT);
+    let priority = first(&least.priority).into_iter().fold(given.priority.unwrap_or_default(), Priority::min);
+    let enforcement = given.enforcement.or(least.enforcement()).unwrap_or_default();
+    let limit = |gpu| given.compute(gpu).or_else(|| least.compute(gpu));
     let limit = gpu.and_then(limit).filter(|&percent| percent > 0);
     Has { weight, priority, enforcement, limit: limit.map(|percent| percent.min(100)) }
 }
 
 impl Core {
-    /// Applies a job's terms after they changed, or after processes came and went.
-    pub(crate) fn settle_terms(&mut self, job: Job) {
-        let now = self.now;
-        let members: Vec<ClientId> = self.jobs.get(&job).into_iter().flatten().copied().collect();
-        let none = JobTerms::default();
+    /// Applies a job's terms on all of its GPUs, after an administrator changed them.
+    fn settle_terms(&mut self, job: Job) {
+        let gpus = self.jobs.get(&job).map(OfJob::gpus).unwrap_or_default();
+        self.settle_terms_on(job, gpus);
+        self.settle_pauses(self.members_of_job(job));
+    }
+
+    /// Applies a job's terms on these GPUs.
+    fn settle_terms_on(&mut self, job: Job, gpus: Vec<GpuUuid>) {
+        let (now, none, nobody) = (self.now, JobTerms::default(), Least::default());
         let given = self.given.get(&job).unwrap_or(&none);
-        let asked = members.iter().filter_map(|id| self.clients.get(id)).map(|client| &client.asked);
-        let least = Least::of(asked);
-        let there = members.iter().filter_map(|id| self.clients.get(id));
-        let gpus: BTreeSet<GpuUuid> = there.flat_map(|client| client.accounts.keys().copied()).collect();
+        let least = self.jobs.get(&job).map_or(&nobody, |of_job| &of_job.least);
         for uuid in gpus {
             let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
-            let has = has(given, &least, Some(uuid));
+            self.steps += 1;
+            let has = has(given, least, Some(uuid));
             let terms = Terms {
                 weight: u64::from(has.weight) * factor(has.priority),
                 limit: has.limit.filter(|_| has.enforcement != Enforcement::Disable),
@@ -157,13 +208,17 @@ impl Core {
                 self.dirty.insert(uuid);
             }
         }
-        self.settle_pauses(members);
+    }
+
+    fn members_of_job(&self, job: Job) -> Vec<ClientId> {
+        self.jobs.get(&job).into_iter().flat_map(|of_job| &of_job.clients).copied().collect()
     }
 
     /// Pauses these clients and their gangs, or lets them go on. A gang is granted together or not at all, so all of it is
     /// paused while the job of one of its members is.
     pub(crate) fn settle_pauses(&mut self, clients: Vec<ClientId>) {
         for id in self.with_their_gangs(clients) {
+            self.steps += 1;
             let unit = self.unit(id);
             let jobs = unit.iter().filter_map(|id| self.clients.get(id)).map(|client| client.job);
             let paused = jobs.filter_map(|job| self.given.get(&job)).any(|given| given.paused);
@@ -195,7 +250,7 @@ impl Core {
             return Err(format!("client {client} ({name}) does not use {gpu}"));
         }
         self.given.entry(job).or_default().take(gpu, given);
-        let members: Vec<ClientId> = self.jobs.get(&job).into_iter().flatten().copied().collect();
+        let members = self.members_of_job(job);
         if given.memory.is_some() {
             for &id in &members {
                 self.tell_limits(id);
@@ -236,38 +291,63 @@ impl Core {
 
     /// Adds a client to its job.
     pub(crate) fn join_job(&mut self, id: ClientId) {
-        let Some(job) = self.clients.get(&id).map(|client| client.job) else { return };
-        self.jobs.entry(job).or_default().insert(id);
-        self.settle_terms(job);
+        let Some(client) = self.clients.get(&id) else { return };
+        let of_job = self.jobs.entry(client.job).or_default();
+        of_job.clients.insert(id);
+        of_job.least.count(&client.asked, true);
+        client.accounts.keys().for_each(|&gpu| count(&mut of_job.gpus, gpu, true));
+    }
+
+    /// A client of a job uses another GPU.
+    pub(crate) fn count_gpu(&mut self, id: ClientId, gpu: GpuUuid) {
+        let job = self.clients.get(&id).map(|client| client.job);
+        if let Some(of_job) = job.and_then(|job| self.jobs.get_mut(&job)) {
+            count(&mut of_job.gpus, gpu, true);
+        }
+    }
+
+    /// Applies the terms of a client's job after the client came, or began to use a GPU. A wish of one process counts on all GPUs of
+    /// its job.
+    pub(crate) fn settle_job(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get(&id) else { return };
+        let job = client.job;
+        let gpus = match self.jobs.get(&job) {
+            Some(of_job) if asks_for_its_job(&client.asked) => of_job.gpus(),
+            _ => self.gpus_used_by(id),
+        };
+        self.settle_terms_on(job, gpus);
+        self.settle_pauses(vec![id]);
         self.tell_limits(id);
     }
 
     /// A client is gone. Its job's terms are kept while the job has processes, and a tenant's terms until other jobs need
     /// the place: a program that ends and starts again is the same tenant.
-    pub(crate) fn leave_job(&mut self, id: ClientId, job: Job) {
-        let Some(members) = self.jobs.get_mut(&job) else { return };
-        members.remove(&id);
-        if members.is_empty() {
+    pub(crate) fn leave_job(&mut self, id: ClientId, client: &Client) {
+        let job = client.job;
+        let Some(of_job) = self.jobs.get_mut(&job) else { return };
+        of_job.clients.remove(&id);
+        of_job.least.count(&client.asked, false);
+        client.accounts.keys().for_each(|&gpu| count(&mut of_job.gpus, gpu, false));
+        if of_job.clients.is_empty() {
             self.jobs.remove(&job);
             if !matches!(job, Job::Tenant(_)) {
                 self.given.remove(&job);
             }
+        } else if asks_for_its_job(&client.asked) {
+            let gpus = of_job.gpus();
+            self.settle_terms_on(job, gpus);
         }
-        self.settle_terms(job);
     }
 
-    /// The share of a client, as it is shown. The terms of a job follow from all of its processes: `known` keeps them, by job
-    /// and GPU, for the other clients of the same list.
-    pub(crate) fn share_status(&self, id: ClientId, known: &mut Known) -> ShareStatus {
+    /// The share of a client, as it is shown. The terms of a job follow from all of its processes.
+    pub(crate) fn share_status(&self, id: ClientId) -> ShareStatus {
         let Some(client) = self.clients.get(&id) else { return ShareStatus::default() };
         let none = JobTerms::default();
         let given = self.given.get(&client.job).unwrap_or(&none);
-        let members = self.jobs.get(&client.job);
-        let asked =
-            members.into_iter().flatten().filter_map(|id| self.clients.get(id)).map(|client| &client.asked);
-        let mut terms = |gpu| {
-            *known.entry((client.job, gpu)).or_insert_with(|| has(given, &Least::of(asked.clone()), gpu))
-        };
+        let of_job = self.jobs.get(&client.job);
+        let nobody = Least::default();
+        let least = of_job.map_or(&nobody, |of_job| &of_job.least);
+        let terms = |gpu| has(given, least, gpu);
         let all = terms(None);
         let limit = |&gpu: &GpuUuid| Some(ComputeLimit { gpu, percent: terms(Some(gpu)).limit? });
         ShareStatus {
@@ -276,7 +356,7 @@ impl Core {
             enforcement: all.enforcement,
             compute: client.accounts.keys().filter_map(limit).collect(),
             paused: client.paused,
-            processes: members.map_or(0, |members| members.len() as u32),
+            processes: of_job.map_or(0, |of_job| of_job.clients.len() as u32),
         }
     }
 }
@@ -296,6 +376,12 @@ mod tests {
     ) -> Asked {
         let compute = percent.iter().map(|&percent| ComputeLimit { gpu: GPU, percent }).collect();
         Asked { weight, priority, enforcement, compute, gang: None }
+    }
+
+    fn of(asked: &[Asked]) -> Least {
+        let mut least = Least::default();
+        asked.iter().for_each(|asked| least.count(asked, true));
+        least
     }
 
     #[test]
@@ -346,7 +432,7 @@ mod tests {
                 (1, Priority::Normal, Default, None),
             ),
         ] {
-            let least = Least::of(asked.iter());
+            let least = of(&asked);
             let got = has(&given, &least, Some(GPU));
             assert_eq!(
                 (got.weight, got.priority, got.enforcement, got.limit),
@@ -361,7 +447,7 @@ mod tests {
     fn an_administrators_word_stands_above_the_environment() {
         let mut given = JobTerms::default();
         let asked = [asks(None, None, &[20], Enforcement::Force)];
-        let limit = |given: &JobTerms, gpu| has(given, &Least::of(asked.iter()), Some(gpu)).limit;
+        let limit = |given: &JobTerms, gpu| has(given, &of(&asked), Some(gpu)).limit;
         given.take(Some(GPU), Given { compute: Some(60), memory: Some(7), ..Given::default() });
         assert_eq!((limit(&given, GPU), limit(&given, OTHER)), (Some(60), None));
         assert_eq!((given.memory(GPU), given.memory(OTHER)), (Some(7), None));

@@ -62,12 +62,8 @@ impl Core {
     /// Makes waiters next: those that fit beside the others and delay nobody ahead of them, at once; the first that does
     /// not fit, when the turn is over.
     pub(crate) fn choose(&mut self, uuid: GpuUuid) {
-        // The place of a client that uses several GPUs, or whose job holds this one, moves with the clocks.
         let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
         gpu.contested = false;
-        for id in gpu.ledger.moving().iter().copied().collect::<Vec<_>>() {
-            self.enter(id);
-        }
         let mut head: Option<Head> = None;
         let mut at: Option<Key> = None;
         let mut judged: Vec<u64> = Vec::new();
@@ -75,6 +71,11 @@ impl Core {
             at = Some(key);
             self.steps += 1;
             let id = key.2;
+            // What others of its job got meanwhile may have moved it behind others: then it is met again.
+            self.refresh_place(id);
+            if self.place_on(uuid, id).is_some_and(|place| place > key) {
+                continue;
+            }
             if let Some(gang) = self.gang_of(id) {
                 if judged.contains(&gang) {
                     continue;
@@ -217,11 +218,8 @@ impl Core {
     }
 
     fn waiter_behind(&self, uuid: GpuUuid, at: Option<Key>) -> Option<Key> {
-        let waiting = self.gpus.get(&uuid)?.ledger.waiting();
-        match at {
-            Some(at) => waiting.range(at..).find(|&&key| key > at).copied(),
-            None => waiting.first().copied(),
-        }
+        let gpu = self.gpus.get(&uuid)?;
+        gpu.ledger.waiting_behind(gpu.shares.clock(), at)
     }
 
     fn is_contested(&mut self, uuid: GpuUuid) {
@@ -255,12 +253,12 @@ impl Core {
         members.count > 0 && members.demand + u128::from(least) > u128::from(gpu.capacity)
     }
 
-    /// Whether all other waiters would delay the head: even the smallest, if none is part of a turn or a gang.
+    /// Whether all other waiters would delay the head: even the smallest, if the turn is not that of its job.
     fn everybody_else_waits_for(&self, uuid: GpuUuid, head: &Head) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
         let Some(least) = gpu.ledger.least_waiting_demand() else { return true };
         gpu.source != Source::Disputed
-            && gpu.ledger.moving().is_empty()
+            && (gpu.ledger.sums().leaving > 0 || !gpu.ledger.has_waiter_in_turn())
             && !self.is_in_nobodys_way(gpu, u128::from(least), head, gpu.capacity)
     }
 
@@ -279,10 +277,12 @@ impl Core {
     /// the waiter does not delay.
     fn may_go(&self, uuid: GpuUuid, unit: &Unit) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
-        let Some(own) = unit.iter().filter_map(|&id| self.key(uuid, id)).min() else { return true };
+        let Some(own) = unit.on(uuid).iter().filter_map(|&id| self.place_on(uuid, id)).min() else {
+            return true;
+        };
         let mut head: Option<Head> = None;
-        for key in gpu.ledger.waiting() {
-            if unit.contains(&key.2) || *key >= own {
+        for key in gpu.waiting() {
+            if unit.contains(&key.2) || key >= own {
                 break;
             }
             let other = self.unit(key.2);
@@ -294,8 +294,11 @@ impl Core {
                 Some(head) => head.ahead = head.ahead.max(ahead),
                 None => head = Some(self.head(uuid, &other)),
             }
+            if head.is_some_and(|head| !self.delays_nobody(uuid, unit, &head)) {
+                return false;
+            }
         }
-        head.is_none_or(|head| self.delays_nobody(uuid, unit, &head))
+        true
     }
 
     /// When the turns of those who leave for a waiter are over; `None` while that is unknown.
@@ -352,7 +355,7 @@ impl Core {
 
     /// The first waiter besides a unit that is not interactive.
     fn first_in_turn(&self, gpu: &Gpu, unit: &Unit) -> Option<Unit> {
-        let others = gpu.ledger.waiting().iter().map(|key| key.2).filter(|id| !unit.contains(id));
+        let others = gpu.waiting().map(|key| key.2).filter(|id| !unit.contains(id));
         others.map(|id| self.unit(id)).find(|unit| !is_short(&self.clients, unit))
     }
 
@@ -393,13 +396,18 @@ impl Core {
         if ids.iter().all(|&id| self.gang_of(id).is_none()) {
             return ids;
         }
-        let all: BTreeSet<ClientId> = ids.iter().flat_map(|&id| self.unit(id).to_vec()).collect();
+        let mut all: BTreeSet<ClientId> = BTreeSet::new();
+        for &id in &ids {
+            if !all.contains(&id) {
+                all.extend(self.unit(id).iter());
+            }
+        }
         all.into_iter().collect()
     }
 
     /// Bytes that have to leave a GPU so that a unit has its whole demand there.
     fn bytes_to_move(&self, uuid: GpuUuid, unit: &Unit) -> u64 {
-        let deficits = unit.iter().map(|&id| self.deficit(uuid, id)).fold(0, u64::saturating_add);
+        let deficits = unit.on(uuid).iter().map(|&id| self.deficit(uuid, id)).fold(0, u64::saturating_add);
         deficits.saturating_sub(unit.first().map_or(0, |&id| self.free(uuid, id)))
     }
 
@@ -417,14 +425,15 @@ impl Core {
 
     /// The time of a hand-over to a unit: as measured on average, else estimated from the bytes to move.
     fn hand_over_cost(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
-        let costs = unit.iter().filter_map(|&id| self.account(id, uuid)?.cost.idle.mean());
+        let costs = unit.on(uuid).iter().filter_map(|&id| self.account(id, uuid)?.cost.idle.mean());
         costs.max().unwrap_or_else(|| gpu.rates.there_and_back(to_move))
     }
 
     /// The same for as many bytes as have to move now.
     fn cost_of_moving(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
         let apart = gpu.rates.there_and_back(to_move);
-        let costs = unit.iter().filter_map(|&id| self.account(id, uuid)?.cost_of_moving(to_move, apart));
+        let costs =
+            unit.on(uuid).iter().filter_map(|&id| self.account(id, uuid)?.cost_of_moving(to_move, apart));
         costs.max().unwrap_or(apart)
     }
 
@@ -453,7 +462,7 @@ impl Core {
             let runs = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.runs);
             let here: Vec<ClientId> = leavers.iter().copied().filter(runs).collect();
             let noticed = short::noticed(&self.clients, &leavers);
-            for &id in unit.iter() {
+            for &id in unit.on(*uuid) {
                 self.with_account(id, *uuid, |account| account.claimed = to_move);
             }
             let Some(gpu) = self.gpus.get_mut(uuid) else { continue };
@@ -525,8 +534,10 @@ impl Core {
     /// Whether a client must wait as things are: no room can be made for it, or its gang lacks members. The log says once
     /// why there is no room.
     pub(crate) fn is_hopeless(&mut self, id: ClientId) -> bool {
-        self.parts_if_too_large(id, self.no_room_on(id));
-        let full = self.no_room_on(id);
+        let mut full = self.no_room_on(id);
+        if self.parts_if_too_large(id, full) {
+            full = self.no_room_on(id);
+        }
         let why = full.and_then(|uuid| self.why_no_room(uuid, id));
         let hopeless = full.is_some() || self.waits_for_members(id);
         let Some(client) = self.clients.get_mut(&id) else { return true };

@@ -1,5 +1,7 @@
 //! Questions about the state that several parts of the core ask, and the one way to change a client.
 
+use std::ops::Bound;
+
 use nvshare_proto::GpuUuid;
 
 use crate::account::Account;
@@ -12,6 +14,9 @@ use crate::policy::{next, together};
 use crate::shares::Part;
 use crate::virtual_time::Virtual;
 use crate::{Core, Time};
+
+/// Places of waiting clients, each on one GPU, that one event brings up to date: few enough to cost some microseconds.
+const PLACES_REFRESHED: usize = 16;
 
 impl Core {
     /// Changes a client, and its entries in the ledgers of its GPUs.
@@ -35,42 +40,66 @@ impl Core {
     }
 
     pub(crate) fn with_account(&mut self, id: ClientId, gpu: GpuUuid, change: impl FnOnce(&mut Account)) {
-        let Some(before) = self.account(id, gpu).copied() else { return };
-        self.with(id, |client| {
-            if let Some(account) = client.accounts.get_mut(&gpu) {
-                change(account);
-            }
-        });
+        let now = self.now;
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let seen = |client: &Client| (part(client), client.is_interactive());
+        let was = seen(client);
+        client.count(now);
+        let is_same = seen(client) == was;
+        let Some(account) = client.accounts.get_mut(&gpu) else { return };
+        let before = **account;
+        change(account);
+        // Nothing changes on the client's other GPUs, unless its work counts as another kind from now on.
+        self.enter_on(id, Some(gpu).filter(|_| is_same));
         self.tell_account_changes(id, gpu, &before);
     }
 
     /// Writes a client into the ledgers of its GPUs. A GPU whose entry changed is looked at again.
     pub(crate) fn enter(&mut self, id: ClientId) {
+        self.enter_on(id, None);
+    }
+
+    /// The same for one GPU, or for all.
+    pub(crate) fn enter_on(&mut self, id: ClientId, only: Option<GpuUuid>) {
         let now = self.now;
         let Some(client) = self.clients.get(&id) else { return };
+        let (from, to) = only
+            .map_or((Bound::Unbounded, Bound::Unbounded), |gpu| (Bound::Included(gpu), Bound::Included(gpu)));
         let part = part(client);
-        let mut begins_for_its_job = false;
-        for uuid in client.accounts.keys() {
+        for uuid in client.accounts.range((from, to)).map(|(uuid, _)| uuid) {
             let Some(gpu) = self.gpus.get_mut(uuid) else { continue };
             gpu.shares.advance(now);
             let before = gpu.ledger.entry(id).map(|entry| entry.part);
             if before != Some(part) {
                 let bound = gpu.most_kept();
-                let held = gpu.shares.is_holding(client.job);
                 gpu.shares.change(client.job, before, Some(part), bound);
-                begins_for_its_job |= !held && gpu.shares.is_holding(client.job);
             }
         }
-        let several = client.accounts.len() > 1 || client.gang.is_some();
-        let ahead = if several { self.ahead_on_all(client) } else { 0 };
+        let standing = standing(client);
+        let several = client.uses_several();
+        let ordered = matches!(standing, Standing::Waits | Standing::Next);
+        let of_gang = client.gang.filter(|_| ordered).and_then(|gang| self.ahead_of_gang(gang));
+        let Some(client) = self.clients.get(&id) else { return };
+        let ahead = match of_gang {
+            Some(ahead) => ahead,
+            None if several && ordered => next::ahead_on_all(self.ahead_on_each(client)),
+            None => 0,
+        };
         let job = self.takes_turns_as(client);
+        let has_mates = self.jobs.get(&client.job).is_some_and(|of_job| of_job.clients.len() > 1);
+        let mut moves = several || has_mates;
         let mut changed = false;
-        for (uuid, account) in &client.accounts {
+        for (uuid, account) in client.accounts.range((from, to)) {
             let Some(gpu) = self.gpus.get_mut(uuid) else { continue };
-            let time = if several { gpu.shares.clock() + ahead } else { gpu.shares.time(client.job) };
+            self.steps += 1;
+            moves |= gpu.goes_ahead(id, client);
+            let floats = several && standing == Standing::Waits;
+            let time = match several {
+                true if floats => ahead,
+                true => gpu.shares.clock().saturating_add(ahead),
+                false => gpu.shares.time(client.job),
+            };
             let time = time.saturating_sub(gpu.lent_to(id, client));
-            let standing = standing(client);
-            let ordered_by_turn = matches!(standing, Standing::Waits | Standing::Next);
             let entry = Entry {
                 standing,
                 charged: account.budget,
@@ -89,9 +118,11 @@ impl Core {
                 stuck: client.stuck,
                 claims: client.phase == Phase::Next(Why::Claims),
                 part,
+                payer: client.job,
                 job,
-                key: if ordered_by_turn { (time, client.waiting_since, id) } else { (0, Time::ZERO, id) },
-                moves: several || gpu.shares.is_holding(client.job) || gpu.goes_ahead(id, client),
+                key: if ordered { (time, client.waiting_since, id) } else { (0, Time::ZERO, id) },
+                floats,
+                total: Some(account.usage.total),
                 due: self.config.first_due(client, account),
             };
             let held = gpu.ledger.entry(id).is_some_and(|entry| entry.standing.holds());
@@ -104,39 +135,61 @@ impl Core {
                 changed = true;
             }
         }
-        if changed && client.gang.is_some() {
-            // The other members of its gang depend on it.
-            let gpus = self.gpus_of(&self.unit(id));
-            self.dirty.extend(gpus);
+        // The other members of its gang depend on it.
+        self.dirty_gangs.extend(client.gang.filter(|_| changed));
+        if standing == Standing::Waits && moves {
+            let refreshed = self.moving.entry(id).or_default();
+            *refreshed = if only.is_none() { self.events } else { *refreshed };
+        } else if standing != Standing::Waits {
+            self.moving.remove(&id);
         }
-        if begins_for_its_job {
-            // From now on the place of those of its job that wait moves: what it gets is theirs as well.
-            let job = self.jobs.get(&client.job).into_iter().flatten().copied();
-            for mate in job.filter(|&mate| mate != id && self.waits(mate)).collect::<Vec<_>>() {
-                self.enter(mate);
+    }
+
+    /// Brings the places of waiting clients up to date that move without an event of their own: those of clients that use
+    /// several GPUs follow all of their clocks, and those of a job's processes what the others of the job get. Where many wait,
+    /// each event brings some up to date, in turn, so that its cost has a bound.
+    pub(crate) fn refresh_places(&mut self) {
+        let mut left = PLACES_REFRESHED;
+        let behind = self.moving.range((Bound::Excluded(self.refreshed), Bound::Unbounded));
+        let around = self.moving.range(..=self.refreshed);
+        let mut ids = Vec::new();
+        for (&id, _) in behind.chain(around) {
+            let Some(client) = self.clients.get(&id) else { continue };
+            ids.push(id);
+            left = left.saturating_sub(client.accounts.len());
+            if left == 0 {
+                break;
             }
         }
+        for id in ids {
+            self.refreshed = id;
+            self.refresh_place(id);
+        }
     }
 
-    fn waits(&self, id: ClientId) -> bool {
-        self.clients
-            .get(&id)
-            .is_some_and(|client| matches!(standing(client), Standing::Waits | Standing::Next))
+    /// The same for one client.
+    pub(crate) fn refresh_place(&mut self, id: ClientId) {
+        if self.moving.get(&id).is_some_and(|&refreshed| refreshed != self.events) {
+            self.enter(id);
+        }
     }
 
-    /// How far a client's job is ahead of the clock on the GPU where it is furthest ahead, of all GPUs that its gang, or
-    /// the client alone, uses.
-    fn ahead_on_all(&self, client: &Client) -> Virtual {
-        let ahead = |client: &Client, uuid| {
-            let shares = &self.gpus.get(&uuid)?.shares;
+    /// How far a client's job is ahead of the clock on each GPU that the client uses.
+    pub(crate) fn ahead_on_each(&self, client: &Client) -> impl Iterator<Item = Virtual> {
+        client.accounts.keys().filter_map(|uuid| {
+            let shares = &self.gpus.get(uuid)?.shares;
             Some(shares.time(client.job) - shares.clock())
-        };
+        })
+    }
+
+    /// How far a client is ahead of the clock on the GPU where it is furthest ahead, of all that it uses, or its gang.
+    fn ahead_on_all(&self, client: &Client) -> Virtual {
         match client.gang.and_then(|gang| self.gangs.get(&gang)) {
             Some(members) => {
                 let clients = members.ids().filter_map(|id| self.clients.get(&id));
-                next::ahead_on_all(clients.flat_map(|c| c.accounts.keys().filter_map(|&uuid| ahead(c, uuid))))
+                next::ahead_on_all(clients.flat_map(|client| self.ahead_on_each(client)))
             }
-            None => next::ahead_on_all(client.accounts.keys().filter_map(|&uuid| ahead(client, uuid))),
+            None => next::ahead_on_all(self.ahead_on_each(client)),
         }
     }
 
@@ -147,7 +200,7 @@ impl Core {
 
     fn key_on(&self, gpu: &Gpu, id: ClientId) -> Option<Key> {
         let client = self.clients.get(&id)?;
-        let time = if client.accounts.len() > 1 || client.gang.is_some() {
+        let time = if client.uses_several() {
             gpu.shares.clock() + self.ahead_on_all(client)
         } else {
             gpu.shares.time(client.job)
@@ -155,10 +208,20 @@ impl Core {
         Some((time.saturating_sub(gpu.lent_to(id, client)), client.waiting_since, id))
     }
 
+    /// A client's place in a GPU's queue; that of a client which is not in it, as it is now.
+    pub(crate) fn place_on(&self, uuid: GpuUuid, id: ClientId) -> Option<Key> {
+        let gpu = self.gpus.get(&uuid)?;
+        gpu.ledger.place(gpu.shares.clock(), id).or_else(|| self.key_on(gpu, id))
+    }
+
     /// Clients in the order of their turn on a GPU.
     pub(crate) fn by_turn(&self, uuid: GpuUuid, ids: impl Iterator<Item = ClientId>) -> Vec<ClientId> {
         let Some(gpu) = self.gpus.get(&uuid) else { return Vec::new() };
-        let mut keys: Vec<Key> = ids.filter_map(|id| self.key_on(gpu, id)).collect();
+        let ids: Vec<ClientId> = ids.collect();
+        if ids.len() < 2 {
+            return ids;
+        }
+        let mut keys: Vec<Key> = ids.into_iter().filter_map(|id| self.key_on(gpu, id)).collect();
         keys.sort_unstable();
         keys.into_iter().map(|key| key.2).collect()
     }
@@ -211,25 +274,25 @@ impl Core {
     }
 
     /// A group, and the clients of a unit on a GPU that are not in it yet.
-    fn with_unit(gpu: &Gpu, group: Group, unit: &Unit, is_in: fn(Standing) -> bool) -> Group {
-        let entries = unit.iter().filter_map(|&id| gpu.ledger.entry(id));
+    fn with_unit(uuid: GpuUuid, gpu: &Gpu, group: Group, unit: &Unit, is_in: fn(Standing) -> bool) -> Group {
+        let entries = unit.on(uuid).iter().filter_map(|&id| gpu.ledger.entry(id));
         entries.filter(|entry| !is_in(entry.standing)).fold(group, Group::with)
     }
 
     /// Any client of a unit that has an entry on the GPU.
-    fn one_on(gpu: &Gpu, unit: &Unit) -> Option<ClientId> {
-        unit.iter().copied().find(|&id| gpu.ledger.entry(id).is_some())
+    fn one_on(uuid: GpuUuid, gpu: &Gpu, unit: &Unit) -> Option<ClientId> {
+        unit.on(uuid).iter().copied().find(|&id| gpu.ledger.entry(id).is_some())
     }
 
     pub(crate) fn fits_alone(&self, uuid: GpuUuid, unit: &Unit) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
-        let Some(one) = Self::one_on(gpu, unit) else { return true };
-        self.fit(uuid, Self::with_unit(gpu, Group::default(), unit, |_| false), one)
+        let Some(one) = Self::one_on(uuid, gpu, unit) else { return true };
+        self.fit(uuid, Self::with_unit(uuid, gpu, Group::default(), unit, |_| false), one)
     }
 
     /// Bytes that a unit demands of a GPU.
     pub(crate) fn demand_of(&self, uuid: GpuUuid, unit: &Unit) -> u128 {
-        unit.iter().map(|&id| self.demand(uuid, id)).sum()
+        unit.on(uuid).iter().map(|&id| self.demand(uuid, id)).sum()
     }
 
     /// Whether a client, with its gang, would fit if all others had drained: then only memory that cannot be moved is in
@@ -248,18 +311,18 @@ impl Core {
 
     pub(crate) fn fits_beside_members(&self, uuid: GpuUuid, unit: &Unit) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
-        let Some(one) = Self::one_on(gpu, unit) else { return true };
+        let Some(one) = Self::one_on(uuid, gpu, unit) else { return true };
         let members = gpu.ledger.sums().members;
-        self.fit(uuid, Self::with_unit(gpu, members, unit, Standing::stays), one)
+        self.fit(uuid, Self::with_unit(uuid, gpu, members, unit, Standing::stays), one)
     }
 
     /// Whether the clients that still hold a GPU leave no place for a unit that is next.
     pub(crate) fn is_in_the_way(&self, uuid: GpuUuid, unit: &Unit) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return false };
-        let Some(one) = Self::one_on(gpu, unit) else { return false };
+        let Some(one) = Self::one_on(uuid, gpu, unit) else { return false };
         let holders = gpu.ledger.sums().holders;
         let is_not_next = |standing| standing != Standing::Next;
-        holders.count > 0 && !self.fit(uuid, Self::with_unit(gpu, holders, unit, is_not_next), one)
+        holders.count > 0 && !self.fit(uuid, Self::with_unit(uuid, gpu, holders, unit, is_not_next), one)
     }
 
     /// A GPU on which no room can be made for a client and its gang, as things are.
@@ -299,10 +362,10 @@ impl Core {
         let mut leavers = Vec::new();
         let Some(gpu) = self.gpus.get(&uuid) else { return (kept, leavers) };
         if let Some(first) = first {
-            kept = Self::with_unit(gpu, kept, first, |_| false);
+            kept = Self::with_unit(uuid, gpu, kept, first, |_| false);
         }
         // Where clients say different capacities, no two of them fit, whoever is asked.
-        let seen_by = first.and_then(|first| Self::one_on(gpu, first)).or(members.first().copied());
+        let seen_by = first.and_then(|first| Self::one_on(uuid, gpu, first)).or(members.first().copied());
         let capacity = seen_by.map_or(0, |id| self.capacity(uuid, id));
         // The gangs that were judged, by their first members.
         let mut judged: Vec<ClientId> = Vec::new();
@@ -311,18 +374,18 @@ impl Core {
             if first.is_some_and(|first| first.contains(&id)) {
                 continue;
             }
-            if let Unit::Gang(gang) = &unit {
-                if gang.first().is_none_or(|first| judged.contains(first)) {
+            if let Unit::Gang(_) = &unit {
+                if unit.first().is_none_or(|first| judged.contains(first)) {
                     continue;
                 }
-                judged.extend(gang.first());
+                judged.extend(unit.first());
             }
             let staying = |id: &ClientId| gpu.ledger.entry(*id).filter(|entry| entry.standing.stays());
-            let more = unit.iter().filter_map(staying).fold(kept, Group::with);
+            let more = unit.on(uuid).iter().filter_map(staying).fold(kept, Group::with);
             if kept.count == 0 || self.fit_within(gpu, capacity, more) {
                 kept = more;
             } else {
-                leavers.extend(unit.iter().copied().filter(|id| staying(id).is_some()));
+                leavers.extend(unit.on(uuid).iter().copied().filter(|id| staying(id).is_some()));
             }
         }
         (kept, leavers)

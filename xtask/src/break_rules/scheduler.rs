@@ -419,4 +419,20 @@ pub(super) const SCHEDULER: &[Rule] = &[
         package: "nvshare-core",
         test: "it_stops_nobody_whose_memory_fits_beside_its_own",
     },
+    Rule {
+        what: "an event of one client does not bring the places of all that wait up to date",
+        file: "nvshare-scheduler/core/src/views.rs",
+        from: "            if left == 0 {\n",
+        to: "            if left == 0 && !BROKEN {\n",
+        package: "nvshare-core",
+        test: "of_clients_that_use_many_gpus",
+    },
+    Rule {
+        what: "a process that comes or goes does not have all of its job looked at",
+        file: "nvshare-scheduler/core/src/terms.rs",
+        from: "        self.settle_pauses(vec![id]);\n",
+        to: "        self.settle_pauses(if BROKEN { self.members_of_job(job) } else { vec![id] });\n",
+        package: "nvshare-core",
+        test: "of_processes_of_one_job_with_limits",
+    },
 ];

@@ -118,8 +118,8 @@ pub(super) const SHARES: &[Rule] = &[
     Rule {
         what: "what a process gets counts for those of its job that wait",
         file: "nvshare-scheduler/core/src/views.rs",
-        from: "if begins_for_its_job {",
-        to: "if begins_for_its_job && !BROKEN {",
+        from: "let mut moves = several || has_mates;",
+        to: "let mut moves = several || has_mates && !BROKEN;",
         package: "nvshare-core",
         test: "a_job_of_two_processes_gets_no_two_turns_for_one",
     },
