@@ -247,8 +247,9 @@ fn row(what: &str, events: &mut [(u32, u64)]) {
 }
 
 /// Events of a world, for this long at most: a row says how many there were.
+const LONGEST: Duration = Duration::from_secs(10);
+
 fn turns(shape: Shape, events: u64, what: &str) {
-    const LONGEST: Duration = Duration::from_secs(20);
     let mut world = World::new(shape, Duration::from_micros(20));
     let begin = Instant::now();
     world.register_all();
@@ -289,7 +290,7 @@ fn limits() {
     for n in 0..2000 {
         world.leaves(n % shape.clients);
         world.register(n % shape.clients);
-        if begin.elapsed() > Duration::from_secs(20) {
+        if begin.elapsed() > LONGEST {
             break;
         }
     }
