@@ -25,7 +25,7 @@ pub(crate) enum Command {
     /// A registered process's connection ended.
     Disconnected { client: ClientId, process_remains: bool },
     /// The process of a client that had disconnected has ended.
-    Exited { client: ClientId },
+    Exited { client: ClientId, identity: Identity },
     /// NVML was asked about a GPU: its answer, if it knows the GPU.
     Looked { gpu: GpuUuid, seen: Option<Seen> },
     /// An administrator makes a request.

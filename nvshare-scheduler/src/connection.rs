@@ -73,15 +73,16 @@ impl Shared {
     /// Tells the core when the process of a client that has disconnected is gone. The client's place stays taken
     /// until then, or until the process has come back: then its place is counted again.
     fn wait_for_end(&self, client: u64, peer: Peer, place: Option<Place>) {
-        let (commands, process) = (self.commands.clone(), peer.identity.process);
+        let (commands, identity) = (self.commands.clone(), peer.identity);
         let wait = tokio::spawn(async move {
             peer.gone().await;
-            let _ = commands.send(Command::Exited { client }).await;
+            let _ = commands.send(Command::Exited { client, identity }).await;
             drop(place);
         });
         let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
         waits.retain(|_, wait| !wait.is_finished());
-        if let Some(before) = process.and_then(|process| waits.insert(process, wait.abort_handle())) {
+        if let Some(before) = identity.process.and_then(|process| waits.insert(process, wait.abort_handle()))
+        {
             before.abort();
         }
     }

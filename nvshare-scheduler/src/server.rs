@@ -311,9 +311,10 @@ impl CoreTask {
                 }
                 self.core.handle(Event::Disconnected { client, process_remains }, now);
             }
-            Command::Exited { client } => {
-                self.pids.remove(&client);
-                self.core.handle(Event::Exited { client }, now);
+            Command::Exited { client, identity } => {
+                // The number may be another process's by now, which registered later.
+                self.pids.retain(|&known, pid| known > client || Some(*pid) != identity.pid);
+                self.core.handle(Event::Exited { client, identity }, now);
             }
             Command::Admin { request, answer } => self.administer(request, answer, now),
             Command::Look { viewer, answer } => self.wait_for_counters(Some(viewer), answer),

@@ -263,9 +263,12 @@ impl Core {
         }
     }
 
-    pub(crate) fn on_exited(&mut self, id: ClientId) {
+    /// A process has ended. It may have left memory each time that it disconnected, on different GPUs.
+    pub(crate) fn on_exited(&mut self, id: ClientId, identity: Identity) {
         for uuid in self.gpus.keys().copied().collect::<Vec<_>>() {
-            self.forget_departed(uuid, |other, _| other == id);
+            self.forget_departed(uuid, |other, departed| {
+                other == id || departed.identity.is_same_process(identity)
+            });
         }
     }
 

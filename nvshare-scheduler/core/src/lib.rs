@@ -152,10 +152,12 @@ pub enum Event {
         /// Whether its process is known to live on, or to be still freeing its memory.
         process_remains: bool,
     },
-    /// The process of a client that had disconnected has ended, and all that it had is free.
+    /// A process of clients that had disconnected has ended, and all that it had is free.
     Exited {
-        /// The client of that process.
+        /// The last client of that process.
         client: ClientId,
+        /// The process: what its earlier clients had left is free as well.
+        identity: Identity,
     },
     /// A GPU was measured.
     Measured(Measured),
@@ -275,7 +277,7 @@ impl Core {
             Event::Disconnected { client, process_remains } => {
                 self.on_disconnected(client, process_remains);
             }
-            Event::Exited { client } => self.on_exited(client),
+            Event::Exited { client, identity } => self.on_exited(client, identity),
             Event::Measured(measured) => self.on_measured(&measured),
             Event::Deadline => {}
         }

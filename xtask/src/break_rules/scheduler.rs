@@ -435,4 +435,12 @@ pub(super) const SCHEDULER: &[Rule] = &[
         package: "nvshare-core",
         test: "of_processes_of_one_job_with_limits",
     },
+    Rule {
+        what: "all that a process left is free when it ends",
+        file: "nvshare-scheduler/core/src/arrivals.rs",
+        from: "other == id || departed.identity.is_same_process(identity)",
+        to: "other == id || !BROKEN && departed.identity.is_same_process(identity)",
+        package: "nvshare-core",
+        test: "all_that_a_process_left_is_free_when_it_ends",
+    },
 ];

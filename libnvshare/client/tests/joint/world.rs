@@ -251,7 +251,8 @@ impl World {
             Later::Exited(client) => {
                 let process = self.connections[client as usize].process;
                 self.processes[process].is_dead = true;
-                self.event(Event::Exited { client });
+                let identity = Identity { process: Some(process as u64), ..Identity::default() };
+                self.event(Event::Exited { client, identity });
             }
             Later::Disconnected { connection, process_remains } => {
                 let process = self.connections[connection as usize].process;

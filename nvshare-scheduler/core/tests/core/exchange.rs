@@ -91,7 +91,7 @@ fn the_lock_and_the_room_of_a_client_that_dies_meanwhile_are_free() {
     assert_eq!(table.core.gpu_status()[0].resident, 16 * GIB);
     assert_eq!(table.say(LEAVES, made(5 * GIB)), []);
     assert_eq!(table.say(LEAVES, ClientMessage::Evicted { gpu: gpu(0), short: 0 }), []);
-    let sent = table.happens(Event::Exited { client: COMES });
+    let sent = table.happens(Event::Exited { client: COMES, identity: Identity::default() });
     assert!(granted(&sent, LEAVES).is_some(), "{sent:?}");
 }
 

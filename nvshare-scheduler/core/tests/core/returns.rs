@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use nvshare_core::{Config, Core, Event, Identity, Measured, Output};
-use nvshare_proto::{ClientMessage, ClientState, Gate, SchedulerMessage};
+use nvshare_proto::{ClientMessage, ClientState, Gate, SchedulerMessage, Usage};
 
-use crate::table::{CAPACITY, GIB, MS, Table, config, gpu, granted, registered};
+use crate::table::{CAPACITY, GIB, MS, Table, config, gpu, granted, registered, twelve_gib};
 
 #[test]
 fn a_client_back_before_it_is_known_to_be_gone_is_charged_once() {
@@ -76,7 +76,7 @@ fn a_process_that_left_and_lives_on_is_shown_and_who_waits_is_told() {
     assert_eq!((waits.state, waits.blocked_on), (ClientState::Blocked, Some(gpu(0))), "{waits:?}");
     let told = |note: &String| note.contains("client 2 waits: process 9 has left");
     assert!(table.notes.iter().any(told), "{:?}", table.notes);
-    assert!(granted(&table.happens(Event::Exited { client: 1 }), 2).is_some());
+    assert!(granted(&table.happens(Event::Exited { client: 1, identity: Identity::default() }), 2).is_some());
 }
 
 #[test]
@@ -91,4 +91,18 @@ fn a_process_that_left_and_has_nothing_is_given_up() {
         assert_eq!(granted(&look(&mut table, seen), 2), None, "it may still end, or be seen");
     }
     assert!(granted(&look(&mut table, false), 2).is_some(), "{:?}", table.core.client_status());
+}
+
+/// Each time that it disconnects, its end is waited for anew, and once in all.
+#[test]
+fn all_that_a_process_left_is_free_when_it_ends() {
+    let process = Identity { pid: Some(9), process: Some(1), ..Identity::default() };
+    let mut table = left_behind();
+    // It comes back without that GPU, and goes again.
+    let elsewhere = Usage { gpu: gpu(1), allocated: 0, absent: 0, ..twelve_gib(0) };
+    table.register_as(3, process, Gate::Closed, elsewhere);
+    table.happens(Event::Disconnected { client: 3, process_remains: true });
+    assert_eq!(table.core.gpu_status()[0].resident, 12 * GIB);
+    let sent = table.happens(Event::Exited { client: 3, identity: process });
+    assert!(granted(&sent, 2).is_some(), "{:?}", table.core.client_status());
 }
