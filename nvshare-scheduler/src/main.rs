@@ -3,6 +3,7 @@
 use std::env;
 use std::io::{self, ErrorKind, IsTerminal};
 use std::process::ExitCode;
+use std::thread;
 use std::time::Duration;
 
 use clap::Parser;
@@ -15,7 +16,7 @@ use nvshare_scheduler::settings::{Options, Settings, Store};
 use nvshare_scheduler::{notify, server, sockets};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tracing::level_filters::LevelFilter;
 use tracing::{error, info, warn};
 use tracing_subscriber::layer::SubscriberExt;
@@ -25,8 +26,12 @@ use tracing_subscriber::{Registry, fmt, reload};
 /// Clients of an earlier scheduler look for a new one once a second.
 const SETTLE: Duration = Duration::from_millis(1300);
 
+/// How long the scheduler's thread has to end everything when it is told to, and how long a line about that it has not is written.
+const TIME_TO_END: Duration = Duration::from_millis(800);
+const LAST_WORD: Duration = Duration::from_millis(50);
+
 /// How long the last lines of the log are waited for.
-const LAST_LINES: Duration = Duration::from_secs(1);
+const LAST_LINES: Duration = Duration::from_millis(500);
 
 type Error = Box<dyn std::error::Error>;
 type LevelHandle = reload::Handle<LevelFilter, Registry>;
@@ -44,6 +49,14 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    let told_to_end = match end_when_told() {
+        Ok(told) => told,
+        Err(error) => {
+            error!("no thread for signals: {error}");
+            log.finish(LAST_LINES);
+            return ExitCode::FAILURE;
+        }
+    };
     let runtime = Builder::new_current_thread().enable_all().event_interval(LOOK_AT_SOCKETS_EVERY).build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
@@ -53,7 +66,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let code = match runtime.block_on(run(options, level)) {
+    let code = match runtime.block_on(run(options, level, told_to_end)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             error!("{error}");
@@ -64,6 +77,32 @@ fn main() -> ExitCode {
     runtime.shutdown_background();
     log.finish(LAST_LINES);
     code
+}
+
+/// Waits on a thread of its own for SIGTERM and SIGINT, so that the program ends soon after them, whatever the scheduler's thread
+/// does. That thread is told, and has [`TIME_TO_END`] to end everything in order.
+///
+/// # Errors
+/// There is no thread, or no signal can be waited for.
+fn end_when_told() -> io::Result<oneshot::Receiver<()>> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let within = runtime.enter();
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    drop(within);
+    let (tell, told) = oneshot::channel();
+    let wait = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        let _ = tell.send(());
+        tokio::time::sleep(TIME_TO_END).await;
+        warn!("the scheduler is busy, and is ended as it is");
+        tokio::time::sleep(LAST_WORD).await;
+        std::process::exit(0);
+    };
+    thread::Builder::new().name("nvshare-signals".to_owned()).spawn(move || runtime.block_on(wait))?;
+    Ok(told)
 }
 
 /// Logs to standard error. The level can be changed.
@@ -82,7 +121,7 @@ fn has_colours() -> bool {
     io::stderr().is_terminal() && !set("NO_COLOR") && env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-async fn run(options: Options, level: LevelHandle) -> Result<(), Error> {
+async fn run(options: Options, level: LevelHandle, told_to_end: oneshot::Receiver<()>) -> Result<(), Error> {
     let root = sockets::is_root();
     let settings = options.settle(root)?;
     level.reload(LevelFilter::from(settings.log))?;
@@ -108,8 +147,6 @@ async fn run(options: Options, level: LevelHandle) -> Result<(), Error> {
         metrics: settings.metrics.clone(),
         host_memory: settings.host_memory,
     };
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hang_up = signal(SignalKind::hangup())?;
     tokio::spawn(async move {
         while hang_up.recv().await.is_some() {
@@ -123,10 +160,7 @@ async fn run(options: Options, level: LevelHandle) -> Result<(), Error> {
         }
     });
     let shutdown = async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+        let _ = told_to_end.await;
     };
     // The sockets listen: from now on, everyone who connects is served.
     if let Err(error) = notify::tell("READY=1") {

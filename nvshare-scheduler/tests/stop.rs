@@ -1,13 +1,14 @@
 //! A scheduler that is told to stop does so, whatever a thread of it waits for.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
 use nvshare_proto::codec::Frames;
-use nvshare_proto::{AdminRequest, Reply, Request};
+use nvshare_proto::{AdminRequest, GpuUuid, QuantumRule, Reply, Request};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::net::UnixStream;
 use tokio::time::sleep;
@@ -16,66 +17,124 @@ use tokio_util::codec::Framed;
 /// How long something may take that has to happen.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The kernel module keeps who reads waiting, here a pipe to which nobody writes.
+/// A scheduler, and a pipe to which nobody writes where the kernel module would describe a GPU: it keeps waiting what reads it.
+struct World {
+    folder: PathBuf,
+    scheduler: Child,
+    begin: Instant,
+}
+
+type Connection = Framed<UnixStream, Frames<Reply, Request>>;
+
+impl World {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("nvshare-{name}-{}", std::process::id()));
+        fs::create_dir_all(folder.join("gpus")).unwrap();
+        let config = folder.join("config.toml");
+        fs::write(&config, "").unwrap();
+        let scheduler = Command::new(env!("CARGO_BIN_EXE_nvshare-scheduler"))
+            .args(["--gpu-memory", "1GiB"])
+            .arg("--socket")
+            .arg(folder.join("s"))
+            .arg("--admin-socket")
+            .arg(folder.join("admin/a"))
+            .arg("--config")
+            .arg(&config)
+            .arg("--gpu-descriptions")
+            .arg(folder.join("gpus"))
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self { folder, scheduler, begin: Instant::now() }
+    }
+
+    async fn connect(&self, socket: &str) -> Connection {
+        loop {
+            match UnixStream::connect(self.folder.join(socket)).await {
+                Ok(stream) => return Framed::new(stream, Frames::default()),
+                Err(error) => assert!(self.begin.elapsed() < PATIENCE, "{error}"),
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Makes the pipe. The scheduler has listed the GPUs for the first time before it answers.
+    async fn keep_reader_waiting(&self, connection: &mut Connection) -> PathBuf {
+        ask(connection).await;
+        let pipe = self.folder.join("gpus/0000:17:00.0/information");
+        fs::create_dir(pipe.parent().unwrap()).unwrap();
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        pipe
+    }
+
+    /// The pipe can be opened when the scheduler reads it, and that waits for as long as the result is there.
+    fn is_read(&self, pipe: &Path) -> Option<File> {
+        let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(pipe);
+        assert!(opened.is_ok() || self.begin.elapsed() < PATIENCE, "{opened:?}");
+        opened.ok()
+    }
+
+    /// How long the scheduler takes to stop when it is told to; none: it does not, or fails.
+    async fn stop(mut self) -> Option<Duration> {
+        kill_process(Pid::from_child(&self.scheduler), Signal::TERM).unwrap();
+        let begin = Instant::now();
+        let ended = loop {
+            match self.scheduler.try_wait().unwrap() {
+                Some(ended) => break Some(ended),
+                None if begin.elapsed() > PATIENCE => break None,
+                None => sleep(Duration::from_millis(10)).await,
+            }
+        };
+        let took = begin.elapsed();
+        if ended.is_none() {
+            self.scheduler.kill().unwrap();
+            self.scheduler.wait().unwrap();
+        }
+        fs::remove_dir_all(&self.folder).unwrap();
+        ended.is_some_and(|status| status.success()).then_some(took)
+    }
+}
+
+async fn ask(connection: &mut Connection) {
+    connection.send(Request::Admin(AdminRequest::Status)).await.unwrap();
+    connection.next().await.unwrap().unwrap();
+}
+
 #[tokio::test]
 async fn a_scheduler_stops_though_the_kernel_module_does_not_answer() {
-    let folder = std::env::temp_dir().join(format!("nvshare-stop-{}", std::process::id()));
-    let (socket, gpus) = (folder.join("s"), folder.join("gpus"));
-    fs::create_dir_all(&gpus).unwrap();
-    let config = folder.join("config.toml");
-    fs::write(&config, "").unwrap();
-    let mut scheduler = Command::new(env!("CARGO_BIN_EXE_nvshare-scheduler"))
-        .args(["--gpu-memory", "1GiB"])
-        .arg("--socket")
-        .arg(&socket)
-        .arg("--admin-socket")
-        .arg(folder.join("admin/a"))
-        .arg("--config")
-        .arg(&config)
-        .arg("--gpu-descriptions")
-        .arg(&gpus)
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let begin = Instant::now();
-    let stream = loop {
-        match UnixStream::connect(&socket).await {
-            Ok(stream) => break stream,
-            Err(error) => assert!(begin.elapsed() < PATIENCE, "{error}"),
-        }
-        sleep(Duration::from_millis(10)).await;
-    };
-    // It has listed the GPUs for the first time before it answers.
-    let mut stream = Framed::new(stream, Frames::<Reply, Request>::default());
-    stream.send(Request::Admin(AdminRequest::Status)).await.unwrap();
-    stream.next().await.unwrap().unwrap();
-    let pipe = gpus.join("0000:17:00.0/information");
-    fs::create_dir(pipe.parent().unwrap()).unwrap();
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    // The pipe can be opened when the scheduler reads it, in one of the looks to come; that waits for as long as this is there.
+    let world = World::new("stop");
+    let mut connection = world.connect("s").await;
+    let pipe = world.keep_reader_waiting(&mut connection).await;
     let unanswered = loop {
-        stream.send(Request::Admin(AdminRequest::Status)).await.unwrap();
-        stream.next().await.unwrap().unwrap();
-        match OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&pipe) {
-            Ok(pipe) => break pipe,
-            Err(error) => assert!(begin.elapsed() < PATIENCE, "{error}"),
+        ask(&mut connection).await;
+        if let Some(read) = world.is_read(&pipe) {
+            break read;
         }
         sleep(Duration::from_millis(10)).await;
     };
-    kill_process(Pid::from_child(&scheduler), Signal::TERM).unwrap();
-    let begin = Instant::now();
-    let ended = loop {
-        match scheduler.try_wait().unwrap() {
-            Some(ended) => break Some(ended),
-            None if begin.elapsed() > PATIENCE => break None,
+    assert!(world.stop().await.is_some());
+    drop(unanswered);
+}
+
+/// Its own thread waits, as it does while it handles an event that takes long.
+#[tokio::test]
+async fn a_scheduler_stops_though_its_thread_is_busy() {
+    let world = World::new("busy");
+    let mut connection = world.connect("s").await;
+    let pipe = world.keep_reader_waiting(&mut connection).await;
+    let mut admin = world.connect("admin/a").await;
+    let quantum = AdminRequest::SetQuantum {
+        gpu: Some(GpuUuid([7; 16])),
+        quantum: QuantumRule::Fixed { millis: 1000 },
+    };
+    admin.send(Request::Admin(quantum)).await.unwrap();
+    let unanswered = loop {
+        match world.is_read(&pipe) {
+            Some(read) => break read,
             None => sleep(Duration::from_millis(10)).await,
         }
     };
-    if ended.is_none() {
-        scheduler.kill().unwrap();
-        scheduler.wait().unwrap();
-    }
+    let took = world.stop().await;
     drop(unanswered);
-    fs::remove_dir_all(&folder).unwrap();
-    assert!(ended.is_some_and(|status| status.success()), "{ended:?}");
+    assert!(took.is_some(), "{took:?}");
 }
