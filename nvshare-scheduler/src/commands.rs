@@ -22,6 +22,8 @@ pub(crate) enum Command {
     },
     /// A registered process sends a message.
     Message { client: ClientId, message: ClientMessage },
+    /// A look at a registered process found its command.
+    Described { client: ClientId, command: String },
     /// A registered process's connection ended.
     Disconnected { client: ClientId, process_remains: bool },
     /// The process of a client that had disconnected has ended.

@@ -22,7 +22,7 @@ use crate::frames::{self, Stream, WRITE_PATIENCE, refuse, tell_all};
 use crate::host_memory::{Account, HostMemory, Lot, News, Owner};
 use crate::identity::Peer;
 use crate::journal::Journal;
-use crate::processes::{self, Described};
+use crate::processes::{self, Described, Looks};
 use crate::seldom::Seldom;
 use crate::tenants::{Seat, Tenant, Tenants};
 use crate::view::Viewer;
@@ -54,6 +54,8 @@ pub(crate) struct Shared {
     pub(crate) bounds: Option<Arc<Bounds>>,
     /// Tasks that wait for the end of a process: one for each process, however often it came and went.
     pub(crate) waits: Arc<Mutex<BTreeMap<u64, AbortHandle>>>,
+    /// Looks at processes that take a while.
+    pub(crate) looks: Looks,
     /// The events, for administrators.
     pub(crate) journal: Arc<Journal>,
     /// Memory of the host for clients, if the scheduler hands out any.
@@ -67,7 +69,15 @@ impl Shared {
         journal: Arc<Journal>,
         host: Option<HostMemory>,
     ) -> Self {
-        Self { commands, tenants: Arc::default(), bounds, waits: Arc::default(), journal, host }
+        Self {
+            commands,
+            tenants: Arc::default(),
+            bounds,
+            waits: Arc::default(),
+            looks: Looks::default(),
+            journal,
+            host,
+        }
     }
 
     /// Tells the core when the process of a client that has disconnected is gone. The client's place stays taken
@@ -96,8 +106,8 @@ pub(crate) async fn serve(stream: UnixStream, shared: Shared) {
     let place = match &shared.bounds {
         None => None,
         Some(bounds) => {
-            let whom = match Tenant::of(peer.identity.pid, None, None) {
-                Some(Tenant::Container(path)) => Whom::Container(path),
+            let whom = match peer.read(|| Tenant::of(peer.identity.pid, None, None)) {
+                Some(Some(Tenant::Container(path))) => Whom::Container(path),
                 _ => Whom::User(user),
             };
             let Some(place) = bounds.take(whom) else {
@@ -142,9 +152,9 @@ async fn connection(mut framed: Stream, peer: Peer, place: Option<Place>, shared
             Request::Register(register) => return client(framed, peer, place, register, shared).await,
             Request::Look { run } => {
                 let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
-                let shown = match Tenant::of(peer.identity.pid, user, run) {
-                    Some(tenant) => shared.tenants.show(&tenant, &framed).await,
-                    None => Err(std::io::ErrorKind::NotFound.into()),
+                let shown = match peer.read(|| Tenant::of(peer.identity.pid, user, run)) {
+                    Some(Some(tenant)) => shared.tenants.show(&tenant, &framed).await,
+                    _ => Err(std::io::ErrorKind::NotFound.into()),
                 };
                 if shown.is_err() {
                     refuse(&mut framed, "there is no tenant to look at").await;
@@ -186,7 +196,8 @@ async fn administer(
 
 /// The kernel's description of the process at the other end.
 fn process(stream: &UnixStream, peer: &Peer) -> Option<Described> {
-    processes::describe(peer.identity.pid?, stream.peer_cred().ok()?.uid())
+    let (pid, user) = (peer.identity.pid?, stream.peer_cred().ok()?.uid());
+    peer.read(|| processes::describe(pid, user))?
 }
 
 /// Serves the connection of a registered process.
@@ -205,7 +216,8 @@ async fn client(
     }
     let client = LAST.fetch_add(1, Ordering::Relaxed) + 1;
     let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
-    let tenant = Tenant::of(peer.identity.pid, user, register.run);
+    // A process that has ended needs nothing, and its number may be that of another tenant's process.
+    let Some(tenant) = peer.read(|| Tenant::of(peer.identity.pid, user, register.run)) else { return };
     let gang = register
         .asked
         .gang
@@ -241,6 +253,8 @@ async fn client(
     {
         return;
     }
+    let mut look = std::pin::pin!(shared.looks.clone().command(peer.identity.pid));
+    let mut looked = false;
     let mut process_gone = false;
     let mut bucket = Bucket::new(FRAMES, Instant::now());
     let mut pause = None;
@@ -269,6 +283,13 @@ async fn client(
                     }
                 };
                 if told.is_err() { break }
+                None
+            }
+            command = &mut look, if !looked => {
+                looked = true;
+                // The number is the process's for as long as that lives.
+                if let Some(command) = command.filter(|_| peer.lives())
+                    && commands.send(Command::Described { client, command }).await.is_err() { break }
                 None
             }
             () = peer.gone(), if !process_gone => {

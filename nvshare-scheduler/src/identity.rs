@@ -43,9 +43,20 @@ impl Peer {
     /// Whether the process is known to live.
     #[must_use]
     pub fn lives(&self) -> bool {
-        let Some(descriptor) = &self.descriptor else { return false };
-        let mut watched = [PollFd::new(descriptor.get_ref(), PollFlags::IN)];
-        poll(&mut watched, Some(&Timespec::default())) == Ok(0)
+        self.has_ended() == Some(false)
+    }
+
+    /// What `read` says about the process by its number; none if the process has ended meanwhile: then the number may be another
+    /// process's.
+    pub fn read<T>(&self, read: impl FnOnce() -> T) -> Option<T> {
+        let said = read();
+        (self.has_ended() != Some(true)).then_some(said)
+    }
+
+    /// Whether the process has ended; none where the kernel cannot tell.
+    fn has_ended(&self) -> Option<bool> {
+        let mut watched = [PollFd::new(self.descriptor.as_ref()?.get_ref(), PollFlags::IN)];
+        Some(poll(&mut watched, Some(&Timespec::default())) != Ok(0))
     }
 
     /// Waits until the process is gone; for ever where the kernel cannot tell.
@@ -95,4 +106,24 @@ fn register(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 fn open(pid: i32) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_number_is_read_for_as_long_as_the_process_lives() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let descriptor = open(child.id().cast_signed()).and_then(register).unwrap();
+        let peer = Peer { identity: Identity::default(), descriptor: Some(descriptor) };
+        assert_eq!((peer.lives(), peer.read(|| 1)), (true, Some(1)));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!((peer.lives(), peer.read(|| 1)), (false, None));
+        let unknown = Peer { identity: Identity::default(), descriptor: None };
+        assert_eq!((unknown.lives(), unknown.read(|| 1)), (false, Some(1)));
+    }
 }

@@ -1,8 +1,11 @@
 //! The kernel's facts about a client's process, shown to administrators and to the client's own user.
 
 use std::fs;
+use std::sync::Arc;
 
 use nvshare_proto::ProcessInfo;
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
 
 use crate::tenants::{container_id, container_of};
 
@@ -23,16 +26,16 @@ pub(crate) fn is_harmless(c: char) -> bool {
     c.is_ascii_graphic() || c == ' ' || c.is_alphanumeric()
 }
 
-/// Describes a process by its number from the kernel; none if the process is gone already.
+/// Describes a process by its number from the kernel; none if the process is gone already. What is read here does not wait for the
+/// process: its command, which does, is its name until [`Looks`] has found it.
 #[must_use]
 pub fn describe(pid: u32, user: u32) -> Option<Described> {
-    let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     let container = container_of(&groups).map(str::to_owned);
     let info = ProcessInfo {
         user,
-        command: command(&arguments, &name),
+        command: harmless(&format!("[{}]", String::from_utf8_lossy(&name).trim())),
         container: container.as_deref().map(|path| container_id(path).to_owned()),
         pod: pod_of(&groups),
         job: job_of(&groups).map(str::to_owned),
@@ -40,12 +43,42 @@ pub fn describe(pid: u32, user: u32) -> Option<Described> {
     Some(Described { info, container })
 }
 
-/// The program and its arguments as `ps` shows them, shortened; a process without arguments is shown by its name in brackets.
-fn command(arguments: &[u8], name: &str) -> String {
+/// Looks at processes beside the scheduler's thread. The kernel reads a process's arguments from its memory, under a lock that the
+/// process can hold for as long as it likes.
+#[derive(Debug, Clone)]
+pub(crate) struct Looks {
+    places: Arc<Semaphore>,
+    read: fn(u32) -> Option<Vec<u8>>,
+}
+
+/// Looks under way at a time: each takes a thread.
+const MOST_LOOKS: usize = 4;
+
+impl Default for Looks {
+    fn default() -> Self {
+        let read = |pid| fs::read(format!("/proc/{pid}/cmdline")).ok();
+        Self { places: Arc::new(Semaphore::new(MOST_LOOKS)), read }
+    }
+}
+
+impl Looks {
+    /// The command of a process, if the kernel has a number for it and it has arguments. The number may be another process's by then.
+    pub(crate) async fn command(self, pid: Option<u32>) -> Option<String> {
+        let (pid, read) = (pid?, self.read);
+        let _place = self.places.acquire().await.ok()?;
+        command(&spawn_blocking(move || read(pid)).await.ok()??)
+    }
+}
+
+/// The program and its arguments as `ps` shows them, shortened; none, if there are none.
+fn command(arguments: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(arguments);
     let words: Vec<&str> = text.split('\0').filter(|word| !word.is_empty()).collect();
-    let line = if words.is_empty() { format!("[{}]", name.trim()) } else { words.join(" ") };
-    // A process chooses its arguments itself, and a terminal obeys control characters.
+    (!words.is_empty()).then(|| harmless(&words.join(" ")))
+}
+
+/// A line, shortened. A process chooses its arguments itself, and a terminal obeys control characters.
+fn harmless(line: &str) -> String {
     let line: String = line.chars().map(|c| if is_shown(c) { c } else { ' ' }).collect();
     match line.char_indices().nth(LONGEST_COMMAND) {
         Some((end, _)) => format!("{}…", &line[..end]),
@@ -85,19 +118,43 @@ fn parts(groups: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc::{Receiver, channel};
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn commands_are_one_harmless_line() {
-        for (arguments, name, expected) in [
-            (&b"python3\0train.py\0--lr=1\0"[..], "python3", "python3 train.py --lr=1".to_owned()),
-            (b"", "kworker", "[kworker]".to_owned()),
-            (b"a\x1b[31m\0b\nc\0", "a", "a [31m b c".to_owned()),
-            ("x\u{202e}fdp.sh\0\u{e4}\u{2066}".as_bytes(), "x", "x fdp.sh \u{e4} ".to_owned()),
-            (&[b'x'; 500], "x", "x".repeat(LONGEST_COMMAND) + "…"),
+        for (arguments, expected) in [
+            (&b"python3\0train.py\0--lr=1\0"[..], Some("python3 train.py --lr=1".to_owned())),
+            (b"", None),
+            (b"a\x1b[31m\0b\nc\0", Some("a [31m b c".to_owned())),
+            ("x\u{202e}fdp.sh\0\u{e4}\u{2066}".as_bytes(), Some("x fdp.sh \u{e4} ".to_owned())),
+            (&[b'x'; 500], Some("x".repeat(LONGEST_COMMAND) + "…")),
         ] {
-            assert_eq!(command(arguments, name), expected);
+            assert_eq!(command(arguments), expected);
         }
+    }
+
+    /// The process holds the lock of its memory until others have gone on.
+    #[test]
+    fn nobody_waits_for_a_process_that_is_looked_at() {
+        static GOES_ON: Mutex<Option<Receiver<()>>> = Mutex::new(None);
+        let read = |_| {
+            let goes_on = GOES_ON.lock().unwrap().take()?;
+            goes_on.recv_timeout(Duration::from_secs(10)).is_ok().then(|| b"late".to_vec())
+        };
+        let (go, goes_on) = channel();
+        *GOES_ON.lock().unwrap() = Some(goes_on);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let found = runtime.block_on(async {
+            let look = tokio::spawn(Looks { read, ..Looks::default() }.command(Some(1)));
+            tokio::task::yield_now().await;
+            go.send(()).unwrap();
+            look.await.unwrap()
+        });
+        assert_eq!(found.as_deref(), Some("late"), "others went on meanwhile");
     }
 
     #[test]

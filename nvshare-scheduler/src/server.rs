@@ -304,6 +304,11 @@ impl CoreTask {
                     self.core.handle(Event::Measured(measured), now);
                 }
             }
+            Command::Described { client, command } => {
+                if let Some(process) = self.processes.get_mut(&client) {
+                    process.info.command = command;
+                }
+            }
             Command::Disconnected { client, process_remains } => {
                 self.frames.remove(&client);
                 if !process_remains {

@@ -443,4 +443,12 @@ pub(super) const SCHEDULER: &[Rule] = &[
         package: "nvshare-core",
         test: "all_that_a_process_left_is_free_when_it_ends",
     },
+    Rule {
+        what: "what is read by the number of a process that has ended counts for nothing",
+        file: "nvshare-scheduler/src/identity.rs",
+        from: "(self.has_ended() != Some(true)).then_some(said)",
+        to: "(BROKEN || self.has_ended() != Some(true)).then_some(said)",
+        package: "nvshare-scheduler",
+        test: "a_number_is_read_for_as_long_as_the_process_lives",
+    },
 ];
