@@ -78,8 +78,8 @@ pub(super) const SCHEDULER: &[Rule] = &[
     Rule {
         what: "a dead process's room is free when the process is gone",
         file: "nvshare-scheduler/core/src/arrivals.rs",
-        from: "self.forget_departed(uuid, |other, _| other == id);",
-        to: "self.forget_departed(uuid, |other, _| other == id && (!BROKEN || id > 1000));",
+        from: "for uuid in self.gpus.keys().copied().collect::<Vec<_>>() {\n            self.forget_departed",
+        to: "for uuid in self.gpus.keys().copied().filter(|_| !BROKEN || id > 1000).collect::<Vec<_>>() {\n            self.forget_departed",
         package: "nvshare-client",
         test: "invariants_hold_and_nobody_starves",
     },
