@@ -2,29 +2,63 @@
 //!
 //! What managed memory of any program has given up stays with the driver, and does not count as free. The driver takes it back when physical
 //! memory is asked for, at a price for each call: 38 ms for 32 MiB, 60 ms for 2 GiB (measured, `tests/gpu/probes/full_probe.py`).
-//! So where several chunks lack memory, one call asks for all of it, and gives it back: the chunks find it free.
+//! So where several chunks lack memory, one call asks for all of it, and gives it back: the chunks find it free. Room that is still being made is
+//! taken in large parts there.
 
-use nvshare_proto::units::MIB;
+use std::time::{Duration, Instant};
+
+use nvshare_proto::units::{GIB, MIB};
 
 use crate::driver;
 use crate::driver::types::{CUdevice, CUmemAllocationProp, CUresult};
 use crate::process::{lifecycle, log};
 
-/// Bytes of a device that the driver was seen to have, less those that were taken since.
+/// Where each call has its price, memory comes in parts of this size while room is still being made.
+const PART: u64 = GIB;
+/// How long a part is waited for: then what has room comes. Managed memory leaves at 16 GiB/s.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// What the driver has at hand for the chunks of one device that come.
 #[derive(Debug, Default)]
-pub(crate) struct AtHand(u64);
+pub(crate) struct AtHand {
+    /// Bytes that the driver was seen to have, less those that were taken since.
+    bytes: u64,
+    /// Whether the driver had too little for a part when that was first asked.
+    is_full: Option<bool>,
+    /// Since when a part is waited for.
+    waits_since: Option<Instant>,
+}
 
 impl AtHand {
+    /// Whether chunks that could come are to wait for more room, since a large part costs as much as one of them. `room` is what they have, and
+    /// `lacking` all that is to come. The device's context is current.
+    pub(crate) fn waits_for_more(&mut self, room: u64, lacking: u64, now: Instant) -> bool {
+        let part = lacking.min(PART);
+        if room == 0 || room >= part || self.bytes > 0 {
+            self.waits_since = None;
+            return false;
+        }
+        let has_too_little = || driver::free_memory().is_ok_and(|free| free < part);
+        if !*self.is_full.get_or_insert_with(has_too_little) {
+            return false;
+        }
+        if now.saturating_duration_since(*self.waits_since.get_or_insert(now)) < PATIENCE {
+            return true;
+        }
+        self.waits_since = None;
+        false
+    }
+
     /// Prepares for a chunk of `bytes`, the first of chunks that take `coming` bytes in all. The device's context is current. A failure costs
     /// time later: each chunk asks for itself.
     pub(crate) fn prepare(&mut self, bytes: u64, coming: u64, device: CUdevice) {
-        if self.0 < bytes && coming > bytes {
-            self.0 = driver::free_memory().unwrap_or(coming);
-            if self.0 < bytes {
-                self.0 = ask_for(bytes, coming, device);
+        if self.bytes < bytes && coming > bytes {
+            self.bytes = driver::free_memory().unwrap_or(coming);
+            if self.bytes < bytes {
+                self.bytes = ask_for(bytes, coming, device);
             }
         }
-        self.0 = self.0.saturating_sub(bytes);
+        self.bytes = self.bytes.saturating_sub(bytes);
     }
 }
 
@@ -50,4 +84,36 @@ fn ask_for(chunk: u64, coming: u64, device: CUdevice) -> u64 {
     }
     log::debug(format_args!("of {} MiB no two chunks are free at once", coming / MIB));
     0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_of_a_full_card_is_taken_in_large_parts() {
+        let begin = Instant::now();
+        let at = |ms| begin + Duration::from_millis(ms);
+        let mut at_hand = AtHand { is_full: Some(true), ..AtHand::default() };
+        for (ms, room, lacking, waits) in [
+            (0, 0, 8 * GIB, false),
+            (10, 64 * MIB, 8 * GIB, true),
+            (60, 512 * MIB, 8 * GIB, true),
+            (80, GIB, 8 * GIB, false),
+            // The last part is as large as what is left.
+            (90, 64 * MIB, 256 * MIB, true),
+            (95, 256 * MIB, 256 * MIB, false),
+            // Room that comes slowly is not waited for without end.
+            (200, 64 * MIB, 4 * GIB, true),
+            (299, 96 * MIB, 4 * GIB, true),
+            (300, 96 * MIB, 4 * GIB, false),
+            (310, 64 * MIB, 4 * GIB, true),
+        ] {
+            assert_eq!(at_hand.waits_for_more(room, lacking, at(ms)), waits, "{ms} ms");
+        }
+        at_hand.bytes = MIB;
+        assert!(!at_hand.waits_for_more(64 * MIB, 4 * GIB, at(320)), "the driver has it at hand");
+        let mut free = AtHand { is_full: Some(false), ..AtHand::default() };
+        assert!(!free.waits_for_more(64 * MIB, 4 * GIB, begin));
+    }
 }

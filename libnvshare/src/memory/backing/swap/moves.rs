@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use nvshare_proto::units::MIB;
 
@@ -304,11 +305,16 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
             break;
         }
         let begun = loop {
-            let begun = begin_in(&allocation, mapped, index, device, &mut at_hand, cancelled);
-            // Room may also come before the driver has the memory of the process that has left it.
-            let waits = lacking == Lacking::Wait && matches!(begun, Begun::Lacks(_) | Begun::Full);
-            if !waits || cancelled() {
-                break begun;
+            let room_is_made = lacking == Lacking::Wait;
+            if !(room_is_made && waits_for_more(&allocation, device, &mut at_hand)) {
+                let begun = begin_in(&allocation, mapped, index, device, &mut at_hand, cancelled);
+                // Room may also come before the driver has the memory of the process that has left it.
+                let waits = room_is_made && matches!(begun, Begun::Lacks(_) | Begun::Full);
+                if !waits || cancelled() {
+                    break begun;
+                }
+            } else if cancelled() {
+                break Begun::Nothing;
             }
             queue.record_all();
             if queue.has_arrived() {
@@ -336,6 +342,13 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
     }
     lost::give_up(device);
     result
+}
+
+/// Whether a chunk waits for room that is still being made, so that more come with it.
+fn waits_for_more(allocation: &Allocation, device: &Device, at_hand: &mut AtHand) -> bool {
+    let account = device.account();
+    let more = || Ok(at_hand.waits_for_more(account.unused_room(), account.unmapped(), Instant::now()));
+    matches!(allocation.place().with(more), Ok(Ok(true)))
 }
 
 fn land(queue: &mut Queue, device: &Device, result: &mut Restored) {
