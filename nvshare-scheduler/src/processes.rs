@@ -27,7 +27,7 @@ pub(crate) fn is_harmless(c: char) -> bool {
 }
 
 /// Describes a process by its number from the kernel; none if the process is gone already. What is read here does not wait for the
-/// process: its command, which does, is its name until [`Looks`] has found it.
+/// process: its command, which does, is its name until a look beside the scheduler has found it.
 #[must_use]
 pub fn describe(pid: u32, user: u32) -> Option<Described> {
     let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
