@@ -32,6 +32,8 @@ use crate::watchers;
 const BACKLOG: usize = 256;
 /// A connection that says nothing for this long is closed, unless it is a registered client's.
 const FIRST_FRAME_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a client that comes back may send long frames.
+const LISTS_FOR: Duration = Duration::from_secs(10);
 /// Longest time, for each frame and altogether, for which the socket of a process that is gone is read.
 const LAST_WORDS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
 /// Longest name of a program that is shown.
@@ -221,7 +223,7 @@ async fn client(
     let gang = register
         .asked
         .gang
-        .as_ref()
+        .take()
         .map(|gang| Gang { number: Tenant::gang(tenant.as_ref(), user, &gang.name), size: gang.size });
     // The runs of a gang are one job; a container is one job with all its processes.
     let own_tenant = tenant.clone();
@@ -246,6 +248,7 @@ async fn client(
     let mut host = shared.host.as_ref().map(|host| host.open(client, owner));
     register.usage.iter().for_each(|usage| uses(&mut host, usage));
     let process = process(framed.get_ref(), &peer);
+    let was_here = register.returns;
     if commands
         .send(Command::Register { client, identity, process, register: Box::new(register), frames })
         .await
@@ -253,6 +256,9 @@ async fn client(
     {
         return;
     }
+    // A client that was here before may list memory of the host that it has.
+    let mut lists = std::pin::pin!(sleep(if was_here { LISTS_FOR } else { Duration::ZERO }));
+    let mut listed = false;
     let mut look = std::pin::pin!(shared.looks.clone().command(peer.identity.pid));
     let mut looked = false;
     let mut process_gone = false;
@@ -284,6 +290,10 @@ async fn client(
                 };
                 if told.is_err() { break }
                 None
+            }
+            () = &mut lists, if !listed => {
+                listed = true;
+                (!frames::shorten(&mut framed)).then(|| "a frame is longer than any that is due".to_owned())
             }
             command = &mut look, if !looked => {
                 looked = true;

@@ -28,6 +28,19 @@ pub(crate) fn on(stream: UnixStream) -> Stream {
     Framed::with_capacity(stream, Frames::default(), BUFFER)
 }
 
+/// Longest frame of a registered client, in bytes, once it has listed what it has of the host's memory.
+const LONGEST: usize = 4096;
+
+/// A registered client says short things only from now on: what it sent before takes no more memory, nor does a frame that it never
+/// completes. False: a longer one has begun.
+pub(crate) fn shorten(framed: &mut Stream) -> bool {
+    let buffer = framed.read_buffer_mut();
+    let rest = std::mem::take(buffer);
+    buffer.extend_from_slice(&rest);
+    framed.codec_mut().accept_at_most(LONGEST);
+    rest.len() <= LONGEST
+}
+
 /// Sends replies; false if the other end does not read.
 pub(crate) async fn tell_all(framed: &mut Stream, replies: impl IntoIterator<Item = Reply>) -> bool {
     let all = async {

@@ -26,8 +26,8 @@ const HEADER: usize = size_of::<u16>();
 /// Why a frame cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The length is more than [`MAX_FRAME`].
-    #[error("frame of {0} bytes; at most {MAX_FRAME} are accepted")]
+    /// The length is more than [`MAX_FRAME`], or than this end accepts by now.
+    #[error("a frame of {0} bytes is too long")]
     TooLong(usize),
     /// The frame is too short for a version.
     #[error("frame of {0} bytes is too short")]
@@ -96,6 +96,11 @@ pub fn encode_in(version: u16, message: &impl Message) -> Result<Vec<u8>, Error>
     Ok(frame)
 }
 
+/// The length of the frame at the start of `buffer`, without itself, if so much of it is there.
+fn length(buffer: &[u8]) -> Option<usize> {
+    buffer.first_chunk::<LENGTH>().map(|length| u32::from_le_bytes(*length) as usize)
+}
+
 /// The version of the frame at the start of `buffer`, if so much of it is there.
 #[must_use]
 pub fn version(buffer: &[u8]) -> Option<u16> {
@@ -115,12 +120,11 @@ pub fn falls_back(spoken: u16, buffer: &[u8]) -> Option<u16> {
 /// # Errors
 /// The frame is too long or too short, of a version that is not spoken, or contains no message. The stream cannot be used any more.
 pub fn decode<T: DeserializeOwned>(buffer: &[u8]) -> Result<Option<(usize, T)>, Error> {
-    let Some((length, rest)) = buffer.split_first_chunk::<LENGTH>() else { return Ok(None) };
-    let length = u32::from_le_bytes(*length) as usize;
+    let Some(length) = length(buffer) else { return Ok(None) };
     if length > MAX_FRAME {
         return Err(Error::TooLong(length));
     }
-    let Some(frame) = rest.get(..length) else { return Ok(None) };
+    let Some(frame) = buffer.get(LENGTH..LENGTH + length) else { return Ok(None) };
     let Some((version, body)) = frame.split_first_chunk::<HEADER>() else {
         return Err(Error::TooShort(length));
     };
@@ -142,13 +146,14 @@ pub fn decode<T: DeserializeOwned>(buffer: &[u8]) -> Result<Option<(usize, T)>, 
 #[derive(Debug)]
 pub struct Frames<In, Out> {
     version: Option<u16>,
+    longest: usize,
     messages: std::marker::PhantomData<fn(Out) -> In>,
 }
 
 #[cfg(feature = "tokio")]
 impl<In, Out> Default for Frames<In, Out> {
     fn default() -> Self {
-        Self { version: None, messages: std::marker::PhantomData }
+        Self { version: None, longest: MAX_FRAME, messages: std::marker::PhantomData }
     }
 }
 
@@ -159,6 +164,11 @@ impl<In, Out> Frames<In, Out> {
     pub fn version(&self) -> u16 {
         self.version.unwrap_or(VERSION)
     }
+
+    /// Refuses frames of more than so many bytes from now on: what is there of a frame that is not complete takes memory.
+    pub fn accept_at_most(&mut self, longest: usize) {
+        self.longest = longest;
+    }
 }
 
 #[cfg(feature = "tokio")]
@@ -167,6 +177,9 @@ impl<In: DeserializeOwned, Out> tokio_util::codec::Decoder for Frames<In, Out> {
     type Error = Error;
 
     fn decode(&mut self, buffer: &mut bytes::BytesMut) -> Result<Option<In>, Error> {
+        if let Some(length) = length(buffer).filter(|&length| length > self.longest) {
+            return Err(Error::TooLong(length));
+        }
         let theirs = version(buffer);
         let Some((used, message)) = decode(buffer)? else { return Ok(None) };
         match (self.version, theirs) {

@@ -209,6 +209,7 @@ impl Client {
         // More than any machine has would cost each event of the job more.
         let mut asked = register.asked;
         asked.compute.truncate(MOST_GPUS_EACH);
+        asked.compute.shrink_to_fit();
         Self {
             pid: identity.pid.unwrap_or(register.pid),
             identity,

@@ -1,0 +1,74 @@
+//! What one user's connections make the scheduler keep has a bound.
+
+mod support;
+
+use std::path::Path;
+
+use futures_util::{SinkExt, StreamExt};
+use nvshare_proto::codec::MAX_FRAME;
+use nvshare_proto::{Asked, ComputeLimit, GangName, GpuUuid, Register, Reply, Request, VERSION};
+use tokio::io::AsyncWriteExt;
+
+use support::{Server, Stream, connect, newcomer};
+
+const CONNECTIONS: usize = 200;
+/// Bytes that this process, with the scheduler in it and both ends of each connection, may take for each.
+const EACH: u64 = 48 << 10;
+/// The same, of which most is a frame that never comes whole.
+const EACH_HALF: u64 = 24 << 10;
+
+/// Bytes of this process's memory.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+async fn register(socket: &Path, asked: Asked) -> Stream {
+    let mut stream = connect(socket).await;
+    stream.send(Request::Register(Register { asked, ..newcomer() })).await.unwrap();
+    let answer = stream.next().await.unwrap().unwrap();
+    assert!(matches!(answer, Reply::Client(_)), "{answer:?}");
+    // This end keeps nothing of it either.
+    stream.write_buffer_mut().clear();
+    let _ = std::mem::take(stream.write_buffer_mut());
+    stream
+}
+
+/// What registrations make the scheduler keep.
+async fn kept(server: &Server, asked: impl Fn(usize) -> Asked, then: &[u8]) -> (u64, Vec<Stream>) {
+    let mut connections = vec![register(&server.clients, Asked::default()).await];
+    let before = resident();
+    for n in 0..CONNECTIONS {
+        let mut stream = register(&server.clients, asked(n)).await;
+        stream.get_mut().write_all(then).await.unwrap();
+        connections.push(stream);
+    }
+    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    (resident().saturating_sub(before) / CONNECTIONS as u64, connections)
+}
+
+#[tokio::test]
+async fn long_names_many_limits_and_half_sent_frames_take_little_memory() {
+    let server = Server::start("memory");
+    // First, as what long names take for a moment may be used again.
+    let mut half = (MAX_FRAME as u32).to_le_bytes().to_vec();
+    half.extend(VERSION.to_le_bytes());
+    half.resize(60_000, 0);
+    let (halves, _one) = kept(&server, |_| Asked::default(), &half).await;
+    let name = |n: usize| GangName { name: format!("{n:08}{}", "g".repeat(60_000)), size: 0 };
+    let limit = |n: u16| {
+        let [low, high] = n.to_le_bytes();
+        let mut of = [1; 16];
+        (of[0], of[1]) = (low, high);
+        ComputeLimit { gpu: GpuUuid(of), percent: 50 }
+    };
+    let (names, _two) = kept(&server, |n| Asked { gang: Some(name(n)), ..Asked::default() }, &[]).await;
+    let limits = |_| Asked { compute: (0..3500).map(limit).collect(), ..Asked::default() };
+    let (limits, _three) = kept(&server, limits, &[]).await;
+    println!(
+        "bytes a connection: {names} for long names, {limits} for many limits, {halves} for half a frame"
+    );
+    assert!(names.max(limits) <= EACH && halves <= EACH_HALF, "{names}, {limits}, {halves}");
+    server.end().await;
+}
