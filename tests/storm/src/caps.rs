@@ -16,6 +16,7 @@ pub(crate) const ALL: &[&str] = &[
     "managed by the host",
     "mapped",
     "modes",
+    "nodes",
     "peer",
     "pitch",
     "register",
@@ -35,7 +36,7 @@ pub(crate) fn look(d: &Driver) -> Result<BTreeSet<String>, CudaError> {
     let mut context = 0u64;
     cu!(d, "cuDevicePrimaryCtxRetain", &raw mut context => *mut u64, 0 => i32)?;
     cu!(d, "cuCtxSetCurrent", context => u64)?;
-    let looks: [(&str, Look); 15] = [
+    let looks: [(&str, Look); 16] = [
         ("async", stream_order),
         ("attach", attach),
         ("graph memory", graph_memory),
@@ -45,6 +46,7 @@ pub(crate) fn look(d: &Driver) -> Result<BTreeSet<String>, CudaError> {
         ("managed by the host", managed_by_the_host),
         ("mapped", mapped),
         ("modes", modes),
+        ("nodes", |d| Ok(d.has("cuGraphAddNode_v2"))),
         ("peer", |d| Ok(d.has("cuMemcpyPeerAsync"))),
         ("pitch", pitch),
         ("register", |d| Ok(d.has("cuMemHostRegister_v2"))),

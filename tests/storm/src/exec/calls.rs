@@ -93,6 +93,10 @@ impl Run {
             Op::HostTouch { region, value, new } => self.host_touch(region, value, new)?,
             Op::Record1(ref recording, module) => self.record_graph(recording, module)?,
             Op::Instantiate { graph, update } => self.instantiate(graph, update)?,
+            Op::Build { graph, ref nodes } => {
+                let context = self.plan.steps[index].context.expect("such a step has one");
+                self.build_graph(graph, context, nodes)?;
+            }
             Op::Replay { graph, stream, times } => {
                 for _ in 0..times {
                     let stream = self.stream(stream);

@@ -6,6 +6,7 @@ pub(crate) use calls::KERNELS;
 pub(crate) mod exclude;
 mod graphs;
 mod memory;
+mod nodes;
 mod sweep;
 pub(crate) use memory::{map, unmap};
 pub(crate) use sweep::KeptContext;

@@ -48,7 +48,7 @@ impl Left {
                 Op::EventEnd { event } => _ = left.events.remove(event),
                 Op::ModuleLoad { module, .. } => _ = left.modules.insert(*module, ()),
                 Op::ModuleUnload { module } => _ = left.modules.remove(module),
-                Op::Instantiate { graph, .. } => _ = left.graphs.insert(*graph, ()),
+                Op::Instantiate { graph, .. } | Op::Build { graph, .. } => _ = left.graphs.insert(*graph, ()),
                 Op::GraphEnd { graph } => _ = left.graphs.remove(graph),
                 Op::Allocate { buffer, door, bytes, .. } => _ = left.buffers.insert(*buffer, (*door, *bytes)),
                 Op::Free { buffer, .. } => _ = left.buffers.remove(buffer),

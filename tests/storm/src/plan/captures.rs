@@ -1,7 +1,7 @@
 //! Stream captures, and the graphs that they make.
 
 use super::compose::{Composer, GraphState, Pending, Thing};
-use super::{Effect, Id, Op, Recording, Region, flag};
+use super::{Effect, Id, Op, Recording, Region, flag, used};
 use crate::rng::Rng;
 
 impl Composer<'_> {
@@ -55,10 +55,12 @@ impl Composer<'_> {
         let pause_ms = if rng.percent(40) { rng.range(1, 12) } else { 0 };
         let recording = Recording { graph, stream, second, mode, items, node, pause_ms };
         self.record_graph(thread, context, recording.clone(), false);
-        for region in used(&recording) {
+        let effects = recording.effects();
+        for region in used(&effects) {
             self.region(region).graphs += 1;
         }
-        self.graphs.insert(graph, GraphState { context, recording, launched: false });
+        let recording = Some(recording);
+        self.graphs.insert(graph, GraphState { context, effects, recording, launched: false });
         true
     }
 
@@ -88,7 +90,7 @@ impl Composer<'_> {
         let module = self.contexts[&context].module;
         let mut reads = vec![Thing::Module(module)];
         let memory: Vec<Thing> =
-            used(&recording).into_iter().map(|region| Thing::Buffer(region.buffer)).collect();
+            used(&recording.effects()).into_iter().map(|region| Thing::Buffer(region.buffer)).collect();
         reads.extend(&memory);
         let op = Op::Record1(Box::new(recording), module);
         self.emit(thread, Some(context), op, &reads, &writes, &flags);
@@ -99,12 +101,18 @@ impl Composer<'_> {
 
     /// Captures the same work again with other numbers, and updates the graph.
     pub(super) fn update(&mut self, rng: &mut Rng, thread: usize) -> bool {
-        let known: Vec<Id> =
-            self.graphs.iter().filter(|(_, g)| g.recording.node.is_none()).map(|(graph, _)| *graph).collect();
-        let Some(graph) = rng.pick(&known) else { return false };
-        let state = &self.graphs[&graph];
-        let context = state.context;
-        let mut recording = state.recording.clone();
+        let recorded = |(&graph, state): (&Id, &GraphState)| Some((graph, state.recording.clone()?));
+        let known: Vec<(Id, Recording)> = self
+            .graphs
+            .iter()
+            .filter_map(recorded)
+            .filter(|(_, recording)| recording.node.is_none())
+            .collect();
+        if known.is_empty() {
+            return false;
+        }
+        let (graph, mut recording) = known[rng.below(known.len())].clone();
+        let context = self.graphs[&graph].context;
         let Some(stream) = self.made_stream(rng, thread, context, None) else { return false };
         if recording.second.is_some() {
             let Some(second) = self.made_stream(rng, thread, context, Some(stream)) else { return false };
@@ -119,7 +127,9 @@ impl Composer<'_> {
             }
         }
         self.record_graph(thread, context, recording.clone(), true);
-        self.graphs.get_mut(&graph).expect("a live graph").recording = recording;
+        let state = self.graphs.get_mut(&graph).expect("a live graph");
+        state.effects = recording.effects();
+        state.recording = Some(recording);
         true
     }
 
@@ -129,25 +139,23 @@ impl Composer<'_> {
         let context = self.graphs[&graph].context;
         let stream = self.some_stream(rng, thread, context);
         let times = if rng.percent(50) { 1 } else { rng.range(2, 6) as u32 };
-        let recording = self.graphs[&graph].recording.clone();
+        let effects = self.graphs[&graph].effects.clone();
+        let regions = used(&effects);
         let mut writes = vec![Thing::Graph(graph), Thing::Stream(stream)];
-        for region in used(&recording) {
+        for &region in &regions {
             self.take(rng, thread, region, stream);
             writes.push(region.thing());
         }
-        for region in used(&recording) {
+        for &region in &regions {
             // Taking a region may have waited for more than the region.
             self.region(region).pending = Pending::Stream(stream);
         }
         for _ in 0..times {
-            for &(region, effect, _) in &recording.items {
+            for &(region, effect) in &effects {
                 self.apply(region, effect);
             }
-            if let Some((_, word, region)) = recording.node {
-                self.apply(region, Effect::Set(word, 4));
-            }
         }
-        let reads: Vec<Thing> = used(&recording).iter().map(|region| Thing::Buffer(region.buffer)).collect();
+        let reads: Vec<Thing> = regions.iter().map(|region| Thing::Buffer(region.buffer)).collect();
         let flags = self.legacy_flags(stream);
         let by = self.hand(stream, thread);
         self.emit(by, Some(context), Op::Replay { graph, stream, times }, &reads, &writes, flags);
@@ -157,7 +165,7 @@ impl Composer<'_> {
 
     pub(super) fn end_graph(&mut self, thread: usize, graph: Id) {
         let state = self.graphs.remove(&graph).expect("a live graph");
-        let regions = used(&state.recording);
+        let regions = used(&state.effects);
         if regions.iter().any(|&region| self.region(region).pending != Pending::Nothing) && state.launched {
             self.count("graph destroyed with work in flight");
         }
@@ -167,16 +175,4 @@ impl Composer<'_> {
         let op = Op::GraphEnd { graph };
         self.emit(thread, Some(state.context), op, &[], &[Thing::Graph(graph)], &[flag::UNSAFE]);
     }
-}
-
-/// The regions that a recording names, each once.
-fn used(recording: &Recording) -> Vec<Region> {
-    let mut regions: Vec<Region> = Vec::new();
-    let node = recording.node.map(|(_, _, region)| region);
-    for region in recording.items.iter().map(|item| item.0).chain(node) {
-        if !regions.contains(&region) {
-            regions.push(region);
-        }
-    }
-    regions
 }

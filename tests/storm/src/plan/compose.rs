@@ -78,7 +78,10 @@ pub(super) struct HostState {
 #[derive(Debug)]
 pub(super) struct GraphState {
     pub(super) context: Id,
-    pub(super) recording: super::Recording,
+    /// What it does, in order.
+    pub(super) effects: Vec<(Region, super::Effect)>,
+    /// None: it was built.
+    pub(super) recording: Option<super::Recording>,
     /// The graph was launched, and nobody has waited for it.
     pub(super) launched: bool,
 }

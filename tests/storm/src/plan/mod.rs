@@ -7,6 +7,7 @@ mod buffers;
 mod captures;
 mod compose;
 mod contexts;
+mod nodes;
 #[cfg(test)]
 mod order;
 mod picks;
@@ -176,6 +177,60 @@ pub(crate) struct Recording {
     pub(crate) pause_ms: u64,
 }
 
+impl Recording {
+    /// What the graph does, in an order that its captures allow.
+    fn effects(&self) -> Vec<(Region, Effect)> {
+        let node = self.node.map(|(_, word, region)| (region, Effect::Set(word, 4)));
+        self.items.iter().map(|&(region, effect, _)| (region, effect)).chain(node).collect()
+    }
+}
+
+/// The regions that effects name, each once.
+fn used(effects: &[(Region, Effect)]) -> Vec<Region> {
+    let mut regions = Vec::new();
+    for &(region, effect) in effects {
+        let from = if let Effect::Copy(from) = effect { Some(from) } else { None };
+        for region in [Some(region), from].into_iter().flatten() {
+            if !regions.contains(&region) {
+                regions.push(region);
+            }
+        }
+    }
+    regions
+}
+
+/// The calls by which a node is added and changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// A function for each kind of node.
+    Older,
+    /// One function for all kinds (CUDA 12).
+    Any,
+    /// The same, with data of edges.
+    WithData,
+}
+
+/// When a node gets its parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Given {
+    Added,
+    /// Changed in the graph.
+    InGraph,
+    /// Changed in the executable graph.
+    InExec,
+}
+
+/// A node that is added to a graph by hand: a fill or a copy.
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    pub(crate) region: Region,
+    pub(crate) effect: Effect,
+    pub(crate) form: Form,
+    pub(crate) given: Given,
+    /// Whether a context is named.
+    pub(crate) is_named: bool,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
     ContextMake {
@@ -306,6 +361,11 @@ pub(crate) enum Op {
     Instantiate {
         graph: Id,
         update: bool,
+    },
+    /// Builds an executable graph, node by node.
+    Build {
+        graph: Id,
+        nodes: Vec<Node>,
     },
     Replay {
         graph: Id,

@@ -59,12 +59,15 @@ fn named(op: &Op) -> Vec<(Thing, Touch)> {
         Op::Prefetch { region, stream, .. } => vec![at(region), on(*stream)],
         Op::HostTouch { region, .. } => vec![at(region)],
         Op::Record1(recording, module) => {
-            let regions =
-                recording.items.iter().map(|item| &item.0).chain(recording.node.as_ref().map(|n| &n.2));
+            let regions = super::used(&recording.effects());
             let streams = [Some(recording.stream), recording.second].into_iter().flatten().map(on);
-            regions.map(at).chain(streams).chain([(Thing::Module(*module), Use)]).collect()
+            regions.iter().map(at).chain(streams).chain([(Thing::Module(*module), Use)]).collect()
         }
         Op::Instantiate { graph, .. } => vec![(Thing::Graph(*graph), Use)],
+        Op::Build { graph, nodes } => {
+            let effects: Vec<_> = nodes.iter().map(|node| (node.region, node.effect)).collect();
+            super::used(&effects).iter().map(at).chain([(Thing::Graph(*graph), Make)]).collect()
+        }
         Op::Replay { graph, stream, .. } => vec![(Thing::Graph(*graph), Use), on(*stream)],
         Op::GraphEnd { graph } => vec![(Thing::Graph(*graph), End)],
         Op::Window { stream, region, module, .. }

@@ -44,6 +44,7 @@ pub(super) static PICKS: &[Pick] = &[
     pick("host function", 3, "", callback),
     pick("host function waits for another thread", 6, "", |c, rng, thread| c.window(rng, thread)),
     pick("capture", 5, "", |c, rng, thread| c.capture(rng, thread)),
+    pick("graph built", 4, "nodes", |c, rng, thread| c.build(rng, thread)),
     pick("graph launched", 8, "", |c, rng, thread| c.replay(rng, thread)),
     pick("graph updated", 2, "graph update", |c, rng, thread| c.update(rng, thread)),
     pick("graph destroyed", 1, "", graph_destroyed),
