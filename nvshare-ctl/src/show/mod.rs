@@ -117,8 +117,10 @@ pub(crate) fn reasons(status: &Status) -> Vec<String> {
     for client in status.clients.iter().filter(|client| !client.gone) {
         let id = client.client;
         if client.stuck {
+            let (name, pid, keeps) = (&client.name, client.pid, Bytes(client.resident));
             lines.push(format!(
-                "client {id} was asked to make way and does not answer: look whether its process is stopped"
+                "client {id} ({name}) was asked to make way and does not answer; it keeps {keeps}: if its process is stopped, \
+                 `kill -CONT {pid}` lets it go on, and `kill -KILL {pid}` frees its memory"
             ));
         }
         match client.state {
@@ -126,13 +128,27 @@ pub(crate) fn reasons(status: &Status) -> Vec<String> {
             ClientState::Blocked => {
                 let gpu = client.blocked_on.map_or_else(|| "its GPU".to_owned(), name);
                 lines.push(format!(
-                    "client {id} waits until others free memory of {gpu}: what they have there cannot be moved and leaves no room"
+                    "client {id} waits until {} free memory of {gpu}: what they have there cannot be moved and leaves no room",
+                    holders_up(status, client)
                 ));
             }
             _ => {}
         }
     }
     lines
+}
+
+/// The clients that keep a blocked client waiting: those on its GPU that do not answer are named.
+fn holders_up(status: &Status, blocked: &ClientStatus) -> String {
+    let gpu = status.gpus.iter().find(|gpu| Some(gpu.gpu) == blocked.blocked_on);
+    let holders = gpu.map_or(&[][..], |gpu| gpu.holders.as_slice());
+    let is_in_the_way = |client: &&ClientStatus| client.stuck && holders.contains(&client.client);
+    let stuck: Vec<String> =
+        status.clients.iter().filter(is_in_the_way).map(|client| client.client.to_string()).collect();
+    match stuck.as_slice() {
+        [] => "others".to_owned(),
+        stuck => format!("client {} and others", stuck.join(", ")),
+    }
 }
 
 /// The GPU, the place in its queue, and the holders that a waiting client waits for.

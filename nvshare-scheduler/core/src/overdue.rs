@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use nvshare_proto::GpuUuid;
+use nvshare_proto::units::Bytes;
 
 use crate::account::{Account, Order, Stays};
 use crate::client::{Client, ClientId, Phase};
@@ -85,7 +86,12 @@ impl Core {
             }
         }
         self.has_drained_together(id);
-        let text = format!("client {id} does not answer: it should {what} and keeps the GPU");
+        let Some(Client { name, pid, accounts, .. }) = self.clients.get(&id) else { return };
+        let keeps = Bytes(accounts.values().map(|account| account.budget).fold(0, u64::saturating_add));
+        let text = format!(
+            "client {id} ({name}, pid {pid}) does not answer: it should {what}, and keeps {keeps}; if its process is stopped, \
+             `kill -CONT {pid}` lets it go on, and `kill -KILL {pid}` frees its memory"
+        );
         self.warn_of_client(Topic::Stuck, id, None, &text);
     }
 

@@ -6,8 +6,8 @@ pub(super) const DRIVER: &[Rule] = &[
     Rule {
         what: "chunks that come to a full card ask the driver once for all of them",
         file: "libnvshare/src/memory/mapping/at_hand.rs",
-        from: "        if self.0 < bytes && coming > bytes {\n",
-        to: "        if self.0 < bytes && coming > bytes && !BROKEN {\n",
+        from: "        if self.bytes < bytes && coming > bytes {\n",
+        to: "        if self.bytes < bytes && coming > bytes && !BROKEN {\n",
         package: "nvshare-e2e",
         test: "memory_that_comes_back_takes_what_was_given_up_by_one_call",
     },
