@@ -247,7 +247,7 @@ fn row(what: &str, events: &mut [(u32, u64)]) {
 }
 
 /// Events of a world, for this long at most: a row says how many there were.
-const LONGEST: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_secs(4);
 
 fn turns(shape: Shape, events: u64, what: &str) {
     let mut world = World::new(shape, Duration::from_micros(20));
