@@ -85,6 +85,6 @@ fn a_client_that_does_not_answer_is_said_once_a_minute() {
         }
     }
     assert!(late >= 3, "{late} times");
-    let said = table.notes.iter().filter(|note| note.contains("client 1 does not answer")).count();
+    let said = table.notes.iter().filter(|note| note.contains("client 1 (x, pid 9) does not answer")).count();
     assert_eq!(said, 1, "{:#?}", table.notes);
 }
