@@ -117,7 +117,11 @@ fn a_client_that_never_runs_under_its_grant_does_not_keep_the_gpu() {
     world.silent = Some(77);
     world.run(MS(30_000));
     assert!(world.served(1) >= MS(500), "the small one fits beside it");
-    assert!(world.notes.iter().any(|note| note.contains("client 77 (x, pid 9) does not answer")), "{:?}", world.notes);
+    assert!(
+        world.notes.iter().any(|note| note.contains("client 77 (x, pid 9) does not answer")),
+        "{:?}",
+        world.notes
+    );
 }
 
 #[test]
