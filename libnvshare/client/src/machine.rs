@@ -52,6 +52,9 @@ const SAY_AFTER: Duration = Duration::from_secs(1);
 const PING_AFTER: Duration = Duration::from_secs(5);
 /// Time without a submission after which the mover looks whether all work is complete.
 const PROBE_AFTER: Duration = Duration::from_millis(5);
+/// Time between two ticks after which the process itself was away: stopped by a signal, or with its whole machine. The scheduler may
+/// have answered long ago.
+const AWAY: Duration = Duration::from_secs(2);
 /// Time without a submission, since all work was complete, after which the program is idle. A shorter time would
 /// count a program as idle between its steps if it waits for each of them.
 const IDLE_AFTER: Duration = Duration::from_millis(25);
@@ -66,6 +69,8 @@ pub struct Machine {
     connected: bool,
     /// The time since when no scheduler answers: it is lost, or has not answered REGISTER or PING.
     silent_since: Option<Duration>,
+    /// When the last tick was.
+    ticked_at: Duration,
     /// When the scheduler last said something or was asked.
     heard_at: Duration,
     last_drain: Ticket,
@@ -99,6 +104,7 @@ impl Machine {
             phase: Phase::Parked,
             connected: false,
             silent_since: None,
+            ticked_at: now,
             heard_at: now,
             last_drain: 0,
             asked: false,
@@ -523,6 +529,10 @@ impl Machine {
     }
 
     fn tick(&mut self, progress: u64, submissions: u64, lacking: bool, now: Duration) {
+        let before = std::mem::replace(&mut self.ticked_at, now);
+        if now.saturating_sub(before) >= AWAY {
+            self.silent_since = self.silent_since.map(|_| now);
+        }
         match &mut self.phase {
             Phase::Draining { epoch, patience, progress: last, since } => {
                 if *last != progress {

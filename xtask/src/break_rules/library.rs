@@ -212,6 +212,14 @@ pub(super) const LIBRARY: &[Rule] = &[
         test: "over_quota_is_out_of_memory_and_nothing_else_changes",
     },
     Rule {
+        what: "a process that was stopped does not take its scheduler for lost",
+        file: "libnvshare/client/src/machine.rs",
+        from: "if now.saturating_sub(before) >= AWAY {",
+        to: "if now.saturating_sub(before) >= AWAY && !BROKEN {",
+        package: "nvshare-client",
+        test: "a_process_that_was_stopped_takes_no_scheduler_for_silent",
+    },
+    Rule {
         what: "a restore ahead of the lock ends when memory is to leave instead",
         file: "libnvshare/client/src/machine.rs",
         from: "                self.is_next_no_more();\n                self.act(Action::Return",

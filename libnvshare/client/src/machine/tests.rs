@@ -52,6 +52,17 @@ impl Client {
         self.now += MS(after);
         self.feed(Input::Tick { progress, submissions, lacking: false })
     }
+
+    /// Ticks come as often as a client that waits wants them.
+    fn wait(&mut self, time: Duration) -> Vec<Action> {
+        let until = self.now + time;
+        let mut actions = Vec::new();
+        while self.now < until {
+            let step = (until - self.now).min(MS(250));
+            actions.append(&mut self.tick(step.as_millis() as u64, 0, 0));
+        }
+        actions
+    }
 }
 
 #[test]
@@ -239,7 +250,7 @@ fn a_lost_scheduler_stops_no_holder_and_parks_nobody_for_ever() {
     parked.feed(Input::Asked);
     assert_eq!(parked.feed(Input::Lost), []);
     assert_eq!(parked.feed(Input::Nobody), [Action::WarnAlone]);
-    assert_eq!(parked.tick(4900, 0, 0), []);
+    assert_eq!(parked.wait(MS(4900)), []);
     assert_eq!(parked.tick(200, 0, 0), [Action::Reconnect, Action::Unlimit, Action::Begin { anyway: false }]);
 
     let mut draining = Client::running_contended();
@@ -277,9 +288,25 @@ fn a_scheduler_that_hangs_is_as_good_as_lost() {
     client.hear(SchedulerMessage::Pong);
     assert_eq!(client.tick(4900, 0, 0), []);
     assert_eq!(client.tick(100, 0, 0), [Action::Send(ClientMessage::Ping)]);
-    assert_eq!(client.tick(4900, 0, 0), [Action::SayWaiting]);
+    assert_eq!(client.wait(MS(4900)), [Action::SayWaiting]);
     let alone = client.tick(100, 0, 0);
     assert_eq!(alone, [Action::Reconnect, Action::Unlimit, Action::Begin { anyway: false }]);
+}
+
+#[test]
+fn a_process_that_was_stopped_takes_no_scheduler_for_silent() {
+    let mut client = Client::registered(Hold::Parked);
+    client.feed(Input::Asked);
+    assert_eq!(client.tick(5000, 0, 0), [Action::Send(ClientMessage::Ping)]);
+    // The answer came while the process was stopped, and is read after the tick.
+    assert_eq!(client.tick(60_000, 0, 0), []);
+    client.hear(SchedulerMessage::Pong);
+    assert_eq!(client.tick(1000, 0, 0), []);
+    assert_eq!(client.tick(5000, 0, 0), [Action::Send(ClientMessage::Ping)]);
+    // Nobody answers.
+    assert_eq!(client.tick(60_000, 0, 0), []);
+    let alone = client.wait(RETURN_PATIENCE);
+    assert_eq!(alone[..2], [Action::SayWaiting, Action::Reconnect]);
 }
 
 #[test]
@@ -292,7 +319,7 @@ fn a_program_that_waits_for_an_answer_says_so_once_after_a_second() {
     // An answer ends the silence. If something waits, another silence is said anew.
     starting.hear(SchedulerMessage::Registered { client: 1, hold: Hold::Parked });
     starting.feed(Input::Lost);
-    assert_eq!(starting.tick(2000, 0, 0), [], "nothing waits");
+    assert_eq!(starting.wait(MS(2000)), [], "nothing waits");
     starting.feed(Input::Asked);
     assert_eq!(starting.tick(100, 0, 0), [Action::SayWaiting]);
 }
@@ -302,8 +329,8 @@ fn a_gate_that_opened_before_the_answer_to_register_is_registered_as_it_is() {
     let mut client = Client::new();
     client.feed(Input::Registering);
     assert_eq!(
-        client.tick(5100, 0, 0),
-        [Action::Reconnect, Action::Unlimit, Action::Begin { anyway: false }]
+        client.wait(MS(5000)),
+        [Action::SayWaiting, Action::Reconnect, Action::Unlimit, Action::Begin { anyway: false }]
     );
     client.feed(Input::Began);
     let late = client.hear(SchedulerMessage::Registered { client: 1, hold: Hold::Parked });
@@ -419,8 +446,8 @@ fn nothing_waits_for_room_of_a_scheduler_that_is_lost_or_does_not_schedule() {
     let mut asks = next();
     asks.now += RETURN_PATIENCE + PING_AFTER;
     assert_eq!(asks.tick(0, 0, 0), [Action::Send(ClientMessage::Ping)]);
-    let alone = asks.tick(RETURN_PATIENCE.as_millis() as u64, 0, 0);
-    assert_eq!(alone[..2], [Action::Reconnect, Action::Cancel]);
+    let alone = asks.wait(RETURN_PATIENCE);
+    assert_eq!(alone[..3], [Action::SayWaiting, Action::Reconnect, Action::Cancel]);
 }
 
 #[test]
