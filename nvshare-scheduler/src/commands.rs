@@ -28,6 +28,8 @@ pub(crate) enum Command {
     Disconnected { client: ClientId, process_remains: bool },
     /// The process of a client that had disconnected has ended.
     Exited { client: ClientId, identity: Identity },
+    /// A look at the processes of these clients found those that are stopped.
+    Stopped(Vec<(ClientId, bool)>),
     /// NVML was asked about a GPU: its answer, if it knows the GPU.
     Looked { gpu: GpuUuid, seen: Option<Seen> },
     /// An administrator makes a request.

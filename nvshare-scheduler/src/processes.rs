@@ -70,6 +70,21 @@ impl Looks {
     }
 }
 
+/// Those of the processes that are stopped by a signal, as by Ctrl-Z; each has a number. To read this waits for no process.
+pub(crate) fn stopped<T>(of: impl IntoIterator<Item = (T, u32)>) -> impl Iterator<Item = (T, bool)> {
+    of.into_iter().filter_map(|(which, pid)| {
+        let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+        Some((which, is_stopped(&stat)))
+    })
+}
+
+/// Whether `/proc/PID/stat` says that the process is stopped. A program's name may have any characters, and ends with the last
+/// parenthesis.
+fn is_stopped(stat: &[u8]) -> bool {
+    let end = stat.iter().rposition(|&byte| byte == b')');
+    end.is_some_and(|end| stat[end + 1..].starts_with(b" T"))
+}
+
 /// The program and its arguments as `ps` shows them, shortened; none, if there are none.
 fn command(arguments: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(arguments);
@@ -176,6 +191,22 @@ mod tests {
             assert_eq!(pod_of(&groups).as_deref(), pod, "{groups}");
             assert_eq!(job_of(&groups), job, "{groups}");
         }
+    }
+
+    #[test]
+    fn stopped_processes_are_told_from_others() {
+        for (stat, stopped) in [
+            (&b"7 (a) T 1 7"[..], true),
+            (b"7 (a) S 1 7", false),
+            (b"7 (a) t 1 7", false),
+            (b"7 (a) T 1) S 1 7", false),
+            (b"7 (b) S) T 1 7", true),
+            (b"", false),
+        ] {
+            assert_eq!(is_stopped(stat), stopped, "{}", String::from_utf8_lossy(stat));
+        }
+        let own = [("own", std::process::id()), ("none", u32::MAX)];
+        assert_eq!(stopped(own).collect::<Vec<_>>(), [("own", false)]);
     }
 
     #[test]

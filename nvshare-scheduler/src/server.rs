@@ -12,6 +12,7 @@ use std::time::Duration;
 use nvshare_core::{ClientId, Config, Core, Event, Measured, Output, Rule, Time};
 use nvshare_proto::{AdminReply, AdminRequest, ClientMessage, GpuStatus, GpuUuid, Reply, SchedulerMessage};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, error, info, warn};
 
@@ -23,7 +24,7 @@ use crate::host_memory::{Budget, Descriptions, HostMemory};
 use crate::journal::Journal;
 use crate::metrics::{self, Address, Counted, Counters, Question, Snapshot};
 use crate::nvml::{Seen, Watch};
-use crate::processes::Described;
+use crate::processes::{self, Described};
 use crate::recorder::Recorder;
 use crate::seldom::Seldom;
 use crate::settings::Store;
@@ -90,7 +91,8 @@ pub async fn run(
     let host = setup.host_memory.and_then(|budget| hand_out(budget, places.segments, &setup));
     let counted = count(setup.metrics.take(), &commands);
     let recorder = Recorder::new(journal.clone(), counted);
-    let mut core_task = tokio::spawn(CoreTask::new(setup, nvml, recorder, host.clone()).run(received));
+    let core_task = CoreTask::new(setup, nvml, recorder, host.clone(), commands.clone());
+    let mut core_task = tokio::spawn(core_task.run(received));
     // Clients' descriptors must leave some for administrators.
     let clients = Shared::new(commands, Some(Bounds::new(places.clients)), journal, host);
     let admins = Shared { bounds: None, ..clients.clone() };
@@ -173,6 +175,8 @@ enum Woken {
 /// Owns the core.
 struct CoreTask {
     core: Core,
+    /// For looks that take a while, to say what they found.
+    commands: mpsc::Sender<Command>,
     nvml: Watch,
     /// The configuration as it was read; settings made at run time come before it.
     config: Config,
@@ -181,6 +185,8 @@ struct CoreTask {
     started: Instant,
     frames: BTreeMap<ClientId, mpsc::Sender<SchedulerMessage>>,
     pids: BTreeMap<ClientId, u32>,
+    /// The last look for processes that are stopped.
+    stops: Option<JoinHandle<()>>,
     /// The kernel's descriptions of clients' processes when they registered.
     processes: BTreeMap<ClientId, Described>,
     gpus: BTreeSet<GpuUuid>,
@@ -193,7 +199,13 @@ struct CoreTask {
 }
 
 impl CoreTask {
-    fn new(setup: Setup, nvml: Watch, recorder: Recorder, host: Option<HostMemory>) -> Self {
+    fn new(
+        setup: Setup,
+        nvml: Watch,
+        recorder: Recorder,
+        host: Option<HostMemory>,
+        commands: mpsc::Sender<Command>,
+    ) -> Self {
         let mut core = Core::new(setup.store.over(&setup.config));
         if !setup.store.scheduling() {
             // No client is there yet to be harmed.
@@ -202,6 +214,7 @@ impl CoreTask {
         }
         Self {
             core,
+            commands,
             nvml,
             config: setup.config,
             store: setup.store,
@@ -210,6 +223,7 @@ impl CoreTask {
             processes: BTreeMap::new(),
             frames: BTreeMap::new(),
             pids: BTreeMap::new(),
+            stops: None,
             gpus: BTreeSet::new(),
             waiting: Vec::new(),
             asked_counters: None,
@@ -254,6 +268,7 @@ impl CoreTask {
                 }
                 Woken::ForStatus => {}
                 Woken::ToLookAround => {
+                    self.look_for_stopped();
                     looks = (looks + 1) % LOOKS;
                     if looks == 0 || self.core.is_measuring() {
                         self.look_around();
@@ -295,6 +310,12 @@ impl CoreTask {
                 self.core.handle(Event::Message { client, message }, now);
                 if usage {
                     self.look_at_new_gpus();
+                }
+            }
+            Command::Stopped(looked_at) => {
+                for (client, stopped) in looked_at {
+                    self.core.handle(Event::Stopped { client, stopped }, now);
+                    self.deliver();
                 }
             }
             Command::Looked { gpu, seen } => {
@@ -499,6 +520,22 @@ impl CoreTask {
             }
         }
         self.gpus = in_use;
+    }
+
+    /// Looks for processes that are stopped, where others may wait for them.
+    fn look_for_stopped(&mut self) {
+        if self.stops.as_ref().is_some_and(|look| !look.is_finished()) {
+            return;
+        }
+        let clients = self.core.may_be_stopped().into_iter();
+        let of: Vec<(ClientId, u32)> =
+            clients.filter_map(|client| Some((client, *self.pids.get(&client)?))).collect();
+        let commands = self.commands.clone();
+        self.stops = (!of.is_empty()).then(|| {
+            spawn_blocking(move || {
+                let _ = commands.blocking_send(Command::Stopped(processes::stopped(of).collect()));
+            })
+        });
     }
 
     fn look_around(&mut self) {

@@ -165,7 +165,7 @@ pub struct ClientStatus {
     pub state: ClientState,
     /// The GPU that has no room for the client, if the client is blocked.
     pub blocked_on: Option<GpuUuid>,
-    /// The client was asked for something and does not answer.
+    /// The client was asked for something and does not answer, or its process is stopped.
     pub stuck: bool,
     /// Whether the client is gone; the last few that are gone are kept.
     pub gone: bool,

@@ -119,7 +119,7 @@ pub(crate) fn reasons(status: &Status) -> Vec<String> {
         if client.stuck {
             let (name, pid, keeps) = (&client.name, client.pid, Bytes(client.resident));
             lines.push(format!(
-                "client {id} ({name}) was asked to make way and does not answer; it keeps {keeps}: if its process is stopped, \
+                "client {id} ({name}) does not answer, and keeps {keeps}; if its process is stopped, \
                  `kill -CONT {pid}` lets it go on, and `kill -KILL {pid}` frees its memory"
             ));
         }

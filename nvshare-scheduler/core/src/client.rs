@@ -197,6 +197,10 @@ pub(crate) struct Client {
     pub(crate) stubborn_until: Option<Time>,
     /// The client did not answer in time.
     pub(crate) stuck: bool,
+    /// The client's process is stopped, as by Ctrl-Z.
+    pub(crate) stopped: bool,
+    /// Until this time, allocations of others wait for the stopped process to go on.
+    pub(crate) may_go_on_until: Option<Time>,
     pub(crate) reported_hopeless: bool,
     /// The client was asked for its counters and has not answered.
     pub(crate) asked_counters: bool,
@@ -233,6 +237,8 @@ impl Client {
             deferrals: 0,
             stubborn_until: None,
             stuck: false,
+            stopped: false,
+            may_go_on_until: None,
             reported_hopeless: false,
             asked_counters: false,
             counters: Counters::default(),
@@ -268,6 +274,17 @@ impl Client {
         self.wants && self.phase == Phase::Parked && !self.paused
     }
 
+    /// Whether nothing that the client is asked for is to be expected. A stopped process that runs counts as usual until it is asked
+    /// to leave.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.stuck || self.stopped && !self.phase.runs()
+    }
+
+    /// How long an answer of the client is waited for: not at all, if its process is stopped.
+    pub(crate) fn grace(&self, grace: Duration) -> Duration {
+        if self.stopped { Duration::ZERO } else { grace }
+    }
+
     /// How long the client has held the lock, and how long it has waited for the lock, up to now.
     pub(crate) fn times(&self, now: Time) -> (Duration, Duration) {
         let passed = now.saturating_sub(self.counted_to);
@@ -298,7 +315,7 @@ impl Client {
 
     /// Bytes of an account that the client cannot give back when asked.
     pub(crate) fn pinned(&self, account: &Account) -> u64 {
-        if self.phase.holds() && self.stuck {
+        if self.stopped && !self.phase.runs() || self.phase.holds() && self.stuck {
             account.budget
         } else if self.phase.holds() && !self.phase.is_idle() && self.stubborn_until.is_some() {
             // The client answers, and gives back the room that it does not use.

@@ -36,6 +36,7 @@ mod share;
 mod shares;
 mod short;
 mod status;
+mod stopped;
 mod terms;
 mod trial;
 mod turns;
@@ -159,6 +160,13 @@ pub enum Event {
         /// The process: what its earlier clients had left is free as well.
         identity: Identity,
     },
+    /// The process of a client was stopped by a signal, or goes on.
+    Stopped {
+        /// The client.
+        client: ClientId,
+        /// Whether the process is stopped.
+        stopped: bool,
+    },
     /// A GPU was measured.
     Measured(Measured),
     /// The time that [`Core::next_deadline`] named has come.
@@ -278,6 +286,7 @@ impl Core {
                 self.on_disconnected(client, process_remains);
             }
             Event::Exited { client, identity } => self.on_exited(client, identity),
+            Event::Stopped { client, stopped } => self.on_stopped(client, stopped),
             Event::Measured(measured) => self.on_measured(&measured),
             Event::Deadline => {}
         }

@@ -14,6 +14,7 @@ use crate::{Core, MOST_GPUS_EACH, STUBBORN, evict_again_after, retry_after};
 impl Core {
     pub(crate) fn on_message(&mut self, id: ClientId, message: ClientMessage) {
         let now = self.now;
+        self.on_stopped(id, false);
         let Some(phase) = self.phase(id) else { return };
         match message {
             ClientMessage::Usage(usage) => self.on_usage(id, usage),

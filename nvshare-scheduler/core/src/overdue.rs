@@ -20,7 +20,8 @@ impl Config {
         };
         let eviction = account.order.map(|order| order.since + self.grace);
         let promise = account.promised.map(|promise| promise.until);
-        [answer, eviction, promise, account.stays.map(|stays| stays.until), client.stubborn_until]
+        let stays = account.stays.map(|stays| stays.until);
+        [answer, eviction, promise, stays, client.stubborn_until, client.may_go_on_until]
             .into_iter()
             .flatten()
             .min()
@@ -46,6 +47,7 @@ impl Core {
         let mut unanswered = false;
         self.with(id, |client| {
             client.stubborn_until = client.stubborn_until.filter(|&until| until > now);
+            client.may_go_on_until = client.may_go_on_until.filter(|&until| until > now);
             let Some(account) = client.accounts.get_mut(&uuid) else { return };
             account.promised = account.promised.filter(|promise| promise.until > now);
             // A host that had no memory may have some by now.

@@ -117,7 +117,7 @@ impl Core {
             process: None,
             state: if blocked_on.is_some() { ClientState::Blocked } else { client.phase.shown(client.wants) },
             blocked_on,
-            stuck: client.stuck,
+            stuck: client.stuck || client.stopped,
             gone: false,
             usage: client.accounts.values().map(|a| a.usage).collect(),
             resident: client.accounts.values().fold(0, |sum, a| sum.saturating_add(a.budget)),
@@ -168,7 +168,8 @@ impl Core {
                 + gpu.ledger.departed().len()
                 + gpu.ledger.holders().iter().filter(|id| answers(id)).count();
             // A client that uses other GPUs too may wait for those.
-            let only_here = |key: &Key| !elsewhere(key.2) && self.no_room_on(key.2).is_none();
+            let can_go = |id| self.no_room_on(id).is_none() && !self.is_stopped(&self.unit(id));
+            let only_here = |key: &Key| !elsewhere(key.2) && can_go(key.2);
             let waits = gpu.contested && gpu.waiting().any(|key| only_here(&key));
             let watches = self.gpus.values().any(|other| other.watched_by.contains(uuid));
             if self.scheduling
@@ -182,12 +183,7 @@ impl Core {
             }
             for (_, _, id) in gpu.waiting().chain(gpu.ledger.next().iter().copied()) {
                 let elsewhere = elsewhere(id);
-                if self.scheduling
-                    && !going_on
-                    && gpu.deadline.is_none()
-                    && !elsewhere
-                    && self.no_room_on(id).is_none()
-                {
+                if self.scheduling && !going_on && gpu.deadline.is_none() && !elsewhere && can_go(id) {
                     return Err(format!("client {id} waits for {uuid}, and nothing is to happen: {gpu:?}"));
                 }
             }

@@ -522,8 +522,10 @@ impl Core {
             }
             Some(Phase::Granted { epoch, .. } | Phase::Running { epoch }) => {
                 let patience = self.patience_with(id);
-                let due = now + self.config.grace.max(patience);
-                self.with(id, |client| client.phase = Phase::Dropping { epoch, since: now, due });
+                let grace = self.config.grace.max(patience);
+                self.with(id, |client| {
+                    client.phase = Phase::Dropping { epoch, since: now, due: now + client.grace(grace) };
+                });
                 let patience_ms = patience.as_millis() as u32;
                 self.send(id, SchedulerMessage::DropLock { epoch, patience_ms });
             }
@@ -539,7 +541,7 @@ impl Core {
             full = self.no_room_on(id);
         }
         let why = full.and_then(|uuid| self.why_no_room(uuid, id));
-        let hopeless = full.is_some() || self.waits_for_members(id);
+        let hopeless = full.is_some() || self.waits_for_members(id) || self.is_stopped(&self.unit(id));
         let Some(client) = self.clients.get_mut(&id) else { return true };
         let is_news = why.is_some() && !std::mem::replace(&mut client.reported_hopeless, true);
         let changed = client.hopeless != hopeless;

@@ -113,9 +113,9 @@ impl Core {
                 allocated: account.usage.allocated,
                 overhead: account.overhead(),
                 ordered: account.order.map(|order| order.bytes),
-                needs: account.needs > 0,
+                needs: account.needs > 0 && !client.stopped,
                 runs: client.phase.runs(),
-                stuck: client.stuck,
+                stuck: client.is_silent(),
                 claims: client.phase == Phase::Next(Why::Claims),
                 part,
                 payer: client.job,
@@ -300,8 +300,13 @@ impl Core {
     pub(crate) fn fits_in_the_end(&self, uuid: GpuUuid, id: ClientId) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
         let unit = self.unit(id);
+        // A program can be told that an allocation failed, but not that the memory which it has does not come back.
+        let restores = matches!(self.phase(id), Some(Phase::Granted { .. }));
         let stays = |other, entry: &Entry| match self.clients.get(&other) {
-            Some(client) => client.accounts.get(&uuid).map_or(0, |account| account.pinned(client.memory)),
+            Some(client) => client.accounts.get(&uuid).map_or(0, |account| {
+                let is_lost = client.stopped && client.may_go_on_until.is_none() && !restores;
+                if is_lost { client.pinned(account) } else { account.pinned(client.memory) }
+            }),
             None => entry.pinned,
         };
         let others = gpu.ledger.entries().filter(|(other, _)| !unit.contains(other));

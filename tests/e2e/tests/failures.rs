@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixListener;
 
-use nvshare_harness::{Program, Running, Scheduler, World, wait_until};
+use nvshare_harness::{Program, Running, Scheduler, Status, World, wait_until};
 use nvshare_proto::ClientState;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
@@ -15,6 +15,7 @@ nvshare_harness::with_both_memories! {
     a_scheduler_that_is_killed_stops_nobody_and_gets_everybody_back
     parked_programs_go_on_when_a_scheduler_does_not_come_back
     a_stopped_program_holds_up_nobody_that_fits_beside_it
+    a_stopped_program_that_waits_is_passed_over_until_it_goes_on
 }
 
 fn without_a_scheduler_programs_run_and_join_later(memory: &str) {
@@ -126,8 +127,44 @@ fn a_stopped_program_holds_up_nobody_that_fits_beside_it(memory: &str) {
         Program::workload(&world, "small", "--memory 128MiB --block 64MiB --steps 20").start().finish();
     small.intact();
     let large = Program::workload(&world, "large", &format!("{JOB} --steps 5")).start();
-    wait_until("the stopped one is reported", || scheduler.log().contains("does not answer"));
+    wait_until("the stopped one is reported", || {
+        ["does not answer", "is stopped"].iter().any(|said| scheduler.log().contains(said))
+    });
     stopped.signal(libc::SIGKILL);
     let _ = stopped.finish();
     large.finish().intact();
+}
+
+fn a_stopped_program_that_waits_is_passed_over_until_it_goes_on(memory: &str) {
+    let world = World::with_memory(memory, CARD);
+    let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "60"]);
+    let jobs =
+        ["a", "b"].map(|name| Program::workload(&world, name, JOB).until_told().waits_for_go().start());
+    Running::go(&[&jobs[0], &jobs[1]]);
+    let mut waits = 0;
+    Scheduler::until(&world, "one runs and the other waits", |status| {
+        let state = |job: &Running| status.find(job.pid()).map(|client| client.state);
+        waits = usize::from(state(&jobs[0]) == Some(ClientState::Running));
+        state(&jobs[waits]) == Some(ClientState::Waiting)
+            && state(&jobs[1 - waits]) == Some(ClientState::Running)
+    });
+    let is_passed_over = |job: &Running| {
+        let pid = job.pid();
+        move |status: &Status| {
+            status.find(pid).is_some_and(|client| client.state == ClientState::Waiting && client.stuck)
+        }
+    };
+    jobs[waits].signal(libc::SIGSTOP);
+    Scheduler::until(&world, "it is seen to be stopped", is_passed_over(&jobs[waits]));
+    world.stop();
+    let [a, b] = jobs;
+    let (runs, waits) = if waits == 1 { (a, b) } else { (b, a) };
+    runs.finish().intact();
+    let small =
+        Program::workload(&world, "small", "--memory 128MiB --block 64MiB --steps 20").start().finish();
+    small.intact();
+    Scheduler::until(&world, "nothing was granted to it", is_passed_over(&waits));
+    waits.signal(libc::SIGCONT);
+    waits.finish().intact();
+    assert!(scheduler.log().contains("is stopped, and keeps"), "{}", scheduler.log());
 }

@@ -420,6 +420,22 @@ pub(super) const SCHEDULER: &[Rule] = &[
         test: "it_stops_nobody_whose_memory_fits_beside_its_own",
     },
     Rule {
+        what: "nothing is granted to a process that is stopped",
+        file: "nvshare-scheduler/core/src/turns.rs",
+        from: "|| self.is_stopped(&self.unit(id));",
+        to: "|| (!BROKEN && self.is_stopped(&self.unit(id)));",
+        package: "nvshare-core",
+        test: "one_that_waits_is_granted_nothing_until_it_goes_on",
+    },
+    Rule {
+        what: "memory that a program has comes back though another is stopped",
+        file: "nvshare-scheduler/core/src/views.rs",
+        from: "let is_lost = client.stopped && client.may_go_on_until.is_none() && !restores;",
+        to: "let is_lost = client.stopped && client.may_go_on_until.is_none() && (BROKEN || !restores);",
+        package: "nvshare-core",
+        test: "what_others_restore_waits_until_it_goes_on",
+    },
+    Rule {
         what: "an event of one client does not bring the places of all that wait up to date",
         file: "nvshare-scheduler/core/src/views.rs",
         from: "            if left == 0 {\n",

@@ -58,11 +58,19 @@ impl World {
             }
             // Nobody is refused room while everybody gives way.
             SchedulerMessage::NoRoom { gpu } if !self.was_killed => {
-                let excused = |p: &Process| p.plan.cannot_evict || p.plan.dies_at.is_some();
+                let was_stopped = |p: &Process| p.stopped_until > Duration::ZERO;
+                let excused = |p: &Process| p.plan.cannot_evict || p.plan.dies_at.is_some() || was_stopped(p);
                 assert!(self.processes.iter().any(excused), "no room, though everybody gives way");
+                // It asks again when a process that was stopped goes on.
+                if self.processes.iter().any(was_stopped) {
+                    return;
+                }
                 let device = process.library.devices.iter().find(|device| device.gpu == *gpu);
                 let absent = device.map_or(0, |device| device.account().absent());
-                assert!(absent == 0 || !process.is_recalled, "called back where there is no room");
+                assert!(
+                    absent == 0 || !process.is_recalled,
+                    "process {i} is called back where there is no room"
+                );
             }
             _ => {}
         }
@@ -71,8 +79,13 @@ impl World {
     /// Whether a process may lack this room on one of its devices when a restore is over.
     pub(crate) fn check_lacking(&self, i: usize, device: usize, lacking: u64) {
         let process = &self.processes[i];
-        // A process that had begun to leave when it was told to go on has given some of its room back.
-        if process.is_recalled || process.plan.runs_already || self.was_killed {
+        // A process that had begun to leave when it was told to go on has given some of its room back, and one that was stopped
+        // answers when nobody waits for its answer any more.
+        if process.stopped_until > Duration::ZERO
+            || process.is_recalled
+            || process.plan.runs_already
+            || self.was_killed
+        {
             return;
         }
         let since = process.library.devices[device].account().allocated() - process.known_at_grant[device];

@@ -5,9 +5,10 @@ use std::time::Duration;
 use nvshare_core::Event;
 use nvshare_proto::MemoryMode;
 
+use crate::agenda::Later;
 use crate::library::GateState;
 use crate::plan::{Plan, steady};
-use crate::world::{CAPACITY, GIB, Later, MS, World, config};
+use crate::world::{CAPACITY, GIB, MS, World, config};
 
 const LEAVES: usize = 0;
 const COMES: usize = 1;

@@ -4,6 +4,7 @@
 //! program that computes, pauses, allocates, defers its drains and dies. What they say crosses what the core says: each
 //! message takes a while, drawn from a seed. After each event the invariants are checked against what the processes do.
 
+mod agenda;
 mod checks;
 mod exchange;
 mod fairness;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use nvshare_client::{Done, Job, Ticket};
 use nvshare_proto::Room;
 
-use crate::world::{GIB, Later, MS, World};
+use crate::agenda::Later;
+use crate::world::{GIB, MS, World};
 
 /// What a thread of the mover is about.
 #[derive(Debug)]

@@ -6,9 +6,10 @@ use std::time::Duration;
 use nvshare_client::Kind;
 use nvshare_client::account::{Account, Admission, Caller, Wait};
 
+use crate::agenda::Later;
 use crate::library::GateState;
 use crate::plan::Plan;
-use crate::world::{GIB, Later, MS, Process, World};
+use crate::world::{GIB, MS, Process, World};
 
 /// A step of work.
 const STEP: Duration = Duration::from_millis(100);

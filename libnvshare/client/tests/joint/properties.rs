@@ -5,8 +5,9 @@ use nvshare_proto::MemoryMode;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
+use crate::agenda::Later;
 use crate::plan::{Plan, steady};
-use crate::world::{GIB, Later, MS, World, config, gpu};
+use crate::world::{GIB, MS, World, config, gpu};
 
 pub(crate) fn plan() -> impl Strategy<Value = Plan> {
     (
@@ -112,6 +113,26 @@ proptest! {
         for gpu in world.core.gpu_status() {
             prop_assert!(gpu.resident <= gpu.capacity, "{gpu:?} {:?}", world.core.client_status());
         }
+    }
+
+    /// Processes are stopped and go on, and the scheduler sees that later, or never.
+    #[test]
+    fn nobody_starves_though_others_are_stopped(
+        mut plans in prop::collection::vec(plan(), 2..7),
+        stops in prop::collection::vec(
+            (0..6usize, 0..12_000u64, prop_oneof![2 => 1..3000u64, 1 => 9_000..40_000u64], proptest::option::weighted(0.8, 0..1100u64)),
+            1..5,
+        ),
+        seed in any::<u64>(),
+    ) {
+        gangs_fit(&mut plans, false);
+        let mut world = World::new(plans, config(false), seed);
+        for (i, at, lasts, seen) in stops {
+            if i < world.processes.len() {
+                world.at(MS(at), Later::Stop(i, lasts, seen));
+            }
+        }
+        world.serves_everybody_within(12);
     }
 
     /// Strangers come and go, and contexts grow: there is always room for who comes, and for the largest.

@@ -4,11 +4,12 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
+use nvshare_client::Session;
 use nvshare_client::account::Terms;
-use nvshare_client::{Done, Session};
-use nvshare_core::{Config, Core, Event, Identity, Measured, Output};
+use nvshare_core::{Config, Core, Event, Identity, Output};
 use nvshare_proto::{ClientMessage, Gate, Given, GpuUuid, Register, SchedulerMessage, Usage};
 
+use crate::agenda::{Later, Planned};
 use crate::follower::Follower;
 use crate::library::{GateState, Library};
 use crate::mover::Lane;
@@ -28,61 +29,6 @@ pub(crate) fn gpu(n: u8) -> GpuUuid {
 
 pub(crate) fn config(exclusive: bool) -> Config {
     Config { quantum: MS(1000), gpu_memory: Some(CAPACITY), exclusive, ..Config::default() }
-}
-
-/// Something that happens later. Connections and processes are numbers.
-#[derive(Debug)]
-pub(crate) enum Later {
-    Start(usize),
-    Connect(usize),
-    Die(usize),
-    Exited(u64),
-    Disconnected {
-        connection: u64,
-        process_remains: bool,
-    },
-    Registers(u64, Box<Register>),
-    Says(u64, ClientMessage),
-    Deliver(u64, SchedulerMessage),
-    /// The mover of a process has done something.
-    Done(usize, Done),
-    /// A thread of a mover goes on, if this is what was planned for it last.
-    Move(usize, usize, u64),
-    Program(usize, u64),
-    Tick(usize, u64),
-    Measure(Measured),
-    /// The scheduler is killed, and another starts after so many milliseconds.
-    Restart(u64),
-    IsUp,
-}
-
-/// An event of the agenda: when, in which order, what.
-struct Planned(Duration, u64, Later);
-
-impl Planned {
-    fn key(&self) -> (Duration, u64) {
-        (self.0, self.1)
-    }
-}
-
-impl PartialEq for Planned {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for Planned {}
-
-impl PartialOrd for Planned {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Planned {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.key().cmp(&other.key())
-    }
 }
 
 /// A connection of a process to the scheduler.
@@ -109,6 +55,10 @@ pub(crate) struct Process {
     /// Killed: it does nothing any more, and has its memory until it is gone.
     pub(crate) is_dying: bool,
     pub(crate) is_dead: bool,
+    /// Until then it does nothing, since it is stopped.
+    pub(crate) stopped_until: Duration,
+    /// What it does then.
+    put_off: Vec<Later>,
     /// Its last grant called it back from leaving.
     pub(crate) is_recalled: bool,
     /// What the core knew that it has allocated on each device, now and when it granted last.
@@ -212,6 +162,8 @@ impl World {
                 has_started: false,
                 is_dying: false,
                 is_dead: false,
+                stopped_until: Duration::ZERO,
+                put_off: Vec::new(),
                 is_recalled: false,
                 known: vec![0; plan.gpus.len()],
                 known_at_grant: vec![0; plan.gpus.len()],
@@ -237,8 +189,46 @@ impl World {
         self.agenda.push(Reverse(Planned(time, self.sequence, what)));
     }
 
+    /// The process that does something; none: others do.
+    fn doer(&self, what: &Later) -> Option<usize> {
+        let process = match what {
+            Later::Start(i) | Later::Connect(i) | Later::Done(i, _) => *i,
+            Later::Move(i, ..) | Later::Program(i, _) | Later::Tick(i, _) => *i,
+            Later::Deliver(connection, _) => self.connections[*connection as usize].process,
+            _ => return None,
+        };
+        Some(process)
+    }
+
     fn happen(&mut self, what: Later) {
+        if let Some(i) = self.doer(&what)
+            && self.processes[i].stopped_until > self.now
+        {
+            return self.processes[i].put_off.push(what);
+        }
         match what {
+            Later::Stop(i, lasts, seen) => {
+                let until = self.processes[i].stopped_until.max(self.now + MS(lasts));
+                self.processes[i].stopped_until = until;
+                self.at(until, Later::GoOn(i));
+                seen.into_iter().for_each(|seen| self.at(self.now + MS(seen), Later::Look(i)));
+            }
+            // It was stopped once more.
+            Later::GoOn(i) if self.processes[i].stopped_until > self.now => {}
+            Later::GoOn(i) => {
+                for what in std::mem::take(&mut self.processes[i].put_off) {
+                    self.at(self.now, what);
+                }
+            }
+            Later::Look(i) => {
+                let stopped = self.processes[i].stopped_until > self.now;
+                if let Some(client) = self.processes[i].connection.filter(|_| self.is_up) {
+                    self.event(Event::Stopped { client, stopped });
+                }
+                if stopped {
+                    self.at(self.now + MS(1000), Later::Look(i));
+                }
+            }
             Later::Start(i) => self.start(i),
             Later::Connect(i) => self.connect(i),
             Later::Die(i) => {

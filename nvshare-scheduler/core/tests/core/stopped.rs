@@ -1,9 +1,9 @@
 //! A client that is stopped, as by Ctrl-Z, answers nothing: it costs others no more than the memory that it keeps.
 
-use nvshare_core::{Config, Event, Identity};
+use nvshare_core::{Config, Event, Gang, Identity};
 use nvshare_proto::{Asked, ClientMessage, Gate, Register, Room, SchedulerMessage, Usage};
 
-use crate::table::{CAPACITY, GIB, MS, Table, config, gpu, newcomer};
+use crate::table::{CAPACITY, GIB, MS, Table, asked_to_leave, config, gpu, granted, newcomer};
 
 const STOPPED: u64 = 3;
 
@@ -104,4 +104,149 @@ fn allocations_of_others_do_not_wait_for_it() {
         .iter()
         .any(|(client, message)| *client == 2 && matches!(message, SchedulerMessage::DropLock { .. }));
     assert!(evicted || left, "{sent:?}");
+}
+
+/// Three programs of 12 GiB: one runs, and two wait.
+fn crowded() -> Table {
+    let mut table = Table::new(config(false));
+    for client in 1..=STOPPED {
+        table.register(client, Gate::Closed, 12 * GIB, 12 * GIB);
+    }
+    table.runs(1);
+    for client in [STOPPED, 2] {
+        let sent = table.say(client, ClientMessage::ReqLock);
+        assert_eq!(granted(&sent, client), None);
+        table.now += 1;
+    }
+    table
+}
+
+fn stops(table: &mut Table, stopped: bool) -> Vec<(u64, SchedulerMessage)> {
+    table.happens(Event::Stopped { client: STOPPED, stopped })
+}
+
+#[test]
+fn one_that_waits_is_granted_nothing_until_it_goes_on() {
+    let mut table = crowded();
+    assert_eq!(table.core.may_be_stopped(), [1, 2, 3], "others wait for each of them");
+    stops(&mut table, true);
+    let kept = |note: &String| note.contains("client 3 (x, pid 9) is stopped, and keeps 0; `kill -CONT 9`");
+    assert!(table.notes.iter().any(kept), "{:?}", table.notes);
+    let held = held(&mut table);
+    assert!(held.iter().all(|&ms| ms > 9_500), "the two others take turns: {held:?}");
+    let status = table.core.client_status();
+    let stopped = status.iter().find(|client| client.client == STOPPED).unwrap();
+    assert!(stopped.stuck && stopped.held_ms == 0 && stopped.resident == 0, "{stopped:?}");
+
+    table.say(1, ClientMessage::Ping);
+    assert!(table.core.may_be_stopped().contains(&STOPPED), "nobody would see it go on");
+    let mut sent = stops(&mut table, false);
+    let until = table.now + 5_000;
+    while table.now < until && granted(&sent, STOPPED).is_none() {
+        answer(&mut table, sent);
+        let next = table.now + 100;
+        sent = table.wait_until(next);
+        // Others give way to it.
+        let asked: Vec<_> = sent.iter().filter(|(client, _)| *client != STOPPED).cloned().collect();
+        for (client, message) in asked {
+            if let SchedulerMessage::DropLock { epoch, .. } = message {
+                sent.append(&mut table.say(client, ClientMessage::LockReleased { epoch }));
+            }
+        }
+        sent = table.give_back(sent);
+    }
+    assert!(granted(&sent, STOPPED).is_some(), "{sent:?}");
+}
+
+#[test]
+fn its_answer_is_not_waited_for() {
+    // The grant was on its way.
+    let mut table = crowded();
+    let sent = table.wait_until(1_000);
+    let epoch = asked_to_leave(&sent, 1).unwrap();
+    let sent = table.say(1, ClientMessage::LockReleased { epoch });
+    let sent = table.give_back(sent);
+    assert!(granted(&sent, STOPPED).is_some(), "{sent:?}");
+    table.register(4, Gate::Closed, GIB, GIB);
+    stops(&mut table, true);
+    assert!(table.core.client_status().iter().any(|client| client.client == STOPPED && client.stuck));
+    let sent = table.say(4, ClientMessage::ReqLock);
+    let sent = table.give_back(sent);
+    assert!(granted(&sent, 4).is_some(), "it fits beside what the stopped one keeps: {sent:?}");
+    // It is asked to leave.
+    let mut table = beside_one_that_stops(6 * GIB, None);
+    table.happens(Event::Stopped { client: STOPPED, stopped: true });
+    let mut asked = 0;
+    while table.now < 4_000 {
+        let next = table.now + 100;
+        let sent = table.wait_until(next);
+        asked += usize::from(asked_to_leave(&sent, STOPPED).is_some());
+        answer(&mut table, sent);
+    }
+    assert_eq!(asked, 1, "once, since it cannot answer");
+    let held: u64 = table.core.client_status().iter().map(|client| client.held_ms).sum();
+    assert!(held > 6_000, "{held} ms: the two others fit beside each other, or take turns beside it");
+}
+
+#[test]
+fn its_memory_is_not_asked_for() {
+    let mut table = Table::new(config(false));
+    for client in [1, STOPPED] {
+        table.register(client, Gate::Closed, 6 * GIB, 6 * GIB);
+        let epoch = table.runs(client);
+        table.say(client, ClientMessage::LockReleased { epoch });
+    }
+    table.runs(1);
+    stops(&mut table, true);
+    let needs = ClientMessage::NeedRoom(Room { gpu: gpu(0), bytes: 12 * GIB });
+    assert_eq!(table.say(1, needs.clone()), [], "it may go on soon");
+    let refused = SchedulerMessage::NoRoom { gpu: gpu(0) };
+    assert_eq!(table.wait_until(9_900), []);
+    assert_eq!(table.wait_until(10_100), [(1, refused.clone())], "it did not");
+    assert_eq!(table.say(1, needs.clone()), [(1, refused)]);
+    // It goes on, and is asked like any other.
+    stops(&mut table, false);
+    let sent = table.say(1, needs);
+    assert!(matches!(sent[..], [(STOPPED, SchedulerMessage::Evict(_))]), "{sent:?}");
+}
+
+#[test]
+fn what_others_restore_waits_until_it_goes_on() {
+    let mut table = Table::new(config(false));
+    table.register(STOPPED, Gate::Closed, 12 * GIB, 12 * GIB);
+    table.runs(STOPPED);
+    stops(&mut table, true);
+    // It says how much it has only when it has the lock.
+    let little = usage_of(1);
+    let sent = table.register_with(1, Gate::Closed, little);
+    assert_eq!(granted(&sent, 1), None);
+    let sent = table.say(1, ClientMessage::ReqLock);
+    assert!(granted(&sent, 1).is_some(), "{sent:?}");
+    table.say(1, ClientMessage::Usage(usage_of(6)));
+    table.say(1, ClientMessage::NeedRoom(Room { gpu: gpu(0), bytes: 6 * GIB }));
+    let refused = (1, SchedulerMessage::NoRoom { gpu: gpu(0) });
+    let sent = table.wait_until(60_000);
+    assert!(!sent.contains(&refused), "{sent:?}");
+}
+
+#[test]
+fn its_gang_waits_with_it() {
+    let mut table = Table::new(config(false));
+    let gang = Some(Gang { number: 7, size: 0 });
+    for client in [2, STOPPED] {
+        let identity = Identity { pid: Some(9), process: Some(client), gang, ..Identity::default() };
+        table.register_as(client, identity, Gate::Closed, usage_of(6));
+    }
+    table.register(1, Gate::Closed, 12 * GIB, 12 * GIB);
+    table.runs(1);
+    table.say(2, ClientMessage::ReqLock);
+    stops(&mut table, true);
+    let sent = table.wait_until(10_000);
+    assert_eq!(asked_to_leave(&sent, 1), None, "the gang could not go on");
+    let sent = stops(&mut table, false);
+    assert!(asked_to_leave(&sent, 1).is_some(), "{sent:?}");
+}
+
+fn usage_of(gib: u64) -> Usage {
+    Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated: gib * GIB, absent: gib * GIB, immovable: 0 }
 }
