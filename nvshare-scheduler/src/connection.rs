@@ -15,7 +15,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
-use crate::bounds::{Bounds, Place, Whom};
+use crate::bounds::{Bounds, Place};
 use crate::bucket::{Bucket, Rate};
 use crate::commands::Command;
 use crate::frames::{self, Stream, WRITE_PATIENCE, refuse, tell_all};
@@ -108,11 +108,7 @@ pub(crate) async fn serve(stream: UnixStream, shared: Shared) {
     let place = match &shared.bounds {
         None => None,
         Some(bounds) => {
-            let whom = match peer.read(|| Tenant::of(peer.identity.pid, None, None)) {
-                Some(Some(Tenant::Container(path))) => Whom::Container(path),
-                _ => Whom::User(user),
-            };
-            let Some(place) = bounds.take(whom) else {
+            let Some(place) = bounds.take(peer.groups.whom(user)) else {
                 TOO_MANY.warn(format_args!("too many connections: one more of user {user:?} is refused"));
                 return refuse(&mut framed, "too many connections").await;
             };
@@ -154,9 +150,9 @@ async fn connection(mut framed: Stream, peer: Peer, place: Option<Place>, shared
             Request::Register(register) => return client(framed, peer, place, register, shared).await,
             Request::Look { run } => {
                 let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
-                let shown = match peer.read(|| Tenant::of(peer.identity.pid, user, run)) {
-                    Some(Some(tenant)) => shared.tenants.show(&tenant, &framed).await,
-                    _ => Err(std::io::ErrorKind::NotFound.into()),
+                let shown = match Tenant::of(&peer.groups, user, run) {
+                    Some(tenant) => shared.tenants.show(&tenant, &framed).await,
+                    None => Err(std::io::ErrorKind::NotFound.into()),
                 };
                 if shown.is_err() {
                     refuse(&mut framed, "there is no tenant to look at").await;
@@ -199,7 +195,7 @@ async fn administer(
 /// The kernel's description of the process at the other end.
 fn process(stream: &UnixStream, peer: &Peer) -> Option<Described> {
     let (pid, user) = (peer.identity.pid?, stream.peer_cred().ok()?.uid());
-    peer.read(|| processes::describe(pid, user))?
+    peer.read(|| processes::describe(pid, user, &peer.groups))?
 }
 
 /// Serves the connection of a registered process.
@@ -218,8 +214,7 @@ async fn client(
     }
     let client = LAST.fetch_add(1, Ordering::Relaxed) + 1;
     let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
-    // A process that has ended needs nothing, and its number may be that of another tenant's process.
-    let Some(tenant) = peer.read(|| Tenant::of(peer.identity.pid, user, register.run)) else { return };
+    let tenant = Tenant::of(&peer.groups, user, register.run);
     let gang = register
         .asked
         .gang

@@ -16,11 +16,15 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 
+use crate::groups::Groups;
+
 /// A peer's process.
 #[derive(Debug)]
 pub struct Peer {
     /// The kernel's facts about the process.
     pub identity: Identity,
+    /// Its control groups when it connected.
+    pub(crate) groups: Groups,
     /// Becomes readable when the process is gone, and with it all its memory on GPUs.
     descriptor: Option<AsyncFd<OwnedFd>>,
 }
@@ -34,10 +38,12 @@ impl Peer {
         let descriptor =
             peer_descriptor(stream).or_else(|_| pid.map_or(Err(io::ErrorKind::NotFound.into()), open));
         let process = descriptor.as_ref().ok().and_then(unique);
-        Self {
-            identity: Identity { pid: pid.map(i32::cast_unsigned), process, ..Identity::default() },
-            descriptor: descriptor.and_then(register).ok(),
-        }
+        let pid = pid.map(i32::cast_unsigned);
+        let identity = Identity { pid, process, ..Identity::default() };
+        let peer =
+            Self { identity, groups: Groups::default(), descriptor: descriptor.and_then(register).ok() };
+        let groups = pid.and_then(|pid| peer.read(|| Groups::of(pid)));
+        Self { groups: groups.unwrap_or_default(), ..peer }
     }
 
     /// Whether the process is known to live.
@@ -118,12 +124,13 @@ mod tests {
     async fn a_number_is_read_for_as_long_as_the_process_lives() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let descriptor = open(child.id().cast_signed()).and_then(register).unwrap();
-        let peer = Peer { identity: Identity::default(), descriptor: Some(descriptor) };
+        let peer =
+            Peer { identity: Identity::default(), groups: Groups::default(), descriptor: Some(descriptor) };
         assert_eq!((peer.lives(), peer.read(|| 1)), (true, Some(1)));
         drop(child.stdin.take());
         child.wait().unwrap();
         assert_eq!((peer.lives(), peer.read(|| 1)), (false, None));
-        let unknown = Peer { identity: Identity::default(), descriptor: None };
+        let unknown = Peer { identity: Identity::default(), groups: Groups::default(), descriptor: None };
         assert_eq!((unknown.lives(), unknown.read(|| 1)), (false, Some(1)));
     }
 }

@@ -9,6 +9,7 @@ mod connection;
 mod foresight;
 mod frames;
 pub mod gpus;
+mod groups;
 pub mod host_memory;
 pub mod identity;
 mod journal;

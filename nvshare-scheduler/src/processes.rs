@@ -7,7 +7,7 @@ use nvshare_proto::ProcessInfo;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
-use crate::tenants::{container_id, container_of};
+use crate::groups::Groups;
 
 /// Longest command that is shown, in characters.
 const LONGEST_COMMAND: usize = 160;
@@ -29,18 +29,16 @@ pub(crate) fn is_harmless(c: char) -> bool {
 /// Describes a process by its number from the kernel; none if the process is gone already. What is read here does not wait for the
 /// process: its command, which does, is its name until a look beside the scheduler has found it.
 #[must_use]
-pub fn describe(pid: u32, user: u32) -> Option<Described> {
+pub(crate) fn describe(pid: u32, user: u32, groups: &Groups) -> Option<Described> {
     let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
-    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let container = container_of(&groups).map(str::to_owned);
     let info = ProcessInfo {
         user,
         command: harmless(&format!("[{}]", String::from_utf8_lossy(&name).trim())),
-        container: container.as_deref().map(|path| container_id(path).to_owned()),
-        pod: pod_of(&groups),
-        job: job_of(&groups).map(str::to_owned),
+        container: groups.container_id().map(str::to_owned),
+        pod: groups.pod(),
+        job: groups.job().map(str::to_owned),
     };
-    Some(Described { info, container })
+    Some(Described { info, container: groups.container().map(str::to_owned) })
 }
 
 /// Looks at processes beside the scheduler's thread. The kernel reads a process's arguments from its memory, under a lock that the
@@ -108,29 +106,6 @@ fn is_shown(c: char) -> bool {
     !c.is_control() && !turns_round
 }
 
-/// The UID of the Kubernetes pod that `/proc/PID/cgroup` names: cgroupfs writes `podUID`, systemd
-/// `kubepods-burstable-podUID.slice` with underscores.
-fn pod_of(groups: &str) -> Option<String> {
-    parts(groups).filter(|part| part.contains("pod")).find_map(|part| {
-        let name = part.strip_suffix(".slice").unwrap_or(part);
-        let uid = name.rsplit_once("pod").map(|(_, uid)| uid.replace('_', "-"))?;
-        let is_uid = uid.len() >= 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
-        is_uid.then_some(uid)
-    })
-}
-
-/// Slurm's job: `…/slurm…/job_123/…`.
-fn job_of(groups: &str) -> Option<&str> {
-    groups.lines().filter(|line| line.contains("slurm")).find_map(|line| {
-        let job = line.split('/').find_map(|part| part.strip_prefix("job_"))?;
-        (!job.is_empty() && job.bytes().all(|byte| byte.is_ascii_digit())).then_some(job)
-    })
-}
-
-fn parts(groups: &str) -> impl Iterator<Item = &str> {
-    groups.lines().filter_map(|line| line.splitn(3, ':').nth(2)).flat_map(|path| path.split('/'))
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
@@ -173,27 +148,6 @@ mod tests {
     }
 
     #[test]
-    fn pods_and_jobs_by_their_control_groups() {
-        const UID: &str = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0";
-        let flat = UID.replace('-', "_");
-        for (groups, pod, job) in [
-            (
-                format!("0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{flat}.slice/x"),
-                Some(UID),
-                None,
-            ),
-            (format!("11:memory:/kubepods/besteffort/pod{UID}/abc"), Some(UID), None),
-            ("0::/machine.slice/libpod-payload.scope".to_owned(), None, None),
-            ("0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0".to_owned(), None, Some("42")),
-            ("9:cpuset:/slurm/uid_1000/job_7/step_batch".to_owned(), None, Some("7")),
-            ("0::/user.slice/job_x".to_owned(), None, None),
-        ] {
-            assert_eq!(pod_of(&groups).as_deref(), pod, "{groups}");
-            assert_eq!(job_of(&groups), job, "{groups}");
-        }
-    }
-
-    #[test]
     fn stopped_processes_are_told_from_others() {
         for (stat, stopped) in [
             (&b"7 (a) T 1 7"[..], true),
@@ -211,8 +165,8 @@ mod tests {
 
     #[test]
     fn this_process_is_described() {
-        let own = describe(std::process::id(), 7).expect("this process");
+        let own = describe(std::process::id(), 7, &Groups::default()).expect("this process");
         assert!(own.info.user == 7 && !own.info.command.is_empty(), "{own:?}");
-        assert_eq!(describe(u32::MAX, 7), None);
+        assert_eq!(describe(u32::MAX, 7, &Groups::default()), None);
     }
 }

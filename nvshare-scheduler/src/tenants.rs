@@ -19,6 +19,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::frames::{self, Stream};
+use crate::groups::Groups;
 
 /// A tenant: a container, or one run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,9 +39,8 @@ pub enum Tenant {
 impl Tenant {
     /// The tenant of a process: its container as the kernel says, or else the run that the process names.
     #[must_use]
-    pub fn of(pid: Option<u32>, user: Option<u32>, run: Option<u64>) -> Option<Self> {
-        let groups = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok());
-        let container = groups.as_deref().and_then(container_of).map(|id| Self::Container(id.to_owned()));
+    pub(crate) fn of(groups: &Groups, user: Option<u32>, run: Option<u64>) -> Option<Self> {
+        let container = groups.container().map(|path| Self::Container(path.to_owned()));
         container.or_else(|| Some(Self::Run { user: user?, run: run? }))
     }
 
@@ -60,31 +60,6 @@ impl Tenant {
         self.hash(&mut hasher);
         hasher.finish()
     }
-}
-
-/// The container that `/proc/PID/cgroup` names: the path up to the innermost part that a runtime made.
-pub(crate) fn container_of(groups: &str) -> Option<&str> {
-    groups.lines().find_map(|line| {
-        let path = line.splitn(3, ':').nth(2)?;
-        let mut above = path;
-        loop {
-            let (rest, part) = above.rsplit_once('/')?;
-            // systemd's form is `docker-ID.scope`, cgroupfs's the bare identifier.
-            let name = part.strip_suffix(".scope").unwrap_or(part);
-            let id = name.rsplit_once('-').map_or(name, |(_, id)| id);
-            if id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-                return Some(above);
-            }
-            above = rest;
-        }
-    })
-}
-
-/// The identifier that the runtime gave a container, from the path of its control group; to show, not to compare.
-pub(crate) fn container_id(path: &str) -> &str {
-    let name = path.rsplit('/').next().unwrap_or(path);
-    let name = name.strip_suffix(".scope").unwrap_or(name);
-    name.rsplit_once('-').map_or(name, |(_, id)| id)
 }
 
 /// All tenants with processes.
@@ -217,38 +192,6 @@ impl Drop for Seat {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn containers_by_their_control_groups() {
-        let id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-        for (groups, expected) in [
-            (format!("0::/system.slice/docker-{id}.scope\n"), format!("/system.slice/docker-{id}.scope")),
-            (format!("12:devices:/docker/{id}\n0::/\n"), format!("/docker/{id}")),
-            (
-                format!("0::/kubepods.slice/cri-containerd-{id}.scope\n"),
-                format!("/kubepods.slice/cri-containerd-{id}.scope"),
-            ),
-            (format!("0::/kubepods/besteffort/pod1/{id}/inner\n"), format!("/kubepods/besteffort/pod1/{id}")),
-            (
-                format!("0::/machine.slice/libpod-{id}.scope/container\n"),
-                format!("/machine.slice/libpod-{id}.scope"),
-            ),
-        ] {
-            assert_eq!(container_of(&groups), Some(expected.as_str()), "{groups}");
-        }
-        for groups in ["0::/user.slice/user-1000.slice/session-3.scope\n", "0::/\n", ""] {
-            assert_eq!(container_of(groups), None, "{groups}");
-        }
-    }
-
-    #[test]
-    fn a_group_of_ones_own_with_anothers_digits_is_another_tenant() {
-        let id = "0123456789abcdef".repeat(4);
-        let real = format!("0::/system.slice/docker-{id}.scope\n");
-        let made = format!("0::/user.slice/user-1000.slice/user@1000.service/docker-{id}.scope\n");
-        assert_ne!(container_of(&real), container_of(&made));
-        assert!(container_of(&made).is_some());
-    }
 
     #[test]
     fn gangs_are_of_one_user_or_container() {

@@ -1,0 +1,248 @@
+//! A process's control groups, as `/proc/PID/cgroup` names them: its container, pod and job, and for whom the container counts.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use crate::bounds::Whom;
+
+/// The control groups of a process: a line for each hierarchy, "number:controllers:path".
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Groups(String);
+
+impl Groups {
+    /// Those of the process that has this number now.
+    pub(crate) fn of(pid: u32) -> Self {
+        Self(fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default())
+    }
+
+    /// The controllers and the path of the group in each hierarchy.
+    fn each(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.lines().filter_map(|line| {
+            let (_, rest) = line.split_once(':')?;
+            rest.split_once(':')
+        })
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &str> {
+        self.each().flat_map(|(_, path)| path.split('/'))
+    }
+
+    /// The paths that end with a part that a container runtime made, the innermost first, and the controllers of their hierarchy.
+    fn containers(&self) -> Vec<(&str, &str)> {
+        let mut of_each = self.each().map(|(controllers, path)| {
+            let paths = std::iter::successors(Some(path), |&path| above(path));
+            paths.filter(|path| id_of(path).is_some()).map(|path| (controllers, path)).collect::<Vec<_>>()
+        });
+        of_each.find(|found| !found.is_empty()).unwrap_or_default()
+    }
+
+    /// The path of the process's container: up to the innermost part that a runtime made.
+    pub(crate) fn container(&self) -> Option<&str> {
+        self.containers().first().map(|(_, path)| *path)
+    }
+
+    /// The identifier that the runtime gave the container; to show, not to compare.
+    pub(crate) fn container_id(&self) -> Option<&str> {
+        id_of(self.container()?)
+    }
+
+    /// For whom the process's connections count: a container, unless a user made its group, as with containers without root: then
+    /// that user, who can make as many as he likes. Containers within a container count for that.
+    pub(crate) fn whom(&self, user: Option<u32>) -> Whom {
+        self.whom_by(user, maker)
+    }
+
+    fn whom_by(&self, user: Option<u32>, maker: impl Fn(&str, &str) -> Option<u32>) -> Whom {
+        let containers = self.containers();
+        let Some((controllers, path)) = containers.last() else { return Whom::User(user) };
+        match maker(controllers, path) {
+            Some(maker @ 1..) => Whom::User(Some(maker)),
+            _ => Whom::Container((*path).to_owned()),
+        }
+    }
+
+    /// The UID of the process's Kubernetes pod: cgroupfs writes `podUID`, systemd `kubepods-burstable-podUID.slice` with underscores.
+    pub(crate) fn pod(&self) -> Option<String> {
+        self.parts().filter(|part| part.contains("pod")).find_map(|part| {
+            let name = part.strip_suffix(".slice").unwrap_or(part);
+            let uid = name.rsplit_once("pod").map(|(_, uid)| uid.replace('_', "-"))?;
+            let is_uid = uid.len() >= 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+            is_uid.then_some(uid)
+        })
+    }
+
+    /// Slurm's job: `…/slurm…/job_123/…`.
+    pub(crate) fn job(&self) -> Option<&str> {
+        self.each().filter(|(_, path)| path.contains("slurm")).find_map(|(_, path)| {
+            let job = path.split('/').find_map(|part| part.strip_prefix("job_"))?;
+            (!job.is_empty() && job.bytes().all(|byte| byte.is_ascii_digit())).then_some(job)
+        })
+    }
+}
+
+/// The path of the group above.
+fn above(path: &str) -> Option<&str> {
+    path.rsplit_once('/').map(|(above, _)| above)
+}
+
+/// The identifier in the last part of a path, if a container runtime made that part: systemd's form is `docker-ID.scope`, cgroupfs's the
+/// bare identifier.
+fn id_of(path: &str) -> Option<&str> {
+    let (_, part) = path.rsplit_once('/')?;
+    let name = part.strip_suffix(".scope").unwrap_or(part);
+    let id = name.rsplit_once('-').map_or(name, |(_, id)| id);
+    (id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(id)
+}
+
+/// The user who made a control group, where this process sees the hierarchy.
+fn maker(controllers: &str, path: &str) -> Option<u32> {
+    static HIERARCHIES: OnceLock<Vec<Hierarchy>> = OnceLock::new();
+    let hierarchies = HIERARCHIES.get_or_init(|| {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        mounts.lines().filter_map(Hierarchy::mounted).collect()
+    });
+    // Outside of this process's own part of the hierarchy nothing can be looked up.
+    if path.split('/').any(|part| part == "..") {
+        return None;
+    }
+    let hierarchy = hierarchies.iter().find(|hierarchy| hierarchy.is_of(controllers))?;
+    let group = hierarchy.at.join(path.trim_start_matches('/'));
+    fs::metadata(group).ok().map(|group| group.uid())
+}
+
+/// A hierarchy of control groups that is mounted as a whole.
+#[derive(Debug)]
+struct Hierarchy {
+    at: PathBuf,
+    /// The controllers, or the name, of a hierarchy of version 1; none: version 2.
+    controllers: Option<Vec<String>>,
+}
+
+impl Hierarchy {
+    /// The one that a line of `/proc/PID/mountinfo` tells of: "… root at options … - type source options".
+    fn mounted(line: &str) -> Option<Self> {
+        let (mount, filesystem) = line.split_once(" - ")?;
+        let mut mount = mount.split(' ').skip(3);
+        let (root, at) = (mount.next()?, mount.next()?);
+        let mut filesystem = filesystem.split(' ');
+        let (kind, options) = (filesystem.next()?, filesystem.nth(1)?);
+        let controllers = match kind {
+            "cgroup2" => None,
+            "cgroup" => Some(options.split(',').map(str::to_owned).collect()),
+            _ => return None,
+        };
+        (root == "/").then(|| Self { at: Path::new(at).to_owned(), controllers })
+    }
+
+    fn is_of(&self, controllers: &str) -> bool {
+        match &self.controllers {
+            None => controllers.is_empty(),
+            Some(own) => {
+                !controllers.is_empty()
+                    && controllers.split(',').all(|name| own.iter().any(|own| own == name))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn containers_by_their_control_groups() {
+        let id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+        for (groups, expected) in [
+            (format!("0::/system.slice/docker-{id}.scope\n"), format!("/system.slice/docker-{id}.scope")),
+            (format!("12:devices:/docker/{id}\n0::/\n"), format!("/docker/{id}")),
+            (
+                format!("0::/kubepods.slice/cri-containerd-{id}.scope\n"),
+                format!("/kubepods.slice/cri-containerd-{id}.scope"),
+            ),
+            (format!("0::/kubepods/besteffort/pod1/{id}/inner\n"), format!("/kubepods/besteffort/pod1/{id}")),
+            (
+                format!("0::/machine.slice/libpod-{id}.scope/container\n"),
+                format!("/machine.slice/libpod-{id}.scope"),
+            ),
+        ] {
+            assert_eq!(Groups(groups.clone()).container(), Some(expected.as_str()), "{groups}");
+        }
+        for groups in ["0::/user.slice/user-1000.slice/session-3.scope\n", "0::/\n", ""] {
+            assert_eq!(Groups(groups.to_owned()).container(), None, "{groups}");
+        }
+    }
+
+    #[test]
+    fn a_group_of_ones_own_with_anothers_digits_is_another_tenant() {
+        let id = "0123456789abcdef".repeat(4);
+        let real = format!("0::/system.slice/docker-{id}.scope\n");
+        let made = format!("0::/user.slice/user-1000.slice/user@1000.service/docker-{id}.scope\n");
+        let (real, made) = (Groups(real), Groups(made));
+        assert_ne!(real.container(), made.container());
+        assert!(made.container().is_some());
+    }
+
+    #[test]
+    fn pods_and_jobs_by_their_control_groups() {
+        const UID: &str = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0";
+        let flat = UID.replace('-', "_");
+        for (groups, pod, job) in [
+            (
+                format!("0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{flat}.slice/x"),
+                Some(UID),
+                None,
+            ),
+            (format!("11:memory:/kubepods/besteffort/pod{UID}/abc"), Some(UID), None),
+            ("0::/machine.slice/libpod-payload.scope".to_owned(), None, None),
+            ("0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0".to_owned(), None, Some("42")),
+            ("9:cpuset:/slurm/uid_1000/job_7/step_batch".to_owned(), None, Some("7")),
+            ("0::/user.slice/job_x".to_owned(), None, None),
+        ] {
+            let of = Groups(groups.clone());
+            assert_eq!((of.pod().as_deref(), of.job()), (pod, job), "{groups}");
+        }
+    }
+
+    #[test]
+    fn a_container_that_a_user_made_counts_for_that_user() {
+        let id = "0123456789abcdef".repeat(4);
+        let groups = |path: String| Groups(format!("1:name=systemd:/\n0::{path}\n"));
+        let user_made = |_: &str, path: &str| Some(if path.starts_with("/user.slice") { 1001 } else { 0 });
+        let unknown = |_: &str, _: &str| None;
+        let of = |path: String, maker: fn(&str, &str) -> Option<u32>| groups(path).whom_by(Some(7), maker);
+        let container = |path: &str| Whom::Container(path.to_owned());
+        let docker = format!("/system.slice/docker-{id}.scope");
+        assert_eq!(of("/user.slice/session.scope".to_owned(), user_made), Whom::User(Some(7)));
+        assert_eq!(of(docker.clone(), user_made), container(&docker));
+        assert_eq!(
+            of(format!("{docker}/kubepods/{id}"), user_made),
+            container(&docker),
+            "a node in a container"
+        );
+        let made = format!("/user.slice/user-1001.slice/{id}");
+        assert_eq!(of(made.clone(), user_made), Whom::User(Some(1001)));
+        assert_eq!(of(format!("{made}/{id}"), user_made), Whom::User(Some(1001)));
+        assert_eq!(of(made.clone(), unknown), container(&made), "nothing can be looked up");
+    }
+
+    #[test]
+    fn hierarchies_are_found_among_the_mounts() {
+        let mounts = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n\
+            32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct\n\
+            40 31 0:37 /part /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n\
+            41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n";
+        let hierarchies: Vec<Hierarchy> = mounts.lines().filter_map(Hierarchy::mounted).collect();
+        let at = |controllers: &str| {
+            hierarchies
+                .iter()
+                .find(|hierarchy| hierarchy.is_of(controllers))
+                .map(|hierarchy| hierarchy.at.to_str())
+        };
+        assert_eq!(at(""), Some(Some("/sys/fs/cgroup/unified")));
+        assert_eq!(at("cpu,cpuacct"), Some(Some("/sys/fs/cgroup/cpu,cpuacct")));
+        assert_eq!((at("pids"), at("memory")), (None, None), "a part alone is mounted, or nothing");
+        assert_eq!(maker("", "/../elsewhere"), None);
+    }
+}
