@@ -78,10 +78,13 @@ impl Listing {
         self.look = Some((look, now));
     }
 
-    /// Whether the machine has a GPU: listed already, or by now.
-    pub(crate) fn has(&self, gpu: GpuUuid) -> bool {
-        let is_it = |listed: &Listed| listed.gpu == gpu;
-        self.last().iter().any(is_it) || list(&self.descriptions).iter().any(is_it)
+    /// Whether the machine had a GPU when it was listed last. If not, it is listed anew.
+    pub(crate) fn has(&mut self, gpu: GpuUuid) -> bool {
+        let has = self.last().iter().any(|listed| listed.gpu == gpu);
+        if !has {
+            self.look();
+        }
+        has
     }
 }
 

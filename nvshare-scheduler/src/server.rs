@@ -4,72 +4,43 @@
 //! (`connection.rs`), which reads frames into events and writes the core's messages. A connection that does not read
 //! is cut off; no client can delay the others, whatever it does or does not do.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nvshare_core::{ClientId, Config, Core, Event, Measured, Output, Rule, Time};
-use nvshare_proto::{AdminReply, AdminRequest, ClientMessage, GpuStatus, GpuUuid, Reply, SchedulerMessage};
-use tokio::sync::{mpsc, oneshot};
-use tokio::task::{JoinHandle, spawn_blocking};
-use tokio::time::{Instant, sleep_until};
-use tracing::{debug, error, info, warn};
+use tokio::sync::mpsc;
+use tracing::{error, warn};
 
 use crate::bounds::Bounds;
 use crate::commands::Command;
 use crate::connection::{self, Shared};
-use crate::foresight::Foresight;
-use crate::host_memory::{Budget, Descriptions, HostMemory};
+use crate::core_task::CoreTask;
+use crate::host_memory::{Budget, HostMemory};
 use crate::journal::Journal;
-use crate::metrics::{self, Address, Counted, Counters, Question, Snapshot};
-use crate::nvml::{Seen, Watch};
-use crate::processes::{self, Described};
+use crate::limits;
+use crate::metrics::{self, Address, Counted, Counters};
+use crate::nvml::Watch;
 use crate::recorder::Recorder;
 use crate::seldom::Seldom;
-use crate::settings::Store;
-use crate::sockets::Sockets;
-use crate::tenants::Tenant;
-use crate::view::{self, Viewer};
-use crate::{gpus, limits};
+pub use crate::setup::Setup;
+use crate::sockets::{self, Sockets};
 
-/// How long `status` waits for clients' counters.
-const COUNTERS_PATIENCE: Duration = Duration::from_millis(100);
-/// Clients are asked for their counters at most so often for the status on the clients' socket.
-const COUNTERS_FRESH: Duration = Duration::from_millis(500);
 /// Commands that wait for the core's task: what one connection says waits for so many of others at most, and for one of each
 /// connection that waits for a place among them.
 const COMMANDS: usize = 32;
-/// How often NVML is asked about the GPUs at most: as long as the contexts of a new client do not count yet.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Each fifth time, NVML looks for memory on the GPUs that belongs to no client, whoever is new.
-const LOOKS: u32 = 5;
+/// How often the scheduler looks whether its sockets' files are there.
+const LOOK_AFTER_SOCKETS: Duration = Duration::from_secs(1);
 /// Tried again every few milliseconds.
 static NOT_ACCEPTED: Seldom = Seldom::new();
-
-/// The parts that a scheduler is started with.
-#[derive(Debug)]
-pub struct Setup {
-    /// The configuration.
-    pub config: Config,
-    /// The configuration, each time that it is read again.
-    pub changes: mpsc::Receiver<Config>,
-    /// The settings that were made at run time.
-    pub store: Store,
-    /// The folders in which the machine describes its GPUs.
-    pub descriptions: Descriptions,
-    /// The address at which metrics are read, if they are.
-    pub metrics: Option<Address>,
-    /// The host's memory that clients may have, if any.
-    pub host_memory: Option<Budget>,
-}
+/// Tried again each second.
+static NOT_MADE: Seldom = Seldom::new();
 
 /// Serves until `shutdown` is done.
 ///
 /// # Errors
-/// The core's task ends by itself, which is a defect: a restart is better than connections that nothing serves.
+/// See [`Stopped`].
 pub async fn run(
-    sockets: Sockets,
+    mut sockets: Sockets,
     mut setup: Setup,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Stopped> {
@@ -97,12 +68,17 @@ pub async fn run(
     let clients = Shared::new(commands, Some(Bounds::new(places.clients)), journal, host);
     let admins = Shared { bounds: None, ..clients.clone() };
     tokio::pin!(shutdown);
+    let mut look_after = tokio::time::interval(LOOK_AFTER_SOCKETS);
     loop {
         let (accepted, may_change) = tokio::select! {
             accepted = sockets.clients().accept() => (accepted, false),
             accepted = sockets.admin().accept() => (accepted, true),
+            _ = look_after.tick() => {
+                look_after_sockets(&mut sockets)?;
+                continue;
+            }
             () = &mut shutdown => break,
-            _ = &mut core_task => return Err(Stopped),
+            _ = &mut core_task => return Err(Stopped::Core),
         };
         match accepted {
             Ok((stream, _)) => {
@@ -119,6 +95,19 @@ pub async fn run(
         }
     }
     core_task.abort();
+    Ok(())
+}
+
+/// Makes sockets' files anew that are gone. If that is not possible, those who are connected are served.
+fn look_after_sockets(sockets: &mut Sockets) -> Result<(), sockets::Error> {
+    match sockets.look_after() {
+        Ok(false) => {}
+        Ok(true) => warn!("the sockets' files were removed; they are made anew"),
+        Err(taken @ sockets::Error::Taken { .. }) => return Err(taken),
+        Err(error) => {
+            NOT_MADE.warn(format_args!("the sockets' files were removed and cannot be made anew: {error}"))
+        }
+    }
     Ok(())
 }
 
@@ -149,422 +138,13 @@ fn count(address: Option<Address>, commands: &mpsc::Sender<Command>) -> Option<C
     Some(Counted::new(counters))
 }
 
-/// The core's task has ended.
+/// Why a scheduler has ended that was not told to.
 #[derive(Debug, thiserror::Error)]
-#[error("the scheduler's core has stopped; this is a defect")]
-pub struct Stopped;
-
-/// A request for the status that waits for fresh counters.
-struct Waiting {
-    /// The process that asked on the clients' socket; none: an administrator.
-    viewer: Option<Viewer>,
-    clients: BTreeSet<ClientId>,
-    until: Instant,
-    answer: oneshot::Sender<Vec<Reply>>,
-}
-
-/// The reason why the core's task wakes.
-enum Woken {
-    By(Box<Command>),
-    ByDeadline,
-    ForStatus,
-    ToForesee,
-    ToLookAround,
-}
-
-/// Owns the core.
-struct CoreTask {
-    core: Core,
-    /// For looks that take a while, to say what they found.
-    commands: mpsc::Sender<Command>,
-    nvml: Watch,
-    /// The configuration as it was read; settings made at run time come before it.
-    config: Config,
-    store: Store,
-    listing: gpus::Listing,
-    started: Instant,
-    frames: BTreeMap<ClientId, mpsc::Sender<SchedulerMessage>>,
-    pids: BTreeMap<ClientId, u32>,
-    /// The last look for processes that are stopped.
-    stops: Option<JoinHandle<()>>,
-    /// The kernel's descriptions of clients' processes when they registered.
-    processes: BTreeMap<ClientId, Described>,
-    gpus: BTreeSet<GpuUuid>,
-    waiting: Vec<Waiting>,
-    /// When clients were last asked for their counters.
-    asked_counters: Option<Instant>,
-    recorder: Recorder,
-    /// Memory of the host, which is handed out beside the core.
-    foresight: Foresight,
-}
-
-impl CoreTask {
-    fn new(
-        setup: Setup,
-        nvml: Watch,
-        recorder: Recorder,
-        host: Option<HostMemory>,
-        commands: mpsc::Sender<Command>,
-    ) -> Self {
-        let mut core = Core::new(setup.store.over(&setup.config));
-        if !setup.store.scheduling() {
-            // No client is there yet to be harmed.
-            let _ = core.switch_off(true, Time::ZERO);
-            warn!("scheduling is off, as an administrator left it");
-        }
-        Self {
-            core,
-            commands,
-            nvml,
-            config: setup.config,
-            store: setup.store,
-            listing: gpus::Listing::new(setup.descriptions.gpus),
-            started: Instant::now(),
-            processes: BTreeMap::new(),
-            frames: BTreeMap::new(),
-            pids: BTreeMap::new(),
-            stops: None,
-            gpus: BTreeSet::new(),
-            waiting: Vec::new(),
-            asked_counters: None,
-            recorder,
-            foresight: Foresight::new(host),
-        }
-    }
-
-    fn now(&self) -> Time {
-        self.started.elapsed()
-    }
-
-    async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
-        let mut looks: u32 = 0;
-        let mut look_around = tokio::time::interval(LOOK_EVERY);
-        look_around.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            // A deadline too far away for the clock is treated as none.
-            let deadline = self.core.next_deadline().and_then(|time| self.started.checked_add(time));
-            let foresees = self.foresight.due();
-            let counters = self.waiting.iter().map(|waiting| waiting.until).min();
-            let woken = tokio::select! {
-                command = commands.recv() => match command {
-                    Some(command) => Woken::By(Box::new(command)),
-                    None => return,
-                },
-                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => Woken::ByDeadline,
-                () = sleep_until(counters.unwrap_or_else(Instant::now)), if counters.is_some() => Woken::ForStatus,
-                () = sleep_until(foresees.unwrap_or_else(Instant::now)), if foresees.is_some() => Woken::ToForesee,
-                _ = look_around.tick() => Woken::ToLookAround,
-            };
-            let begin = Instant::now();
-            match woken {
-                Woken::By(command) => {
-                    self.obey(*command);
-                    self.foresight.something_happened();
-                }
-                Woken::ToForesee => self.foresight.look(&self.core),
-                Woken::ByDeadline => {
-                    let now = self.now();
-                    self.core.handle(Event::Deadline, now);
-                }
-                Woken::ForStatus => {}
-                Woken::ToLookAround => {
-                    self.look_for_stopped();
-                    looks = (looks + 1) % LOOKS;
-                    if looks == 0 || self.core.is_measuring() {
-                        self.look_around();
-                    }
-                }
-            }
-            self.deliver();
-            self.answer_status();
-            self.recorder.passed(begin.elapsed());
-        }
-    }
-
-    fn obey(&mut self, command: Command) {
-        let now = self.now();
-        match command {
-            Command::Register { client, identity, process, register, frames } => {
-                self.frames.insert(client, frames);
-                let pid = identity.pid.unwrap_or(register.pid);
-                let info = process.as_ref().map(|process| &process.info);
-                self.recorder.expect(client, pid, &register.name, info);
-                self.processes.extend(process.map(|process| (client, process)));
-                // Only the kernel's number counts, not the client's own: with that, it could name another process's
-                // memory as its own.
-                self.pids.extend(identity.pid.map(|pid| (client, pid)));
-                self.core.handle(Event::Registered { client, identity, register: *register }, now);
-                self.look_at_new_gpus();
-            }
-            Command::Message { client, message } => {
-                if !self.frames.contains_key(&client) {
-                    return;
-                }
-                if let ClientMessage::Counters(counters) = &message {
-                    self.recorder.said(client, counters);
-                    for waiting in &mut self.waiting {
-                        waiting.clients.remove(&client);
-                    }
-                }
-                let usage = matches!(message, ClientMessage::Usage(_));
-                self.core.handle(Event::Message { client, message }, now);
-                if usage {
-                    self.look_at_new_gpus();
-                }
-            }
-            Command::Stopped(looked_at) => {
-                for (client, stopped) in looked_at {
-                    self.core.handle(Event::Stopped { client, stopped }, now);
-                    self.deliver();
-                }
-            }
-            Command::Looked { gpu, seen } => {
-                self.nvml.answered(gpu);
-                if let Some(seen) = seen {
-                    let measured = self.attribute(gpu, seen);
-                    self.core.handle(Event::Measured(measured), now);
-                }
-            }
-            Command::Described { client, command } => {
-                if let Some(process) = self.processes.get_mut(&client) {
-                    process.info.command = command;
-                }
-            }
-            Command::Disconnected { client, process_remains } => {
-                self.frames.remove(&client);
-                if !process_remains {
-                    self.pids.remove(&client);
-                }
-                self.core.handle(Event::Disconnected { client, process_remains }, now);
-            }
-            Command::Exited { client, identity } => {
-                // The number may be another process's by now, which registered later.
-                self.pids.retain(|&known, pid| known > client || Some(*pid) != identity.pid);
-                self.core.handle(Event::Exited { client, identity }, now);
-            }
-            Command::Admin { request, answer } => self.administer(request, answer, now),
-            Command::Look { viewer, answer } => self.wait_for_counters(Some(viewer), answer),
-            Command::Ask(question) => self.answer(question),
-            Command::Configure(config) => {
-                self.config = config;
-                self.core.configure(self.store.over(&self.config), now);
-                self.look_around();
-            }
-        }
-    }
-
-    /// Answers with the state as soon as the clients' counters are there.
-    fn wait_for_counters(&mut self, viewer: Option<Viewer>, answer: oneshot::Sender<Vec<Reply>>) {
-        let now = Instant::now();
-        self.listing.look();
-        // Each question of anybody else would be one to all clients.
-        let are_fresh = self.asked_counters.is_some_and(|asked| now < asked + COUNTERS_FRESH);
-        let clients = if viewer.is_some() && are_fresh {
-            BTreeSet::new()
-        } else {
-            self.asked_counters = Some(now);
-            self.core.ask_counters().into_iter().collect()
-        };
-        self.waiting.push(Waiting { viewer, clients, until: now + COUNTERS_PATIENCE, answer });
-    }
-
-    fn administer(&mut self, request: AdminRequest, answer: oneshot::Sender<Vec<Reply>>, now: Time) {
-        let outcome = match request {
-            AdminRequest::Status => return self.wait_for_counters(None, answer),
-            AdminRequest::SetQuantum { gpu, quantum } => {
-                if let Err(reason) = limits::quantum(quantum) {
-                    Err(reason)
-                } else if let Some(gpu) = gpu.filter(|&gpu| !self.is_known(gpu)) {
-                    Err(format!("unknown GPU {gpu}: this machine does not list it and no client has used it"))
-                } else {
-                    let text = self.core.set_quantum(gpu, quantum.into(), now);
-                    Ok(kept(text, self.store.set_quantum(gpu, quantum.into())))
-                }
-            }
-            AdminRequest::Give { client, gpu, given } => limits::given(given).and_then(|said| {
-                self.core.give(client, gpu, given, now).map(|whom| format!("{whom}: {said}"))
-            }),
-            AdminRequest::GiveRun { user, run, given } => limits::given(given).map(|said| {
-                let tenant = Tenant::Run { user, run };
-                self.core.give_tenant(tenant.number(), given, now);
-                format!("what is about to run: {said}")
-            }),
-            AdminRequest::On => {
-                let text = self.core.switch_on(now);
-                Ok(kept(text, self.store.set_scheduling(true)))
-            }
-            AdminRequest::Off { force } => {
-                let text = self.core.switch_off(force, now);
-                text.map(|text| kept(text, self.store.set_scheduling(false)))
-            }
-            AdminRequest::Reset => {
-                let done = self.store.reset();
-                self.core.configure(self.config.clone(), now);
-                self.core.switch_on(now);
-                let rule = self.config.auto.map_or(Rule::Fixed(self.config.quantum), Rule::Auto);
-                let text = format!("the configuration is in force: TQ {rule}, scheduling is on");
-                Ok(kept(text, done))
-            }
-            // The connection sends them itself, from the journal.
-            AdminRequest::Watch { .. } => Err("events are told on a connection of their own".to_owned()),
-        };
-        let reply = match outcome {
-            Ok(text) => {
-                info!("{text}");
-                Reply::Admin(AdminReply::Done { text })
-            }
-            Err(reason) => Reply::Refused { reason },
-        };
-        let _ = answer.send(vec![reply]);
-    }
-
-    /// Answers requests for the status whose counters are there, or late.
-    fn answer_status(&mut self) {
-        let now = Instant::now();
-        let is_ready = |waiting: &mut Waiting| waiting.clients.is_empty() || waiting.until <= now;
-        let ready: Vec<Waiting> = self.waiting.extract_if(.., is_ready).collect();
-        if ready.is_empty() {
-            return;
-        }
-        let snapshot = self.snapshot();
-        for waiting in ready {
-            let Snapshot { mut scheduler, mut gpus, mut clients } = snapshot.clone();
-            if let Some(viewer) = &waiting.viewer {
-                scheduler.restricted = true;
-                view::restrict(viewer, &self.processes, &mut gpus, &mut clients);
-            }
-            let rows = std::iter::once(AdminReply::Scheduler(scheduler))
-                .chain(gpus.into_iter().map(AdminReply::Gpu))
-                .chain(clients.into_iter().map(|row| AdminReply::Client(Box::new(row))))
-                .chain(std::iter::once(AdminReply::End));
-            let _ = waiting.answer.send(rows.map(Reply::Admin).collect());
-        }
-    }
-
-    /// The present state.
-    fn snapshot(&mut self) -> Snapshot {
-        let mut scheduler = self.core.status(self.started.elapsed(), std::process::id());
-        let mut clients = self.core.client_status_at(self.started.elapsed());
-        let shown: BTreeSet<ClientId> = clients.iter().map(|row| row.client).collect();
-        self.processes.retain(|id, _| shown.contains(id));
-        for row in &mut clients {
-            row.process = self.processes.get(&row.client).map(|process| process.info.clone());
-        }
-        if let Some((about, has)) = self.foresight.host().map(HostMemory::status) {
-            scheduler.host_memory = Some(about);
-            for row in &mut clients {
-                row.host_memory = has.get(&row.client).copied().unwrap_or(0);
-            }
-        }
-        let mut gpus = self.core.gpu_status();
-        let config = self.store.over(&self.config);
-        let idle = |gpu| {
-            let rule = config.rule(gpu);
-            let quantum = if let Rule::Fixed(quantum) = rule { quantum } else { Duration::ZERO };
-            GpuStatus { quantum_ms: quantum.as_millis() as u64, rule: rule.said(), ..GpuStatus::idle(gpu) }
-        };
-        view::list_all(&mut gpus, &self.listing.last(), idle);
-        Snapshot { scheduler, gpus, clients }
-    }
-
-    /// Answers a reader of metrics.
-    fn answer(&mut self, question: Question) {
-        match question {
-            Question::Alive(answer) => {
-                let _ = answer.send(());
-            }
-            Question::Snapshot(answer) => {
-                self.listing.look();
-                self.recorder.count_all(self.started.elapsed());
-                let _ = answer.send(self.snapshot());
-            }
-        }
-    }
-
-    /// Whether a client has used a GPU, or the machine lists it.
-    fn is_known(&self, gpu: GpuUuid) -> bool {
-        self.core.gpu_status().iter().any(|row| row.gpu == gpu) || self.listing.has(gpu)
-    }
-
-    /// Sends the core's messages to clients, and logs its notes for administrators.
-    fn deliver(&mut self) {
-        while let Some(happened) = self.core.poll_happened() {
-            let up = self.now();
-            self.recorder.record(happened, up);
-        }
-        while let Some(output) = self.core.poll_output() {
-            match output {
-                Output::Send { client, message } => self.send(client, message),
-                Output::Note { warning: true, text } => warn!("{text}"),
-                Output::Note { warning: false, text } => info!("{text}"),
-            }
-        }
-    }
-
-    fn send(&mut self, client: ClientId, message: SchedulerMessage) {
-        log_grant(client, &message);
-        let Some(frames) = self.frames.get(&client) else { return };
-        if frames.try_send(message).is_err() {
-            warn!("client {client} does not read; it is cut off");
-            // The connection's task ends with its channel, and reports that the client is gone.
-            self.frames.remove(&client);
-        }
-    }
-
-    /// Asks NVML about GPUs that clients have begun to use.
-    fn look_at_new_gpus(&mut self) {
-        let in_use = self.core.gpus_in_use();
-        for &gpu in in_use.difference(&self.gpus) {
-            if self.config.fixed_memory(gpu).is_none() {
-                self.nvml.ask(gpu);
-            }
-        }
-        self.gpus = in_use;
-    }
-
-    /// Looks for processes that are stopped, where others may wait for them.
-    fn look_for_stopped(&mut self) {
-        if self.stops.as_ref().is_some_and(|look| !look.is_finished()) {
-            return;
-        }
-        let clients = self.core.may_be_stopped().into_iter();
-        let of: Vec<(ClientId, u32)> =
-            clients.filter_map(|client| Some((client, *self.pids.get(&client)?))).collect();
-        let commands = self.commands.clone();
-        self.stops = (!of.is_empty()).then(|| {
-            spawn_blocking(move || {
-                let _ = commands.blocking_send(Command::Stopped(processes::stopped(of).collect()));
-            })
-        });
-    }
-
-    fn look_around(&mut self) {
-        self.gpus.clear();
-        self.look_at_new_gpus();
-    }
-
-    /// Divides the memory that NVML has seen among the clients. A process that registered after NVML was asked, or
-    /// has disconnected and not ended yet, is no stranger.
-    fn attribute(&self, gpu: GpuUuid, mut seen: Seen) -> Measured {
-        // A process that has come back has been several clients; only the last of them lives.
-        let last_first = self.pids.iter().rev();
-        let used = last_first.filter_map(|(&client, pid)| Some((client, seen.used.remove(pid)?))).collect();
-        let strangers = seen.used.into_values().fold(0, u64::saturating_add);
-        Measured { gpu, available: seen.total.saturating_sub(strangers), used }
-    }
-}
-
-/// The text about a change, and whether the change survives a restart of the scheduler.
-fn kept(text: String, kept: Result<(), String>) -> String {
-    match kept {
-        Ok(()) => text,
-        Err(error) => format!("{text}; a restart will undo this, because it cannot be kept: {error}"),
-    }
-}
-
-fn log_grant(client: ClientId, message: &SchedulerMessage) {
-    match message {
-        SchedulerMessage::AskCounters => {}
-        message => debug!("client {client}: {message:?}"),
-    }
+pub enum Stopped {
+    /// The core's task has ended: a restart is better than connections that nothing serves.
+    #[error("the scheduler's core has stopped; this is a defect")]
+    Core,
+    /// The files of the sockets were removed, and another scheduler has come.
+    #[error("{0}; this one ends, since two would grant one GPU twice")]
+    Replaced(#[from] sockets::Error),
 }

@@ -48,6 +48,8 @@ pub enum Error {
 struct Bound {
     listener: UnixListener,
     path: PathBuf,
+    /// The permissions of the socket's file.
+    mode: u32,
     /// Device and inode of the socket's file.
     file: (u64, u64),
     /// The file of a scheduler that is gone was in the socket's place.
@@ -57,9 +59,16 @@ struct Bound {
 impl Drop for Bound {
     fn drop(&mut self) {
         // Another scheduler may have put its own file there meanwhile.
-        if file_at(&self.path).is_ok_and(|file| file == self.file) {
+        if self.is_there() {
             let _ = fs::remove_file(&self.path);
         }
+    }
+}
+
+impl Bound {
+    /// Whether clients still find the socket's file.
+    fn is_there(&self) -> bool {
+        file_at(&self.path).is_ok_and(|file| file == self.file)
     }
 }
 
@@ -73,20 +82,30 @@ fn file_at(path: &Path) -> io::Result<(u64, u64)> {
 pub struct Sockets {
     clients: Bound,
     admin: Bound,
-    _guard: Guard,
+    guard: Guard,
 }
 
 /// A file that is locked for as long as this scheduler lives; the kernel releases the lock in any case.
 #[derive(Debug)]
 struct Guard {
     path: PathBuf,
-    _file: File,
+    locked: File,
+}
+
+impl Guard {
+    /// Whether other schedulers still find the locked file.
+    fn is_there(&self) -> bool {
+        let locked = self.locked.metadata().map(|locked| (locked.dev(), locked.ino()));
+        matches!((file_at(&self.path), locked), (Ok(found), Ok(locked)) if found == locked)
+    }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         // The file is still locked: a scheduler that opened it meanwhile sees that it is removed (`guard`).
-        let _ = fs::remove_file(&self.path);
+        if self.is_there() {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -96,10 +115,30 @@ impl Sockets {
     /// # Errors
     /// Another scheduler serves a path, another file is there, or the system refuses.
     pub fn bind(clients: &Path, admin: &Path) -> Result<Self, Error> {
-        let admin_directory = prepare(admin, 0o700)?;
-        let guard = guard(&admin_directory, admin)?;
+        let guard = guard(admin)?;
         prepare(clients, 0o755)?;
-        Ok(Self { clients: bind(clients, 0o666)?, admin: bind(admin, 0o600)?, _guard: guard })
+        Ok(Self { clients: bind(clients, 0o666)?, admin: bind(admin, 0o600)?, guard })
+    }
+
+    /// Makes the files anew that somebody removed, as a clean-up of `/run` does: without them no client would find this scheduler, and
+    /// another one could start beside it. Returns whether there were any.
+    ///
+    /// # Errors
+    /// Another scheduler serves a path by now, or the system refuses.
+    pub fn look_after(&mut self) -> Result<bool, Error> {
+        let mut made = false;
+        if !self.guard.is_there() {
+            self.guard = guard(&self.admin.path)?;
+            made = true;
+        }
+        for (socket, folder) in [(&mut self.clients, 0o755), (&mut self.admin, 0o700)] {
+            if !socket.is_there() {
+                prepare(&socket.path, folder)?;
+                *socket = bind(&socket.path, socket.mode)?;
+                made = true;
+            }
+        }
+        Ok(made)
     }
 
     /// Whether an earlier scheduler ended without removing its socket: its clients are about to come back.
@@ -160,7 +199,7 @@ fn bind(path: &Path, mode: u32) -> Result<Bound, Error> {
         .and_then(|file| link(&fresh, &stale, path).map(|replaced| (file, replaced)));
     let _ = fs::remove_file(&fresh);
     let (file, replaced) = linked?;
-    Ok(Bound { listener, path: path.to_owned(), file, replaced })
+    Ok(Bound { listener, path: path.to_owned(), mode, file, replaced })
 }
 
 /// Attempts at a path that other schedulers use at the same moment.
@@ -211,8 +250,8 @@ fn peer_pid(stream: StdStream) -> Option<i32> {
 /// Locks the file beside the administrators' socket that names the scheduler's process: of two schedulers that start
 /// at the same moment, one gets it. Only the owner can open the file, so no other user can keep a scheduler from
 /// starting.
-fn guard(directory: &Path, socket: &Path) -> Result<Guard, Error> {
-    let path = directory.join("nvshare-scheduler.lock");
+fn guard(socket: &Path) -> Result<Guard, Error> {
+    let path = prepare(socket, 0o700)?.join("nvshare-scheduler.lock");
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     for _ in 0..MOST_ATTEMPTS {
@@ -226,15 +265,16 @@ fn guard(directory: &Path, socket: &Path) -> Result<Guard, Error> {
             }
             Err(TryLockError::Error(error)) => return Err(at(&path)(error)),
         }
-        let locked = file.metadata().map(|locked| (locked.dev(), locked.ino())).map_err(at(&path))?;
+        let mut guard = Guard { path: path.clone(), locked: file };
         // A scheduler that ended between the opening and the lock has removed the file that is locked now.
-        if file_at(&path).is_ok_and(|found| found == locked) {
+        if guard.is_there() {
+            let file = &mut guard.locked;
             let written = file
                 .set_len(0)
                 .and_then(|()| file.rewind())
                 .and_then(|()| writeln!(file, "{}", std::process::id()));
             written.map_err(at(&path))?;
-            return Ok(Guard { path, _file: file });
+            return Ok(guard);
         }
     }
     Err(at(&path)(io::ErrorKind::ResourceBusy.into()))
@@ -315,6 +355,33 @@ mod tests {
         stale.lock().unwrap();
         fs::remove_file(folder.0.join("nvshare-scheduler.lock")).unwrap();
         drop(Sockets::bind(&clients, &admin).unwrap());
+    }
+
+    #[tokio::test]
+    async fn files_that_are_removed_come_back_unless_another_scheduler_has_come() {
+        let folder = Folder::new("swept");
+        let (clients, admin) = (folder.0.join("run/s"), folder.0.join("run/admin/a"));
+        let mut first = Sockets::bind(&clients, &admin).unwrap();
+        assert!(!first.look_after().unwrap(), "all are there");
+        fs::remove_dir_all(folder.0.join("run")).unwrap();
+        assert!(first.look_after().unwrap() && !first.look_after().unwrap());
+        assert!(StdStream::connect(&clients).is_ok() && StdStream::connect(&admin).is_ok());
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!([&clients, &admin].map(|path| mode(path)), [0o666, 0o600]);
+        assert!(matches!(Sockets::bind(&clients, &admin), Err(Error::Taken { .. })));
+
+        fs::remove_dir_all(folder.0.join("run")).unwrap();
+        let second = Sockets::bind(&clients, &admin).unwrap();
+        assert!(matches!(first.look_after(), Err(Error::Taken { .. })));
+        drop(first);
+        assert!(StdStream::connect(&clients).is_ok(), "the end of the first removes nothing of the second");
+        assert!(matches!(Sockets::bind(&clients, &admin), Err(Error::Taken { .. })));
+        drop(second);
+        // Of two that serve other administrators, one has the clients' socket.
+        let mut other = Sockets::bind(&clients, &folder.0.join("b")).unwrap();
+        fs::remove_file(&clients).unwrap();
+        let _third = Sockets::bind(&clients, &admin).unwrap();
+        assert!(matches!(other.look_after(), Err(Error::Taken { .. })));
     }
 
     #[tokio::test]

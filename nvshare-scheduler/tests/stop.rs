@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
 use nvshare_proto::codec::Frames;
-use nvshare_proto::{AdminRequest, GpuUuid, QuantumRule, Reply, Request};
+use nvshare_proto::{AdminRequest, Reply, Request};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::net::UnixStream;
 use tokio::time::sleep;
@@ -63,7 +63,7 @@ impl World {
         ask(connection).await;
         let pipe = self.folder.join("gpus/0000:17:00.0/information");
         fs::create_dir(pipe.parent().unwrap()).unwrap();
-        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        make_pipe(&pipe);
         pipe
     }
 
@@ -95,6 +95,10 @@ impl World {
     }
 }
 
+fn make_pipe(path: &Path) {
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
 async fn ask(connection: &mut Connection) {
     connection.send(Request::Admin(AdminRequest::Status)).await.unwrap();
     connection.next().await.unwrap().unwrap();
@@ -116,20 +120,17 @@ async fn a_scheduler_stops_though_the_kernel_module_does_not_answer() {
     drop(unanswered);
 }
 
-/// Its own thread waits, as it does while it handles an event that takes long.
+/// Its own thread waits, as it does while it handles an event that takes long: here for a configuration that nobody writes.
 #[tokio::test]
 async fn a_scheduler_stops_though_its_thread_is_busy() {
     let world = World::new("busy");
-    let mut connection = world.connect("s").await;
-    let pipe = world.keep_reader_waiting(&mut connection).await;
-    let mut admin = world.connect("admin/a").await;
-    let quantum = AdminRequest::SetQuantum {
-        gpu: Some(GpuUuid([7; 16])),
-        quantum: QuantumRule::Fixed { millis: 1000 },
-    };
-    admin.send(Request::Admin(quantum)).await.unwrap();
+    ask(&mut world.connect("s").await).await;
+    let config = world.folder.join("config.toml");
+    fs::remove_file(&config).unwrap();
+    make_pipe(&config);
+    kill_process(Pid::from_child(&world.scheduler), Signal::HUP).unwrap();
     let unanswered = loop {
-        match world.is_read(&pipe) {
+        match world.is_read(&config) {
             Some(read) => break read,
             None => sleep(Duration::from_millis(10)).await,
         }

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nvshare_proto::GpuUuid;
 
@@ -16,6 +17,43 @@ use nvshare_core::{Config, Rule};
 pub struct Store {
     path: Option<PathBuf>,
     state: State,
+    /// How many changes there were.
+    changes: u64,
+    /// The last one that is in the file.
+    kept: Arc<Mutex<u64>>,
+}
+
+/// A change that is in force, and is to be kept in the file. That takes as long as the disk does.
+#[derive(Debug)]
+#[must_use = "the change does not survive a restart"]
+pub struct Change {
+    path: Option<PathBuf>,
+    /// The file's text; none: there is no file.
+    text: Option<String>,
+    number: u64,
+    kept: Arc<Mutex<u64>>,
+}
+
+impl Change {
+    /// Writes the file, unless a later change is there.
+    ///
+    /// # Errors
+    /// The file cannot be written: the setting is in force, and does not survive a restart.
+    pub fn keep(self) -> Result<(), String> {
+        let path = self.path.ok_or("there is no place for a state file; name one by --state")?;
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if *kept > self.number {
+            return Ok(());
+        }
+        let written = match self.text {
+            Some(text) => replace(&path, &text),
+            None => fs::remove_file(&path)
+                .or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) }),
+        };
+        written.map_err(|error| format!("{}: {error}", path.display()))?;
+        *kept = self.number;
+        Ok(())
+    }
 }
 
 #[derive(Debug, Default, PartialEq)]
@@ -36,7 +74,7 @@ impl Store {
     #[must_use]
     pub fn open(path: Option<PathBuf>) -> (Self, Option<String>) {
         let (state, warning) = path.as_deref().map_or_else(Default::default, read);
-        (Self { path, state }, warning)
+        (Self { path, state, ..Self::default() }, warning)
     }
 
     /// The configuration with the settings made at run time.
@@ -58,11 +96,8 @@ impl Store {
         self.state.scheduling.unwrap_or(true)
     }
 
-    /// Keeps a quantum of one GPU, or of all.
-    ///
-    /// # Errors
-    /// The file cannot be written: the setting is in force, and does not survive a restart.
-    pub fn set_quantum(&mut self, gpu: Option<GpuUuid>, rule: Rule) -> Result<(), String> {
+    /// Sets a quantum of one GPU, or of all.
+    pub fn set_quantum(&mut self, gpu: Option<GpuUuid>, rule: Rule) -> Change {
         let tq = Tq(rule.said());
         if let Some(gpu) = gpu {
             self.state.gpu.insert(gpu, Own { tq });
@@ -70,38 +105,29 @@ impl Store {
             self.state.gpu.clear();
             self.state.tq = Some(tq);
         }
-        self.save()
+        self.changed()
     }
 
-    /// Keeps whether scheduling is on.
-    ///
-    /// # Errors
-    /// As [`Store::set_quantum`].
-    pub fn set_scheduling(&mut self, on: bool) -> Result<(), String> {
+    /// Sets whether scheduling is on.
+    pub fn set_scheduling(&mut self, on: bool) -> Change {
         self.state.scheduling = (!on).then_some(false);
-        self.save()
+        self.changed()
     }
 
     /// Forgets all settings made at run time.
-    ///
-    /// # Errors
-    /// As [`Store::set_quantum`].
-    pub fn reset(&mut self) -> Result<(), String> {
+    pub fn reset(&mut self) -> Change {
         self.state = State::default();
-        self.save()
+        self.changed()
     }
 
-    fn save(&self) -> Result<(), String> {
-        let Some(path) = &self.path else {
-            return Err("there is no place for a state file; name one by --state".to_owned());
-        };
-        let written = if self.state == State::default() {
-            fs::remove_file(path)
-                .or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) })
-        } else {
-            replace(path, &self.state.text())
-        };
-        written.map_err(|error| format!("{}: {error}", path.display()))
+    fn changed(&mut self) -> Change {
+        self.changes += 1;
+        Change {
+            path: self.path.clone(),
+            text: (self.state != State::default()).then(|| self.state.text()),
+            number: self.changes,
+            kept: Arc::clone(&self.kept),
+        }
     }
 }
 
@@ -237,16 +263,17 @@ mod tests {
         };
         let mut store = open();
         assert_eq!(store.over(&config).rule(ONE), seconds(3));
-        store.set_quantum(Some(OTHER), seconds(4)).unwrap();
+        store.set_quantum(Some(OTHER), seconds(4)).keep().unwrap();
         let auto = Rule::Auto(Auto { overhead_ppm: 25_000, max_wait: Duration::from_millis(400) });
-        store.set_quantum(None, auto).unwrap();
-        store.set_quantum(Some(OTHER), seconds(9)).unwrap();
-        store.set_scheduling(false).unwrap();
+        store.set_quantum(None, auto).keep().unwrap();
+        let early = store.set_quantum(Some(OTHER), seconds(9));
+        store.set_scheduling(false).keep().unwrap();
+        early.keep().expect("a later change is there, with this one");
         let mut store = open();
         let over = store.over(&config);
         assert_eq!((over.rule(ONE), over.rule(OTHER)), (auto, seconds(9)));
         assert!(!store.scheduling());
-        store.reset().unwrap();
+        store.reset().keep().unwrap();
         assert!(!path.exists() && store.scheduling());
         assert_eq!(open().over(&config).rule(ONE), seconds(3));
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0, "nothing is left behind");
@@ -299,7 +326,9 @@ mod tests {
     #[test]
     fn a_place_that_cannot_be_written_is_named() {
         let mut store = Store::open(Some("/proc/nvshare/state.toml".into())).0;
-        assert!(store.set_quantum(None, seconds(4)).unwrap_err().starts_with("/proc/nvshare/state.toml: "));
+        assert!(
+            store.set_quantum(None, seconds(4)).keep().unwrap_err().starts_with("/proc/nvshare/state.toml: ")
+        );
         assert_eq!(store.over(&Config::default()).rule(ONE), seconds(4), "it is in force all the same");
     }
 }

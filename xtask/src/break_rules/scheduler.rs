@@ -420,6 +420,22 @@ pub(super) const SCHEDULER: &[Rule] = &[
         test: "it_stops_nobody_whose_memory_fits_beside_its_own",
     },
     Rule {
+        what: "control groups that a user makes do not give him more places",
+        file: "nvshare-scheduler/src/groups.rs",
+        from: "Some(maker @ 1..) =>",
+        to: "Some(maker @ 1..) if !BROKEN =>",
+        package: "nvshare-scheduler",
+        test: "a_container_that_a_user_made_counts_for_that_user",
+    },
+    Rule {
+        what: "a scheduler whose sockets were removed does not serve beside another",
+        file: "nvshare-scheduler/src/sockets.rs",
+        from: "        if !self.guard.is_there() {",
+        to: "        if !self.guard.is_there() && !BROKEN {",
+        package: "nvshare-scheduler",
+        test: "files_that_are_removed_come_back_unless_another_scheduler_has_come",
+    },
+    Rule {
         what: "nothing is granted to a process that is stopped",
         file: "nvshare-scheduler/core/src/turns.rs",
         from: "|| self.is_stopped(&self.unit(id));",
