@@ -408,7 +408,7 @@ impl CoreTask {
         if self.stops.as_ref().is_some_and(|look| !look.is_finished()) {
             return;
         }
-        let clients = self.core.may_be_stopped().into_iter();
+        let clients = self.core.suspects().into_iter();
         let of: Vec<(ClientId, u32)> =
             clients.filter_map(|client| Some((client, *self.pids.get(&client)?))).collect();
         let commands = self.commands.clone();

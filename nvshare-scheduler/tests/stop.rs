@@ -68,7 +68,7 @@ impl World {
     }
 
     /// The pipe can be opened when the scheduler reads it, and that waits for as long as the result is there.
-    fn is_read(&self, pipe: &Path) -> Option<File> {
+    fn reader_of(&self, pipe: &Path) -> Option<File> {
         let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(pipe);
         assert!(opened.is_ok() || self.begin.elapsed() < PATIENCE, "{opened:?}");
         opened.ok()
@@ -111,7 +111,7 @@ async fn a_scheduler_stops_though_the_kernel_module_does_not_answer() {
     let pipe = world.keep_reader_waiting(&mut connection).await;
     let unanswered = loop {
         ask(&mut connection).await;
-        if let Some(read) = world.is_read(&pipe) {
+        if let Some(read) = world.reader_of(&pipe) {
             break read;
         }
         sleep(Duration::from_millis(10)).await;
@@ -130,7 +130,7 @@ async fn a_scheduler_stops_though_its_thread_is_busy() {
     make_pipe(&config);
     kill_process(Pid::from_child(&world.scheduler), Signal::HUP).unwrap();
     let unanswered = loop {
-        match world.is_read(&config) {
+        match world.reader_of(&config) {
             Some(read) => break read,
             None => sleep(Duration::from_millis(10)).await,
         }

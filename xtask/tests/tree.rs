@@ -106,6 +106,33 @@ fn every_source_file_is_small() {
     assert!(large.is_empty(), "{large:?}");
 }
 
+/// Functions whose names ask a question and whose signatures give no answer to it: neither `bool` nor a type of it.
+fn questions_without_answers(source: &str) -> Vec<&str> {
+    let functions = source.split("fn ").skip(1).filter(|text| {
+        let name = text.split(['(', '<']).next().unwrap_or_default();
+        ["is_", "has_", "may_"].iter().any(|begin| name.starts_with(begin))
+            && text.starts_with(&format!("{name}("))
+    });
+    let unanswered = functions.filter(|text| {
+        let signature =
+            text.split(" {").next().unwrap_or_default().split(';').next().unwrap_or_default().trim();
+        !(signature.ends_with("bool") || signature.ends_with("bool>") || signature.contains("Result<bool,"))
+    });
+    unanswered.map(|text| text.split('(').next().unwrap_or_default()).collect()
+}
+
+#[test]
+fn names_that_ask_are_those_of_answers() {
+    let asks = "fn is_next(&mut self, unit: &Unit) {\n}\nfn is_it(&self) -> bool {\n}\nfn has_it() -> Option<bool>;\n";
+    assert_eq!(questions_without_answers(asks), ["is_next"]);
+    let own = root().join("xtask/tests/tree.rs");
+    let sources = tree().into_iter().filter(|path| path.extension().is_some_and(|e| e == "rs"));
+    for path in sources.map(|path| root().join(path)).filter(|path| *path != own) {
+        let source = fs::read_to_string(&path).unwrap();
+        assert_eq!(questions_without_answers(&source), [""; 0], "{}", path.display());
+    }
+}
+
 #[test]
 fn the_architecture_names_what_is_there() {
     let document = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();

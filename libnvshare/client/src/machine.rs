@@ -262,7 +262,7 @@ impl Machine {
                     self.phase = Phase::Parked;
                     self.ask();
                 }
-                self.is_next_no_more();
+                self.end_next();
                 self.act(Action::Return { room, evict: self.phase == Phase::Parked });
             }
             SchedulerMessage::Room(room) => {
@@ -320,7 +320,7 @@ impl Machine {
         self.waiters = false;
         self.asked = false;
         self.last_submission.1 = now;
-        self.is_next_no_more();
+        self.end_next();
         self.expect_nobody();
         match hold {
             Hold::Parked => {
@@ -359,7 +359,7 @@ impl Machine {
     fn granted(&mut self, epoch: Epoch, room: Vec<Room>) {
         room.into_iter().for_each(|room| self.act(Action::Give(room)));
         self.asked = false;
-        self.is_next_no_more();
+        self.end_next();
         match self.phase {
             Phase::Free | Phase::Freeing => return,
             Phase::Running { .. } => {
@@ -394,7 +394,7 @@ impl Machine {
     }
 
     /// If memory was coming back ahead of the lock, that is over. What has come back stays.
-    fn is_next_no_more(&mut self) {
+    fn end_next(&mut self) {
         if self.phase == Phase::Next {
             self.phase = Phase::Parked;
             self.act(Action::Cancel);
@@ -473,7 +473,7 @@ impl Machine {
         self.waiters = false;
         self.probe = Probe::None;
         self.silent_since = Some(now);
-        self.is_next_no_more();
+        self.end_next();
         match self.phase {
             Phase::Running { .. } => {
                 self.phase = Phase::Free;
@@ -494,7 +494,7 @@ impl Machine {
         if self.phase == Phase::Free {
             return;
         }
-        self.is_next_no_more();
+        self.end_next();
         if matches!(self.phase, Phase::Draining { .. }) {
             // The mover may be waiting for a thread that sleeps at the gate.
             self.act(Action::Cancel);

@@ -28,7 +28,7 @@ pub(crate) fn allocate(
 
 /// Makes a small allocation in a slab, which is made if there is none with room.
 fn in_slab(request: &Request) -> Result<CUdeviceptr, CUresult> {
-    request.may_be_met()?;
+    request.check_context()?;
     deferred_free::sweep();
     let asked = request.bytes;
     let (base, slab) = match slabs::take(&request.context, asked) {
@@ -52,7 +52,7 @@ pub(super) fn make(
     request: &Request,
     call: impl Fn() -> Result<CUdeviceptr, CUresult>,
 ) -> Result<Arc<Allocation>, CUresult> {
-    request.may_be_met()?;
+    request.check_context()?;
     let (device, kind, backing) = (request.device, request.kind, backing::of(request.kind));
     let span = backing.span(request.bytes).ok_or(CUresult::OUT_OF_MEMORY)?;
     if kind == Kind::DeviceAsManaged

@@ -193,7 +193,7 @@ fn is_listed(allocation: &Arc<Allocation>) -> bool {
     allocations::find(allocation.base).is_some_and(|now| Arc::ptr_eq(&now, allocation))
 }
 
-fn is_over(allocation: &Arc<Allocation>) {
+fn forget_freed(allocation: &Arc<Allocation>) {
     // Whoever does not find it in the list any more finds it counted.
     free::count_late();
     let mut freed = lock(&FREED);
@@ -208,7 +208,7 @@ fn end(allocation: &Arc<Allocation>) {
         // SAFETY: an allocation that the program has given back; its context lives through the call.
         let _ = allocation.context.with(|| free_now(base, Work::Complete, || unsafe { free(base) }).ok());
     }
-    is_over(allocation);
+    forget_freed(allocation);
 }
 
 /// Whether its free does not call the driver's, which waits.
@@ -421,7 +421,7 @@ mod tests {
         // The driver has freed it, and another thread has the address.
         allocations::insert(&new);
         assert!(!is_freed(BASE) && !is_listed(&old));
-        is_over(&old);
+        forget_freed(&old);
         assert!(!is_freed(BASE) && is_listed(&new));
         allocations::remove(BASE);
     }

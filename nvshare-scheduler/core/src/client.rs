@@ -256,10 +256,10 @@ impl Client {
     }
 
     /// The client is told whether others wait for what it holds; returns whether that is news.
-    pub(crate) fn is_told(&mut self, waiting: bool, now: Time) -> bool {
+    pub(crate) fn tell_waiting(&mut self, waiting: bool, now: Time) -> bool {
         self.count(now);
         if !waiting {
-            self.rhythm.is_not_watched();
+            self.rhythm.stop_watching();
         }
         std::mem::replace(&mut self.told_waiting, waiting) != waiting
     }
@@ -300,14 +300,14 @@ impl Client {
     /// Counts the time since the last call as held or waited. Called before the client's phase changes.
     pub(crate) fn count(&mut self, now: Time) {
         if self.phase.runs() && self.told_waiting {
-            self.rhythm.works(now.saturating_sub(self.counted_to));
+            self.rhythm.add_work(now.saturating_sub(self.counted_to));
         }
         (self.held, self.waited) = self.times(now);
         self.counted_to = self.counted_to.max(now);
     }
 
     /// The client's gate is closed and its work is complete: earlier drains that failed no longer count.
-    pub(crate) fn has_drained(&mut self) {
+    pub(crate) fn note_drained(&mut self) {
         self.stuck = false;
         self.deferrals = 0;
         self.stubborn_until = None;

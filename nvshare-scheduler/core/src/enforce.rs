@@ -37,7 +37,7 @@ impl Core {
     }
 
     /// When compute limits let all of a unit run on all of its GPUs; none: at once.
-    pub(crate) fn may_run_at(&self, unit: &Unit) -> Option<Time> {
+    pub(crate) fn paced_until(&self, unit: &Unit) -> Option<Time> {
         let clients = unit.iter().filter_map(|id| self.clients.get(id));
         let begin = |client: &Client, uuid: &GpuUuid| {
             self.gpus.get(uuid)?.shares.begins_at(client.job, expected_drain(client, *uuid))

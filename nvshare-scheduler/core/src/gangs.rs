@@ -179,7 +179,7 @@ impl Core {
             return;
         };
         self.gather_gang(other);
-        self.has_drained_together(other);
+        self.release_drained(other);
         let unit = self.unit(other);
         self.settle_pauses(unit.to_vec());
         for &other in unit.iter() {
@@ -219,7 +219,7 @@ impl Core {
 
     /// A gang has no room on a GPU, or has it on all (`None`). If it has waited long enough, and its members could go on one by one,
     /// they do: then they are no gang any more. Returns whether that is so.
-    pub(crate) fn parts_if_too_large(&mut self, id: ClientId, full: Option<GpuUuid>) -> bool {
+    pub(crate) fn part_if_too_large(&mut self, id: ClientId, full: Option<GpuUuid>) -> bool {
         let now = self.now;
         let Some(gang) = self.gang_of(id) else { return false };
         let unit = self.unit(id);
@@ -257,7 +257,7 @@ impl Core {
     }
 
     /// When no member of a gang drains any more, the members that have drained give up their places.
-    pub(crate) fn has_drained_together(&mut self, id: ClientId) {
+    pub(crate) fn release_drained(&mut self, id: ClientId) {
         if self.gang_of(id).is_none() || self.unit(id).iter().any(|&other| self.is_draining(other)) {
             return;
         }

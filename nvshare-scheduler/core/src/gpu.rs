@@ -184,13 +184,13 @@ impl Gpu {
     }
 
     /// Short work interrupts the turn of others: it goes on when that is done.
-    pub(crate) fn is_interrupted(&mut self, leavers: &[ClientId], now: Time) {
+    pub(crate) fn interrupt(&mut self, leavers: &[ClientId], now: Time) {
         self.interrupted = leavers.iter().copied().collect();
         self.lasted = self.turn_started.map_or(Duration::ZERO, |started| now.saturating_sub(started));
     }
 
     /// The turn passes to a client: one that was interrupted is over, unless it is the client's own.
-    pub(crate) fn is_passed_to(&mut self, to: &[ClientId]) {
+    pub(crate) fn pass_to(&mut self, to: &[ClientId]) {
         if !to.iter().any(|id| self.interrupted.contains(id)) {
             self.interrupted.clear();
         }

@@ -33,7 +33,7 @@ impl Core {
         let is_gone = gpu.trial.clients().any(|id| gpu.ledger.entry(id).is_none());
         let is_free = gpu.ledger.holders().is_empty();
         let cannot_drain = gpu.waits_to_drain(now);
-        let todo = gpu.trial.goes_on(Sight { set: set.as_ref(), is_free, cannot_drain, is_gone, now });
+        let todo = gpu.trial.go_on(Sight { set: set.as_ref(), is_free, cannot_drain, is_gone, now });
         if let Some(wake) = todo.wake.filter(|&wake| wake > now) {
             gpu.wake_at(wake);
         }
@@ -113,7 +113,7 @@ impl Core {
         let Some(client) = self.clients.get(&id) else { return };
         for uuid in client.accounts.keys() {
             if let Some(gpu) = self.gpus.get_mut(uuid) {
-                gpu.trial.falls_asleep(id);
+                gpu.trial.fall_asleep(id);
             }
         }
     }

@@ -224,13 +224,13 @@ impl Core {
                 self.with(id, |client| {
                     client.phase = Phase::Drained;
                     client.wants = false;
-                    client.has_drained();
+                    client.note_drained();
                 });
                 return;
             }
         }
         self.give_up_place(id);
-        self.has_drained_together(id);
+        self.release_drained(id);
     }
 
     fn record_drain(&mut self, id: ClientId, took: Duration) {
@@ -252,7 +252,7 @@ impl Core {
             // A client that drained before the others of its gang may have requested the lock again.
             client.wants &= phase == Phase::Drained;
             client.phase = Phase::Parked;
-            client.has_drained();
+            client.note_drained();
             for account in client.accounts.values_mut() {
                 account.needs = 0;
                 account.promised = None;

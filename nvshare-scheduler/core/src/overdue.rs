@@ -87,7 +87,7 @@ impl Core {
                 gpu.turn_started.get_or_insert(now);
             }
         }
-        self.has_drained_together(id);
+        self.release_drained(id);
         let Some(Client { name, pid, accounts, .. }) = self.clients.get(&id) else { return };
         let keeps = Bytes(accounts.values().map(|account| account.budget).fold(0, u64::saturating_add));
         let text = format!(

@@ -139,7 +139,7 @@ impl Core {
             let waiting = self.is_paced(id)
                 || gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).any(|gpu| gpu.is_contested(now));
             let Some(client) = self.clients.get_mut(&id) else { continue };
-            if client.phase.holds() && client.is_told(waiting, now) {
+            if client.phase.holds() && client.tell_waiting(waiting, now) {
                 self.send(id, SchedulerMessage::Waiters { waiting });
             }
         }

@@ -192,7 +192,7 @@ impl Core {
         if leaving || own_move {
             return;
         }
-        if self.is_hopeless(id) {
+        if self.judge_hopeless(id) {
             // The client was to be next: another client is now.
             self.step_back(&unit);
             return;
@@ -315,7 +315,7 @@ impl Core {
         let contested = shared.any(|gpu| gpu.is_contested_from_the_grant(since));
         let waiting = contested || self.is_paced(id);
         if let Some(client) = self.clients.get_mut(&id).filter(|_| waiting)
-            && client.is_told(waiting, since)
+            && client.tell_waiting(waiting, since)
         {
             self.send(id, SchedulerMessage::Waiters { waiting });
         }

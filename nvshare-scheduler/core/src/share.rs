@@ -122,7 +122,7 @@ impl Share {
     }
 
     /// The job holds the GPU no longer. Returns by how much its restore took longer than its work.
-    pub(crate) fn ends_turn(&mut self) -> Virtual {
+    pub(crate) fn end_turn(&mut self) -> Virtual {
         let (ran, restored) = (std::mem::take(&mut self.ran), std::mem::take(&mut self.restored));
         self.time = self.time.saturating_add(weighed(ran.max(restored), self.weight));
         (restored - ran).max(0)

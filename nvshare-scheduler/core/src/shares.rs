@@ -161,19 +161,19 @@ impl Shares {
             self.paced.remove(&job);
         }
         if share.active > 0 {
-            self.stops_wanting(before);
-            self.wants(terms);
+            self.stop_wanting(before);
+            self.want(terms);
         }
         self.weigh(job);
         true
     }
 
-    fn wants(&mut self, terms: Terms) {
+    fn want(&mut self, terms: Terms) {
         *self.wanted_by.entry(terms.weight).or_default() += 1;
         self.limited += usize::from(terms.limit.is_some());
     }
 
-    fn stops_wanting(&mut self, terms: Terms) {
+    fn stop_wanting(&mut self, terms: Terms) {
         if let Some(count) = self.wanted_by.get_mut(&terms.weight) {
             *count -= 1;
             if *count == 0 {
@@ -227,7 +227,7 @@ impl Shares {
             pace.advance(was.does(), now);
         }
         if was.holding > 0 && share.holding == 0 {
-            let lost = share.ends_turn();
+            let lost = share.end_turn();
             self.clock = self.clock.saturating_add(weighed(lost, self.weights));
             // A light job is ahead by more after each of its turns, and that is no less its own than a heavy one's.
             let most = weighed(bound.saturating_mul(2), share.weight.min(USUAL));
@@ -244,8 +244,8 @@ impl Shares {
         self.counting += i64::from(share.counting > 0) - i64::from(was.counting > 0);
         self.keep(job, &was, share);
         match wanting {
-            [false, true] => self.wants(terms),
-            [true, false] => self.stops_wanting(terms),
+            [false, true] => self.want(terms),
+            [true, false] => self.stop_wanting(terms),
             _ => return,
         }
         self.weigh(job);

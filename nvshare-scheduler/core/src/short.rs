@@ -40,7 +40,7 @@ pub(crate) struct LongWork {
 
 impl LongWork {
     /// One of them.
-    pub(crate) fn is_held_by(&mut self, client: &Client) {
+    pub(crate) fn add_holder(&mut self, client: &Client) {
         self.runs = true;
         self.is_short |= client.is_interactive();
     }
@@ -67,7 +67,7 @@ impl LongWork {
         let delayed = client.waiting_since.saturating_add(delay);
         // A turn of long work that ends puts the whole cost of its hand-over on the next visit: so much longer, and no more.
         let latest = client.waiting_since.saturating_add(every.mul_f64(LONGER_THAN_EVERY));
-        ahead::may_go_at(&Asks {
+        ahead::earliest(&Asks {
             allowed_at: gpu.budget.allows_at(target.overhead_ppm).max(delayed).min(latest),
             since: client.waiting_since,
             max_wait: target.max_wait,

@@ -12,7 +12,7 @@ use crate::warnings::Topic;
 impl Core {
     /// Clients whose processes may be stopped to the harm of others, and those that are: the caller looks at them now and then.
     #[must_use]
-    pub fn may_be_stopped(&self) -> Vec<ClientId> {
+    pub fn suspects(&self) -> Vec<ClientId> {
         let is_wanted = |uuid: &GpuUuid| {
             self.gpus.get(uuid).is_some_and(|gpu| {
                 gpu.ledger.count_waiting() + gpu.ledger.next().len() + gpu.ledger.needy().len() > 0

@@ -189,7 +189,7 @@ impl Trial {
     }
 
     /// A client has nothing to do.
-    pub(crate) fn falls_asleep(&mut self, client: ClientId) {
+    pub(crate) fn fall_asleep(&mut self, client: ClientId) {
         let Some(&job) = self.set.get(&client) else { return };
         let shortens = matches!(self.stage, Stage::Shortens { .. })
             && self.native.get(&job).is_some_and(|rate| *rate > 0.0);
@@ -200,7 +200,7 @@ impl Trial {
     }
 
     /// Goes on with the trial.
-    pub(crate) fn goes_on(&mut self, sight: Sight<'_>) -> Todo {
+    pub(crate) fn go_on(&mut self, sight: Sight<'_>) -> Todo {
         let mut todo = Todo::default();
         // A step that changes the stage is followed by another one; more than a few do not follow each other.
         for _ in 0..4 {
@@ -221,33 +221,33 @@ impl Trial {
                 self.stage = Stage::Rests { until: now + progress::QUIET };
             }
             let why = if sight.cannot_drain { CANNOT_DRAIN } else { "they are not to be measured" };
-            return self.ends(now, why, todo);
+            return self.end(now, why, todo);
         };
         if let Stage::Rests { until } = self.stage {
             if now >= until {
-                self.may_begin(set, now);
+                self.consider(set, now);
             }
             return;
         }
         if sight.is_gone || !set.keys().all(|client| self.set.contains_key(client)) {
-            self.ends(now, "a job has come or gone", todo);
+            self.end(now, "a job has come or gone", todo);
             // It is another set, and tried as soon as one may be.
-            return self.rests(now);
+            return self.rest(now);
         }
         if matches!(self.stage, Stage::Turns { .. }) && !set.values().all(|job| self.is_measured(*job)) {
-            return self.ends(now, "another job has work", todo);
+            return self.end(now, "another job has work", todo);
         }
         match self.stage {
             Stage::Rests { .. } => {}
             Stage::Counts { from, to, asked: 0 } => {
                 todo.wake = Some(from);
                 if now >= from {
-                    self.asks(todo);
+                    self.ask(todo);
                     self.stage = Stage::Counts { from: now, to: now + (to - from), asked: 1 };
                 }
             }
             Stage::Counts { from, to, asked: 1 } => match self.answered(|said| said.first) {
-                None => self.waits_for_answers(from, now, todo),
+                None => self.wait_for_answers(from, now, todo),
                 Some(answered) => {
                     // What is in flight delays the answers at the other end as well, so clients are asked earlier.
                     let queue = if self.bounded { Duration::ZERO } else { answered.saturating_sub(from) };
@@ -255,31 +255,31 @@ impl Trial {
                     todo.wake = Some(to);
                     if now >= to {
                         self.bounded = true;
-                        self.asks(todo);
+                        self.ask(todo);
                         self.stage = Stage::Counts { from, to: now, asked: 2 };
                     }
                 }
             },
             Stage::Counts { to, .. } => match self.answered(|said| said.last) {
-                None => self.waits_for_answers(to, now, todo),
-                Some(_) => self.has_counted(now, todo),
+                None => self.wait_for_answers(to, now, todo),
+                Some(_) => self.finish_count(now, todo),
             },
-            Stage::Shortens { since, asked } => self.shortens(since, asked, now, todo),
+            Stage::Shortens { since, asked } => self.shorten(since, asked, now, todo),
             Stage::Parts { since } => {
                 todo.wake = Some(since + PARTS);
                 if sight.is_free {
                     todo.begin = true;
                     self.given_back = now;
-                    self.begins_round(now);
+                    self.begin_round(now);
                 } else if now >= since + PARTS {
-                    self.ends(now, "their work does not come to an end", todo);
+                    self.end(now, "their work does not come to an end", todo);
                 }
             }
-            Stage::Turns { since } => self.takes_its_round(since, now, todo),
+            Stage::Turns { since } => self.take_round(since, now, todo),
         }
     }
 
-    fn asks(&mut self, todo: &mut Todo) {
+    fn ask(&mut self, todo: &mut Todo) {
         self.ticket += 1;
         todo.ask = Some(self.ticket);
     }
@@ -290,10 +290,10 @@ impl Trial {
         self.set.keys().map(answer).try_fold(Time::ZERO, |latest, at| at.map(|at| at.max(latest)))
     }
 
-    fn waits_for_answers(&mut self, asked: Time, now: Time, todo: &mut Todo) {
+    fn wait_for_answers(&mut self, asked: Time, now: Time, todo: &mut Todo) {
         todo.wake = Some(asked + ANSWERS);
         if now >= asked + ANSWERS {
-            self.ends(now, "a client does not say when its work is complete", todo);
+            self.end(now, "a client does not say when its work is complete", todo);
         }
     }
 
@@ -308,7 +308,7 @@ impl Trial {
     }
 
     /// A set that may be tried is counted first.
-    fn may_begin(&mut self, set: &BTreeMap<ClientId, Job>, now: Time) {
+    fn consider(&mut self, set: &BTreeMap<ClientId, Job>, now: Time) {
         if *set != self.set {
             *self = Self { set: set.clone(), since: now, ticket: self.ticket, ..Self::default() };
         }
@@ -321,18 +321,18 @@ impl Trial {
         } else {
             self.sums.clear();
             self.glanced = false;
-            self.counts_for(Duration::ZERO, progress::FIRST_WINDOW, now);
+            self.count_for(Duration::ZERO, progress::FIRST_WINDOW, now);
         }
     }
 
-    fn counts_for(&mut self, settle: Duration, window: Duration, now: Time) {
+    fn count_for(&mut self, settle: Duration, window: Duration, now: Time) {
         self.said.clear();
         self.before = std::mem::take(&mut self.beside);
         self.stage = Stage::Counts { from: now + settle, to: now + settle + window, asked: 0 };
     }
 
     /// It is known what a window side by side got done.
-    fn has_counted(&mut self, now: Time, todo: &mut Todo) {
+    fn finish_count(&mut self, now: Time, todo: &mut Todo) {
         for (client, said) in &self.said {
             if let (Some(counted), Some(&job)) = (said.counted(), self.set.get(client)) {
                 *self.beside.entry(job).or_default() += counted.rate();
@@ -340,59 +340,59 @@ impl Trial {
         }
         if self.jobs() < 2 {
             self.quiet += 1;
-            return self.rests(now + progress::quiet(self.quiet));
+            return self.rest(now + progress::quiet(self.quiet));
         }
         self.quiet = 0;
         if self.alone.is_empty() {
             self.sleeps = 0;
             self.native.clone_from(&self.beside);
             self.said.clear();
-            self.asks(todo);
+            self.ask(todo);
             self.stage = Stage::Shortens { since: now, asked: now };
             return;
         }
         // The round in which a check ends is still to come.
         if self.decided {
-            return self.parts(now, todo);
+            return self.separate(now, todo);
         }
         let mean = |(job, &beside): (&Job, &f64)| {
             self.before.get(job).map_or(beside, |before| f64::midpoint(beside, *before))
         };
-        let Some(sum) = self.progress(mean) else { return self.ends(now, DID_NOTHING, todo) };
+        let Some(sum) = self.progress(mean) else { return self.end(now, DID_NOTHING, todo) };
         self.shown = Some(sum);
         self.sums.push(sum);
         match progress::verdict(&self.sums) {
-            Verdict::SideBySide => return self.stays(now, sum, todo),
+            Verdict::SideBySide => return self.stay(now, sum, todo),
             Verdict::Unknown => {}
             // Side by side without bounds they get as much done: bounds cost what turns seem to gain.
             Verdict::Turns
                 if self.progress(|(job, _)| self.native_rate(*job)).is_none_or(|sum| sum >= 1.0) =>
             {
-                return self.stays(now, sum, todo);
+                return self.stay(now, sum, todo);
             }
-            Verdict::Turns => self.decides(now, todo),
+            Verdict::Turns => self.decide(now, todo),
         }
-        self.parts(now, todo);
+        self.separate(now, todo);
     }
 
     /// Before the first round what is in flight has to be short, and it shows whether jobs sleep.
-    fn shortens(&mut self, since: Time, asked: Time, now: Time, todo: &mut Todo) {
+    fn shorten(&mut self, since: Time, asked: Time, now: Time, todo: &mut Todo) {
         if self.sleeps > 0 {
-            return self.ends(now, LEAVES_GAPS, todo);
+            return self.end(now, LEAVES_GAPS, todo);
         }
         let Some(answered) = self.answered(|said| said.last) else {
-            return self.waits_for_answers(asked, now, todo);
+            return self.wait_for_answers(asked, now, todo);
         };
         if answered > asked + SHORT && now >= since + SHORTENS {
-            self.ends(now, "their work in flight does not become short", todo);
+            self.end(now, "their work in flight does not become short", todo);
         } else if answered > asked + SHORT {
             self.said.clear();
-            self.asks(todo);
+            self.ask(todo);
             self.stage = Stage::Shortens { since, asked: now };
         } else if now < since + progress::SHORT_WINDOW {
             todo.wake = Some(since + progress::SHORT_WINDOW);
         } else {
-            self.parts(now, todo);
+            self.separate(now, todo);
         }
     }
 
@@ -410,7 +410,7 @@ impl Trial {
         self.alone.get(&job).copied().unwrap_or_default()
     }
 
-    fn parts(&mut self, now: Time, todo: &mut Todo) {
+    fn separate(&mut self, now: Time, todo: &mut Todo) {
         self.counts.clear();
         self.stage = Stage::Parts { since: now };
         todo.part = true;
@@ -418,11 +418,11 @@ impl Trial {
     }
 
     /// The rounds of the trial, each with the windows before and after it, speak for turns.
-    fn decides(&mut self, now: Time, todo: &mut Todo) {
+    fn decide(&mut self, now: Time, todo: &mut Todo) {
         self.decided = true;
         self.failures = 0;
         self.sleeps = 0;
-        self.checks_again(now, progress::CHECK_EVERY);
+        self.check_again(now, progress::CHECK_EVERY);
         let sums = self.sums.iter().map(|sum| format!("{sum:.3}")).collect::<Vec<_>>().join(", ");
         todo.note = Some(format!(
             "{} jobs that fit take turns: side by side they do {sums} of what they do by turns",
@@ -430,7 +430,7 @@ impl Trial {
         ));
     }
 
-    fn checks_again(&mut self, now: Time, after: Duration) {
+    fn check_again(&mut self, now: Time, after: Duration) {
         self.usual.clear();
         self.same_until = now;
         self.checks = false;
@@ -439,29 +439,29 @@ impl Trial {
     }
 
     /// A window side by side and the round after it show whether turns are still right. If they are not, they have not been `since`.
-    fn checks(&mut self, since: Time, now: Time, todo: &mut Todo) {
+    fn check(&mut self, since: Time, now: Time, todo: &mut Todo) {
         let Some(sum) = self.progress(|(_, beside)| *beside) else {
-            return self.ends(now, DID_NOTHING, todo);
+            return self.end(now, DID_NOTHING, todo);
         };
         self.shown = Some(sum);
         self.lost += progress::loss(sum, now.saturating_sub(since));
         let verdict = progress::still(sum, self.doubted);
         self.doubted = verdict == Verdict::Unknown;
-        self.checks_again(now, if self.doubted { progress::CHECK_SOON } else { progress::CHECK_EVERY });
+        self.check_again(now, if self.doubted { progress::CHECK_SOON } else { progress::CHECK_EVERY });
         if verdict == Verdict::SideBySide {
-            self.ends(now, "they get as much done so", todo);
+            self.end(now, "they get as much done so", todo);
         }
     }
 
-    fn begins_round(&mut self, now: Time) {
+    fn begin_round(&mut self, now: Time) {
         self.round.clear();
         self.slept = false;
         self.stage = Stage::Turns { since: now };
     }
 
-    fn takes_its_round(&mut self, since: Time, now: Time, todo: &mut Todo) {
+    fn take_round(&mut self, since: Time, now: Time, todo: &mut Todo) {
         if self.sleeps > if self.decided { MOST_SLEEPS } else { 0 } {
-            return self.ends(now, LEAVES_GAPS, todo);
+            return self.end(now, LEAVES_GAPS, todo);
         }
         let had_turn = |job: &Job| self.round.get(job).is_some_and(|turn| !turn.took.is_zero());
         if !self.beside.iter().filter(|(_, rate)| **rate > 0.0).all(|(job, _)| had_turn(job)) {
@@ -469,7 +469,7 @@ impl Trial {
             let late = since + slices * 3 + ROUND_DELAYS;
             todo.wake = Some(late);
             if now >= late {
-                self.ends(now, "a job does not come for its turn", todo);
+                self.end(now, "a job does not come for its turn", todo);
             }
             return;
         }
@@ -479,14 +479,14 @@ impl Trial {
             self.alone = round.into_iter().map(|(job, turn)| (job, turn.rate())).collect();
         }
         if !self.decided {
-            return self.has_tried(now.saturating_sub(since), now, todo);
+            return self.finish_round(now.saturating_sub(since), now, todo);
         }
         let mut other = self.do_other_work();
         if !other {
             self.same_until = now;
         }
         if self.checks && !self.slept {
-            self.checks(if other { self.same_until } else { self.checked }, now, todo);
+            self.check(if other { self.same_until } else { self.checked }, now, todo);
             if !self.decided {
                 return;
             }
@@ -494,9 +494,9 @@ impl Trial {
         }
         if now >= self.check_at || other && now >= self.checked + progress::CHECK_SOON {
             self.checks = true;
-            self.counts_for(progress::SETTLE, progress::WINDOW, now);
+            self.count_for(progress::SETTLE, progress::WINDOW, now);
         } else {
-            self.begins_round(now);
+            self.begin_round(now);
         }
     }
 
@@ -513,22 +513,22 @@ impl Trial {
     }
 
     /// A round of the trial is complete.
-    fn has_tried(&mut self, took: Duration, now: Time, todo: &mut Todo) {
+    fn finish_round(&mut self, took: Duration, now: Time, todo: &mut Todo) {
         let Some(sum) = self.progress(|(_, beside)| *beside) else {
-            return self.ends(now, DID_NOTHING, todo);
+            return self.end(now, DID_NOTHING, todo);
         };
         self.shown = Some(sum);
         self.lost += progress::loss(sum, took);
         if sum > progress::CLEARLY && !progress::is_outlier(&self.sums) {
-            self.stays(now, sum, todo);
+            self.stay(now, sum, todo);
         } else if !std::mem::replace(&mut self.glanced, true) {
-            self.begins_round(now);
+            self.begin_round(now);
         } else {
-            self.counts_for(progress::SETTLE, progress::WINDOW, now);
+            self.count_for(progress::SETTLE, progress::WINDOW, now);
         }
     }
 
-    fn rests(&mut self, until: Time) {
+    fn rest(&mut self, until: Time) {
         self.alone.clear();
         self.bounded = false;
         self.decided = false;
@@ -538,21 +538,21 @@ impl Trial {
     }
 
     /// The trial does not speak for turns.
-    fn stays(&mut self, now: Time, sum: f64, todo: &mut Todo) {
+    fn stay(&mut self, now: Time, sum: f64, todo: &mut Todo) {
         let jobs = self.jobs();
         todo.note = Some(format!(
             "{jobs} jobs that fit stay side by side, where they do {sum:.3} of what they do by turns"
         ));
-        self.rests_after_failure(now);
+        self.rest_after_failure(now);
     }
 
-    fn rests_after_failure(&mut self, now: Time) {
+    fn rest_after_failure(&mut self, now: Time) {
         self.failures += 1;
-        self.rests(now + progress::retry(self.failures));
+        self.rest(now + progress::retry(self.failures));
     }
 
     /// The trial is over, or turns are: jobs run side by side.
-    fn ends(&mut self, now: Time, why: &str, todo: &mut Todo) {
+    fn end(&mut self, now: Time, why: &str, todo: &mut Todo) {
         let lost = match self.stage {
             Stage::Rests { .. } => return,
             // What a round that was not complete has lost is not known; nor is it what turns lost to gaps.
@@ -569,10 +569,10 @@ impl Trial {
         } else if self.bounded {
             todo.note = Some(format!("a trial of jobs that fit side by side is over: {why}"));
         }
-        self.rests_after_failure(now);
+        self.rest_after_failure(now);
         if why == CANNOT_DRAIN {
             self.failures = failures;
-            self.rests(now + progress::RETRY);
+            self.rest(now + progress::RETRY);
         }
     }
 }

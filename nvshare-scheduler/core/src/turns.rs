@@ -87,14 +87,14 @@ impl Core {
                     return;
                 }
                 if self.everybody_else_waits_for(uuid, head) {
-                    self.is_contested(uuid);
+                    self.mark_contested(uuid);
                     return;
                 }
             }
-            if self.is_hopeless(id) {
+            if self.judge_hopeless(id) {
                 // A client is waited for even if it does not drain, and has to bound its work in flight.
                 if self.somebody_defers(uuid) {
-                    self.is_contested(uuid);
+                    self.mark_contested(uuid);
                 }
                 if let (Some(until), Some(gpu)) = (self.waits_for_members_until(id), self.gpus.get_mut(&uuid))
                     && until > self.now
@@ -114,11 +114,11 @@ impl Core {
                 && !self.delays_nobody(uuid, &unit, head)
                 && !self.has_its_turn(uuid, id)
             {
-                self.is_contested(uuid);
+                self.mark_contested(uuid);
                 head.ahead = head.ahead.max(self.demand_of(uuid, &unit));
                 continue;
             }
-            if let Some(may) = self.may_run_at(&unit) {
+            if let Some(may) = self.paced_until(&unit) {
                 if let Some(gpu) = self.gpus.get_mut(&uuid) {
                     gpu.wake_at(may);
                 }
@@ -129,18 +129,18 @@ impl Core {
             if !elsewhere {
                 // Another client is ahead of it on another GPU: until that is over, the waiter is in nobody's way here.
                 if !self.fits_beside_members(uuid, &unit) {
-                    self.is_contested(uuid);
+                    self.mark_contested(uuid);
                 }
                 continue;
             }
             let contested: Vec<GpuUuid> =
                 gpus.iter().copied().filter(|&gpu| !self.fits_beside_members(gpu, &unit)).collect();
             if contested.is_empty() {
-                self.is_next(&unit, Why::Joins);
+                self.make_next(&unit, Why::Joins);
                 continue;
             }
             for &gpu in &contested {
-                self.is_contested(gpu);
+                self.mark_contested(gpu);
             }
             if self.recall_part_of_gang(&unit) {
                 continue;
@@ -195,7 +195,7 @@ impl Core {
     }
 
     /// The clients of a unit whose gate is closed get the lock as soon as there is room.
-    fn is_next(&mut self, unit: &Unit, why: Why) {
+    fn make_next(&mut self, unit: &Unit, why: Why) {
         let now = self.now;
         for &id in unit.iter() {
             if self.phase(id) == Some(Phase::Parked) {
@@ -222,7 +222,7 @@ impl Core {
         gpu.ledger.waiting_behind(gpu.shares.clock(), at)
     }
 
-    fn is_contested(&mut self, uuid: GpuUuid) {
+    fn mark_contested(&mut self, uuid: GpuUuid) {
         if let Some(gpu) = self.gpus.get_mut(&uuid) {
             gpu.contested = true;
         }
@@ -327,7 +327,7 @@ impl Core {
                     Phase::Parked => continue,
                     _ => held.idle_since = None,
                 }
-                held.work.is_held_by(client);
+                held.work.add_holder(client);
                 held.by.push(client.job);
             }
             let cost = self.hand_over_cost(gpu, uuid, unit, to_move);
@@ -469,7 +469,7 @@ impl Core {
             gpu.budget.spend(noticed);
             match (short, ahead) {
                 (true, true) => {
-                    gpu.is_interrupted(&here, now);
+                    gpu.interrupt(&here, now);
                     // The interrupted client must not pay for its return.
                     if let Some(job) = job {
                         gpu.shares.charge(job, cost);
@@ -477,7 +477,7 @@ impl Core {
                 }
                 // While the turn of others is interrupted, more short work may come.
                 (true, false) => {}
-                (false, _) => gpu.is_passed_to(unit),
+                (false, _) => gpu.pass_to(unit),
             }
         }
         for leaver in leavers {
@@ -493,7 +493,7 @@ impl Core {
                 }
             }
         }
-        self.is_next(unit, Why::Claims);
+        self.make_next(unit, Why::Claims);
     }
 
     /// Asks a client for the lock back, and with it all members of its gang.
@@ -511,7 +511,7 @@ impl Core {
             Some(Phase::Idle { .. }) => {
                 self.with(id, |client| {
                     client.phase = Phase::Parked;
-                    client.has_drained();
+                    client.note_drained();
                 });
                 self.wait_with_gang(id);
                 for uuid in self.gpus_used_by(id) {
@@ -535,9 +535,9 @@ impl Core {
 
     /// Whether a client must wait as things are: no room can be made for it, or its gang lacks members. The log says once
     /// why there is no room.
-    pub(crate) fn is_hopeless(&mut self, id: ClientId) -> bool {
+    pub(crate) fn judge_hopeless(&mut self, id: ClientId) -> bool {
         let mut full = self.no_room_on(id);
-        if self.parts_if_too_large(id, full) {
+        if self.part_if_too_large(id, full) {
             full = self.no_room_on(id);
         }
         let why = full.and_then(|uuid| self.why_no_room(uuid, id));

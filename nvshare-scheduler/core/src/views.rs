@@ -30,8 +30,8 @@ impl Core {
                 client.accounts.values_mut().for_each(|account| account.ahead = None);
             }
             match (slept, client.is_asleep()) {
-                (false, true) => client.rhythm.falls_asleep(now),
-                (true, false) => client.rhythm.wakes(now),
+                (false, true) => client.rhythm.fall_asleep(now),
+                (true, false) => client.rhythm.wake(now),
                 _ => {}
             }
             self.enter(id);

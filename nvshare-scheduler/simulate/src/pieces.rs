@@ -32,7 +32,7 @@ pub(crate) struct Pieces {
 
 impl Client {
     /// The part of the known bytes that has changed since they came.
-    fn has_changed(&self, at: usize) -> f64 {
+    fn changed_part(&self, at: usize) -> f64 {
         let Some(gib) = self.job.changes else { return 1.0 };
         let worked = (self.seen.done_ms - self.pieces[at].known_at) / 1000.0;
         (gib * worked * GIB as f64 / self.bytes as f64).min(1.0)
@@ -52,7 +52,7 @@ impl World {
 
     fn leaves_on(&mut self, i: usize, at: usize) {
         let client = &mut self.clients[i];
-        let changed = if self.link.by_content { client.has_changed(at) } else { 1.0 };
+        let changed = if self.link.by_content { client.changed_part(at) } else { 1.0 };
         let bytes = client.pieces[at].leave.min(client.pieces[at].by);
         let known = client.pieces[at].known.min(bytes);
         client.pieces[at].known -= known;
@@ -65,7 +65,7 @@ impl World {
     }
 
     /// A piece has left.
-    pub(crate) fn has_left(&mut self, i: usize, at: usize, bytes: u64) {
+    pub(crate) fn on_left(&mut self, i: usize, at: usize, bytes: u64) {
         self.gives_back(i, at, bytes);
         let client = &mut self.clients[i];
         let pieces = &mut client.pieces[at];
@@ -107,14 +107,14 @@ impl World {
     }
 
     /// A piece has come.
-    pub(crate) fn has_come(&mut self, i: usize, at: usize) {
+    pub(crate) fn on_come(&mut self, i: usize, at: usize) {
         self.clients[i].pieces[at].comes = false;
         self.comes_on(i, at);
-        self.has_all_or_waits(i);
+        self.begin_if_complete(i);
     }
 
     /// A client that has the lock begins when nothing of its memory is on its way any more.
-    pub(crate) fn has_all_or_waits(&mut self, i: usize) {
+    pub(crate) fn begin_if_complete(&mut self, i: usize) {
         let now = self.now;
         let client = &mut self.clients[i];
         let State::Restoring(epoch) = client.state else { return };

@@ -182,17 +182,17 @@ impl World {
             }
             Event::Evicted(i, room) => {
                 if self.clients[i].state != State::Gone {
-                    self.has_evicted(i, room);
+                    self.on_evicted(i, room);
                 }
             }
             Event::Left(i, at, bytes) => {
                 if self.clients[i].state != State::Gone {
-                    self.has_left(i, at, bytes);
+                    self.on_left(i, at, bytes);
                 }
             }
             Event::Came(i, at) => {
                 if self.clients[i].state != State::Gone {
-                    self.has_come(i, at);
+                    self.on_come(i, at);
                 }
             }
             Event::Idles(i) => self.idles(i),
@@ -302,7 +302,7 @@ impl World {
         if let State::Draining(epoch) = self.clients[i].state
             && self.clients[i].is_drained()
         {
-            self.has_drained(i, epoch);
+            self.on_drained(i, epoch);
         }
         self.works(i);
     }
@@ -350,7 +350,7 @@ impl World {
         }
     }
 
-    fn has_drained(&mut self, i: usize, epoch: Epoch) {
+    fn on_drained(&mut self, i: usize, epoch: Epoch) {
         self.clients[i].state = State::Parked;
         self.leaves(i, epoch);
     }
@@ -383,15 +383,15 @@ impl World {
                 State::Restoring(current) if current == epoch && self.clients[i].by_faults => {
                     self.clients[i].dropped = true;
                 }
-                State::Restoring(current) if current == epoch => self.has_drained(i, epoch),
+                State::Restoring(current) if current == epoch => self.on_drained(i, epoch),
                 _ => {}
             },
             SchedulerMessage::Evict(room) => self.evicts(i, room),
             SchedulerMessage::Room(Room { gpu, bytes }) => {
-                self.has_room(i, gpu, bytes);
+                self.add_room(i, gpu, bytes);
             }
             SchedulerMessage::Restore(Room { gpu, bytes }) => {
-                if let Some(at) = self.has_room(i, gpu, bytes) {
+                if let Some(at) = self.add_room(i, gpu, bytes) {
                     self.comes_on(i, at);
                 }
             }
@@ -412,7 +412,7 @@ impl World {
     }
 
     /// A client has more room on a GPU, whose number among its own is returned.
-    fn has_room(&mut self, i: usize, gpu: GpuUuid, bytes: u64) -> Option<usize> {
+    fn add_room(&mut self, i: usize, gpu: GpuUuid, bytes: u64) -> Option<usize> {
         let client = &mut self.clients[i];
         let at = client.job.gpus.iter().position(|&n| n == number(gpu))?;
         client.room[at] += bytes;
@@ -426,7 +426,7 @@ impl World {
             self.clients[i].drain(epoch);
             self.goes_on(i);
         } else {
-            self.has_drained(i, epoch);
+            self.on_drained(i, epoch);
         }
     }
 
@@ -438,10 +438,10 @@ impl World {
         client.by_faults = by_faults.is_some();
         if self.link.both.is_some() {
             for room in room {
-                self.has_room(i, room.gpu, room.bytes);
+                self.add_room(i, room.gpu, room.bytes);
             }
             (0..self.clients[i].room.len()).for_each(|at| self.comes_on(i, at));
-            self.has_all_or_waits(i);
+            self.begin_if_complete(i);
             return;
         }
         let mut ready = now;
@@ -507,7 +507,7 @@ impl World {
         self.at(done, Event::Evicted(i, Room { gpu, bytes: unused + moves }));
     }
 
-    fn has_evicted(&mut self, i: usize, room: Room) {
+    fn on_evicted(&mut self, i: usize, room: Room) {
         self.says_what_it_has(i);
         self.say(i, ClientMessage::Room(room));
         self.say(i, ClientMessage::Evicted { gpu: room.gpu, short: 0 });

@@ -253,7 +253,7 @@ mod tests {
     }
 
     /// The client has memory that may leave a GPU.
-    fn has_memory(account: &mut Account) {
+    fn give_memory(account: &mut Account) {
         let gpu = GpuUuid([1; 16]);
         account.uses(&Usage { gpu, total: 1 << 30, limit: 0, allocated: 8 * MIB, absent: 0, immovable: 0 });
     }
@@ -263,7 +263,7 @@ mod tests {
         let budget = Budget { all: 1 << 30, each: 1 << 30 };
         let host = HostMemory::start(budget, 3, 0, Duration::ZERO, nowhere()).unwrap();
         let mut accounts = [1, 2].map(|client| host.open(client, Owner::Client(client)));
-        accounts.iter_mut().for_each(has_memory);
+        accounts.iter_mut().for_each(give_memory);
         let mut lots = Vec::new();
         for wanted in [2, 2, 2] {
             for account in &mut accounts {
@@ -300,7 +300,7 @@ mod tests {
         let [one, two] = [1, 2].map(Owner::Tenant);
         let mut accounts =
             [(1, one), (2, two), (3, one), (4, one)].map(|(client, owner)| host.open(client, owner));
-        accounts.iter_mut().for_each(has_memory);
+        accounts.iter_mut().for_each(give_memory);
         let mut lots = Vec::new();
         // The first two have all of the budget, and the first one all of its part; the last one has nothing.
         for (account, wanted) in [(0, 6), (2, 2), (1, 4), (0, 2)] {

@@ -85,7 +85,7 @@ fn ahead_of_card() -> u64 {
 /// A program with an enforced limit has the card for no more than this part of the time, though nobody else wants it: its turns end, the
 /// rests behind them are as long as the scheduler's pace has them, and it runs nothing in them. A machine that holds a turn up holds up its
 /// end as well, and the rest makes up for that; what is held up is the rest itself, mostly, so sooner or later a few turns in a row come out right.
-fn is_held_to(world: &World, job: &Running, limit: f64, after: u64) {
+fn assert_held_to(world: &World, job: &Running, limit: f64, after: u64) {
     const TURNS: usize = 17;
     const IN_A_ROW: usize = 5;
     /// What one turn's credit is of the time of all turns, several times over.
@@ -150,13 +150,13 @@ fn an_enforced_limit_binds_a_program_that_is_alone_and_another_one_follows_at_on
     let variables = [("NVSHARE_COMPUTE_LIMIT", "25"), ("GPU_CORE_UTILIZATION_POLICY", "force")];
     let job = busy(&world, "job", &variables);
     Running::go(&[&job]);
-    is_held_to(&world, &job, 0.25, last_event(&world));
+    assert_held_to(&world, &job, 0.25, last_event(&world));
     let client = Scheduler::status(&world).client(job.pid()).client.to_string();
     let set = Scheduler::ctl(&world, &["set-limit", &client, "--compute", "60"]);
     assert!(set.status.success(), "{set:?}");
     let said = String::from_utf8_lossy(&set.stdout).into_owned();
     assert!(said.contains("compute limit 60 %"), "{said}");
-    is_held_to(&world, &job, 0.60, last_event(&world));
+    assert_held_to(&world, &job, 0.60, last_event(&world));
     world.stop();
     job.finish().intact();
 }

@@ -149,13 +149,13 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    fn is_held(&self) -> MutexGuard<'_, bool> {
+    fn lock(&self) -> MutexGuard<'_, bool> {
         self.is_held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until no thread waits in the door. While the caller holds the guard, no other thread passes.
     fn enter(&self) -> MutexGuard<'_, bool> {
-        let mut is_held = self.is_held();
+        let mut is_held = self.lock();
         while *is_held {
             is_held = self.changed.wait(is_held).unwrap_or_else(PoisonError::into_inner);
         }
@@ -174,7 +174,7 @@ impl Door {
             *is_held = true;
             drop(is_held);
             queue.wait_until_not_full();
-            *self.is_held() = false;
+            *self.lock() = false;
             self.changed.notify_all();
         }
     }

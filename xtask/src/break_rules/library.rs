@@ -222,8 +222,8 @@ pub(super) const LIBRARY: &[Rule] = &[
     Rule {
         what: "a restore ahead of the lock ends when memory is to leave instead",
         file: "libnvshare/client/src/machine.rs",
-        from: "                self.is_next_no_more();\n                self.act(Action::Return",
-        to: "                if !BROKEN {\n                    self.is_next_no_more();\n                }\n                self.act(Action::Return",
+        from: "                self.end_next();\n                self.act(Action::Return",
+        to: "                if !BROKEN {\n                    self.end_next();\n                }\n                self.act(Action::Return",
         package: "nvshare-client",
         test: "a_restore_ahead_of_the_lock_stops_when_the_order_is_to_evict",
     },

@@ -134,7 +134,7 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
                     model.insert(kept.bytes, kept.charged, kept.kind);
                 } else {
                     assert!(before.used() + kept.bytes > model.limit(), "it is within the limit");
-                    model.is_unchanged(&before, account);
+                    model.assert_unchanged(&before, account);
                     model.aside.push(kept);
                 }
             }
@@ -289,14 +289,14 @@ fn allocate(account: &mut Account<Shared>, model: &mut Model, bytes: u64, kind: 
         }
         Ok(Admission::Lacks(lacks)) => {
             assert!(lacks > 0 && model.is_metered);
-            model.is_unchanged(&before, account);
+            model.assert_unchanged(&before, account);
         }
         Ok(Admission::Again) => {
             assert!(before.is_holding() && !open && !kind.needs_room());
-            model.is_unchanged(&before, account);
+            model.assert_unchanged(&before, account);
         }
         Err(refusal) => {
-            model.is_unchanged(&before, account);
+            model.assert_unchanged(&before, account);
             match refusal {
                 Refusal::Own { used, most } => assert!(used + bytes > most, "{used} and {bytes} of {most}"),
                 Refusal::Tenants { used, limit } => {

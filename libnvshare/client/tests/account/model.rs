@@ -107,7 +107,7 @@ impl Model {
     }
 
     /// A refused or postponed allocation changes nothing.
-    pub(crate) fn is_unchanged(&self, before: &Account<Shared>, after: &Account<Shared>) {
+    pub(crate) fn assert_unchanged(&self, before: &Account<Shared>, after: &Account<Shared>) {
         assert_eq!(format!("{before:?}"), format!("{after:?}"));
     }
 

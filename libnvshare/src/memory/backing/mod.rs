@@ -50,7 +50,7 @@ impl Request {
     ///
     /// # Errors
     /// It has lost memory: the driver's error because of which it has.
-    pub(crate) fn may_be_met(&self) -> Result<(), CUresult> {
+    pub(crate) fn check_context(&self) -> Result<(), CUresult> {
         self.context.failure().map_or(Ok(()), Err)
     }
 

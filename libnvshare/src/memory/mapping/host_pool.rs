@@ -248,7 +248,7 @@ impl HostPool {
             match self.register(segment) {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(error)) => {
-                    supply::is_of_no_use();
+                    supply::give_up();
                     log::warn(format_args!(
                         "the scheduler's memory cannot be page-locked here: {error:?}; this program uses memory of its own"
                     ));

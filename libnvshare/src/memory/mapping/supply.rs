@@ -85,7 +85,7 @@ pub(super) fn ask(bytes: u64) -> Supplied {
 }
 
 /// The driver does not page-lock a segment: the process asks for no more, of any scheduler.
-pub(super) fn is_of_no_use() {
+pub(super) fn give_up() {
     let mut guard = supply();
     let supply = guard.get_or_insert_default();
     (supply.is_of_no_use, supply.offers) = (true, false);

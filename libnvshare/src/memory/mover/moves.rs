@@ -47,7 +47,7 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
     let account = device.account();
     result.lacking = account.to_ask_for_after_restore(all.lacks, all.lacks_mapped);
     if account.unmapped() == 0 || result.moved {
-        waiting::is_over();
+        waiting::end();
     } else if !cancelled() && waiting::for_memory(account.unmapped()) && all.is_full {
         device.lose_room(0, bell::ring);
         result.lacking = device.account().to_ask_for_after_restore(all.lacks, account.unmapped());

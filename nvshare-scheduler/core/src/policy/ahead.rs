@@ -38,7 +38,7 @@ pub struct Asks {
 
 /// The time at which short work may have the GPU before its turn; none: it waits for its turn.
 #[must_use]
-pub fn may_go_at(asks: &Asks) -> Option<Duration> {
+pub fn earliest(asks: &Asks) -> Option<Duration> {
     let most = i64::try_from(asks.most_ahead.as_nanos()).unwrap_or(i64::MAX);
     let latest = asks.since.saturating_add(asks.max_wait.saturating_sub(asks.cost));
     (asks.is_ahead <= most).then(|| asks.allowed_at.min(latest))
@@ -70,7 +70,7 @@ mod tests {
                 is_ahead: is_ahead * 1_000_000,
                 most_ahead: MS(4500),
             };
-            assert_eq!(may_go_at(&asks), expected.map(MS), "{asks:?}");
+            assert_eq!(earliest(&asks), expected.map(MS), "{asks:?}");
         }
     }
 

@@ -27,17 +27,17 @@ pub struct Rhythm {
 
 impl Rhythm {
     /// The client has run for this long.
-    pub fn works(&mut self, took: Duration) {
+    pub fn add_work(&mut self, took: Duration) {
         self.work = self.work.saturating_add(took);
     }
 
     /// The client neither runs nor asks for the lock from now on.
-    pub fn falls_asleep(&mut self, now: Duration) {
+    pub fn fall_asleep(&mut self, now: Duration) {
         self.asleep_since = Some(now);
     }
 
     /// The client asks for the lock, or runs.
-    pub fn wakes(&mut self, now: Duration) {
+    pub fn wake(&mut self, now: Duration) {
         let slept = self.asleep_since.take().map(|since| now.saturating_sub(since));
         let Some(slept) = slept.filter(|&slept| slept >= SHORTEST_SLEEP) else { return };
         let spell = (std::mem::take(&mut self.work), slept);
@@ -49,7 +49,7 @@ impl Rhythm {
     }
 
     /// No other client waits: from now on the client does not say when it is idle.
-    pub fn is_not_watched(&mut self) {
+    pub fn stop_watching(&mut self) {
         self.work = Duration::ZERO;
     }
 

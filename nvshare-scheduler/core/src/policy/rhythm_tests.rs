@@ -8,11 +8,11 @@ const MS: fn(u64) -> Duration = Duration::from_millis;
 fn rhythm(spells: &[(u64, u64)]) -> Rhythm {
     let (mut rhythm, mut now) = (Rhythm::default(), Duration::ZERO);
     for &(work, sleep) in spells {
-        rhythm.works(MS(work));
+        rhythm.add_work(MS(work));
         now += MS(work);
-        rhythm.falls_asleep(now);
+        rhythm.fall_asleep(now);
         now += MS(sleep);
-        rhythm.wakes(now);
+        rhythm.wake(now);
     }
     rhythm
 }
@@ -42,11 +42,11 @@ fn short_work_and_longer_sleeps_are_interactive() {
 #[test]
 fn work_that_goes_on_for_long_is_no_longer_short() {
     let mut rhythm = rhythm(&[(3, 700), (3, 700)]);
-    rhythm.works(SHORT);
+    rhythm.add_work(SHORT);
     assert!(rhythm.is_interactive());
-    rhythm.works(MS(1));
+    rhythm.add_work(MS(1));
     assert!(!rhythm.is_interactive());
-    rhythm.is_not_watched();
+    rhythm.stop_watching();
     assert!(rhythm.is_interactive(), "what it did while nobody waited says nothing");
 }
 
@@ -84,10 +84,10 @@ fn the_last_sleep_is_the_one_before_the_present_spell() {
 fn who_sleeps_for_longer_than_it_ever_did_is_not_expected_soon() {
     let mut rhythm = rhythm(&[(3, 700), (3, 300)]);
     assert!(rhythm.asleep_since().is_none() && !rhythm.wakes_soon(MS(2000)), "it does not sleep");
-    rhythm.falls_asleep(MS(2000));
+    rhythm.fall_asleep(MS(2000));
     assert_eq!(rhythm.asleep_since(), Some(MS(2000)));
     assert!(rhythm.wakes_soon(MS(2000)) && rhythm.wakes_soon(MS(3400)) && !rhythm.wakes_soon(MS(3401)));
     let mut unknown = Rhythm::default();
-    unknown.falls_asleep(MS(2000));
+    unknown.fall_asleep(MS(2000));
     assert!(!unknown.wakes_soon(MS(2001)));
 }

@@ -333,7 +333,7 @@ fn a_gang_of_two_tenants_with_different_weights_runs_as_one_job() {
     let heavy = Given { weight: Some(700), ..Given::default() };
     table.core.give(RANKS[1], None, heavy, MS(0)).unwrap();
     let sent = table.say(RANKS[0], ClientMessage::ReqLock);
-    table.has_come_to_rest();
+    table.assert_at_rest();
     let epochs = RANKS.map(|rank| granted(&sent, rank).unwrap_or_else(|| panic!("{rank}: {sent:?}")));
     for (rank, epoch) in RANKS.into_iter().zip(epochs) {
         table.say(rank, ClientMessage::Running { epoch });
@@ -341,22 +341,22 @@ fn a_gang_of_two_tenants_with_different_weights_runs_as_one_job() {
     }
     // Another job has its time after it, not beside it: their shares are unequal.
     let mut sent = table.say(OTHER, ClientMessage::ReqLock);
-    table.has_come_to_rest();
+    table.assert_at_rest();
     assert_eq!(granted(&sent, OTHER), None, "{sent:?}");
     sent.append(&mut table.wait_until(1000));
     for (rank, epoch) in RANKS.into_iter().zip(epochs) {
         assert_eq!(asked_to_leave(&sent, rank), Some(epoch), "{sent:?}");
         sent.append(&mut table.say(rank, ClientMessage::LockReleased { epoch }));
     }
-    table.has_come_to_rest();
+    table.assert_at_rest();
     assert!(granted(&sent, OTHER).is_some(), "{sent:?}");
     // The gang counts as its first member's job for as long as a member is there.
     table.happens(Event::Disconnected { client: RANKS[0], process_remains: false });
     come(&mut table, RANKS[0] + 10, 11, Some(PAIR));
     table.say(RANKS[1], ClientMessage::ReqLock);
-    table.has_come_to_rest();
+    table.assert_at_rest();
     let sent = table.happens(Event::Disconnected { client: OTHER, process_remains: false });
-    table.has_come_to_rest();
+    table.assert_at_rest();
     for rank in [RANKS[0] + 10, RANKS[1]] {
         assert!(granted(&sent, rank).is_some(), "{rank}: {sent:?}");
     }
@@ -390,7 +390,7 @@ fn a_gang_that_goes_on_after_a_pause_waits_for_its_turn_with_all_members() {
     table.say(RANKS[1], ClientMessage::LockReleased { epoch: epochs[1] });
     table.wait_until(5000);
     table.core.give(RANKS[0], None, pause(false), MS(5000)).unwrap();
-    table.has_come_to_rest();
+    table.assert_at_rest();
     let mut sent = table.sent();
     assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_none()), "{sent:?}");
     sent.append(&mut table.wait_until(60_000));

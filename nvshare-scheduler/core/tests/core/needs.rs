@@ -27,7 +27,7 @@ fn is_refused(sent: &[(u64, SchedulerMessage)]) -> bool {
 }
 
 /// The neighbour drains when it is asked to, and its memory leaves: the parked client has its room then.
-fn has_room_when_the_neighbour_leaves(table: &mut Table, mib: u64) {
+fn gets_room_when_the_neighbour_leaves(table: &mut Table, mib: u64) {
     let now = table.now;
     let sent = table.wait_until(now + 2100);
     let epoch = asked_to_leave(&sent, NEIGHBOUR).unwrap_or_else(|| panic!("{sent:?}"));
@@ -59,7 +59,7 @@ fn memory_that_came_back_since_some_could_not_move_can_move_again() {
     table.now = 200;
     let sent = table.say(PARKED, ClientMessage::NeedRoom(room(484)));
     assert!(!is_refused(&sent), "{sent:?}");
-    has_room_when_the_neighbour_leaves(&mut table, 484);
+    gets_room_when_the_neighbour_leaves(&mut table, 484);
 }
 
 #[test]

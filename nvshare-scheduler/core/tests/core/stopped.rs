@@ -128,7 +128,7 @@ fn stops(table: &mut Table, stopped: bool) -> Vec<(u64, SchedulerMessage)> {
 #[test]
 fn one_that_waits_is_granted_nothing_until_it_goes_on() {
     let mut table = crowded();
-    assert_eq!(table.core.may_be_stopped(), [1, 2, 3], "others wait for each of them");
+    assert_eq!(table.core.suspects(), [1, 2, 3], "others wait for each of them");
     stops(&mut table, true);
     let kept = |note: &String| note.contains("client 3 (x, pid 9) is stopped, and keeps 0; `kill -CONT 9`");
     assert!(table.notes.iter().any(kept), "{:?}", table.notes);
@@ -139,7 +139,7 @@ fn one_that_waits_is_granted_nothing_until_it_goes_on() {
     assert!(stopped.stuck && stopped.held_ms == 0 && stopped.resident == 0, "{stopped:?}");
 
     table.say(1, ClientMessage::Ping);
-    assert!(table.core.may_be_stopped().contains(&STOPPED), "nobody would see it go on");
+    assert!(table.core.suspects().contains(&STOPPED), "nobody would see it go on");
     let mut sent = stops(&mut table, false);
     let until = table.now + 5_000;
     while table.now < until && granted(&sent, STOPPED).is_none() {

@@ -105,7 +105,7 @@ impl Table {
     }
 
     /// The core has nothing left to look at before time passes.
-    pub(crate) fn has_come_to_rest(&mut self) {
+    pub(crate) fn assert_at_rest(&mut self) {
         let deadline = self.core.next_deadline();
         assert!(deadline.is_none_or(|deadline| deadline > MS(self.now)), "it would look again at once");
     }

@@ -51,7 +51,7 @@ impl Run {
             Op::StreamEnd { stream } => cu!(d, "cuStreamDestroy_v2", self.stream(stream) => usize)?,
             Op::StreamSync { stream } => cu!(d, "cuStreamSynchronize", self.stream(stream) => usize)?,
             Op::StreamQuery { stream } => {
-                may_be_busy(cu!(d, "cuStreamQuery", self.stream(stream) => usize))?;
+                unless_busy(cu!(d, "cuStreamQuery", self.stream(stream) => usize))?;
             }
             Op::EventMake { event, timing } => {
                 let mut handle = 0u64;
@@ -64,7 +64,7 @@ impl Run {
                 cu!(d, "cuEventRecord", self.events.get(event) => u64, self.stream(stream) => usize)?;
             }
             Op::EventSync { event } => cu!(d, "cuEventSynchronize", self.events.get(event) => u64)?,
-            Op::EventQuery { event } => may_be_busy(cu!(d, "cuEventQuery", self.events.get(event) => u64))?,
+            Op::EventQuery { event } => unless_busy(cu!(d, "cuEventQuery", self.events.get(event) => u64))?,
             Op::Wait { stream, event } => {
                 let stream = self.stream(stream);
                 cu!(d, "cuStreamWaitEvent", stream => usize, self.events.get(event) => u64, 0 => u32)?;
@@ -242,7 +242,7 @@ impl Run {
     }
 }
 
-fn may_be_busy(result: Result<(), nvshare_test_cuda::CudaError>) -> Result<(), Fault> {
+fn unless_busy(result: Result<(), nvshare_test_cuda::CudaError>) -> Result<(), Fault> {
     match result {
         Err(error) if error.0 == NOT_READY => Ok(()),
         other => Ok(other?),

@@ -46,6 +46,6 @@ pub(super) fn for_memory(bytes: u64) -> bool {
 }
 
 /// Memory came back, or none is missing.
-pub(super) fn is_over() {
+pub(super) fn end() {
     *WAIT.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }

@@ -253,7 +253,7 @@ impl World {
             gpus.insert(on);
             for on in gpus {
                 for other in self.places.iter().filter(|other| other.job != own) {
-                    self.may_go_first(other, on, client, &mut wait);
+                    self.allow_before(other, on, client, &mut wait);
                 }
             }
             self.places[at].wait = Some(wait);
@@ -267,12 +267,12 @@ impl World {
             else {
                 continue;
             };
-            self.may_go_first(&self.places[at], on, client, &mut wait);
+            self.allow_before(&self.places[at], on, client, &mut wait);
             self.places[waiter].wait = Some(wait);
         }
     }
 
-    fn may_go_first(&self, other: &Place, on: u8, waiter: u64, wait: &mut Wait) {
+    fn allow_before(&self, other: &Place, on: u8, waiter: u64, wait: &mut Wait) {
         let Some(id) = other.client.filter(|_| other.behaviour.seen().gpu == on) else { return };
         let times = self.core.virtual_time(gpu(on), waiter).zip(self.core.virtual_time(gpu(on), id));
         let Some((own, time)) = times else { return };
