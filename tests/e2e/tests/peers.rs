@@ -45,10 +45,24 @@ fn access_that_was_given_up_is_none() {
 
 #[test]
 fn memory_that_comes_back_is_reached_by_peers() {
+    come_back(false).passed();
+}
+
+#[test]
+fn memory_comes_back_though_the_driver_refuses_peers() {
+    let finished = come_back(true);
+    // It is there, and the peer does not reach it.
+    assert!(finished.log.contains("the driver refuses peers access"), "{}", finished.log);
+    assert!(finished.log.contains("to which the card has no access"), "{}", finished.log);
+}
+
+/// The guest's memory leaves when it has enabled peer access, and comes back. The driver may refuse that peers reach it then.
+fn come_back(refused: bool) -> Finished {
     let world = World::with_memory("swap", CARDS);
     let listener = PlayedScheduler::listen(&world);
-    let wake = world.dir().join("wake");
-    let guest = Program::guest(&world, "peers", &[]).env("WAKE", &wake.to_string_lossy()).start();
+    let (wake, refuses) = (world.dir().join("wake"), world.dir().join("refuses"));
+    let guest = Program::guest(&world, "peers", &[]).env("WAKE", &wake.to_string_lossy());
+    let guest = guest.env("NVSIM_REFUSED_PEERS", &refuses.to_string_lossy()).start();
     let (mut scheduler, usage) = PlayedScheduler::accept(&listener);
     let mut gpus: Vec<GpuUuid> = usage.iter().map(|usage| usage.gpu).collect();
     let mut granted = 0;
@@ -83,8 +97,11 @@ fn memory_that_comes_back_is_reached_by_peers() {
         });
     }
     assert!(left >= 74 * MIB, "{left}");
+    if refused {
+        std::fs::write(&refuses, "").expect("a file");
+    }
     world.wake();
     scheduler.until(|message| asks_for(message, &mut gpus));
     grant(&mut scheduler, &gpus);
-    guest.finish().passed();
+    guest.finish()
 }

@@ -71,6 +71,8 @@ pub(crate) struct Config {
     pub(crate) held_allocations: Option<PathBuf>,
     /// The same for calls that make mapped memory accessible.
     pub(crate) held_access: Option<PathBuf>,
+    /// Such calls that name several cards are refused for as long as this file is there.
+    pub(crate) refused_peers: Option<PathBuf>,
     /// The same for calls that begin a capture.
     pub(crate) held_capture: Option<PathBuf>,
     /// The same for copies to page-locked memory, and from it: each waits before it begins.
@@ -97,7 +99,7 @@ impl Config {
     /// From `CUDA_VISIBLE_DEVICES` (indices), `NVSIM_DIR`, `NVSIM_GPUS`, `NVSIM_MEMORY`, `NVSIM_SCALE`, and the rates in GB/s `NVSIM_TO_DEVICE`,
     /// `NVSIM_TO_HOST`, `NVSIM_COPY_OUT`, `NVSIM_PIN`, `NVSIM_REGISTER`, `NVSIM_FAULT`, `NVSIM_FIRST_TOUCH`; `NVSIM_SPARSE=1`, `NVSIM_KEEPS_PAGES=1`, `NVSIM_MANAGED_POOLS=0`, `NVSIM_CTX_RECORD=0`, `CUDA_MODULE_LOADING=EAGER`; `NVSIM_REUSE_HANDLES=1`,
     /// `NVSIM_ENTRY_US`, `NVSIM_CTX_RECORD_FAILS`, `NVSIM_SLOW_ALLOCATIONS` (how often, and milliseconds: `4:300`), `NVSIM_HELD_ALLOCATIONS`, `NVSIM_HELD_ACCESS`, `NVSIM_HELD_CAPTURE`, `NVSIM_HELD_OUT`,
-    /// `NVSIM_HELD_IN`, `NVSIM_HELD_FREE`, `NVSIM_HELD_LOOK` and `NVSIM_LOST` (files),
+    /// `NVSIM_HELD_IN`, `NVSIM_HELD_FREE`, `NVSIM_HELD_LOOK`, `NVSIM_REFUSED_PEERS` and `NVSIM_LOST` (files),
     /// `NVSIM_SLICING` (how many times as long kernels take beside those of others),
     /// `NVSIM_MOST_LOCKED` and `NVSIM_MOST_PRIVATE` (bytes), `NVSIM_LOCK_SHARED=0`, `NVSIM_LIE` (`zeros`, `unchanged`), `NVSIM_REFUSED_PTX`.
     pub(crate) fn from_env() -> Self {
@@ -154,6 +156,7 @@ impl Config {
             slow_allocations: slow_allocations().unwrap_or_default(),
             held_allocations: env::var_os("NVSIM_HELD_ALLOCATIONS").map(PathBuf::from),
             held_access: env::var_os("NVSIM_HELD_ACCESS").map(PathBuf::from),
+            refused_peers: env::var_os("NVSIM_REFUSED_PEERS").map(PathBuf::from),
             held_capture: env::var_os("NVSIM_HELD_CAPTURE").map(PathBuf::from),
             held_out: env::var_os("NVSIM_HELD_OUT").map(PathBuf::from),
             held_in: env::var_os("NVSIM_HELD_IN").map(PathBuf::from),

@@ -71,7 +71,19 @@ pub(in crate::memory) fn allow(
 ) -> Result<(), CUresult> {
     let devices = if mapped.is_programs() { vec![device] } else { reach(device) };
     let access: Vec<_> = devices.into_iter().map(CUmemAccessDesc::read_and_write).collect();
-    driver::set_access(base, bytes, &access)
+    match driver::set_access(base, bytes, &access) {
+        // Without this memory the program would not go on at all; it may never reach it from a peer.
+        Err(error) if access.len() > 1 => {
+            warn(base, bytes, error);
+            driver::set_access(base, bytes, &[CUmemAccessDesc::read_and_write(device)])
+        }
+        set => set,
+    }
+}
+
+fn warn(base: CUdeviceptr, bytes: u64, error: CUresult) {
+    static FAILS: log::Seldom = log::Seldom::new();
+    FAILS.warn(format_args!("the driver refuses peers access to {bytes} bytes at {base:#x}: {error:?}"));
 }
 
 impl Mapped {
@@ -96,8 +108,7 @@ impl Mapped {
                 _ => Ok(()),
             });
             if let Err(error) = set {
-                static FAILS: log::Seldom = log::Seldom::new();
-                FAILS.warn(format_args!("access of peers to {} bytes at {at:#x}: {error:?}", chunk.bytes));
+                warn(at, chunk.bytes, error);
             }
         }
     }

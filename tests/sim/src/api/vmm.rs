@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::{api, give, give_new, status};
 use crate::config::{wait_once_while_held, wait_while_held};
-use crate::process::{self, INVALID_VALUE};
+use crate::process::{self, INVALID_VALUE, PEER_UNSUPPORTED};
 use crate::vmm::{GRANULARITY, MAPPED};
 
 /// The beginning of `CUmemAllocationProp`.
@@ -90,6 +90,9 @@ api! {
         if !access.iter().all(is_valid) { return INVALID_VALUE }
         status(process::get().and_then(|p| {
             wait_while_held(p.world.config().held_access.as_deref());
+            if count > 1 && p.world.config().refused_peers.as_deref().is_some_and(std::path::Path::exists) {
+                return Err(PEER_UNSUPPORTED);
+            }
             let on_devices = access.iter().filter(|access| access.location.kind == ON_DEVICE);
             let cards: Result<Vec<(usize, u64)>, crate::process::Failure> = on_devices.map(|access| Ok((p.gpu_of(access.location.id)?, access.flags as u64))).collect();
             p.set_access(address, bytes as u64, &cards?)
