@@ -17,7 +17,7 @@ MEMORIES = ["allocated 1 KiB", "allocated 4 MiB", "allocated with a pitch", "all
 MANAGED = "the memory is managed, and the driver takes what it takes for such"
 KNOWN = {
     ("managed", "cuPointerGetAttribute(SYNC_MEMOPS)"): MANAGED,
-    ("swap", "cuPointerGetAttribute(SYNC_MEMOPS)"): "the library says that copies are synchronised, as managed memory does",
+    ("swap", "cuPointerGetAttribute(SYNC_MEMOPS)"): "memory in stream order is of a managed pool",
     ("managed", "cuStreamWriteValue32_v2"): "stream memory operations refuse managed memory (README)",
     ("managed", "cuStreamWaitValue32_v2"): "stream memory operations refuse managed memory (README)",
     ("managed", "cuStreamAttachMemAsync"): MANAGED,

@@ -35,11 +35,13 @@ int main(void) {
     let_wait(1, waits);
     uint64_t first = alloc(BYTES), id = number(first);
     uint32_t fresh = setting(first);
+    EXPECT(fresh == 0);
     free_in_order(first, stream);
     uint64_t again = alloc(BYTES);
     EXPECT(number(again) != id && setting(again) == fresh);
     printf("%s\n", again == first ? "again" : "anew");
     set(again + 4096);
+    EXPECT(setting(again) == 1);
     free_in_order(again, stream);
     uint64_t last = alloc(BYTES);
     EXPECT(setting(last) == fresh && number(last) != id);

@@ -174,7 +174,10 @@ pub(crate) unsafe fn set_attribute(
         if result == CUresult::SUCCESS {
             let why = "the program has set an attribute of theirs";
             match allocated {
-                Some(allocation) => physical::pin_allocated(&allocation, why),
+                Some(allocation) => {
+                    allocation.set_attributed();
+                    physical::pin_allocated(&allocation, why);
+                }
                 None => physical::pin_range(pointer, 1, why),
             }
         }

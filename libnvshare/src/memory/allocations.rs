@@ -148,7 +148,7 @@ impl Allocation {
     }
 
     /// Whether the program has set an attribute of it.
-    pub(super) fn is_attributed(&self) -> bool {
+    pub(crate) fn is_attributed(&self) -> bool {
         self.attributed.load(Ordering::Relaxed)
     }
 

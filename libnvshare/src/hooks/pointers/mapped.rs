@@ -137,7 +137,12 @@ impl Attributes {
             attribute::MEMORY_TYPE => Value::Word(DEVICE_MEMORY),
             attribute::DEVICE_POINTER => Value::Long(self.pointer),
             attribute::HOST_POINTER => Value::Refused,
-            attribute::SYNC_MEMOPS => Value::Word(1),
+            attribute::SYNC_MEMOPS => match &self.memory {
+                // The program has set it: the memory stays where the driver knows it.
+                Memory::Allocated(allocation, _) if allocation.is_attributed() => return None,
+                Memory::Allocated(..) => Value::Word(0),
+                Memory::Mapped(_) => Value::Word(1),
+            },
             // A number that no other allocation ever has.
             attribute::BUFFER_ID | attribute::MEMORY_BLOCK_ID => Value::Long(allocation.id),
             attribute::IS_MANAGED => Value::Word(0),
