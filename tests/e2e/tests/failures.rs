@@ -148,6 +148,12 @@ fn a_stopped_program_that_waits_is_passed_over_until_it_goes_on(memory: &str) {
         state(&jobs[waits]) == Some(ClientState::Waiting)
             && state(&jobs[1 - waits]) == Some(ClientState::Running)
     });
+    // It sleeps at its gate, away from the simulator and its locks, when all that it was asked for has left.
+    wait_until("its memory has left", || {
+        let log = jobs[waits].log();
+        let count = |what: &str| log.matches(what).count();
+        count("received Evict(") == count("sent Evicted")
+    });
     let is_passed_over = |job: &Running| {
         let pid = job.pid();
         move |status: &Status| {
