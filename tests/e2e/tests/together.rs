@@ -51,7 +51,8 @@ fn a_program_says_what_is_complete_and_not_what_it_has_launched() {
         _ => None,
     });
     let after = complete();
-    assert!(before + 500 <= submissions && submissions <= after, "{before} {submissions} {after}");
+    // A kernel is noted as complete a moment after the driver says so; what was launched and waits would be hundreds.
+    assert!(before + 500 <= submissions && submissions <= after + 8, "{before} {submissions} {after}");
     // A drain goes before an answer that is still to come.
     client.say(&[
         SchedulerMessage::AskProgress { ticket: 8 },
