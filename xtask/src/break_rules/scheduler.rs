@@ -428,10 +428,10 @@ pub(super) const SCHEDULER: &[Rule] = &[
         test: "a_container_that_a_user_made_counts_for_that_user",
     },
     Rule {
-        what: "a scheduler whose sockets were removed does not serve beside another",
+        what: "sockets that are removed come back",
         file: "nvshare-scheduler/src/sockets.rs",
-        from: "        if !self.guard.is_there() {",
-        to: "        if !self.guard.is_there() && !BROKEN {",
+        from: "            if !socket.is_there() {",
+        to: "            if !socket.is_there() && !BROKEN {",
         package: "nvshare-scheduler",
         test: "files_that_are_removed_come_back_unless_another_scheduler_has_come",
     },
