@@ -150,9 +150,9 @@ async fn connection(mut framed: Stream, peer: Peer, place: Option<Place>, shared
             Request::Register(register) => return client(framed, peer, place, register, shared).await,
             Request::Look { run } => {
                 let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
-                let shown = match Tenant::of(&peer.groups, user, run) {
-                    Some(tenant) => shared.tenants.show(&tenant, &framed).await,
-                    None => Err(std::io::ErrorKind::NotFound.into()),
+                let shown = match peer.read(|| Tenant::of(&peer.groups, user, run)) {
+                    Some(Some(tenant)) => shared.tenants.show(&tenant, &framed).await,
+                    _ => Err(std::io::ErrorKind::NotFound.into()),
                 };
                 if shown.is_err() {
                     refuse(&mut framed, "there is no tenant to look at").await;
@@ -214,7 +214,8 @@ async fn client(
     }
     let client = LAST.fetch_add(1, Ordering::Relaxed) + 1;
     let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
-    let tenant = Tenant::of(&peer.groups, user, register.run);
+    // A process that has ended needs nothing, and whoever has its socket now may be of another tenant.
+    let Some(tenant) = peer.read(|| Tenant::of(&peer.groups, user, register.run)) else { return };
     let gang = register
         .asked
         .gang
