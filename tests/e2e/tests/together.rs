@@ -51,8 +51,8 @@ fn a_program_says_what_is_complete_and_not_what_it_has_launched() {
         _ => None,
     });
     let after = complete();
-    // A kernel is noted as complete a moment after the driver says so; what was launched and waits would be hundreds.
-    assert!(before + 500 <= submissions && submissions <= after + 8, "{before} {submissions} {after}");
+    // A launch counts when it passes the gate: the program's only thread may be between that and the driver's call.
+    assert!(before + 500 <= submissions && submissions <= after + 1, "{before} {submissions} {after}");
     // A drain goes before an answer that is still to come.
     client.say(&[
         SchedulerMessage::AskProgress { ticket: 8 },
