@@ -254,6 +254,8 @@ impl CoreTask {
                 if let Err(reason) = limits::quantum(quantum) {
                     Err(reason)
                 } else if let Some(gpu) = gpu.filter(|&gpu| !self.is_known(gpu)) {
+                    // It may have come since the last look.
+                    self.listing.look();
                     Err(format!("unknown GPU {gpu}: this machine does not list it and no client has used it"))
                 } else {
                     let text = self.core.set_quantum(gpu, quantum.into(), now);
@@ -363,7 +365,7 @@ impl CoreTask {
     }
 
     /// Whether a client has used a GPU, or the machine lists it.
-    fn is_known(&mut self, gpu: GpuUuid) -> bool {
+    fn is_known(&self, gpu: GpuUuid) -> bool {
         self.core.gpu_status().iter().any(|row| row.gpu == gpu) || self.listing.has(gpu)
     }
 

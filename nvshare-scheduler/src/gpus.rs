@@ -78,13 +78,9 @@ impl Listing {
         self.look = Some((look, now));
     }
 
-    /// Whether the machine had a GPU when it was listed last. If not, it is listed anew.
-    pub(crate) fn has(&mut self, gpu: GpuUuid) -> bool {
-        let has = self.last().iter().any(|listed| listed.gpu == gpu);
-        if !has {
-            self.look();
-        }
-        has
+    /// Whether the machine had a GPU when it was listed last.
+    pub(crate) fn has(&self, gpu: GpuUuid) -> bool {
+        self.last().iter().any(|listed| listed.gpu == gpu)
     }
 }
 
