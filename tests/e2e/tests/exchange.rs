@@ -1,5 +1,7 @@
 //! Memory comes to the card while that of the program before leaves it, and nothing that happens in the middle loses any.
 
+use std::path::PathBuf;
+
 use nvshare_harness::{Program, Running, Scheduler, World, wait_until};
 use nvshare_proto::units::MIB;
 use nvshare_proto::{ClientState, ClientStatus};
@@ -7,7 +9,7 @@ use nvshare_proto::{ClientState, ClientStatus};
 /// A card of 1 GiB. Memory leaves it so slowly that a test can look in the middle.
 const SLOW: &[(&str, &str)] =
     &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_TO_DEVICE", "12"), ("NVSIM_COPY_OUT", "0.25")];
-/// Stopped programs count as alive for as long as a test may take.
+/// A program that does not answer is waited for as long as a test may take.
 const SCHEDULER: &[&str] = &["--gpu-memory", "1GiB", "--tq", "0.3", "--grace", "600"];
 /// Two programs have so much each, and this part of it stays on the card while the other one runs.
 const EACH: u64 = 768 * MIB;
@@ -18,13 +20,31 @@ fn on_card(client: &ClientStatus) -> u64 {
     client.usage.iter().map(|usage| usage.allocated - usage.absent).sum()
 }
 
-/// Two programs in the middle of an exchange: a part of what has to leave has left, the rest is on the card, and the program
-/// that leaves is stopped.
+/// Two programs in the middle of an exchange: a part of what has to leave has left, the rest is on the card, and its copies are held.
 struct Exchange {
     world: World,
     scheduler: Scheduler,
     leaves: Running,
     comes: Running,
+    hold: Hold,
+}
+
+/// Holds what a program copies from the card.
+struct Hold(PathBuf);
+
+impl Hold {
+    fn is_met(&self) -> bool {
+        self.0.with_extension("waits").exists()
+    }
+
+    fn begin(&self) {
+        std::fs::write(&self.0, "").expect("a file");
+    }
+
+    fn end(&self) {
+        let _ = std::fs::remove_file(&self.0);
+        let _ = std::fs::remove_file(self.0.with_extension("waits"));
+    }
 }
 
 impl Exchange {
@@ -32,30 +52,34 @@ impl Exchange {
         let world = World::with_memory("swap", SLOW);
         let scheduler = Scheduler::start(&world, SCHEDULER);
         let args = "--memory 768MiB --block 64MiB --kernel-us 1000 --full-check";
-        let [a, b] =
-            ["a", "b"].map(|name| Program::workload(&world, name, args).until_told().waits_for_go().start());
-        Running::go(&[&a, &b]);
-        let mut jobs = [a, b];
+        let mut jobs = ["a", "b"].map(|name| {
+            let hold = world.dir().join(format!("held-{name}"));
+            let program = Program::workload(&world, name, args).until_told().waits_for_go();
+            (program.env("NVSIM_HELD_OUT", &hold.to_string_lossy()).start(), Hold(hold))
+        });
+        Running::go(&[&jobs[0].0, &jobs[1].0]);
         // The scheduler has been told of room that the first of the two has made, and that is not all of it.
-        let is_in_the_middle = |[leaves, comes]: &[Running; 2]| {
+        let is_in_the_middle = |[(leaves, _), (comes, _)]: &[(Running, Hold); 2]| {
             let status = Scheduler::status(&world);
             let leaves = status.client(leaves.pid()).resident;
             status.client(comes.pid()).state == ClientState::Next && leaves < EACH && leaves > STAYS
         };
-        wait_until("a program is stopped in the middle of an eviction", || {
+        wait_until("a program is held in the middle of an eviction", || {
             jobs.swap(0, 1);
             if !is_in_the_middle(&jobs) {
                 return false;
             }
-            jobs[0].signal(libc::SIGSTOP);
-            let stays = is_in_the_middle(&jobs);
+            let hold = &jobs[0].1;
+            hold.begin();
+            wait_until("a copy is held, or the last is done", || hold.is_met() || !is_in_the_middle(&jobs));
+            let stays = hold.is_met() && is_in_the_middle(&jobs);
             if !stays {
-                jobs[0].signal(libc::SIGCONT);
+                hold.end();
             }
             stays
         });
-        let [leaves, comes] = jobs;
-        Self { world, scheduler, leaves, comes }
+        let [(leaves, hold), (comes, _)] = jobs;
+        Self { world, scheduler, leaves, comes, hold }
     }
 
     /// Waits until memory has come that there was no room for before.
@@ -64,7 +88,7 @@ impl Exchange {
             let status = Scheduler::status(&self.world);
             let (leaves, comes) = (status.client(self.leaves.pid()), status.client(self.comes.pid()));
             assert_eq!(comes.state, ClientState::Next, "the gate stays closed");
-            assert!(leaves.resident > STAYS, "the program that leaves is stopped");
+            assert!(leaves.resident > STAYS, "the copies of the program that leaves are held");
             on_card(comes) > STAYS
         });
     }
@@ -85,8 +109,8 @@ fn end_intact(world: &World, programs: Vec<Running>) {
 fn memory_comes_before_the_last_has_left() {
     let exchange = Exchange::in_its_middle();
     exchange.comes();
-    exchange.leaves.signal(libc::SIGCONT);
-    let Exchange { world, scheduler: _scheduler, leaves, comes } = exchange;
+    exchange.hold.end();
+    let Exchange { world, scheduler: _scheduler, leaves, comes, .. } = exchange;
     end_intact(&world, vec![leaves, comes]);
 }
 
@@ -95,8 +119,8 @@ fn the_program_that_is_next_is_killed_in_the_middle() {
     let exchange = Exchange::in_its_middle();
     exchange.comes();
     exchange.comes.signal(libc::SIGKILL);
-    exchange.leaves.signal(libc::SIGCONT);
-    let Exchange { world, scheduler: _scheduler, leaves, comes } = exchange;
+    exchange.hold.end();
+    let Exchange { world, scheduler: _scheduler, leaves, comes, .. } = exchange;
     assert!(!comes.finish().status.success());
     Scheduler::until(&world, "the other one runs with all of its memory", |status| {
         let client = status.client(leaves.pid());
@@ -111,7 +135,7 @@ fn the_program_that_leaves_is_killed_in_the_middle() {
     let exchange = Exchange::in_its_middle();
     exchange.comes();
     exchange.leaves.signal(libc::SIGKILL);
-    let Exchange { world, scheduler: _scheduler, leaves, comes } = exchange;
+    let Exchange { world, scheduler: _scheduler, leaves, comes, .. } = exchange;
     assert!(!leaves.finish().status.success());
     Scheduler::until(&world, "the other one runs with all of its memory", |status| {
         let client = status.client(comes.pid());
@@ -125,9 +149,9 @@ fn the_program_that_leaves_is_killed_in_the_middle() {
 fn the_scheduler_is_killed_in_the_middle() {
     let exchange = Exchange::in_its_middle();
     exchange.comes();
-    let Exchange { world, scheduler, leaves, comes } = exchange;
+    let Exchange { world, scheduler, leaves, comes, hold } = exchange;
     scheduler.kill();
-    leaves.signal(libc::SIGCONT);
+    hold.end();
     let _scheduler = Scheduler::start(&world, SCHEDULER);
     end_intact(&world, vec![leaves, comes]);
 }
@@ -136,10 +160,10 @@ fn the_scheduler_is_killed_in_the_middle() {
 fn scheduling_is_switched_off_in_the_middle_and_on_again() {
     let exchange = Exchange::in_its_middle();
     exchange.comes();
-    let Exchange { world, scheduler: _scheduler, leaves, comes } = exchange;
+    let Exchange { world, scheduler: _scheduler, leaves, comes, hold } = exchange;
     let off = Scheduler::ctl(&world, &["off", "--force"]);
     assert!(off.status.success(), "{off:?}");
-    leaves.signal(libc::SIGCONT);
+    hold.end();
     wait_until("the program that is next goes on alone", || comes.log().contains("received SchedOff"));
     let on = Scheduler::ctl(&world, &["on"]);
     assert!(on.status.success(), "{on:?}");
