@@ -18,6 +18,7 @@ pub(crate) const ALL: &[&str] = &[
     "modes",
     "nodes",
     "peer",
+    "peer access",
     "pitch",
     "register",
     "rows",
@@ -36,7 +37,7 @@ pub(crate) fn look(d: &Driver) -> Result<BTreeSet<String>, CudaError> {
     let mut context = 0u64;
     cu!(d, "cuDevicePrimaryCtxRetain", &raw mut context => *mut u64, 0 => i32)?;
     cu!(d, "cuCtxSetCurrent", context => u64)?;
-    let looks: [(&str, Look); 16] = [
+    let looks: [(&str, Look); 17] = [
         ("async", stream_order),
         ("attach", attach),
         ("graph memory", graph_memory),
@@ -48,6 +49,7 @@ pub(crate) fn look(d: &Driver) -> Result<BTreeSet<String>, CudaError> {
         ("modes", modes),
         ("nodes", |d| Ok(d.has("cuGraphAddNode_v2"))),
         ("peer", |d| Ok(d.has("cuMemcpyPeerAsync"))),
+        ("peer access", peer_access),
         ("pitch", pitch),
         ("register", |d| Ok(d.has("cuMemHostRegister_v2"))),
         ("rows", |d| Ok(d.has("cuMemcpy2DAsync_v2"))),
@@ -227,4 +229,11 @@ fn two_devices(d: &Driver) -> Result<bool, CudaError> {
     let mut count = 0i32;
     cu!(d, "cuDeviceGetCount", &raw mut count => *mut i32)?;
     Ok(count > 1)
+}
+
+/// Whether kernels of the first device reach the memory of a second one.
+fn peer_access(d: &Driver) -> Result<bool, CudaError> {
+    let mut reaches = 0i32;
+    cu!(d, "cuDeviceCanAccessPeer", &raw mut reaches => *mut i32, 0 => i32, 1 => i32)?;
+    Ok(reaches != 0 && d.has("cuCtxEnablePeerAccess") && d.has("cuCtxDisablePeerAccess"))
 }

@@ -85,6 +85,12 @@ impl Run {
                 self.copy_out(region, host, first, bytes, stream, way)?;
             }
             Op::PeerCopy { to, from, contexts, stream } => self.peer_copy(to, from, contexts, stream)?,
+            Op::PeerAccess { to, opens: true } => {
+                cu!(d, "cuCtxEnablePeerAccess", self.contexts.get(to) => u64, 0 => u32)?;
+            }
+            Op::PeerAccess { to, opens: false } => {
+                cu!(d, "cuCtxDisablePeerAccess", self.contexts.get(to) => u64)?;
+            }
             Op::Prefetch { region, stream, device } => {
                 let (address, stream) = (self.address(region), self.stream(stream));
                 cu!(d, "cuMemPrefetchAsync", address => u64, region.bytes as usize => usize, device => i32,

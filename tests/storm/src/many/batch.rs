@@ -107,6 +107,10 @@ impl Storm<'_> {
         if INTERRUPTED.load(Ordering::SeqCst) {
             return;
         }
+        if finding.is_loss() {
+            self.all.lost.fetch_add(1, Ordering::SeqCst);
+            return;
+        }
         if self.all.options.chaos && !native && finding.is_refused_alone() {
             self.all.refused_alone.fetch_add(1, Ordering::SeqCst);
             return;

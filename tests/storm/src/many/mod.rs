@@ -30,7 +30,7 @@ use trial::{Finding, Running};
 use world::{Moved, World};
 
 /// Time for the neighbour to check all its memory before it ends.
-const NEIGHBOUR_ENDS: Duration = Duration::from_secs(40);
+const NEIGHBOUR_ENDS: Duration = Duration::from_secs(300);
 /// A program is not held for hanging before it takes this many times as long as natively.
 const TIMES_NATIVE: u32 = 50;
 /// From this many seeds on, a feature that was never composed is a finding.
@@ -128,6 +128,8 @@ struct All<'a> {
     refused_alone: AtomicU64,
     /// How often memory moved by itself while a program ran alone, as the scheduler had not answered in time.
     moved_alone: AtomicU64,
+    /// Programs that ended because their card was lost.
+    lost: AtomicU64,
 }
 
 /// One world, with a scheduler, a neighbour and jobs of its own.
@@ -174,6 +176,7 @@ pub(crate) fn storm(options: &StormOptions) -> Result<(), String> {
         shared_ms: Mutex::default(),
         refused_alone: AtomicU64::new(0),
         moved_alone: AtomicU64::new(0),
+        lost: AtomicU64::new(0),
     };
     let new = |world| Storm {
         all: &all,
@@ -379,6 +382,7 @@ impl All<'_> {
                 "storm: memory moved by itself {alone} times beside programs that the scheduler did not answer in time"
             );
         }
+        println!("storm: {} programs ended as their card was lost", self.lost.load(Ordering::SeqCst));
         let native = found.iter().filter(|found| found.native).count();
         println!(
             "storm: {seeds} seeds from {} in {:.0} s, median {} ms natively and {} ms in turns, {turns} hand-overs, {native} findings natively, {} findings",

@@ -116,9 +116,11 @@ impl Moment<'_> {
     }
 }
 
+/// Tries again where the scheduler does not answer in time: a client that stayed paused would look as if it hung.
 fn pause(scheduler: &Scheduler, client: u64, paused: bool) {
     let given = Given { paused: Some(paused), ..Given::default() };
-    let _ = scheduler.change(AdminRequest::Give { client, gpu: None, given });
+    let request = AdminRequest::Give { client, gpu: None, given };
+    let _ = (0..10).any(|_| scheduler.change(request.clone()).is_ok());
 }
 
 fn has_all_its_memory(client: &ClientStatus) -> bool {

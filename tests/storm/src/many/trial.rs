@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::rng::Rng;
 use crate::{RunOptions, watch};
 
 use super::moods::{self, Mood};
@@ -29,7 +30,20 @@ impl Finding {
         let refused = self.kind.starts_with("failed cuMem") && self.text.contains(" returned 2, expected 0");
         refused && self.text.contains("no scheduler at ")
     }
+
+    /// Whether the program ended because its card was lost, as it must.
+    pub(crate) fn is_loss(&self) -> bool {
+        self.kind == LOSS
+    }
 }
+
+/// The kind of the end of a program whose card was lost.
+const LOSS: &str = "the card was lost";
+/// A card is lost in this time, in milliseconds: about as long as a program takes.
+const LOST_WITHIN: u64 = 1500;
+
+/// What a call says of a lost card, where the program expects something else.
+const SAID_OF_LOST: [&str; 2] = [" returned 214, expected 0", "CudaError(214, "];
 
 /// Processes that run now, so that some can be stopped.
 #[derive(Debug, Default)]
@@ -69,7 +83,7 @@ pub(crate) fn command(world: &World, options: &RunOptions, caps: &str) -> Comman
     if options.shared {
         command.arg("--shared");
     }
-    if let Some(mood) = mood(world, options).filter(|mood| !mood.is_slow()) {
+    if let Some(mood) = mood(world, options).filter(|mood| mood.is_native()) {
         command.env(mood.setting.0, mood.setting.1);
     }
     if !options.skip.is_empty() {
@@ -122,6 +136,13 @@ pub(crate) fn trial(
     let file =
         |path: &Path| File::create(path).map_err(|error| other(format!("{}: {error}", path.display())));
     command.stdout(file(&out)?).stderr(file(log)?);
+    let loses = turns.and_then(|world| mood(world, programs)).filter(|mood| mood.is_loss());
+    let mut loss = loses.map(|mood| {
+        let place = log.with_extension("lost");
+        let _ = std::fs::remove_file(&place);
+        command.env(mood.setting.0, &place);
+        (place, Duration::from_millis(Rng::part(programs.seed, 0x1057).range(0, LOST_WITHIN)))
+    });
     let begin = Instant::now();
     let mut child = command.spawn().map_err(|error| other(error.to_string()))?;
     running.0.lock().unwrap_or_else(PoisonError::into_inner).push(child.id());
@@ -138,6 +159,9 @@ pub(crate) fn trial(
                 Ok(None) => {}
                 Err(error) => return Err(other(error.to_string())),
             }
+        }
+        if let Some((place, _)) = loss.take_if(|(_, after)| begin.elapsed() > *after) {
+            File::create(place).map_err(|error| other(error.to_string()))?;
         }
         if super::INTERRUPTED.load(std::sync::atomic::Ordering::SeqCst) {
             let _ = child.kill();
@@ -178,7 +202,10 @@ pub(crate) fn trial(
     }
     if !status.success() || said.matches("words as expected").count() as u64 != programs.count {
         let first = said.lines().find(|line| line.contains(" step ")).unwrap_or_default();
-        let kind = if first.contains("words are wrong") {
+        let is_loss = loses.is_some() && SAID_OF_LOST.iter().any(|said| first.contains(said));
+        let kind = if is_loss {
+            LOSS.to_owned()
+        } else if first.contains("words are wrong") {
             "wrong data".to_owned()
         } else if first.contains("first to touch") {
             "memory was not populated".to_owned()

@@ -148,7 +148,7 @@ impl World {
         *self.scheduler.lock().unwrap_or_else(PoisonError::into_inner) = Some(child);
         let begin = Instant::now();
         while std::os::unix::net::UnixStream::connect(self.dir.join("admin.sock")).is_err() {
-            if begin.elapsed() > Duration::from_secs(30) {
+            if begin.elapsed() > Duration::from_secs(300) {
                 return Err("the scheduler does not serve".to_owned());
             }
             std::thread::sleep(Duration::from_millis(5));

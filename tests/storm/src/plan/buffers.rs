@@ -197,6 +197,10 @@ impl Composer<'_> {
         let (context, flags) = (self.context_of(stream), self.legacy_flags(stream));
         let module = self.contexts[&context].module;
         reads.push(Thing::Module(module));
+        let of = self.buffers[&region.buffer].context;
+        if of != context {
+            reads.extend([Thing::Context(of), Thing::Access(context, of)]);
+        }
         self.apply(region, effect);
         self.emit(thread, Some(context), Op::Work { region, effect, stream, module }, &reads, &writes, flags);
     }

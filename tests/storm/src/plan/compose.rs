@@ -33,6 +33,8 @@ pub(super) enum Thing {
     Region(Id, u64),
     Host(Id),
     Graph(Id),
+    /// The access of a context to another device's.
+    Access(Id, Id),
 }
 
 impl Region {
@@ -95,6 +97,8 @@ pub(super) struct Composer<'a> {
     pub(super) features: BTreeMap<String, u64>,
     used: HashMap<Thing, (Option<usize>, Vec<usize>)>,
     pub(super) contexts: BTreeMap<Id, ContextState>,
+    /// Which contexts have access to which of another device.
+    pub(super) peers: BTreeSet<(Id, Id)>,
     pub(super) streams: BTreeMap<Id, usize>,
     pub(super) buffers: BTreeMap<Id, BufferState>,
     pub(super) hosts: BTreeMap<Id, HostState>,
@@ -125,6 +129,7 @@ pub(crate) fn compose(recipe: &Recipe) -> Plan {
         features: BTreeMap::new(),
         used: HashMap::new(),
         contexts: BTreeMap::new(),
+        peers: BTreeSet::new(),
         streams: BTreeMap::new(),
         buffers: BTreeMap::new(),
         hosts: BTreeMap::new(),

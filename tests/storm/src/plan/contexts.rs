@@ -99,6 +99,7 @@ impl Composer<'_> {
             writes.push(Thing::Event(event));
         }
         let state = self.contexts.remove(&context).expect("a live context");
+        self.peers.retain(|&(from, to)| from != context && to != context);
         if rng.percent(50) {
             self.unload(thread, context, state.module);
         }
@@ -120,6 +121,28 @@ impl Composer<'_> {
         let flags = [flag::UNSAFE, flag::DISTURB, flag::LEGACY, flag::CONTEXT];
         let op = Op::ContextEnd { context, how, device: state.device };
         self.emit(thread, None, op, &[], &writes, &flags);
+    }
+
+    /// A context has access to another device's from now on.
+    pub(super) fn open_peer(&mut self, thread: usize, from: Id, to: Id) {
+        if self.peers.insert((from, to)) {
+            self.count("peer access begins");
+            self.give_access(thread, from, to, true);
+        }
+    }
+
+    /// A context gives its access up, when all kernels that may use it are complete.
+    pub(super) fn close_peer(&mut self, thread: usize, from: Id, to: Id) {
+        self.sync_context(thread, from);
+        self.peers.remove(&(from, to));
+        self.count("peer access ends");
+        self.give_access(thread, from, to, false);
+    }
+
+    fn give_access(&mut self, thread: usize, from: Id, to: Id, opens: bool) {
+        let flags = [flag::UNSAFE, flag::DISTURB, flag::LEGACY];
+        let op = Op::PeerAccess { to, opens };
+        self.emit(thread, Some(from), op, &[Thing::Context(to)], &[Thing::Access(from, to)], &flags);
     }
 
     /// All green contexts of a device so far, those that have ended too.

@@ -344,6 +344,11 @@ pub(crate) enum Op {
         contexts: (Id, Id),
         stream: Id,
     },
+    /// The current context gets access to another device's context, or gives it up.
+    PeerAccess {
+        to: Id,
+        opens: bool,
+    },
     Prefetch {
         region: Region,
         stream: Id,

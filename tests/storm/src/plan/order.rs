@@ -56,6 +56,7 @@ fn named(op: &Op) -> Vec<(Thing, Touch)> {
             let both = [contexts.0, contexts.1].map(|context| (Thing::Context(context), Use));
             [vec![at(to), at(from), on(*stream)], both.to_vec()].concat()
         }
+        Op::PeerAccess { to, .. } => vec![(Thing::Context(*to), Use)],
         Op::Prefetch { region, stream, .. } => vec![at(region), on(*stream)],
         Op::HostTouch { region, .. } => vec![at(region)],
         Op::Record1(recording, module) => {

@@ -1,7 +1,7 @@
 //! The random choices that make a program: each emits a few steps, or none if the things that it needs do not exist.
 
 use super::buffers::MOST_COPIED;
-use super::compose::{Composer, Pending, Thing};
+use super::compose::{BufferState, Composer, Pending, Thing};
 use super::{ContextKind, Door, Effect, Id, Op, Region, Value, flag};
 use crate::rng::Rng;
 
@@ -22,6 +22,9 @@ const fn pick(
 ) -> Pick {
     Pick { name, weight, needs, compose }
 }
+
+/// The capability of devices that reach each other's memory.
+const PEER_ACCESS: &str = "peer access";
 
 /// All choices. Their order and weights are a part of a seed's meaning.
 pub(super) static PICKS: &[Pick] = &[
@@ -182,7 +185,32 @@ fn peer_copy(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
     let by = c.hand(stream, thread);
     let op = Op::PeerCopy { to, from, contexts: (context, of), stream };
     c.emit(by, Some(context), op, &reads, &writes, &flags);
+    if rng.percent(60) {
+        peer_kernels(c, rng, thread, context, from);
+    }
     true
+}
+
+/// Kernels of one device work on the memory of another.
+fn peer_kernels(c: &mut Composer<'_>, rng: &mut Rng, thread: usize, context: Id, region: Region) {
+    let BufferState { context: of, door, .. } = c.buffers[&region.buffer];
+    let [here, there] = [context, of].map(|context| &c.contexts[&context]);
+    let is_green = [here, there].iter().any(|context| context.kind == ContextKind::Green);
+    // Access of contexts reaches this memory alone.
+    let is_reached = matches!(door, Door::Plain | Door::Pitch);
+    if here.device == there.device || is_green || !is_reached || !c.may(PEER_ACCESS) {
+        return;
+    }
+    c.open_peer(thread, context, of);
+    let stream = c.some_stream(rng, thread, context);
+    for _ in 0..rng.range(1, 3) {
+        c.count("kernel on a peer's memory");
+        let effect = Effect::Add(rng.word(), rng.range(0, 1500) as u32);
+        c.work(rng, thread, region, effect, stream);
+    }
+    if rng.percent(30) {
+        c.close_peer(thread, context, of);
+    }
 }
 
 fn allocation(c: &mut Composer<'_>, rng: &mut Rng, thread: usize) -> bool {
