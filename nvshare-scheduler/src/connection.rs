@@ -22,7 +22,7 @@ use crate::frames::{self, Stream, WRITE_PATIENCE, refuse, tell_all};
 use crate::host_memory::{Account, HostMemory, Lot, News, Owner};
 use crate::identity::Peer;
 use crate::journal::Journal;
-use crate::processes::{self, Described, Looks};
+use crate::processes::{self, Described, Image, Looks};
 use crate::seldom::Seldom;
 use crate::tenants::{Seat, Tenant, Tenants};
 use crate::view::Viewer;
@@ -36,10 +36,12 @@ const FIRST_FRAME_PATIENCE: Duration = Duration::from_secs(10);
 const LISTS_FOR: Duration = Duration::from_secs(10);
 /// Longest time, for each frame and altogether, for which the socket of a process that is gone is read.
 const LAST_WORDS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
+/// How often a process that has left and lives on is looked at: whether it runs another program by now.
+const LOOK_AT_IMAGES: Duration = Duration::from_secs(1);
 /// Longest name of a program that is shown.
 const LONGEST_NAME: usize = 64;
-/// The reason for refusing a process that names more GPUs than a machine can have.
-const TOO_MANY_GPUS: &str = "more GPUs are named than a machine has";
+/// The reason for refusing a process that names more GPUs than the machine can have.
+const TOO_MANY_GPUS: &str = "more GPUs are named than the machine can have";
 /// Frames that one connection may send.
 const FRAMES: Rate = Rate { burst: 8000, each_second: 4000 };
 /// One for each connection that is refused.
@@ -82,12 +84,15 @@ impl Shared {
         }
     }
 
-    /// Tells the core when the process of a client that has disconnected is gone. The client's place stays taken
-    /// until then, or until the process has come back: then its place is counted again.
-    fn wait_for_end(&self, client: u64, peer: Peer, place: Option<Place>) {
+    /// Tells the core when the process of a client that has disconnected is gone, or runs another program than `image`. The client's
+    /// place stays taken until then, or until the process has come back: then its place is counted again.
+    fn wait_for_end(&self, client: u64, peer: Peer, image: Option<Image>, place: Option<Place>) {
         let (commands, identity) = (self.commands.clone(), peer.identity);
         let wait = tokio::spawn(async move {
-            peer.gone().await;
+            tokio::select! {
+                () = peer.gone() => {}
+                () = runs_another(&peer, image) => {}
+            }
             let _ = commands.send(Command::Exited { client, identity }).await;
             drop(place);
         });
@@ -96,6 +101,18 @@ impl Shared {
         if let Some(before) = identity.process.and_then(|process| waits.insert(process, wait.abort_handle()))
         {
             before.abort();
+        }
+    }
+}
+
+/// Waits until a process runs another program than this; for ever where nobody can tell. What the earlier program had on GPUs went with it.
+async fn runs_another(peer: &Peer, image: Option<Image>) {
+    let Some((pid, before)) = peer.identity.pid.zip(image) else { return std::future::pending().await };
+    loop {
+        sleep(LOOK_AT_IMAGES).await;
+        // What cannot be seen now is no sign.
+        if peer.read(|| Image::of(pid)).flatten().is_some_and(|now| now != before) {
+            return;
         }
     }
 }
@@ -244,6 +261,7 @@ async fn client(
     let mut host = shared.host.as_ref().map(|host| host.open(client, owner));
     register.usage.iter().for_each(|usage| uses(&mut host, usage));
     let process = process(framed.get_ref(), &peer);
+    let image = peer.identity.pid.and_then(|pid| peer.read(|| Image::of(pid))?);
     let was_here = register.returns;
     if commands
         .send(Command::Register { client, identity, process, register: Box::new(register), frames })
@@ -355,7 +373,7 @@ async fn client(
     let process_remains = !process_gone && peer.lives();
     let _ = commands.send(Command::Disconnected { client, process_remains }).await;
     if process_remains {
-        shared.wait_for_end(client, peer, place);
+        shared.wait_for_end(client, peer, image, place);
     }
 }
 

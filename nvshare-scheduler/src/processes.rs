@@ -83,6 +83,27 @@ fn is_stopped(stat: &[u8]) -> bool {
     end.is_some_and(|end| stat[end + 1..].starts_with(b" T"))
 }
 
+/// Where the kernel has put the code and the stack of the program that a process runs. Another program is elsewhere, since Linux
+/// chooses these places anew (ASLR).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Image([u64; 2]);
+
+impl Image {
+    /// That of the process that has this number now; none where this process may not see it. To read this waits for no process.
+    pub(crate) fn of(pid: u32) -> Option<Self> {
+        Self::said_by(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// As `/proc/PID/stat` says: fields 26 and 28, of which the state is the third. Zeros stand for what is hidden.
+    fn said_by(stat: &[u8]) -> Option<Self> {
+        let end = stat.iter().rposition(|&byte| byte == b')')?;
+        let text = String::from_utf8_lossy(&stat[end + 1..]);
+        let field = |number: usize| text.split_whitespace().nth(number - 3)?.parse().ok();
+        let places: [u64; 2] = [field(26)?, field(28)?];
+        (places != [0; 2]).then_some(Self(places))
+    }
+}
+
 /// The program and its arguments as `ps` shows them, shortened; none, if there are none.
 fn command(arguments: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(arguments);
@@ -161,6 +182,19 @@ mod tests {
         }
         let own = [("own", std::process::id()), ("none", u32::MAX)];
         assert_eq!(stopped(own).collect::<Vec<_>>(), [("own", false)]);
+    }
+
+    #[test]
+    fn another_program_of_a_process_is_elsewhere() {
+        let stat = |code: u64, stack: u64| {
+            format!("7 (a) b) S 1 7 7 0 -1 4 0 0 0 0 0 0 0 0 20 0 1 0 9 99 9 1 {code} 2 {stack} 0 0")
+        };
+        let said = |code, stack| Image::said_by(stat(code, stack).as_bytes());
+        assert_eq!(said(4096, 77), Some(Image([4096, 77])));
+        assert_eq!((said(0, 0), Image::said_by(b"7 (a) S 1"), Image::said_by(b"")), (None, None, None));
+        let own = Image::of(std::process::id());
+        assert!(own.is_some() && own == Image::of(std::process::id()));
+        assert_eq!(Image::of(u32::MAX), None);
     }
 
     #[test]

@@ -263,7 +263,7 @@ impl Core {
         }
     }
 
-    /// A process has ended. It may have left memory each time that it disconnected, on different GPUs.
+    /// A process has ended, or runs another program. It may have left memory each time that it disconnected, on different GPUs.
     pub(crate) fn on_exited(&mut self, id: ClientId, identity: Identity) {
         for uuid in self.gpus.keys().copied().collect::<Vec<_>>() {
             self.forget_departed(uuid, |other, departed| {

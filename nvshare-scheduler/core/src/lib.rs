@@ -153,7 +153,7 @@ pub enum Event {
         /// Whether its process is known to live on, or to be still freeing its memory.
         process_remains: bool,
     },
-    /// A process of clients that had disconnected has ended, and all that it had is free.
+    /// A process of clients that had disconnected has ended, or runs another program: all that it had is free.
     Exited {
         /// The last client of that process.
         client: ClientId,

@@ -1,6 +1,7 @@
 //! Everything fails open: a scheduler that is absent, dies, comes back, or is started twice.
 
 use std::os::unix::net::UnixListener;
+use std::time::{Duration, Instant};
 
 use nvshare_harness::{Program, Running, Scheduler, Status, World, wait_until};
 use nvshare_proto::ClientState;
@@ -8,6 +9,8 @@ use nvshare_proto::ClientState;
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 /// The log line of a program that has lost its scheduler.
 const LOST: &str = "connection to the scheduler lost";
+/// A parked program whose scheduler is away for longer runs on beside the others, and its memory comes by faults.
+const GOES_ALONE_AFTER: Duration = Duration::from_secs(5);
 const JOB: &str = "--memory 768MiB --block 64MiB --kernel-us 1000";
 
 nvshare_harness::with_both_memories! {
@@ -16,6 +19,7 @@ nvshare_harness::with_both_memories! {
     parked_programs_go_on_when_a_scheduler_does_not_come_back
     a_stopped_program_holds_up_nobody_that_fits_beside_it
     a_stopped_program_that_waits_is_passed_over_until_it_goes_on
+    a_process_that_becomes_another_program_leaves_its_room
 }
 
 fn without_a_scheduler_programs_run_and_join_later(memory: &str) {
@@ -46,15 +50,22 @@ fn a_scheduler_that_is_killed_stops_nobody_and_gets_everybody_back(memory: &str)
     });
     Running::go(&[&jobs[0], &jobs[1]]);
     Scheduler::until_turns(&world, &[&jobs[0], &jobs[1]], 2);
+    let killed = Instant::now();
     scheduler.kill();
     wait_until("both notice", || jobs.iter().all(|job| job.log().contains(LOST)));
     let _scheduler = Scheduler::start(&world, &arguments);
-    Scheduler::until(&world, "both are back and take turns", |status| {
+    Scheduler::until(&world, "both are back", |status| {
+        status.clients.iter().filter(|client| !client.gone).count() == 2
+    });
+    let back = killed.elapsed();
+    Scheduler::until(&world, "both take turns", |status| {
         status.clients.iter().filter(|client| !client.gone).count() == 2
             && status.gpus.first().is_some_and(|gpu| gpu.turns >= 4)
     });
     world.stop_intact(jobs);
-    world.moved_when_told();
+    if back < GOES_ALONE_AFTER {
+        world.moved_when_told();
+    }
 }
 
 fn parked_programs_go_on_when_a_scheduler_does_not_come_back(memory: &str) {
@@ -118,7 +129,7 @@ fn stale_sockets_are_replaced_and_anything_else_is_left_alone() {
 
 fn a_stopped_program_holds_up_nobody_that_fits_beside_it(memory: &str) {
     let world = World::with_memory(memory, CARD);
-    let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2", "--grace", "0.5"]);
+    let scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.2", "--grace", "600"]);
     // The program has its memory and waits for a word that never comes, away from the simulator and its locks.
     let stopped = Program::workload(&world, "stopped", JOB).waits_for_go().start();
     wait_until("it is set up", || stopped.is_ready());
@@ -127,9 +138,7 @@ fn a_stopped_program_holds_up_nobody_that_fits_beside_it(memory: &str) {
         Program::workload(&world, "small", "--memory 128MiB --block 64MiB --steps 20").start().finish();
     small.intact();
     let large = Program::workload(&world, "large", &format!("{JOB} --steps 5")).start();
-    wait_until("the stopped one is reported", || {
-        ["does not answer", "is stopped"].iter().any(|said| scheduler.log().contains(said))
-    });
+    wait_until("the stopped one is reported", || scheduler.log().contains("is stopped"));
     stopped.signal(libc::SIGKILL);
     let _ = stopped.finish();
     large.finish().intact();
@@ -141,27 +150,36 @@ fn a_stopped_program_that_waits_is_passed_over_until_it_goes_on(memory: &str) {
     let jobs =
         ["a", "b"].map(|name| Program::workload(&world, name, JOB).until_told().waits_for_go().start());
     Running::go(&[&jobs[0], &jobs[1]]);
-    let mut waits = 0;
-    Scheduler::until(&world, "one runs and the other waits", |status| {
-        let state = |job: &Running| status.find(job.pid()).map(|client| client.state);
-        waits = usize::from(state(&jobs[0]) == Some(ClientState::Running));
-        state(&jobs[waits]) == Some(ClientState::Waiting)
-            && state(&jobs[1 - waits]) == Some(ClientState::Running)
-    });
-    // It sleeps at its gate, away from the simulator and its locks, when all that it was asked for has left.
-    wait_until("its memory has left", || {
-        let log = jobs[waits].log();
-        let count = |what: &str| log.matches(what).count();
-        count("received Evict(") == count("sent Evicted")
-    });
     let is_passed_over = |job: &Running| {
         let pid = job.pid();
         move |status: &Status| {
             status.find(pid).is_some_and(|client| client.state == ClientState::Waiting && client.stuck)
         }
     };
-    jobs[waits].signal(libc::SIGSTOP);
-    Scheduler::until(&world, "it is seen to be stopped", is_passed_over(&jobs[waits]));
+    let mut waits = 0;
+    wait_until("the one that waits is seen to be stopped", || {
+        Scheduler::until(&world, "one runs and the other waits", |status| {
+            let state = |job: &Running| status.find(job.pid()).map(|client| client.state);
+            waits = usize::from(state(&jobs[0]) == Some(ClientState::Running));
+            state(&jobs[waits]) == Some(ClientState::Waiting)
+                && state(&jobs[1 - waits]) == Some(ClientState::Running)
+        });
+        // It sleeps at its gate, away from the simulator and its locks, when all that it was asked for has left.
+        wait_until("its memory has left", || {
+            let log = jobs[waits].log();
+            let count = |what: &str| log.matches(what).count();
+            count("received Evict(") == count("sent Evicted")
+        });
+        let pid = jobs[waits].pid();
+        jobs[waits].signal(libc::SIGSTOP);
+        Scheduler::until(&world, "it is seen to be stopped", |status| status.client(pid).stuck);
+        // On a busy machine the other one can have looked idle, so that this one was granted the lock before it was stopped.
+        let waits_still = is_passed_over(&jobs[waits])(&Scheduler::status(&world));
+        if !waits_still {
+            jobs[waits].signal(libc::SIGCONT);
+        }
+        waits_still
+    });
     world.stop();
     let [a, b] = jobs;
     let (runs, waits) = if waits == 1 { (a, b) } else { (b, a) };
@@ -173,4 +191,17 @@ fn a_stopped_program_that_waits_is_passed_over_until_it_goes_on(memory: &str) {
     waits.signal(libc::SIGCONT);
     waits.finish().intact();
     assert!(scheduler.log().contains("is stopped, and keeps"), "{}", scheduler.log());
+}
+
+/// The card has room for both here: a simulated driver's memory stays with a process that lives on.
+fn a_process_that_becomes_another_program_leaves_its_room(memory: &str) {
+    let world = World::with_memory(memory, &[("NVSIM_MEMORY", "2GiB"), CARD[1]]);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--grace", "1"]);
+    let becomes = Program::guest(&world, "becomes", &["768"]).start();
+    wait_until("it has become another program", || {
+        std::fs::read_to_string(format!("/proc/{}/comm", becomes.pid())).is_ok_and(|name| name == "sleep\n")
+    });
+    let other = Program::workload(&world, "other", "--memory 768MiB --block 64MiB --steps 3").start();
+    other.finish().intact();
+    assert!(becomes.lives());
 }
