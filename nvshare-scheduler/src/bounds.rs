@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use nvshare_core::MOST_GPUS_EACH;
 use nvshare_proto::GpuUuid;
 
 use crate::bucket::{Bucket, Rate};
@@ -30,6 +29,8 @@ pub(crate) enum Whom {
 #[derive(Debug)]
 pub(crate) struct Bounds {
     most: usize,
+    /// GPUs that one user or container may name.
+    most_gpus: usize,
     taken: Mutex<BTreeMap<Whom, Taken>>,
 }
 
@@ -50,8 +51,8 @@ pub(crate) struct Place {
 }
 
 impl Bounds {
-    pub(crate) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { most, taken: Mutex::default() })
+    pub(crate) fn new(most: usize, most_gpus: usize) -> Arc<Self> {
+        Arc::new(Self { most, most_gpus, taken: Mutex::default() })
     }
 
     /// A place for one more connection; none: the user or container has too many, or all together have.
@@ -90,12 +91,12 @@ impl Place {
 }
 
 impl Place {
-    /// Whether a process may name these GPUs: processes of one user or container may not name more than a machine can have.
+    /// Whether a process may name these GPUs: processes of one user or container may not name more than the machine can have.
     pub(crate) fn names(&self, gpus: impl Iterator<Item = GpuUuid>) -> bool {
         let mut taken = self.bounds.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(own) = taken.get_mut(&self.whom) else { return true };
         for gpu in gpus {
-            if own.gpus.len() >= MOST_GPUS_EACH && !own.gpus.contains(&gpu) {
+            if own.gpus.len() >= self.bounds.most_gpus && !own.gpus.contains(&gpu) {
                 return false;
             }
             own.gpus.insert(gpu);
@@ -115,7 +116,7 @@ impl Drop for Place {
             }
         }
         // A user or container without connections and with full buckets is forgotten.
-        let asks_little = |own: &mut Taken| own.registrations.is_full(now) && own.questions.is_full(now);
+        let asks_little = |own: &Taken| own.registrations.is_full(now) && own.questions.is_full(now);
         taken.retain(|_, own| own.places > 0 || !asks_little(own));
     }
 }
@@ -126,7 +127,7 @@ mod tests {
 
     #[test]
     fn one_user_leaves_places_for_the_others() {
-        let bounds = Bounds::new(8);
+        let bounds = Bounds::new(8, 64);
         let user = |user| Whom::User(Some(user));
         let mut places: Vec<Place> = (0..4).map(|_| bounds.take(user(1)).expect("a place")).collect();
         assert!(bounds.take(user(1)).is_none(), "half of them");
@@ -136,8 +137,8 @@ mod tests {
     }
 
     #[test]
-    fn one_user_names_as_many_gpus_as_a_machine_can_have() {
-        let bounds = Bounds::new(8);
+    fn one_user_names_as_many_gpus_as_the_machine_can_have() {
+        let bounds = Bounds::new(8, 64);
         let [one, again, other] = [1, 1, 2].map(|user| bounds.take(Whom::User(Some(user))).expect("a place"));
         let gpus = |from: u8, to: u8| (from..to).map(|n| GpuUuid([n; 16]));
         assert!(one.names(gpus(0, 40)));
@@ -149,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_user_who_registers_often_is_slowed_down() {
-        let bounds = Bounds::new(8);
+        let bounds = Bounds::new(8, 64);
         let (many, other) =
             (bounds.take(Whom::User(Some(1))).unwrap(), bounds.take(Whom::User(Some(2))).unwrap());
         let now = Instant::now();
@@ -163,7 +164,7 @@ mod tests {
 
     #[test]
     fn questions_are_counted_for_all_connections_of_a_user() {
-        let bounds = Bounds::new(8);
+        let bounds = Bounds::new(8, 64);
         let [one, again, other] = [1, 1, 2].map(|user| bounds.take(Whom::User(Some(user))).expect("a place"));
         let now = Instant::now();
         assert!((0..QUESTIONS.burst).all(|n| if n % 2 == 0 { &one } else { &again }.ask(now).is_ok()));

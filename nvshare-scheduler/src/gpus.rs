@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use nvshare_core::MOST_GPUS_EACH;
 use nvshare_proto::GpuUuid;
 use tokio::task::{JoinHandle, spawn_blocking};
 
@@ -40,6 +41,14 @@ pub fn list(descriptions: &Path) -> Vec<Listed> {
     });
     // A GPU that has no UUID yet still counts in the numbering.
     (0..).zip(described).filter_map(|(index, (bus, text))| describe(index, bus, &text)).collect()
+}
+
+/// A GPU can be cut into seven parts (MIG), which have names of their own that the kernel module does not list.
+const NAMES_OF_A_GPU: usize = 8;
+
+/// How many GPUs processes can name on a machine that lists so many; where it lists none, as many as any machine has.
+pub(crate) fn most_named(listed: usize) -> usize {
+    if listed == 0 { MOST_GPUS_EACH } else { (listed * NAMES_OF_A_GPU).min(MOST_GPUS_EACH) }
 }
 
 /// The machine's GPUs as they were last listed. The kernel module may take its time to describe them, and nobody's grant waits for that: a
@@ -115,6 +124,13 @@ mod tests {
         let (name, bus) = ("NVIDIA H100 80GB HBM3".to_owned(), "0000:65:00.0".to_owned());
         assert_eq!(gpus, [Listed { gpu, index: 1, name, bus }]);
         assert_eq!(list(Path::new("/no/such/folder")), []);
+    }
+
+    #[test]
+    fn as_many_gpus_are_named_as_the_machine_can_have() {
+        for (listed, most) in [(0, 64), (1, 8), (2, 16), (8, 64), (16, 64)] {
+            assert_eq!(most_named(listed), most, "of {listed}");
+        }
     }
 
     /// The kernel module keeps who reads waiting, here a pipe that nobody writes to: a look does not.
