@@ -23,10 +23,9 @@ impl Bucket {
 
     /// Takes a token; else returns the time until there is one.
     pub(crate) fn take(&mut self, now: Instant) -> Result<(), Duration> {
-        let passed = now.saturating_duration_since(self.filled_to).as_secs_f64();
-        self.filled_to = self.filled_to.max(now);
         let each_second = f64::from(self.rate.each_second.max(1));
-        self.tokens = (self.tokens + passed * each_second).min(f64::from(self.rate.burst.max(1)));
+        self.tokens = self.tokens_at(now);
+        self.filled_to = self.filled_to.max(now);
         if self.tokens >= 1.0 {
             self.tokens -= 1.0;
             return Ok(());
@@ -35,10 +34,14 @@ impl Bucket {
     }
 
     /// Whether the bucket is full: nothing was taken recently.
-    pub(crate) fn is_full(&mut self, now: Instant) -> bool {
-        let taken = self.take(now).is_ok();
-        self.tokens += f64::from(u8::from(taken));
-        self.tokens >= f64::from(self.rate.burst)
+    pub(crate) fn is_full(&self, now: Instant) -> bool {
+        self.tokens_at(now) >= f64::from(self.rate.burst)
+    }
+
+    fn tokens_at(&self, now: Instant) -> f64 {
+        let passed = now.saturating_duration_since(self.filled_to).as_secs_f64();
+        let each_second = f64::from(self.rate.each_second.max(1));
+        (self.tokens + passed * each_second).min(f64::from(self.rate.burst.max(1)))
     }
 }
 

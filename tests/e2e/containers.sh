@@ -84,10 +84,12 @@ run scheduler --detach --user 0:0 --volume "$here/run:/var/run/nvshare" --volume
 until_true 'the scheduler answers' ctl status >/dev/null 2>&1
 
 step 'two that do not fit take turns, as an ordinary user'
-job='--memory 768MiB --block 64MiB --kernel-us 1000 --full-check --seconds'
+job='--memory 768MiB --block 64MiB --kernel-us 1000 --full-check'
+# They go on until the file is there.
+until_told=(--detach --env STOP=/sim/stop)
 for name in a b; do
     # shellcheck disable=SC2086
-    client "$name" --detach -- /opt/nvshare-workload "$name" $job 12 >/dev/null
+    client "$name" "${until_told[@]}" -- /opt/nvshare-workload "$name" $job >/dev/null
 done
 until_true 'turns are taken' turns_of 4
 
@@ -97,9 +99,10 @@ until_true 'turns are taken again' turns_of 4
 
 step 'one that is killed holds nobody up'
 # shellcheck disable=SC2086
-client killed --detach -- /opt/nvshare-workload killed $job 600 >/dev/null
+client killed "${until_told[@]}" -- /opt/nvshare-workload killed $job >/dev/null
 until_true 'three clients are there' sh -c "[ \$(podman exec $tag-scheduler nvshare-ctl clients --json | grep -c '\"gone\": false') = 3 ]"
 podman kill --signal KILL "$tag-killed" >/dev/null
+touch "$here/sim/stop"
 for name in a b; do
     code=$(podman wait "$tag-$name")
     out=$(podman logs "$tag-$name" 2>/dev/null)
@@ -114,7 +117,7 @@ step 'programs of a musl image, and those that do not use a GPU, stay alive'
 
 step 'a container with a preload of its own'
 # shellcheck disable=SC2086
-client own --rm --env LD_PRELOAD=/opt/own.so:/opt/nvshare/libnvshare.so -- /opt/nvshare-workload own $job 0.2 >/dev/null ||
+client own --rm --env LD_PRELOAD=/opt/own.so:/opt/nvshare/libnvshare.so -- /opt/nvshare-workload own $job --seconds 0.2 >/dev/null ||
     fail 'beside another preload'
 
 step 'without the folder of the sockets, and with one where nobody listens, a program runs alone'

@@ -240,7 +240,9 @@ fn what_a_client_had_comes_back_without_pauses() {
     const SEGMENTS: u32 = 24;
     let mut worker = worker(100, Duration::ZERO);
     let shown = Arc::clone(&worker.shown);
+    static LOOKS: Mutex<Vec<Instant>> = Mutex::new(Vec::new());
     worker.empty_if_unused = |segment| {
+        LOOKS.lock().unwrap().push(Instant::now());
         std::thread::sleep(LONGEST_LOOK);
         segment::empty_if_unused(segment)
     };
@@ -248,13 +250,14 @@ fn what_a_client_had_comes_back_without_pauses() {
     worker.show();
     let (jobs, received) = mpsc::channel();
     jobs.send(Job::Gone { client: 1 }).unwrap();
-    let begin = Instant::now();
     let works = std::thread::spawn(move || worker.run(&received));
     while shown.lock().unwrap().used > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let took = begin.elapsed();
     drop(jobs);
     works.join().unwrap();
-    assert!(took < SEGMENTS * LOOK_AGAIN / 2, "{took:?}");
+    let looks = LOOKS.lock().unwrap();
+    // A busy machine may hold some of them up.
+    let prompt = looks.windows(2).filter(|pair| pair[1] - pair[0] < LOOK_AGAIN).count();
+    assert!(prompt >= looks.len() / 2, "{prompt} of {} looks followed at once", looks.len());
 }

@@ -64,10 +64,11 @@ fn freed_memory_can_be_allocated_again_at_the_limit(memory: &str) {
 fn memory_freed_beside_a_capture_makes_room_for_others(memory: &str) {
     let world = World::with_memory(memory, CARD);
     let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB", "--tq", "0.1"]);
-    let guest = Program::guest(&world, "freed_beside_capture", &[]).until_told().start();
+    let guest = Program::guest(&world, "freed_beside_capture", &[]).until_told().until_woken().start();
     Scheduler::until(&world, "the guest has its memory", |status| {
         status.find(guest.pid()).is_some_and(|client| client.resident >= 600 * MIB)
     });
+    world.wake();
     let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --kernel-us 2000");
     let other = other.until_told().start();
     // It allocates nothing more, so no call of its own ends the memory.

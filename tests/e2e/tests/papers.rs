@@ -91,6 +91,10 @@ fn place(world: &World) -> PathBuf {
     symlink(&artifacts.scheduler, programs.join("nvshare-scheduler")).expect("a link");
     fs::write(home.join("sudo.txt"), "#!/bin/sh\nexec \"$@\"\n").expect("a file");
     executable(&home.join("sudo.txt"), &programs.join("sudo"));
+    // A busy machine takes longer to start what a block has just started.
+    let waits = "#!/bin/sh\nuntil nvshare-ctl status >/dev/null 2>&1; do /bin/sleep 0.1; done\n";
+    fs::write(home.join("sleep.txt"), waits).expect("a file");
+    executable(&home.join("sleep.txt"), &programs.join("sleep"));
     let train = "import ctypes, sys\n\
                  cuda = ctypes.CDLL('libcuda.so.1')\n\
                  context, memory = ctypes.c_void_p(), ctypes.c_uint64()\n\

@@ -6,6 +6,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use nvshare_harness::{Artifacts, Program, Running, Scheduler, World};
+use nvshare_proto::ClientState;
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const JOB: &str = "--memory 768MiB --block 64MiB --kernel-us 1000";
@@ -156,8 +157,11 @@ fn dies_at(moment: &str, slow: (&str, &str)) {
     until_after(now_us(), &[moment], one.pid());
     let killed = now_us();
     one.signal(libc::SIGKILL);
-    let known = until_after(killed, &["gone", "left"], one.pid());
-    until_after(known, &["running"], other.pid());
+    until_after(killed, &["gone", "left"], one.pid());
+    Scheduler::until(&world, "the other one runs with all of its memory", |status| {
+        let client = status.client(other.pid());
+        client.state == ClientState::Running && client.usage.iter().all(|usage| usage.absent == 0)
+    });
     world.stop_intact([other]);
 }
 

@@ -3,11 +3,12 @@
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Instant;
 
 use nvshare_proto::{ClientStatus, GpuStatus, SchedulerStatus};
 use serde::Deserialize;
 
-use crate::{Artifacts, Running, World, wait_until};
+use crate::{Artifacts, Running, World, patience, wait_until};
 
 /// The output of `nvshare-ctl status --json`.
 #[derive(Debug, Clone, Deserialize)]
@@ -106,12 +107,28 @@ impl Scheduler {
         self.child.wait().expect("a child");
     }
 
-    /// Runs `nvshare-ctl`.
+    /// Runs `nvshare-ctl`; again, as long as the scheduler does not answer it in time.
     ///
     /// # Panics
     /// When it cannot be run.
     #[must_use]
     pub fn ctl(world: &World, arguments: &[&str]) -> Output {
+        let begin = Instant::now();
+        loop {
+            let output = Self::ctl_once(world, arguments);
+            let is_late = String::from_utf8_lossy(&output.stderr).contains("does not answer within");
+            if !is_late || begin.elapsed() > patience() {
+                return output;
+            }
+        }
+    }
+
+    /// Runs `nvshare-ctl`, whatever comes of it.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    #[must_use]
+    pub fn ctl_once(world: &World, arguments: &[&str]) -> Output {
         Command::new(&Artifacts::get().ctl)
             .args(arguments)
             .envs(world.environment())
