@@ -238,8 +238,14 @@ fn last_seed(said: &str) -> Option<u64> {
     said.lines().rev().find_map(named)
 }
 
-/// The stack of each thread of a process, if there is a debugger.
+/// Where each thread of a process is: in the kernel, as far as this process may see that, and in the program, if there is a debugger.
 fn stacks_of(child: &Child) -> String {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).into_iter().flatten().flatten();
+    let in_kernel = tasks.map(|task| {
+        let read = |what: &str| std::fs::read_to_string(task.path().join(what)).unwrap_or_default();
+        format!("{} {} {}\n{}", task.file_name().display(), read("comm").trim(), read("wchan"), read("stack"))
+    });
+    let in_kernel: String = in_kernel.collect();
     let gdb = Command::new("timeout")
         .args([
             "--kill-after=5",
@@ -256,7 +262,7 @@ fn stacks_of(child: &Child) -> String {
         .output();
     let text = gdb.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     let useful = |line: &&str| line.starts_with("Thread ") || line.starts_with('#');
-    text.lines().filter(useful).collect::<Vec<_>>().join("\n")
+    format!("{in_kernel}{}", text.lines().filter(useful).collect::<Vec<_>>().join("\n"))
 }
 
 pub(crate) fn tail(text: &str, lines: usize) -> String {

@@ -33,8 +33,16 @@ impl Composer<'_> {
     }
 
     fn node(&mut self, rng: &mut Rng, region: Region, fits: &[Region]) -> Node {
-        let sources: Vec<Region> =
-            fits.iter().copied().filter(|from| *from != region && from.bytes >= region.bytes).collect();
+        // The source of a copy in an executable graph changes to memory of the same kind alone: the driver refuses one that belongs to a
+        // context for one that does not (measured), and under nvshare other kinds do.
+        let kind = |region: &Region| match self.buffers[&region.buffer].door {
+            Door::Pitch => Door::Plain,
+            Door::FromPool => Door::Async,
+            door => door,
+        };
+        let is_source =
+            |from: &Region| *from != region && from.bytes >= region.bytes && kind(from) == kind(&region);
+        let sources: Vec<Region> = fits.iter().copied().filter(is_source).collect();
         let effect = match rng.pick(&sources) {
             Some(from) if rng.percent(40) => Effect::Copy(from),
             _ => Effect::Set(rng.word(), [1, 2, 4][rng.below(3)]),

@@ -33,7 +33,7 @@ impl Composer<'_> {
         });
         self.streams.insert(stream, thread);
         let op = Op::StreamMake { stream, kind };
-        self.emit(thread, Some(context), op, &[], &[Thing::Stream(stream)], &[flag::UNSAFE]);
+        self.emit(thread, Some(context), op, &[], &[Thing::Stream(stream)], &[flag::UNSAFE, flag::DISTURB]);
         stream
     }
 
