@@ -312,11 +312,12 @@ async fn a_client_has_no_more_of_the_hosts_memory_than_can_leave_a_gpu_for_it() 
     let clients = move || {
         // A program has a granule for none of its memory, and says what it has allocated in steps of 64 MiB.
         for (has, claims, expected) in [
-            (vec![], vec![], 2 * MIB),
+            // First those that claim: later a scheduler does not hear that any more.
+            (vec![usage(8 * MIB, 0)], vec![64 * MIB, 64 * MIB], 16 * MIB),
             (vec![], vec![16 * MIB], 2 * MIB),
+            (vec![], vec![], 2 * MIB),
             (vec![usage(LARGE, LARGE)], vec![], 64 * MIB),
             (vec![usage(LARGE, LARGE - 8 * MIB)], vec![], 80 * MIB),
-            (vec![usage(8 * MIB, 0)], vec![64 * MIB, 64 * MIB], 16 * MIB),
         ] {
             let mut client = Client::with(&socket, has.clone());
             let segments = claims.iter().zip(1..).map(|(&bytes, number)| HostSegment { number, bytes });

@@ -5,6 +5,7 @@ use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, wait_
 use nvshare_proto::{ClientMessage, Epoch, Room, SchedulerMessage};
 
 #[test]
+#[ignore = "what is decided goes by what gets done on this machine while it is measured: `.ci/run` runs this"]
 fn programs_that_fill_the_card_come_to_take_turns() {
     // Kernels take ten times as long while another process has kernels on the card: of what a program does alone, a busy machine takes
     // less.
