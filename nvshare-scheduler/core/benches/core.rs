@@ -1,4 +1,5 @@
-//! The cost of events, in worlds of up to 1,000 clients. Prints a table: `cargo bench -p nvshare-core`.
+//! The cost of events, in worlds of up to 1,000 clients. Prints a table: `cargo bench -p nvshare-core --bench core`, with ` -- NAME` the worlds
+//! alone whose names contain that.
 //!
 //! Clients answer at once. A tick of virtual time passes between events, so that turns begin and end.
 
@@ -250,6 +251,10 @@ fn row(what: &str, events: &mut [(u32, u64)]) {
 const LONGEST: Duration = Duration::from_secs(4);
 
 fn turns(shape: Shape, events: u64, what: &str) {
+    let named = std::env::args().skip(1).find(|argument| !argument.starts_with("--"));
+    if named.is_some_and(|name| !what.contains(&name)) {
+        return;
+    }
     let mut world = World::new(shape, Duration::from_micros(20));
     let begin = Instant::now();
     world.register_all();
