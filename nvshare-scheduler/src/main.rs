@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use nvshare_core::Config;
+use nvshare_proto::pace::RECONNECT_EVERY;
 use nvshare_proto::units::Bytes;
 use nvshare_proto::{VERSION, paths};
 use nvshare_scheduler::host_memory::Budget;
@@ -23,8 +24,8 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, fmt, reload};
 
-/// Clients of an earlier scheduler look for a new one once a second.
-const SETTLE: Duration = Duration::from_millis(1300);
+/// By then clients of an earlier scheduler have found this one.
+const SETTLE: Duration = RECONNECT_EVERY.saturating_add(Duration::from_millis(300));
 
 /// How long the scheduler's thread has to end everything when it is told to, and how long a line about that it has not is written.
 const TIME_TO_END: Duration = Duration::from_millis(800);

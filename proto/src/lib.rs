@@ -9,6 +9,7 @@ pub mod env;
 mod gpu;
 mod host;
 mod message;
+pub mod pace;
 pub mod paths;
 pub mod quota;
 mod repeated;

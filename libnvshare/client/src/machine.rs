@@ -7,6 +7,7 @@ mod io;
 
 use std::time::Duration;
 
+use nvshare_proto::pace::IDLE_AFTER;
 use nvshare_proto::{ClientMessage, Epoch, Gate, Hold, Room, SchedulerMessage};
 
 use crate::launch_window::InFlight;
@@ -55,9 +56,6 @@ const PROBE_AFTER: Duration = Duration::from_millis(5);
 /// Time between two ticks after which the process itself was away: stopped by a signal, or with its whole machine. The scheduler may
 /// have answered long ago.
 const AWAY: Duration = Duration::from_secs(2);
-/// Time without a submission, since all work was complete, after which the program is idle. A shorter time would
-/// count a program as idle between its steps if it waits for each of them.
-const IDLE_AFTER: Duration = Duration::from_millis(25);
 
 /// Restores after which memory that is still absent is left to page faults.
 const MOST_ATTEMPTS: u32 = 1000;

@@ -13,6 +13,7 @@ use nvshare_client::Job;
 use nvshare_client::launch_window::InFlight;
 use nvshare_client::machine::RETURN_PATIENCE;
 use nvshare_client::session::{Done, Host, Session};
+use nvshare_proto::pace::RECONNECT_EVERY;
 use nvshare_proto::{
     Asked, ClientMessage, ComputeLimit, Counters, GpuUuid, MemoryMode, Register, Reply, Request,
     SchedulerMessage, VERSION,
@@ -33,9 +34,6 @@ use wire::{End, Wire};
 
 /// Results of the mover that the session has not taken in yet.
 static DONE: Mutex<Vec<Done>> = Mutex::new(Vec::new());
-
-/// How often the session looks for a scheduler.
-const RECONNECT_EVERY: Duration = Duration::from_secs(1);
 
 /// Asks the scheduler for the page of this process's tenant, once and without a session.
 pub(crate) fn ask_for_page() -> TenantPage<quota::Mapped> {

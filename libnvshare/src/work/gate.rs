@@ -47,7 +47,7 @@ static FENCE: Fence = Fence { for_all: AtomicBool::new(false) };
 /// Threads that sleep at the gate.
 static SLEEPING: AtomicUsize = AtomicUsize::new(0);
 /// Held between a sleeper's look at the state and its sleep, so that no wake-up is lost in between.
-static BED: Mutex<()> = Mutex::new(());
+static SLEEP_LOCK: Mutex<()> = Mutex::new(());
 static WAKE: Condvar = Condvar::new();
 /// Whether a thread has come to the closed gate since the session last looked.
 static REQUESTED: AtomicBool = AtomicBool::new(false);
@@ -427,5 +427,5 @@ pub(crate) fn after_fork_in_child() {
 }
 
 fn lock() -> MutexGuard<'static, ()> {
-    BED.lock().unwrap_or_else(PoisonError::into_inner)
+    SLEEP_LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }

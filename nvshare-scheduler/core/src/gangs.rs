@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Most members that count as one gang, so that the cost of one event has a bound. Later ones count as clients without a
 /// gang.
-const MOST_MEMBERS: usize = 64;
+const MOST_MEMBERS: usize = nvshare_proto::MOST_MEMBERS as usize;
 
 /// The members of one gang that are connected.
 #[derive(Debug, Default)]

@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use nvshare_proto::pace::IDLE_AFTER;
+
 use crate::Time;
 use crate::client::{Client, ClientId};
 use crate::gangs::Unit;
 use crate::gpu::Gpu;
 use crate::policy::ahead::{self, Asks};
 use crate::rule::Rule;
-
-/// A library says that its program is idle when nothing has run for so long.
-const NOTICED: Duration = Duration::from_millis(25);
 
 /// Short work waits for so many times as long, at most, as between visits that cost no more than they may. Being more than 1, it
 /// leaves something for the hand-overs of long work.
@@ -26,7 +25,7 @@ pub(crate) fn is_short(clients: &BTreeMap<ClientId, Client>, unit: &Unit) -> boo
 pub(crate) fn noticed(clients: &BTreeMap<ClientId, Client>, leavers: &[ClientId]) -> Duration {
     let leavers = leavers.iter().filter_map(|id| clients.get(id));
     let was_short = leavers.filter(|client| client.phase.is_idle() && client.is_interactive()).count();
-    if was_short > 0 { NOTICED } else { Duration::ZERO }
+    if was_short > 0 { IDLE_AFTER } else { Duration::ZERO }
 }
 
 /// Those whose work holds a GPU and would have to leave it for a waiter.
@@ -59,7 +58,7 @@ impl LongWork {
         }
         let client = unit.first().and_then(|id| clients.get(id))?;
         // One visit: there and back, and until it is known that it is over. Others that are short come as often.
-        let visits = (cost * 2 + NOTICED) * u32::try_from(gpu.shares.short().max(1)).unwrap_or(u32::MAX);
+        let visits = (cost * 2 + IDLE_AFTER) * u32::try_from(gpu.shares.short().max(1)).unwrap_or(u32::MAX);
         let every = visits.mul_f64(1e6 / f64::from(target.overhead_ppm.max(1)));
         // Who comes no more often than that costs no more than it may, whatever others have cost.
         let often = client.rhythm.last_sleep() < every;
