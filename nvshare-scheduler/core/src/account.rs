@@ -65,10 +65,10 @@ pub(crate) struct Account {
     /// The usage that the client last reported.
     pub(crate) usage: Usage,
     /// Bytes that the client may have resident: room given minus room given back.
-    pub(crate) budget: u64,
+    pub(crate) room: u64,
     /// The client was told to give room back and has not answered yet.
     pub(crate) order: Option<Order>,
-    /// Bytes that a waiting allocation needs beyond the budget.
+    /// Bytes that a waiting allocation needs beyond the room.
     pub(crate) needs: u64,
     /// Room that was given for a waiting allocation, which may not have used it yet.
     pub(crate) promised: Option<Promise>,
@@ -135,7 +135,7 @@ impl Account {
     pub(crate) fn new(usage: Usage, rates: Rates) -> Self {
         let mut account = Self {
             usage,
-            budget: 0,
+            room: 0,
             order: None,
             needs: 0,
             promised: None,
@@ -166,12 +166,12 @@ impl Account {
 
     /// Bytes that cannot be moved while the client does not run.
     pub(crate) fn pinned(&self, memory: MemoryMode) -> u64 {
-        if memory == MemoryMode::Off { self.budget } else { self.staying() }
+        if memory == MemoryMode::Off { self.room } else { self.staying() }
     }
 
-    /// Bytes of the budget that it is useless to ask for at present.
+    /// Bytes of the room that it is useless to ask for at present.
     pub(crate) fn staying(&self) -> u64 {
-        self.stays.map_or(0, |stays| stays.bytes.min(self.budget))
+        self.stays.map_or(0, |stays| stays.bytes.min(self.room))
     }
 
     /// The client reports its usage. The numbers of a client need not add up, so they are cut to what is possible.
@@ -196,7 +196,7 @@ impl Account {
     pub(crate) fn measure(&mut self, used: u64, memory: MemoryMode, holds_still: bool) {
         let reported = match memory {
             MemoryMode::Swap if !holds_still => return,
-            MemoryMode::Swap => self.budget.max(self.usage.immovable),
+            MemoryMode::Swap => self.room.max(self.usage.immovable),
             MemoryMode::Managed | MemoryMode::Off => self.usage.immovable,
         };
         let beside = used.saturating_sub(reported);
@@ -223,7 +223,7 @@ impl Account {
         }
         self.unseen = [0; 2];
         self.usage.allocated = self.usage.allocated.saturating_sub(unseen);
-        self.budget = self.budget.saturating_sub(unseen);
+        self.room = self.room.saturating_sub(unseen);
         unseen
     }
 
@@ -236,7 +236,7 @@ impl Account {
     /// Bytes that the client has allocated, or is about to allocate.
     pub(crate) fn wanted(&self) -> u64 {
         // An allocation that waits for room is a new one, or one that is absent and counted already.
-        let needed = if self.needs > 0 { self.budget.saturating_add(self.needs) } else { 0 };
+        let needed = if self.needs > 0 { self.room.saturating_add(self.needs) } else { 0 };
         let promised = self.promised.map_or(0, |promise| promise.allocated);
         self.usage.allocated.max(needed).max(promised)
     }

@@ -35,7 +35,7 @@ impl Core {
             Gate::Closed => Hold::Parked,
         };
         for account in client.accounts.values_mut() {
-            account.budget = account.resident();
+            account.room = account.resident();
         }
         if hold == Hold::Free {
             client.phase = Phase::Free;
@@ -74,7 +74,7 @@ impl Core {
             client.phase = Phase::Running { epoch };
             client.wants = false;
             for account in client.accounts.values_mut() {
-                account.budget = account.resident();
+                account.room = account.resident();
                 account.order = None;
                 account.promised = None;
             }
@@ -177,7 +177,7 @@ impl Core {
             let unseen = seen.map_or(0, |seen| account.disbelieve(seen, memory));
             overhead += account.overhead();
             // The client may have used all the room that it was given by now.
-            largest = largest.max(account.wanted()).max(account.budget);
+            largest = largest.max(account.wanted()).max(account.room);
             self.enter(id);
             if unseen > 0 {
                 let text = format!(
@@ -233,18 +233,18 @@ impl Core {
             gpu.ledger.set(id, None);
             self.dirty.insert(uuid);
             self.dirty.append(&mut gpu.watched_by);
-            if process_remains && !is_back && account.budget > 0 {
+            if process_remains && !is_back && account.room > 0 {
                 let departed = Departed {
                     identity: client.identity,
                     pid: client.pid,
                     name: client.name.clone(),
-                    bytes: account.budget,
+                    bytes: account.room,
                     reported: false,
                     unseen: 0,
                 };
-                gpu.ledger.set(id, Some(departed_entry(id, account.budget, Some(now + self.config.grace))));
+                gpu.ledger.set(id, Some(departed_entry(id, account.room, Some(now + self.config.grace))));
                 gpu.departed.insert(id, departed);
-                left = left.saturating_add(account.budget);
+                left = left.saturating_add(account.room);
             }
         }
         self.note(format!("client {id} is gone ({}, pid {})", client.name, client.pid));
@@ -252,7 +252,7 @@ impl Core {
         let kind = if left > 0 { EventKind::Left } else { EventKind::Gone };
         let bytes = (left > 0).then_some(left);
         self.happened.push_back(Happened { kind, client: Some(id), gpus: gpus.clone(), bytes, took: None });
-        client.accounts.values_mut().for_each(|account| account.budget = 0);
+        client.accounts.values_mut().for_each(|account| account.room = 0);
         self.remember(id, &client);
         self.leave_job(id, &client);
         for uuid in gpus {
@@ -335,7 +335,7 @@ impl Core {
 fn departed_entry(id: ClientId, bytes: u64, due: Option<Time>) -> Entry {
     Entry {
         standing: Standing::Departed,
-        charged: bytes,
+        room: bytes,
         pinned: bytes,
         demand: 0,
         allocated: 0,

@@ -316,10 +316,10 @@ impl Client {
     /// Bytes of an account that the client cannot give back when asked.
     pub(crate) fn pinned(&self, account: &Account) -> u64 {
         if self.stopped && !self.phase.runs() || self.phase.holds() && self.stuck {
-            account.budget
+            account.room
         } else if self.phase.holds() && !self.phase.is_idle() && self.stubborn_until.is_some() {
             // The client answers, and gives back the room that it does not use.
-            account.budget.min(account.wanted())
+            account.room.min(account.wanted())
         } else {
             account.pinned(self.memory)
         }

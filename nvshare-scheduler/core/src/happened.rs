@@ -83,9 +83,7 @@ fn account_changed(
     let stays = stays.then(|| (EventKind::Stays, after.staying(), None));
     let needed = match (before.needs, after.needs) {
         (0, 1..) => Some((EventKind::NeedRoom, after.needs, None)),
-        (1.., 0) if after.budget > before.budget => {
-            Some((EventKind::Room, after.budget - before.budget, None))
-        }
+        (1.., 0) if after.room > before.room => Some((EventKind::Room, after.room - before.room, None)),
         _ => None,
     };
     ordered.into_iter().chain(stays).chain(needed)
@@ -123,7 +121,7 @@ impl Core {
         let Some(client) = self.clients.get_mut(&id) else { return 0 };
         client.accounts.values_mut().fold(0, |sum: u64, account| {
             let before = account.ahead.map_or(0, |ahead| ahead.absent);
-            account.restores = account.usage.absent.max(before).min(account.budget);
+            account.restores = account.usage.absent.max(before).min(account.room);
             sum.saturating_add(account.restores)
         })
     }

@@ -51,8 +51,8 @@ impl Standing {
 pub(crate) struct Entry {
     pub(crate) standing: Standing,
     /// Bytes that the client may have resident.
-    pub(crate) charged: u64,
-    /// Bytes of `charged` that the client cannot give back when asked.
+    pub(crate) room: u64,
+    /// Bytes of `room` that the client cannot give back when asked.
     pub(crate) pinned: u64,
     /// Bytes that the client wants resident when it runs.
     pub(crate) demand: u64,
@@ -92,7 +92,7 @@ impl Entry {
 
     /// Bytes that the client lacks to have its whole demand resident.
     pub(crate) fn deficit(&self) -> u64 {
-        self.demand.saturating_sub(self.charged)
+        self.demand.saturating_sub(self.room)
     }
 }
 
@@ -189,7 +189,7 @@ pub(crate) struct Ledger {
 /// Sums over all entries: bytes, and counts of clients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Sums {
-    pub(crate) charged: u128,
+    pub(crate) room: u128,
     pub(crate) pinned: u128,
     pub(crate) allocated: u128,
     pub(crate) overhead: u128,
@@ -234,7 +234,7 @@ impl Ledger {
 
     fn put_in(&mut self, id: ClientId, entry: &Entry) {
         let sums = &mut self.sums;
-        sums.charged += u128::from(entry.charged);
+        sums.room += u128::from(entry.room);
         sums.pinned += u128::from(entry.pinned);
         sums.allocated += u128::from(entry.allocated);
         sums.overhead += u128::from(entry.overhead);
@@ -288,7 +288,7 @@ impl Ledger {
 
     fn take_out(&mut self, id: ClientId, entry: &Entry) {
         let sums = &mut self.sums;
-        sums.charged -= u128::from(entry.charged);
+        sums.room -= u128::from(entry.room);
         sums.pinned -= u128::from(entry.pinned);
         sums.allocated -= u128::from(entry.allocated);
         sums.overhead -= u128::from(entry.overhead);
@@ -503,13 +503,13 @@ mod tests {
         (standing(), sizes, any::<[bool; 4]>(), -4..4i64, due, 0..3u64).prop_map(
             |(standing, sizes, [needs, runs, stuck, floats], time, due, job)| {
                 let job = Job::Tenant(job);
-                let (charged, pinned, demand, allocated, overhead, ordered) = sizes;
+                let (room, pinned, demand, allocated, overhead, ordered) = sizes;
                 let key = (time, Time::ZERO, 0);
                 let (part, claims) = (Part { holds: runs && standing.holds(), ..Part::default() }, needs);
                 let total = (standing != Standing::Departed).then_some(allocated);
                 Entry {
                     standing,
-                    charged,
+                    room,
                     pinned,
                     demand,
                     allocated,
@@ -561,7 +561,7 @@ mod tests {
                 prop_assert_eq!(ledger.set(id, change), before.map(moved) != change.map(moved));
                 ledger.audit().map_err(TestCaseError::fail)?;
                 let all = |what: fn(&Entry) -> u64| model.values().map(|e| u128::from(what(e))).sum::<u128>();
-                prop_assert_eq!(ledger.sums().charged, all(|e| e.charged));
+                prop_assert_eq!(ledger.sums().room, all(|e| e.room));
                 prop_assert_eq!(ledger.sums().pinned, all(|e| e.pinned));
                 prop_assert_eq!(ledger.sums().allocated, all(|e| e.allocated));
                 prop_assert_eq!(ledger.sums().ordered, all(|e| e.ordered.unwrap_or(0)));

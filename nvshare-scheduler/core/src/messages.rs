@@ -52,13 +52,13 @@ impl Core {
                 // If the client has been given that room by now, its request has crossed the answer.
                 let most = self.capacity(gpu, id);
                 self.with_account(id, gpu, |account| {
-                    account.needs = bytes.saturating_sub(account.budget).min(most);
+                    account.needs = bytes.saturating_sub(account.room).min(most);
                 });
             }
             ClientMessage::Room(Room { gpu, bytes }) => {
                 self.with_account(id, gpu, |account| {
-                    let came = bytes.min(account.budget);
-                    account.budget -= came;
+                    let came = bytes.min(account.room);
+                    account.room -= came;
                     if let Some(order) = &mut account.order {
                         order.bytes = order.bytes.saturating_sub(came);
                         order.came = order.came.saturating_add(came);
@@ -85,13 +85,13 @@ impl Core {
             // A client that answers EVICT and gives nothing back, though it has something, would be asked again without
             // end.
             let empty_handed = order.is_some_and(|order| order.came == 0) && could_give(account, phase);
-            let stays = (short > 0 || empty_handed) && account.budget > 0;
+            let stays = (short > 0 || empty_handed) && account.room > 0;
             is_news = order.is_some() && stays && !std::mem::replace(&mut account.reported_short, true);
             // If not all of the ordered memory could leave, more of the rest cannot leave now. A client without
             // room has nothing that stays.
             account.shorts = if stays { account.shorts.saturating_add(1) } else { 0 };
             let until = now + evict_again_after(account.shorts);
-            account.stays = stays.then_some(Stays { bytes: account.budget, until });
+            account.stays = stays.then_some(Stays { bytes: account.room, until });
             if let Some(Order { came, given, .. }) = order {
                 let took = now.saturating_sub(given);
                 Rates::blend(&mut account.rates.evict, came, took);
@@ -362,5 +362,5 @@ impl Core {
 
 /// Whether an account has bytes that its client could give back in its phase.
 fn could_give(account: &Account, phase: Phase) -> bool {
-    if phase == Phase::Parked { account.budget > 0 } else { account.budget > account.wanted() }
+    if phase == Phase::Parked { account.room > 0 } else { account.room > account.wanted() }
 }

@@ -56,7 +56,7 @@ impl Core {
                 && since + grace <= now
             {
                 account.order = None;
-                account.stays = Some(Stays { bytes: account.budget, until: now + RETRY });
+                account.stays = Some(Stays { bytes: account.room, until: now + RETRY });
                 unanswered = true;
             }
         });
@@ -89,7 +89,7 @@ impl Core {
         }
         self.release_drained(id);
         let Some(Client { name, pid, accounts, .. }) = self.clients.get(&id) else { return };
-        let keeps = Bytes(accounts.values().map(|account| account.budget).fold(0, u64::saturating_add));
+        let keeps = Bytes(accounts.values().map(|account| account.room).fold(0, u64::saturating_add));
         let text = format!(
             "client {id} ({name}, pid {pid}) does not answer: it should {what}, and keeps {keeps}; if its process is stopped, \
              `kill -CONT {pid}` lets it go on, and `kill -KILL {pid}` frees its memory"

@@ -84,10 +84,10 @@ impl Core {
         }
     }
 
-    /// If the capacity has become smaller than the charged memory, evicts the excess as far as it can leave.
+    /// If the capacity has become smaller than the room that was given, evicts the excess as far as it can leave.
     fn take_back_what_is_too_much(&mut self, uuid: GpuUuid) {
         let Some(gpu) = self.gpus.get(&uuid) else { return };
-        let too_much = gpu.ledger.sums().charged.saturating_sub(u128::from(gpu.capacity));
+        let too_much = gpu.ledger.sums().room.saturating_sub(u128::from(gpu.capacity));
         if too_much > 0 {
             self.order_evictions(uuid, u64::try_from(too_much).unwrap_or(u64::MAX), None);
         }
@@ -109,7 +109,7 @@ impl Core {
         let needs = gpu.ledger.needy().iter().filter_map(|&other| {
             let holds = gpu.ledger.entry(other).is_some_and(|entry| entry.standing.holds());
             let account = self.account(other, uuid).filter(|_| holds)?;
-            Some(account.needs.min(gpu.capacity.saturating_sub(account.budget)))
+            Some(account.needs.min(gpu.capacity.saturating_sub(account.room)))
         });
         needs.fold(0, u64::saturating_add)
     }
@@ -123,7 +123,7 @@ impl Core {
         let parked =
             gpu.ledger.entry(id).is_some_and(|entry| !entry.standing.holds() && !entry.standing.stays());
         // One client can have no more than the capacity: a larger need gets only the rest up to that, which may be nothing.
-        let needs = account.needs.min(self.capacity(uuid, id).saturating_sub(account.budget));
+        let needs = account.needs.min(self.capacity(uuid, id).saturating_sub(account.room));
         let before = if parked { self.reserved_before(uuid, &Unit::One([id])) } else { 0 };
         let (there, ahead_of) = (self.free(uuid, id), reserved.saturating_add(before));
         let free = there.saturating_sub(ahead_of);
@@ -137,7 +137,7 @@ impl Core {
                 let allocated = account.wanted();
                 account.promised = Some(Promise { allocated, until: now + PROMISE });
                 account.needs = 0;
-                account.budget = account.budget.saturating_add(bytes);
+                account.room = account.room.saturating_add(bytes);
             });
             self.send(id, SchedulerMessage::Room(Room { gpu: uuid, bytes }));
             return;
@@ -239,7 +239,7 @@ impl Core {
         self.with_account(id, uuid, |account| {
             let absent = account.usage.absent;
             account.ahead.get_or_insert(Ahead { since: now, absent });
-            account.budget = account.budget.saturating_add(bytes);
+            account.room = account.room.saturating_add(bytes);
         });
         self.send(id, SchedulerMessage::Restore(Room { gpu: uuid, bytes }));
     }
@@ -270,7 +270,7 @@ impl Core {
             if let Some(gpu) = self.gpus.get_mut(&uuid) {
                 freed_at = freed_at.max(gpu.freed_at.take());
             }
-            self.with_account(id, uuid, |account| account.budget = account.budget.saturating_add(bytes));
+            self.with_account(id, uuid, |account| account.room = account.room.saturating_add(bytes));
             room.push(Room { gpu: uuid, bytes });
         }
         let begins = self.phase(id) == Some(Phase::Next(Why::Claims));
@@ -297,7 +297,7 @@ impl Core {
         let bytes = bytes.min(self.deficit(uuid, id));
         self.with_account(id, uuid, |account| {
             account.needs = 0;
-            account.budget = account.budget.saturating_add(bytes);
+            account.room = account.room.saturating_add(bytes);
         });
         self.send(id, SchedulerMessage::Room(Room { gpu: uuid, bytes }));
     }
@@ -339,14 +339,14 @@ impl Core {
             .ledger
             .entries()
             .filter(|(id, _)| for_clients.is_none_or(|ids| !ids.contains(id)))
-            .filter(|(_, entry)| entry.charged > 0 && entry.ordered.is_none() && !entry.stuck)
+            .filter(|(_, entry)| entry.room > 0 && entry.ordered.is_none() && !entry.stuck)
             .filter_map(|(id, entry)| {
                 let account = self.account(id, uuid)?;
                 // A client that holds the lock needs the room for all that it has allocated.
                 let parked = matches!(entry.standing, Standing::Parked | Standing::Waits);
                 let kept = if parked { account.resident() } else { account.wanted() };
-                let unused = account.budget.saturating_sub(kept).min(account.budget - account.staying());
-                let resident = account.budget - unused;
+                let unused = account.room.saturating_sub(kept).min(account.room - account.staying());
+                let resident = account.room - unused;
                 let movable = if parked { resident.saturating_sub(entry.pinned) } else { 0 };
                 Some(Candidate { id, unused, movable, next_turn: self.next_turn(uuid, id)? })
             })

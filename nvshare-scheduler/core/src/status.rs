@@ -42,7 +42,7 @@ impl Core {
                 name: None,
                 capacity: gpu.capacity,
                 allocated: whole(sums.allocated),
-                resident: whole(sums.charged),
+                resident: whole(sums.room),
                 overhead: whole(sums.overhead),
                 quantum_ms: gpu.quantum.as_millis() as u64,
                 holders: which(|client| client.phase.holds() || client.phase == Phase::Free),
@@ -120,7 +120,7 @@ impl Core {
             stuck: client.stuck || client.stopped,
             gone: false,
             usage: client.accounts.values().map(|a| a.usage).collect(),
-            resident: client.accounts.values().fold(0, |sum, a| sum.saturating_add(a.budget)),
+            resident: client.accounts.values().fold(0, |sum, a| sum.saturating_add(a.room)),
             overhead: client.accounts.values().fold(0, |sum, a| sum.saturating_add(a.overhead())),
             held_ms: held.as_millis() as u64,
             waited_ms: waited.as_millis() as u64,
@@ -142,11 +142,11 @@ impl Core {
             gpu.ledger.audit()?;
             let clients = self.clients.values().filter_map(|client| client.accounts.get(uuid));
             let departed = gpu.departed.values().map(|departed| departed.bytes);
-            let charged: u128 = clients.map(|account| account.budget).chain(departed).map(u128::from).sum();
-            if charged != gpu.ledger.sums().charged {
+            let given: u128 = clients.map(|account| account.room).chain(departed).map(u128::from).sum();
+            if given != gpu.ledger.sums().room {
                 return Err(format!(
-                    "{uuid}: {charged} charged, the ledger says {}",
-                    gpu.ledger.sums().charged
+                    "{uuid}: {given} bytes of room are given, the ledger says {}",
+                    gpu.ledger.sums().room
                 ));
             }
             let sums = gpu.ledger.sums();

@@ -49,7 +49,7 @@ impl Core {
         // Its gang waits with it.
         self.dirty.extend(self.gpus_of(&self.unit(id)));
         if let Some(Client { name, pid, accounts, .. }) = self.clients.get(&id).filter(|_| stopped) {
-            let keeps = Bytes(accounts.values().map(|account| account.budget).fold(0, u64::saturating_add));
+            let keeps = Bytes(accounts.values().map(|account| account.room).fold(0, u64::saturating_add));
             let text = format!(
                 "client {id} ({name}, pid {pid}) is stopped, and keeps {keeps}; `kill -CONT {pid}` lets it go on, and \
                  `kill -KILL {pid}` frees its memory"

@@ -102,7 +102,7 @@ impl Core {
             let time = time.saturating_sub(gpu.lent_to(id, client));
             let entry = Entry {
                 standing,
-                charged: account.budget,
+                room: account.room,
                 pinned: client.pinned(account),
                 demand: account.demand(match gpu.source {
                     Source::Disputed => {
@@ -246,16 +246,16 @@ impl Core {
 
     /// Free bytes of the part of a GPU that a client may fill.
     pub(crate) fn free(&self, uuid: GpuUuid, id: ClientId) -> u64 {
-        let charged = self.gpus.get(&uuid).map_or(0, |gpu| gpu.ledger.sums().charged);
-        let free = u128::from(self.capacity(uuid, id)).saturating_sub(charged);
+        let given = self.gpus.get(&uuid).map_or(0, |gpu| gpu.ledger.sums().room);
+        let free = u128::from(self.capacity(uuid, id)).saturating_sub(given);
         u64::try_from(free).unwrap_or(u64::MAX)
     }
 
     /// Bytes that other clients have beyond all that this client may fill, since it may see less of the GPU than they do. Until
     /// they have given these bytes back, nothing else that they give back makes room for it.
     pub(crate) fn overfull(&self, uuid: GpuUuid, id: ClientId) -> u64 {
-        let charged = self.gpus.get(&uuid).map_or(0, |gpu| gpu.ledger.sums().charged);
-        u64::try_from(charged.saturating_sub(u128::from(self.capacity(uuid, id)))).unwrap_or(u64::MAX)
+        let given = self.gpus.get(&uuid).map_or(0, |gpu| gpu.ledger.sums().room);
+        u64::try_from(given.saturating_sub(u128::from(self.capacity(uuid, id)))).unwrap_or(u64::MAX)
     }
 
     /// Whether a group fits a GPU together, beside the pinned memory of others; judged by the capacity that `seen_by` may
