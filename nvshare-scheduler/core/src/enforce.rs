@@ -47,11 +47,11 @@ impl Core {
     }
 
     /// Whether a client's work in flight must be bounded though nobody waits: the client has to leave when its limit is
-    /// used up.
-    pub(crate) fn is_paced(&self, id: ClientId) -> bool {
+    /// used up, or as soon as it can.
+    pub(crate) fn is_bounded(&self, id: ClientId) -> bool {
         let Some(client) = self.clients.get(&id) else { return false };
         let mut gpus = client.accounts.keys().filter_map(|uuid| self.gpus.get(uuid));
-        gpus.any(|gpu| gpu.shares.paced().contains(&client.job))
+        client.paused || gpus.any(|gpu| gpu.shares.paced().contains(&client.job))
     }
 }
 

@@ -136,7 +136,7 @@ impl Core {
         for id in self.with_their_gangs(holders) {
             self.steps += 1;
             let gpus = self.gpus_of(&self.unit(id));
-            let waiting = self.is_paced(id)
+            let waiting = self.is_bounded(id)
                 || gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).any(|gpu| gpu.is_contested(now));
             let Some(client) = self.clients.get_mut(&id) else { continue };
             if client.phase.holds() && client.tell_waiting(waiting, now) {

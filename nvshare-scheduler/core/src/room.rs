@@ -313,7 +313,7 @@ impl Core {
         // launch on.
         let mut shared = gpus.iter().filter_map(|uuid| self.gpus.get(uuid));
         let contested = shared.any(|gpu| gpu.is_contested_from_the_grant(since));
-        let waiting = contested || self.is_paced(id);
+        let waiting = contested || self.is_bounded(id);
         if let Some(client) = self.clients.get_mut(&id).filter(|_| waiting)
             && client.tell_waiting(waiting, since)
         {

@@ -224,8 +224,14 @@ impl Core {
             let paused = jobs.filter_map(|job| self.given.get(&job)).any(|given| given.paused);
             if self.clients.get(&id).is_some_and(|client| client.paused != paused) {
                 self.with(id, |client| client.paused = paused);
-                // A client that runs has to be asked to leave, though nothing in its ledger entries changed.
-                self.dirty.extend(self.gpus_used_by(id));
+                // A client that runs has to be asked to leave, though nothing in its ledger entries changed, and its work in flight is
+                // bounded until it can.
+                for uuid in self.gpus_used_by(id) {
+                    if let Some(gpu) = self.gpus.get_mut(&uuid) {
+                        gpu.told = None;
+                    }
+                    self.dirty.insert(uuid);
+                }
             }
         }
     }

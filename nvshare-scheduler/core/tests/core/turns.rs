@@ -1,8 +1,8 @@
 //! Whose turn it is, and when it is over.
 
-use nvshare_proto::{ClientMessage, Gate, SchedulerMessage};
+use nvshare_proto::{ClientMessage, Gate, Given, SchedulerMessage};
 
-use crate::table::{GIB, Table, asked_to_leave, config, granted};
+use crate::table::{GIB, MS, Table, asked_to_leave, config, granted};
 
 #[test]
 fn a_drain_that_was_given_up_makes_no_turn_of_others_longer() {
@@ -63,4 +63,29 @@ fn a_program_with_a_rhythm_is_not_asked_at_the_same_beat_each_time() {
         table.wait_until(deadline);
         sent = table.say(keeps_time, ClientMessage::DropDeferred { epoch });
     }
+}
+
+/// What a program has launched far ahead without anybody waiting takes longer than a drain has patience. Its work in flight is bounded from the
+/// pause on, so that a later drain is complete.
+#[test]
+fn work_in_flight_of_a_client_that_is_paused_is_bounded_until_it_goes_on() {
+    let mut table = Table::new(config(false));
+    table.register(1, Gate::Closed, GIB, 0);
+    let epoch = table.runs(1);
+    let pause = |paused| Given { paused: Some(paused), ..Given::default() };
+    let told = |sent: &[(u64, SchedulerMessage)]| -> Vec<bool> {
+        let is_told = |message: &SchedulerMessage| match message {
+            SchedulerMessage::Waiters { waiting } => Some(*waiting),
+            _ => None,
+        };
+        sent.iter().filter_map(|(_, message)| is_told(message)).collect()
+    };
+    table.core.give(1, None, pause(true), MS(10)).unwrap();
+    let mut sent = table.sent();
+    assert_eq!((told(&sent), asked_to_leave(&sent, 1)), (vec![true], Some(epoch)), "{sent:?}");
+    sent = table.say(1, ClientMessage::DropDeferred { epoch });
+    assert_eq!(told(&sent), [], "{sent:?}");
+    table.core.give(1, None, pause(false), MS(20)).unwrap();
+    sent = table.sent();
+    assert_eq!(told(&sent), [false], "{sent:?}");
 }
