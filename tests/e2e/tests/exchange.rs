@@ -8,7 +8,7 @@ use nvshare_proto::{ClientState, ClientStatus};
 
 /// A card of 1 GiB. Memory leaves it so slowly that a test can look in the middle.
 const SLOW: &[(&str, &str)] =
-    &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_TO_DEVICE", "12"), ("NVSIM_COPY_OUT", "0.25")];
+    &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_TO_DEVICE", "12"), ("NVSIM_COPY_OUT", "0.5")];
 /// A program that does not answer is waited for as long as a test may take.
 const SCHEDULER: &[&str] = &["--gpu-memory", "1GiB", "--tq", "0.3", "--grace", "600"];
 /// Two programs have so much each, and this part of it stays on the card while the other one runs.
