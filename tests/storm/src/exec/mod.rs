@@ -290,8 +290,9 @@ impl Run {
         let all: Vec<usize> = (0..self.plan.steps.len()).collect();
         self.wait_for(&all);
         let expected = self.plan.counts.callbacks;
-        // Who runs the program knows when to lose patience.
-        while self.callbacks.load(Ordering::SeqCst) < expected {
+        // A storm loses patience sooner.
+        let begin = Instant::now();
+        while self.callbacks.load(Ordering::SeqCst) < expected && begin.elapsed() < waits::PATIENCE {
             std::thread::sleep(Duration::from_millis(1));
         }
         let ran = self.callbacks.load(Ordering::SeqCst);

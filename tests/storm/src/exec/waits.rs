@@ -11,7 +11,7 @@ use crate::plan::{Id, Region};
 use nvshare_test_cuda::cu;
 
 /// Time after which a host function reports that it waits in vain: longer than those wait who run the program.
-const PATIENCE: Duration = Duration::from_secs(600);
+pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
 const HELPER_IS_THERE: u32 = 1;
 const OPEN: u32 = 2;

@@ -355,7 +355,11 @@ impl Storm<'_> {
 impl All<'_> {
     /// Prints what was composed, found and moved; an error if there was a finding.
     fn report(&self, parts: &Parts, disturbed: &chaos::Done, moved: Moved, turns: u64) -> Result<(), String> {
-        let (table, missing) = lock(&self.coverage).table(&self.known);
+        let (table, mut missing) = lock(&self.coverage).table(&self.known);
+        let lost = self.lost.load(Ordering::SeqCst);
+        if parts.simulator.is_some() && !self.options.native && lost == 0 {
+            missing.push("a card lost in the middle");
+        }
         let found = std::mem::take(&mut *lock(&self.found));
         if !self.options.keep_going
             && let Some(first) = found.iter().find(|found| !found.native)
@@ -382,7 +386,7 @@ impl All<'_> {
                 "storm: memory moved by itself {alone} times beside programs that the scheduler did not answer in time"
             );
         }
-        println!("storm: {} programs ended as their card was lost", self.lost.load(Ordering::SeqCst));
+        println!("storm: {lost} programs ended as their card was lost");
         let native = found.iter().filter(|found| found.native).count();
         println!(
             "storm: {seeds} seeds from {} in {:.0} s, median {} ms natively and {} ms in turns, {turns} hand-overs, {native} findings natively, {} findings",

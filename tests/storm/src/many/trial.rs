@@ -202,7 +202,8 @@ pub(crate) fn trial(
     }
     if !status.success() || said.matches("words as expected").count() as u64 != programs.count {
         let first = said.lines().find(|line| line.contains(" step ")).unwrap_or_default();
-        let is_loss = loses.is_some() && SAID_OF_LOST.iter().any(|said| first.contains(said));
+        let is_loss =
+            loses.is_some() && loss.is_none() && SAID_OF_LOST.iter().any(|said| first.contains(said));
         let kind = if is_loss {
             LOSS.to_owned()
         } else if first.contains("words are wrong") {
@@ -238,7 +239,7 @@ fn last_seed(said: &str) -> Option<u64> {
     said.lines().rev().find_map(named)
 }
 
-/// Where each thread of a process is: in the kernel, as far as this process may see that, and in the program, if there is a debugger.
+/// Where each thread of a process is: in the kernel, as far as that can be seen, and in the program, if there is a debugger.
 fn stacks_of(child: &Child) -> String {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).into_iter().flatten().flatten();
     let in_kernel = tasks.map(|task| {

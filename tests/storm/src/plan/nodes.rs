@@ -33,8 +33,8 @@ impl Composer<'_> {
     }
 
     fn node(&mut self, rng: &mut Rng, region: Region, fits: &[Region]) -> Node {
-        // The source of a copy in an executable graph changes to memory of the same kind alone: the driver refuses one that belongs to a
-        // context for one that does not (measured), and under nvshare other kinds do.
+        // The driver refuses another source of a copy in an executable graph if one of both belongs to a context and the other does not
+        // (measured). Under nvshare other kinds of memory do.
         let kind = |region: &Region| match self.buffers[&region.buffer].door {
             Door::Pitch => Door::Plain,
             Door::FromPool => Door::Async,
