@@ -1,12 +1,14 @@
 //! Bounds for one user, or one container: connections, registrations a second, and GPUs named.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nvshare_proto::GpuUuid;
 
 use crate::bucket::{Bucket, Rate};
+use crate::gpus;
 
 /// Registrations of one user or container.
 const REGISTRATIONS: Rate = Rate { burst: 512, each_second: 64 };
@@ -29,8 +31,8 @@ pub(crate) enum Whom {
 #[derive(Debug)]
 pub(crate) struct Bounds {
     most: usize,
-    /// GPUs that one user or container may name.
-    most_gpus: usize,
+    /// Folder in which the machine describes its GPUs.
+    descriptions: PathBuf,
     taken: Mutex<BTreeMap<Whom, Taken>>,
 }
 
@@ -51,8 +53,8 @@ pub(crate) struct Place {
 }
 
 impl Bounds {
-    pub(crate) fn new(most: usize, most_gpus: usize) -> Arc<Self> {
-        Arc::new(Self { most, most_gpus, taken: Mutex::default() })
+    pub(crate) fn new(most: usize, descriptions: PathBuf) -> Arc<Self> {
+        Arc::new(Self { most, descriptions, taken: Mutex::default() })
     }
 
     /// A place for one more connection; none: the user or container has too many, or all together have.
@@ -92,11 +94,17 @@ impl Place {
 
 impl Place {
     /// Whether a process may name these GPUs: processes of one user or container may not name more than the machine can have.
-    pub(crate) fn names(&self, gpus: impl Iterator<Item = GpuUuid>) -> bool {
+    pub(crate) fn names(&self, named: impl Iterator<Item = GpuUuid>) -> bool {
         let mut taken = self.bounds.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(own) = taken.get_mut(&self.whom) else { return true };
-        for gpu in gpus {
-            if own.gpus.len() >= self.bounds.most_gpus && !own.gpus.contains(&gpu) {
+        // GPUs may have come since the last time.
+        let mut most = None;
+        for gpu in named {
+            if own.gpus.contains(&gpu) {
+                continue;
+            }
+            let most = *most.get_or_insert_with(|| gpus::most_named(&self.bounds.descriptions));
+            if own.gpus.len() >= most {
                 return false;
             }
             own.gpus.insert(gpu);
@@ -127,7 +135,7 @@ mod tests {
 
     #[test]
     fn one_user_leaves_places_for_the_others() {
-        let bounds = Bounds::new(8, 64);
+        let bounds = Bounds::new(8, PathBuf::new());
         let user = |user| Whom::User(Some(user));
         let mut places: Vec<Place> = (0..4).map(|_| bounds.take(user(1)).expect("a place")).collect();
         assert!(bounds.take(user(1)).is_none(), "half of them");
@@ -138,19 +146,25 @@ mod tests {
 
     #[test]
     fn one_user_names_as_many_gpus_as_the_machine_can_have() {
-        let bounds = Bounds::new(8, 64);
+        let folder = std::env::temp_dir().join(format!("nvshare-bounds-{}", std::process::id()));
+        let there = |n: usize| std::fs::create_dir_all(folder.join(n.to_string())).unwrap();
+        there(1);
+        let bounds = Bounds::new(8, folder.clone());
         let [one, again, other] = [1, 1, 2].map(|user| bounds.take(Whom::User(Some(user))).expect("a place"));
         let gpus = |from: u8, to: u8| (from..to).map(|n| GpuUuid([n; 16]));
-        assert!(one.names(gpus(0, 40)));
-        assert!(again.names(gpus(20, 64)), "64 together");
-        assert!(!again.names(gpus(64, 65)) && again.names(gpus(3, 4)) && other.names(gpus(64, 65)));
+        assert!(one.names(gpus(0, 10)));
+        assert!(again.names(gpus(5, 16)), "16 together");
+        assert!(!again.names(gpus(16, 17)) && again.names(gpus(3, 4)) && other.names(gpus(16, 17)));
+        there(2);
+        assert!(again.names(gpus(16, 32)) && !again.names(gpus(32, 33)), "another one has come");
         drop((one, again));
-        assert!(bounds.take(Whom::User(Some(1))).is_some_and(|place| place.names(gpus(100, 164))));
+        assert!(bounds.take(Whom::User(Some(1))).is_some_and(|place| place.names(gpus(100, 132))));
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
     fn a_user_who_registers_often_is_slowed_down() {
-        let bounds = Bounds::new(8, 64);
+        let bounds = Bounds::new(8, PathBuf::new());
         let (many, other) =
             (bounds.take(Whom::User(Some(1))).unwrap(), bounds.take(Whom::User(Some(2))).unwrap());
         let now = Instant::now();
@@ -164,7 +178,7 @@ mod tests {
 
     #[test]
     fn questions_are_counted_for_all_connections_of_a_user() {
-        let bounds = Bounds::new(8, 64);
+        let bounds = Bounds::new(8, PathBuf::new());
         let [one, again, other] = [1, 1, 2].map(|user| bounds.take(Whom::User(Some(user))).expect("a place"));
         let now = Instant::now();
         assert!((0..QUESTIONS.burst).all(|n| if n % 2 == 0 { &one } else { &again }.ask(now).is_ok()));

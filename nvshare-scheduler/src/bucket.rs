@@ -9,6 +9,12 @@ pub(crate) struct Rate {
     pub(crate) each_second: u32,
 }
 
+impl Rate {
+    fn tokens_each_second(self) -> f64 {
+        f64::from(self.each_second.max(1))
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Bucket {
     rate: Rate,
@@ -23,14 +29,13 @@ impl Bucket {
 
     /// Takes a token; else returns the time until there is one.
     pub(crate) fn take(&mut self, now: Instant) -> Result<(), Duration> {
-        let each_second = f64::from(self.rate.each_second.max(1));
         self.tokens = self.tokens_at(now);
         self.filled_to = self.filled_to.max(now);
         if self.tokens >= 1.0 {
             self.tokens -= 1.0;
             return Ok(());
         }
-        Err(Duration::from_secs_f64((1.0 - self.tokens) / each_second))
+        Err(Duration::from_secs_f64((1.0 - self.tokens) / self.rate.tokens_each_second()))
     }
 
     /// Whether the bucket is full: nothing was taken recently.
@@ -40,8 +45,7 @@ impl Bucket {
 
     fn tokens_at(&self, now: Instant) -> f64 {
         let passed = now.saturating_duration_since(self.filled_to).as_secs_f64();
-        let each_second = f64::from(self.rate.each_second.max(1));
-        (self.tokens + passed * each_second).min(f64::from(self.rate.burst.max(1)))
+        (self.tokens + passed * self.rate.tokens_each_second()).min(f64::from(self.rate.burst.max(1)))
     }
 }
 

@@ -56,7 +56,7 @@ pub(crate) struct Shared {
     pub(crate) tenants: Arc<Tenants>,
     /// Places for clients; none: the administrators' socket, which always has a place.
     pub(crate) bounds: Option<Arc<Bounds>>,
-    /// Tasks that wait for the end of a process: one for each process, however often it came and went.
+    /// Tasks that wait for the end of a process, or of its program: one for each process, however often it came and went.
     pub(crate) waits: Arc<Mutex<BTreeMap<u64, AbortHandle>>>,
     /// Looks at processes that take a while.
     pub(crate) looks: Looks,
@@ -108,12 +108,15 @@ impl Shared {
 /// Waits until a process runs another program than this; for ever where nobody can tell. What the earlier program had on GPUs went with it.
 async fn runs_another(peer: &Peer, image: Option<Image>) {
     let Some((pid, before)) = peer.identity.pid.zip(image) else { return std::future::pending().await };
+    let mut last = None;
     loop {
         sleep(LOOK_AT_IMAGES).await;
-        // What cannot be seen now is no sign.
-        if peer.read(|| Image::of(pid)).flatten().is_some_and(|now| now != before) {
+        // What cannot be seen now is no sign. One look before, the driver may still have been freeing the memory.
+        let now = peer.read(|| Image::of(pid)).flatten().filter(|&now| now != before);
+        if now.is_some() && now == last {
             return;
         }
+        last = now;
     }
 }
 

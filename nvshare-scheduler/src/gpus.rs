@@ -43,12 +43,14 @@ pub fn list(descriptions: &Path) -> Vec<Listed> {
     (0..).zip(described).filter_map(|(index, (bus, text))| describe(index, bus, &text)).collect()
 }
 
-/// A GPU can be cut into seven parts (MIG), which have names of their own that the kernel module does not list.
-const NAMES_OF_A_GPU: usize = 8;
+/// A GPU can be cut into seven parts (MIG) with names of their own, which the kernel module does not list, and be cut anew.
+const NAMES_OF_A_GPU: usize = 16;
 
-/// How many GPUs processes can name on a machine that lists so many; where it lists none, as many as any machine has.
-pub(crate) fn most_named(listed: usize) -> usize {
-    if listed == 0 { MOST_GPUS_EACH } else { (listed * NAMES_OF_A_GPU).min(MOST_GPUS_EACH) }
+/// How many GPUs processes can name on a machine with such a folder of descriptions, which are not read. Where it is empty, as many as any
+/// machine has.
+pub(crate) fn most_named(descriptions: &Path) -> usize {
+    let there = fs::read_dir(descriptions).into_iter().flatten().count();
+    if there == 0 { MOST_GPUS_EACH } else { (there * NAMES_OF_A_GPU).min(MOST_GPUS_EACH) }
 }
 
 /// The machine's GPUs as they were last listed. The kernel module may take its time to describe them, and nobody's grant waits for that: a
@@ -128,9 +130,13 @@ mod tests {
 
     #[test]
     fn as_many_gpus_are_named_as_the_machine_can_have() {
-        for (listed, most) in [(0, 64), (1, 8), (2, 16), (8, 64), (16, 64)] {
-            assert_eq!(most_named(listed), most, "of {listed}");
+        let folder = std::env::temp_dir().join(format!("nvshare-named-{}", std::process::id()));
+        assert_eq!(most_named(&folder), 64);
+        for (there, most) in [(1, 16), (2, 32), (4, 64), (16, 64)] {
+            (0..there).for_each(|n| fs::create_dir_all(folder.join(n.to_string())).unwrap());
+            assert_eq!(most_named(&folder), most, "of {there}");
         }
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     /// The kernel module keeps who reads waiting, here a pipe that nobody writes to: a look does not.

@@ -83,8 +83,9 @@ fn is_stopped(stat: &[u8]) -> bool {
     end.is_some_and(|end| stat[end + 1..].starts_with(b" T"))
 }
 
-/// Where the kernel has put the code and the stack of the program that a process runs. Another program is elsewhere, since Linux
-/// chooses these places anew (ASLR).
+/// Where the kernel has put the code and the stack of the program that a process runs. Linux chooses these places anew for another program
+/// (ASLR); without that, another one looks the same. A process can move them itself (`PR_SET_MM_MAP`): so it hides memory from the scheduler
+/// as any program without the library does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Image([u64; 2]);
 
@@ -94,13 +95,13 @@ impl Image {
         Self::said_by(&fs::read(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// As `/proc/PID/stat` says: fields 26 and 28, of which the state is the third. Zeros stand for what is hidden.
+    /// As `/proc/PID/stat` says: fields 26 and 28, of which the state is the third. A process that is hidden, or ends, has a stack of 0.
     fn said_by(stat: &[u8]) -> Option<Self> {
         let end = stat.iter().rposition(|&byte| byte == b')')?;
         let text = String::from_utf8_lossy(&stat[end + 1..]);
         let field = |number: usize| text.split_whitespace().nth(number - 3)?.parse().ok();
         let places: [u64; 2] = [field(26)?, field(28)?];
-        (places != [0; 2]).then_some(Self(places))
+        (places[1] != 0).then_some(Self(places))
     }
 }
 
@@ -191,7 +192,8 @@ mod tests {
         };
         let said = |code, stack| Image::said_by(stat(code, stack).as_bytes());
         assert_eq!(said(4096, 77), Some(Image([4096, 77])));
-        assert_eq!((said(0, 0), Image::said_by(b"7 (a) S 1"), Image::said_by(b"")), (None, None, None));
+        assert_eq!((said(1, 0), said(0, 0)), (None, None));
+        assert_eq!((Image::said_by(b"7 (a) S 1"), Image::said_by(b"")), (None, None));
         let own = Image::of(std::process::id());
         assert!(own.is_some() && own == Image::of(std::process::id()));
         assert_eq!(Image::of(u32::MAX), None);

@@ -17,13 +17,13 @@ use crate::connection::{self, Shared};
 use crate::core_task::CoreTask;
 use crate::host_memory::{Budget, HostMemory};
 use crate::journal::Journal;
+use crate::limits;
 use crate::metrics::{self, Address, Counted, Counters};
 use crate::nvml::Watch;
 use crate::recorder::Recorder;
 use crate::seldom::Seldom;
 pub use crate::setup::Setup;
 use crate::sockets::{self, Sockets};
-use crate::{gpus, limits};
 
 /// Commands that wait for the core's task: what one connection says waits for so many of others at most, and for one of each
 /// connection that waits for a place among them.
@@ -57,7 +57,7 @@ pub async fn run(
             let _ = configured.send(Command::Configure(config)).await;
         }
     });
-    let named = gpus::most_named(gpus::list(&setup.descriptions.gpus).len());
+    let descriptions = setup.descriptions.gpus.clone();
     let journal = Journal::new(setup.config.boot);
     let places = limits::places(setup.host_memory.is_some());
     let host = setup.host_memory.and_then(|budget| hand_out(budget, places.segments, &setup));
@@ -66,7 +66,7 @@ pub async fn run(
     let core_task = CoreTask::new(setup, nvml, recorder, host.clone(), commands.clone());
     let mut core_task = tokio::spawn(core_task.run(received));
     // Clients' descriptors must leave some for administrators.
-    let clients = Shared::new(commands, Some(Bounds::new(places.clients, named)), journal, host);
+    let clients = Shared::new(commands, Some(Bounds::new(places.clients, descriptions)), journal, host);
     let admins = Shared { bounds: None, ..clients.clone() };
     tokio::pin!(shutdown);
     let mut look_after = tokio::time::interval(LOOK_AFTER_SOCKETS);

@@ -95,7 +95,7 @@ mod tests {
         let (mut seen, mut missed) = (0, 0);
         for count in 0..EVENTS {
             journal.push(event.clone());
-            // The socket is full, and the one that serves it waits, before the journal has as many as it keeps.
+            // Some are written before the rest comes at once.
             if count < EVENTS / 4 {
                 tokio::task::yield_now().await;
             }

@@ -230,10 +230,10 @@ pub enum SchedulerMessage {
         /// The GPU.
         gpu: GpuUuid,
     },
-    /// Whether a client waits for the lock or the memory of this one. While one waits, this client bounds its work in
-    /// flight and reports when it is idle.
+    /// Whether a client waits for the lock or the memory of this one, or this one has to leave as soon as it can. Then it bounds its
+    /// work in flight and reports when it is idle.
     Waiters {
-        /// Whether a client waits.
+        /// Whether that is so.
         waiting: bool,
     },
     /// Scheduling is off: open the gate.

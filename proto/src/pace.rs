@@ -1,4 +1,4 @@
-//! How often libraries do what the scheduler counts on.
+//! Times of libraries that the scheduler counts on.
 
 use std::time::Duration;
 

@@ -69,7 +69,7 @@ pub enum EventKind {
     Stuck,
     /// The client's connection ended and its process lives on; bytes: that stay charged.
     Left,
-    /// A process whose connection had ended has ended too, or has come back.
+    /// A process whose connection had ended has ended too, has come back, or has become another program.
     Ended,
     /// The client's connection ended.
     Gone,

@@ -1,5 +1,5 @@
-//! The cost of events, in worlds of up to 1,000 clients. Prints a table: `cargo bench -p nvshare-core --bench core`, with ` -- NAME` the worlds
-//! alone whose names contain that.
+//! The cost of events, in worlds of up to 1,000 clients. Prints a table: `cargo bench -p nvshare-core --bench core`; with ` -- NAME`, only the
+//! worlds whose names contain NAME.
 //!
 //! Clients answer at once. A tick of virtual time passes between events, so that turns begin and end.
 

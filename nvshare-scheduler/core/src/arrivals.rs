@@ -267,7 +267,8 @@ impl Core {
     pub(crate) fn on_exited(&mut self, id: ClientId, identity: Identity) {
         for uuid in self.gpus.keys().copied().collect::<Vec<_>>() {
             self.forget_departed(uuid, |other, departed| {
-                other == id || departed.identity.is_same_process(identity)
+                // Later ones of the process are of another program, which has left memory since.
+                other == id || other < id && departed.identity.is_same_process(identity)
             });
         }
     }
@@ -321,7 +322,7 @@ impl Core {
         };
         departed.reported = true;
         let text = format!(
-            "process {} ({}) has left and lives on: {} of {uuid} stay charged to it until it ends",
+            "process {} ({}) has left and lives on: {} of {uuid} stay charged to it until it ends or runs another program",
             departed.pid,
             departed.name,
             Bytes(departed.bytes)

@@ -16,7 +16,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nvshare_proto::GpuUuid;
+use nvshare_proto::{GpuUuid, MOST_MEMBERS};
 
 use crate::client::{Client, ClientId, Gang, Job, Phase};
 use crate::policy::next;
@@ -25,10 +25,6 @@ use crate::{Core, Time};
 
 /// How long a gang waits for members that have not come, or have gone.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Most members that count as one gang, so that the cost of one event has a bound. Later ones count as clients without a
-/// gang.
-const MOST_MEMBERS: usize = nvshare_proto::MOST_MEMBERS as usize;
 
 /// The members of one gang that are connected.
 #[derive(Debug, Default)]
@@ -154,7 +150,8 @@ impl Core {
     pub(crate) fn join_gang(&mut self, id: ClientId, gang: Gang, job: Job) -> bool {
         let now = self.now;
         let members = self.gangs.entry(gang.number).or_default();
-        if members.ids.len() >= MOST_MEMBERS {
+        // So the cost of an event has a bound.
+        if members.ids.len() >= MOST_MEMBERS as usize {
             self.warn(format!("client {id}: its gang has {MOST_MEMBERS} members already; it is by itself"));
             return false;
         }
@@ -163,7 +160,7 @@ impl Core {
         }
         members.job.get_or_insert(job);
         members.ids.insert(id);
-        members.size = members.size.max(gang.size.min(MOST_MEMBERS as u32));
+        members.size = members.size.max(gang.size.min(MOST_MEMBERS));
         true
     }
 

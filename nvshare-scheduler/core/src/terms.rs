@@ -224,8 +224,7 @@ impl Core {
             let paused = jobs.filter_map(|job| self.given.get(&job)).any(|given| given.paused);
             if self.clients.get(&id).is_some_and(|client| client.paused != paused) {
                 self.with(id, |client| client.paused = paused);
-                // A client that runs has to be asked to leave, though nothing in its ledger entries changed, and its work in flight is
-                // bounded until it can.
+                // A client that runs has to leave, though nothing in its ledger entries changed. Until it can, its work in flight is bounded.
                 for uuid in self.gpus_used_by(id) {
                     if let Some(gpu) = self.gpus.get_mut(&uuid) {
                         gpu.told = None;
