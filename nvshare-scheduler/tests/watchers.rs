@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use support::{Server, Stream, connect};
 
 /// As many as are told to an administrator in a moment, and more than a batch.
-const EVENTS: u64 = 1000;
+const EVENTS: u64 = 500;
 
 async fn ask(stream: &mut Stream, request: AdminRequest) -> AdminReply {
     stream.send(Request::Admin(request)).await.unwrap();

@@ -20,7 +20,7 @@ fn on_card(client: &ClientStatus) -> u64 {
     client.usage.iter().map(|usage| usage.allocated - usage.absent).sum()
 }
 
-/// Two programs in the middle of an exchange: a part of what has to leave has left, the rest is on the card, and its copies are held.
+/// Two programs in the middle of an exchange. A part of what has to leave has left, and copies of the rest are held.
 struct Exchange {
     world: World,
     scheduler: Scheduler,
@@ -38,12 +38,12 @@ impl Hold {
     }
 
     fn begin(&self) {
+        let _ = std::fs::remove_file(self.0.with_extension("waits"));
         std::fs::write(&self.0, "").expect("a file");
     }
 
     fn end(&self) {
         let _ = std::fs::remove_file(&self.0);
-        let _ = std::fs::remove_file(self.0.with_extension("waits"));
     }
 }
 

@@ -177,6 +177,7 @@ fn a_stopped_program_that_waits_is_passed_over_until_it_goes_on(memory: &str) {
         let waits_still = is_passed_over(&jobs[waits])(&Scheduler::status(&world));
         if !waits_still {
             jobs[waits].signal(libc::SIGCONT);
+            Scheduler::until(&world, "it goes on", |status| !status.client(pid).stuck);
         }
         waits_still
     });
