@@ -87,11 +87,12 @@ impl Journal {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use nvshare_proto::EventKind;
 
-    fn event() -> WatchEvent {
+    /// An event that says nothing.
+    pub(crate) fn event() -> WatchEvent {
         WatchEvent {
             seq: 0,
             time_us: 0,

@@ -60,31 +60,20 @@ pub(crate) async fn serve(framed: &mut Stream, journal: &Journal, from: WatchFro
 
 #[cfg(test)]
 mod tests {
+    use nvshare_proto::Request;
     use nvshare_proto::codec::Frames;
-    use nvshare_proto::{EventKind, Request, WatchEvent};
     use tokio::net::UnixStream;
     use tokio_util::codec::Framed;
 
     use super::*;
     use crate::frames;
+    use crate::journal::tests::event;
 
     /// More than the journal, the sockets and the buffers hold.
     const EVENTS: u64 = 20_000;
 
     #[tokio::test]
     async fn a_reader_that_does_not_read_learns_how_many_events_it_has_missed() {
-        let event = WatchEvent {
-            seq: 0,
-            time_us: 0,
-            up_us: 0,
-            event: EventKind::On,
-            client: None,
-            pid: None,
-            name: None,
-            gpus: Vec::new(),
-            bytes: None,
-            took_us: None,
-        };
         let (own, other) = UnixStream::pair().unwrap();
         let journal = Journal::new(7);
         let kept = std::sync::Arc::clone(&journal);
@@ -94,7 +83,7 @@ mod tests {
         assert_eq!(first, Reply::Admin(AdminReply::Watching { boot: 7, first: 1 }));
         let (mut seen, mut missed) = (0, 0);
         for count in 0..EVENTS {
-            journal.push(event.clone());
+            journal.push(event());
             // Some are written before the rest comes at once.
             if count < EVENTS / 4 {
                 tokio::task::yield_now().await;
