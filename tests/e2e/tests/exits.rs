@@ -45,7 +45,7 @@ impl Exit {
         self.granted += 1;
         let (epoch, room) = (self.epoch(), vec![Room { gpu: self.gpu, bytes: BYTES }]);
         self.scheduler.say(&[SchedulerMessage::LockOk { epoch, quantum_ms: 60_000, room }]);
-        self.scheduler.until(|m| matches!(m, ClientMessage::Running { .. }).then_some(()));
+        self.scheduler.until_running();
     }
 
     fn epoch(&self) -> Epoch {

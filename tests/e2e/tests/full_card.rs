@@ -81,7 +81,7 @@ fn memory_that_comes_back_takes_what_was_given_up_by_one_call() {
             quantum_ms: 60_000,
             room: vec![room],
         }]);
-        client.until(|m| matches!(m, ClientMessage::Running { .. }).then_some(()));
+        client.until_running();
     };
     client.say(&[SchedulerMessage::Capacity(Room { gpu, bytes: GIB })]);
     says(&guest, "has memory\n");

@@ -70,7 +70,7 @@ fn memory_that_came_for_a_turn_that_cannot_be_leaves_without_memory_of_the_host(
     // It runs, and what it has written stays.
     let epoch = Epoch { boot: 1, counter: 1 };
     client.say(&[SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![all] }]);
-    client.until(|m| matches!(m, ClientMessage::Running { .. }).then_some(()));
+    client.until_running();
     Running::go(&[&job]);
     client.say(&[SchedulerMessage::DropLock { epoch, patience_ms: 60_000 }]);
     client.until(|m| {

@@ -276,7 +276,7 @@ fn one_thread_waits_for_a_context_however_often_its_drain_is_given_up() {
     for _ in 0..4 {
         client.say(&[drop_lock(epoch, 500)]);
         client.until(|m| matches!(m, ClientMessage::DropDeferred { .. }).then_some(()));
-        client.until(|m| matches!(m, ClientMessage::Running { .. }).then_some(()));
+        client.until_running();
     }
     assert_eq!(guest.threads("nvshare-wait"), 1);
     gives_the_lock_back_after_its_work(&world, guest, (client, gpu, epoch));

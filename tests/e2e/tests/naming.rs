@@ -67,7 +67,7 @@ fn calls_that_name_memory_which_is_away_answer_as_if_it_were_there() {
             quantum_ms: 60_000,
             room: vec![room],
         }]);
-        client.until(|m| matches!(m, ClientMessage::Running { .. }).then_some(()));
+        client.until_running();
     };
     grant(&mut client, 0);
     for number in 0..native.len() as u64 {

@@ -73,7 +73,7 @@ fn come_back(refused: bool) -> Finished {
         let capacity = gpus.iter().map(|&gpu| SchedulerMessage::Capacity(Room { gpu, bytes: GIB }));
         scheduler.say(&capacity.collect::<Vec<_>>());
         scheduler.say(&[SchedulerMessage::LockOk { epoch, quantum_ms: 60_000, room }]);
-        scheduler.until(|m| matches!(m, ClientMessage::Running { .. }).then_some(()));
+        scheduler.until_running();
         epoch
     };
     scheduler.until(|message| asks_for(message, &mut gpus));

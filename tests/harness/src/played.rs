@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvshare_proto::{ClientMessage, Hold, HostSegment, Reply, Request, SchedulerMessage, Usage, codec};
@@ -98,14 +98,32 @@ impl PlayedScheduler {
     ///
     /// # Panics
     /// When the client hangs up, or says nothing for as long as tests have patience.
-    pub fn until<T>(&mut self, mut which: impl FnMut(&ClientMessage) -> Option<T>) -> T {
+    pub fn until<T>(&mut self, which: impl FnMut(&ClientMessage) -> Option<T>) -> T {
+        self.until_or_gone(which).expect("the client hangs up")
+    }
+
+    /// Waits until the client says that it runs. A program whose work is over at once may end before its client says so.
+    ///
+    /// # Panics
+    /// When the client says nothing for as long as tests have patience.
+    pub fn until_running(&mut self) {
+        self.until_or_gone(|m| matches!(m, ClientMessage::Running { .. }).then_some(()));
+    }
+
+    /// Waits for a message as [`Self::until`] does. Returns `None` when the client hangs up before.
+    fn until_or_gone<T>(&mut self, mut which: impl FnMut(&ClientMessage) -> Option<T>) -> Option<T> {
         loop {
-            let Request::Client(message) = self.hear() else { continue };
+            let request = match self.heard.recv_timeout(patience()) {
+                Ok(request) => request,
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => panic!("the client says nothing"),
+            };
+            let Request::Client(message) = request else { continue };
             if let ClientMessage::HostWanted { .. } = message {
                 self.answer_for_host_memory();
             }
             if let Some(found) = which(&message) {
-                return found;
+                return Some(found);
             }
         }
     }
