@@ -232,7 +232,7 @@ impl Core {
             gpu.shares.change(client.job, part, None, bound);
             gpu.ledger.set(id, None);
             self.dirty.insert(uuid);
-            self.dirty.append(&mut gpu.watched_by);
+            self.woken.append(&mut gpu.watched_by);
             if process_remains && !is_back && account.room > 0 {
                 let departed = Departed {
                     identity: client.identity,

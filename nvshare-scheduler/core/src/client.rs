@@ -7,6 +7,7 @@ use nvshare_proto::{Asked, ClientState, Counters, Epoch, GpuUuid, MemoryMode, Re
 
 use crate::account::{Account, Rates};
 use crate::policy::rhythm::Rhythm;
+use crate::virtual_time::OncePerEvent;
 use crate::{MOST_GPUS_EACH, Time};
 
 /// A client's number: the shell's number of its connection.
@@ -168,6 +169,8 @@ pub(crate) struct Client {
     pub(crate) job: Job,
     /// The gang that the client is a member of.
     pub(crate) gang: Option<u64>,
+    /// How far the client is ahead of the clocks of its GPUs, if it uses several and has no gang.
+    pub(crate) ahead: OncePerEvent,
     /// The client's wishes for the GPUs' time.
     pub(crate) asked: Asked,
     /// An administrator has paused the client's job, or that of another member of its gang.
@@ -219,6 +222,7 @@ impl Client {
             identity,
             job: Job::of(identity, id),
             gang: None,
+            ahead: OncePerEvent::default(),
             asked,
             paused: false,
             name: register.name,

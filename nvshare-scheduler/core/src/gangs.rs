@@ -19,8 +19,7 @@ use std::time::Duration;
 use nvshare_proto::{GpuUuid, MOST_MEMBERS};
 
 use crate::client::{Client, ClientId, Gang, Job, Phase};
-use crate::policy::next;
-use crate::virtual_time::Virtual;
+use crate::virtual_time::OncePerEvent;
 use crate::{Core, Time};
 
 /// How long a gang waits for members that have not come, or have gone.
@@ -32,8 +31,8 @@ pub(crate) struct Members {
     ids: BTreeSet<ClientId>,
     /// The same, as those who are granted together.
     together: Arc<Together>,
-    /// How far the gang is ahead of the clocks, and in which event that was computed.
-    ahead: Option<(u64, Virtual)>,
+    /// How far the gang is ahead of the clocks.
+    pub(crate) ahead: OncePerEvent,
     /// The job as which the whole gang takes its turn: that of the member that came first, even after it has gone.
     job: Option<Job>,
     /// How many members there are to be, as they say; 0: as many as come.
@@ -130,20 +129,7 @@ impl Core {
             }
         }
         members.together = Arc::new(together);
-        members.ahead = None;
-    }
-
-    /// How far a gang is ahead of the clocks: computed once in an event, since all its members ask.
-    pub(crate) fn ahead_of_gang(&mut self, gang: u64) -> Option<Virtual> {
-        let known = self.gangs.get(&gang)?.ahead.filter(|&(event, _)| event == self.events);
-        if let Some((_, ahead)) = known {
-            return Some(ahead);
-        }
-        let members = self.gangs.get(&gang)?;
-        let clients = members.ids.iter().filter_map(|id| self.clients.get(id));
-        let ahead = next::ahead_on_all(clients.flat_map(|client| self.ahead_on_each(client)));
-        self.gangs.get_mut(&gang)?.ahead = Some((self.events, ahead));
-        Some(ahead)
+        members.ahead.forget();
     }
 
     /// A client of a job comes. Returns whether it counts as a member of its gang.
@@ -233,6 +219,7 @@ impl Core {
             return false;
         }
         self.gangs.remove(&gang);
+        self.cases.clear();
         for &member in unit.iter() {
             self.with(member, |client| client.gang = None);
         }

@@ -3,8 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use nvshare_proto::GpuUuid;
-
 use crate::Time;
 use crate::account::Rates;
 use crate::client::{Client, ClientId, Identity};
@@ -93,12 +91,12 @@ pub(crate) struct Gpu {
     pub(crate) contested: bool,
     /// When a client last waited while jobs took slices.
     pub(crate) contested_at: Option<Time>,
-    /// The last answer to all holders whether a client waits; none: a holder has not been told.
-    pub(crate) told: Option<bool>,
+    /// The last answer to all holders whether a client waits.
+    pub(crate) told: bool,
     /// When the GPU is looked at again, without regard to overdue things in its ledger.
     pub(crate) wake: Option<Time>,
-    /// GPUs with a waiter for which something here is in the way: they are looked at when something changes here.
-    pub(crate) watched_by: BTreeSet<GpuUuid>,
+    /// Waiters for which something here is in the way: all of their GPUs are looked at when something changes here.
+    pub(crate) watched_by: BTreeSet<ClientId>,
     /// This GPU's entry in the core's list of deadlines.
     pub(crate) deadline: Option<Time>,
     /// The last hand-overs with nothing to move, from drained to open gate.
@@ -146,7 +144,7 @@ impl Gpu {
             turns: 0,
             contested: false,
             contested_at: None,
-            told: None,
+            told: false,
             wake: None,
             watched_by: BTreeSet::new(),
             deadline: None,

@@ -15,6 +15,7 @@
 mod account;
 mod admin;
 mod arrivals;
+mod case;
 mod client;
 mod configure;
 mod contention;
@@ -49,6 +50,7 @@ use std::time::Duration;
 
 use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Register, SchedulerMessage};
 
+use case::Cases;
 use client::{Client, Job};
 pub use client::{ClientId, Gang, Identity};
 pub use configure::GpuConfig;
@@ -226,6 +228,12 @@ pub struct Core {
     dirty: BTreeSet<GpuUuid>,
     /// Gangs of which a member has changed since the core last looked at their GPUs.
     dirty_gangs: BTreeSet<u64>,
+    /// Waiters for which something that was in the way has changed since the core last looked at their GPUs.
+    woken: BTreeSet<ClientId>,
+    /// Clients for which the answer whether a client waits for what they hold may have changed.
+    untold: BTreeSet<ClientId>,
+    /// How clients of several GPUs stand, in this round of looks.
+    cases: Cases,
     /// Clients that wait and whose place moves by itself, and in which event it was brought up to date; and the one whose turn that
     /// was last.
     moving: BTreeMap<ClientId, u64>,
@@ -260,6 +268,9 @@ impl Core {
             now: Time::ZERO,
             dirty: BTreeSet::new(),
             dirty_gangs: BTreeSet::new(),
+            woken: BTreeSet::new(),
+            untold: BTreeSet::new(),
+            cases: Cases::default(),
             moving: BTreeMap::new(),
             refreshed: 0,
             events: 0,

@@ -1,5 +1,7 @@
 //! Looks at each GPU of which something has changed, or whose deadline has come, and does what is due.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use nvshare_proto::{GpuUuid, SchedulerMessage};
 
 use crate::client::ClientId;
@@ -16,6 +18,8 @@ impl Core {
         if !self.scheduling {
             self.dirty.clear();
             self.dirty_gangs.clear();
+            self.woken.clear();
+            self.untold.clear();
             return;
         }
         while let Some(&(time, uuid)) = self.deadlines.first()
@@ -27,27 +31,25 @@ impl Core {
                 self.dirty.insert(uuid);
             }
         }
-        self.spread_to_gangs();
+        self.spread_to_others();
         if !self.dirty.is_empty() {
             self.refresh_places();
         }
         let mut looks = MOST_LOOKS * self.dirty.len().max(1);
-        let mut looked_at = Vec::new();
-        while looks > 0
-            && let Some(uuid) = self.dirty.pop_first()
-        {
-            looks -= 1;
-            self.steps += 1;
-            self.look_at(uuid);
-            self.spread_to_gangs();
-            if looked_at.last() != Some(&uuid) {
-                looked_at.push(uuid);
-            }
+        let mut looked_at = BTreeSet::new();
+        while looks > 0 && !self.dirty.is_empty() {
+            let round = self.look_at_all();
+            looks = looks.saturating_sub(round.len());
+            looked_at.extend(round);
+            self.spread_to_others();
+        }
+        if self.now >= self.settled_at {
+            self.tell_holders();
         }
         for &uuid in &self.dirty {
             if let Some(gpu) = self.gpus.get_mut(&uuid) {
                 gpu.wake_at(self.now);
-                looked_at.push(uuid);
+                looked_at.insert(uuid);
             }
         }
         for uuid in looked_at {
@@ -55,15 +57,41 @@ impl Core {
         }
     }
 
-    /// A change of one member may concern the others, on their GPUs.
-    fn spread_to_gangs(&mut self) {
+    /// A change of one member may concern the others of its gang, and waiters that watch for it, on their GPUs.
+    fn spread_to_others(&mut self) {
+        while let Some(id) = self.woken.pop_first() {
+            self.dirty.extend(self.gpus_of(&self.unit(id)));
+        }
         while let Some(gang) = self.dirty_gangs.pop_first() {
             self.dirty.extend(self.gangs.get(&gang).into_iter().flat_map(Members::gpus));
         }
     }
 
-    /// Handles one GPU, from overdue things to grants. One place grants, and one asks for the lock back.
-    fn look_at(&mut self, uuid: GpuUuid) {
+    /// Looks once at all GPUs of which something has changed: each is brought up to date before clients are chosen on any, since a
+    /// client may use several. Returns the GPUs.
+    fn look_at_all(&mut self) -> BTreeSet<GpuUuid> {
+        for uuid in self.dirty.clone() {
+            self.refresh_first(uuid);
+        }
+        let round = std::mem::take(&mut self.dirty);
+        for &uuid in &round {
+            self.steps += 1;
+            self.bring_up_to_date(uuid);
+        }
+        self.cases.clear();
+        if self.now >= self.settled_at {
+            for &uuid in &round {
+                // What has changed meanwhile is brought up to date first, in the next round.
+                if !self.dirty.contains(&uuid) {
+                    self.decide(uuid);
+                }
+            }
+        }
+        round
+    }
+
+    /// Does what is due on one GPU as time passes.
+    fn bring_up_to_date(&mut self, uuid: GpuUuid) {
         let now = self.now;
         let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
         gpu.wake = None;
@@ -84,9 +112,13 @@ impl Core {
         self.enforce_limits(uuid);
         self.measure(uuid);
         self.split_a_set_that_outgrew(uuid);
+    }
+
+    /// Chooses who is next on one GPU, and makes room. One place grants, and one asks for the lock back.
+    fn decide(&mut self, uuid: GpuUuid) {
         self.choose(uuid);
         self.make_room(uuid);
-        self.tell_who_waits(uuid);
+        self.note_contest(uuid);
     }
 
     /// A GPU without holders and without a next client has no turn; a GPU on which a client runs has one.
@@ -115,8 +147,8 @@ impl Core {
         }
     }
 
-    /// Tells holders whether a client waits for what they hold.
-    fn tell_who_waits(&mut self, uuid: GpuUuid) {
+    /// Notes whether a client waits for what is held of a GPU.
+    fn note_contest(&mut self, uuid: GpuUuid) {
         let now = self.now;
         let Some(gpu) = self.gpus.get_mut(&uuid) else { return };
         gpu.contested |= gpu.ledger.sums().claiming > 0;
@@ -127,17 +159,27 @@ impl Core {
         if let Some(until) = gpu.lingers_until().filter(|&until| contested && until > now) {
             gpu.wake_at(until);
         }
-        if gpu.told == Some(contested) {
-            return;
+        if std::mem::replace(&mut gpu.told, contested) != contested {
+            self.untold.extend(gpu.ledger.holders());
         }
-        gpu.told = Some(contested);
-        let holders = gpu.ledger.holders().iter().copied().collect();
-        // A client that waits for one member of a gang waits for the whole gang.
-        for id in self.with_their_gangs(holders) {
+    }
+
+    /// Tells holders whether a client waits for what they hold, once in an event. A client that waits for one member of a gang waits
+    /// for the whole gang.
+    fn tell_holders(&mut self) {
+        let now = self.now;
+        let untold = std::mem::take(&mut self.untold).into_iter().collect();
+        let mut of_gangs: BTreeMap<u64, bool> = BTreeMap::new();
+        for id in self.with_their_gangs(untold) {
             self.steps += 1;
-            let gpus = self.gpus_of(&self.unit(id));
-            let waiting = self.is_bounded(id)
-                || gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).any(|gpu| gpu.is_contested(now));
+            let known = self.gang_of(id).and_then(|gang| of_gangs.get(&gang)).copied();
+            let contested = known.unwrap_or_else(|| {
+                let unit = self.unit(id);
+                let mut gpus = self.gpus_of(&unit).into_iter().filter_map(|uuid| self.gpus.get(&uuid));
+                gpus.any(|gpu| gpu.is_contested(now))
+            });
+            of_gangs.extend(self.gang_of(id).map(|gang| (gang, contested)));
+            let waiting = contested || self.is_bounded(id);
             let Some(client) = self.clients.get_mut(&id) else { continue };
             if client.phase.holds() && client.tell_waiting(waiting, now) {
                 self.send(id, SchedulerMessage::Waiters { waiting });

@@ -181,14 +181,21 @@ impl Core {
     /// lack on the GPU `looked_at`.
     fn grant_or_evict(&mut self, id: ClientId, looked_at: GpuUuid, reserved: u64) {
         let unit = self.unit(id);
+        let first = unit.first().copied().unwrap_or(id);
+        if self.cases.lacking.contains(&first) {
+            return;
+        }
         let next: Vec<ClientId> =
             unit.iter().copied().filter(|&id| self.phase(id).is_some_and(Phase::is_next)).collect();
         // Members that run already are on the other GPUs of a gang: what happens there is not waited for.
         let gpus: BTreeSet<GpuUuid> = next.iter().flat_map(|&id| self.gpus_used_by(id)).collect();
         let leaving = gpus.iter().any(|&uuid| self.is_in_the_way(uuid, &unit));
-        let own_move = unit
-            .iter()
-            .any(|&id| gpus.iter().any(|&uuid| self.account(id, uuid).is_some_and(|a| a.order.is_some())));
+        if gpus.len() > 1 {
+            self.cases.lacking.insert(first);
+        }
+        let moves =
+            |uuid, &id: &ClientId| self.account(id, uuid).is_some_and(|account| account.order.is_some());
+        let own_move = gpus.iter().any(|&uuid| unit.on(uuid).iter().any(|id| moves(uuid, id)));
         if leaving || own_move {
             return;
         }
@@ -371,7 +378,7 @@ impl Core {
     fn next_turn(&self, uuid: GpuUuid, id: ClientId) -> Option<NextTurn> {
         let (gpu, client) = self.gpus.get(&uuid).zip(self.clients.get(&id))?;
         if client.waits() {
-            let (time, since, _) = self.key(uuid, id)?;
+            let (time, since, _) = self.place_on(uuid, id)?;
             return Some(NextTurn::InOrder { time, since });
         }
         let soon = gpu.goes_ahead(id, client) && client.rhythm.wakes_soon(self.now);

@@ -171,7 +171,8 @@ impl Core {
             let can_go = |id| self.no_room_on(id).is_none() && !self.is_stopped(&self.unit(id));
             let only_here = |key: &Key| !elsewhere(key.2) && can_go(key.2);
             let waits = gpu.contested && gpu.waiting().any(|key| only_here(&key));
-            let watches = self.gpus.values().any(|other| other.watched_by.contains(uuid));
+            let mut watchers = self.gpus.values().flat_map(|other| &other.watched_by);
+            let watches = watchers.any(|&id| self.gpus_of(&self.unit(id)).contains(uuid));
             if self.scheduling
                 && waits
                 && answers == 0

@@ -191,6 +191,7 @@ impl Core {
     /// Applies a job's terms on these GPUs.
     fn settle_terms_on(&mut self, job: Job, gpus: Vec<GpuUuid>) {
         let (now, none, nobody) = (self.now, JobTerms::default(), Least::default());
+        let mut bounds = false;
         let given = self.given.get(&job).unwrap_or(&none);
         let least = self.jobs.get(&job).map_or(&nobody, |of_job| &of_job.least);
         for uuid in gpus {
@@ -204,9 +205,12 @@ impl Core {
             };
             gpu.shares.advance(now);
             if gpu.shares.set_terms(job, terms) {
-                gpu.told = None;
                 self.dirty.insert(uuid);
+                bounds = true;
             }
+        }
+        if bounds {
+            self.untold.extend(self.members_of_job(job));
         }
     }
 
@@ -225,12 +229,8 @@ impl Core {
             if self.clients.get(&id).is_some_and(|client| client.paused != paused) {
                 self.with(id, |client| client.paused = paused);
                 // A client that runs has to leave, though nothing in its ledger entries changed. Until it can, its work in flight is bounded.
-                for uuid in self.gpus_used_by(id) {
-                    if let Some(gpu) = self.gpus.get_mut(&uuid) {
-                        gpu.told = None;
-                    }
-                    self.dirty.insert(uuid);
-                }
+                self.dirty.extend(self.gpus_used_by(id));
+                self.untold.insert(id);
             }
         }
     }

@@ -31,7 +31,7 @@ struct Head {
 
 /// When the turns of those who leave for a waiter are over.
 #[derive(Debug, Clone, Copy)]
-struct End {
+pub(crate) struct End {
     /// When the waiter may have the GPUs.
     at: Time,
     /// When the turns are over for those who wait in turn. The waiter goes ahead of them if this is later.
@@ -39,7 +39,8 @@ struct End {
 }
 
 /// The members of a GPU, by whether they fit it together with a waiter.
-struct Split {
+#[derive(Debug)]
+pub(crate) struct Split {
     gpu: GpuUuid,
     /// The waiter, and those that stay.
     kept: Group,
@@ -91,7 +92,9 @@ impl Core {
                     return;
                 }
             }
-            if self.judge_hopeless(id) {
+            let case = self.case_of(id);
+            let unit = &case.unit;
+            if case.is_hopeless {
                 // A client is waited for even if it does not drain, and has to bound its work in flight.
                 if self.somebody_defers(uuid) {
                     self.mark_contested(uuid);
@@ -102,59 +105,66 @@ impl Core {
                     gpu.wake_at(until);
                 }
                 // The room may be lacking on a GPU where a member of its gang runs.
-                let unit = self.unit(id);
-                self.watch(&self.gpus_of(&unit), uuid);
+                if case.watches.set(()).is_ok() {
+                    self.watch(&self.gpus_of(unit), id);
+                }
                 continue;
             }
-            let unit = self.unit(id);
-            if self.is_leaving(&unit) {
+            if case.is_leaving {
                 continue;
             }
             if let Some(head) = &mut head
-                && !self.delays_nobody(uuid, &unit, head)
+                && !self.delays_nobody(uuid, unit, head)
                 && !self.has_its_turn(uuid, id)
             {
                 self.mark_contested(uuid);
-                head.ahead = head.ahead.max(self.demand_of(uuid, &unit));
+                head.ahead = head.ahead.max(self.demand_of(uuid, unit));
                 continue;
             }
-            if let Some(may) = self.paced_until(&unit) {
+            let outlook = self.outlook(&case);
+            if let Some(may) = outlook.paced_until {
                 if let Some(gpu) = self.gpus.get_mut(&uuid) {
                     gpu.wake_at(may);
                 }
                 continue;
             }
-            let gpus = self.gpus_wanted_by(&unit);
-            let elsewhere = gpus.iter().all(|&other| other == uuid || self.may_go(other, &unit));
-            if !elsewhere {
+            if outlook.is_barred_beside(uuid) {
                 // Another client is ahead of it on another GPU: until that is over, the waiter is in nobody's way here.
-                if !self.fits_beside_members(uuid, &unit) {
+                if outlook.is_contested(uuid) {
                     self.mark_contested(uuid);
                 }
                 continue;
             }
-            let contested: Vec<GpuUuid> =
-                gpus.iter().copied().filter(|&gpu| !self.fits_beside_members(gpu, &unit)).collect();
-            if contested.is_empty() {
-                self.make_next(&unit, Why::Joins);
+            if outlook.contested.is_empty() {
+                self.make_next(unit, Why::Joins);
                 continue;
             }
-            for &gpu in &contested {
-                self.mark_contested(gpu);
+            if outlook.marked.set(()).is_ok() {
+                for &gpu in &outlook.contested {
+                    self.mark_contested(gpu);
+                }
+            } else if outlook.is_contested(uuid) {
+                self.mark_contested(uuid);
             }
-            if self.recall_part_of_gang(&unit) {
+            if self.recall_part_of_gang(unit) {
                 continue;
             }
             if let Some(head) = &mut head {
-                head.ahead = head.ahead.max(self.demand_of(uuid, &unit));
+                head.ahead = head.ahead.max(self.demand_of(uuid, unit));
                 continue;
             }
-            let mut splits: Vec<Split> = contested.iter().map(|&gpu| self.split_for(gpu, &unit)).collect();
-            match self.turns_end(&unit, &splits) {
+            let (splits, end) = self.turn_before(&case);
+            match end {
                 Some(end) if end.at <= self.now => {
-                    let leavers: Vec<ClientId> = splits.drain(..).flat_map(|split| split.leavers).collect();
+                    let mut leavers: Vec<ClientId> =
+                        splits.iter().flat_map(|split| &split.leavers).copied().collect();
+                    // A client may be in the way on several GPUs.
+                    if splits.len() > 1 {
+                        leavers.sort_unstable();
+                        leavers.dedup();
+                    }
                     self.steps += leavers.len() as u64;
-                    self.claim(&unit, &contested, leavers, end.in_turn > self.now);
+                    self.claim(unit, &outlook.contested, leavers, end.in_turn > self.now);
                     continue;
                 }
                 Some(end) => {
@@ -162,26 +172,27 @@ impl Core {
                         gpu.wake_at(end.at);
                     }
                 }
-                // The turn that it waits for may be on another GPU: when something changes there, this GPU is looked at
+                // The turn that it waits for may be on another GPU: when something changes there, its GPUs are looked at
                 // again.
-                None => self.watch(&contested, uuid),
+                None if case.watches.set(()).is_ok() => self.watch(&outlook.contested, id),
+                None => {}
             }
             head = Some(match splits.iter().find(|split| split.gpu == uuid) {
-                Some(split) => self.head_beside(uuid, &unit, split.kept),
-                None => self.head(uuid, &unit),
+                Some(split) => self.head_beside(uuid, unit, split.kept),
+                None => self.head(uuid, unit),
             });
         }
     }
 
-    fn split_for(&self, gpu: GpuUuid, unit: &Unit) -> Split {
+    pub(crate) fn split_for(&self, gpu: GpuUuid, unit: &Unit) -> Split {
         let (kept, leavers) = self.keep_what_fits(gpu, Some(unit), self.members(gpu, false));
         Split { gpu, kept, leavers: self.with_their_gangs(leavers) }
     }
 
-    /// When something changes on one of these GPUs, this one is looked at again.
-    fn watch(&mut self, gpus: &[GpuUuid], by: GpuUuid) {
-        for other in gpus.iter().filter(|&&other| other != by) {
-            if let Some(gpu) = self.gpus.get_mut(other) {
+    /// When something changes on one of these GPUs, those of the waiter are looked at again.
+    fn watch(&mut self, gpus: &[GpuUuid], by: ClientId) {
+        for uuid in gpus {
+            if let Some(gpu) = self.gpus.get_mut(uuid) {
                 gpu.watched_by.insert(by);
             }
         }
@@ -275,7 +286,7 @@ impl Core {
 
     /// Whether no client is ahead of a waiter on a GPU, apart from clients that cannot have room, that fit at once, or that
     /// the waiter does not delay.
-    fn may_go(&self, uuid: GpuUuid, unit: &Unit) -> bool {
+    pub(crate) fn may_go(&self, uuid: GpuUuid, unit: &Unit) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
         let Some(own) = unit.on(uuid).iter().filter_map(|&id| self.place_on(uuid, id)).min() else {
             return true;
@@ -302,7 +313,7 @@ impl Core {
     }
 
     /// When the turns of those who leave for a waiter are over; `None` while that is unknown.
-    fn turns_end(&self, unit: &Unit, splits: &[Split]) -> Option<End> {
+    pub(crate) fn turns_end(&self, unit: &Unit, splits: &[Split]) -> Option<End> {
         let mut ends = End { at: Time::ZERO, in_turn: Time::ZERO };
         for &Split { gpu: uuid, ref leavers, .. } in splits {
             let gpu = self.gpus.get(&uuid)?;
@@ -396,6 +407,9 @@ impl Core {
         if ids.iter().all(|&id| self.gang_of(id).is_none()) {
             return ids;
         }
+        if let [one] = ids[..] {
+            return self.unit(one).to_vec();
+        }
         let mut all: BTreeSet<ClientId> = BTreeSet::new();
         for &id in &ids {
             if !all.contains(&id) {
@@ -452,6 +466,7 @@ impl Core {
     /// The turn passes to a waiter: clients that do not fit beside it leave. `ahead`: before their turn is over.
     fn claim(&mut self, unit: &Unit, contested: &[GpuUuid], leavers: Vec<ClientId>, ahead: bool) {
         let (now, short) = (self.now, is_short(&self.clients, unit));
+        let noticed = short::noticed(&self.clients, &leavers);
         let left = leavers.iter().flat_map(|&leaver| self.gpus_used_by(leaver));
         let passing: BTreeSet<GpuUuid> = left.chain(contested.iter().copied()).collect();
         for uuid in &passing {
@@ -461,7 +476,6 @@ impl Core {
             let cost = self.hand_over_cost(gpu, *uuid, unit, to_move);
             let runs = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.runs);
             let here: Vec<ClientId> = leavers.iter().copied().filter(runs).collect();
-            let noticed = short::noticed(&self.clients, &leavers);
             for &id in unit.on(*uuid) {
                 self.with_account(id, *uuid, |account| account.claimed = to_move);
             }
@@ -480,8 +494,9 @@ impl Core {
                 (false, _) => gpu.pass_to(unit),
             }
         }
+        // Their gangs are among them.
         for leaver in leavers {
-            self.ask_to_leave(leaver);
+            self.ask_one_to_leave(leaver);
         }
         for uuid in &passing {
             let to_move = self.bytes_to_move(*uuid, unit);

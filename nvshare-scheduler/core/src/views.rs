@@ -78,13 +78,8 @@ impl Core {
         let standing = standing(client);
         let several = client.uses_several();
         let ordered = matches!(standing, Standing::Waits | Standing::Next);
-        let of_gang = client.gang.filter(|_| ordered).and_then(|gang| self.ahead_of_gang(gang));
-        let Some(client) = self.clients.get(&id) else { return };
-        let ahead = match of_gang {
-            Some(ahead) => ahead,
-            None if several && ordered => next::ahead_on_all(self.ahead_on_each(client)),
-            None => 0,
-        };
+        client.ahead.forget();
+        let ahead = if several && ordered { self.ahead_on_all(client) } else { 0 };
         let job = self.takes_turns_as(client);
         let has_mates = self.jobs.get(&client.job).is_some_and(|of_job| of_job.clients.len() > 1);
         let mut moves = several || has_mates;
@@ -127,11 +122,11 @@ impl Core {
             };
             let held = gpu.ledger.entry(id).is_some_and(|entry| entry.standing.holds());
             if standing.holds() && !held {
-                gpu.told = None;
+                self.untold.insert(id);
             }
             if gpu.ledger.set(id, Some(entry)) {
                 self.dirty.insert(*uuid);
-                self.dirty.append(&mut gpu.watched_by);
+                self.woken.append(&mut gpu.watched_by);
                 changed = true;
             }
         }
@@ -174,6 +169,14 @@ impl Core {
         }
     }
 
+    /// The same for the first waiter of a GPU.
+    pub(crate) fn refresh_first(&mut self, uuid: GpuUuid) {
+        let first = self.gpus.get(&uuid).and_then(|gpu| gpu.waiting().next());
+        if let Some((_, _, id)) = first {
+            self.refresh_place(id);
+        }
+    }
+
     /// How far a client's job is ahead of the clock on each GPU that the client uses.
     pub(crate) fn ahead_on_each(&self, client: &Client) -> impl Iterator<Item = Virtual> {
         client.accounts.keys().filter_map(|uuid| {
@@ -184,13 +187,15 @@ impl Core {
 
     /// How far a client is ahead of the clock on the GPU where it is furthest ahead, of all that it uses, or its gang.
     fn ahead_on_all(&self, client: &Client) -> Virtual {
-        match client.gang.and_then(|gang| self.gangs.get(&gang)) {
+        let of_gang = client.gang.and_then(|gang| self.gangs.get(&gang));
+        let known = of_gang.map_or(&client.ahead, |members| &members.ahead);
+        known.get_or_compute(self.events, || match of_gang {
             Some(members) => {
                 let clients = members.ids().filter_map(|id| self.clients.get(&id));
                 next::ahead_on_all(clients.flat_map(|client| self.ahead_on_each(client)))
             }
             None => next::ahead_on_all(self.ahead_on_each(client)),
-        }
+        })
     }
 
     /// A client's place in the order of turns on a GPU, as it is now.

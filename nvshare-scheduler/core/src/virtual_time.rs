@@ -1,5 +1,6 @@
 //! Virtual time and weights: their units, and the one from the other.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 /// Virtual time, in nanoseconds of a job of the usual weight. Differences may be negative.
@@ -27,4 +28,24 @@ pub(crate) fn nanos(time: Duration) -> Virtual {
 pub(crate) fn unweighed(time: Virtual, weight: u64) -> Virtual {
     let nanos = i128::from(time.max(0)) * i128::from(weight) / i128::from(USUAL);
     Virtual::try_from(nanos).unwrap_or(Virtual::MAX / 4)
+}
+
+/// A figure that is computed once in an event, since many ask for it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct OncePerEvent(Cell<Option<(u64, Virtual)>>);
+
+impl OncePerEvent {
+    pub(crate) fn get_or_compute(&self, event: u64, compute: impl FnOnce() -> Virtual) -> Virtual {
+        if let Some((_, figure)) = self.0.get().filter(|&(of, _)| of == event) {
+            return figure;
+        }
+        let figure = compute();
+        self.0.set(Some((event, figure)));
+        figure
+    }
+
+    /// What it follows from has changed.
+    pub(crate) fn forget(&self) {
+        self.0.set(None);
+    }
 }

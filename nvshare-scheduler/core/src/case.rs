@@ -1,0 +1,119 @@
+//! How a client stands on all of its GPUs: judged once in a round of looks, and used by the look at each of them.
+//!
+//! A case holds to the end of its round. A client that could go has gone at the first look that judged it. A change during the round
+//! makes the GPUs on which it happens be looked at in the next round, where every case is judged afresh: so a client that can go
+//! by then is met on one of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, OnceLock};
+
+use nvshare_proto::GpuUuid;
+
+use crate::client::ClientId;
+use crate::gangs::Unit;
+use crate::turns::{End, Split};
+use crate::{Core, Time};
+
+/// How a waiter stands. Parts that not every look needs are judged when one does.
+#[derive(Debug)]
+pub(crate) struct Case {
+    pub(crate) unit: Unit,
+    /// It must wait as things are: no room can be made for it, or its gang lacks members.
+    pub(crate) is_hopeless: bool,
+    /// Some of its gang give the lock back.
+    pub(crate) is_leaving: bool,
+    outlook: OnceLock<Outlook>,
+    turn: OnceLock<(Vec<Split>, Option<End>)>,
+    /// It watches the GPUs where something is in its way.
+    pub(crate) watches: OnceLock<()>,
+}
+
+/// The clients of several GPUs that were judged in a round, by the first of each gang.
+#[derive(Debug, Default)]
+pub(crate) struct Cases {
+    waiters: BTreeMap<ClientId, Arc<Case>>,
+    /// Those who are next, and lack room on one of their GPUs.
+    pub(crate) lacking: BTreeSet<ClientId>,
+}
+
+impl Cases {
+    /// A round begins, or a gang is none any more.
+    pub(crate) fn clear(&mut self) {
+        self.waiters.clear();
+        self.lacking.clear();
+    }
+}
+
+/// Where a waiter could go.
+#[derive(Debug)]
+pub(crate) struct Outlook {
+    /// A compute limit keeps it waiting until then.
+    pub(crate) paced_until: Option<Time>,
+    /// GPUs where others are ahead of it; two at most, since a look wants to know of one besides its own.
+    barred: Vec<GpuUuid>,
+    /// GPUs that it does not fit beside those who stay.
+    pub(crate) contested: Vec<GpuUuid>,
+    /// Those GPUs are marked as contested.
+    pub(crate) marked: OnceLock<()>,
+}
+
+impl Outlook {
+    pub(crate) fn is_contested(&self, uuid: GpuUuid) -> bool {
+        self.contested.binary_search(&uuid).is_ok()
+    }
+
+    /// Whether others are ahead of the waiter on another GPU than this one.
+    pub(crate) fn is_barred_beside(&self, uuid: GpuUuid) -> bool {
+        self.barred.iter().any(|&other| other != uuid)
+    }
+}
+
+impl Core {
+    /// A waiter's case, with its gang.
+    pub(crate) fn case_of(&mut self, id: ClientId) -> Arc<Case> {
+        let known = self.unit(id).first().and_then(|first| self.cases.waiters.get(first));
+        if let Some(case) = known {
+            return Arc::clone(case);
+        }
+        self.steps += 1;
+        let is_hopeless = self.judge_hopeless(id);
+        let unit = self.unit(id);
+        let is_leaving = self.is_leaving(&unit);
+        let first = unit.first().copied().unwrap_or(id);
+        let has_several = match &unit {
+            Unit::One(_) => self.clients.get(&id).is_some_and(|client| client.accounts.len() > 1),
+            Unit::Gang(_) => true,
+        };
+        let (outlook, turn, watches) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        let case = Arc::new(Case { unit, is_hopeless, is_leaving, outlook, turn, watches });
+        if has_several {
+            self.cases.waiters.insert(first, Arc::clone(&case));
+        }
+        case
+    }
+
+    pub(crate) fn outlook<'a>(&self, case: &'a Case) -> &'a Outlook {
+        case.outlook.get_or_init(|| {
+            let unit = &case.unit;
+            let gpus = self.gpus_wanted_by(unit);
+            let is_barred = |uuid: &GpuUuid| gpus.len() > 1 && !self.may_go(*uuid, unit);
+            let is_contested = |uuid: &GpuUuid| !self.fits_beside_members(*uuid, unit);
+            Outlook {
+                paced_until: self.paced_until(unit),
+                barred: gpus.iter().copied().filter(is_barred).take(2).collect(),
+                contested: gpus.iter().copied().filter(is_contested).collect(),
+                marked: OnceLock::new(),
+            }
+        })
+    }
+
+    /// Those who would have to leave each contested GPU, and when their turns are over.
+    pub(crate) fn turn_before<'a>(&self, case: &'a Case) -> &'a (Vec<Split>, Option<End>) {
+        case.turn.get_or_init(|| {
+            let contested = &self.outlook(case).contested;
+            let splits: Vec<Split> = contested.iter().map(|&gpu| self.split_for(gpu, &case.unit)).collect();
+            let end = self.turns_end(&case.unit, &splits);
+            (splits, end)
+        })
+    }
+}
