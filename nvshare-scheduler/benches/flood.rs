@@ -20,7 +20,7 @@ use nvshare_core::{Config, Core, Event, Identity};
 use nvshare_proto::codec::{Frames, encode};
 use nvshare_proto::{
     AdminReply, AdminRequest, ClientMessage, Counters, Epoch, GpuUuid, Register, Reply, Request, Room,
-    SchedulerMessage, WatchFrom,
+    SchedulerMessage, Usage, WatchFrom,
 };
 
 /// Connections that send without end.
@@ -94,14 +94,18 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// Time of processors that its threads have had.
+    /// Time of processors that its threads have had, those that have ended too.
     fn computed(&self) -> Duration {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("its threads");
-        let of = |path: PathBuf| {
-            let text = std::fs::read_to_string(path.join("schedstat")).unwrap_or_default();
-            text.split_whitespace().next().and_then(|nanos| nanos.parse().ok()).unwrap_or(0)
+        let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
+        // SAFETY: places for a clock and for a time.
+        let answers = unsafe {
+            [
+                libc::clock_getcpuclockid(self.child.id() as i32, &raw mut clock),
+                libc::clock_gettime(clock, &raw mut time),
+            ]
         };
-        Duration::from_nanos(tasks.flatten().map(|task| of(task.path())).sum())
+        assert_eq!(answers, [0, 0], "its clock");
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
     }
 }
 
@@ -323,10 +327,12 @@ fn one_user_opens_many(quick: bool) {
     for _ in 0..many {
         held.push(UnixStream::connect(&daemon.socket).expect("a place"));
     }
+    let resident = daemon.resident() as f64 / f64::from(1 << 20);
+    println!("{many} connections of one user: {resident:.1} MiB resident in the scheduler");
     let begin = Instant::now();
     let status = ask_administrator(&daemon.folder.join("admin/a"));
     println!(
-        "{many} connections of one user: an administrator is answered in {:.1} ms ({status} frames)",
+        "    an administrator is answered in {:.1} ms ({status} frames)",
         begin.elapsed().as_secs_f64() * 1e3
     );
     let begin = Instant::now();
@@ -424,10 +430,75 @@ fn at_rest(quick: bool) {
     row("a grant beside them", &runtime.block_on(grants(&mut client, times)));
 }
 
+/// Clients hand a GPU on that has room for one of them at a time: whether the scheduler grows.
+fn hand_overs(quick: bool) {
+    let many: usize = if quick { 1_000 } else { 1_000_000 };
+    let daemon = Daemon::start();
+    let done = Arc::new(AtomicUsize::new(0));
+    runtime().block_on(async {
+        let mut players = tokio::task::JoinSet::new();
+        for number in 0..HANDING_ON {
+            players.spawn(hands_on(daemon.socket.clone(), number, Arc::clone(&done)));
+        }
+        while done.load(Ordering::Relaxed) < many / 100 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let (begin, first) = (Instant::now(), done.load(Ordering::Relaxed));
+        let before = daemon.resident();
+        while done.load(Ordering::Relaxed) < many {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let all = done.load(Ordering::Relaxed);
+        println!(
+            "{HANDING_ON} clients, {all} hand-overs: {:.2} MiB resident, {:.2} after the first hundredth; {:.0} a second",
+            daemon.resident() as f64 / f64::from(1 << 20),
+            before as f64 / f64::from(1 << 20),
+            (all - first) as f64 / begin.elapsed().as_secs_f64()
+        );
+    });
+}
+
+/// Clients of [`hand_overs`].
+const HANDING_ON: usize = 32;
+
+/// Asks for the lock, gives it back as soon as it has it, and gives its memory back when it is told to.
+async fn hands_on(socket: PathBuf, number: usize, done: Arc<AtomicUsize>) {
+    const BYTES: u64 = 12 << 30;
+    let has = |absent| ClientMessage::Usage(Usage { absent, ..usage(OWN_GPU, BYTES) });
+    let mut client = join(&socket, format!("hands on {number}"), OWN_GPU).await;
+    say(&mut client, has(BYTES)).await;
+    say(&mut client, ClientMessage::ReqLock).await;
+    while let Some(Ok(reply)) = client.next().await {
+        let answers = match reply {
+            Reply::Client(SchedulerMessage::LockOk { epoch, .. }) => {
+                done.fetch_add(1, Ordering::Relaxed);
+                let runs = [has(0), ClientMessage::Running { epoch }];
+                runs.into_iter()
+                    .chain([ClientMessage::LockReleased { epoch }, ClientMessage::ReqLock])
+                    .collect()
+            }
+            Reply::Client(SchedulerMessage::Evict(room)) => {
+                vec![
+                    has(BYTES),
+                    ClientMessage::Room(room),
+                    ClientMessage::Evicted { gpu: room.gpu, short: 0 },
+                ]
+            }
+            _ => Vec::new(),
+        };
+        for message in answers {
+            if client.send(Request::Client(message)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
 fn main() {
     let quick = std::env::args().any(|argument| argument == "--test");
     memory(quick);
     at_rest(quick);
     one_user_opens_many(quick);
     grants_under_flood(quick);
+    hand_overs(quick);
 }

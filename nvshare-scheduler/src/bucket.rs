@@ -31,11 +31,17 @@ impl Bucket {
     pub(crate) fn take(&mut self, now: Instant) -> Result<(), Duration> {
         self.tokens = self.tokens_at(now);
         self.filled_to = self.filled_to.max(now);
-        if self.tokens >= 1.0 {
+        let wait = self.wait(now);
+        if wait.is_zero() {
             self.tokens -= 1.0;
             return Ok(());
         }
-        Err(Duration::from_secs_f64((1.0 - self.tokens) / self.rate.tokens_each_second()))
+        Err(wait)
+    }
+
+    /// The time until there is a token.
+    pub(crate) fn wait(&self, now: Instant) -> Duration {
+        Duration::from_secs_f64((1.0 - self.tokens_at(now)).max(0.0) / self.rate.tokens_each_second())
     }
 
     /// Whether the bucket is full: nothing was taken recently.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use futures_util::{SinkExt, StreamExt};
 use nvshare_core::{Gang, Identity, MOST_GPUS_EACH};
 use nvshare_proto::{AdminRequest, ClientMessage, Register, Reply, Request, SchedulerMessage, Usage};
+use rustix::net::{RecvFlags, recv};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
@@ -118,6 +119,13 @@ async fn runs_another(peer: &Peer, image: Option<Image>) {
         }
         last = now;
     }
+}
+
+/// Whether the other end has hung up and said nothing. Connections that end at once cost others less if nothing is asked about
+/// their process.
+pub(crate) fn is_over(stream: &UnixStream) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    recv(stream, &mut [0], flags).is_ok_and(|(read, _)| read == 0)
 }
 
 /// Serves a connection from its first frame to its end.

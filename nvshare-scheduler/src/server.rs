@@ -5,13 +5,17 @@
 //! is cut off; no client can delay the others, whatever it does or does not do.
 
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use tokio::net::unix::SocketAddr;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tracing::{error, warn};
 
 use crate::bounds::Bounds;
+use crate::bucket::{Bucket, Rate};
 use crate::commands::Command;
 use crate::connection::{self, Shared};
 use crate::core_task::CoreTask;
@@ -28,6 +32,8 @@ use crate::sockets::{self, Sockets};
 /// Commands that wait for the core's task: what one connection says waits for so many of others at most, and for one of each
 /// connection that waits for a place among them.
 const COMMANDS: usize = 32;
+/// Connections of clients. Processes that connect without end wait in the kernel, where they take no time from others.
+const CONNECTIONS: Rate = Rate { burst: 4000, each_second: 4000 };
 /// How often the scheduler looks whether its sockets' files are there.
 const LOOK_AFTER_SOCKETS: Duration = Duration::from_secs(1);
 /// Tried again every few milliseconds.
@@ -68,11 +74,12 @@ pub async fn run(
     // Clients' descriptors must leave some for administrators.
     let clients = Shared::new(commands, Some(Bounds::new(places.clients, descriptions)), journal, host);
     let admins = Shared { bounds: None, ..clients.clone() };
+    let mut connections = Bucket::new(CONNECTIONS, Instant::now());
     tokio::pin!(shutdown);
     let mut look_after = tokio::time::interval(LOOK_AFTER_SOCKETS);
     loop {
         let (accepted, may_change) = tokio::select! {
-            accepted = sockets.clients().accept() => (accepted, false),
+            accepted = accept(sockets.clients(), &connections) => (accepted, false),
             accepted = sockets.admin().accept() => (accepted, true),
             _ = look_after.tick() => {
                 look_after_sockets(&mut sockets)?;
@@ -83,8 +90,13 @@ pub async fn run(
         };
         match accepted {
             Ok((stream, _)) => {
-                let shared = if may_change { admins.clone() } else { clients.clone() };
-                tokio::spawn(connection::serve(stream, shared));
+                if !may_change {
+                    let _ = connections.take(Instant::now());
+                }
+                if !connection::is_over(&stream) {
+                    let shared = if may_change { admins.clone() } else { clients.clone() };
+                    tokio::spawn(connection::serve(stream, shared));
+                }
                 // A process that connects without end gets one turn among all others.
                 tokio::task::yield_now().await;
             }
@@ -97,6 +109,15 @@ pub async fn run(
     }
     core_task.abort();
     Ok(())
+}
+
+/// Accepts a client's connection, when there may be one more.
+async fn accept(listener: &UnixListener, connections: &Bucket) -> io::Result<(UnixStream, SocketAddr)> {
+    let wait = connections.wait(Instant::now());
+    if !wait.is_zero() {
+        tokio::time::sleep(wait).await;
+    }
+    listener.accept().await
 }
 
 /// Makes sockets' files anew that are gone. If that is not possible, those who are connected are served.

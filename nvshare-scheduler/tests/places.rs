@@ -1,9 +1,10 @@
-//! A process that comes and goes takes no more than one place, however often it does so.
+//! A process that comes and goes takes no more than one place, however often it does so, and waits where it takes no time from others.
 
 mod support;
 
+use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
 use nvshare_proto::{Reply, Request};
@@ -42,5 +43,23 @@ async fn a_process_that_comes_and_goes_takes_one_place() {
         left = descriptors();
     }
     assert!(left < before + TIMES / 10, "{before} descriptors before, {left} after");
+    server.end().await;
+}
+
+/// The scheduler takes 4,000 at once, and as many a second.
+#[tokio::test]
+async fn connections_without_end_wait_in_the_kernel() {
+    let queue = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    let many = 4000 + queue.trim().parse::<usize>().unwrap() + 2000;
+    let server = Server::start("without_end");
+    let socket = server.clients.clone();
+    let begin = Instant::now();
+    let connects = tokio::task::spawn_blocking(move || {
+        for _ in 0..many {
+            drop(UnixStream::connect(&socket).unwrap());
+        }
+    });
+    connects.await.unwrap();
+    assert!(begin.elapsed() > Duration::from_millis(400), "{:?}", begin.elapsed());
     server.end().await;
 }

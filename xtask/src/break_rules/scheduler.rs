@@ -36,6 +36,14 @@ pub(super) const SCHEDULER: &[Rule] = &[
         test: "a_program_that_reconnects_counts_once",
     },
     Rule {
+        what: "connections without end wait in the kernel",
+        file: "nvshare-scheduler/src/server.rs",
+        from: "    if !wait.is_zero() {\n",
+        to: "    if !wait.is_zero() && !BROKEN {\n",
+        package: "nvshare-scheduler",
+        test: "connections_without_end_wait_in_the_kernel",
+    },
+    Rule {
         what: "how a waiter stands is judged afresh in each round of looks",
         file: "nvshare-scheduler/core/src/reconcile.rs",
         from: "        self.cases.clear();\n",
