@@ -327,12 +327,10 @@ fn one_user_opens_many(quick: bool) {
     for _ in 0..many {
         held.push(UnixStream::connect(&daemon.socket).expect("a place"));
     }
-    let resident = daemon.resident() as f64 / f64::from(1 << 20);
-    println!("{many} connections of one user: {resident:.1} MiB resident in the scheduler");
     let begin = Instant::now();
     let status = ask_administrator(&daemon.folder.join("admin/a"));
     println!(
-        "    an administrator is answered in {:.1} ms ({status} frames)",
+        "{many} connections of one user: an administrator is answered in {:.1} ms ({status} frames)",
         begin.elapsed().as_secs_f64() * 1e3
     );
     let begin = Instant::now();
@@ -345,6 +343,7 @@ fn one_user_opens_many(quick: bool) {
     let mut client = runtime.block_on(join(&daemon.socket, "grants".to_owned(), OWN_GPU));
     columns("    ms");
     row("a grant beside them", &runtime.block_on(grants(&mut client, if quick { 20 } else { 2000 })));
+    println!("    {:.1} MiB resident in the scheduler", daemon.resident() as f64 / f64::from(1 << 20));
     drop(held);
 }
 

@@ -40,10 +40,13 @@ impl Peer {
         let process = descriptor.as_ref().ok().and_then(unique);
         let pid = pid.map(i32::cast_unsigned);
         let identity = Identity { pid, process, ..Identity::default() };
-        let peer =
+        let mut peer =
             Self { identity, groups: Groups::default(), descriptor: descriptor.and_then(register).ok() };
-        let groups = pid.and_then(|pid| peer.read(|| Groups::of(pid)));
-        Self { groups: groups.unwrap_or_default(), ..peer }
+        if let Some(pid) = pid {
+            peer.groups = peer.read(|| Groups::of(pid)).unwrap_or_default();
+            peer.identity.process = process.or_else(|| peer.read(|| started(pid)).flatten());
+        }
+        peer
     }
 
     /// Whether the process is known to live.
@@ -104,6 +107,16 @@ fn unique(descriptor: &OwnedFd) -> Option<u64> {
     is_pidfs.then(|| fstat(descriptor).ok()).flatten().map(|file| file.st_ino)
 }
 
+/// The same before Linux 6.9, of a process that can be seen: its number, of 22 bits, and the time of its start in ticks since the
+/// machine's, which `/proc/PID/stat` has in its 22nd field (proc(5)). No two processes with one number start in one tick.
+fn started(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of the program stands in the second field, in parentheses, and may have spaces and parentheses itself.
+    let (_, behind_name) = stat.rsplit_once(')')?;
+    let ticks: u64 = behind_name.split_whitespace().nth(19)?.parse().ok()?;
+    Some(ticks << 22 | u64::from(pid))
+}
+
 fn register(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an owned descriptor gives the same one for as long as it lives.
     unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }.map_err(io::Error::from)
@@ -119,6 +132,21 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+
+    #[test]
+    fn processes_differ_by_when_they_started() {
+        let mut children = [(); 2].map(|()| Command::new("cat").stdin(Stdio::piped()).spawn().unwrap());
+        let own = std::process::id();
+        let [one, other] = children.each_ref().map(|child| started(child.id()).unwrap());
+        assert!(one != other && started(own) != Some(one) && started(own) == started(own));
+        // The same number, which another process has by then, stands for another start.
+        assert!(one >> 22 >= started(own).unwrap() >> 22, "a child starts after its parent");
+        for child in &mut children {
+            drop(child.stdin.take());
+            child.wait().unwrap();
+        }
+        assert_eq!(started(children[0].id()), None, "it has ended");
+    }
 
     #[tokio::test]
     async fn a_number_is_read_for_as_long_as_the_process_lives() {
