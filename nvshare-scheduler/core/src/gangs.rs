@@ -111,6 +111,23 @@ impl Core {
         gang.and_then(|members| members.job).unwrap_or(client.job)
     }
 
+    /// Clients, and all other members of their gangs.
+    pub(crate) fn with_their_gangs(&self, ids: Vec<ClientId>) -> Vec<ClientId> {
+        if ids.iter().all(|&id| self.gang_of(id).is_none()) {
+            return ids;
+        }
+        if let [one] = ids[..] {
+            return self.unit(one).to_vec();
+        }
+        let mut all: BTreeSet<ClientId> = BTreeSet::new();
+        for &id in &ids {
+            if !all.contains(&id) {
+                all.extend(self.unit(id).iter());
+            }
+        }
+        all.into_iter().collect()
+    }
+
     /// The GPUs that a unit uses, each once.
     pub(crate) fn gpus_of(&self, unit: &Unit) -> Vec<GpuUuid> {
         match unit {

@@ -15,7 +15,6 @@
 mod account;
 mod admin;
 mod arrivals;
-mod case;
 mod client;
 mod configure;
 mod contention;
@@ -25,7 +24,6 @@ mod gangs;
 mod gpu;
 mod happened;
 mod ledger;
-mod measure;
 mod messages;
 mod outgrown;
 mod overdue;
@@ -50,7 +48,6 @@ use std::time::Duration;
 
 use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Register, SchedulerMessage};
 
-use case::Cases;
 use client::{Client, Job};
 pub use client::{ClientId, Gang, Identity};
 pub use configure::GpuConfig;
@@ -63,6 +60,7 @@ pub use policy::exchange::Exchange;
 pub use policy::quantum::Auto;
 pub use rule::Rule;
 use terms::{JobTerms, OfJob};
+use turns::case::Cases;
 use warnings::Warnings;
 
 /// Time since the scheduler started. The core never looks at a clock.

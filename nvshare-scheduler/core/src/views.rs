@@ -295,6 +295,11 @@ impl Core {
         self.fit(uuid, Self::with_unit(uuid, gpu, Group::default(), unit, |_| false), one)
     }
 
+    pub(crate) fn demand(&self, uuid: GpuUuid, id: ClientId) -> u128 {
+        let entry = self.gpus.get(&uuid).and_then(|gpu| gpu.ledger.entry(id));
+        entry.map_or(0, |entry| u128::from(entry.demand))
+    }
+
     /// Bytes that a unit demands of a GPU.
     pub(crate) fn demand_of(&self, uuid: GpuUuid, unit: &Unit) -> u128 {
         unit.on(uuid).iter().map(|&id| self.demand(uuid, id)).sum()

@@ -245,7 +245,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "a member of a gang that has to step back waits on with the others",
-        file: "nvshare-scheduler/core/src/turns.rs",
+        file: "nvshare-scheduler/core/src/turns/claim.rs",
         from: "if !std::mem::replace(&mut client.wants, true) {",
         to: "if !BROKEN && !std::mem::replace(&mut client.wants, true) {",
         package: "nvshare-core",
@@ -453,7 +453,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "nothing is granted to a process that is stopped",
-        file: "nvshare-scheduler/core/src/turns.rs",
+        file: "nvshare-scheduler/core/src/turns/hopeless.rs",
         from: "|| self.is_stopped(&self.unit(id));",
         to: "|| (!BROKEN && self.is_stopped(&self.unit(id)));",
         package: "nvshare-core",

@@ -37,7 +37,7 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "short work does not end a turn that goes on for those who wait in turn",
-        file: "nvshare-scheduler/core/src/turns.rs",
+        file: "nvshare-scheduler/core/src/turns/length.rs",
         from: "let waiter = self.first_in_turn(gpu, unit);",
         to: "let waiter = if BROKEN { Some(unit.clone()) } else { self.first_in_turn(gpu, unit) };",
         package: "nvshare-simulate",

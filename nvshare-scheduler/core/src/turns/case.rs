@@ -11,7 +11,7 @@ use nvshare_proto::GpuUuid;
 
 use crate::client::ClientId;
 use crate::gangs::Unit;
-use crate::turns::{End, Split};
+use crate::turns::length::{End, Split};
 use crate::{Core, Time};
 
 /// How a waiter stands. Parts that not every look needs are judged when one does.
