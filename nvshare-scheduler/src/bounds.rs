@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nvshare_proto::GpuUuid;
 
 use crate::bucket::{Bucket, Rate};
 use crate::gpus;
+use crate::lock::lock;
 
 /// Registrations of one user or container.
 const REGISTRATIONS: Rate = Rate { burst: 512, each_second: 64 };
@@ -60,7 +61,7 @@ impl Bounds {
     /// A place for one more connection; none: the user or container has too many, or all together have.
     pub(crate) fn take(self: &Arc<Self>, whom: Whom) -> Option<Place> {
         let now = Instant::now();
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = lock(&self.taken);
         let all: usize = taken.values().map(|taken| taken.places).sum();
         let fresh = || Taken {
             places: 0,
@@ -81,13 +82,13 @@ impl Bounds {
 impl Place {
     /// Whether a registration may go on; else how long the process has to wait.
     pub(crate) fn register(&self, now: Instant) -> Result<(), Duration> {
-        let mut taken = self.bounds.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = lock(&self.bounds.taken);
         taken.get_mut(&self.whom).map_or(Ok(()), |own| own.registrations.take(now))
     }
 
     /// Whether a question may be asked; else how long the process has to wait.
     pub(crate) fn ask(&self, now: Instant) -> Result<(), Duration> {
-        let mut taken = self.bounds.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = lock(&self.bounds.taken);
         taken.get_mut(&self.whom).map_or(Ok(()), |own| own.questions.take(now))
     }
 }
@@ -95,7 +96,7 @@ impl Place {
 impl Place {
     /// Whether a process may name these GPUs: processes of one user or container may not name more than the machine can have.
     pub(crate) fn names(&self, named: impl Iterator<Item = GpuUuid>) -> bool {
-        let mut taken = self.bounds.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = lock(&self.bounds.taken);
         let Some(own) = taken.get_mut(&self.whom) else { return true };
         // GPUs may have come since the last time.
         let mut most = None;
@@ -116,7 +117,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let now = Instant::now();
-        let mut taken = self.bounds.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = lock(&self.bounds.taken);
         if let Some(own) = taken.get_mut(&self.whom) {
             own.places -= 1;
             if own.places == 0 {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
@@ -23,6 +23,7 @@ use crate::frames::{self, Stream, WRITE_PATIENCE, refuse, tell_all};
 use crate::host_memory::{Account, HostMemory, Lot, News, Owner};
 use crate::identity::Peer;
 use crate::journal::Journal;
+use crate::lock::lock;
 use crate::processes::{self, Described, Image, Looks};
 use crate::seldom::Seldom;
 use crate::tenants::{Seat, Tenant, Tenants};
@@ -97,7 +98,7 @@ impl Shared {
             let _ = commands.send(Command::Exited { client, identity }).await;
             drop(place);
         });
-        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waits = lock(&self.waits);
         waits.retain(|_, wait| !wait.is_finished());
         if let Some(before) = identity.process.and_then(|process| waits.insert(process, wait.abort_handle()))
         {

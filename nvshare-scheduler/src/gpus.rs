@@ -3,12 +3,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nvshare_core::MOST_GPUS_EACH;
 use nvshare_proto::GpuUuid;
 use tokio::task::{JoinHandle, spawn_blocking};
+
+use crate::lock::lock;
 
 /// A list younger than this is not made anew.
 const FRESH: Duration = Duration::from_secs(1);
@@ -72,7 +74,7 @@ impl Listing {
 
     /// As they were last listed.
     pub(crate) fn last(&self) -> Vec<Listed> {
-        self.listed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.listed).clone()
     }
 
     /// Begins to list them anew, unless that is under way or the list is fresh.
@@ -84,7 +86,7 @@ impl Listing {
         let (descriptions, listed) = (self.descriptions.clone(), Arc::clone(&self.listed));
         let look = spawn_blocking(move || {
             let new = list(&descriptions);
-            *listed.lock().unwrap_or_else(PoisonError::into_inner) = new;
+            *lock(&listed) = new;
         });
         self.look = Some((look, now));
     }

@@ -2,10 +2,12 @@
 //! and is told how many, and nothing waits for a reader.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use nvshare_proto::{WatchEvent, WatchFrom};
 use tokio::sync::watch;
+
+use crate::lock::lock;
 
 /// Events that are kept.
 const KEPT: usize = 8192;
@@ -44,7 +46,7 @@ impl Journal {
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.kept)
     }
 
     /// Keeps an event and numbers it.

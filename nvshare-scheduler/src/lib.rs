@@ -15,6 +15,7 @@ pub mod host_memory;
 pub mod identity;
 mod journal;
 mod limits;
+mod lock;
 pub mod log;
 pub mod metrics;
 pub mod notify;

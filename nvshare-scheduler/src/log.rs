@@ -2,12 +2,13 @@
 
 use std::io::{self, Write};
 use std::sync::mpsc::{self, SyncSender, TrySendError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::bucket::{Bucket, Rate};
+use crate::lock::lock;
 
 /// Lines that wait to be written.
 const WAITING: usize = 1024;
@@ -75,7 +76,7 @@ impl Log {
     }
 
     fn put(&self, line: Vec<u8>) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         if state.bucket.take(Instant::now()).is_err() {
             state.left_out += 1;
             return;

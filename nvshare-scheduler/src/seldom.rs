@@ -1,11 +1,13 @@
 //! A place in the program that would write the same warning again and again, as when the process is out of descriptors.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use nvshare_proto::{LeftOut, Repeated};
 use tracing::warn;
+
+use crate::lock::lock;
 
 /// Writes a warning once a minute at most, with how often it was left out.
 #[derive(Debug)]
@@ -23,7 +25,7 @@ impl Seldom {
     }
 
     fn again(&self, now: Instant) -> Option<LeftOut> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.0);
         let (first, repeated) = state.get_or_insert((now, Repeated::new()));
         repeated.again(now.saturating_duration_since(*first))
     }

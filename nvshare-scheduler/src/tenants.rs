@@ -11,7 +11,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nvshare_proto::quota::{NO_ROW, Page, ROWS};
 use nvshare_proto::{Reply, SchedulerMessage};
@@ -20,6 +20,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::frames::{self, Stream};
 use crate::groups::Groups;
+use crate::lock::lock;
 
 /// A tenant: a container, or one run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -106,10 +107,6 @@ impl Drop for Shared {
         // SAFETY: mapped by us with this size, and used by nobody any more.
         let _ = unsafe { munmap(self.page.as_ptr().cast(), size_of::<Page>()) };
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A process's place in its tenant. Dropping it frees the process's bytes.

@@ -183,7 +183,7 @@ impl Allocation {
 
     /// Which part of the allocation is on the card. Waits while it is being moved or freed.
     pub(crate) fn residency(&self) -> MutexGuard<'_, Residency> {
-        self.residency.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.residency)
     }
 }
 

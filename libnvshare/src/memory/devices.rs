@@ -18,6 +18,7 @@ use crate::driver::types::{
 };
 use crate::memory::quota::{self, Seat};
 use crate::process::config::Config;
+use crate::process::lock::lock;
 use crate::process::unwind::OnUnwind;
 use crate::process::{lifecycle, log};
 use crate::work::gate;
@@ -171,7 +172,7 @@ impl Device {
     }
 
     fn lock(&self) -> MutexGuard<'_, Account> {
-        self.account.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.account)
     }
 
     /// Changes the account, and wakes those who wait for a change.

@@ -7,13 +7,14 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use nvshare_proto::{ClientMessage, Reply, Request, SchedulerMessage, VERSION, codec, paths};
 
 use super::report;
 use crate::process::descriptor::Descriptor;
+use crate::process::lock::lock;
 use crate::process::{bell, threads};
 
 /// The descriptor of the connection. A forked child closes it, and the exit sends the last message through it.
@@ -49,7 +50,7 @@ pub(super) struct Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        let _writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _writing = lock(&WRITING);
         if DESCRIPTOR.take().is_some() {
             // SAFETY: it is used no more.
             unsafe { ManuallyDrop::drop(&mut self.stream) };
@@ -87,7 +88,7 @@ impl Wire {
         if self.outgoing.is_empty() {
             return Ok(());
         }
-        let _writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _writing = lock(&WRITING);
         let sent = write_all(DESCRIPTOR.get().ok_or(CLOSED_BY_HOST)?, &self.outgoing);
         self.outgoing.clear();
         sent

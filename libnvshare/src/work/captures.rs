@@ -11,7 +11,7 @@
 //! another context.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::contexts::{self, Context};
 use super::event::Event;
@@ -70,7 +70,7 @@ impl Capture {
 }
 
 fn captures() -> MutexGuard<'static, Captures> {
-    CAPTURES.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&CAPTURES)
 }
 
 /// The number of captures that are open in this process.

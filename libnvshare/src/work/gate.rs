@@ -16,13 +16,14 @@ mod stress;
 use std::cell::Cell;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use nvshare_client::launch_window::InFlight;
 
 use crate::driver;
 use crate::driver::types::CUresult;
+use crate::process::lock::lock;
 use crate::process::{bell, lifecycle};
 use crate::work::stream_key::StreamKey;
 use crate::work::streams::{self, Stream};
@@ -275,17 +276,17 @@ fn sleep_until_open() {
     if !REQUESTED.swap(true, Ordering::SeqCst) {
         bell::ring();
     }
-    let mut bed = lock();
+    let mut sleep = lock(&SLEEP_LOCK);
     while STATE.load(Ordering::SeqCst) == CLOSED {
         if lifecycle::is_exiting() {
-            (bed, _) = WAKE.wait_timeout(bed, LOOK).unwrap_or_else(PoisonError::into_inner);
-            drop(bed);
+            (sleep, _) = WAKE.wait_timeout(sleep, LOOK).unwrap_or_else(PoisonError::into_inner);
+            drop(sleep);
             if opens_for_the_end() {
                 return;
             }
-            bed = lock();
+            sleep = lock(&SLEEP_LOCK);
         } else {
-            bed = WAKE.wait(bed).unwrap_or_else(PoisonError::into_inner);
+            sleep = WAKE.wait(sleep).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -301,7 +302,7 @@ fn opens_for_the_end() -> bool {
 
 /// Has the threads that sleep look at what keeps them.
 pub(crate) fn wake() {
-    drop(lock());
+    drop(lock(&SLEEP_LOCK));
     WAKE.notify_all();
 }
 
@@ -350,14 +351,14 @@ pub(crate) fn prepare() {
 
 /// Opens the gate.
 pub(crate) fn open(in_flight: InFlight) {
-    let bed = lock();
+    let sleep = lock(&SLEEP_LOCK);
     if !lifecycle::is_forked() {
         // First: who finds the gate closed behind this one sees that it has been open.
         OPENINGS.fetch_add(1, Ordering::SeqCst);
         let state = if contexts::has_any_failed() { GUARDED } else { opened(in_flight) };
         STATE.store(state, Ordering::SeqCst);
     }
-    drop(bed);
+    drop(sleep);
     WAKE.notify_all();
 }
 
@@ -424,8 +425,4 @@ pub(crate) fn totals() -> (u64, u64) {
 pub(crate) fn after_fork_in_child() {
     STATE.store(OPEN, Ordering::SeqCst);
     slots::forget_current();
-}
-
-fn lock() -> MutexGuard<'static, ()> {
-    SLEEP_LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }

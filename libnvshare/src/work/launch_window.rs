@@ -5,12 +5,13 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use nvshare_client::launch_window::{FIRST_STRIDE, MARKS, MOST_PATIENCE, next_patience, next_stride};
 
 use super::event::Event;
+use crate::process::lock::lock;
 
 /// Converts a patience to whole microseconds.
 const fn micros(patience: Duration) -> u32 {
@@ -42,7 +43,7 @@ impl LaunchWindow {
     }
 
     fn marks(&self) -> MutexGuard<'_, VecDeque<(Event, Instant)>> {
-        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.marks)
     }
 
     /// Whether another launch may be made without waiting.

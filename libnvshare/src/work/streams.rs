@@ -6,7 +6,7 @@
 //! the program's own calls.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use dashmap::DashMap;
@@ -64,7 +64,7 @@ impl Stream {
     }
 
     fn about(&self) -> MutexGuard<'_, About> {
-        self.about.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.about)
     }
 
     fn begin(&self, kind: Kind, context: Option<Arc<Context>>) {

@@ -16,7 +16,7 @@ mod worker;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use nvshare_core::Contended;
@@ -29,6 +29,8 @@ use places::Places;
 pub use places::{Descriptions, SYSFS};
 use processors::Processors;
 use worker::{MOST_EACH, Worker};
+
+use crate::lock::lock;
 
 /// The host's memory that clients may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,7 +153,7 @@ impl HostMemory {
 
     /// What is handed out, and how much of it each client has, by its number. Clients that have none are left out.
     pub(crate) fn status(&self) -> (HostStatus, BTreeMap<u64, u64>) {
-        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let shown = lock(&self.shown);
         let Budget { all: budget, each } = self.budget;
         (HostStatus { budget, each, used: shown.used }, shown.clients.clone())
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nvshare_proto::GpuUuid;
 use tokio::task::spawn_blocking;
@@ -10,6 +10,7 @@ use tracing::debug;
 
 use super::processors::Processors;
 use crate::gpus;
+use crate::lock::lock;
 
 /// Where the kernel describes devices.
 pub const SYSFS: &str = "/sys";
@@ -85,7 +86,7 @@ impl Places {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Looks> {
-        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.looks)
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::btree_map::Entry;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nvshare_core::Contended;
@@ -21,6 +21,7 @@ use super::ready::{self, Known};
 use super::segment::{self, Made};
 use super::stock::{Place, Ready, Stock};
 use super::{Budget, Job, Lot, MOST_NEWS, News, Owner, Shown};
+use crate::lock::lock;
 use crate::seldom::Seldom;
 
 /// How often the kernel is asked whether a segment is used that was given back.
@@ -179,8 +180,7 @@ impl Worker {
         for (client, bytes) in out.chain(claims).filter(|(_, bytes)| *bytes > 0) {
             *clients.entry(client).or_default() += bytes;
         }
-        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) =
-            Shown { used: self.ledger.sum(), clients };
+        *lock(&self.shown) = Shown { used: self.ledger.sum(), clients };
     }
 
     /// Returns whether segments were given back.

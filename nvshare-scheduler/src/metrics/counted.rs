@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use nvshare_core::{ClientId, Happened, Time};
@@ -14,6 +14,8 @@ use prometheus_client::registry::{Metric, Registry};
 
 use super::tenants::Tenants;
 use super::{OfGpu, OfTenant};
+
+use crate::lock::lock;
 
 type Seconds = Counter<f64, AtomicU64>;
 type Durations = Family<OfGpu, Histogram, fn() -> Histogram>;
@@ -121,7 +123,7 @@ impl Counters {
 
     /// The tenants that have series of their own. Each holds this for a moment: the core's task waits for it.
     pub(super) fn tenants(&self) -> MutexGuard<'_, Tenants> {
-        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tenants)
     }
 
     /// Forgets tenants that have gone long ago.

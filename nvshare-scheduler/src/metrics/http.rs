@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::path::Path;
-use std::sync::{Arc, Mutex as StdMutex, PoisonError};
+use std::sync::{Arc, Mutex as StdMutex};
 use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::text::encode;
@@ -19,6 +19,7 @@ use tracing::{error, info};
 
 use super::shown::Shown;
 use super::{Address, Counters, Snapshot};
+use crate::lock::lock;
 use crate::seldom::Seldom;
 
 /// A question to the scheduler's own thread.
@@ -184,7 +185,7 @@ impl Default for Readers {
 
 impl Readers {
     fn silent(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, AbortHandle>> {
-        self.silent.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.silent)
     }
 
     /// Serves a connection. The oldest silent one makes place for it.

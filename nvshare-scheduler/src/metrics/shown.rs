@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nvshare_proto::{ClientState, ClientStatus, GpuStatus};
 use prometheus_client::collector::Collector;
@@ -12,6 +12,8 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::{MetricType, TypedMetric};
 
 use super::{Counters, OfGpu, OfTenant, Snapshot};
+
+use crate::lock::lock;
 
 /// The snapshot that is shown next, under the labels that the counters have.
 #[derive(Debug, Clone)]
@@ -130,7 +132,7 @@ impl Shown {
     }
 
     pub(super) fn set(&self, snapshot: Snapshot) {
-        *self.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(snapshot);
+        *lock(&self.next) = Some(snapshot);
     }
 }
 
@@ -148,7 +150,7 @@ fn family<S: EncodeLabelSet, V: EncodeMetric + TypedMetric>(
 
 impl Collector for Shown {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let snapshot = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let snapshot = lock(&self.next);
         let Some(snapshot) = snapshot.as_ref() else { return Ok(()) };
         let encoder = &mut encoder;
         let about = &snapshot.scheduler;

@@ -5,12 +5,14 @@ use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nvshare_proto::GpuUuid;
 
 use super::file::{self, Tq};
 use nvshare_core::{Config, Rule};
+
+use crate::lock::lock;
 
 /// The small file with the settings made at run time, and its contents.
 #[derive(Debug, Default)]
@@ -41,7 +43,7 @@ impl Change {
     /// The file cannot be written: the setting is in force, and does not survive a restart.
     pub fn keep(self) -> Result<(), String> {
         let path = self.path.ok_or("there is no place for a state file; name one by --state")?;
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.kept);
         if *kept > self.number {
             return Ok(());
         }

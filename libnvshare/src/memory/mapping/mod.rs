@@ -26,6 +26,7 @@ use nvshare_proto::units::MIB;
 
 use crate::driver::types::{CUdevice, CUdeviceptr, CUmemAllocationProp, CUmemHandle, CUresult};
 use crate::driver::{self, Relaxed};
+use crate::process::lock::lock;
 use crate::process::{lifecycle, log, threads};
 use crate::work::contexts::Context;
 use at_hand::AtHand;
@@ -134,7 +135,7 @@ impl Mapped {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Vec<Chunk>> {
-        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.chunks)
     }
 
     /// Maps memory behind all addresses of a new allocation, or behind none.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use nvshare_proto::{ClientMessage, HostSegment};
 
+use crate::process::lock::lock;
 use crate::process::{bell, lifecycle, log};
 
 /// Longest wait for an answer: memory leaves the card when the scheduler says so, which then is there, and may have much to touch.
@@ -49,7 +50,7 @@ static CHANGED: Condvar = Condvar::new();
 static ASKING: Mutex<()> = Mutex::new(());
 
 fn supply() -> MutexGuard<'static, Option<Supply>> {
-    SUPPLY.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&SUPPLY)
 }
 
 /// Asks for `bytes`. The segment may be shorter. All who ask together wait no longer than one of them for an answer that does not
@@ -58,7 +59,7 @@ pub(super) fn ask(bytes: u64) -> Supplied {
     if lifecycle::is_forked() {
         return Supplied::Nobody;
     }
-    let _asking = ASKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _asking = lock(&ASKING);
     let mut guard = supply();
     let supply = guard.get_or_insert_default();
     supply.refused = false;

@@ -1,11 +1,12 @@
 //! A program whose memory cannot come back yet.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use nvshare_proto::units::MIB;
 
 use crate::memory::mapping::DRIVER_IS_LATE;
+use crate::process::lock::lock;
 use crate::process::{log, threads};
 
 /// Time between two attempts.
@@ -28,7 +29,7 @@ static WAIT: Mutex<Option<Wait>> = Mutex::new(None);
 /// Waits a moment for memory on the card. A long wait is reported once. Returns whether the driver should have the memory by
 /// now that others have given back: once each time that it has had [`DRIVER_IS_LATE`].
 pub(super) fn for_memory(bytes: u64) -> bool {
-    let mut wait = WAIT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut wait = lock(&WAIT);
     let wait_now = wait.get_or_insert_with(|| Wait { since: Instant::now(), is_reported: false, late: 0 });
     let waited = wait_now.since.elapsed();
     let is_late = waited >= DRIVER_IS_LATE * (wait_now.late + 1);
@@ -47,5 +48,5 @@ pub(super) fn for_memory(bytes: u64) -> bool {
 
 /// Memory came back, or none is missing.
 pub(super) fn end() {
-    *WAIT.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    *lock(&WAIT) = None;
 }
