@@ -110,10 +110,11 @@ fn unique(descriptor: &OwnedFd) -> Option<u64> {
 /// The same before Linux 6.9, of a process that can be seen: its number, of 22 bits, and the time of its start in ticks since the
 /// machine's, which `/proc/PID/stat` has in its 22nd field (proc(5)). No two processes with one number start in one tick.
 fn started(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name of the program stands in the second field, in parentheses, and may have spaces and parentheses itself.
-    let (_, behind_name) = stat.rsplit_once(')')?;
-    let ticks: u64 = behind_name.split_whitespace().nth(19)?.parse().ok()?;
+    // That of the process itself would be summed up over all of its threads.
+    let stat = std::fs::read(format!("/proc/{pid}/task/{pid}/stat")).ok()?;
+    // The name of the program stands in the second field, in parentheses. It may be any bytes, parentheses too.
+    let behind_name = stat.get(stat.iter().rposition(|&byte| byte == b')')? + 1..)?;
+    let ticks: u64 = std::str::from_utf8(behind_name).ok()?.split_whitespace().nth(19)?.parse().ok()?;
     Some(ticks << 22 | u64::from(pid))
 }
 

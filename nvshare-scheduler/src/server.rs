@@ -9,6 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nvshare_core::Config;
 use tokio::net::unix::SocketAddr;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
@@ -63,6 +64,8 @@ pub async fn run(
             let _ = configured.send(Command::Configure(config)).await;
         }
     });
+    // Clients of an earlier scheduler come back in time, whoever else connects.
+    let limited_from = Instant::now() + settle(&setup.config);
     let descriptions = setup.descriptions.gpus.clone();
     let journal = Journal::new(setup.config.boot);
     let places = limits::places(setup.host_memory.is_some());
@@ -79,7 +82,7 @@ pub async fn run(
     let mut look_after = tokio::time::interval(LOOK_AFTER_SOCKETS);
     loop {
         let (accepted, may_change) = tokio::select! {
-            accepted = accept(sockets.clients(), &connections) => (accepted, false),
+            accepted = accept(sockets.clients(), &connections, limited_from) => (accepted, false),
             accepted = sockets.admin().accept() => (accepted, true),
             _ = look_after.tick() => {
                 look_after_sockets(&mut sockets)?;
@@ -112,9 +115,13 @@ pub async fn run(
 }
 
 /// Accepts a client's connection, when there may be one more.
-async fn accept(listener: &UnixListener, connections: &Bucket) -> io::Result<(UnixStream, SocketAddr)> {
+async fn accept(
+    listener: &UnixListener,
+    connections: &Bucket,
+    limited_from: Instant,
+) -> io::Result<(UnixStream, SocketAddr)> {
     let wait = connections.wait(Instant::now());
-    if !wait.is_zero() {
+    if !wait.is_zero() && Instant::now() >= limited_from {
         tokio::time::sleep(wait).await;
     }
     listener.accept().await
@@ -133,11 +140,15 @@ fn look_after_sockets(sockets: &mut Sockets) -> Result<(), sockets::Error> {
     Ok(())
 }
 
+/// For how long clients of an earlier scheduler may come back before anything is granted.
+fn settle(config: &Config) -> Duration {
+    if config.restarted { config.settle } else { Duration::ZERO }
+}
+
 /// Starts handing out memory of the host. Without it clients use their own.
 fn hand_out(budget: Budget, most: usize, setup: &Setup) -> Option<HostMemory> {
     let config = &setup.config;
-    let settle = if config.restarted { config.settle } else { Duration::ZERO };
-    HostMemory::start(budget, most, config.boot, settle, setup.descriptions.clone())
+    HostMemory::start(budget, most, config.boot, settle(config), setup.descriptions.clone())
         .inspect_err(|error| error!("no memory of the host for clients, for want of a thread: {error}"))
         .ok()
 }

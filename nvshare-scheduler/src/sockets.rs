@@ -6,6 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt,
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
 
+use rustix::net::listen;
 use tokio::net::{UnixListener, UnixStream};
 
 /// A socket cannot be used.
@@ -176,6 +177,9 @@ fn prepare(socket: &Path, mode: u32) -> Result<PathBuf, Error> {
     Ok(directory.to_owned())
 }
 
+/// Connections that wait to be accepted, at most; where more come, their processes wait. Those who connect without end would have a place
+/// for each connection, and others as many ahead of them.
+const QUEUE: i32 = 128;
 /// Bytes of the longest path to which a socket can be bound (`sun_path`, less the byte that ends it).
 const LONGEST: usize = 107;
 
@@ -193,6 +197,8 @@ fn bind(path: &Path, mode: u32) -> Result<Bound, Error> {
         io::ErrorKind::InvalidInput => Error::TooLong { path: path.to_owned() },
         _ => at(path)(error),
     })?;
+    // Another call changes the queue's length.
+    listen(&listener, QUEUE).map_err(|error| at(path)(error.into()))?;
     let linked = fs::set_permissions(&fresh, Permissions::from_mode(mode))
         .and_then(|()| file_at(&fresh))
         .map_err(at(path))

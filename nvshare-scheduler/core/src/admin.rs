@@ -12,7 +12,7 @@ use crate::{Core, Time};
 impl Core {
     /// Switches scheduling on: every client that runs becomes a holder, and clients that do not fit are asked to leave.
     pub fn switch_on(&mut self, now: Time) -> String {
-        self.now = self.now.max(now);
+        self.begin_event(now);
         if self.scheduling {
             return "scheduling was on".to_owned();
         }
@@ -32,7 +32,7 @@ impl Core {
     /// # Errors
     /// When not everything fits, unless `force` is set: page faults would then move memory.
     pub fn switch_off(&mut self, force: bool, now: Time) -> Result<String, String> {
-        self.now = self.now.max(now);
+        self.begin_event(now);
         for (uuid, gpu) in &self.gpus {
             let demand = gpu.ledger.sums().allocated;
             if demand > u128::from(gpu.capacity) && !force {

@@ -207,6 +207,7 @@ impl Core {
         }
         gpu.capacity = bytes;
         self.dirty.insert(uuid);
+        self.woken.append(&mut gpu.watched_by);
         self.reenter(uuid);
     }
 
@@ -284,11 +285,12 @@ impl Core {
         for (id, _) in &gone {
             gpu.ledger.set(*id, None);
         }
-        for (id, departed) in &gone {
-            self.tell_on(EventKind::Ended, *id, uuid, departed.bytes);
-        }
         if !gone.is_empty() {
             self.dirty.insert(uuid);
+            self.woken.append(&mut gpu.watched_by);
+        }
+        for (id, departed) in &gone {
+            self.tell_on(EventKind::Ended, *id, uuid, departed.bytes);
         }
         gone.into_iter().map(|(_, departed)| departed).collect()
     }
@@ -329,6 +331,7 @@ impl Core {
         );
         gpu.ledger.set(id, Some(departed_entry(id, departed.bytes, None)));
         self.dirty.insert(uuid);
+        self.woken.append(&mut gpu.watched_by);
         self.warn(text);
     }
 }

@@ -94,7 +94,7 @@ impl Core {
 
     /// Applies another configuration. The number that names this run of the scheduler stays, and the settings of its start.
     pub fn configure(&mut self, config: Config, now: Time) {
-        self.now = self.now.max(now);
+        self.begin_event(now);
         let Config { boot, settle, restarted, .. } = self.config;
         self.config = Config { boot, settle, restarted, ..config };
         for uuid in self.gpus.keys().copied().collect::<Vec<_>>() {

@@ -184,6 +184,7 @@ impl Core {
         self.settle_pauses(unit.to_vec());
         for &other in unit.iter() {
             self.enter(other);
+            self.untold.insert(other);
         }
         // Members may not have had their turn because of the client that is gone.
         let gpus = self.gpus_of(&unit);

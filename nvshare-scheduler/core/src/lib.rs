@@ -280,12 +280,16 @@ impl Core {
         }
     }
 
+    fn begin_event(&mut self, now: Time) {
+        self.now = self.now.max(now);
+        self.events += 1;
+    }
+
     /// Takes in one event. `now` never goes back.
     pub fn handle(&mut self, event: Event, now: Time) {
-        self.now = self.now.max(now);
+        self.begin_event(now);
         self.happened.clear();
         self.steps = 0;
-        self.events += 1;
         match event {
             Event::Registered { client, identity, register } => {
                 self.on_registered(client, identity, register);

@@ -9,9 +9,9 @@ use crate::gangs::Members;
 use crate::rule::Rule;
 use crate::{Core, Time};
 
-/// How often one event may make the core look at GPUs, for each GPU that it changed: each look that changes something asks
-/// for one more. Only a defect would need so many; then other events get their turn first.
-const MOST_LOOKS: usize = 64;
+/// How many rounds of looks one event may need: each that changes something asks for one more. Only a defect would need so many;
+/// then other events get their turn first.
+const MOST_ROUNDS: usize = 64;
 
 impl Core {
     pub(crate) fn reconcile(&mut self) {
@@ -35,12 +35,12 @@ impl Core {
         if !self.dirty.is_empty() {
             self.refresh_places();
         }
-        let mut looks = MOST_LOOKS * self.dirty.len().max(1);
         let mut looked_at = BTreeSet::new();
-        while looks > 0 && !self.dirty.is_empty() {
-            let round = self.look_at_all();
-            looks = looks.saturating_sub(round.len());
-            looked_at.extend(round);
+        for _ in 0..MOST_ROUNDS {
+            if self.dirty.is_empty() {
+                break;
+            }
+            looked_at.append(&mut self.look_at_all());
             self.spread_to_others();
         }
         if self.now >= self.settled_at {

@@ -171,7 +171,8 @@ impl Core {
             let can_go = |id| self.no_room_on(id).is_none() && !self.is_stopped(&self.unit(id));
             let only_here = |key: &Key| !elsewhere(key.2) && can_go(key.2);
             let waits = gpu.contested && gpu.waiting().any(|key| only_here(&key));
-            let mut watchers = self.gpus.values().flat_map(|other| &other.watched_by);
+            let others = self.gpus.iter().filter(|(other, _)| *other != uuid);
+            let mut watchers = others.flat_map(|(_, other)| &other.watched_by);
             let watches = watchers.any(|&id| self.gpus_of(&self.unit(id)).contains(uuid));
             if self.scheduling
                 && waits

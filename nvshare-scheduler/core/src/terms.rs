@@ -246,7 +246,7 @@ impl Core {
         given: Given,
         now: Time,
     ) -> Result<String, String> {
-        self.now = self.now.max(now);
+        self.begin_event(now);
         let Some(there) = self.clients.get(&client) else {
             return Err(format!("there is no client {client}; `nvshare-ctl clients` shows who is there"));
         };
@@ -272,7 +272,7 @@ impl Core {
 
     /// An administrator gives terms to a tenant that is about to come.
     pub fn give_tenant(&mut self, tenant: u64, given: Given, now: Time) {
-        self.now = self.now.max(now);
+        self.begin_event(now);
         let job = Job::Tenant(tenant);
         if self.given.len() >= MOST_ABSENT + self.jobs.len() {
             let jobs = &self.jobs;

@@ -121,7 +121,8 @@ impl Core {
                 due: self.config.first_due(client, account),
             };
             let held = gpu.ledger.entry(id).is_some_and(|entry| entry.standing.holds());
-            if standing.holds() && !held {
+            // With the rest of its gang.
+            if standing.holds() != held {
                 self.untold.insert(id);
             }
             if gpu.ledger.set(id, Some(entry)) {

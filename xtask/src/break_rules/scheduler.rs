@@ -38,8 +38,8 @@ pub(super) const SCHEDULER: &[Rule] = &[
     Rule {
         what: "connections without end wait in the kernel",
         file: "nvshare-scheduler/src/server.rs",
-        from: "    if !wait.is_zero() {\n",
-        to: "    if !wait.is_zero() && !BROKEN {\n",
+        from: "    if !wait.is_zero() && ",
+        to: "    if !wait.is_zero() && !BROKEN && ",
         package: "nvshare-scheduler",
         test: "connections_without_end_wait_in_the_kernel",
     },
@@ -50,6 +50,14 @@ pub(super) const SCHEDULER: &[Rule] = &[
         to: "        if !BROKEN {\n            self.cases.clear();\n        }\n",
         package: "nvshare-core",
         test: "a_gang_is_granted_at_once_or_not_at_all",
+    },
+    Rule {
+        what: "a waiter is judged anew when something has changed on one of its GPUs",
+        file: "nvshare-scheduler/core/src/turns/case.rs",
+        from: "known.filter(holds)",
+        to: "known.filter(|case| BROKEN || holds(case))",
+        package: "nvshare-core",
+        test: "a_gang_takes_no_turn_on_one_gpu_while_another_client_takes_the_other",
     },
     Rule {
         what: "an eviction stands until it is answered",

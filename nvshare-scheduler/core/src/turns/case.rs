@@ -1,8 +1,6 @@
 //! How a client stands on all of its GPUs: judged once in a round of looks, and used by the look at each of them.
 //!
-//! A case holds to the end of its round. A client that could go has gone at the first look that judged it. A change during the round
-//! makes the GPUs on which it happens be looked at in the next round, where every case is judged afresh: so a client that can go
-//! by then is met on one of them.
+//! A case holds to the end of its round, as long as nothing changes on its GPUs; after a change it is judged anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
@@ -72,7 +70,11 @@ impl Core {
     /// A waiter's case, with its gang.
     pub(crate) fn case_of(&mut self, id: ClientId) -> Arc<Case> {
         let known = self.unit(id).first().and_then(|first| self.cases.waiters.get(first));
-        if let Some(case) = known {
+        // What this round has changed on its GPUs may concern it.
+        let holds = |case: &&Arc<Case>| {
+            self.dirty.is_empty() || !self.gpus_of(&case.unit).iter().any(|uuid| self.dirty.contains(uuid))
+        };
+        if let Some(case) = known.filter(holds) {
             return Arc::clone(case);
         }
         self.steps += 1;

@@ -1,6 +1,6 @@
 //! Gangs: processes that are granted together or not at all, and give the lock back together.
 
-use nvshare_core::{Event, Gang, Identity};
+use nvshare_core::{Config, Event, Gang, Identity};
 use nvshare_proto::{ClientMessage, Epoch, Gate, Given, Room, SchedulerMessage, Usage};
 
 use crate::table::{GIB, MS, Table, asked_to_leave, config, gpu, granted, twelve_gib};
@@ -51,6 +51,38 @@ fn a_gang_is_granted_at_once_or_not_at_all() {
     let sent = table.say(OTHER, ClientMessage::LockReleased { epoch });
     let sent = table.give_back(sent);
     assert!(RANKS.iter().all(|&rank| granted(&sent, rank).is_some()), "{sent:?}");
+}
+
+/// A change of the configuration has both GPUs looked at in one event. On the second one another client takes the turn first, and
+/// the gang does not fit beside that.
+#[test]
+fn a_gang_takes_no_turn_on_one_gpu_while_another_client_takes_the_other() {
+    const ON_FIRST: u64 = 10;
+    const ON_SECOND: u64 = 11;
+    const AHEAD: u64 = 12;
+    let mut table = Table::new(Config { quantum: MS(30_000), ..config(false) });
+    let mut has = |client, on, gib, gang| {
+        let identity = Identity { pid: Some(9), process: Some(client), gang, ..Identity::default() };
+        let usage = Usage { gpu: gpu(on), allocated: gib * GIB, ..twelve_gib(gib * GIB) };
+        table.register_as(client, identity, Gate::Closed, usage);
+        table.say(client, ClientMessage::ReqLock)
+    };
+    let epochs = [(ON_FIRST, 0, 12), (ON_SECOND, 1, 4)].map(|(client, on, gib)| {
+        let sent = has(client, on, gib, None);
+        (client, granted(&sent, client).unwrap())
+    });
+    has(AHEAD, 1, 14, None);
+    for (number, rank) in RANKS.into_iter().enumerate() {
+        has(rank, number as u8, 8, Some(PAIR));
+    }
+    for (client, epoch) in epochs {
+        table.say(client, ClientMessage::Running { epoch });
+    }
+    table.wait_until(5000);
+    table.core.configure(config(false), MS(5000));
+    let sent = table.sent();
+    assert!(asked_to_leave(&sent, ON_SECOND).is_some(), "{sent:?}");
+    assert_eq!(asked_to_leave(&sent, ON_FIRST), None, "{sent:?}");
 }
 
 #[test]
