@@ -243,6 +243,11 @@ impl World {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
+        if config.sparse {
+            // The kernel would read ahead, and fill pages with zeros, between the first pages of blocks.
+            // SAFETY: advice about the mapping that has just been made.
+            unsafe { libc::madvise(base, length, libc::MADV_RANDOM) };
+        }
         let base = base.cast::<u8>();
         let world = Self {
             header: base.cast(),
