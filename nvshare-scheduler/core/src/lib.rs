@@ -24,6 +24,7 @@ mod gangs;
 mod gpu;
 mod happened;
 mod ledger;
+mod measure;
 mod messages;
 mod outgrown;
 mod overdue;

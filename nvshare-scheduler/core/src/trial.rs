@@ -16,7 +16,6 @@
 //! would be given up. So from the end of the first window on, until the trial is over, launch windows bound what is in flight as if somebody
 //! waited. By the answers at that end all is complete that was submitted before; then clients are asked until they answer soon.
 
-mod measure;
 mod seen;
 
 use std::collections::{BTreeMap, BTreeSet};
