@@ -108,9 +108,9 @@ fn unique(descriptor: &OwnedFd) -> Option<u64> {
 }
 
 /// The same before Linux 6.9, of a process that can be seen: its number, of 22 bits, and the time of its start in ticks since the
-/// machine's, which `/proc/PID/stat` has in its 22nd field (proc(5)). No two processes with one number start in one tick.
+/// machine's, the 22nd field of the main thread's `stat` (proc(5)). No two processes with one number start in one tick.
 fn started(pid: u32) -> Option<u64> {
-    // That of the process itself would be summed up over all of its threads.
+    // For `/proc/PID/stat` the kernel goes through all threads of the process.
     let stat = std::fs::read(format!("/proc/{pid}/task/{pid}/stat")).ok()?;
     // The name of the program stands in the second field, in parentheses. It may be any bytes, parentheses too.
     let behind_name = stat.get(stat.iter().rposition(|&byte| byte == b')')? + 1..)?;

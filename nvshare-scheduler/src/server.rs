@@ -33,7 +33,8 @@ use crate::sockets::{self, Sockets};
 /// Commands that wait for the core's task: what one connection says waits for so many of others at most, and for one of each
 /// connection that waits for a place among them.
 const COMMANDS: usize = 32;
-/// Connections of clients. Processes that connect without end wait in the kernel, where they take no time from others.
+/// How many connections of clients are accepted. A process that connects without end waits in the kernel, where it takes no time from
+/// others.
 const CONNECTIONS: Rate = Rate { burst: 4000, each_second: 4000 };
 /// How often the scheduler looks whether its sockets' files are there.
 const LOOK_AFTER_SOCKETS: Duration = Duration::from_secs(1);

@@ -177,9 +177,10 @@ fn prepare(socket: &Path, mode: u32) -> Result<PathBuf, Error> {
     Ok(directory.to_owned())
 }
 
-/// Connections that wait to be accepted, at most; where more come, their processes wait. Those who connect without end would have a place
-/// for each connection, and others as many ahead of them.
+/// The most connections that wait to be accepted; the process of a further one waits in its call. A longer queue would fill with the
+/// connections of a process that connects without end, and a newcomer would wait for all of them.
 const QUEUE: i32 = 128;
+
 /// Bytes of the longest path to which a socket can be bound (`sun_path`, less the byte that ends it).
 const LONGEST: usize = 107;
 
@@ -197,7 +198,7 @@ fn bind(path: &Path, mode: u32) -> Result<Bound, Error> {
         io::ErrorKind::InvalidInput => Error::TooLong { path: path.to_owned() },
         _ => at(path)(error),
     })?;
-    // Another call changes the queue's length.
+    // A second call sets the length of the queue (listen(2)).
     listen(&listener, QUEUE).map_err(|error| at(path)(error.into()))?;
     let linked = fs::set_permissions(&fresh, Permissions::from_mode(mode))
         .and_then(|()| file_at(&fresh))

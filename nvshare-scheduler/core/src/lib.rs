@@ -281,6 +281,7 @@ impl Core {
         }
     }
 
+    /// An event begins, or the request of an administrator.
     fn begin_event(&mut self, now: Time) {
         self.now = self.now.max(now);
         self.events += 1;

@@ -14,7 +14,6 @@ use prometheus_client::registry::{Metric, Registry};
 
 use super::tenants::Tenants;
 use super::{OfGpu, OfTenant};
-
 use crate::lock::lock;
 
 type Seconds = Counter<f64, AtomicU64>;

@@ -12,7 +12,6 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::{MetricType, TypedMetric};
 
 use super::{Counters, OfGpu, OfTenant, Snapshot};
-
 use crate::lock::lock;
 
 /// The snapshot that is shown next, under the labels that the counters have.

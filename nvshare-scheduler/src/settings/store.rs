@@ -10,9 +10,8 @@ use std::sync::{Arc, Mutex};
 use nvshare_proto::GpuUuid;
 
 use super::file::{self, Tq};
-use nvshare_core::{Config, Rule};
-
 use crate::lock::lock;
+use nvshare_core::{Config, Rule};
 
 /// The small file with the settings made at run time, and its contents.
 #[derive(Debug, Default)]

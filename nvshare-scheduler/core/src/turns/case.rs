@@ -7,23 +7,23 @@ use std::sync::{Arc, OnceLock};
 
 use nvshare_proto::GpuUuid;
 
-use crate::client::ClientId;
+use crate::client::{Client, ClientId};
 use crate::gangs::Unit;
 use crate::turns::length::{End, Split};
 use crate::{Core, Time};
 
 /// How a waiter stands. Parts that not every look needs are judged when one does.
 #[derive(Debug)]
-pub(crate) struct Case {
-    pub(crate) unit: Unit,
+pub(super) struct Case {
+    pub(super) unit: Unit,
     /// It must wait as things are: no room can be made for it, or its gang lacks members.
-    pub(crate) is_hopeless: bool,
+    pub(super) is_hopeless: bool,
     /// Some of its gang give the lock back.
-    pub(crate) is_leaving: bool,
+    pub(super) is_leaving: bool,
     outlook: OnceLock<Outlook>,
     turn: OnceLock<(Vec<Split>, Option<End>)>,
     /// It watches the GPUs where something is in its way.
-    pub(crate) watches: OnceLock<()>,
+    pub(super) watches: OnceLock<()>,
 }
 
 /// The clients of several GPUs that were judged in a round, by the first of each gang.
@@ -35,7 +35,7 @@ pub(crate) struct Cases {
 }
 
 impl Cases {
-    /// A round begins, or a gang is none any more.
+    /// Forgets all: a round begins, or a gang is none any more.
     pub(crate) fn clear(&mut self) {
         self.waiters.clear();
         self.lacking.clear();
@@ -44,31 +44,31 @@ impl Cases {
 
 /// Where a waiter could go.
 #[derive(Debug)]
-pub(crate) struct Outlook {
+pub(super) struct Outlook {
     /// A compute limit keeps it waiting until then.
-    pub(crate) paced_until: Option<Time>,
+    pub(super) paced_until: Option<Time>,
     /// GPUs where others are ahead of it; two at most, since a look wants to know of one besides its own.
     barred: Vec<GpuUuid>,
     /// GPUs that it does not fit beside those who stay.
-    pub(crate) contested: Vec<GpuUuid>,
+    pub(super) contested: Vec<GpuUuid>,
     /// Those GPUs are marked as contested.
-    pub(crate) marked: OnceLock<()>,
+    pub(super) marked: OnceLock<()>,
 }
 
 impl Outlook {
-    pub(crate) fn is_contested(&self, uuid: GpuUuid) -> bool {
+    pub(super) fn is_contested(&self, uuid: GpuUuid) -> bool {
         self.contested.binary_search(&uuid).is_ok()
     }
 
     /// Whether others are ahead of the waiter on another GPU than this one.
-    pub(crate) fn is_barred_beside(&self, uuid: GpuUuid) -> bool {
+    pub(super) fn is_barred_beside(&self, uuid: GpuUuid) -> bool {
         self.barred.iter().any(|&other| other != uuid)
     }
 }
 
 impl Core {
     /// A waiter's case, with its gang.
-    pub(crate) fn case_of(&mut self, id: ClientId) -> Arc<Case> {
+    pub(super) fn case_of(&mut self, id: ClientId) -> Arc<Case> {
         let known = self.unit(id).first().and_then(|first| self.cases.waiters.get(first));
         // What this round has changed on its GPUs may concern it.
         let holds = |case: &&Arc<Case>| {
@@ -82,10 +82,7 @@ impl Core {
         let unit = self.unit(id);
         let is_leaving = self.is_leaving(&unit);
         let first = unit.first().copied().unwrap_or(id);
-        let has_several = match &unit {
-            Unit::One(_) => self.clients.get(&id).is_some_and(|client| client.accounts.len() > 1),
-            Unit::Gang(_) => true,
-        };
+        let has_several = self.clients.get(&id).is_some_and(Client::uses_several);
         let (outlook, turn, watches) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
         let case = Arc::new(Case { unit, is_hopeless, is_leaving, outlook, turn, watches });
         if has_several {
@@ -94,7 +91,7 @@ impl Core {
         case
     }
 
-    pub(crate) fn outlook<'a>(&self, case: &'a Case) -> &'a Outlook {
+    pub(super) fn outlook<'a>(&self, case: &'a Case) -> &'a Outlook {
         case.outlook.get_or_init(|| {
             let unit = &case.unit;
             let gpus = self.gpus_wanted_by(unit);
@@ -110,7 +107,7 @@ impl Core {
     }
 
     /// Those who would have to leave each contested GPU, and when their turns are over.
-    pub(crate) fn turn_before<'a>(&self, case: &'a Case) -> &'a (Vec<Split>, Option<End>) {
+    pub(super) fn turn_before<'a>(&self, case: &'a Case) -> &'a (Vec<Split>, Option<End>) {
         case.turn.get_or_init(|| {
             let contested = &self.outlook(case).contested;
             let splits: Vec<Split> = contested.iter().map(|&gpu| self.split_for(gpu, &case.unit)).collect();

@@ -19,7 +19,7 @@ const EVEN: i64 = 1_000_000;
 
 /// When the turns of those who leave for a waiter are over.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct End {
+pub(super) struct End {
     /// When the waiter may have the GPUs.
     pub(super) at: Time,
     /// When the turns are over for those who wait in turn. The waiter goes ahead of them if this is later.
@@ -28,7 +28,7 @@ pub(crate) struct End {
 
 /// The members of a GPU, by whether they fit it together with a waiter.
 #[derive(Debug)]
-pub(crate) struct Split {
+pub(super) struct Split {
     pub(super) gpu: GpuUuid,
     /// The waiter, and those that stay.
     pub(super) kept: Group,
@@ -48,13 +48,13 @@ struct Held {
 }
 
 impl Core {
-    pub(crate) fn split_for(&self, gpu: GpuUuid, unit: &Unit) -> Split {
+    pub(super) fn split_for(&self, gpu: GpuUuid, unit: &Unit) -> Split {
         let (kept, leavers) = self.keep_what_fits(gpu, Some(unit), self.members(gpu, false));
         Split { gpu, kept, leavers: self.with_their_gangs(leavers) }
     }
 
     /// When the turns of those who leave for a waiter are over; `None` while that is unknown.
-    pub(crate) fn turns_end(&self, unit: &Unit, splits: &[Split]) -> Option<End> {
+    pub(super) fn turns_end(&self, unit: &Unit, splits: &[Split]) -> Option<End> {
         let mut ends = End { at: Time::ZERO, in_turn: Time::ZERO };
         for &Split { gpu: uuid, ref leavers, .. } in splits {
             let gpu = self.gpus.get(&uuid)?;

@@ -267,7 +267,7 @@ impl Core {
 
     /// Whether no client is ahead of a waiter on a GPU, apart from clients that cannot have room, that fit at once, or that
     /// the waiter does not delay.
-    pub(crate) fn may_go(&self, uuid: GpuUuid, unit: &Unit) -> bool {
+    pub(super) fn may_go(&self, uuid: GpuUuid, unit: &Unit) -> bool {
         let Some(gpu) = self.gpus.get(&uuid) else { return true };
         let Some(own) = unit.on(uuid).iter().filter_map(|&id| self.place_on(uuid, id)).min() else {
             return true;
