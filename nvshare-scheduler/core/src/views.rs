@@ -128,6 +128,7 @@ impl Core {
             if gpu.ledger.set(id, Some(entry)) {
                 self.dirty.insert(*uuid);
                 self.woken.append(&mut gpu.watched_by);
+                self.cases.changes += 1;
                 changed = true;
             }
         }

@@ -20,6 +20,8 @@ pub(super) struct Case {
     pub(super) is_hopeless: bool,
     /// Some of its gang give the lock back.
     pub(super) is_leaving: bool,
+    /// How many changes there had been when it was judged.
+    changes: u64,
     outlook: OnceLock<Outlook>,
     turn: OnceLock<(Vec<Split>, Option<End>)>,
     /// It watches the GPUs where something is in its way.
@@ -32,6 +34,8 @@ pub(crate) struct Cases {
     waiters: BTreeMap<ClientId, Arc<Case>>,
     /// Those who are next, and lack room on one of their GPUs.
     pub(crate) lacking: BTreeSet<ClientId>,
+    /// Counts the changes of entries in ledgers.
+    pub(crate) changes: u64,
 }
 
 impl Cases {
@@ -70,9 +74,10 @@ impl Core {
     /// A waiter's case, with its gang.
     pub(super) fn case_of(&mut self, id: ClientId) -> Arc<Case> {
         let known = self.unit(id).first().and_then(|first| self.cases.waiters.get(first));
-        // What this round has changed on its GPUs may concern it.
+        // What has changed on its GPUs since then may concern it.
         let holds = |case: &&Arc<Case>| {
-            self.dirty.is_empty() || !self.gpus_of(&case.unit).iter().any(|uuid| self.dirty.contains(uuid))
+            case.changes == self.cases.changes
+                || !self.gpus_of(&case.unit).iter().any(|uuid| self.dirty.contains(uuid))
         };
         if let Some(case) = known.filter(holds) {
             return Arc::clone(case);
@@ -84,7 +89,8 @@ impl Core {
         let first = unit.first().copied().unwrap_or(id);
         let has_several = self.clients.get(&id).is_some_and(Client::uses_several);
         let (outlook, turn, watches) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        let case = Arc::new(Case { unit, is_hopeless, is_leaving, outlook, turn, watches });
+        let changes = self.cases.changes;
+        let case = Arc::new(Case { unit, is_hopeless, is_leaving, changes, outlook, turn, watches });
         if has_several {
             self.cases.waiters.insert(first, Arc::clone(&case));
         }
