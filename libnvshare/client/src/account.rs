@@ -390,14 +390,19 @@ impl<T: Tenant> Account<T> {
         true
     }
 
-    /// The process does not have the lock any more.
-    pub fn let_go(&mut self) {
-        self.holding = false;
-        self.needs = 0;
+    /// The process's turn ends.
+    pub fn end_turn(&mut self) {
+        self.let_go();
         self.turns_without += 1;
         if self.turns_without >= TURNS_WITHOUT {
             self.find_lost();
         }
+    }
+
+    /// The process does not hold the lock, or not yet: another of its devices cannot be held.
+    pub fn let_go(&mut self) {
+        self.holding = false;
+        self.needs = 0;
     }
 
     /// Room is not counted any more: no other client needs it.

@@ -346,7 +346,7 @@ impl Session {
 
 fn close<H: Host>(host: &mut H) {
     host.close_gate();
-    update_all(host, Account::let_go);
+    update_all(host, Account::end_turn);
 }
 
 fn update_all<H: Host>(host: &H, change: impl Fn(&mut Account<H::Tenant>)) {

@@ -1,6 +1,8 @@
 //! A process that is no client has a part of the card, and nobody has measured that.
 
-use nvshare_harness::{Program, Running, Scheduler, World, wait_until};
+use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, wait_until};
+use nvshare_proto::units::{GIB, MIB};
+use nvshare_proto::{ClientMessage, Epoch, Room, SchedulerMessage};
 
 /// Clients believe that they may fill 896 MiB together: there is no NVML.
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
@@ -60,4 +62,45 @@ fn memory_that_the_driver_has_no_room_for_comes_back_when_others_leave() {
     for job in [a, b] {
         job.finish().intact();
     }
+}
+
+/// A client has been given far more than it needs, and the driver has nothing of it for the last of its memory.
+#[test]
+fn room_that_the_driver_does_not_have_is_asked_for_again_however_much_was_given() {
+    const BYTES: u64 = 768 * MIB;
+    let world = World::with_memory("swap", CARD);
+    let listener = PlayedScheduler::listen(&world);
+    let wake = world.dir().join("wake");
+    let guest = Program::guest(&world, "waits_with_memory", &[]).until_told();
+    let guest = guest.env("WAKE", &wake.to_string_lossy()).start();
+    let (mut client, usage) = PlayedScheduler::accept(&listener);
+    let known = usage.first().map(|usage| usage.gpu);
+    let gpu = known.unwrap_or_else(|| {
+        client.until(|m| if let ClientMessage::Usage(usage) = m { Some(usage.gpu) } else { None })
+    });
+    let grant = |counter, bytes| SchedulerMessage::LockOk {
+        epoch: Epoch { boot: 1, counter },
+        quantum_ms: 60_000,
+        room: vec![Room { gpu, bytes }],
+    };
+    client.say(&[SchedulerMessage::Capacity(Room { gpu, bytes: 4 * GIB })]);
+    wait_until("the program has memory", || guest.out().contains("has memory\n"));
+    client.say(&[grant(0, BYTES)]);
+    client.until_running();
+    client.say(&[SchedulerMessage::DropLock { epoch: Epoch { boot: 1, counter: 0 }, patience_ms: 60_000 }]);
+    client.until(|m| {
+        matches!(m, ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. }).then_some(())
+    });
+    client.say(&[SchedulerMessage::Evict(Room { gpu, bytes: BYTES })]);
+    client.until(|m| matches!(m, ClientMessage::Evicted { .. }).then_some(()));
+    let stranger = stranger(&world);
+    world.wake();
+    client.say(&[grant(1, 2 * GIB)]);
+    let asked = client.until(|m| if let ClientMessage::NeedRoom(room) = m { Some(room.bytes) } else { None });
+    assert!(asked > 2 * GIB, "the client asks for more than it was given: {asked}");
+    client.say(&[SchedulerMessage::Room(Room { gpu, bytes: asked })]);
+    world.stop();
+    stranger.finish().passed();
+    client.until_running();
+    guest.finish().passed();
 }

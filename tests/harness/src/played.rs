@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use nvshare_proto::{ClientMessage, Hold, HostSegment, Reply, Request, SchedulerMessage, Usage, codec};
 
@@ -97,7 +98,7 @@ impl PlayedScheduler {
     /// [handed out](Self::hand_out).
     ///
     /// # Panics
-    /// When the client hangs up, or says nothing for as long as tests have patience.
+    /// When the client hangs up, or does not say it for as long as tests have patience.
     pub fn until<T>(&mut self, which: impl FnMut(&ClientMessage) -> Option<T>) -> T {
         self.until_or_gone(which).expect("the client hangs up")
     }
@@ -105,18 +106,20 @@ impl PlayedScheduler {
     /// Waits until the client says that it runs. A program whose work is over at once may end before its client says so.
     ///
     /// # Panics
-    /// When the client says nothing for as long as tests have patience.
+    /// When the client does not say it for as long as tests have patience.
     pub fn until_running(&mut self) {
         self.until_or_gone(|m| matches!(m, ClientMessage::Running { .. }).then_some(()));
     }
 
     /// Waits for a message as [`Self::until`] does. Returns `None` when the client hangs up before.
     fn until_or_gone<T>(&mut self, mut which: impl FnMut(&ClientMessage) -> Option<T>) -> Option<T> {
+        let begin = Instant::now();
         loop {
-            let request = match self.heard.recv_timeout(patience()) {
+            // A client that says other things for ever has no more time than one that says nothing.
+            let request = match self.heard.recv_timeout(patience().saturating_sub(begin.elapsed())) {
                 Ok(request) => request,
                 Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) => panic!("the client says nothing"),
+                Err(RecvTimeoutError::Timeout) => panic!("the client does not say it"),
             };
             let Request::Client(message) = request else { continue };
             if let ClientMessage::HostWanted { .. } = message {

@@ -44,6 +44,7 @@ enum Operation {
     },
     Reserve(DriverReserve),
     Hold(bool),
+    EndTurn,
     LetGo,
     Unlimit,
     Limit,
@@ -91,6 +92,7 @@ fn operation() -> impl Strategy<Value = Operation> {
             Reserve(DriverReserve { plain_pools, managed_pools, graphs })
         }),
         2 => any::<bool>().prop_map(Hold),
+        2 => Just(EndTurn),
         2 => Just(LetGo),
         1 => Just(Unlimit),
         1 => Just(Limit),
@@ -197,6 +199,10 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
         }
         Operation::LetGo => {
             account.let_go();
+            model.needs = 0;
+        }
+        Operation::EndTurn => {
+            account.end_turn();
             model.needs = 0;
             model.turns_without += 1;
             if model.turns_without >= TURNS_WITHOUT {

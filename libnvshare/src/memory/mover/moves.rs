@@ -49,7 +49,8 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
     if account.unmapped() == 0 || result.moved {
         waiting::end();
     } else if !cancelled() && waiting::for_memory(account.unmapped()) && all.is_full {
-        device.lose_room(0, bell::ring);
+        // The driver has nothing more, however much room there is on paper.
+        device.lose_room(account.unused_room(), bell::ring);
         result.lacking = device.account().to_ask_for_after_restore(all.lacks, account.unmapped());
     }
     result
