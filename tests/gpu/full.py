@@ -2,7 +2,8 @@
 """Hand-overs on a card that is full: plain ballast leaves 10 GiB, and two programs have 8 GiB each, of managed memory and of memory that the library maps.
 
 What managed memory gives up stays with the driver until other memory asks for it, so this shows what `exchange.py` with its configured capacity cannot. Only
-one program has managed memory, and never more than is free. Rows go to $OUT/rows.jsonl; exit code 1 if a word was wrong or a program failed."""
+one program has managed memory, and never more than is free. Rows go to $OUT/rows.jsonl; exit code 1 if a word was wrong or a program failed.
+Cases can be named: full.py "managed and swap"."""
 import ctypes, statistics
 from harness import *
 
@@ -28,7 +29,7 @@ def ballast():
 def case(name, memories, seconds):
     """One row for each direction: how long the card stands still, in the first hand-over and later ones, and what the one that comes waits for its memory."""
     with Scheduler("--gpu-memory", CAPACITY, "--tq", "1", log="info") as s:
-        jobs, _ = start_together(lambda go: [Job("exchange_job.py", n, "--gib", GIB_EACH, "--mib", 256, "--seconds", seconds, scheduler=s, go=go, env=dict(NVSHARE_MEMORY=memory, NVSHARE_LOG="debug"), log=f"full-{n}-{memory}.log") for n, memory in zip("ab", memories)])
+        jobs, _ = start_together(lambda go: [Job("exchange_job.py", n, "--gib", GIB_EACH, "--mib", 256, "--seconds", seconds, scheduler=s, go=go, env=dict(NVSHARE_MEMORY=memory, NVSHARE_LOG="debug"), log=f"full-{name.replace(' ', '-')}-{n}.log") for n, memory in zip("ab", memories)])
         events = [json.loads(line) for line in s.ctl("watch", "--json", "--kept", "--no-follow").stdout.splitlines()]
     end = min(job.result.get("end", 0) for job in jobs)
     memory_of = {event["client"]: None for event in events if event.get("client")}
@@ -60,7 +61,7 @@ if __name__ == "__main__":
     warm_host(16)
     held = subprocess.Popen([sys.executable, __file__, "ballast"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     print(f"  ballast leaves {held.stdout.readline().strip()} GiB", flush=True)
-    bad = sum(case(name, memories, int(os.environ.get("SECONDS_EACH", 25))) for name, memories in CASES)
+    bad = sum(case(name, memories, int(os.environ.get("SECONDS_EACH", 25))) for name, memories in CASES if not sys.argv[1:] or name in sys.argv[1:])
     held.stdin.close()
     table("full")
     sys.exit(bad > 0)

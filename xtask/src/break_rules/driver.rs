@@ -6,10 +6,18 @@ pub(super) const DRIVER: &[Rule] = &[
     Rule {
         what: "chunks that come to a full card ask the driver once for all of them",
         file: "libnvshare/src/memory/mapping/at_hand.rs",
-        from: "        if self.bytes < bytes && coming > bytes {\n",
-        to: "        if self.bytes < bytes && coming > bytes && !BROKEN {\n",
+        from: "        if (self.bytes < bytes || is_doubted) && coming > bytes {\n",
+        to: "        if (self.bytes < bytes || is_doubted) && coming > bytes && !BROKEN {\n",
         package: "nvshare-e2e",
         test: "memory_that_comes_back_takes_what_was_given_up_by_one_call",
+    },
+    Rule {
+        what: "all room that the driver does not have for a restore counts as lost",
+        file: "libnvshare/src/memory/mover/moves.rs",
+        from: "        device.lose_room(account.unused_room(), bell::ring);\n",
+        to: "        device.lose_room(if BROKEN { 0 } else { account.unused_room() }, bell::ring);\n",
+        package: "nvshare-e2e",
+        test: "room_that_the_driver_does_not_have_is_asked_for_again_however_much_was_given",
     },
     Rule {
         what: "until the driver shuts down, exit handlers find the library at work",
