@@ -19,7 +19,7 @@ use futures_util::{SinkExt, StreamExt};
 use nvshare_core::{Config, Core, Event, Identity};
 use nvshare_proto::codec::{Frames, encode};
 use nvshare_proto::{
-    AdminReply, AdminRequest, ClientMessage, Counters, Epoch, GpuUuid, Register, Reply, Request, Room,
+    AdminReply, AdminRequest, Amount, ClientMessage, Counters, Epoch, GpuUuid, Register, Reply, Request,
     SchedulerMessage, Usage, WatchFrom,
 };
 
@@ -149,8 +149,8 @@ fn messages(n: u64) -> [ClientMessage; 11] {
         ClientMessage::LockReleased { epoch },
         ClientMessage::DropDeferred { epoch },
         ClientMessage::Idle { epoch },
-        ClientMessage::NeedRoom(Room { gpu, bytes: 1 << (n % 64) }),
-        ClientMessage::Room(Room { gpu, bytes: 1 << (n % 64) }),
+        ClientMessage::NeedRoom(Amount { gpu, bytes: 1 << (n % 64) }),
+        ClientMessage::Room(Amount { gpu, bytes: 1 << (n % 64) }),
         ClientMessage::Evicted { gpu, short: n % 2 },
         ClientMessage::Counters(Counters { gated: n, ..Counters::default() }),
         ClientMessage::Ping,

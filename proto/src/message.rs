@@ -1,6 +1,6 @@
 //! Every message that crosses a socket.
 //!
-//! Memory moves between the scheduler's ledger and a client's by [`Room`] in both directions: the client may fill
+//! Memory moves between the scheduler's ledger and a client's by [`Amount`] in both directions: the client may fill
 //! room that the scheduler gives, and room that the client gives back is free for other clients. Room in flight
 //! belongs to nobody, so the sum never exceeds the GPU's capacity.
 
@@ -114,9 +114,9 @@ pub struct Usage {
     pub immovable: u64,
 }
 
-/// An amount of room on one GPU, which one side gives to the other.
+/// An amount of memory on one GPU: room that one side gives or asks for, a capacity, a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Room {
+pub struct Amount {
     /// The GPU.
     pub gpu: GpuUuid,
     /// The amount, in bytes.
@@ -153,9 +153,9 @@ pub enum ClientMessage {
     },
     /// An allocation waits until the client may have this much on the card in all: the room that it was given and has not
     /// given back, and the room that it lacks. So room that crosses this message counts. 0: no allocation waits any more.
-    NeedRoom(Room),
+    NeedRoom(Amount),
     /// This much room is free for others: memory was evicted, or freed by the program.
-    Room(Room),
+    Room(Amount),
     /// The client has done what it can of an EVICT.
     Evicted {
         /// The GPU.
@@ -204,7 +204,7 @@ pub enum SchedulerMessage {
     },
     /// Bytes of a GPU's memory that its clients may fill together; sent when the client first uses the
     /// GPU and when it changes.
-    Capacity(Room),
+    Capacity(Amount),
     /// The lock is granted; all the room that the client needs comes with it.
     LockOk {
         /// The grant.
@@ -212,7 +212,7 @@ pub enum SchedulerMessage {
         /// How long the client may keep the lock once it runs, if another client waits; milliseconds.
         quantum_ms: u64,
         /// Room given with the grant.
-        room: Vec<Room>,
+        room: Vec<Amount>,
     },
     /// Close the gate, drain, answer LOCK_RELEASED or DROP_DEFERRED.
     DropLock {
@@ -222,9 +222,9 @@ pub enum SchedulerMessage {
         patience_ms: u32,
     },
     /// Give back this much room: unused room first, then memory that is moved to the host.
-    Evict(Room),
+    Evict(Amount),
     /// Room for an allocation that waits.
-    Room(Room),
+    Room(Amount),
     /// No room can be made for the allocation that waits.
     NoRoom {
         /// The GPU.
@@ -249,14 +249,14 @@ pub enum SchedulerMessage {
         row: u32,
     },
     /// The memory limit of the process on a GPU is this from now on, whatever its environment says; 0: no limit.
-    Limit(Room),
+    Limit(Amount),
     /// Send the counters.
     AskCounters,
     /// The answer to PING.
     Pong,
     /// Room in which a client that is next brings its memory back while others still leave. Its gate stays closed until
     /// LOCK_OK.
-    Restore(Room),
+    Restore(Amount),
     /// Say PROGRESS when all work is complete that is submitted by now. A drain that begins before that takes the answer's place.
     AskProgress {
         /// Connects the answer with the question.

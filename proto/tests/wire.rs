@@ -6,10 +6,10 @@ use std::fmt::Debug;
 
 use nvshare_proto::codec::{Error, MAX_FRAME, Message, decode, encode, encode_in};
 use nvshare_proto::{
-    AdminReply, AdminRequest, Asked, ClientMessage, ClientState, ClientStatus, ComputeLimit, Counters,
-    Enforcement, Epoch, EventKind, GangName, Gate, Given, GpuStatus, GpuUuid, Hold, HostSegment, HostStatus,
-    MemoryMode, Others, Priority, ProcessInfo, QuantumRule, Register, Reply, Request, Room, SchedulerMessage,
-    SchedulerStatus, ShareStatus, Usage, WatchEvent, WatchFrom,
+    AdminReply, AdminRequest, Amount, Asked, ClientMessage, ClientState, ClientStatus, ComputeLimit,
+    Counters, Enforcement, Epoch, EventKind, GangName, Gate, Given, GpuStatus, GpuUuid, Hold, HostSegment,
+    HostStatus, MemoryMode, Others, Priority, ProcessInfo, QuantumRule, Register, Reply, Request,
+    SchedulerMessage, SchedulerStatus, ShareStatus, Usage, WatchEvent, WatchFrom,
 };
 use proptest::prelude::*;
 use serde::de::DeserializeOwned;
@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 const GPU: GpuUuid = GpuUuid([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
 const EPOCH: Epoch = Epoch { boot: 0x1122_3344_5566_7788, counter: 9 };
 const SEGMENT: HostSegment = HostSegment { number: 7, bytes: 4 << 20 };
-const ROOM: Room = Room { gpu: GPU, bytes: 8 << 30 };
+const ROOM: Amount = Amount { gpu: GPU, bytes: 8 << 30 };
 const USAGE: Usage =
     Usage { gpu: GPU, total: 16 << 30, limit: 0, allocated: 12 << 30, absent: 8 << 30, immovable: 1 << 30 };
 const COUNTERS: Counters = Counters {

@@ -8,7 +8,7 @@ mod io;
 use std::time::Duration;
 
 use nvshare_proto::pace::IDLE_AFTER;
-use nvshare_proto::{ClientMessage, Epoch, Gate, Hold, Room, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, Hold, SchedulerMessage};
 
 use crate::launch_window::InFlight;
 
@@ -354,7 +354,7 @@ impl Machine {
         }
     }
 
-    fn granted(&mut self, epoch: Epoch, room: Vec<Room>) {
+    fn granted(&mut self, epoch: Epoch, room: Vec<Amount>) {
         room.into_iter().for_each(|room| self.act(Action::Give(room)));
         self.asked = false;
         self.end_next();
@@ -373,7 +373,7 @@ impl Machine {
     }
 
     /// Memory comes back as far as there is room, and the gate stays closed.
-    fn restore_ahead(&mut self, room: Room) {
+    fn restore_ahead(&mut self, room: Amount) {
         self.act(Action::Give(room));
         match self.phase {
             Phase::Parked | Phase::Next => self.phase = Phase::Next,
@@ -417,7 +417,7 @@ impl Machine {
         }
     }
 
-    fn restored(&mut self, lacking: Vec<Room>) {
+    fn restored(&mut self, lacking: Vec<Amount>) {
         match self.phase {
             Phase::Restoring { .. } if !lacking.is_empty() => {
                 self.act(Action::Report);

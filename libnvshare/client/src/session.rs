@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use nvshare_proto::units::{GIB, MIB};
-use nvshare_proto::{ClientMessage, Counters, Gate, GpuUuid, Room, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, ClientMessage, Counters, Gate, GpuUuid, SchedulerMessage, Usage};
 
 use crate::account::{Absent, Account, Tenant};
 use crate::launch_window::InFlight;
@@ -27,7 +27,7 @@ pub enum Done {
     /// Memory is restored as far as there was room.
     Restored {
         /// The rooms to ask for on devices that lack room for the rest: see [`Account::to_ask_for`].
-        lacking: Vec<Room>,
+        lacking: Vec<Amount>,
     },
     /// More memory of this GPU is on the host now.
     Evicted(GpuUuid),
@@ -170,7 +170,7 @@ impl Session {
                 let bytes = host.update(gpu, Account::take_made).unwrap_or(0);
                 tell_usage(host, gpu);
                 if bytes > 0 {
-                    host.say(ClientMessage::Room(Room { gpu, bytes }));
+                    host.say(ClientMessage::Room(Amount { gpu, bytes }));
                 }
             }
             Done::EvictionEnds { gpu, short } => {
@@ -225,7 +225,7 @@ impl Session {
             Action::Post(job) => host.order(job),
             Action::Cancel => host.cancel(),
             Action::TryIdle { submissions } => self.try_idle(host, submissions, now),
-            Action::Give(Room { gpu, bytes }) => {
+            Action::Give(Amount { gpu, bytes }) => {
                 if let Some(lacking) = host.update(gpu, |account| {
                     account.give(bytes);
                     account.lacking()
@@ -243,10 +243,10 @@ impl Session {
                     self.now_told(gpu, lacking);
                 }
             }
-            Action::Capacity(Room { gpu, bytes }) => {
+            Action::Capacity(Amount { gpu, bytes }) => {
                 host.update(gpu, |account| account.set_capacity(bytes));
             }
-            Action::AllocationLimit(Room { gpu, bytes }) => {
+            Action::AllocationLimit(Amount { gpu, bytes }) => {
                 let limit = Some(bytes).filter(|&bytes| bytes > 0);
                 host.update(gpu, |account| account.set_allocation_limit(limit));
                 tell_usage(host, gpu);
@@ -318,7 +318,7 @@ impl Session {
                 // a restore lacks is reported by the restore.
                 if lacking > 0 || is_news && !self.machine.is_restoring() {
                     let bytes = account.to_ask_for(lacking);
-                    host.say(ClientMessage::NeedRoom(Room { gpu, bytes }));
+                    host.say(ClientMessage::NeedRoom(Amount { gpu, bytes }));
                 }
             }
         }
@@ -366,15 +366,15 @@ fn is_lacking<H: Host>(host: &H) -> bool {
 }
 
 /// Carries out an EVICT.
-fn give_back<H: Host>(host: &mut H, Room { gpu, bytes }: Room, evict: bool) {
+fn give_back<H: Host>(host: &mut H, Amount { gpu, bytes }: Amount, evict: bool) {
     let take = if evict { Account::take_unused } else { Account::take_spare };
     let Some(unused) = host.update(gpu, |account| take(account, bytes)) else { return };
     tell_usage(host, gpu);
     if unused > 0 {
-        host.say(ClientMessage::Room(Room { gpu, bytes: unused }));
+        host.say(ClientMessage::Room(Amount { gpu, bytes: unused }));
     }
     if evict && unused < bytes {
-        host.order(Job::Evict(Room { gpu, bytes: bytes - unused }));
+        host.order(Job::Evict(Amount { gpu, bytes: bytes - unused }));
     } else {
         host.say(ClientMessage::Evicted { gpu, short: 0 });
     }
@@ -387,7 +387,7 @@ fn return_unused<H: Host>(host: &mut H, keep: impl Fn(&Account<H::Tenant>) -> u6
         if excess > 0 {
             let bytes = host.update(gpu, |account| account.take_unused(excess)).unwrap_or(0);
             tell_usage(host, gpu);
-            host.say(ClientMessage::Room(Room { gpu, bytes }));
+            host.say(ClientMessage::Room(Amount { gpu, bytes }));
         }
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use nvshare_client::Job;
 use nvshare_client::session::Done;
-use nvshare_proto::{GpuUuid, Room};
+use nvshare_proto::{Amount, GpuUuid};
 
 use crate::memory::backing::Lacking;
 use crate::memory::devices::{self, Device};
@@ -221,7 +221,7 @@ fn count(cancelled: impl Fn() -> bool) -> Option<u64> {
 
 /// Restores memory on all devices at the same time. Returns what is to be asked for where room is lacking; `None` if
 /// it was given up.
-fn restore(lacking: Lacking, cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Vec<Room>> {
+fn restore(lacking: Lacking, cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Vec<Amount>> {
     let devices: Vec<&'static Device> = devices::used().collect();
     let one = |device: &'static Device| {
         wait_for_evictions(device, cancelled);
@@ -250,12 +250,12 @@ fn restore(lacking: Lacking, cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Ve
         threads::pause();
     }
     let lacking = |(device, restored): (&&Device, &moves::Restored)| {
-        (restored.lacking > 0).then_some(Room { gpu: device.uuid, bytes: restored.lacking })
+        (restored.lacking > 0).then_some(Amount { gpu: device.uuid, bytes: restored.lacking })
     };
     (!cancelled()).then(|| devices.iter().zip(&restored).filter_map(lacking).collect())
 }
 
-fn evict(Room { gpu, bytes }: Room) {
+fn evict(Amount { gpu, bytes }: Amount) {
     // Once the driver may shut down, memory stays where it is until the process has ended.
     let device = devices::by_uuid(gpu).filter(|_| !lifecycle::is_exiting());
     let short = device.map_or(bytes, |device| evict_from(device, bytes));
@@ -291,7 +291,7 @@ fn evict_from(device: &'static Device, bytes: u64) -> u64 {
 #[derive(Debug)]
 struct Beside {
     gpu: GpuUuid,
-    orders: VecDeque<Room>,
+    orders: VecDeque<Amount>,
 }
 
 /// Devices that have a thread for evictions.
@@ -299,7 +299,7 @@ static BESIDE: Mutex<Vec<Beside>> = Mutex::new(Vec::new());
 static BESIDE_ENDS: Condvar = Condvar::new();
 
 /// Evicts on a thread of the device, which ends when it has no more orders. Returns false if no thread can be started.
-fn evict_beside(room: Room) -> bool {
+fn evict_beside(room: Amount) -> bool {
     let mut beside = lock(&BESIDE);
     if let Some(busy) = beside.iter_mut().find(|busy| busy.gpu == room.gpu) {
         busy.orders.push_back(room);

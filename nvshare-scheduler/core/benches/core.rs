@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nvshare_core::{Config, Core, Event, Gang, Identity, Measured, Output};
 use nvshare_proto::{
-    Asked, ClientMessage, ComputeLimit, Epoch, Gate, GpuUuid, MemoryMode, Register, Room, SchedulerMessage,
+    Amount, Asked, ClientMessage, ComputeLimit, Epoch, Gate, GpuUuid, MemoryMode, Register, SchedulerMessage,
     Usage,
 };
 
@@ -174,12 +174,12 @@ impl World {
                     }
                 }
                 SchedulerMessage::DropLock { epoch, .. } => self.gives_back(client, epoch),
-                SchedulerMessage::Evict(Room { gpu: uuid, bytes }) => {
+                SchedulerMessage::Evict(Amount { gpu: uuid, bytes }) => {
                     let on = u64::from(uuid.0[0]);
                     let resident = self.resident.entry((client, on)).or_default();
                     *resident = resident.saturating_sub(bytes);
                     self.says_usage(client, on);
-                    self.pending.push_back((client, ClientMessage::Room(Room { gpu: uuid, bytes })));
+                    self.pending.push_back((client, ClientMessage::Room(Amount { gpu: uuid, bytes })));
                     self.pending.push_back((client, ClientMessage::Evicted { gpu: uuid, short: 0 }));
                 }
                 _ => {}

@@ -1,7 +1,7 @@
 //! Clients come and go, and GPUs become known.
 
 use nvshare_proto::units::Bytes;
-use nvshare_proto::{Epoch, EventKind, Gate, GpuUuid, Hold, Register, Room, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, Epoch, EventKind, Gate, GpuUuid, Hold, Register, SchedulerMessage, Usage};
 
 use crate::account::MOST_OVERHEAD;
 use crate::client::{Client, ClientId, Identity, Job, Phase};
@@ -107,7 +107,7 @@ impl Core {
     fn greet(&mut self, id: ClientId, uuid: GpuUuid) {
         self.settle_disputes(uuid);
         let bytes = self.capacity(uuid, id);
-        self.send(id, SchedulerMessage::Capacity(Room { gpu: uuid, bytes }));
+        self.send(id, SchedulerMessage::Capacity(Amount { gpu: uuid, bytes }));
     }
 
     /// Without NVML and `--gpu-memory`, a GPU is as large as its clients say. While they agree, that size holds for all of
@@ -144,7 +144,7 @@ impl Core {
             if self.clients.contains_key(&id) {
                 self.enter_on(id, Some(uuid));
                 let bytes = self.capacity(uuid, id);
-                self.send(id, SchedulerMessage::Capacity(Room { gpu: uuid, bytes }));
+                self.send(id, SchedulerMessage::Capacity(Amount { gpu: uuid, bytes }));
             }
         }
     }

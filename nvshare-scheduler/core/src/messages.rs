@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use nvshare_proto::units::Bytes;
-use nvshare_proto::{ClientMessage, Counters, Epoch, GpuUuid, Room, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, ClientMessage, Counters, Epoch, GpuUuid, SchedulerMessage, Usage};
 
 use crate::account::{Account, Order, Rates, Stays};
 use crate::client::{ClientId, HandOver, Phase, Why};
@@ -48,14 +48,14 @@ impl Core {
                 Phase::Dropping { epoch: current, .. } if current == epoch => self.park(id),
                 _ => {}
             },
-            ClientMessage::NeedRoom(Room { gpu, bytes }) => {
+            ClientMessage::NeedRoom(Amount { gpu, bytes }) => {
                 // If the client has been given that room by now, its request has crossed the answer.
                 let most = self.capacity(gpu, id);
                 self.with_account(id, gpu, |account| {
                     account.needs = bytes.saturating_sub(account.room).min(most);
                 });
             }
-            ClientMessage::Room(Room { gpu, bytes }) => {
+            ClientMessage::Room(Amount { gpu, bytes }) => {
                 self.with_account(id, gpu, |account| {
                     let came = bytes.min(account.room);
                     account.room -= came;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use nvshare_proto::units::{Bytes, GIB};
-use nvshare_proto::{EventKind, GpuUuid, Room, SchedulerMessage};
+use nvshare_proto::{Amount, EventKind, GpuUuid, SchedulerMessage};
 
 use crate::account::{Ahead, Order, Promise};
 use crate::client::{ClientId, HandOver, Phase, Why};
@@ -139,7 +139,7 @@ impl Core {
                 account.needs = 0;
                 account.room = account.room.saturating_add(bytes);
             });
-            self.send(id, SchedulerMessage::Room(Room { gpu: uuid, bytes }));
+            self.send(id, SchedulerMessage::Room(Amount { gpu: uuid, bytes }));
             return;
         }
         *reserved = reserved.saturating_add(needs);
@@ -248,7 +248,7 @@ impl Core {
             account.ahead.get_or_insert(Ahead { since: now, absent });
             account.room = account.room.saturating_add(bytes);
         });
-        self.send(id, SchedulerMessage::Restore(Room { gpu: uuid, bytes }));
+        self.send(id, SchedulerMessage::Restore(Amount { gpu: uuid, bytes }));
     }
 
     /// The clients of a unit that were next wait on.
@@ -278,7 +278,7 @@ impl Core {
                 freed_at = freed_at.max(gpu.freed_at.take());
             }
             self.with_account(id, uuid, |account| account.room = account.room.saturating_add(bytes));
-            room.push(Room { gpu: uuid, bytes });
+            room.push(Amount { gpu: uuid, bytes });
         }
         let begins = self.phase(id) == Some(Phase::Next(Why::Claims));
         self.with(id, |client| {
@@ -306,11 +306,11 @@ impl Core {
             account.needs = 0;
             account.room = account.room.saturating_add(bytes);
         });
-        self.send(id, SchedulerMessage::Room(Room { gpu: uuid, bytes }));
+        self.send(id, SchedulerMessage::Room(Amount { gpu: uuid, bytes }));
     }
 
     /// Sends a client the lock with so much room; the client should run by `until`.
-    pub(crate) fn send_grant(&mut self, id: ClientId, until: Time, room: Vec<Room>, begins: bool) {
+    pub(crate) fn send_grant(&mut self, id: ClientId, until: Time, room: Vec<Amount>, begins: bool) {
         let (epoch, since) = (self.new_epoch(), self.now);
         self.with(id, |client| client.phase = Phase::Granted { epoch, since, until, begins });
         let gpus = self.gpus_used_by(id);
@@ -369,7 +369,7 @@ impl Core {
             self.with_account(victim, uuid, |account| {
                 account.order = Some(Order { bytes, came: 0, given: now, since: now });
             });
-            self.send(victim, SchedulerMessage::Evict(Room { gpu: uuid, bytes }));
+            self.send(victim, SchedulerMessage::Evict(Amount { gpu: uuid, bytes }));
         }
         possible >= missing
     }

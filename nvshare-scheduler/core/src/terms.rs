@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nvshare_proto::{
-    Asked, ComputeLimit, Enforcement, Given, GpuUuid, MOST_WEIGHT, Priority, Room, SchedulerMessage,
+    Amount, Asked, ComputeLimit, Enforcement, Given, GpuUuid, MOST_WEIGHT, Priority, SchedulerMessage,
     ShareStatus, USUAL_WEIGHT,
 };
 
@@ -287,8 +287,8 @@ impl Core {
     pub(crate) fn tell_limits(&mut self, id: ClientId) {
         let Some(client) = self.clients.get(&id) else { return };
         let Some(given) = self.given.get(&client.job) else { return };
-        let limit = |&gpu: &GpuUuid| Some(Room { gpu, bytes: given.memory(gpu)? });
-        let limits: Vec<Room> = client.accounts.keys().filter_map(limit).collect();
+        let limit = |&gpu: &GpuUuid| Some(Amount { gpu, bytes: given.memory(gpu)? });
+        let limits: Vec<Amount> = client.accounts.keys().filter_map(limit).collect();
         for limit in limits {
             self.send(id, SchedulerMessage::Limit(limit));
         }

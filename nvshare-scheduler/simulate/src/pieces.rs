@@ -1,7 +1,7 @@
 //! Memory that moves in pieces, both ways at once: what a library does that copies its memory itself.
 
 use nvshare_proto::units::GIB;
-use nvshare_proto::{ClientMessage, PIECE, Room};
+use nvshare_proto::{Amount, ClientMessage, PIECE};
 
 use crate::client::{Client, State};
 use crate::policies::uuid;
@@ -83,7 +83,7 @@ impl World {
 
     fn gives_back(&mut self, i: usize, at: usize, bytes: u64) {
         let gpu = uuid(self.clients[i].job.gpus[at]);
-        self.say(i, ClientMessage::Room(Room { gpu, bytes }));
+        self.say(i, ClientMessage::Room(Amount { gpu, bytes }));
     }
 
     /// The next piece of a client's absent memory comes to the card, if there is room for it.

@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use nvshare_core::Time;
-use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Hold, Room, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, GpuUuid, Hold, SchedulerMessage, Usage};
 
 use crate::card::{Card, Link};
 use crate::client::{Client, State};
@@ -26,7 +26,7 @@ pub(crate) enum Event {
     /// A client's work stops, if this is still the number of the announced end.
     Stops(usize, u64),
     Restored(usize, Epoch),
-    Evicted(usize, Room),
+    Evicted(usize, Amount),
     /// A piece of a client's memory on its GPU of this number has left, or has come.
     Left(usize, usize, u64),
     Came(usize, usize),
@@ -364,7 +364,7 @@ impl World {
             let bytes = std::mem::take(&mut client.room[at]);
             let gpu = uuid(client.job.gpus[at]);
             if bytes > 0 {
-                self.say(i, ClientMessage::Room(Room { gpu, bytes }));
+                self.say(i, ClientMessage::Room(Amount { gpu, bytes }));
             }
         }
         self.say(i, ClientMessage::LockReleased { epoch });
@@ -387,10 +387,10 @@ impl World {
                 _ => {}
             },
             SchedulerMessage::Evict(room) => self.evicts(i, room),
-            SchedulerMessage::Room(Room { gpu, bytes }) => {
+            SchedulerMessage::Room(Amount { gpu, bytes }) => {
                 self.add_room(i, gpu, bytes);
             }
-            SchedulerMessage::Restore(Room { gpu, bytes }) => {
+            SchedulerMessage::Restore(Amount { gpu, bytes }) => {
                 if let Some(at) = self.add_room(i, gpu, bytes) {
                     self.comes_on(i, at);
                 }
@@ -430,7 +430,7 @@ impl World {
         }
     }
 
-    fn restores(&mut self, i: usize, epoch: Epoch, room: &[Room]) {
+    fn restores(&mut self, i: usize, epoch: Epoch, room: &[Amount]) {
         let now = self.now;
         let by_faults = self.scheduler.faults(i);
         let client = &mut self.clients[i];
@@ -446,7 +446,7 @@ impl World {
         }
         let mut ready = now;
         let mut moved = 0;
-        for &Room { gpu, bytes } in room {
+        for &Amount { gpu, bytes } in room {
             let Some(at) = client.job.gpus.iter().position(|&n| n == number(gpu)) else { continue };
             client.room[at] += bytes;
             let absent = (client.bytes - client.resident[at]).min(client.room[at]);
@@ -486,7 +486,7 @@ impl World {
         }
     }
 
-    fn evicts(&mut self, i: usize, Room { gpu, bytes }: Room) {
+    fn evicts(&mut self, i: usize, Amount { gpu, bytes }: Amount) {
         let now = self.now;
         let client = &mut self.clients[i];
         if let State::Idle(_) = client.state {
@@ -504,10 +504,10 @@ impl World {
         client.resident[at] -= moves;
         self.moved += moves;
         let done = self.cards[number(gpu)].evict(moves, now);
-        self.at(done, Event::Evicted(i, Room { gpu, bytes: unused + moves }));
+        self.at(done, Event::Evicted(i, Amount { gpu, bytes: unused + moves }));
     }
 
-    fn on_evicted(&mut self, i: usize, room: Room) {
+    fn on_evicted(&mut self, i: usize, room: Amount) {
         self.says_what_it_has(i);
         self.say(i, ClientMessage::Room(room));
         self.say(i, ClientMessage::Evicted { gpu: room.gpu, short: 0 });

@@ -3,7 +3,7 @@
 
 use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, wait_until};
 use nvshare_proto::units::MIB;
-use nvshare_proto::{ClientMessage, ClientState, Epoch, GpuUuid, Room, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, ClientState, Epoch, GpuUuid, SchedulerMessage};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 const BYTES: u64 = 16 * MIB;
@@ -34,7 +34,7 @@ impl Exit {
             }
             gpu.filter(|_| waits)
         });
-        scheduler.say(&[SchedulerMessage::Capacity(Room { gpu, bytes: 1 << 30 })]);
+        scheduler.say(&[SchedulerMessage::Capacity(Amount { gpu, bytes: 1 << 30 })]);
         let mut exit = Self { world, guest, scheduler, gpu, granted: 0 };
         exit.grant();
         exit.says("has worked\n");
@@ -43,7 +43,7 @@ impl Exit {
 
     fn grant(&mut self) {
         self.granted += 1;
-        let (epoch, room) = (self.epoch(), vec![Room { gpu: self.gpu, bytes: BYTES }]);
+        let (epoch, room) = (self.epoch(), vec![Amount { gpu: self.gpu, bytes: BYTES }]);
         self.scheduler.say(&[SchedulerMessage::LockOk { epoch, quantum_ms: 60_000, room }]);
         self.scheduler.until_running();
     }
@@ -69,7 +69,7 @@ impl Exit {
     /// Takes the lock and all memory away. Returns the bytes that could not leave.
     fn take_all(&mut self) -> u64 {
         assert!(self.is_given_back());
-        self.scheduler.say(&[SchedulerMessage::Evict(Room { gpu: self.gpu, bytes: BYTES })]);
+        self.scheduler.say(&[SchedulerMessage::Evict(Amount { gpu: self.gpu, bytes: BYTES })]);
         self.scheduler.until(|m| match m {
             ClientMessage::Evicted { short, .. } => Some(*short),
             _ => None,

@@ -3,7 +3,7 @@
 
 use nvshare_harness::{PlayedScheduler, Program, Running, World, wait_until};
 use nvshare_proto::units::{GIB, MIB};
-use nvshare_proto::{ClientMessage, Epoch, Room, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, SchedulerMessage};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_KEEPS_PAGES", "1")];
 /// What the program has beside which managed memory is given up: 24 chunks. The card has 256 MiB that nobody has given up.
@@ -73,7 +73,7 @@ fn memory_that_comes_back_takes_what_was_given_up_by_one_call() {
     let gpu = known.unwrap_or_else(|| {
         client.until(|m| if let ClientMessage::Usage(usage) = m { Some(usage.gpu) } else { None })
     });
-    let room = Room { gpu, bytes: BYTES };
+    let room = Amount { gpu, bytes: BYTES };
     let epoch = |counter| Epoch { boot: 1, counter };
     let grant = |client: &mut PlayedScheduler, counter| {
         client.say(&[SchedulerMessage::LockOk {
@@ -83,7 +83,7 @@ fn memory_that_comes_back_takes_what_was_given_up_by_one_call() {
         }]);
         client.until_running();
     };
-    client.say(&[SchedulerMessage::Capacity(Room { gpu, bytes: GIB })]);
+    client.say(&[SchedulerMessage::Capacity(Amount { gpu, bytes: GIB })]);
     says(&guest, "has memory\n");
     grant(&mut client, 0);
     let mut giver = None;

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
 use nvshare_harness::{Finished, PlayedScheduler, Program, Running, Scheduler, World, wait_until};
-use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Room, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, GpuUuid, SchedulerMessage, Usage};
 
 const CARD: [(&str, &str); 2] = [("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 /// What the guest has on each card.
@@ -76,9 +76,9 @@ impl Played {
     /// The lock, with room for all that the guest has, and for `more` bytes on each card.
     fn grant(&mut self, more: u64) {
         self.grants += 1;
-        let room: Vec<Room> = self.usage.keys().map(|&gpu| Room { gpu, bytes: BYTES + more }).collect();
-        for &Room { gpu, .. } in &room {
-            self.client.say(&[SchedulerMessage::Capacity(Room { gpu, bytes: 1 << 30 })]);
+        let room: Vec<Amount> = self.usage.keys().map(|&gpu| Amount { gpu, bytes: BYTES + more }).collect();
+        for &Amount { gpu, .. } in &room {
+            self.client.say(&[SchedulerMessage::Capacity(Amount { gpu, bytes: 1 << 30 })]);
         }
         self.client.say(&[SchedulerMessage::LockOk { epoch: self.epoch(), quantum_ms: 60_000, room }]);
     }
@@ -92,7 +92,7 @@ impl Played {
 
     fn say_evict(&mut self) {
         for gpu in self.usage.keys().copied().collect::<Vec<_>>() {
-            self.client.say(&[SchedulerMessage::Evict(Room { gpu, bytes: BYTES })]);
+            self.client.say(&[SchedulerMessage::Evict(Amount { gpu, bytes: BYTES })]);
         }
     }
 

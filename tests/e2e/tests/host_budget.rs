@@ -2,7 +2,7 @@
 //! as long as there is memory for them at all, and no program loses its data.
 
 use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, wait_until};
-use nvshare_proto::{ClientMessage, Epoch, Room, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, SchedulerMessage};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_TO_HOST", "6"), ("NVSHARE_MEMORY", "swap")];
 /// 12 allocations of 64 MiB, so that two programs do not fit.
@@ -57,9 +57,9 @@ fn memory_that_came_for_a_turn_that_cannot_be_leaves_without_memory_of_the_host(
     let gpu = gpu.unwrap_or_else(|| {
         client.until(|m| if let ClientMessage::Usage(u) = m { Some(u.gpu) } else { None })
     });
-    client.say(&[SchedulerMessage::Capacity(Room { gpu, bytes: 1 << 30 })]);
+    client.say(&[SchedulerMessage::Capacity(Amount { gpu, bytes: 1 << 30 })]);
     client.until(|m| matches!(m, ClientMessage::ReqLock).then_some(()));
-    let all = Room { gpu, bytes: BYTES };
+    let all = Amount { gpu, bytes: BYTES };
     let short = |client: &mut PlayedScheduler| {
         client.say(&[SchedulerMessage::Evict(all)]);
         client.until(|m| if let ClientMessage::Evicted { short, .. } = m { Some(*short) } else { None })

@@ -9,7 +9,7 @@ use std::process::Command;
 use nvshare_harness::{
     Artifacts, MemoryGroup, PlayedScheduler, Program, Running, Scheduler, World, wait_until,
 };
-use nvshare_proto::{ClientMessage, Epoch, HostSegment, Room, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, HostSegment, SchedulerMessage};
 
 const MIB: u64 = 1 << 20;
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_TO_HOST", "6"), ("NVSHARE_MEMORY", "swap")];
@@ -128,7 +128,7 @@ fn all_leaves(
     let gpu = gpu.unwrap_or_else(|| {
         client.until(|m| if let ClientMessage::Usage(u) = m { Some(u.gpu) } else { None })
     });
-    let room = Room { gpu, bytes: 1 << 30 };
+    let room = Amount { gpu, bytes: 1 << 30 };
     let grant = |counter| {
         let epoch = Epoch { boot: 1, counter };
         SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![room] }
@@ -144,7 +144,7 @@ fn all_leaves(
     client.until(|m| {
         matches!(m, ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. }).then_some(())
     });
-    client.say(&[SchedulerMessage::Evict(Room { gpu, bytes: ALL })]);
+    client.say(&[SchedulerMessage::Evict(Amount { gpu, bytes: ALL })]);
     let mut back = Vec::new();
     let short = client.until(|m| match m {
         ClientMessage::HostBack { segment } => {

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, wait_until};
-use nvshare_proto::{ClientMessage, ClientState, Epoch, GpuUuid, Room, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, ClientState, Epoch, GpuUuid, SchedulerMessage};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
@@ -30,7 +30,7 @@ fn drop_lock(epoch: Epoch, patience_ms: u32) -> SchedulerMessage {
 
 /// Grants a client the lock with all the room of the card.
 fn grant(client: &mut PlayedScheduler, gpu: GpuUuid, epoch: Epoch) {
-    let room = Room { gpu, bytes: 1 << 30 };
+    let room = Amount { gpu, bytes: 1 << 30 };
     client.say(&[
         SchedulerMessage::Capacity(room),
         SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![room] },
@@ -106,7 +106,7 @@ fn the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off(memory: 
     client.say(&[drop_lock(epoch, 60_000)]);
     given_back(&mut client);
     // The client reads both at once: memory is to leave, and the gate may open.
-    client.say(&[SchedulerMessage::Evict(Room { gpu, bytes: BYTES }), SchedulerMessage::SchedOff]);
+    client.say(&[SchedulerMessage::Evict(Amount { gpu, bytes: BYTES }), SchedulerMessage::SchedOff]);
     let before = ran();
     client.until(|m| matches!(m, ClientMessage::Counters(c) if c.evicted >= BYTES).then_some(()));
     wait_until("its kernels run again", || ran() > before + 20);
@@ -119,7 +119,7 @@ fn the_gate_stays_closed_while_memory_leaves_though_scheduling_goes_off(memory: 
 
 /// Has memory leave while a file holds up what becomes of that memory. The file goes when the eviction has found nothing to move, and some
 /// time in which one that does not wait would be over, which is far less than an eviction may wait. Returns the bytes that stay.
-fn evicts_beside(client: &mut PlayedScheduler, guest: &Running, held: &Path, room: Room) -> u64 {
+fn evicts_beside(client: &mut PlayedScheduler, guest: &Running, held: &Path, room: Amount) -> u64 {
     const WOULD_BE_OVER: Duration = Duration::from_millis(500);
     client.say(&[SchedulerMessage::Evict(room)]);
     thread::scope(|scope| {
@@ -148,12 +148,12 @@ fn an_eviction_waits_for_an_allocation_that_is_under_way(memory: &str) {
     });
     std::fs::write(&held, "").expect("allocations are held");
     client.say(&[
-        SchedulerMessage::Capacity(Room { gpu, bytes: 1 << 30 }),
-        SchedulerMessage::Room(Room { gpu, bytes: BYTES + (100 << 20) }),
+        SchedulerMessage::Capacity(Amount { gpu, bytes: 1 << 30 }),
+        SchedulerMessage::Room(Amount { gpu, bytes: BYTES + (100 << 20) }),
     ]);
     // The allocation is charged by the time that the driver is asked for the memory.
     wait_until("the driver is asked", || held.with_extension("waits").exists());
-    let short = evicts_beside(&mut client, &guest, &held, Room { gpu, bytes: BYTES });
+    let short = evicts_beside(&mut client, &guest, &held, Amount { gpu, bytes: BYTES });
     assert_eq!(short, 0, "bytes stay that an allocation is about to enter");
 }
 
@@ -171,7 +171,7 @@ fn an_eviction_waits_for_a_free_that_is_under_way(memory: &str) {
     std::fs::write(&held, "").expect("frees are held");
     world.wake();
     wait_until("it frees its memory", || held.with_extension("waits").exists() || !guest.lives());
-    let short = evicts_beside(&mut client, &guest, &held, Room { gpu, bytes: BYTES });
+    let short = evicts_beside(&mut client, &guest, &held, Amount { gpu, bytes: BYTES });
     assert_eq!(short, 0, "bytes stay that are being freed");
     world.stop();
     guest.finish().passed();

@@ -2,7 +2,7 @@
 //! memory that is there, and what graphs took finds the memory.
 
 use nvshare_harness::{Finished, PlayedScheduler, Program, World, wait_until};
-use nvshare_proto::{ClientMessage, Epoch, Room, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, SchedulerMessage};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
@@ -58,8 +58,8 @@ fn calls_that_name_memory_which_is_away_answer_as_if_it_were_there() {
         }
         gpu.filter(|_| waits)
     });
-    let room = Room { gpu, bytes: BYTES };
-    client.say(&[SchedulerMessage::Capacity(Room { gpu, bytes: 1 << 30 })]);
+    let room = Amount { gpu, bytes: BYTES };
+    client.say(&[SchedulerMessage::Capacity(Amount { gpu, bytes: 1 << 30 })]);
     let epoch = |counter| Epoch { boot: 1, counter };
     let grant = |client: &mut PlayedScheduler, counter| {
         client.say(&[SchedulerMessage::LockOk {

@@ -2,7 +2,7 @@
 
 use nvshare_harness::{Finished, PlayedScheduler, Program, World, wait_until};
 use nvshare_proto::units::{GIB, MIB};
-use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Room, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, GpuUuid, SchedulerMessage};
 
 const CARDS: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_GPUS", "2")];
 /// More than the guest has on a card.
@@ -69,8 +69,8 @@ fn come_back(refused: bool) -> Finished {
     let mut grant = |scheduler: &mut PlayedScheduler, gpus: &[GpuUuid]| {
         granted += 1;
         let epoch = Epoch { boot: 1, counter: granted };
-        let room = gpus.iter().map(|&gpu| Room { gpu, bytes: BYTES }).collect();
-        let capacity = gpus.iter().map(|&gpu| SchedulerMessage::Capacity(Room { gpu, bytes: GIB }));
+        let room = gpus.iter().map(|&gpu| Amount { gpu, bytes: BYTES }).collect();
+        let capacity = gpus.iter().map(|&gpu| SchedulerMessage::Capacity(Amount { gpu, bytes: GIB }));
         scheduler.say(&capacity.collect::<Vec<_>>());
         scheduler.say(&[SchedulerMessage::LockOk { epoch, quantum_ms: 60_000, room }]);
         scheduler.until_running();
@@ -88,7 +88,7 @@ fn come_back(refused: bool) -> Finished {
     });
     let mut left = 0;
     for &gpu in &gpus {
-        scheduler.say(&[SchedulerMessage::Evict(Room { gpu, bytes: BYTES })]);
+        scheduler.say(&[SchedulerMessage::Evict(Amount { gpu, bytes: BYTES })]);
         scheduler.until(|m| {
             if let ClientMessage::Room(room) = m {
                 left += room.bytes;

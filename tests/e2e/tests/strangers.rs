@@ -2,7 +2,7 @@
 
 use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, wait_until};
 use nvshare_proto::units::{GIB, MIB};
-use nvshare_proto::{ClientMessage, Epoch, Room, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, SchedulerMessage};
 
 /// Clients believe that they may fill 896 MiB together: there is no NVML.
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
@@ -82,9 +82,9 @@ fn room_that_the_driver_does_not_have_is_asked_for_again_however_much_was_given(
     let grant = |counter, bytes| SchedulerMessage::LockOk {
         epoch: Epoch { boot: 1, counter },
         quantum_ms: 60_000,
-        room: vec![Room { gpu, bytes }],
+        room: vec![Amount { gpu, bytes }],
     };
-    client.say(&[SchedulerMessage::Capacity(Room { gpu, bytes: 4 * GIB })]);
+    client.say(&[SchedulerMessage::Capacity(Amount { gpu, bytes: 4 * GIB })]);
     wait_until("the program has memory", || guest.out().contains("has memory\n"));
     client.say(&[grant(0, BYTES)]);
     client.until_running();
@@ -92,14 +92,14 @@ fn room_that_the_driver_does_not_have_is_asked_for_again_however_much_was_given(
     client.until(|m| {
         matches!(m, ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. }).then_some(())
     });
-    client.say(&[SchedulerMessage::Evict(Room { gpu, bytes: BYTES })]);
+    client.say(&[SchedulerMessage::Evict(Amount { gpu, bytes: BYTES })]);
     client.until(|m| matches!(m, ClientMessage::Evicted { .. }).then_some(()));
     let stranger = stranger(&world);
     world.wake();
     client.say(&[grant(1, FAR_MORE)]);
     let asked = client.until(|m| if let ClientMessage::NeedRoom(room) = m { Some(room.bytes) } else { None });
     assert!(asked > FAR_MORE, "the client asks for more than it was given: {asked}");
-    client.say(&[SchedulerMessage::Room(Room { gpu, bytes: asked })]);
+    client.say(&[SchedulerMessage::Room(Amount { gpu, bytes: asked })]);
     world.stop();
     stranger.finish().passed();
     client.until_running();

@@ -2,7 +2,7 @@
 //! is decided of which rates is a matter of virtual time (`nvshare-scheduler/core/tests/core/together.rs`).
 
 use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, wait_until};
-use nvshare_proto::{ClientMessage, Epoch, Room, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, SchedulerMessage};
 
 #[test]
 #[ignore = "what is decided goes by what gets done on this machine while it is measured: `.ci/run` runs this"]
@@ -33,7 +33,7 @@ fn a_program_says_what_is_complete_and_not_what_it_has_launched() {
         client.until(|m| if let ClientMessage::Usage(u) = m { Some(u.gpu) } else { None })
     });
     let epoch = Epoch { boot: 1, counter: 1 };
-    let room = Room { gpu, bytes: 1 << 30 };
+    let room = Amount { gpu, bytes: 1 << 30 };
     client.say(&[
         SchedulerMessage::Capacity(room),
         SchedulerMessage::LockOk { epoch, quantum_ms: 1000, room: vec![room] },

@@ -152,7 +152,7 @@ fn stale_and_absurd_messages_change_nothing_for_others() {
     let frame = |message: ClientMessage| codec::encode(&Request::Client(message)).expect("a frame");
     let gpu = GpuUuid([9; 16]);
     let epoch = nvshare_proto::Epoch { boot: 1, counter: 77 };
-    let most = nvshare_proto::Room { gpu, bytes: u64::MAX };
+    let most = nvshare_proto::Amount { gpu, bytes: u64::MAX };
     const ALL: u64 = u64::MAX;
     let usage = Usage { gpu, total: ALL, limit: ALL, allocated: ALL, absent: ALL, immovable: ALL };
     let frames: Vec<Vec<u8>> = std::iter::once(codec::encode(&register()).expect("a frame"))

@@ -73,7 +73,7 @@ impl<T: Tenant> Account<T> {
         if self.unmetered { 0 } else { self.needs.max(self.room.min(0).unsigned_abs()) }
     }
 
-    /// Room came from the scheduler.
+    /// Amount came from the scheduler.
     pub fn give(&mut self, bytes: u64) {
         self.room = self.room.saturating_add_unsigned(bytes);
         self.needs = 0;

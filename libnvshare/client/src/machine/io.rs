@@ -1,6 +1,6 @@
 //! Inputs of the machine, and the actions that it asks for.
 
-use nvshare_proto::{ClientMessage, GpuUuid, Room, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, GpuUuid, SchedulerMessage};
 
 use crate::launch_window::InFlight;
 
@@ -18,7 +18,7 @@ pub enum Job {
     /// up. The gate is closed.
     RestoreAhead,
     /// Move this much memory to the host. The gate is closed.
-    Evict(Room),
+    Evict(Amount),
     /// Find out whether all submitted work is complete, without closing the gate.
     Probe,
     /// Wait until all work is complete that is submitted by now, without closing the gate. The number goes with the answer.
@@ -47,7 +47,7 @@ pub enum Input {
     /// Memory is restored as far as there was room.
     Restored {
         /// The rooms to ask for, where room is lacking.
-        lacking: Vec<Room>,
+        lacking: Vec<Amount>,
     },
     /// All work is complete that was submitted until the count of submissions had this value.
     Quiet {
@@ -98,17 +98,17 @@ pub enum Action {
         submissions: u64,
     },
     /// The scheduler gave room.
-    Give(Room),
+    Give(Amount),
     /// The scheduler has no room to give.
     Refuse(GpuUuid),
     /// The GPU's capacity.
-    Capacity(Room),
+    Capacity(Amount),
     /// The memory limit of this process, whatever its environment says; 0: no limit.
-    AllocationLimit(Room),
+    AllocationLimit(Amount),
     /// Give this much unused room back; if there is too little and the flag says so, evict the rest.
     Return {
         /// The amount.
-        room: Room,
+        room: Amount,
         /// The gate is closed, so memory may be moved.
         evict: bool,
     },

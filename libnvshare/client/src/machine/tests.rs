@@ -8,8 +8,8 @@ fn epoch(counter: u64) -> Epoch {
     Epoch { boot: 1, counter }
 }
 
-fn room(bytes: u64) -> Room {
-    Room { gpu: GPU, bytes }
+fn room(bytes: u64) -> Amount {
+    Amount { gpu: GPU, bytes }
 }
 
 /// A machine and its clock.
@@ -343,7 +343,7 @@ fn room_of_nothing_means_that_there_is_no_more() {
     let mut client = Client::registered(Hold::Parked);
     client.feed(Input::Asked);
     client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1000, room: vec![] });
-    let room = |bytes| Room { gpu: GpuUuid([1; 16]), bytes };
+    let room = |bytes| Amount { gpu: GpuUuid([1; 16]), bytes };
     let some = client.hear(SchedulerMessage::Room(room(7)));
     assert_eq!(some, [Action::Give(room(7)), Action::Post(Job::Restore)]);
     let none = client.hear(SchedulerMessage::Room(room(0)));

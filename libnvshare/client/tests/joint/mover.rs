@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use nvshare_client::{Done, Job, Ticket};
-use nvshare_proto::Room;
+use nvshare_proto::Amount;
 
 use crate::agenda::Later;
 use crate::world::{GIB, MS, World};
@@ -32,7 +32,7 @@ struct Restore {
 
 #[derive(Debug)]
 struct Evict {
-    room: Room,
+    room: Amount,
     moved: u64,
     /// Steps that it takes.
     steps: u64,
@@ -254,7 +254,7 @@ impl World {
         }
         let lacks = |(device, lacks): (&crate::library::Device, u64)| {
             let bytes = device.account().to_ask_for_after_restore(lacks, 0);
-            (bytes > 0).then_some(Room { gpu: device.gpu, bytes })
+            (bytes > 0).then_some(Amount { gpu: device.gpu, bytes })
         };
         let lacking = library.devices.iter().zip(restore.lacks.iter().copied()).filter_map(lacks).collect();
         for (device, lacks) in restore.lacks.into_iter().enumerate() {
@@ -279,7 +279,7 @@ impl World {
     fn evict(&mut self, i: usize, lane: usize, mut evict: Evict, generation: u64) {
         let process = &mut self.processes[i];
         let mut host = if process.plan.cannot_evict { 0 } else { u64::MAX };
-        let Room { gpu, bytes } = evict.room;
+        let Amount { gpu, bytes } = evict.room;
         let library = &mut process.library;
         let device = library.devices.iter().position(|device| device.gpu == gpu).unwrap();
         let step = (bytes - evict.moved).div_ceil(evict.steps);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nvshare_proto::{ClientMessage, GpuUuid, Room};
+use nvshare_proto::{Amount, ClientMessage, GpuUuid};
 
 /// All room that a process has given back on its connection, in bytes for each GPU.
 ///
@@ -51,7 +51,7 @@ impl Returned {
 }
 
 fn add(sums: &mut BTreeMap<GpuUuid, u64>, message: &ClientMessage) {
-    if let ClientMessage::Room(Room { gpu, bytes }) = message {
+    if let ClientMessage::Room(Amount { gpu, bytes }) = message {
         *sums.entry(*gpu).or_default() += bytes;
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use nvshare_core::{Event, Gang, Identity};
 use nvshare_proto::{
-    Asked, ClientMessage, ComputeLimit, Epoch, Gate, Register, Room, SchedulerMessage, Usage,
+    Amount, Asked, ClientMessage, ComputeLimit, Epoch, Gate, Register, SchedulerMessage, Usage,
 };
 
 use crate::table::{CAPACITY, GIB, MS, Table, config, gpu, newcomer};
@@ -69,13 +69,13 @@ impl Crowd {
                 [ClientMessage::Running { epoch }].into_iter().chain(usages).collect()
             }
             SchedulerMessage::DropLock { epoch, .. } => Self::gives_back(epoch),
-            SchedulerMessage::Evict(Room { gpu: uuid, bytes }) => {
+            SchedulerMessage::Evict(Amount { gpu: uuid, bytes }) => {
                 let resident = self.resident.entry((client, uuid.0[0])).or_default();
                 *resident -= bytes.min(*resident);
                 let usage = self.usage(client, uuid.0[0]);
                 vec![
                     ClientMessage::Usage(usage),
-                    ClientMessage::Room(Room { gpu: uuid, bytes }),
+                    ClientMessage::Room(Amount { gpu: uuid, bytes }),
                     ClientMessage::Evicted { gpu: uuid, short: 0 },
                 ]
             }

@@ -1,7 +1,9 @@
 //! What clients claim, ask for and keep silent about harms nobody else beyond a bound.
 
 use nvshare_core::{Config, Event, Identity, Measured};
-use nvshare_proto::{ClientMessage, ClientState, Gate, MemoryMode, Register, Room, SchedulerMessage, Usage};
+use nvshare_proto::{
+    Amount, ClientMessage, ClientState, Gate, MemoryMode, Register, SchedulerMessage, Usage,
+};
 
 use crate::table::{
     CAPACITY, GIB, MS, Table, asked_to_leave, config, gpu, granted, newcomer, room_given, twelve_gib,
@@ -13,7 +15,7 @@ fn a_need_of_one_client_does_not_end_the_turn_of_others() {
     table.register(1, Gate::Open, 8 * GIB, 0);
     table.register(2, Gate::Open, 8 * GIB, 0);
     table.now = 100;
-    let sent = table.say(1, ClientMessage::NeedRoom(Room { gpu: gpu(0), bytes: u64::MAX }));
+    let sent = table.say(1, ClientMessage::NeedRoom(Amount { gpu: gpu(0), bytes: u64::MAX }));
     assert_eq!(asked_to_leave(&sent, 2), None, "{sent:?}");
     assert!(asked_to_leave(&sent, 1).is_some(), "{sent:?}");
 }
@@ -89,7 +91,7 @@ fn a_client_that_says_that_a_gpu_is_small_has_others_asked_once() {
     table.register(1, Gate::Closed, 12 * GIB, 0);
     table.register_with(2, Gate::Closed, Usage { total: 4 * GIB, allocated: 0, ..twelve_gib(0) });
     // There is room for it when the other one has no more than 4 GiB, less a byte.
-    let sent = table.say(2, ClientMessage::NeedRoom(Room { gpu: gpu(0), bytes: 1 }));
+    let sent = table.say(2, ClientMessage::NeedRoom(Amount { gpu: gpu(0), bytes: 1 }));
     let sent = table.give_back(sent);
     let asked: Vec<u64> = sent
         .iter()

@@ -1,7 +1,7 @@
 //! What those who watch are told.
 
 use nvshare_core::{Config, Event};
-use nvshare_proto::{ClientMessage, EventKind, Gate, Room, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, ClientMessage, EventKind, Gate, SchedulerMessage, Usage};
 
 use crate::table::{GIB, MS, Table, config, gpu};
 
@@ -63,7 +63,7 @@ fn a_hand_over_is_told_with_its_sizes_and_times() {
         [(EventKind::Released, 1, None, Some(30)), (EventKind::Evict, 1, Some(7), None)]
     );
     assert_eq!(
-        after(&mut table, 500, 1, ClientMessage::Room(Room { gpu: gpu(0), bytes: 7 * GIB })),
+        after(&mut table, 500, 1, ClientMessage::Room(Amount { gpu: gpu(0), bytes: 7 * GIB })),
         [(EventKind::Granted, 2, Some(10), None)]
     );
     let evicted = after(&mut table, 100, 1, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
@@ -85,7 +85,7 @@ fn an_allocation_is_refused_when_it_was_told_so_and_not_when_it_gives_up() {
     table.register(1, Gate::Closed, 8 * GIB, 0);
     table.register(2, Gate::Open, 8 * GIB, 0);
     told(&mut table);
-    let need = |bytes| ClientMessage::NeedRoom(Room { gpu: gpu(0), bytes });
+    let need = |bytes| ClientMessage::NeedRoom(Amount { gpu: gpu(0), bytes });
     let kinds = |told: Vec<Told>| told.into_iter().map(|told| told.0).collect::<Vec<_>>();
     assert_eq!(kinds(after(&mut table, 0, 2, need(9 * GIB))), [EventKind::NeedRoom, EventKind::Evict]);
     assert_eq!(kinds(after(&mut table, 0, 2, need(0))), []);

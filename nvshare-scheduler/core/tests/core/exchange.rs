@@ -2,15 +2,15 @@
 
 use nvshare_core::{Config, Core, Event, Exchange, Identity};
 use nvshare_proto::units::MIB;
-use nvshare_proto::{ClientMessage, Epoch, Gate, MemoryMode, Register, Room, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, MemoryMode, Register, SchedulerMessage};
 
 use crate::table::{GIB, Table, config, gpu, granted, newcomer, twelve_gib};
 
 const LEAVES: u64 = 1;
 const COMES: u64 = 2;
 
-fn room(bytes: u64) -> Room {
-    Room { gpu: gpu(0), bytes }
+fn room(bytes: u64) -> Amount {
+    Amount { gpu: gpu(0), bytes }
 }
 
 fn restore(bytes: u64) -> (u64, SchedulerMessage) {

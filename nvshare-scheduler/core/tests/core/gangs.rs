@@ -1,7 +1,7 @@
 //! Gangs: processes that are granted together or not at all, and give the lock back together.
 
 use nvshare_core::{Config, Event, Gang, Identity};
-use nvshare_proto::{ClientMessage, Epoch, Gate, Given, Room, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, Given, SchedulerMessage, Usage};
 
 use crate::table::{GIB, MS, Table, asked_to_leave, config, gpu, granted, twelve_gib};
 
@@ -308,7 +308,7 @@ fn an_allocation_that_its_gang_has_no_room_for_is_refused() {
         table.say(rank, ClientMessage::Usage(Usage { allocated: 7 * GIB, ..twelve_gib(0) }));
     }
     // Alone it would fit; both together have 14 of 16 GiB, and are there together or not at all.
-    let room = Room { gpu: gpu(0), bytes: 15 * GIB };
+    let room = Amount { gpu: gpu(0), bytes: 15 * GIB };
     let sent = table.say(RANKS[0], ClientMessage::NeedRoom(room));
     let sent = table.give_back(sent);
     assert!(sent.contains(&(RANKS[0], SchedulerMessage::NoRoom { gpu: gpu(0) })), "{sent:?}");
@@ -337,7 +337,7 @@ fn a_rank_waits_for_no_turn_where_another_one_runs() {
     assert!(asked_to_leave(&sent, RANKS[0]).is_some(), "{sent:?}");
     let mut sent = table.say(RANKS[1], ClientMessage::ReqLock);
     // What is on the GPU of the first one does not fit it any more.
-    sent.append(&mut table.say(grows, ClientMessage::NeedRoom(Room { gpu: gpu(1), bytes: 10 * GIB })));
+    sent.append(&mut table.say(grows, ClientMessage::NeedRoom(Amount { gpu: gpu(1), bytes: 10 * GIB })));
     table.now = 300;
     sent.append(&mut table.say(RANKS[0], ClientMessage::DropDeferred { epoch: first }));
     sent.append(&mut table.say(pauses, ClientMessage::Idle { epoch: idle }));

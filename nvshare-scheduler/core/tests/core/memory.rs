@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use nvshare_core::{Config, Core, Event, Identity, Measured, Output};
-use nvshare_proto::{ClientMessage, ClientState, Gate, MemoryMode, Register, Room, SchedulerMessage, Usage};
+use nvshare_proto::{
+    Amount, ClientMessage, ClientState, Gate, MemoryMode, Register, SchedulerMessage, Usage,
+};
 
 use crate::table::{
     CAPACITY, GIB, MS, Table, asked_to_leave, config, gpu, granted, newcomer, registered, say, twelve_gib,
@@ -16,10 +18,10 @@ fn a_capacity_that_became_smaller_holds_for_what_is_there() {
     while core.poll_output().is_some() {}
     let measured = Measured { gpu: gpu(0), available: 9 * GIB, used: BTreeMap::new() };
     core.handle(Event::Measured(measured), MS(1));
-    let evict = SchedulerMessage::Evict(Room { gpu: gpu(0), bytes: 3 * GIB });
+    let evict = SchedulerMessage::Evict(Amount { gpu: gpu(0), bytes: 3 * GIB });
     let outputs: Vec<Output> = std::iter::from_fn(|| core.poll_output()).collect();
     assert!(outputs.contains(&Output::Send { client: 0, message: evict }), "{outputs:?}");
-    say(&mut core, 0, ClientMessage::Room(Room { gpu: gpu(0), bytes: 3 * GIB }));
+    say(&mut core, 0, ClientMessage::Room(Amount { gpu: gpu(0), bytes: 3 * GIB }));
     say(&mut core, 0, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
     assert_eq!(core.gpu_status()[0].resident, 9 * GIB);
 }
@@ -126,12 +128,12 @@ fn a_grant_comes_with_all_the_room_or_not_at_all() {
     }
     assert_eq!(drop, [(1, SchedulerMessage::DropLock { epoch: one, patience_ms: 200 })]);
     // Spare room that client 1 never used goes back with the lock.
-    let spare = Room { gpu: gpu(0), bytes: GIB };
+    let spare = Amount { gpu: gpu(0), bytes: GIB };
     handle(&mut core, 1, ClientMessage::Room(spare), 1010);
     let released = handle(&mut core, 1, ClientMessage::LockReleased { epoch: one }, 1010);
-    let [(1, SchedulerMessage::Evict(Room { bytes, .. }))] = released[..] else { panic!("{released:?}") };
+    let [(1, SchedulerMessage::Evict(Amount { bytes, .. }))] = released[..] else { panic!("{released:?}") };
     assert_eq!(bytes, 8 * GIB);
-    let half = Room { gpu: gpu(0), bytes: 4 * GIB };
+    let half = Amount { gpu: gpu(0), bytes: 4 * GIB };
     assert!(handle(&mut core, 1, ClientMessage::Room(half), 1200).is_empty(), "half the room is not enough");
     let granted = handle(&mut core, 1, ClientMessage::Room(half), 1400);
     assert!(
@@ -172,12 +174,12 @@ fn an_eviction_stands_until_it_is_answered() {
     say(&mut core, 1, ClientMessage::LockReleased { epoch: one });
     say(&mut core, 1, ClientMessage::ReqLock);
     // Room that it gave back by itself, its spare among it, crosses the order; what was ordered is still to leave.
-    let granted = say(&mut core, 1, ClientMessage::Room(Room { gpu: gpu(0), bytes: 9 * GIB }));
+    let granted = say(&mut core, 1, ClientMessage::Room(Amount { gpu: gpu(0), bytes: 9 * GIB }));
     let two = epoch(&granted, 2).unwrap_or_else(|| panic!("{granted:?}; {:?}", core.client_status()));
     say(&mut core, 2, ClientMessage::Running { epoch: two });
     say(&mut core, 2, ClientMessage::Usage(twelve_gib(0)));
     say(&mut core, 2, ClientMessage::LockReleased { epoch: two });
-    say(&mut core, 2, ClientMessage::Room(Room { gpu: gpu(0), bytes: 12 * GIB }));
+    say(&mut core, 2, ClientMessage::Room(Amount { gpu: gpu(0), bytes: 12 * GIB }));
     let sent = say(&mut core, 2, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
     assert_eq!(epoch(&sent, 1), None, "granted while its memory is leaving");
     let sent = say(&mut core, 1, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
@@ -221,7 +223,7 @@ fn room_is_not_kept_for_a_parked_need_while_who_is_next_waits_for_it() {
     table.register(parked, Gate::Closed, 0, 0);
     table.register(small, Gate::Closed, 384 * MIB, 384 * MIB);
     // It has to have its room at once, as memory that is allocated in stream order does.
-    table.say(parked, ClientMessage::NeedRoom(Room { gpu: gpu(0), bytes: 768 * MIB }));
+    table.say(parked, ClientMessage::NeedRoom(Amount { gpu: gpu(0), bytes: 768 * MIB }));
     table.now = 100;
     let mut asked = table.say(small, ClientMessage::ReqLock);
     if let Some(epoch) = granted(&asked, small) {
@@ -240,11 +242,11 @@ fn room_is_not_kept_for_a_parked_need_while_who_is_next_waits_for_it() {
         let mut answers = Vec::new();
         for (client, message) in sent {
             match message {
-                SchedulerMessage::Evict(Room { gpu, bytes }) => {
-                    answers.append(&mut table.say(client, ClientMessage::Room(Room { gpu, bytes })));
+                SchedulerMessage::Evict(Amount { gpu, bytes }) => {
+                    answers.append(&mut table.say(client, ClientMessage::Room(Amount { gpu, bytes })));
                     answers.append(&mut table.say(client, ClientMessage::Evicted { gpu, short: 0 }));
                 }
-                SchedulerMessage::Room(Room { bytes, .. }) if client == parked => room += bytes,
+                SchedulerMessage::Room(Amount { bytes, .. }) if client == parked => room += bytes,
                 SchedulerMessage::LockOk { room: given, epoch, .. } if client == parked => {
                     room += given[0].bytes;
                     answers.append(&mut table.say(parked, ClientMessage::Running { epoch }));
@@ -274,13 +276,13 @@ fn a_client_that_waited_for_immovable_memory_goes_on_when_it_can_move() {
     table.register(silent, Gate::Closed, 12 * GIB, 0);
     table.register(waiter, Gate::Closed, 12 * GIB, 12 * GIB);
     let sent = table.say(waiter, ClientMessage::ReqLock);
-    let evict = (silent, SchedulerMessage::Evict(Room { gpu: gpu(0), bytes: 8 * GIB }));
+    let evict = (silent, SchedulerMessage::Evict(Amount { gpu: gpu(0), bytes: 8 * GIB }));
     assert_eq!(sent, [evict]);
     // Nothing is heard of it for longer than anybody waits for an answer; then it answers after all.
     table.wait_until(10_001);
     assert_eq!(table.core.client_status()[1].state, ClientState::Blocked, "{:?}", table.core.client_status());
-    table.say(silent, ClientMessage::Room(Room { gpu: gpu(0), bytes: 4 * GIB }));
+    table.say(silent, ClientMessage::Room(Amount { gpu: gpu(0), bytes: 4 * GIB }));
     let sent = table.say(silent, ClientMessage::Evicted { gpu: gpu(0), short: 0 });
-    let evict = (silent, SchedulerMessage::Evict(Room { gpu: gpu(0), bytes: 4 * GIB }));
+    let evict = (silent, SchedulerMessage::Evict(Amount { gpu: gpu(0), bytes: 4 * GIB }));
     assert_eq!(sent, [evict], "{:?}", table.core.client_status());
 }

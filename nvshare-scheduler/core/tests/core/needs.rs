@@ -2,7 +2,7 @@
 //! be moved, and are refused only where it never can.
 
 use nvshare_core::Config;
-use nvshare_proto::{ClientMessage, Epoch, Gate, Room, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, SchedulerMessage, Usage};
 
 use crate::table::{MS, Table, asked_to_leave, config, gpu, room_given, twelve_gib};
 
@@ -10,8 +10,8 @@ const MIB: u64 = 1 << 20;
 const NEIGHBOUR: u64 = 1;
 const PARKED: u64 = 2;
 
-fn room(mib: u64) -> Room {
-    Room { gpu: gpu(0), bytes: mib * MIB }
+fn room(mib: u64) -> Amount {
+    Amount { gpu: gpu(0), bytes: mib * MIB }
 }
 
 fn usage(allocated: u64, absent: u64) -> Usage {

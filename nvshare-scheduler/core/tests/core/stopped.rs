@@ -1,7 +1,7 @@
 //! A client that is stopped, as by Ctrl-Z, answers nothing: it costs others no more than the memory that it keeps.
 
 use nvshare_core::{Config, Event, Gang, Identity};
-use nvshare_proto::{Asked, ClientMessage, Gate, Register, Room, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, Asked, ClientMessage, Gate, Register, SchedulerMessage, Usage};
 
 use crate::table::{CAPACITY, GIB, MS, Table, asked_to_leave, config, gpu, granted, newcomer};
 
@@ -38,8 +38,8 @@ fn answer(table: &mut Table, mut sent: Vec<(u64, SchedulerMessage)>) {
             SchedulerMessage::DropLock { epoch, .. } => {
                 &[ClientMessage::LockReleased { epoch }, ClientMessage::ReqLock]
             }
-            SchedulerMessage::Evict(Room { gpu, bytes }) => {
-                &[ClientMessage::Room(Room { gpu, bytes }), ClientMessage::Evicted { gpu, short: 0 }]
+            SchedulerMessage::Evict(Amount { gpu, bytes }) => {
+                &[ClientMessage::Room(Amount { gpu, bytes }), ClientMessage::Evicted { gpu, short: 0 }]
             }
             _ => &[],
         };
@@ -97,7 +97,7 @@ fn it_stops_nobody_whose_memory_fits_beside_its_own() {
 fn allocations_of_others_do_not_wait_for_it() {
     let mut table = beside_one_that_stops(GIB, Some(50));
     go_on_until(&mut table, 10_000);
-    let sent = table.say(1, ClientMessage::NeedRoom(Room { gpu: gpu(0), bytes: 14 * GIB }));
+    let sent = table.say(1, ClientMessage::NeedRoom(Amount { gpu: gpu(0), bytes: 14 * GIB }));
     let evicted =
         sent.iter().any(|(client, message)| *client == 2 && matches!(message, SchedulerMessage::Evict(_)));
     let left = sent
@@ -198,7 +198,7 @@ fn its_memory_is_not_asked_for() {
     }
     table.runs(1);
     stops(&mut table, true);
-    let needs = ClientMessage::NeedRoom(Room { gpu: gpu(0), bytes: 12 * GIB });
+    let needs = ClientMessage::NeedRoom(Amount { gpu: gpu(0), bytes: 12 * GIB });
     assert_eq!(table.say(1, needs.clone()), [], "it may go on soon");
     let refused = SchedulerMessage::NoRoom { gpu: gpu(0) };
     assert_eq!(table.wait_until(9_900), []);
@@ -223,7 +223,7 @@ fn what_others_restore_waits_until_it_goes_on() {
     let sent = table.say(1, ClientMessage::ReqLock);
     assert!(granted(&sent, 1).is_some(), "{sent:?}");
     table.say(1, ClientMessage::Usage(usage_of(6)));
-    table.say(1, ClientMessage::NeedRoom(Room { gpu: gpu(0), bytes: 6 * GIB }));
+    table.say(1, ClientMessage::NeedRoom(Amount { gpu: gpu(0), bytes: 6 * GIB }));
     let refused = (1, SchedulerMessage::NoRoom { gpu: gpu(0) });
     let sent = table.wait_until(60_000);
     assert!(!sent.contains(&refused), "{sent:?}");

@@ -1,7 +1,7 @@
 //! Whose memory leaves for the client that is next.
 
 use nvshare_core::{Auto, Config};
-use nvshare_proto::{ClientMessage, Epoch, Gate, Room, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, Gate, SchedulerMessage};
 
 use crate::table::{GIB, MS, Table, asked_to_leave, config, gpu, granted, room_given};
 
@@ -19,7 +19,7 @@ fn runs(table: &mut Table, client: u64) -> Epoch {
     let sent = table.say(client, ClientMessage::ReqLock);
     let epoch = granted(&sent, client).unwrap_or_else(|| panic!("{sent:?}"));
     table.say(client, ClientMessage::Running { epoch });
-    table.say(client, ClientMessage::Room(Room { gpu: gpu(0), bytes: room_given(&sent, client) }));
+    table.say(client, ClientMessage::Room(Amount { gpu: gpu(0), bytes: room_given(&sent, client) }));
     epoch
 }
 

@@ -1,6 +1,6 @@
 //! Lines of the log whose cause comes back many times a second.
 
-use nvshare_proto::{ClientMessage, Gate, Room, SchedulerMessage, Usage};
+use nvshare_proto::{Amount, ClientMessage, Gate, SchedulerMessage, Usage};
 
 use crate::table::{CAPACITY, GIB, Table, asked_to_leave, config, gpu, granted};
 
@@ -54,7 +54,7 @@ fn an_allocation_that_gets_no_room_is_said_once_a_minute() {
     let mut refused = 0;
     for at in (0..30_000).step_by(100) {
         table.now = at;
-        let sent = table.say(1, ClientMessage::NeedRoom(Room { gpu: gpu(0), bytes: 8 * GIB }));
+        let sent = table.say(1, ClientMessage::NeedRoom(Amount { gpu: gpu(0), bytes: 8 * GIB }));
         refused +=
             sent.iter().filter(|(_, message)| matches!(message, SchedulerMessage::NoRoom { .. })).count();
     }

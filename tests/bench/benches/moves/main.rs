@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use nvshare_harness::{Artifacts, PlayedScheduler, Program, World, guest};
 use nvshare_proto::units::MIB;
-use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Room, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, GpuUuid, SchedulerMessage};
 
 /// What the guest `many_gpus` has on each GPU, in bytes.
 const EACH: u64 = 512 * MIB;
@@ -27,8 +27,8 @@ struct Client {
 }
 
 impl Client {
-    fn room(&self) -> Vec<Room> {
-        self.gpus.iter().map(|&gpu| Room { gpu, bytes: EACH }).collect()
+    fn room(&self) -> Vec<Amount> {
+        self.gpus.iter().map(|&gpu| Amount { gpu, bytes: EACH }).collect()
     }
 
     /// Grants the lock with room for everything, and waits until the client runs.
@@ -99,7 +99,7 @@ fn measure(gpus: usize, memory: &str, rounds: usize) -> Vec<Took> {
         (allocated.len() == gpus).then_some(())
     });
     client.gpus = allocated.into_iter().collect();
-    let capacity = |&gpu: &GpuUuid| SchedulerMessage::Capacity(Room { gpu, bytes: 2 * EACH });
+    let capacity = |&gpu: &GpuUuid| SchedulerMessage::Capacity(Amount { gpu, bytes: 2 * EACH });
     let capacities: Vec<SchedulerMessage> = client.gpus.iter().map(capacity).collect();
     client.scheduler.say(&capacities);
     client.grant();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nvshare_core::{Gang, Identity};
 use nvshare_proto::{
-    Asked, ClientMessage, Epoch, Gate, Hold, MemoryMode, Register, Room, SchedulerMessage, Usage,
+    Amount, Asked, ClientMessage, Epoch, Gate, Hold, MemoryMode, Register, SchedulerMessage, Usage,
 };
 
 use super::{Act, Behaviour, Plan, Seen};
@@ -137,7 +137,7 @@ impl Honest {
         let bytes = std::mem::take(&mut self.now.room);
         let mut plan = Vec::new();
         if bytes > 0 {
-            plan.push(self.say(ClientMessage::Room(Room { gpu: gpu(self.gpu), bytes })));
+            plan.push(self.say(ClientMessage::Room(Amount { gpu: gpu(self.gpu), bytes })));
         }
         plan.push(self.say(ClientMessage::LockReleased { epoch }));
         if self.now.pausing {
@@ -147,7 +147,7 @@ impl Honest {
         plan.append(&mut self.asks(now));
         if self.needs_parked > 0 {
             let bytes = std::mem::take(&mut self.needs_parked) * GIB + self.now.resident;
-            plan.push(self.say(ClientMessage::NeedRoom(Room { gpu: gpu(self.gpu), bytes })));
+            plan.push(self.say(ClientMessage::NeedRoom(Amount { gpu: gpu(self.gpu), bytes })));
         }
         plan
     }
@@ -258,7 +258,7 @@ impl Behaviour for Honest {
                 State::Restoring(current) if current == epoch => self.leaves(epoch, now),
                 _ => Vec::new(),
             },
-            SchedulerMessage::Evict(Room { bytes, .. }) => {
+            SchedulerMessage::Evict(Amount { bytes, .. }) => {
                 if let State::Idle(_) = self.now.state {
                     self.now.state = State::Parked;
                 }
@@ -267,7 +267,7 @@ impl Behaviour for Honest {
                 let moved = if parked { (bytes - unused).min(self.now.resident) } else { 0 };
                 self.now.room -= unused;
                 self.now.resident -= moved;
-                let room = Room { gpu: gpu(self.gpu), bytes: unused + moved };
+                let room = Amount { gpu: gpu(self.gpu), bytes: unused + moved };
                 let mut plan = vec![
                     self.say(ClientMessage::Usage(self.usage())),
                     self.say(ClientMessage::Room(room)),
@@ -278,7 +278,8 @@ impl Behaviour for Honest {
                 }
                 plan
             }
-            SchedulerMessage::Room(Room { bytes, .. }) | SchedulerMessage::Restore(Room { bytes, .. }) => {
+            SchedulerMessage::Room(Amount { bytes, .. })
+            | SchedulerMessage::Restore(Amount { bytes, .. }) => {
                 self.now.room += bytes;
                 Vec::new()
             }

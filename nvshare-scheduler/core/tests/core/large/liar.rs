@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nvshare_core::{Gang, Identity};
 use nvshare_proto::{
-    ClientMessage, Counters, Epoch, Gate, GpuUuid, MemoryMode, Register, Room, SchedulerMessage, Usage,
+    Amount, ClientMessage, Counters, Epoch, Gate, GpuUuid, MemoryMode, Register, SchedulerMessage, Usage,
 };
 
 use super::{Act, Behaviour, Plan, Seen};
@@ -71,8 +71,8 @@ impl Liar {
             5 => ClientMessage::LockReleased { epoch },
             6 => ClientMessage::DropDeferred { epoch },
             7 => ClientMessage::Idle { epoch },
-            8 => ClientMessage::NeedRoom(Room { gpu: self.gpu(), bytes: self.bytes() }),
-            9 => ClientMessage::Room(Room { gpu: self.gpu(), bytes: self.bytes() }),
+            8 => ClientMessage::NeedRoom(Amount { gpu: self.gpu(), bytes: self.bytes() }),
+            9 => ClientMessage::Room(Amount { gpu: self.gpu(), bytes: self.bytes() }),
             10 => ClientMessage::Evicted { gpu: self.gpu(), short: self.bytes() },
             _ => ClientMessage::Counters(Counters { gated: self.bytes(), ..Counters::default() }),
         }
