@@ -82,7 +82,7 @@ const PART_OF_SEGMENTS: usize = 4;
 
 /// What the process has descriptors for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Places {
+pub(crate) struct DescriptorLimits {
     /// Most clients.
     pub(crate) clients: usize,
     /// Most segments of the host's memory.
@@ -90,7 +90,7 @@ pub(crate) struct Places {
 }
 
 /// The numbers that leave descriptors for administrators. Raises the process's own limit as far as possible.
-pub(crate) fn places(has_segments: bool) -> Places {
+pub(crate) fn descriptor_limits(has_segments: bool) -> DescriptorLimits {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     let allowed = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -98,10 +98,10 @@ pub(crate) fn places(has_segments: bool) -> Places {
     shared_out(descriptors, has_segments)
 }
 
-fn shared_out(descriptors: usize, has_segments: bool) -> Places {
+fn shared_out(descriptors: usize, has_segments: bool) -> DescriptorLimits {
     let descriptors = descriptors.saturating_sub(OTHERS);
     let segments = if has_segments { (descriptors / PART_OF_SEGMENTS).max(1) } else { 0 };
-    Places { clients: (descriptors.saturating_sub(segments) / EACH).clamp(1, MOST), segments }
+    DescriptorLimits { clients: (descriptors.saturating_sub(segments) / EACH).clamp(1, MOST), segments }
 }
 
 #[cfg(test)]
@@ -135,11 +135,11 @@ mod tests {
 
     #[test]
     fn segments_leave_descriptors_for_clients_and_administrators() {
-        assert_eq!(shared_out(1024, false), Places { clients: 320, segments: 0 });
-        assert_eq!(shared_out(1024, true), Places { clients: 240, segments: 240 });
-        assert_eq!(shared_out(64, true), Places { clients: 1, segments: 1 });
+        assert_eq!(shared_out(1024, false), DescriptorLimits { clients: 320, segments: 0 });
+        assert_eq!(shared_out(1024, true), DescriptorLimits { clients: 240, segments: 240 });
+        assert_eq!(shared_out(64, true), DescriptorLimits { clients: 1, segments: 1 });
         for descriptors in [200, 1024, 4096, 1 << 20, usize::MAX] {
-            let Places { clients, segments } = shared_out(descriptors, true);
+            let DescriptorLimits { clients, segments } = shared_out(descriptors, true);
             assert!(segments.saturating_add(clients * EACH).saturating_add(OTHERS) <= descriptors);
         }
     }

@@ -69,7 +69,7 @@ pub async fn run(
     let limited_from = Instant::now() + settle(&setup.config);
     let descriptions = setup.descriptions.gpus.clone();
     let journal = Journal::new(setup.config.boot);
-    let places = limits::places(setup.host_memory.is_some());
+    let places = limits::descriptor_limits(setup.host_memory.is_some());
     let host = setup.host_memory.and_then(|budget| hand_out(budget, places.segments, &setup));
     let counted = count(setup.metrics.take(), &commands);
     let recorder = Recorder::new(journal.clone(), counted);

@@ -66,23 +66,23 @@ impl Tenant {
 /// All tenants with processes.
 #[derive(Debug, Default)]
 pub struct Tenants {
-    pages: Mutex<BTreeMap<Tenant, Arc<Shared>>>,
+    pages: Mutex<BTreeMap<Tenant, Arc<TenantPage>>>,
 }
 
 /// A tenant's page, and its rows that are taken.
 #[derive(Debug)]
-struct Shared {
+struct TenantPage {
     descriptor: OwnedFd,
     page: NonNull<Page>,
     taken: Mutex<Vec<bool>>,
 }
 
 // SAFETY: the page is atomics alone, and stays mapped for as long as this lives.
-unsafe impl Send for Shared {}
+unsafe impl Send for TenantPage {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for TenantPage {}
 
-impl Shared {
+impl TenantPage {
     fn new() -> io::Result<Self> {
         let size = size_of::<Page>();
         let descriptor = memfd_create(c"nvshare-quota", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -102,7 +102,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for TenantPage {
     fn drop(&mut self) {
         // SAFETY: mapped by us with this size, and used by nobody any more.
         let _ = unsafe { munmap(self.page.as_ptr().cast(), size_of::<Page>()) };
@@ -112,7 +112,7 @@ impl Drop for Shared {
 /// A process's place in its tenant. Dropping it frees the process's bytes.
 #[derive(Debug)]
 pub struct Seat {
-    shared: Arc<Shared>,
+    shared: Arc<TenantPage>,
     row: usize,
 }
 
@@ -127,7 +127,7 @@ impl Tenants {
         let shared = match pages.get(&tenant) {
             Some(shared) => Arc::clone(shared),
             None => {
-                let shared = Arc::new(Shared::new()?);
+                let shared = Arc::new(TenantPage::new()?);
                 pages.insert(tenant, Arc::clone(&shared));
                 shared
             }
@@ -156,7 +156,7 @@ impl Tenants {
     }
 }
 
-async fn tell(shared: &Shared, row: u32, stream: &Stream) -> io::Result<()> {
+async fn tell(shared: &TenantPage, row: u32, stream: &Stream) -> io::Result<()> {
     let quota = Reply::Client(SchedulerMessage::Quota { row });
     frames::tell_with(stream, &quota, &[shared.descriptor.as_fd()]).await
 }

@@ -21,8 +21,8 @@ mod watch;
 pub use gpu::{GpuUuid, ParseGpuUuidError};
 pub use host::{HostSegment, HostStatus, MOST_SEGMENTS, SEGMENT};
 pub use message::{
-    AdminReply, AdminRequest, Amount, ClientMessage, Counters, Epoch, Gate, Hold, MemoryMode, PIECE,
-    QuantumRule, Register, Reply, Request, SchedulerMessage, Usage,
+    AdminReply, AdminRequest, Amount, ClientMessage, Counters, Epoch, Gate, Hold, MemoryMode, QuantumRule,
+    ROOM_PIECE, Register, Reply, Request, SchedulerMessage, Usage,
 };
 
 pub use repeated::{LeftOut, Repeated, SILENCE};

@@ -14,7 +14,7 @@ use crate::{
 /// Memory that leaves a card is reported in pieces of about so many bytes, and room to restore into is given in pieces of at
 /// least so many. The memory that comes is one piece behind the memory that leaves: 1.3 ms at 50 GiB/s, where messages and
 /// decisions about a piece take some tens of microseconds.
-pub const PIECE: u64 = 64 * MIB;
+pub const ROOM_PIECE: u64 = 64 * MIB;
 
 /// Names one grant of the lock. An answer that carries another epoch than the current one is stale and ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -42,12 +42,12 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 
 /// Memory that the program has freed in stream order.
 #[derive(Debug)]
-struct Freed {
+struct Deferred {
     allocation: Arc<Allocation>,
     state: State,
 }
 
-impl Freed {
+impl Deferred {
     fn is_in(&self, context: &Arc<Context>) -> bool {
         Arc::ptr_eq(&self.allocation.context, context)
     }
@@ -72,7 +72,7 @@ enum State {
     EndingBeside,
 }
 
-static FREED: Mutex<Vec<Freed>> = Mutex::new(Vec::new());
+static FREED: Mutex<Vec<Deferred>> = Mutex::new(Vec::new());
 /// The length of that list, which can be read without the lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Whether the thread runs that frees memory.
@@ -83,7 +83,7 @@ static LOOKED: AtomicUsize = AtomicUsize::new(0);
 static AWAITED: AtomicUsize = AtomicUsize::new(0);
 static URGENT: AtomicUsize = AtomicUsize::new(0);
 
-fn note_count(freed: &[Freed]) {
+fn note_count(freed: &[Deferred]) {
     COUNT.store(freed.len(), Ordering::SeqCst);
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn in_order(allocation: &Arc<Allocation>, stream: CUstream) -> CUresu
     match behind {
         Ok(behind) => {
             let state = State::Behind(Arc::new(behind));
-            freed.push(Freed { allocation: Arc::clone(allocation), state });
+            freed.push(Deferred { allocation: Arc::clone(allocation), state });
             note_count(&freed);
             CUresult::SUCCESS
         }
@@ -133,7 +133,7 @@ fn look(asked: impl Fn(&Context) -> bool) -> bool {
     if COUNT.load(Ordering::SeqCst) == 0 || lifecycle::is_forked() || lifecycle::is_exiting() {
         return false;
     }
-    let event_of = |freed: &Freed| match &freed.state {
+    let event_of = |freed: &Deferred| match &freed.state {
         State::Behind(event) if asked(event.context()) => Some(Arc::clone(event)),
         _ => None,
     };
@@ -157,7 +157,7 @@ fn is_elsewhere() -> impl Fn(&Context) -> bool {
 }
 
 /// Takes memory that can be freed, if `which` accepts it. `state` says who frees it.
-fn take(which: impl Fn(&Freed) -> bool, state: State) -> Option<Arc<Allocation>> {
+fn take(which: impl Fn(&Deferred) -> bool, state: State) -> Option<Arc<Allocation>> {
     let mut all = lock(&FREED);
     let found = all.iter_mut().find(|freed| matches!(freed.state, State::Due) && which(freed))?;
     found.state = state;
@@ -172,7 +172,7 @@ pub(super) fn take_again(context: &Arc<Context>, bytes: u64) -> Option<Arc<Alloc
         return None;
     }
     let mut all = lock(&FREED);
-    let is_fitting = |freed: &Freed| {
+    let is_fitting = |freed: &Deferred| {
         let old = &freed.allocation;
         let is_due = matches!(freed.state, State::Due) && freed.is_in(context);
         is_due
@@ -216,7 +216,7 @@ fn is_mapped(allocation: &Allocation) -> bool {
     !allocation.kind.is_drivers()
 }
 
-fn end_those(which: impl Fn(&Freed) -> bool, asked: impl Fn(&Context) -> bool) {
+fn end_those(which: impl Fn(&Deferred) -> bool, asked: impl Fn(&Context) -> bool) {
     if look(asked) {
         while let Some(allocation) = take(&which, State::Ending) {
             end(&allocation);
@@ -244,7 +244,7 @@ pub(crate) fn before_a_free(context: &Arc<Context>) {
 /// Waits for memory of a context that the library's own thread is freeing: when the program's call returns, that memory is free as
 /// well. The free waits for the same work as the program's call does.
 fn wait_for_those_ending(context: &Arc<Context>) {
-    let is_ending = |freed: &Freed| matches!(freed.state, State::EndingBeside) && freed.is_in(context);
+    let is_ending = |freed: &Deferred| matches!(freed.state, State::EndingBeside) && freed.is_in(context);
     let begin = Instant::now();
     while HAS_THREAD.load(Ordering::SeqCst)
         && !lifecycle::is_forked()
@@ -269,7 +269,7 @@ pub(crate) fn sweep() {
             end(&allocation);
         }
     }
-    let is_for_thread = |freed: &Freed| match &freed.state {
+    let is_for_thread = |freed: &Deferred| match &freed.state {
         State::Behind(event) => is_elsewhere(event.context()),
         state => matches!(state, State::Due),
     };
@@ -341,7 +341,7 @@ impl Waiter {
         // A look that has begun since then.
         let is_looked_at = LOOKED.load(Ordering::SeqCst).wrapping_sub(self.looked) >= 2;
         let is_elsewhere = is_elsewhere();
-        let is_soon_free = |freed: &Freed| match &freed.state {
+        let is_soon_free = |freed: &Deferred| match &freed.state {
             State::Behind(event) => !is_looked_at && is_elsewhere(event.context()),
             State::Due | State::Ending | State::EndingBeside => true,
         };
@@ -414,7 +414,7 @@ mod tests {
         let new = || Arc::new(Allocation::new(BASE, 8, 60, Arc::clone(&context), Kind::DeviceAsManaged, 0));
         let (old, new) = (new(), new());
         let mut freed = lock(&FREED);
-        freed.push(Freed { allocation: Arc::clone(&old), state: State::Ending });
+        freed.push(Deferred { allocation: Arc::clone(&old), state: State::Ending });
         note_count(&freed);
         drop(freed);
         assert!(is_freed(BASE), "it is being freed");

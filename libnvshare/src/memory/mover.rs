@@ -4,7 +4,7 @@
 //! evictions that were ordered are complete before anything is restored. A process with several GPUs moves the memory of all
 //! of them at the same time, and keeps the order of each.
 
-mod moves;
+mod device;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -225,9 +225,9 @@ fn restore(lacking: Lacking, cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Ve
     let devices: Vec<&'static Device> = devices::used().collect();
     let one = |device: &'static Device| {
         wait_for_evictions(device, cancelled);
-        moves::restore(device, lacking, &|| cancelled())
+        device::restore(device, lacking, &|| cancelled())
     };
-    let restored: Vec<moves::Restored> = std::thread::scope(|scope| {
+    let restored: Vec<device::AfterRestore> = std::thread::scope(|scope| {
         let (first, others) =
             devices.split_first().map_or((None, &[][..]), |(first, others)| (Some(*first), others));
         let others: Vec<_> = others
@@ -249,7 +249,7 @@ fn restore(lacking: Lacking, cancelled: &(dyn Fn() -> bool + Sync)) -> Option<Ve
         // The absent memory is not on the list yet, as its allocation is under way.
         threads::pause();
     }
-    let lacking = |(device, restored): (&&Device, &moves::Restored)| {
+    let lacking = |(device, restored): (&&Device, &device::AfterRestore)| {
         (restored.lacking > 0).then_some(Amount { gpu: device.uuid, bytes: restored.lacking })
     };
     (!cancelled()).then(|| devices.iter().zip(&restored).filter_map(lacking).collect())
@@ -271,7 +271,7 @@ fn evict_from(device: &'static Device, bytes: u64) -> u64 {
     let begin = Instant::now();
     let is_under_way =
         || device.is_changing() && begin.elapsed() < CHANGE_IS_LATE && !lifecycle::is_exiting();
-    let (mut short, mut again) = (moves::evict(device, bytes, &report), 0);
+    let (mut short, mut again) = (device::evict(device, bytes, &report), 0);
     while short > 0 && again < AGAIN {
         if is_under_way() {
             while is_under_way() {
@@ -281,7 +281,7 @@ fn evict_from(device: &'static Device, bytes: u64) -> u64 {
             again += 1;
             threads::sleep(BEFORE_AGAIN);
         }
-        short = moves::evict(device, short, &report);
+        short = device::evict(device, short, &report);
     }
     // What was freed meanwhile has left as well, and its room is given back as such.
     short.min(device.account().charged())

@@ -33,7 +33,7 @@ const ANSWERS: Duration = Duration::from_secs(30);
 /// Submitted work is complete within this time after all were asked for the lock.
 const PARTS: Duration = Duration::from_secs(10);
 /// Answers that come within this time say that what is in flight is short: a drain of it is not given up.
-const SHORT: Duration = Duration::from_millis(150);
+const SHORT_FLIGHT: Duration = Duration::from_millis(150);
 /// What is in flight becomes short within this time, or not at all: a single kernel may be long.
 const SHORTENS: Duration = Duration::from_secs(10);
 /// Time beyond its slices that a round may take.
@@ -383,9 +383,9 @@ impl Trial {
         let Some(answered) = self.answered(|said| said.last) else {
             return self.wait_for_answers(asked, now, todo);
         };
-        if answered > asked + SHORT && now >= since + SHORTENS {
+        if answered > asked + SHORT_FLIGHT && now >= since + SHORTENS {
             self.end(now, "their work in flight does not become short", todo);
-        } else if answered > asked + SHORT {
+        } else if answered > asked + SHORT_FLIGHT {
             self.said.clear();
             self.ask(todo);
             self.stage = Stage::Shortens { since, asked: now };

@@ -1,18 +1,18 @@
 //! Memory that moves in pieces, both ways at once: what a library does that copies its memory itself.
 
 use nvshare_proto::units::GIB;
-use nvshare_proto::{Amount, ClientMessage, PIECE};
+use nvshare_proto::{Amount, ClientMessage, ROOM_PIECE};
 
 use crate::client::{Client, State};
 use crate::policies::uuid;
 use crate::world::{Event, World};
 
-/// Memory moves in pieces of [`PIECE`], and larger ones where it would be more than so many: that is enough for both ways at once.
+/// Memory moves in pieces of [`ROOM_PIECE`], and larger ones where it would be more than so many: that is enough for both ways at once.
 const MOST_PIECES: u64 = 32;
 
 /// The size of the pieces in which so many bytes move.
 fn piece_of(bytes: u64) -> u64 {
-    PIECE.max(bytes / MOST_PIECES)
+    ROOM_PIECE.max(bytes / MOST_PIECES)
 }
 
 /// A client's memory on one GPU, as far as it moves in pieces.

@@ -6,7 +6,7 @@
 
 mod ledger;
 mod most;
-mod places;
+mod near_processors;
 mod processors;
 mod ready;
 mod segment;
@@ -25,8 +25,8 @@ use tokio::sync::mpsc as channel;
 
 pub(crate) use ledger::Owner;
 use most::Most;
-use places::Places;
-pub use places::{Descriptions, SYSFS};
+use near_processors::NearProcessors;
+pub use near_processors::{Descriptions, SYSFS};
 use processors::Processors;
 use worker::{MOST_EACH, Worker};
 
@@ -99,7 +99,7 @@ enum Job {
 pub(crate) struct HostMemory {
     jobs: mpsc::Sender<Job>,
     budget: Budget,
-    places: Arc<Places>,
+    near: Arc<NearProcessors>,
     shown: Arc<Mutex<Shown>>,
 }
 
@@ -126,7 +126,7 @@ pub(crate) struct Account {
     /// What of its memory may leave each GPU.
     movable: BTreeMap<GpuUuid, u64>,
     most: Most,
-    places: Arc<Places>,
+    near: Arc<NearProcessors>,
     uses: Option<GpuUuid>,
 }
 
@@ -148,7 +148,7 @@ impl HostMemory {
         let shown = Arc::<Mutex<Shown>>::default();
         let worker = Worker::new(budget, most, boot, settle, Arc::clone(&shown));
         std::thread::Builder::new().name("nvshare-host".to_owned()).spawn(move || worker.run(&received))?;
-        Ok(Self { jobs, budget, places: Arc::new(Places::new(descriptions)), shown })
+        Ok(Self { jobs, budget, near: Arc::new(NearProcessors::new(descriptions)), shown })
     }
 
     /// What is handed out, and how much of it each client has, by its number. Clients that have none are left out.
@@ -178,7 +178,7 @@ impl HostMemory {
             may_claim: MOST_EACH,
             movable: BTreeMap::new(),
             most,
-            places: Arc::clone(&self.places),
+            near: Arc::clone(&self.near),
             uses: None,
         }
     }
@@ -203,7 +203,7 @@ impl Account {
         self.uses = Some(gpu);
         let _ = self.jobs.send(Job::Uses { client: self.client, gpu });
         let jobs = self.jobs.clone();
-        self.places.look(gpu, move |processors| _ = jobs.send(Job::Near { gpu, processors }));
+        self.near.look(gpu, move |processors| _ = jobs.send(Job::Near { gpu, processors }));
     }
 
     /// The client says what it has from an earlier scheduler. What it says again, or beyond what one owner may have, is not heard.
@@ -321,8 +321,8 @@ mod tests {
     #[tokio::test]
     async fn a_client_that_says_the_same_over_and_over_gives_the_thread_nothing_to_do() {
         let (jobs, received) = mpsc::channel();
-        let places = Arc::new(Places::new(nowhere()));
-        let host = HostMemory { jobs, budget: Budget { all: 1, each: 1 }, places, shown: Arc::default() };
+        let near = Arc::new(NearProcessors::new(nowhere()));
+        let host = HostMemory { jobs, budget: Budget { all: 1, each: 1 }, near, shown: Arc::default() };
         let mut account = host.open(1, Owner::Client(1));
         let held = |number| HostSegment { number, bytes: MIB };
         for _ in 0..100 {

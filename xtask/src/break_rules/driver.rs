@@ -13,7 +13,7 @@ pub(super) const DRIVER: &[Rule] = &[
     },
     Rule {
         what: "all room that the driver does not have for a restore counts as lost",
-        file: "libnvshare/src/memory/mover/moves.rs",
+        file: "libnvshare/src/memory/mover/device.rs",
         from: "        device.lose_room(account.unused_room(), bell::ring);\n",
         to: "        device.lose_room(if BROKEN { 0 } else { account.unused_room() }, bell::ring);\n",
         package: "nvshare-e2e",

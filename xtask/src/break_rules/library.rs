@@ -21,7 +21,7 @@ pub(super) const LIBRARY: &[Rule] = &[
     },
     Rule {
         what: "bytes of a slab come again only after the work before the free",
-        file: "libnvshare/src/memory/backing/swap/free.rs",
+        file: "libnvshare/src/memory/backing/swap/late_free.rs",
         from: "    if work == Work::MayRun {\n",
         to: "    if work == Work::MayRun && !(BROKEN && allocation.part.is_some()) {\n",
         package: "nvshare-e2e",
@@ -101,7 +101,7 @@ pub(super) const LIBRARY: &[Rule] = &[
     },
     Rule {
         what: "what waits for room that the card does not have asks once more",
-        file: "libnvshare/src/memory/mover/moves.rs",
+        file: "libnvshare/src/memory/mover/device.rs",
         from: "&& all.is_full {\n",
         to: "&& all.is_full && !BROKEN {\n",
         package: "nvshare-e2e",
@@ -133,7 +133,7 @@ pub(super) const LIBRARY: &[Rule] = &[
     },
     Rule {
         what: "the driver's reserve in pools is given up for other clients",
-        file: "libnvshare/src/memory/mover/moves.rs",
+        file: "libnvshare/src/memory/mover/device.rs",
         from: "|_call| unused()",
         to: "|_call| (!BROKEN || bytes == 0) && unused()",
         package: "nvshare-e2e",
@@ -317,7 +317,7 @@ pub(super) const LIBRARY: &[Rule] = &[
     },
     Rule {
         what: "mapped memory is unmapped only when the work before its free is complete",
-        file: "libnvshare/src/memory/backing/swap/free.rs",
+        file: "libnvshare/src/memory/backing/swap/late_free.rs",
         from: "while !is_away(allocation) && before.poll() > 0 && !lifecycle::is_exiting() {",
         to: "while !BROKEN && !is_away(allocation) && before.poll() > 0 && !lifecycle::is_exiting() {",
         package: "nvshare-e2e",
@@ -333,7 +333,7 @@ pub(super) const LIBRARY: &[Rule] = &[
     },
     Rule {
         what: "a free does not wait for a look beside the program's work",
-        file: "libnvshare/src/memory/backing/swap/free.rs",
+        file: "libnvshare/src/memory/backing/swap/late_free.rs",
         from: "if begin.elapsed() >= PATIENCE_WITH_LOOK {",
         to: "if begin.elapsed() >= PATIENCE_WITH_LOOK && !BROKEN {",
         package: "nvshare-e2e",
@@ -381,7 +381,7 @@ pub(super) const LIBRARY: &[Rule] = &[
     },
     Rule {
         what: "memory that is away when the program frees it is used by no work",
-        file: "libnvshare/src/memory/backing/swap/free.rs",
+        file: "libnvshare/src/memory/backing/swap/late_free.rs",
         from: "    mapped.as_ref().is_some_and(Mapped::is_away)\n",
         to: "    !BROKEN && mapped.as_ref().is_some_and(Mapped::is_away)\n",
         package: "nvshare-e2e",

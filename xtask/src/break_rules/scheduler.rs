@@ -381,7 +381,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "GPUs that clients make up take no threads without end",
-        file: "nvshare-scheduler/src/host_memory/places.rs",
+        file: "nvshare-scheduler/src/host_memory/near_processors.rs",
         from: "self.under_way.len() < MOST_LOOKS;",
         to: "BROKEN || self.under_way.len() < MOST_LOOKS;",
         package: "nvshare-scheduler",

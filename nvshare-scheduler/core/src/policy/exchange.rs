@@ -3,9 +3,9 @@
 //! In an exchange, the memory of the client that is next comes to the card while that of others leaves: the link carries both
 //! directions at once. The client's gate stays closed until everything is there, so the room is the only thing that it gets early.
 //!
-//! piece = what is free, if that is [`PIECE`] or more and at most what the client lacks.
+//! piece = what is free, if that is [`ROOM_PIECE`] or more and at most what the client lacks.
 
-use nvshare_proto::{MemoryMode, PIECE};
+use nvshare_proto::{MemoryMode, ROOM_PIECE};
 
 /// Whose memory comes to the card while that of others leaves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl Exchange {
     /// Bytes of room that the client that is next gets now. `free` is free for it, and it lacks `deficit`. 0: none.
     #[must_use]
     pub fn piece(self, memory: MemoryMode, free: u64, deficit: u64) -> u64 {
-        if self.serves(memory) && free >= PIECE { free.min(deficit) } else { 0 }
+        if self.serves(memory) && free >= ROOM_PIECE { free.min(deficit) } else { 0 }
     }
 }
 

@@ -4,7 +4,7 @@ mod ahead;
 mod chunks;
 mod content;
 mod flights;
-mod free;
+mod late_free;
 mod lost;
 mod moves;
 mod order;
@@ -73,22 +73,22 @@ impl Backing for Swap {
             // The callback would wait for itself. The driver refuses the call: it does not know the address as an allocation.
             return Freed::Not(call());
         }
-        let freed = free::free(allocation, work);
+        let freed = late_free::free(allocation, work);
         ahead::tidy();
         freed
     }
 
     fn has_unfinished_frees(&self) -> bool {
-        free::is_waiting()
+        late_free::is_waiting()
     }
 
     fn finish_frees(&self, asked: &dyn Fn(&Context) -> bool, ended: &mut dyn FnMut(&Arc<Allocation>)) {
-        free::sweep(asked, ended);
+        late_free::finish(asked, ended);
     }
 
     /// A part of a slab ends with the slab, which ends as well.
     fn end(&self, allocation: &Allocation) {
-        free::end_chunks(allocation);
+        late_free::end_chunks(allocation);
         ahead::tidy();
     }
 

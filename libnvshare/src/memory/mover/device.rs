@@ -4,7 +4,7 @@ mod waiting;
 
 use std::time::{Duration, Instant};
 
-use nvshare_proto::PIECE;
+use nvshare_proto::ROOM_PIECE;
 use nvshare_proto::units::{MIB, gib_per_second};
 
 use crate::memory::backing::{self, Evicted, Lacking};
@@ -14,7 +14,7 @@ use crate::process::{bell, counters, lifecycle, log};
 
 /// The result of the restore of a device.
 #[derive(Debug, Default)]
-pub(super) struct Restored {
+pub(super) struct AfterRestore {
     /// Bytes to ask for: see [`Account::to_ask_for`](nvshare_client::Account::to_ask_for).
     pub(super) lacking: u64,
     /// Whether anything was restored.
@@ -22,14 +22,18 @@ pub(super) struct Restored {
 }
 
 /// Restores a device's allocations, largest first, as far as there is room. Stops soon when it is `cancelled`.
-pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored {
+pub(super) fn restore(
+    device: &'static Device,
+    lacking: Lacking,
+    cancelled: &dyn Fn() -> bool,
+) -> AfterRestore {
     let begin = Instant::now();
     // The gate would stay closed for memory that the program has freed, if it was on its way out at that time.
     free::finish();
     if let Some(_call) = lifecycle::hold_off_exit() {
         free::drop_spares(device);
     }
-    let mut result = Restored::default();
+    let mut result = AfterRestore::default();
     let mut all = backing::Restored::default();
     for backing in backing::ALL {
         all += backing.restore(device, lacking, cancelled);
@@ -73,7 +77,7 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
     let (mut moved, mut unreported) = (Evicted::default(), 0);
     let mut gone = |piece: u64| {
         unreported += piece;
-        if unreported >= PIECE {
+        if unreported >= ROOM_PIECE {
             report();
             unreported = 0;
         }

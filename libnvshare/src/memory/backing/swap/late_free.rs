@@ -55,7 +55,7 @@ pub(super) fn end_chunks(allocation: &Allocation) {
     }
 }
 
-/// Leaves an allocation that is off the list to [`sweep`].
+/// Leaves an allocation that is off the list to [`finish`].
 fn leave(allocation: &Arc<Allocation>, before: Option<Drain>) {
     let mut waiting = lock(&WAITING);
     let (allocation, before) = (Arc::clone(allocation), Mutex::new(before));
@@ -107,7 +107,7 @@ fn end(allocation: &Allocation) -> Option<Arc<Allocation>> {
     Some(slab)
 }
 
-/// Frees an allocation that is off the list, once the work before the free is complete and nobody looks at it; or leaves that to [`sweep`].
+/// Frees an allocation that is off the list, once the work before the free is complete and nobody looks at it; or leaves that to [`finish`].
 pub(super) fn free(allocation: &Arc<Allocation>, work: Work) -> Freed {
     if work == Work::MayRun {
         let begin = Instant::now();
@@ -136,7 +136,7 @@ pub(super) fn is_waiting() -> bool {
 
 /// Frees waiting allocations whose work is complete by now, as contexts say that may be `asked`. `ended` is told of them, and of slabs that have
 /// ended with them: they are still in the account.
-pub(super) fn sweep(asked: &dyn Fn(&Context) -> bool, ended: &mut dyn FnMut(&Arc<Allocation>)) {
+pub(super) fn finish(asked: &dyn Fn(&Context) -> bool, ended: &mut dyn FnMut(&Arc<Allocation>)) {
     if !is_waiting() {
         return;
     }

@@ -30,7 +30,7 @@ const MOST_LOOKS: usize = 16;
 
 /// Looks for processors near GPUs, once for each GPU.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct NearProcessors {
     descriptions: Descriptions,
     looks: Mutex<Looks>,
 }
@@ -50,7 +50,7 @@ impl Looks {
     }
 }
 
-impl Places {
+impl NearProcessors {
     pub(super) fn new(descriptions: Descriptions) -> Self {
         Self { descriptions, looks: Mutex::default() }
     }
@@ -103,7 +103,8 @@ mod tests {
         let pipe = folder.join("0000:17:00.0/information");
         fs::create_dir_all(pipe.parent().unwrap()).unwrap();
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        let places = Arc::new(Places::new(Descriptions { gpus: folder.clone(), sysfs: folder.clone() }));
+        let places =
+            Arc::new(NearProcessors::new(Descriptions { gpus: folder.clone(), sysfs: folder.clone() }));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let guard = runtime.enter();
         for number in 0..100 {
