@@ -22,7 +22,7 @@ use nvshare_admin::Scheduler;
 pub use commands::install::papers;
 
 use commands::{
-    clients, doctor, give, install, run, set_tq, status, switch, timeline as timeline_command,
+    cdi, clients, doctor, give, install, run, set_tq, status, switch, timeline as timeline_command,
     top as top_command, watch,
 };
 
@@ -30,7 +30,7 @@ use commands::{
 #[derive(Debug, Parser)]
 #[command(name = "nvshare-ctl", version, max_term_width = 100)]
 struct Options {
-    /// The scheduler's socket for administrators; for `run` the one for clients [variables: NVSHARE_ADMIN_SOCKET,
+    /// The scheduler's socket for administrators; for `run` and `cdi` the one for clients [variables: NVSHARE_ADMIN_SOCKET,
     /// NVSHARE_SOCKET] [default: the socket of root's scheduler, else of the user's own]
     #[arg(long, global = true, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -73,6 +73,8 @@ enum Command {
     Doctor(doctor::Options),
     /// Run a program under nvshare
     Run(run::Options),
+    /// Describe nvshare to container engines, as a device that a container asks for
+    Cdi(cdi::Options),
     /// Install or upgrade nvshare; running programs and schedulers are not disturbed
     Install(install::Options),
     /// Copy only the library into a folder, such as a volume that containers share
@@ -112,6 +114,7 @@ pub fn main() -> ExitCode {
         Command::Reset => switch::reset(&scheduler()),
         Command::Doctor(options) => doctor::run(&scheduler(), &options),
         Command::Run(options) => run::run(&options, socket.as_deref()),
+        Command::Cdi(options) => cdi::run(&options, socket.as_deref()),
         Command::Install(options) => install::install(&options),
         Command::InstallLibrary(options) => install::install_library(&options),
         Command::Uninstall(options) => install::uninstall(&options),

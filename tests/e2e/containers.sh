@@ -17,10 +17,12 @@ musl=$(command -v musl-gcc) || { echo 'musl-gcc is missing'; exit 1; }
 
 here=$(mktemp -d /tmp/nvshare-containers.XXXXXX)
 tag=nvshare-containers-$$
+device=/etc/cdi/$tag.json
+mkdir -p /etc/cdi
 clean() {
     podman ps --all --quiet --filter "label=nvshare-test=$tag" | xargs --no-run-if-empty podman rm --force --time 0 >/dev/null
     podman rmi --force "localhost/$tag" >/dev/null 2>&1 || true
-    rm -rf "$here"
+    rm -rf "$here" "$device"
 }
 trap clean EXIT
 fail() { echo "FAILED: $*"; podman logs "$tag-scheduler" 2>&1 | tail -20 || true; exit 1; }
@@ -119,6 +121,16 @@ step 'a container with a preload of its own'
 # shellcheck disable=SC2086
 client own --rm --env LD_PRELOAD=/opt/own.so:/opt/nvshare/libnvshare.so -- /opt/nvshare-workload own $job --seconds 0.2 >/dev/null ||
     fail 'beside another preload'
+
+step 'a container that asks for a device and nothing else'
+dist/bin/nvshare-ctl --socket "$here/run/scheduler.sock" cdi generate --library "$here/lib/libnvshare.so" >"$device"
+# shellcheck disable=SC2086
+run device --detach --user 1000:1000 --device nvshare.com/gpu=all --volume "$here/sim:/sim" --env NVSIM_DIR=/sim --env NVSIM_MEMORY=1GiB --env NVSIM_SCALE=64 \
+    --env STOP=/sim/stop-device "localhost/$tag" /opt/nvshare-workload device $job >/dev/null || fail 'the device'
+until_true 'the container is a client' sh -c "[ \$(podman exec $tag-scheduler nvshare-ctl clients --json | grep -c '\"gone\": false') = 1 ]"
+touch "$here/sim/stop-device"
+code=$(podman wait "$tag-device")
+[ "$code" = 0 ] || fail "the device's container ended with $code: $(podman logs "$tag-device" 2>&1)"
 
 step 'without the folder of the sockets, and with one where nobody listens, a program runs alone'
 # Without a scheduler a program gets what is free. The simulated card knows processes by their numbers, which mean another

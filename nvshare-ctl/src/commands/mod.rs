@@ -1,5 +1,6 @@
 //! One command, one file.
 
+pub(crate) mod cdi;
 pub(crate) mod clients;
 pub(crate) mod doctor;
 pub(crate) mod give;
