@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
 use nvshare_core::{Gang, Identity, MOST_GPUS_EACH};
-use nvshare_proto::{AdminRequest, ClientMessage, Register, Reply, Request, SchedulerMessage, Usage};
+use nvshare_proto::{AdminRequest, ClientMessage, Register, Reply, Request, SchedulerMessage, Seldom, Usage};
 use rustix::net::{RecvFlags, recv};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
@@ -24,8 +24,8 @@ use crate::host_memory::{Account, HostMemory, Lot, News, Owner};
 use crate::identity::Peer;
 use crate::journal::Journal;
 use crate::lock::lock;
+use crate::log;
 use crate::processes::{self, Described, Image, Looks};
-use crate::seldom::Seldom;
 use crate::tenants::{Seat, Tenant, Tenants};
 use crate::view::Viewer;
 use crate::watchers;
@@ -47,9 +47,9 @@ const TOO_MANY_GPUS: &str = "more GPUs are named than the machine can have";
 /// Frames that one connection may send.
 const FRAMES: Rate = Rate { burst: 8000, each_second: 4000 };
 /// One for each connection that is refused.
-static TOO_MANY: Seldom = Seldom::new();
+static TOO_MANY: Seldom = Seldom::new(log::warn);
 /// One for each process.
-static NO_SEAT: Seldom = Seldom::new();
+static NO_SEAT: Seldom = Seldom::new(log::warn);
 
 /// State that all connections share.
 #[derive(Debug, Clone)]
@@ -138,7 +138,7 @@ pub(crate) async fn serve(stream: UnixStream, shared: Shared) {
         None => None,
         Some(bounds) => {
             let Some(place) = bounds.take(peer.groups.whom(user)) else {
-                TOO_MANY.warn(format_args!("too many connections: one more of user {user:?} is refused"));
+                TOO_MANY.say(format_args!("too many connections: one more of user {user:?} is refused"));
                 return refuse(&mut framed, "too many connections").await;
             };
             Some(place)
@@ -442,8 +442,7 @@ async fn seat(framed: &Stream, tenant: Option<Tenant>, tenants: &Tenants) -> Opt
     };
     joined
         .inspect_err(|error| {
-            NO_SEAT
-                .warn(format_args!("a process cannot share its tenant's limits, and has its own: {error}"));
+            NO_SEAT.say(format_args!("a process cannot share its tenant's limits, and has its own: {error}"));
         })
         .ok()
 }

@@ -22,7 +22,6 @@ pub mod notify;
 pub mod nvml;
 pub mod processes;
 mod recorder;
-mod seldom;
 pub mod server;
 pub mod settings;
 mod setup;

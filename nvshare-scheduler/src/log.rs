@@ -1,5 +1,6 @@
 //! The log: lines go to a thread of their own, so that nothing waits when nobody reads standard error.
 
+use std::fmt;
 use std::io::{self, Write};
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
@@ -14,6 +15,11 @@ use crate::lock::lock;
 const WAITING: usize = 1024;
 /// The largest rate at which lines are written.
 const RATE: Rate = Rate { burst: 1000, each_second: 100 };
+
+/// Writes a warning that a [`Seldom`](nvshare_proto::Seldom) lets through.
+pub(crate) fn warn(text: fmt::Arguments<'_>) {
+    tracing::warn!("{text}");
+}
 
 /// Takes lines and never waits.
 #[derive(Debug, Clone)]

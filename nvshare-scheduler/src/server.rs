@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nvshare_core::Config;
+use nvshare_proto::Seldom;
 use tokio::net::unix::SocketAddr;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
@@ -23,10 +24,10 @@ use crate::core_task::CoreTask;
 use crate::host_memory::{Budget, HostMemory};
 use crate::journal::Journal;
 use crate::limits;
+use crate::log;
 use crate::metrics::{self, Address, Counted, Counters};
 use crate::nvml::Watch;
 use crate::recorder::Recorder;
-use crate::seldom::Seldom;
 pub use crate::setup::Setup;
 use crate::sockets::{self, Sockets};
 
@@ -39,9 +40,9 @@ const CONNECTIONS: Rate = Rate { burst: 4000, each_second: 4000 };
 /// How often the scheduler looks whether its sockets' files are there.
 const LOOK_AFTER_SOCKETS: Duration = Duration::from_secs(1);
 /// Tried again every few milliseconds.
-static NOT_ACCEPTED: Seldom = Seldom::new();
+static NOT_ACCEPTED: Seldom = Seldom::new(log::warn);
 /// Tried again each second.
-static NOT_MADE: Seldom = Seldom::new();
+static NOT_MADE: Seldom = Seldom::new(log::warn);
 
 /// Serves until `shutdown` is done.
 ///
@@ -106,7 +107,7 @@ pub async fn run(
             }
             Err(error) => {
                 // The process may be out of descriptors: that passes, and must not become a busy loop.
-                NOT_ACCEPTED.warn(format_args!("a connection cannot be accepted: {error}"));
+                NOT_ACCEPTED.say(format_args!("a connection cannot be accepted: {error}"));
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
@@ -135,7 +136,7 @@ fn look_after_sockets(sockets: &mut Sockets) -> Result<(), sockets::Error> {
         Ok(true) => warn!("the sockets' files were removed; they are made anew"),
         Err(taken @ sockets::Error::Taken { .. }) => return Err(taken),
         Err(error) => {
-            NOT_MADE.warn(format_args!("the sockets' files were removed and cannot be made anew: {error}"))
+            NOT_MADE.say(format_args!("the sockets' files were removed and cannot be made anew: {error}"))
         }
     }
     Ok(())

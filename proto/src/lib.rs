@@ -25,7 +25,7 @@ pub use message::{
     ROOM_PIECE, Register, Reply, Request, SchedulerMessage, Usage,
 };
 
-pub use repeated::{LeftOut, Repeated, SILENCE};
+pub use repeated::{LeftOut, Repeated, SILENCE, Seldom};
 pub use share::{
     Asked, ComputeLimit, Enforcement, GangName, Given, LONGEST_GANG, MOST_MEMBERS, MOST_WEIGHT, Priority,
     ShareStatus, USUAL_WEIGHT,

@@ -4,7 +4,8 @@
 //! many were left out. So a cause that lasts is seen, and cannot fill a log.
 
 use std::fmt;
-use std::time::Duration;
+use std::sync::{Mutex, TryLockError};
+use std::time::{Duration, Instant};
 
 /// One cause is written once in this time at most.
 pub const SILENCE: Duration = Duration::from_secs(60);
@@ -49,6 +50,39 @@ impl fmt::Display for LeftOut {
     }
 }
 
+/// A place in a program that would write the same line again and again.
+#[derive(Debug)]
+pub struct Seldom {
+    write: fn(fmt::Arguments<'_>),
+    state: Mutex<Option<(Instant, Repeated)>>,
+}
+
+impl Seldom {
+    /// A place whose lines `write` writes.
+    #[must_use]
+    pub const fn new(write: fn(fmt::Arguments<'_>)) -> Self {
+        Self { write, state: Mutex::new(None) }
+    }
+
+    /// Writes a line, unless one was written a short time ago.
+    pub fn say(&self, text: fmt::Arguments<'_>) {
+        if let Some(left_out) = self.again(Instant::now()) {
+            (self.write)(format_args!("{text}{left_out}"));
+        }
+    }
+
+    fn again(&self, now: Instant) -> Option<LeftOut> {
+        // Another thread is about to write the same; or it was when the process was forked, and nobody unlocks this.
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let (first, repeated) = state.get_or_insert((now, Repeated::new()));
+        repeated.again(now.saturating_duration_since(*first))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,5 +110,22 @@ mod tests {
         assert_eq!(cause.again(MS(240_001)), None);
         let said = cause.again(MS(300_000)).map(|left_out| left_out.to_string());
         assert_eq!(said.as_deref(), Some(" (and once more since the last such line)"));
+    }
+
+    #[test]
+    fn a_failure_at_each_turn_writes_two_lines_in_a_minute_and_a_half() {
+        let (seldom, begin) = (Seldom::new(|_| ()), Instant::now());
+        let written = (0..900).filter_map(|n| seldom.again(begin + MS(100) * n));
+        let written: Vec<String> = written.map(|left_out| left_out.to_string()).collect();
+        assert_eq!(written, ["", " (and 599 times more since the last such line)"]);
+    }
+
+    #[test]
+    fn a_line_that_another_thread_writes_is_not_waited_for() {
+        let seldom = Seldom::new(|_| ());
+        let held = seldom.state.lock().unwrap();
+        assert_eq!(seldom.again(Instant::now()), None);
+        drop(held);
+        assert!(seldom.again(Instant::now()).is_some());
     }
 }

@@ -8,7 +8,7 @@ use nvshare_client::machine::RETURN_PATIENCE;
 use nvshare_client::{Admission, Caller, DriverReserve, Kind, Refusal, Terms, Wait};
 use nvshare_proto::env as names;
 use nvshare_proto::units::MIB;
-use nvshare_proto::{GpuUuid, MemoryMode};
+use nvshare_proto::{GpuUuid, MemoryMode, Seldom};
 
 use crate::driver;
 use crate::driver::types::{
@@ -299,8 +299,8 @@ impl Device {
             is_told
         });
         if is_lost {
-            static LOST: log::Seldom = log::Seldom::new();
-            LOST.warn(format_args!(
+            static LOST: Seldom = Seldom::new(log::warn);
+            LOST.say(format_args!(
                 "the GPU has less memory for this program than the scheduler has given: another program has to leave"
             ));
             ask();

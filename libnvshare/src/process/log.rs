@@ -6,10 +6,6 @@
 
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Mutex, TryLockError};
-use std::time::Instant;
-
-use nvshare_proto::{LeftOut, Repeated};
 
 use crate::process::descriptor::Descriptor;
 
@@ -66,34 +62,6 @@ fn line(level: Level, name: &str, text: fmt::Arguments<'_>) {
     line.finish();
 }
 
-/// A place in the program that would write the same warning again and again. It writes one a minute at most, with how often it
-/// was left out.
-#[derive(Debug)]
-pub(crate) struct Seldom(Mutex<Option<(Instant, Repeated)>>);
-
-impl Seldom {
-    pub(crate) const fn new() -> Self {
-        Self(Mutex::new(None))
-    }
-
-    pub(crate) fn warn(&self, text: fmt::Arguments<'_>) {
-        if let Some(left_out) = self.again(Instant::now()) {
-            warn(format_args!("{text}{left_out}"));
-        }
-    }
-
-    fn again(&self, now: Instant) -> Option<LeftOut> {
-        // Another thread is about to write the same; or it was when the process was forked, and nobody unlocks this.
-        let mut state = match self.0.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        let (first, repeated) = state.get_or_insert((now, Repeated::new()));
-        repeated.again(now.saturating_duration_since(*first))
-    }
-}
-
 /// A line of bounded length. Text that does not fit is cut off.
 struct Line {
     bytes: [u8; 512],
@@ -130,29 +98,5 @@ impl Write for Line {
         }
         self.used += taken;
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn a_failure_at_each_turn_writes_two_lines_in_a_minute_and_a_half() {
-        let (seldom, begin) = (Seldom::new(), Instant::now());
-        let written = (0..900).filter_map(|n| seldom.again(begin + Duration::from_millis(100) * n));
-        let written: Vec<String> = written.map(|left_out| left_out.to_string()).collect();
-        assert_eq!(written, ["", " (and 599 times more since the last such line)"]);
-    }
-
-    #[test]
-    fn a_line_that_another_thread_writes_is_not_waited_for() {
-        let seldom = Seldom::new();
-        let held = seldom.0.lock().unwrap();
-        assert_eq!(seldom.again(Instant::now()), None);
-        drop(held);
-        assert!(seldom.again(Instant::now()).is_some());
     }
 }

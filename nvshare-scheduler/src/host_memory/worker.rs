@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nvshare_core::Contended;
 use nvshare_proto::units::{Bytes, MIB};
-use nvshare_proto::{GpuUuid, HostSegment, MOST_SEGMENTS, SEGMENT};
+use nvshare_proto::{GpuUuid, HostSegment, MOST_SEGMENTS, SEGMENT, Seldom};
 use tokio::sync::mpsc as channel;
 use tracing::{debug, info, warn};
 
@@ -22,7 +22,7 @@ use super::segment::{self, Made};
 use super::stock::{Place, Ready, Stock};
 use super::{Budget, Job, Lot, MOST_NEWS, News, Owner, Shown};
 use crate::lock::lock;
-use crate::seldom::Seldom;
+use crate::log;
 
 /// How often the kernel is asked whether a segment is used that was given back.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -40,7 +40,7 @@ const SMALL: u64 = 32 * MIB;
 /// A client is told once in this time that others lack memory.
 const TELL_AGAIN: Duration = Duration::from_millis(20);
 /// What clients say that they have, and that is not believed.
-static NOT_BELIEVED: Seldom = Seldom::new();
+static NOT_BELIEVED: Seldom = Seldom::new(log::warn);
 /// Segments that one owner may have.
 pub(super) const MOST_EACH: usize = 512;
 /// What is ready and not needed any more stays for so long: who grows and shrinks about the size of a GPU would have it made over and over.
@@ -245,7 +245,7 @@ impl Worker {
             }
         }
         if not_believed > 0 {
-            NOT_BELIEVED.warn(format_args!(
+            NOT_BELIEVED.say(format_args!(
                 "client {client} says that it has {} of the host's memory from an earlier scheduler; this does not count",
                 Bytes(not_believed)
             ));

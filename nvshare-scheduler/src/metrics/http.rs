@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex as StdMutex};
 use std::time::{Duration, Instant};
 
+use nvshare_proto::Seldom;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -20,7 +21,7 @@ use tracing::{error, info};
 use super::shown::Shown;
 use super::{Address, Counters, Snapshot};
 use crate::lock::lock;
-use crate::seldom::Seldom;
+use crate::log;
 
 /// A question to the scheduler's own thread.
 #[derive(Debug)]
@@ -162,8 +163,8 @@ fn why(address: &Address, error: &io::Error) -> String {
 
 async fn refused(error: &io::Error) {
     // The process may be out of descriptors: that passes, and must not become a busy loop.
-    static NOT_ACCEPTED: Seldom = Seldom::new();
-    NOT_ACCEPTED.warn(format_args!("a reader of metrics cannot be accepted: {error}"));
+    static NOT_ACCEPTED: Seldom = Seldom::new(log::warn);
+    NOT_ACCEPTED.say(format_args!("a reader of metrics cannot be accepted: {error}"));
     sleep(Duration::from_millis(100)).await;
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nvshare_client::residency::{Piece, RESTORE_PIECE};
+use nvshare_proto::Seldom;
 
 use super::{Backing, Evicted, Freed, Lacking, Made, Request, Restored, Work};
 use crate::driver;
@@ -66,8 +67,8 @@ impl Backing for Managed {
                 let piece = match evict_piece(&allocation, wanted - moved, &mut host, device) {
                     Ok(piece) => piece,
                     Err(Stop::Failed(error)) => {
-                        static FAILS: log::Seldom = log::Seldom::new();
-                        FAILS.warn(format_args!("eviction at {:#x}: {error:?}", allocation.base));
+                        static FAILS: Seldom = Seldom::new(log::warn);
+                        FAILS.say(format_args!("eviction at {:#x}: {error:?}", allocation.base));
                         0
                     }
                     Err(_) => 0,
@@ -168,8 +169,8 @@ fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> 
                 }
                 // Page faults will bring the pages. This is slower, and correct.
                 Err(Stop::Failed(error)) => {
-                    static FAILS: log::Seldom = log::Seldom::new();
-                    FAILS.warn(format_args!(
+                    static FAILS: Seldom = Seldom::new(log::warn);
+                    FAILS.say(format_args!(
                         "restore of {} bytes at {:#x}: {error:?}",
                         until - at,
                         allocation.base + at

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use nvshare_proto::SEGMENT;
+use nvshare_proto::{SEGMENT, Seldom};
 
 use super::GRANULE;
 use super::segment::Segment;
@@ -236,8 +236,8 @@ impl HostPool {
         let from_scheduler = match supply::ask(wanted) {
             Supplied::Segment(segment, file) => Segment::of_scheduler(segment, &file),
             Supplied::Refused => {
-                static MORE: log::Seldom = log::Seldom::new();
-                MORE.warn(format_args!(
+                static MORE: Seldom = Seldom::new(log::warn);
+                MORE.say(format_args!(
                     "the scheduler has no more memory of the host for this program, which uses memory of its own"
                 ));
                 None

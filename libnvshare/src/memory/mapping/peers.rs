@@ -7,6 +7,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use nvshare_proto::Seldom;
+
 use super::Mapped;
 use crate::driver::types::{CUdevice, CUdeviceptr, CUmemAccessDesc, CUresult};
 use crate::driver::{self, Relaxed};
@@ -82,8 +84,8 @@ pub(in crate::memory) fn allow(
 }
 
 fn warn(base: CUdeviceptr, bytes: u64, error: CUresult) {
-    static FAILS: log::Seldom = log::Seldom::new();
-    FAILS.warn(format_args!("the driver refuses peers access to {bytes} bytes at {base:#x}: {error:?}"));
+    static FAILS: Seldom = Seldom::new(log::warn);
+    FAILS.say(format_args!("the driver refuses peers access to {bytes} bytes at {base:#x}: {error:?}"));
 }
 
 impl Mapped {

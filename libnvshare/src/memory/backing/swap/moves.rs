@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use nvshare_proto::Seldom;
 use nvshare_proto::units::MIB;
 
 use super::chunks::{Cut, Part, copy_parts, in_parts, take};
@@ -46,8 +47,8 @@ fn stopped(allocation: &Allocation, device: &Device, error: Option<CUresult>) ->
     match error {
         Some(error) if error.ends_all_work() => pin_context(&allocation.place(), device, error),
         Some(error) => {
-            static FAILS: log::Seldom = log::Seldom::new();
-            FAILS.warn(format_args!("moving memory at {:#x}: {error:?}", allocation.base));
+            static FAILS: Seldom = Seldom::new(log::warn);
+            FAILS.say(format_args!("moving memory at {:#x}: {error:?}", allocation.base));
         }
         None => {}
     }
