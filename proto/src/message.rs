@@ -1,6 +1,6 @@
 //! Every message that crosses a socket.
 //!
-//! Memory moves between the scheduler's ledger and a client's by [`Amount`] in both directions: the client may fill
+//! Memory moves between the scheduler's ledger and a client's by messages of [room](ClientMessage::Room) in both directions: the client may fill
 //! room that the scheduler gives, and room that the client gives back is free for other clients. Room in flight
 //! belongs to nobody, so the sum never exceeds the GPU's capacity.
 

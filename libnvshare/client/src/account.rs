@@ -390,16 +390,15 @@ impl<T: Tenant> Account<T> {
         true
     }
 
-    /// The process's turn ends.
+    /// A turn of the process is over.
     pub fn end_turn(&mut self) {
-        self.let_go();
         self.turns_without += 1;
         if self.turns_without >= TURNS_WITHOUT {
             self.find_lost();
         }
     }
 
-    /// The process does not hold the lock, or not yet: another of its devices cannot be held.
+    /// The process does not hold the lock any more, or not yet: another of its devices cannot be held.
     pub fn let_go(&mut self) {
         self.holding = false;
         self.needs = 0;

@@ -212,6 +212,9 @@ impl Session {
     fn act<H: Host>(&mut self, host: &mut H, action: Action, now: Duration) {
         match action {
             Action::Send(message) => {
+                if matches!(message, ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. }) {
+                    update_all(host, Account::end_turn);
+                }
                 // The scheduler forgets needs with the lock: an allocation that still waits for room asks again.
                 if matches!(message, ClientMessage::LockReleased { .. }) {
                     self.told.iter_mut().for_each(|(_, lacking)| *lacking = 0);
@@ -346,7 +349,7 @@ impl Session {
 
 fn close<H: Host>(host: &mut H) {
     host.close_gate();
-    update_all(host, Account::end_turn);
+    update_all(host, Account::let_go);
 }
 
 fn update_all<H: Host>(host: &H, change: impl Fn(&mut Account<H::Tenant>)) {

@@ -32,7 +32,7 @@ pub(crate) struct Promise {
     pub(crate) until: Time,
 }
 
-/// Amount that a client got while it was next and others still left: see [`policy::exchange`](crate::policy::exchange).
+/// Room that a client got while it was next and others still left: see [`policy::exchange`](crate::policy::exchange).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Ahead {
     /// When the client got the first of it.

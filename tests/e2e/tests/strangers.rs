@@ -1,6 +1,8 @@
 //! A process that is no client has a part of the card, and nobody has measured that.
 
-use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, wait_until};
+use std::time::Instant;
+
+use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, patience, wait_until};
 use nvshare_proto::units::{GIB, MIB};
 use nvshare_proto::{Amount, ClientMessage, Epoch, SchedulerMessage};
 
@@ -99,9 +101,24 @@ fn room_that_the_driver_does_not_have_is_asked_for_again_however_much_was_given(
     client.say(&[grant(1, FAR_MORE)]);
     let asked = client.until(|m| if let ClientMessage::NeedRoom(room) = m { Some(room.bytes) } else { None });
     assert!(asked > FAR_MORE, "the client asks for more than it was given: {asked}");
-    client.say(&[SchedulerMessage::Room(Amount { gpu, bytes: asked })]);
-    world.stop();
-    stranger.finish().passed();
-    client.until_running();
+    // There is no more, so what counted as lost is tried again, until the card has it.
+    let (mut stranger, mut refused, begin) = (Some(stranger), 0, Instant::now());
+    loop {
+        assert!(begin.elapsed() < patience(), "the client asks for ever");
+        client.say(&[SchedulerMessage::Room(Amount { gpu, bytes: 0 })]);
+        refused += 1;
+        if let Some(stranger) = stranger.take_if(|_| refused == 2) {
+            world.stop();
+            stranger.finish().passed();
+        }
+        let asks = client.until_or_gone(|m| match m {
+            ClientMessage::NeedRoom(_) => Some(true),
+            ClientMessage::Running { .. } => Some(false),
+            _ => None,
+        });
+        if asks != Some(true) {
+            break;
+        }
+    }
     guest.finish().passed();
 }

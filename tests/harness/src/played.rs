@@ -112,7 +112,10 @@ impl PlayedScheduler {
     }
 
     /// Waits for a message as [`Self::until`] does. Returns `None` when the client hangs up before.
-    fn until_or_gone<T>(&mut self, mut which: impl FnMut(&ClientMessage) -> Option<T>) -> Option<T> {
+    ///
+    /// # Panics
+    /// When the client does not say it for as long as tests have patience.
+    pub fn until_or_gone<T>(&mut self, mut which: impl FnMut(&ClientMessage) -> Option<T>) -> Option<T> {
         let begin = Instant::now();
         loop {
             // A client that says other things for ever has no more time than one that says nothing.

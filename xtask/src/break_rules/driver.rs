@@ -14,8 +14,16 @@ pub(super) const DRIVER: &[Rule] = &[
     Rule {
         what: "all room that the driver does not have for a restore counts as lost",
         file: "libnvshare/src/memory/mover/device.rs",
-        from: "        device.lose_room(account.unused_room(), bell::ring);\n",
-        to: "        device.lose_room(if BROKEN { 0 } else { account.unused_room() }, bell::ring);\n",
+        from: "        device.lose_room(device.account().unused_room(), bell::ring);\n",
+        to: "        device.lose_room(if BROKEN { 0 } else { device.account().unused_room() }, bell::ring);\n",
+        package: "nvshare-e2e",
+        test: "room_that_the_driver_does_not_have_is_asked_for_again_however_much_was_given",
+    },
+    Rule {
+        what: "where the scheduler has no more room, lost room is tried again",
+        file: "libnvshare/client/src/account/waiting.rs",
+        from: "        if bytes == 0 {\n            self.find_lost();",
+        to: "        if bytes == 0 && !BROKEN {\n            self.find_lost();",
         package: "nvshare-e2e",
         test: "room_that_the_driver_does_not_have_is_asked_for_again_however_much_was_given",
     },

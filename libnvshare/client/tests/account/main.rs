@@ -180,6 +180,9 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
             account.give(bytes);
             model.granted += i128::from(bytes);
             model.needs = 0;
+            if bytes == 0 {
+                (model.lost, model.turns_without) = (0, 0);
+            }
         }
         Operation::TakeUnused { bytes, coming_back } => {
             let stays = if coming_back { account.absent() } else { 0 };
@@ -203,7 +206,6 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
         }
         Operation::EndTurn => {
             account.end_turn();
-            model.needs = 0;
             model.turns_without += 1;
             if model.turns_without >= TURNS_WITHOUT {
                 (model.lost, model.turns_without) = (0, 0);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use nvshare_proto::units::{GIB, MIB};
 
+use super::GRANULE;
 use crate::driver;
 use crate::driver::types::{CUdevice, CUmemAllocationProp, CUresult};
 use crate::process::{lifecycle, log};
@@ -16,12 +17,16 @@ use crate::process::{lifecycle, log};
 /// Where each call has its price, memory comes in parts of this size while room is still being made.
 const PART: u64 = GIB;
 /// One part in so many is asked for in addition: of all that came at once, the last 3 % were not there for the chunks, and each of those had its
-/// price (measured: 0.89 s a hand-over of 6.5 GiB without this, 0.61 s with it).
+/// price (measured: 0.89 s a hand-over of 6.5 GiB without this, 0.61 and 0.83 s with it).
 const LOST_OF: u64 = 32;
+/// No more than this is asked for in addition, in bytes: others may want it.
+const MOST_MORE: u64 = 256 * MIB;
 /// A chunk that takes so long has had the price of a call; others take 20 µs.
 const HAS_PRICE: Duration = Duration::from_millis(10);
 /// After so many of them in a row, the driver has less at hand than it says. The first chunk after a call for all often has its price too.
 const DOUBTED_AFTER: u32 = 2;
+/// If chunks are still dear after so many calls, it is for another reason.
+const MOST_DOUBTS: u32 = 3;
 /// How long a part is waited for: then what has room comes. Managed memory leaves at 16 GiB/s.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -36,6 +41,8 @@ pub(crate) struct AtHand {
     waits_since: Option<Instant>,
     /// The number of chunks in a row that have had the price of a call.
     dear: u32,
+    /// How often the driver was asked again because of them.
+    doubts: u32,
 }
 
 impl AtHand {
@@ -61,13 +68,16 @@ impl AtHand {
     /// Prepares for a chunk of `bytes`, the first of chunks that take `coming` bytes in all. The device's context is current. A failure costs
     /// time later: each chunk asks for itself.
     pub(crate) fn prepare(&mut self, bytes: u64, coming: u64, device: CUdevice) {
-        let is_doubted = self.dear >= DOUBTED_AFTER;
+        let is_doubted = self.dear >= DOUBTED_AFTER && self.doubts < MOST_DOUBTS;
+        let coming = coming / GRANULE * GRANULE;
         if (self.bytes < bytes || is_doubted) && coming > bytes {
             self.dear = 0;
+            self.doubts += u32::from(is_doubted);
             self.bytes = driver::free_memory().unwrap_or(coming);
             // Of less, even what it calls free may have its price: chunk after chunk took 38 ms (measured).
             if self.bytes < coming || is_doubted {
-                let wanted = coming + (coming / LOST_OF).next_multiple_of(bytes);
+                let more = (coming / LOST_OF).next_multiple_of(GRANULE).min(MOST_MORE);
+                let wanted = coming + more;
                 self.bytes = ask_for(bytes, wanted, coming, device);
             }
         }

@@ -51,10 +51,10 @@ pub(super) fn restore(
     let account = device.account();
     result.lacking = account.to_ask_for_after_restore(all.lacks, all.lacks_mapped);
     if account.unmapped() == 0 || result.moved {
-        waiting::end();
-    } else if !cancelled() && waiting::for_memory(account.unmapped()) && all.is_full {
+        waiting::end(device.ordinal);
+    } else if !cancelled() && waiting::for_memory(device.ordinal, account.unmapped()) && all.is_full {
         // The driver has nothing more, however much room there is on paper.
-        device.lose_room(account.unused_room(), bell::ring);
+        device.lose_room(device.account().unused_room(), bell::ring);
         result.lacking = device.account().to_ask_for_after_restore(all.lacks, account.unmapped());
     }
     result

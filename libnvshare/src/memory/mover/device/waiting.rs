@@ -1,10 +1,12 @@
 //! A program whose memory cannot come back yet.
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use nvshare_proto::units::MIB;
 
+use crate::driver::types::CUdevice;
 use crate::memory::mapping::DRIVER_IS_LATE;
 use crate::process::lock::lock;
 use crate::process::{log, threads};
@@ -24,13 +26,15 @@ struct Wait {
     late: u32,
 }
 
-static WAIT: Mutex<Option<Wait>> = Mutex::new(None);
+/// The waits of devices, by their ordinals.
+static WAITS: Mutex<BTreeMap<CUdevice, Wait>> = Mutex::new(BTreeMap::new());
 
 /// Waits a moment for memory on the card. A long wait is reported once. Returns whether the driver should have the memory by
 /// now that others have given back: once each time that it has had [`DRIVER_IS_LATE`].
-pub(super) fn for_memory(bytes: u64) -> bool {
-    let mut wait = lock(&WAIT);
-    let wait_now = wait.get_or_insert_with(|| Wait { since: Instant::now(), is_reported: false, late: 0 });
+pub(super) fn for_memory(device: CUdevice, bytes: u64) -> bool {
+    let mut waits = lock(&WAITS);
+    let first = || Wait { since: Instant::now(), is_reported: false, late: 0 };
+    let wait_now = waits.entry(device).or_insert_with(first);
     let waited = wait_now.since.elapsed();
     let is_late = waited >= DRIVER_IS_LATE * (wait_now.late + 1);
     wait_now.late += u32::from(is_late);
@@ -41,12 +45,12 @@ pub(super) fn for_memory(bytes: u64) -> bool {
             bytes / MIB
         ));
     }
-    drop(wait);
+    drop(waits);
     threads::sleep(AGAIN);
     is_late
 }
 
-/// Memory came back, or none is missing.
-pub(super) fn end() {
-    *lock(&WAIT) = None;
+/// Memory of a device came back, or none is missing.
+pub(super) fn end(device: CUdevice) {
+    lock(&WAITS).remove(&device);
 }
