@@ -15,8 +15,8 @@ use crate::output::{Done, print};
 
 /// Where a container finds the library.
 const LIBRARY_IN_CONTAINER: &str = "/usr/lib/nvshare";
-/// The oldest version of the interface that has what is needed; every engine that knows the interface reads it.
-const VERSION: &str = "0.5.0";
+/// The oldest version of the interface that engines read.
+const VERSION: &str = "0.3.0";
 /// The kind of nvshare's devices.
 const KIND: &str = "nvshare.com/gpu";
 
@@ -37,7 +37,7 @@ pub(crate) struct Options {
     library: Library,
 }
 
-/// A specification of the interface: the fields that its version 0.5.0 has, as far as they are used.
+/// A specification of the interface: the fields that its version 0.3.0 has, as far as they are used.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Specification {
@@ -78,6 +78,8 @@ impl Mount {
 pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
     let Action::Generate = options.action;
     let library = options.library.find()?;
+    // A link may lead out of the folder that is mounted.
+    let library = library.canonicalize().map_err(|error| format!("{}: {error}", library.display()))?;
     let socket = socket.map_or_else(|| paths::clients_socket(true), Path::to_owned);
     let socket = path::absolute(&socket).map_err(|error| format!("{}: {error}", socket.display()))?;
     let specification = specification(&library, &socket)?;
@@ -131,7 +133,7 @@ mod tests {
         assert_eq!(
             of("/usr/local/lib/nvshare/libnvshare.so", "/var/run/nvshare/scheduler.sock"),
             concat!(
-                r#"{"cdiVersion":"0.5.0","kind":"nvshare.com/gpu","devices":[{"name":"all","containerEdits":{"#,
+                r#"{"cdiVersion":"0.3.0","kind":"nvshare.com/gpu","devices":[{"name":"all","containerEdits":{"#,
                 r#""env":["LD_PRELOAD=/usr/lib/nvshare/libnvshare.so"],"mounts":["#,
                 r#"{"hostPath":"/usr/local/lib/nvshare","containerPath":"/usr/lib/nvshare","options":["ro","nosuid","nodev","bind"]},"#,
                 r#"{"hostPath":"/var/run/nvshare","containerPath":"/var/run/nvshare","options":["ro","nosuid","nodev","bind"]}]}}]}"#
