@@ -40,6 +40,9 @@ libc=$(dirname "$(ldd "$build/nvshare-workload" | grep -o '/[^ ]*libc\.so\.6')")
 for stub in libpthread.so.0 libdl.so.2 librt.so.1; do cp -L "$libc/$stub" "$root$libc/"; done
 printf '#include <stdio.h>\nint main(void) { puts("alive"); return 0; }\n' >"$here/alive.c"
 cc -o "$root/opt/alive" "$here/alive.c"
+cc -o "$root/opt/preload" -x c - <<<'#include <stdio.h>
+#include <stdlib.h>
+int main(void) { puts(getenv("LD_PRELOAD")); return 0; }'
 "$musl" -o "$root/opt/alive-musl" "$here/alive.c"
 cp -L /lib/ld-musl-*.so.1 "$root/lib/"
 cc -shared -fPIC -o "$root/opt/own.so" -x c - <<<'int own(void) { return 1; }'
@@ -129,6 +132,8 @@ run device --detach --user 1000:1000 --device nvshare.com/gpu=all --volume "$her
     --env STOP=/sim/stop-device "localhost/$tag" /opt/nvshare-workload device $job >/dev/null || fail 'the device'
 until_true 'the container is a client' sh -c "[ \$(podman exec $tag-scheduler nvshare-ctl clients --json | grep -c '\"gone\": false') = 1 ]"
 touch "$here/sim/stop-device"
+[ "$(run preload --rm --device nvshare.com/gpu=all --env LD_PRELOAD=/opt/own.so "localhost/$tag" /opt/preload)" = /usr/lib/nvshare/libnvshare.so ] ||
+    fail "the device's variable does not replace the container's own"
 code=$(podman wait "$tag-device")
 [ "$code" = 0 ] || fail "the device's container ended with $code: $(podman logs "$tag-device" 2>&1)"
 

@@ -80,7 +80,8 @@ pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
     let library = options.library.find()?;
     // A link may lead out of the folder that is mounted.
     let library = library.canonicalize().map_err(|error| format!("{}: {error}", library.display()))?;
-    let socket = socket.map_or_else(|| paths::clients_socket(true), Path::to_owned);
+    let socket =
+        socket.map_or_else(|| paths::clients_socket(Path::new(SYSTEM_SOCKET).exists()), Path::to_owned);
     let socket = path::absolute(&socket).map_err(|error| format!("{}: {error}", socket.display()))?;
     let specification = specification(&library, &socket)?;
     let text = serde_json::to_string_pretty(&specification).map_err(|error| error.to_string())?;
