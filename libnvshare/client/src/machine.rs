@@ -265,9 +265,11 @@ impl Machine {
             }
             SchedulerMessage::Room(room) => {
                 self.act(Action::Give(room));
+                let has_all = room.bytes == 0;
+                if has_all {
+                    self.act(Action::TryLost(room.gpu));
+                }
                 if matches!(self.phase, Phase::Restoring { .. }) {
-                    // Room of zero bytes: the client has all that it can have.
-                    let has_all = room.bytes == 0;
                     self.act(if has_all {
                         Action::Begin { anyway: false }
                     } else {

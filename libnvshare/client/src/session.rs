@@ -246,6 +246,9 @@ impl Session {
                     self.now_told(gpu, lacking);
                 }
             }
+            Action::TryLost(gpu) => {
+                host.update(gpu, Account::find_lost);
+            }
             Action::Capacity(Amount { gpu, bytes }) => {
                 host.update(gpu, |account| account.set_capacity(bytes));
             }

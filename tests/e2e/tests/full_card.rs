@@ -64,15 +64,7 @@ fn an_allocation_takes_what_was_given_up_by_one_call() {
 #[test]
 fn memory_that_comes_back_takes_what_was_given_up_by_one_call() {
     let world = World::with_memory("swap", CARD);
-    let listener = PlayedScheduler::listen(&world);
-    let wake = world.dir().join("wake");
-    let guest = Program::guest(&world, "waits_with_memory", &[]).until_told();
-    let guest = guest.env("WAKE", &wake.to_string_lossy()).start();
-    let (mut client, usage) = PlayedScheduler::accept(&listener);
-    let known = usage.first().map(|usage| usage.gpu);
-    let gpu = known.unwrap_or_else(|| {
-        client.until(|m| if let ClientMessage::Usage(usage) = m { Some(usage.gpu) } else { None })
-    });
+    let (mut client, guest, gpu) = PlayedScheduler::of_waiting_guest(&world);
     let room = Amount { gpu, bytes: BYTES };
     let epoch = |counter| Epoch { boot: 1, counter };
     let grant = |client: &mut PlayedScheduler, counter| {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use nvshare_harness::{PlayedScheduler, Program, Running, Scheduler, World, patience, wait_until};
 use nvshare_proto::units::{GIB, MIB};
-use nvshare_proto::{Amount, ClientMessage, Epoch, SchedulerMessage};
+use nvshare_proto::{Amount, ClientMessage, Epoch, GpuUuid, SchedulerMessage};
 
 /// Clients believe that they may fill 896 MiB together: there is no NVML.
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
@@ -66,42 +66,52 @@ fn memory_that_the_driver_has_no_room_for_comes_back_when_others_leave() {
     }
 }
 
-/// A client has been given far more than it needs, and the driver has nothing of it for the last of its memory.
-#[test]
-fn room_that_the_driver_does_not_have_is_asked_for_again_however_much_was_given() {
-    const BYTES: u64 = 768 * MIB;
-    const FAR_MORE: u64 = 64 * GIB;
-    let world = World::with_memory("swap", CARD);
-    let listener = PlayedScheduler::listen(&world);
-    let wake = world.dir().join("wake");
-    let guest = Program::guest(&world, "waits_with_memory", &[]).until_told();
-    let guest = guest.env("WAKE", &wake.to_string_lossy()).start();
-    let (mut client, usage) = PlayedScheduler::accept(&listener);
-    let known = usage.first().map(|usage| usage.gpu);
-    let gpu = known.unwrap_or_else(|| {
-        client.until(|m| if let ClientMessage::Usage(usage) = m { Some(usage.gpu) } else { None })
-    });
-    let grant = |counter, bytes| SchedulerMessage::LockOk {
-        epoch: Epoch { boot: 1, counter },
-        quantum_ms: 60_000,
-        room: vec![Amount { gpu, bytes }],
-    };
-    client.say(&[SchedulerMessage::Capacity(Amount { gpu, bytes: 4 * GIB })]);
-    wait_until("the program has memory", || guest.out().contains("has memory\n"));
-    client.say(&[grant(0, BYTES)]);
-    client.until_running();
-    client.say(&[SchedulerMessage::DropLock { epoch: Epoch { boot: 1, counter: 0 }, patience_ms: 60_000 }]);
+/// What a client has that a scheduler of the test's has made leave, and what it is given when it comes back: far more, and the driver has
+/// nothing of it for the last of the client's memory.
+const BYTES: u64 = 768 * MIB;
+const FAR_MORE: u64 = 64 * GIB;
+/// After so many turns a client tries lost room again.
+const TURNS_WITHOUT: u64 = 16;
+
+fn epoch(counter: u64) -> Epoch {
+    Epoch { boot: 1, counter }
+}
+
+fn grant(counter: u64, gpu: GpuUuid, bytes: u64) -> SchedulerMessage {
+    SchedulerMessage::LockOk { epoch: epoch(counter), quantum_ms: 60_000, room: vec![Amount { gpu, bytes }] }
+}
+
+/// Takes the lock back from a client, whatever it is doing.
+fn take_back(client: &mut PlayedScheduler, counter: u64) {
+    client.say(&[SchedulerMessage::DropLock { epoch: epoch(counter), patience_ms: 60_000 }]);
     client.until(|m| {
         matches!(m, ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. }).then_some(())
     });
+}
+
+/// A client that has found out that the driver lacks memory, its scheduler, its GPU, and the stranger who has the memory.
+fn without_room(world: &World) -> (PlayedScheduler, Running, GpuUuid, Running) {
+    let (mut client, guest, gpu) = PlayedScheduler::of_waiting_guest(world);
+    client.say(&[SchedulerMessage::Capacity(Amount { gpu, bytes: 4 * GIB })]);
+    wait_until("the program has memory", || guest.out().contains("has memory\n"));
+    client.say(&[grant(0, gpu, BYTES)]);
+    client.until_running();
+    take_back(&mut client, 0);
     client.say(&[SchedulerMessage::Evict(Amount { gpu, bytes: BYTES })]);
     client.until(|m| matches!(m, ClientMessage::Evicted { .. }).then_some(()));
-    let stranger = stranger(&world);
+    let stranger = stranger(world);
     world.wake();
-    client.say(&[grant(1, FAR_MORE)]);
+    client.say(&[grant(1, gpu, FAR_MORE)]);
     let asked = client.until(|m| if let ClientMessage::NeedRoom(room) = m { Some(room.bytes) } else { None });
     assert!(asked > FAR_MORE, "the client asks for more than it was given: {asked}");
-    // There is no more, so what counted as lost is tried again, until the card has it.
+    (client, guest, gpu, stranger)
+}
+
+/// Where there is no more, room that counts as lost is tried again, until the card has it.
+#[test]
+fn room_that_the_driver_does_not_have_is_asked_for_again_however_much_was_given() {
+    let world = World::with_memory("swap", CARD);
+    let (mut client, guest, gpu, stranger) = without_room(&world);
     let (mut stranger, mut refused, begin) = (Some(stranger), 0, Instant::now());
     loop {
         assert!(begin.elapsed() < patience(), "the client asks for ever");
@@ -120,5 +130,26 @@ fn room_that_the_driver_does_not_have_is_asked_for_again_however_much_was_given(
             break;
         }
     }
+    guest.finish().passed();
+}
+
+/// Turns that end before the memory is back count as well.
+#[test]
+fn lost_room_is_tried_again_after_some_turns() {
+    let world = World::with_memory("swap", CARD);
+    let (mut client, guest, gpu, stranger) = without_room(&world);
+    world.stop();
+    stranger.finish().passed();
+    for turn in 1..=TURNS_WITHOUT {
+        take_back(&mut client, turn);
+        if turn < TURNS_WITHOUT {
+            client.say(&[grant(turn + 1, gpu, 0)]);
+        }
+    }
+    // Lost room counts as allocated until then.
+    let is_found = |m: &ClientMessage| matches!(m, ClientMessage::Usage(usage) if usage.allocated == BYTES);
+    client.until(|m| is_found(m).then_some(()));
+    client.say(&[grant(TURNS_WITHOUT + 1, gpu, BYTES)]);
+    client.until_running();
     guest.finish().passed();
 }

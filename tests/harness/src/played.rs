@@ -8,9 +8,11 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use nvshare_proto::{ClientMessage, Hold, HostSegment, Reply, Request, SchedulerMessage, Usage, codec};
+use nvshare_proto::{
+    ClientMessage, GpuUuid, Hold, HostSegment, Reply, Request, SchedulerMessage, Usage, codec,
+};
 
-use crate::{World, patience};
+use crate::{Program, Running, World, patience};
 
 /// The scheduler's end of the connection to its one client.
 #[derive(Debug)]
@@ -83,6 +85,25 @@ impl PlayedScheduler {
         let Request::Register(register) = played.hear() else { panic!("the client does not register") };
         played.say(&[SchedulerMessage::Registered { client: 1, hold: Hold::Parked }]);
         (played, register.usage)
+    }
+
+    /// Plays the scheduler of a guest that gives its GPU nothing to do until the world is told to [wake](World::wake) it. Returns the
+    /// guest too, and its GPU.
+    ///
+    /// # Panics
+    /// When the guest does not name a GPU.
+    #[must_use]
+    pub fn of_waiting_guest(world: &World) -> (Self, Running, GpuUuid) {
+        let listener = Self::listen(world);
+        let wake = world.dir().join("wake");
+        let guest = Program::guest(world, "waits_with_memory", &[]).until_told();
+        let guest = guest.env("WAKE", &wake.to_string_lossy()).start();
+        let (mut played, usage) = Self::accept(&listener);
+        let known = usage.first().map(|usage| usage.gpu);
+        let named =
+            |m: &ClientMessage| if let ClientMessage::Usage(usage) = m { Some(usage.gpu) } else { None };
+        let gpu = known.unwrap_or_else(|| played.until(named));
+        (played, guest, gpu)
     }
 
     fn hear(&mut self) -> Request {

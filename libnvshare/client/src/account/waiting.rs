@@ -73,13 +73,10 @@ impl<T: Tenant> Account<T> {
         if self.unmetered { 0 } else { self.needs.max(self.room.min(0).unsigned_abs()) }
     }
 
-    /// Room came from the scheduler; none: it has no more for this process, so lost room is tried again.
+    /// Room came from the scheduler.
     pub fn give(&mut self, bytes: u64) {
         self.room = self.room.saturating_add_unsigned(bytes);
         self.needs = 0;
-        if bytes == 0 {
-            self.find_lost();
-        }
     }
 
     /// The scheduler has no room for the waiting allocations.

@@ -342,12 +342,13 @@ fn a_gate_that_opened_before_the_answer_to_register_is_registered_as_it_is() {
 fn room_of_nothing_means_that_there_is_no_more() {
     let mut client = Client::registered(Hold::Parked);
     client.feed(Input::Asked);
-    client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1000, room: vec![] });
-    let room = |bytes| Amount { gpu: GpuUuid([1; 16]), bytes };
+    let granted =
+        client.hear(SchedulerMessage::LockOk { epoch: epoch(1), quantum_ms: 1000, room: vec![room(0)] });
+    assert!(!granted.contains(&Action::TryLost(GPU)), "in a grant it says nothing: {granted:?}");
     let some = client.hear(SchedulerMessage::Room(room(7)));
     assert_eq!(some, [Action::Give(room(7)), Action::Post(Job::Restore)]);
     let none = client.hear(SchedulerMessage::Room(room(0)));
-    assert_eq!(none, [Action::Give(room(0)), Action::Begin { anyway: false }]);
+    assert_eq!(none, [Action::Give(room(0)), Action::TryLost(GPU), Action::Begin { anyway: false }]);
 }
 
 #[test]

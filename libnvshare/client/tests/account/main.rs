@@ -180,9 +180,6 @@ fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation)
             account.give(bytes);
             model.granted += i128::from(bytes);
             model.needs = 0;
-            if bytes == 0 {
-                (model.lost, model.turns_without) = (0, 0);
-            }
         }
         Operation::TakeUnused { bytes, coming_back } => {
             let stays = if coming_back { account.absent() } else { 0 };

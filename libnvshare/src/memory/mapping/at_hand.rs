@@ -16,17 +16,11 @@ use crate::process::{lifecycle, log};
 
 /// Where each call has its price, memory comes in parts of this size while room is still being made.
 const PART: u64 = GIB;
-/// One part in so many is asked for in addition: of all that came at once, the last 3 % were not there for the chunks, and each of those had its
-/// price (measured; a hand-over of 6.5 GiB took 0.89 to 0.94 s without this, 0.61 to 1.04 s with it).
+/// One part in so many is asked for in addition. Of all that came at once, the last 3 % were not there for the chunks, and each of those had its
+/// price (measured: four to six of 208 chunks, one with this).
 const LOST_OF: u64 = 32;
 /// No more than this is asked for in addition, in bytes: others may want it.
 const MOST_MORE: u64 = 256 * MIB;
-/// A chunk that takes so long has had the price of a call; others take 20 µs.
-const HAS_PRICE: Duration = Duration::from_millis(10);
-/// After so many of them in a row, the driver has less at hand than it says. The first chunk after a call for all often has its price too.
-const DOUBTED_AFTER: u32 = 2;
-/// If chunks are still dear after so many calls, it is for another reason.
-const MOST_DOUBTS: u32 = 3;
 /// How long a part is waited for: then what has room comes. Managed memory leaves at 16 GiB/s.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -39,10 +33,6 @@ pub(crate) struct AtHand {
     is_full: Option<bool>,
     /// Since when a part is waited for.
     waits_since: Option<Instant>,
-    /// The number of chunks in a row that have had the price of a call.
-    dear: u32,
-    /// How often the driver was asked again because of them.
-    doubts: u32,
 }
 
 impl AtHand {
@@ -68,25 +58,17 @@ impl AtHand {
     /// Prepares for a chunk of `bytes`, the first of chunks that take `coming` bytes in all. The device's context is current. A failure costs
     /// time later: each chunk asks for itself.
     pub(crate) fn prepare(&mut self, bytes: u64, coming: u64, device: CUdevice) {
-        let is_doubted = self.dear >= DOUBTED_AFTER && self.doubts < MOST_DOUBTS;
+        // The driver refuses other sizes, and room has any.
         let coming = coming / GRANULE * GRANULE;
-        if (self.bytes < bytes || is_doubted) && coming > bytes {
-            self.dear = 0;
-            self.doubts += u32::from(is_doubted);
+        if self.bytes < bytes && coming > bytes {
             self.bytes = driver::free_memory().unwrap_or(coming);
             // Of less, even what it calls free may have its price: chunk after chunk took 38 ms (measured).
-            if self.bytes < coming || is_doubted {
+            if self.bytes < coming {
                 let more = (coming / LOST_OF).next_multiple_of(GRANULE).min(MOST_MORE);
-                let wanted = coming + more;
-                self.bytes = ask_for(bytes, wanted, coming, device);
+                self.bytes = ask_for(bytes, coming + more, coming, device);
             }
         }
         self.bytes = self.bytes.saturating_sub(bytes + bytes / LOST_OF);
-    }
-
-    /// Notes how long the driver took to make a chunk.
-    pub(crate) fn note(&mut self, took: Duration) {
-        self.dear = if took < HAS_PRICE { 0 } else { self.dear + 1 };
     }
 }
 

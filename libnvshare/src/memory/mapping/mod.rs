@@ -149,10 +149,8 @@ impl Mapped {
             at_hand.prepare(chunk.bytes, coming, device);
             coming -= chunk.bytes;
             loop {
-                let begin = Instant::now();
                 match self.create(base + chunk.offset, chunk.bytes, device) {
                     Ok(physical) => {
-                        at_hand.note(begin.elapsed());
                         chunk.physical = Some(physical);
                         return Ok(());
                     }

@@ -389,9 +389,7 @@ fn begin_in(
         let account = device.account();
         let coming = bytes + account.unused_room().min(account.unmapped().saturating_sub(bytes));
         at_hand.prepare(bytes, coming, device.ordinal);
-        let begin = Instant::now();
         let physical = mapped.create(at, bytes, device.ordinal)?;
-        at_hand.note(begin.elapsed());
         let allowed = peers::allow(mapped, at, bytes, device.ordinal);
         allowed.inspect_err(|_| undo(at, bytes, physical))?;
         Ok(physical)

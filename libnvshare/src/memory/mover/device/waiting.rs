@@ -54,3 +54,18 @@ pub(super) fn for_memory(device: CUdevice, bytes: u64) -> bool {
 pub(super) fn end(device: CUdevice) {
     lock(&WAITS).remove(&device);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_lacks_nothing_does_not_end_the_wait_of_another() {
+        let is_late = (0..1000).any(|_| {
+            end(1);
+            for_memory(0, MIB)
+        });
+        assert!(is_late, "the wait begins anew each time");
+        end(0);
+    }
+}
