@@ -17,7 +17,9 @@ int main(void) {
     CHECK(FN(cuCtxSynchronize)());
     EXPECT(count >= 100);
     sigprocmask(SIG_SETMASK, NULL, &after);
-    EXPECT(memcmp(&before, &after, sizeof before) == 0);
+    /* Not by bytes: the C library fills in a part of them. */
+    for (int number = 1; number < NSIG; number++)
+        EXPECT(sigismember(&before, number) == sigismember(&after, number));
     struct sigaction now;
     sigaction(SIGUSR1, NULL, &now);
     EXPECT(now.sa_handler == handler);
