@@ -58,6 +58,10 @@ pub(crate) struct StormOptions {
     /// Kill the scheduler, switch it off and on, stop clients, all at random moments
     #[arg(long)]
     chaos: bool,
+    /// Half of the programs have managed memory, half have memory that the library maps; the simulated driver keeps the pages that
+    /// managed memory gives up
+    #[arg(long)]
+    mixed: bool,
     /// Begin no seed after this many seconds
     #[arg(long)]
     seconds: Option<u64>,
@@ -151,7 +155,7 @@ pub(crate) fn storm(options: &StormOptions) -> Result<(), String> {
     }
     let parts = Parts::find(&options.parts)?;
     let worlds: Vec<World> = (0..options.worlds)
-        .map(|world| World::new(&parts, &format!("world-{world}"), options.capacity))
+        .map(|world| World::new(&parts, &format!("world-{world}"), options.capacity, options.mixed))
         .collect::<Result<_, _>>()?;
     let first = worlds.first().ok_or("no world")?;
     let caps = first.program("caps").stderr(Stdio::inherit()).output().map_err(|error| error.to_string())?;
@@ -207,12 +211,12 @@ fn left_in(options: &StormOptions, cap: &str) -> bool {
     options.without.iter().all(|left_out| left_out != cap)
 }
 
-fn start_neighbour(world: &World, capacity: u64) -> std::io::Result<Child> {
+fn start_neighbour(world: &World, capacity: u64, seed: u64) -> std::io::Result<Child> {
     let memory = (capacity * 45 / 100).to_string();
     let log = std::fs::File::create(world.dir.join("neighbour.log"))?;
     let out = std::fs::File::create(world.dir.join("neighbour.out"))?;
-    let mut command = world.program("neighbour");
-    command.args(["--memory", &memory]).env("LD_PRELOAD", &world.parts.library).env("NVSHARE_RUN", "999999");
+    let mut command = world.client("neighbour", seed);
+    command.args(["--memory", &memory]).env("NVSHARE_RUN", "999999");
     command.stdout(out).stderr(log).spawn()
 }
 
@@ -225,7 +229,7 @@ impl Storm<'_> {
         let mut neighbour = None;
         if !options.native {
             self.world.start_scheduler(chaos::quantum(&mut rng))?;
-            let started = start_neighbour(&self.world, options.capacity);
+            let started = start_neighbour(&self.world, options.capacity, number * 8);
             neighbour = Some(started.map_err(|error| error.to_string())?);
         }
         let neighbour_pid = neighbour.as_ref().map(Child::id);
@@ -253,7 +257,9 @@ impl Storm<'_> {
     /// Runs one seed after the other, until there are no more.
     fn job(&self, number: u64, job: usize) {
         let name = format!("native-{number}-{job}");
-        let Ok(mine) = World::new(&self.world.parts, &name, self.all.options.capacity) else {
+        let Ok(mine) =
+            World::new(&self.world.parts, &name, self.all.options.capacity, self.all.options.mixed)
+        else {
             return;
         };
         loop {
@@ -409,6 +415,7 @@ impl All<'_> {
         let conditions = Conditions {
             parts: parts.clone(),
             capacity: self.options.capacity,
+            mixed: self.options.mixed,
             caps: self.caps.clone(),
             jobs: self.options.jobs,
             chaos: self.options.chaos,

@@ -16,6 +16,7 @@ use super::world::World;
 pub(crate) struct Conditions {
     pub(crate) parts: Parts,
     pub(crate) capacity: u64,
+    pub(crate) mixed: bool,
     pub(crate) caps: String,
     pub(crate) jobs: usize,
     pub(crate) chaos: bool,
@@ -83,11 +84,11 @@ fn again(
     rounds: usize,
     deadline: Instant,
 ) -> Option<Finding> {
-    let world = World::new(&conditions.parts, "shrink", conditions.capacity).ok()?;
+    let world = World::new(&conditions.parts, "shrink", conditions.capacity, conditions.mixed).ok()?;
     let mut rng = Rng::part(options.seed, 7);
     world.start_scheduler(chaos::quantum(&mut rng)).ok()?;
     let (running, stop) = (Running::default(), AtomicBool::new(false));
-    let mut neighbour = super::start_neighbour(&world, conditions.capacity).ok()?;
+    let mut neighbour = super::start_neighbour(&world, conditions.capacity, options.seed).ok()?;
     let neighbour_pid = neighbour.id();
     let found = std::thread::scope(|scope| {
         scope

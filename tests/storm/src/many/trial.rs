@@ -68,7 +68,11 @@ impl Running {
 
 /// The program of a recipe, as a command.
 pub(crate) fn command(world: &World, options: &RunOptions, caps: &str) -> Command {
-    let mut command = world.program("run");
+    tell(world.program("run"), world, options, caps)
+}
+
+/// Tells a program its recipe.
+fn tell(mut command: Command, world: &World, options: &RunOptions, caps: &str) -> Command {
     command
         .args([
             "--seed",
@@ -98,8 +102,8 @@ pub(crate) fn command(world: &World, options: &RunOptions, caps: &str) -> Comman
 
 /// The program of a recipe, under the library, as a command.
 pub(crate) fn under(world: &World, options: &RunOptions, caps: &str, log: &str) -> Command {
-    let mut command = command(world, options, caps);
-    command.env("LD_PRELOAD", &world.parts.library).env("NVSHARE_LOG", log);
+    let mut command = tell(world.client("run", options.seed), world, options, caps);
+    command.env("NVSHARE_LOG", log);
     if let Some(mood) = mood(world, options).filter(|mood| mood.is_slow()) {
         command.env(mood.setting.0, mood.setting.1);
     }

@@ -78,13 +78,15 @@ pub(crate) struct World {
     pub(crate) dir: PathBuf,
     pub(crate) parts: Parts,
     memory: u64,
+    /// Programs have both kinds of memory, by their seeds.
+    mixed: bool,
     scheduler: Mutex<Option<Child>>,
     /// Turns that earlier schedulers have counted, and the last count of the present one.
     turns: Mutex<(u64, u64)>,
 }
 
 impl World {
-    pub(crate) fn new(parts: &Parts, name: &str, memory: u64) -> Result<Self, String> {
+    pub(crate) fn new(parts: &Parts, name: &str, memory: u64, mixed: bool) -> Result<Self, String> {
         let memory_folder = Path::new("/dev/shm");
         let base = if memory_folder.is_dir() { memory_folder.to_owned() } else { std::env::temp_dir() };
         let dir = base.join(format!("nvshare-storm-{}-{name}", std::process::id()));
@@ -95,7 +97,7 @@ impl World {
             symlink(simulator, dir.join("lib/libcuda.so.1")).map_err(text)?;
         }
         let parts = parts.clone();
-        Ok(Self { dir, parts, memory, scheduler: Mutex::default(), turns: Mutex::default() })
+        Ok(Self { dir, parts, memory, mixed, scheduler: Mutex::default(), turns: Mutex::default() })
     }
 
     /// A program of this binary, in this world.
@@ -103,6 +105,17 @@ impl World {
         let mut command = Command::new(&self.parts.storm);
         command.arg(mode).stdin(Stdio::null());
         self.furnish(&mut command);
+        command
+    }
+
+    /// A program of this binary under the library, in this world. `seed` says which kind of memory it has where both are mixed.
+    pub(crate) fn client(&self, mode: &str, seed: u64) -> Command {
+        let mut command = self.program(mode);
+        command.env("LD_PRELOAD", &self.parts.library);
+        if self.mixed {
+            // The seed's remainder by eight is the driver's mood.
+            command.env("NVSHARE_MEMORY", if (seed / 8).is_multiple_of(2) { "managed" } else { "swap" });
+        }
         command
     }
 
@@ -126,7 +139,9 @@ impl World {
                 .env("NVSIM_TO_DEVICE", "48")
                 .env("NVSIM_TO_HOST", "24")
                 .env("NVSIM_FAULT", "8")
-                .env("NVSIM_FIRST_TOUCH", "100");
+                .env("NVSIM_FIRST_TOUCH", "100")
+                // What managed memory gives up is not free for memory of the other kind.
+                .env("NVSIM_KEEPS_PAGES", if self.mixed { "1" } else { "0" });
         }
     }
 
@@ -191,7 +206,8 @@ impl World {
     /// Switches scheduling off; whether that was done. Together the programs have more than the card, and page faults move the
     /// rest. Of memory that the library maps nothing comes by faults: where that does not fit it stays on.
     pub(crate) fn switch_off(&self) -> bool {
-        let force = std::env::var_os("NVSHARE_MEMORY").is_none_or(|memory| memory != "swap");
+        let is_swap = std::env::var_os("NVSHARE_MEMORY").is_some_and(|memory| memory == "swap");
+        let force = !is_swap && !self.mixed;
         self.administrator().change(AdminRequest::Off { force }).is_ok()
     }
 
