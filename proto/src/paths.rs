@@ -9,6 +9,14 @@ pub const SYSTEM_SOCKET: &str = "/var/run/nvshare/scheduler.sock";
 /// Administrators' socket of a scheduler that runs as root.
 pub const SYSTEM_ADMIN_SOCKET: &str = "/var/run/nvshare-admin/admin.sock";
 
+/// The folder of the seats' folders: `NAME/scheduler.sock`, and the seat's limits beside it. Each is mounted into one container, where the
+/// folder of [`SYSTEM_SOCKET`] is. It is no folder below that one, since containers that have the common one would see all seats.
+pub const SEATS: &str = "/var/run/nvshare-seats";
+/// The name of a seat's socket in its folder.
+pub const SEAT_SOCKET: &str = "scheduler.sock";
+/// The name of the file with a seat's limits, in its folder: a line `VARIABLE=VALUE` for each, as in a program's environment.
+pub const SEAT_LIMITS: &str = "limits";
+
 /// The clients' socket: `$NVSHARE_SOCKET`, else that of a scheduler of root, else `$XDG_RUNTIME_DIR/nvshare/scheduler.sock`.
 ///
 /// `prefer_system` asks for root's: the process is root, or root's socket exists.

@@ -5,13 +5,16 @@
 use std::env;
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use nvshare_proto::env as names;
+use nvshare_proto::paths;
 use nvshare_proto::units::{self, LEAST_MEMORY, MIB};
-use nvshare_proto::{Asked, MemoryMode};
+use nvshare_proto::{Asked, Enforcement, MemoryMode};
 
 use crate::process::log::{self, Level};
+use crate::process::seat;
 
 /// Which pieces of memory that the library maps are not copied when they leave the card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +40,8 @@ pub(crate) struct Config {
     compute_limit: u8,
     /// Compute limits by the program's own device index.
     device_compute_limits: Vec<(usize, u8)>,
+    /// The limits of the container's seat, which its programs can lower and not raise.
+    seat: Option<Seat>,
     /// The process's share of the GPUs' time, as far as it asks for one.
     pub(crate) asked: Asked,
     pub(crate) memory: MemoryMode,
@@ -50,6 +55,15 @@ pub(crate) struct Config {
     /// Sizes of device memory that stays the driver's own; `None`: nothing is said of it.
     pub(crate) plain: Option<Vec<RangeInclusive<u64>>>,
     pub(crate) log: Level,
+}
+
+/// The limits of a seat, on each device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seat {
+    /// In bytes.
+    limit: Option<u64>,
+    /// In per cent.
+    compute_limit: Option<u8>,
 }
 
 /// The reason why the environment cannot be followed.
@@ -68,19 +82,34 @@ impl fmt::Display for Error {
 impl Config {
     /// The limit of a device in bytes, by the program's own index.
     pub(crate) fn limit(&self, index: usize) -> Option<u64> {
-        self.device_limits
-            .iter()
-            .rev()
-            .find(|(of, _)| *of == index)
-            .map(|&(_, limit)| limit)
-            .or(self.limit)
-            .filter(|&limit| limit != UNLIMITED)
+        let of_device = self.device_limits.iter().rev().find(|(of, _)| *of == index);
+        let own = of_device.map(|&(_, limit)| limit).or(self.limit).filter(|&limit| limit != UNLIMITED);
+        least(own, self.seat.as_ref().and_then(|seat| seat.limit))
     }
 
     /// The compute limit of a device in per cent, by the program's own index.
     pub(crate) fn compute_limit(&self, index: usize) -> Option<u8> {
         let own = self.device_compute_limits.iter().rev().find(|(of, _)| *of == index);
-        own.map(|&(_, percent)| percent).or(Some(self.compute_limit)).filter(|&percent| percent > 0)
+        let own =
+            own.map(|&(_, percent)| percent).or(Some(self.compute_limit)).filter(|&percent| percent > 0);
+        least(own, self.seat.as_ref().and_then(|seat| seat.compute_limit))
+    }
+
+    /// Takes the seat's limits where they are narrower than the program's own.
+    fn keep_to(&mut self, limits: seat::Limits) -> Result<(), Error> {
+        let seat = Self::parse(limits.into_iter())?;
+        let strictness = |enforcement| match enforcement {
+            Enforcement::Disable => 0,
+            Enforcement::Default => 1,
+            Enforcement::Force => 2,
+        };
+        if strictness(seat.asked.enforcement) > strictness(self.asked.enforcement) {
+            self.asked.enforcement = seat.asked.enforcement;
+        }
+        self.asked.weight = least(self.asked.weight, seat.asked.weight);
+        self.asked.priority = least(self.asked.priority, seat.asked.priority);
+        self.seat = Some(Seat { limit: seat.limit(0), compute_limit: seat.compute_limit(0) });
+        Ok(())
     }
 
     fn parse(variables: impl Iterator<Item = (String, String)>) -> Result<Self, Error> {
@@ -89,6 +118,7 @@ impl Config {
             device_limits: Vec::new(),
             compute_limit: 0,
             device_compute_limits: Vec::new(),
+            seat: None,
             asked: Asked::default(),
             memory: MemoryMode::Managed,
             content: Content::Hashes,
@@ -229,6 +259,11 @@ fn parse_hami_limit(value: &str) -> Result<u64, String> {
     if value.trim() == "0" { Ok(UNLIMITED) } else { parse_limit(value) }
 }
 
+/// The narrower one of two limits that may be there.
+fn least<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
+    one.into_iter().chain(other).min()
+}
+
 /// More than any device has.
 const UNLIMITED: u64 = u64::MAX;
 
@@ -280,7 +315,14 @@ pub(crate) fn get() -> Result<&'static Config, &'static Error> {
                 let name = name.into_string().ok().filter(|name| names::is_of_library(name))?;
                 Some((name, value.to_string_lossy().into_owned()))
             });
-            let config = Config::parse(variables);
+            let config = Config::parse(variables).and_then(|mut config| {
+                match seat::limits(socket()) {
+                    Ok(None) => {}
+                    Ok(Some(limits)) => config.keep_to(limits)?,
+                    Err((variable, reason)) => return Err(Error { variable, reason }),
+                }
+                Ok(config)
+            });
             match &config {
                 Ok(config) => {
                     log::set_level(config.log);
@@ -299,6 +341,13 @@ fn warn_of_names() {
     for complaint in names.filter_map(|name| names::complaint(&name)) {
         log::warn(format_args!("{complaint}"));
     }
+}
+
+/// The path of the scheduler's socket. The environment is read once, as the program may change it later.
+pub(crate) fn socket() -> &'static Path {
+    static PATHS: OnceLock<[PathBuf; 2]> = OnceLock::new();
+    let [ours, systems] = PATHS.get_or_init(|| [false, true].map(paths::clients_socket));
+    if Path::new(paths::SYSTEM_SOCKET).exists() { systems } else { ours }
 }
 
 /// The `nvshare-ctl run` that started this process or an ancestor.
@@ -358,6 +407,38 @@ mod tests {
         );
         let none = parse(&[]).unwrap();
         assert_eq!((none.compute_limit(0), none.asked), (None, Asked::default()));
+    }
+
+    #[test]
+    fn programs_lower_the_limits_of_their_seat_and_cannot_raise_them() {
+        let seat = [
+            ("NVSHARE_MEM_LIMIT", "4294967296"),
+            ("NVSHARE_COMPUTE_LIMIT", "50"),
+            ("GPU_CORE_UTILIZATION_POLICY", "default"),
+            ("NVSHARE_WEIGHT", "100"),
+        ];
+        let in_seat = |variables: &[(&str, &str)]| {
+            let mut config = parse(variables).unwrap();
+            config.keep_to(seat.map(|(n, v)| (n.to_owned(), v.to_owned())).to_vec()).unwrap();
+            let Asked { weight, enforcement, .. } = config.asked;
+            (config.limit(0), config.compute_limit(0), weight, enforcement)
+        };
+        let whole = (Some(4 * GIB), Some(50), Some(100), Enforcement::Default);
+        assert_eq!(in_seat(&[]), whole);
+        for variables in [
+            [("NVSHARE_MEM_LIMIT", "8GiB"), ("NVSHARE_COMPUTE_LIMIT_0", "60")],
+            [("CUDA_DEVICE_MEMORY_LIMIT_0", "0"), ("CUDA_DEVICE_SM_LIMIT", "0")],
+            [("GPU_CORE_UTILIZATION_POLICY", "disable"), ("NVSHARE_WEIGHT", "10000")],
+        ] {
+            assert_eq!(in_seat(&variables), whole, "{variables:?}");
+        }
+        let lower = [
+            ("NVSHARE_MEM_LIMIT", "1GiB"),
+            ("NVSHARE_COMPUTE_LIMIT", "20"),
+            ("NVSHARE_WEIGHT", "1"),
+            ("GPU_CORE_UTILIZATION_POLICY", "force"),
+        ];
+        assert_eq!(in_seat(&lower), (Some(GIB), Some(20), Some(1), Enforcement::Force));
     }
 
     #[test]

@@ -10,5 +10,6 @@ pub(crate) mod host_memory;
 pub(crate) mod lifecycle;
 pub(crate) mod lock;
 pub(crate) mod log;
+pub(crate) mod seat;
 pub(crate) mod threads;
 pub(crate) mod unwind;

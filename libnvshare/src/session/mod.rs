@@ -59,9 +59,6 @@ pub(crate) fn start() {
             return;
         };
         devices::discover(config);
-        // A thread of the program reads the environment here, as the session's thread could do so while the program
-        // changes it.
-        let _ = wire::path();
         lifecycle::watch_forks(in_forked_child);
         gate::prepare();
         gate::close();
@@ -405,14 +402,14 @@ impl Host for Library {
     fn warn_alone(&mut self) {
         log::warn(format_args!(
             "no scheduler at {}; the program runs as if alone and joins when there is one",
-            wire::path().display()
+            config::socket().display()
         ));
     }
 
     fn say_waiting(&mut self) {
         log::warn(format_args!(
             "the scheduler at {} does not answer; the program waits for it, for {} s at most",
-            wire::path().display(),
+            config::socket().display(),
             RETURN_PATIENCE.as_secs()
         ));
     }

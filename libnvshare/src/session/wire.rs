@@ -5,17 +5,16 @@ use std::io::{self, ErrorKind};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
-use nvshare_proto::{ClientMessage, Reply, Request, SchedulerMessage, VERSION, codec, paths};
+use nvshare_proto::{ClientMessage, Reply, Request, SchedulerMessage, VERSION, codec};
 
 use super::report;
 use crate::process::descriptor::Descriptor;
 use crate::process::lock::lock;
-use crate::process::{bell, threads};
+use crate::process::{bell, config, threads};
 
 /// The descriptor of the connection. A forked child closes it, and the exit sends the last message through it.
 static DESCRIPTOR: Descriptor = Descriptor::none();
@@ -28,13 +27,6 @@ static WRITING: Mutex<()> = Mutex::new(());
 
 /// A scheduler that does not read for this long is lost.
 const WRITE_PATIENCE: Duration = Duration::from_secs(2);
-
-/// The path of the scheduler's socket. The environment is read once, as the program may change it later.
-pub(super) fn path() -> &'static Path {
-    static PATHS: OnceLock<[PathBuf; 2]> = OnceLock::new();
-    let [ours, systems] = PATHS.get_or_init(|| [false, true].map(paths::clients_socket));
-    if Path::new(paths::SYSTEM_SOCKET).exists() { systems } else { ours }
-}
 
 /// A connection to the scheduler.
 #[derive(Debug)]
@@ -62,7 +54,7 @@ impl Wire {
     /// Connects, if a scheduler listens. This version is spoken on the connection.
     pub(super) fn connect(version: u16) -> Result<Self, String> {
         SPOKEN.store(version, Ordering::Relaxed);
-        let path = path();
+        let path = config::socket();
         let describe = |error: std::io::Error| format!("{}: {error}", path.display());
         let stream = UnixStream::connect(path).map_err(describe)?;
         stream.set_write_timeout(Some(WRITE_PATIENCE)).map_err(describe)?;
@@ -162,7 +154,7 @@ pub(super) fn ask_for_page(run: Option<u64>) -> TenantPage<(u32, OwnedFd)> {
 }
 
 fn try_to_ask(run: Option<u64>, version: u16) -> Option<TenantPage<(u32, OwnedFd)>> {
-    let stream = UnixStream::connect(path()).ok()?;
+    let stream = UnixStream::connect(config::socket()).ok()?;
     stream.set_read_timeout(Some(LOOK_PATIENCE)).ok()?;
     stream.set_write_timeout(Some(LOOK_PATIENCE)).ok()?;
     write_all(stream.as_raw_fd(), &codec::encode_in(version, &Request::Look { run }).ok()?).ok()?;

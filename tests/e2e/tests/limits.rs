@@ -110,6 +110,30 @@ fn a_limit_that_cannot_be_read_fails_closed() {
 }
 
 #[test]
+fn without_a_scheduler_the_limits_of_a_seat_hold_all_the_same() {
+    let world = World::simulated(CARD);
+    let limits = world.socket().with_file_name("limits");
+    let over = |variables: &[(&str, &str)]| {
+        let job = Program::workload(&world, "in-seat", "--memory 512MiB --block 64MiB --steps 1");
+        let job = variables.iter().fold(job, |job, (name, value)| job.env(name, value)).start().finish();
+        let error = job.outcome.as_ref().and_then(|outcome| outcome.error.clone());
+        (error.unwrap_or_default(), job.log)
+    };
+    std::fs::write(&limits, "NVSHARE_MEM_LIMIT=268435456\n").expect("a file");
+    for variables in [&[][..], &[("NVSHARE_MEM_LIMIT", "1GiB")], &[("CUDA_DEVICE_MEMORY_LIMIT_0", "0")]] {
+        assert_eq!(over(variables).0, "cuMemAlloc: CUDA error 2", "{variables:?}");
+    }
+    for odd in ["NVSHARE_MEM_LIMIT=a lot\n", "NVSHARE_MEM_LIMIT=268435456\nNVSHARE_SOC"] {
+        std::fs::write(&limits, odd).expect("a file");
+        let (error, log) = over(&[]);
+        assert_eq!(error, "cuInit: CUDA error 1", "{odd}");
+        assert!(has_line(&log, "ERROR", &[]), "{log}");
+    }
+    std::fs::write(&limits, "").expect("a file");
+    assert_eq!(over(&[]).0, "", "a seat without limits");
+}
+
+#[test]
 fn a_mistyped_variable_is_named_once() {
     let world = World::simulated(CARD);
     let _scheduler = Scheduler::start(&world, &[]);

@@ -169,7 +169,20 @@ def in_a_callback():
     return dict(seen, callback_ended_after=round(done[0] - begin, 3))
 
 
-def calls(at):
+CALLS = ["cuMemGetInfo_v2", "cuMemAlloc_v2", "cuCtxSynchronize", "cuMemsetD8_v2", "cuMemcpyDtoH_v2", "cuDriverGetVersion", "cuCtxGetCurrent", "cuLaunchHostFunc", "cuStreamQuery",
+         "cuEventQuery", "cuMemFree_v2", "cuDeviceGetAttribute", "cuPointerGetAttribute", "cuStreamCreate", "cuMemHostAlloc"]
+
+
+def each_while_asleep():
+    """Each call in a process of its own, as some end the process."""
+    said = {}
+    for name in CALLS:
+        ran = subprocess.run([sys.executable, __file__, "--child", "calls-asleep", name], capture_output=True, text=True, timeout=60)
+        said[name] = ran.stdout.strip() or f"exit {ran.returncode}"
+    return said
+
+
+def calls(at, wanted=tuple(CALLS[:7])):
     """Another thread calls while the process is locked, or asleep: the answers, and how long each call took."""
     owner = context()
     place = c_uint64()
@@ -187,10 +200,17 @@ def calls(at):
         return thread
 
     free, total, other, version = c_size_t(), c_size_t(), c_uint64(), c_int()
-    host = (ctypes.c_char * 4096)()
-    begun = lambda: [call("cuMemGetInfo_v2", byref(free), byref(total)), call("cuMemAlloc_v2", byref(other), c_size_t(MIB)), call("cuCtxSynchronize"),
-                     call("cuMemsetD8_v2", place, ctypes.c_ubyte(1), c_size_t(4096)), call("cuMemcpyDtoH_v2", host, place, c_size_t(4096)), call("cuDriverGetVersion", byref(version)),
-                     call("cuCtxGetCurrent", byref(c_void_p()))]
+    host, stream, event = (ctypes.c_char * 4096)(), c_void_p(), c_void_p()
+    must("cuStreamCreate", byref(stream), 1)
+    must("cuEventCreate", byref(event), 0)
+    nothing = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: None)
+    arguments = {
+        "cuMemGetInfo_v2": (byref(free), byref(total)), "cuMemAlloc_v2": (byref(other), c_size_t(MIB)), "cuCtxSynchronize": (), "cuMemsetD8_v2": (place, ctypes.c_ubyte(1), c_size_t(4096)),
+        "cuMemcpyDtoH_v2": (host, place, c_size_t(4096)), "cuDriverGetVersion": (byref(version),), "cuCtxGetCurrent": (byref(c_void_p()),), "cuLaunchHostFunc": (stream, nothing, None),
+        "cuStreamQuery": (stream,), "cuEventQuery": (event,), "cuMemFree_v2": (place,), "cuDeviceGetAttribute": (byref(version), 16, 0),
+        "cuPointerGetAttribute": (byref(other), 2, place), "cuStreamCreate": (byref(c_void_p()), 1), "cuMemHostAlloc": (byref(c_void_p()), c_size_t(MIB), 0),
+    }
+    begun = lambda: [call(name, *arguments[name]) for name in wanted]
     if at == "asleep":
         threads = []
         seen = sleep_and_wake(0.5, lambda: threads.extend(begun()))
@@ -318,7 +338,7 @@ def neighbour():
     return dict(alone=alone, beside=beside, cycles=count, alone_again=steps(3))
 
 
-def many(count=24):
+def many(count=64):
     """MiB on the card for each of several programs with a context and 64 MiB, awake and asleep."""
     before, children, each = used(), [], []
     for _ in range(count):
@@ -356,7 +376,7 @@ def sleeper_of_many():
 WORK = {
     "torch": torch_program, "torch-as-nobody": torch_program, "jax": jax_program, "cupy": cupy_program, "triton": triton_program,
     "waits-in-synchronize": waits_in_synchronize, "in-a-callback": in_a_callback,
-    "calls-while-locked": lambda: calls("locked"), "calls-while-asleep": lambda: calls("asleep"), "exportable": exportable,
+    "calls-while-locked": lambda: calls("locked"), "calls-while-asleep": each_while_asleep, "exportable": exportable,
     "pinned-24": lambda: pinned(24), "exits-asleep": lambda: ends_asleep("exit"), "killed-asleep": lambda: ends_asleep("kill"),
     "neighbour": neighbour, "many": many,
 }
@@ -364,6 +384,9 @@ WORK = {
 
 def main():
     if sys.argv[1:2] == ["--child"]:
+        if sys.argv[2] == "calls-asleep":
+            seen = calls("asleep", sys.argv[3:])
+            return print(json.dumps(dict(said=seen["said"], hang=seen["hang"], restore=seen.get("restore"), unlock=seen.get("unlock"), after=seen["after"])), flush=True)
         return {"sleeper": sleeper, "cycler": cycler, "sleeper-of-many": sleeper_of_many}[sys.argv[2]]()
     if sys.argv[1:2] == ["--case"]:
         print(json.dumps(WORK[sys.argv[2]](), default=str), flush=True)

@@ -4,6 +4,22 @@ use super::rules::Rule;
 
 pub(super) const LIBRARY: &[Rule] = &[
     Rule {
+        what: "programs cannot raise the limits of their seat",
+        file: "libnvshare/src/process/config.rs",
+        from: "        least(own, self.seat.as_ref().and_then(|seat| seat.limit))\n",
+        to: "        least(own, self.seat.as_ref().and_then(|seat| seat.limit).filter(|_| !(BROKEN && own.is_some())))\n",
+        package: "nvshare-e2e",
+        test: "without_a_scheduler_the_limits_of_a_seat_hold_all_the_same",
+    },
+    Rule {
+        what: "where the limits of a seat cannot be followed nothing runs",
+        file: "libnvshare/src/process/config.rs",
+        from: "                    Err((variable, reason)) => return Err(Error { variable, reason }),\n",
+        to: "                    Err(_) if BROKEN => {}\n                    Err((variable, reason)) => return Err(Error { variable, reason }),\n",
+        package: "nvshare-e2e",
+        test: "without_a_scheduler_the_limits_of_a_seat_hold_all_the_same",
+    },
+    Rule {
         what: "a slab stays while an allocation in it lives",
         file: "libnvshare/client/src/slabs.rs",
         from: "        if free == SLAB {\n",

@@ -1,0 +1,91 @@
+//! The limits of the seat, if the process is in a container that has one: a file that the scheduler keeps beside the seat's socket.
+//!
+//! The file is read without the scheduler, so limits hold while that is away. A file that is there and cannot be followed is an
+//! error: limits fail closed.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+
+use nvshare_proto::env as names;
+use nvshare_proto::paths::{SEAT_LIMITS, SYSTEM_SOCKET};
+
+/// Longest file that is read, in bytes.
+const LONGEST: u64 = 4096;
+/// The variables that a seat's file may set.
+const LIMITS: [&str; 5] =
+    [names::MEM_LIMIT, names::COMPUTE_LIMIT, names::HAMI_POLICY, names::WEIGHT, names::PRIORITY];
+
+/// A seat's limits as variables and values.
+pub(crate) type Limits = Vec<(String, String)>;
+
+/// The limits of the seat: those in the folder where containers find the scheduler, and those beside `socket`. None: there is no seat.
+///
+/// # Errors
+/// The file's path, and the reason why it cannot be followed.
+pub(crate) fn limits(socket: &Path) -> Result<Option<Limits>, (String, String)> {
+    // A program may name another socket, and stays within the limits of its seat.
+    let fixed = Path::new(SYSTEM_SOCKET).with_file_name(SEAT_LIMITS);
+    let beside = socket.with_file_name(SEAT_LIMITS);
+    for path in [fixed, beside] {
+        if fs::symlink_metadata(&path).is_ok() {
+            let failed = |reason: String| (path.display().to_string(), reason);
+            let text = read(&path).map_err(|error| failed(error.to_string()))?;
+            return parse(&text).map(Some).map_err(failed);
+        }
+    }
+    Ok(None)
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(LONGEST + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > LONGEST { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(text) }
+}
+
+/// A line `VARIABLE=VALUE` for each limit.
+fn parse(text: &str) -> Result<Limits, String> {
+    let limit = |line: &str| match line.split_once('=') {
+        Some((name, value)) if LIMITS.contains(&name) && !value.is_empty() => {
+            Ok((name.to_owned(), value.to_owned()))
+        }
+        _ => Err(format!("{line:?} is no limit of a seat")),
+    };
+    text.lines().map(limit).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_line_is_a_limit() {
+        let limits = parse("NVSHARE_MEM_LIMIT=8589934592\nNVSHARE_COMPUTE_LIMIT=50\n").unwrap();
+        assert_eq!(limits.len(), 2);
+        assert_eq!(parse("").unwrap(), Limits::new());
+        for wrong in ["\n", "NVSHARE_MEM_LIMIT", "NVSHARE_MEM_LIMIT=", "NVSHARE_MEMORY=off", "LD_PRELOAD=x"] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_there_is_followed_or_refused() {
+        let folder = std::env::temp_dir().join(format!("nvshare-seat-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (socket, file) = (folder.join("scheduler.sock"), folder.join(SEAT_LIMITS));
+        assert_eq!(limits(&socket), Ok(None));
+        fs::write(&file, "NVSHARE_WEIGHT=7\n").unwrap();
+        assert_eq!(limits(&socket), Ok(Some(vec![("NVSHARE_WEIGHT".to_owned(), "7".to_owned())])));
+        for text in ["half of it", &"NVSHARE_WEIGHT=7\n".repeat(1000)] {
+            fs::write(&file, text).unwrap();
+            let (path, _) = limits(&socket).unwrap_err();
+            assert_eq!(path, file.display().to_string());
+        }
+        fs::write(&file, [0xff, 0xfe]).unwrap();
+        assert!(limits(&socket).is_err(), "it is no text");
+        fs::remove_file(&file).unwrap();
+        fs::create_dir(&file).unwrap();
+        assert!(limits(&socket).is_err(), "it is no file");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
