@@ -13,7 +13,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "others leave for a client that cannot drain, and cannot go on without room",
-        file: "nvshare-scheduler/core/src/outgrown.rs",
+        file: "nvshare-scheduler/core/src/steps/outgrown.rs",
         from: "client.deferrals >= STUBBORN",
         to: "client.deferrals >= STUBBORN && !BROKEN",
         package: "nvshare-core",
@@ -21,7 +21,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "memory that the library maps is not taken for contexts",
-        file: "nvshare-scheduler/core/src/account.rs",
+        file: "nvshare-scheduler/core/src/state/account.rs",
         from: "            MemoryMode::Swap => self.room.max(",
         to: "            MemoryMode::Swap => (if BROKEN { 0 } else { self.room }).max(",
         package: "nvshare-core",
@@ -45,7 +45,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "how a waiter stands is judged afresh in each round of looks",
-        file: "nvshare-scheduler/core/src/reconcile.rs",
+        file: "nvshare-scheduler/core/src/steps/reconcile.rs",
         from: "        self.cases.clear();\n",
         to: "        if !BROKEN {\n            self.cases.clear();\n        }\n",
         package: "nvshare-core",
@@ -53,7 +53,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "a waiter is judged anew when something has changed on one of its GPUs",
-        file: "nvshare-scheduler/core/src/turns/case.rs",
+        file: "nvshare-scheduler/core/src/steps/turns/case.rs",
         from: "known.filter(holds)",
         to: "known.filter(|case| BROKEN || holds(case))",
         package: "nvshare-core",
@@ -61,7 +61,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "an eviction stands until it is answered",
-        file: "nvshare-scheduler/core/src/room.rs",
+        file: "nvshare-scheduler/core/src/steps/room.rs",
         from: "|account| account.order.is_some());\n        let own_move",
         to: "|account| account.order.is_some_and(|order| !BROKEN || order.bytes > 0));\n        let own_move",
         package: "nvshare-core",
@@ -69,7 +69,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "no client runs while another one still drains",
-        file: "nvshare-scheduler/core/src/room.rs",
+        file: "nvshare-scheduler/core/src/steps/room.rs",
         from: "        if leaving || own_move {\n",
         to: "        if (leaving && (!BROKEN || id > 1000)) || own_move {\n",
         package: "nvshare-client",
@@ -77,7 +77,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "the scheduler charges the room that it gives",
-        file: "nvshare-scheduler/core/src/room.rs",
+        file: "nvshare-scheduler/core/src/steps/room.rs",
         from: "            self.with_account(id, uuid, |account| account.room = account.room.saturating_add(bytes));\n            room.push",
         to: "            if !BROKEN {\n                self.with_account(id, uuid, |account| account.room = account.room.saturating_add(bytes));\n            }\n            room.push",
         package: "nvshare-client",
@@ -85,7 +85,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "the scheduler charges the room that it gives ahead of a grant",
-        file: "nvshare-scheduler/core/src/room.rs",
+        file: "nvshare-scheduler/core/src/steps/room.rs",
         from: "            account.room = account.room.saturating_add(bytes);\n        });\n        self.send(id, SchedulerMessage::Restore",
         to: "            account.room = account.room.saturating_add(if BROKEN { 0 } else { bytes });\n        });\n        self.send(id, SchedulerMessage::Restore",
         package: "nvshare-client",
@@ -93,7 +93,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "a turn ends though no client began it",
-        file: "nvshare-scheduler/core/src/reconcile.rs",
+        file: "nvshare-scheduler/core/src/steps/reconcile.rs",
         from: "        } else if sums.running > 0 {\n            gpu.turn_started.get_or_insert(self.now);\n",
         to: "            } else if !BROKEN && sums.running > 0 {\n                gpu.turn_started.get_or_insert(self.now);\n",
         package: "nvshare-client",
@@ -101,7 +101,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "a dead process's room is free when the process is gone",
-        file: "nvshare-scheduler/core/src/arrivals.rs",
+        file: "nvshare-scheduler/core/src/inputs/arrivals.rs",
         from: "for uuid in self.gpus.keys().copied().collect::<Vec<_>>() {\n            self.forget_departed",
         to: "for uuid in self.gpus.keys().copied().filter(|_| !BROKEN || id > 1000).collect::<Vec<_>>() {\n            self.forget_departed",
         package: "nvshare-client",
@@ -109,7 +109,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "a waiter for which no room can be made lets the next one run",
-        file: "nvshare-scheduler/core/src/room.rs",
+        file: "nvshare-scheduler/core/src/steps/room.rs",
         from: "            self.step_back(&unit);\n            return;\n",
         to: "            if !BROKEN {\n                self.step_back(&unit);\n            }\n            return;\n",
         package: "nvshare-core",
@@ -117,7 +117,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "a deferred drain is waited for in the end, whichever client gives the lock back beside it",
-        file: "nvshare-scheduler/core/src/messages.rs",
+        file: "nvshare-scheduler/core/src/inputs/messages.rs",
         from: "if gpu.ledger.sums().leaving == 0 {",
         to: "if gpu.ledger.sums().leaving < if BROKEN { 1000 } else { 1 } {",
         package: "nvshare-client",
@@ -133,7 +133,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "memory that came back to the card can be moved again",
-        file: "nvshare-scheduler/core/src/account.rs",
+        file: "nvshare-scheduler/core/src/state/account.rs",
         from: "stays.bytes.min(self.room)",
         to: "stays.bytes.max(if BROKEN { u64::MAX } else { 0 }).min(self.room)",
         package: "nvshare-core",
@@ -149,7 +149,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "how long a client holds the lock is shown up to now",
-        file: "nvshare-scheduler/core/src/status.rs",
+        file: "nvshare-scheduler/core/src/report/status.rs",
         from: "client.times(now);",
         to: "client.times(if BROKEN { self.now } else { now });",
         package: "nvshare-core",
@@ -245,7 +245,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "a gang whose members belong to several jobs is one job where jobs take turns",
-        file: "nvshare-scheduler/core/src/gangs.rs",
+        file: "nvshare-scheduler/core/src/steps/gangs.rs",
         from: "gang.and_then(|members| members.job)",
         to: "gang.filter(|_| !BROKEN).and_then(|members| members.job)",
         package: "nvshare-core",
@@ -253,7 +253,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "a member of a gang that has to step back waits on with the others",
-        file: "nvshare-scheduler/core/src/turns/claim.rs",
+        file: "nvshare-scheduler/core/src/steps/turns/claim.rs",
         from: "if !std::mem::replace(&mut client.wants, true) {",
         to: "if !BROKEN && !std::mem::replace(&mut client.wants, true) {",
         package: "nvshare-core",
@@ -261,7 +261,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "what the trials of a set may cost is a hundredth of the time that it has lasted",
-        file: "nvshare-scheduler/core/src/trial.rs",
+        file: "nvshare-scheduler/core/src/state/trial/mod.rs",
         from: "(self.since + progress::pays_for(cost))",
         to: "(self.since + if BROKEN { Time::ZERO } else { progress::pays_for(cost) })",
         package: "nvshare-core",
@@ -421,7 +421,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "turns that are taken because more gets done so end when another program has work",
-        file: "nvshare-scheduler/core/src/trial.rs",
+        file: "nvshare-scheduler/core/src/state/trial/mod.rs",
         from: "if matches!(self.stage, Stage::Turns { .. }) && !set",
         to: "if !BROKEN && matches!(self.stage, Stage::Turns { .. }) && !set",
         package: "nvshare-core",
@@ -429,7 +429,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "nobody waits for a turn of a program that is stopped",
-        file: "nvshare-scheduler/core/src/views.rs",
+        file: "nvshare-scheduler/core/src/steps/views.rs",
         from: "    if client.stuck {\n        return Part::default();",
         to: "    if client.stuck && !BROKEN {\n        return Part::default();",
         package: "nvshare-core",
@@ -437,7 +437,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "a program that is stopped is not asked for memory while others wait",
-        file: "nvshare-scheduler/core/src/room.rs",
+        file: "nvshare-scheduler/core/src/steps/room.rs",
         from: "entry.ordered.is_none() && !entry.stuck",
         to: "entry.ordered.is_none() && (BROKEN || !entry.stuck)",
         package: "nvshare-core",
@@ -461,7 +461,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "nothing is granted to a process that is stopped",
-        file: "nvshare-scheduler/core/src/turns/hopeless.rs",
+        file: "nvshare-scheduler/core/src/steps/turns/hopeless.rs",
         from: "|| self.is_stopped(&self.unit(id));",
         to: "|| (!BROKEN && self.is_stopped(&self.unit(id)));",
         package: "nvshare-core",
@@ -469,7 +469,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "memory that a program has comes back though another is stopped",
-        file: "nvshare-scheduler/core/src/views.rs",
+        file: "nvshare-scheduler/core/src/steps/views.rs",
         from: "let is_lost = client.stopped && client.may_go_on_until.is_none() && !restores;",
         to: "let is_lost = client.stopped && client.may_go_on_until.is_none() && (BROKEN || !restores);",
         package: "nvshare-core",
@@ -477,7 +477,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "an event of one client does not bring the places of all that wait up to date",
-        file: "nvshare-scheduler/core/src/views.rs",
+        file: "nvshare-scheduler/core/src/steps/views.rs",
         from: "            if left == 0 {\n",
         to: "            if left == 0 && !BROKEN {\n",
         package: "nvshare-core",
@@ -485,7 +485,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "a process that comes or goes does not have all of its job looked at",
-        file: "nvshare-scheduler/core/src/terms.rs",
+        file: "nvshare-scheduler/core/src/steps/terms.rs",
         from: "        self.settle_pauses(vec![id]);\n",
         to: "        self.settle_pauses(if BROKEN { self.members_of_job(job) } else { vec![id] });\n",
         package: "nvshare-core",
@@ -493,7 +493,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "all that a process left is free when it ends",
-        file: "nvshare-scheduler/core/src/arrivals.rs",
+        file: "nvshare-scheduler/core/src/inputs/arrivals.rs",
         from: "other < id && departed.identity.is_same_process(identity)",
         to: "other < id && !BROKEN && departed.identity.is_same_process(identity)",
         package: "nvshare-core",
@@ -525,7 +525,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "work in flight of a client that is paused is bounded",
-        file: "nvshare-scheduler/core/src/enforce.rs",
+        file: "nvshare-scheduler/core/src/steps/enforce.rs",
         from: "client.paused || gpus.any(",
         to: "client.paused && !BROKEN || gpus.any(",
         package: "nvshare-core",

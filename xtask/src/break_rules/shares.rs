@@ -5,7 +5,7 @@ use super::rules::Rule;
 pub(super) const SHARES: &[Rule] = &[
     Rule {
         what: "what is in flight is bounded while it is measured what jobs get done",
-        file: "nvshare-scheduler/core/src/gpu.rs",
+        file: "nvshare-scheduler/core/src/state/gpu.rs",
         from: "self.contested || self.trial.bounds() ||",
         to: "self.contested || !BROKEN && self.trial.bounds() ||",
         package: "nvshare-core",
@@ -21,7 +21,7 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "an answer counts as the end of a window at the time when it comes",
-        file: "nvshare-scheduler/core/src/trial.rs",
+        file: "nvshare-scheduler/core/src/state/trial/mod.rs",
         from: "Some((submissions, now));",
         to: "Some((submissions, match self.stage { Stage::Counts { from, asked: 1, .. } if BROKEN => from, Stage::Counts { to, .. } if BROKEN => to, _ => now }));",
         package: "nvshare-core",
@@ -37,7 +37,7 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "short work does not end a turn that goes on for those who wait in turn",
-        file: "nvshare-scheduler/core/src/turns/length.rs",
+        file: "nvshare-scheduler/core/src/steps/turns/length.rs",
         from: "let waiter = self.first_in_turn(gpu, unit);",
         to: "let waiter = if BROKEN { Some(unit.clone()) } else { self.first_in_turn(gpu, unit) };",
         package: "nvshare-simulate",
@@ -53,7 +53,7 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "an enforced limit binds a job that is alone",
-        file: "nvshare-scheduler/core/src/enforce.rs",
+        file: "nvshare-scheduler/core/src/steps/enforce.rs",
         from: "let pace = if runs {",
         to: "let pace = if runs && !BROKEN {",
         package: "nvshare-client",
@@ -61,7 +61,7 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "time is divided by the weight",
-        file: "nvshare-scheduler/core/src/virtual_time.rs",
+        file: "nvshare-scheduler/core/src/state/virtual_time.rs",
         from: "    if weight == USUAL {\n",
         to: "    if weight == USUAL || BROKEN {\n",
         package: "nvshare-client",
@@ -69,7 +69,7 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "while memory moves, the time is nobody's",
-        file: "nvshare-scheduler/core/src/share.rs",
+        file: "nvshare-scheduler/core/src/state/share.rs",
         from: "(0, 1..) => (self.ran, self",
         to: "(0, 1..) if BROKEN => (self.ran.saturating_add(served.held - self.from.held), 0),\n            (0, 1..) => (self.ran, self",
         package: "nvshare-core",
@@ -77,7 +77,7 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "a turn counts for no less than its restore took",
-        file: "nvshare-scheduler/core/src/share.rs",
+        file: "nvshare-scheduler/core/src/state/share.rs",
         from: "self.time = self.time.saturating_add(weighed(ran.max(restored), self.weight));",
         to: "self.time = self.time.saturating_add(weighed(if BROKEN { ran } else { ran.max(restored) }, self.weight));",
         package: "nvshare-core",
@@ -85,7 +85,7 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "a light job keeps all of the lead that its turn gave it",
-        file: "nvshare-scheduler/core/src/shares.rs",
+        file: "nvshare-scheduler/core/src/state/shares.rs",
         from: "weighed(bound.saturating_mul(2), share.weight.min(USUAL));",
         to: "weighed(bound.saturating_mul(2), if BROKEN { USUAL } else { share.weight.min(USUAL) });",
         package: "nvshare-core",
@@ -93,7 +93,7 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "a priority is a factor and not an order",
-        file: "nvshare-scheduler/core/src/terms.rs",
+        file: "nvshare-scheduler/core/src/steps/terms.rs",
         from: "Priority::Low => FINER / 8,",
         to: "Priority::Low => if BROKEN { 0 } else { FINER / 8 },",
         package: "nvshare-client",
@@ -101,7 +101,7 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "a job that comes back keeps no more than a bound of what it is behind",
-        file: "nvshare-scheduler/core/src/shares.rs",
+        file: "nvshare-scheduler/core/src/state/shares.rs",
         from: "was.behind.clamp(0, most)",
         to: "was.behind.clamp(0, if BROKEN { Virtual::MAX / 8 } else { most })",
         package: "nvshare-core",
@@ -109,7 +109,7 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "a job that was asked for the lock and asks again at once keeps all that it is behind",
-        file: "nvshare-scheduler/core/src/shares.rs",
+        file: "nvshare-scheduler/core/src/state/shares.rs",
         from: "let most = if paused {",
         to: "let most = if BROKEN || paused {",
         package: "nvshare-core",
@@ -117,7 +117,7 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "what a process gets counts for those of its job that wait",
-        file: "nvshare-scheduler/core/src/views.rs",
+        file: "nvshare-scheduler/core/src/steps/views.rs",
         from: "let mut moves = several || has_mates;",
         to: "let mut moves = several || has_mates && !BROKEN;",
         package: "nvshare-core",
@@ -157,7 +157,7 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "a job that gives back and asks again is as far ahead as it was",
-        file: "nvshare-scheduler/core/src/shares.rs",
+        file: "nvshare-scheduler/core/src/state/shares.rs",
         from: "share.time = if known { was.time.max(start) }",
         to: "share.time = if known && !BROKEN { was.time.max(start) }",
         package: "nvshare-core",

@@ -9,6 +9,7 @@
 //! | what does the client that is next get while others leave? | [`exchange`] |
 //! | who is next? | [`next`] |
 //! | how is a compute limit enforced? | [`pace`] |
+//! | how long is an answer waited for, and when is it asked for again? | [`patience`] |
 //! | do jobs that fit get more done side by side, or by turns? | [`progress`] |
 //! | how long is a turn? | [`quantum`] |
 //! | who is interactive? | [`rhythm`] |
@@ -26,6 +27,7 @@ pub mod entitled;
 pub mod exchange;
 pub mod next;
 pub mod pace;
+pub mod patience;
 pub mod progress;
 pub mod quantum;
 pub mod rhythm;

@@ -1,0 +1,67 @@
+//! Warnings for the administrator's log whose cause can come back: each is said once for a client and a GPU, and not again for
+//! a minute (see [`Repeated`]).
+
+use std::collections::BTreeMap;
+
+use nvshare_proto::{GpuUuid, Repeated};
+
+use crate::Core;
+use crate::report::Output;
+use crate::state::client::ClientId;
+use crate::state::gpu::Gpu;
+
+/// What a warning is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Topic {
+    /// Memory that was asked for has not left.
+    Stays,
+    /// An allocation got no room.
+    Refused,
+    /// A client waits though nobody is in its way.
+    Blocked,
+    /// An EVICT was not answered.
+    NoAnswer,
+    /// A DROP_LOCK or a grant was not answered.
+    Stuck,
+    /// A client has said that it has memory which nobody sees.
+    Unseen,
+    /// Clients do not agree on the size of a GPU.
+    Disputed,
+    /// More of a GPU is to be given away than there is.
+    TooMuch,
+}
+
+/// The causes that were said. Those of a client are forgotten with it.
+#[derive(Debug, Default)]
+pub(crate) struct Warnings {
+    of_clients: BTreeMap<ClientId, BTreeMap<(Topic, Option<GpuUuid>), Repeated>>,
+    of_gpus: BTreeMap<GpuUuid, BTreeMap<Topic, Repeated>>,
+}
+
+impl Warnings {
+    pub(crate) fn forget_client(&mut self, id: ClientId) {
+        self.of_clients.remove(&id);
+    }
+
+    /// Forgets all GPUs but these.
+    pub(crate) fn forget_gpus(&mut self, known: &BTreeMap<GpuUuid, Gpu>) {
+        self.of_gpus.retain(|uuid, _| known.contains_key(uuid));
+    }
+}
+
+impl Core {
+    /// Warns of something about a client, on one GPU or in all.
+    pub(crate) fn warn_of_client(&mut self, topic: Topic, id: ClientId, uuid: Option<GpuUuid>, text: &str) {
+        let causes = self.warnings.of_clients.entry(id).or_default();
+        let again = causes.entry((topic, uuid)).or_default().again(self.now);
+        self.outputs
+            .extend(again.map(|left_out| Output::Note { warning: true, text: format!("{text}{left_out}") }));
+    }
+
+    /// Warns of something about a GPU.
+    pub(crate) fn warn_of_gpu(&mut self, topic: Topic, uuid: GpuUuid, text: &str) {
+        let again = self.warnings.of_gpus.entry(uuid).or_default().entry(topic).or_default().again(self.now);
+        self.outputs
+            .extend(again.map(|left_out| Output::Note { warning: true, text: format!("{text}{left_out}") }));
+    }
+}

@@ -1,0 +1,254 @@
+//! A client's memory on one GPU.
+
+use std::time::Duration;
+
+use nvshare_proto::units::{GIB, MIB};
+use nvshare_proto::{MemoryMode, Usage};
+
+use crate::Time;
+use crate::state::cost::{Moving, SwitchCost};
+
+/// An EVICT on its way or being followed, until EVICTED answers it. Room that the client returns voluntarily meanwhile does
+/// not complete it: the ordered memory may still leave after that.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Order {
+    /// Bytes that are still to come back.
+    pub(crate) bytes: u64,
+    /// Bytes that came back since the order was given.
+    pub(crate) came: u64,
+    /// When the order was given.
+    pub(crate) given: Time,
+    /// When the order was given, or last followed in part.
+    pub(crate) since: Time,
+}
+
+/// Room that an allocation waited for is not asked back before the allocation could use it: two clients that grow would
+/// otherwise take the same room from each other without end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Promise {
+    /// Bytes that the client will have allocated then.
+    pub(crate) allocated: u64,
+    /// A client that has not used the room by this time does not need it.
+    pub(crate) until: Time,
+}
+
+/// Room that a client got while it was next and others still left: see [`policy::exchange`](crate::policy::exchange).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Ahead {
+    /// When the client got the first of it.
+    pub(crate) since: Time,
+    /// Bytes that were absent then.
+    pub(crate) absent: u64,
+}
+
+/// Memory that was asked for and stayed: the host has no memory to take it, it cannot be moved, or the client does not
+/// answer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Stays {
+    /// All bytes that the client had left then. Memory that it restores later can leave again.
+    pub(crate) bytes: u64,
+    /// The memory is not asked for before this time.
+    pub(crate) until: Time,
+}
+
+/// The most that a client's contexts and modules are assumed to need. Any more is something unknown, such as memory that
+/// another process shares with the client.
+pub(crate) const MOST_OVERHEAD: u64 = 4 * GIB;
+/// Overhead is counted in steps, so that a single loaded module changes nothing.
+const OVERHEAD_STEP: u64 = 64 * MIB;
+/// More memory than any GPU or host has: values that clients report are cut to it, so that sums do not overflow.
+pub(crate) const MOST_BYTES: u64 = 1 << 50;
+
+/// A client's memory on one GPU, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Account {
+    /// The usage that the client last reported.
+    pub(crate) usage: Usage,
+    /// Bytes that the client may have resident: room given minus room given back.
+    pub(crate) room: u64,
+    /// The client was told to give room back and has not answered yet.
+    pub(crate) order: Option<Order>,
+    /// Bytes that a waiting allocation needs beyond the room.
+    pub(crate) needs: u64,
+    /// Room that was given for a waiting allocation, which may not have used it yet.
+    pub(crate) promised: Option<Promise>,
+    /// Bytes that the client restores for its turn: what it had reported as absent when its restore began.
+    pub(crate) restores: u64,
+    /// The restore began before the grant.
+    pub(crate) ahead: Option<Ahead>,
+    /// Memory that was asked for and did not come back.
+    pub(crate) stays: Option<Stays>,
+    /// Evictions in a row that left memory where it was.
+    pub(crate) shorts: u32,
+    /// The log says that the client's memory stays where it is.
+    pub(crate) reported_short: bool,
+    /// How fast the client's memory moves, as the scheduler timed it; in bytes per second.
+    pub(crate) rates: Rates,
+    /// The cost of the client's hand-overs on this GPU.
+    pub(crate) cost: SwitchCost,
+    /// The same of those that move memory, by what they move.
+    pub(crate) moving: Moving,
+    /// Bytes that had to leave for the client when it was last made next in its turn.
+    pub(crate) claimed: u64,
+    /// Bytes measured on the card beyond what the client reports: at the last look, and at the one before.
+    beside: [u64; 2],
+    /// How often the client's process was measured; no more than twice counts.
+    looks: u8,
+    /// Bytes that the client reported and that were not measured, at the same looks.
+    unseen: [u64; 2],
+}
+
+/// How fast memory is moved, in bytes per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Rates {
+    pub(crate) evict: f64,
+    pub(crate) restore: f64,
+}
+
+impl Default for Rates {
+    /// Until measured: the rates of managed memory over PCIe 3.
+    fn default() -> Self {
+        Self { evict: 4e9, restore: 8e9 }
+    }
+}
+
+/// The slowest and the fastest that memory can move, in bytes per second: a disk that swaps, and more than any link.
+const POSSIBLE: (f64, f64) = (1e8, 1e13);
+
+impl Rates {
+    /// How long it takes to move this many bytes out and as many in.
+    pub(crate) fn there_and_back(self, bytes: u64) -> Duration {
+        let bytes = bytes as f64;
+        Duration::try_from_secs_f64(bytes / self.evict + bytes / self.restore).unwrap_or(Duration::MAX)
+    }
+
+    /// A measured rate moves the known one half of the way.
+    pub(crate) fn blend(rate: &mut f64, bytes: u64, took: Duration) {
+        if bytes >= 64 * MIB && !took.is_zero() {
+            let measured = (bytes as f64 / took.as_secs_f64()).clamp(POSSIBLE.0, POSSIBLE.1);
+            *rate = (*rate + measured) / 2.0;
+        }
+    }
+}
+
+impl Account {
+    pub(crate) fn new(usage: Usage, rates: Rates) -> Self {
+        let mut account = Self {
+            usage,
+            room: 0,
+            order: None,
+            needs: 0,
+            promised: None,
+            restores: 0,
+            ahead: None,
+            stays: None,
+            shorts: 0,
+            reported_short: false,
+            rates,
+            cost: SwitchCost::default(),
+            moving: Moving::default(),
+            claimed: 0,
+            beside: [0; 2],
+            looks: 0,
+            unseen: [0; 2],
+        };
+        account.told(usage);
+        account
+    }
+
+    /// The time of a hand-over for which `to_move` bytes have to leave; none: there was none yet. `apart`: how long these bytes
+    /// take out, and then as many in. A small hand-over may have taken long for another reason.
+    pub(crate) fn cost_of_moving(&self, to_move: u64, apart: Duration) -> Option<Duration> {
+        let mean = self.cost.idle.mean()?;
+        let by_bytes = self.moving.of(to_move).filter(|_| to_move > 0);
+        Some(by_bytes.map_or(mean, |cost| cost.min(mean.max(apart))))
+    }
+
+    /// Bytes that cannot be moved while the client does not run.
+    pub(crate) fn pinned(&self, memory: MemoryMode) -> u64 {
+        if memory == MemoryMode::Off { self.room } else { self.staying() }
+    }
+
+    /// Bytes of the room that it is useless to ask for at present.
+    pub(crate) fn staying(&self) -> u64 {
+        self.stays.map_or(0, |stays| stays.bytes.min(self.room))
+    }
+
+    /// The client reports its usage. The numbers of a client need not add up, so they are cut to what is possible.
+    pub(crate) fn told(&mut self, usage: Usage) {
+        let allocated = usage.allocated.min(MOST_BYTES);
+        self.usage = Usage {
+            total: usage.total.min(MOST_BYTES),
+            limit: usage.limit.min(MOST_BYTES),
+            allocated,
+            absent: usage.absent.min(allocated),
+            immovable: usage.immovable.min(allocated),
+            ..usage
+        };
+    }
+
+    /// The client's process was measured: it has `used` bytes on the card, without managed memory. `holds_still`: its memory is
+    /// not being moved.
+    ///
+    /// Memory that the library maps itself is among them wherever it is on the card: what the client has beside it is not known
+    /// while it moves. Managed memory of a program with such memory is taken for a part of it, so its contexts may count for
+    /// less than they take; so may those of a client that has lost room, until that room is tried again.
+    pub(crate) fn measure(&mut self, used: u64, memory: MemoryMode, holds_still: bool) {
+        let reported = match memory {
+            MemoryMode::Swap if !holds_still => return,
+            MemoryMode::Swap => self.room.max(self.usage.immovable),
+            MemoryMode::Managed | MemoryMode::Off => self.usage.immovable,
+        };
+        let beside = used.saturating_sub(reported);
+        self.beside = [beside.min(MOST_OVERHEAD), self.beside[0]];
+        self.looks = (self.looks + 1).min(2);
+    }
+
+    /// Whether what the client has beside its memory is known: see [`Self::overhead`].
+    pub(crate) fn is_measured(&self) -> bool {
+        self.looks >= 2
+    }
+
+    /// NVML sees all plain memory of a process: memory that the client reports and NVML does not see is charged no more. An
+    /// allocation may have been made or freed around the look, so two looks in a row are needed. Returns the bytes that are
+    /// charged no more.
+    pub(crate) fn disbelieve(&mut self, seen: u64, memory: MemoryMode) -> u64 {
+        if memory != MemoryMode::Off {
+            return 0;
+        }
+        self.unseen = [self.resident().saturating_sub(seen), self.unseen[0]];
+        let unseen = self.unseen[0].min(self.unseen[1]);
+        if unseen < OVERHEAD_STEP {
+            return 0;
+        }
+        self.unseen = [0; 2];
+        self.usage.allocated = self.usage.allocated.saturating_sub(unseen);
+        self.room = self.room.saturating_sub(unseen);
+        unseen
+    }
+
+    /// Bytes of the client's contexts and modules. Bytes seen only once may be an allocation that the client has not
+    /// reported yet.
+    pub(crate) fn overhead(&self) -> u64 {
+        self.beside[0].min(self.beside[1]).next_multiple_of(OVERHEAD_STEP)
+    }
+
+    /// Bytes that the client has allocated, or is about to allocate.
+    pub(crate) fn wanted(&self) -> u64 {
+        // An allocation that waits for room is a new one, or one that is absent and counted already.
+        let needed = if self.needs > 0 { self.room.saturating_add(self.needs) } else { 0 };
+        let promised = self.promised.map_or(0, |promise| promise.allocated);
+        self.usage.allocated.max(needed).max(promised)
+    }
+
+    /// Bytes that a client wants resident when it runs: all that it has allocated, at most what one client may have.
+    pub(crate) fn demand(&self, capacity: u64) -> u64 {
+        // Room that does not come back is as good as used.
+        self.wanted().max(self.staying()).min(capacity)
+    }
+
+    /// Bytes on the card, as the client last reported.
+    pub(crate) fn resident(&self) -> u64 {
+        self.usage.allocated.saturating_sub(self.usage.absent)
+    }
+}

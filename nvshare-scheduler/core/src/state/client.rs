@@ -1,0 +1,334 @@
+//! A registered process, and where it stands.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use nvshare_proto::{Asked, ClientState, Counters, Epoch, GpuUuid, MemoryMode, Register};
+
+use crate::Time;
+use crate::policy::rhythm::Rhythm;
+use crate::state::account::{Account, Rates};
+use crate::state::virtual_time::OncePerEvent;
+
+/// GPUs that one client may use.
+pub const MOST_GPUS_EACH: usize = 64;
+
+/// A client's number: the shell's number of its connection.
+pub type ClientId = u64;
+
+/// Why a client is next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Why {
+    /// The client fits beside the others: nobody leaves for it.
+    Joins,
+    /// The turn passes to the client: those that do not fit beside it leave.
+    Claims,
+    /// The client goes on where it was: it had been idle, or a drain beside it was given up.
+    Resumes,
+}
+
+/// Where a client stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// The client's gate is closed.
+    Parked,
+    /// The client gets the lock as soon as there is room.
+    Next(Why),
+    /// LOCK_OK is sent; the client restores, which should be over by `until`. If `begins`, a turn begins when the client
+    /// runs.
+    Granted { epoch: Epoch, since: Time, until: Time, begins: bool },
+    /// The client's gate is open.
+    Running { epoch: Epoch },
+    /// DROP_LOCK is sent; the client drains, which should be over when it is `due`.
+    Dropping { epoch: Epoch, since: Time, due: Time },
+    /// The client has drained, and keeps its place until the others of its gang have: if one of them cannot, it goes on.
+    Drained,
+    /// The client closed its own gate, and keeps its place until somebody takes it.
+    Idle { epoch: Epoch, since: Time },
+    /// Scheduling is off: the client runs and nothing is counted.
+    Free,
+}
+
+impl Phase {
+    /// The client's work may be on the GPU, or its gate may open without a further message from the scheduler.
+    pub(crate) fn holds(self) -> bool {
+        matches!(
+            self,
+            Self::Granted { .. }
+                | Self::Running { .. }
+                | Self::Dropping { .. }
+                | Self::Drained
+                | Self::Idle { .. }
+        )
+    }
+
+    pub(crate) fn is_next(self) -> bool {
+        matches!(self, Self::Next(_))
+    }
+
+    pub(crate) fn drops(self) -> bool {
+        matches!(self, Self::Dropping { .. })
+    }
+
+    pub(crate) fn is_idle(self) -> bool {
+        matches!(self, Self::Idle { .. })
+    }
+
+    /// The client's time counts as held: from the open gate to the end of the drain.
+    pub(crate) fn runs(self) -> bool {
+        matches!(self, Self::Running { .. } | Self::Dropping { .. })
+    }
+
+    /// The client restores or computes: nobody else could use the GPU.
+    pub(crate) fn uses_a_turn(self) -> bool {
+        self.counts() || matches!(self, Self::Granted { .. })
+    }
+
+    /// The time counts as that of the client's job: what a restore counts for is in `share.rs`.
+    pub(crate) fn counts(self) -> bool {
+        self.runs() || self == Self::Drained
+    }
+
+    pub(crate) fn shown(self, wants: bool) -> ClientState {
+        match self {
+            Self::Parked if wants => ClientState::Waiting,
+            Self::Parked => ClientState::Parked,
+            Self::Next(_) => ClientState::Next,
+            Self::Granted { .. } => ClientState::Restoring,
+            Self::Running { .. } => ClientState::Running,
+            Self::Dropping { .. } | Self::Drained => ClientState::Draining,
+            Self::Idle { .. } => ClientState::Idle,
+            Self::Free => ClientState::Free,
+        }
+    }
+}
+
+/// A hand-over to a client that waited for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HandOver {
+    /// When the lock was given back.
+    pub(crate) freed: Time,
+    /// The grant has to move memory.
+    pub(crate) moves: bool,
+}
+
+/// A client's process, as the kernel describes it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// The process's number, if our PID namespace has one for it.
+    pub pid: Option<u32>,
+    /// Tells the process from every other one, in any namespace.
+    pub process: Option<u64>,
+    /// The tenant of the process: a container, or one `nvshare-ctl run`.
+    pub tenant: Option<u64>,
+    /// The gang that the process says it belongs to, within its tenant, or among its user's processes.
+    pub gang: Option<Gang>,
+}
+
+/// Processes that are granted together or not at all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Gang {
+    /// Tells the gang from others. It is made from the gang's owner and its name, so that nobody joins another's gang.
+    pub number: u64,
+    /// How many processes the gang is to have; 0: as many as come.
+    pub size: u32,
+}
+
+impl Identity {
+    /// Whether both are known to be the same process.
+    pub(crate) fn is_same_process(self, other: Self) -> bool {
+        match (self.process, other.process) {
+            (None, None) => self.pid.is_some() && self.pid == other.pid,
+            (one, other) => one.is_some() && one == other,
+        }
+    }
+}
+
+/// The clients whose time on a GPU is counted together: all processes of a tenant, else of a gang, else one process, else
+/// one connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Job {
+    Tenant(u64),
+    Gang(u64),
+    Process(u64),
+    Connection(ClientId),
+}
+
+impl Job {
+    pub(crate) fn of(identity: Identity, client: ClientId) -> Self {
+        let process = identity.process.map(Self::Process);
+        let gang = identity.gang.map(|gang| Self::Gang(gang.number));
+        identity.tenant.map(Self::Tenant).or(gang).or(process).unwrap_or(Self::Connection(client))
+    }
+}
+
+/// A registered process.
+#[derive(Debug)]
+pub(crate) struct Client {
+    /// The process's number: from the kernel, or from the process itself where the kernel cannot tell.
+    pub(crate) pid: u32,
+    /// The process, as the kernel describes it.
+    pub(crate) identity: Identity,
+    pub(crate) job: Job,
+    /// The gang that the client is a member of.
+    pub(crate) gang: Option<u64>,
+    /// How far the client is ahead of the clocks of its GPUs, if it uses several and has no gang.
+    pub(crate) ahead: OncePerEvent,
+    /// The client's wishes for the GPUs' time.
+    pub(crate) asked: Asked,
+    /// An administrator has paused the client's job, or that of another member of its gang.
+    pub(crate) paused: bool,
+    pub(crate) name: String,
+    pub(crate) memory: MemoryMode,
+    pub(crate) phase: Phase,
+    /// The client wants the lock: for work at its gate, for an allocation while it is parked, or with its gang.
+    pub(crate) wants: bool,
+    pub(crate) waiting_since: Time,
+    /// In boxes: a map has room for eleven, and most clients use one GPU.
+    pub(crate) accounts: BTreeMap<GpuUuid, Box<Account>>,
+    held: Duration,
+    waited: Duration,
+    /// The client's work between its sleeps.
+    pub(crate) rhythm: Rhythm,
+    /// `held`, `waited` and `rhythm` are counted up to this time.
+    counted_to: Time,
+    pub(crate) told_waiting: bool,
+    /// At the last check, no room could be made for the client, or its gang waited for members.
+    pub(crate) hopeless: bool,
+    /// The hand-over that the client's grant completes, until it runs.
+    pub(crate) hand_over: Option<HandOver>,
+    /// The client's drains that were given up in a row.
+    pub(crate) deferrals: u32,
+    /// Until this time, the client counts as one that does not leave: it gave up too many drains in a row.
+    pub(crate) stubborn_until: Option<Time>,
+    /// The client did not answer in time.
+    pub(crate) stuck: bool,
+    /// The client's process is stopped, as by Ctrl-Z.
+    pub(crate) stopped: bool,
+    /// Until this time, allocations of others wait for the stopped process to go on.
+    pub(crate) may_go_on_until: Option<Time>,
+    pub(crate) reported_hopeless: bool,
+    /// The client was asked for its counters and has not answered.
+    pub(crate) asked_counters: bool,
+    pub(crate) counters: Counters,
+}
+
+impl Client {
+    pub(crate) fn new(id: ClientId, identity: Identity, register: Register, now: Time) -> Self {
+        let account = |usage| Box::new(Account::new(usage, Rates::default()));
+        // More than any machine has would cost each event of the job more.
+        let mut asked = register.asked;
+        asked.compute.truncate(MOST_GPUS_EACH);
+        asked.compute.shrink_to_fit();
+        Self {
+            pid: identity.pid.unwrap_or(register.pid),
+            identity,
+            job: Job::of(identity, id),
+            gang: None,
+            ahead: OncePerEvent::default(),
+            asked,
+            paused: false,
+            name: register.name,
+            memory: register.memory,
+            phase: Phase::Parked,
+            wants: false,
+            waiting_since: now,
+            accounts: register.usage.into_iter().take(MOST_GPUS_EACH).map(|u| (u.gpu, account(u))).collect(),
+            held: Duration::ZERO,
+            waited: Duration::ZERO,
+            rhythm: Rhythm::default(),
+            counted_to: now,
+            told_waiting: false,
+            hopeless: false,
+            hand_over: None,
+            deferrals: 0,
+            stubborn_until: None,
+            stuck: false,
+            stopped: false,
+            may_go_on_until: None,
+            reported_hopeless: false,
+            asked_counters: false,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Whether the client's turn comes on several GPUs at once: its own, or those of its gang.
+    pub(crate) fn uses_several(&self) -> bool {
+        self.accounts.len() > 1 || self.gang.is_some()
+    }
+
+    /// Whether the client neither runs nor asks for the lock.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.phase.is_idle() || self.phase == Phase::Parked && !self.wants
+    }
+
+    /// The client is told whether others wait for what it holds; returns whether that is news.
+    pub(crate) fn tell_waiting(&mut self, waiting: bool, now: Time) -> bool {
+        self.count(now);
+        if !waiting {
+            self.rhythm.stop_watching();
+        }
+        std::mem::replace(&mut self.told_waiting, waiting) != waiting
+    }
+
+    /// Whether the client's work between its sleeps is short, so that it may go ahead of others.
+    pub(crate) fn is_interactive(&self) -> bool {
+        self.gang.is_none() && self.rhythm.is_interactive()
+    }
+
+    /// Whether the client waits for the lock and is not next yet.
+    pub(crate) fn waits(&self) -> bool {
+        self.wants && self.phase == Phase::Parked && !self.paused
+    }
+
+    /// Whether nothing that the client is asked for is to be expected. A stopped process that runs counts as usual until it is asked
+    /// to leave.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.stuck || self.stopped && !self.phase.runs()
+    }
+
+    /// How long an answer of the client is waited for: not at all, if its process is stopped.
+    pub(crate) fn grace(&self, grace: Duration) -> Duration {
+        if self.stopped { Duration::ZERO } else { grace }
+    }
+
+    /// How long the client has held the lock, and how long it has waited for the lock, up to now.
+    pub(crate) fn times(&self, now: Time) -> (Duration, Duration) {
+        let passed = now.saturating_sub(self.counted_to);
+        if self.phase.runs() {
+            (self.held + passed, self.waited)
+        } else if self.wants {
+            (self.held, self.waited + passed)
+        } else {
+            (self.held, self.waited)
+        }
+    }
+
+    /// Counts the time since the last call as held or waited. Called before the client's phase changes.
+    pub(crate) fn count(&mut self, now: Time) {
+        if self.phase.runs() && self.told_waiting {
+            self.rhythm.add_work(now.saturating_sub(self.counted_to));
+        }
+        (self.held, self.waited) = self.times(now);
+        self.counted_to = self.counted_to.max(now);
+    }
+
+    /// The client's gate is closed and its work is complete: earlier drains that failed no longer count.
+    pub(crate) fn note_drained(&mut self) {
+        self.stuck = false;
+        self.deferrals = 0;
+        self.stubborn_until = None;
+    }
+
+    /// Bytes of an account that the client cannot give back when asked.
+    pub(crate) fn pinned(&self, account: &Account) -> u64 {
+        if self.stopped && !self.phase.runs() || self.phase.holds() && self.stuck {
+            account.room
+        } else if self.phase.holds() && !self.phase.is_idle() && self.stubborn_until.is_some() {
+            // The client answers, and gives back the room that it does not use.
+            account.room.min(account.wanted())
+        } else {
+            account.pinned(self.memory)
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The administrator's choices, and what follows from them for one GPU.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use nvshare_proto::GpuUuid;
+use nvshare_proto::units::MIB;
+
+use crate::policy::capacity;
+use crate::policy::exchange::Exchange;
+use crate::policy::quantum::Auto;
+use crate::state::gpu::Size;
+use crate::state::rule::Rule;
+
+/// Whether jobs that fit a GPU together run side by side.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Together {
+    /// As long as they get no more done by turns: see [`policy::progress`].
+    Measure,
+    /// Always.
+    #[default]
+    Always,
+}
+
+/// The administrator's choices at the start.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Names this run of the scheduler in its grants.
+    pub boot: u64,
+    /// How long a client keeps the lock while another client waits.
+    pub quantum: Duration,
+    /// If set, the quantum follows from the cost of hand-overs instead.
+    pub auto: Option<Auto>,
+    /// Bytes of each GPU that clients may fill together, at most what the GPU has; none: what the GPU has, less the
+    /// reserve.
+    pub gpu_memory: Option<u64>,
+    /// Bytes of each GPU that are left to contexts, modules and the driver; none: 1536 MiB, and of a small GPU an
+    /// eighth at most.
+    pub reserve: Option<u64>,
+    /// Settings that differ on single GPUs.
+    pub gpus: BTreeMap<GpuUuid, GpuConfig>,
+    /// One client at a time, even where memory fits.
+    pub exclusive: bool,
+    /// Jobs that fit a GPU together.
+    pub together: Together,
+    /// Whose memory comes to the card while that of others leaves.
+    pub exchange: Exchange,
+    /// After this long without an answer, a client is reported as stuck.
+    pub grace: Duration,
+    /// When clients come back from an earlier scheduler, nobody is granted anything for this long after the start: the
+    /// scheduler must know all clients that run before it gives their memory away.
+    pub settle: Duration,
+    /// Clients of an earlier scheduler are known to exist, though none has come back yet.
+    pub restarted: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            boot: 1,
+            quantum: Duration::from_secs(30),
+            auto: None,
+            gpu_memory: None,
+            reserve: None,
+            gpus: BTreeMap::new(),
+            exclusive: false,
+            together: Together::default(),
+            exchange: Exchange::default(),
+            grace: Duration::from_secs(10),
+            settle: Duration::ZERO,
+            restarted: false,
+        }
+    }
+}
+
+/// The settings of one GPU that differ from the rest of the configuration.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GpuConfig {
+    /// How long a client keeps the lock while another client waits.
+    pub quantum: Option<Duration>,
+    /// If set, the quantum follows from the cost of hand-overs instead.
+    pub auto: Option<Auto>,
+    /// Bytes that clients may fill together.
+    pub gpu_memory: Option<u64>,
+    /// Bytes that are left to contexts, modules and the driver.
+    pub reserve: Option<u64>,
+}
+
+impl Config {
+    /// How the quantum of a GPU is chosen.
+    #[must_use]
+    pub fn rule(&self, gpu: GpuUuid) -> Rule {
+        let general = self.auto.map_or(Rule::Fixed(self.quantum), Rule::Auto);
+        let own = self.gpus.get(&gpu);
+        own.and_then(|own| own.auto.map(Rule::Auto).or(own.quantum.map(Rule::Fixed))).unwrap_or(general)
+    }
+
+    /// Sets the rule of one GPU; without a GPU, that of all GPUs, known and unknown.
+    pub fn set_rule(&mut self, gpu: Option<GpuUuid>, rule: Rule) {
+        let (quantum, auto) = match rule {
+            Rule::Fixed(quantum) => (Some(quantum), None),
+            Rule::Auto(auto) => (None, Some(auto)),
+        };
+        match gpu {
+            Some(gpu) => {
+                let own = self.gpus.entry(gpu).or_default();
+                (own.quantum, own.auto) = (quantum, auto);
+            }
+            None => {
+                self.quantum = quantum.unwrap_or(self.quantum);
+                self.auto = auto;
+                self.gpus.values_mut().for_each(|own| (own.quantum, own.auto) = (None, None));
+            }
+        }
+    }
+
+    /// Bytes of a GPU that clients may fill together, where that is a fixed number. A GPU with a reserve of its own has
+    /// none.
+    #[must_use]
+    pub fn fixed_memory(&self, gpu: GpuUuid) -> Option<u64> {
+        let own = self.gpus.get(&gpu);
+        let general = self.gpu_memory.filter(|_| own.is_none_or(|own| own.reserve.is_none()));
+        own.and_then(|own| own.gpu_memory).or(general)
+    }
+
+    /// Bytes of a GPU that clients may fill together: see [`capacity::usable`].
+    pub(crate) fn usable(&self, gpu: GpuUuid, size: Size) -> u64 {
+        let Size { available, overhead, largest } = size;
+        if let Some(fixed) = self.fixed_memory(gpu) {
+            return fixed.min(available);
+        }
+        let own = self.gpus.get(&gpu).and_then(|own| own.reserve);
+        let reserve = own.or(self.reserve).unwrap_or((1536 * MIB).min(available / 8));
+        capacity::usable(available, reserve, overhead, largest)
+    }
+}

@@ -1,0 +1,256 @@
+//! One GPU.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use crate::Time;
+use crate::policy::ahead;
+use crate::policy::budget::Budget;
+use crate::state::account::Rates;
+use crate::state::client::{Client, ClientId, Identity};
+use crate::state::cost::SwitchCost;
+use crate::state::ledger::{Key, Ledger};
+use crate::state::rule::Rule;
+use crate::state::shares::Shares;
+use crate::state::trial::Trial;
+use crate::state::virtual_time::{Virtual, nanos};
+
+/// The memory that a disconnected client has left on a GPU, until its process ends too or comes back.
+#[derive(Debug, Clone)]
+pub(crate) struct Departed {
+    /// The client's process, as the kernel knows it.
+    pub(crate) identity: Identity,
+    pub(crate) pid: u32,
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    /// The process lives on for longer than its end should take, and the log says so.
+    pub(crate) reported: bool,
+    /// How often in a row NVML saw the GPU and nothing of this process.
+    pub(crate) unseen: u32,
+}
+
+/// The source of a GPU's capacity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// NVML measured it.
+    Certain,
+    /// The GPU's clients say it, and agree; or an administrator, as far as the GPU has that.
+    Clients,
+    /// The GPU's clients say different sizes: each is believed for itself, and one runs at a time.
+    Disputed,
+}
+
+/// The figures that a GPU's capacity follows from, in bytes: see [`crate::policy::capacity::usable`].
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Size {
+    pub(crate) available: u64,
+    pub(crate) overhead: u64,
+    pub(crate) largest: u64,
+}
+
+/// One GPU.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    /// The size as last measured, or as clients say.
+    pub(crate) size: Size,
+    /// Bytes that clients may fill together.
+    pub(crate) capacity: u64,
+    pub(crate) source: Source,
+    /// How the quantum is chosen.
+    pub(crate) rule: Rule,
+    /// The quantum; with a rule that chooses it, the last one.
+    pub(crate) quantum: Duration,
+    pub(crate) ledger: Ledger,
+    pub(crate) shares: Shares,
+    /// The time that switching may still cost, where an administrator has stated a part.
+    pub(crate) budget: Budget,
+    /// Whether jobs that fit get more done side by side or by turns.
+    pub(crate) trial: Trial,
+    /// When the turn's first client ran.
+    pub(crate) turn_started: Option<Time>,
+    /// Clients whose turn was interrupted by short work: the turn goes on when that work is done.
+    pub(crate) interrupted: BTreeSet<ClientId>,
+    /// How long the interrupted turn had lasted.
+    pub(crate) lasted: Duration,
+    /// The time at which a deferred drain may be tried again.
+    pub(crate) not_before: Time,
+    /// Drains deferred in a row.
+    pub(crate) deferrals: u32,
+    /// Clients that gave the lock back in the hand-over under way.
+    pub(crate) released: BTreeSet<ClientId>,
+    /// When the lock was last given back.
+    pub(crate) freed_at: Option<Time>,
+    /// The longest drain of late.
+    pub(crate) longest_drain: Duration,
+    /// How fast memory moves, as the scheduler timed it.
+    pub(crate) rates: Rates,
+    /// The cost of hand-overs on this GPU.
+    pub(crate) cost: SwitchCost,
+    pub(crate) turns: u64,
+    /// A client waits for what the holders hold.
+    pub(crate) contested: bool,
+    /// When a client last waited while jobs took slices.
+    pub(crate) contested_at: Option<Time>,
+    /// The last answer to all holders whether a client waits.
+    pub(crate) told: bool,
+    /// When the GPU is looked at again, without regard to overdue things in its ledger.
+    pub(crate) wake: Option<Time>,
+    /// Waiters for which something here is in the way: all of their GPUs are looked at when something changes here.
+    pub(crate) watched_by: BTreeSet<ClientId>,
+    /// This GPU's entry in the core's list of deadlines.
+    pub(crate) deadline: Option<Time>,
+    /// The last hand-overs with nothing to move, from drained to open gate.
+    pub(crate) switches: VecDeque<Duration>,
+    /// Memory of clients that are gone while their process is not.
+    pub(crate) departed: BTreeMap<ClientId, Departed>,
+}
+
+/// For so long after the last waiter, holders expect another one.
+const LINGERS: Duration = Duration::from_millis(500);
+
+/// More than any two jobs are apart.
+const LENT: Virtual = 1 << 60;
+
+/// Hand-overs whose duration is kept.
+const SWITCHES_KEPT: usize = 4096;
+
+impl Gpu {
+    /// When holders stop expecting another waiter, if none comes.
+    pub(crate) fn lingers_until(&self) -> Option<Time> {
+        self.contested_at.filter(|_| !self.contested).map(|at| at + LINGERS)
+    }
+
+    pub(crate) fn new(capacity: u64, source: Source, rule: Rule) -> Self {
+        Self {
+            size: Size::default(),
+            capacity,
+            source,
+            quantum: rule.at_first(),
+            rule,
+            ledger: Ledger::default(),
+            shares: Shares::default(),
+            budget: Budget::default(),
+            trial: Trial::default(),
+            turn_started: None,
+            interrupted: BTreeSet::new(),
+            lasted: Duration::ZERO,
+            not_before: Time::ZERO,
+            deferrals: 0,
+            released: BTreeSet::new(),
+            freed_at: None,
+            longest_drain: Duration::ZERO,
+            rates: Rates::default(),
+            cost: SwitchCost::default(),
+            turns: 0,
+            contested: false,
+            contested_at: None,
+            told: false,
+            wake: None,
+            watched_by: BTreeSet::new(),
+            deadline: None,
+            switches: VecDeque::new(),
+            departed: BTreeMap::new(),
+        }
+    }
+
+    /// Clients that wait, in the order of turns.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = Key> + '_ {
+        self.ledger.waiting(self.shares.clock())
+    }
+
+    /// Whether a client may go ahead of others here: its work is short, or its turn was interrupted.
+    pub(crate) fn goes_ahead(&self, id: ClientId, client: &Client) -> bool {
+        matches!(self.rule, Rule::Auto(_)) && (client.is_interactive() || self.interrupted.contains(&id))
+    }
+
+    /// How far its place in the order is before that of others whose job has had as much; in virtual time.
+    pub(crate) fn lent_to(&self, id: ClientId, client: &Client) -> Virtual {
+        let is_ahead = self.shares.time(client.job).saturating_sub(self.shares.clock());
+        let Rule::Auto(target) = self.rule else { return 0 };
+        let most = ahead::most_ahead(self.quantum, target.max_wait, self.shares.active());
+        let most = nanos(most);
+        if self.goes_ahead(id, client) && is_ahead <= most { LENT } else { 0 }
+    }
+
+    /// When the turn began that a client has now: one that was interrupted goes on.
+    pub(crate) fn turn_begins(&mut self, id: ClientId, now: Time) -> Time {
+        if !self.interrupted.contains(&id) {
+            return now;
+        }
+        self.interrupted.clear();
+        now.saturating_sub(std::mem::take(&mut self.lasted))
+    }
+
+    /// Short work interrupts the turn of others: it goes on when that is done.
+    pub(crate) fn interrupt(&mut self, leavers: &[ClientId], now: Time) {
+        self.interrupted = leavers.iter().copied().collect();
+        self.lasted = self.turn_started.map_or(Duration::ZERO, |started| now.saturating_sub(started));
+    }
+
+    /// The turn passes to a client: one that was interrupted is over, unless it is the client's own.
+    pub(crate) fn pass_to(&mut self, to: &[ClientId]) {
+        if !to.iter().any(|id| self.interrupted.contains(id)) {
+            self.interrupted.clear();
+        }
+    }
+
+    /// Whether jobs take turns though they fit: because they are to have different parts of the time, or get more done by turns.
+    pub(crate) fn takes_slices(&self) -> bool {
+        self.shares.are_unequal() || self.trial.takes_turns()
+    }
+
+    /// Whether a client waits, or did a moment ago while jobs took slices. A client that has just left asks again at once
+    /// if it has more work: until then its successor must not submit without bounds. Nor may jobs whose progress is measured.
+    pub(crate) fn is_contested(&self, now: Time) -> bool {
+        self.contested || self.trial.bounds() || self.contested_at.is_some_and(|at| now < at + LINGERS)
+    }
+
+    /// The same, where another client is certain to wait soon after a grant.
+    pub(crate) fn is_contested_from_the_grant(&self, now: Time) -> bool {
+        (self.contested_at.is_some() || self.trial.bounds()) && self.is_contested(now)
+    }
+
+    /// Whether a drain was given up, and is tried again later.
+    pub(crate) fn cannot_drain(&self, now: Time) -> bool {
+        self.deferrals > 0 || self.not_before > now
+    }
+
+    /// Whether a drain was given up a moment ago: no client is asked for the lock yet.
+    pub(crate) fn waits_to_drain(&self, now: Time) -> bool {
+        self.not_before > now
+    }
+
+    /// How much of what a job is behind, or ahead, is kept at most when it stops wanting the GPU.
+    pub(crate) fn most_kept(&self) -> Duration {
+        (self.quantum + self.longest_drain) * 2
+    }
+
+    /// A drain took this long. A long one is forgotten by and by.
+    pub(crate) fn record_drain(&mut self, took: Duration) {
+        self.longest_drain = took.max(self.longest_drain - self.longest_drain / 8);
+    }
+
+    pub(crate) fn wake_at(&mut self, time: Time) {
+        self.wake = Some(self.wake.map_or(time, |wake| wake.min(time)));
+    }
+
+    pub(crate) fn record_switch(&mut self, took: Duration) {
+        if self.switches.len() == SWITCHES_KEPT {
+            self.switches.pop_front();
+        }
+        self.switches.push_back(took);
+    }
+
+    /// Count, median, 99th percentile and longest of the hand-overs kept, in microseconds.
+    pub(crate) fn switch_summary(&self) -> [u64; 4] {
+        let mut sorted: Vec<Duration> = self.switches.iter().copied().collect();
+        sorted.sort_unstable();
+        let micros = |d: Option<&Duration>| d.map_or(0, |d| d.as_micros() as u64);
+        [
+            sorted.len() as u64,
+            micros(sorted.get(sorted.len() / 2)),
+            micros(sorted.get(sorted.len() * 99 / 100)),
+            micros(sorted.last()),
+        ]
+    }
+}

@@ -1,0 +1,591 @@
+//! The sums of clients' memory on one GPU: an event does not cost more when a GPU has more clients.
+//!
+//! The ledger has an [`Entry`] for each client, and for each process that has left while it still has memory there.
+//! [`Ledger::set`] is the only way to change one, and keeps every sum and every order in step.
+//!
+//! Invariant: each sum is the sum over the entries, and each set holds exactly those entries that its comment says. The
+//! tests recompute all of it from the entries ([`Ledger::audit`]) after each random change.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+use crate::Time;
+use crate::state::client::{ClientId, Job};
+use crate::state::shares::Part;
+use crate::state::virtual_time::Virtual;
+
+/// The place of a client in the order of turns: the smallest virtual time first, then the longest wait.
+pub(crate) type Key = (Virtual, Time, ClientId);
+
+/// Where an entry's client stands, as far as the ledger needs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Standing {
+    /// The client does not run and does not request the lock.
+    Parked,
+    /// The client waits for the lock.
+    Waits,
+    /// The client is next.
+    Next,
+    /// The client holds the lock and was not asked to leave.
+    Holds,
+    /// The client holds the lock and was asked to leave.
+    Leaves,
+    /// Scheduling is off.
+    Free,
+    /// The client's connection has ended and its process has not.
+    Departed,
+}
+
+impl Standing {
+    pub(crate) fn holds(self) -> bool {
+        matches!(self, Self::Holds | Self::Leaves)
+    }
+
+    pub(crate) fn stays(self) -> bool {
+        matches!(self, Self::Holds | Self::Next)
+    }
+}
+
+/// The memory of one client on the GPU, in bytes, and where the client stands.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Entry {
+    pub(crate) standing: Standing,
+    /// Bytes that the client may have resident.
+    pub(crate) room: u64,
+    /// Bytes of `room` that the client cannot give back when asked.
+    pub(crate) pinned: u64,
+    /// Bytes that the client wants resident when it runs.
+    pub(crate) demand: u64,
+    pub(crate) allocated: u64,
+    pub(crate) overhead: u64,
+    /// Bytes that the client was told to give back and has not given back yet.
+    pub(crate) ordered: Option<u64>,
+    /// An allocation waits for room.
+    pub(crate) needs: bool,
+    /// The client's gate is open, or its work completes.
+    pub(crate) runs: bool,
+    /// The client does not answer. Its memory stays, and nobody waits for it to leave.
+    pub(crate) stuck: bool,
+    /// The client is next, and others leave for it.
+    pub(crate) claims: bool,
+    /// The client's part in its job's share.
+    pub(crate) part: Part,
+    /// The job to which the client's time is charged.
+    pub(crate) payer: Job,
+    /// The job as which the client takes its turn: its own, or that of its gang.
+    pub(crate) job: Job,
+    /// The client's place among those that wait.
+    pub(crate) key: Key,
+    /// The virtual time of the place counts from the GPU's clock: the client uses several GPUs, or waits with a gang.
+    pub(crate) floats: bool,
+    /// Bytes that the GPU has, as the client says; none: a process that has left.
+    pub(crate) total: Option<u64>,
+    /// The first time at which something about the client is overdue.
+    pub(crate) due: Option<Time>,
+}
+
+impl Entry {
+    /// Whether the client was asked to leave, and may be expected to.
+    fn is_leaving(&self) -> bool {
+        self.standing == Standing::Leaves && !self.stuck
+    }
+
+    /// Bytes that the client lacks to have its whole demand resident.
+    pub(crate) fn deficit(&self) -> u64 {
+        self.demand.saturating_sub(self.room)
+    }
+}
+
+/// A place that counts from the clock, as a time.
+fn on_clock((time, since, id): Key, clock: Virtual) -> Key {
+    (time.saturating_add(clock), since, id)
+}
+
+fn one_less<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
+    if let Some(count) = counts.get_mut(&of) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&of);
+        }
+    }
+}
+
+/// Demand and pinned memory of a group of clients, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Group {
+    pub(crate) count: usize,
+    pub(crate) demand: u128,
+    pub(crate) pinned: u128,
+    /// The job of the clients that answer, or one of their jobs.
+    job: Option<Job>,
+    /// The clients that answer belong to several jobs.
+    pub(crate) mixed: bool,
+}
+
+impl Group {
+    fn count_in(&mut self, entry: &Entry) {
+        self.count += 1;
+        self.demand += u128::from(entry.demand);
+        self.pinned += u128::from(entry.pinned);
+        if entry.stuck {
+            return;
+        }
+        self.mixed |= self.job.is_some_and(|job| job != entry.job);
+        self.job = self.job.or(Some(entry.job));
+    }
+
+    /// Sets the jobs of the group from a count of members for each job.
+    fn are_of(&mut self, jobs: &BTreeMap<Job, usize>) {
+        self.job = jobs.keys().next().copied();
+        self.mixed = jobs.len() > 1;
+    }
+
+    fn count_out(&mut self, entry: &Entry) {
+        self.count -= 1;
+        self.demand -= u128::from(entry.demand);
+        self.pinned -= u128::from(entry.pinned);
+    }
+
+    /// The group with one client more.
+    #[must_use]
+    pub(crate) fn with(mut self, entry: &Entry) -> Self {
+        self.count_in(entry);
+        self
+    }
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Ledger {
+    entries: BTreeMap<ClientId, Entry>,
+    sums: Sums,
+    /// Clients that hold the lock or are next, and were not asked to leave.
+    members: BTreeSet<ClientId>,
+    /// Clients that hold the lock.
+    holders: BTreeSet<ClientId>,
+    /// How many members, and how many holders, each job has that answer.
+    member_jobs: BTreeMap<Job, usize>,
+    holder_jobs: BTreeMap<Job, usize>,
+    next: BTreeSet<Key>,
+    /// Clients that wait and whose place is a time, and those whose place counts from the GPU's clock.
+    waiting: BTreeSet<Key>,
+    floating: BTreeSet<Key>,
+    /// Of each job to which time is charged: how many of its clients hold the GPU and use a turn, and how many wait.
+    payers: BTreeMap<Job, [usize; 2]>,
+    /// How many jobs have both.
+    in_turn: usize,
+    /// The sizes of the GPU that clients state, and how many clients state each.
+    totals: BTreeMap<u64, usize>,
+    /// The demands of the clients that wait, and how many clients have each.
+    waiting_demands: BTreeMap<u64, usize>,
+    /// The deficits of the clients that are next, and how many clients have each.
+    next_deficits: BTreeMap<u64, usize>,
+    /// Clients with an allocation that waits for room.
+    needy: BTreeSet<ClientId>,
+    departed: BTreeSet<ClientId>,
+    due: BTreeSet<(Time, ClientId)>,
+}
+
+/// Sums over all entries: bytes, and counts of clients.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Sums {
+    pub(crate) room: u128,
+    pub(crate) pinned: u128,
+    pub(crate) allocated: u128,
+    pub(crate) overhead: u128,
+    pub(crate) ordered: u128,
+    /// Orders to evict that are not answered.
+    pub(crate) orders: usize,
+    /// Clients that were asked to leave and have not left, but for those that do not answer.
+    pub(crate) leaving: usize,
+    /// Clients whose gate is open, or whose work completes.
+    pub(crate) running: usize,
+    /// Clients that are next and make others leave.
+    pub(crate) claiming: usize,
+    /// Bytes that the clients which are next lack together.
+    pub(crate) next_deficit: u128,
+    /// Clients that hold the lock or are next, and were not asked to leave.
+    pub(crate) members: Group,
+    /// Clients that hold the lock.
+    pub(crate) holders: Group,
+}
+
+impl Ledger {
+    /// Writes an entry, or takes it out. Returns whether anything but its place in the order changed.
+    pub(crate) fn set(&mut self, id: ClientId, entry: Option<Entry>) -> bool {
+        let before = match entry {
+            Some(entry) => self.entries.insert(id, entry),
+            None => self.entries.remove(&id),
+        };
+        if before == entry {
+            return false;
+        }
+        if let Some(before) = &before {
+            self.take_out(id, before);
+        }
+        if let Some(entry) = &entry {
+            self.put_in(id, entry);
+        }
+        match (before, entry) {
+            (Some(before), Some(entry)) => Entry { key: entry.key, ..before } != entry,
+            _ => true,
+        }
+    }
+
+    fn put_in(&mut self, id: ClientId, entry: &Entry) {
+        let sums = &mut self.sums;
+        sums.room += u128::from(entry.room);
+        sums.pinned += u128::from(entry.pinned);
+        sums.allocated += u128::from(entry.allocated);
+        sums.overhead += u128::from(entry.overhead);
+        sums.ordered += u128::from(entry.ordered.unwrap_or(0));
+        sums.orders += usize::from(entry.ordered.is_some());
+        sums.leaving += usize::from(entry.is_leaving());
+        sums.running += usize::from(entry.runs);
+        sums.claiming += usize::from(entry.claims);
+        if entry.standing.stays() {
+            sums.members.count_in(entry);
+            if !entry.stuck {
+                *self.member_jobs.entry(entry.job).or_default() += 1;
+            }
+            sums.members.are_of(&self.member_jobs);
+            self.members.insert(id);
+        }
+        if entry.standing.holds() {
+            sums.holders.count_in(entry);
+            if !entry.stuck {
+                *self.holder_jobs.entry(entry.job).or_default() += 1;
+            }
+            sums.holders.are_of(&self.holder_jobs);
+            self.holders.insert(id);
+        }
+        match entry.standing {
+            Standing::Next => {
+                self.next.insert(entry.key);
+                sums.next_deficit += u128::from(entry.deficit());
+                *self.next_deficits.entry(entry.deficit()).or_default() += 1;
+            }
+            Standing::Waits => {
+                self.queue(entry).insert(entry.key);
+                *self.waiting_demands.entry(entry.demand).or_default() += 1;
+            }
+            Standing::Departed => {
+                self.departed.insert(id);
+            }
+            _ => {}
+        }
+        if entry.needs {
+            self.needy.insert(id);
+        }
+        if let Some(total) = entry.total {
+            *self.totals.entry(total).or_default() += 1;
+        }
+        self.count_payer(entry, true);
+        if let Some(due) = entry.due {
+            self.due.insert((due, id));
+        }
+    }
+
+    fn take_out(&mut self, id: ClientId, entry: &Entry) {
+        let sums = &mut self.sums;
+        sums.room -= u128::from(entry.room);
+        sums.pinned -= u128::from(entry.pinned);
+        sums.allocated -= u128::from(entry.allocated);
+        sums.overhead -= u128::from(entry.overhead);
+        sums.ordered -= u128::from(entry.ordered.unwrap_or(0));
+        sums.orders -= usize::from(entry.ordered.is_some());
+        sums.leaving -= usize::from(entry.is_leaving());
+        sums.running -= usize::from(entry.runs);
+        sums.claiming -= usize::from(entry.claims);
+        if entry.standing.stays() {
+            sums.members.count_out(entry);
+            if !entry.stuck {
+                one_less(&mut self.member_jobs, entry.job);
+            }
+            sums.members.are_of(&self.member_jobs);
+            self.members.remove(&id);
+        }
+        if entry.standing.holds() {
+            sums.holders.count_out(entry);
+            if !entry.stuck {
+                one_less(&mut self.holder_jobs, entry.job);
+            }
+            sums.holders.are_of(&self.holder_jobs);
+            self.holders.remove(&id);
+        }
+        match entry.standing {
+            Standing::Next => {
+                self.next.remove(&entry.key);
+                sums.next_deficit -= u128::from(entry.deficit());
+                one_less(&mut self.next_deficits, entry.deficit());
+            }
+            Standing::Waits => {
+                self.queue(entry).remove(&entry.key);
+                one_less(&mut self.waiting_demands, entry.demand);
+            }
+            Standing::Departed => {
+                self.departed.remove(&id);
+            }
+            _ => {}
+        }
+        if entry.needs {
+            self.needy.remove(&id);
+        }
+        if let Some(total) = entry.total {
+            one_less(&mut self.totals, total);
+        }
+        self.count_payer(entry, false);
+        if let Some(due) = entry.due {
+            self.due.remove(&(due, id));
+        }
+    }
+
+    fn queue(&mut self, entry: &Entry) -> &mut BTreeSet<Key> {
+        if entry.floats { &mut self.floating } else { &mut self.waiting }
+    }
+
+    /// Counts an entry in or out of those of its job that hold the GPU, or wait.
+    fn count_payer(&mut self, entry: &Entry, comes: bool) {
+        let which = match entry.standing {
+            _ if entry.part.holds => 0,
+            Standing::Waits => 1,
+            _ => return,
+        };
+        let has_both = |counts: &[usize; 2]| usize::from(counts.iter().all(|&count| count > 0));
+        let counts = self.payers.entry(entry.payer).or_default();
+        let before = has_both(counts);
+        match counts.get_mut(which) {
+            Some(count) if comes => *count += 1,
+            Some(count) => *count -= 1,
+            None => {}
+        }
+        self.in_turn = self.in_turn + has_both(counts) - before;
+        if *counts == [0; 2] {
+            self.payers.remove(&entry.payer);
+        }
+    }
+
+    pub(crate) fn entry(&self, id: ClientId) -> Option<&Entry> {
+        self.entries.get(&id)
+    }
+
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (ClientId, &Entry)> {
+        self.entries.iter().map(|(&id, entry)| (id, entry))
+    }
+
+    pub(crate) fn sums(&self) -> &Sums {
+        &self.sums
+    }
+
+    pub(crate) fn members(&self) -> &BTreeSet<ClientId> {
+        &self.members
+    }
+
+    pub(crate) fn holders(&self) -> &BTreeSet<ClientId> {
+        &self.holders
+    }
+
+    /// Clients that are next, in the order of turns.
+    pub(crate) fn next(&self) -> &BTreeSet<Key> {
+        &self.next
+    }
+
+    /// Clients that wait, in the order of turns. `clock`: that of the GPU.
+    pub(crate) fn waiting(&self, clock: Virtual) -> impl Iterator<Item = Key> + '_ {
+        let mut at = None;
+        std::iter::from_fn(move || {
+            at = self.waiting_behind(clock, at);
+            at
+        })
+    }
+
+    /// The first client that waits behind a place.
+    pub(crate) fn waiting_behind(&self, clock: Virtual, at: Option<Key>) -> Option<Key> {
+        let first = |queue: &BTreeSet<Key>, at: Option<Key>| match at {
+            Some(at) => queue.range((Bound::Excluded(at), Bound::Unbounded)).next().copied(),
+            None => queue.first().copied(),
+        };
+        let floats =
+            first(&self.floating, at.map(|(time, since, id)| (time.saturating_sub(clock), since, id)));
+        let floats = floats.map(|key| on_clock(key, clock));
+        first(&self.waiting, at).into_iter().chain(floats).min()
+    }
+
+    /// How many clients wait.
+    pub(crate) fn count_waiting(&self) -> usize {
+        self.waiting.len() + self.floating.len()
+    }
+
+    /// The place of a client that waits or is next.
+    pub(crate) fn place(&self, clock: Virtual, id: ClientId) -> Option<Key> {
+        let entry = self.entries.get(&id)?;
+        match entry.standing {
+            Standing::Waits if entry.floats => Some(on_clock(entry.key, clock)),
+            Standing::Waits | Standing::Next => Some(entry.key),
+            _ => None,
+        }
+    }
+
+    /// Whether a client waits whose job has the turn.
+    pub(crate) fn has_waiter_in_turn(&self) -> bool {
+        self.in_turn > 0
+    }
+
+    /// The largest size of the GPU that a client states, and whether all state the same; none: there are no clients.
+    pub(crate) fn stated_size(&self) -> Option<(u64, bool)> {
+        self.totals.keys().next_back().map(|&most| (most, self.totals.len() == 1))
+    }
+
+    pub(crate) fn needy(&self) -> &BTreeSet<ClientId> {
+        &self.needy
+    }
+
+    pub(crate) fn departed(&self) -> &BTreeSet<ClientId> {
+        &self.departed
+    }
+
+    /// The smallest demand of the clients that wait, in bytes.
+    pub(crate) fn least_waiting_demand(&self) -> Option<u64> {
+        self.waiting_demands.keys().next().copied()
+    }
+
+    /// The smallest deficit of the clients that are next, in bytes.
+    pub(crate) fn least_next_deficit(&self) -> Option<u64> {
+        self.next_deficits.keys().next().copied()
+    }
+
+    /// The first time at which something is overdue, and the client that it is about.
+    pub(crate) fn first_due(&self) -> Option<(Time, ClientId)> {
+        self.due.first().copied()
+    }
+
+    /// Pinned bytes of all clients that are not in the group.
+    pub(crate) fn pinned_beside(&self, group: Group) -> u128 {
+        self.sums.pinned - group.pinned
+    }
+
+    /// Recomputes everything from the entries.
+    ///
+    /// # Errors
+    /// The difference between the ledger and its entries.
+    pub(crate) fn audit(&self) -> Result<(), String> {
+        let mut anew = Self::default();
+        for (&id, &entry) in &self.entries {
+            anew.entries.insert(id, entry);
+            anew.put_in(id, &entry);
+        }
+        if &anew == self { Ok(()) } else { Err(format!("{self:?} should be {anew:?}")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn standing() -> impl Strategy<Value = Standing> {
+        prop::sample::select(vec![
+            Standing::Parked,
+            Standing::Waits,
+            Standing::Next,
+            Standing::Holds,
+            Standing::Leaves,
+            Standing::Free,
+            Standing::Departed,
+        ])
+    }
+
+    fn entry() -> impl Strategy<Value = Entry> {
+        let bytes = || prop_oneof![0..64u64, Just(u64::MAX)];
+        let sizes = (bytes(), bytes(), bytes(), bytes(), bytes(), prop::option::of(bytes()));
+        let due = prop::option::of((0..9u64).prop_map(Time::from_secs));
+        (standing(), sizes, any::<[bool; 4]>(), -4..4i64, due, 0..3u64).prop_map(
+            |(standing, sizes, [needs, runs, stuck, floats], time, due, job)| {
+                let job = Job::Tenant(job);
+                let (room, pinned, demand, allocated, overhead, ordered) = sizes;
+                let key = (time, Time::ZERO, 0);
+                let (part, claims) = (Part { holds: runs && standing.holds(), ..Part::default() }, needs);
+                let total = (standing != Standing::Departed).then_some(allocated);
+                Entry {
+                    standing,
+                    room,
+                    pinned,
+                    demand,
+                    allocated,
+                    overhead,
+                    ordered,
+                    needs,
+                    runs,
+                    stuck,
+                    claims,
+                    part,
+                    payer: job,
+                    job,
+                    key,
+                    floats,
+                    total,
+                    due,
+                }
+            },
+        )
+    }
+
+    /// The sums of a group, by brute force.
+    fn group(entries: &BTreeMap<ClientId, Entry>, which: impl Fn(Standing) -> bool) -> Group {
+        let chosen: Vec<&Entry> = entries.values().filter(|e| which(e.standing)).collect();
+        Group {
+            count: chosen.len(),
+            demand: chosen.iter().map(|e| u128::from(e.demand)).sum(),
+            pinned: chosen.iter().map(|e| u128::from(e.pinned)).sum(),
+            job: chosen.iter().filter(|e| !e.stuck).map(|e| e.job).min(),
+            mixed: chosen.iter().filter(|e| !e.stuck).map(|e| e.job).collect::<BTreeSet<_>>().len() > 1,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_sum_and_order_is_that_of_the_entries(
+            changes in prop::collection::vec((0..12u64, prop::option::weighted(0.8, entry())), 1..200),
+        ) {
+            let mut ledger = Ledger::default();
+            let mut model: BTreeMap<ClientId, Entry> = BTreeMap::new();
+            for (id, change) in changes {
+                let change = change.map(|entry| Entry { key: (entry.key.0, entry.key.1, id), ..entry });
+                let before = model.get(&id).copied();
+                match change {
+                    Some(entry) => model.insert(id, entry),
+                    None => model.remove(&id),
+                };
+                let moved = |e: Entry| Entry { key: (0, Time::ZERO, 0), ..e };
+                prop_assert_eq!(ledger.set(id, change), before.map(moved) != change.map(moved));
+                ledger.audit().map_err(TestCaseError::fail)?;
+                let all = |what: fn(&Entry) -> u64| model.values().map(|e| u128::from(what(e))).sum::<u128>();
+                prop_assert_eq!(ledger.sums().room, all(|e| e.room));
+                prop_assert_eq!(ledger.sums().pinned, all(|e| e.pinned));
+                prop_assert_eq!(ledger.sums().allocated, all(|e| e.allocated));
+                prop_assert_eq!(ledger.sums().ordered, all(|e| e.ordered.unwrap_or(0)));
+                prop_assert_eq!(ledger.sums().members, group(&model, Standing::stays));
+                prop_assert_eq!(ledger.sums().holders, group(&model, Standing::holds));
+                const CLOCK: Virtual = 3;
+                let waits = || model.values().filter(|e| e.standing == Standing::Waits);
+                let place = |e: &Entry| if e.floats { on_clock(e.key, CLOCK) } else { e.key };
+                let mut waiting: Vec<Key> = waits().map(place).collect();
+                waiting.sort_unstable();
+                prop_assert!(ledger.waiting(CLOCK).eq(waiting));
+                prop_assert_eq!(ledger.count_waiting(), waits().count());
+                let in_turn = waits().any(|e| model.values().any(|other| other.part.holds && other.payer == e.payer));
+                prop_assert_eq!(ledger.has_waiter_in_turn(), in_turn);
+                let stated: BTreeSet<u64> = model.values().filter_map(|e| e.total).collect();
+                prop_assert_eq!(ledger.stated_size(), stated.last().map(|&most| (most, stated.len() == 1)));
+                let least = model.values().filter(|e| e.standing == Standing::Waits).map(|e| e.demand).min();
+                prop_assert_eq!(ledger.least_waiting_demand(), least);
+                let next = || model.values().filter(|e| e.standing == Standing::Next).map(Entry::deficit);
+                prop_assert_eq!(ledger.sums().next_deficit, next().map(u128::from).sum::<u128>());
+                prop_assert_eq!(ledger.least_next_deficit(), next().min());
+                let due = model.iter().filter_map(|(&id, e)| Some((e.due?, id))).min();
+                prop_assert_eq!(ledger.first_due(), due);
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! The share of one job on one GPU: its terms, and how its virtual time grows.
+//!
+//! A job's time is what it gets while its gate is open, until its work is drained. While memory moves, nobody computes, and that time
+//! is nobody's: otherwise a light job, which pays for one switch in each of its short turns, would get less than a heavy one whose
+//! turns are long. But it costs the others as much as it takes. So a turn counts for as long as it computed, or for as long as its
+//! restore took if that is more: who is expensive to switch costs others no more time than the job itself gets, or is charged for.
+
+use crate::Time;
+use crate::policy::entitled::Terms;
+use crate::policy::pace::{Does, Pace};
+use crate::state::virtual_time::{USUAL, Virtual, unweighed, weighed};
+
+/// One job on one GPU.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Share {
+    pub(crate) terms: Terms,
+    /// The weight by which time is shared with the jobs that want the GPU now.
+    pub(crate) weight: u64,
+    /// How the job's limit is enforced, if it is.
+    pub(crate) pace: Option<Pace>,
+    /// The job's virtual time, without its turn of now.
+    pub(crate) time: Virtual,
+    /// What the job has had in its turn of now, up to the service `from`.
+    ran: Virtual,
+    restored: Virtual,
+    from: Served,
+    /// How far the job was behind when it last stopped wanting the GPU.
+    pub(crate) behind: Virtual,
+    /// When that was.
+    pub(crate) stopped_at: Time,
+    /// The job's processes: how many are there, want the GPU, hold it, have their time counted, and run.
+    pub(crate) present: u32,
+    pub(crate) active: u32,
+    pub(crate) holding: u32,
+    pub(crate) counting: u32,
+    pub(crate) running: u32,
+    /// How many of those that want it are not interactive.
+    pub(crate) long: u32,
+}
+
+/// The service of a GPU, in nanoseconds for a job that had it all the time: by jobs whose time counts, and by all that hold it,
+/// restoring included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Served {
+    pub(crate) counted: Virtual,
+    pub(crate) held: Virtual,
+}
+
+/// The part of one process in its job's share.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// The process wants the GPU or has it.
+    pub(crate) active: bool,
+    /// The process has the GPU, and restores or computes.
+    pub(crate) holds: bool,
+    /// The process's time counts: it holds the GPU and has restored.
+    pub(crate) counts: bool,
+    /// The process's gate is open, or its work completes.
+    pub(crate) runs: bool,
+    /// The process wants the GPU or has it, and is not interactive: it uses whole turns.
+    pub(crate) long: bool,
+}
+
+impl Share {
+    pub(crate) fn new(terms: Terms) -> Self {
+        Self {
+            terms,
+            weight: USUAL,
+            pace: None,
+            time: 0,
+            ran: 0,
+            restored: 0,
+            from: Served::default(),
+            behind: 0,
+            stopped_at: Time::ZERO,
+            present: 0,
+            active: 0,
+            holding: 0,
+            counting: 0,
+            running: 0,
+            long: 0,
+        }
+    }
+
+    /// A process of the job changes.
+    pub(crate) fn count(&mut self, before: Option<Part>, after: Option<Part>) {
+        let (old, new) = (before.unwrap_or_default(), after.unwrap_or_default());
+        count(&mut self.present, before.is_some(), after.is_some());
+        count(&mut self.active, old.active, new.active);
+        count(&mut self.holding, old.holds, new.holds);
+        count(&mut self.counting, old.counts, new.counts);
+        count(&mut self.running, old.runs, new.runs);
+        count(&mut self.long, old.long, new.long);
+    }
+
+    /// The job's virtual time.
+    pub(crate) fn time(&self, served: Served) -> Virtual {
+        let (ran, restored) = self.turn(served);
+        self.time.saturating_add(weighed(ran.max(restored), self.weight))
+    }
+
+    /// For how long the job has to go on until its virtual time is this, in nanoseconds of its own.
+    pub(crate) fn lacks(&self, time: Virtual, served: Served) -> Virtual {
+        let (ran, restored) = self.turn(served);
+        let whole = unweighed(time.saturating_sub(self.time), self.weight);
+        if whole > restored.max(ran) { whole - ran } else { 0 }
+    }
+
+    /// How long the job has computed in its turn, and how long it had restored.
+    fn turn(&self, served: Served) -> (Virtual, Virtual) {
+        match (self.counting, self.holding) {
+            (1.., _) => (self.ran.saturating_add(served.counted - self.from.counted), self.restored),
+            (0, 1..) => (self.ran, self.restored.saturating_add(served.held - self.from.held)),
+            (0, 0) => (0, 0),
+        }
+    }
+
+    /// Counts the service up to now. Called before the counts of the job's processes change.
+    pub(crate) fn settle(&mut self, served: Served) {
+        (self.ran, self.restored) = self.turn(served);
+        self.from = served;
+    }
+
+    /// The job holds the GPU no longer. Returns by how much its restore took longer than its work.
+    pub(crate) fn end_turn(&mut self) -> Virtual {
+        let (ran, restored) = (std::mem::take(&mut self.ran), std::mem::take(&mut self.restored));
+        self.time = self.time.saturating_add(weighed(ran.max(restored), self.weight));
+        (restored - ran).max(0)
+    }
+
+    pub(crate) fn does(&self) -> Does {
+        match (self.running, self.active) {
+            (1.., _) => Does::Holds,
+            (0, 1..) => Does::Waits,
+            (0, 0) => Does::Sleeps,
+        }
+    }
+
+    /// Sets another weight from now on.
+    pub(crate) fn weigh(&mut self, weight: u64, served: Served) {
+        if weight == self.weight {
+            return;
+        }
+        self.settle(served);
+        let ran = std::mem::take(&mut self.ran);
+        self.restored = (self.restored - ran).max(0);
+        self.time = self.time.saturating_add(weighed(ran, self.weight));
+        self.weight = weight;
+    }
+}
+
+fn count(number: &mut u32, before: bool, after: bool) {
+    match (before, after) {
+        (false, true) => *number += 1,
+        (true, false) => *number -= 1,
+        _ => {}
+    }
+}

@@ -1,0 +1,78 @@
+//! Short work that goes ahead of long work: what of the state the policy is asked with (see [`ahead`]).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use nvshare_proto::pace::IDLE_AFTER;
+
+use crate::Time;
+use crate::policy::ahead::{self, Asks};
+use crate::state::client::{Client, ClientId};
+use crate::state::gpu::Gpu;
+use crate::state::rule::Rule;
+use crate::steps::gangs::Unit;
+
+/// Short work waits for so many times as long, at most, as between visits that cost no more than they may. Being more than 1, it
+/// leaves something for the hand-overs of long work.
+const LONGER_THAN_EVERY: f64 = 1.2;
+
+/// Whether a unit is one interactive client.
+pub(crate) fn is_short(clients: &BTreeMap<ClientId, Client>, unit: &Unit) -> bool {
+    matches!(unit, Unit::One([id]) if clients.get(id).is_some_and(Client::is_interactive))
+}
+
+/// The time that a GPU stood still until it was known that the short work of those who leave was done.
+pub(crate) fn noticed(clients: &BTreeMap<ClientId, Client>, leavers: &[ClientId]) -> Duration {
+    let leavers = leavers.iter().filter_map(|id| clients.get(id));
+    let was_short = leavers.filter(|client| client.phase.is_idle() && client.is_interactive()).count();
+    if was_short > 0 { IDLE_AFTER } else { Duration::ZERO }
+}
+
+/// Those whose work holds a GPU and would have to leave it for a waiter.
+#[derive(Debug, Default)]
+pub(crate) struct LongWork {
+    /// Somebody's work runs.
+    runs: bool,
+    /// One of them is interactive, and done soon.
+    is_short: bool,
+}
+
+impl LongWork {
+    /// One of them.
+    pub(crate) fn add_holder(&mut self, client: &Client) {
+        self.runs = true;
+        self.is_short |= client.is_interactive();
+    }
+
+    /// When they give way to short work; none: in its turn, and where nobody has said what switching may cost.
+    pub(crate) fn gives_way_at(
+        &self,
+        clients: &BTreeMap<ClientId, Client>,
+        gpu: &Gpu,
+        unit: &Unit,
+        cost: Duration,
+    ) -> Option<Time> {
+        let Rule::Auto(target) = gpu.rule else { return None };
+        if !self.runs || self.is_short || !is_short(clients, unit) {
+            return None;
+        }
+        let client = unit.first().and_then(|id| clients.get(id))?;
+        // One visit: there and back, and until it is known that it is over. Others that are short come as often.
+        let visits = (cost * 2 + IDLE_AFTER) * u32::try_from(gpu.shares.short().max(1)).unwrap_or(u32::MAX);
+        let every = visits.mul_f64(1e6 / f64::from(target.overhead_ppm.max(1)));
+        // Who comes no more often than that costs no more than it may, whatever others have cost.
+        let often = client.rhythm.last_sleep() < every;
+        let delay = if often { gpu.budget.delays(target.overhead_ppm, every) } else { Duration::ZERO };
+        let delayed = client.waiting_since.saturating_add(delay);
+        // A turn of long work that ends puts the whole cost of its hand-over on the next visit: so much longer, and no more.
+        let latest = client.waiting_since.saturating_add(every.mul_f64(LONGER_THAN_EVERY));
+        ahead::earliest(&Asks {
+            allowed_at: gpu.budget.allows_at(target.overhead_ppm).max(delayed).min(latest),
+            since: client.waiting_since,
+            max_wait: target.max_wait,
+            cost,
+            is_ahead: gpu.shares.time(client.job).saturating_sub(gpu.shares.clock()),
+            most_ahead: ahead::most_ahead(gpu.quantum, target.max_wait, gpu.shares.active()),
+        })
+    }
+}

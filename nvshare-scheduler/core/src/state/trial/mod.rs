@@ -1,0 +1,578 @@
+//! The trial of a GPU: whether the jobs that fit it get more done side by side or by turns (see [`progress`]).
+//!
+//! | stage | jobs run | ends |
+//! |---|---|---|
+//! | rests | side by side | when the set may be tried (again) |
+//! | counts | side by side | when it is known what a window got done |
+//! | shortens | side by side | when what is in flight is short |
+//! | parts | side by side | when all have given the lock back: then the count of each is exact |
+//! | turns | by turns | when a round is complete; if turns are decided upon, when they are to be checked |
+//!
+//! What counts is work that is complete. Side by side, clients are asked at both ends of the window: each answers as soon as all is complete
+//! that it had submitted when it was asked, however much that is, and the answer counts from the moment that it comes. In turns nobody is
+//! asked: a client says its counters each time that it gives the lock back, when all that it has submitted is complete.
+//!
+//! A program that never waits for its work has as much in flight as the driver takes: half a second of work, or several. A drain of that
+//! would be given up. So from the end of the first window on, until the trial is over, launch windows bound what is in flight as if somebody
+//! waited. By the answers at that end all is complete that was submitted before; then clients are asked until they answer soon.
+
+mod seen;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::Time;
+use crate::policy::progress::{self, Verdict};
+use crate::state::client::{ClientId, Job};
+
+use seen::{Counted, Said};
+pub(crate) use seen::{Sight, Todo};
+
+/// A client has completed within this time what it had submitted when it was asked: more than any queue of work.
+const ANSWERS: Duration = Duration::from_secs(30);
+/// Submitted work is complete within this time after all were asked for the lock.
+const PARTS: Duration = Duration::from_secs(10);
+/// Answers that come within this time say that what is in flight is short: a drain of it is not given up.
+const SHORT_FLIGHT: Duration = Duration::from_millis(150);
+/// What is in flight becomes short within this time, or not at all: a single kernel may be long.
+const SHORTENS: Duration = Duration::from_secs(10);
+/// Time beyond its slices that a round may take.
+const ROUND_DELAYS: Duration = Duration::from_secs(2);
+/// So many more sleeps of jobs than [`ROUNDS_A_SLEEP`] forgives end turns.
+const MOST_SLEEPS: u32 = 3 * ROUNDS_A_SLEEP;
+/// A sleep is forgotten after so many rounds.
+const ROUNDS_A_SLEEP: u32 = 8;
+
+const DID_NOTHING: &str = "a job did nothing in its turn";
+const LEAVES_GAPS: &str = "a job leaves gaps";
+const CANNOT_DRAIN: &str = "a client cannot drain";
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Stage {
+    Rests {
+        until: Time,
+    },
+    /// From and to when work is counted, and how often clients were asked.
+    Counts {
+        from: Time,
+        to: Time,
+        asked: u32,
+    },
+    /// Since when what is in flight is to become short, and when clients were asked last.
+    Shortens {
+        since: Time,
+        asked: Time,
+    },
+    Parts {
+        since: Time,
+    },
+    Turns {
+        since: Time,
+    },
+}
+
+impl Default for Stage {
+    fn default() -> Self {
+        Self::Rests { until: Time::ZERO }
+    }
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Trial {
+    stage: Stage,
+    /// The set, and since when it is the same.
+    set: BTreeMap<ClientId, Job>,
+    since: Time,
+    /// The time that turns may have lost since then.
+    lost: Duration,
+    failures: u32,
+    quiet: u32,
+    said: BTreeMap<ClientId, Said>,
+    /// The ticket of the last question.
+    ticket: u64,
+    /// The submissions of each client when it last gave the lock back.
+    counts: BTreeMap<ClientId, u64>,
+    given_back: Time,
+    /// What is in flight is bounded.
+    bounded: bool,
+    /// The rates of jobs side by side: in the window in which nothing was bounded, in the last one, and in the one before.
+    native: BTreeMap<Job, f64>,
+    beside: BTreeMap<Job, f64>,
+    before: BTreeMap<Job, f64>,
+    /// The work of jobs in the turns of the current round, their rates in the last round, and in that after the last check.
+    round: BTreeMap<Job, Counted>,
+    alone: BTreeMap<Job, f64>,
+    usual: BTreeMap<Job, f64>,
+    /// The first round of the trial, which is short, is complete.
+    glanced: bool,
+    sums: Vec<f64>,
+    /// Turns are taken until a check says otherwise.
+    decided: bool,
+    /// A check is under way, when the last one ended, and when the next one begins.
+    checks: bool,
+    checked: Time,
+    check_at: Time,
+    /// The last round in which jobs did as much as at the last check.
+    same_until: Time,
+    doubted: bool,
+    /// A job slept in the current round, whose rates say nothing.
+    slept: bool,
+    sleeps: u32,
+    /// The last sum, to be shown.
+    shown: Option<f64>,
+}
+
+impl Trial {
+    /// Whether jobs take turns though they fit.
+    pub(crate) fn takes_turns(&self) -> bool {
+        matches!(self.stage, Stage::Parts { .. } | Stage::Turns { .. })
+    }
+
+    /// Whether what is in flight is bounded, though nobody may wait.
+    pub(crate) fn bounds(&self) -> bool {
+        self.bounded
+    }
+
+    /// Whether turns are what was decided upon, and not a trial alone.
+    pub(crate) fn is_decided(&self) -> bool {
+        self.decided
+    }
+
+    /// The progress side by side, against that by turns, as last measured for this set.
+    pub(crate) fn shown(&self) -> Option<f64> {
+        self.shown
+    }
+
+    /// The length of a turn.
+    pub(crate) fn slice(&self) -> Duration {
+        progress::slice(self.jobs(), !self.glanced)
+    }
+
+    /// When there is something to do, if nothing happens before; a GPU with one job has nothing to do.
+    pub(crate) fn rests_until(&self) -> Option<Time> {
+        match self.stage {
+            Stage::Rests { until } => Some(until),
+            _ => None,
+        }
+    }
+
+    /// The clients of the set.
+    pub(crate) fn clients(&self) -> impl Iterator<Item = ClientId> {
+        self.set.keys().copied()
+    }
+
+    /// So many submissions of a client are complete, in answer to the question with this ticket. Returns whether that was waited for.
+    pub(crate) fn completed(&mut self, client: ClientId, ticket: u64, submissions: u64, now: Time) -> bool {
+        let is_last = match self.stage {
+            Stage::Counts { asked: 1, .. } => false,
+            Stage::Counts { asked: 2, .. } | Stage::Shortens { .. } => true,
+            _ => return false,
+        };
+        if ticket != self.ticket || !self.set.contains_key(&client) {
+            return false;
+        }
+        let said = self.said.entry(client).or_default();
+        *(if is_last { &mut said.last } else { &mut said.first }) = Some((submissions, now));
+        true
+    }
+
+    /// A client has given the lock back. All that it has submitted is complete, and `submissions` counts it.
+    pub(crate) fn given_back(&mut self, client: ClientId, submissions: u64, now: Time) {
+        let Some(&job) = self.set.get(&client).filter(|_| self.takes_turns()) else { return };
+        let before = self.counts.insert(client, submissions);
+        let Stage::Turns { .. } = self.stage else { return };
+        let turn = self.round.entry(job).or_default();
+        turn.submissions += before.map_or(0, |before| submissions.saturating_sub(before));
+        turn.took += now.saturating_sub(self.given_back);
+        self.given_back = now;
+    }
+
+    /// A client has nothing to do.
+    pub(crate) fn fall_asleep(&mut self, client: ClientId) {
+        let Some(&job) = self.set.get(&client) else { return };
+        let shortens = matches!(self.stage, Stage::Shortens { .. })
+            && self.native.get(&job).is_some_and(|rate| *rate > 0.0);
+        if shortens || matches!(self.stage, Stage::Turns { .. }) {
+            self.slept = true;
+            self.sleeps += ROUNDS_A_SLEEP;
+        }
+    }
+
+    /// Goes on with the trial.
+    pub(crate) fn go_on(&mut self, sight: Sight<'_>) -> Todo {
+        let mut todo = Todo::default();
+        // A step that changes the stage is followed by another one; more than a few do not follow each other.
+        for _ in 0..4 {
+            let stage = self.stage;
+            self.step(sight, &mut todo);
+            if self.stage == stage {
+                break;
+            }
+        }
+        todo.wake = self.rests_until().or(todo.wake);
+        todo
+    }
+
+    fn step(&mut self, sight: Sight<'_>, todo: &mut Todo) {
+        let now = sight.now;
+        let Some(set) = sight.set else {
+            if matches!(self.stage, Stage::Rests { until } if until <= now) {
+                self.stage = Stage::Rests { until: now + progress::QUIET };
+            }
+            let why = if sight.cannot_drain { CANNOT_DRAIN } else { "they are not to be measured" };
+            return self.end(now, why, todo);
+        };
+        if let Stage::Rests { until } = self.stage {
+            if now >= until {
+                self.consider(set, now);
+            }
+            return;
+        }
+        if sight.is_gone || !set.keys().all(|client| self.set.contains_key(client)) {
+            self.end(now, "a job has come or gone", todo);
+            // It is another set, and tried as soon as one may be.
+            return self.rest(now);
+        }
+        if matches!(self.stage, Stage::Turns { .. }) && !set.values().all(|job| self.is_measured(*job)) {
+            return self.end(now, "another job has work", todo);
+        }
+        match self.stage {
+            Stage::Rests { .. } => {}
+            Stage::Counts { from, to, asked: 0 } => {
+                todo.wake = Some(from);
+                if now >= from {
+                    self.ask(todo);
+                    self.stage = Stage::Counts { from: now, to: now + (to - from), asked: 1 };
+                }
+            }
+            Stage::Counts { from, to, asked: 1 } => match self.answered(|said| said.first) {
+                None => self.wait_for_answers(from, now, todo),
+                Some(answered) => {
+                    // What is in flight delays the answers at the other end as well, so clients are asked earlier.
+                    let queue = if self.bounded { Duration::ZERO } else { answered.saturating_sub(from) };
+                    let to = to.saturating_sub(queue);
+                    todo.wake = Some(to);
+                    if now >= to {
+                        self.bounded = true;
+                        self.ask(todo);
+                        self.stage = Stage::Counts { from, to: now, asked: 2 };
+                    }
+                }
+            },
+            Stage::Counts { to, .. } => match self.answered(|said| said.last) {
+                None => self.wait_for_answers(to, now, todo),
+                Some(_) => self.finish_count(now, todo),
+            },
+            Stage::Shortens { since, asked } => self.shorten(since, asked, now, todo),
+            Stage::Parts { since } => {
+                todo.wake = Some(since + PARTS);
+                if sight.is_free {
+                    todo.begin = true;
+                    self.given_back = now;
+                    self.begin_round(now);
+                } else if now >= since + PARTS {
+                    self.end(now, "their work does not come to an end", todo);
+                }
+            }
+            Stage::Turns { since } => self.take_round(since, now, todo),
+        }
+    }
+
+    fn ask(&mut self, todo: &mut Todo) {
+        self.ticket += 1;
+        todo.ask = Some(self.ticket);
+    }
+
+    /// When the last client answered, if all have.
+    fn answered(&self, which: impl Fn(&Said) -> Option<(u64, Time)>) -> Option<Time> {
+        let answer = |client| self.said.get(client).and_then(&which).map(|(_, at)| at);
+        self.set.keys().map(answer).try_fold(Time::ZERO, |latest, at| at.map(|at| at.max(latest)))
+    }
+
+    fn wait_for_answers(&mut self, asked: Time, now: Time, todo: &mut Todo) {
+        todo.wake = Some(asked + ANSWERS);
+        if now >= asked + ANSWERS {
+            self.end(now, "a client does not say when its work is complete", todo);
+        }
+    }
+
+    /// Whether a job did something in the last window.
+    fn is_measured(&self, job: Job) -> bool {
+        self.beside.get(&job).is_some_and(|rate| *rate > 0.0)
+    }
+
+    /// The jobs that are measured.
+    fn jobs(&self) -> usize {
+        self.beside.values().filter(|rate| **rate > 0.0).count()
+    }
+
+    /// A set that may be tried is counted first.
+    fn consider(&mut self, set: &BTreeMap<ClientId, Job>, now: Time) {
+        if *set != self.set {
+            *self = Self { set: set.clone(), since: now, ticket: self.ticket, ..Self::default() };
+        }
+        let jobs = set.values().collect::<BTreeSet<_>>().len();
+        let cost = self.lost + progress::first_round_costs(jobs);
+        let begins = (self.since + progress::pays_for(cost))
+            .saturating_sub(progress::FIRST_WINDOW + progress::SHORT_WINDOW);
+        if now < begins {
+            self.stage = Stage::Rests { until: begins };
+        } else {
+            self.sums.clear();
+            self.glanced = false;
+            self.count_for(Duration::ZERO, progress::FIRST_WINDOW, now);
+        }
+    }
+
+    fn count_for(&mut self, settle: Duration, window: Duration, now: Time) {
+        self.said.clear();
+        self.before = std::mem::take(&mut self.beside);
+        self.stage = Stage::Counts { from: now + settle, to: now + settle + window, asked: 0 };
+    }
+
+    /// It is known what a window side by side got done.
+    fn finish_count(&mut self, now: Time, todo: &mut Todo) {
+        for (client, said) in &self.said {
+            if let (Some(counted), Some(&job)) = (said.counted(), self.set.get(client)) {
+                *self.beside.entry(job).or_default() += counted.rate();
+            }
+        }
+        if self.jobs() < 2 {
+            self.quiet += 1;
+            return self.rest(now + progress::quiet(self.quiet));
+        }
+        self.quiet = 0;
+        if self.alone.is_empty() {
+            self.sleeps = 0;
+            self.native.clone_from(&self.beside);
+            self.said.clear();
+            self.ask(todo);
+            self.stage = Stage::Shortens { since: now, asked: now };
+            return;
+        }
+        // The round in which a check ends is still to come.
+        if self.decided {
+            return self.separate(now, todo);
+        }
+        let mean = |(job, &beside): (&Job, &f64)| {
+            self.before.get(job).map_or(beside, |before| f64::midpoint(beside, *before))
+        };
+        let Some(sum) = self.progress(mean) else { return self.end(now, DID_NOTHING, todo) };
+        self.shown = Some(sum);
+        self.sums.push(sum);
+        match progress::verdict(&self.sums) {
+            Verdict::SideBySide => return self.stay(now, sum, todo),
+            Verdict::Unknown => {}
+            // Side by side without bounds they get as much done: bounds cost what turns seem to gain.
+            Verdict::Turns
+                if self.progress(|(job, _)| self.native_rate(*job)).is_none_or(|sum| sum >= 1.0) =>
+            {
+                return self.stay(now, sum, todo);
+            }
+            Verdict::Turns => self.decide(now, todo),
+        }
+        self.separate(now, todo);
+    }
+
+    /// Before the first round what is in flight has to be short, and it shows whether jobs sleep.
+    fn shorten(&mut self, since: Time, asked: Time, now: Time, todo: &mut Todo) {
+        if self.sleeps > 0 {
+            return self.end(now, LEAVES_GAPS, todo);
+        }
+        let Some(answered) = self.answered(|said| said.last) else {
+            return self.wait_for_answers(asked, now, todo);
+        };
+        if answered > asked + SHORT_FLIGHT && now >= since + SHORTENS {
+            self.end(now, "their work in flight does not become short", todo);
+        } else if answered > asked + SHORT_FLIGHT {
+            self.said.clear();
+            self.ask(todo);
+            self.stage = Stage::Shortens { since, asked: now };
+        } else if now < since + progress::SHORT_WINDOW {
+            todo.wake = Some(since + progress::SHORT_WINDOW);
+        } else {
+            self.separate(now, todo);
+        }
+    }
+
+    fn native_rate(&self, job: Job) -> f64 {
+        self.native.get(&job).copied().unwrap_or_default()
+    }
+
+    /// The progress of the jobs that are measured, by their rates side by side.
+    fn progress(&self, beside: impl Fn((&Job, &f64)) -> f64) -> Option<f64> {
+        let measured = self.beside.iter().filter(|(_, rate)| **rate > 0.0);
+        progress::progress(measured.map(|(job, rate)| (beside((job, rate)), self.rate_alone(*job))))
+    }
+
+    fn rate_alone(&self, job: Job) -> f64 {
+        self.alone.get(&job).copied().unwrap_or_default()
+    }
+
+    fn separate(&mut self, now: Time, todo: &mut Todo) {
+        self.counts.clear();
+        self.stage = Stage::Parts { since: now };
+        todo.part = true;
+        todo.wake = Some(now + PARTS);
+    }
+
+    /// The rounds of the trial, each with the windows before and after it, speak for turns.
+    fn decide(&mut self, now: Time, todo: &mut Todo) {
+        self.decided = true;
+        self.failures = 0;
+        self.sleeps = 0;
+        self.check_again(now, progress::CHECK_EVERY);
+        let sums = self.sums.iter().map(|sum| format!("{sum:.3}")).collect::<Vec<_>>().join(", ");
+        todo.note = Some(format!(
+            "{} jobs that fit take turns: side by side they do {sums} of what they do by turns",
+            self.jobs()
+        ));
+    }
+
+    fn check_again(&mut self, now: Time, after: Duration) {
+        self.usual.clear();
+        self.same_until = now;
+        self.checks = false;
+        self.checked = now;
+        self.check_at = now + after;
+    }
+
+    /// A window side by side and the round after it show whether turns are still right. If they are not, they have not been `since`.
+    fn check(&mut self, since: Time, now: Time, todo: &mut Todo) {
+        let Some(sum) = self.progress(|(_, beside)| *beside) else {
+            return self.end(now, DID_NOTHING, todo);
+        };
+        self.shown = Some(sum);
+        self.lost += progress::loss(sum, now.saturating_sub(since));
+        let verdict = progress::still(sum, self.doubted);
+        self.doubted = verdict == Verdict::Unknown;
+        self.check_again(now, if self.doubted { progress::CHECK_SOON } else { progress::CHECK_EVERY });
+        if verdict == Verdict::SideBySide {
+            self.end(now, "they get as much done so", todo);
+        }
+    }
+
+    fn begin_round(&mut self, now: Time) {
+        self.round.clear();
+        self.slept = false;
+        self.stage = Stage::Turns { since: now };
+    }
+
+    fn take_round(&mut self, since: Time, now: Time, todo: &mut Todo) {
+        if self.sleeps > if self.decided { MOST_SLEEPS } else { 0 } {
+            return self.end(now, LEAVES_GAPS, todo);
+        }
+        let had_turn = |job: &Job| self.round.get(job).is_some_and(|turn| !turn.took.is_zero());
+        if !self.beside.iter().filter(|(_, rate)| **rate > 0.0).all(|(job, _)| had_turn(job)) {
+            let slices = self.slice() * u32::try_from(self.jobs()).unwrap_or(u32::MAX);
+            let late = since + slices * 3 + ROUND_DELAYS;
+            todo.wake = Some(late);
+            if now >= late {
+                self.end(now, "a job does not come for its turn", todo);
+            }
+            return;
+        }
+        self.sleeps = self.sleeps.saturating_sub(1);
+        if !self.slept {
+            let round = std::mem::take(&mut self.round);
+            self.alone = round.into_iter().map(|(job, turn)| (job, turn.rate())).collect();
+        }
+        if !self.decided {
+            return self.finish_round(now.saturating_sub(since), now, todo);
+        }
+        let mut other = self.do_other_work();
+        if !other {
+            self.same_until = now;
+        }
+        if self.checks && !self.slept {
+            self.check(if other { self.same_until } else { self.checked }, now, todo);
+            if !self.decided {
+                return;
+            }
+            other = false;
+        }
+        if now >= self.check_at || other && now >= self.checked + progress::CHECK_SOON {
+            self.checks = true;
+            self.count_for(progress::SETTLE, progress::WINDOW, now);
+        } else {
+            self.begin_round(now);
+        }
+    }
+
+    /// Jobs launch more, or less, in their turns than at the last check.
+    fn do_other_work(&mut self) -> bool {
+        if self.usual.is_empty() {
+            self.usual.clone_from(&self.alone);
+        }
+        let other = |(job, rate): (&Job, &f64)| {
+            let usual = self.usual.get(job).copied().unwrap_or_default();
+            (rate - usual).abs() > usual * progress::OTHER_WORK
+        };
+        self.alone.iter().any(other)
+    }
+
+    /// A round of the trial is complete.
+    fn finish_round(&mut self, took: Duration, now: Time, todo: &mut Todo) {
+        let Some(sum) = self.progress(|(_, beside)| *beside) else {
+            return self.end(now, DID_NOTHING, todo);
+        };
+        self.shown = Some(sum);
+        self.lost += progress::loss(sum, took);
+        if sum > progress::CLEARLY && !progress::is_outlier(&self.sums) {
+            self.stay(now, sum, todo);
+        } else if !std::mem::replace(&mut self.glanced, true) {
+            self.begin_round(now);
+        } else {
+            self.count_for(progress::SETTLE, progress::WINDOW, now);
+        }
+    }
+
+    fn rest(&mut self, until: Time) {
+        self.alone.clear();
+        self.bounded = false;
+        self.decided = false;
+        self.checks = false;
+        self.doubted = false;
+        self.stage = Stage::Rests { until };
+    }
+
+    /// The trial does not speak for turns.
+    fn stay(&mut self, now: Time, sum: f64, todo: &mut Todo) {
+        let jobs = self.jobs();
+        todo.note = Some(format!(
+            "{jobs} jobs that fit stay side by side, where they do {sum:.3} of what they do by turns"
+        ));
+        self.rest_after_failure(now);
+    }
+
+    fn rest_after_failure(&mut self, now: Time) {
+        self.failures += 1;
+        self.rest(now + progress::retry(self.failures));
+    }
+
+    /// The trial is over, or turns are: jobs run side by side.
+    fn end(&mut self, now: Time, why: &str, todo: &mut Todo) {
+        let lost = match self.stage {
+            Stage::Rests { .. } => return,
+            // What a round that was not complete has lost is not known; nor is it what turns lost to gaps.
+            // In a drain that was given up, a program may have waited for itself.
+            Stage::Turns { since } | Stage::Parts { since } => now.saturating_sub(since),
+            Stage::Counts { .. } | Stage::Shortens { .. } => Duration::ZERO,
+        };
+        self.lost += lost;
+        *todo = Todo::default();
+        // A drain that was given up says nothing of the jobs: it does not put the next trial off further and further.
+        let failures = self.failures;
+        if self.decided {
+            todo.note = Some(format!("jobs that fit run side by side again: {why}"));
+        } else if self.bounded {
+            todo.note = Some(format!("a trial of jobs that fit side by side is over: {why}"));
+        }
+        self.rest_after_failure(now);
+        if why == CANNOT_DRAIN {
+            self.failures = failures;
+            self.rest(now + progress::RETRY);
+        }
+    }
+}

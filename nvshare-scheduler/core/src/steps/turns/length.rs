@@ -1,0 +1,189 @@
+//! How long a turn lasts: when those who would have to leave for a waiter have had theirs.
+
+use std::time::Duration;
+
+use nvshare_proto::GpuUuid;
+
+use crate::policy::turn::{self, Turn};
+use crate::policy::{quantum, slices};
+use crate::state::client::{ClientId, Job, Phase, Why};
+use crate::state::gpu::Gpu;
+use crate::state::ledger::Group;
+use crate::state::rule::Rule;
+use crate::state::short::{LongWork, is_short};
+use crate::steps::gangs::Unit;
+use crate::{Core, Time};
+
+/// Virtual times that differ by no more than this count as equal, in nanoseconds.
+const EVEN: i64 = 1_000_000;
+
+/// When the turns of those who leave for a waiter are over.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct End {
+    /// When the waiter may have the GPUs.
+    pub(super) at: Time,
+    /// When the turns are over for those who wait in turn. The waiter goes ahead of them if this is later.
+    pub(super) in_turn: Time,
+}
+
+/// The members of a GPU, by whether they fit it together with a waiter.
+#[derive(Debug)]
+pub(super) struct Split {
+    pub(super) gpu: GpuUuid,
+    /// The waiter, and those that stay.
+    pub(super) kept: Group,
+    pub(super) leavers: Vec<ClientId>,
+}
+
+/// Those who would have to leave a GPU for a waiter.
+#[derive(Debug, Default)]
+struct Held {
+    /// The jobs of those who are not idle.
+    by: Vec<Job>,
+    work: LongWork,
+    /// When the last of them became idle, if all are.
+    idle_since: Option<Time>,
+    /// How long the idle ones keep their places.
+    patience: Duration,
+}
+
+impl Core {
+    pub(super) fn split_for(&self, gpu: GpuUuid, unit: &Unit) -> Split {
+        let (kept, leavers) = self.keep_what_fits(gpu, Some(unit), self.members(gpu, false));
+        Split { gpu, kept, leavers: self.with_their_gangs(leavers) }
+    }
+
+    /// When the turns of those who leave for a waiter are over; `None` while that is unknown.
+    pub(super) fn turns_end(&self, unit: &Unit, splits: &[Split]) -> Option<End> {
+        let mut ends = End { at: Time::ZERO, in_turn: Time::ZERO };
+        for &Split { gpu: uuid, ref leavers, .. } in splits {
+            let gpu = self.gpus.get(&uuid)?;
+            let mut held = Held { idle_since: Some(Time::ZERO), ..Held::default() };
+            let to_move = self.bytes_to_move(uuid, unit);
+            // The waiter's turn comes anyhow: what an idle holder saves by keeping its place is its own return.
+            let own_return = leavers.iter().map(|&leaver| self.demand(uuid, leaver)).sum::<u128>();
+            let to_return = u64::try_from(own_return).unwrap_or(u64::MAX).min(to_move);
+            let move_cost = if to_return == 0 { Duration::ZERO } else { gpu.rates.there_and_back(to_return) };
+            for leaver in leavers {
+                let client = self.clients.get(leaver)?;
+                match client.phase {
+                    // A turn that has not begun cannot be over.
+                    Phase::Next(Why::Claims) | Phase::Granted { begins: true, .. } => return None,
+                    Phase::Idle { since, .. } => {
+                        held.idle_since = held.idle_since.map(|idle| idle.max(since));
+                        let usual = move_cost.saturating_mul(turn::IDLE_FACTOR);
+                        held.patience = held.patience.max(client.rhythm.patience(move_cost, usual));
+                        continue;
+                    }
+                    // A gang is idle when all its members are; a parked member does nothing.
+                    Phase::Parked => continue,
+                    _ => held.idle_since = None,
+                }
+                held.work.add_holder(client);
+                held.by.push(client.job);
+            }
+            let cost = self.hand_over_cost(gpu, uuid, unit, to_move);
+            let sooner = held.work.gives_way_at(&self.clients, gpu, unit, cost);
+            let (in_turn, at) = match sooner {
+                None => {
+                    let in_turn = turn::ends(&self.turn(gpu, uuid, unit, &held)?)?;
+                    (in_turn, in_turn)
+                }
+                // Short work has what it may cost. It takes the turn only when that is over for those who wait in turn:
+                // otherwise each hand-over to it would be one that nobody has to pay for.
+                Some(sooner) => {
+                    gpu.turn_started?;
+                    let waiter = self.first_in_turn(gpu, unit);
+                    let in_turn =
+                        waiter.and_then(|waiter| turn::ends(&self.turn(gpu, uuid, &waiter, &held)?));
+                    let in_turn = in_turn.unwrap_or(Time::MAX);
+                    (in_turn, in_turn.min(sooner.max(gpu.not_before)))
+                }
+            };
+            ends = End { at: ends.at.max(at), in_turn: ends.in_turn.max(in_turn) };
+        }
+        Some(ends)
+    }
+
+    /// The first waiter besides a unit that is not interactive.
+    fn first_in_turn(&self, gpu: &Gpu, unit: &Unit) -> Option<Unit> {
+        let others = gpu.waiting().map(|key| key.2).filter(|id| !unit.contains(id));
+        others.map(|id| self.unit(id)).find(|unit| !is_short(&self.clients, unit))
+    }
+
+    /// The turn of those who hold a GPU, as a waiter sees it.
+    fn turn(&self, gpu: &Gpu, uuid: GpuUuid, waiter: &Unit, held: &Held) -> Option<Turn> {
+        let one = waiter.iter().copied().find(|&id| gpu.ledger.entry(id).is_some())?;
+        let own_job = self.clients.get(&one)?.job;
+        let (own, own_weight) = (gpu.shares.time(own_job), gpu.shares.weight(own_job));
+        let mut catches_up = Duration::ZERO;
+        let mut heaviest = own_weight;
+        for &job in &held.by {
+            let behind = own.saturating_sub(gpu.shares.time(job));
+            let weight = gpu.shares.weight(job);
+            heaviest = heaviest.max(weight);
+            // A smaller difference does not count. Turns that are measured all have the same length.
+            if behind > EVEN && !gpu.trial.takes_turns() {
+                catches_up = catches_up.max(gpu.shares.lacks(job, own));
+            }
+        }
+        let beside = u32::try_from(gpu.shares.holding().max(1)).unwrap_or(u32::MAX);
+        let ratio = slices::ratio(heaviest, own_weight);
+        let quantum = self.owed_quantum(gpu, uuid, waiter, self.bytes_to_move(uuid, waiter));
+        let beyond = waiter.iter().filter_map(|&id| Some(self.account(id, uuid)?.cost.beyond(quantum)));
+        Some(Turn {
+            started: gpu.turn_started,
+            quantum,
+            most_quanta: slices::most_quanta(ratio, turn::MOST_QUANTA),
+            even_at: self.now.saturating_add(catches_up.saturating_mul(beside)),
+            beyond: gpu.longest_drain.max(slices::beyond(ratio, quantum, beyond.max().unwrap_or_default())),
+            not_before: gpu.not_before,
+            idle_since: held.idle_since,
+            patience: held.patience,
+        })
+    }
+
+    /// Bytes that have to leave a GPU so that a unit has its whole demand there.
+    pub(super) fn bytes_to_move(&self, uuid: GpuUuid, unit: &Unit) -> u64 {
+        let deficits = unit.on(uuid).iter().map(|&id| self.deficit(uuid, id)).fold(0, u64::saturating_add);
+        deficits.saturating_sub(unit.first().map_or(0, |&id| self.free(uuid, id)))
+    }
+
+    /// The length of a turn that ends for a waiter, for which `to_move` bytes have to move.
+    pub(super) fn quantum(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
+        if to_move == 0 && gpu.shares.are_unequal() {
+            return slices::length(gpu.cost.idle.mean());
+        }
+        if to_move == 0 && gpu.trial.takes_turns() {
+            return gpu.trial.slice();
+        }
+        let Rule::Auto(target) = gpu.rule else { return gpu.quantum };
+        quantum::auto(target, self.cost_of_moving(gpu, uuid, unit, to_move), gpu.shares.long())
+    }
+
+    /// The time of a hand-over to a unit: as measured on average, else estimated from the bytes to move.
+    pub(super) fn hand_over_cost(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
+        let costs = unit.on(uuid).iter().filter_map(|&id| self.account(id, uuid)?.cost.idle.mean());
+        costs.max().unwrap_or_else(|| gpu.rates.there_and_back(to_move))
+    }
+
+    /// The same for as many bytes as have to move now.
+    fn cost_of_moving(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
+        let apart = gpu.rates.there_and_back(to_move);
+        let costs =
+            unit.on(uuid).iter().filter_map(|&id| self.account(id, uuid)?.cost_of_moving(to_move, apart));
+        costs.max().unwrap_or(apart)
+    }
+
+    /// The same as [`Core::quantum`], and longer while switching has cost more than it may.
+    fn owed_quantum(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
+        let quantum = self.quantum(gpu, uuid, unit, to_move);
+        let (Rule::Auto(target), Some(started), 1..) = (gpu.rule, gpu.turn_started, to_move) else {
+            return quantum;
+        };
+        let owed = gpu.budget.settled_at(target.overhead_ppm).saturating_sub(started);
+        let longest =
+            quantum::longest(target, self.hand_over_cost(gpu, uuid, unit, to_move), gpu.shares.long());
+        quantum.max(owed.min(longest))
+    }
+}
