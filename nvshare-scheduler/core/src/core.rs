@@ -1,171 +1,292 @@
 //! The core: events come in, and outputs go out.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 
-use nvshare_proto::{Epoch, GpuUuid, SchedulerMessage};
+use nvshare_proto::{ClientStatus, EventKind, Given, GpuStatus, GpuUuid, SchedulerStatus};
 
 use crate::Time;
 use crate::inputs::Event;
 use crate::report::Output;
+use crate::report::contention::Contended;
 use crate::report::happened::Happened;
-use crate::report::warnings::Warnings;
-use crate::state::client::{Client, ClientId, Job};
+use crate::state::client::ClientId;
 use crate::state::config::Config;
-use crate::state::gpu::Gpu;
-use crate::steps::gangs::Members;
-use crate::steps::terms::{JobTerms, OfJob};
-use crate::steps::turns::case::Cases;
+use crate::state::cost::SwitchCost;
+use crate::state::rule::Rule;
+use crate::steps::books::Books;
 
-/// The scheduler's decisions. See the module's documentation.
+/// The scheduler's decisions. See the crate's documentation.
 #[derive(Debug)]
 pub struct Core {
-    pub(crate) config: Config,
-    pub(crate) scheduling: bool,
-    /// Nothing is granted before this time: see [`Config::settle`].
-    pub(crate) settled_at: Time,
-    pub(crate) clients: BTreeMap<ClientId, Client>,
-    pub(crate) gpus: BTreeMap<GpuUuid, Gpu>,
-    pub(crate) gangs: BTreeMap<u64, Members>,
-    /// The clients of each job: their time is counted together.
-    pub(crate) jobs: BTreeMap<Job, OfJob>,
-    /// Terms that administrators gave to jobs.
-    pub(crate) given: BTreeMap<Job, JobTerms>,
-    pub(crate) gone: VecDeque<nvshare_proto::ClientStatus>,
-    pub(crate) last_epoch: u64,
-    /// The time of the current event, or of the last one.
-    pub(crate) now: Time,
-    /// GPUs of which something has changed since the core last looked at them.
-    pub(crate) dirty: BTreeSet<GpuUuid>,
-    /// Gangs of which a member has changed since the core last looked at their GPUs.
-    pub(crate) dirty_gangs: BTreeSet<u64>,
-    /// Waiters for which something that was in the way has changed since the core last looked at their GPUs.
-    pub(crate) woken: BTreeSet<ClientId>,
-    /// Clients for which the answer whether a client waits for what they hold may have changed.
-    pub(crate) untold: BTreeSet<ClientId>,
-    /// How clients of several GPUs stand, in this round of looks.
-    pub(crate) cases: Cases,
-    /// Clients that wait and whose place moves by itself, and in which event it was brought up to date; and the one whose turn that
-    /// was last.
-    pub(crate) moving: BTreeMap<ClientId, u64>,
-    pub(crate) refreshed: ClientId,
-    /// Counts the events.
-    pub(crate) events: u64,
-    /// Work that the last event took: clients and GPUs that were looked at, and entries written, counted each time.
-    pub(crate) steps: u64,
-    /// When the core looks at each GPU again if no event comes before.
-    pub(crate) deadlines: BTreeSet<(Time, GpuUuid)>,
-    pub(crate) outputs: VecDeque<Output>,
-    pub(crate) warnings: Warnings,
-    /// Events for those who watch the scheduler, since the last call of [`Core::handle`].
-    pub(crate) happened: VecDeque<Happened>,
+    books: Books,
 }
 
 impl Core {
     /// A scheduler without clients.
     #[must_use]
     pub fn new(config: Config) -> Self {
-        Self {
-            settled_at: if config.restarted { config.settle } else { Time::ZERO },
-            config,
-            scheduling: true,
-            clients: BTreeMap::new(),
-            gpus: BTreeMap::new(),
-            gangs: BTreeMap::new(),
-            jobs: BTreeMap::new(),
-            given: BTreeMap::new(),
-            gone: VecDeque::new(),
-            last_epoch: 0,
-            now: Time::ZERO,
-            dirty: BTreeSet::new(),
-            dirty_gangs: BTreeSet::new(),
-            woken: BTreeSet::new(),
-            untold: BTreeSet::new(),
-            cases: Cases::default(),
-            moving: BTreeMap::new(),
-            refreshed: 0,
-            events: 0,
-            steps: 0,
-            deadlines: BTreeSet::new(),
-            outputs: VecDeque::new(),
-            warnings: Warnings::default(),
-            happened: VecDeque::new(),
-        }
-    }
-
-    /// An event begins, or the request of an administrator.
-    pub(crate) fn begin_event(&mut self, now: Time) {
-        self.now = self.now.max(now);
-        self.events += 1;
+        Self { books: Books::new(config) }
     }
 
     /// Takes in one event. `now` never goes back.
     pub fn handle(&mut self, event: Event, now: Time) {
-        self.begin_event(now);
-        self.happened.clear();
-        self.steps = 0;
+        let books = &mut self.books;
+        books.state.begin_event(now);
+        books.report.forget_happened();
+        books.work = 0;
         match event {
             Event::Registered { client, identity, register } => {
-                self.on_registered(client, identity, register);
+                books.on_registered(client, identity, register);
             }
-            Event::Message { client, message } => self.on_message(client, message),
+            Event::Message { client, message } => books.on_message(client, message),
             Event::Disconnected { client, process_remains } => {
-                self.on_disconnected(client, process_remains);
+                books.on_disconnected(client, process_remains);
             }
-            Event::Exited { client, identity } => self.on_exited(client, identity),
-            Event::Stopped { client, stopped } => self.on_stopped(client, stopped),
-            Event::Measured(measured) => self.on_measured(&measured),
+            Event::Exited { client, identity } => books.on_exited(client, identity),
+            Event::Stopped { client, stopped } => books.on_stopped(client, stopped),
+            Event::Measured(measured) => books.on_measured(&measured),
             Event::Deadline => {}
         }
-        self.reconcile();
+        books.reconcile();
     }
 
     /// The next output; call until there is none.
     pub fn poll_output(&mut self) -> Option<Output> {
-        self.outputs.pop_front()
+        self.books.report.poll_output()
+    }
+
+    /// The next event since the last call of [`Core::handle`], which forgets all events that were not taken.
+    pub fn poll_happened(&mut self) -> Option<Happened> {
+        self.books.report.poll_happened()
     }
 
     /// When [`Event::Deadline`] is due if no other event comes before.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
-        self.deadlines.first().map(|(time, _)| *time).filter(|_| self.scheduling)
+        let first = self.books.agenda.deadlines.first();
+        first.map(|(time, _)| *time).filter(|_| self.books.state.scheduling)
+    }
+}
+
+/// The requests of administrators. Each is an event of its own.
+impl Core {
+    /// Does what an administrator asks for, and looks at what follows; at nothing, if it cannot be done.
+    fn request<T>(
+        &mut self,
+        now: Time,
+        request: impl FnOnce(&mut Books) -> Result<T, String>,
+    ) -> Result<T, String> {
+        self.books.state.begin_event(now);
+        let done = request(&mut self.books)?;
+        self.books.reconcile();
+        Ok(done)
     }
 
+    /// Switches scheduling on: every client that runs becomes a holder, and clients that do not fit are asked to leave.
+    pub fn switch_on(&mut self, now: Time) -> String {
+        self.request(now, Books::switch_on).unwrap_or_else(|is_on| is_on)
+    }
+
+    /// Switches scheduling off: every client runs.
+    ///
+    /// # Errors
+    /// When not everything fits, unless `force` is set: page faults would then move memory.
+    pub fn switch_off(&mut self, force: bool, now: Time) -> Result<String, String> {
+        self.request(now, |books| books.switch_off(force))
+    }
+
+    /// Sets how the quantum is chosen on one GPU, or on all GPUs, known and unknown. Returns a line that says what was
+    /// done.
+    pub fn set_quantum(&mut self, gpu: Option<GpuUuid>, rule: Rule, now: Time) -> String {
+        let mut config = self.books.state.config.clone();
+        config.set_rule(gpu, rule);
+        self.configure(config, now);
+        let fixed = if let Rule::Fixed(quantum) = rule { Some(quantum) } else { None };
+        self.books.report.tell_setting(EventKind::Quantum, gpu, fixed);
+        match gpu {
+            Some(uuid) => format!("quantum of {uuid} is {rule}"),
+            None => format!("quantum of every GPU is {rule}"),
+        }
+    }
+
+    /// Applies another configuration. The number that names this run of the scheduler stays, and the settings of its start.
+    pub fn configure(&mut self, config: Config, now: Time) {
+        self.books.state.begin_event(now);
+        self.books.configure(config);
+        self.books.reconcile();
+    }
+
+    /// An administrator gives terms to a client's job. Returns words for the clients that they apply to.
+    ///
+    /// # Errors
+    /// When there is no such client, or it does not use the GPU.
+    pub fn give(
+        &mut self,
+        client: ClientId,
+        gpu: Option<GpuUuid>,
+        given: Given,
+        now: Time,
+    ) -> Result<String, String> {
+        self.request(now, |books| books.give(client, gpu, given))
+    }
+
+    /// An administrator gives terms to a tenant that is about to come.
+    pub fn give_tenant(&mut self, tenant: u64, given: Given, now: Time) {
+        self.books.state.begin_event(now);
+        self.books.give_tenant(tenant, given);
+        self.books.reconcile();
+    }
+
+    /// Asks every client for its counters, unless it still has to answer.
+    pub fn ask_counters(&mut self) -> Vec<ClientId> {
+        self.books.ask_counters()
+    }
+}
+
+/// What can be seen.
+impl Core {
+    /// The status of the scheduler itself, in whose process `pid` the core runs.
+    #[must_use]
+    pub fn status(&self, now: Time, pid: u32) -> SchedulerStatus {
+        self.books.state.status(now, pid)
+    }
+
+    /// A row for each GPU.
+    #[must_use]
+    pub fn gpu_status(&self) -> Vec<GpuStatus> {
+        self.books.state.gpu_status()
+    }
+
+    /// [`Core::client_status_at`] the last event.
+    #[must_use]
+    pub fn client_status(&self) -> Vec<ClientStatus> {
+        self.client_status_at(self.books.state.now)
+    }
+
+    /// A row for each client, for each process that has left and still has memory, and for the last few that are gone. Times
+    /// are counted up to `now`.
+    #[must_use]
+    pub fn client_status_at(&self, now: Time) -> Vec<ClientStatus> {
+        self.books.report.client_status_at(&self.books.state, now)
+    }
+
+    /// The cost of hand-overs on a GPU, or of one client on it, as far as it is known.
+    #[must_use]
+    pub fn switch_cost(&self, gpu: GpuUuid, of: Option<ClientId>) -> Option<SwitchCost> {
+        self.books.state.switch_cost(gpu, of)
+    }
+
+    /// The GPUs that clients use.
+    #[must_use]
+    pub fn gpus_in_use(&self) -> BTreeSet<GpuUuid> {
+        self.books.state.gpus_in_use()
+    }
+
+    /// The GPUs on which memory will have to leave. Looks at all clients of such a GPU.
+    #[must_use]
+    pub fn contended(&self) -> Vec<Contended> {
+        self.books.state.contended()
+    }
+
+    /// Whether a client that could be measured has not been measured often enough for its contexts to count.
+    #[must_use]
+    pub fn is_measuring(&self) -> bool {
+        self.books.state.is_measuring()
+    }
+
+    /// Clients whose processes may be stopped to the harm of others, and those that are: the caller looks at them now and then.
+    #[must_use]
+    pub fn suspects(&self) -> Vec<ClientId> {
+        self.books.state.suspects()
+    }
+}
+
+/// For tests.
+impl Core {
     /// Work that the last event took: clients and GPUs looked at, and entries of ledgers written. For tests, which cannot rely on a clock.
     #[must_use]
     pub fn steps(&self) -> u64 {
-        self.steps
+        self.books.work
     }
 
     /// The virtual time of a client's job, or of its gang, in nanoseconds: its place in the order of turns on a GPU. For tests,
     /// which derive from it how long a wait may be.
     #[must_use]
     pub fn virtual_time(&self, gpu: GpuUuid, client: ClientId) -> Option<i64> {
-        self.key(gpu, client).map(|key| key.0)
+        let state = &self.books.state;
+        let there = state.gpus.get(&gpu).zip(state.clients.get(&client));
+        there.map(|(gpu, client)| state.place_now(gpu, client).0)
     }
 
     /// The virtual time of a client's job on a GPU, in nanoseconds, and the weight by which its time is shared at present, where
     /// 6400 is usual. For tests, which count the time that jobs get and compare.
     #[must_use]
     pub fn share_of_time(&self, gpu: GpuUuid, client: ClientId) -> Option<(i64, u64)> {
-        let shares = &self.gpus.get(&gpu)?.shares;
-        let job = self.clients.get(&client)?.job;
+        let shares = &self.books.state.gpus.get(&gpu)?.shares;
+        let job = self.books.state.clients.get(&client)?.job;
         Some((shares.time(job), shares.weight(job)))
     }
 
-    pub(crate) fn new_epoch(&mut self) -> Epoch {
-        self.last_epoch += 1;
-        Epoch { boot: self.config.boot, counter: self.last_epoch }
+    /// Recomputes the ledgers from the clients and compares; for tests.
+    ///
+    /// # Errors
+    /// The difference, or the client that waits though no event is to come.
+    pub fn audit(&self) -> Result<(), String> {
+        self.books.state.audit(self.books.agenda.dirty.first().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use nvshare_proto::units::GIB;
+
+    use super::*;
+    use crate::policy::quantum::Auto;
+    use crate::state::config::GpuConfig;
+    use crate::state::gpu::{Size, Source};
+
+    const ONE: GpuUuid = GpuUuid([1; 16]);
+    const OTHER: GpuUuid = GpuUuid([2; 16]);
+
+    fn fixed(seconds: u64) -> Rule {
+        Rule::Fixed(Duration::from_secs(seconds))
     }
 
-    pub(crate) fn send(&mut self, client: ClientId, message: SchedulerMessage) {
-        self.outputs.push_back(Output::Send { client, message });
+    fn config() -> Config {
+        let own = GpuConfig { quantum: Some(Duration::from_secs(5)), ..GpuConfig::default() };
+        Config { gpus: [(ONE, own)].into(), ..Config::default() }
     }
 
-    pub(crate) fn note(&mut self, text: String) {
-        self.outputs.push_back(Output::Note { warning: false, text });
+    #[test]
+    fn a_gpu_has_its_own_quantum_until_one_is_set_for_all() {
+        let mut core = Core::new(config());
+        assert_eq!(core.books.state.config.rule(ONE), fixed(5));
+        assert_eq!(core.books.state.config.rule(OTHER), fixed(30));
+        core.set_quantum(Some(OTHER), fixed(7), Time::ZERO);
+        assert_eq!(core.books.state.config.rule(OTHER), fixed(7));
+        core.set_quantum(None, fixed(9), Time::ZERO);
+        assert_eq!([ONE, OTHER].map(|gpu| core.books.state.config.rule(gpu)), [fixed(9); 2]);
+        let auto = Rule::Auto(Auto { overhead_ppm: 50_000, max_wait: Duration::from_secs(60) });
+        core.set_quantum(Some(ONE), auto, Time::ZERO);
+        assert_eq!([ONE, OTHER].map(|gpu| core.books.state.config.rule(gpu)), [auto, fixed(9)]);
+        core.set_quantum(None, auto, Time::ZERO);
+        core.set_quantum(Some(ONE), fixed(3), Time::ZERO);
+        assert_eq!([ONE, OTHER].map(|gpu| core.books.state.config.rule(gpu)), [fixed(3), auto]);
     }
 
-    pub(crate) fn warn(&mut self, text: String) {
-        self.outputs.push_back(Output::Note { warning: true, text });
+    #[test]
+    fn another_configuration_is_followed_at_once() {
+        let mut core = Core::new(config());
+        core.books.size(ONE, Size { available: 16 * GIB, ..Size::default() }, Source::Certain);
+        core.configure(Config { gpu_memory: Some(4 * GIB), boot: 99, ..Config::default() }, Time::ZERO);
+        let gpu = &core.gpu_status()[0];
+        assert_eq!((gpu.capacity, gpu.quantum_ms), (4 * GIB, 30_000));
+        assert_eq!(
+            core.books.state.config.boot,
+            Config::default().boot,
+            "grants name the same run of the scheduler"
+        );
     }
 }

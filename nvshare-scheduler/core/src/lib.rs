@@ -4,6 +4,10 @@
 //! each event to the state and then looks at the state as a whole (`reconcile`): one place grants, one asks for the lock
 //! back, one makes room. A lost or late event can therefore delay a decision and not derail it.
 //!
+//! An event comes in through `inputs`, which take `steps`. A step changes the `state`, and writes what goes out into the
+//! `report`. What it does follows from questions about the state (`judge`), which ask a [`policy`] with the numbers. Each of
+//! these rooms uses those that are named behind it here, and none before it.
+//!
 //! Invariants, each with a property test in `tests/core/properties.rs`:
 //! - clients that hold a GPU at the same time fit it together;
 //! - the memory that clients may have resident on a GPU never exceeds its capacity, once they registered in time;
@@ -14,6 +18,7 @@
 
 mod core;
 mod inputs;
+mod judge;
 pub mod policy;
 mod report;
 mod state;

@@ -37,7 +37,7 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "short work does not end a turn that goes on for those who wait in turn",
-        file: "nvshare-scheduler/core/src/steps/turns/length.rs",
+        file: "nvshare-scheduler/core/src/judge/length.rs",
         from: "let waiter = self.first_in_turn(gpu, unit);",
         to: "let waiter = if BROKEN { Some(unit.clone()) } else { self.first_in_turn(gpu, unit) };",
         package: "nvshare-simulate",
@@ -53,7 +53,7 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "an enforced limit binds a job that is alone",
-        file: "nvshare-scheduler/core/src/steps/enforce.rs",
+        file: "nvshare-scheduler/core/src/judge/limits.rs",
         from: "let pace = if runs {",
         to: "let pace = if runs && !BROKEN {",
         package: "nvshare-client",
@@ -93,7 +93,7 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "a priority is a factor and not an order",
-        file: "nvshare-scheduler/core/src/steps/terms.rs",
+        file: "nvshare-scheduler/core/src/state/terms.rs",
         from: "Priority::Low => FINER / 8,",
         to: "Priority::Low => if BROKEN { 0 } else { FINER / 8 },",
         package: "nvshare-client",
@@ -117,9 +117,9 @@ pub(super) const SHARES: &[Rule] = &[
     },
     Rule {
         what: "what a process gets counts for those of its job that wait",
-        file: "nvshare-scheduler/core/src/steps/views.rs",
-        from: "let mut moves = several || has_mates;",
-        to: "let mut moves = several || has_mates && !BROKEN;",
+        file: "nvshare-scheduler/core/src/steps/books.rs",
+        from: "let mut moves = stands.several || has_mates;",
+        to: "let mut moves = stands.several || has_mates && !BROKEN;",
         package: "nvshare-core",
         test: "a_job_of_two_processes_gets_no_two_turns_for_one",
     },

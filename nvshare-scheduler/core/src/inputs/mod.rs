@@ -2,7 +2,8 @@
 
 pub(crate) mod admin;
 pub(crate) mod arrivals;
-pub(crate) mod configure;
+pub(crate) mod departures;
+pub(crate) mod measured;
 pub(crate) mod messages;
 pub(crate) mod stopped;
 

@@ -2,7 +2,7 @@
 
 use nvshare_proto::{GpuUuid, MemoryMode};
 
-use crate::Core;
+use crate::state::State;
 use crate::state::client::ClientId;
 use crate::state::gpu::Gpu;
 use crate::state::ledger::Entry;
@@ -20,15 +20,14 @@ pub struct Contended {
     pub movable: Vec<(ClientId, u64)>,
 }
 
-impl Core {
+impl State {
     /// The GPUs on which memory will have to leave. Looks at all clients of such a GPU.
-    #[must_use]
-    pub fn contended(&self) -> Vec<Contended> {
+    pub(crate) fn contended(&self) -> Vec<Contended> {
         let gpus = self.gpus.iter().filter(|(_, gpu)| self.scheduling && gpu.capacity > 0);
-        gpus.filter_map(|(&uuid, gpu)| self.contention_on(uuid, gpu)).collect()
+        gpus.filter_map(|(_, gpu)| self.contention_on(gpu)).collect()
     }
 
-    fn contention_on(&self, uuid: GpuUuid, gpu: &Gpu) -> Option<Contended> {
+    fn contention_on(&self, gpu: &Gpu) -> Option<Contended> {
         let beyond = gpu.ledger.sums().allocated.saturating_sub(u128::from(gpu.capacity));
         if beyond == 0 {
             return None;
@@ -41,11 +40,11 @@ impl Core {
         let largest = gpu.ledger.entries().map(|(_, entry)| entry.allocated).max().unwrap_or(0);
         let movable = |(id, _)| {
             let client = self.clients.get(&id).filter(|client| client.memory == MemoryMode::Swap)?;
-            let usage = client.accounts.get(&uuid)?.usage;
+            let usage = client.accounts.get(&gpu.uuid)?.usage;
             Some((id, usage.allocated.saturating_sub(usage.immovable)))
         };
         Some(Contended {
-            gpu: uuid,
+            gpu: gpu.uuid,
             beyond: u64::try_from(beyond).unwrap_or(u64::MAX),
             largest: largest.min(gpu.capacity),
             movable: gpu.ledger.entries().filter_map(movable).filter(|(_, bytes)| *bytes > 0).collect(),

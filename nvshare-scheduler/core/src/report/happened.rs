@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use nvshare_proto::{EventKind, GpuUuid};
 
+use crate::Time;
+use crate::report::Report;
 use crate::state::account::Account;
 use crate::state::client::{Client, ClientId, Phase};
-use crate::{Core, Time};
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq)]
@@ -89,70 +90,71 @@ fn account_changed(
     ordered.into_iter().chain(stays).chain(needed)
 }
 
-impl Core {
-    /// The next event since the last call of [`Core::handle`], which forgets all events that were not taken.
-    pub fn poll_happened(&mut self) -> Option<Happened> {
+impl Report {
+    /// An event begins: what was not taken of the last one is forgotten.
+    pub(crate) fn forget_happened(&mut self) {
+        self.happened.clear();
+    }
+
+    pub(crate) fn poll_happened(&mut self) -> Option<Happened> {
         self.happened.pop_front()
     }
 
     /// Reports what changed about a client.
-    pub(crate) fn tell_changes(&mut self, id: ClientId, before: Glance) {
-        let Some(client) = self.clients.get(&id) else { return };
-        let (after, now) = (Glance::of(client), self.now);
+    pub(crate) fn tell_changes(&mut self, client: &Client, before: Glance, now: Time) {
+        let after = Glance::of(client);
         if let Some((kind, took)) = phase_changed(before.phase, after.phase, now) {
             let bytes = match kind {
-                EventKind::Granted => Some(self.note_what_is_to_come_back(id)),
-                EventKind::Running if took.is_some() => Some(self.tell_restored(id, took)),
+                EventKind::Granted => Some(client.restores()),
+                EventKind::Running if took.is_some() => {
+                    self.tell_restored(client, took, now);
+                    Some(client.restores())
+                }
                 _ => None,
             };
-            self.tell(kind, id, bytes, took);
+            self.tell(kind, client, bytes, took);
         }
         if after.waits() && !before.waits() {
-            self.tell(EventKind::Waiting, id, None, None);
+            self.tell(EventKind::Waiting, client, None, None);
         }
         if after.stuck && !before.stuck {
-            self.tell(EventKind::Stuck, id, None, None);
+            self.tell(EventKind::Stuck, client, None, None);
         }
     }
 
-    /// Records the bytes that a client will restore under its grant, and returns their sum. They are recorded now, since
-    /// the client reports new usage while it restores.
-    fn note_what_is_to_come_back(&mut self, id: ClientId) -> u64 {
-        let Some(client) = self.clients.get_mut(&id) else { return 0 };
-        client.accounts.values_mut().fold(0, |sum: u64, account| {
-            let before = account.ahead.map_or(0, |ahead| ahead.absent);
-            account.restores = account.usage.absent.max(before).min(account.room);
-            sum.saturating_add(account.restores)
-        })
-    }
-
-    /// Reports the bytes that a client restored on each GPU, and returns their sum.
-    fn tell_restored(&mut self, id: ClientId, took: Option<Duration>) -> u64 {
-        let now = self.now;
-        let Some(client) = self.clients.get(&id) else { return 0 };
-        let mut all: u64 = 0;
+    /// Reports the bytes that a client restored on each GPU.
+    fn tell_restored(&mut self, client: &Client, took: Option<Duration>, now: Time) {
         for (&gpu, account) in client.accounts.iter().filter(|(_, account)| account.restores > 0) {
-            all = all.saturating_add(account.restores);
             let took = account.ahead.map_or(took, |ahead| Some(now.saturating_sub(ahead.since)));
-            let (kind, client, gpus) = (EventKind::Restored, Some(id), vec![gpu]);
+            let (kind, client, gpus) = (EventKind::Restored, Some(client.id), vec![gpu]);
             self.happened.push_back(Happened { kind, client, gpus, bytes: Some(account.restores), took });
         }
-        all
     }
 
     /// Reports what changed about a client's memory on a GPU.
-    pub(crate) fn tell_account_changes(&mut self, id: ClientId, gpu: GpuUuid, before: &Account) {
-        let Some(after) = self.account(id, gpu) else { return };
-        for (kind, bytes, took) in account_changed(before, after, self.now).collect::<Vec<_>>() {
+    pub(crate) fn tell_account_changes(
+        &mut self,
+        id: ClientId,
+        gpu: GpuUuid,
+        [before, after]: [&Account; 2],
+        now: Time,
+    ) {
+        for (kind, bytes, took) in account_changed(before, after, now) {
             let (client, gpus) = (Some(id), vec![gpu]);
             self.happened.push_back(Happened { kind, client, gpus, bytes: Some(bytes), took });
         }
     }
 
     /// Reports an event of a client, on all its GPUs.
-    pub(crate) fn tell(&mut self, kind: EventKind, id: ClientId, bytes: Option<u64>, took: Option<Duration>) {
-        let gpus = self.gpus_used_by(id);
-        self.happened.push_back(Happened { kind, client: Some(id), gpus, bytes, took });
+    pub(crate) fn tell(
+        &mut self,
+        kind: EventKind,
+        client: &Client,
+        bytes: Option<u64>,
+        took: Option<Duration>,
+    ) {
+        let (client, gpus) = (Some(client.id), client.gpus());
+        self.happened.push_back(Happened { kind, client, gpus, bytes, took });
     }
 
     /// Reports an event about a client's memory on one GPU.

@@ -1,13 +1,18 @@
 //! What goes out: messages to clients, lines of the log, events for those who watch, and the state as an administrator sees it.
 
+pub(crate) mod audit;
 pub(crate) mod contention;
 pub(crate) mod happened;
 pub(crate) mod status;
 pub(crate) mod warnings;
 
-use nvshare_proto::SchedulerMessage;
+use std::collections::VecDeque;
+
+use nvshare_proto::{ClientStatus, SchedulerMessage};
 
 use crate::state::client::ClientId;
+use happened::Happened;
+use warnings::Warnings;
 
 /// A task for the caller of the core.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,4 +31,33 @@ pub enum Output {
         /// The text of the line.
         text: String,
     },
+}
+
+/// All that goes out, until the caller takes it.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    outputs: VecDeque<Output>,
+    warnings: Warnings,
+    /// Events for those who watch the scheduler, since the last call of [`Core::handle`](crate::Core::handle).
+    happened: VecDeque<Happened>,
+    /// The last clients that are gone, as they are shown.
+    gone: VecDeque<ClientStatus>,
+}
+
+impl Report {
+    pub(crate) fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    pub(crate) fn send(&mut self, client: ClientId, message: SchedulerMessage) {
+        self.outputs.push_back(Output::Send { client, message });
+    }
+
+    pub(crate) fn note(&mut self, text: String) {
+        self.outputs.push_back(Output::Note { warning: false, text });
+    }
+
+    pub(crate) fn warn(&mut self, text: String) {
+        self.outputs.push_back(Output::Note { warning: true, text });
+    }
 }

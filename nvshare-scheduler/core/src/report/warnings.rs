@@ -2,11 +2,12 @@
 //! a minute (see [`Repeated`]).
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
 use nvshare_proto::{GpuUuid, Repeated};
 
-use crate::Core;
-use crate::report::Output;
+use crate::Time;
+use crate::report::Report;
 use crate::state::client::ClientId;
 use crate::state::gpu::Gpu;
 
@@ -38,30 +39,41 @@ pub(crate) struct Warnings {
     of_gpus: BTreeMap<GpuUuid, BTreeMap<Topic, Repeated>>,
 }
 
-impl Warnings {
+impl Report {
+    /// Warns of something about a client, on one GPU or in all.
+    pub(crate) fn warn_of_client(
+        &mut self,
+        topic: Topic,
+        id: ClientId,
+        uuid: Option<GpuUuid>,
+        now: Time,
+        text: &str,
+    ) {
+        let causes = self.warnings.of_clients.entry(id).or_default();
+        let again = causes.entry((topic, uuid)).or_default().again(now);
+        self.warn_again(again, text);
+    }
+
+    /// Warns of something about a GPU.
+    pub(crate) fn warn_of_gpu(&mut self, topic: Topic, uuid: GpuUuid, now: Time, text: &str) {
+        let causes = self.warnings.of_gpus.entry(uuid).or_default();
+        let again = causes.entry(topic).or_default().again(now);
+        self.warn_again(again, text);
+    }
+
+    /// Says a warning, if it may be said again, and how often it was left out.
+    fn warn_again(&mut self, again: Option<impl Display>, text: &str) {
+        if let Some(left_out) = again {
+            self.warn(format!("{text}{left_out}"));
+        }
+    }
+
     pub(crate) fn forget_client(&mut self, id: ClientId) {
-        self.of_clients.remove(&id);
+        self.warnings.of_clients.remove(&id);
     }
 
     /// Forgets all GPUs but these.
     pub(crate) fn forget_gpus(&mut self, known: &BTreeMap<GpuUuid, Gpu>) {
-        self.of_gpus.retain(|uuid, _| known.contains_key(uuid));
-    }
-}
-
-impl Core {
-    /// Warns of something about a client, on one GPU or in all.
-    pub(crate) fn warn_of_client(&mut self, topic: Topic, id: ClientId, uuid: Option<GpuUuid>, text: &str) {
-        let causes = self.warnings.of_clients.entry(id).or_default();
-        let again = causes.entry((topic, uuid)).or_default().again(self.now);
-        self.outputs
-            .extend(again.map(|left_out| Output::Note { warning: true, text: format!("{text}{left_out}") }));
-    }
-
-    /// Warns of something about a GPU.
-    pub(crate) fn warn_of_gpu(&mut self, topic: Topic, uuid: GpuUuid, text: &str) {
-        let again = self.warnings.of_gpus.entry(uuid).or_default().entry(topic).or_default().again(self.now);
-        self.outputs
-            .extend(again.map(|left_out| Output::Note { warning: true, text: format!("{text}{left_out}") }));
+        self.warnings.of_gpus.retain(|uuid, _| known.contains_key(uuid));
     }
 }

@@ -62,6 +62,10 @@ impl Phase {
         )
     }
 
+    pub(crate) fn is_granted(self) -> bool {
+        matches!(self, Self::Granted { .. })
+    }
+
     pub(crate) fn is_next(self) -> bool {
         matches!(self, Self::Next(_))
     }
@@ -165,6 +169,7 @@ impl Job {
 /// A registered process.
 #[derive(Debug)]
 pub(crate) struct Client {
+    pub(crate) id: ClientId,
     /// The process's number: from the kernel, or from the process itself where the kernel cannot tell.
     pub(crate) pid: u32,
     /// The process, as the kernel describes it.
@@ -221,6 +226,7 @@ impl Client {
         asked.compute.truncate(MOST_GPUS_EACH);
         asked.compute.shrink_to_fit();
         Self {
+            id,
             pid: identity.pid.unwrap_or(register.pid),
             identity,
             job: Job::of(identity, id),
@@ -252,6 +258,20 @@ impl Client {
         }
     }
 
+    pub(crate) fn gpus(&self) -> Vec<GpuUuid> {
+        self.accounts.keys().copied().collect()
+    }
+
+    /// Bytes that the client has allocated, on all of its GPUs.
+    pub(crate) fn allocated(&self) -> u64 {
+        self.accounts.values().fold(0, |sum, account| sum.saturating_add(account.usage.allocated))
+    }
+
+    /// Bytes that the client may have resident, on all of its GPUs.
+    pub(crate) fn room(&self) -> u64 {
+        self.accounts.values().fold(0, |sum, account| sum.saturating_add(account.room))
+    }
+
     /// Whether the client's turn comes on several GPUs at once: its own, or those of its gang.
     pub(crate) fn uses_several(&self) -> bool {
         self.accounts.len() > 1 || self.gang.is_some()
@@ -274,6 +294,11 @@ impl Client {
     /// Whether the client's work between its sleeps is short, so that it may go ahead of others.
     pub(crate) fn is_interactive(&self) -> bool {
         self.gang.is_none() && self.rhythm.is_interactive()
+    }
+
+    /// Whether the client was asked to leave, and may be expected to.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.phase.drops() && !self.stuck
     }
 
     /// Whether the client waits for the lock and is not next yet.
@@ -318,6 +343,19 @@ impl Client {
         self.stuck = false;
         self.deferrals = 0;
         self.stubborn_until = None;
+    }
+
+    /// Records the bytes that the client will restore under its grant: the client reports new usage while it restores.
+    pub(crate) fn note_what_is_to_come_back(&mut self) {
+        for account in self.accounts.values_mut() {
+            let before = account.ahead.map_or(0, |ahead| ahead.absent);
+            account.restores = account.usage.absent.max(before).min(account.room);
+        }
+    }
+
+    /// Bytes that the client restores under its grant.
+    pub(crate) fn restores(&self) -> u64 {
+        self.accounts.values().fold(0, |sum, account| sum.saturating_add(account.restores))
     }
 
     /// Bytes of an account that the client cannot give back when asked.

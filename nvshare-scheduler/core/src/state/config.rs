@@ -6,9 +6,12 @@ use std::time::Duration;
 use nvshare_proto::GpuUuid;
 use nvshare_proto::units::MIB;
 
+use crate::Time;
 use crate::policy::capacity;
 use crate::policy::exchange::Exchange;
 use crate::policy::quantum::Auto;
+use crate::state::account::Account;
+use crate::state::client::{Client, Phase};
 use crate::state::gpu::Size;
 use crate::state::rule::Rule;
 
@@ -132,5 +135,53 @@ impl Config {
         let own = self.gpus.get(&gpu).and_then(|own| own.reserve);
         let reserve = own.or(self.reserve).unwrap_or((1536 * MIB).min(available / 8));
         capacity::usable(available, reserve, overhead, largest)
+    }
+
+    /// The first time at which something about a client on a GPU is overdue.
+    pub(crate) fn first_due(&self, client: &Client, account: &Account) -> Option<Time> {
+        let answer = match client.phase {
+            Phase::Dropping { due, .. } if !client.stuck => Some(due),
+            Phase::Granted { until, .. } if !client.stuck => Some(until),
+            _ => None,
+        };
+        let eviction = account.order.map(|order| order.since + self.grace);
+        let promise = account.promised.map(|promise| promise.until);
+        let stays = account.stays.map(|stays| stays.until);
+        [answer, eviction, promise, stays, client.stubborn_until, client.may_go_on_until]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nvshare_proto::units::GIB;
+
+    use super::*;
+
+    const ONE: GpuUuid = GpuUuid([1; 16]);
+
+    fn measured(available: u64) -> Size {
+        Size { available, ..Size::default() }
+    }
+
+    #[test]
+    fn memory_of_a_gpu_in_general_and_by_itself() {
+        let own = |gpu_memory, reserve| GpuConfig { gpu_memory, reserve, ..GpuConfig::default() };
+        for (general, own, expected) in [
+            (Some(8 * GIB), GpuConfig::default(), 8 * GIB),
+            (Some(8 * GIB), own(Some(4 * GIB), None), 4 * GIB),
+            // A reserve of its own replaces the general number.
+            (Some(8 * GIB), own(None, Some(GIB)), 15 * GIB),
+            (None, own(None, Some(2 * GIB)), 14 * GIB),
+            (None, GpuConfig::default(), 16 * GIB - 1536 * MIB),
+            // The capacity is never more than the GPU has.
+            (Some(80 * GIB), GpuConfig::default(), 16 * GIB),
+        ] {
+            let config =
+                Config { gpu_memory: general, gpus: [(ONE, own.clone())].into(), ..Config::default() };
+            assert_eq!(config.usable(ONE, measured(16 * GIB)), expected, "{general:?} {own:?}");
+        }
     }
 }

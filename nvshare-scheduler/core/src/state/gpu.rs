@@ -3,13 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use nvshare_proto::GpuUuid;
+
 use crate::Time;
 use crate::policy::ahead;
 use crate::policy::budget::Budget;
 use crate::state::account::Rates;
 use crate::state::client::{Client, ClientId, Identity};
 use crate::state::cost::SwitchCost;
-use crate::state::ledger::{Key, Ledger};
+use crate::state::gangs::Unit;
+use crate::state::ledger::{Entry, Group, Key, Ledger, Standing};
 use crate::state::rule::Rule;
 use crate::state::shares::Shares;
 use crate::state::trial::Trial;
@@ -51,6 +54,7 @@ pub(crate) struct Size {
 /// One GPU.
 #[derive(Debug)]
 pub(crate) struct Gpu {
+    pub(crate) uuid: GpuUuid,
     /// The size as last measured, or as clients say.
     pub(crate) size: Size,
     /// Bytes that clients may fill together.
@@ -120,8 +124,9 @@ impl Gpu {
         self.contested_at.filter(|_| !self.contested).map(|at| at + LINGERS)
     }
 
-    pub(crate) fn new(capacity: u64, source: Source, rule: Rule) -> Self {
+    pub(crate) fn new(uuid: GpuUuid, capacity: u64, source: Source, rule: Rule) -> Self {
         Self {
+            uuid,
             size: Size::default(),
             capacity,
             source,
@@ -153,23 +158,50 @@ impl Gpu {
         }
     }
 
+    /// Bytes that a client lacks to have its whole demand resident.
+    pub(crate) fn deficit(&self, id: ClientId) -> u64 {
+        self.ledger.entry(id).map_or(0, Entry::deficit)
+    }
+
+    /// Bytes that a client demands.
+    pub(crate) fn demand(&self, id: ClientId) -> u128 {
+        self.ledger.entry(id).map_or(0, |entry| u128::from(entry.demand))
+    }
+
+    /// Bytes that a unit demands.
+    pub(crate) fn demand_of(&self, unit: &Unit) -> u128 {
+        unit.on(self.uuid).iter().map(|&id| self.demand(id)).sum()
+    }
+
+    /// A group, and the clients of a unit that are not in it yet.
+    pub(crate) fn with_unit(&self, group: Group, unit: &Unit, is_in: fn(Standing) -> bool) -> Group {
+        let entries = unit.on(self.uuid).iter().filter_map(|&id| self.ledger.entry(id));
+        entries.filter(|entry| !is_in(entry.standing)).fold(group, Group::with)
+    }
+
+    /// Any client of a unit that has an entry here.
+    pub(crate) fn one_of(&self, unit: &Unit) -> Option<ClientId> {
+        unit.on(self.uuid).iter().copied().find(|&id| self.ledger.entry(id).is_some())
+    }
+
     /// Clients that wait, in the order of turns.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = Key> + '_ {
         self.ledger.waiting(self.shares.clock())
     }
 
     /// Whether a client may go ahead of others here: its work is short, or its turn was interrupted.
-    pub(crate) fn goes_ahead(&self, id: ClientId, client: &Client) -> bool {
-        matches!(self.rule, Rule::Auto(_)) && (client.is_interactive() || self.interrupted.contains(&id))
+    pub(crate) fn goes_ahead(&self, client: &Client) -> bool {
+        matches!(self.rule, Rule::Auto(_))
+            && (client.is_interactive() || self.interrupted.contains(&client.id))
     }
 
     /// How far its place in the order is before that of others whose job has had as much; in virtual time.
-    pub(crate) fn lent_to(&self, id: ClientId, client: &Client) -> Virtual {
+    pub(crate) fn lent_to(&self, client: &Client) -> Virtual {
         let is_ahead = self.shares.time(client.job).saturating_sub(self.shares.clock());
         let Rule::Auto(target) = self.rule else { return 0 };
         let most = ahead::most_ahead(self.quantum, target.max_wait, self.shares.active());
         let most = nanos(most);
-        if self.goes_ahead(id, client) && is_ahead <= most { LENT } else { 0 }
+        if self.goes_ahead(client) && is_ahead <= most { LENT } else { 0 }
     }
 
     /// When the turn began that a client has now: one that was interrupted goes on.
@@ -228,6 +260,34 @@ impl Gpu {
     /// A drain took this long. A long one is forgotten by and by.
     pub(crate) fn record_drain(&mut self, took: Duration) {
         self.longest_drain = took.max(self.longest_drain - self.longest_drain / 8);
+    }
+
+    /// Time has passed. A GPU without holders and without a next client has no turn; a GPU on which a client runs has one.
+    pub(crate) fn bring_up_to_date(&mut self, now: Time) {
+        self.wake = None;
+        self.shares.advance(now);
+        if let Rule::Auto(target) = self.rule {
+            self.budget.advance(target.overhead_ppm, now);
+        }
+        let sums = self.ledger.sums();
+        if sums.holders.count == 0 && self.ledger.next().is_empty() {
+            self.turn_started = None;
+        } else if sums.running > 0 {
+            self.turn_started.get_or_insert(now);
+        }
+    }
+
+    /// Notes whether a client waits for what is held. Returns whether that is news for the holders.
+    pub(crate) fn note_contest(&mut self, now: Time) -> bool {
+        self.contested |= self.ledger.sums().claiming > 0;
+        if self.contested && self.takes_slices() {
+            self.contested_at = Some(now);
+        }
+        let contested = self.is_contested(now);
+        if let Some(until) = self.lingers_until().filter(|&until| contested && until > now) {
+            self.wake_at(until);
+        }
+        std::mem::replace(&mut self.told, contested) != contested
     }
 
     pub(crate) fn wake_at(&mut self, time: Time) {

@@ -2,43 +2,46 @@
 
 use nvshare_proto::GpuUuid;
 
-use crate::Core;
 use crate::policy::patience::STUBBORN;
 use crate::state::client::ClientId;
+use crate::steps::books::Books;
 
-impl Core {
+impl Books {
     /// Asks members to leave whose demand grew until the members no longer fit. Before the turn is over, the clients that
     /// grew leave first, then those least behind: one client's need does not end the turn of the others.
     ///
     /// A client whose drains are given up one after the other stays, and others leave: its drain may wait for a thread that sleeps
     /// until all of its memory is back.
     pub(crate) fn split_a_set_that_outgrew(&mut self, uuid: GpuUuid) {
-        let now = self.now;
-        let Some(gpu) = self.gpus.get(&uuid) else { return };
+        let now = self.state.now;
+        let Some(gpu) = self.state.gpus.get(&uuid) else { return };
         let (not_before, quantum) = (gpu.not_before, gpu.quantum);
         let members = gpu.ledger.sums().members;
         let Some(&first) = gpu.ledger.members().first().filter(|_| members.count > 1) else { return };
         let is_over = gpu.turn_started.is_some_and(|started| started.saturating_add(quantum) <= now);
-        if self.fit(uuid, members, first) {
+        if self.state.fit(gpu, members, first) {
             return;
         }
-        let stays = |id: &ClientId| self.clients.get(id).is_some_and(|client| client.deferrals >= STUBBORN);
-        let mut members = self.members(uuid, !is_over);
+        let stays =
+            |id: &ClientId| self.state.clients.get(id).is_some_and(|client| client.deferrals >= STUBBORN);
+        let mut members = self.state.members(gpu);
+        if !is_over {
+            let grew = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.needs);
+            members.sort_by_key(grew);
+        }
         members.sort_by_key(|id| !stays(id));
         let for_one_that_stays = members.first().is_some_and(stays);
-        let (_, leavers) = self.keep_what_fits(uuid, None, members);
+        let (_, leavers) = self.state.keep_what_fits(gpu, None, members);
         // The drain that was given up is not tried again so soon; for one that stays, others leave at once.
         if now < not_before && (!for_one_that_stays || leavers.iter().any(stays)) {
-            if let Some(gpu) = self.gpus.get_mut(&uuid) {
-                gpu.wake_at(not_before);
-            }
+            self.wake_at(uuid, not_before);
             return;
         }
         for &id in &leavers {
             self.ask_to_leave(id);
         }
-        if let (false, Some(gpu)) = (leavers.is_empty(), self.gpus.get_mut(&uuid)) {
-            gpu.turn_started = gpu.turn_started.map(|_| now);
+        if !leavers.is_empty() {
+            self.on_gpu(uuid, |gpu| gpu.turn_started = gpu.turn_started.map(|_| now));
         }
     }
 }

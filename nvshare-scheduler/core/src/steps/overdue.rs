@@ -1,42 +1,21 @@
 //! Overdue things: answers that do not come, promises that are over, drains that may be tried again.
 
-use std::time::Duration;
-
 use nvshare_proto::GpuUuid;
 use nvshare_proto::units::Bytes;
 
-use crate::policy::patience::{self, RETRY};
+use crate::policy::patience::RETRY;
 use crate::report::warnings::Topic;
-use crate::state::account::{Account, Order, Stays};
+use crate::state::account::{Order, Stays};
 use crate::state::client::{Client, ClientId, Phase};
-use crate::state::config::Config;
-use crate::{Core, Time};
+use crate::steps::books::Books;
 
-impl Config {
-    /// The first time at which something about a client on a GPU is overdue.
-    pub(crate) fn first_due(&self, client: &Client, account: &Account) -> Option<Time> {
-        let answer = match client.phase {
-            Phase::Dropping { due, .. } if !client.stuck => Some(due),
-            Phase::Granted { until, .. } if !client.stuck => Some(until),
-            _ => None,
-        };
-        let eviction = account.order.map(|order| order.since + self.grace);
-        let promise = account.promised.map(|promise| promise.until);
-        let stays = account.stays.map(|stays| stays.until);
-        [answer, eviction, promise, stays, client.stubborn_until, client.may_go_on_until]
-            .into_iter()
-            .flatten()
-            .min()
-    }
-}
-
-impl Core {
+impl Books {
     /// Handles all that is overdue on a GPU.
     pub(crate) fn see_to_what_is_overdue(&mut self, uuid: GpuUuid) {
-        while let Some((due, id)) = self.gpus.get(&uuid).and_then(|gpu| gpu.ledger.first_due())
-            && due <= self.now
+        while let Some((due, id)) = self.state.gpus.get(&uuid).and_then(|gpu| gpu.ledger.first_due())
+            && due <= self.state.now
         {
-            if self.clients.contains_key(&id) {
+            if self.state.clients.contains_key(&id) {
                 self.see_to(id, uuid);
             } else {
                 self.report_departed(id, uuid);
@@ -45,7 +24,7 @@ impl Core {
     }
 
     fn see_to(&mut self, id: ClientId, uuid: GpuUuid) {
-        let (now, grace) = (self.now, self.config.grace);
+        let (now, grace) = (self.state.now, self.state.config.grace);
         let mut unanswered = false;
         self.with(id, |client| {
             client.stubborn_until = client.stubborn_until.filter(|&until| until > now);
@@ -68,15 +47,20 @@ impl Core {
             );
             self.warn_of_client(Topic::NoAnswer, id, Some(uuid), &text);
         }
-        let what = match self.clients.get(&id) {
+        match self.state.clients.get(&id) {
             Some(Client { phase: Phase::Dropping { due, .. }, stuck: false, .. }) if *due <= now => {
-                "give the lock back"
+                self.count_as_stuck(id, "give the lock back");
             }
             Some(Client { phase: Phase::Granted { until, .. }, stuck: false, .. }) if *until <= now => {
-                "run under its grant"
+                self.count_as_stuck(id, "run under its grant");
             }
-            _ => return,
-        };
+            _ => {}
+        }
+    }
+
+    /// A client did not do what it should: nobody waits for it any longer.
+    fn count_as_stuck(&mut self, id: ClientId, what: &str) {
+        let now = self.state.now;
         self.with(id, |client| {
             client.stuck = true;
             // The client's turn counts as begun, so that it can be over.
@@ -84,25 +68,15 @@ impl Core {
                 *begins = false;
             }
         });
-        for uuid in self.gpus_used_by(id) {
-            if let Some(gpu) = self.gpus.get_mut(&uuid) {
-                gpu.turn_started.get_or_insert(now);
-            }
-        }
+        self.state.on_each_gpu_of(id, |gpu, _| _ = gpu.turn_started.get_or_insert(now));
         self.release_drained(id);
-        let Some(Client { name, pid, accounts, .. }) = self.clients.get(&id) else { return };
-        let keeps = Bytes(accounts.values().map(|account| account.room).fold(0, u64::saturating_add));
-        let text = format!(
-            "client {id} ({name}, pid {pid}) does not answer: it should {what}, and keeps {keeps}; if its process is stopped, \
-             `kill -CONT {pid}` lets it go on, and `kill -KILL {pid}` frees its memory"
-        );
-        self.warn_of_client(Topic::Stuck, id, None, &text);
-    }
-
-    /// How long a client's drain may make no progress.
-    pub(crate) fn patience_with(&self, id: ClientId) -> Duration {
-        let gpus = self.gpus_used_by(id);
-        let deferrals = gpus.iter().filter_map(|uuid| self.gpus.get(uuid)).map(|gpu| gpu.deferrals).max();
-        patience::patience(deferrals.unwrap_or(0))
+        if let Some(client @ Client { name, pid, .. }) = self.state.clients.get(&id) {
+            let keeps = Bytes(client.room());
+            let text = format!(
+                "client {id} ({name}, pid {pid}) does not answer: it should {what}, and keeps {keeps}; if its process is stopped, \
+                 `kill -CONT {pid}` lets it go on, and `kill -KILL {pid}` frees its memory"
+            );
+            self.warn_of_client(Topic::Stuck, id, None, &text);
+        }
     }
 }

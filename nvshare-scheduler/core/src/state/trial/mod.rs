@@ -17,6 +17,7 @@
 //! waited. By the answers at that end all is complete that was submitted before; then clients are asked until they answer soon.
 
 mod seen;
+mod set;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -4,35 +4,37 @@ use std::time::Duration;
 
 use nvshare_proto::GpuUuid;
 
+use crate::Time;
+use crate::judge::short::{LongWork, is_short};
 use crate::policy::turn::{self, Turn};
 use crate::policy::{quantum, slices};
+use crate::state::State;
+use crate::state::account::Account;
 use crate::state::client::{ClientId, Job, Phase, Why};
+use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
 use crate::state::ledger::Group;
 use crate::state::rule::Rule;
-use crate::state::short::{LongWork, is_short};
-use crate::steps::gangs::Unit;
-use crate::{Core, Time};
 
 /// Virtual times that differ by no more than this count as equal, in nanoseconds.
 const EVEN: i64 = 1_000_000;
 
 /// When the turns of those who leave for a waiter are over.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct End {
+pub(crate) struct End {
     /// When the waiter may have the GPUs.
-    pub(super) at: Time,
+    pub(crate) at: Time,
     /// When the turns are over for those who wait in turn. The waiter goes ahead of them if this is later.
-    pub(super) in_turn: Time,
+    pub(crate) in_turn: Time,
 }
 
 /// The members of a GPU, by whether they fit it together with a waiter.
 #[derive(Debug)]
-pub(super) struct Split {
-    pub(super) gpu: GpuUuid,
+pub(crate) struct Split {
+    pub(crate) gpu: GpuUuid,
     /// The waiter, and those that stay.
-    pub(super) kept: Group,
-    pub(super) leavers: Vec<ClientId>,
+    pub(crate) kept: Group,
+    pub(crate) leavers: Vec<ClientId>,
 }
 
 /// Those who would have to leave a GPU for a waiter.
@@ -47,21 +49,22 @@ struct Held {
     patience: Duration,
 }
 
-impl Core {
-    pub(super) fn split_for(&self, gpu: GpuUuid, unit: &Unit) -> Split {
-        let (kept, leavers) = self.keep_what_fits(gpu, Some(unit), self.members(gpu, false));
-        Split { gpu, kept, leavers: self.with_their_gangs(leavers) }
+impl State {
+    /// Splits the members of a GPU for a waiter.
+    pub(crate) fn split_for(&self, gpu: &Gpu, unit: &Unit) -> Split {
+        let (kept, leavers) = self.keep_what_fits(gpu, Some(unit), self.members(gpu));
+        Split { gpu: gpu.uuid, kept, leavers: self.with_their_gangs(leavers) }
     }
 
     /// When the turns of those who leave for a waiter are over; `None` while that is unknown.
-    pub(super) fn turns_end(&self, unit: &Unit, splits: &[Split]) -> Option<End> {
+    pub(crate) fn turns_end(&self, unit: &Unit, splits: &[Split]) -> Option<End> {
         let mut ends = End { at: Time::ZERO, in_turn: Time::ZERO };
         for &Split { gpu: uuid, ref leavers, .. } in splits {
             let gpu = self.gpus.get(&uuid)?;
             let mut held = Held { idle_since: Some(Time::ZERO), ..Held::default() };
-            let to_move = self.bytes_to_move(uuid, unit);
+            let to_move = self.bytes_to_move(gpu, unit);
             // The waiter's turn comes anyhow: what an idle holder saves by keeping its place is its own return.
-            let own_return = leavers.iter().map(|&leaver| self.demand(uuid, leaver)).sum::<u128>();
+            let own_return = leavers.iter().map(|&leaver| gpu.demand(leaver)).sum::<u128>();
             let to_return = u64::try_from(own_return).unwrap_or(u64::MAX).min(to_move);
             let move_cost = if to_return == 0 { Duration::ZERO } else { gpu.rates.there_and_back(to_return) };
             for leaver in leavers {
@@ -82,11 +85,11 @@ impl Core {
                 held.work.add_holder(client);
                 held.by.push(client.job);
             }
-            let cost = self.hand_over_cost(gpu, uuid, unit, to_move);
+            let cost = self.hand_over_cost(gpu, unit, to_move);
             let sooner = held.work.gives_way_at(&self.clients, gpu, unit, cost);
             let (in_turn, at) = match sooner {
                 None => {
-                    let in_turn = turn::ends(&self.turn(gpu, uuid, unit, &held)?)?;
+                    let in_turn = turn::ends(&self.turn(gpu, unit, &held)?)?;
                     (in_turn, in_turn)
                 }
                 // Short work has what it may cost. It takes the turn only when that is over for those who wait in turn:
@@ -94,8 +97,7 @@ impl Core {
                 Some(sooner) => {
                     gpu.turn_started?;
                     let waiter = self.first_in_turn(gpu, unit);
-                    let in_turn =
-                        waiter.and_then(|waiter| turn::ends(&self.turn(gpu, uuid, &waiter, &held)?));
+                    let in_turn = waiter.and_then(|waiter| turn::ends(&self.turn(gpu, &waiter, &held)?));
                     let in_turn = in_turn.unwrap_or(Time::MAX);
                     (in_turn, in_turn.min(sooner.max(gpu.not_before)))
                 }
@@ -112,7 +114,7 @@ impl Core {
     }
 
     /// The turn of those who hold a GPU, as a waiter sees it.
-    fn turn(&self, gpu: &Gpu, uuid: GpuUuid, waiter: &Unit, held: &Held) -> Option<Turn> {
+    fn turn(&self, gpu: &Gpu, waiter: &Unit, held: &Held) -> Option<Turn> {
         let one = waiter.iter().copied().find(|&id| gpu.ledger.entry(id).is_some())?;
         let own_job = self.clients.get(&one)?.job;
         let (own, own_weight) = (gpu.shares.time(own_job), gpu.shares.weight(own_job));
@@ -129,8 +131,8 @@ impl Core {
         }
         let beside = u32::try_from(gpu.shares.holding().max(1)).unwrap_or(u32::MAX);
         let ratio = slices::ratio(heaviest, own_weight);
-        let quantum = self.owed_quantum(gpu, uuid, waiter, self.bytes_to_move(uuid, waiter));
-        let beyond = waiter.iter().filter_map(|&id| Some(self.account(id, uuid)?.cost.beyond(quantum)));
+        let quantum = self.owed_quantum(gpu, waiter, self.bytes_to_move(gpu, waiter));
+        let beyond = self.accounts_on(gpu, waiter).map(|account| account.cost.beyond(quantum));
         Some(Turn {
             started: gpu.turn_started,
             quantum,
@@ -143,14 +145,8 @@ impl Core {
         })
     }
 
-    /// Bytes that have to leave a GPU so that a unit has its whole demand there.
-    pub(super) fn bytes_to_move(&self, uuid: GpuUuid, unit: &Unit) -> u64 {
-        let deficits = unit.on(uuid).iter().map(|&id| self.deficit(uuid, id)).fold(0, u64::saturating_add);
-        deficits.saturating_sub(unit.first().map_or(0, |&id| self.free(uuid, id)))
-    }
-
     /// The length of a turn that ends for a waiter, for which `to_move` bytes have to move.
-    pub(super) fn quantum(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
+    pub(crate) fn quantum(&self, gpu: &Gpu, unit: &Unit, to_move: u64) -> Duration {
         if to_move == 0 && gpu.shares.are_unequal() {
             return slices::length(gpu.cost.idle.mean());
         }
@@ -158,32 +154,34 @@ impl Core {
             return gpu.trial.slice();
         }
         let Rule::Auto(target) = gpu.rule else { return gpu.quantum };
-        quantum::auto(target, self.cost_of_moving(gpu, uuid, unit, to_move), gpu.shares.long())
+        quantum::auto(target, self.cost_of_moving(gpu, unit, to_move), gpu.shares.long())
     }
 
     /// The time of a hand-over to a unit: as measured on average, else estimated from the bytes to move.
-    pub(super) fn hand_over_cost(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
-        let costs = unit.on(uuid).iter().filter_map(|&id| self.account(id, uuid)?.cost.idle.mean());
+    pub(crate) fn hand_over_cost(&self, gpu: &Gpu, unit: &Unit, to_move: u64) -> Duration {
+        let costs = self.accounts_on(gpu, unit).filter_map(|account| account.cost.idle.mean());
         costs.max().unwrap_or_else(|| gpu.rates.there_and_back(to_move))
     }
 
+    fn accounts_on(&self, gpu: &Gpu, unit: &Unit) -> impl Iterator<Item = &Account> {
+        unit.on(gpu.uuid).iter().filter_map(|&id| self.account(id, gpu.uuid))
+    }
+
     /// The same for as many bytes as have to move now.
-    fn cost_of_moving(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
+    fn cost_of_moving(&self, gpu: &Gpu, unit: &Unit, to_move: u64) -> Duration {
         let apart = gpu.rates.there_and_back(to_move);
-        let costs =
-            unit.on(uuid).iter().filter_map(|&id| self.account(id, uuid)?.cost_of_moving(to_move, apart));
+        let costs = self.accounts_on(gpu, unit).filter_map(|account| account.cost_of_moving(to_move, apart));
         costs.max().unwrap_or(apart)
     }
 
-    /// The same as [`Core::quantum`], and longer while switching has cost more than it may.
-    fn owed_quantum(&self, gpu: &Gpu, uuid: GpuUuid, unit: &Unit, to_move: u64) -> Duration {
-        let quantum = self.quantum(gpu, uuid, unit, to_move);
+    /// The same as [`State::quantum`], and longer while switching has cost more than it may.
+    fn owed_quantum(&self, gpu: &Gpu, unit: &Unit, to_move: u64) -> Duration {
+        let quantum = self.quantum(gpu, unit, to_move);
         let (Rule::Auto(target), Some(started), 1..) = (gpu.rule, gpu.turn_started, to_move) else {
             return quantum;
         };
         let owed = gpu.budget.settled_at(target.overhead_ppm).saturating_sub(started);
-        let longest =
-            quantum::longest(target, self.hand_over_cost(gpu, uuid, unit, to_move), gpu.shares.long());
+        let longest = quantum::longest(target, self.hand_over_cost(gpu, unit, to_move), gpu.shares.long());
         quantum.max(owed.min(longest))
     }
 }

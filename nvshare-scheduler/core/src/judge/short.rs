@@ -8,9 +8,9 @@ use nvshare_proto::pace::IDLE_AFTER;
 use crate::Time;
 use crate::policy::ahead::{self, Asks};
 use crate::state::client::{Client, ClientId};
+use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
 use crate::state::rule::Rule;
-use crate::steps::gangs::Unit;
 
 /// Short work waits for so many times as long, at most, as between visits that cost no more than they may. Being more than 1, it
 /// leaves something for the hand-overs of long work.

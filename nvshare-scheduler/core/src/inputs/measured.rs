@@ -1,0 +1,87 @@
+//! NVML has measured a GPU.
+
+use std::collections::BTreeMap;
+
+use nvshare_proto::GpuUuid;
+use nvshare_proto::units::Bytes;
+
+use crate::inputs::Measured;
+use crate::report::warnings::Topic;
+use crate::state::account::MOST_OVERHEAD;
+use crate::state::client::{Client, ClientId, Phase};
+use crate::state::gpu::{Size, Source};
+use crate::steps::books::Books;
+
+/// A process counts as having nothing on a GPU after so many looks of NVML in a row that do not show it.
+const LOOKS_WITHOUT_A_SIGN: u32 = 2;
+
+impl Books {
+    pub(crate) fn on_measured(&mut self, measured: &Measured) {
+        let uuid = measured.gpu;
+        let users: Vec<ClientId> = match self.state.gpus.get(&uuid) {
+            Some(gpu) => gpu.ledger.entries().map(|(id, _)| id).collect(),
+            None => Vec::new(),
+        };
+        let mut size = Size { available: measured.available, ..Size::default() };
+        for (id, &used) in &measured.used {
+            // The client has a context on the GPU and has not allocated anything there.
+            let idle = |client: &Client| !client.accounts.contains_key(&uuid);
+            size.overhead +=
+                if self.state.clients.get(id).is_some_and(idle) { used.min(MOST_OVERHEAD) } else { 0 };
+        }
+        for id in users {
+            self.measure_client(id, measured, &mut size);
+        }
+        self.look_for_departed(uuid, &measured.used);
+        self.size(uuid, size, Source::Certain);
+    }
+
+    /// One client's part in what was measured of a GPU; it counts for the GPU's size.
+    fn measure_client(&mut self, id: ClientId, measured: &Measured, size: &mut Size) {
+        let uuid = measured.gpu;
+        let Some(client) = self.state.clients.get_mut(&id) else { return };
+        let Some(account) = client.accounts.get_mut(&uuid) else { return };
+        let listed = measured.used.get(&id).copied();
+        // A client that is not listed where others are has nothing there.
+        let seen = match listed {
+            None if client.identity.pid.is_some() && !measured.used.is_empty() => Some(0),
+            listed => listed,
+        };
+        let is_moving =
+            client.phase.is_next() || matches!(client.phase, Phase::Granted { .. } | Phase::Dropping { .. });
+        account.measure(listed.unwrap_or(0), client.memory, !is_moving && account.order.is_none());
+        let unseen = seen.map_or(0, |seen| account.disbelieve(seen, client.memory));
+        size.overhead += account.overhead();
+        // The client may have used all the room that it was given by now.
+        size.largest = size.largest.max(account.wanted()).max(account.room);
+        let name = client.name.clone();
+        self.enter(id);
+        if unseen > 0 {
+            let text = format!(
+                "client {id} ({name}) reports {} on {uuid} which NVML does not see: they are no longer charged to it",
+                Bytes(unseen)
+            );
+            self.warn_of_client(Topic::Unseen, id, Some(uuid), &text);
+        }
+    }
+
+    /// Frees the memory of departed processes that live on and have nothing on the GPU any more: they run another program
+    /// now.
+    fn look_for_departed(&mut self, uuid: GpuUuid, used: &BTreeMap<ClientId, u64>) {
+        self.on_gpu(uuid, |gpu| {
+            for (id, departed) in &mut gpu.departed {
+                // NVML cannot see a process that has no number here.
+                let unseen = departed.identity.pid.is_some() && !used.contains_key(id);
+                departed.unseen = if unseen { departed.unseen + 1 } else { 0 };
+            }
+        });
+        for gone in self.forget_departed(uuid, |_, departed| departed.unseen >= LOOKS_WITHOUT_A_SIGN) {
+            self.report.note(format!(
+                "process {} ({}) lives on and has nothing of {uuid} any more: {} are free",
+                gone.pid,
+                gone.name,
+                Bytes(gone.bytes)
+            ));
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Who fits a GPU: what a client may fill, what is free of it, and who can be there together.
+
+use nvshare_proto::units::Bytes;
+
+use crate::policy::together;
+use crate::state::State;
+use crate::state::client::{Client, ClientId, Phase};
+use crate::state::gangs::Unit;
+use crate::state::gpu::{Gpu, Size, Source};
+use crate::state::ledger::{Entry, Group, Standing};
+
+impl State {
+    /// Bytes that a client may fill.
+    pub(crate) fn capacity(&self, gpu: &Gpu, id: ClientId) -> u64 {
+        if gpu.source != Source::Disputed {
+            return gpu.capacity;
+        }
+        let said = self.account(id, gpu.uuid).map_or(0, |account| account.usage.total);
+        self.config.usable(gpu.uuid, Size { available: said, ..Size::default() })
+    }
+
+    /// Free bytes of the part of a GPU that a client may fill.
+    pub(crate) fn free(&self, gpu: &Gpu, id: ClientId) -> u64 {
+        let free = u128::from(self.capacity(gpu, id)).saturating_sub(gpu.ledger.sums().room);
+        u64::try_from(free).unwrap_or(u64::MAX)
+    }
+
+    /// Bytes that other clients have beyond all that this client may fill, since it may see less of the GPU than they do. Until
+    /// they have given these bytes back, nothing else that they give back makes room for it.
+    pub(crate) fn overfull(&self, gpu: &Gpu, id: ClientId) -> u64 {
+        let beyond = gpu.ledger.sums().room.saturating_sub(u128::from(self.capacity(gpu, id)));
+        u64::try_from(beyond).unwrap_or(u64::MAX)
+    }
+
+    /// Bytes that have to leave a GPU so that a unit has its whole demand there.
+    pub(crate) fn bytes_to_move(&self, gpu: &Gpu, unit: &Unit) -> u64 {
+        let deficits = unit.on(gpu.uuid).iter().map(|&id| gpu.deficit(id)).fold(0, u64::saturating_add);
+        deficits.saturating_sub(unit.first().map_or(0, |&id| self.free(gpu, id)))
+    }
+
+    /// Whether a group fits a GPU together, beside the pinned memory of others; judged by the capacity that `seen_by` may
+    /// fill.
+    pub(crate) fn fit(&self, gpu: &Gpu, group: Group, seen_by: ClientId) -> bool {
+        self.fit_within(gpu, self.capacity(gpu, seen_by), group)
+    }
+
+    fn fit_within(&self, gpu: &Gpu, capacity: u64, group: Group) -> bool {
+        if group.mixed && gpu.takes_slices() {
+            return false;
+        }
+        let alone = self.config.exclusive || gpu.source == Source::Disputed;
+        together::fits(capacity, gpu.ledger.pinned_beside(group), group.demand, group.count, alone)
+    }
+
+    /// Whether a unit fits a GPU together with a group, of which those of its clients are that stand like this. A unit that is not
+    /// there is in nobody's way.
+    fn fits_with(&self, gpu: &Gpu, group: Group, unit: &Unit, is_in: fn(Standing) -> bool) -> bool {
+        gpu.one_of(unit).is_none_or(|one| self.fit(gpu, gpu.with_unit(group, unit, is_in), one))
+    }
+
+    pub(crate) fn fits_alone(&self, gpu: &Gpu, unit: &Unit) -> bool {
+        self.fits_with(gpu, Group::default(), unit, |_| false)
+    }
+
+    pub(crate) fn fits_beside_members(&self, gpu: &Gpu, unit: &Unit) -> bool {
+        self.fits_with(gpu, gpu.ledger.sums().members, unit, Standing::stays)
+    }
+
+    /// Whether the clients that still hold a GPU leave no place for a unit that is next.
+    pub(crate) fn is_in_the_way(&self, gpu: &Gpu, unit: &Unit) -> bool {
+        let holders = gpu.ledger.sums().holders;
+        holders.count > 0 && !self.fits_with(gpu, holders, unit, |standing| standing != Standing::Next)
+    }
+
+    /// Whether a client, with its gang, would fit if all others had drained: then only memory that cannot be moved is in
+    /// its way.
+    pub(crate) fn fits_in_the_end(&self, gpu: &Gpu, id: ClientId) -> bool {
+        let unit = self.unit(id);
+        // A program can be told that an allocation failed, but not that the memory which it has does not come back.
+        let restores = matches!(self.phase(id), Some(Phase::Granted { .. }));
+        let stays = |other, entry: &Entry| match self.clients.get(&other) {
+            Some(client) => client.accounts.get(&gpu.uuid).map_or(0, |account| {
+                let is_lost = client.stopped && client.may_go_on_until.is_none() && !restores;
+                if is_lost { client.pinned(account) } else { account.pinned(client.memory) }
+            }),
+            None => entry.pinned,
+        };
+        let others = gpu.ledger.entries().filter(|(other, _)| !unit.contains(other));
+        let pinned = others.fold(0, |sum, (other, entry)| sum + u128::from(stays(other, entry)));
+        together::fits(self.capacity(gpu, id), pinned, gpu.demand_of(&unit), 1, false)
+    }
+
+    /// A GPU on which no room can be made for a client and its gang, as things are.
+    pub(crate) fn no_room_for(&self, client: &Client) -> Option<&Gpu> {
+        let unit = self.unit_of(client);
+        let is_full = |gpu: &&Gpu| !self.fits_alone(gpu, &unit);
+        match &unit {
+            Unit::One(_) => client.accounts.keys().filter_map(|uuid| self.gpus.get(uuid)).find(is_full),
+            Unit::Gang(members) => members.gpus().filter_map(|uuid| self.gpus.get(&uuid)).find(is_full),
+        }
+    }
+
+    /// The reason why no room can be made for a client on a GPU, for the log. None while a process that has just ended still
+    /// frees its memory.
+    pub(crate) fn why_no_room(&self, gpu: &Gpu, client: &Client) -> Option<String> {
+        let uuid = gpu.uuid;
+        let (demand, capacity) = (gpu.demand_of(&self.unit_of(client)), self.capacity(gpu, client.id));
+        if client.gang.is_some() && demand > u128::from(capacity) {
+            let demand = u64::try_from(demand).unwrap_or(u64::MAX);
+            return Some(format!(
+                "its gang wants {} of {uuid} at once, which has {}",
+                Bytes(demand),
+                Bytes(capacity)
+            ));
+        }
+        if let Some(departed) = gpu.departed.values().max_by_key(|departed| departed.bytes) {
+            let (pid, bytes) = (departed.pid, Bytes(departed.bytes));
+            return departed
+                .reported
+                .then(|| format!("process {pid} has left and lives on, with {bytes} of {uuid}"));
+        }
+        Some(format!("what others have on {uuid} cannot be moved and leaves no room for it"))
+    }
+
+    /// Splits the members of a GPU into those that fit it together with a unit, taken in the order of turns, and those that
+    /// do not. A gang stays as a whole, or leaves as a whole.
+    pub(crate) fn keep_what_fits(
+        &self,
+        gpu: &Gpu,
+        first: Option<&Unit>,
+        members: Vec<ClientId>,
+    ) -> (Group, Vec<ClientId>) {
+        let mut kept =
+            first.map_or(Group::default(), |first| gpu.with_unit(Group::default(), first, |_| false));
+        let mut leavers = Vec::new();
+        // Where clients say different capacities, no two of them fit, whoever is asked.
+        let seen_by = first.and_then(|first| gpu.one_of(first)).or(members.first().copied());
+        let capacity = seen_by.map_or(0, |id| self.capacity(gpu, id));
+        // The gangs that were judged, by their first members.
+        let mut judged: Vec<ClientId> = Vec::new();
+        for id in members {
+            let unit = self.unit(id);
+            if first.is_some_and(|first| first.contains(&id)) {
+                continue;
+            }
+            if let Unit::Gang(_) = &unit {
+                if unit.first().is_none_or(|first| judged.contains(first)) {
+                    continue;
+                }
+                judged.extend(unit.first());
+            }
+            let staying = |id: &ClientId| gpu.ledger.entry(*id).filter(|entry| entry.standing.stays());
+            let more = unit.on(gpu.uuid).iter().filter_map(staying).fold(kept, Group::with);
+            if kept.count == 0 || self.fit_within(gpu, capacity, more) {
+                kept = more;
+            } else {
+                leavers.extend(unit.on(gpu.uuid).iter().copied().filter(|id| staying(id).is_some()));
+            }
+        }
+        (kept, leavers)
+    }
+}

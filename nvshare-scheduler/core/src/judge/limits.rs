@@ -1,0 +1,61 @@
+//! What binds a client though nobody waits: an enforced compute limit, a pause, and that its process is stopped.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use nvshare_proto::GpuUuid;
+
+use crate::Time;
+use crate::state::State;
+use crate::state::client::{Client, ClientId};
+use crate::state::gangs::Unit;
+use crate::state::gpu::Gpu;
+
+/// When a client that holds a GPU has to leave because of its limit, or a pause; none: it may stay.
+pub(crate) fn leaves_at(gpu: &Gpu, client: &Client) -> Option<Time> {
+    let runs = client.phase.runs();
+    let pace = if runs { gpu.shares.ends_at(client.job, expected_drain(client, gpu.uuid)) } else { None };
+    if client.paused { Some(Time::ZERO) } else { pace }
+}
+
+impl State {
+    /// When compute limits let all of a unit run on all of its GPUs; none: at once.
+    pub(crate) fn paced_until(&self, unit: &Unit) -> Option<Time> {
+        let begin = |client: &Client, uuid: &GpuUuid| {
+            self.gpus.get(uuid)?.shares.begins_at(client.job, expected_drain(client, *uuid))
+        };
+        let clients = self.clients_of(unit);
+        let begins = clients.flat_map(|c| c.accounts.keys().filter_map(move |uuid| begin(c, uuid)));
+        begins.max().filter(|&at| at > self.now)
+    }
+
+    /// Whether a client's work in flight must be bounded though nobody waits: the client has to leave when its limit is
+    /// used up, or as soon as it can.
+    pub(crate) fn is_bounded(&self, client: &Client) -> bool {
+        let mut gpus = client.accounts.keys().filter_map(|uuid| self.gpus.get(uuid));
+        client.paused || gpus.any(|gpu| gpu.shares.paced().contains(&client.job))
+    }
+
+    /// Clients whose processes may be stopped to the harm of others, and those that are: the caller looks at them now and then.
+    pub(crate) fn suspects(&self) -> Vec<ClientId> {
+        let is_wanted = |uuid: &GpuUuid| {
+            self.gpus.get(uuid).is_some_and(|gpu| {
+                gpu.ledger.count_waiting() + gpu.ledger.next().len() + gpu.ledger.needy().len() > 0
+            })
+        };
+        let wanted: BTreeSet<GpuUuid> = self.gpus.keys().copied().filter(is_wanted).collect();
+        let is_near = |client: &Client| client.accounts.keys().any(|uuid| wanted.contains(uuid));
+        let near = self.clients.iter().filter(|(_, client)| client.stopped || is_near(client));
+        near.map(|(&id, _)| id).collect()
+    }
+
+    /// Whether a process of a unit is stopped: the others would wait for it on the GPU.
+    pub(crate) fn is_stopped(&self, unit: &[ClientId]) -> bool {
+        self.clients_of(unit).any(|client| client.stopped)
+    }
+}
+
+/// How long a client's drain takes on a GPU, as far as is known.
+fn expected_drain(client: &Client, uuid: GpuUuid) -> Duration {
+    client.accounts.get(&uuid).and_then(|account| account.cost.drain.mean()).unwrap_or_default()
+}

@@ -1,0 +1,116 @@
+//! Room: for whom what is free is reserved, and who could give memory back.
+
+use nvshare_proto::units::GIB;
+
+use crate::policy::victims::{self, Candidate, NextTurn};
+use crate::state::State;
+use crate::state::client::{Client, ClientId};
+use crate::state::gangs::Unit;
+use crate::state::gpu::Gpu;
+use crate::state::ledger::{Entry, Key, Standing};
+
+/// Room given, or made, beyond what an allocation asked for, so that not every allocation has to ask. At most a quarter of
+/// the free memory is given that way.
+pub(crate) const SPARE_ROOM: u64 = GIB;
+
+/// Evictions that make room.
+#[derive(Debug)]
+pub(crate) struct Evictions {
+    /// Who is to give back how many bytes.
+    pub(crate) orders: Vec<(ClientId, u64)>,
+    /// With what was ordered before, they suffice; or an earlier order is still unanswered.
+    pub(crate) suffice: bool,
+    /// Clients that were looked at for them.
+    pub(crate) looked_at: u64,
+}
+
+impl State {
+    /// Bytes of a GPU's free room that are reserved before a unit that is next, or parked, may take any.
+    pub(crate) fn reserved_before(&self, gpu: &Gpu, unit: &Unit) -> u64 {
+        let entries = unit.on(gpu.uuid).iter().filter_map(|&id| gpu.ledger.entry(id));
+        let own = entries.filter(|entry| entry.standing == Standing::Next).map(|entry| entry.key).min();
+        let ahead = gpu.ledger.next().iter().take_while(|&&key| own.is_none_or(|own| key < own));
+        let deficits = ahead.map(|&(_, _, other)| gpu.deficit(other));
+        deficits.fold(self.needed_by_holders(gpu), u64::saturating_add)
+    }
+
+    /// Bytes that allocations of the GPU's holders wait for.
+    pub(crate) fn needed_by_holders(&self, gpu: &Gpu) -> u64 {
+        let needs = gpu.ledger.needy().iter().filter_map(|&other| {
+            let holds = gpu.ledger.entry(other).is_some_and(|entry| entry.standing.holds());
+            let account = self.account(other, gpu.uuid).filter(|_| holds)?;
+            Some(account.needs.min(gpu.capacity.saturating_sub(account.room)))
+        });
+        needs.fold(0, u64::saturating_add)
+    }
+
+    /// Bytes of room that a client gets with a grant: what it lacks, and some to spare.
+    pub(crate) fn room_to_grant(&self, gpu: &Gpu, id: ClientId) -> u64 {
+        let deficit = gpu.deficit(id);
+        deficit + spare(gpu, self.free(gpu, id).saturating_sub(deficit), id)
+    }
+
+    /// Who is to give back so many bytes, less what is ordered already. For clients that need all of it (`for_clients`),
+    /// nobody is if not everything can be had.
+    pub(crate) fn evictions(&self, gpu: &Gpu, needed: u64, for_clients: Option<&[ClientId]>) -> Evictions {
+        let sums = gpu.ledger.sums();
+        let missing = u128::from(needed).saturating_sub(sums.ordered);
+        let missing = u64::try_from(missing).unwrap_or(u64::MAX);
+        if missing == 0 {
+            return Evictions { orders: Vec::new(), suffice: true, looked_at: 0 };
+        }
+        let candidates: Vec<Candidate> = gpu
+            .ledger
+            .entries()
+            .filter(|(id, _)| for_clients.is_none_or(|ids| !ids.contains(id)))
+            .filter(|(_, entry)| entry.room > 0 && entry.ordered.is_none() && !entry.stuck)
+            .filter_map(|(id, entry)| self.candidate(gpu, self.clients.get(&id)?, entry))
+            .collect();
+        let orders = victims::choose(missing, &candidates);
+        let possible = orders.iter().fold(0, |sum: u64, &(_, bytes)| sum.saturating_add(bytes));
+        if possible < missing && for_clients.is_some() {
+            return Evictions { orders: Vec::new(), suffice: sums.orders > 0, looked_at: 0 };
+        }
+        Evictions { orders, suffice: possible >= missing, looked_at: candidates.len() as u64 }
+    }
+
+    /// What a client could give back.
+    fn candidate(&self, gpu: &Gpu, client: &Client, entry: &Entry) -> Option<Candidate> {
+        let account = client.accounts.get(&gpu.uuid)?;
+        // A client that holds the lock needs the room for all that it has allocated.
+        let parked = matches!(entry.standing, Standing::Parked | Standing::Waits);
+        let kept = if parked { account.resident() } else { account.wanted() };
+        let unused = account.room.saturating_sub(kept).min(account.room - account.staying());
+        let resident = account.room - unused;
+        let movable = if parked { resident.saturating_sub(entry.pinned) } else { 0 };
+        Some(Candidate { id: client.id, unused, movable, next_turn: self.next_turn(gpu, client) })
+    }
+
+    /// When a client needs its memory on a GPU again, as far as that is known.
+    fn next_turn(&self, gpu: &Gpu, client: &Client) -> NextTurn {
+        if client.waits() {
+            let (time, since, _) = self.place_on(gpu, client);
+            return NextTurn::InOrder { time, since };
+        }
+        let soon = gpu.goes_ahead(client) && client.rhythm.wakes_soon(self.now);
+        let asleep_since = client.rhythm.asleep_since().unwrap_or(client.waiting_since);
+        NextTurn::Unknown { soon, asleep_since }
+    }
+}
+
+/// Bytes of room that a client gets beyond what it asks for: none while others wait.
+pub(crate) fn spare(gpu: &Gpu, free: u64, id: ClientId) -> u64 {
+    let own = gpu.ledger.entry(id).map(|entry| entry.standing);
+    let own = usize::from(matches!(own, Some(Standing::Waits | Standing::Next)));
+    let contested = gpu.ledger.count_waiting() + gpu.ledger.next().len() > own;
+    if contested { 0 } else { SPARE_ROOM.min(free / 4) }
+}
+
+/// The first client that is next, behind a place.
+pub(crate) fn next_behind(gpu: &Gpu, at: Option<Key>) -> Option<Key> {
+    let next = gpu.ledger.next();
+    match at {
+        Some(at) => next.range(at..).find(|&&key| key > at).copied(),
+        None => next.first().copied(),
+    }
+}

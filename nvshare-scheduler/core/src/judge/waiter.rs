@@ -1,0 +1,221 @@
+//! What is to become of a waiter: how it stands on all of its GPUs, and what follows on one of them.
+//!
+//! A client of several GPUs is judged once in a round of looks, and the look at each of them uses its [`Case`]. A case holds to
+//! the end of its round, as long as nothing changes on its GPUs; after a change it is judged anew.
+
+use std::sync::OnceLock;
+
+use nvshare_proto::GpuUuid;
+
+use crate::Time;
+use crate::judge::length::{End, Split};
+use crate::policy::next;
+use crate::state::State;
+use crate::state::client::Client;
+use crate::state::gangs::Unit;
+use crate::state::gpu::{Gpu, Source};
+use crate::state::ledger::Group;
+
+/// How a waiter stands. Parts that not every look needs are judged when one does.
+#[derive(Debug)]
+pub(crate) struct Case {
+    pub(crate) unit: Unit,
+    /// It must wait as things are: no room can be made for it, or its gang lacks members.
+    pub(crate) is_hopeless: bool,
+    /// Some of its gang give the lock back.
+    is_leaving: bool,
+    /// How many changes there had been when it was judged.
+    pub(crate) changes: u64,
+    outlook: OnceLock<Outlook>,
+    turn: OnceLock<(Vec<Split>, Option<End>)>,
+    /// It watches the GPUs where something is in its way.
+    pub(crate) watches: OnceLock<()>,
+}
+
+/// Where a waiter could go.
+#[derive(Debug)]
+pub(crate) struct Outlook {
+    /// A compute limit keeps it waiting until then.
+    paced_until: Option<Time>,
+    /// GPUs where others are ahead of it; two at most, since a look wants to know of one besides its own.
+    barred: Vec<GpuUuid>,
+    /// GPUs that it does not fit beside those who stay.
+    pub(crate) contested: Vec<GpuUuid>,
+    /// Those GPUs are marked as contested.
+    pub(crate) marked: OnceLock<()>,
+}
+
+impl Outlook {
+    pub(crate) fn is_contested(&self, uuid: GpuUuid) -> bool {
+        self.contested.binary_search(&uuid).is_ok()
+    }
+
+    /// Whether others are ahead of the waiter on another GPU than this one.
+    fn is_barred_beside(&self, uuid: GpuUuid) -> bool {
+        self.barred.iter().any(|&other| other != uuid)
+    }
+}
+
+/// The first client of a GPU's queue that does not fit beside the others: clients behind it must not delay it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Head {
+    /// The largest demand of the clients whose turn comes before, in bytes.
+    ahead: u128,
+    /// Bytes that stay when the head comes: members that keep running beside it, and memory that cannot be moved.
+    stays: u128,
+}
+
+impl Head {
+    /// A waiter of this demand waits behind the head: those who come later delay it no more than the head.
+    pub(crate) fn line_up(&mut self, demand: u128) {
+        self.ahead = self.ahead.max(demand);
+    }
+}
+
+/// What is to become of a waiter, as the look at one GPU sees it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Verdict {
+    /// It must wait as things are.
+    Hopeless,
+    /// Some of its gang give the lock back.
+    Leaves,
+    /// It would delay the head of the queue.
+    Behind,
+    /// A compute limit keeps it waiting until then.
+    Paced(Time),
+    /// Others are ahead of it on another GPU.
+    Barred,
+    /// It fits beside those who stay.
+    Fits,
+    /// Others would have to leave for it.
+    NeedsTurn,
+}
+
+impl Case {
+    pub(crate) fn new(unit: Unit, is_hopeless: bool, is_leaving: bool, changes: u64) -> Self {
+        let (outlook, turn, watches) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Self { unit, is_hopeless, is_leaving, changes, outlook, turn, watches }
+    }
+}
+
+impl State {
+    pub(crate) fn outlook<'a>(&self, case: &'a Case) -> &'a Outlook {
+        case.outlook.get_or_init(|| {
+            let unit = &case.unit;
+            let uuids = self.gpus_wanted_by(unit);
+            let gpus = || self.gpus_among(&uuids);
+            let barred = gpus().filter(|gpu| uuids.len() > 1 && !self.may_go(gpu, unit));
+            let contested = gpus().filter(|gpu| !self.fits_beside_members(gpu, unit));
+            Outlook {
+                paced_until: self.paced_until(unit),
+                barred: barred.map(|gpu| gpu.uuid).take(2).collect(),
+                contested: contested.map(|gpu| gpu.uuid).collect(),
+                marked: OnceLock::new(),
+            }
+        })
+    }
+
+    /// Those who would have to leave each contested GPU, and when their turns are over.
+    pub(crate) fn turn_before<'a>(&self, case: &'a Case) -> &'a (Vec<Split>, Option<End>) {
+        case.turn.get_or_init(|| {
+            let contested = self.gpus_among(&self.outlook(case).contested);
+            let splits: Vec<Split> = contested.map(|gpu| self.split_for(gpu, &case.unit)).collect();
+            let end = self.turns_end(&case.unit, &splits);
+            (splits, end)
+        })
+    }
+
+    /// What is to become of a waiter, as the look at one GPU sees it.
+    pub(crate) fn judge(&self, gpu: &Gpu, client: &Client, case: &Case, head: Option<&Head>) -> Verdict {
+        if case.is_hopeless {
+            return Verdict::Hopeless;
+        }
+        if case.is_leaving {
+            return Verdict::Leaves;
+        }
+        let delays = head.is_some_and(|head| !self.delays_nobody(gpu, &case.unit, head));
+        if delays && !has_the_turn(gpu, client) {
+            return Verdict::Behind;
+        }
+        let outlook = self.outlook(case);
+        match outlook.paced_until {
+            Some(until) => Verdict::Paced(until),
+            None if outlook.is_barred_beside(gpu.uuid) => Verdict::Barred,
+            None if outlook.contested.is_empty() => Verdict::Fits,
+            None => Verdict::NeedsTurn,
+        }
+    }
+
+    /// Whether a holder gave up too many drains in a row: it is not expected to leave.
+    pub(crate) fn somebody_defers(&self, gpu: &Gpu) -> bool {
+        let mut holders = gpu.ledger.holders().iter().filter_map(|id| self.clients.get(id));
+        holders.any(|client| client.stubborn_until.is_some())
+    }
+
+    /// The head of a GPU's queue, beside the members that keep running when it comes.
+    pub(crate) fn head(&self, gpu: &Gpu, unit: &Unit) -> Head {
+        head_beside(gpu, unit, self.keep_what_fits(gpu, Some(unit), self.members(gpu)).0)
+    }
+
+    /// Whether all other waiters would delay the head: even the smallest, if the turn is not that of its job.
+    pub(crate) fn everybody_else_waits_for(&self, gpu: &Gpu, head: &Head) -> bool {
+        let delays = |least| !self.is_in_nobodys_way(gpu, u128::from(least), head, gpu.capacity);
+        gpu.ledger.least_waiting_demand().is_none_or(|least| {
+            gpu.source != Source::Disputed
+                && (gpu.ledger.sums().leaving > 0 || !gpu.ledger.has_waiter_in_turn())
+                && delays(least)
+        })
+    }
+
+    fn delays_nobody(&self, gpu: &Gpu, unit: &Unit, head: &Head) -> bool {
+        let capacity = unit.first().map_or(0, |&id| self.capacity(gpu, id));
+        self.is_in_nobodys_way(gpu, gpu.demand_of(unit), head, capacity)
+    }
+
+    fn is_in_nobodys_way(&self, gpu: &Gpu, demand: u128, head: &Head, capacity: u64) -> bool {
+        !(self.config.exclusive || gpu.takes_slices())
+            && next::delays_nobody(demand, head.ahead, head.stays, capacity)
+    }
+
+    /// Whether no client is ahead of a waiter on a GPU, apart from clients that cannot have room, that fit at once, or that
+    /// the waiter does not delay.
+    fn may_go(&self, gpu: &Gpu, unit: &Unit) -> bool {
+        let places = self.clients_of(unit.on(gpu.uuid)).map(|client| self.place_on(gpu, client));
+        let own = places.min();
+        let mut head: Option<Head> = None;
+        for key in gpu.waiting().take_while(|key| own.is_some_and(|own| *key < own)) {
+            let Some(other) = self.clients.get(&key.2).filter(|_| !unit.contains(&key.2)) else { break };
+            let others = self.unit_of(other);
+            if self.no_room_for(other).is_some() || self.fits_beside_members(gpu, &others) {
+                continue;
+            }
+            match &mut head {
+                Some(head) => head.line_up(gpu.demand_of(&others)),
+                None => head = Some(self.head(gpu, &others)),
+            }
+            if head.is_some_and(|head| !self.delays_nobody(gpu, unit, &head)) {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// The head of a GPU's queue, beside the members that keep running when it comes, with it.
+pub(crate) fn head_beside(gpu: &Gpu, unit: &Unit, kept: Group) -> Head {
+    let ahead = gpu.demand_of(unit);
+    Head { ahead, stays: kept.demand - ahead + gpu.ledger.pinned_beside(kept) }
+}
+
+/// Whether the turn is that of a client's job: it ends for the whole job at once, so a client that joins it delays
+/// nobody.
+fn has_the_turn(gpu: &Gpu, client: &Client) -> bool {
+    gpu.ledger.sums().leaving == 0 && gpu.shares.is_holding(client.job)
+}
+
+/// Whether no waiter is small enough to fit beside the members.
+pub(crate) fn nobody_else_fits(gpu: &Gpu) -> bool {
+    let members = gpu.ledger.sums().members;
+    let is_too_large = |least| members.demand + u128::from(least) > u128::from(gpu.capacity);
+    gpu.ledger.least_waiting_demand().is_none_or(|least| members.count > 0 && is_too_large(least))
+}

@@ -1,0 +1,240 @@
+//! Gangs: processes that wait for each other on the GPU, as the ranks of a collective do. A member that runs alone keeps a
+//! GPU busy with waiting, and cannot drain; so all members are granted at once, or none is.
+//!
+//! - A gang wants the lock as soon as one member does, and every member gets it, whether it requested it or not.
+//! - When one member has to leave, all are asked. A member that has drained keeps its place until the others have: if one
+//!   of them cannot, all go on (two phases).
+//! - A member that comes while the others hold the lock joins them if it fits; else they leave and come back together.
+//! - Where jobs run one after the other, a gang is one job, though its members may belong to several.
+//! - While the job of one member is paused, the whole gang is.
+//! - Members on one GPU that do not fit it together do not wait for each other in kernels: two programs have one name by mistake. After
+//!   [`PATIENCE`] each goes on by itself. Members on several GPUs may be ranks, of which none can go on alone: they wait.
+//! - A gang that has said how many members it will have waits until they are there, for at most [`PATIENCE`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nvshare_proto::{GpuUuid, MOST_MEMBERS};
+
+use crate::Time;
+use crate::state::State;
+use crate::state::client::{Client, ClientId, Gang, Job, Phase};
+use crate::state::virtual_time::OncePerEvent;
+
+/// How long a gang waits for members that have not come, or have gone.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The members of one gang that are connected.
+#[derive(Debug, Default)]
+pub(crate) struct Members {
+    ids: BTreeSet<ClientId>,
+    /// The same, as those who are granted together.
+    together: Arc<Together>,
+    /// How far the gang is ahead of the clocks.
+    pub(crate) ahead: OncePerEvent,
+    /// The job as which the whole gang takes its turn: that of the member that came first, even after it has gone.
+    job: Option<Job>,
+    /// How many members there are to be, as they say; 0: as many as come.
+    size: u32,
+    /// From this time on, the gang goes on without its missing members.
+    waits_until: Time,
+    /// The log says that the gang goes on without them.
+    reported: bool,
+    /// Since when the gang has waited though it does not fit the one GPU of its members.
+    too_large_since: Option<Time>,
+}
+
+/// Whether a gang still has to wait for members.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Muster {
+    /// All are there, or it was said that the gang goes on without the others.
+    Complete,
+    /// Some have not come, or have gone.
+    Waits,
+    /// It has waited long enough: from now on it goes on with so many of so many members.
+    GoesOn { there: usize, size: usize },
+}
+
+impl Members {
+    pub(crate) fn ids(&self) -> impl Iterator<Item = ClientId> {
+        self.ids.iter().copied()
+    }
+
+    /// A client of a job comes. Returns whether it counts as a member: so the cost of an event has a bound.
+    pub(crate) fn join(&mut self, id: ClientId, gang: Gang, job: Job, now: Time) -> bool {
+        if self.ids.len() >= MOST_MEMBERS as usize {
+            return false;
+        }
+        if self.ids.is_empty() {
+            self.waits_until = now.saturating_add(PATIENCE);
+        }
+        self.job.get_or_insert(job);
+        self.ids.insert(id);
+        self.size = self.size.max(gang.size.min(MOST_MEMBERS));
+        true
+    }
+
+    /// A member is gone. Returns one of those that are left.
+    pub(crate) fn leave(&mut self, id: ClientId, now: Time) -> Option<ClientId> {
+        self.ids.remove(&id);
+        self.waits_until = now.saturating_add(PATIENCE);
+        self.reported = false;
+        self.ids.first().copied()
+    }
+
+    /// Notes who the members are, and which GPUs they use, after one of them has changed that.
+    pub(crate) fn gather(&mut self, clients: &BTreeMap<ClientId, Client>) {
+        let mut together = Together { ids: self.ids.iter().copied().collect(), on: BTreeMap::new() };
+        for &id in &self.ids {
+            for &uuid in clients.get(&id).into_iter().flat_map(|client| client.accounts.keys()) {
+                together.on.entry(uuid).or_default().push(id);
+            }
+        }
+        self.together = Arc::new(together);
+        self.ahead.forget();
+    }
+
+    /// The GPUs of all members.
+    pub(crate) fn gpus(&self) -> impl Iterator<Item = GpuUuid> {
+        self.together.gpus()
+    }
+
+    /// Whether the gang still has to wait for members.
+    pub(crate) fn muster(&mut self, now: Time) -> Muster {
+        let (there, size) = (self.ids.len(), self.size as usize);
+        if there >= size {
+            Muster::Complete
+        } else if now < self.waits_until {
+            Muster::Waits
+        } else if std::mem::replace(&mut self.reported, true) {
+            Muster::Complete
+        } else {
+            Muster::GoesOn { there, size }
+        }
+    }
+
+    /// When the gang goes on without its missing members, or each member of one that is too large by itself.
+    pub(crate) fn waits_until(&self) -> Option<Time> {
+        let parts = self.too_large_since.map(|since| since.saturating_add(PATIENCE));
+        (self.ids.len() < self.size as usize).then_some(self.waits_until).or(parts)
+    }
+
+    /// Whether the gang has not fitted the one GPU of its members for so long that they go on one by one.
+    pub(crate) fn is_too_large(&mut self, is_so_now: bool, now: Time) -> bool {
+        let since = self.too_large_since.filter(|_| is_so_now).unwrap_or(now);
+        self.too_large_since = is_so_now.then_some(since);
+        is_so_now && now >= since.saturating_add(PATIENCE)
+    }
+}
+
+/// The members of a gang, and those on each of their GPUs.
+#[derive(Debug, Default)]
+pub(crate) struct Together {
+    ids: Vec<ClientId>,
+    on: BTreeMap<GpuUuid, Vec<ClientId>>,
+}
+
+impl Together {
+    pub(crate) fn gpus(&self) -> impl Iterator<Item = GpuUuid> {
+        self.on.keys().copied()
+    }
+}
+
+/// Clients that are granted together or not at all: a gang's members, else one client.
+#[derive(Debug, Clone)]
+pub(crate) enum Unit {
+    One([ClientId; 1]),
+    Gang(Arc<Together>),
+}
+
+impl Unit {
+    /// Those of the clients that may be on a GPU.
+    pub(crate) fn on(&self, gpu: GpuUuid) -> &[ClientId] {
+        match self {
+            Self::One(one) => one,
+            Self::Gang(members) => members.on.get(&gpu).map_or(&[], Vec::as_slice),
+        }
+    }
+}
+
+impl Deref for Unit {
+    type Target = [ClientId];
+
+    fn deref(&self) -> &[ClientId] {
+        match self {
+            Self::One(one) => one,
+            Self::Gang(members) => &members.ids,
+        }
+    }
+}
+
+impl State {
+    /// The clients that are granted together with a client.
+    pub(crate) fn unit(&self, id: ClientId) -> Unit {
+        self.clients.get(&id).map_or(Unit::One([id]), |client| self.unit_of(client))
+    }
+
+    /// The same for a client that is there.
+    pub(crate) fn unit_of(&self, client: &Client) -> Unit {
+        match client.gang.and_then(|gang| self.gangs.get(&gang)) {
+            Some(members) => Unit::Gang(Arc::clone(&members.together)),
+            None => Unit::One([client.id]),
+        }
+    }
+
+    pub(crate) fn gang_of(&self, id: ClientId) -> Option<u64> {
+        self.clients.get(&id)?.gang
+    }
+
+    /// The job as which a client takes its turn where jobs run one after the other. The members of a gang run together, though
+    /// each one's time is charged to the job of its own: two `nvshare-ctl run` may start one gang.
+    pub(crate) fn takes_turns_as(&self, client: &Client) -> Job {
+        let gang = client.gang.and_then(|gang| self.gangs.get(&gang));
+        gang.and_then(|members| members.job).unwrap_or(client.job)
+    }
+
+    /// Clients, and all other members of their gangs.
+    pub(crate) fn with_their_gangs(&self, ids: Vec<ClientId>) -> Vec<ClientId> {
+        if ids.iter().all(|&id| self.gang_of(id).is_none()) {
+            return ids;
+        }
+        if let [one] = ids[..] {
+            return self.unit(one).to_vec();
+        }
+        let mut all: BTreeSet<ClientId> = BTreeSet::new();
+        for &id in &ids {
+            if !all.contains(&id) {
+                all.extend(self.unit(id).iter());
+            }
+        }
+        all.into_iter().collect()
+    }
+
+    /// The GPUs that a unit uses, each once.
+    pub(crate) fn gpus_of(&self, unit: &Unit) -> Vec<GpuUuid> {
+        match unit {
+            Unit::One([id]) => self.gpus_used_by(*id),
+            Unit::Gang(members) => members.gpus().collect(),
+        }
+    }
+
+    /// The GPUs of a unit's clients that do not have the lock.
+    pub(crate) fn gpus_wanted_by(&self, unit: &Unit) -> Vec<GpuUuid> {
+        match unit {
+            Unit::One([id]) => self.gpus_used_by(*id),
+            Unit::Gang(members) => {
+                let parked = self.clients_of(&members.ids).filter(|client| client.phase == Phase::Parked);
+                let gpus: BTreeSet<GpuUuid> = parked.flat_map(|c| c.accounts.keys().copied()).collect();
+                gpus.into_iter().collect()
+            }
+        }
+    }
+
+    /// Whether some members give the lock back: until they have, no member gets it.
+    pub(crate) fn is_leaving(&self, unit: &Unit) -> bool {
+        let leaves = |client: &Client| client.phase == Phase::Drained || client.is_draining();
+        matches!(unit, Unit::Gang(_)) && self.clients_of(unit).any(leaves)
+    }
+}

@@ -1,0 +1,356 @@
+//! Terms of jobs: what they ask for of the GPUs' time, what they are given, and what follows from both.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nvshare_proto::{
+    Amount, Asked, ComputeLimit, Enforcement, Given, GpuUuid, MOST_WEIGHT, Priority, ShareStatus,
+    USUAL_WEIGHT,
+};
+
+use crate::policy::entitled::Terms;
+use crate::state::State;
+use crate::state::client::{Client, ClientId, Job};
+use crate::state::virtual_time::FINER;
+
+/// The terms that a job was given.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct JobTerms {
+    weight: Option<u32>,
+    priority: Option<Priority>,
+    enforcement: Option<Enforcement>,
+    /// Limits on every GPU, and on single ones: in per cent, and in bytes; 0: no limit, whatever the job asks for.
+    compute: Option<u8>,
+    compute_on: BTreeMap<GpuUuid, u8>,
+    memory: Option<u64>,
+    memory_on: BTreeMap<GpuUuid, u64>,
+    pub(crate) paused: bool,
+}
+
+impl JobTerms {
+    pub(crate) fn take(&mut self, gpu: Option<GpuUuid>, given: Given) {
+        self.weight = given.weight.or(self.weight);
+        self.priority = given.priority.or(self.priority);
+        self.enforcement = given.enforcement.or(self.enforcement);
+        self.paused = given.paused.unwrap_or(self.paused);
+        match gpu {
+            Some(gpu) => {
+                self.compute_on.extend(given.compute.map(|percent| (gpu, percent)));
+                self.memory_on.extend(given.memory.map(|bytes| (gpu, bytes)));
+            }
+            None => {
+                if given.compute.is_some() {
+                    self.compute = given.compute;
+                    self.compute_on.clear();
+                }
+                if given.memory.is_some() {
+                    self.memory = given.memory;
+                    self.memory_on.clear();
+                }
+            }
+        }
+    }
+
+    fn compute(&self, gpu: GpuUuid) -> Option<u8> {
+        self.compute_on.get(&gpu).copied().or(self.compute)
+    }
+
+    fn memory(&self, gpu: GpuUuid) -> Option<u64> {
+        self.memory_on.get(&gpu).copied().or(self.memory)
+    }
+}
+
+/// The factor by which a priority changes the weight, in parts of [`FINER`].
+fn factor(priority: Priority) -> u64 {
+    match priority {
+        Priority::Low => FINER / 8,
+        Priority::Normal => FINER,
+        Priority::High => FINER * 8,
+    }
+}
+
+/// The terms of a job, from what it was given and what all of its processes ask for: each process may ask for less.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Has {
+    weight: u32,
+    priority: Priority,
+    enforcement: Enforcement,
+    limit: Option<u8>,
+}
+
+/// How many processes ask for each value.
+type Counts<V> = BTreeMap<V, usize>;
+
+/// The least that the processes of a job ask for. It is kept by counts: a job may have a thousand processes, with limits on many
+/// GPUs, and each of them comes and goes.
+#[derive(Debug, Clone, Default)]
+struct Least {
+    weight: Counts<u32>,
+    priority: Counts<Priority>,
+    /// The enforcements that processes with a limit ask for, by [`strictness`]: the strictest counts.
+    enforcement: Counts<u8>,
+    compute: BTreeMap<GpuUuid, Counts<u8>>,
+}
+
+fn count<V: Copy + Ord>(counts: &mut Counts<V>, value: V, comes: bool) {
+    let count = counts.entry(value).or_default();
+    *count = if comes { *count + 1 } else { count.saturating_sub(1) };
+    if *count == 0 {
+        counts.remove(&value);
+    }
+}
+
+fn first<V: Copy>(counts: &Counts<V>) -> Option<V> {
+    counts.keys().next().copied()
+}
+
+impl Least {
+    /// A process comes, or goes.
+    fn count(&mut self, asked: &Asked, comes: bool) {
+        if let Some(weight) = asked.weight {
+            count(&mut self.weight, weight, comes);
+        }
+        if let Some(priority) = asked.priority {
+            count(&mut self.priority, priority, comes);
+        }
+        if !asked.compute.is_empty() {
+            count(&mut self.enforcement, strictness(asked.enforcement), comes);
+        }
+        // A limit of nothing is none: it must not stand for the limits that others of the job ask for.
+        for limit in asked.compute.iter().filter(|limit| limit.percent > 0) {
+            let limits = self.compute.entry(limit.gpu).or_default();
+            count(limits, limit.percent, comes);
+            if limits.is_empty() {
+                self.compute.remove(&limit.gpu);
+            }
+        }
+    }
+
+    fn enforcement(&self) -> Option<Enforcement> {
+        let strictest = self.enforcement.keys().next_back().copied()?;
+        [Enforcement::Disable, Enforcement::Default, Enforcement::Force]
+            .into_iter()
+            .find(|&enforcement| strictness(enforcement) == strictest)
+    }
+
+    fn compute(&self, gpu: GpuUuid) -> Option<u8> {
+        self.compute.get(&gpu).and_then(first)
+    }
+}
+
+/// The processes of a job that are connected.
+#[derive(Debug, Default)]
+pub(crate) struct OfJob {
+    pub(crate) clients: BTreeSet<ClientId>,
+    /// The GPUs that they use.
+    gpus: Counts<GpuUuid>,
+    least: Least,
+}
+
+impl OfJob {
+    /// A client comes, or goes.
+    pub(crate) fn count(&mut self, client: &Client, comes: bool) {
+        if comes {
+            self.clients.insert(client.id)
+        } else {
+            self.clients.remove(&client.id)
+        };
+        self.least.count(&client.asked, comes);
+        client.accounts.keys().for_each(|&gpu| count(&mut self.gpus, gpu, comes));
+    }
+
+    /// A client uses another GPU.
+    pub(crate) fn count_gpu(&mut self, gpu: GpuUuid) {
+        count(&mut self.gpus, gpu, true);
+    }
+
+    pub(crate) fn gpus(&self) -> Vec<GpuUuid> {
+        self.gpus.keys().copied().collect()
+    }
+}
+
+/// Whether a process asks for anything that counts for its whole job.
+pub(crate) fn asks_for_its_job(asked: &Asked) -> bool {
+    asked.weight.is_some() || asked.priority.is_some() || !asked.compute.is_empty()
+}
+
+fn strictness(enforcement: Enforcement) -> u8 {
+    match enforcement {
+        Enforcement::Disable => 0,
+        Enforcement::Default => 1,
+        Enforcement::Force => 2,
+    }
+}
+
+fn has(given: &JobTerms, least: &Least, gpu: Option<GpuUuid>) -> Has {
+    let weight = first(&least.weight)
+        .into_iter()
+        .fold(given.weight.unwrap_or(USUAL_WEIGHT), u32::min)
+        .clamp(1, MOST_WEIGHT);
+    let priority = first(&least.priority).into_iter().fold(given.priority.unwrap_or_default(), Priority::min);
+    let enforcement = given.enforcement.or(least.enforcement()).unwrap_or_default();
+    let limit = |gpu| given.compute(gpu).or_else(|| least.compute(gpu));
+    let limit = gpu.and_then(limit).filter(|&percent| percent > 0);
+    Has { weight, priority, enforcement, limit: limit.map(|percent| percent.min(100)) }
+}
+
+impl Has {
+    /// The terms by which the job shares the time.
+    pub(crate) fn terms(self) -> Terms {
+        Terms {
+            weight: u64::from(self.weight) * factor(self.priority),
+            limit: self.limit.filter(|_| self.enforcement != Enforcement::Disable),
+            forced: self.enforcement == Enforcement::Force,
+        }
+    }
+}
+
+/// A view of one job's terms.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TermsOf<'a> {
+    given: Option<&'a JobTerms>,
+    of_job: Option<&'a OfJob>,
+}
+
+impl<'a> TermsOf<'a> {
+    pub(crate) fn new(job: Job, given: &'a BTreeMap<Job, JobTerms>, jobs: &'a BTreeMap<Job, OfJob>) -> Self {
+        Self { given: given.get(&job), of_job: jobs.get(&job) }
+    }
+
+    /// The terms on one GPU, or those that are the same on all.
+    pub(crate) fn on(self, gpu: Option<GpuUuid>) -> Has {
+        let (none, nobody) = (JobTerms::default(), Least::default());
+        let least = self.of_job.map_or(&nobody, |of_job| &of_job.least);
+        has(self.given.unwrap_or(&none), least, gpu)
+    }
+}
+
+impl State {
+    pub(crate) fn members_of_job(&self, job: Job) -> Vec<ClientId> {
+        self.jobs.get(&job).into_iter().flat_map(|of_job| &of_job.clients).copied().collect()
+    }
+
+    /// What an administrator lets a client allocate.
+    pub(crate) fn limits_of(&self, client: &Client) -> Vec<Amount> {
+        let Some(given) = self.given.get(&client.job) else { return Vec::new() };
+        let limit = |&gpu: &GpuUuid| Some(Amount { gpu, bytes: given.memory(gpu)? });
+        client.accounts.keys().filter_map(limit).collect()
+    }
+
+    /// The share of a client, as it is shown. The terms of a job follow from all of its processes.
+    pub(crate) fn share_status(&self, client: &Client) -> ShareStatus {
+        let terms = TermsOf::new(client.job, &self.given, &self.jobs);
+        let all = terms.on(None);
+        let limit = |&gpu: &GpuUuid| Some(ComputeLimit { gpu, percent: terms.on(Some(gpu)).limit? });
+        ShareStatus {
+            weight: all.weight,
+            priority: all.priority,
+            enforcement: all.enforcement,
+            compute: client.accounts.keys().filter_map(limit).collect(),
+            paused: client.paused,
+            processes: self.jobs.get(&client.job).map_or(0, |of_job| of_job.clients.len() as u32),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GPU: GpuUuid = GpuUuid([1; 16]);
+    const OTHER: GpuUuid = GpuUuid([2; 16]);
+
+    fn asks(
+        weight: Option<u32>,
+        priority: Option<Priority>,
+        percent: &[u8],
+        enforcement: Enforcement,
+    ) -> Asked {
+        let compute = percent.iter().map(|&percent| ComputeLimit { gpu: GPU, percent }).collect();
+        Asked { weight, priority, enforcement, compute, gang: None }
+    }
+
+    fn of(asked: &[Asked]) -> Least {
+        let mut least = Least::default();
+        asked.iter().for_each(|asked| least.count(asked, true));
+        least
+    }
+
+    #[test]
+    fn a_program_may_ask_for_less_than_its_tenant_was_given() {
+        use Enforcement::{Default, Disable, Force};
+        let given = |weight, priority| JobTerms { weight, priority, ..JobTerms::default() };
+        for (given, asked, expected) in [
+            (given(None, None), vec![], (100, Priority::Normal, Default, None)),
+            (
+                given(None, None),
+                vec![asks(Some(20), None, &[], Default)],
+                (20, Priority::Normal, Default, None),
+            ),
+            (
+                given(None, None),
+                vec![asks(Some(500), Some(Priority::High), &[], Default)],
+                (100, Priority::Normal, Default, None),
+            ),
+            (
+                given(Some(400), Some(Priority::High)),
+                vec![asks(Some(300), None, &[], Default), asks(Some(500), None, &[], Default)],
+                (300, Priority::High, Default, None),
+            ),
+            (
+                given(None, None),
+                vec![asks(None, Some(Priority::Low), &[60, 30], Disable), asks(None, None, &[50], Force)],
+                (100, Priority::Low, Force, Some(30)),
+            ),
+            (
+                given(None, None),
+                vec![asks(None, None, &[60], Disable)],
+                (100, Priority::Normal, Disable, Some(60)),
+            ),
+            // What a library never sends.
+            (
+                given(Some(u32::MAX), None),
+                vec![asks(Some(u32::MAX), Some(Priority::High), &[255], Force)],
+                (10_000, Priority::Normal, Force, Some(100)),
+            ),
+            (
+                given(None, None),
+                vec![asks(None, None, &[30], Default), asks(Some(0), None, &[0], Default)],
+                (1, Priority::Normal, Default, Some(30)),
+            ),
+            (
+                given(Some(0), None),
+                vec![asks(Some(0), None, &[0], Default)],
+                (1, Priority::Normal, Default, None),
+            ),
+        ] {
+            let least = of(&asked);
+            let got = has(&given, &least, Some(GPU));
+            assert_eq!(
+                (got.weight, got.priority, got.enforcement, got.limit),
+                expected,
+                "{given:?} {asked:?}"
+            );
+            assert_eq!(has(&given, &least, Some(OTHER)).limit, None);
+        }
+    }
+
+    #[test]
+    fn an_administrators_word_stands_above_the_environment() {
+        let mut given = JobTerms::default();
+        let asked = [asks(None, None, &[20], Enforcement::Force)];
+        let limit = |given: &JobTerms, gpu| has(given, &of(&asked), Some(gpu)).limit;
+        given.take(Some(GPU), Given { compute: Some(60), memory: Some(7), ..Given::default() });
+        assert_eq!((limit(&given, GPU), limit(&given, OTHER)), (Some(60), None));
+        assert_eq!((given.memory(GPU), given.memory(OTHER)), (Some(7), None));
+        given.take(None, Given { compute: Some(0), ..Given::default() });
+        assert_eq!(
+            (limit(&given, GPU), given.memory(GPU)),
+            (None, Some(7)),
+            "no limit, whatever it asks for"
+        );
+        given.take(None, Given { paused: Some(true), ..Given::default() });
+        assert!(given.paused);
+        given.take(None, Given { weight: Some(5), ..Given::default() });
+        assert!(given.paused && given.weight == Some(5));
+    }
+}

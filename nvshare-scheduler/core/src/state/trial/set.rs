@@ -1,0 +1,43 @@
+//! The set of a trial: the clients whose progress is measured.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::policy::{progress, together};
+use crate::state::State;
+use crate::state::client::{Client, ClientId, Job};
+use crate::state::config::Together;
+use crate::state::gpu::{Gpu, Source};
+use crate::state::ledger::Group;
+
+/// Clients of a set that is measured.
+const MOST_CLIENTS: usize = 32;
+
+impl State {
+    /// The clients that hold a GPU or wait for it, and their jobs, if these may run side by side there and nothing but what they
+    /// get done speaks against it.
+    pub(crate) fn measured_set(&self, gpu: &Gpu) -> Option<BTreeMap<ClientId, Job>> {
+        let asked_for_turns = gpu.shares.are_unequal() || !gpu.shares.paced().is_empty();
+        let one_at_a_time = self.config.exclusive || gpu.source == Source::Disputed;
+        // Nobody waits for jobs that fit, so a drain that was given up is tried again by the next trial alone.
+        let cannot_drain = gpu.waits_to_drain(self.now);
+        if self.config.together == Together::Always || asked_for_turns || one_at_a_time || cannot_drain {
+            return None;
+        }
+        let waiting = gpu.waiting().chain(gpu.ledger.next().iter().copied()).map(|key| key.2);
+        let ids: BTreeSet<ClientId> =
+            gpu.ledger.holders().iter().copied().chain(waiting).take(MOST_CLIENTS + 1).collect();
+        let of_one_gpu =
+            |client: &&Client| client.accounts.len() == 1 && client.gang.is_none() && !client.stuck;
+        let client = |id: &ClientId| self.clients.get(id).filter(of_one_gpu).map(|client| (*id, client.job));
+        let set: BTreeMap<ClientId, Job> = ids.iter().map(client).collect::<Option<_>>()?;
+        let jobs = set.values().collect::<BTreeSet<_>>().len();
+        if set.len() > MOST_CLIENTS || jobs > progress::MOST_JOBS {
+            return None;
+        }
+        let all: BTreeSet<ClientId> = ids.into_iter().chain(gpu.trial.clients()).collect();
+        let entries = all.iter().filter_map(|&id| gpu.ledger.entry(id));
+        let group = entries.fold(Group::default(), Group::with);
+        together::fits(gpu.capacity, gpu.ledger.pinned_beside(group), group.demand, group.count, false)
+            .then_some(set)
+    }
+}

@@ -1,0 +1,129 @@
+//! One round of looks: who is next on each GPU, and who gets room.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use nvshare_proto::{EventKind, GpuUuid};
+
+use crate::judge::waiter::Case;
+use crate::report::warnings::Topic;
+use crate::state::client::{Client, ClientId};
+use crate::state::gangs::Unit;
+use crate::steps::books::Books;
+
+/// The books, and what was judged in this round: the next one begins without it.
+#[derive(Debug)]
+pub(crate) struct Round<'a> {
+    pub(crate) books: &'a mut Books,
+    /// Waiters that use several GPUs, by the first of each gang.
+    waiters: BTreeMap<ClientId, Arc<Case>>,
+    /// Those who are next, and lack room on one of their GPUs.
+    pub(crate) lacking: BTreeSet<ClientId>,
+}
+
+impl<'a> Round<'a> {
+    pub(crate) fn new(books: &'a mut Books) -> Self {
+        Self { books, waiters: BTreeMap::new(), lacking: BTreeSet::new() }
+    }
+
+    /// A waiter's case, with its gang.
+    pub(crate) fn case_of(&mut self, id: ClientId) -> Arc<Case> {
+        let Books { state, agenda, .. } = &*self.books;
+        let known = state.unit(id).first().and_then(|first| self.waiters.get(first));
+        // What has changed on its GPUs since then may concern it.
+        let holds = |case: &&Arc<Case>| {
+            case.changes == agenda.changes
+                || !state.gpus_of(&case.unit).iter().any(|uuid| agenda.dirty.contains(uuid))
+        };
+        if let Some(case) = known.filter(holds) {
+            return Arc::clone(case);
+        }
+        self.books.work += 1;
+        let is_hopeless = self.judge_hopeless(id);
+        let Books { state, agenda, .. } = &*self.books;
+        let unit = state.unit(id);
+        let is_leaving = state.is_leaving(&unit);
+        let first = unit.first().copied().unwrap_or(id);
+        let case = Arc::new(Case::new(unit, is_hopeless, is_leaving, agenda.changes));
+        if state.clients.get(&id).is_some_and(Client::uses_several) {
+            self.waiters.insert(first, Arc::clone(&case));
+        }
+        case
+    }
+
+    /// Whether a client must wait as things are: no room can be made for it, or its gang lacks members. The log says once
+    /// why there is no room.
+    pub(crate) fn judge_hopeless(&mut self, id: ClientId) -> bool {
+        let mut full = self.books.full_for(id);
+        if self.part_if_too_large(id, full) {
+            full = self.books.full_for(id);
+        }
+        let hopeless = full.is_some()
+            || self.books.waits_for_members(id)
+            || self.books.state.is_stopped(&self.books.state.unit(id));
+        if let Some(uuid) = full {
+            self.books.say_why(id, uuid);
+        }
+        self.books.note_hopeless(id, hopeless);
+        hopeless
+    }
+
+    /// A gang has no room on a GPU, or has it on all (`None`). If it has waited long enough, and its members could go on one by one,
+    /// they do: then they are no gang any more. Returns whether that is so.
+    fn part_if_too_large(&mut self, id: ClientId, full: Option<GpuUuid>) -> bool {
+        let state = &mut self.books.state;
+        let Some(gang) = state.gang_of(id) else { return false };
+        let unit = state.unit(id);
+        let full = full.filter(|_| unit.len() > 1).and_then(|uuid| state.gpus.get(&uuid));
+        let parts = full.filter(|gpu| {
+            let fits_alone = |&id: &ClientId| state.fits_alone(gpu, &Unit::One([id]));
+            state.gpus_of(&unit) == [gpu.uuid] && unit.iter().all(fits_alone)
+        });
+        let (parts, now) = (parts.map(|gpu| gpu.uuid), state.now);
+        let members = state.gangs.get_mut(&gang);
+        let is_over = members.is_some_and(|members| members.is_too_large(parts.is_some(), now));
+        let Some(uuid) = parts.filter(|_| is_over) else { return false };
+        state.gangs.remove(&gang);
+        self.waiters.clear();
+        self.lacking.clear();
+        for &member in unit.iter() {
+            self.books.with(member, |client| client.gang = None);
+        }
+        self.books.report.warn(format!(
+            "the gang of client {id} does not fit {uuid}: its {} members go on, each by itself",
+            unit.len()
+        ));
+        true
+    }
+}
+
+impl Books {
+    /// A GPU on which no room can be made for a client and its gang, as things are.
+    fn full_for(&self, id: ClientId) -> Option<GpuUuid> {
+        self.state.no_room_for(self.state.clients.get(&id)?).map(|gpu| gpu.uuid)
+    }
+
+    /// Says once why there is no room for a client on a GPU.
+    fn say_why(&mut self, id: ClientId, uuid: GpuUuid) {
+        let there = self.state.gpus.get(&uuid).zip(self.state.clients.get(&id));
+        let why = there.and_then(|(gpu, client)| self.state.why_no_room(gpu, client));
+        let (Some(why), Some(client)) = (why, self.state.clients.get_mut(&id)) else { return };
+        if !std::mem::replace(&mut client.reported_hopeless, true) {
+            self.tell(EventKind::Blocked, id, None);
+            self.warn_of_client(Topic::Blocked, id, Some(uuid), &format!("client {id} waits: {why}"));
+        }
+    }
+
+    /// Whether a client, and its gang with it, must wait as things are.
+    fn note_hopeless(&mut self, id: ClientId, hopeless: bool) {
+        if self.state.clients.get(&id).is_none_or(|client| client.hopeless == hopeless) {
+            return;
+        }
+        for &member in self.state.unit(id).iter() {
+            if let Some(client) = self.state.clients.get_mut(&member) {
+                client.hopeless = hopeless;
+            }
+            self.enter(member);
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! How large each GPU is, from what NVML measured, clients say, or an administrator has set.
+
+use nvshare_proto::units::Bytes;
+use nvshare_proto::{Amount, GpuUuid, SchedulerMessage};
+
+use crate::report::warnings::Topic;
+use crate::state::client::ClientId;
+use crate::state::gpu::{Gpu, Size, Source};
+use crate::steps::books::Books;
+
+/// GPUs that the core remembers when no client uses them.
+const MOST_GPUS: usize = 256;
+
+impl Books {
+    /// A GPU that a client uses has its place among those that the core knows.
+    pub(crate) fn know_gpu(&mut self, uuid: GpuUuid) {
+        if self.state.gpus.len() >= MOST_GPUS {
+            // No machine has more GPUs: most of these are invented by a client.
+            self.state.gpus.retain(|_, gpu| gpu.ledger.entries().next().is_some());
+            self.report.forget_gpus(&self.state.gpus);
+        }
+        let rule = self.state.config.rule(uuid);
+        self.state.gpus.entry(uuid).or_insert_with(|| Gpu::new(uuid, 0, Source::Clients, rule));
+        self.agenda.dirty.insert(uuid);
+    }
+
+    /// Tells a client how much it may fill of a GPU that it has begun to use.
+    pub(crate) fn greet(&mut self, id: ClientId, uuid: GpuUuid) {
+        self.settle_disputes(uuid);
+        self.tell_capacity(id, uuid);
+    }
+
+    fn tell_capacity(&mut self, id: ClientId, uuid: GpuUuid) {
+        let bytes = self.state.gpus.get(&uuid).map_or(0, |gpu| self.state.capacity(gpu, id));
+        self.report.send(id, SchedulerMessage::Capacity(Amount { gpu: uuid, bytes }));
+    }
+
+    /// Without NVML and `--gpu-memory`, a GPU is as large as its clients say. While they agree, that size holds for all of
+    /// them; when they differ, each client is believed for itself, and they run one at a time.
+    pub(crate) fn settle_disputes(&mut self, uuid: GpuUuid) {
+        let Some(gpu) = self.state.gpus.get(&uuid).filter(|gpu| gpu.source != Source::Certain) else {
+            return;
+        };
+        let was = gpu.source;
+        let Some((most, all_agree)) = gpu.ledger.stated_size() else { return };
+        if self.state.config.fixed_memory(uuid).is_some() {
+            self.size_by_client(uuid, most);
+        } else if all_agree {
+            self.size(uuid, Size { available: most, ..Size::default() }, Source::Clients);
+        } else if was != Source::Disputed {
+            self.on_gpu(uuid, |gpu| gpu.source = Source::Disputed);
+            self.agenda.dirty.insert(uuid);
+            self.reenter(uuid);
+            let text = format!(
+                "clients report different sizes of {uuid}: they run one at a time; set --gpu-memory, or give the scheduler NVML"
+            );
+            self.report.warn_of_gpu(Topic::Disputed, uuid, self.state.now, &text);
+        }
+    }
+
+    /// Writes all clients of a GPU into its ledger, and tells them what they may fill.
+    fn reenter(&mut self, uuid: GpuUuid) {
+        let entries = self.state.gpus.get(&uuid).into_iter().flat_map(|gpu| gpu.ledger.entries());
+        let ids: Vec<ClientId> = entries.map(|(id, _)| id).collect();
+        for id in ids {
+            if self.state.clients.contains_key(&id) {
+                self.enter_on(id, Some(uuid));
+                self.tell_capacity(id, uuid);
+            }
+        }
+    }
+
+    /// Sets a GPU's size and source, and the capacity that follows from them.
+    pub(crate) fn size(&mut self, uuid: GpuUuid, size: Size, source: Source) {
+        self.set_capacity(uuid, self.state.config.usable(uuid, size), source);
+        self.on_gpu(uuid, |gpu| gpu.size = size);
+    }
+
+    fn set_capacity(&mut self, uuid: GpuUuid, bytes: u64, source: Source) {
+        let rule = self.state.config.rule(uuid);
+        let gpu = self.state.gpus.entry(uuid).or_insert_with(|| Gpu::new(uuid, bytes, source, rule));
+        let was = std::mem::replace(&mut gpu.source, source);
+        if gpu.capacity == bytes && (was == Source::Disputed) == (source == Source::Disputed) {
+            return;
+        }
+        gpu.capacity = bytes;
+        self.agenda.mark(gpu);
+        self.reenter(uuid);
+    }
+
+    /// A client says how large a GPU is, of which clients may fill a fixed number of bytes. The largest size that a client
+    /// says bounds that number.
+    pub(crate) fn size_by_client(&mut self, uuid: GpuUuid, total: u64) {
+        let known = self.state.gpus.get(&uuid).map(|gpu| gpu.size.available);
+        if known.is_some_and(|known| known >= total) {
+            return;
+        }
+        if let Some(fixed) = self.state.config.fixed_memory(uuid).filter(|&fixed| fixed > total) {
+            let text = format!(
+                "clients may fill {} of {uuid}, which has {}: more than that is not given away",
+                Bytes(fixed),
+                Bytes(total)
+            );
+            self.report.warn_of_gpu(Topic::TooMuch, uuid, self.state.now, &text);
+        }
+        self.size(uuid, Size { available: total, ..Size::default() }, Source::Clients);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nvshare_proto::units::GIB;
+
+    use super::*;
+    use crate::state::config::Config;
+
+    const ONE: GpuUuid = GpuUuid([1; 16]);
+
+    #[test]
+    fn a_fixed_number_is_bounded_by_the_largest_claim() {
+        let mut books = Books::new(Config { gpu_memory: Some(80 * GIB), ..Config::default() });
+        let mut capacity = |total| {
+            books.size_by_client(ONE, total);
+            books.state.gpus.get(&ONE).map_or(0, |gpu| gpu.capacity)
+        };
+        assert_eq!(capacity(1), 1);
+        assert_eq!(capacity(16 * GIB), 16 * GIB);
+        assert_eq!(capacity(GIB), 16 * GIB);
+    }
+}
