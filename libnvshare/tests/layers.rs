@@ -1,7 +1,8 @@
 //! The layers of the library: a lower one never names a higher one, and no files of one layer use each other in a circle.
-//! Nor do the files of the client's crate and of the scheduler's core, which have one layer each.
+//! Nor do the files of the client's crate, which has one layer. The rooms of the scheduler's core are layers as well.
 //!
-//! Read from the source: the `use` lines, and paths that begin with `crate::` or `super::`.
+//! Read from the source: the `use` lines, and paths that begin with `crate::` or `super::`. In the core also the calls of methods:
+//! several files have methods of one type there, and no `use` line says who calls whose.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,6 +10,13 @@ use std::path::{Path, PathBuf};
 
 /// From the lowest to the highest. What is at the root, the list of entry points, belongs to all.
 const LAYERS: [&str; 7] = ["process", "driver", "work", "memory", "session", "lookup", "hooks"];
+
+/// The rooms of the scheduler's core, from the lowest to the highest, and the file in which all of them meet.
+const ROOMS: [&str; 7] = ["policy", "state", "judge", "report", "steps", "inputs", "core"];
+
+/// The types of the core that have methods in several files, and what a value of each is called everywhere.
+const SPREAD: [(&str, &str); 4] =
+    [("State", "state"), ("Report", "report"), ("Books", "books"), ("Round", "round")];
 
 /// Crates of one layer: its name here, and the folder from the library's.
 const CRATES: [(&str, &str); 2] = [("client", "client/src"), ("core", "../nvshare-scheduler/core/src")];
@@ -164,15 +172,112 @@ fn place(file: &Path) -> String {
     found.display().to_string()
 }
 
-/// References from a lower layer to a higher one.
-fn upwards(references: &[Reference]) -> Vec<String> {
-    let rank = |layer: &str| LAYERS.iter().position(|known| *known == layer);
+/// References from a lower one of these layers to a higher one.
+fn upwards(layers: &[&str], references: &[Reference]) -> Vec<String> {
+    let rank = |layer: &str| layers.iter().position(|known| *known == layer);
     let is_upwards = |r: &&Reference| rank(&r.to.layer) > rank(&r.from.layer);
     let say = |r: &Reference| {
         let (from, to) = (&r.from.layer, &r.to.layer);
         format!("{}:{}: `{from}` is below `{to}`: {}", place(&r.file), r.line, r.path)
     };
     references.iter().filter(is_upwards).map(say).collect()
+}
+
+/// The words and signs of a piece of code, each with its line. Two colons are one sign.
+fn tokens(code: &str) -> Vec<(usize, &str)> {
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    let (mut found, mut line, mut at) = (Vec::new(), 1, 0);
+    while let Some(c) = code[at..].chars().next() {
+        let rest = &code[at..];
+        let length = match c {
+            _ if rest.starts_with("::") => 2,
+            c if is_name(c) => rest.find(|c| !is_name(c)).unwrap_or(rest.len()),
+            c => c.len_utf8(),
+        };
+        if !c.is_whitespace() {
+            found.push((line, &rest[..length]));
+        }
+        line += usize::from(c == '\n');
+        at += length;
+    }
+    found
+}
+
+/// The type whose methods follow, by what stands behind `impl`.
+fn implemented<'a>(behind: &[(usize, &'a str)]) -> &'a str {
+    let head: Vec<&str> = behind.iter().map(|(_, token)| *token).take_while(|token| *token != "{").collect();
+    let mut depth = 0;
+    let mut outside = head.into_iter().filter(|token| {
+        depth += i32::from(*token == "<") - i32::from(*token == ">");
+        depth == 0 && *token != ">"
+    });
+    let first = outside.next().unwrap_or_default();
+    outside.skip_while(|token| *token != "for").nth(1).unwrap_or(first)
+}
+
+/// A method, or a function, of a type.
+type Method<'a> = (&'a str, &'a str);
+
+/// The methods that a file defines, and those that it calls of the types in [`SPREAD`], with their lines.
+fn methods(code: &str) -> (Vec<Method<'_>>, Vec<(usize, Method<'_>)>) {
+    let tokens = tokens(code);
+    let (mut defined, mut called, mut depth, mut own) = (Vec::new(), Vec::new(), 0, "");
+    for (at, &(line, token)) in tokens.iter().enumerate() {
+        let next = |by: usize| tokens.get(at + by).map_or("", |(_, token)| *token);
+        let of_value = SPREAD.iter().find(|(_, value)| *value == token).map(|(of, _)| *of);
+        let of_path = SPREAD.iter().find(|(of, _)| *of == token).map(|(of, _)| *of);
+        match token {
+            "impl" if depth == 0 => own = implemented(&tokens[at + 1..]),
+            "fn" if depth == 1 && !own.is_empty() => defined.push((own, next(1))),
+            "{" => depth += 1,
+            "}" => depth -= 1,
+            "self" if next(1) == "." && next(3) == "(" => called.push((line, (own, next(2)))),
+            "Self" if next(1) == "::" => called.push((line, (own, next(2)))),
+            _ if next(1) == "." && next(3) == "(" => called.extend(of_value.map(|of| (line, (of, next(2))))),
+            _ if next(1) == "::" => called.extend(of_path.map(|of| (line, (of, next(2))))),
+            _ => {}
+        }
+        if depth == 0 && token == "}" {
+            own = "";
+        }
+    }
+    (defined, called)
+}
+
+/// The room and the file of a source of the core; a folder's files in a room belong together.
+fn room(file: &Path) -> Unit {
+    let mut names = file
+        .with_extension("")
+        .iter()
+        .skip(1)
+        .map(|part| part.to_string_lossy().into_owned())
+        .collect::<Vec<_>>();
+    names.truncate(2);
+    let name = names.pop().unwrap_or_default();
+    Unit { layer: names.pop().unwrap_or_else(|| name.clone()), name }
+}
+
+/// Calls from one file of the core to a method in another one.
+fn calls(sources: &BTreeMap<PathBuf, String>) -> Vec<Reference> {
+    let before_tests = |text: &str| code(text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default());
+    let code: BTreeMap<&PathBuf, String> =
+        sources.iter().map(|(file, text)| (file, before_tests(text))).collect();
+    let read: Vec<_> = code.iter().map(|(file, code)| (*file, methods(code))).collect();
+    let homes: BTreeMap<Method<'_>, Unit> = read
+        .iter()
+        .flat_map(|(file, (defined, _))| defined.iter().map(|method| (*method, room(file))))
+        .collect();
+    let mut found = Vec::new();
+    for (file, (_, called)) in &read {
+        for (line, method) in called {
+            let from = room(file);
+            if let Some(to) = homes.get(method).filter(|to| **to != from) {
+                let path = format!("{}::{}", method.0, method.1);
+                found.push(Reference { file: (*file).clone(), line: *line, from, to: to.clone(), path });
+            }
+        }
+    }
+    found
 }
 
 fn say_use(r: &Reference) -> String {
@@ -230,7 +335,7 @@ fn one_layer((name, root): (&str, &str)) -> BTreeMap<PathBuf, String> {
 
 #[test]
 fn no_layer_names_a_higher_one() {
-    let found = upwards(&references(&library()));
+    let found = upwards(&LAYERS, &references(&library()));
     assert!(found.is_empty(), "\n{}", found.join("\n"));
 }
 
@@ -242,6 +347,65 @@ fn no_files_of_a_layer_use_each_other_in_a_circle() {
         let found = circles(&references);
         assert!(found.is_empty(), "\n{}", found.join("\n"));
     }
+}
+
+#[test]
+fn no_room_of_the_core_names_a_higher_one() {
+    let mut references = references(&one_layer(CRATES[1]));
+    for r in &mut references {
+        (r.from.layer, r.to.layer) = (r.from.name.clone(), r.to.name.clone());
+    }
+    references.retain(|r| ROOMS.contains(&&*r.from.layer));
+    assert!(!references.is_empty(), "nothing was read");
+    let found = upwards(&ROOMS, &references);
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn methods_of_the_core_call_down_and_never_in_a_circle() {
+    let calls = calls(&one_layer(CRATES[1]));
+    assert!(calls.len() > 200, "few calls were read: {}", calls.len());
+    let found = [upwards(&ROOMS, &calls), circles(&calls)].concat();
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn a_call_that_is_turned_round_is_found() {
+    let of = |judge: &str, books: &str, leaving: &str| {
+        let text = [
+            ("core/judge/fit.rs", judge),
+            ("core/steps/books.rs", books),
+            ("core/steps/leaving.rs", leaving),
+        ];
+        let sources = text.map(|(file, text)| (PathBuf::from(file), text.to_owned())).into();
+        let found = calls(&sources);
+        (upwards(&ROOMS, &found), circles(&found))
+    };
+    let judge = "impl State {\n    fn fits(&self) -> bool { true }\n}";
+    let books = "impl Books {\n    fn with(&mut self) { self.state.fits(); }\n}";
+    let leaving = "impl Books {\n    fn leave(&mut self) { self.with(); }\n}";
+    let nothing = (Vec::<String>::new(), Vec::<String>::new());
+    assert_eq!(of(judge, books, leaving), nothing);
+    // Another type's method of the same name, and a test.
+    let other = "impl Gpu {\n    fn wake(&self) { self.with(); gpu.leave() }\n}\n#[cfg(test)]\nmod tests { fn f() { books.leave() } }";
+    assert_eq!(of(judge, &format!("{books}\n{other}"), leaving), nothing);
+
+    let circle = of(
+        judge,
+        "impl Books {\n    fn with(&mut self) {\n        self\n            .leave();\n    }\n}",
+        leaving,
+    );
+    assert_eq!(circle.1.len(), 2, "{circle:?}");
+    assert!(circle.1[0].contains("steps/books.rs:3: a circle: Books::leave"), "{circle:?}");
+    let through = "impl<'a> Round<'a> {\n    fn go(&mut self) { self.books.leave() }\n}";
+    assert_eq!(of(judge, &format!("{books}\n{through}"), leaving).1.len(), 2);
+    assert_eq!(of(judge, &format!("{books}\nfn f(x: X) {{ x.map(Books::leave) }}"), leaving).1.len(), 2);
+    let up = of(
+        "impl State {\n    fn fits(&self, books: &Books) -> bool { books.with(); Self::fits() }\n}",
+        books,
+        leaving,
+    );
+    assert_eq!(up.0, ["../nvshare-scheduler/core/src/judge/fit.rs:2: `judge` is below `steps`: Books::with"]);
 }
 
 #[test]
@@ -289,7 +453,7 @@ fn a_use_that_is_turned_round_is_found() {
         ];
         let sources = text.map(|(file, text)| (PathBuf::from(file), text.to_owned())).into();
         let found = references(&sources);
-        (upwards(&found), circles(&found))
+        (upwards(&LAYERS, &found), circles(&found))
     };
     let nothing = (Vec::<String>::new(), Vec::<String>::new());
     assert_eq!(of("use super::life;", "use std::fmt;"), nothing);
