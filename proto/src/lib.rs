@@ -13,6 +13,7 @@ pub mod pace;
 pub mod paths;
 pub mod quota;
 mod repeated;
+mod seat;
 mod share;
 mod status;
 pub mod units;
@@ -26,6 +27,7 @@ pub use message::{
 };
 
 pub use repeated::{LeftOut, Repeated, SILENCE, Seldom};
+pub use seat::{Holder, ParseSlotError, Seat, SeatName, Slot};
 pub use share::{
     Asked, ComputeLimit, Enforcement, GangName, Given, LONGEST_GANG, MOST_MEMBERS, MOST_WEIGHT, Priority,
     ShareStatus, USUAL_WEIGHT,

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::MIB;
 use crate::{
-    Asked, ClientStatus, Given, GpuStatus, GpuUuid, HostSegment, SchedulerStatus, WatchEvent, WatchFrom,
+    Asked, ClientStatus, Given, GpuStatus, GpuUuid, Holder, HostSegment, SchedulerStatus, Seat, SeatName,
+    WatchEvent, WatchFrom,
 };
 
 /// Memory that leaves a card is reported in pieces of about so many bytes, and room to restore into is given in pieces of at
@@ -396,6 +397,13 @@ pub enum AdminRequest {
         /// Whether to go on with new events; else the answer ends behind the last event that is kept.
         follow: bool,
     },
+    /// Makes a seat, or changes the limits of the one that there is: its folder and socket are there before the answer, and again at
+    /// each start of the scheduler. Nothing that is connected is cut off.
+    Seat(Seat),
+    /// Says which container has a seat; none: nobody, as far as the kubelet says. Seats that are not named here stay as they are.
+    HoldSeats(Vec<(SeatName, Option<Holder>)>),
+    /// Removes a seat that no process uses: its folder goes.
+    RemoveSeat(SeatName),
 }
 
 /// An answer to an administrator: rows and [`AdminReply::End`], or one [`AdminReply::Done`].
