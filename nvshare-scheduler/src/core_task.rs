@@ -288,6 +288,9 @@ impl CoreTask {
             }
             // The connection sends them itself, from the journal.
             AdminRequest::Watch { .. } => Err("events are told on a connection of their own".to_owned()),
+            AdminRequest::Seat(_) | AdminRequest::HoldSeats(_) | AdminRequest::RemoveSeat(_) => {
+                Err("this scheduler has no seats".to_owned())
+            }
         };
         match outcome {
             Ok((text, None)) => done(answer, text),

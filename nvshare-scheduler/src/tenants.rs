@@ -111,7 +111,7 @@ impl Drop for TenantPage {
 
 /// A process's place in its tenant. Dropping it frees the process's bytes.
 #[derive(Debug)]
-pub struct Seat {
+pub struct Row {
     shared: Arc<TenantPage>,
     row: usize,
 }
@@ -121,7 +121,7 @@ impl Tenants {
     ///
     /// # Errors
     /// There is no memory for the tenant's page, or the tenant has too many processes.
-    pub fn join(&self, tenant: Tenant) -> io::Result<Seat> {
+    pub fn join(&self, tenant: Tenant) -> io::Result<Row> {
         let mut pages = lock(&self.pages);
         pages.retain(|_, shared| Arc::strong_count(shared) > 1);
         let shared = match pages.get(&tenant) {
@@ -141,7 +141,7 @@ impl Tenants {
         drop(taken);
         // The row's last owner may have added to it after its bytes were taken back.
         shared.page().reclaim(row);
-        Ok(Seat { shared, row })
+        Ok(Row { shared, row })
     }
 }
 
@@ -161,7 +161,7 @@ async fn tell(shared: &TenantPage, row: u32, stream: &Stream) -> io::Result<()> 
     frames::tell_with(stream, &quota, &[shared.descriptor.as_fd()]).await
 }
 
-impl Seat {
+impl Row {
     /// Tells the process: sends a frame, with the page's descriptor.
     ///
     /// # Errors
@@ -171,7 +171,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for Row {
     fn drop(&mut self) {
         let mut taken = lock(&self.shared.taken);
         let page = self.shared.page();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seat_that_is_left_is_free_again() {
+    fn a_row_that_is_left_is_free_again() {
         let tenants = Tenants::default();
         let run = || Tenant::Run { user: 1, run: 2 };
         let (a, b) = (tenants.join(run()).unwrap(), tenants.join(run()).unwrap());

@@ -29,9 +29,9 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "a client that comes back on another connection counts once",
-        file: "nvshare-scheduler/src/connection.rs",
-        from: "    drop(seat);\n",
-        to: "    if BROKEN {\n        std::mem::forget(seat);\n    } else {\n        drop(seat);\n    }\n",
+        file: "nvshare-scheduler/src/connection/client.rs",
+        from: "    drop(row);\n",
+        to: "    if BROKEN {\n        std::mem::forget(row);\n    } else {\n        drop(row);\n    }\n",
         package: "nvshare-e2e",
         test: "a_program_that_reconnects_counts_once",
     },
@@ -221,7 +221,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "the clients' socket changes nothing",
-        file: "nvshare-scheduler/src/connection.rs",
+        file: "nvshare-scheduler/src/connection/mod.rs",
         from: "        None => Command::Admin { request, answer },\n",
         to: "        Some(_) if BROKEN && request != AdminRequest::Status => Command::Admin { request, answer },\n        None => Command::Admin { request, answer },\n",
         package: "nvshare-e2e",
@@ -509,7 +509,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     },
     Rule {
         what: "a process that becomes another program leaves its room",
-        file: "nvshare-scheduler/src/connection.rs",
+        file: "nvshare-scheduler/src/connection/mod.rs",
         from: ".filter(|&now| now != before)",
         to: ".filter(|&now| now != before && !BROKEN)",
         package: "nvshare-e2e",

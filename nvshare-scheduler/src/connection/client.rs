@@ -1,0 +1,342 @@
+//! The connection of a registered process.
+
+use std::ops::ControlFlow::{self, Break, Continue};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::{SinkExt, StreamExt};
+use nvshare_core::{Gang, Identity, MOST_GPUS_EACH};
+use nvshare_proto::{ClientMessage, Register, Reply, Request, SchedulerMessage, Seldom, Usage};
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+use super::{Shared, process};
+use crate::bounds::Place;
+use crate::bucket::{Bucket, Rate};
+use crate::commands::Command;
+use crate::frames::{self, Stream, WRITE_PATIENCE, refuse};
+use crate::host_memory::{Account, Lot, News, Owner};
+use crate::identity::Peer;
+use crate::log;
+use crate::processes::{self, Image};
+use crate::tenants::{Row, Tenant, Tenants};
+
+/// Frames that wait for a client that does not read, before it is cut off.
+const BACKLOG: usize = 256;
+/// How long a client that comes back may send long frames.
+const LISTS_FOR: Duration = Duration::from_secs(10);
+/// Longest time, for each frame and altogether, for which the socket of a process that is gone is read.
+const LAST_WORDS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
+/// Longest name of a program that is shown.
+const LONGEST_NAME: usize = 64;
+/// The reason for refusing a process that names more GPUs than the machine can have.
+const TOO_MANY_GPUS: &str = "more GPUs are named than the machine can have";
+/// Frames that one connection may send.
+const FRAMES: Rate = Rate { burst: 8000, each_second: 4000 };
+/// One for each process.
+static NO_ROW: Seldom = Seldom::new(log::warn);
+
+/// Why a connection ends.
+enum End {
+    /// The other end, or the core, has ended it.
+    Over,
+    /// The process that registered has ended.
+    ProcessGone,
+    /// The client did what it may not do.
+    Refused(String),
+}
+
+/// Whether the connection goes on.
+type Step = ControlFlow<End>;
+
+fn refused(reason: impl Into<String>) -> Step {
+    Break(End::Refused(reason.into()))
+}
+
+/// A registered process, as its connection's task sees it.
+struct Client<'a> {
+    /// The client's number.
+    id: u64,
+    framed: Stream,
+    peer: Peer,
+    place: Option<Place>,
+    shared: &'a Shared,
+    /// Messages of the core.
+    outgoing: mpsc::Receiver<SchedulerMessage>,
+    /// Its memory of the host, if the scheduler hands out any.
+    host: Option<Account>,
+    bucket: Bucket,
+    /// How long the client is not read, because it has sent too many frames.
+    pause: Option<Duration>,
+}
+
+/// Registers a process, and serves its connection.
+pub(super) async fn serve(
+    mut framed: Stream,
+    peer: Peer,
+    place: Option<Place>,
+    mut register: Register,
+    shared: &Shared,
+) {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    // A user or container that registers too often waits, and no other does.
+    while let Some(Err(wait)) = place.as_ref().map(|place| place.register(Instant::now())) {
+        sleep(wait).await;
+    }
+    let id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+    let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
+    // A process that has ended needs nothing, and whoever has its socket now may be of another tenant.
+    let Some(tenant) = peer.read(|| Tenant::of(&peer.groups, user, register.run)) else { return };
+    let gang = register
+        .asked
+        .gang
+        .take()
+        .map(|gang| Gang { number: Tenant::gang(tenant.as_ref(), user, &gang.name), size: gang.size });
+    // The runs of a gang are one job; a container is one job with all its processes.
+    let own = tenant.as_ref().filter(|tenant| gang.is_none() || matches!(tenant, Tenant::Container(_)));
+    let identity = Identity { tenant: own.map(Tenant::number), gang, ..peer.identity };
+    let (frames, outgoing) = mpsc::channel(BACKLOG);
+    register.name = shown(&register.name);
+    if register.usage.len() > MOST_GPUS_EACH {
+        let reason = format!("{} GPUs in one registration; at most {MOST_GPUS_EACH}", register.usage.len());
+        return refuse(&mut framed, reason).await;
+    }
+    if place.as_ref().is_some_and(|place| !place.names(register.usage.iter().map(|usage| usage.gpu))) {
+        return refuse(&mut framed, TOO_MANY_GPUS).await;
+    }
+    let owner = match (&tenant, peer.identity.process) {
+        (Some(tenant), _) => Owner::Tenant(tenant.number()),
+        (None, Some(process)) => Owner::Process(process),
+        (None, None) => Owner::Client(id),
+    };
+    // Held for as long as the connection lives: dropping the row frees the process's bytes in the quota.
+    let row = row(&framed, tenant, &shared.tenants).await;
+    let host = shared.host.as_ref().map(|host| host.open(id, owner));
+    let process = process(framed.get_ref(), &peer);
+    let image = peer.identity.pid.and_then(|pid| peer.read(|| Image::of(pid))?);
+    let lists_for = if register.returns { LISTS_FOR } else { Duration::ZERO };
+    let bucket = Bucket::new(FRAMES, Instant::now());
+    let mut client = Client { id, framed, peer, place, shared, outgoing, host, bucket, pause: None };
+    register.usage.iter().for_each(|usage| client.uses(usage));
+    let register = Box::new(register);
+    let registers = Command::Register { client: id, identity, process, register, frames };
+    if shared.commands.send(registers).await.is_err() {
+        return;
+    }
+    let end = client.run(lists_for).await;
+    if let End::Refused(reason) = &end {
+        warn!("client {id} is refused: {reason}");
+        refuse(&mut client.framed, reason).await;
+    }
+    let Client { peer, place, host, .. } = client;
+    drop(host);
+    // The process may come back at once, on another connection, and is counted again then.
+    drop(row);
+    let process_remains = !matches!(end, End::ProcessGone) && peer.lives();
+    let _ = shared.commands.send(Command::Disconnected { client: id, process_remains }).await;
+    if process_remains {
+        shared.wait_for_end(id, peer, image, place);
+    }
+}
+
+impl Client<'_> {
+    /// Serves the connection to its end. A client that was here before may list memory of the host that it has, for so long.
+    async fn run(&mut self, lists_for: Duration) -> End {
+        let mut lists = std::pin::pin!(sleep(lists_for));
+        let mut listed = false;
+        let mut look = std::pin::pin!(self.shared.looks.clone().command(self.peer.identity.pid));
+        let mut looked = false;
+        loop {
+            let step = tokio::select! {
+                // Messages of the core go first.
+                biased;
+                reply = self.outgoing.recv() => self.tell(reply).await,
+                news = news_of(&mut self.host) => self.tell_news(news).await,
+                () = &mut lists, if !listed => {
+                    listed = true;
+                    self.shorten()
+                }
+                command = &mut look, if !looked => {
+                    looked = true;
+                    self.describe(command).await
+                }
+                () = self.peer.gone() => self.hear_last_words().await,
+                // A client that sends too many frames is read at the allowed rate.
+                () = sleep(self.pause.unwrap_or_default()), if self.pause.is_some() => {
+                    self.count_frame();
+                    Continue(())
+                }
+                request = self.framed.next(), if self.pause.is_none() => match request {
+                    Some(Ok(Request::Client(message))) => self.hear(message).await,
+                    Some(Ok(Request::Register(_) | Request::Look { .. })) => {
+                        refused("this connection is registered already")
+                    }
+                    Some(Ok(Request::Admin(_))) => refused("an administrator's request on a client's connection"),
+                    Some(Err(error)) => refused(error.to_string()),
+                    None => Break(End::Over),
+                },
+            };
+            if let Break(end) = step {
+                return end;
+            }
+        }
+    }
+
+    /// Sends a message of the core; none: the core cut the client off.
+    async fn tell(&mut self, message: Option<SchedulerMessage>) -> Step {
+        let Some(message) = message else { return Break(End::Over) };
+        let sent = timeout(WRITE_PATIENCE, self.framed.send(Reply::Client(message))).await;
+        if sent.is_err() {
+            warn!("client {} does not read; it is cut off", self.id);
+        }
+        if matches!(sent, Ok(Ok(()))) { Continue(()) } else { Break(End::Over) }
+    }
+
+    async fn tell_news(&mut self, news: News) -> Step {
+        match news {
+            News::Lot(lot) => self.tell_of_host(true, lot).await,
+            News::Short(bytes) => {
+                let short = Reply::Client(SchedulerMessage::HostShort { bytes });
+                let sent = timeout(WRITE_PATIENCE, self.framed.send(short)).await;
+                if matches!(sent, Ok(Ok(()))) { Continue(()) } else { Break(End::Over) }
+            }
+        }
+    }
+
+    /// Sends segments of the host's memory, with their descriptors.
+    async fn tell_of_host(&mut self, offered: bool, lot: Lot) -> Step {
+        let segments = lot.iter().map(|(segment, _)| *segment).collect();
+        let reply = Reply::Client(SchedulerMessage::HostMemory { offered, segments });
+        let descriptors: Vec<_> = lot.iter().map(|(_, descriptor)| descriptor.as_fd()).collect();
+        let sent = async {
+            // What waits before it goes first.
+            SinkExt::<Reply>::flush(&mut self.framed).await.map_err(|_| ())?;
+            frames::tell_with(&self.framed, &reply, &descriptors).await.map_err(|_| ())
+        };
+        match timeout(WRITE_PATIENCE, sent).await {
+            Ok(Ok(())) => Continue(()),
+            _ => Break(End::Over),
+        }
+    }
+
+    /// The client has listed what it had.
+    fn shorten(&mut self) -> Step {
+        if frames::shorten(&mut self.framed) {
+            Continue(())
+        } else {
+            refused("a frame is longer than any that is due")
+        }
+    }
+
+    /// A look at the process has found its command. The number is the process's for as long as that lives.
+    async fn describe(&mut self, command: Option<String>) -> Step {
+        let Some(command) = command.filter(|_| self.peer.lives()) else { return Continue(()) };
+        self.command(Command::Described { client: self.id, command }).await
+    }
+
+    /// The process that registered is gone; a child may have inherited the socket. Its last messages, if any, are here already.
+    async fn hear_last_words(&mut self) -> Step {
+        let [each, all] = LAST_WORDS;
+        let client = self.id;
+        let _ = timeout(all, async {
+            while let Ok(Some(Ok(Request::Client(message)))) = timeout(each, self.framed.next()).await {
+                let _ = self.shared.commands.send(Command::Message { client, message }).await;
+            }
+        })
+        .await;
+        Break(End::ProcessGone)
+    }
+
+    /// Obeys a message of the client.
+    async fn hear(&mut self, message: ClientMessage) -> Step {
+        if let ClientMessage::Usage(usage) = &message {
+            if self.place.as_ref().is_some_and(|place| !place.names([usage.gpu].into_iter())) {
+                return refused(TOO_MANY_GPUS);
+            }
+            self.uses(usage);
+        }
+        self.count_frame();
+        match message {
+            ClientMessage::HostWanted { bytes } => match &mut self.host {
+                Some(host) => host.ask(bytes),
+                None => return self.tell_of_host(false, Lot::new()).await,
+            },
+            ClientMessage::HostHeld { segments } => {
+                if let Some(host) = &mut self.host {
+                    host.claim(segments);
+                }
+            }
+            ClientMessage::HostBack { segment } => {
+                if let Some(host) = &mut self.host {
+                    host.give_back(segment);
+                }
+            }
+            message => return self.command(Command::Message { client: self.id, message }).await,
+        }
+        Continue(())
+    }
+
+    /// The client says what it has on a GPU: memory of the host for that is made near it.
+    fn uses(&mut self, usage: &Usage) {
+        if let Some(host) = &mut self.host {
+            host.uses(usage);
+        }
+    }
+
+    fn count_frame(&mut self) {
+        self.pause = self.bucket.take(Instant::now()).err();
+    }
+
+    /// Tells the core; the connection ends with it.
+    async fn command(&self, command: Command) -> Step {
+        match self.shared.commands.send(command).await {
+            Ok(()) => Continue(()),
+            Err(_) => Break(End::Over),
+        }
+    }
+}
+
+/// What a client is told next about memory of the host; nothing, if the scheduler has none.
+async fn news_of(host: &mut Option<Account>) -> News {
+    match host {
+        Some(host) => host.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A name that may be shown to people and sent in frames: without characters that control a terminal or the direction of text.
+fn shown(name: &str) -> String {
+    name.chars().filter(|&c| processes::is_harmless(c)).take(LONGEST_NAME).collect()
+}
+
+/// The process's place in its tenant, if it has one; the process is told of it. Without one, its limits are its own.
+async fn row(framed: &Stream, tenant: Option<Tenant>, tenants: &Tenants) -> Option<Row> {
+    let joined = match tenants.join(tenant?) {
+        Ok(row) => row.tell(framed).await.map(|()| row),
+        Err(error) => Err(error),
+    };
+    joined
+        .inspect_err(|error| {
+            NO_ROW.say(format_args!("a process cannot share its tenant's limits, and has its own: {error}"));
+        })
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_shown_as_they_are_read() {
+        for (name, expected) in [
+            ("python3.12", "python3.12"),
+            ("tr\u{e4}ner 2", "tr\u{e4}ner 2"),
+            ("a\u{202e}exe.b\u{7}\u{200b}\n", "aexe.b"),
+            (&"x".repeat(99), &"x".repeat(LONGEST_NAME)),
+        ] {
+            assert_eq!(shown(name), expected);
+        }
+    }
+}

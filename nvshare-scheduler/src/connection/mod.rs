@@ -1,0 +1,212 @@
+//! A connection: frames become commands for the core's task, and its answers become frames.
+
+mod client;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use nvshare_proto::{AdminRequest, Reply, Request, Seldom};
+use rustix::net::{RecvFlags, recv};
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+use tracing::debug;
+
+use crate::bounds::{Bounds, Place};
+use crate::commands::Command;
+use crate::frames::{self, Stream, refuse, tell_all};
+use crate::host_memory::HostMemory;
+use crate::identity::Peer;
+use crate::journal::Journal;
+use crate::lock::lock;
+use crate::log;
+use crate::processes::{self, Described, Image, Looks};
+use crate::tenants::{Tenant, Tenants};
+use crate::view::Viewer;
+use crate::watchers;
+
+/// A connection that says nothing for this long is closed, unless it is a registered client's.
+const FIRST_FRAME_PATIENCE: Duration = Duration::from_secs(10);
+/// How often a process that has left and lives on is looked at: whether it runs another program by now.
+const LOOK_AT_IMAGES: Duration = Duration::from_secs(1);
+/// One for each connection that is refused.
+static TOO_MANY: Seldom = Seldom::new(log::warn);
+
+/// State that all connections share.
+#[derive(Debug, Clone)]
+pub(crate) struct Shared {
+    pub(crate) commands: mpsc::Sender<Command>,
+    pub(crate) tenants: Arc<Tenants>,
+    /// Places for clients; none: the administrators' socket, which always has a place.
+    pub(crate) bounds: Option<Arc<Bounds>>,
+    /// Tasks that wait for the end of a process, or of its program: one for each process, however often it came and went.
+    pub(crate) waits: Arc<Mutex<BTreeMap<u64, AbortHandle>>>,
+    /// Looks at processes that take a while.
+    pub(crate) looks: Looks,
+    /// The events, for administrators.
+    pub(crate) journal: Arc<Journal>,
+    /// Memory of the host for clients, if the scheduler hands out any.
+    pub(crate) host: Option<HostMemory>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        commands: mpsc::Sender<Command>,
+        bounds: Option<Arc<Bounds>>,
+        journal: Arc<Journal>,
+        host: Option<HostMemory>,
+    ) -> Self {
+        Self {
+            commands,
+            tenants: Arc::default(),
+            bounds,
+            waits: Arc::default(),
+            looks: Looks::default(),
+            journal,
+            host,
+        }
+    }
+
+    /// Tells the core when the process of a client that has disconnected is gone, or runs another program than `image`. The client's
+    /// place stays taken until then, or until the process has come back: then its place is counted again.
+    fn wait_for_end(&self, client: u64, peer: Peer, image: Option<Image>, place: Option<Place>) {
+        let (commands, identity) = (self.commands.clone(), peer.identity);
+        let wait = tokio::spawn(async move {
+            tokio::select! {
+                () = peer.gone() => {}
+                () = runs_another(&peer, image) => {}
+            }
+            let _ = commands.send(Command::Exited { client, identity }).await;
+            drop(place);
+        });
+        let mut waits = lock(&self.waits);
+        waits.retain(|_, wait| !wait.is_finished());
+        if let Some(before) = identity.process.and_then(|process| waits.insert(process, wait.abort_handle()))
+        {
+            before.abort();
+        }
+    }
+}
+
+/// Waits until a process runs another program than this; for ever where nobody can tell. What the earlier program had on GPUs went with it.
+async fn runs_another(peer: &Peer, image: Option<Image>) {
+    let Some((pid, before)) = peer.identity.pid.zip(image) else { return std::future::pending().await };
+    let mut last = None;
+    loop {
+        sleep(LOOK_AT_IMAGES).await;
+        // What cannot be seen now is no sign. One look before, the driver may still have been freeing the memory.
+        let now = peer.read(|| Image::of(pid)).flatten().filter(|&now| now != before);
+        if now.is_some() && now == last {
+            return;
+        }
+        last = now;
+    }
+}
+
+/// Whether the other end has hung up and said nothing. Connections that end at once cost others less if nothing is asked about
+/// their process.
+pub(crate) fn is_over(stream: &UnixStream) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    recv(stream, &mut [0], flags).is_ok_and(|(read, _)| read == 0)
+}
+
+/// Serves a connection from its first frame to its end.
+pub(crate) async fn serve(stream: UnixStream, shared: Shared) {
+    let peer = Peer::of(&stream);
+    let user = stream.peer_cred().ok().map(|cred| cred.uid());
+    let mut framed = frames::on(stream);
+    let place = match &shared.bounds {
+        None => None,
+        Some(bounds) => {
+            let Some(place) = bounds.take(peer.groups.whom(user)) else {
+                TOO_MANY.say(format_args!("too many connections: one more of user {user:?} is refused"));
+                return refuse(&mut framed, "too many connections").await;
+            };
+            Some(place)
+        }
+    };
+    connection(framed, peer, place, &shared).await;
+}
+
+/// Serves a connection until its first request tells what it is for.
+async fn connection(mut framed: Stream, peer: Peer, place: Option<Place>, shared: &Shared) {
+    loop {
+        let request = match timeout(FIRST_FRAME_PATIENCE, framed.next()).await {
+            // The other end says nothing.
+            Err(_) => return,
+            Ok(Some(Ok(request))) => request,
+            Ok(Some(Err(error))) => {
+                debug!("a connection is refused: {error}");
+                return refuse(&mut framed, error.to_string()).await;
+            }
+            Ok(None) => return,
+        };
+        match request {
+            Request::Admin(AdminRequest::Watch { from, follow }) if shared.bounds.is_none() => {
+                if !watchers::serve(&mut framed, &shared.journal, from, follow).await {
+                    return;
+                }
+            }
+            Request::Admin(request) => {
+                // A user who asks too often waits, and delays nobody else.
+                while let Some(Err(wait)) = place.as_ref().map(|place| place.ask(Instant::now())) {
+                    sleep(wait).await;
+                }
+                let viewer = shared.bounds.is_some().then(|| process(framed.get_ref(), &peer));
+                if !tell_all(&mut framed, administer(request, viewer, &shared.commands).await).await {
+                    return;
+                }
+            }
+            Request::Register(register) => return client::serve(framed, peer, place, register, shared).await,
+            Request::Look { run } => {
+                let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
+                let shown = match peer.read(|| Tenant::of(&peer.groups, user, run)) {
+                    Some(Some(tenant)) => shared.tenants.show(&tenant, &framed).await,
+                    _ => Err(std::io::ErrorKind::NotFound.into()),
+                };
+                if shown.is_err() {
+                    refuse(&mut framed, "there is no tenant to look at").await;
+                }
+                return;
+            }
+            Request::Client(_) => {
+                return refuse(&mut framed, "a process registers before it says anything else").await;
+            }
+        }
+    }
+}
+
+/// Answers a request; on the clients' socket, `viewer` is the process that asks.
+async fn administer(
+    request: AdminRequest,
+    viewer: Option<Viewer>,
+    commands: &mpsc::Sender<Command>,
+) -> Vec<Reply> {
+    let (answer, answered) = oneshot::channel();
+    let command = match viewer {
+        None => Command::Admin { request, answer },
+        Some(viewer) if request == AdminRequest::Status => Command::Look { viewer, answer },
+        Some(_) => {
+            let what = match request {
+                AdminRequest::Watch { .. } => "events are told",
+                _ => "changes are accepted",
+            };
+            let reason = format!("{what} on the administrators' socket only");
+            return vec![Reply::Refused { reason }];
+        }
+    };
+    let sent = commands.send(command).await;
+    match (sent, answered.await) {
+        (Ok(()), Ok(replies)) => replies,
+        _ => vec![Reply::Refused { reason: "the scheduler is stopping".to_owned() }],
+    }
+}
+
+/// The kernel's description of the process at the other end.
+fn process(stream: &UnixStream, peer: &Peer) -> Option<Described> {
+    let (pid, user) = (peer.identity.pid?, stream.peer_cred().ok()?.uid());
+    peer.read(|| processes::describe(pid, user, &peer.groups))?
+}
