@@ -11,6 +11,7 @@ use nvshare_core::Config;
 use nvshare_proto::ClientMessage;
 use nvshare_scheduler::host_memory::Descriptions;
 use nvshare_scheduler::metrics::Address;
+use nvshare_scheduler::seats::Opened;
 use nvshare_scheduler::server::{self, Setup};
 use nvshare_scheduler::settings::Store;
 use nvshare_scheduler::sockets::Sockets;
@@ -22,6 +23,7 @@ use tokio::sync::mpsc;
 fn start(folder: &Path) -> [PathBuf; 2] {
     let [clients, metrics] = ["s", "metrics"].map(|name| folder.join(name));
     let (place, admin, none) = (clients.clone(), folder.join("admin/a"), folder.join("none"));
+    let seats = folder.join("seats");
     let descriptions = Descriptions { gpus: none.clone(), sysfs: none };
     let address = Some(Address::Unix(metrics.clone()));
     std::thread::spawn(move || {
@@ -30,7 +32,9 @@ fn start(folder: &Path) -> [PathBuf; 2] {
             let (_configurations, changes) = mpsc::channel(1);
             let config = Config { gpu_memory: Some(16 << 30), ..Config::default() };
             let store = Store::default();
-            let setup = Setup { config, changes, store, descriptions, metrics: address, host_memory: None };
+            let seats = Opened::open(seats, None).0;
+            let setup =
+                Setup { config, changes, store, seats, descriptions, metrics: address, host_memory: None };
             server::run(sockets, setup, std::future::pending()).await.expect("it goes on");
         });
     });

@@ -1,11 +1,11 @@
-//! Bounds for one user, or one container: connections, registrations a second, and GPUs named.
+//! Bounds for one user, one container or one seat: connections, registrations a second, and GPUs named.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use nvshare_proto::GpuUuid;
+use nvshare_proto::{GpuUuid, SeatName};
 
 use crate::bucket::{Bucket, Rate};
 use crate::gpus;
@@ -19,11 +19,13 @@ const QUESTIONS: Rate = Rate { burst: 16, each_second: 8 };
 /// One user or container may have one of this many parts of all places.
 const PART: usize = 2;
 
-/// The user or container that a connection counts for, as the kernel says.
+/// The user, container or seat that a connection counts for, as the kernel, or the listener, says.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Whom {
     /// A container, by the path of its control group: in containers every process may be root's.
     Container(String),
+    /// A seat, by the listener that accepted the connection.
+    Seat(SeatName),
     /// A user; none where the kernel cannot tell.
     User(Option<u32>),
 }

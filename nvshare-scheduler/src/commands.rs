@@ -1,7 +1,7 @@
 //! Messages and questions to the core's task: from connections, NVML's thread and readers of metrics.
 
 use nvshare_core::{ClientId, Config, Identity};
-use nvshare_proto::{AdminRequest, ClientMessage, GpuUuid, Register, Reply, SchedulerMessage};
+use nvshare_proto::{AdminRequest, ClientMessage, GpuUuid, Register, Reply, SchedulerMessage, SeatName};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::metrics::Question;
@@ -17,6 +17,8 @@ pub(crate) enum Command {
         client: ClientId,
         identity: Identity,
         process: Option<Described>,
+        /// The seat at whose socket it is.
+        seat: Option<SeatName>,
         register: Box<Register>,
         frames: mpsc::Sender<SchedulerMessage>,
     },
@@ -36,6 +38,8 @@ pub(crate) enum Command {
     Admin { request: AdminRequest, answer: oneshot::Sender<Vec<Reply>> },
     /// A process asks for the status on the clients' socket.
     Look { viewer: Viewer, answer: oneshot::Sender<Vec<Reply>> },
+    /// What a seat sets has changed, or there is no such seat any more.
+    SeatChanged(SeatName),
     /// A reader of metrics asks.
     Ask(Question),
     /// The configuration was read again.

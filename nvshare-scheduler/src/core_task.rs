@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use nvshare_core::{ClientId, Config, Core, Event, Measured, Output, Rule, Time};
-use nvshare_proto::{AdminReply, AdminRequest, ClientMessage, GpuStatus, GpuUuid, Reply, SchedulerMessage};
+use nvshare_proto::{
+    AdminReply, AdminRequest, ClientMessage, GpuStatus, GpuUuid, Reply, SchedulerMessage, SeatName,
+    SeatStatus,
+};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
@@ -17,11 +20,12 @@ use crate::metrics::{Question, Snapshot};
 use crate::nvml::{Seen, Watch};
 use crate::processes::{self, Described};
 use crate::recorder::Recorder;
+use crate::seats::Seats;
 use crate::settings::Store;
 use crate::setup::Setup;
 use crate::tenants::Tenant;
 use crate::view::{self, Viewer};
-use crate::{gpus, limits};
+use crate::{gpus, limits, seats};
 
 /// How long `status` waits for clients' counters.
 const COUNTERS_PATIENCE: Duration = Duration::from_millis(100);
@@ -67,6 +71,9 @@ pub(crate) struct CoreTask {
     stops: Option<JoinHandle<()>>,
     /// The kernel's descriptions of clients' processes when they registered.
     processes: BTreeMap<ClientId, Described>,
+    seats: Seats,
+    /// The seats of clients that came to the socket of one.
+    seated: BTreeMap<ClientId, SeatName>,
     gpus: BTreeSet<GpuUuid>,
     waiting: Vec<Waiting>,
     /// When clients were last asked for their counters.
@@ -99,6 +106,8 @@ impl CoreTask {
             listing: gpus::Listing::new(setup.descriptions.gpus),
             started: Instant::now(),
             processes: BTreeMap::new(),
+            seats: setup.seats.seats,
+            seated: BTreeMap::new(),
             frames: BTreeMap::new(),
             pids: BTreeMap::new(),
             stops: None,
@@ -162,7 +171,7 @@ impl CoreTask {
     fn obey(&mut self, command: Command) {
         let now = self.now();
         match command {
-            Command::Register { client, identity, process, register, frames } => {
+            Command::Register { client, identity, process, seat, mut register, frames } => {
                 self.frames.insert(client, frames);
                 let pid = identity.pid.unwrap_or(register.pid);
                 let info = process.as_ref().map(|process| &process.info);
@@ -171,6 +180,11 @@ impl CoreTask {
                 // Only the kernel's number counts, not the client's own: with that, it could name another process's
                 // memory as its own.
                 self.pids.extend(identity.pid.map(|pid| (client, pid)));
+                if let Some(name) = seat {
+                    self.seated.insert(client, name);
+                    seats::keep_own_wishes(&mut register.asked, &self.seats.given(name));
+                    self.bound(name, now);
+                }
                 self.core.handle(Event::Registered { client, identity, register: *register }, now);
                 self.look_at_new_gpus();
             }
@@ -223,12 +237,18 @@ impl CoreTask {
             Command::Admin { request, answer } => self.administer(request, answer, now),
             Command::Look { viewer, answer } => self.wait_for_counters(Some(viewer), answer),
             Command::Ask(question) => self.answer(question),
+            Command::SeatChanged(name) => self.bound(name, now),
             Command::Configure(config) => {
                 self.config = config;
                 self.core.configure(self.store.over(&self.config), now);
                 self.look_around();
             }
         }
+    }
+
+    /// What a seat sets is in force for its tenant from now on.
+    fn bound(&mut self, name: SeatName, now: Time) {
+        self.core.bound_tenant(Tenant::Seat(name).number(), self.seats.given(name), now);
     }
 
     /// Answers with the state as soon as the clients' counters are there.
@@ -288,8 +308,15 @@ impl CoreTask {
             }
             // The connection sends them itself, from the journal.
             AdminRequest::Watch { .. } => Err("events are told on a connection of their own".to_owned()),
-            AdminRequest::Seat(_) | AdminRequest::HoldSeats(_) | AdminRequest::RemoveSeat(_) => {
-                Err("this scheduler has no seats".to_owned())
+            AdminRequest::Seat(seat) => {
+                let name = seat.name();
+                return self.change_seats(Some(name), answer, move |seats| seats.make(seat));
+            }
+            AdminRequest::RemoveSeat(name) => {
+                return self.change_seats(Some(name), answer, move |seats| seats.remove(name));
+            }
+            AdminRequest::HoldSeats(holders) => {
+                return self.change_seats(None, answer, move |seats| seats.hold(holders));
             }
         };
         match outcome {
@@ -298,10 +325,28 @@ impl CoreTask {
             Ok((text, Some(change))) => {
                 spawn_blocking(move || done(answer, kept(text, change.keep())));
             }
-            Err(reason) => {
-                let _ = answer.send(vec![Reply::Refused { reason }]);
-            }
+            Err(reason) => refuse(answer, reason),
         }
+    }
+
+    /// Changes seats, beside this task: the disk may take its time. `name` is a seat that may set something else then.
+    fn change_seats(
+        &self,
+        name: Option<SeatName>,
+        answer: oneshot::Sender<Vec<Reply>>,
+        change: impl FnOnce(&Seats) -> Result<String, String> + Send + 'static,
+    ) {
+        let (seats, commands) = (self.seats.clone(), self.commands.clone());
+        spawn_blocking(move || {
+            let outcome = change(&seats);
+            if let Some(name) = name {
+                let _ = commands.blocking_send(Command::SeatChanged(name));
+            }
+            match outcome {
+                Ok(text) => done(answer, text),
+                Err(reason) => refuse(answer, reason),
+            }
+        });
     }
 
     /// Answers requests for the status whose counters are there, or late.
@@ -317,14 +362,36 @@ impl CoreTask {
             let Snapshot { mut scheduler, mut gpus, mut clients } = snapshot.clone();
             if let Some(viewer) = &waiting.viewer {
                 scheduler.restricted = true;
-                view::restrict(viewer, &self.processes, &mut gpus, &mut clients);
+                view::restrict(viewer, &self.processes, &self.seated, &mut gpus, &mut clients);
             }
+            let seats = self.seat_rows(waiting.viewer.as_ref());
             let rows = std::iter::once(AdminReply::Scheduler(scheduler))
                 .chain(gpus.into_iter().map(AdminReply::Gpu))
                 .chain(clients.into_iter().map(|row| AdminReply::Client(Box::new(row))))
+                .chain(seats.into_iter().map(|row| AdminReply::Seat(Box::new(row))))
                 .chain(std::iter::once(AdminReply::End));
             let _ = waiting.answer.send(rows.map(Reply::Admin).collect());
         }
+    }
+
+    /// The seats that a viewer may see: an administrator sees all, others the one at whose socket they ask.
+    fn seat_rows(&self, viewer: Option<&Viewer>) -> Vec<SeatStatus> {
+        let is_shown = |name: &SeatName| match viewer {
+            None => true,
+            Some(Viewer::Seat(own)) => own == name,
+            Some(Viewer::Process(_)) => false,
+        };
+        let mut clients: BTreeMap<SeatName, Vec<ClientId>> = BTreeMap::new();
+        for (&client, &name) in &self.seated {
+            clients.entry(name).or_default().push(client);
+        }
+        let shown = self.seats.all().into_iter().filter(|(name, ..)| is_shown(name));
+        shown
+            .map(|(name, seat, holder)| {
+                let clients = clients.remove(&name).unwrap_or_default();
+                SeatStatus { name, seat, holder, clients }
+            })
+            .collect()
     }
 
     /// The present state.
@@ -333,6 +400,7 @@ impl CoreTask {
         let mut clients = self.core.client_status_at(self.started.elapsed());
         let shown: BTreeSet<ClientId> = clients.iter().map(|row| row.client).collect();
         self.processes.retain(|id, _| shown.contains(id));
+        self.seated.retain(|id, _| shown.contains(id));
         for row in &mut clients {
             row.process = self.processes.get(&row.client).map(|process| process.info.clone());
         }
@@ -438,6 +506,11 @@ impl CoreTask {
         let strangers = seen.used.into_values().fold(0, u64::saturating_add);
         Measured { gpu, available: seen.total.saturating_sub(strangers), used }
     }
+}
+
+/// Says why nothing was done.
+fn refuse(answer: oneshot::Sender<Vec<Reply>>, reason: String) {
+    let _ = answer.send(vec![Reply::Refused { reason }]);
 }
 
 /// Logs what was done for an administrator, and says so.

@@ -4,6 +4,7 @@
 
 mod bounds;
 mod bucket;
+mod caller;
 mod commands;
 mod connection;
 mod core_task;
@@ -22,6 +23,7 @@ pub mod notify;
 pub mod nvml;
 pub mod processes;
 mod recorder;
+pub mod seats;
 pub mod server;
 pub mod settings;
 mod setup;

@@ -13,6 +13,7 @@ use nvshare_proto::units::Bytes;
 use nvshare_proto::{VERSION, paths};
 use nvshare_scheduler::host_memory::Budget;
 use nvshare_scheduler::log::Log;
+use nvshare_scheduler::seats::Opened;
 use nvshare_scheduler::settings::{Options, Settings, Store};
 use nvshare_scheduler::{notify, server, sockets};
 use tokio::runtime::Builder;
@@ -130,7 +131,8 @@ async fn run(options: Options, level: LevelHandle, told_to_end: oneshot::Receive
         sockets::Sockets::bind(&settings.clients, &settings.admin).map_err(|error| explain(&error, root))?;
     let (store, warning) = Store::open(settings.state.clone());
     announce(&settings, &store);
-    if let Some(warning) = warning {
+    let (seats, warnings) = Opened::open(settings.seats.clone(), settings.state.as_deref());
+    for warning in warning.into_iter().chain(warnings) {
         warn!("{warning}");
     }
     let config = Config {
@@ -144,6 +146,7 @@ async fn run(options: Options, level: LevelHandle, told_to_end: oneshot::Receive
         config,
         changes,
         store,
+        seats,
         descriptions: settings.descriptions.clone(),
         metrics: settings.metrics.clone(),
         host_memory: settings.host_memory,
@@ -189,7 +192,7 @@ fn follow(first: &Settings, new: &Settings, level: &LevelHandle) {
         Some(file) => info!("{} is read again", file.display()),
         None => info!("there is no configuration file"),
     }
-    if (&first.clients, &first.admin) != (&new.clients, &new.admin) {
+    if (&first.clients, &first.admin, &first.seats) != (&new.clients, &new.admin, &new.seats) {
         warn!("the sockets stay where they are until the scheduler is started again");
     }
     if first.host_memory != new.host_memory {

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use nvshare_core::Config;
 use nvshare_proto::Seldom;
-use tokio::net::unix::SocketAddr;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tracing::{error, warn};
@@ -28,6 +27,7 @@ use crate::log;
 use crate::metrics::{self, Address, Counted, Counters};
 use crate::nvml::Watch;
 use crate::recorder::Recorder;
+use crate::seats::Inside;
 pub use crate::setup::Setup;
 use crate::sockets::{self, Sockets};
 
@@ -43,6 +43,13 @@ const LOOK_AFTER_SOCKETS: Duration = Duration::from_secs(1);
 static NOT_ACCEPTED: Seldom = Seldom::new(log::warn);
 /// Tried again each second.
 static NOT_MADE: Seldom = Seldom::new(log::warn);
+
+/// The socket at which somebody has connected.
+enum At {
+    Clients,
+    Admin,
+    Seat(Inside),
+}
 
 /// Serves until `shutdown` is done.
 ///
@@ -74,6 +81,9 @@ pub async fn run(
     let host = setup.host_memory.and_then(|budget| hand_out(budget, places.segments, &setup));
     let counted = count(setup.metrics.take(), &commands);
     let recorder = Recorder::new(journal.clone(), counted);
+    let (_, none) = mpsc::channel(1);
+    let mut arrivals = std::mem::replace(&mut setup.seats.arrivals, none);
+    tokio::spawn(setup.seats.seats.clone().look_after());
     let core_task = CoreTask::new(setup, nvml, recorder, host.clone(), commands.clone());
     let mut core_task = tokio::spawn(core_task.run(received));
     // Clients' descriptors must leave some for administrators.
@@ -83,9 +93,10 @@ pub async fn run(
     tokio::pin!(shutdown);
     let mut look_after = tokio::time::interval(LOOK_AFTER_SOCKETS);
     loop {
-        let (accepted, may_change) = tokio::select! {
-            accepted = accept(sockets.clients(), &connections, limited_from) => (accepted, false),
-            accepted = sockets.admin().accept() => (accepted, true),
+        let (accepted, at) = tokio::select! {
+            accepted = accept(sockets.clients(), &connections, limited_from) => (accepted, At::Clients),
+            accepted = sockets.admin().accept() => (accepted.map(|(stream, _)| stream), At::Admin),
+            Some((stream, inside)) = arrivals.recv() => (Ok(stream), At::Seat(inside)),
             _ = look_after.tick() => {
                 look_after_sockets(&mut sockets)?;
                 continue;
@@ -94,13 +105,14 @@ pub async fn run(
             _ = &mut core_task => return Err(Stopped::Core),
         };
         match accepted {
-            Ok((stream, _)) => {
-                if !may_change {
+            Ok(stream) => {
+                if matches!(at, At::Clients) {
                     let _ = connections.take(Instant::now());
                 }
                 if !connection::is_over(&stream) {
-                    let shared = if may_change { admins.clone() } else { clients.clone() };
-                    tokio::spawn(connection::serve(stream, shared));
+                    let shared = if matches!(at, At::Admin) { admins.clone() } else { clients.clone() };
+                    let seat = if let At::Seat(inside) = at { Some(inside) } else { None };
+                    tokio::spawn(connection::serve(stream, seat, shared));
                 }
                 // A process that connects without end gets one turn among all others.
                 tokio::task::yield_now().await;
@@ -121,12 +133,12 @@ async fn accept(
     listener: &UnixListener,
     connections: &Bucket,
     limited_from: Instant,
-) -> io::Result<(UnixStream, SocketAddr)> {
+) -> io::Result<UnixStream> {
     let wait = connections.wait(Instant::now());
     if !wait.is_zero() && Instant::now() >= limited_from {
         tokio::time::sleep(wait).await;
     }
-    listener.accept().await
+    listener.accept().await.map(|(stream, _)| stream)
 }
 
 /// Makes sockets' files anew that are gone. If that is not possible, those who are connected are served.

@@ -5,6 +5,7 @@ use tokio::sync::mpsc;
 
 use crate::host_memory::{Budget, Descriptions};
 use crate::metrics::Address;
+use crate::seats::Opened;
 use crate::settings::Store;
 
 /// The parts that a scheduler is started with.
@@ -16,6 +17,8 @@ pub struct Setup {
     pub changes: mpsc::Receiver<Config>,
     /// The settings that were made at run time.
     pub store: Store,
+    /// The seats of containers.
+    pub seats: Opened,
     /// The folders in which the machine describes its GPUs.
     pub descriptions: Descriptions,
     /// The address at which metrics are read, if they are.

@@ -46,7 +46,7 @@ pub enum Error {
 
 /// A listening socket.
 #[derive(Debug)]
-struct Bound {
+pub(crate) struct Bound {
     listener: UnixListener,
     path: PathBuf,
     /// The permissions of the socket's file.
@@ -68,8 +68,13 @@ impl Drop for Bound {
 
 impl Bound {
     /// Whether clients still find the socket's file.
-    fn is_there(&self) -> bool {
+    pub(crate) fn is_there(&self) -> bool {
         file_at(&self.path).is_ok_and(|file| file == self.file)
+    }
+
+    /// The socket at which clients connect.
+    pub(crate) fn listener(&self) -> &UnixListener {
+        &self.listener
     }
 }
 
@@ -184,15 +189,24 @@ const QUEUE: i32 = 128;
 /// Bytes of the longest path to which a socket can be bound (`sun_path`, less the byte that ends it).
 const LONGEST: usize = 107;
 
-/// Binds a socket under a temporary name, and links it to its path when it listens: a client that finds it there can
-/// connect, and of several schedulers that start at the same moment one gets the path.
+/// Binds a socket; see [`bind_from`].
 fn bind(path: &Path, mode: u32) -> Result<Bound, Error> {
+    let folder = path.parent().unwrap_or(Path::new(""));
+    bind_from(folder, path, mode)
+}
+
+/// Binds a socket under a temporary name in `workshop`, a folder of the same file system, and links it to its path when it listens: a
+/// client that finds it there can connect, and of several schedulers that start at the same moment one gets the path.
+///
+/// # Errors
+/// Another scheduler serves the path, another file is there, or the system refuses.
+pub(crate) fn bind_from(workshop: &Path, path: &Path, mode: u32) -> Result<Bound, Error> {
     // The temporary name may be short enough where the path is not: nobody could connect there.
     if path.as_os_str().len() > LONGEST {
         return Err(Error::TooLong { path: path.to_owned() });
     }
-    let beside = |what: &str| path.with_file_name(format!(".{what}{}", std::process::id()));
-    let (fresh, stale) = (beside("n"), beside("o"));
+    let temporary = |what: &str| workshop.join(format!(".{what}{}", std::process::id()));
+    let (fresh, stale) = (temporary("n"), temporary("o"));
     let _ = fs::remove_file(&fresh);
     let listener = UnixListener::bind(&fresh).map_err(|error| match error.kind() {
         io::ErrorKind::InvalidInput => Error::TooLong { path: path.to_owned() },

@@ -1,7 +1,7 @@
 //! Tenants: the processes that share one quota.
 //!
-//! A tenant is a container, as the kernel's control groups tell, or the processes of one `nvshare-ctl run`, which
-//! name it themselves and have one user; else a process is by itself. Each tenant has a [`Page`] in memory that its
+//! A tenant is a seat, as the listener tells, a container, as the kernel's control groups tell, or the processes of one
+//! `nvshare-ctl run`, which name it themselves and have one user; else a process is by itself. Each tenant has a [`Page`] in memory that its
 //! processes map.
 
 #![allow(unsafe_code, reason = "shared memory")]
@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
 use nvshare_proto::quota::{NO_ROW, Page, ROWS};
-use nvshare_proto::{Reply, SchedulerMessage};
+use nvshare_proto::{Reply, SchedulerMessage, SeatName};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -22,12 +22,14 @@ use crate::frames::{self, Stream};
 use crate::groups::Groups;
 use crate::lock::lock;
 
-/// A tenant: a container, or one run.
+/// A tenant: a container, a seat, or one run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tenant {
     /// A container, by the whole path of its control group: anybody can make one with the same ending below a group
     /// of their own.
     Container(String),
+    /// A seat, by the listener that accepted the connections of its processes.
+    Seat(SeatName),
     /// The processes that a user's `nvshare-ctl run` started.
     Run {
         /// The user.
@@ -45,10 +47,15 @@ impl Tenant {
         container.or_else(|| Some(Self::Run { user: user?, run: run? }))
     }
 
-    /// The number of the gang of this name, in a container, or else of a user: processes of others cannot join it.
+    /// Whether users within the tenant are its own, and all its processes are one job.
+    pub(crate) fn is_container(&self) -> bool {
+        matches!(self, Self::Container(_) | Self::Seat(_))
+    }
+
+    /// The number of the gang of this name, in a container or seat, or else of a user: processes of others cannot join it.
     #[must_use]
     pub fn gang(tenant: Option<&Self>, user: Option<u32>, name: &str) -> u64 {
-        let container = tenant.filter(|tenant| matches!(tenant, Self::Container(_)));
+        let container = tenant.filter(|tenant| tenant.is_container());
         let mut hasher = DefaultHasher::new();
         (container, container.is_none().then_some(user), name).hash(&mut hasher);
         hasher.finish()
@@ -202,6 +209,10 @@ mod tests {
         assert_eq!(of(container("/a"), 0), of(container("/a"), 7), "users of a container are its own");
         assert_ne!(of(container("/a"), 0), of(container("/b"), 0));
         assert_ne!(of(container("/a"), 0), Tenant::gang(None, Some(0), "ranks"));
+        let [one, other] =
+            ["00000000000000aa", "00000000000000ab"].map(|name| Tenant::Seat(name.parse().unwrap()));
+        assert_eq!(of(one.clone(), 0), of(one.clone(), 7), "those of a seat too");
+        assert_ne!(of(one, 0), of(other, 0));
     }
 
     #[test]

@@ -2,13 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, Others};
+use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, Others, SeatName};
 
 use crate::gpus::Listed;
 use crate::processes::Described;
 
-/// The process that asks on the clients' socket; none if the kernel cannot tell, as for a process in another pid namespace.
-pub(crate) type Viewer = Option<Described>;
+/// Who asks on a socket for clients.
+#[derive(Debug, Clone)]
+pub(crate) enum Viewer {
+    /// A process at the common socket; none if the kernel cannot tell, as for a process in another pid namespace.
+    Process(Option<Described>),
+    /// Whoever is at a seat's socket.
+    Seat(SeatName),
+}
 
 /// Whether a process is the viewer's own: of the same container, or outside containers of the same user.
 fn is_own(viewer: &Described, process: &Described) -> bool {
@@ -22,12 +28,16 @@ fn is_own(viewer: &Described, process: &Described) -> bool {
 pub(crate) fn restrict(
     viewer: &Viewer,
     processes: &BTreeMap<u64, Described>,
+    seated: &BTreeMap<u64, SeatName>,
     gpus: &mut [GpuStatus],
     clients: &mut Vec<ClientStatus>,
 ) {
-    let is_shown = |client: &ClientStatus| {
-        let process = processes.get(&client.client);
-        viewer.as_ref().zip(process).is_some_and(|(viewer, process)| is_own(viewer, process))
+    let is_shown = |client: &ClientStatus| match (viewer, seated.get(&client.client)) {
+        (Viewer::Seat(mine), Some(other)) => mine == other,
+        (Viewer::Process(Some(viewer)), None) => {
+            processes.get(&client.client).is_some_and(|process| is_own(viewer, process))
+        }
+        _ => false,
     };
     let (shown, hidden): (Vec<_>, Vec<_>) = clients.drain(..).partition(is_shown);
     *clients = shown;
@@ -118,19 +128,26 @@ mod tests {
             (1, process(1000, None)),
             (2, process(1000, Some("/docker/0123"))),
             (3, process(1001, None)),
+            (4, process(1000, None)),
         ]);
+        let [seat, other] = ["00000000000000aa", "00000000000000ab"].map(|name| name.parse().unwrap());
+        let seated = BTreeMap::from([(4, seat)]);
+        let at_socket = |process| Viewer::Process(Some(process));
         for (viewer, expected) in [
-            (Some(process(1000, None)), &[1][..]),
-            (Some(process(1001, None)), &[3]),
+            // One of this user is at a seat, and is shown there.
+            (at_socket(process(1000, None)), &[1][..]),
+            (at_socket(process(1001, None)), &[3]),
             // Root in a container is not root outside.
-            (Some(process(0, Some("/docker/0123"))), &[2]),
+            (at_socket(process(0, Some("/docker/0123"))), &[2]),
             // A control group of the user's own with another container's digits.
-            (Some(process(1001, Some("/user.slice/docker-0123.scope"))), &[]),
-            (Some(process(0, None)), &[]),
-            (None, &[]),
+            (at_socket(process(1001, Some("/user.slice/docker-0123.scope"))), &[]),
+            (at_socket(process(0, None)), &[]),
+            (Viewer::Process(None), &[]),
+            (Viewer::Seat(seat), &[4]),
+            (Viewer::Seat(other), &[]),
         ] {
             let (mut gpus, mut clients) = ([row(GPU)], (1..5).map(client).collect());
-            restrict(&viewer, &processes, &mut gpus, &mut clients);
+            restrict(&viewer, &processes, &seated, &mut gpus, &mut clients);
             assert_eq!(clients.iter().map(|c| c.client).collect::<Vec<_>>(), expected, "{viewer:?}");
             let shown: u64 = expected.iter().sum();
             let others = gpus[0].others.expect("they are counted");

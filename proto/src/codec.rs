@@ -15,7 +15,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{OLDEST, Reply, Request, VERSION};
+use crate::{AdminReply, AdminRequest, OLDEST, Reply, Request, VERSION};
 
 /// Longest frame in bytes, without its length.
 pub const MAX_FRAME: usize = 64 * 1024;
@@ -64,8 +64,25 @@ pub trait Message: Serialize {
     }
 }
 
-impl Message for Request {}
-impl Message for Reply {}
+/// The first version that has seats.
+const SEATS: u16 = 13;
+
+impl Message for Request {
+    fn since(&self) -> u16 {
+        match self {
+            Self::Admin(AdminRequest::Seat(_) | AdminRequest::HoldSeats(_) | AdminRequest::RemoveSeat(_)) => {
+                SEATS
+            }
+            _ => OLDEST,
+        }
+    }
+}
+
+impl Message for Reply {
+    fn since(&self) -> u16 {
+        if matches!(self, Self::Admin(AdminReply::Seat(_))) { SEATS } else { OLDEST }
+    }
+}
 
 /// One whole frame of [`VERSION`], its length included.
 ///

@@ -27,7 +27,7 @@ pub use message::{
 };
 
 pub use repeated::{LeftOut, Repeated, SILENCE, Seldom};
-pub use seat::{Holder, ParseSlotError, Seat, SeatName, Slot};
+pub use seat::{Holder, ParseSeatNameError, ParseSlotError, Seat, SeatName, SeatStatus, Slot};
 pub use share::{
     Asked, ComputeLimit, Enforcement, GangName, Given, LONGEST_GANG, MOST_MEMBERS, MOST_WEIGHT, Priority,
     ShareStatus, USUAL_WEIGHT,
@@ -36,7 +36,7 @@ pub use status::{ClientState, ClientStatus, GpuStatus, Others, ProcessInfo, Sche
 pub use watch::{EventKind, WatchEvent, WatchFrom};
 
 /// Version of the wire protocol; [`codec`] says how ends of different versions meet.
-pub const VERSION: u16 = 12;
+pub const VERSION: u16 = 13;
 
 /// The oldest version that is spoken: the one before, so that what runs stays scheduled while the machine is upgraded.
 pub const OLDEST: u16 = VERSION - 1;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::units::MIB;
 use crate::{
     Asked, ClientStatus, Given, GpuStatus, GpuUuid, Holder, HostSegment, SchedulerStatus, Seat, SeatName,
-    WatchEvent, WatchFrom,
+    SeatStatus, WatchEvent, WatchFrom,
 };
 
 /// Memory that leaves a card is reported in pieces of about so many bytes, and room to restore into is given in pieces of at
@@ -438,4 +438,6 @@ pub enum AdminReply {
     },
     /// Nothing happened for a while, and the scheduler lives.
     Alive,
+    /// A row about a seat.
+    Seat(Box<SeatStatus>),
 }

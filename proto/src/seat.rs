@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::{Given, GpuUuid};
 
@@ -43,8 +43,15 @@ impl FromStr for Slot {
 }
 
 /// A seat's name: 16 hexadecimal digits that follow from its slots. So a container that is started again finds the folder that it had.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SeatName(u64);
+
+/// The text names no seat.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no seat's name; expected 16 hexadecimal digits")]
+pub struct ParseSeatNameError {
+    text: String,
+}
 
 impl SeatName {
     /// The name of the seat that has these slots, in whatever order they stand.
@@ -67,6 +74,38 @@ impl fmt::Display for SeatName {
     }
 }
 
+impl FromStr for SeatName {
+    type Err = ParseSeatNameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let name = u64::from_str_radix(text, 16).ok().map(Self);
+        // One seat has one name.
+        name.filter(|name| name.to_string() == text)
+            .ok_or_else(|| ParseSeatNameError { text: text.to_owned() })
+    }
+}
+
+/// A number on the wire, text for people.
+impl Serialize for SeatName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            serializer.collect_str(self)
+        } else {
+            self.0.serialize(serializer)
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for SeatName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if deserializer.is_human_readable() {
+            String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+        } else {
+            u64::deserialize(deserializer).map(Self)
+        }
+    }
+}
+
 /// A seat, as the device plugin asks for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seat {
@@ -84,6 +123,19 @@ impl Seat {
     }
 }
 
+/// A seat, as `status` shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeatStatus {
+    /// Its name.
+    pub name: SeatName,
+    /// The seat.
+    pub seat: Seat,
+    /// The container that has it, if one does.
+    pub holder: Option<Holder>,
+    /// The clients that came to its socket, by their numbers; of those that are gone, the last few.
+    pub clients: Vec<u64>,
+}
+
 /// The container that has a seat, as the kubelet says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
@@ -93,6 +145,12 @@ pub struct Holder {
     pub pod: String,
     /// The container's name within the pod.
     pub container: String,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.namespace, self.pod, self.container)
+    }
 }
 
 #[cfg(test)]
@@ -127,5 +185,10 @@ mod tests {
         assert_eq!(name.to_string(), "dabc7573cefc8f50");
         assert_eq!(SeatName::of(&[slot(2), slot(10)]), SeatName::of(&[slot(10), slot(2)]));
         assert_ne!(SeatName::of(&[slot(2), slot(1)]), SeatName::of(&[slot(2)]));
+        let name = SeatName(0xf00);
+        assert_eq!(name.to_string().parse(), Ok(name));
+        for text in ["", "f00", "0000000000000F00", "+000000000000f00", "00000000000000f00"] {
+            assert!(text.parse::<SeatName>().is_err(), "{text}");
+        }
     }
 }

@@ -7,9 +7,10 @@ use std::fmt::Debug;
 use nvshare_proto::codec::{Error, MAX_FRAME, Message, decode, encode, encode_in};
 use nvshare_proto::{
     AdminReply, AdminRequest, Amount, Asked, ClientMessage, ClientState, ClientStatus, ComputeLimit,
-    Counters, Enforcement, Epoch, EventKind, GangName, Gate, Given, GpuStatus, GpuUuid, Hold, HostSegment,
-    HostStatus, MemoryMode, Others, Priority, ProcessInfo, QuantumRule, Register, Reply, Request,
-    SchedulerMessage, SchedulerStatus, ShareStatus, Usage, WatchEvent, WatchFrom,
+    Counters, Enforcement, Epoch, EventKind, GangName, Gate, Given, GpuStatus, GpuUuid, Hold, Holder,
+    HostSegment, HostStatus, MemoryMode, Others, Priority, ProcessInfo, QuantumRule, Register, Reply,
+    Request, SchedulerMessage, SchedulerStatus, Seat, SeatStatus, ShareStatus, Slot, Usage, WatchEvent,
+    WatchFrom,
 };
 use proptest::prelude::*;
 use serde::de::DeserializeOwned;
@@ -34,6 +35,15 @@ const COUNTERS: Counters = Counters {
     copied_out: 11,
     copied_in: 12,
 };
+
+fn seat() -> Seat {
+    let given = Given { compute: Some(25), memory: Some(8 << 30), ..Given::default() };
+    Seat { slots: vec![Slot { gpu: GPU, number: 7 }], given }
+}
+
+fn holder() -> Holder {
+    Holder { namespace: "default".into(), pod: "train-0".into(), container: "main".into() }
+}
 
 fn requests() -> Vec<(&'static str, Request)> {
     use ClientMessage as C;
@@ -97,6 +107,15 @@ fn requests() -> Vec<(&'static str, Request)> {
             "watch on",
             Request::Admin(AdminRequest::Watch { from: WatchFrom::After { boot: 7, seq: 9 }, follow: false }),
         ),
+        ("seat", Request::Admin(AdminRequest::Seat(seat()))),
+        (
+            "hold_seats",
+            Request::Admin(AdminRequest::HoldSeats(vec![
+                (seat().name(), Some(holder())),
+                (seat().name(), None),
+            ])),
+        ),
+        ("remove_seat", Request::Admin(AdminRequest::RemoveSeat(seat().name()))),
     ]
 }
 
@@ -205,6 +224,15 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ("event", Reply::Admin(AdminReply::Event(Box::new(event)))),
         ("missed", Reply::Admin(AdminReply::Missed { count: 3 })),
         ("alive", Reply::Admin(AdminReply::Alive)),
+        (
+            "seat row",
+            Reply::Admin(AdminReply::Seat(Box::new(SeatStatus {
+                name: seat().name(),
+                seat: seat(),
+                holder: Some(holder()),
+                clients: vec![3],
+            }))),
+        ),
         ("refused", Reply::Refused { reason: "no".into() }),
     ]
 }
@@ -285,9 +313,9 @@ fn no_message_is_left_out() {
         }
     }
     let requests: BTreeSet<String> = requests().iter().map(|(_, request)| variant(request)).collect();
-    assert_eq!(requests.len(), 2 + of_client(&ClientMessage::ReqLock) + 8, "{requests:?}");
+    assert_eq!(requests.len(), 2 + of_client(&ClientMessage::ReqLock) + 11, "{requests:?}");
     let replies: BTreeSet<String> = replies().iter().map(|(_, reply)| variant(reply)).collect();
-    assert_eq!(replies.len(), of_scheduler(&SchedulerMessage::SchedOff) + 9 + 1, "{replies:?}");
+    assert_eq!(replies.len(), of_scheduler(&SchedulerMessage::SchedOff) + 10 + 1, "{replies:?}");
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod library;
 mod programs;
 mod rules;
 mod scheduler;
+mod seats;
 mod shares;
 mod stream_order;
 
@@ -30,12 +31,14 @@ use library::LIBRARY;
 use programs::{Programs, Verdict};
 use rules::{Rule, STORM, Storm};
 use scheduler::SCHEDULER;
+use seats::SEATS;
 use shares::SHARES;
 use stream_order::STREAM_ORDER;
 
 /// All rules, each with its number.
 fn rules() -> impl Iterator<Item = (usize, &'static Rule)> {
-    LIBRARY.iter().chain(STREAM_ORDER).chain(GONE).chain(DRIVER).chain(SCHEDULER).chain(SHARES).enumerate()
+    let library = LIBRARY.iter().chain(STREAM_ORDER).chain(GONE).chain(DRIVER);
+    library.chain(SCHEDULER).chain(SHARES).chain(SEATS).enumerate()
 }
 
 /// The question that the patched crates ask.

@@ -1,7 +1,7 @@
 //! `nvshare-ctl clients`
 
 use clap::Args;
-use nvshare_admin::{SCHEMA, Scheduler};
+use nvshare_admin::{SCHEMA, Scheduler, Status};
 use nvshare_proto::ClientStatus;
 use serde::Serialize;
 
@@ -34,7 +34,7 @@ struct Clients {
 }
 
 pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
-    let mut clients = scheduler.status()?.clients;
+    let Status { mut clients, seats, .. } = scheduler.status()?;
     clients.retain(|client| options.all || !client.gone);
     options.sort.sort(&mut clients);
     if options.json {
@@ -50,7 +50,7 @@ pub(crate) fn run(scheduler: &Scheduler, options: &Options) -> Done {
         columns.iter().enumerate().partition(|(_, column)| column.head == "COMMAND");
     let order: Vec<usize> = rest.iter().chain(&command).map(|&(i, _)| i).collect();
     let columns: Vec<_> = order.iter().map(|&i| columns[i]).collect();
-    let rows: Vec<Vec<String>> = show::client_rows(&clients, layout)
+    let rows: Vec<Vec<String>> = show::client_rows(&clients, &seats, layout)
         .iter()
         .map(|row| order.iter().map(|&i| row[i].clone()).collect())
         .collect();

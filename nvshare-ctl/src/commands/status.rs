@@ -48,12 +48,13 @@ fn text(status: &Status, layout: Layout) -> String {
     if clients.is_empty() {
         text += if about.restricted { "no clients of this user\n" } else { "no clients\n" };
     } else {
-        text += &show::render(&CLIENTS, &show::client_rows(&clients, layout), layout);
+        text += &show::render(&CLIENTS, &show::client_rows(&clients, &status.seats, layout), layout);
     }
     let notes: Vec<String> = show::reasons(status)
         .into_iter()
         .chain(show::turns(&status.gpus))
         .chain(show::others(&status.gpus))
+        .chain(show::seats(&status.seats))
         .collect();
     if !notes.is_empty() {
         text += &format!("\n{}\n", notes.join("\n"));

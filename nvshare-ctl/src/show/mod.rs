@@ -4,7 +4,7 @@ mod rows;
 mod table;
 mod users;
 
-pub(crate) use rows::{CLIENTS, COUNTERS, GPUS, client_rows, gpu_rows, others, state, turns};
+pub(crate) use rows::{CLIENTS, COUNTERS, GPUS, client_rows, gpu_rows, others, seats, state, turns};
 pub(crate) use table::{Layout, render};
 
 use std::cmp::Reverse;

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use nvshare_proto::units::{Bytes, gib_per_second};
-use nvshare_proto::{ClientState, ClientStatus, Enforcement, GpuStatus, ProcessInfo, QuantumRule};
+use nvshare_proto::{
+    ClientState, ClientStatus, Enforcement, GpuStatus, ProcessInfo, QuantumRule, SeatStatus,
+};
 
 use super::table::{Column, Layout, NOTHING};
 use super::users::Users;
@@ -142,6 +144,20 @@ pub(crate) fn state(state: ClientState) -> &'static str {
     }
 }
 
+/// A line about seats that containers have, if any do.
+pub(crate) fn seats(seats: &[SeatStatus]) -> Option<String> {
+    let held: Vec<_> = seats.iter().filter(|seat| seat.holder.is_some()).collect();
+    let empty = held.iter().filter(|seat| seat.clients.is_empty()).count();
+    let line = || format!("seats that containers have: {}; without a client: {empty}", held.len());
+    (!held.is_empty()).then(line)
+}
+
+/// The container that has the seat of a client.
+fn holder(seats: &[SeatStatus], client: u64) -> Option<String> {
+    let seat = seats.iter().find(|seat| seat.clients.contains(&client))?;
+    Some(seat.holder.as_ref()?.to_string())
+}
+
 /// The process's pod, container or job, the first that is known, in short.
 fn place(process: &ProcessInfo) -> Option<String> {
     let short = |text: &String, length| text.chars().take(length).collect::<String>();
@@ -171,7 +187,11 @@ fn compute(client: &ClientStatus) -> Option<String> {
 }
 
 /// A row for each client, for [`CLIENTS`] and [`COUNTERS`].
-pub(crate) fn client_rows(clients: &[ClientStatus], layout: Layout) -> Vec<Vec<String>> {
+pub(crate) fn client_rows(
+    clients: &[ClientStatus],
+    seats: &[SeatStatus],
+    layout: Layout,
+) -> Vec<Vec<String>> {
     let mut users = Users::default();
     let row = |client: &ClientStatus| {
         let process = client.process.as_ref();
@@ -182,7 +202,7 @@ pub(crate) fn client_rows(clients: &[ClientStatus], layout: Layout) -> Vec<Vec<S
         vec![
             client.client.to_string(),
             or_nothing(process.map(|process| users.name(process.user))),
-            or_nothing(process.and_then(place)),
+            or_nothing(holder(seats, client.client).or_else(|| process.and_then(place))),
             if client.share.paused { "paused" } else { state(client.state) }.to_owned(),
             Bytes(allocated(client)).to_string(),
             or_nothing(limit.map(|limit| Bytes(limit).to_string())),
@@ -215,7 +235,7 @@ pub(crate) fn client_rows(clients: &[ClientStatus], layout: Layout) -> Vec<Vec<S
 mod tests {
     use super::*;
     use crate::top::tests::client;
-    use nvshare_proto::{Counters, GpuUuid, Usage};
+    use nvshare_proto::{Counters, Given, GpuUuid, Holder, Seat, Slot, Usage};
 
     #[test]
     fn sizes_that_cannot_be_added_up_are_shown() {
@@ -239,10 +259,29 @@ mod tests {
             counters,
             ..client(1, ClientState::Running, 0, 0)
         };
-        let rows = client_rows(&[shown], Layout { wide: true, width: 80 });
+        let rows = client_rows(&[shown], &[], Layout { wide: true, width: 80 });
         assert_eq!(rows[0][4], Bytes(MOST).to_string());
         let gpu = GpuStatus { capacity: MOST, allocated: MOST, resident: MOST, ..GpuStatus::idle(gpu) };
         assert_eq!(gpu_rows(&[gpu])[0][3], Bytes(MOST).to_string());
+    }
+
+    #[test]
+    fn clients_of_seats_are_where_their_containers_are() {
+        let slots = vec![Slot { gpu: GpuUuid([7; 16]), number: 0 }];
+        let seat = Seat { slots, given: Given::default() };
+        let holder = Holder { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
+        let name = seat.name();
+        let held = SeatStatus { name, seat, holder: Some(holder), clients: vec![2] };
+        let all = [
+            held.clone(),
+            SeatStatus { clients: vec![], ..held.clone() },
+            SeatStatus { holder: None, ..held },
+        ];
+        let clients = [1, 2].map(|id| client(id, ClientState::Running, 0, 0));
+        let rows = client_rows(&clients, &all, Layout { wide: false, width: 80 });
+        assert_eq!([&rows[0][2], &rows[1][2]], [NOTHING, "lab/train-0/main"]);
+        assert_eq!(seats(&all).unwrap(), "seats that containers have: 2; without a client: 1");
+        assert_eq!(seats(&all[2..]), None);
     }
 
     #[test]
@@ -259,7 +298,7 @@ mod tests {
             ..Counters::default()
         };
         let shown = ClientStatus { counters, ..client(1, ClientState::Running, 0, 0) };
-        let rows = client_rows(&[shown], Layout { wide: true, width: 80 });
+        let rows = client_rows(&[shown], &[], Layout { wide: true, width: 80 });
         assert_eq!(rows[0].len(), CLIENTS.len() + COUNTERS.len());
         let moves: Vec<(&str, &str)> = COUNTERS[3..9]
             .iter()

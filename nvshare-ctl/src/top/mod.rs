@@ -189,7 +189,7 @@ pub(crate) mod tests {
             restricted: false,
             host_memory: None,
         };
-        Status { schema: 1, scheduler, gpus: vec![gpu], clients }
+        Status { schema: 1, scheduler, gpus: vec![gpu], clients, seats: Vec::new() }
     }
 
     #[test]

@@ -137,6 +137,13 @@ impl Core {
         self.books.reconcile();
     }
 
+    /// Sets what the seat of a tenant bounds, in place of what it did before. The tenant's processes can ask for less.
+    pub fn bound_tenant(&mut self, tenant: u64, bounds: Given, now: Time) {
+        self.books.state.begin_event(now);
+        self.books.bound_tenant(tenant, bounds);
+        self.books.reconcile();
+    }
+
     /// Asks every client for its counters, unless it still has to answer.
     pub fn ask_counters(&mut self) -> Vec<ClientId> {
         self.books.ask_counters()

@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
 use nvshare_core::{Gang, Identity, MOST_GPUS_EACH};
-use nvshare_proto::{ClientMessage, Register, Reply, Request, SchedulerMessage, Seldom, Usage};
+use nvshare_proto::{ClientMessage, GpuUuid, Register, Reply, Request, SchedulerMessage, Seldom, Usage};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use super::{Shared, process};
+use super::Shared;
 use crate::bounds::Place;
 use crate::bucket::{Bucket, Rate};
+use crate::caller::Caller;
 use crate::commands::Command;
 use crate::frames::{self, Stream, WRITE_PATIENCE, refuse};
 use crate::host_memory::{Account, Lot, News, Owner};
-use crate::identity::Peer;
 use crate::log;
 use crate::processes::{self, Image};
 use crate::tenants::{Row, Tenant, Tenants};
@@ -60,7 +60,7 @@ struct Client<'a> {
     /// The client's number.
     id: u64,
     framed: Stream,
-    peer: Peer,
+    caller: Caller,
     place: Option<Place>,
     shared: &'a Shared,
     /// Messages of the core.
@@ -75,7 +75,7 @@ struct Client<'a> {
 /// Registers a process, and serves its connection.
 pub(super) async fn serve(
     mut framed: Stream,
-    peer: Peer,
+    caller: Caller,
     place: Option<Place>,
     mut register: Register,
     shared: &Shared,
@@ -86,27 +86,27 @@ pub(super) async fn serve(
         sleep(wait).await;
     }
     let id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-    let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
-    // A process that has ended needs nothing, and whoever has its socket now may be of another tenant.
-    let Some(tenant) = peer.read(|| Tenant::of(&peer.groups, user, register.run)) else { return };
+    // A process that has ended needs nothing.
+    let Some(tenant) = caller.tenant(register.run) else { return };
     let gang = register
         .asked
         .gang
         .take()
-        .map(|gang| Gang { number: Tenant::gang(tenant.as_ref(), user, &gang.name), size: gang.size });
-    // The runs of a gang are one job; a container is one job with all its processes.
-    let own = tenant.as_ref().filter(|tenant| gang.is_none() || matches!(tenant, Tenant::Container(_)));
-    let identity = Identity { tenant: own.map(Tenant::number), gang, ..peer.identity };
+        .map(|gang| Gang { number: Tenant::gang(tenant.as_ref(), caller.user, &gang.name), size: gang.size });
+    // The runs of a gang are one job; a container, or a seat, is one job with all its processes.
+    let own = tenant.as_ref().filter(|tenant| gang.is_none() || tenant.is_container());
+    let identity = Identity { tenant: own.map(Tenant::number), gang, ..caller.peer.identity };
     let (frames, outgoing) = mpsc::channel(BACKLOG);
     register.name = shown(&register.name);
     if register.usage.len() > MOST_GPUS_EACH {
         let reason = format!("{} GPUs in one registration; at most {MOST_GPUS_EACH}", register.usage.len());
         return refuse(&mut framed, reason).await;
     }
-    if place.as_ref().is_some_and(|place| !place.names(register.usage.iter().map(|usage| usage.gpu))) {
-        return refuse(&mut framed, TOO_MANY_GPUS).await;
+    if let Some(reason) = refusal(&caller, place.as_ref(), register.usage.iter().map(|usage| usage.gpu)) {
+        warn!("client {id} is refused: {reason}");
+        return refuse(&mut framed, reason).await;
     }
-    let owner = match (&tenant, peer.identity.process) {
+    let owner = match (&tenant, caller.peer.identity.process) {
         (Some(tenant), _) => Owner::Tenant(tenant.number()),
         (None, Some(process)) => Owner::Process(process),
         (None, None) => Owner::Client(id),
@@ -114,14 +114,15 @@ pub(super) async fn serve(
     // Held for as long as the connection lives: dropping the row frees the process's bytes in the quota.
     let row = row(&framed, tenant, &shared.tenants).await;
     let host = shared.host.as_ref().map(|host| host.open(id, owner));
-    let process = process(framed.get_ref(), &peer);
-    let image = peer.identity.pid.and_then(|pid| peer.read(|| Image::of(pid))?);
+    let process = caller.described();
+    let image = caller.peer.identity.pid.and_then(|pid| caller.peer.read(|| Image::of(pid))?);
+    let seat = caller.seat.as_ref().map(|seat| seat.name);
     let lists_for = if register.returns { LISTS_FOR } else { Duration::ZERO };
     let bucket = Bucket::new(FRAMES, Instant::now());
-    let mut client = Client { id, framed, peer, place, shared, outgoing, host, bucket, pause: None };
+    let mut client = Client { id, framed, caller, place, shared, outgoing, host, bucket, pause: None };
     register.usage.iter().for_each(|usage| client.uses(usage));
     let register = Box::new(register);
-    let registers = Command::Register { client: id, identity, process, register, frames };
+    let registers = Command::Register { client: id, identity, process, seat, register, frames };
     if shared.commands.send(registers).await.is_err() {
         return;
     }
@@ -130,14 +131,14 @@ pub(super) async fn serve(
         warn!("client {id} is refused: {reason}");
         refuse(&mut client.framed, reason).await;
     }
-    let Client { peer, place, host, .. } = client;
+    let Client { caller, place, host, .. } = client;
     drop(host);
     // The process may come back at once, on another connection, and is counted again then.
     drop(row);
-    let process_remains = !matches!(end, End::ProcessGone) && peer.lives();
+    let process_remains = !matches!(end, End::ProcessGone) && caller.peer.lives();
     let _ = shared.commands.send(Command::Disconnected { client: id, process_remains }).await;
     if process_remains {
-        shared.wait_for_end(id, peer, image, place);
+        shared.wait_for_end(id, caller, image, place);
     }
 }
 
@@ -146,7 +147,7 @@ impl Client<'_> {
     async fn run(&mut self, lists_for: Duration) -> End {
         let mut lists = std::pin::pin!(sleep(lists_for));
         let mut listed = false;
-        let mut look = std::pin::pin!(self.shared.looks.clone().command(self.peer.identity.pid));
+        let mut look = std::pin::pin!(self.shared.looks.clone().command(self.caller.peer.identity.pid));
         let mut looked = false;
         loop {
             let step = tokio::select! {
@@ -162,7 +163,7 @@ impl Client<'_> {
                     looked = true;
                     self.describe(command).await
                 }
-                () = self.peer.gone() => self.hear_last_words().await,
+                () = self.caller.peer.gone() => self.hear_last_words().await,
                 // A client that sends too many frames is read at the allowed rate.
                 () = sleep(self.pause.unwrap_or_default()), if self.pause.is_some() => {
                     self.count_frame();
@@ -232,7 +233,7 @@ impl Client<'_> {
 
     /// A look at the process has found its command. The number is the process's for as long as that lives.
     async fn describe(&mut self, command: Option<String>) -> Step {
-        let Some(command) = command.filter(|_| self.peer.lives()) else { return Continue(()) };
+        let Some(command) = command.filter(|_| self.caller.peer.lives()) else { return Continue(()) };
         self.command(Command::Described { client: self.id, command }).await
     }
 
@@ -252,8 +253,8 @@ impl Client<'_> {
     /// Obeys a message of the client.
     async fn hear(&mut self, message: ClientMessage) -> Step {
         if let ClientMessage::Usage(usage) = &message {
-            if self.place.as_ref().is_some_and(|place| !place.names([usage.gpu].into_iter())) {
-                return refused(TOO_MANY_GPUS);
+            if let Some(reason) = refusal(&self.caller, self.place.as_ref(), [usage.gpu].into_iter()) {
+                return refused(reason);
             }
             self.uses(usage);
         }
@@ -296,6 +297,17 @@ impl Client<'_> {
             Err(_) => Break(End::Over),
         }
     }
+}
+
+/// Why a process may not name these GPUs, if it may not.
+fn refusal(
+    caller: &Caller,
+    place: Option<&Place>,
+    gpus: impl Iterator<Item = GpuUuid> + Clone,
+) -> Option<String> {
+    caller
+        .refusal(gpus.clone())
+        .or_else(|| place.is_some_and(|place| !place.names(gpus)).then(|| TOO_MANY_GPUS.to_owned()))
 }
 
 /// What a client is told next about memory of the host; nothing, if the scheduler has none.

@@ -16,6 +16,7 @@ use tokio::time::{sleep, timeout};
 use tracing::debug;
 
 use crate::bounds::{Bounds, Place};
+use crate::caller::Caller;
 use crate::commands::Command;
 use crate::frames::{self, Stream, refuse, tell_all};
 use crate::host_memory::HostMemory;
@@ -23,8 +24,9 @@ use crate::identity::Peer;
 use crate::journal::Journal;
 use crate::lock::lock;
 use crate::log;
-use crate::processes::{self, Described, Image, Looks};
-use crate::tenants::{Tenant, Tenants};
+use crate::processes::{Image, Looks};
+use crate::seats::Inside;
+use crate::tenants::Tenants;
 use crate::view::Viewer;
 use crate::watchers;
 
@@ -72,15 +74,15 @@ impl Shared {
 
     /// Tells the core when the process of a client that has disconnected is gone, or runs another program than `image`. The client's
     /// place stays taken until then, or until the process has come back: then its place is counted again.
-    fn wait_for_end(&self, client: u64, peer: Peer, image: Option<Image>, place: Option<Place>) {
-        let (commands, identity) = (self.commands.clone(), peer.identity);
+    fn wait_for_end(&self, client: u64, caller: Caller, image: Option<Image>, place: Option<Place>) {
+        let (commands, identity) = (self.commands.clone(), caller.peer.identity);
         let wait = tokio::spawn(async move {
             tokio::select! {
-                () = peer.gone() => {}
-                () = runs_another(&peer, image) => {}
+                () = caller.peer.gone() => {}
+                () = runs_another(&caller.peer, image) => {}
             }
             let _ = commands.send(Command::Exited { client, identity }).await;
-            drop(place);
+            drop((place, caller));
         });
         let mut waits = lock(&self.waits);
         waits.retain(|_, wait| !wait.is_finished());
@@ -113,26 +115,26 @@ pub(crate) fn is_over(stream: &UnixStream) -> bool {
     recv(stream, &mut [0], flags).is_ok_and(|(read, _)| read == 0)
 }
 
-/// Serves a connection from its first frame to its end.
-pub(crate) async fn serve(stream: UnixStream, shared: Shared) {
-    let peer = Peer::of(&stream);
-    let user = stream.peer_cred().ok().map(|cred| cred.uid());
+/// Serves a connection from its first frame to its end. `seat` is the one whose listener accepted it, if that is a seat's.
+pub(crate) async fn serve(stream: UnixStream, seat: Option<Inside>, shared: Shared) {
+    let caller = Caller::at(&stream, seat);
     let mut framed = frames::on(stream);
     let place = match &shared.bounds {
         None => None,
         Some(bounds) => {
-            let Some(place) = bounds.take(peer.groups.whom(user)) else {
-                TOO_MANY.say(format_args!("too many connections: one more of user {user:?} is refused"));
+            let Some(place) = bounds.take(caller.whom()) else {
+                TOO_MANY
+                    .say(format_args!("too many connections: one more of {:?} is refused", caller.whom()));
                 return refuse(&mut framed, "too many connections").await;
             };
             Some(place)
         }
     };
-    connection(framed, peer, place, &shared).await;
+    connection(framed, caller, place, &shared).await;
 }
 
 /// Serves a connection until its first request tells what it is for.
-async fn connection(mut framed: Stream, peer: Peer, place: Option<Place>, shared: &Shared) {
+async fn connection(mut framed: Stream, caller: Caller, place: Option<Place>, shared: &Shared) {
     loop {
         let request = match timeout(FIRST_FRAME_PATIENCE, framed.next()).await {
             // The other end says nothing.
@@ -155,15 +157,16 @@ async fn connection(mut framed: Stream, peer: Peer, place: Option<Place>, shared
                 while let Some(Err(wait)) = place.as_ref().map(|place| place.ask(Instant::now())) {
                     sleep(wait).await;
                 }
-                let viewer = shared.bounds.is_some().then(|| process(framed.get_ref(), &peer));
+                let viewer = shared.bounds.is_some().then(|| caller.viewer());
                 if !tell_all(&mut framed, administer(request, viewer, &shared.commands).await).await {
                     return;
                 }
             }
-            Request::Register(register) => return client::serve(framed, peer, place, register, shared).await,
+            Request::Register(register) => {
+                return client::serve(framed, caller, place, register, shared).await;
+            }
             Request::Look { run } => {
-                let user = framed.get_ref().peer_cred().ok().map(|cred| cred.uid());
-                let shown = match peer.read(|| Tenant::of(&peer.groups, user, run)) {
+                let shown = match caller.tenant(run) {
                     Some(Some(tenant)) => shared.tenants.show(&tenant, &framed).await,
                     _ => Err(std::io::ErrorKind::NotFound.into()),
                 };
@@ -203,10 +206,4 @@ async fn administer(
         (Ok(()), Ok(replies)) => replies,
         _ => vec![Reply::Refused { reason: "the scheduler is stopping".to_owned() }],
     }
-}
-
-/// The kernel's description of the process at the other end.
-fn process(stream: &UnixStream, peer: &Peer) -> Option<Described> {
-    let (pid, user) = (peer.identity.pid?, stream.peer_cred().ok()?.uid());
-    peer.read(|| processes::describe(pid, user, &peer.groups))?
 }

@@ -19,6 +19,8 @@ pub(super) struct File {
     pub(super) socket: Option<PathBuf>,
     #[serde(default, deserialize_with = "path")]
     pub(super) admin_socket: Option<PathBuf>,
+    #[serde(default, deserialize_with = "path")]
+    pub(super) seats: Option<PathBuf>,
     pub(super) tq: Option<Tq>,
     pub(super) gpu_memory: Option<Memory>,
     pub(super) reserve: Option<Size>,
@@ -49,7 +51,7 @@ fn path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D
 }
 
 /// Parses a file's text; an error names the line.
-pub(super) fn parse<T: de::DeserializeOwned>(text: &str) -> Result<T, String> {
+pub(crate) fn parse<T: de::DeserializeOwned>(text: &str) -> Result<T, String> {
     toml::from_str(text).map_err(|error| {
         let line = error
             .span()

@@ -8,3 +8,6 @@ mod store;
 
 pub use options::{Error, Options, Settings};
 pub use store::Store;
+
+pub(crate) use file::parse;
+pub(crate) use store::replace;

@@ -28,6 +28,11 @@ pub struct Options {
     #[arg(long, value_name = "PATH")]
     admin_socket: Option<PathBuf>,
 
+    /// Folder of the seats of containers, each with a socket; it is made with the first seat [default: beside the folder of the
+    /// clients' socket, with "-seats" behind its name: /var/run/nvshare-seats as root]
+    #[arg(long, value_name = "PATH")]
+    seats: Option<PathBuf>,
+
     /// Configuration file; options and variables overrule it, SIGHUP reads it again [variable: NVSHARE_CONFIG]
     /// [default: /etc/nvshare/config.toml as root, else $XDG_CONFIG_HOME/nvshare/config.toml, if it exists]
     #[arg(long, value_name = "PATH")]
@@ -107,6 +112,8 @@ pub struct Settings {
     pub clients: PathBuf,
     /// Administrators' socket.
     pub admin: PathBuf,
+    /// The folder of the seats of containers.
+    pub seats: PathBuf,
     /// The configuration file, if there is one.
     pub file: Option<PathBuf>,
     /// File for settings made at run time; none, if there is no place for it.
@@ -153,6 +160,12 @@ impl Options {
             let reason = "clients and administrators need a socket each".to_owned();
             return Err(Error { path: settings.admin, reason });
         }
+        if is_below(&settings.seats, folder_of(&settings.clients)) {
+            let reason = "the folder of seats is in the folder of the clients' socket, with which each container would have all \
+                          seats"
+                .to_owned();
+            return Err(Error { path: settings.seats, reason });
+        }
         Ok(settings)
     }
 
@@ -196,9 +209,12 @@ impl Options {
         let all = self.host_memory.or(file.host_memory.map(|size| size.0));
         let each = self.host_memory_each.or(file.host_memory_each.map(|size| size.0));
         let host_memory = all.map(|all| Budget { all, each: each.unwrap_or(all) });
+        let clients =
+            named(&self.socket, names::SOCKET, file.socket).unwrap_or_else(|| paths::clients_socket(root));
+        let seats = self.seats.clone().or(file.seats).unwrap_or_else(|| seats_beside(&clients));
         Settings {
-            clients: named(&self.socket, names::SOCKET, file.socket)
-                .unwrap_or_else(|| paths::clients_socket(root)),
+            clients,
+            seats,
             admin: named_admin.unwrap_or_else(|| paths::admin_socket(root)),
             file: path,
             state,
@@ -209,6 +225,33 @@ impl Options {
             config,
         }
     }
+}
+
+/// The folder of a socket.
+fn folder_of(socket: &Path) -> &Path {
+    socket.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// The usual folder of seats: [`paths::SEATS`] where the clients' socket is root's.
+fn seats_beside(clients: &Path) -> PathBuf {
+    let folder = real(folder_of(clients));
+    let mut name = folder.file_name().unwrap_or("nvshare".as_ref()).to_owned();
+    name.push("-seats");
+    folder.with_file_name(name)
+}
+
+/// Whether a path is a folder or in it. Everything is in the root folder, which no container is given.
+fn is_below(path: &Path, folder: &Path) -> bool {
+    let folder = real(folder);
+    folder != Path::new("/") && real(path).starts_with(folder)
+}
+
+/// A path without links and without what is relative, as far as it is there.
+fn real(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let there = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
+    let Some((above, real)) = there else { return path };
+    path.strip_prefix(above).map_or_else(|_| path.clone(), |rest| real.join(rest))
 }
 
 /// Reads the file at a path; none if there is no file and none was named.
@@ -292,6 +335,23 @@ mod tests {
             Some("/x/nvshare-state.toml".into())
         );
         assert_eq!(settings(&["--state", "/s"], "admin-socket = \"/x/admin.sock\"").state, Some("/s".into()));
+    }
+
+    #[test]
+    fn seats_are_beside_the_clients_sockets_folder_and_never_in_it() {
+        let seats = |arguments: &[&str], text| settings(arguments, text).seats;
+        assert_eq!(seats(&["--socket", "/x/nvshare/s"], ""), Path::new("/x/nvshare-seats"));
+        assert_eq!(seats_beside(paths::SYSTEM_SOCKET.as_ref()), real(paths::SEATS.as_ref()));
+        assert_eq!(seats(&["--seats", "/b"], "seats = \"/a\""), Path::new("/b"));
+        assert_eq!(seats(&[], "seats = \"/a\""), Path::new("/a"));
+        for (path, folder, expected) in [
+            ("/x/nvshare/seats", "/x/nvshare", true),
+            ("/x/nvshare", "/x/nvshare", true),
+            ("/x/nvshare-seats", "/x/nvshare", false),
+            ("/x", "/", false),
+        ] {
+            assert_eq!(is_below(path.as_ref(), folder.as_ref()), expected, "{path} {folder}");
+        }
     }
 
     #[test]

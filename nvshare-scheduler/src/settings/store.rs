@@ -215,7 +215,7 @@ fn read(path: &Path) -> (State, Option<String>) {
 const NOTHING_COUNTS: &str = "what was set at run time is not in force";
 
 /// Writes a file whole or not at all, even if the process ends meanwhile.
-fn replace(path: &Path, text: &str) -> io::Result<()> {
+pub(crate) fn replace(path: &Path, text: &str) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(folder)?;
     let mut name = path.file_name().ok_or(ErrorKind::InvalidInput)?.to_owned();

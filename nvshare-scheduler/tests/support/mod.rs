@@ -6,6 +6,7 @@ use nvshare_core::Config;
 use nvshare_proto::codec::Frames;
 use nvshare_proto::{Asked, Gate, MemoryMode, Register, Reply, Request};
 use nvshare_scheduler::host_memory::{Budget, Descriptions};
+use nvshare_scheduler::seats::Opened;
 use nvshare_scheduler::server::{self, Setup, Stopped};
 use nvshare_scheduler::settings::Store;
 use nvshare_scheduler::sockets::Sockets;
@@ -44,6 +45,7 @@ impl Server {
             config,
             changes,
             store: Store::default(),
+            seats: Opened::open(folder.join("seats"), None).0,
             descriptions: Descriptions { gpus: folder.join("none"), sysfs: folder.join("none") },
             metrics: None,
             host_memory,

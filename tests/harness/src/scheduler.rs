@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Instant;
 
-use nvshare_proto::{ClientStatus, GpuStatus, SchedulerStatus};
+use nvshare_proto::{ClientStatus, GpuStatus, SchedulerStatus, SeatStatus};
 use serde::Deserialize;
 
 use crate::{Artifacts, Running, World, patience, wait_until};
@@ -19,6 +19,8 @@ pub struct Status {
     pub gpus: Vec<GpuStatus>,
     /// The clients, and the last few that are gone.
     pub clients: Vec<ClientStatus>,
+    /// The seats.
+    pub seats: Vec<SeatStatus>,
 }
 
 impl Status {

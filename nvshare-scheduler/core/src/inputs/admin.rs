@@ -8,9 +8,6 @@ use crate::state::config::Config;
 use crate::state::gpu::Gpu;
 use crate::steps::books::Books;
 
-/// Most jobs without a process whose terms are kept.
-const MOST_ABSENT: usize = 256;
-
 impl Books {
     /// Switches scheduling on: every client that runs becomes a holder.
     ///
@@ -95,7 +92,7 @@ impl Books {
         let members = self.state.members_of_job(job);
         if given.memory.is_some() {
             for &id in &members {
-                self.tell_limits(id);
+                self.tell_limits(id, 0);
             }
         }
         self.settle_terms(job);
@@ -108,12 +105,25 @@ impl Books {
     /// An administrator gives terms to a tenant that is about to come.
     pub(crate) fn give_tenant(&mut self, tenant: u64, given: Given) {
         let job = Job::Tenant(tenant);
-        if self.state.given.len() >= MOST_ABSENT + self.state.jobs.len() {
-            let jobs = &self.state.jobs;
-            self.state.given.retain(|job, _| jobs.contains_key(job));
-        }
+        self.state.make_place_for_terms();
         self.state.given.entry(job).or_default().take(None, given);
         self.settle_terms(job);
+    }
+
+    /// Sets what the seat of a tenant bounds, in place of what it did before.
+    pub(crate) fn bound_tenant(&mut self, tenant: u64, bounds: Given) {
+        let job = Job::Tenant(tenant);
+        if !self.state.given.contains_key(&job) && bounds == Given::default() {
+            return;
+        }
+        self.state.make_place_for_terms();
+        let before = self.state.given.entry(job).or_default().bound(bounds);
+        if before != bounds {
+            for id in self.state.members_of_job(job) {
+                self.tell_limits(id, before.memory.unwrap_or(0));
+            }
+            self.settle_terms(job);
+        }
     }
 
     /// Asks every client for its counters, unless it still has to answer.

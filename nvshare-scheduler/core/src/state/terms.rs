@@ -24,6 +24,8 @@ pub(crate) struct JobTerms {
     memory: Option<u64>,
     memory_on: BTreeMap<GpuUuid, u64>,
     pub(crate) paused: bool,
+    /// What the seat of the job sets, on each GPU. An administrator's word stands above it, and processes may ask for less.
+    seat: Given,
 }
 
 impl JobTerms {
@@ -50,6 +52,11 @@ impl JobTerms {
         }
     }
 
+    /// Takes what the seat sets. Returns what it did before.
+    pub(crate) fn bound(&mut self, seat: Given) -> Given {
+        std::mem::replace(&mut self.seat, seat)
+    }
+
     fn compute(&self, gpu: GpuUuid) -> Option<u8> {
         self.compute_on.get(&gpu).copied().or(self.compute)
     }
@@ -57,7 +64,21 @@ impl JobTerms {
     fn memory(&self, gpu: GpuUuid) -> Option<u64> {
         self.memory_on.get(&gpu).copied().or(self.memory)
     }
+
+    /// The limit to tell a process that says that its own is `own`; none: that one is in force. `before` is what its seat set
+    /// until now: that is no wish of the process. 0: no limit.
+    fn limit_to_tell(&self, gpu: GpuUuid, own: u64, before: u64) -> Option<u64> {
+        if let Some(bytes) = self.memory(gpu) {
+            return Some(bytes);
+        }
+        let bound = self.seat.memory.unwrap_or(0);
+        let asks_for_less = own > 0 && own != before && (bound == 0 || own < bound);
+        (!asks_for_less && own != bound).then_some(bound)
+    }
 }
+
+/// Most jobs without a process whose terms are kept.
+const MOST_ABSENT: usize = 256;
 
 /// The factor by which a priority changes the weight, in parts of [`FINER`].
 fn factor(priority: Priority) -> u64 {
@@ -184,11 +205,16 @@ fn strictness(enforcement: Enforcement) -> u8 {
 fn has(given: &JobTerms, least: &Least, gpu: Option<GpuUuid>) -> Has {
     let weight = first(&least.weight)
         .into_iter()
-        .fold(given.weight.unwrap_or(USUAL_WEIGHT), u32::min)
+        .fold(given.weight.or(given.seat.weight).unwrap_or(USUAL_WEIGHT), u32::min)
         .clamp(1, MOST_WEIGHT);
-    let priority = first(&least.priority).into_iter().fold(given.priority.unwrap_or_default(), Priority::min);
-    let enforcement = given.enforcement.or(least.enforcement()).unwrap_or_default();
-    let limit = |gpu| given.compute(gpu).or_else(|| least.compute(gpu));
+    let priority = given.priority.or(given.seat.priority).unwrap_or_default();
+    let priority = first(&least.priority).into_iter().fold(priority, Priority::min);
+    let bound = given.seat.compute.filter(|&percent| percent > 0);
+    // A process that lowers its limit, and says that limits have no effect, does not switch off that of its seat.
+    let of_seat = given.seat.enforcement.or_else(|| bound.map(|_| Enforcement::Default));
+    let strictest = of_seat.into_iter().chain(least.enforcement()).max_by_key(|&one| strictness(one));
+    let enforcement = given.enforcement.or(strictest).unwrap_or_default();
+    let limit = |gpu| given.compute(gpu).or_else(|| bound.into_iter().chain(least.compute(gpu)).min());
     let limit = gpu.and_then(limit).filter(|&percent| percent > 0);
     Has { weight, priority, enforcement, limit: limit.map(|percent| percent.min(100)) }
 }
@@ -229,11 +255,23 @@ impl State {
         self.jobs.get(&job).into_iter().flat_map(|of_job| &of_job.clients).copied().collect()
     }
 
-    /// What an administrator lets a client allocate.
-    pub(crate) fn limits_of(&self, client: &Client) -> Vec<Amount> {
+    /// Forgets the terms of jobs without a process, if there are too many.
+    pub(crate) fn make_place_for_terms(&mut self) {
+        if self.given.len() >= MOST_ABSENT + self.jobs.len() {
+            let jobs = &self.jobs;
+            self.given.retain(|job, _| jobs.contains_key(job));
+        }
+    }
+
+    /// What an administrator, or its seat, lets a client allocate, where that is another limit than the client says. `before` is what
+    /// its seat set until now, in bytes; 0: nothing.
+    pub(crate) fn limits_of(&self, client: &Client, before: u64) -> Vec<Amount> {
         let Some(given) = self.given.get(&client.job) else { return Vec::new() };
-        let limit = |&gpu: &GpuUuid| Some(Amount { gpu, bytes: given.memory(gpu)? });
-        client.accounts.keys().filter_map(limit).collect()
+        let accounts = client.accounts.iter();
+        let limit = accounts.filter_map(|(&gpu, account)| {
+            Some(Amount { gpu, bytes: given.limit_to_tell(gpu, account.usage.limit, before)? })
+        });
+        limit.collect()
     }
 
     /// The share of a client, as it is shown. The terms of a job follow from all of its processes.
@@ -352,5 +390,41 @@ mod tests {
         assert!(given.paused);
         given.take(None, Given { weight: Some(5), ..Given::default() });
         assert!(given.paused && given.weight == Some(5));
+    }
+
+    #[test]
+    fn what_a_seat_sets_stands_below_an_administrators_word_and_above_what_programs_ask_for() {
+        use Enforcement::{Default, Disable, Force};
+        let seat = Given { weight: Some(50), compute: Some(40), memory: Some(900), ..Given::default() };
+        let mut given = JobTerms { seat, ..JobTerms::default() };
+        let got = |given: &JobTerms, asked: &[Asked]| {
+            let has = has(given, &of(asked), Some(GPU));
+            (has.weight, has.enforcement, has.limit)
+        };
+        for (asked, expected) in [
+            (vec![], (50, Default, Some(40))),
+            (vec![asks(Some(200), None, &[60], Disable)], (50, Default, Some(40))),
+            (vec![asks(Some(20), None, &[30], Force)], (20, Force, Some(30))),
+        ] {
+            assert_eq!(got(&given, &asked), expected, "{asked:?}");
+        }
+        for (own, before, told) in [
+            (0, 0, Some(900)),
+            (1000, 0, Some(900)),
+            (900, 0, None),
+            (500, 0, None),
+            // What the seat set until now follows it, upwards too.
+            (500, 500, Some(900)),
+        ] {
+            assert_eq!(given.limit_to_tell(GPU, own, before), told, "{own} {before}");
+        }
+        let forced = JobTerms { seat: Given { enforcement: Some(Disable), ..seat }, ..JobTerms::default() };
+        assert_eq!(got(&forced, &[]), (50, Disable, Some(40)), "it is the seat's own wish");
+        given.take(None, Given { weight: Some(70), compute: Some(0), memory: Some(0), ..Given::default() });
+        assert_eq!(got(&given, &[]), (70, Default, None));
+        assert_eq!(given.limit_to_tell(GPU, 500, 0), Some(0));
+        let none = JobTerms::default();
+        assert_eq!((none.limit_to_tell(GPU, 500, 500), none.limit_to_tell(GPU, 500, 900)), (Some(0), None));
+        assert_eq!((none.limit_to_tell(GPU, 500, 0), none.limit_to_tell(GPU, 0, 0)), (None, None));
     }
 }

@@ -50,9 +50,9 @@ impl Books {
         }
     }
 
-    /// Tells a client what an administrator lets it allocate.
-    pub(crate) fn tell_limits(&mut self, id: ClientId) {
-        let limits = self.state.clients.get(&id).map(|client| self.state.limits_of(client));
+    /// Tells a client what an administrator, or its seat, lets it allocate; `before` is what its seat did until now.
+    pub(crate) fn tell_limits(&mut self, id: ClientId, before: u64) {
+        let limits = self.state.clients.get(&id).map(|client| self.state.limits_of(client, before));
         for limit in limits.into_iter().flatten() {
             self.report.send(id, SchedulerMessage::Limit(limit));
         }
@@ -84,7 +84,7 @@ impl Books {
         };
         self.settle_terms_on(job, gpus);
         self.settle_pauses(vec![id]);
-        self.tell_limits(id);
+        self.tell_limits(id, 0);
     }
 
     /// A client is gone. Its job's terms are kept while the job has processes, and a tenant's terms until other jobs need

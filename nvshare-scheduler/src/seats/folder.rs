@@ -1,0 +1,155 @@
+//! The folders of seats: each is mounted into a container, which may change what is in it.
+
+use std::fs::{self, DirBuilder, OpenOptions, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nvshare_proto::paths::{SEAT_LIMITS, SEAT_SOCKET};
+use nvshare_proto::{Given, SeatName, env};
+
+use super::record::{enforcement_name, priority_name};
+use crate::sockets::{Bound, Error, bind_from};
+
+/// The folder of all seats' folders.
+#[derive(Debug)]
+pub(super) struct Root(pub(super) PathBuf);
+
+impl Root {
+    /// The folder of a seat.
+    pub(super) fn folder(&self, name: SeatName) -> PathBuf {
+        self.0.join(name.to_string())
+    }
+
+    /// Files are made here and moved to their places: a container that may change its seat's folder could put links there.
+    fn workshop(&self) -> PathBuf {
+        self.0.join(".new")
+    }
+
+    /// Makes a seat's folder, if it is not there, and what is in it.
+    ///
+    /// # Errors
+    /// The system refuses, or another scheduler serves the socket.
+    pub(super) fn make(&self, name: SeatName, given: &Given) -> Result<Bound, Error> {
+        let folder = self.folder(name);
+        // Nobody but the owner passes here: who reaches a seat's socket is its tenant.
+        make_folder(&self.0, 0o700)?;
+        make_folder(&self.workshop(), 0o700)?;
+        make_folder(&folder, 0o755)?;
+        let bound = bind_from(&self.workshop(), &folder.join(SEAT_SOCKET), 0o666)?;
+        self.write_limits(name, given).map(|()| bound)
+    }
+
+    /// Writes a seat's limits, as variables of its programs.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(super) fn write_limits(&self, name: SeatName, given: &Given) -> Result<(), Error> {
+        let path = self.folder(name).join(SEAT_LIMITS);
+        let new = self.workshop().join(SEAT_LIMITS);
+        let written = (|| -> io::Result<()> {
+            let _ = fs::remove_file(&new);
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o444).open(&new)?;
+            // The process's umask must not decide who may read it.
+            file.set_permissions(Permissions::from_mode(0o444))?;
+            file.write_all(variables(given).as_bytes())?;
+            fs::rename(&new, &path)
+        })();
+        written.map_err(|error| Error::Io { path, error })
+    }
+
+    /// Whether programs find a seat's limits.
+    pub(super) fn has_limits(&self, name: SeatName) -> bool {
+        self.folder(name).join(SEAT_LIMITS).symlink_metadata().is_ok_and(|found| found.is_file())
+    }
+
+    /// Removes a seat's folder, if there is one.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(super) fn remove(&self, name: SeatName) -> Result<(), String> {
+        let folder = self.folder(name);
+        match fs::remove_dir_all(&folder) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(format!("{}: {error}", folder.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn make_folder(path: &Path, mode: u32) -> Result<(), Error> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let made = DirBuilder::new().recursive(true).mode(mode).create(path);
+    // The process's umask must not decide who may come in.
+    made.and_then(|()| fs::set_permissions(path, Permissions::from_mode(mode)))
+        .map_err(|error| Error::Io { path: path.to_owned(), error })
+}
+
+/// A line for each limit.
+fn variables(given: &Given) -> String {
+    let Given { weight, priority, compute, enforcement, memory, paused: _ } = *given;
+    let lines = [
+        memory.filter(|&bytes| bytes > 0).map(|bytes| format!("{}={bytes}\n", env::MEM_LIMIT)),
+        compute.filter(|&percent| percent > 0).map(|percent| format!("{}={percent}\n", env::COMPUTE_LIMIT)),
+        enforcement.map(|how| format!("{}={}\n", env::HAMI_POLICY, enforcement_name(how))),
+        weight.map(|weight| format!("{}={weight}\n", env::WEIGHT)),
+        priority.map(|priority| format!("{}={}\n", env::PRIORITY, priority_name(priority))),
+    ];
+    lines.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvshare_proto::{Enforcement, Priority};
+
+    #[test]
+    fn limits_are_written_as_variables() {
+        let all = Given {
+            weight: Some(50),
+            priority: Some(Priority::Low),
+            compute: Some(25),
+            enforcement: Some(Enforcement::Force),
+            memory: Some(1 << 30),
+            paused: None,
+        };
+        assert_eq!(
+            variables(&all),
+            "NVSHARE_MEM_LIMIT=1073741824\nNVSHARE_COMPUTE_LIMIT=25\nGPU_CORE_UTILIZATION_POLICY=force\n\
+             NVSHARE_WEIGHT=50\nNVSHARE_PRIORITY=low\n"
+        );
+        assert_eq!(variables(&Given { memory: Some(0), compute: Some(0), ..Given::default() }), "");
+    }
+
+    #[tokio::test]
+    async fn what_a_container_puts_into_its_folder_harms_nobody_else() {
+        let dir = std::env::temp_dir().join(format!("nvshare-folder-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        let (root, name) = (Root(dir.join("seats")), "00000000000000aa".parse().unwrap());
+        let mode = |path: &Path| fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777;
+        let bound = root.make(name, &Given::default()).unwrap();
+        let [socket, limits] = [SEAT_SOCKET, SEAT_LIMITS].map(|file| root.folder(name).join(file));
+        let modes = [&root.0, &root.workshop(), &root.folder(name), &socket, &limits].map(|path| mode(path));
+        assert_eq!(modes, [0o700, 0o700, 0o755, 0o666, 0o444]);
+        assert_eq!(fs::read_dir(root.workshop()).unwrap().count(), 0, "nothing is left behind");
+        let secret = dir.join("secret");
+        fs::write(&secret, "secret").unwrap();
+        fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
+        for path in [&socket, &limits] {
+            fs::remove_file(path).unwrap();
+            std::os::unix::fs::symlink(&secret, path).unwrap();
+        }
+        assert!(!bound.is_there() && !root.has_limits(name));
+        assert!(matches!(root.make(name, &Given::default()), Err(Error::InTheWay { .. })));
+        root.write_limits(name, &Given { weight: Some(7), ..Given::default() }).unwrap();
+        assert_eq!(fs::read_to_string(&limits).unwrap(), "NVSHARE_WEIGHT=7\n");
+        assert_eq!((fs::read_to_string(&secret).unwrap().as_str(), mode(&secret)), ("secret", 0o600));
+        root.remove(name).unwrap();
+        root.remove(name).unwrap();
+        assert!(!root.folder(name).exists() && secret.exists());
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

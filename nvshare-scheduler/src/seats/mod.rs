@@ -1,0 +1,447 @@
+//! Seats: what containers got. A seat has a folder with a socket and its limits, which is mounted into its container. The listener
+//! that accepts a connection says whose it is.
+
+mod folder;
+mod record;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use nvshare_core::MOST_GPUS_EACH;
+use nvshare_proto::{Asked, Given, GpuUuid, Holder, Seat, SeatName, Seldom};
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, spawn_blocking};
+use tokio::time::sleep;
+use tracing::info;
+
+use crate::bucket::{Bucket, Rate};
+use crate::lock::lock;
+use crate::sockets::{Bound, Error};
+use crate::{limits, log};
+use folder::Root;
+use record::{Record, Records};
+
+/// How many connections of one seat's clients are accepted.
+const CONNECTIONS: Rate = Rate { burst: 512, each_second: 512 };
+/// How often the scheduler looks whether all that belongs to seats is there.
+const LOOK_AFTER_EVERY: Duration = Duration::from_secs(1);
+/// Longest part of a holder's name: names in Kubernetes are at most so long.
+const LONGEST_NAME: usize = 253;
+/// Tried again every few milliseconds.
+static NOT_ACCEPTED: Seldom = Seldom::new(log::warn);
+/// Tried again each second.
+static NOT_MADE: Seldom = Seldom::new(log::warn);
+
+/// A connection to a seat's socket.
+pub(crate) type Arrival = (UnixStream, Inside);
+
+/// All seats, for a server that is about to run.
+#[derive(Debug)]
+pub struct Opened {
+    pub(crate) seats: Seats,
+    pub(crate) arrivals: mpsc::Receiver<Arrival>,
+}
+
+/// All seats.
+#[derive(Debug, Clone)]
+pub(crate) struct Seats(Arc<All>);
+
+#[derive(Debug)]
+struct All {
+    root: Root,
+    records: Records,
+    most: usize,
+    arrivals: mpsc::Sender<Arrival>,
+    /// Held for as long as a change takes: one is made at a time.
+    changes: Mutex<()>,
+    /// Held for moments only.
+    places: Mutex<BTreeMap<SeatName, Place>>,
+}
+
+/// A seat that there is.
+#[derive(Debug)]
+struct Place {
+    record: Record,
+    /// Connections, and processes that have left and live on.
+    inside: usize,
+    /// None: it could not be bound, which is tried again.
+    serves: Option<Serves>,
+}
+
+/// A seat's socket, and the task that accepts its connections.
+#[derive(Debug)]
+struct Serves {
+    bound: Arc<Bound>,
+    task: AbortHandle,
+}
+
+impl Drop for Serves {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The right of one connection to be a seat's. Dropping it says that its process uses the seat no more.
+#[derive(Debug)]
+pub(crate) struct Inside {
+    seats: Seats,
+    pub(crate) name: SeatName,
+    pub(crate) gpus: Arc<[GpuUuid]>,
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        if let Some(place) = lock(&self.seats.0.places).get_mut(&self.name) {
+            place.inside = place.inside.saturating_sub(1);
+        }
+    }
+}
+
+/// Whether there can be such a seat.
+///
+/// # Errors
+/// The reason why not.
+fn check(seat: &Seat) -> Result<(), String> {
+    let Seat { slots, given } = seat;
+    let gpus: BTreeSet<GpuUuid> = slots.iter().map(|slot| slot.gpu).collect();
+    if slots.is_empty() {
+        return Err("a seat without a slot".to_owned());
+    }
+    if slots.len() > MOST_GPUS_EACH {
+        return Err(format!("{} slots in one seat; at most {MOST_GPUS_EACH}", slots.len()));
+    }
+    if gpus.len() < slots.len() {
+        return Err("two slots of one seat on the same GPU".to_owned());
+    }
+    if given.paused.is_some() {
+        return Err("a seat is neither paused nor resumed; its clients are".to_owned());
+    }
+    if *given == Given::default() { Ok(()) } else { limits::given(*given).map(|_| ()) }
+}
+
+fn check_holder(holder: &Holder) -> Result<(), String> {
+    let is_name = |text: &String| {
+        let is_of_names = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        (1..=LONGEST_NAME).contains(&text.len()) && text.bytes().all(is_of_names)
+    };
+    let Holder { namespace, pod, container } = holder;
+    match [namespace, pod, container].into_iter().find(|text| !is_name(text)) {
+        Some(text) => Err(format!("{text:?} is no name of a namespace, pod or container")),
+        None => Ok(()),
+    }
+}
+
+impl Opened {
+    /// Makes all seats again that are recorded beside `state`, the file for settings made at run time. Their folders are in `root`,
+    /// which is made with the first seat. Returns a line about each seat that is not there.
+    ///
+    /// # Panics
+    /// Outside of a runtime.
+    #[must_use]
+    pub fn open(root: PathBuf, state: Option<&Path>) -> (Self, Vec<String>) {
+        // A connection waits in the kernel until the server takes it.
+        let (arrivals, received) = mpsc::channel(1);
+        let seats = Seats(Arc::new(All {
+            root: Root(root),
+            records: Records::beside(state),
+            most: limits::most_seats(),
+            arrivals,
+            changes: Mutex::default(),
+            places: Mutex::default(),
+        }));
+        let (records, mut warnings) = seats.0.records.read();
+        let (count, most) = (records.len(), seats.0.most);
+        for record in records.into_iter().take(most) {
+            let name = record.seat.name();
+            lock(&seats.0.places).insert(name, Place { record, inside: 0, serves: None });
+            if let Err(error) = seats.serve(name) {
+                warnings.push(format!("seat {name} cannot be served: {error}; it is tried again"));
+            }
+        }
+        if count > most {
+            warnings.push(format!(
+                "{} of {count} recorded seats are left out: {most} are the most",
+                count - most
+            ));
+        }
+        let served = lock(&seats.0.places).values().filter(|place| place.serves.is_some()).count();
+        if served > 0 {
+            info!("seats: {served}, in {}", seats.0.root.0.display());
+        }
+        (Self { seats, arrivals: received }, warnings)
+    }
+}
+
+impl Seats {
+    /// Makes a seat, or changes its limits. Waits for the disk. Returns what was done.
+    ///
+    /// # Errors
+    /// There can be no such seat, or it cannot be made or recorded.
+    pub(crate) fn make(&self, seat: Seat) -> Result<String, String> {
+        check(&seat)?;
+        let _one = lock(&self.0.changes);
+        let name = seat.name();
+        let (before, count) = {
+            let places = lock(&self.0.places);
+            (places.get(&name).map(|place| place.record.clone()), places.len())
+        };
+        let given = seat.given;
+        let (holder, text) = match &before {
+            Some(Record { seat: there, .. }) if *there == seat => {
+                self.repair(name).map_err(|error| error.to_string())?;
+                return Ok(format!("seat {name} is there"));
+            }
+            Some(Record { seat: there, .. }) if slots_of(there) != slots_of(&seat) => {
+                return Err(format!("seat {name} has other slots: {}", slots_of(there).join(", ")));
+            }
+            Some(Record { holder, .. }) => (holder.clone(), "has other limits now"),
+            None if count >= self.0.most => return Err(format!("no more seats: there are {count}")),
+            None => (None, "is made"),
+        };
+        let record = Record { seat, holder };
+        // Recorded first: what is recorded and not made is made at the next start.
+        self.0.records.keep(&record)?;
+        let made = match &before {
+            Some(_) => {
+                if let Some(place) = lock(&self.0.places).get_mut(&name) {
+                    place.record = record;
+                }
+                self.repair(name).and_then(|()| self.0.root.write_limits(name, &given))
+            }
+            None => {
+                lock(&self.0.places).insert(name, Place { record, inside: 0, serves: None });
+                self.serve(name)
+            }
+        };
+        made.map_err(|error| {
+            if before.is_none() {
+                lock(&self.0.places).remove(&name);
+                // What is there may be another scheduler's.
+                if !matches!(error, Error::Taken { .. }) {
+                    let _ = self.0.root.remove(name);
+                }
+                let _ = self.0.records.forget(name);
+            }
+            error.to_string()
+        })?;
+        Ok(format!("seat {name} {text}: {}", limits::given(given).unwrap_or_else(|_| "no limits".to_owned())))
+    }
+
+    /// Says who holds seats. Waits for the disk. Returns what was done.
+    ///
+    /// # Errors
+    /// A holder's name is none: nothing is changed. Or a record cannot be written: the change is in force, and does not survive a
+    /// restart.
+    pub(crate) fn hold(&self, holders: Vec<(SeatName, Option<Holder>)>) -> Result<String, String> {
+        holders.iter().filter_map(|(_, holder)| holder.as_ref()).try_for_each(check_holder)?;
+        let _one = lock(&self.0.changes);
+        let (mut changed, mut unknown) = (Vec::new(), 0);
+        {
+            let mut places = lock(&self.0.places);
+            for (name, holder) in holders {
+                match places.get_mut(&name) {
+                    Some(place) if place.record.holder != holder => {
+                        place.record.holder = holder;
+                        changed.push(place.record.clone());
+                    }
+                    Some(_) => {}
+                    None => unknown += 1,
+                }
+            }
+        }
+        for record in &changed {
+            self.0.records.keep(record)?;
+        }
+        let text = format!("seats with other holders: {}", changed.len());
+        Ok(if unknown > 0 { format!("{text}; not known: {unknown}") } else { text })
+    }
+
+    /// Removes a seat. Waits for the disk. Returns what was done.
+    ///
+    /// # Errors
+    /// There is no such seat, it is in use, or it cannot be removed.
+    pub(crate) fn remove(&self, name: SeatName) -> Result<String, String> {
+        let _one = lock(&self.0.changes);
+        {
+            let mut places = lock(&self.0.places);
+            let place = places.get(&name).ok_or_else(|| format!("there is no seat {name}"))?;
+            if place.inside > 0 {
+                return Err(format!("seat {name} is in use: processes or connections: {}", place.inside));
+            }
+            places.remove(&name);
+        }
+        self.0.records.forget(name).map_err(|error| format!("a restart brings seat {name} back: {error}"))?;
+        self.0.root.remove(name)?;
+        Ok(format!("seat {name} is removed"))
+    }
+
+    /// What a seat sets; nothing, if there is no such seat.
+    pub(crate) fn given(&self, name: SeatName) -> Given {
+        lock(&self.0.places).get(&name).map(|place| place.record.seat.given).unwrap_or_default()
+    }
+
+    /// Each seat, and who holds it.
+    pub(crate) fn all(&self) -> Vec<(SeatName, Seat, Option<Holder>)> {
+        let places = lock(&self.0.places);
+        let row = |(&name, place): (&SeatName, &Place)| {
+            (name, place.record.seat.clone(), place.record.holder.clone())
+        };
+        places.iter().map(row).collect()
+    }
+
+    /// Makes folders and files anew that somebody removed, and binds sockets that could not be bound, for ever.
+    pub(crate) async fn look_after(self) {
+        loop {
+            sleep(LOOK_AFTER_EVERY).await;
+            let names: Vec<SeatName> = lock(&self.0.places).keys().copied().collect();
+            let seats = self.clone();
+            // The system may take its time.
+            let look = spawn_blocking(move || {
+                for name in names {
+                    let _one = lock(&seats.0.changes);
+                    if let Err(error) = seats.repair(name) {
+                        NOT_MADE.say(format_args!("seat {name} cannot be served: {error}"));
+                    }
+                }
+            });
+            let _ = look.await;
+        }
+    }
+
+    /// Makes what is missing of a seat that there is. Changes are held.
+    fn repair(&self, name: SeatName) -> Result<(), Error> {
+        let bound = {
+            let places = lock(&self.0.places);
+            let Some(place) = places.get(&name) else { return Ok(()) };
+            place.serves.as_ref().map(|serves| Arc::clone(&serves.bound))
+        };
+        if !bound.is_some_and(|bound| bound.is_there()) {
+            self.serve(name)
+        } else if !self.0.root.has_limits(name) {
+            self.0.root.write_limits(name, &self.given(name))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Makes a seat's folder, and serves its socket. Changes are held.
+    fn serve(&self, name: SeatName) -> Result<(), Error> {
+        let bound = Arc::new(self.0.root.make(name, &self.given(name))?);
+        let task = tokio::spawn(accept(Arc::clone(&bound), self.clone(), name)).abort_handle();
+        if let Some(place) = lock(&self.0.places).get_mut(&name) {
+            place.serves = Some(Serves { bound, task });
+        }
+        Ok(())
+    }
+
+    /// A connection has come to a seat's socket; none: the seat is removed.
+    fn enter(&self, name: SeatName) -> Option<Inside> {
+        let mut places = lock(&self.0.places);
+        let place = places.get_mut(&name)?;
+        place.inside += 1;
+        let gpus = place.record.seat.slots.iter().map(|slot| slot.gpu).collect();
+        drop(places);
+        Some(Inside { seats: self.clone(), name, gpus })
+    }
+}
+
+/// Leaves out of what a process asks for what it has from its seat's file: that is no wish of its own, and goes when the seat changes.
+pub(crate) fn keep_own_wishes(asked: &mut Asked, given: &Given) {
+    asked.weight = asked.weight.filter(|_| asked.weight != given.weight);
+    asked.priority = asked.priority.filter(|_| asked.priority != given.priority);
+    asked.compute.retain(|limit| Some(limit.percent) != given.compute);
+}
+
+fn slots_of(seat: &Seat) -> Vec<String> {
+    let mut slots: Vec<String> = seat.slots.iter().map(ToString::to_string).collect();
+    slots.sort();
+    slots
+}
+
+/// Accepts a seat's connections.
+async fn accept(bound: Arc<Bound>, seats: Seats, name: SeatName) {
+    let mut connections = Bucket::new(CONNECTIONS, Instant::now());
+    loop {
+        let wait = connections.wait(Instant::now());
+        if !wait.is_zero() {
+            sleep(wait).await;
+        }
+        match bound.listener().accept().await {
+            Ok((stream, _)) => {
+                let _ = connections.take(Instant::now());
+                let Some(inside) = seats.enter(name) else { return };
+                if seats.0.arrivals.send((stream, inside)).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                NOT_ACCEPTED.say(format_args!("a connection to seat {name} cannot be accepted: {error}"));
+                sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nvshare_proto::{ComputeLimit, Priority, Slot};
+
+    use super::*;
+
+    #[test]
+    fn what_a_process_has_from_its_seat_is_no_wish_of_its_own() {
+        let given = Given { weight: Some(50), compute: Some(40), ..Given::default() };
+        let [gpu, other] = [1, 2].map(|gpu| GpuUuid([gpu; 16]));
+        let limits = [40, 30].map(|percent| ComputeLimit { gpu, percent });
+        let asks = |weight, priority| Asked { weight, priority, compute: limits.into(), ..Asked::default() };
+        for (weight, priority, kept) in
+            [(50, None, None), (40, Some(Priority::Low), Some(40)), (60, None, Some(60))]
+        {
+            let mut asked = asks(Some(weight), priority);
+            keep_own_wishes(&mut asked, &given);
+            assert_eq!((asked.weight, asked.priority, asked.compute), (kept, priority, vec![limits[1]]));
+        }
+        let mut asked = asks(Some(50), Some(Priority::Low));
+        keep_own_wishes(&mut asked, &Given::default());
+        assert_eq!(asked, asks(Some(50), Some(Priority::Low)));
+        let slot = |gpu| Slot { gpu, number: 0 };
+        let seat = |slots: &[Slot]| Seat { slots: slots.into(), given };
+        assert_eq!(check(&seat(&[slot(gpu), slot(other)])), Ok(()));
+        let many: Vec<Slot> = (0..=MOST_GPUS_EACH).map(|gpu| slot(GpuUuid([gpu as u8; 16]))).collect();
+        assert!(check(&seat(&many)).unwrap_err().contains("at most"));
+    }
+
+    #[tokio::test]
+    async fn there_are_so_many_seats_and_no_more() {
+        let folder = std::env::temp_dir().join(format!("nvshare-seats-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        let state = folder.join("state.toml");
+        let open = || Opened::open(folder.join("seats"), Some(&state));
+        let (Opened { mut seats, arrivals: _arrivals }, _) = open();
+        Arc::get_mut(&mut seats.0).unwrap().most = 2;
+        let seat =
+            |number| Seat { slots: vec![Slot { gpu: GpuUuid([1; 16]), number }], given: Given::default() };
+        let said = [0, 1, 2].map(|number| seats.make(seat(number)));
+        assert!(said[0].is_ok() && said[1].is_ok());
+        assert_eq!(said[2], Err("no more seats: there are 2".to_owned()));
+        assert!(seats.make(seat(1)).is_ok(), "it is there");
+        seats.remove(seat(0).name()).unwrap();
+        seats.make(seat(2)).unwrap();
+        // What is recorded, and in whose place something else is, is tried again.
+        let socket = folder.join("seats").join(seat(2).name().to_string()).join("scheduler.sock");
+        lock(&seats.0.places).clear();
+        tokio::task::yield_now().await;
+        let _ = std::fs::remove_file(&socket);
+        std::fs::create_dir(&socket).unwrap();
+        let (opened, warnings) = open();
+        assert!(warnings.iter().any(|line| line.contains("is a directory, not a socket")), "{warnings:?}");
+        assert_eq!(opened.seats.all().len(), 2);
+        std::fs::remove_dir(&socket).unwrap();
+        opened.seats.repair(seat(2).name()).unwrap();
+        assert!(std::os::unix::net::UnixStream::connect(&socket).is_ok());
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

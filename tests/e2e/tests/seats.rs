@@ -1,0 +1,424 @@
+//! Seats: what containers get. Each has a folder with a socket, which says whose a process is, and limits.
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use nvshare_harness::{Program, Running, Scheduler, World, patience, wait_until};
+use nvshare_proto::{
+    AdminReply, AdminRequest, Asked, ClientMessage, Gate, Given, GpuUuid, Holder, MemoryMode, Register,
+    Reply, Request, Seat, SeatName, SeatStatus, Slot, Usage, codec,
+};
+
+const CARDS: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_GPUS", "2")];
+const MIB: u64 = 1 << 20;
+
+/// A simulated card.
+fn card(number: u8) -> GpuUuid {
+    format!("GPU-51600000-0000-4000-8000-0000000000{number:02x}").parse().expect("the simulated card")
+}
+
+/// Places of a scheduler in a world: the folder of seats must not be in that of the clients' socket.
+struct Places {
+    common: String,
+    seats: PathBuf,
+}
+
+impl Places {
+    fn of(world: &World) -> Self {
+        Self { common: text(&world.dir().join("common/scheduler.sock")), seats: world.dir().join("seats") }
+    }
+
+    fn start(&self, world: &World) -> Scheduler {
+        let seats = text(&self.seats);
+        let sockets = ["--socket", &self.common, "--seats", &seats];
+        Scheduler::start(world, &[&sockets[..], &["--gpu-memory", "1GiB", "--tq", "0.1"]].concat())
+    }
+
+    fn folder(&self, name: SeatName) -> PathBuf {
+        self.seats.join(name.to_string())
+    }
+
+    fn socket(&self, name: SeatName) -> PathBuf {
+        self.folder(name).join("scheduler.sock")
+    }
+
+    fn limits(&self, name: SeatName) -> String {
+        std::fs::read_to_string(self.folder(name).join("limits")).expect("limits")
+    }
+
+    /// A program of a seat, which has the variables in the seat's file.
+    fn program(&self, program: Program, name: SeatName) -> Program {
+        let program = program.env("NVSHARE_SOCKET", &text(&self.socket(name)));
+        self.limits(name).lines().fold(program, |program, line| {
+            let (variable, value) = line.split_once('=').expect("a variable");
+            program.env(variable, value)
+        })
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+fn seat(number: u32, gpu: u8, given: Given) -> Seat {
+    Seat { slots: vec![Slot { gpu: card(gpu), number }], given }
+}
+
+fn memory(bytes: u64) -> Given {
+    Given { memory: Some(bytes), ..Given::default() }
+}
+
+/// What a scheduler answers to frames, until it says nothing more or a whole answer is there.
+fn say(stream: &mut UnixStream, requests: &[Request]) -> Vec<Reply> {
+    stream.set_read_timeout(Some(patience())).expect("a time");
+    for request in requests {
+        stream.write_all(&codec::encode(request).expect("a frame")).expect("sent");
+    }
+    let (mut bytes, mut chunk, mut replies) = (Vec::new(), [0; 8192], Vec::new());
+    loop {
+        while let Some((used, reply)) = codec::decode::<Reply>(&bytes).expect("a frame") {
+            bytes.drain(..used);
+            let is_last = matches!(
+                reply,
+                Reply::Refused { .. } | Reply::Admin(AdminReply::End | AdminReply::Done { .. })
+            );
+            replies.push(reply);
+            if is_last {
+                return replies;
+            }
+        }
+        match stream.read(&mut chunk).expect("an answer") {
+            0 => return replies,
+            read => bytes.extend_from_slice(&chunk[..read]),
+        }
+    }
+}
+
+fn ask(socket: &Path, request: AdminRequest) -> Vec<Reply> {
+    say(&mut UnixStream::connect(socket).expect("it serves"), &[Request::Admin(request)])
+}
+
+/// What an administrator's request has done.
+fn done(world: &World, request: AdminRequest) -> String {
+    match ask(&world.admin_socket(), request).pop() {
+        Some(Reply::Admin(AdminReply::Done { text })) => text,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refused(replies: Vec<Reply>) -> String {
+    match replies.into_iter().last() {
+        Some(Reply::Refused { reason }) => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn make(world: &World, seat: &Seat) -> SeatName {
+    let said = done(world, AdminRequest::Seat(seat.clone()));
+    assert!(said.starts_with(&format!("seat {} ", seat.name())), "{said}");
+    seat.name()
+}
+
+fn row(world: &World, name: SeatName) -> SeatStatus {
+    Scheduler::status(world).seats.into_iter().find(|row| row.name == name).expect("a row of the seat")
+}
+
+const HOLDING: &str = "--memory 192MiB --block 64MiB --kernel-us 1000 --full-check";
+
+#[test]
+fn a_seats_processes_share_one_limit_and_their_socket_says_whose_they_are() {
+    let world = World::simulated(CARDS);
+    let places = Places::of(&world);
+    let _scheduler = places.start(&world);
+    assert!(!places.seats.exists(), "nobody has asked for a seat");
+    let limited = make(&world, &seat(0, 0, memory(100 * MIB)));
+    let mode = |path: &Path| std::fs::metadata(path).expect("a file").permissions().mode() & 0o777;
+    let folder = places.folder(limited);
+    let modes =
+        [folder.clone(), folder.join("scheduler.sock"), folder.join("limits")].map(|path| mode(&path));
+    assert_eq!(modes, [0o755, 0o666, 0o444]);
+    // Without a container's control group, and without a run that they name: the listener alone says that they are one tenant.
+    let program = Program::guest(&world, "tenant", &[]);
+    places.program(program, limited).start().finish().passed();
+}
+
+#[test]
+fn seats_are_jobs_of_their_own_and_take_turns() {
+    let world = World::simulated(CARDS);
+    let places = Places::of(&world);
+    let _scheduler = places.start(&world);
+    let wide = "--memory 640MiB --block 64MiB --kernel-us 1000 --full-check";
+    let start = |job: &str, number| {
+        let name = make(&world, &seat(number, 0, Given::default()));
+        assert_eq!(places.limits(name), "");
+        let program = Program::workload(&world, job, wide).until_told().waits_for_go();
+        (places.program(program, name).start(), name)
+    };
+    let ((a, one), (b, other)) = (start("a", 0), start("b", 1));
+    let beside = Program::workload(&world, "beside", "--memory 64MiB --block 64MiB --kernel-us 1000");
+    let beside = places.program(beside.until_told().waits_for_go(), one).start();
+    Running::go(&[&a, &b, &beside]);
+    Scheduler::until_turns(&world, &[&a, &b], 3);
+    let holder = Holder { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
+    let said = done(&world, AdminRequest::HoldSeats(vec![(one, Some(holder.clone()))]));
+    assert_eq!(said, "seats with other holders: 1");
+
+    let status = Scheduler::status(&world);
+    let processes = [&a, &b, &beside].map(|job| status.client(job.pid()).share.processes);
+    assert_eq!(processes, [2, 1, 2]);
+    let clients = [&a, &beside].map(|job| status.client(job.pid()).client);
+    let shown = row(&world, one);
+    assert_eq!((shown.holder.as_ref(), &shown.clients[..]), (Some(&holder), &clients[..]));
+    let Output { stdout, .. } = Scheduler::ctl(&world, &["status"]);
+    let shown = String::from_utf8_lossy(&stdout).into_owned();
+    assert_eq!(shown.matches("lab/train-0/main").count(), 2, "{shown}");
+    assert!(shown.contains("seats that containers have: 1; without a client: 0"), "{shown}");
+
+    // At a seat's socket, its own clients are shown, and sums of others.
+    let replies = ask(&places.socket(one), AdminRequest::Status);
+    let clients: Vec<u32> = replies
+        .iter()
+        .filter_map(|reply| match reply {
+            Reply::Admin(AdminReply::Client(client)) => Some(client.pid),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(clients, [a.pid(), beside.pid()]);
+    assert!(!format!("{replies:?}").contains(&format!("{other:?}")), "{replies:?}");
+    let others = replies.iter().find_map(|reply| match reply {
+        Reply::Admin(AdminReply::Gpu(gpu)) if gpu.gpu == card(0) => gpu.others,
+        _ => None,
+    });
+    assert_eq!(others.map(|others| (others.clients, others.allocated)), Some((1, 640 * MIB)));
+    // The same user sees nothing of seats at the common socket.
+    let common = ask(Path::new(&places.common), AdminRequest::Status);
+    let is_hidden =
+        |reply: &Reply| !matches!(reply, Reply::Admin(AdminReply::Client(_) | AdminReply::Seat(_)));
+    assert!(common.iter().all(is_hidden), "{common:?}");
+    world.stop_intact([a, b, beside]);
+}
+
+#[test]
+fn a_seats_processes_have_the_seats_gpus_alone() {
+    let world = World::simulated(CARDS);
+    let places = Places::of(&world);
+    let _scheduler = places.start(&world);
+    let name = make(&world, &seat(0, 1, Given::default()));
+    let usage = |number| Usage {
+        gpu: card(number),
+        total: 1024 * MIB,
+        limit: 0,
+        allocated: 0,
+        absent: 0,
+        immovable: 0,
+    };
+    let register = |usage| {
+        Request::Register(Register {
+            pid: 1,
+            name: "x".into(),
+            memory: MemoryMode::Managed,
+            gate: Gate::Closed,
+            returns: false,
+            run: None,
+            usage,
+            asked: Asked::default(),
+        })
+    };
+    let reason = format!("{} is no GPU of this seat, which has {}", card(0), card(1));
+    for requests in [
+        vec![register(vec![usage(1), usage(0)])],
+        vec![register(vec![usage(1)]), Request::Client(ClientMessage::Usage(usage(0)))],
+    ] {
+        let mut stream = UnixStream::connect(places.socket(name)).expect("it serves");
+        assert_eq!(refused(say(&mut stream, &requests)), reason);
+    }
+    // A program whose only card is that of the seat runs.
+    let job = Program::workload(&world, "job", "--memory 128MiB --block 64MiB --steps 3");
+    places.program(job.env("CUDA_VISIBLE_DEVICES", "1"), name).start().finish().intact();
+}
+
+#[test]
+fn limits_of_a_seat_change_while_its_programs_run_and_cut_nothing() {
+    let world = World::simulated(CARDS);
+    let places = Places::of(&world);
+    let scheduler = places.start(&world);
+    let given = Given { weight: Some(50), compute: Some(40), ..memory(512 * MIB) };
+    let name = make(&world, &seat(0, 0, given));
+    // It does not know the file with the limits.
+    let job = Program::workload(&world, "job", HOLDING).until_told().waits_for_go();
+    let job = job.env("NVSHARE_SOCKET", &text(&places.socket(name))).start();
+    let frugal = Program::workload(&world, "frugal", "--memory 64MiB --block 64MiB --kernel-us 1000");
+    let frugal = places.program(frugal.until_told().waits_for_go(), name);
+    let frugal = frugal.env("NVSHARE_MEM_LIMIT", "256MiB").env("NVSHARE_WEIGHT", "200").start();
+    Running::go(&[&job, &frugal]);
+    let has = |job: &Running, bytes, weight, percent: Option<u8>| {
+        let what = format!("{bytes} bytes, weight {weight}, {percent:?} %");
+        Scheduler::until(&world, &what, |status| {
+            status.find(job.pid()).is_some_and(|client| {
+                let limits: Vec<u64> = client.usage.iter().map(|usage| usage.limit).collect();
+                let compute = client.share.compute.first().map(|limit| limit.percent);
+                limits == [bytes] && (client.share.weight, compute) == (weight, percent)
+            })
+        });
+    };
+    has(&job, 512 * MIB, 50, Some(40));
+    // A program asks for less, and not for more.
+    has(&frugal, 256 * MIB, 50, Some(40));
+    let clients = row(&world, name).clients;
+    assert_eq!(done(&world, AdminRequest::Seat(seat(0, 0, given))), format!("seat {name} is there"));
+    let more = Given { weight: Some(70), ..memory(768 * MIB) };
+    make(&world, &seat(0, 0, more));
+    assert_eq!(places.limits(name), "NVSHARE_MEM_LIMIT=805306368\nNVSHARE_WEIGHT=70\n");
+    has(&job, 768 * MIB, 70, None);
+    has(&frugal, 256 * MIB, 70, None);
+    make(&world, &seat(0, 0, Given::default()));
+    has(&job, 0, 100, None);
+    // What an administrator gives to a client stands above its seat.
+    make(&world, &seat(0, 0, given));
+    let client = Scheduler::status(&world).client(job.pid()).client;
+    let given = Given { weight: Some(300), ..memory(896 * MIB) };
+    done(&world, AdminRequest::Give { client, gpu: None, given });
+    has(&job, 896 * MIB, 200, Some(40));
+    assert_eq!(row(&world, name).clients, clients, "nobody was cut off");
+    assert!(!scheduler.log().contains("client 3"), "{}", scheduler.log());
+    world.stop_intact([job, frugal]);
+}
+
+#[test]
+fn seats_are_there_again_after_a_restart_with_their_limits_and_clients() {
+    let world = World::simulated(CARDS);
+    let places = Places::of(&world);
+    let scheduler = places.start(&world);
+    let [one, torn, gone] = [0, 1, 2].map(|number| make(&world, &seat(number, 0, memory(512 * MIB))));
+    let holder = Holder { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
+    done(&world, AdminRequest::HoldSeats(vec![(one, Some(holder.clone()))]));
+    assert_eq!(done(&world, AdminRequest::RemoveSeat(gone)), format!("seat {gone} is removed"));
+    assert!(!places.folder(gone).exists());
+    let job = Program::workload(&world, "job", HOLDING).until_told().waits_for_go();
+    let job = job.env("NVSHARE_SOCKET", &text(&places.socket(one))).start();
+    Running::go(&[&job]);
+    Scheduler::until(&world, "it has its limit", |status| {
+        status.find(job.pid()).is_some_and(|client| client.usage.iter().all(|usage| usage.limit == 512 * MIB))
+    });
+    scheduler.kill();
+    let records = world.dir().join("nvshare-state.seats");
+    let record = records.join(torn.to_string());
+    let whole = std::fs::read_to_string(&record).expect("a record");
+    std::fs::write(&record, &whole[..whole.len() / 2]).expect("a file");
+
+    let scheduler = places.start(&world);
+    let log = scheduler.log();
+    let line = log.lines().find(|line| line.contains(&text(&record))).unwrap_or_else(|| panic!("{log}"));
+    assert!(line.contains("this seat is not there until it is asked for again"), "{line}");
+    let names: Vec<SeatName> = Scheduler::status(&world).seats.iter().map(|row| row.name).collect();
+    assert_eq!(names, [one]);
+    Scheduler::until(&world, "its client is back", |status| {
+        status.find(job.pid()).is_some_and(|client| client.usage.iter().all(|usage| usage.limit == 512 * MIB))
+    });
+    let back = row(&world, one);
+    assert_eq!((back.holder, back.clients.len(), back.seat.given), (Some(holder), 1, memory(512 * MIB)));
+    // A newcomer, which knows nothing of limits, has that of the seat.
+    let late = Program::workload(&world, "late", "--memory 64MiB --block 64MiB").until_told();
+    let late = late.env("NVSHARE_SOCKET", &text(&places.socket(one))).start();
+    Scheduler::until(&world, "it has its limit", |status| {
+        let limit = |client: &nvshare_proto::ClientStatus| client.usage.first().map(|usage| usage.limit);
+        status.find(late.pid()).and_then(limit) == Some(512 * MIB)
+    });
+    assert_eq!(make(&world, &seat(1, 0, memory(512 * MIB))), torn, "it is asked for again");
+    assert_eq!(std::fs::read_to_string(&record).expect("a record"), whole);
+    world.stop_intact([job, late]);
+}
+
+#[test]
+fn a_folder_that_is_removed_comes_back() {
+    let world = World::simulated(CARDS);
+    let places = Places::of(&world);
+    let _scheduler = places.start(&world);
+    let name = make(&world, &seat(0, 0, memory(512 * MIB)));
+    let limits = places.limits(name);
+    for what in
+        [places.seats.clone(), places.folder(name), places.socket(name), places.folder(name).join("limits")]
+    {
+        if what.is_dir() { std::fs::remove_dir_all(&what) } else { std::fs::remove_file(&what) }
+            .expect("gone");
+        wait_until("it is back", || {
+            UnixStream::connect(places.socket(name)).is_ok() && places.folder(name).join("limits").exists()
+        });
+        assert_eq!(places.limits(name), limits);
+    }
+    // Who asks for it again does not wait for the next look.
+    std::fs::remove_dir_all(&places.seats).expect("gone");
+    make(&world, &seat(0, 0, memory(512 * MIB)));
+    assert_eq!(places.limits(name), limits);
+    let job = Program::workload(&world, "job", "--memory 128MiB --block 64MiB --steps 3");
+    places.program(job, name).start().finish().intact();
+}
+
+#[test]
+fn what_is_no_seat_is_refused_and_so_are_changes_at_a_seats_socket() {
+    let world = World::simulated(CARDS);
+    let places = Places::of(&world);
+    let _scheduler = places.start(&world);
+    let fine = seat(0, 0, Given::default());
+    let [one, same, other] = [(0, 0), (1, 0), (0, 1)].map(|(number, gpu)| Slot { gpu: card(gpu), number });
+    let paused = Given { paused: Some(true), ..Given::default() };
+    for (slots, given, why) in [
+        (vec![], Given::default(), "without a slot"),
+        (vec![one, same], Given::default(), "on the same GPU"),
+        (vec![one], paused, "neither paused nor resumed"),
+        (vec![one, other], memory(1), "the least is 64.0 MiB"),
+    ] {
+        let reason = refused(ask(&world.admin_socket(), AdminRequest::Seat(Seat { slots, given })));
+        assert!(reason.contains(why), "{reason}");
+    }
+    assert!(!places.seats.exists(), "nothing was made");
+    let name = make(&world, &fine);
+    let requests = [
+        AdminRequest::Seat(seat(7, 0, Given::default())),
+        AdminRequest::HoldSeats(vec![(name, None)]),
+        AdminRequest::RemoveSeat(name),
+        AdminRequest::Off { force: true },
+    ];
+    for socket in [places.socket(name), PathBuf::from(&places.common)] {
+        for request in &requests {
+            let reason = refused(ask(&socket, request.clone()));
+            assert!(reason.contains("on the administrators' socket only"), "{reason}");
+        }
+    }
+    let odd = Holder { namespace: "a\nb".into(), pod: "p".into(), container: "c".into() };
+    let reason = refused(ask(&world.admin_socket(), AdminRequest::HoldSeats(vec![(name, Some(odd))])));
+    assert!(reason.contains("is no name of a namespace"), "{reason}");
+    // While a process is there, its seat stays.
+    let job = Program::workload(&world, "job", "--memory 64MiB --block 64MiB").until_told().waits_for_go();
+    let job = places.program(job, name).start();
+    Running::go(&[&job]);
+    let reason = refused(ask(&world.admin_socket(), AdminRequest::RemoveSeat(name)));
+    assert!(reason.contains(&format!("seat {name} is in use")), "{reason}");
+    world.stop_intact([job]);
+    wait_until("nobody uses it", || {
+        let last = ask(&world.admin_socket(), AdminRequest::RemoveSeat(name)).pop();
+        matches!(last, Some(Reply::Admin(AdminReply::Done { .. })))
+    });
+    assert!(!places.folder(name).exists());
+    let reason = refused(ask(&world.admin_socket(), AdminRequest::RemoveSeat(name)));
+    assert_eq!(reason, format!("there is no seat {name}"));
+}
+
+#[test]
+fn seats_are_not_in_the_folder_that_every_container_has() {
+    let world = World::simulated(CARDS);
+    let seats = text(&world.dir().join("seats"));
+    let Output { status, stderr, .. } =
+        Scheduler::command(&world, &["--seats", &seats]).output().expect("it runs");
+    let log = String::from_utf8_lossy(&stderr);
+    assert!(!status.success() && log.contains("is in the folder of the clients' socket"), "{log}");
+    // Where there is no place for records, no seat is promised.
+    let places = Places::of(&world);
+    let arguments = ["--socket", &places.common, "--seats", &seats, "--state", "/proc/nvshare/state.toml"];
+    let _scheduler = Scheduler::start(&world, &arguments);
+    let reason = refused(ask(&world.admin_socket(), AdminRequest::Seat(seat(0, 0, Given::default()))));
+    assert!(reason.starts_with("/proc/nvshare/state.seats/") && !places.seats.exists(), "{reason}");
+}
