@@ -1,6 +1,7 @@
 //! Bounds for one user, one container or one seat: connections, registrations a second, and GPUs named.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -28,6 +29,17 @@ pub(crate) enum Whom {
     Seat(SeatName),
     /// A user; none where the kernel cannot tell.
     User(Option<u32>),
+}
+
+impl fmt::Display for Whom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Container(path) => write!(f, "container {path:?}"),
+            Self::Seat(name) => write!(f, "seat {name}"),
+            Self::User(Some(user)) => write!(f, "user {user}"),
+            Self::User(None) => f.write_str("a user who is not known"),
+        }
+    }
 }
 
 /// Places for clients.

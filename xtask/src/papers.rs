@@ -22,12 +22,20 @@ Administrators' socket: changes are accepted there only.
 .TP
 .I /var/lib/nvshare/state.toml
 Settings that administrators changed at run time.
+.TP
+.I /var/run/nvshare-seats/
+A folder for each seat of a container, with a socket.
+.TP
+.I /var/lib/nvshare/state.seats/
+A record of each seat.
 .PP
 Without root these are
 .IR $XDG_CONFIG_HOME/nvshare/config.toml ,
 .IR $XDG_RUNTIME_DIR/nvshare/scheduler.sock ,
 .I admin.sock
-beside it, and
+beside it,
+.I $XDG_RUNTIME_DIR/nvshare-seats/
+and
 .IR $XDG_STATE_HOME/nvshare/state.toml .
 .SH SIGNALS
 .TP

@@ -123,8 +123,7 @@ pub(crate) async fn serve(stream: UnixStream, seat: Option<Inside>, shared: Shar
         None => None,
         Some(bounds) => {
             let Some(place) = bounds.take(caller.whom()) else {
-                TOO_MANY
-                    .say(format_args!("too many connections: one more of {:?} is refused", caller.whom()));
+                TOO_MANY.say(format_args!("too many connections: one more of {} is refused", caller.whom()));
                 return refuse(&mut framed, "too many connections").await;
             };
             Some(place)
