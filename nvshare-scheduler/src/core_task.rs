@@ -60,6 +60,8 @@ pub(crate) struct CoreTask {
     /// For looks that take a while, to say what they found.
     commands: mpsc::Sender<Command>,
     nvml: Watch,
+    /// Memory on each GPU that belongs to no process, as NVML last saw it.
+    nobodys: BTreeMap<GpuUuid, u64>,
     /// The configuration as it was read; settings made at run time come before it.
     config: Config,
     store: Store,
@@ -101,6 +103,7 @@ impl CoreTask {
             core,
             commands,
             nvml,
+            nobodys: BTreeMap::new(),
             config: setup.config,
             store: setup.store,
             listing: gpus::Listing::new(setup.descriptions.gpus),
@@ -213,6 +216,7 @@ impl CoreTask {
             Command::Looked { gpu, seen } => {
                 self.nvml.answered(gpu);
                 if let Some(seen) = seen {
+                    self.nobodys.insert(gpu, seen.nobodys);
                     let measured = self.attribute(gpu, seen);
                     self.core.handle(Event::Measured(measured), now);
                 }
@@ -418,6 +422,9 @@ impl CoreTask {
             GpuStatus { quantum_ms: quantum.as_millis() as u64, rule: rule.said(), ..GpuStatus::idle(gpu) }
         };
         view::list_all(&mut gpus, &self.listing.last(), idle);
+        for gpu in &mut gpus {
+            gpu.kept = view::kept(gpu.gpu, self.nobodys.get(&gpu.gpu).copied(), &clients);
+        }
         Snapshot { scheduler, gpus, clients }
     }
 

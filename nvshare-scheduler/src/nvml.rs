@@ -20,6 +20,8 @@ pub struct Seen {
     pub total: u64,
     /// Memory of each process: contexts, modules and plain memory. NVML does not see managed memory.
     pub used: BTreeMap<u32, u64>,
+    /// Memory in use that belongs to no process that NVML lists: managed memory, and what that has given up and the driver keeps.
+    pub nobodys: u64,
 }
 
 /// NVML, on its thread.
@@ -83,8 +85,8 @@ const MOST_SILENT: usize = 64;
 /// Asks NVML about a GPU.
 fn look(nvml: &Nvml, gpu: GpuUuid) -> Result<Seen, NvmlError> {
     let device = nvml.device_by_uuid(gpu.to_string())?;
-    let total = device.memory_info()?.total;
-    let mut used = BTreeMap::new();
+    let memory = device.memory_info()?;
+    let (mut used, mut listed) = (BTreeMap::new(), BTreeMap::new());
     let graphics = match device.running_graphics_processes() {
         Err(NvmlError::NotSupported | NvmlError::NoPermission) => Vec::new(),
         known => known?,
@@ -92,11 +94,13 @@ fn look(nvml: &Nvml, gpu: GpuUuid) -> Result<Seen, NvmlError> {
     for process in device.running_compute_processes()?.into_iter().chain(graphics) {
         // Each process is counted once, however it uses the GPU. A number that this pid namespace does not have may
         // belong to a client under another number.
-        if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory
-            && Path::new("/proc").join(process.pid.to_string()).exists()
-        {
-            used.insert(process.pid, bytes);
+        if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory {
+            listed.insert(process.pid, bytes);
+            if Path::new("/proc").join(process.pid.to_string()).exists() {
+                used.insert(process.pid, bytes);
+            }
         }
     }
-    Ok(Seen { total, used })
+    let listed = listed.into_values().fold(0, u64::saturating_add);
+    Ok(Seen { total: memory.total, used, nobodys: memory.used.saturating_sub(listed) })
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, Others, SeatName};
+use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, MemoryMode, Others, SeatName};
 
 use crate::gpus::Listed;
 use crate::processes::Described;
@@ -76,12 +76,37 @@ pub(crate) fn list_all(rows: &mut Vec<GpuStatus>, listed: &[Listed], idle: impl 
     rows.extend(known.into_values());
 }
 
+/// What the driver keeps of a GPU: what belongs to no process there, less the managed memory that clients have on the card.
+pub(crate) fn kept(gpu: GpuUuid, nobodys: Option<u64>, clients: &[ClientStatus]) -> u64 {
+    let managed = clients.iter().filter(|client| !client.gone && client.memory == MemoryMode::Managed);
+    let on_card = managed
+        .flat_map(|client| &client.usage)
+        .filter(|usage| usage.gpu == gpu)
+        .map(|usage| usage.allocated.saturating_sub(usage.absent).saturating_sub(usage.immovable))
+        .fold(0, u64::saturating_add);
+    nobodys.unwrap_or(0).saturating_sub(on_card)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use nvshare_proto::{Counters, ProcessInfo, ShareStatus, Usage};
 
     const GPU: GpuUuid = GpuUuid([1; 16]);
+
+    #[test]
+    fn managed_memory_on_the_card_is_not_kept_by_the_driver() {
+        let with = |memory, absent| {
+            let mut row = client(3);
+            (row.memory, row.usage[0].absent) = (memory, absent);
+            row
+        };
+        let clients = [with(MemoryMode::Managed, 20), with(MemoryMode::Swap, 0)];
+        assert_eq!(kept(GPU, Some(100), &clients), 90, "10 of the 30 are on the card");
+        assert_eq!(kept(GPU, Some(4), &clients), 0);
+        assert_eq!(kept(GPU, None, &clients), 0, "nobody has measured");
+        assert_eq!(kept(GpuUuid([2; 16]), Some(100), &clients), 100, "it is another GPU's");
+    }
 
     fn process(user: u32, container: Option<&str>) -> Described {
         // All containers here show the same digits.
@@ -95,6 +120,7 @@ mod tests {
             client,
             pid: 1,
             name: "x".to_owned(),
+            memory: MemoryMode::Managed,
             process: None,
             state: ClientState::Waiting,
             blocked_on: None,

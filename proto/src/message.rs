@@ -58,6 +58,7 @@ pub enum Reply {
 
 /// How the library hands out device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum MemoryMode {
     /// `cuMemAlloc` gives managed memory, which can be evicted and restored in bulk.
     Managed,

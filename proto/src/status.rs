@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::message::{Counters, QuantumRule, Usage};
+use crate::message::{Counters, MemoryMode, QuantumRule, Usage};
 use crate::{GpuUuid, HostStatus, ShareStatus};
 
 /// A scheduler, as `status` shows it.
@@ -41,6 +41,9 @@ pub struct GpuStatus {
     pub resident: u64,
     /// Bytes that clients' contexts and modules take beside these, as measured; 0: not measured.
     pub overhead: u64,
+    /// Bytes in use on the GPU that neither a process nor a client's managed memory accounts for, as NVML sees them: mostly what
+    /// managed memory has given up and the driver keeps. 0: not measured.
+    pub kept: u64,
     /// The GPU's quantum, in milliseconds.
     pub quantum_ms: u64,
     /// Clients that hold the lock.
@@ -79,6 +82,7 @@ impl GpuStatus {
             allocated: 0,
             resident: 0,
             overhead: 0,
+            kept: 0,
             quantum_ms: 0,
             holders: Vec::new(),
             waiters: Vec::new(),
@@ -159,6 +163,8 @@ pub struct ClientStatus {
     pub pid: u32,
     /// The program's name.
     pub name: String,
+    /// How its library hands out device memory.
+    pub memory: MemoryMode,
     /// The kernel's facts about the process; none where the kernel cannot tell.
     pub process: Option<ProcessInfo>,
     /// The client's state.

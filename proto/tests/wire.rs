@@ -130,6 +130,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         allocated: 24,
         resident: 15,
         overhead: 1,
+        kept: 0,
         quantum_ms: 30_000,
         holders: vec![1],
         waiters: vec![2, 3],
@@ -146,6 +147,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         client: 3,
         pid: 7,
         name: "python3".into(),
+        memory: MemoryMode::Managed,
         process: Some(ProcessInfo {
             user: 1000,
             command: "python3 train.py".into(),

@@ -4,7 +4,7 @@ mod rows;
 mod table;
 mod users;
 
-pub(crate) use rows::{CLIENTS, COUNTERS, GPUS, client_rows, gpu_rows, others, seats, state, turns};
+pub(crate) use rows::{CLIENTS, COUNTERS, GPUS, client_rows, gpu_rows, kept, others, seats, state, turns};
 pub(crate) use table::{Layout, render};
 
 use std::cmp::Reverse;
@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use nvshare_admin::Status;
 use nvshare_proto::units::Bytes;
 use nvshare_proto::{
-    ClientState, ClientStatus, GpuStatus, GpuUuid, HostStatus, QuantumRule, SchedulerStatus,
+    ClientState, ClientStatus, GpuStatus, GpuUuid, HostStatus, MemoryMode, QuantumRule, SchedulerStatus,
 };
 
 /// The order of clients.
@@ -138,6 +138,22 @@ pub(crate) fn reasons(status: &Status) -> Vec<String> {
     lines
 }
 
+/// A line for each GPU that clients with managed memory share with clients whose memory the library maps.
+pub(crate) fn mixed(status: &Status) -> Vec<String> {
+    let has = |uuid: GpuUuid, memory: MemoryMode| {
+        let mut there = status.clients.iter().filter(|client| !client.gone && client.memory == memory);
+        there.any(|client| client.usage.iter().any(|usage| usage.gpu == uuid))
+    };
+    let is_mixed = |gpu: &&GpuStatus| has(gpu.gpu, MemoryMode::Managed) && has(gpu.gpu, MemoryMode::Swap);
+    let line = |gpu: &GpuStatus| {
+        format!(
+            "clients on {} have managed memory and NVSHARE_MEMORY=swap: where the card is full, swap for all of them is faster",
+            gpu_name(gpu)
+        )
+    };
+    status.gpus.iter().filter(is_mixed).map(line).collect()
+}
+
 /// The clients that keep a blocked client waiting: those on its GPU that do not answer are named.
 fn holders_up(status: &Status, blocked: &ClientStatus) -> String {
     let gpu = status.gpus.iter().find(|gpu| Some(gpu.gpu) == blocked.blocked_on);
@@ -194,6 +210,23 @@ mod tests {
         assert_eq!(quantum(&scheduler, &[]), "0.25 s");
         assert_eq!(quantum(&scheduler, &[auto.clone(), fixed]), "0.25 s");
         assert_eq!(quantum(&scheduler, &[auto.clone(), auto]), "auto");
+    }
+
+    #[test]
+    fn clients_whose_memory_differs_in_kind_are_named_by_their_gpu() {
+        let with = |memory| {
+            let client = crate::top::tests::client(1, ClientState::Running, 0, 0);
+            ClientStatus { memory, ..client }
+        };
+        let of = |kinds: &[MemoryMode]| {
+            mixed(&crate::top::tests::status(kinds.iter().map(|&kind| with(kind)).collect()))
+        };
+        assert!(of(&[MemoryMode::Managed, MemoryMode::Managed]).is_empty());
+        assert!(of(&[MemoryMode::Swap, MemoryMode::Off]).is_empty());
+        let said = of(&[MemoryMode::Managed, MemoryMode::Swap]);
+        assert!(said[0].starts_with("clients on GPU 0 have managed memory"), "{said:?}");
+        let gone = ClientStatus { gone: true, ..with(MemoryMode::Swap) };
+        assert!(mixed(&crate::top::tests::status(vec![with(MemoryMode::Managed), gone])).is_empty());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nvshare_proto::units::{Bytes, gib_per_second};
+use nvshare_proto::units::{Bytes, GIB, gib_per_second};
 use nvshare_proto::{
     ClientState, ClientStatus, Enforcement, GpuStatus, ProcessInfo, QuantumRule, SeatStatus,
 };
@@ -109,6 +109,21 @@ pub(crate) fn turns(gpus: &[GpuStatus]) -> Vec<String> {
         )
     };
     gpus.iter().filter(|gpu| gpu.by_measure).map(line).collect()
+}
+
+/// Less than this is not worth a line: NVML counts a little that belongs to nobody on an idle card.
+const LEAST_KEPT: u64 = GIB;
+
+/// A line for each GPU of which the driver keeps much that managed memory has given up.
+pub(crate) fn kept(gpus: &[GpuStatus]) -> Vec<String> {
+    let line = |gpu: &GpuStatus| {
+        format!(
+            "the driver keeps {} of {} that managed memory has given up, or a program without nvshare has as managed memory",
+            Bytes(gpu.kept),
+            gpu_name(gpu)
+        )
+    };
+    gpus.iter().filter(|gpu| gpu.kept >= LEAST_KEPT).map(line).collect()
 }
 
 /// A line for each GPU on which there are clients that are not shown.

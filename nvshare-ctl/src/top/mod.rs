@@ -151,6 +151,7 @@ pub(crate) mod tests {
         ClientStatus {
             share: nvshare_proto::ShareStatus::default(),
             host_memory: 0,
+            memory: nvshare_proto::MemoryMode::Managed,
             client,
             pid: 70 + client as u32,
             name: format!("job{client}"),

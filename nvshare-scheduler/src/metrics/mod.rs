@@ -163,6 +163,7 @@ mod tests {
         let client = ClientStatus {
             share: nvshare_proto::ShareStatus::default(),
             host_memory: 0,
+            memory: nvshare_proto::MemoryMode::Managed,
             client: 1,
             pid: 2,
             name: "a \"quoted\" name".to_owned(),

@@ -338,7 +338,7 @@ def neighbour():
     return dict(alone=alone, beside=beside, cycles=count, alone_again=steps(3))
 
 
-def many(count=64):
+def many(count=24):
     """MiB on the card for each of several programs with a context and 64 MiB, awake and asleep."""
     before, children, each = used(), [], []
     for _ in range(count):

@@ -10,6 +10,7 @@ use nvshare_proto::{env as names, paths};
 
 use super::report::Finding;
 use crate::library::{self, Library};
+use crate::show;
 
 /// Finds the library; returns its path.
 pub(super) fn library(library: &Library, findings: &mut Vec<Finding>) -> Option<PathBuf> {
@@ -31,14 +32,15 @@ pub(super) fn library(library: &Library, findings: &mut Vec<Finding>) -> Option<
 
 /// Asks the scheduler that answers; returns its version.
 pub(super) fn scheduler(scheduler: &Scheduler, findings: &mut Vec<Finding>) -> Option<String> {
-    let about = match scheduler.status() {
-        Ok(status) => status.scheduler,
+    let status = match scheduler.status() {
+        Ok(status) => status,
         Err(error) => {
             let advice = "start one: sudo nvshare-scheduler, or systemctl start nvshare-scheduler; without, programs run as if alone";
             findings.push(Finding::error("scheduler", error.to_string(), advice));
             return None;
         }
     };
+    let about = &status.scheduler;
     let rights = if about.restricted { "; this user may look, and not change anything" } else { "" };
     let seen = format!("version {}, pid {}{rights}", about.version, about.pid);
     findings.push(if about.version == env!("CARGO_PKG_VERSION") {
@@ -54,8 +56,13 @@ pub(super) fn scheduler(scheduler: &Scheduler, findings: &mut Vec<Finding>) -> O
             "nvshare-ctl on",
         ));
     }
+    findings.extend(
+        show::mixed(&status).into_iter().map(|seen| {
+            Finding::warning("memory", seen, "set NVSHARE_MEMORY=swap for all programs of the GPU")
+        }),
+    );
     findings.extend(rights_of(Path::new(paths::SYSTEM_SOCKET)));
-    Some(about.version)
+    Some(status.scheduler.version)
 }
 
 /// Whether programs of every user may connect to root's scheduler.
