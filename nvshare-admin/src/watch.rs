@@ -63,6 +63,12 @@ impl Watch {
         }))
     }
 
+    /// The run of the scheduler.
+    #[must_use]
+    pub const fn boot(&self) -> u64 {
+        self.boot
+    }
+
     /// The event from which another connection goes on after this one is lost.
     #[must_use]
     pub fn place(&self) -> WatchFrom {

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cdi;
 pub mod codec;
 pub mod env;
 mod gpu;

@@ -3,22 +3,15 @@
 //! The Container Device Interface names what a container gets: `podman run --device nvshare.com/gpu=all` instead of two folders and a variable. The
 //! device says nothing of GPUs: NVIDIA's own device beside it does.
 
-use std::path::{self, Path, PathBuf};
+use std::path::{self, Path};
 
 use clap::{Args, ValueEnum};
+use nvshare_proto::cdi::{Device, Edits, LIBRARY_IN_CONTAINER, Mount, Specification};
 use nvshare_proto::env::SOCKET;
 use nvshare_proto::paths::{self, SYSTEM_SOCKET};
-use serde::Serialize;
 
 use crate::library::{self, Library};
 use crate::output::{Done, print};
-
-/// Where a container finds the library.
-const LIBRARY_IN_CONTAINER: &str = "/usr/lib/nvshare";
-/// The oldest version of the interface that engines read.
-const VERSION: &str = "0.3.0";
-/// The kind of nvshare's devices.
-const KIND: &str = "nvshare.com/gpu";
 
 /// What is done with the description.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -35,44 +28,6 @@ pub(crate) struct Options {
 
     #[command(flatten)]
     library: Library,
-}
-
-/// A specification of the interface: the fields that its version 0.3.0 has, as far as they are used.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Specification {
-    cdi_version: &'static str,
-    kind: &'static str,
-    devices: [Device; 1],
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Device {
-    name: &'static str,
-    container_edits: Edits,
-}
-
-#[derive(Debug, Serialize)]
-struct Edits {
-    env: Vec<String>,
-    mounts: [Mount; 2],
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Mount {
-    host_path: PathBuf,
-    container_path: PathBuf,
-    options: [&'static str; 4],
-}
-
-impl Mount {
-    /// A folder that a container may only read.
-    fn read_only(host_path: &Path, container_path: &Path) -> Self {
-        let (host_path, container_path) = (host_path.to_owned(), container_path.to_owned());
-        Self { host_path, container_path, options: ["ro", "nosuid", "nodev", "bind"] }
-    }
 }
 
 pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
@@ -103,12 +58,12 @@ fn specification(library: &Path, socket: &Path) -> Result<Specification, String>
     if inside != usual {
         env.push(format!("{SOCKET}={}", inside.display()));
     }
-    let mounts = [
+    let mounts = vec![
         Mount::read_only(library_folder, Path::new(LIBRARY_IN_CONTAINER)),
         Mount::read_only(socket_folder, usual_folder),
     ];
-    let device = Device { name: "all", container_edits: Edits { env, mounts } };
-    Ok(Specification { cdi_version: VERSION, kind: KIND, devices: [device] })
+    let device = Device { name: "all".to_owned(), container_edits: Edits { env, mounts } };
+    Ok(Specification::of(vec![device]))
 }
 
 /// A path's folder and name, which both are text.

@@ -1,0 +1,50 @@
+//! The specification of nvshare's own CDI devices: one for each seat.
+
+use nvshare_proto::SeatName;
+use nvshare_proto::cdi::{Device, Edits, Mount, Specification};
+
+use crate::allocate::{mounts, variables};
+use crate::options::Options;
+
+/// The specification's name in its folder.
+pub const FILE: &str = "nvshare.com-gpu.json";
+
+/// The specification of these seats.
+pub fn specification(seats: impl Iterator<Item = SeatName>, options: &Options) -> Specification {
+    let device = |seat: SeatName| Device {
+        name: seat.to_string(),
+        container_edits: Edits {
+            env: variables(options).iter().map(|(name, value)| format!("{name}={value}")).collect(),
+            mounts: mounts(seat, options)
+                .iter()
+                .map(|(host, inside)| Mount::read_only(host, inside))
+                .collect(),
+        },
+    };
+    Specification::of(seats.map(device).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use nvshare_proto::{GpuUuid, Slot};
+
+    use super::*;
+
+    #[test]
+    fn a_seat_is_a_device_with_its_folder_and_the_library() {
+        let seat = SeatName::of(&[Slot { gpu: GpuUuid([1; 16]), number: 0 }]);
+        let options = Options::parse_from(["plugin", "--memory", "swap"]);
+        let text = serde_json::to_string(&specification([seat].into_iter(), &options)).unwrap();
+        assert_eq!(
+            text,
+            concat!(
+                r#"{"cdiVersion":"0.3.0","kind":"nvshare.com/gpu","devices":[{"name":"dabc7573cefc8f50","containerEdits":{"#,
+                r#""env":["LD_PRELOAD=/usr/lib/nvshare/libnvshare.so","NVSHARE_MEMORY=swap"],"mounts":["#,
+                r#"{"hostPath":"/var/lib/nvshare/lib","containerPath":"/usr/lib/nvshare","options":["ro","nosuid","nodev","bind"]},"#,
+                r#"{"hostPath":"/var/run/nvshare-seats/dabc7573cefc8f50","containerPath":"/var/run/nvshare","#,
+                r#""options":["ro","nosuid","nodev","bind"]}]}}]}"#
+            )
+        );
+    }
+}

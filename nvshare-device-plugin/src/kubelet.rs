@@ -1,0 +1,152 @@
+//! The kubelet: the plugin's socket beside the kubelet's, and the registration there.
+//!
+//! A kubelet that starts removes all sockets of plugins and makes its own anew. Both are looked at once a second: there is nothing to run
+//! out of, as with inotify, and a missed look costs a second.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nvshare_proto::Seldom;
+use tokio::net::UnixListener;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{info, warn};
+
+use crate::api::{self, Empty, REGISTER, RegisterRequest};
+use crate::grpc::{self, Client};
+use crate::plugin::{self, Plugin, WANTED};
+
+/// The plugin's socket, in the folder of the kubelet's.
+pub const SOCKET: &str = "nvshare.sock";
+
+/// How often the sockets are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A registration that failed is tried again after so long, and each time after twice as long, up to the second of these.
+const AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+/// A kubelet that does not answer for so long, or that does not ask for the list, is tried again.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+static WAITING: Seldom = Seldom::new(|text| info!("{text}"));
+static FAILING: Seldom = Seldom::new(|text| warn!("{text}"));
+
+/// A file, and no later one at its path.
+type Identity = (u64, u64, i64, i64);
+
+fn identity(path: &Path) -> Option<Identity> {
+    let found = fs::symlink_metadata(path).ok()?;
+    // The number of a file that is removed is given to the next one.
+    Some((found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
+}
+
+/// The folder of the sockets of plugins.
+fn folder(kubelet: &Path) -> PathBuf {
+    kubelet.join("device-plugins")
+}
+
+/// Waits until the folder of the sockets is there, and no other plugin has it. The plugin has it as long as the returned file is open.
+pub async fn enter(kubelet: &Path) -> File {
+    let folder = folder(kubelet);
+    loop {
+        match File::open(&folder).map_err(TryLockError::Error).and_then(|file| file.try_lock().map(|()| file))
+        {
+            Ok(file) => return file,
+            Err(TryLockError::WouldBlock) => {
+                WAITING.say(format_args!(
+                    "waiting for another nvshare-device-plugin at {} to end",
+                    folder.display()
+                ));
+            }
+            Err(TryLockError::Error(error)) => {
+                WAITING.say(format_args!("waiting for a kubelet at {}: {error}", folder.display()));
+            }
+        }
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+/// The plugin's socket.
+#[derive(Debug)]
+struct Bound {
+    identity: Identity,
+    task: JoinHandle<()>,
+}
+
+impl Bound {
+    fn at(path: &Path, plugin: &Arc<Plugin>) -> io::Result<Self> {
+        // Of a plugin that was killed.
+        let _ = fs::remove_file(path);
+        let listener = UnixListener::bind(path)?;
+        let identity = identity(path).ok_or(io::ErrorKind::NotFound)?;
+        let plugin = Arc::clone(plugin);
+        let task = tokio::spawn(grpc::serve(listener, move |call| plugin::answer(Arc::clone(&plugin), call)));
+        Ok(Self { identity, task })
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        // Calls that are under way go on.
+        self.task.abort();
+    }
+}
+
+/// Serves, and is registered at the kubelet, for ever.
+pub async fn attend(plugin: Arc<Plugin>) {
+    let folder = folder(&plugin.options.kubelet);
+    let (own, kubelet) = (folder.join(SOCKET), folder.join("kubelet.sock"));
+    let mut bound: Option<Bound> = None;
+    let mut registered: Option<(Identity, Instant)> = None;
+    let mut again = AGAIN.0;
+    loop {
+        if bound.as_ref().is_none_or(|bound| identity(&own) != Some(bound.identity)) {
+            registered = None;
+            bound = Bound::at(&own, &plugin)
+                .inspect_err(|error| FAILING.say(format_args!("{}: {error}", own.display())))
+                .ok();
+        }
+        let there = identity(&kubelet);
+        // A kubelet that follows the list no more has forgotten the plugin.
+        let is_registered = registered.is_some_and(|(at, since)| {
+            Some(at) == there && (plugin.is_followed() || since.elapsed() < PATIENCE)
+        });
+        let mut pause = LOOK_EVERY;
+        match there {
+            Some(there) if !is_registered && bound.is_some() => match register(&kubelet, &plugin).await {
+                Ok(()) => {
+                    info!("registered {} at {}", plugin.options.resource, kubelet.display());
+                    (registered, again) = (Some((there, Instant::now())), AGAIN.0);
+                }
+                Err(error) => {
+                    FAILING.say(format_args!("not registered at {}: {error}", kubelet.display()));
+                    registered = None;
+                    (pause, again) = (again, (2 * again).min(AGAIN.1));
+                }
+            },
+            Some(_) => {}
+            None => WAITING.say(format_args!("waiting for a kubelet at {}", kubelet.display())),
+        }
+        sleep(pause).await;
+    }
+}
+
+/// The kubelet dials back before it answers. From then on it may start containers, whose devices have to be there.
+async fn register(kubelet: &Path, plugin: &Arc<Plugin>) -> Result<(), String> {
+    let publishing = Arc::clone(plugin);
+    spawn_blocking(move || publishing.publish()).await.map_err(|error| error.to_string())??;
+    let request = RegisterRequest {
+        version: api::VERSION.to_owned(),
+        endpoint: SOCKET.to_owned(),
+        resource_name: plugin.options.resource.clone(),
+        options: Some(WANTED),
+    };
+    let call = async {
+        let client = Client::connect(kubelet).await.map_err(|error| error.to_string())?;
+        let done: Result<Empty, _> = client.ask(REGISTER, request).await;
+        done.map(drop).map_err(|status| status.message().to_owned())
+    };
+    timeout(PATIENCE, call).await.map_err(|_| "it does not answer".to_owned())?
+}

@@ -1,0 +1,25 @@
+//! The device plugin of Kubernetes for `nvshare.com/gpu`: each GPU has slots, and a container that asks for one gets a seat at the scheduler.
+//!
+//! What is decided is in modules without IO: [`devices`], [`allocate`], [`preferred`], [`cdi`], [`nvidia`]. Around them: the kubelet
+//! ([`kubelet`], [`grpc`]), the scheduler and the pods ([`upkeep`], [`pods`]), and files ([`files`], [`records`], [`specifications`],
+//! [`cards`]). [`plugin`] holds them together.
+
+#![forbid(unsafe_code)]
+
+pub mod allocate;
+pub mod api;
+pub mod cards;
+pub mod cdi;
+pub mod devices;
+pub mod files;
+pub mod grpc;
+pub mod kubelet;
+pub mod nvidia;
+pub mod options;
+pub mod plugin;
+pub mod pods;
+pub mod preferred;
+pub mod records;
+pub mod run;
+pub mod specifications;
+pub mod upkeep;

@@ -1,0 +1,208 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+use nvshare_proto::{Given, GpuUuid, cdi, paths, units};
+
+use crate::cards;
+
+/// Most slots of a GPU.
+const MOST_SLOTS: u32 = 1000;
+
+/// Gives slots of GPUs to containers: the device plugin of Kubernetes for nvshare.com/gpu.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "nvshare-device-plugin", version, max_term_width = 100)]
+pub struct Options {
+    /// Slots of each GPU: so many containers may share it, 1 to 1000
+    #[arg(long, value_name = "N", default_value = "10", value_parser = slots, allow_negative_numbers = true)]
+    pub slots: u32,
+
+    /// Let one container have slots of several GPUs, one of each
+    #[arg(long)]
+    pub multi_gpu: bool,
+
+    /// How a container gets its GPUs, as in NVIDIA's device plugin: by names of CDI devices, by NVIDIA_VISIBLE_DEVICES, or by mounts
+    #[arg(long, value_name = "STRATEGY", default_value = "cdi-cri")]
+    pub device_list_strategy: Strategy,
+
+    /// The GPUs that are given out, by their UUIDs [default: all]
+    #[arg(long, value_name = "UUID,…", value_delimiter = ',')]
+    pub gpus: Vec<GpuUuid>,
+
+    /// Memory limit of a slot (4g, 512MiB); all slots together may have more than the GPU [default: none]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_limit, allow_hyphen_values = true)]
+    pub slot_memory: Option<u64>,
+
+    /// Compute limit of a slot, in per cent of the GPU's time [default: none]
+    #[arg(long, value_name = "PERCENT", value_parser = units::parse_percent, allow_hyphen_values = true)]
+    pub slot_compute: Option<u8>,
+
+    /// Sets NVSHARE_MEMORY in containers [default: it is not set]
+    #[arg(long, value_name = "MODE")]
+    pub memory: Option<Memory>,
+
+    /// How programs get the library: by the variable LD_PRELOAD, or by a file /etc/ld.so.preload
+    #[arg(long, value_name = "HOW", default_value = "env")]
+    pub preload: Preload,
+
+    /// The resource's name
+    #[arg(long, value_name = "NAME", default_value = cdi::KIND, value_parser = resource)]
+    pub resource: String,
+
+    /// The kind of NVIDIA's CDI devices [default: nvidia.com/gpu or k8s.device-plugin.nvidia.com/gpu, whichever has the GPU]
+    #[arg(long, value_name = "KIND", value_parser = resource)]
+    pub nvidia_cdi_kind: Option<String>,
+
+    /// The kubelet's folder
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
+    pub kubelet: PathBuf,
+
+    /// Folder for the specification of nvshare's CDI devices; NVIDIA's are looked for here and in /etc/cdi
+    #[arg(long, value_name = "DIR", default_value = "/var/run/cdi")]
+    pub cdi_dir: PathBuf,
+
+    /// The library to install into --library-dir [default: the one that is there]
+    #[arg(long, value_name = "FILE")]
+    pub library: Option<PathBuf>,
+
+    /// Folder of the library on the host, which containers get
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/nvshare/lib")]
+    pub library_dir: PathBuf,
+
+    /// The scheduler's administrators' socket [variable: NVSHARE_ADMIN_SOCKET] [default: /var/run/nvshare-admin/admin.sock]
+    #[arg(long, value_name = "PATH")]
+    pub admin_socket: Option<PathBuf>,
+
+    /// Folder for a list of the seats that were given out
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/nvshare")]
+    pub state: PathBuf,
+
+    /// Folder of specifications of CDI devices that an administrator makes
+    #[arg(long, value_name = "DIR", default_value = "/etc/cdi", hide = true)]
+    pub etc_cdi: PathBuf,
+
+    /// Folder in which the kernel module describes the GPUs
+    #[arg(long, value_name = "DIR", default_value = cards::DESCRIPTIONS, hide = true)]
+    pub gpu_descriptions: PathBuf,
+
+    /// Folder in which the kernel describes devices
+    #[arg(long, value_name = "DIR", default_value = "/sys", hide = true)]
+    pub sysfs: PathBuf,
+}
+
+/// How a container gets its GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Strategy {
+    /// By names of CDI devices.
+    CdiCri,
+    /// By the variable that NVIDIA's runtime reads.
+    Envvar,
+    /// By mounts that NVIDIA's runtime reads.
+    VolumeMounts,
+}
+
+/// How programs keep device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Memory {
+    /// As managed memory.
+    Managed,
+    /// As memory that the library maps.
+    Swap,
+}
+
+impl Memory {
+    /// The value of the variable.
+    #[must_use]
+    pub const fn value(self) -> &'static str {
+        match self {
+            Self::Managed => "managed",
+            Self::Swap => "swap",
+        }
+    }
+}
+
+/// How programs get the library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Preload {
+    /// By LD_PRELOAD. A program's own value may win where the container's is not set by a CDI device.
+    Env,
+    /// By /etc/ld.so.preload, which programs with more rights than their user read as well.
+    File,
+}
+
+impl Options {
+    /// The administrators' socket.
+    #[must_use]
+    pub fn admin_socket(&self) -> PathBuf {
+        self.admin_socket.clone().unwrap_or_else(|| paths::admin_socket(true))
+    }
+
+    /// The limits of a seat.
+    #[must_use]
+    pub fn given(&self) -> Given {
+        Given { memory: self.slot_memory, compute: self.slot_compute, ..Given::default() }
+    }
+}
+
+fn slots(text: &str) -> Result<u32, String> {
+    let slots = text.parse().ok().filter(|slots| (1..=MOST_SLOTS).contains(slots));
+    slots.ok_or_else(|| format!("{text:?} is no number of slots; accepted: 1 to {MOST_SLOTS}"))
+}
+
+fn resource(text: &str) -> Result<String, String> {
+    match text.split_once('/') {
+        Some((vendor, name)) if !vendor.is_empty() && !name.is_empty() && !name.contains('/') => {
+            Ok(text.to_owned())
+        }
+        _ => {
+            Err(format!("{text:?} is no such name; accepted: a domain, a slash and a name, as {}", cdi::KIND))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Options, String> {
+        let words = std::iter::once("nvshare-device-plugin").chain(text.split_whitespace());
+        Options::try_parse_from(words).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_not_said_is_as_kubernetes_has_it() {
+        let options = parse("").unwrap();
+        assert_eq!((options.slots, options.multi_gpu, options.gpus.len()), (10, false, 0));
+        assert_eq!((options.device_list_strategy, options.preload), (Strategy::CdiCri, Preload::Env));
+        assert_eq!((options.resource.as_str(), options.memory), ("nvshare.com/gpu", None));
+        assert_eq!(options.given(), Given::default());
+    }
+
+    #[test]
+    fn a_slot_has_limits() {
+        let options = parse("--slot-memory 4GiB --slot-compute 25 --memory swap").unwrap();
+        let given = Given { memory: Some(4 << 30), compute: Some(25), ..Given::default() };
+        assert_eq!(options.given(), given);
+        assert_eq!(options.memory.map(Memory::value), Some("swap"));
+    }
+
+    #[test]
+    fn bad_values_are_told_what_is_accepted() {
+        for (text, told) in [
+            ("--slots 0", "\"0\" is no number of slots; accepted: 1 to 1000"),
+            ("--slots -3", "\"-3\" is no number of slots"),
+            ("--slots 1001", "accepted: 1 to 1000"),
+            ("--device-list-strategy cdi", "[possible values: cdi-cri, envvar, volume-mounts]"),
+            ("--gpus GPU-1", "\"GPU-1\" is not a GPU UUID"),
+            ("--slot-memory 0", "invalid value '0' for '--slot-memory"),
+            ("--slot-compute 101", "invalid value '101' for '--slot-compute"),
+            ("--memory off", "[possible values: managed, swap]"),
+            ("--resource gpu", "accepted: a domain, a slash and a name, as nvshare.com/gpu"),
+            ("--nvidia-cdi-kind a/b/c", "\"a/b/c\" is no such name"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(told), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Whose the seats are: the kubelet says which container has which devices, and the scheduler is told.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nvshare_proto::{AdminRequest, Holder, SeatName, Seldom, Slot};
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+use crate::api::{Empty, LIST_PODS, ListPodResourcesResponse};
+use crate::grpc::Client;
+use crate::plugin::Plugin;
+
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// The kubelet notes what it gives to a container soon after it has it.
+const SETTLE: Duration = Duration::from_millis(300);
+/// A kubelet that does not answer for so long is asked anew.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Most seats in a message: names of pods are long, and a message is 64 KiB at most.
+const MOST: usize = 100;
+
+static NO_PODS: Seldom = Seldom::new(|text| info!("{text}"));
+static NOT_TOLD: Seldom = Seldom::new(|text| warn!("{text}"));
+
+/// Seats and the containers that have them.
+pub type Holders = BTreeMap<SeatName, Holder>;
+/// A seat, and the container that has it now.
+pub type Change = (SeatName, Option<Holder>);
+
+/// Which container has which seat.
+#[must_use]
+pub fn holders(pods: &ListPodResourcesResponse, resource: &str) -> Holders {
+    let mut holders = Holders::new();
+    for pod in &pods.pod_resources {
+        for container in &pod.containers {
+            // A device for each NUMA node may stand by itself.
+            let ours = container.devices.iter().filter(|devices| devices.resource_name == resource);
+            let slots = ours.flat_map(|devices| &devices.device_ids).filter_map(|id| id.parse().ok());
+            let slots: Vec<Slot> = slots.collect();
+            if !slots.is_empty() {
+                let holder = Holder {
+                    namespace: pod.namespace.clone(),
+                    pod: pod.name.clone(),
+                    container: container.name.clone(),
+                };
+                holders.insert(SeatName::of(&slots), holder);
+            }
+        }
+    }
+    holders
+}
+
+/// What the scheduler has to be told: what changed, or all where it knows nothing yet.
+///
+/// `told`: what it was told; none: nothing. `seats`: all that were given out.
+#[must_use]
+pub fn changes(told: Option<&Holders>, now: &Holders, seats: &[SeatName]) -> Vec<Change> {
+    let was = |seat: &SeatName| told.and_then(|told| told.get(seat));
+    let is_new = |seat: &SeatName| told.is_none() || was(seat) != now.get(seat);
+    let mut named: Vec<SeatName> = seats.iter().chain(now.keys()).copied().collect();
+    named.sort_unstable();
+    named.dedup();
+    named.retain(is_new);
+    named.into_iter().map(|seat| (seat, now.get(&seat).cloned())).collect()
+}
+
+/// Tells the scheduler whose the seats are, for ever. `boot`: which run of the scheduler answers, if any.
+pub async fn tell(plugin: Arc<Plugin>, boot: watch::Receiver<Option<u64>>) {
+    let socket = plugin.options.kubelet.join("pod-resources/kubelet.sock");
+    let mut kubelet = None;
+    // What was told, and to which run of the scheduler.
+    let mut told: Option<(u64, Holders)> = None;
+    loop {
+        let run = *boot.borrow();
+        if let Some(run) = run {
+            match list(&mut kubelet, &socket).await {
+                Ok(pods) => {
+                    let now = holders(&pods, &plugin.options.resource);
+                    let known = told.take_if(|(to, _)| *to == run).map(|(_, known)| known);
+                    let changes = changes(known.as_ref(), &now, &plugin.seats());
+                    told = match send(&plugin, changes).await {
+                        Ok(()) => Some((run, now)),
+                        Err(error) => {
+                            NOT_TOLD.say(format_args!(
+                                "the scheduler is not told which pods have seats: {error}"
+                            ));
+                            None
+                        }
+                    };
+                }
+                Err(error) => {
+                    kubelet = None;
+                    let socket = socket.display();
+                    NO_PODS.say(format_args!(
+                        "the scheduler does not learn which pods have seats: {socket}: {error}"
+                    ));
+                }
+            }
+        }
+        tokio::select! {
+            () = sleep(LOOK_EVERY) => {}
+            () = plugin.allocated.notified() => sleep(SETTLE).await,
+        }
+    }
+}
+
+async fn list(client: &mut Option<Client>, socket: &Path) -> Result<ListPodResourcesResponse, String> {
+    let ask = async {
+        let connected = match client.take() {
+            Some(client) => client,
+            None => Client::connect(socket).await.map_err(|error| error.to_string())?,
+        };
+        let pods = connected.ask(LIST_PODS, Empty {}).await.map_err(|status| status.message().to_owned())?;
+        *client = Some(connected);
+        Ok(pods)
+    };
+    timeout(PATIENCE, ask).await.map_err(|_| "no answer".to_owned())?
+}
+
+async fn send(plugin: &Arc<Plugin>, changes: Vec<Change>) -> Result<(), String> {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let plugin = Arc::clone(plugin);
+    let send = move || {
+        changes
+            .chunks(MOST)
+            .try_for_each(|some| plugin.scheduler.change(AdminRequest::HoldSeats(some.to_vec())).map(drop))
+    };
+    let sent = spawn_blocking(send).await.map_err(|error| error.to_string())?;
+    sent.map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use nvshare_proto::GpuUuid;
+
+    use super::*;
+    use crate::api::{ContainerDevices, ContainerResources, PodResources};
+
+    fn slot(gpu: u8, number: u32) -> Slot {
+        Slot { gpu: GpuUuid([gpu; 16]), number }
+    }
+
+    fn holder(container: &str) -> Holder {
+        Holder { namespace: "n".to_owned(), pod: "p".to_owned(), container: container.to_owned() }
+    }
+
+    #[test]
+    fn a_containers_devices_make_its_seat() {
+        let devices = |resource: &str, slots: &[Slot]| ContainerDevices {
+            resource_name: resource.to_owned(),
+            device_ids: slots.iter().map(Slot::to_string).collect(),
+        };
+        let ours = "nvshare.com/gpu";
+        let container = |name: &str, devices| ContainerResources { name: name.to_owned(), devices };
+        let containers = vec![
+            container("both", vec![devices(ours, &[slot(2, 1)]), devices(ours, &[slot(1, 0)])]),
+            container("other", vec![devices("nvidia.com/gpu", &[slot(3, 0)])]),
+            container("none", vec![]),
+            container("one", vec![devices(ours, &[slot(1, 2)])]),
+        ];
+        let pod = PodResources { name: "p".to_owned(), namespace: "n".to_owned(), containers };
+        let found = holders(&ListPodResourcesResponse { pod_resources: vec![pod] }, ours);
+        let both = SeatName::of(&[slot(1, 0), slot(2, 1)]);
+        let one = SeatName::of(&[slot(1, 2)]);
+        assert_eq!(found, Holders::from([(both, holder("both")), (one, holder("one"))]));
+    }
+
+    #[test]
+    fn what_changed_is_told_and_all_to_who_knows_nothing() {
+        let seats = [1, 2, 3].map(|number| SeatName::of(&[slot(1, number)]));
+        let [a, b, c] = seats;
+        let of = |pairs: &[(SeatName, &str)]| -> Holders {
+            pairs.iter().map(|&(seat, name)| (seat, holder(name))).collect()
+        };
+        let some = |seat, name| (seat, Some(holder(name)));
+        let sorted = |mut changes: Vec<Change>| {
+            changes.sort_by_key(|change| change.0);
+            changes
+        };
+        let before = of(&[(a, "x"), (b, "y")]);
+        let now = of(&[(a, "x"), (c, "z")]);
+        for (told, now, expected) in [
+            (Some(&before), &before, vec![]),
+            (Some(&before), &now, vec![(b, None), some(c, "z")]),
+            (None, &now, vec![some(a, "x"), (b, None), some(c, "z")]),
+            (Some(&before), &of(&[(a, "other"), (b, "y")]), vec![some(a, "other")]),
+        ] {
+            assert_eq!(changes(told, now, &seats), sorted(expected));
+        }
+        assert_eq!(changes(None, &now, &[]), sorted(vec![some(a, "x"), some(c, "z")]));
+    }
+}

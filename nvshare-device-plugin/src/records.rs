@@ -1,0 +1,120 @@
+//! The seats that were given out, in a file: `/var/run/cdi` is empty after a start of the machine, and the kubelet still names their devices.
+//!
+//! A line has the seat's name and its slots. Since the name follows from the slots, a line that is torn is seen.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use nvshare_proto::{SeatName, Slot};
+
+use crate::files;
+
+/// The file's name in its folder.
+pub const FILE: &str = "seats";
+
+/// Seats and their slots.
+pub type Seats = BTreeMap<SeatName, Vec<Slot>>;
+
+/// The file.
+#[derive(Debug)]
+pub struct Records {
+    path: PathBuf,
+    seats: Seats,
+}
+
+impl Records {
+    /// Reads what is there. The lines that cannot be read are returned as well, each with what is wrong; the others are used.
+    ///
+    /// # Errors
+    /// The file is there and cannot be read.
+    pub fn open(folder: &Path) -> Result<(Self, Vec<String>), String> {
+        let path = folder.join(FILE);
+        let text = match fs::read(&path) {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(format!("{}: {error}", path.display())),
+        };
+        let (seats, torn) = parse(&text);
+        let wrong = torn
+            .into_iter()
+            .map(|number| format!("{}: line {number} names no seat and is left out", path.display()));
+        let wrong = wrong.collect();
+        Ok((Self { path, seats }, wrong))
+    }
+
+    /// The seats.
+    #[must_use]
+    pub const fn seats(&self) -> &Seats {
+        &self.seats
+    }
+
+    /// Adds a seat. It is in the file when this returns.
+    ///
+    /// # Errors
+    /// The file cannot be written; then the seat is not added.
+    pub fn add(&mut self, slots: &[Slot]) -> Result<(), String> {
+        let name = SeatName::of(slots);
+        if self.seats.contains_key(&name) {
+            return Ok(());
+        }
+        self.seats.insert(name, slots.to_vec());
+        files::replace(&self.path, format(&self.seats).as_bytes())
+            .inspect_err(|_| drop(self.seats.remove(&name)))?;
+        Ok(())
+    }
+}
+
+fn format(seats: &Seats) -> String {
+    let line = |(name, slots): (&SeatName, &Vec<Slot>)| {
+        let slots: Vec<String> = slots.iter().map(Slot::to_string).collect();
+        format!("{name} {}\n", slots.join(" "))
+    };
+    seats.iter().map(line).collect()
+}
+
+/// The seats of the lines, and the numbers of the lines that cannot be read.
+fn parse(text: &str) -> (Seats, Vec<usize>) {
+    let (mut seats, mut torn) = (Seats::new(), Vec::new());
+    for (number, line) in (1..).zip(text.lines()) {
+        match seat(line) {
+            Some((name, slots)) => drop(seats.insert(name, slots)),
+            None => torn.push(number),
+        }
+    }
+    (seats, torn)
+}
+
+fn seat(line: &str) -> Option<(SeatName, Vec<Slot>)> {
+    let mut words = line.split(' ');
+    let name = words.next()?;
+    let slots: Vec<Slot> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
+    let follows = SeatName::of(&slots);
+    (!slots.is_empty() && follows.to_string() == name).then_some((follows, slots))
+}
+
+#[cfg(test)]
+mod tests {
+    use nvshare_proto::GpuUuid;
+
+    use super::*;
+
+    #[test]
+    fn a_torn_line_is_left_out_and_the_rest_is_used() {
+        let slot = |gpu, number| Slot { gpu: GpuUuid([gpu; 16]), number };
+        let sets = [vec![slot(1, 0)], vec![slot(1, 3), slot(2, 10)]];
+        let seats: Seats = sets.iter().map(|slots| (SeatName::of(slots), slots.clone())).collect();
+        let text = format(&seats);
+        assert_eq!(parse(&text), (seats.clone(), vec![]));
+        // Each beginning of the text that ends within a line.
+        let first = text.find('\n').unwrap();
+        for end in (1..first).chain(first + 2..text.len() - 1) {
+            let (read, torn) = parse(&text[..end]);
+            let whole = usize::from(end > first);
+            assert_eq!((read.len(), torn), (whole, vec![whole + 1]), "{:?}", &text[..end]);
+        }
+        let (read, torn) = parse(&format!("\u{fffd}\n\n{text}"));
+        assert_eq!((read, torn), (seats, vec![1, 2]));
+    }
+}

@@ -1,0 +1,325 @@
+//! The plugin beside a kubelet and a scheduler that are played, in a folder that is its machine.
+
+mod fakes;
+
+use std::fs;
+
+use fakes::{A, B, Kubelet, Machine, Scheduler, until, write};
+use nvshare_device_plugin::api::{
+    ContainerAllocateResponse, Device, DevicePluginOptions, HEALTHY, UNHEALTHY,
+};
+use nvshare_proto::{Given, GpuUuid, Holder, Seat, SeatName, Slot};
+use serde_json::json;
+use tonic::Code;
+
+const fn slot(gpu: GpuUuid, number: u32) -> Slot {
+    Slot { gpu, number }
+}
+
+fn names(response: &ContainerAllocateResponse) -> Vec<&str> {
+    response.cdi_devices.iter().map(|device| device.name.as_str()).collect()
+}
+
+fn ours(slots: &[Slot]) -> String {
+    format!("nvshare.com/gpu={}", SeatName::of(slots))
+}
+
+fn are_all(health: &str) -> impl Fn(&[Device]) -> bool {
+    move |devices| !devices.is_empty() && devices.iter().all(|device| device.health == health)
+}
+
+#[tokio::test]
+async fn a_container_gets_a_seat() {
+    let mut machine = Machine::new();
+    let scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    machine.start("--slots 3 --slot-memory 2GiB --slot-compute 30");
+
+    let (request, options) = kubelet.registered(1).await;
+    assert_eq!((request.version.as_str(), request.endpoint.as_str()), ("v1beta1", "nvshare.sock"));
+    assert_eq!(request.resource_name, "nvshare.com/gpu");
+    let wanted = DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true };
+    assert_eq!((request.options, options), (Some(wanted.clone()), wanted));
+
+    let list = kubelet.list("six slots", are_all(HEALTHY)).await;
+    let node = |device: &Device| device.topology.as_ref().map(|topology| topology.nodes[0].id);
+    let short: Vec<_> = list.iter().map(|device| (device.id.clone(), node(device))).collect();
+    let all = [(A, None), (B, Some(1))];
+    let all = all.iter().flat_map(|&(gpu, node)| (0..3).map(move |n| (slot(gpu, n).to_string(), node)));
+    assert_eq!(short, all.collect::<Vec<_>>());
+    assert_eq!(fs::read_to_string(machine.root.join("lib/libnvshare.so")).unwrap(), "the library");
+
+    // NVIDIA's names: A's UUID, and for B the number of the device that has its file.
+    let [one, other] = [slot(A, 1), slot(B, 0)];
+    let got = kubelet.allocate(&[&[one], &[other]]).await.unwrap().container_responses;
+    assert_eq!(names(&got[0]), [ours(&[one]), format!("nvidia.com/gpu={A}")]);
+    assert_eq!(names(&got[1]), [ours(&[other]), "nvidia.com/gpu=1".to_owned()]);
+    assert!(got.iter().all(|container| container.envs.is_empty() && container.mounts.is_empty()));
+    let given = Given { memory: Some(2 << 30), compute: Some(30), ..Given::default() };
+    let seats = [one, other].map(|slot| Seat { slots: vec![slot], given });
+    assert_eq!(scheduler.seats(), seats);
+
+    let again = kubelet.allocate(&[&[one], &[other]]).await.unwrap().container_responses;
+    assert_eq!(again, got);
+
+    let devices = machine.devices();
+    assert_eq!(devices.len(), 6, "each slot has its device ahead");
+    let seat = SeatName::of(&[one]).to_string();
+    let (_, device) = devices.iter().find(|(name, _)| *name == seat).unwrap();
+    let options = ["ro", "nosuid", "nodev", "bind"];
+    let mount =
+        |host: &str, inside: &str| json!({"hostPath": host, "containerPath": inside, "options": options});
+    let library = machine.root.join("lib");
+    let edits = json!({
+        "env": ["LD_PRELOAD=/usr/lib/nvshare/libnvshare.so"],
+        "mounts": [
+            mount(library.to_str().unwrap(), "/usr/lib/nvshare"),
+            mount(&format!("/var/run/nvshare-seats/{seat}"), "/var/run/nvshare"),
+        ],
+    });
+    assert_eq!(*device, json!({"name": seat, "containerEdits": edits}));
+
+    let free = [slot(A, 0), slot(A, 2), slot(B, 1), slot(B, 2), slot(B, 0)];
+    assert_eq!(kubelet.prefer(&free, &[], 1).await, [slot(B, 0).to_string()]);
+    assert_eq!(
+        kubelet.prefer(&free, &[slot(B, 2)], 2).await,
+        [slot(B, 2), slot(A, 0)].map(|s| s.to_string())
+    );
+}
+
+#[tokio::test]
+async fn what_no_container_may_have_is_refused() {
+    let mut machine = Machine::new();
+    let scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    machine.start(&format!("--slots 2 --gpus {A}"));
+    kubelet.list("two slots", |devices| devices.len() == 2).await;
+
+    let two = "request for 'nvshare.com/gpu: 2' too large: maximum request size for shared resources is 1";
+    let unknown = |slot| format!("invalid allocation request for 'nvshare.com/gpu': unknown device: {slot}");
+    for (asked, told) in [
+        (&[slot(A, 0), slot(A, 1)][..], two.to_owned()),
+        (&[slot(A, 2)], unknown(slot(A, 2))),
+        (&[slot(B, 0)], unknown(slot(B, 0))),
+        (&[], "invalid allocation request for 'nvshare.com/gpu': no device is named".to_owned()),
+    ] {
+        // The first container's seat is not made either.
+        let refused = kubelet.allocate(&[&[slot(A, 0)], asked]).await.unwrap_err();
+        assert_eq!(refused, (Code::InvalidArgument, told));
+    }
+    assert_eq!(scheduler.seats(), []);
+
+    scheduler.refuse(Some("there are too many seats"));
+    let refused = kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap_err();
+    let told = "the scheduler refuses: there are too many seats".to_owned();
+    assert_eq!(refused, (Code::FailedPrecondition, told));
+    scheduler.refuse(None);
+    kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_set_of_gpus_outlives_the_plugin_and_the_machines_start() {
+    let mut machine = Machine::new();
+    let scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    let first = machine.start("--multi-gpu");
+    kubelet.registered(1).await;
+
+    // An init container has both, and the container after it one of them.
+    let [a, b] = [slot(A, 9), slot(B, 3)];
+    let got = kubelet.allocate(&[&[b, a]]).await.unwrap();
+    let both = [ours(&[a, b]), format!("nvidia.com/gpu={A}"), "nvidia.com/gpu=1".to_owned()];
+    assert_eq!(names(&got.container_responses[0]), both);
+    let then = kubelet.allocate(&[&[a]]).await.unwrap();
+    assert_eq!(names(&then.container_responses[0]), [ours(&[a]), format!("nvidia.com/gpu={A}")]);
+    assert_eq!(scheduler.seats().len(), 2);
+    let same = kubelet.allocate(&[&[a, slot(A, 1)]]).await.unwrap_err();
+    assert!(
+        same.1.ends_with(&format!("several slots of {A}; a container gets one slot of a GPU")),
+        "{same:?}"
+    );
+    let devices = machine.devices();
+    assert_eq!(devices.len(), 21);
+    let has = |seat: &[Slot]| devices.iter().any(|(name, _)| *name == SeatName::of(seat).to_string());
+    assert!(has(&[a, b]) && has(&[a]));
+
+    // The folder is emptied while the plugin runs.
+    fs::remove_file(machine.specification()).unwrap();
+    until("the specification is back", || machine.specification().exists().then_some(())).await;
+    assert_eq!(machine.devices(), devices);
+
+    // The machine starts anew; a line of the record is torn.
+    machine.kill(first);
+    drop(kubelet);
+    fs::remove_dir_all(machine.root.join("cdi")).unwrap();
+    let record = machine.root.join("state/seats");
+    let text = fs::read_to_string(&record).unwrap();
+    write(&record, &format!("{text}dabc7573cefc8f50 GPU-0101"));
+    let kubelet = Kubelet::start(&machine.root);
+    let second = machine.start("--multi-gpu");
+    kubelet.registered(1).await;
+    // It is there before the kubelet starts a container.
+    assert_eq!(machine.devices(), devices);
+    let torn = format!("{}: line 3 names no seat and is left out", record.display());
+    machine.says(second, &torn).await;
+    assert_eq!(kubelet.allocate(&[&[b, a]]).await.unwrap(), got);
+    assert_eq!(kubelet.allocate(&[&[a]]).await.unwrap(), then);
+}
+
+#[tokio::test]
+async fn a_kubelet_that_starts_again_finds_the_plugin() {
+    let mut machine = Machine::new();
+    let _scheduler = Scheduler::start(&machine.root, 1);
+    let plugin = machine.start("");
+    machine.says(plugin, "waiting for a kubelet at").await;
+    let first = Kubelet::start(&machine.root);
+    first.registered(1).await;
+    first.list("all slots", |devices| devices.len() == 20).await;
+    assert_eq!(first.lists(), 1);
+
+    drop(first);
+    let second = Kubelet::start(&machine.root);
+    second.registered(1).await;
+    second.list("all slots", |devices| devices.len() == 20).await;
+
+    // Somebody removes the plugin's socket alone.
+    fs::remove_file(machine.root.join("kubelet/device-plugins/nvshare.sock")).unwrap();
+    second.registered(2).await;
+    second.allocate(&[&[slot(A, 0)]]).await.unwrap();
+}
+
+#[tokio::test]
+async fn no_slot_is_healthy_without_a_scheduler() {
+    let mut machine = Machine::new();
+    let scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    let plugin = machine.start("");
+    kubelet.registered(1).await;
+    kubelet.list("healthy slots", are_all(HEALTHY)).await;
+    kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap();
+    kubelet.run_pods(&[("one", &[slot(A, 0)])]);
+    until("the pod is told", || scheduler.held().iter().flatten().any(|held| held.1.is_some()).then_some(()))
+        .await;
+
+    drop(scheduler);
+    kubelet.list("slots that are not healthy", are_all(UNHEALTHY)).await;
+    let (code, why) = kubelet.allocate(&[&[slot(A, 1)]]).await.unwrap_err();
+    assert_eq!(code, Code::Unavailable);
+    assert!(why.starts_with("no scheduler answers at"), "{why}");
+    machine.says(plugin, "until then no seat is given out").await;
+
+    // Another run of it knows nothing of pods.
+    let scheduler = Scheduler::start(&machine.root, 2);
+    kubelet.list("healthy slots", are_all(HEALTHY)).await;
+    let held = until("all is told", || scheduler.held().into_iter().next()).await;
+    assert_eq!(held, [(SeatName::of(&[slot(A, 0)]), Some(holder("one")))]);
+}
+
+fn holder(pod: &str) -> Holder {
+    Holder { namespace: "default".to_owned(), pod: pod.to_owned(), container: "main".to_owned() }
+}
+
+#[tokio::test]
+async fn the_scheduler_learns_whose_the_seats_are() {
+    let mut machine = Machine::new();
+    let scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    machine.start("--multi-gpu");
+    kubelet.registered(1).await;
+    let [set, one] = [vec![slot(A, 0), slot(B, 7)], vec![slot(A, 1)]];
+    let [set_name, one_name] = [SeatName::of(&set), SeatName::of(&one)];
+    kubelet.allocate(&[&set]).await.unwrap();
+    kubelet.run_pods(&[("set", &set)]);
+    let told = async |count| {
+        until("the scheduler is told", || (scheduler.held().len() >= count).then_some(())).await;
+    };
+    let is_told = |seat, holder| move |held: &Vec<_>| held.last() == Some(&vec![(seat, holder)]);
+    told(1).await;
+    until("the set is held", || is_told(set_name, Some(holder("set")))(&scheduler.held()).then_some(()))
+        .await;
+
+    let count = scheduler.held().len();
+    kubelet.allocate(&[&one]).await.unwrap();
+    kubelet.run_pods(&[("set", &set), ("one", &one)]);
+    told(count + 1).await;
+    // Only what changed.
+    assert_eq!(scheduler.held()[count..], [vec![(one_name, Some(holder("one")))]]);
+    kubelet.run_pods(&[("one", &one)]);
+    told(count + 2).await;
+    assert_eq!(scheduler.held()[count + 1..], [vec![(set_name, None)]]);
+}
+
+#[tokio::test]
+async fn without_devices_of_nvidia_no_slot_is_offered() {
+    let mut machine = Machine::new();
+    let _scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    fs::remove_file(machine.nvidia()).unwrap();
+    let plugin = machine.start("");
+    kubelet.registered(1).await;
+    assert_eq!(kubelet.list("an empty list", <[Device]>::is_empty).await, []);
+    machine
+        .says(plugin, "no CDI device of kind nvidia.com/gpu nor of k8s.device-plugin.nvidia.com/gpu is in")
+        .await;
+    let (code, why) = kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap_err();
+    assert_eq!((code, why), (Code::FailedPrecondition, format!("no CDI device of NVIDIA has {A}")));
+
+    // One is written badly at first.
+    write(&machine.nvidia(), "kind: [");
+    machine.says(plugin, "nvidia.yaml: no specification of devices:").await;
+    machine.generate_nvidia();
+    kubelet.list("all slots", are_all(HEALTHY)).await;
+    kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap();
+}
+
+#[tokio::test]
+async fn where_engines_know_no_devices_containers_get_variables_and_mounts() {
+    let mut machine = Machine::new();
+    let _scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    fs::remove_file(machine.nvidia()).unwrap();
+    machine.start("--device-list-strategy envvar --preload file");
+    kubelet.list("all slots", are_all(HEALTHY)).await;
+    let got = kubelet.allocate(&[&[slot(B, 0)]]).await.unwrap().container_responses;
+    let variables: Vec<_> = got[0].envs.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    assert_eq!(variables, [("NVIDIA_VISIBLE_DEVICES", B.to_string().as_str())]);
+    let file = &got[0].mounts[2];
+    assert_eq!((file.container_path.as_str(), file.read_only), ("/etc/ld.so.preload", true));
+    assert_eq!(fs::read_to_string(&file.host_path).unwrap(), "/usr/lib/nvshare/libnvshare.so\n");
+    assert!(!machine.specification().exists());
+}
+
+#[tokio::test]
+async fn two_plugins_do_not_quarrel() {
+    let mut machine = Machine::new();
+    let _scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    let first = machine.start("");
+    kubelet.registered(1).await;
+    let second = machine.start("");
+    machine.says(second, "waiting for another nvshare-device-plugin").await;
+    kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap();
+    assert!(!machine.log(second).contains("registered"));
+    machine.kill(first);
+    kubelet.registered(2).await;
+    kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_cannot_be_had_is_said_at_the_start() {
+    let mut machine = Machine::new();
+    let missing = GpuUuid([3; 16]);
+    let plugin = machine.start(&format!("--gpus {missing}"));
+    assert_eq!(machine.ended(plugin).await, 1);
+    machine.says(plugin, &format!("--gpus: {missing} is not there; this machine has {A}, {B}")).await;
+
+    fs::remove_file(machine.root.join("build/libnvshare.so")).unwrap();
+    let plugin = machine.start("");
+    assert_eq!(machine.ended(plugin).await, 1);
+    machine.says(plugin, "build/libnvshare.so: No such file").await;
+
+    fs::rename(machine.root.join("gpus"), machine.root.join("none")).unwrap();
+    write(&machine.root.join("build/libnvshare.so"), "the library");
+    let plugin = machine.start("");
+    machine.says(plugin, "no GPU is there yet").await;
+}
