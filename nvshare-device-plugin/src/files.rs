@@ -20,8 +20,9 @@ fn write(path: &Path, contents: &[u8]) -> io::Result<bool> {
     }
     let folder = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(folder)?;
-    // Engines read what ends in .json or .yaml; this name does not.
-    let new = path.with_file_name(format!(".{}.new", path.file_name().unwrap_or_default().to_string_lossy()));
+    // Engines read what ends in .json or .yaml; this name does not. Nor does `nvshare-ctl install-library` use it, perhaps just now.
+    let new = path
+        .with_file_name(format!(".{}.device-plugin", path.file_name().unwrap_or_default().to_string_lossy()));
     let _ = fs::remove_file(&new);
     let mut file = OpenOptions::new().write(true).create_new(true).open(&new)?;
     file.write_all(contents)?;

@@ -12,7 +12,7 @@ use nvshare_proto::{SeatName, Slot};
 use crate::files;
 
 /// The file's name in its folder.
-pub const FILE: &str = "seats";
+pub const FILE: &str = "device-plugin-seats";
 
 /// Seats and their slots.
 pub type Seats = BTreeMap<SeatName, Vec<Slot>>;

@@ -25,8 +25,9 @@ static NO_GPU: Seldom = Seldom::new(|text| info!("{text}"));
 /// # Errors
 /// What the command line asks for cannot be had.
 pub async fn run(options: Options) -> Result<(), String> {
-    install(&options)?;
     let _entered = kubelet::enter(&options.kubelet).await;
+    // No other plugin does the same now.
+    install(&options)?;
     let cards = find_cards(&options).await?;
     let plugin = Arc::new(Plugin::open(options, cards)?);
     let (tell_boot, boot) = watch::channel(None);

@@ -37,12 +37,12 @@ impl Health {
     }
 }
 
-/// Looks, for ever. Says which run of the scheduler answers; none: none does.
+/// Looks, for ever. Says which run of the scheduler answers, once it has all seats; none: none does.
 pub async fn keep(plugin: Arc<Plugin>, boot: watch::Sender<Option<u64>>) {
     let mut health = Health::default();
     loop {
-        let looks = Arc::clone(&plugin);
-        if let Ok((run, nvidia)) = spawn_blocking(move || look(&looks)).await {
+        let (looks, known) = (Arc::clone(&plugin), *boot.borrow());
+        if let Ok((run, nvidia)) = spawn_blocking(move || look(&looks, known)).await {
             let was_good = health.is_good();
             health.look(run.is_ok());
             match (was_good, health.is_good(), &run) {
@@ -66,14 +66,20 @@ pub async fn keep(plugin: Arc<Plugin>, boot: watch::Sender<Option<u64>>) {
     }
 }
 
-/// One look. It waits for the scheduler and the disk.
-fn look(plugin: &Plugin) -> (Result<u64, Error>, Found) {
+/// One look. It waits for the scheduler and the disk. `known`: the run of the scheduler that has all seats.
+fn look(plugin: &Plugin, known: Option<u64>) -> (Result<u64, Error>, Found) {
     if plugin.has_lost_its_specification()
         && let Err(error) = plugin.publish()
     {
         NOT_WRITTEN.say(format_args!("{error}"));
     }
     let run = plugin.scheduler.watch(WatchFrom::Now, false).map(|watch| watch.boot());
+    let run = run.and_then(|run| {
+        if known != Some(run) {
+            plugin.make_all_again()?;
+        }
+        Ok(run)
+    });
     (run, plugin.nvidia())
 }
 

@@ -152,7 +152,7 @@ async fn a_set_of_gpus_outlives_the_plugin_and_the_machines_start() {
     machine.kill(first);
     drop(kubelet);
     fs::remove_dir_all(machine.root.join("cdi")).unwrap();
-    let record = machine.root.join("state/seats");
+    let record = machine.root.join("state/device-plugin-seats");
     let text = fs::read_to_string(&record).unwrap();
     write(&record, &format!("{text}dabc7573cefc8f50 GPU-0101"));
     let kubelet = Kubelet::start(&machine.root);
@@ -208,11 +208,13 @@ async fn no_slot_is_healthy_without_a_scheduler() {
     assert!(why.starts_with("no scheduler answers at"), "{why}");
     machine.says(plugin, "until then no seat is given out").await;
 
-    // Another run of it knows nothing of pods.
+    // Another run of it knows nothing of seats and pods.
     let scheduler = Scheduler::start(&machine.root, 2);
     kubelet.list("healthy slots", are_all(HEALTHY)).await;
     let held = until("all is told", || scheduler.held().into_iter().next()).await;
     assert_eq!(held, [(SeatName::of(&[slot(A, 0)]), Some(holder("one")))]);
+    let seats: Vec<_> = scheduler.seats().into_iter().map(|seat| seat.slots).collect();
+    assert_eq!(seats, [[slot(A, 0)]], "its folder is there before");
 }
 
 fn holder(pod: &str) -> Holder {

@@ -20,7 +20,11 @@ pub(crate) fn run() -> Result<(), String> {
         Some(artifacts) => artifacts,
         None => {
             println!("not portable: cargo-zigbuild (with ziglang) and patchelf are not at hand");
-            Artifacts { storm: Artifacts::storm(), ..Artifacts::build(true) }
+            Artifacts {
+                storm: Artifacts::storm(),
+                device_plugin: Artifacts::device_plugin(),
+                ..Artifacts::build(true)
+            }
         }
     };
     let dist = workspace.join("dist");
@@ -29,7 +33,8 @@ pub(crate) fn run() -> Result<(), String> {
         (&artifacts.scheduler, "bin/nvshare-scheduler"),
         (&artifacts.ctl, "bin/nvshare-ctl"),
         (&artifacts.library, "lib/nvshare/libnvshare.so"),
-        // Not for users: programs that the tests need on a machine without a toolchain.
+        // Not for users: what the image has, and programs that the tests need on a machine without a toolchain.
+        (&artifacts.device_plugin, "libexec/nvshare-device-plugin"),
         (&artifacts.workload, "libexec/nvshare-workload"),
         (&artifacts.storm, "libexec/nvshare-storm"),
         (&artifacts.simulator, "libexec/simulated/libcuda.so.1"),
@@ -91,6 +96,7 @@ fn portable(workspace: &Path) -> Result<Option<Artifacts>, String> {
         "nvshare-sim",
         "nvshare-scheduler",
         "nvshare-ctl",
+        "nvshare-device-plugin",
         "nvshare-workload",
         "nvshare-storm",
     ];
@@ -110,6 +116,7 @@ fn portable(workspace: &Path) -> Result<Option<Artifacts>, String> {
         ctl: built.join("nvshare-ctl"),
         workload: built.join("nvshare-workload"),
         storm: built.join("nvshare-storm"),
+        device_plugin: built.join("nvshare-device-plugin"),
         simulator: built.join("libcuda.so"),
     }))
 }

@@ -46,11 +46,12 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     for (from, to) in [
         ("bin/nvshare-scheduler", "usr/bin/nvshare-scheduler"),
         ("bin/nvshare-ctl", "usr/bin/nvshare-ctl"),
+        ("libexec/nvshare-device-plugin", "usr/bin/nvshare-device-plugin"),
         ("lib/nvshare/libnvshare.so", "usr/lib/nvshare/libnvshare.so"),
         ("LICENSE", "usr/share/doc/nvshare/LICENSE"),
     ] {
         copy(&dist.join(from), &root.join(to))?;
-        if from.starts_with("bin/") {
+        if to.starts_with("usr/bin/") {
             libraries.extend(linked(&dist.join(from))?);
         }
     }

@@ -19,6 +19,8 @@ pub struct Artifacts {
     pub workload: PathBuf,
     /// `nvshare-storm`, if it was asked for: it builds the others itself.
     pub storm: PathBuf,
+    /// `nvshare-device-plugin`, if it was asked for: only the image has it.
+    pub device_plugin: PathBuf,
 }
 
 const PACKAGES: [&str; 5] =
@@ -72,6 +74,16 @@ impl Artifacts {
     pub fn storm() -> PathBuf {
         let built = cargo_build(&["nvshare-storm"], true);
         built.into_iter().find(|(name, _)| name == "nvshare-storm").expect("cargo says where it is").1
+    }
+
+    /// Builds the device plugin, in release mode. Returns its path.
+    ///
+    /// # Panics
+    /// As [`Artifacts::get`].
+    #[must_use]
+    pub fn device_plugin() -> PathBuf {
+        let built = cargo_build(&["nvshare-device-plugin"], true);
+        built.into_iter().find(|(name, _)| name == "nvshare-device-plugin").expect("cargo says where it is").1
     }
 
     /// Builds the driver that does nothing, in release mode. Returns its path.
