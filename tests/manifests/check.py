@@ -13,15 +13,22 @@ from kubernetes_validate import utils
 
 VERSIONS = ("1.29", "1.33", "1.37")
 
-LIBRARY_ON_HOST = "/var/lib/nvshare/lib"
-LIBRARY = "libnvshare.so"
+STATE = "/var/lib/nvshare"
+LIBRARY_ON_HOST = f"{STATE}/lib"
+LIBRARY_IN_IMAGE = "/usr/lib/nvshare/libnvshare.so"
+# The kubelet makes these; whether a container may only read them.
+KUBELET = {"/var/lib/kubelet/device-plugins": False, "/var/lib/kubelet/pod-resources": True}
+CDI = {"/var/run/cdi": False, "/etc/cdi": True}
 READY = "nvidia.com/gpu.present"
 
 # Every document that each folder is to have: nothing unseen, nothing lost.
 EXPECTED = {
-    "manifests": ["DaemonSet/nvshare-scheduler", "Namespace/nvshare"],
+    "manifests": ["DaemonSet/nvshare-device-plugin", "DaemonSet/nvshare-scheduler", "Namespace/nvshare"],
     "manifests/examples": ["ConfigMap/multiply", "Namespace/nvshare-examples", "Pod/limited", "Pod/unlimited"],
 }
+
+# The level of Pod Security that each folder's namespace has.
+LEVELS = {"manifests": "privileged", "manifests/examples": "restricted"}
 
 # Volume types that the Pod Security level "restricted" allows.
 RESTRICTED_VOLUMES = {
@@ -48,12 +55,19 @@ class Sources:
 
         self.socket = one(r'const SYSTEM_SOCKET: &str = "(.+)";', "proto/src/paths.rs")
         self.admin_socket = one(r'const SYSTEM_ADMIN_SOCKET: &str = "(.+)";', "proto/src/paths.rs")
+        self.seats = one(r'const SEATS: &str = "(.+)";', "proto/src/paths.rs")
+        self.resource = one(r'const KIND: &str = "(.+)";', "proto/src/cdi.rs")
         self.variables = set(re.findall(r'&str = "(NVSHARE_\w+)";', text("proto/src/env.rs")))
-        options = re.findall(r"#\[arg\(long\b.*\]\n\s+(\w+):", text("nvshare-scheduler/src/settings/options.rs"))
-        self.options = {"--" + name.replace("_", "-") for name in options}
+        self.options = self.options_in(text("nvshare-scheduler/src/settings/options.rs"))
+        self.plugin_options = self.options_in(text("nvshare-device-plugin/src/options.rs"))
         self.version = one(r'\[workspace\.package\]\nversion = "(.+)"', "Cargo.toml")
-        if not self.variables or not self.options:
-            raise Unusable("no variables in proto/src/env.rs, or no options in nvshare-scheduler/src/settings/options.rs")
+        if not self.variables or not self.options or not self.plugin_options:
+            raise Unusable("no variables in proto/src/env.rs, or no options in an options.rs")
+
+    @staticmethod
+    def options_in(text):
+        names = re.findall(r"#\[arg\(\s*long\b[^\]]*\]\n\s+(?:pub )?(\w+):", text)
+        return {"--" + name.replace("_", "-") for name in names}
 
 
 def directory_of(path):
@@ -146,6 +160,15 @@ def check_pod(pod):
             break
     else:
         yield "nvidia.com/gpu is not tolerated"
+    for finding in check_nodes(pod):
+        yield finding
+
+
+def check_nodes(pod):
+    """The resource chooses the node, or a label does."""
+    limits = [container.get("resources", {}).get("limits", {}) for container in containers_of(pod)]
+    if any(name.startswith("nvshare.com/") for names in limits for name in names):
+        return
     node = pod.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
     terms = node.get("nodeSelectorTerms") or []
     wanted = {"key": READY, "operator": "In", "values": ["true"]}
@@ -179,7 +202,8 @@ def check_container(pod, container):
         yield f"image {container['image']} has no fixed tag"
 
 
-def check_scheduler(daemon, sources):
+def check_daemon(daemon, sources):
+    """What holds for both daemons."""
     spec = daemon["spec"]
     template = spec["template"]
     pod = template["spec"]
@@ -192,7 +216,7 @@ def check_scheduler(daemon, sources):
                 yield f"{place}: no label app.kubernetes.io/{label}"
     strategy = spec.get("updateStrategy", {})
     if strategy.get("type") != "RollingUpdate" or strategy.get("rollingUpdate", {}).get("maxSurge", 0) != 0:
-        yield "updates do not replace one scheduler by the next (RollingUpdate, maxSurge 0)"
+        yield "updates do not replace one pod by the next (RollingUpdate, maxSurge 0)"
     if pod.get("priorityClassName") != "system-node-critical":
         yield "the priority is not system-node-critical"
     if pod.get("enableServiceLinks") is not False:
@@ -207,10 +231,41 @@ def check_scheduler(daemon, sources):
         if environment(container).get("NVIDIA_VISIBLE_DEVICES") != "void":
             yield f"container {container['name']}: NVIDIA's runtime may change its read-only root file system"
 
+
+def check_plugin(daemon, sources):
+    yield from check_daemon(daemon, sources)
+    pod = daemon["spec"]["template"]["spec"]
+    made = {STATE: False, directory_of(sources.admin_socket): True, **CDI}
+    wanted = {path: "DirectoryOrCreate" for path in made} | {path: "Directory" for path in KUBELET}
+    if dict(host_paths(pod).values()) != wanted:
+        yield f"host directories {dict(host_paths(pod).values())}, not {wanted}"
+    if [container["name"] for container in containers_of(pod)] != ["device-plugin"]:
+        yield "there is not one container, the device plugin"
+        return
+    plugin = pod["containers"][0]
+    if plugin.get("command") != ["nvshare-device-plugin"]:
+        yield "the device plugin's container runs something else"
+    options = options_of(plugin.get("args") or [])
+    for name in options.keys() - sources.plugin_options:
+        yield f"the device plugin has no option {name}"
+    if options.get("--library") != LIBRARY_IN_IMAGE:
+        yield f"--library is {options.get('--library')}, and the image has {LIBRARY_IN_IMAGE}"
+    if options.get("--admin-socket") != sources.admin_socket:
+        yield f"--admin-socket is {options.get('--admin-socket')}, and paths.rs says {sources.admin_socket}"
+    # By the paths of the host: the kubelet and the engine get them.
+    mounts = {path: (path, read_only) for path, read_only in (made | KUBELET).items()}
+    if mounts_of(pod, plugin) != mounts:
+        yield f"the device plugin mounts {mounts_of(pod, plugin)}, not {mounts}"
+
+
+def check_scheduler(daemon, sources):
+    yield from check_daemon(daemon, sources)
+    pod = daemon["spec"]["template"]["spec"]
     clients, administrators = directory_of(sources.socket), directory_of(sources.admin_socket)
     if clients == administrators:
         yield "both sockets are in one directory"
-    wanted = {path: "DirectoryOrCreate" for path in (clients, administrators, LIBRARY_ON_HOST)}
+    own = (clients, administrators, sources.seats, STATE)
+    wanted = {path: "DirectoryOrCreate" for path in (*own, LIBRARY_ON_HOST)}
     if dict(host_paths(pod).values()) != wanted:
         yield f"host directories {dict(host_paths(pod).values())}, not {wanted}"
 
@@ -227,8 +282,10 @@ def check_scheduler(daemon, sources):
         yield f"--socket is {options.get('--socket')}, and paths.rs says {sources.socket}"
     if options.get("--admin-socket") != sources.admin_socket:
         yield f"--admin-socket is {options.get('--admin-socket')}, and paths.rs says {sources.admin_socket}"
-    if mounts_of(pod, scheduler) != {path: (path, False) for path in (clients, administrators)}:
-        yield f"the scheduler mounts {mounts_of(pod, scheduler)}, not its sockets' two directories"
+    if directory_of(options.get("--state") or "/") != STATE:
+        yield f"--state is {options.get('--state')}, not in {STATE}"
+    if mounts_of(pod, scheduler) != {path: (path, False) for path in own}:
+        yield f"the scheduler mounts {mounts_of(pod, scheduler)}, not {own}"
 
     probe = ["nvshare-ctl", "--socket", sources.admin_socket, "status", "--json"]
     for kind in ("livenessProbe", "readinessProbe"):
@@ -264,15 +321,11 @@ def check_install(container):
 
 
 def check_example(pod, sources):
-    clients = directory_of(sources.socket)
+    """A pod that asks for a slot, and for nothing that the level restricted refuses."""
     security = pod.get("securityContext", {})
     for volume in pod.get("volumes") or []:
-        for kind in volume.keys() - {"name", "hostPath"} - RESTRICTED_VOLUMES:
-            yield f"volume {volume['name']}: {kind} is more than hostPath and what restricted allows"
-    # Made by the scheduler's pod alone: an empty directory would mean to run without nvshare, in silence.
-    wanted = {clients: "Directory", LIBRARY_ON_HOST: "Directory"}
-    if dict(host_paths(pod).values()) != wanted:
-        yield f"host directories {dict(host_paths(pod).values())}, not {wanted}"
+        for kind in volume.keys() - {"name"} - RESTRICTED_VOLUMES:
+            yield f"volume {volume['name']}: {kind} is more than restricted allows"
     for container in containers_of(pod):
         where = f"container {container['name']}"
         own = container.get("securityContext", {})
@@ -280,35 +333,29 @@ def check_example(pod, sources):
             yield f"{where}: may run as root"
         if own.get("runAsUser", security.get("runAsUser")) == 0:
             yield f"{where}: runs as root"
-        if "nvidia.com/gpu" in container.get("resources", {}).get("limits", {}):
+        limits = container.get("resources", {}).get("limits", {})
+        if "nvidia.com/gpu" in limits:
             yield f"{where}: has a GPU to itself"
-        mounts = mounts_of(pod, container)
-        for path, (_, read_only) in mounts.items():
-            if read_only is not True:
-                yield f"{where}: {path} can be written"
+        if str(limits.get(sources.resource)) != "1":
+            yield f"{where}: asks for {limits.get(sources.resource)} of {sources.resource}, not 1"
         found = environment(container)
-        library = str(PurePosixPath(mounts.get(LIBRARY_ON_HOST, ("nowhere",))[0]) / LIBRARY)
-        if found.get("LD_PRELOAD") != library:
-            yield f"{where}: LD_PRELOAD is {found.get('LD_PRELOAD')}, and the library is {library}"
-        if found.get("NVSHARE_SOCKET") != sources.socket:
-            yield f"{where}: NVSHARE_SOCKET is {found.get('NVSHARE_SOCKET')}, and paths.rs says {sources.socket}"
-        if mounts.get(clients, ("nowhere",))[0] != clients:
-            yield f"{where}: {clients} is not mounted there"
         for name in found:
             if name.startswith("NVSHARE_") and name not in sources.variables:
                 yield f"{where}: env.rs has no {name}"
-        if "NVIDIA_VISIBLE_DEVICES" not in found:
-            yield f"{where}: no NVIDIA_VISIBLE_DEVICES"
+        for name in ("LD_PRELOAD", "NVSHARE_SOCKET", "NVIDIA_VISIBLE_DEVICES"):
+            if name in found:
+                yield f"{where}: {name} is the plugin's to set"
 
 
 def check_kustomization(root):
     """The image is set in one place."""
     folder = root / "manifests"
     images = {image["name"] for image in yaml.safe_load((folder / "kustomization.yaml").read_text()).get("images", [])}
-    daemon = yaml.safe_load((folder / "scheduler.yaml").read_text())
-    for container in containers_of(daemon["spec"]["template"]["spec"]):
-        if container["image"] not in images:
-            yield f"manifests: kustomize does not set image {container['image']}"
+    for file in ("scheduler.yaml", "device-plugin.yaml"):
+        daemon = yaml.safe_load((folder / file).read_text())
+        for container in containers_of(daemon["spec"]["template"]["spec"]):
+            if container["image"] not in images:
+                yield f"manifests: kustomize does not set image {container['image']}"
 
 
 def with_component(root, name):
@@ -408,15 +455,16 @@ def check(root, versions=VERSIONS):
                 continue
             if document["kind"] == "Namespace":
                 labels = document["metadata"].get("labels", {})
-                if labels.get("pod-security.kubernetes.io/enforce") != "privileged":
-                    findings.append(f"{where}: refuses hostPath (Pod Security)")
+                level = labels.get("pod-security.kubernetes.io/enforce")
+                if level != LEVELS[folder]:
+                    findings.append(f"{where}: the level of Pod Security is {level}, not {LEVELS[folder]}")
                 continue
             if document["metadata"].get("namespace") != namespace:
                 findings.append(f"{where}: is not in the namespace {namespace}")
             own = []
             if document["kind"] == "DaemonSet":
                 own += check_pod(document["spec"]["template"]["spec"])
-                own += check_scheduler(document, sources)
+                own += (check_plugin if title(document).endswith("plugin") else check_scheduler)(document, sources)
             elif document["kind"] == "Pod":
                 own += check_pod(document["spec"])
                 own += check_example(document["spec"], sources)

@@ -10,6 +10,7 @@ from check import Unusable, check
 
 SCHEDULER = "manifests/scheduler.yaml"
 KUSTOMIZATION = "manifests/kustomization.yaml"
+PLUGIN = "manifests/device-plugin.yaml"
 NVML = "manifests/nvml/kustomization.yaml"
 HOST_MEMORY = "manifests/host-memory/kustomization.yaml"
 LIMITED = "manifests/examples/limited.yaml"
@@ -19,7 +20,7 @@ DROP = '            capabilities:\n              drop: ["ALL"]\n'
 BREAKS = [
     ("broken YAML", SCHEDULER, "kind: DaemonSet", "kind: [DaemonSet", "does not render"),
     ("a missing file", KUSTOMIZATION, "  - scheduler.yaml\n", "  - planner.yaml\n", "does not render"),
-    ("a document lost", KUSTOMIZATION, "  - scheduler.yaml\n", "", "not ['DaemonSet/nvshare-scheduler'"),
+    ("a document lost", KUSTOMIZATION, "  - scheduler.yaml\n", "", "not ['DaemonSet/nvshare-device-plugin'"),
     ("a field that does not exist", SCHEDULER,
      "terminationGracePeriodSeconds", "terminationGraceSeconds", "Kubernetes 1.29"),
     ("a field of the wrong type", SCHEDULER, "maxSurge: 0", "maxSurge: [0]", "Kubernetes 1.33"),
@@ -62,26 +63,10 @@ BREAKS = [
      '          drop: ["ALL"]\n', '          drop: ["ALL"]\n        procMount: Unmasked\n', "/proc"),
     ("a host port", LIMITED,
      "      resources:", "      ports: [{containerPort: 1, hostPort: 1}]\n      resources:", "port of the host"),
-    ("the socket's file", LIMITED, "path: /var/run/nvshare\n        type: Directory",
-     "path: /var/run/nvshare/scheduler.sock\n        type: Socket", "scheduler.sock is a file"),
-    ("the socket by subPath", LIMITED, "mountPath: /var/run/nvshare\n",
-     "mountPath: /var/run/nvshare/scheduler.sock\n          subPath: scheduler.sock\n", "a part of a volume"),
-    ("a file as a directory", LIMITED, "path: /var/lib/nvshare/lib\n        type: Directory",
-     "path: /var/lib/nvshare/lib/libnvshare.so\n        type: File", "is not declared a directory (File)"),
     ("a directory of no type", SCHEDULER,
      "path: /var/run/nvshare\n            type: DirectoryOrCreate", "path: /var/run/nvshare", "(None)"),
     ("one host directory too many", SCHEDULER,
      "path: /var/run/nvshare-admin\n", "path: /var/run\n", "host directories"),
-    ("the example makes directories", LIMITED, "type: Directory\n", "type: DirectoryOrCreate\n", "host directories"),
-    ("the example sees the administrators", UNLIMITED,
-     "path: /var/run/nvshare\n", "path: /var/run/nvshare-admin\n", "host directories"),
-    ("a writable library", UNLIMITED,
-     "mountPath: /nvshare/lib\n          readOnly: true", "mountPath: /nvshare/lib", "can be written"),
-    ("a volume that is not there", LIMITED,
-     "        - name: program\n", "        - name: programme\n", "no volume programme"),
-    ("propagation", LIMITED,
-     "mountPath: /nvshare/lib\n", "mountPath: /nvshare/lib\n          mountPropagation: HostToContainer\n",
-     "propagates"),
     ("copied over the library", SCHEDULER,
      '"install-library", "/var', '"cp", "/usr/lib/nvshare/libnvshare.so", "/var', "is not: nvshare-ctl install-library"),
     ("installed elsewhere", SCHEDULER,
@@ -99,14 +84,8 @@ BREAKS = [
      "- /var/run/nvshare/scheduler.sock", "- /var/run/nvshare/nvshare.sock", "--socket is"),
     ("another administrators' socket", SCHEDULER,
      "- /var/run/nvshare-admin/admin.sock", "- /var/run/nvshare/admin.sock", "--admin-socket is"),
-    ("another socket in an example", LIMITED,
-     "value: /var/run/nvshare/scheduler.sock", "value: /run/nvshare/scheduler.sock", "NVSHARE_SOCKET is"),
     ("sockets moved in the sources", "proto/src/paths.rs",
      "/var/run/nvshare/scheduler.sock", "/run/nvshare.d/scheduler.sock", "paths.rs says"),
-    ("the socket's directory elsewhere", LIMITED,
-     "mountPath: /var/run/nvshare\n", "mountPath: /run/nvshare\n", "is not mounted there"),
-    ("the library elsewhere", LIMITED, "mountPath: /nvshare/lib", "mountPath: /nvshare/lib64", "LD_PRELOAD is"),
-    ("no library", UNLIMITED, "name: LD_PRELOAD", "name: LD_PRELOADED", "LD_PRELOAD is None"),
     ("an unknown option", SCHEDULER,
      "- --admin-socket", "- --administrators-socket", "no option --administrators-socket"),
     ("an unknown variable", LIMITED, "NVSHARE_MEM_LIMIT", "NVSHARE_MEMORY_LIMIT", "env.rs has no NVSHARE_MEMORY_LIMIT"),
@@ -117,7 +96,6 @@ BREAKS = [
      "          memory: 12Gi", "          memory: 12Gi\n          nvidia.com/gpu: 1", "has a GPU to itself"),
     ("a volume that restricted refuses", LIMITED,
      "configMap:\n        name: multiply", "nfs:\n        server: s\n        path: /p", "nfs is more"),
-    ("no GPU chosen", LIMITED, "name: NVIDIA_VISIBLE_DEVICES", "name: VISIBLE_DEVICES", "no NVIDIA_VISIBLE_DEVICES"),
     ("another program", SCHEDULER, '["nvshare-scheduler"]', '["sh"]', "runs something else"),
     ("another container", SCHEDULER,
      "- name: scheduler\n          image", "- name: main\n          image", "not one container"),
@@ -141,16 +119,57 @@ BREAKS = [
     ("no tag", "manifests/examples/kustomization.yaml",
      "    newTag: 2.5.1-cuda12.4-cudnn9-runtime\n", "", "no fixed tag"),
     ("an image that is not set", SCHEDULER, "image: nvshare\n", "image: nvshare:0.1.0\n", "does not set image"),
-    ("hostPath refused", "manifests/namespace.yaml", "enforce: privileged", "enforce: restricted", "refuses hostPath"),
-    ("hostPath refused to examples", "manifests/examples/namespace.yaml",
-     "enforce: privileged", "enforce: baseline", "refuses hostPath"),
+    ("hostPath refused", "manifests/namespace.yaml", "enforce: privileged", "enforce: restricted", "is restricted, not privileged"),
+    ("examples that may more", "manifests/examples/namespace.yaml",
+     "enforce: restricted", "enforce: privileged", "is privileged, not restricted"),
+    ("a hostPath in an example", LIMITED,
+     "configMap:\n        name: multiply", "hostPath:\n        path: /srv\n        type: Directory", "hostPath is more"),
+    ("the socket's file", SCHEDULER, "path: /var/run/nvshare\n            type: DirectoryOrCreate",
+     "path: /var/run/nvshare/scheduler.sock\n            type: Socket", "scheduler.sock is a file"),
+    ("the kubelet's socket by subPath", PLUGIN, "mountPath: /var/lib/kubelet/pod-resources\n",
+     "mountPath: /var/lib/kubelet/pod-resources/kubelet.sock\n              subPath: kubelet.sock\n", "a part of a volume"),
+    ("a file as a directory", PLUGIN, "path: /etc/cdi\n            type: DirectoryOrCreate",
+     "path: /etc/cdi\n            type: File", "is not declared a directory (File)"),
+    ("a volume that is not there", LIMITED,
+     "        - name: program\n", "        - name: programme\n", "no volume programme"),
+    ("propagation", PLUGIN,
+     "mountPath: /var/run/cdi\n", "mountPath: /var/run/cdi\n              mountPropagation: HostToContainer\n",
+     "propagates"),
+    ("the plugin makes the kubelet's directories", PLUGIN, "type: Directory\n", "type: DirectoryOrCreate\n", "host directories"),
+    ("the plugin sees the clients", PLUGIN, "path: /var/run/nvshare-admin\n", "path: /var/run/nvshare\n", "host directories"),
+    ("the plugin's CDI elsewhere", PLUGIN, "mountPath: /var/run/cdi", "mountPath: /run/cdi", "the device plugin mounts"),
+    ("the plugin may change NVIDIA's CDI", PLUGIN,
+     "mountPath: /etc/cdi\n              readOnly: true", "mountPath: /etc/cdi", "the device plugin mounts"),
+    ("an option that the plugin has not", PLUGIN, "- --slots", "- --replicas", "the device plugin has no option --replicas"),
+    ("another socket for the plugin", PLUGIN,
+     "- /var/run/nvshare-admin/admin.sock", "- /var/run/nvshare/admin.sock", "--admin-socket is"),
+    ("a library that the image has not", PLUGIN, "/usr/lib/nvshare/libnvshare.so", "/opt/libnvshare.so", "the image has"),
+    ("another program for the plugin", PLUGIN, '["nvshare-device-plugin"]', '["sh"]', "runs something else"),
+    ("another container for the plugin", PLUGIN,
+     "- name: device-plugin\n          image", "- name: main\n          image", "not one container, the device plugin"),
+    ("the plugin with more rights", PLUGIN, DROP, DROP + "            privileged: true\n", "device-plugin: privileged"),
+    ("two plugins at once", PLUGIN,
+     "maxSurge: 0\n      maxUnavailable: 1", "maxSurge: 1\n      maxUnavailable: 0", "maxSurge 0"),
+    ("a plugin that comes late", PLUGIN,
+     "priorityClassName: system-node-critical", "priorityClassName: high", "system-node-critical"),
+    ("the plugin on every node", PLUGIN, "key: nvidia.com/gpu.present", "key: gpu.present", "are not excluded"),
+    ("seats in the sources", "proto/src/paths.rs", "/var/run/nvshare-seats", "/var/run/seats", "host directories"),
+    ("records of seats that a start loses", SCHEDULER,
+     "- /var/lib/nvshare/state.toml", "- /var/run/nvshare-admin/state.toml", "--state is"),
+    ("no slot", UNLIMITED, "          nvshare.com/gpu: 1\n", "", "asks for None of nvshare.com/gpu, not 1"),
+    ("several slots", LIMITED, "nvshare.com/gpu: 1", "nvshare.com/gpu: 2", "asks for 2 of nvshare.com/gpu"),
+    ("another resource in the sources", "proto/src/cdi.rs", '"nvshare.com/gpu"', '"nvshare.com/slot"', "of nvshare.com/slot, not 1"),
+    ("a preload by hand", UNLIMITED, "name: HOME", "name: LD_PRELOAD", "LD_PRELOAD is the plugin's to set"),
+    ("no options of the plugin in the sources", "nvshare-device-plugin/src/options.rs", "#[arg(long", "#[arg(short", "no options in"),
     ("another namespace", KUSTOMIZATION, "namespace: nvshare\n", "", "is not in the namespace"),
 ]  # fmt: skip
 
 
 def copy(root, place):
     shutil.copytree(root / "manifests", place / "manifests")
-    for path in ("proto/src/paths.rs", "proto/src/env.rs", "nvshare-scheduler/src/settings/options.rs", "Cargo.toml"):
+    sources = ("paths.rs", "env.rs", "cdi.rs")
+    options = ("nvshare-scheduler/src/settings/options.rs", "nvshare-device-plugin/src/options.rs")
+    for path in (*(f"proto/src/{name}" for name in sources), *options, "Cargo.toml"):
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / path, place / path)
 
