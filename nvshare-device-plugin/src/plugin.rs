@@ -110,25 +110,20 @@ impl Plugin {
         lock(&self.records).seats().keys().copied().collect()
     }
 
-    /// Asks the scheduler for all seats that were given out: containers that start again mount their folders, whatever another run of the
+    /// Asks the scheduler for all seats that were given out, with the limits that they had: containers that start again mount their folders, whatever another run of the
     /// scheduler knows. It waits for the scheduler.
     ///
     /// # Errors
     /// The scheduler is gone. What it refuses is logged.
     pub(crate) fn make_all_again(&self) -> Result<(), Error> {
-        let all: Vec<Vec<Slot>> = lock(&self.records).seats().values().cloned().collect();
-        for slots in all {
-            match self.make(slots) {
+        let all: Vec<Seat> = lock(&self.records).seats().values().cloned().collect();
+        for seat in all {
+            match self.scheduler.change(AdminRequest::Seat(seat)) {
                 Err(Error::Refused(why)) => warn!("a seat that was given out is refused: {why}"),
-                made => made?,
+                made => drop(made?),
             }
         }
         Ok(())
-    }
-
-    fn make(&self, slots: Vec<Slot>) -> Result<(), Error> {
-        let seat = Seat { slots, given: self.options.given() };
-        self.scheduler.change(AdminRequest::Seat(seat)).map(drop)
     }
 
     /// Whether the specification of the seats has to be written, since it is not there.
@@ -178,11 +173,12 @@ impl Plugin {
         };
         let names = asked.iter().map(names).collect::<Result<Vec<_>, _>>()?;
         for slots in &asked {
-            self.make(slots.clone()).map_err(|error| match error {
+            let seat = Seat { slots: slots.clone(), given: self.options.given() };
+            self.scheduler.change(AdminRequest::Seat(seat.clone())).map_err(|error| match error {
                 Error::Refused(_) => Status::failed_precondition(format!("the scheduler refuses: {error}")),
                 _ => Status::unavailable(error.to_string()),
             })?;
-            lock(&self.records).add(slots).map_err(Status::internal)?;
+            lock(&self.records).add(seat).map_err(Status::internal)?;
         }
         self.publish().map_err(Status::internal)?;
         self.allocated.notify_one();

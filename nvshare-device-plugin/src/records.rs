@@ -1,21 +1,22 @@
 //! The seats that were given out, in a file: `/var/run/cdi` is empty after a start of the machine, and the kubelet still names their devices.
 //!
-//! A line has the seat's name and its slots. Since the name follows from the slots, a line that is torn is seen.
+//! A line has the seat's name, its limits and its slots. Since the name follows from the slots, which stand at the end, a line that is torn is
+//! seen.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use nvshare_proto::{SeatName, Slot};
+use nvshare_proto::{Given, Seat, SeatName, Slot};
 
 use crate::files;
 
 /// The file's name in its folder.
 pub const FILE: &str = "device-plugin-seats";
 
-/// Seats and their slots.
-pub type Seats = BTreeMap<SeatName, Vec<Slot>>;
+/// Seats by their names.
+pub type Seats = BTreeMap<SeatName, Seat>;
 
 /// The file.
 #[derive(Debug)]
@@ -50,26 +51,31 @@ impl Records {
         &self.seats
     }
 
-    /// Adds a seat. It is in the file when this returns.
+    /// Adds a seat, or gives one other limits. It is in the file when this returns.
     ///
     /// # Errors
-    /// The file cannot be written; then the seat is not added.
-    pub fn add(&mut self, slots: &[Slot]) -> Result<(), String> {
-        let name = SeatName::of(slots);
-        if self.seats.contains_key(&name) {
+    /// The file cannot be written; then nothing has changed.
+    pub fn add(&mut self, seat: Seat) -> Result<(), String> {
+        let name = seat.name();
+        if self.seats.get(&name) == Some(&seat) {
             return Ok(());
         }
-        self.seats.insert(name, slots.to_vec());
-        files::replace(&self.path, format(&self.seats).as_bytes())
-            .inspect_err(|_| drop(self.seats.remove(&name)))?;
-        Ok(())
+        let old = self.seats.insert(name, seat);
+        files::replace(&self.path, format(&self.seats).as_bytes()).map(drop).inspect_err(|_| {
+            match old {
+                Some(old) => self.seats.insert(name, old),
+                None => self.seats.remove(&name),
+            };
+        })
     }
 }
 
 fn format(seats: &Seats) -> String {
-    let line = |(name, slots): (&SeatName, &Vec<Slot>)| {
-        let slots: Vec<String> = slots.iter().map(Slot::to_string).collect();
-        format!("{name} {}\n", slots.join(" "))
+    let line = |(name, seat): (&SeatName, &Seat)| {
+        let memory = seat.given.memory.map(|bytes| format!("memory={bytes} ")).unwrap_or_default();
+        let compute = seat.given.compute.map(|percent| format!("compute={percent} ")).unwrap_or_default();
+        let slots: Vec<String> = seat.slots.iter().map(Slot::to_string).collect();
+        format!("{name} {memory}{compute}{}\n", slots.join(" "))
     };
     seats.iter().map(line).collect()
 }
@@ -79,19 +85,26 @@ fn parse(text: &str) -> (Seats, Vec<usize>) {
     let (mut seats, mut torn) = (Seats::new(), Vec::new());
     for (number, line) in (1..).zip(text.lines()) {
         match seat(line) {
-            Some((name, slots)) => drop(seats.insert(name, slots)),
+            Some(seat) => drop(seats.insert(seat.name(), seat)),
             None => torn.push(number),
         }
     }
     (seats, torn)
 }
 
-fn seat(line: &str) -> Option<(SeatName, Vec<Slot>)> {
+fn seat(line: &str) -> Option<Seat> {
     let mut words = line.split(' ');
     let name = words.next()?;
-    let slots: Vec<Slot> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
-    let follows = SeatName::of(&slots);
-    (!slots.is_empty() && follows.to_string() == name).then_some((follows, slots))
+    let mut seat = Seat { slots: Vec::new(), given: Given::default() };
+    for word in words {
+        match word.split_once('=') {
+            Some(("memory", bytes)) => seat.given.memory = Some(bytes.parse().ok()?),
+            Some(("compute", percent)) => seat.given.compute = Some(percent.parse().ok()?),
+            Some(_) => return None,
+            None => seat.slots.push(word.parse().ok()?),
+        }
+    }
+    (!seat.slots.is_empty() && seat.name().to_string() == name).then_some(seat)
 }
 
 #[cfg(test)]
@@ -103,8 +116,12 @@ mod tests {
     #[test]
     fn a_torn_line_is_left_out_and_the_rest_is_used() {
         let slot = |gpu, number| Slot { gpu: GpuUuid([gpu; 16]), number };
-        let sets = [vec![slot(1, 0)], vec![slot(1, 3), slot(2, 10)]];
-        let seats: Seats = sets.iter().map(|slots| (SeatName::of(slots), slots.clone())).collect();
+        let given = Given { memory: Some(2 << 30), compute: Some(30), ..Given::default() };
+        let sets = [
+            Seat { slots: vec![slot(1, 0)], given },
+            Seat { slots: vec![slot(1, 3), slot(2, 10)], given: Given::default() },
+        ];
+        let seats: Seats = sets.into_iter().map(|seat| (seat.name(), seat)).collect();
         let text = format(&seats);
         assert_eq!(parse(&text), (seats.clone(), vec![]));
         // Each beginning of the text that ends within a line.

@@ -122,7 +122,7 @@ async fn a_set_of_gpus_outlives_the_plugin_and_the_machines_start() {
     let mut machine = Machine::new();
     let scheduler = Scheduler::start(&machine.root, 1);
     let kubelet = Kubelet::start(&machine.root);
-    let first = machine.start("--multi-gpu");
+    let first = machine.start("--multi-gpu --slot-memory 2GiB");
     kubelet.registered(1).await;
 
     // An init container has both, and the container after it one of them.
@@ -150,7 +150,8 @@ async fn a_set_of_gpus_outlives_the_plugin_and_the_machines_start() {
 
     // The machine starts anew; a line of the record is torn.
     machine.kill(first);
-    drop(kubelet);
+    drop((kubelet, scheduler));
+    let scheduler = Scheduler::start(&machine.root, 2);
     fs::remove_dir_all(machine.root.join("cdi")).unwrap();
     let record = machine.root.join("state/device-plugin-seats");
     let text = fs::read_to_string(&record).unwrap();
@@ -162,6 +163,12 @@ async fn a_set_of_gpus_outlives_the_plugin_and_the_machines_start() {
     assert_eq!(machine.devices(), devices);
     let torn = format!("{}: line 3 names no seat and is left out", record.display());
     machine.says(second, &torn).await;
+    // Another run of the scheduler gets both seats, with the limits that they had.
+    let given = Given { memory: Some(2 << 30), ..Given::default() };
+    let seats = || Some(scheduler.seats()).filter(|seats| seats.len() == 2);
+    let mut again = until("all seats are asked for", seats).await;
+    again.sort_by_key(|seat| seat.slots.len());
+    assert_eq!(again, [vec![a], vec![a, b]].map(|slots| Seat { slots, given }));
     assert_eq!(kubelet.allocate(&[&[b, a]]).await.unwrap(), got);
     assert_eq!(kubelet.allocate(&[&[a]]).await.unwrap(), then);
 }
