@@ -8,7 +8,7 @@
 //! `report`. What it does follows from questions about the state (`judge`), which ask a [`policy`] with the numbers. Each of
 //! these rooms uses those that are named behind it here, and none before it.
 //!
-//! Invariants, each with a property test in `tests/core/properties.rs`:
+//! Invariants, each with a property test in `libnvshare/client/tests/joint/properties.rs`:
 //! - clients that hold a GPU at the same time fit it together;
 //! - the memory that clients may have resident on a GPU never exceeds its capacity, once they registered in time;
 //! - every client that requests the lock eventually gets it;

@@ -55,7 +55,7 @@ pub enum Event {
     },
     /// A GPU was measured.
     Measured(Measured),
-    /// The time that [`Core::next_deadline`] named has come.
+    /// The time that [`Core::next_deadline`](crate::Core::next_deadline) named has come.
     Deadline,
 }
 

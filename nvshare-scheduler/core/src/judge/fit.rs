@@ -143,7 +143,7 @@ impl State {
             if first.is_some_and(|first| first.contains(&id)) {
                 continue;
             }
-            if let Unit::Gang(_) = &unit {
+            if unit.len() > 1 {
                 if unit.first().is_none_or(|first| judged.contains(first)) {
                     continue;
                 }

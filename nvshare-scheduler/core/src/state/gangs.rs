@@ -235,6 +235,6 @@ impl State {
     /// Whether some members give the lock back: until they have, no member gets it.
     pub(crate) fn is_leaving(&self, unit: &Unit) -> bool {
         let leaves = |client: &Client| client.phase == Phase::Drained || client.is_draining();
-        matches!(unit, Unit::Gang(_)) && self.clients_of(unit).any(leaves)
+        self.clients_of(unit).any(leaves)
     }
 }

@@ -54,7 +54,6 @@ impl Books {
     /// If members hold the lock while others of their gang have to wait for it, asks them to leave, so that they come back
     /// together. Returns whether it did.
     pub(crate) fn recall_part_of_gang(&mut self, unit: &Unit) -> bool {
-        let Unit::Gang(_) = unit else { return false };
         let holds = |client: &&Client| client.phase.holds() && !client.stuck;
         let deferrals: Vec<u32> =
             self.state.clients_of(unit).filter(holds).map(|client| client.deferrals).collect();

@@ -16,6 +16,7 @@
 //! would be given up. So from the end of the first window on, until the trial is over, launch windows bound what is in flight as if somebody
 //! waited. By the answers at that end all is complete that was submitted before; then clients are asked until they answer soon.
 
+mod aim;
 mod seen;
 mod set;
 
@@ -26,6 +27,7 @@ use crate::Time;
 use crate::policy::progress::{self, Verdict};
 use crate::state::client::{ClientId, Job};
 
+use aim::{Aim, Checks};
 use seen::{Counted, Said};
 pub(crate) use seen::{Sight, Todo};
 
@@ -53,11 +55,13 @@ enum Stage {
     Rests {
         until: Time,
     },
-    /// From and to when work is counted, and how often clients were asked.
+    /// From and to when work is counted, how often clients were asked, and whether this is the first window of a trial, in
+    /// which nothing is bounded yet.
     Counts {
         from: Time,
         to: Time,
         asked: u32,
+        first: bool,
     },
     /// Since when what is in flight is to become short, and when clients were asked last.
     Shortens {
@@ -67,8 +71,10 @@ enum Stage {
     Parts {
         since: Time,
     },
+    /// Since when, and whether a job slept in this round, whose rates say nothing then.
     Turns {
         since: Time,
+        slept: bool,
     },
 }
 
@@ -82,6 +88,7 @@ impl Default for Stage {
 #[derive(Debug, Default)]
 pub(crate) struct Trial {
     stage: Stage,
+    aim: Aim,
     /// The set, and since when it is the same.
     set: BTreeMap<ClientId, Job>,
     since: Time,
@@ -95,30 +102,14 @@ pub(crate) struct Trial {
     /// The submissions of each client when it last gave the lock back.
     counts: BTreeMap<ClientId, u64>,
     given_back: Time,
-    /// What is in flight is bounded.
-    bounded: bool,
     /// The rates of jobs side by side: in the window in which nothing was bounded, in the last one, and in the one before.
     native: BTreeMap<Job, f64>,
     beside: BTreeMap<Job, f64>,
     before: BTreeMap<Job, f64>,
-    /// The work of jobs in the turns of the current round, their rates in the last round, and in that after the last check.
+    /// The work of jobs in the turns of the current round, and their rates in the last one.
     round: BTreeMap<Job, Counted>,
     alone: BTreeMap<Job, f64>,
-    usual: BTreeMap<Job, f64>,
-    /// The first round of the trial, which is short, is complete.
-    glanced: bool,
-    sums: Vec<f64>,
-    /// Turns are taken until a check says otherwise.
-    decided: bool,
-    /// A check is under way, when the last one ended, and when the next one begins.
-    checks: bool,
-    checked: Time,
-    check_at: Time,
-    /// The last round in which jobs did as much as at the last check.
-    same_until: Time,
-    doubted: bool,
-    /// A job slept in the current round, whose rates say nothing.
-    slept: bool,
+    /// Sleeps of jobs that are not forgotten yet, each counted [`ROUNDS_A_SLEEP`] times.
     sleeps: u32,
     /// The last sum, to be shown.
     shown: Option<f64>,
@@ -132,12 +123,16 @@ impl Trial {
 
     /// Whether what is in flight is bounded, though nobody may wait.
     pub(crate) fn bounds(&self) -> bool {
-        self.bounded
+        match self.stage {
+            Stage::Rests { .. } => false,
+            Stage::Counts { asked, first, .. } => !first || asked == 2,
+            Stage::Shortens { .. } | Stage::Parts { .. } | Stage::Turns { .. } => true,
+        }
     }
 
     /// Whether turns are what was decided upon, and not a trial alone.
     pub(crate) fn is_decided(&self) -> bool {
-        self.decided
+        matches!(self.aim, Aim::Turns(_))
     }
 
     /// The progress side by side, against that by turns, as last measured for this set.
@@ -147,7 +142,7 @@ impl Trial {
 
     /// The length of a turn.
     pub(crate) fn slice(&self) -> Duration {
-        progress::slice(self.jobs(), !self.glanced)
+        progress::slice(self.jobs(), matches!(self.aim, Aim::Trial { glanced: false, .. }))
     }
 
     /// When there is something to do, if nothing happens before; a GPU with one job has nothing to do.
@@ -192,12 +187,15 @@ impl Trial {
     /// A client has nothing to do.
     pub(crate) fn fall_asleep(&mut self, client: ClientId) {
         let Some(&job) = self.set.get(&client) else { return };
-        let shortens = matches!(self.stage, Stage::Shortens { .. })
-            && self.native.get(&job).is_some_and(|rate| *rate > 0.0);
-        if shortens || matches!(self.stage, Stage::Turns { .. }) {
-            self.slept = true;
-            self.sleeps += ROUNDS_A_SLEEP;
-        }
+        let counts = match &mut self.stage {
+            Stage::Turns { slept, .. } => {
+                *slept = true;
+                true
+            }
+            Stage::Shortens { .. } => self.native.get(&job).is_some_and(|rate| *rate > 0.0),
+            _ => false,
+        };
+        self.sleeps += if counts { ROUNDS_A_SLEEP } else { 0 };
     }
 
     /// Goes on with the trial.
@@ -240,24 +238,23 @@ impl Trial {
         }
         match self.stage {
             Stage::Rests { .. } => {}
-            Stage::Counts { from, to, asked: 0 } => {
+            Stage::Counts { from, to, asked: 0, first } => {
                 todo.wake = Some(from);
                 if now >= from {
                     self.ask(todo);
-                    self.stage = Stage::Counts { from: now, to: now + (to - from), asked: 1 };
+                    self.stage = Stage::Counts { from: now, to: now + (to - from), asked: 1, first };
                 }
             }
-            Stage::Counts { from, to, asked: 1 } => match self.answered(|said| said.first) {
+            Stage::Counts { from, to, asked: 1, first } => match self.answered(|said| said.first) {
                 None => self.wait_for_answers(from, now, todo),
                 Some(answered) => {
                     // What is in flight delays the answers at the other end as well, so clients are asked earlier.
-                    let queue = if self.bounded { Duration::ZERO } else { answered.saturating_sub(from) };
+                    let queue = if first { answered.saturating_sub(from) } else { Duration::ZERO };
                     let to = to.saturating_sub(queue);
                     todo.wake = Some(to);
                     if now >= to {
-                        self.bounded = true;
                         self.ask(todo);
-                        self.stage = Stage::Counts { from, to: now, asked: 2 };
+                        self.stage = Stage::Counts { from, to: now, asked: 2, first };
                     }
                 }
             },
@@ -276,7 +273,7 @@ impl Trial {
                     self.end(now, "their work does not come to an end", todo);
                 }
             }
-            Stage::Turns { since } => self.take_round(since, now, todo),
+            Stage::Turns { since, slept } => self.take_round(since, slept, now, todo),
         }
     }
 
@@ -320,16 +317,14 @@ impl Trial {
         if now < begins {
             self.stage = Stage::Rests { until: begins };
         } else {
-            self.sums.clear();
-            self.glanced = false;
-            self.count_for(Duration::ZERO, progress::FIRST_WINDOW, now);
+            self.count_for(Duration::ZERO, progress::FIRST_WINDOW, true, now);
         }
     }
 
-    fn count_for(&mut self, settle: Duration, window: Duration, now: Time) {
+    fn count_for(&mut self, settle: Duration, window: Duration, first: bool, now: Time) {
         self.said.clear();
         self.before = std::mem::take(&mut self.beside);
-        self.stage = Stage::Counts { from: now + settle, to: now + settle + window, asked: 0 };
+        self.stage = Stage::Counts { from: now + settle, to: now + settle + window, asked: 0, first };
     }
 
     /// It is known what a window side by side got done.
@@ -353,7 +348,7 @@ impl Trial {
             return;
         }
         // The round in which a check ends is still to come.
-        if self.decided {
+        if self.is_decided() {
             return self.separate(now, todo);
         }
         let mean = |(job, &beside): (&Job, &f64)| {
@@ -361,8 +356,7 @@ impl Trial {
         };
         let Some(sum) = self.progress(mean) else { return self.end(now, DID_NOTHING, todo) };
         self.shown = Some(sum);
-        self.sums.push(sum);
-        match progress::verdict(&self.sums) {
+        match self.verdict_with(sum) {
             Verdict::SideBySide => return self.stay(now, sum, todo),
             Verdict::Unknown => {}
             // Side by side without bounds they get as much done: bounds cost what turns seem to gain.
@@ -374,6 +368,17 @@ impl Trial {
             Verdict::Turns => self.decide(now, todo),
         }
         self.separate(now, todo);
+    }
+
+    /// What the rounds of a trial show, with one more.
+    fn verdict_with(&mut self, sum: f64) -> Verdict {
+        match &mut self.aim {
+            Aim::Trial { sums, .. } => {
+                sums.push(sum);
+                progress::verdict(sums)
+            }
+            Aim::Turns(_) => Verdict::Turns,
+        }
     }
 
     /// Before the first round what is in flight has to be short, and it shows whether jobs sleep.
@@ -420,35 +425,28 @@ impl Trial {
 
     /// The rounds of the trial, each with the windows before and after it, speak for turns.
     fn decide(&mut self, now: Time, todo: &mut Todo) {
-        self.decided = true;
         self.failures = 0;
         self.sleeps = 0;
-        self.check_again(now, progress::CHECK_EVERY);
-        let sums = self.sums.iter().map(|sum| format!("{sum:.3}")).collect::<Vec<_>>().join(", ");
-        todo.note = Some(format!(
-            "{} jobs that fit take turns: side by side they do {sums} of what they do by turns",
-            self.jobs()
-        ));
-    }
-
-    fn check_again(&mut self, now: Time, after: Duration) {
-        self.usual.clear();
-        self.same_until = now;
-        self.checks = false;
-        self.checked = now;
-        self.check_at = now + after;
+        if let Aim::Trial { sums, .. } =
+            std::mem::replace(&mut self.aim, Aim::Turns(Checks::after(now, false)))
+        {
+            let sums = sums.iter().map(|sum| format!("{sum:.3}")).collect::<Vec<_>>().join(", ");
+            todo.note = Some(format!(
+                "{} jobs that fit take turns: side by side they do {sums} of what they do by turns",
+                self.jobs()
+            ));
+        }
     }
 
     /// A window side by side and the round after it show whether turns are still right. If they are not, they have not been `since`.
-    fn check(&mut self, since: Time, now: Time, todo: &mut Todo) {
+    fn check(&mut self, doubted: bool, since: Time, now: Time, todo: &mut Todo) {
         let Some(sum) = self.progress(|(_, beside)| *beside) else {
             return self.end(now, DID_NOTHING, todo);
         };
         self.shown = Some(sum);
         self.lost += progress::loss(sum, now.saturating_sub(since));
-        let verdict = progress::still(sum, self.doubted);
-        self.doubted = verdict == Verdict::Unknown;
-        self.check_again(now, if self.doubted { progress::CHECK_SOON } else { progress::CHECK_EVERY });
+        let verdict = progress::still(sum, doubted);
+        self.aim = Aim::Turns(Checks::after(now, verdict == Verdict::Unknown));
         if verdict == Verdict::SideBySide {
             self.end(now, "they get as much done so", todo);
         }
@@ -456,12 +454,11 @@ impl Trial {
 
     fn begin_round(&mut self, now: Time) {
         self.round.clear();
-        self.slept = false;
-        self.stage = Stage::Turns { since: now };
+        self.stage = Stage::Turns { since: now, slept: false };
     }
 
-    fn take_round(&mut self, since: Time, now: Time, todo: &mut Todo) {
-        if self.sleeps > if self.decided { MOST_SLEEPS } else { 0 } {
+    fn take_round(&mut self, since: Time, slept: bool, now: Time, todo: &mut Todo) {
+        if self.sleeps > if self.is_decided() { MOST_SLEEPS } else { 0 } {
             return self.end(now, LEAVES_GAPS, todo);
         }
         let had_turn = |job: &Job| self.round.get(job).is_some_and(|turn| !turn.took.is_zero());
@@ -475,42 +472,31 @@ impl Trial {
             return;
         }
         self.sleeps = self.sleeps.saturating_sub(1);
-        if !self.slept {
+        if !slept {
             let round = std::mem::take(&mut self.round);
             self.alone = round.into_iter().map(|(job, turn)| (job, turn.rate())).collect();
         }
-        if !self.decided {
+        let Aim::Turns(checks) = &mut self.aim else {
             return self.finish_round(now.saturating_sub(since), now, todo);
-        }
-        let mut other = self.do_other_work();
+        };
+        let mut other = checks.is_other_work(&self.alone);
         if !other {
-            self.same_until = now;
+            checks.same_until = now;
         }
-        if self.checks && !self.slept {
-            self.check(if other { self.same_until } else { self.checked }, now, todo);
-            if !self.decided {
-                return;
-            }
+        if checks.under_way && !slept {
+            let since = if other { checks.same_until } else { checks.ended };
+            let doubted = checks.doubted;
+            self.check(doubted, since, now, todo);
             other = false;
         }
-        if now >= self.check_at || other && now >= self.checked + progress::CHECK_SOON {
-            self.checks = true;
-            self.count_for(progress::SETTLE, progress::WINDOW, now);
+        // A check may have ended them.
+        let Aim::Turns(checks) = &mut self.aim else { return };
+        if now >= checks.next || other && now >= checks.ended + progress::CHECK_SOON {
+            checks.under_way = true;
+            self.count_for(progress::SETTLE, progress::WINDOW, false, now);
         } else {
             self.begin_round(now);
         }
-    }
-
-    /// Jobs launch more, or less, in their turns than at the last check.
-    fn do_other_work(&mut self) -> bool {
-        if self.usual.is_empty() {
-            self.usual.clone_from(&self.alone);
-        }
-        let other = |(job, rate): (&Job, &f64)| {
-            let usual = self.usual.get(job).copied().unwrap_or_default();
-            (rate - usual).abs() > usual * progress::OTHER_WORK
-        };
-        self.alone.iter().any(other)
     }
 
     /// A round of the trial is complete.
@@ -520,21 +506,19 @@ impl Trial {
         };
         self.shown = Some(sum);
         self.lost += progress::loss(sum, took);
-        if sum > progress::CLEARLY && !progress::is_outlier(&self.sums) {
+        let Aim::Trial { sums, glanced } = &mut self.aim else { return };
+        if sum > progress::CLEARLY && !progress::is_outlier(sums) {
             self.stay(now, sum, todo);
-        } else if !std::mem::replace(&mut self.glanced, true) {
+        } else if !std::mem::replace(glanced, true) {
             self.begin_round(now);
         } else {
-            self.count_for(progress::SETTLE, progress::WINDOW, now);
+            self.count_for(progress::SETTLE, progress::WINDOW, false, now);
         }
     }
 
     fn rest(&mut self, until: Time) {
         self.alone.clear();
-        self.bounded = false;
-        self.decided = false;
-        self.checks = false;
-        self.doubted = false;
+        self.aim = Aim::default();
         self.stage = Stage::Rests { until };
     }
 
@@ -558,16 +542,16 @@ impl Trial {
             Stage::Rests { .. } => return,
             // What a round that was not complete has lost is not known; nor is it what turns lost to gaps.
             // In a drain that was given up, a program may have waited for itself.
-            Stage::Turns { since } | Stage::Parts { since } => now.saturating_sub(since),
+            Stage::Turns { since, .. } | Stage::Parts { since } => now.saturating_sub(since),
             Stage::Counts { .. } | Stage::Shortens { .. } => Duration::ZERO,
         };
         self.lost += lost;
         *todo = Todo::default();
         // A drain that was given up says nothing of the jobs: it does not put the next trial off further and further.
         let failures = self.failures;
-        if self.decided {
+        if self.is_decided() {
             todo.note = Some(format!("jobs that fit run side by side again: {why}"));
-        } else if self.bounded {
+        } else if self.bounds() {
             todo.note = Some(format!("a trial of jobs that fit side by side is over: {why}"));
         }
         self.rest_after_failure(now);

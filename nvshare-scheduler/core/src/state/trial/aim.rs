@@ -1,0 +1,62 @@
+//! What the rounds of a trial are for: turns are tried, or they are taken and checked now and then.
+
+use std::collections::BTreeMap;
+
+use crate::Time;
+use crate::policy::progress;
+use crate::state::client::Job;
+
+/// What rounds of turns are for.
+#[derive(Debug)]
+pub(super) enum Aim {
+    /// They are tried.
+    Trial {
+        /// The first round, which is short, is complete.
+        glanced: bool,
+        /// The progress that each of the rounds shows.
+        sums: Vec<f64>,
+    },
+    /// They are taken until a check says otherwise.
+    Turns(Checks),
+}
+
+impl Default for Aim {
+    fn default() -> Self {
+        Self::Trial { glanced: false, sums: Vec::new() }
+    }
+}
+
+/// When turns that were decided upon are checked.
+#[derive(Debug)]
+pub(super) struct Checks {
+    /// A check is under way.
+    pub(super) under_way: bool,
+    /// When the last one ended, and when the next one begins.
+    pub(super) ended: Time,
+    pub(super) next: Time,
+    /// The last one spoke against turns, and is repeated.
+    pub(super) doubted: bool,
+    /// The rates of jobs in the round after the last one, and the last round in which they did as much.
+    usual: BTreeMap<Job, f64>,
+    pub(super) same_until: Time,
+}
+
+impl Checks {
+    /// A check has ended, or turns were decided upon.
+    pub(super) fn after(now: Time, doubted: bool) -> Self {
+        let next = now + if doubted { progress::CHECK_SOON } else { progress::CHECK_EVERY };
+        Self { under_way: false, ended: now, next, doubted, usual: BTreeMap::new(), same_until: now }
+    }
+
+    /// Whether jobs launch more, or less, in their turns than at the last check.
+    pub(super) fn is_other_work(&mut self, alone: &BTreeMap<Job, f64>) -> bool {
+        if self.usual.is_empty() {
+            self.usual.clone_from(alone);
+        }
+        let other = |(job, rate): (&Job, &f64)| {
+            let usual = self.usual.get(job).copied().unwrap_or_default();
+            (rate - usual).abs() > usual * progress::OTHER_WORK
+        };
+        alone.iter().any(other)
+    }
+}
