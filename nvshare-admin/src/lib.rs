@@ -12,7 +12,9 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use nvshare_proto::{AdminReply, AdminRequest, ClientStatus, GpuStatus, SchedulerStatus, SeatStatus};
+use nvshare_proto::{
+    AdminReply, AdminRequest, ClientStatus, GpuStatus, MemoryStatus, SchedulerStatus, SeatStatus,
+};
 use serde::Serialize;
 
 use places::Place;
@@ -41,6 +43,8 @@ pub struct Status {
     pub clients: Vec<ClientStatus>,
     /// The seats of containers.
     pub seats: Vec<SeatStatus>,
+    /// The kinds of memory on the GPUs.
+    pub memory: MemoryStatus,
 }
 
 /// A socket that could not be used, and the reason.
@@ -146,18 +150,20 @@ impl Scheduler {
     /// See [`Error`].
     pub fn status(&self) -> Result<Status, Error> {
         let mut found = places::find(&self.places)?;
-        let (mut scheduler, mut gpus, mut clients, mut seats) = (None, Vec::new(), Vec::new(), Vec::new());
+        let (mut scheduler, mut memory) = (None, MemoryStatus::default());
+        let (mut gpus, mut clients, mut seats) = (Vec::new(), Vec::new(), Vec::new());
         for reply in found.connection.ask(AdminRequest::Status)? {
             match reply {
                 AdminReply::Scheduler(row) => scheduler = Some(row),
                 AdminReply::Gpu(row) => gpus.push(row),
                 AdminReply::Client(row) => clients.push(*row),
                 AdminReply::Seat(row) => seats.push(*row),
+                AdminReply::Memory(row) => memory = *row,
                 _ => {}
             }
         }
         let scheduler =
             scheduler.ok_or_else(|| found.connection.broken("the answer is incomplete".to_owned()))?;
-        Ok(Status { schema: SCHEMA, scheduler, gpus, clients, seats })
+        Ok(Status { schema: SCHEMA, scheduler, gpus, clients, seats, memory })
     }
 }

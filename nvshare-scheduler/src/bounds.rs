@@ -19,6 +19,8 @@ const REGISTRATIONS: Rate = Rate { burst: 512, each_second: 64 };
 const QUESTIONS: Rate = Rate { burst: 16, each_second: 8 };
 /// One user or container may have one of this many parts of all places.
 const PART: usize = 2;
+/// The same for a seat: several together leave places for others.
+const PART_OF_SEAT: usize = 8;
 
 /// The user, container or seat that a connection counts for, as the kernel, or the listener, says.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -84,7 +86,8 @@ impl Bounds {
             questions: Bucket::new(QUESTIONS, now),
         };
         let own = taken.entry(whom.clone()).or_insert_with(fresh);
-        if all >= self.most || own.places >= (self.most / PART).max(1) {
+        let part = if matches!(whom, Whom::Seat(_)) { PART_OF_SEAT } else { PART };
+        if all >= self.most || own.places >= (self.most / part).max(1) {
             return None;
         }
         own.places += 1;
@@ -157,6 +160,16 @@ mod tests {
         assert!(bounds.take(user(2)).is_some());
         places.pop();
         assert!(bounds.take(user(1)).is_some(), "one is free again");
+    }
+
+    #[test]
+    fn two_seats_leave_places_for_the_others() {
+        let bounds = Bounds::new(32, PathBuf::new());
+        let seat = |name: &str| Whom::Seat(name.parse().unwrap());
+        let take_all = |name| std::iter::from_fn(|| bounds.take(seat(name))).take(32).collect::<Vec<_>>();
+        let places = ["00000000000000aa", "00000000000000ab"].map(take_all);
+        assert_eq!(places.each_ref().map(Vec::len), [4, 4]);
+        assert!(bounds.take(Whom::User(Some(1))).is_some());
     }
 
     #[test]

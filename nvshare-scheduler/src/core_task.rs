@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use nvshare_core::{ClientId, Config, Core, Event, Measured, Output, Rule, Time};
 use nvshare_proto::{
-    AdminReply, AdminRequest, ClientMessage, GpuStatus, GpuUuid, Reply, SchedulerMessage, SeatName,
-    SeatStatus,
+    AdminReply, AdminRequest, Amount, ClientMemory, ClientMessage, ClientStatus, GpuStatus, GpuUuid,
+    MemoryMode, MemoryStatus, Reply, SchedulerMessage, SeatName, SeatStatus,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -76,6 +76,8 @@ pub(crate) struct CoreTask {
     seats: Seats,
     /// The seats of clients that came to the socket of one.
     seated: BTreeMap<ClientId, SeatName>,
+    /// How clients get device memory.
+    kinds: BTreeMap<ClientId, MemoryMode>,
     gpus: BTreeSet<GpuUuid>,
     waiting: Vec<Waiting>,
     /// When clients were last asked for their counters.
@@ -111,6 +113,7 @@ impl CoreTask {
             processes: BTreeMap::new(),
             seats: setup.seats.seats,
             seated: BTreeMap::new(),
+            kinds: BTreeMap::new(),
             frames: BTreeMap::new(),
             pids: BTreeMap::new(),
             stops: None,
@@ -160,6 +163,9 @@ impl CoreTask {
                 Woken::ToLookAround => {
                     self.look_for_stopped();
                     looks = (looks + 1) % LOOKS;
+                    if looks == 0 {
+                        self.forget_the_gone();
+                    }
                     if looks == 0 || self.core.is_measuring() {
                         self.look_around();
                     }
@@ -183,6 +189,7 @@ impl CoreTask {
                 // Only the kernel's number counts, not the client's own: with that, it could name another process's
                 // memory as its own.
                 self.pids.extend(identity.pid.map(|pid| (client, pid)));
+                self.kinds.insert(client, register.memory);
                 if let Some(name) = seat {
                     self.seated.insert(client, name);
                     seats::keep_own_wishes(&mut register.asked, &self.seats.given(name));
@@ -241,7 +248,11 @@ impl CoreTask {
             Command::Admin { request, answer } => self.administer(request, answer, now),
             Command::Look { viewer, answer } => self.wait_for_counters(Some(viewer), answer),
             Command::Ask(question) => self.answer(question),
-            Command::SeatChanged(name) => self.bound(name, now),
+            // The first client of a seat is bound when it registers.
+            Command::SeatChanged(name) if self.seated.values().any(|&seat| seat == name) => {
+                self.bound(name, now);
+            }
+            Command::SeatChanged(_) => {}
             Command::Configure(config) => {
                 self.config = config;
                 self.core.configure(self.store.over(&self.config), now);
@@ -363,16 +374,18 @@ impl CoreTask {
         }
         let snapshot = self.snapshot();
         for waiting in ready {
-            let Snapshot { mut scheduler, mut gpus, mut clients } = snapshot.clone();
+            let Snapshot { mut scheduler, mut gpus, mut clients, mut memory } = snapshot.clone();
             if let Some(viewer) = &waiting.viewer {
                 scheduler.restricted = true;
                 view::restrict(viewer, &self.processes, &self.seated, &mut gpus, &mut clients);
+                memory.clients.retain(|kind| clients.iter().any(|row| row.client == kind.client));
             }
             let seats = self.seat_rows(waiting.viewer.as_ref());
             let rows = std::iter::once(AdminReply::Scheduler(scheduler))
                 .chain(gpus.into_iter().map(AdminReply::Gpu))
                 .chain(clients.into_iter().map(|row| AdminReply::Client(Box::new(row))))
                 .chain(seats.into_iter().map(|row| AdminReply::Seat(Box::new(row))))
+                .chain(std::iter::once(AdminReply::Memory(Box::new(memory))))
                 .chain(std::iter::once(AdminReply::End));
             let _ = waiting.answer.send(rows.map(Reply::Admin).collect());
         }
@@ -398,13 +411,34 @@ impl CoreTask {
             .collect()
     }
 
+    /// Forgets what is known about clients that are not shown any more.
+    fn forget_the_gone(&mut self) {
+        let rows = self.core.client_status_at(self.started.elapsed());
+        let shown: BTreeSet<ClientId> = rows.iter().map(|row| row.client).collect();
+        self.processes.retain(|id, _| shown.contains(id));
+        self.seated.retain(|id, _| shown.contains(id));
+        self.kinds.retain(|id, _| shown.contains(id));
+    }
+
+    /// The kinds of memory on the GPUs.
+    fn memory_status(&self, clients: &[ClientStatus]) -> MemoryStatus {
+        let kept = self.nobodys.iter().map(|(&gpu, &bytes)| Amount {
+            gpu,
+            bytes: bytes.saturating_sub(view::managed_on(gpu, clients, &self.kinds)),
+        });
+        let living = clients.iter().filter(|row| !row.gone).map(|row| row.client);
+        let kind = |client| Some(ClientMemory { client, memory: *self.kinds.get(&client)? });
+        MemoryStatus {
+            kept: kept.filter(|kept| kept.bytes > 0).collect(),
+            clients: living.filter_map(kind).collect(),
+        }
+    }
+
     /// The present state.
     fn snapshot(&mut self) -> Snapshot {
         let mut scheduler = self.core.status(self.started.elapsed(), std::process::id());
+        self.forget_the_gone();
         let mut clients = self.core.client_status_at(self.started.elapsed());
-        let shown: BTreeSet<ClientId> = clients.iter().map(|row| row.client).collect();
-        self.processes.retain(|id, _| shown.contains(id));
-        self.seated.retain(|id, _| shown.contains(id));
         for row in &mut clients {
             row.process = self.processes.get(&row.client).map(|process| process.info.clone());
         }
@@ -422,10 +456,8 @@ impl CoreTask {
             GpuStatus { quantum_ms: quantum.as_millis() as u64, rule: rule.said(), ..GpuStatus::idle(gpu) }
         };
         view::list_all(&mut gpus, &self.listing.last(), idle);
-        for gpu in &mut gpus {
-            gpu.kept = view::kept(gpu.gpu, self.nobodys.get(&gpu.gpu).copied(), &clients);
-        }
-        Snapshot { scheduler, gpus, clients }
+        let memory = self.memory_status(&clients);
+        Snapshot { scheduler, gpus, clients, memory }
     }
 
     /// Answers a reader of metrics.

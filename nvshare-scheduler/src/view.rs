@@ -76,15 +76,17 @@ pub(crate) fn list_all(rows: &mut Vec<GpuStatus>, listed: &[Listed], idle: impl 
     rows.extend(known.into_values());
 }
 
-/// What the driver keeps of a GPU: what belongs to no process there, less the managed memory that clients have on the card.
-pub(crate) fn kept(gpu: GpuUuid, nobodys: Option<u64>, clients: &[ClientStatus]) -> u64 {
-    let managed = clients.iter().filter(|client| !client.gone && client.memory == MemoryMode::Managed);
-    let on_card = managed
+/// Bytes of clients' managed memory that are on a GPU.
+pub(crate) fn managed_on(gpu: GpuUuid, clients: &[ClientStatus], kinds: &BTreeMap<u64, MemoryMode>) -> u64 {
+    let is_managed = |client: &&ClientStatus| kinds.get(&client.client) == Some(&MemoryMode::Managed);
+    clients
+        .iter()
+        .filter(|client| !client.gone)
+        .filter(is_managed)
         .flat_map(|client| &client.usage)
         .filter(|usage| usage.gpu == gpu)
         .map(|usage| usage.allocated.saturating_sub(usage.absent).saturating_sub(usage.immovable))
-        .fold(0, u64::saturating_add);
-    nobodys.unwrap_or(0).saturating_sub(on_card)
+        .fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]
@@ -95,17 +97,16 @@ mod tests {
     const GPU: GpuUuid = GpuUuid([1; 16]);
 
     #[test]
-    fn managed_memory_on_the_card_is_not_kept_by_the_driver() {
-        let with = |memory, absent| {
-            let mut row = client(3);
-            (row.memory, row.usage[0].absent) = (memory, absent);
+    fn managed_memory_on_the_card_is_what_is_not_absent() {
+        let with = |id, absent| {
+            let mut row = client(id);
+            row.usage[0].absent = absent;
             row
         };
-        let clients = [with(MemoryMode::Managed, 20), with(MemoryMode::Swap, 0)];
-        assert_eq!(kept(GPU, Some(100), &clients), 90, "10 of the 30 are on the card");
-        assert_eq!(kept(GPU, Some(4), &clients), 0);
-        assert_eq!(kept(GPU, None, &clients), 0, "nobody has measured");
-        assert_eq!(kept(GpuUuid([2; 16]), Some(100), &clients), 100, "it is another GPU's");
+        let kinds = BTreeMap::from([(3, MemoryMode::Managed), (4, MemoryMode::Swap)]);
+        let clients = [with(3, 20), with(4, 0), with(5, 0)];
+        assert_eq!(managed_on(GPU, &clients, &kinds), 10, "10 of its 30; the others' are not managed");
+        assert_eq!(managed_on(GpuUuid([2; 16]), &clients, &kinds), 0);
     }
 
     fn process(user: u32, container: Option<&str>) -> Described {
@@ -120,7 +121,6 @@ mod tests {
             client,
             pid: 1,
             name: "x".to_owned(),
-            memory: MemoryMode::Managed,
             process: None,
             state: ClientState::Waiting,
             blocked_on: None,

@@ -80,7 +80,8 @@ impl Message for Request {
 
 impl Message for Reply {
     fn since(&self) -> u16 {
-        if matches!(self, Self::Admin(AdminReply::Seat(_))) { SEATS } else { OLDEST }
+        let is_new = matches!(self, Self::Admin(AdminReply::Seat(_) | AdminReply::Memory(_)));
+        if is_new { SEATS } else { OLDEST }
     }
 }
 

@@ -33,7 +33,9 @@ pub use share::{
     Asked, ComputeLimit, Enforcement, GangName, Given, LONGEST_GANG, MOST_MEMBERS, MOST_WEIGHT, Priority,
     ShareStatus, USUAL_WEIGHT,
 };
-pub use status::{ClientState, ClientStatus, GpuStatus, Others, ProcessInfo, SchedulerStatus};
+pub use status::{
+    ClientMemory, ClientState, ClientStatus, GpuStatus, MemoryStatus, Others, ProcessInfo, SchedulerStatus,
+};
 pub use watch::{EventKind, WatchEvent, WatchFrom};
 
 /// Version of the wire protocol; [`codec`] says how ends of different versions meet.

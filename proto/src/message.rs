@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::MIB;
 use crate::{
-    Asked, ClientStatus, Given, GpuStatus, GpuUuid, Holder, HostSegment, SchedulerStatus, Seat, SeatName,
-    SeatStatus, WatchEvent, WatchFrom,
+    Asked, ClientStatus, Given, GpuStatus, GpuUuid, Holder, HostSegment, MemoryStatus, SchedulerStatus, Seat,
+    SeatName, SeatStatus, WatchEvent, WatchFrom,
 };
 
 /// Memory that leaves a card is reported in pieces of about so many bytes, and room to restore into is given in pieces of at
@@ -441,4 +441,6 @@ pub enum AdminReply {
     Alive,
     /// A row about a seat.
     Seat(Box<SeatStatus>),
+    /// A row about the kinds of memory.
+    Memory(Box<MemoryStatus>),
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::message::{Counters, MemoryMode, QuantumRule, Usage};
+use crate::message::{Amount, Counters, MemoryMode, QuantumRule, Usage};
 use crate::{GpuUuid, HostStatus, ShareStatus};
 
 /// A scheduler, as `status` shows it.
@@ -41,9 +41,6 @@ pub struct GpuStatus {
     pub resident: u64,
     /// Bytes that clients' contexts and modules take beside these, as measured; 0: not measured.
     pub overhead: u64,
-    /// Bytes in use on the GPU that neither a process nor a client's managed memory accounts for, as NVML sees them: mostly what
-    /// managed memory has given up and the driver keeps. 0: not measured.
-    pub kept: u64,
     /// The GPU's quantum, in milliseconds.
     pub quantum_ms: u64,
     /// Clients that hold the lock.
@@ -82,7 +79,6 @@ impl GpuStatus {
             allocated: 0,
             resident: 0,
             overhead: 0,
-            kept: 0,
             quantum_ms: 0,
             holders: Vec::new(),
             waiters: Vec::new(),
@@ -96,6 +92,25 @@ impl GpuStatus {
             side_by_side: 0,
         }
     }
+}
+
+/// The kinds of memory on the GPUs, as `status` shows them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryStatus {
+    /// GPUs where memory is in use that neither a process nor a client's managed memory accounts for, as NVML sees it: mostly what
+    /// managed memory has given up and the driver keeps.
+    pub kept: Vec<Amount>,
+    /// How the library of each client hands out device memory.
+    pub clients: Vec<ClientMemory>,
+}
+
+/// How the library of a client hands out device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientMemory {
+    /// The client's number.
+    pub client: u64,
+    /// The kind of its memory.
+    pub memory: MemoryMode,
 }
 
 /// Sums of the clients that are not shown to the asker.
@@ -163,8 +178,6 @@ pub struct ClientStatus {
     pub pid: u32,
     /// The program's name.
     pub name: String,
-    /// How its library hands out device memory.
-    pub memory: MemoryMode,
     /// The kernel's facts about the process; none where the kernel cannot tell.
     pub process: Option<ProcessInfo>,
     /// The client's state.

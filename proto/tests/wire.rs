@@ -6,11 +6,11 @@ use std::fmt::Debug;
 
 use nvshare_proto::codec::{Error, MAX_FRAME, Message, decode, encode, encode_in};
 use nvshare_proto::{
-    AdminReply, AdminRequest, Amount, Asked, ClientMessage, ClientState, ClientStatus, ComputeLimit,
-    Counters, Enforcement, Epoch, EventKind, GangName, Gate, Given, GpuStatus, GpuUuid, Hold, Holder,
-    HostSegment, HostStatus, MemoryMode, Others, Priority, ProcessInfo, QuantumRule, Register, Reply,
-    Request, SchedulerMessage, SchedulerStatus, Seat, SeatStatus, ShareStatus, Slot, Usage, WatchEvent,
-    WatchFrom,
+    AdminReply, AdminRequest, Amount, Asked, ClientMemory, ClientMessage, ClientState, ClientStatus,
+    ComputeLimit, Counters, Enforcement, Epoch, EventKind, GangName, Gate, Given, GpuStatus, GpuUuid, Hold,
+    Holder, HostSegment, HostStatus, MemoryMode, MemoryStatus, Others, Priority, ProcessInfo, QuantumRule,
+    Register, Reply, Request, SchedulerMessage, SchedulerStatus, Seat, SeatStatus, ShareStatus, Slot, Usage,
+    WatchEvent, WatchFrom,
 };
 use proptest::prelude::*;
 use serde::de::DeserializeOwned;
@@ -130,7 +130,6 @@ fn replies() -> Vec<(&'static str, Reply)> {
         allocated: 24,
         resident: 15,
         overhead: 1,
-        kept: 0,
         quantum_ms: 30_000,
         holders: vec![1],
         waiters: vec![2, 3],
@@ -147,7 +146,6 @@ fn replies() -> Vec<(&'static str, Reply)> {
         client: 3,
         pid: 7,
         name: "python3".into(),
-        memory: MemoryMode::Managed,
         process: Some(ProcessInfo {
             user: 1000,
             command: "python3 train.py".into(),
@@ -235,6 +233,13 @@ fn replies() -> Vec<(&'static str, Reply)> {
                 clients: vec![3],
             }))),
         ),
+        (
+            "memory row",
+            Reply::Admin(AdminReply::Memory(Box::new(MemoryStatus {
+                kept: vec![Amount { gpu: GPU, bytes: 5 << 30 }],
+                clients: vec![ClientMemory { client: 3, memory: MemoryMode::Swap }],
+            }))),
+        ),
         ("refused", Reply::Refused { reason: "no".into() }),
     ]
 }
@@ -317,7 +322,7 @@ fn no_message_is_left_out() {
     let requests: BTreeSet<String> = requests().iter().map(|(_, request)| variant(request)).collect();
     assert_eq!(requests.len(), 2 + of_client(&ClientMessage::ReqLock) + 11, "{requests:?}");
     let replies: BTreeSet<String> = replies().iter().map(|(_, reply)| variant(reply)).collect();
-    assert_eq!(replies.len(), of_scheduler(&SchedulerMessage::SchedOff) + 10 + 1, "{replies:?}");
+    assert_eq!(replies.len(), of_scheduler(&SchedulerMessage::SchedOff) + 11 + 1, "{replies:?}");
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn text(status: &Status, layout: Layout) -> String {
     let notes: Vec<String> = show::reasons(status)
         .into_iter()
         .chain(show::turns(&status.gpus))
-        .chain(show::kept(&status.gpus))
+        .chain(show::kept(status))
         .chain(show::mixed(status))
         .chain(show::others(&status.gpus))
         .chain(show::seats(&status.seats))

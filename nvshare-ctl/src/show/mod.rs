@@ -141,7 +141,10 @@ pub(crate) fn reasons(status: &Status) -> Vec<String> {
 /// A line for each GPU that clients with managed memory share with clients whose memory the library maps.
 pub(crate) fn mixed(status: &Status) -> Vec<String> {
     let has = |uuid: GpuUuid, memory: MemoryMode| {
-        let mut there = status.clients.iter().filter(|client| !client.gone && client.memory == memory);
+        let of_kind = |client: &ClientStatus| {
+            status.memory.clients.iter().any(|kind| kind.client == client.client && kind.memory == memory)
+        };
+        let mut there = status.clients.iter().filter(|client| !client.gone && of_kind(client));
         there.any(|client| client.usage.iter().any(|usage| usage.gpu == uuid))
     };
     let is_mixed = |gpu: &&GpuStatus| has(gpu.gpu, MemoryMode::Managed) && has(gpu.gpu, MemoryMode::Swap);
@@ -191,6 +194,8 @@ fn turn(status: &Status, client: &ClientStatus) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use nvshare_proto::ClientMemory;
+
     use super::*;
 
     #[test]
@@ -214,19 +219,21 @@ mod tests {
 
     #[test]
     fn clients_whose_memory_differs_in_kind_are_named_by_their_gpu() {
-        let with = |memory| {
-            let client = crate::top::tests::client(1, ClientState::Running, 0, 0);
-            ClientStatus { memory, ..client }
+        let client = |id| crate::top::tests::client(id, ClientState::Running, 0, 0);
+        let with = |one, other| {
+            let mut status = crate::top::tests::status(vec![client(1), client(2)]);
+            let kinds = [(1, one), (2, other)];
+            status.memory.clients = kinds.map(|(client, memory)| ClientMemory { client, memory }).into();
+            status
         };
-        let of = |kinds: &[MemoryMode]| {
-            mixed(&crate::top::tests::status(kinds.iter().map(|&kind| with(kind)).collect()))
-        };
+        let of = |[one, other]: &[MemoryMode; 2]| mixed(&with(*one, *other));
         assert!(of(&[MemoryMode::Managed, MemoryMode::Managed]).is_empty());
         assert!(of(&[MemoryMode::Swap, MemoryMode::Off]).is_empty());
         let said = of(&[MemoryMode::Managed, MemoryMode::Swap]);
         assert!(said[0].starts_with("clients on GPU 0 have managed memory"), "{said:?}");
-        let gone = ClientStatus { gone: true, ..with(MemoryMode::Swap) };
-        assert!(mixed(&crate::top::tests::status(vec![with(MemoryMode::Managed), gone])).is_empty());
+        let mut status = with(MemoryMode::Managed, MemoryMode::Swap);
+        status.clients[1].gone = true;
+        assert!(mixed(&status).is_empty());
     }
 
     #[test]

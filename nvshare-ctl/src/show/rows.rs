@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
+use nvshare_admin::Status;
 use nvshare_proto::units::{Bytes, GIB, gib_per_second};
 use nvshare_proto::{
-    ClientState, ClientStatus, Enforcement, GpuStatus, ProcessInfo, QuantumRule, SeatStatus,
+    Amount, ClientState, ClientStatus, Enforcement, GpuStatus, ProcessInfo, QuantumRule, SeatStatus,
 };
 
 use super::table::{Column, Layout, NOTHING};
 use super::users::Users;
-use super::{allocated, gpu_name, seconds};
+use super::{allocated, gpu_name, seconds, short_uuid};
 
 /// Columns of a GPU.
 pub(crate) const GPUS: [Column; 13] = [
@@ -115,15 +116,16 @@ pub(crate) fn turns(gpus: &[GpuStatus]) -> Vec<String> {
 const LEAST_KEPT: u64 = GIB;
 
 /// A line for each GPU of which the driver keeps much that managed memory has given up.
-pub(crate) fn kept(gpus: &[GpuStatus]) -> Vec<String> {
-    let line = |gpu: &GpuStatus| {
+pub(crate) fn kept(status: &Status) -> Vec<String> {
+    let line = |kept: &Amount| {
+        let gpu = status.gpus.iter().find(|gpu| gpu.gpu == kept.gpu);
         format!(
             "the driver keeps {} of {} that managed memory has given up, or a program without nvshare has as managed memory",
-            Bytes(gpu.kept),
-            gpu_name(gpu)
+            Bytes(kept.bytes),
+            gpu.map_or_else(|| short_uuid(kept.gpu), gpu_name)
         )
     };
-    gpus.iter().filter(|gpu| gpu.kept >= LEAST_KEPT).map(line).collect()
+    status.memory.kept.iter().filter(|kept| kept.bytes >= LEAST_KEPT).map(line).collect()
 }
 
 /// A line for each GPU on which there are clients that are not shown.

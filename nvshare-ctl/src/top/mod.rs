@@ -151,7 +151,6 @@ pub(crate) mod tests {
         ClientStatus {
             share: nvshare_proto::ShareStatus::default(),
             host_memory: 0,
-            memory: nvshare_proto::MemoryMode::Managed,
             client,
             pid: 70 + client as u32,
             name: format!("job{client}"),
@@ -190,7 +189,8 @@ pub(crate) mod tests {
             restricted: false,
             host_memory: None,
         };
-        Status { schema: 1, scheduler, gpus: vec![gpu], clients, seats: Vec::new() }
+        let memory = nvshare_proto::MemoryStatus::default();
+        Status { schema: 1, scheduler, gpus: vec![gpu], clients, seats: Vec::new(), memory }
     }
 
     #[test]

@@ -59,6 +59,7 @@ pub(crate) struct Snapshot {
     pub(crate) scheduler: SchedulerStatus,
     pub(crate) gpus: Vec<GpuStatus>,
     pub(crate) clients: Vec<ClientStatus>,
+    pub(crate) memory: nvshare_proto::MemoryStatus,
 }
 
 /// The GPU of a figure, as labels.
@@ -163,7 +164,6 @@ mod tests {
         let client = ClientStatus {
             share: nvshare_proto::ShareStatus::default(),
             host_memory: 0,
-            memory: nvshare_proto::MemoryMode::Managed,
             client: 1,
             pid: 2,
             name: "a \"quoted\" name".to_owned(),
@@ -189,7 +189,12 @@ mod tests {
             host_memory: Some(nvshare_proto::HostStatus { budget: 3, each: 2, used: 1 }),
         };
         let shown = shown::Shown::new(counters);
-        shown.set(Snapshot { scheduler, gpus: vec![GpuStatus::idle(gpu)], clients: vec![client] });
+        shown.set(Snapshot {
+            scheduler,
+            gpus: vec![GpuStatus::idle(gpu)],
+            clients: vec![client],
+            memory: Default::default(),
+        });
         registry.register_collector(Box::new(shown));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).expect("a text");

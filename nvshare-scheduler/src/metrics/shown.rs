@@ -24,7 +24,7 @@ pub(super) struct Shown {
 /// A gauge of a GPU: its name, its help text, and its value.
 type GpuGauge = (&'static str, &'static str, fn(&GpuStatus) -> f64);
 
-const GPU_GAUGES: [GpuGauge; 10] = [
+const GPU_GAUGES: [GpuGauge; 9] = [
     ("gpu_capacity_bytes", "Bytes that clients may fill together", |gpu| gpu.capacity as f64),
     ("gpu_allocated_bytes", "Bytes that clients have allocated", |gpu| gpu.allocated as f64),
     ("gpu_resident_bytes", "Bytes charged as being on the GPU, unused room included", |gpu| {
@@ -32,9 +32,6 @@ const GPU_GAUGES: [GpuGauge; 10] = [
     }),
     ("gpu_overhead_bytes", "Bytes of clients' contexts and modules, beside the resident ones", |gpu| {
         gpu.overhead as f64
-    }),
-    ("gpu_kept_bytes", "Bytes in use that belong to nobody: mostly what managed memory gave up", |gpu| {
-        gpu.kept as f64
     }),
     ("gpu_quantum_seconds", "How long a turn lasts while somebody waits", |gpu| gpu.quantum_ms as f64 / 1e3),
     ("gpu_holders", "Clients that hold the GPU's lock", |gpu| gpu.holders.len() as f64),
@@ -221,7 +218,6 @@ mod tests {
         ClientStatus {
             share: ShareStatus::default(),
             host_memory: 1,
-            memory: nvshare_proto::MemoryMode::Managed,
             client: number.into(),
             pid: 1,
             name: format!("name-{number}"),

@@ -26,7 +26,8 @@ impl Root {
         self.0.join(".new")
     }
 
-    /// Makes a seat's folder, if it is not there, and what is in it.
+    /// Makes a seat's folder, if it is not there, and what is in it. A folder that was made goes again if that fails; one that was
+    /// there may be a running container's.
     ///
     /// # Errors
     /// The system refuses, or another scheduler serves the socket.
@@ -35,9 +36,13 @@ impl Root {
         // Nobody but the owner passes here: who reaches a seat's socket is its tenant.
         make_folder(&self.0, 0o700)?;
         make_folder(&self.workshop(), 0o700)?;
-        make_folder(&folder, 0o755)?;
-        let bound = bind_from(&self.workshop(), &folder.join(SEAT_SOCKET), 0o666)?;
-        self.write_limits(name, given).map(|()| bound)
+        let is_new = make_folder(&folder, 0o755)?;
+        let made = bind_from(&self.workshop(), &folder.join(SEAT_SOCKET), 0o666)
+            .and_then(|bound| self.write_limits(name, given).map(|()| bound));
+        if made.is_err() && is_new {
+            let _ = fs::remove_dir_all(&folder);
+        }
+        made
     }
 
     /// Writes a seat's limits, as variables of its programs.
@@ -58,9 +63,11 @@ impl Root {
         written.map_err(|error| Error::Io { path, error })
     }
 
-    /// Whether programs find a seat's limits.
-    pub(super) fn has_limits(&self, name: SeatName) -> bool {
-        self.folder(name).join(SEAT_LIMITS).symlink_metadata().is_ok_and(|found| found.is_file())
+    /// Whether programs find these limits of a seat.
+    pub(super) fn has_limits(&self, name: SeatName, given: &Given) -> bool {
+        let path = self.folder(name).join(SEAT_LIMITS);
+        let is_file = path.symlink_metadata().is_ok_and(|found| found.is_file());
+        is_file && fs::read_to_string(path).is_ok_and(|text| text == variables(given))
     }
 
     /// Removes a seat's folder, if there is one.
@@ -78,14 +85,14 @@ impl Root {
     }
 }
 
-fn make_folder(path: &Path, mode: u32) -> Result<(), Error> {
-    if path.is_dir() {
-        return Ok(());
-    }
+/// Makes a folder with this mode, or gives it to the one that is there. Returns whether it was made.
+fn make_folder(path: &Path, mode: u32) -> Result<bool, Error> {
+    let is_there = path.is_dir();
     let made = DirBuilder::new().recursive(true).mode(mode).create(path);
-    // The process's umask must not decide who may come in.
+    // Neither the process's umask must decide who may come in, nor the kubelet, which may have made the folder for a mount.
     made.and_then(|()| fs::set_permissions(path, Permissions::from_mode(mode)))
-        .map_err(|error| Error::Io { path: path.to_owned(), error })
+        .map_err(|error| Error::Io { path: path.to_owned(), error })?;
+    Ok(!is_there)
 }
 
 /// A line for each limit.
@@ -125,6 +132,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_folder_that_was_there_is_nobody_elses_and_stays() {
+        let dir = std::env::temp_dir().join(format!("nvshare-folder-there-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        let (root, name) = (Root(dir.join("seats")), "00000000000000ab".parse().unwrap());
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        // As the kubelet makes the folder of a volume.
+        fs::create_dir_all(&root.0).unwrap();
+        fs::set_permissions(&root.0, Permissions::from_mode(0o755)).unwrap();
+        let socket = root.folder(name).join(SEAT_SOCKET);
+        fs::create_dir_all(&socket).unwrap();
+        assert!(matches!(root.make(name, &Given::default()), Err(Error::InTheWay { .. })));
+        assert!(socket.exists(), "a container may have it mounted");
+        fs::remove_dir(&socket).unwrap();
+        let _bound = root.make(name, &Given::default()).unwrap();
+        assert_eq!((mode(&root.0), mode(&root.folder(name))), (0o700, 0o755));
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[tokio::test]
     async fn what_a_container_puts_into_its_folder_harms_nobody_else() {
         let dir = std::env::temp_dir().join(format!("nvshare-folder-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
@@ -142,10 +168,11 @@ mod tests {
             fs::remove_file(path).unwrap();
             std::os::unix::fs::symlink(&secret, path).unwrap();
         }
-        assert!(!bound.is_there() && !root.has_limits(name));
+        assert!(!bound.is_there() && !root.has_limits(name, &Given::default()));
         assert!(matches!(root.make(name, &Given::default()), Err(Error::InTheWay { .. })));
         root.write_limits(name, &Given { weight: Some(7), ..Given::default() }).unwrap();
         assert_eq!(fs::read_to_string(&limits).unwrap(), "NVSHARE_WEIGHT=7\n");
+        assert!(!root.has_limits(name, &Given::default()), "those are others");
         assert_eq!((fs::read_to_string(&secret).unwrap().as_str(), mode(&secret)), ("secret", 0o600));
         root.remove(name).unwrap();
         root.remove(name).unwrap();

@@ -209,7 +209,7 @@ impl Seats {
                 if let Some(place) = lock(&self.0.places).get_mut(&name) {
                     place.record = record;
                 }
-                self.repair(name).and_then(|()| self.0.root.write_limits(name, &given))
+                self.repair(name)
             }
             None => {
                 lock(&self.0.places).insert(name, Place { record, inside: 0, serves: None });
@@ -219,10 +219,6 @@ impl Seats {
         made.map_err(|error| {
             if before.is_none() {
                 lock(&self.0.places).remove(&name);
-                // What is there may be another scheduler's.
-                if !matches!(error, Error::Taken { .. }) {
-                    let _ = self.0.root.remove(name);
-                }
                 let _ = self.0.records.forget(name);
             }
             error.to_string()
@@ -237,25 +233,27 @@ impl Seats {
     /// restart.
     pub(crate) fn hold(&self, holders: Vec<(SeatName, Option<Holder>)>) -> Result<String, String> {
         holders.iter().filter_map(|(_, holder)| holder.as_ref()).try_for_each(check_holder)?;
-        let _one = lock(&self.0.changes);
-        let (mut changed, mut unknown) = (Vec::new(), 0);
-        {
-            let mut places = lock(&self.0.places);
-            for (name, holder) in holders {
-                match places.get_mut(&name) {
-                    Some(place) if place.record.holder != holder => {
-                        place.record.holder = holder;
-                        changed.push(place.record.clone());
-                    }
-                    Some(_) => {}
-                    None => unknown += 1,
+        let (mut changed, mut unknown) = (0, 0);
+        let mut kept = Ok(());
+        for (name, holder) in holders {
+            // A seat that a container waits for does not wait for all the others' records.
+            let _one = lock(&self.0.changes);
+            let record = match lock(&self.0.places).get_mut(&name) {
+                Some(place) if place.record.holder != holder => {
+                    place.record.holder = holder;
+                    place.record.clone()
                 }
-            }
+                Some(_) => continue,
+                None => {
+                    unknown += 1;
+                    continue;
+                }
+            };
+            changed += 1;
+            kept = kept.and(self.0.records.keep(&record));
         }
-        for record in &changed {
-            self.0.records.keep(record)?;
-        }
-        let text = format!("seats with other holders: {}", changed.len());
+        kept?;
+        let text = format!("seats with other holders: {changed}");
         Ok(if unknown > 0 { format!("{text}; not known: {unknown}") } else { text })
     }
 
@@ -320,7 +318,7 @@ impl Seats {
         };
         if !bound.is_some_and(|bound| bound.is_there()) {
             self.serve(name)
-        } else if !self.0.root.has_limits(name) {
+        } else if !self.0.root.has_limits(name, &self.given(name)) {
             self.0.root.write_limits(name, &self.given(name))
         } else {
             Ok(())

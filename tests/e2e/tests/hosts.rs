@@ -193,7 +193,7 @@ fn contexts_and_strangers_are_measured() {
     assert_eq!(status.client(program.pid()).overhead, 320 * MIB);
     std::fs::write(&processes, "").expect("a file");
     Scheduler::until(&world, "they are gone", |status| status.gpus[0].capacity == 768 * MIB);
-    assert_eq!(Scheduler::status(&world).gpus[0].kept, 512 * MIB, "in use, and no process has it");
+    assert_eq!(Scheduler::status(&world).memory.kept[0].bytes, 512 * MIB, "in use, and no process has it");
     world.stop();
     program.finish().intact();
 }

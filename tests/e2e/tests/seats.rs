@@ -247,7 +247,6 @@ fn limits_of_a_seat_change_while_its_programs_run_and_cut_nothing() {
     let scheduler = places.start(&world);
     let given = Given { weight: Some(50), compute: Some(40), ..memory(512 * MIB) };
     let name = make(&world, &seat(0, 0, given));
-    // It does not know the file with the limits.
     let job = Program::workload(&world, "job", HOLDING).until_told().waits_for_go();
     let job = job.env("NVSHARE_SOCKET", &text(&places.socket(name))).start();
     let frugal = Program::workload(&world, "frugal", "--memory 64MiB --block 64MiB --kernel-us 1000");
@@ -281,7 +280,7 @@ fn limits_of_a_seat_change_while_its_programs_run_and_cut_nothing() {
     let client = Scheduler::status(&world).client(job.pid()).client;
     let given = Given { weight: Some(300), ..memory(896 * MIB) };
     done(&world, AdminRequest::Give { client, gpu: None, given });
-    has(&job, 896 * MIB, 200, Some(40));
+    has(&job, 896 * MIB, 300, Some(40));
     assert_eq!(row(&world, name).clients, clients, "nobody was cut off");
     assert!(!scheduler.log().contains("client 3"), "{}", scheduler.log());
     world.stop_intact([job, frugal]);

@@ -21,6 +21,8 @@ pub struct Status {
     pub clients: Vec<ClientStatus>,
     /// The seats.
     pub seats: Vec<SeatStatus>,
+    /// The kinds of memory.
+    pub memory: nvshare_proto::MemoryStatus,
 }
 
 impl Status {

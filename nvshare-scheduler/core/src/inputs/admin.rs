@@ -113,10 +113,13 @@ impl Books {
     /// Sets what the seat of a tenant bounds, in place of what it did before.
     pub(crate) fn bound_tenant(&mut self, tenant: u64, bounds: Given) {
         let job = Job::Tenant(tenant);
-        if !self.state.given.contains_key(&job) && bounds == Given::default() {
+        let is_known = self.state.given.contains_key(&job);
+        if !is_known && bounds == Given::default() {
             return;
         }
-        self.state.make_place_for_terms();
+        if !is_known {
+            self.state.make_place_for_terms();
+        }
         let before = self.state.given.entry(job).or_default().bound(bounds);
         if before != bounds {
             for id in self.state.members_of_job(job) {
