@@ -8,15 +8,8 @@
 //! With `--storm`, random programs have to notice, for the rules that name a defect of theirs; the table in
 //! `docs/testing.md` is the output of that.
 
-mod driver;
-mod gone;
-mod library;
 mod programs;
 mod rules;
-mod scheduler;
-mod seats;
-mod shares;
-mod stream_order;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -25,20 +18,12 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use driver::DRIVER;
-use gone::GONE;
-use library::LIBRARY;
 use programs::{Programs, Verdict};
 use rules::{Rule, STORM, Storm};
-use scheduler::SCHEDULER;
-use seats::SEATS;
-use shares::SHARES;
-use stream_order::STREAM_ORDER;
 
 /// All rules, each with its number.
 fn rules() -> impl Iterator<Item = (usize, &'static Rule)> {
-    let library = LIBRARY.iter().chain(STREAM_ORDER).chain(GONE).chain(DRIVER);
-    library.chain(SCHEDULER).chain(SHARES).chain(SEATS).enumerate()
+    rules::all().iter().enumerate()
 }
 
 /// The question that the patched crates ask.
@@ -221,11 +206,11 @@ fn patch(copy: &Path) -> Result<(), String> {
     for (number, rule) in rules() {
         let path = copy.join(rule.file);
         let good = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", rule.file))?;
-        if good.matches(rule.from).count() != 1 {
+        if good.matches(&rule.from).count() != 1 {
             return Err(format!("{}: the place to break is not there once: {}", rule.file, rule.what));
         }
         let to = rule.to.replace("BROKEN", &format!("crate::broken_rule({number})"));
-        std::fs::write(&path, good.replace(rule.from, &to)).map_err(|error| error.to_string())?;
+        std::fs::write(&path, good.replace(&rule.from, &to)).map_err(|error| error.to_string())?;
         let source = Path::new(rule.file).ancestors().find(|dir| dir.ends_with("src"));
         crates.extend(source.map(|source| copy.join(source).join("lib.rs")));
     }
@@ -273,7 +258,7 @@ mod tests {
         let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let lost = |rule: &&'static Rule| {
             let text = std::fs::read_to_string(workspace.join(rule.file)).unwrap_or_default();
-            text.matches(rule.from).count() != 1
+            text.matches(&rule.from).count() != 1
         };
         let lost: Vec<_> =
             rules().map(|(_, rule)| rule).filter(lost).map(|rule| (rule.file, rule.what)).collect();
