@@ -8,6 +8,7 @@ use nvshare_proto::paths::{SEATS, SYSTEM_SOCKET};
 use nvshare_proto::{GpuUuid, SeatName, Slot};
 
 use crate::api::{CdiDevice, ContainerAllocateResponse, Mount};
+use crate::cdi;
 use crate::options::{Options, Preload, Strategy};
 
 /// The library's name in its folder.
@@ -127,7 +128,8 @@ pub fn response(slots: &[Slot], nvidia: &[String], options: &Options) -> Contain
     let gpus: Vec<String> = slots.iter().map(|slot| slot.gpu.to_string()).collect();
     let mut response = ContainerAllocateResponse::default();
     if options.device_list_strategy == Strategy::CdiCri {
-        let names = std::iter::once(format!("{KIND}={seat}")).chain(nvidia.iter().cloned());
+        let names =
+            std::iter::once(format!("{KIND}={}", cdi::device_name(seat))).chain(nvidia.iter().cloned());
         response.cdi_devices = names.map(|name| CdiDevice { name }).collect();
         return response;
     }
@@ -204,7 +206,7 @@ mod tests {
         let slots = [Slot { gpu: A, number: 0 }];
         let got = response(&slots, &["nvidia.com/gpu=0".to_owned()], &options(""));
         let names: Vec<_> = got.cdi_devices.iter().map(|device| device.name.as_str()).collect();
-        assert_eq!(names, [&*format!("nvshare.com/gpu={}", SeatName::of(&slots)), "nvidia.com/gpu=0"]);
+        assert_eq!(names, [&*format!("nvshare.com/gpu=seat-{}", SeatName::of(&slots)), "nvidia.com/gpu=0"]);
         assert_eq!((got.envs.len(), got.mounts.len()), (0, 0));
     }
 

@@ -9,10 +9,16 @@ use crate::options::Options;
 /// The specification's name in its folder.
 pub const FILE: &str = "nvshare.com-gpu.json";
 
+/// The name of a seat's device. It begins with a letter: version 0.3.0 of the interface refuses a file with any name that begins with a digit.
+#[must_use]
+pub fn device_name(seat: SeatName) -> String {
+    format!("seat-{seat}")
+}
+
 /// The specification of these seats.
 pub fn specification(seats: impl Iterator<Item = SeatName>, options: &Options) -> Specification {
     let device = |seat: SeatName| Device {
-        name: seat.to_string(),
+        name: device_name(seat),
         container_edits: Edits {
             env: variables(options).iter().map(|(name, value)| format!("{name}={value}")).collect(),
             mounts: mounts(seat, options)
@@ -39,12 +45,32 @@ mod tests {
         assert_eq!(
             text,
             concat!(
-                r#"{"cdiVersion":"0.3.0","kind":"nvshare.com/gpu","devices":[{"name":"dabc7573cefc8f50","containerEdits":{"#,
+                r#"{"cdiVersion":"0.3.0","kind":"nvshare.com/gpu","devices":[{"name":"seat-dabc7573cefc8f50","containerEdits":{"#,
                 r#""env":["LD_PRELOAD=/usr/lib/nvshare/libnvshare.so","NVSHARE_MEMORY=swap"],"mounts":["#,
                 r#"{"hostPath":"/var/lib/nvshare/lib","containerPath":"/usr/lib/nvshare","options":["ro","nosuid","nodev","bind"]},"#,
                 r#"{"hostPath":"/var/run/nvshare-seats/dabc7573cefc8f50","containerPath":"/var/run/nvshare","#,
                 r#""options":["ro","nosuid","nodev","bind"]}]}}]}"#
             )
         );
+    }
+
+    /// `ValidateDeviceName` of the interface's own library, as it was for version 0.3.0.
+    fn is_valid(name: &str) -> bool {
+        let is_inner = |letter: char| letter.is_ascii_alphanumeric() || "_-.:".contains(letter);
+        name.starts_with(|letter: char| letter.is_ascii_alphabetic())
+            && name.ends_with(|letter: char| letter.is_ascii_alphanumeric())
+            && name.chars().all(is_inner)
+    }
+
+    #[test]
+    fn engines_accept_the_name_of_each_device() {
+        let seats: Vec<SeatName> =
+            (0..=u8::MAX).map(|gpu| SeatName::of(&[Slot { gpu: GpuUuid([gpu; 16]), number: 0 }])).collect();
+        let is_digit = |seat: &SeatName| seat.to_string().starts_with(|letter: char| letter.is_ascii_digit());
+        assert!(seats.iter().any(is_digit), "the rule is tried");
+        let options = Options::parse_from(["plugin"]);
+        for device in specification(seats.into_iter(), &options).devices {
+            assert!(is_valid(&device.name), "{}", device.name);
+        }
     }
 }

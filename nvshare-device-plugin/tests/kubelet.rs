@@ -21,7 +21,7 @@ fn names(response: &ContainerAllocateResponse) -> Vec<&str> {
 }
 
 fn ours(slots: &[Slot]) -> String {
-    format!("nvshare.com/gpu={}", SeatName::of(slots))
+    format!("nvshare.com/gpu=seat-{}", SeatName::of(slots))
 }
 
 fn are_all(health: &str) -> impl Fn(&[Device]) -> bool {
@@ -65,7 +65,7 @@ async fn a_container_gets_a_seat() {
     let devices = machine.devices();
     assert_eq!(devices.len(), 6, "each slot has its device ahead");
     let seat = SeatName::of(&[one]).to_string();
-    let (_, device) = devices.iter().find(|(name, _)| *name == seat).unwrap();
+    let (_, device) = devices.iter().find(|(name, _)| *name == format!("seat-{seat}")).unwrap();
     let options = ["ro", "nosuid", "nodev", "bind"];
     let mount =
         |host: &str, inside: &str| json!({"hostPath": host, "containerPath": inside, "options": options});
@@ -77,7 +77,7 @@ async fn a_container_gets_a_seat() {
             mount(&format!("/var/run/nvshare-seats/{seat}"), "/var/run/nvshare"),
         ],
     });
-    assert_eq!(*device, json!({"name": seat, "containerEdits": edits}));
+    assert_eq!(*device, json!({"name": format!("seat-{seat}"), "containerEdits": edits}));
 
     let free = [slot(A, 0), slot(A, 2), slot(B, 1), slot(B, 2), slot(B, 0)];
     assert_eq!(kubelet.prefer(&free, &[], 1).await, [slot(B, 0).to_string()]);
@@ -140,7 +140,7 @@ async fn a_set_of_gpus_outlives_the_plugin_and_the_machines_start() {
     );
     let devices = machine.devices();
     assert_eq!(devices.len(), 21);
-    let has = |seat: &[Slot]| devices.iter().any(|(name, _)| *name == SeatName::of(seat).to_string());
+    let has = |seat: &[Slot]| devices.iter().any(|(name, _)| *name == format!("seat-{}", SeatName::of(seat)));
     assert!(has(&[a, b]) && has(&[a]));
 
     // The folder is emptied while the plugin runs.
