@@ -1,12 +1,14 @@
 //! The plugin: what it knows, and its answers to the kubelet.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use nvshare_admin::{Error, Scheduler};
 use nvshare_proto::cdi::KIND;
 use nvshare_proto::{AdminRequest, GpuUuid, Seat, SeatName, Slot};
 use tokio::sync::{Notify, watch};
 use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::WatchStream;
 use tonic::Status;
@@ -24,6 +26,10 @@ use crate::records::Records;
 use crate::specifications::Specifications;
 use crate::{allocate, cdi, devices, files, nvidia, preferred};
 
+/// So long a seat is asked for while no scheduler answers, and how often: a scheduler that is replaced is away for a moment, and the kubelet
+/// fails a pod for ever.
+const PATIENCE: (Duration, Duration) = (Duration::from_secs(12), Duration::from_millis(250));
+
 /// What the plugin knows.
 #[derive(Debug)]
 pub struct Plugin {
@@ -35,10 +41,15 @@ pub struct Plugin {
     pub scheduler: Scheduler,
     /// Told after each seat that is given out.
     pub allocated: Notify,
+    /// Held while the scheduler is told of a seat and the record is made or read: both have the same limits afterwards.
+    order: Arc<tokio::sync::Mutex<()>>,
     records: Mutex<Records>,
     specifications: Mutex<Specifications>,
     devices: watch::Sender<ListAndWatchResponse>,
 }
+
+/// The slots that a container asks for, and the names of NVIDIA's devices for them.
+type Asked = (Vec<Slot>, Vec<String>);
 
 /// The calls that the plugin wants.
 pub const WANTED: DevicePluginOptions =
@@ -56,6 +67,7 @@ impl Plugin {
         let plugin = Self {
             scheduler: Scheduler::at(options.admin_socket()),
             allocated: Notify::new(),
+            order: Arc::default(),
             records: Mutex::new(records),
             specifications: Mutex::new(Specifications::of(folders, cdi::FILE)),
             devices: watch::Sender::new(ListAndWatchResponse::default()),
@@ -106,24 +118,51 @@ impl Plugin {
     }
 
     /// The seats that were given out.
-    pub(crate) fn seats(&self) -> Vec<SeatName> {
-        lock(&self.records).seats().keys().copied().collect()
+    pub(crate) async fn seats(self: &Arc<Self>) -> Vec<SeatName> {
+        let plugin = Arc::clone(self);
+        // The record is locked while it is written to the disk.
+        let read = move || lock(&plugin.records).seats().keys().copied().collect();
+        spawn_blocking(read).await.unwrap_or_default()
     }
 
-    /// Asks the scheduler for all seats that were given out, with the limits that they had: containers that start again mount their folders, whatever another run of the
-    /// scheduler knows. It waits for the scheduler.
+    /// Asks the scheduler for these seats again, with the limits that are recorded: containers that start again mount their folders, whatever
+    /// another run of the scheduler knows. Returns those that it refuses, and why it refused the last of them.
     ///
     /// # Errors
-    /// The scheduler is gone. What it refuses is logged.
-    pub(crate) fn make_all_again(&self) -> Result<(), Error> {
-        let all: Vec<Seat> = lock(&self.records).seats().values().cloned().collect();
-        for seat in all {
-            match self.scheduler.change(AdminRequest::Seat(seat)) {
-                Err(Error::Refused(why)) => warn!("a seat that was given out is refused: {why}"),
-                made => drop(made?),
+    /// The scheduler is gone.
+    pub(crate) async fn make_again(
+        self: &Arc<Self>,
+        seats: Vec<SeatName>,
+    ) -> Result<(Vec<SeatName>, String), Error> {
+        let (mut refused, mut why) = (Vec::new(), String::new());
+        for name in seats {
+            let plugin = Arc::clone(self);
+            let ask = move || {
+                // Read only now: an earlier copy may have other limits than the kubelet got since.
+                let seat = lock(&plugin.records).seats().get(&name).cloned();
+                seat.map_or(Ok(()), |seat| plugin.scheduler.change(AdminRequest::Seat(seat)).map(drop))
+            };
+            match self.in_order(ask).await {
+                Some(Err(Error::Refused(reason))) => {
+                    refused.push(name);
+                    why = reason;
+                }
+                Some(asked) => asked?,
+                None => {}
             }
         }
-        Ok(())
+        Ok((refused, why))
+    }
+
+    /// Does what waits for the scheduler and the disk, with nothing else beside it that does so. None: it panicked.
+    async fn in_order<T: Send + 'static>(&self, act: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        let order = Arc::clone(&self.order).lock_owned().await;
+        // It goes on, and keeps its place, also if nobody waits for it any more.
+        let act = move || {
+            let _order = order;
+            act()
+        };
+        spawn_blocking(act).await.ok()
     }
 
     /// Whether the specification of the seats has to be written, since it is not there.
@@ -154,8 +193,22 @@ impl Plugin {
         Ok(())
     }
 
-    /// Gives seats out. It waits for the scheduler and the disk.
-    fn allocate(&self, request: &AllocateRequest) -> Result<AllocateResponse, Status> {
+    /// Gives seats out.
+    async fn allocate(self: &Arc<Self>, request: AllocateRequest) -> Result<AllocateResponse, Status> {
+        let plugin = Arc::clone(self);
+        let asked = blocking(move || plugin.read(&request)).await?;
+        for (slots, _) in &asked {
+            self.give(Seat { slots: slots.clone(), given: self.options.given() }).await?;
+        }
+        let plugin = Arc::clone(self);
+        blocking(move || plugin.publish().map_err(Status::internal)).await?;
+        self.allocated.notify_one();
+        let responses = asked.iter().map(|(slots, names)| allocate::response(slots, names, &self.options));
+        Ok(AllocateResponse { container_responses: responses.collect() })
+    }
+
+    /// What each container asks for.
+    fn read(&self, request: &AllocateRequest) -> Result<Vec<Asked>, Status> {
         let is_offered = |gpu: GpuUuid| self.cards.iter().any(|card| card.gpu == gpu);
         let asked = request.container_requests.iter();
         let asked = asked.map(|container| allocate::slots(&container.devices_ids, &self.options, is_offered));
@@ -172,20 +225,38 @@ impl Plugin {
             if self.names_devices() { slots.iter().map(name).collect() } else { Ok(Vec::new()) }
         };
         let names = asked.iter().map(names).collect::<Result<Vec<_>, _>>()?;
-        for slots in &asked {
-            let seat = Seat { slots: slots.clone(), given: self.options.given() };
-            self.scheduler.change(AdminRequest::Seat(seat.clone())).map_err(|error| match error {
-                Error::Refused(_) => Status::failed_precondition(format!("the scheduler refuses: {error}")),
-                _ => Status::unavailable(error.to_string()),
-            })?;
-            lock(&self.records).add(seat).map_err(Status::internal)?;
-        }
-        self.publish().map_err(Status::internal)?;
-        self.allocated.notify_one();
-        let responses = asked.iter().zip(&names);
-        let responses = responses.map(|(slots, names)| allocate::response(slots, names, &self.options));
-        Ok(AllocateResponse { container_responses: responses.collect() })
+        Ok(asked.into_iter().zip(names).collect())
     }
+
+    /// Makes a seat, at the scheduler and in the record. It waits for a scheduler that is away.
+    async fn give(self: &Arc<Self>, seat: Seat) -> Result<(), Status> {
+        let end = Instant::now() + PATIENCE.0;
+        loop {
+            let (plugin, seat) = (Arc::clone(self), seat.clone());
+            let make = move || {
+                let made = plugin.scheduler.change(AdminRequest::Seat(seat.clone()));
+                made.map(|_| lock(&plugin.records).add(seat).map_err(Status::internal))
+            };
+            let made = self.in_order(make).await;
+            match made.ok_or_else(|| Status::internal("a seat is not made"))? {
+                Ok(recorded) => return recorded,
+                Err(Error::NotFound(_) | Error::Silent { .. } | Error::Broken { .. })
+                    if Instant::now() < end => {}
+                Err(error @ Error::Refused(_)) => {
+                    return Err(Status::failed_precondition(format!("the scheduler refuses: {error}")));
+                }
+                Err(error) => return Err(Status::unavailable(error.to_string())),
+            }
+            sleep(PATIENCE.1).await;
+        }
+    }
+}
+
+/// Does what waits for the disk.
+async fn blocking<T: Send + 'static>(
+    act: impl FnOnce() -> Result<T, Status> + Send + 'static,
+) -> Result<T, Status> {
+    spawn_blocking(act).await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
 }
 
 fn prefer(request: &PreferredAllocationRequest) -> PreferredAllocationResponse {
@@ -211,8 +282,7 @@ pub async fn answer(plugin: Arc<Plugin>, call: Call) -> Answer {
             let act = move |request: AllocateRequest| {
                 let plugin = Arc::clone(&plugin);
                 async move {
-                    let done = spawn_blocking(move || plugin.allocate(&request)).await;
-                    let done = done.unwrap_or_else(|error| Err(Status::internal(error.to_string())));
+                    let done = plugin.allocate(request).await;
                     done.inspect_err(|status| warn!("{KIND} is not given out: {}", status.message()))
                 }
             };

@@ -81,7 +81,7 @@ pub async fn tell(plugin: Arc<Plugin>, boot: watch::Receiver<Option<u64>>) {
                 Ok(pods) => {
                     let now = holders(&pods, &plugin.options.resource);
                     let known = told.take_if(|(to, _)| *to == run).map(|(_, known)| known);
-                    let changes = changes(known.as_ref(), &now, &plugin.seats());
+                    let changes = changes(known.as_ref(), &now, &plugin.seats().await);
                     told = match send(&plugin, changes).await {
                         Ok(()) => Some((run, now)),
                         Err(error) => {

@@ -1,10 +1,10 @@
 //! What is looked at every few seconds: whether the scheduler answers, NVIDIA's CDI devices, and our own.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nvshare_admin::Error;
-use nvshare_proto::{Seldom, WatchFrom};
+use nvshare_proto::{SeatName, Seldom, WatchFrom};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -16,41 +16,65 @@ use crate::plugin::Plugin;
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// So many looks in a row without an answer, and no seat is given out until there is one.
 const MOST_MISSES: u32 = 2;
+/// A scheduler that starts with the machine, as the plugin does, has so long for its first answer.
+const GRACE: Duration = Duration::from_secs(15);
 
 static NOT_WRITTEN: Seldom = Seldom::new(|text| warn!("{text}"));
+static REFUSED: Seldom = Seldom::new(|text| warn!("{text}"));
 static NO_NVIDIA: Seldom = Seldom::new(|text| warn!("{text}"));
 
 /// Whether the scheduler counts as there.
 #[derive(Debug, Default)]
 struct Health {
     misses: u32,
+    has_answered: bool,
+    is_good: bool,
 }
 
 impl Health {
-    /// Takes one look into account.
-    fn look(&mut self, answers: bool) {
-        self.misses = if answers { 0 } else { self.misses.saturating_add(1) };
+    /// Good until there were looks.
+    fn new() -> Self {
+        Self { is_good: true, ..Self::default() }
     }
 
-    fn is_good(&self) -> bool {
-        self.misses < MOST_MISSES
+    /// Takes one look into account, so long after the start.
+    fn look(&mut self, answers: bool, since: Duration) {
+        self.misses = if answers { 0 } else { self.misses.saturating_add(1) };
+        self.has_answered |= answers;
+        self.is_good = self.misses < MOST_MISSES || (!self.has_answered && since < GRACE);
     }
 }
 
-/// Looks, for ever. Says which run of the scheduler answers, once it has all seats; none: none does.
+/// Which seats the scheduler has.
+#[derive(Debug, Default)]
+struct Made {
+    /// The run of the scheduler that was asked for all of them.
+    run: Option<u64>,
+    /// Those that it refuses: they are asked for again, since the cause may go.
+    refused: Vec<SeatName>,
+}
+
+/// Looks, for ever. Says which run of the scheduler answers, once it was asked for all seats; none: none does.
 pub async fn keep(plugin: Arc<Plugin>, boot: watch::Sender<Option<u64>>) {
-    let mut health = Health::default();
+    let (mut health, mut made, start) = (Health::new(), Made::default(), Instant::now());
     loop {
-        let (looks, known) = (Arc::clone(&plugin), *boot.borrow());
-        if let Ok((run, nvidia)) = spawn_blocking(move || look(&looks, known)).await {
-            let was_good = health.is_good();
-            health.look(run.is_ok());
-            match (was_good, health.is_good(), &run) {
+        let looks = Arc::clone(&plugin);
+        if let Ok((run, nvidia)) = spawn_blocking(move || look(&looks)).await {
+            let run = match run {
+                Ok(run) => make_again(&plugin, run, &mut made).await.map(|()| run),
+                Err(error) => Err(error),
+            };
+            if run.is_err() {
+                made = Made::default();
+            }
+            let was_good = health.is_good;
+            health.look(run.is_ok(), start.elapsed());
+            match (was_good, health.is_good, &run) {
                 (true, false, Err(error)) => warn!("{error}; until then no seat is given out"),
                 (false, true, _) => info!("the scheduler answers again"),
                 _ => {}
             }
-            plugin.offer(&nvidia, health.is_good());
+            plugin.offer(&nvidia, health.is_good);
             if plugin.names_devices() && !nvidia.any {
                 let kinds = plugin.options.nvidia_cdi_kind.clone().unwrap_or_else(|| KINDS.join(" nor of "));
                 NO_NVIDIA.say(format_args!(
@@ -66,20 +90,28 @@ pub async fn keep(plugin: Arc<Plugin>, boot: watch::Sender<Option<u64>>) {
     }
 }
 
-/// One look. It waits for the scheduler and the disk. `known`: the run of the scheduler that has all seats.
-fn look(plugin: &Plugin, known: Option<u64>) -> (Result<u64, Error>, Found) {
+/// Asks a run of the scheduler for the seats that it has not.
+async fn make_again(plugin: &Arc<Plugin>, run: u64, made: &mut Made) -> Result<(), Error> {
+    let seats = if made.run == Some(run) { made.refused.clone() } else { plugin.seats().await };
+    let (refused, why) = plugin.make_again(seats).await?;
+    if !refused.is_empty() {
+        REFUSED.say(format_args!(
+            "the scheduler refuses {} seats that were given out, which are asked for again: {why}",
+            refused.len()
+        ));
+    }
+    *made = Made { run: Some(run), refused };
+    Ok(())
+}
+
+/// One look. It waits for the scheduler and the disk. Returns which run of the scheduler answers, and NVIDIA's devices.
+fn look(plugin: &Plugin) -> (Result<u64, Error>, Found) {
     if plugin.has_lost_its_specification()
         && let Err(error) = plugin.publish()
     {
         NOT_WRITTEN.say(format_args!("{error}"));
     }
     let run = plugin.scheduler.watch(WatchFrom::Now, false).map(|watch| watch.boot());
-    let run = run.and_then(|run| {
-        if known != Some(run) {
-            plugin.make_all_again()?;
-        }
-        Ok(run)
-    });
     (run, plugin.nvidia())
 }
 
@@ -89,18 +121,24 @@ mod tests {
 
     #[test]
     fn one_miss_is_none() {
+        // A look in each second from the start: before the first answer more misses are none.
         for (looks, good) in [
             ("", true),
-            ("-", true),
-            ("--", false),
-            ("-+-", true),
-            ("---+", true),
-            ("--+-", true),
+            ("---------------", true),
+            ("----------------", false),
+            ("----------------+", true),
+            ("+-", true),
+            ("+-+-", true),
+            ("+---+", true),
+            ("+--+-", true),
             ("+--", false),
+            ("--+--", false),
         ] {
-            let mut health = Health::default();
-            looks.chars().for_each(|look| health.look(look == '+'));
-            assert_eq!(health.is_good(), good, "{looks}");
+            let mut health = Health::new();
+            (0..).zip(looks.chars()).for_each(|(second, look)| {
+                health.look(look == '+', Duration::from_secs(second));
+            });
+            assert_eq!(health.is_good, good, "{looks}");
         }
     }
 }

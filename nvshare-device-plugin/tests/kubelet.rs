@@ -3,6 +3,7 @@
 mod fakes;
 
 use std::fs;
+use std::time::Duration;
 
 use fakes::{A, B, Kubelet, Machine, Scheduler, until, write};
 use nvshare_device_plugin::api::{
@@ -10,6 +11,7 @@ use nvshare_device_plugin::api::{
 };
 use nvshare_proto::{Given, GpuUuid, Holder, Seat, SeatName, Slot};
 use serde_json::json;
+use tokio::time::sleep;
 use tonic::Code;
 
 const fn slot(gpu: GpuUuid, number: u32) -> Slot {
@@ -222,6 +224,52 @@ async fn no_slot_is_healthy_without_a_scheduler() {
     assert_eq!(held, [(SeatName::of(&[slot(A, 0)]), Some(holder("one")))]);
     let seats: Vec<_> = scheduler.seats().into_iter().map(|seat| seat.slots).collect();
     assert_eq!(seats, [[slot(A, 0)]], "its folder is there before");
+}
+
+#[tokio::test]
+async fn a_scheduler_that_is_away_for_a_moment_fails_no_pod() {
+    let mut machine = Machine::new();
+    let kubelet = Kubelet::start(&machine.root);
+    let plugin = machine.start("");
+    kubelet.registered(1).await;
+    // Until its first answer it has more time: several looks find none.
+    sleep(Duration::from_secs(6)).await;
+    kubelet.list("healthy slots", are_all(HEALTHY)).await;
+    let root = machine.root.clone();
+    let comes = async {
+        sleep(Duration::from_secs(2)).await;
+        Scheduler::start(&root, 1)
+    };
+    let one = slot(A, 0);
+    let asked: &[&[Slot]] = &[&[one]];
+    let (got, scheduler) = tokio::join!(kubelet.allocate(asked), comes);
+    got.unwrap();
+    assert!(scheduler.seats().iter().any(|seat| seat.slots == [one]));
+    assert!(!machine.log(plugin).contains("no seat is given out"));
+}
+
+#[tokio::test]
+async fn a_seat_that_is_refused_after_a_start_is_asked_for_again() {
+    let mut machine = Machine::new();
+    let scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    let plugin = machine.start("");
+    kubelet.registered(1).await;
+    let seats = [slot(A, 0), slot(B, 0)].map(|slot| vec![slot]);
+    kubelet.allocate(&[&seats[0], &seats[1]]).await.unwrap();
+    drop(scheduler);
+    let scheduler = Scheduler::start_refusing(&machine.root, 2, Some("the disk is full"));
+    machine.says(plugin, "the scheduler refuses 2 seats that were given out").await;
+    machine.says(plugin, "the disk is full").await;
+    let refused = scheduler.seats().len();
+    scheduler.refuse(None);
+    let again = || Some(scheduler.seats()).filter(|seats| seats.len() >= refused + 2);
+    let again = until("they are asked for again", again).await;
+    assert!(seats.iter().all(|slots| again[refused..].iter().any(|seat| seat.slots == *slots)));
+    // Then they are there.
+    let made = again.len();
+    sleep(Duration::from_secs(5)).await;
+    assert!(scheduler.seats().len() <= made + 2);
 }
 
 fn holder(pod: &str) -> Holder {

@@ -28,10 +28,15 @@ pub(crate) struct Scheduler {
 impl Scheduler {
     /// Starts one; `boot` is its run.
     pub(crate) fn start(root: &Path, boot: u64) -> Self {
+        Self::start_refusing(root, boot, None)
+    }
+
+    /// Starts one that refuses seats.
+    pub(crate) fn start_refusing(root: &Path, boot: u64, why: Option<&str>) -> Self {
         let socket = root.join("admin.sock");
         let _ = fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).unwrap();
-        let state = Arc::new(State { boot, ..State::default() });
+        let state = Arc::new(State { boot, refuses: Mutex::new(why.map(str::to_owned)), ..State::default() });
         let serves = Arc::clone(&state);
         let thread = thread::spawn(move || {
             for stream in listener.incoming() {
