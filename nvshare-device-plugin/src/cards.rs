@@ -19,6 +19,12 @@ pub fn list(descriptions: &Path, sysfs: &Path) -> Vec<Card> {
     by_nvml.filter(|cards| !cards.is_empty()).unwrap_or_else(|| described(descriptions, sysfs))
 }
 
+/// How many GPUs the kernel module has, also those whose UUIDs it does not know yet.
+#[must_use]
+pub fn count(descriptions: &Path) -> usize {
+    fs::read_dir(descriptions).into_iter().flatten().filter_map(Result::ok).count()
+}
+
 fn ask_nvml(sysfs: &Path) -> Result<Vec<Card>, NvmlError> {
     let nvml = Nvml::init()?;
     let mut cards = Vec::new();
@@ -92,7 +98,9 @@ mod tests {
         let one = Card { gpu: GpuUuid([1; 16]), minor: None, numa: None, memory: None };
         let two = Card { gpu: GpuUuid([2; 16]), minor: Some(0), numa: Some(1), memory: None };
         assert_eq!(list(&gpus, &root.join("sys")), [one, two]);
+        assert_eq!(count(&gpus), 3);
         assert_eq!(list(&root.join("none"), &root), []);
+        assert_eq!(count(&root.join("none")), 0);
         fs::remove_dir_all(root).unwrap();
     }
 }

@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use nvshare_proto::Seldom;
+use nvshare_proto::{GpuUuid, Seldom};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -17,8 +17,11 @@ use crate::plugin::Plugin;
 use crate::{cards, files, kubelet, pods, upkeep};
 
 const LOOK_FOR_GPUS_EVERY: Duration = Duration::from_secs(5);
+/// Once there is a GPU, others whose UUIDs cannot be read are waited for so long. Some never can be: a GPU may be broken or not visible here.
+const OTHERS_PATIENCE: Duration = Duration::from_secs(60);
 
 static NO_GPU: Seldom = Seldom::new(|text| info!("{text}"));
+static NOT_ALL: Seldom = Seldom::new(|text| info!("{text}"));
 
 /// Serves for ever.
 ///
@@ -59,17 +62,28 @@ fn install(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// Waits until this machine has GPUs: the driver may be loaded later.
+/// Waits until this machine has GPUs: the driver may be loaded later, and a GPU may tell its UUID later than others.
 async fn find_cards(options: &Options) -> Result<Vec<Card>, String> {
+    let mut first: Option<Instant> = None;
     loop {
         let (descriptions, sysfs) = (options.gpu_descriptions.clone(), options.sysfs.clone());
-        let found = spawn_blocking(move || cards::list(&descriptions, &sysfs)).await;
-        let found = found.map_err(|error| error.to_string())?;
-        if !found.is_empty() {
-            return devices::choose(found, &options.gpus, options.slot_memory);
+        let look = move || (cards::list(&descriptions, &sysfs), cards::count(&descriptions));
+        let (found, count) = spawn_blocking(look).await.map_err(|error| error.to_string())?;
+        if found.is_empty() {
+            let descriptions = options.gpu_descriptions.display();
+            NO_GPU.say(format_args!("no GPU is there yet, neither by NVML nor in {descriptions}"));
+        } else {
+            let is_there = |gpu: &GpuUuid| found.iter().any(|card| card.gpu == *gpu);
+            let needs_no_other = !options.gpus.is_empty() && options.gpus.iter().all(is_there);
+            let waited = first.get_or_insert_with(Instant::now).elapsed();
+            if found.len() >= count || needs_no_other || waited >= OTHERS_PATIENCE {
+                return devices::choose(found, &options.gpus, options.slot_memory);
+            }
+            let (found, longest) = (found.len(), OTHERS_PATIENCE.as_secs());
+            NOT_ALL.say(format_args!(
+                "the UUIDs of {found} of {count} GPUs can be read; waiting for the others, {longest} s at most"
+            ));
         }
-        let descriptions = options.gpu_descriptions.display();
-        NO_GPU.say(format_args!("no GPU is there yet, neither by NVML nor in {descriptions}"));
         sleep(LOOK_FOR_GPUS_EVERY).await;
     }
 }

@@ -363,6 +363,27 @@ async fn two_plugins_do_not_quarrel() {
 }
 
 #[tokio::test]
+async fn a_gpu_that_is_not_ready_is_waited_for() {
+    let mut machine = Machine::new();
+    let _scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    let third = machine.root.join("gpus/0000:03:00.0/information");
+    write(&third, "GPU UUID: \t GPU-????????-????-????-????-????????????\n");
+    let waits = machine.start("--device-list-strategy envvar");
+    machine.says(waits, "the UUIDs of 2 of 3 GPUs can be read; waiting").await;
+    write(&third, &format!("GPU UUID: \t {}\n", GpuUuid([3; 16])));
+    let list = kubelet.list("the slots of three GPUs", |devices| !devices.is_empty()).await;
+    assert_eq!(list.len(), 30);
+
+    // GPUs that are named and there need no other.
+    machine.kill(waits);
+    write(&third, "GPU UUID: \t GPU-????????-????-????-????-????????????\n");
+    let named = machine.start(&format!("--device-list-strategy envvar --gpus {A}"));
+    kubelet.registered(2).await;
+    assert!(!machine.log(named).contains("waiting for the others"));
+}
+
+#[tokio::test]
 async fn what_cannot_be_had_is_said_at_the_start() {
     let mut machine = Machine::new();
     let missing = GpuUuid([3; 16]);
