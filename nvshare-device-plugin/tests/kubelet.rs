@@ -111,10 +111,16 @@ async fn what_no_container_may_have_is_refused() {
     }
     assert_eq!(scheduler.seats(), []);
 
-    scheduler.refuse(Some("there are too many seats"));
-    let refused = kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap_err();
-    let told = "the scheduler refuses: there are too many seats".to_owned();
-    assert_eq!(refused, (Code::FailedPrecondition, told));
+    for (why, remedy) in [
+        ("the disk is full", ""),
+        ("no more seats: there are 3", "; give the scheduler a higher limit of open files"),
+    ] {
+        scheduler.refuse(Some(why));
+        let (code, told) = kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap_err();
+        assert_eq!(code, Code::FailedPrecondition);
+        assert!(told.starts_with(&format!("the scheduler refuses: {why}{remedy}")), "{told}");
+        assert_eq!(told.contains("open files"), !remedy.is_empty(), "{told}");
+    }
     scheduler.refuse(None);
     kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap();
 }
