@@ -331,8 +331,8 @@ impl Waiter {
         Self { begin: Instant::now(), is_urgent: false, looked: LOOKED.load(Ordering::SeqCst) }
     }
 
-    /// Whether memory that can be freed is not free yet.
-    fn is_worth_waiting(&mut self) -> bool {
+    /// Frees what can be freed by now, and presses for the rest after a while. Returns whether more will be free soon.
+    fn look_again(&mut self) -> bool {
         sweep();
         if !self.is_urgent && self.begin.elapsed() >= PATIENCE {
             self.is_urgent = true;
@@ -378,10 +378,7 @@ impl Frees {
         let mut waiter = Waiter::new();
         let begin = *self.begin.get_or_insert(waiter.begin);
         let is_in_time = || begin.elapsed() < LONGEST_WAIT && !lifecycle::is_exiting();
-        while free::late() == self.seen
-            && (waiter.is_worth_waiting() || free::is_unfinished())
-            && is_in_time()
-        {
+        while free::late() == self.seen && (waiter.look_again() || free::is_unfinished()) && is_in_time() {
             threads::pause();
         }
         let more = free::late() != self.seen && is_in_time();

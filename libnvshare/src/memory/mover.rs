@@ -210,7 +210,7 @@ fn count(cancelled: impl Fn() -> bool) -> Option<u64> {
     })??;
     // The driver's call may have waited for work of the program, so what was submitted is counted behind it.
     let submissions = gate::totals().0;
-    while !work.is_complete() {
+    while !work.forget_complete() {
         if given_up() {
             return None;
         }

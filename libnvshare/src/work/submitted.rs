@@ -42,8 +42,8 @@ impl Submitted {
         Some(Self { events })
     }
 
-    /// Whether it is complete.
-    pub(crate) fn is_complete(&mut self) -> bool {
+    /// Forgets the part that is complete. Returns whether nothing is left.
+    pub(crate) fn forget_complete(&mut self) -> bool {
         self.events.retain(|event| !event.is_complete());
         self.events.is_empty()
     }

@@ -57,7 +57,7 @@ impl Exit {
     }
 
     /// Asks for the lock. Returns whether the guest gives it back, instead of keeping it.
-    fn is_given_back(&mut self) -> bool {
+    fn ask_for_lock(&mut self) -> bool {
         self.scheduler.say(&[SchedulerMessage::DropLock { epoch: self.epoch(), patience_ms: 2_000 }]);
         self.scheduler.until(|m| match m {
             ClientMessage::LockReleased { .. } | ClientMessage::Idle { .. } => Some(true),
@@ -68,7 +68,7 @@ impl Exit {
 
     /// Takes the lock and all memory away. Returns the bytes that could not leave.
     fn take_all(&mut self) -> u64 {
-        assert!(self.is_given_back());
+        assert!(self.ask_for_lock());
         self.scheduler.say(&[SchedulerMessage::Evict(Amount { gpu: self.gpu, bytes: BYTES })]);
         self.scheduler.until(|m| match m {
             ClientMessage::Evicted { short, .. } => Some(*short),

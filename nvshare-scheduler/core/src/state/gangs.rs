@@ -121,8 +121,8 @@ impl Members {
         (self.ids.len() < self.size as usize).then_some(self.waits_until).or(parts)
     }
 
-    /// Whether the gang has not fitted the one GPU of its members for so long that they go on one by one.
-    pub(crate) fn is_too_large(&mut self, is_so_now: bool, now: Time) -> bool {
+    /// Notes whether the gang fits the one GPU of its members. Returns whether it has not for so long that they go on one by one.
+    pub(crate) fn note_too_large(&mut self, is_so_now: bool, now: Time) -> bool {
         let since = self.too_large_since.filter(|_| is_so_now).unwrap_or(now);
         self.too_large_since = is_so_now.then_some(since);
         is_so_now && now >= since.saturating_add(PATIENCE)

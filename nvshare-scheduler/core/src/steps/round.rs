@@ -81,7 +81,7 @@ impl<'a> Round<'a> {
         });
         let (parts, now) = (parts.map(|gpu| gpu.uuid), state.now);
         let members = state.gangs.get_mut(&gang);
-        let is_over = members.is_some_and(|members| members.is_too_large(parts.is_some(), now));
+        let is_over = members.is_some_and(|members| members.note_too_large(parts.is_some(), now));
         let Some(uuid) = parts.filter(|_| is_over) else { return false };
         state.gangs.remove(&gang);
         self.waiters.clear();

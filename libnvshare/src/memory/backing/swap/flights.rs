@@ -161,8 +161,8 @@ impl Queue {
         self.flights.is_empty()
     }
 
-    /// Whether the first chunk under way is known to have arrived, or never will.
-    pub(super) fn has_arrived(&mut self) -> bool {
+    /// Lands the first chunks under way that an event tells of. Returns whether the first one is known to have arrived, or never will.
+    pub(super) fn land_first(&mut self) -> bool {
         match self.flights.front().map(|first| &first.behind) {
             None => return false,
             Some(Behind::Nothing | Behind::Failed(_)) => return true,

@@ -150,7 +150,7 @@ impl Evicting<'_> {
 
     /// Lands what has arrived, and waits until no more is under way than that.
     fn land_until(&mut self, is_enough: impl Fn(&Queue) -> bool) {
-        while !is_enough(&self.queue) || self.queue.has_arrived() {
+        while !is_enough(&self.queue) || self.queue.land_first() {
             let Some(flight) = self.queue.pop() else { return };
             self.land(flight);
         }
@@ -318,7 +318,7 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
                 break Begun::Nothing;
             }
             queue.record_all();
-            if queue.has_arrived() {
+            if queue.land_first() {
                 land(&mut queue, device, &mut result);
             } else {
                 threads::pause();
@@ -334,7 +334,7 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
             }
             Begun::Nothing | Begun::Stopped => {}
         }
-        while queue.has_arrived() || queue.is_full() && order.has_only_copies() {
+        while queue.land_first() || queue.is_full() && order.has_only_copies() {
             land(&mut queue, device, &mut result);
         }
     }

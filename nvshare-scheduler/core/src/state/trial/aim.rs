@@ -36,8 +36,9 @@ pub(super) struct Checks {
     pub(super) next: Time,
     /// The last one spoke against turns, and is repeated.
     pub(super) doubted: bool,
-    /// The rates of jobs in the round after the last one, and the last round in which they did as much.
+    /// The rates of jobs in the first round after the last one.
     usual: BTreeMap<Job, f64>,
+    /// The last round in which jobs launched about as much as that.
     pub(super) same_until: Time,
 }
 
@@ -48,8 +49,9 @@ impl Checks {
         Self { under_way: false, ended: now, next, doubted, usual: BTreeMap::new(), same_until: now }
     }
 
-    /// Whether jobs launch more, or less, in their turns than at the last check.
-    pub(super) fn is_other_work(&mut self, alone: &BTreeMap<Job, f64>) -> bool {
+    /// Compares the rates of jobs with those at the last check, which the first rates behind it stand for. Returns whether jobs launch
+    /// more, or less, in their turns.
+    pub(super) fn compare_work(&mut self, alone: &BTreeMap<Job, f64>) -> bool {
         if self.usual.is_empty() {
             self.usual.clone_from(alone);
         }

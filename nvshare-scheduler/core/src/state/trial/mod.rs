@@ -479,7 +479,7 @@ impl Trial {
         let Aim::Turns(checks) = &mut self.aim else {
             return self.finish_round(now.saturating_sub(since), now, todo);
         };
-        let mut other = checks.is_other_work(&self.alone);
+        let mut other = checks.compare_work(&self.alone);
         if !other {
             checks.same_until = now;
         }
