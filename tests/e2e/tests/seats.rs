@@ -1,5 +1,6 @@
 //! Seats: what containers get. Each has a folder with a socket, which says whose a process is, and limits.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -169,7 +170,9 @@ fn seats_are_jobs_of_their_own_and_take_turns() {
     let status = Scheduler::status(&world);
     let processes = [&a, &b, &beside].map(|job| status.client(job.pid()).share.processes);
     assert_eq!(processes, [2, 1, 2]);
-    let clients = [&a, &beside].map(|job| status.client(job.pid()).client);
+    // Either may have come first.
+    let mut clients = [&a, &beside].map(|job| status.client(job.pid()).client);
+    clients.sort_unstable();
     let shown = row(&world, one);
     assert_eq!((shown.holder.as_ref(), &shown.clients[..]), (Some(&holder), &clients[..]));
     let Output { stdout, .. } = Scheduler::ctl(&world, &["status"]);
@@ -179,14 +182,14 @@ fn seats_are_jobs_of_their_own_and_take_turns() {
 
     // At a seat's socket, its own clients are shown, and sums of others.
     let replies = ask(&places.socket(one), AdminRequest::Status);
-    let clients: Vec<u32> = replies
+    let clients: BTreeSet<u32> = replies
         .iter()
         .filter_map(|reply| match reply {
             Reply::Admin(AdminReply::Client(client)) => Some(client.pid),
             _ => None,
         })
         .collect();
-    assert_eq!(clients, [a.pid(), beside.pid()]);
+    assert_eq!(clients, BTreeSet::from([a.pid(), beside.pid()]));
     assert!(!format!("{replies:?}").contains(&format!("{other:?}")), "{replies:?}");
     let others = replies.iter().find_map(|reply| match reply {
         Reply::Admin(AdminReply::Gpu(gpu)) if gpu.gpu == card(0) => gpu.others,
@@ -291,7 +294,8 @@ fn seats_are_there_again_after_a_restart_with_their_limits_and_clients() {
     let world = World::simulated(CARDS);
     let places = Places::of(&world);
     let scheduler = places.start(&world);
-    let [one, torn, gone] = [0, 1, 2].map(|number| make(&world, &seat(number, 0, memory(512 * MIB))));
+    let given = Given { weight: Some(50), ..memory(512 * MIB) };
+    let [one, torn, gone] = [0, 1, 2].map(|number| make(&world, &seat(number, 0, given)));
     let holder = Holder { namespace: "lab".into(), pod: "train-0".into(), container: "main".into() };
     done(&world, AdminRequest::HoldSeats(vec![(one, Some(holder.clone()))]));
     assert_eq!(done(&world, AdminRequest::RemoveSeat(gone)), format!("seat {gone} is removed"));
@@ -318,15 +322,17 @@ fn seats_are_there_again_after_a_restart_with_their_limits_and_clients() {
         status.find(job.pid()).is_some_and(|client| client.usage.iter().all(|usage| usage.limit == 512 * MIB))
     });
     let back = row(&world, one);
-    assert_eq!((back.holder, back.clients.len(), back.seat.given), (Some(holder), 1, memory(512 * MIB)));
-    // A newcomer, which knows nothing of limits, has that of the seat.
+    assert_eq!((back.holder, back.clients.len(), back.seat.given), (Some(holder), 1, given));
+    // A newcomer has what the seat sets: the memory limit by its file, and the weight, which is no wish of its own, by the scheduler.
     let late = Program::workload(&world, "late", "--memory 64MiB --block 64MiB").until_told();
     let late = late.env("NVSHARE_SOCKET", &text(&places.socket(one))).start();
     Scheduler::until(&world, "it has its limit", |status| {
-        let limit = |client: &nvshare_proto::ClientStatus| client.usage.first().map(|usage| usage.limit);
-        status.find(late.pid()).and_then(limit) == Some(512 * MIB)
+        let has = |client: &nvshare_proto::ClientStatus| {
+            client.share.weight == 50 && client.usage.first().is_some_and(|usage| usage.limit == 512 * MIB)
+        };
+        status.find(late.pid()).is_some_and(has)
     });
-    assert_eq!(make(&world, &seat(1, 0, memory(512 * MIB))), torn, "it is asked for again");
+    assert_eq!(make(&world, &seat(1, 0, given)), torn, "it is asked for again");
     assert_eq!(std::fs::read_to_string(&record).expect("a record"), whole);
     world.stop_intact([job, late]);
 }
