@@ -30,11 +30,6 @@ use crate::{allocate, cdi, devices, files, nvidia, preferred};
 /// fails a pod for ever.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(12), Duration::from_millis(250));
 
-/// How the scheduler begins to say that it has the most seats that it may have, and what helps.
-const NO_MORE: &str = "no more seats";
-const REMEDY: &str = "; give the scheduler a higher limit of open files (ulimit -n), which decides how many there may be, \
-                      up to 4096";
-
 /// What the plugin knows.
 #[derive(Debug)]
 pub struct Plugin {
@@ -248,8 +243,7 @@ impl Plugin {
                 Err(Error::NotFound(_) | Error::Silent { .. } | Error::Broken { .. })
                     if Instant::now() < end => {}
                 Err(Error::Refused(why)) => {
-                    let remedy = if why.starts_with(NO_MORE) { REMEDY } else { "" };
-                    return Err(Status::failed_precondition(format!("the scheduler refuses: {why}{remedy}")));
+                    return Err(Status::failed_precondition(format!("the scheduler refuses: {why}")));
                 }
                 Err(error) => return Err(Status::unavailable(error.to_string())),
             }

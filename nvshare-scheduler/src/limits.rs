@@ -82,7 +82,7 @@ const PART_OF_SEGMENTS: usize = 4;
 /// One of this many parts of all descriptors is for sockets of seats.
 const PART_OF_SEATS: usize = 16;
 /// Most seats, even if the system allows more.
-const MOST_SEATS: usize = 4096;
+pub(crate) const MOST_SEATS: usize = 4096;
 
 /// What the process has descriptors for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

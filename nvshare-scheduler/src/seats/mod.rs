@@ -198,7 +198,12 @@ impl Seats {
                 return Err(format!("seat {name} has other slots: {}", slots_of(there).join(", ")));
             }
             Some(Record { holder, .. }) => (holder.clone(), "has other limits now"),
-            None if count >= self.0.most => return Err(format!("no more seats: there are {count}")),
+            None if count >= self.0.most => {
+                return Err(format!(
+                    "no more seats: there are {count}; a higher limit of open files (ulimit -n) allows more, up to {}",
+                    limits::MOST_SEATS
+                ));
+            }
             None => (None, "is made"),
         };
         let record = Record { seat, holder };
@@ -424,7 +429,10 @@ mod tests {
             |number| Seat { slots: vec![Slot { gpu: GpuUuid([1; 16]), number }], given: Given::default() };
         let said = [0, 1, 2].map(|number| seats.make(seat(number)));
         assert!(said[0].is_ok() && said[1].is_ok());
-        assert_eq!(said[2], Err("no more seats: there are 2".to_owned()));
+        assert_eq!(
+            said[2],
+            Err("no more seats: there are 2; a higher limit of open files (ulimit -n) allows more, up to 4096".to_owned())
+        );
         assert!(seats.make(seat(1)).is_ok(), "it is there");
         seats.remove(seat(0).name()).unwrap();
         seats.make(seat(2)).unwrap();
