@@ -57,9 +57,18 @@ fn stream_churn_with_handles_that_come_again(memory: &str) {
 }
 
 fn legacy_wait(memory: &str) {
+    legacy_wait_for(memory, 2);
+}
+
+#[test]
+#[ignore = "takes a minute: each turn ends with a drain that is given up first; .ci/run runs this test"]
+fn legacy_wait_through_five_turns() {
+    ["managed", "swap"].iter().for_each(|memory| legacy_wait_for(memory, 5));
+}
+
+fn legacy_wait_for(memory: &str, turns: u64) {
     for record in ["1", "0"] {
-        // Each turn ends with a drain that is given up at first, which takes seconds.
-        in_turns(memory, "legacy_wait", &[("NVSIM_CTX_RECORD", record)], 2);
+        in_turns(memory, "legacy_wait", &[("NVSIM_CTX_RECORD", record)], turns);
     }
 }
 
