@@ -2,7 +2,7 @@
 //! not use anything that has ended, hold up work that could go on, or overlook work that runs.
 
 use nvshare_harness::{Moved, Program, Scheduler, World, wait_until};
-use nvshare_proto::ClientState;
+use nvshare_proto::{ClientState, ClientStatus};
 
 const CARD: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64")];
 
@@ -54,6 +54,11 @@ fn stream_churn_without_events_of_contexts(memory: &str) {
 
 fn stream_churn_with_handles_that_come_again(memory: &str) {
     in_turns(memory, "stream_churn", &[("NVSIM_REUSE_HANDLES", "1")], 5);
+}
+
+/// Whether a client's work waits: for its turn, or, where it had one before the others filled the card, for memory that cannot leave.
+fn waits(client: &ClientStatus) -> bool {
+    matches!(client.state, ClientState::Waiting | ClientState::Blocked)
 }
 
 fn legacy_wait(memory: &str) {
@@ -151,9 +156,7 @@ fn a_capture_begins_beside_a_full_queue_of_another_context(memory: &str) {
     });
     // The same while another client waits.
     let other = Program::workload(&world, "other", "--memory 640MiB --block 64MiB --steps 3").start();
-    Scheduler::until(&world, "the other one waits", |status| {
-        status.find(other.pid()).is_some_and(|client| client.state == ClientState::Waiting)
-    });
+    Scheduler::until(&world, "the other one waits", |status| status.find(other.pid()).is_some_and(waits));
     std::fs::write(world.dir().join("go"), "").expect("a file");
     guest.finish().passed();
     other.finish().intact();
