@@ -217,7 +217,7 @@ fn small_pieces_share_the_events_of_their_copies() {
     let guest = Program::guest(&world, "many_pieces", &[]).until_told().start();
     let other = Program::workload(&world, "other", "--memory 896MiB --block 64MiB --kernel-us 1000");
     let other = other.until_told().start();
-    Scheduler::until_turns(&world, &[&guest, &other], 6);
+    Scheduler::until_turns(&world, &[&guest, &other], 10);
     let guest = world.stop_guest(guest, other);
     let counts: Vec<u64> = guest.out.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let &[mapped, events] = counts.as_slice() else { panic!("{}", guest.out) };
