@@ -67,7 +67,7 @@ enum Command {
     On,
     /// Switch scheduling off: all programs run at the same time
     Off(switch::OffOptions),
-    /// Undo changes made at run time: the scheduler follows its configuration again
+    /// Follow the configuration again, quantum and scheduling; limits and weights of clients stay
     Reset,
     /// Check this machine, and say how to correct each problem
     Doctor(doctor::Options),

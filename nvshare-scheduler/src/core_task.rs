@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use nvshare_core::{ClientId, Config, Core, Event, Measured, Output, Rule, Time};
+use nvshare_proto::units::Bytes;
 use nvshare_proto::{
     AdminReply, AdminRequest, Amount, ClientMemory, ClientMessage, ClientStatus, GpuStatus, GpuUuid,
     MemoryMode, MemoryStatus, Reply, SchedulerMessage, SeatName, SeatStatus,
@@ -298,7 +299,9 @@ impl CoreTask {
                 }
             }
             AdminRequest::Give { client, gpu, given } => limits::given(given).and_then(|said| {
-                self.core.give(client, gpu, given, now).map(|whom| (format!("{whom}: {said}"), None))
+                let whom = self.core.give(client, gpu, given, now)?;
+                let beyond = self.beyond_limit(client, gpu, given.memory).unwrap_or_default();
+                Ok((format!("{whom}: {said}{beyond}"), None))
             }),
             AdminRequest::GiveRun { user, run, given } => limits::given(given).map(|said| {
                 let tenant = Tenant::Run { user, run };
@@ -318,7 +321,9 @@ impl CoreTask {
                 self.core.configure(self.config.clone(), now);
                 self.core.switch_on(now);
                 let rule = self.config.auto.map_or(Rule::Fixed(self.config.quantum), Rule::Auto);
-                let text = format!("the configuration is in force: TQ {rule}, scheduling is on");
+                let text = format!(
+                    "the configuration is in force: TQ {rule}, scheduling is on; limits and weights of clients stay"
+                );
                 Ok((text, Some(change)))
             }
             // The connection sends them itself, from the journal.
@@ -342,6 +347,16 @@ impl CoreTask {
             }
             Err(reason) => refuse(answer, reason),
         }
+    }
+
+    /// What to say where a client has more memory than its new limit allows.
+    fn beyond_limit(&self, client: ClientId, gpu: Option<GpuUuid>, limit: Option<u64>) -> Option<String> {
+        let limit = limit.filter(|&limit| limit > 0)?;
+        let rows = self.core.client_status_at(self.started.elapsed());
+        let row = rows.iter().find(|row| row.client == client)?;
+        let usage = row.usage.iter().filter(|usage| gpu.is_none_or(|gpu| usage.gpu == gpu));
+        let has = usage.map(|usage| usage.allocated).max().filter(|&has| has > limit)?;
+        Some(format!("; it has {} and keeps them: new allocations fail until it is below", Bytes(has)))
     }
 
     /// Changes seats, beside this task: the disk may take its time. `name` is a seat that may set something else then.

@@ -67,7 +67,7 @@ pub(crate) fn given(given: Given) -> Result<String, String> {
         None => {}
     }
     said.extend(given.paused.map(|paused| if paused { "paused".to_owned() } else { "resumed".to_owned() }));
-    if said.is_empty() { Err("nothing is to be changed".to_owned()) } else { Ok(said.join(", ")) }
+    if said.is_empty() { Err("say what to limit: --memory 8g, --compute 25 or --policy force".to_owned()) } else { Ok(said.join(", ")) }
 }
 
 /// Most clients, even if the system allows more.
@@ -134,7 +134,7 @@ mod tests {
             (Given { weight: Some(u32::MAX), ..none }, "out of range"),
             (Given { compute: Some(101), ..none }, "compute limit of 101 %"),
             (Given { memory: Some(1), ..none }, "the least is 64.0 MiB"),
-            (none, "nothing"),
+            (none, "say what to limit"),
         ] {
             let error = given(wrong).unwrap_err();
             assert!(error.contains(why), "{error}");

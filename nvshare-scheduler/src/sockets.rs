@@ -13,7 +13,7 @@ use tokio::net::{UnixListener, UnixStream};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Another scheduler uses the path.
-    #[error("another scheduler serves {path} (pid {pid})")]
+    #[error("another scheduler serves {path} (pid {pid}); one serves all GPUs: stop that one first")]
     Taken {
         /// The socket.
         path: PathBuf,

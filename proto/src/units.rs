@@ -74,7 +74,7 @@ pub fn parse_limit(text: &str) -> Result<u64, String> {
         bytes if bytes >= LEAST_MEMORY => Ok(bytes),
         bytes => Err(format!(
             "{text:?} is {}, and the least is {}; a number without a unit is in bytes, 4g is 4 GiB",
-            if bytes == 0 { "0".to_owned() } else { format!("{bytes} bytes") },
+            Bytes(bytes),
             Bytes(LEAST_MEMORY)
         )),
     }
@@ -196,7 +196,9 @@ pub fn parse_gang(text: &str) -> Result<GangName, ParseError> {
 
 fn parse_seconds(text: &str, what: &'static str) -> Result<Duration, ParseError> {
     let error = || ParseError { text: text.to_owned(), what, accepted: ACCEPTED_QUANTA };
-    let seconds: f64 = text.trim().parse().map_err(|_| error())?;
+    let trimmed = text.trim();
+    let number = trimmed.strip_suffix('s').map_or(trimmed, str::trim_end);
+    let seconds: f64 = number.parse().map_err(|_| error())?;
     let quantum = Duration::try_from_secs_f64(seconds).map_err(|_| error())?;
     if (MIN_QUANTUM..=MAX_QUANTUM).contains(&quantum) { Ok(quantum) } else { Err(error()) }
 }
@@ -285,7 +287,9 @@ mod tests {
     fn quanta() {
         assert_eq!(parse_quantum("30"), Ok(Duration::from_secs(30)));
         assert_eq!(parse_quantum("0.25"), Ok(Duration::from_millis(250)));
-        for text in ["", "0", "-1", "NaN", "inf", "thirty", "30s", "1e99", "0.001", "86401"] {
+        assert_eq!(parse_quantum("30s"), Ok(Duration::from_secs(30)));
+        assert_eq!(parse_quantum("0.5 s"), Ok(Duration::from_millis(500)));
+        for text in ["", "0", "s", "30ss", "30m", "-1", "NaN", "inf", "thirty", "1e99", "0.001", "86401"] {
             assert!(parse_quantum(text).is_err(), "{text}");
         }
     }

@@ -257,7 +257,7 @@ def together(fill_seconds=24, gap_seconds=10, runs=3):
         said = [line.split(": ", 1)[-1].strip() for line in lines if "side by side" in line]
         by = [r["by"] for r in ended if len(r.get("by", [])) > 9]
         last = sum((b[-1] - b[-9]) / 8 for b in by) if len(by) == 2 else None
-        counters = dict(turns=gpu["turns"], side_by_side=gpu["side_by_side"], by_measure=gpu["by_measure"], **gpu.get("trials", {}), deferrals=sum(c["counters"]["deferrals"] for c in clients.values()), could_not_drain=sum("could not drain" in line for line in lines), said=" | ".join(said))
+        counters = dict(turns=gpu["turns"], side_by_side=gpu["side_by_side"], by_measure=gpu["by_measure"], **gpu.get("trials", {}), deferrals=sum(c["counters"]["deferrals"] for c in clients.values()), could_not_drain=sum("its kernels are not done" in line for line in lines), said=" | ".join(said))
         return sum(r["per_s"] for r in ended), last, counters
 
     pairs = [("gaps of 12 ms", "job.py", ["--gib", 2, "--cpu-ms", 12], 7, gap_seconds), ("fill the card", "stream_job.py", ["--every", 1], 5, fill_seconds)]

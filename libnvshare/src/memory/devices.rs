@@ -1,6 +1,6 @@
 //! The process's devices, and the account of its memory on each.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -230,15 +230,25 @@ impl Device {
     pub(crate) fn admit(&self, bytes: u64, kind: Kind, caller: Caller) -> Result<Admission, CUresult> {
         let admitted = self.lock().admit(bytes, kind, caller);
         admitted.map_err(|refusal| {
-            let (used, most, whose) = match refusal {
-                Refusal::Own { used, most } => (used, most, ""),
-                Refusal::Tenants { used, limit } => (used, limit, " by this program's processes"),
-            };
-            log::info(format_args!(
-                "allocation of {bytes} bytes refused: {used} of {most} are in use{whose}"
-            ));
+            self.say_refused(bytes, refusal);
             CUresult::OUT_OF_MEMORY
         })
+    }
+
+    /// Says why an allocation is refused. A process warns of its first one alone: some programs find the end of the memory by trying.
+    fn say_refused(&self, bytes: u64, refusal: Refusal) {
+        static HAS_WARNED: AtomicBool = AtomicBool::new(false);
+        let say = if HAS_WARNED.swap(true, Ordering::Relaxed) { log::info } else { log::warn };
+        let (used, most, full) = match refusal {
+            Refusal::Own { used, most } if most < self.total => (used, most, "the process's limit"),
+            Refusal::Own { used, most } => (used, most, "the GPU"),
+            Refusal::Tenants { used, limit } => (used, limit, "the limit of the program's processes"),
+        };
+        // Bytes are whole MiB here: a text with fractions would be allocated.
+        let [bytes, used, most] = [bytes, used, most].map(|bytes| bytes.div_ceil(MIB));
+        say(format_args!(
+            "an allocation of {bytes} MiB is refused: {full} has {most} MiB, and {used} MiB are in use"
+        ));
     }
 
     /// Shares the limit with the tenant's other processes from now on, or stops doing so.

@@ -98,11 +98,21 @@ pub(crate) fn install(options: &Options) -> Done {
     if let Some(why) = library::unnameable(&copies[0].to) {
         return Err(why.into());
     }
+    let is_first = !copies[0].to.exists();
     put_in_place(&copies)?;
-    print(&format!(
-        "{}A running scheduler stays the old version until you restart it. Running programs keep the old library.\n",
-        list("installed", copies.iter().map(|copy| &copy.to))
-    ))
+    let next = if is_first { first_steps(&options.prefix.join("bin")) } else { UPGRADED.to_owned() };
+    print(&(list("installed", copies.iter().map(|copy| &copy.to)) + &next))
+}
+
+const UPGRADED: &str =
+    "A running scheduler stays the old version until you restart it. Running programs keep the old library.\n";
+
+/// The steps after a first install into `programs`.
+fn first_steps(programs: &Path) -> String {
+    let places = env::var_os("PATH").unwrap_or_default();
+    let is_found = env::split_paths(&places).any(|place| place == programs);
+    let path = if is_found { String::new() } else { format!("export PATH={}:$PATH\n", programs.display()) };
+    format!("Next:\n{path}nvshare-scheduler &\nnvshare-ctl doctor\nnvshare-ctl run -- PROGRAM\n")
 }
 
 pub(crate) fn install_library(options: &LibraryOptions) -> Done {

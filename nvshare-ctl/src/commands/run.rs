@@ -4,7 +4,7 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{self, Path, PathBuf};
@@ -25,6 +25,9 @@ const FAILED: u8 = 125;
 const CANNOT_RUN: u8 = 126;
 /// Exit code if the program does not exist.
 const NOT_FOUND: u8 = 127;
+
+/// The kernel's error for a file that is no program; the standard library has no name for it.
+const ENOEXEC: i32 = 8;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -98,9 +101,19 @@ pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
     }
     let error = command.exec();
     let code = if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { CANNOT_RUN };
+    let why = if is_no_program(program, &error) { "is not executable".to_owned() } else { error.to_string() };
     let named = Path::new(program).display().to_string();
     let named = if named.is_empty() { "\"\"" } else { &named };
-    Err(Failure::with_code(code, format!("{named}: {error}")))
+    Err(Failure::with_code(code, format!("{named}: {why}")))
+}
+
+/// Whether the kernel refused a file because it is no program, or nobody may execute it.
+fn is_no_program(program: &OsStr, error: &io::Error) -> bool {
+    let nobody_may = || {
+        fs::metadata(program).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 == 0)
+    };
+    error.raw_os_error() == Some(ENOEXEC)
+        || error.kind() == ErrorKind::PermissionDenied && nobody_may()
 }
 
 impl Options {

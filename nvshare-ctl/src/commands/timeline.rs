@@ -19,7 +19,7 @@ pub(crate) struct Options {
     seconds: f64,
 
     /// Where to write it: a picture (.svg), or a trace for Perfetto or Chrome (.json)
-    #[arg(short, long, value_name = "FILE", value_parser = output)]
+    #[arg(short, long, value_name = "FILE", value_parser = output, default_value = "nvshare-timeline.svg")]
     output: PathBuf,
 
     /// Draw what `watch --json` wrote into a file, instead of asking the scheduler; several files under each other, on

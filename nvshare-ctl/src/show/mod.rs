@@ -157,6 +157,26 @@ pub(crate) fn mixed(status: &Status) -> Vec<String> {
     status.gpus.iter().filter(is_mixed).map(line).collect()
 }
 
+/// Of a turn and the hand-over after it, the part that the hand-over may take before it is worth a line.
+const MUCH: f64 = 0.2;
+
+/// A line for each GPU that spends much of its time on hand-overs, though a longer quantum would help.
+pub(crate) fn short_turns(gpus: &[GpuStatus]) -> Vec<String> {
+    let line = |gpu: &GpuStatus| {
+        let (turn, hand_over) = (gpu.quantum_ms as f64 / 1e3, gpu.switch_cost_us as f64 / 1e6);
+        let has_waiters = !gpu.waiters.is_empty() || gpu.others.is_some_and(|others| others.waiters > 0);
+        let is_fixed = matches!(gpu.rule, QuantumRule::Fixed { .. });
+        (is_fixed && has_waiters && hand_over > MUCH * (turn + hand_over)).then(|| {
+            format!(
+                "hand-overs on {} take {hand_over:.1} s of each {:.1} s: `nvshare-ctl set-tq auto`, or a longer quantum",
+                gpu_name(gpu),
+                turn + hand_over
+            )
+        })
+    };
+    gpus.iter().filter_map(line).collect()
+}
+
 /// The clients that keep a blocked client waiting: those on its GPU that do not answer are named.
 fn holders_up(status: &Status, blocked: &ClientStatus) -> String {
     let gpu = status.gpus.iter().find(|gpu| Some(gpu.gpu) == blocked.blocked_on);
@@ -215,6 +235,27 @@ mod tests {
         assert_eq!(quantum(&scheduler, &[]), "0.25 s");
         assert_eq!(quantum(&scheduler, &[auto.clone(), fixed]), "0.25 s");
         assert_eq!(quantum(&scheduler, &[auto.clone(), auto]), "auto");
+    }
+
+    #[test]
+    fn turns_that_are_short_for_what_hand_overs_cost_are_said() {
+        let gpu = GpuStatus {
+            rule: QuantumRule::Fixed { millis: 4000 },
+            quantum_ms: 4000,
+            switch_cost_us: 3_600_000,
+            waiters: vec![2],
+            ..GpuStatus::idle(GpuUuid([7; 16]))
+        };
+        let said = short_turns(std::slice::from_ref(&gpu));
+        assert!(said[0].contains("take 3.6 s of each 7.6 s: `nvshare-ctl set-tq auto`"), "{said:?}");
+        let auto = QuantumRule::Auto { overhead_ppm: 50_000, max_wait_ms: 30_000 };
+        for fine in [
+            GpuStatus { rule: auto, ..gpu.clone() },
+            GpuStatus { waiters: vec![], ..gpu.clone() },
+            GpuStatus { switch_cost_us: 900_000, ..gpu },
+        ] {
+            assert!(short_turns(&[fine]).is_empty());
+        }
     }
 
     #[test]

@@ -29,6 +29,9 @@ pub(crate) const GPUS: [Column; 13] = [
     Column::text("UUID").wide(),
 ];
 
+/// [`USUAL_WEIGHT`] as it stands in a row.
+const USUAL_WEIGHT_TEXT: &str = "100";
+
 /// Columns of a client: its process and its state.
 pub(crate) const CLIENTS: [Column; 15] = [
     Column::text("CLIENT"),
@@ -39,8 +42,8 @@ pub(crate) const CLIENTS: [Column; 15] = [
     Column::number("LIMIT"),
     Column::number("RESIDENT").wide(),
     Column::number("HOST").wide(),
-    Column::number("WEIGHT").wide(),
-    Column::text("COMPUTE").wide(),
+    Column::number("WEIGHT").wide_if_all_are(USUAL_WEIGHT_TEXT),
+    Column::text("COMPUTE").wide_if_all_are(NOTHING),
     Column::number("PID"),
     Column::text("CONTAINER").wide(),
     Column::text("POD").wide(),

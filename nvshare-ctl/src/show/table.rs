@@ -8,8 +8,9 @@ use std::io::{self, IsTerminal};
 pub(crate) struct Column {
     pub(crate) head: &'static str,
     pub(crate) kind: Kind,
-    /// Shown with `--wide` only.
+    /// Shown with `--wide` only; or if a row has another value than the usual one, where there is one.
     pub(crate) wide: bool,
+    usual: Option<&'static str>,
 }
 
 /// The alignment of a column.
@@ -25,19 +26,24 @@ pub(crate) enum Kind {
 
 impl Column {
     pub(crate) const fn text(head: &'static str) -> Self {
-        Self { head, kind: Kind::Text, wide: false }
+        Self { head, kind: Kind::Text, wide: false, usual: None }
     }
 
     pub(crate) const fn number(head: &'static str) -> Self {
-        Self { head, kind: Kind::Number, wide: false }
+        Self { head, kind: Kind::Number, wide: false, usual: None }
     }
 
     pub(crate) const fn cut(head: &'static str) -> Self {
-        Self { head, kind: Kind::Cut, wide: false }
+        Self { head, kind: Kind::Cut, wide: false, usual: None }
     }
 
     pub(crate) const fn wide(self) -> Self {
         Self { wide: true, ..self }
+    }
+
+    /// A column that is worth its place if a row has another value than this one.
+    pub(crate) const fn wide_if_all_are(self, usual: &'static str) -> Self {
+        Self { wide: true, usual: Some(usual), ..self }
     }
 }
 
@@ -74,8 +80,12 @@ pub(crate) const NOTHING: &str = "-";
 /// too long. A column without any value is left out.
 pub(crate) fn render(columns: &[Column], rows: &[Vec<String>], layout: Layout) -> String {
     let says = |i: usize| rows.iter().any(|row| row.get(i).is_some_and(|cell| cell != NOTHING));
+    let is_unusual = |i: usize, usual| rows.iter().any(|row| row.get(i).is_some_and(|cell| cell != usual));
+    let is_in_place = |i: usize| {
+        layout.wide || !columns[i].wide || columns[i].usual.is_some_and(|usual| is_unusual(i, usual))
+    };
     let shown: Vec<usize> =
-        (0..columns.len()).filter(|&i| (layout.wide || !columns[i].wide) && (says(i) || i == 0)).collect();
+        (0..columns.len()).filter(|&i| is_in_place(i) && (says(i) || i == 0)).collect();
     let cell = |row: &Vec<String>, i: usize| row.get(i).cloned().unwrap_or_default();
     let mut widths: Vec<usize> = shown
         .iter()
@@ -154,6 +164,17 @@ mod tests {
         assert_eq!(at(false, 20), "ID  SIZE  COMMAND\n1      9  python3 t…\n22    10  sh\n");
         assert_eq!(at(true, usize::MAX).lines().nth(1), Some("1      9  x     python3 train.py --long"));
         assert_eq!(at(false, 10), "ID 1\nSIZE 9\nCOMMAND python3…\n\nID 22\nSIZE 10\nCOMMAND sh\n");
+    }
+
+    #[test]
+    fn a_wide_column_is_shown_where_a_value_is_unusual() {
+        let columns = [Column::text("ID"), Column::number("WEIGHT").wide_if_all_are("100")];
+        let table = |weights: [&str; 2]| {
+            let rows = weights.map(|weight| vec!["1".to_owned(), weight.to_owned()]);
+            render(&columns, &rows, Layout { wide: false, width: 80 })
+        };
+        assert_eq!(table(["100", "100"]), "ID\n1\n1\n");
+        assert_eq!(table(["100", "300"]), "ID  WEIGHT\n1      100\n1      300\n");
     }
 
     #[test]

@@ -50,7 +50,7 @@ fn a_hang_up_has_the_configuration_read_again() {
     let reset = Scheduler::ctl(&world, &["reset"]);
     assert_eq!(
         String::from_utf8_lossy(&reset.stdout),
-        "the configuration is in force: TQ 17 s, scheduling is on\n"
+        "the configuration is in force: TQ 17 s, scheduling is on; limits and weights of clients stay\n"
     );
     assert_eq!(quantum(&world), 17_000);
 }

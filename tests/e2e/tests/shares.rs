@@ -188,7 +188,7 @@ fn an_administrator_sets_limits_and_pauses_programs() {
         (&["set-limit", &client, "--compute", "101"], "1 to 100"),
         (&["set-limit", &client, "--memory", "4"], "the least is 64.0 MiB"),
         (&["set-limit", &client, "--policy", "soft"], "default, force, disable"),
-        (&["set-limit", &client], "nothing"),
+        (&["set-limit", &client], "say what to limit"),
         (&["set-weight", &client, "0"], "1 to 10000"),
         (&["set-weight", &client, "-1"], "1 to 10000"),
         (&["set-weight", "999", "50"], "there is no client 999"),
@@ -209,6 +209,27 @@ fn an_administrator_sets_limits_and_pauses_programs() {
     assert_eq!(kernels(&world, &job), before, "it stands still");
     assert!(ctl(&["resume", &client]).0);
     wait_until("it goes on", || kernels(&world, &job) > before);
+    world.stop();
+    job.finish().intact();
+}
+
+#[test]
+fn a_limit_below_what_a_client_has_says_that_it_keeps_it() {
+    let world = World::simulated(CARD);
+    let _scheduler = Scheduler::start(&world, &["--gpu-memory", "1GiB"]);
+    let job = Program::workload(&world, "job", "--memory 192MiB --block 64MiB --kernel-us 2000 --ahead");
+    let job = job.until_told().start();
+    Scheduler::until(&world, "it has its memory", |status| {
+        status.find(job.pid()).is_some_and(|client| client.usage.iter().any(|usage| usage.allocated >= 192 * MIB))
+    });
+    let client = Scheduler::status(&world).client(job.pid()).client.to_string();
+    let said = |limit: &str| {
+        let set = Scheduler::ctl(&world, &["set-limit", &client, "--memory", limit]);
+        String::from_utf8_lossy(&set.stdout).into_owned()
+    };
+    let keeps = "memory limit 128.0 MiB; it has 192.0 MiB and keeps them: new allocations fail until it is below";
+    assert!(said("128MiB").contains(keeps), "{}", said("128MiB"));
+    assert!(!said("256MiB").contains("keeps"), "{}", said("256MiB"));
     world.stop();
     job.finish().intact();
 }

@@ -259,7 +259,7 @@ impl Books {
                 _ => {}
             }
         }
-        self.report.note(format!("client {id} could not drain and goes on; asked again later"));
+        self.report.note(format!("client {id} keeps the GPU: its kernels are not done; it is asked again"));
     }
 }
 
