@@ -6,7 +6,7 @@
 //! broken, then each rule's test with the rule broken.
 //!
 //! With `--storm`, random programs have to notice, for the rules that name a defect of theirs; the table in
-//! `docs/testing.md` is the output of that.
+//! `docs/internals/testing.md` is the output of that.
 
 mod programs;
 mod rules;

@@ -1,5 +1,6 @@
-//! The tree as a reader finds it: small files, and an ARCHITECTURE.md that names what is there.
+//! The tree as a reader finds it: small files, an ARCHITECTURE.md that names what is there, and documents whose links lead somewhere.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -168,4 +169,84 @@ fn a_wrong_name_is_found() {
     assert_eq!(of("`ate.rs`"), ["1: there is no ate.rs"]);
     assert_eq!(of("`gate.rs`, `leave`"), ["1: there is no fn leave in gate.rs"]);
     assert_eq!(steps("### A\n1. a\nb\n2. c\n### B\n3. d", "### A"), ["1. a", "2. c"]);
+}
+
+/// A title as the part of a link behind `#`, as GitHub makes it.
+fn anchor(title: &str) -> String {
+    let kept = title.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c)).collect::<String>();
+    kept.trim().to_lowercase().replace(' ', "-")
+}
+
+/// The lines of a document that are neither commands nor pictures.
+fn prose(document: &str) -> impl Iterator<Item = &str> {
+    let mut is_block = false;
+    document.lines().filter(move |line| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_block ^= is_fence;
+        !is_block && !is_fence
+    })
+}
+
+/// The relative links of a document, `path` from the root of the tree, that lead to no file or to no title of it.
+fn broken_links(path: &Path, read: impl Fn(&Path) -> Option<String>) -> Vec<String> {
+    let document = read(path).unwrap_or_default();
+    let mut broken = Vec::new();
+    let links =
+        prose(&document).flat_map(|line| line.split("](").skip(1)).filter_map(|rest| rest.split(')').next());
+    for link in links.filter(|link| !link.contains("://")) {
+        let (file, title) = link.split_once('#').unwrap_or((link, ""));
+        let mut to = path.parent().unwrap_or(Path::new("")).to_owned();
+        for part in file.split('/').filter(|part| *part != ".") {
+            if part == ".." {
+                to.pop();
+            } else {
+                to.push(part);
+            }
+        }
+        let target = if file.is_empty() { Some(document.clone()) } else { read(&to) };
+        let place = path.display();
+        let Some(target) = target else {
+            broken.push(format!("{place}: {link}: there is no such file"));
+            continue;
+        };
+        let titles: BTreeSet<String> = prose(&target)
+            .filter(|line| line.starts_with('#'))
+            .map(|line| anchor(line.trim_start_matches('#')))
+            .collect();
+        if !title.is_empty() && !titles.contains(title) {
+            broken.push(format!("{place}: {link}: there is no such title"));
+        }
+    }
+    broken
+}
+
+#[test]
+fn links_of_documents_lead_somewhere() {
+    let is_document = |path: &PathBuf| {
+        // The beginning of a page that is generated in another folder.
+        path.extension().is_some_and(|e| e == "md") && !path.ends_with("entry-points.head.md")
+    };
+    let documents: Vec<_> = tree().into_iter().filter(is_document).collect();
+    assert!(documents.len() > 15, "only {documents:?} were found");
+    let read = |path: &Path| {
+        let path = root().join(path);
+        // A folder, or a picture, has no titles.
+        path.exists().then(|| fs::read_to_string(path).unwrap_or_default())
+    };
+    let broken: Vec<_> = documents.iter().flat_map(|path| broken_links(path, read)).collect();
+    assert!(broken.is_empty(), "\n{}", broken.join("\n"));
+}
+
+#[test]
+fn a_broken_link_is_found() {
+    let read = |path: &Path| {
+        match path.to_str()? {
+        "docs/a.md" => Some("# One: `two`\n[b](../b.md#it-is) [c](c.md), [b](../b.md#is-it) [a](#one-two)\n```\n[x](x.md)\n```\n".to_owned()),
+        "b.md" => Some("## It is\n".to_owned()),
+        _ => None,
+    }
+    };
+    let expected =
+        ["docs/a.md: c.md: there is no such file", "docs/a.md: ../b.md#is-it: there is no such title"];
+    assert_eq!(broken_links(Path::new("docs/a.md"), read), expected);
 }

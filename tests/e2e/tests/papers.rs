@@ -4,7 +4,6 @@
 //! succeed. A comment on the line before says if a block differs: `<!-- exit: 1 -->`, or `<!-- not run: REASON -->`. Blocks
 //! that are not run are listed in `golden/papers_not_run.txt`.
 
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -185,44 +184,6 @@ fn commands_are_in_blocks_that_say_so() {
             }
         }
     }
-}
-
-#[test]
-fn links_lead_somewhere() {
-    let anchor = |title: &str| {
-        let kept = title.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c)).collect::<String>();
-        kept.trim().to_lowercase().replace(' ', "-")
-    };
-    let mut broken = Vec::new();
-    let for_engineers =
-        ["ARCHITECTURE.md", "docs/aims.md", "docs/benchmarks.md", "docs/simulate.md", "docs/testing.md"];
-    for paper in PAPERS.into_iter().chain(for_engineers) {
-        let text = fs::read_to_string(workspace().join(paper)).expect("a document");
-        let folder = workspace().join(paper).parent().expect("a folder").to_owned();
-        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            if target.contains("://") {
-                continue;
-            }
-            let (file, part) = target.split_once('#').unwrap_or((target, ""));
-            let path = if file.is_empty() { workspace().join(paper) } else { folder.join(file) };
-            let titles: BTreeSet<String> = match fs::read_to_string(&path) {
-                Ok(text) => text
-                    .lines()
-                    .filter(|line| line.starts_with('#'))
-                    .map(|line| anchor(line.trim_start_matches('#')))
-                    .collect(),
-                Err(_) if path.exists() => BTreeSet::new(),
-                Err(_) => {
-                    broken.push(format!("{paper}: {target}: there is no such file"));
-                    continue;
-                }
-            };
-            if !part.is_empty() && !titles.contains(part) {
-                broken.push(format!("{paper}: {target}: there is no such title"));
-            }
-        }
-    }
-    assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
 /// All sources, with texts that continue in the next line joined.

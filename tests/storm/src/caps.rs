@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::exec;
 use nvshare_test_cuda::{CudaError, Driver, cu};
 
-/// All capabilities that a driver may lack; `docs/testing.md` says what each is for.
+/// All capabilities that a driver may lack; `docs/internals/testing.md` says what each is for.
 pub(crate) const ALL: &[&str] = &[
     "async",
     "attach",

@@ -1,7 +1,7 @@
 //! Random legal CUDA programs that know every result in advance, and the runs of many of them under nvshare.
 //!
 //! `run` is one such program and needs only a driver. `storm` runs many: natively, then under the library and a
-//! scheduler, beside each other. `docs/testing.md` says how to use it.
+//! scheduler, beside each other. `docs/internals/testing.md` says how to use it.
 
 mod caps;
 mod exec;

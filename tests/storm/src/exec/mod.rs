@@ -205,7 +205,7 @@ impl Run {
             self.finish(index);
         }
         self.at[thread].store(0, Ordering::SeqCst);
-        // No thread ends while others work: there the driver can wait for itself, natively too (`docs/testing.md`).
+        // No thread ends while others work: there the driver can wait for itself, natively too (`docs/internals/testing.md`).
         let all: Vec<usize> = (0..self.plan.steps.len()).collect();
         self.wait_for(&all);
     }
