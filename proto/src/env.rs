@@ -1,4 +1,4 @@
-//! Names of the environment variables that nvshare reads. Each is documented in README.md.
+//! Names of the environment variables that nvshare reads. Each is documented in docs/reference.md.
 
 use std::env;
 use std::path::PathBuf;

@@ -18,8 +18,8 @@ MANAGED = "the memory is managed, and the driver takes what it takes for such"
 KNOWN = {
     ("managed", "cuPointerGetAttribute(SYNC_MEMOPS)"): MANAGED,
     ("swap", "cuPointerGetAttribute(SYNC_MEMOPS)"): "memory in stream order is of a managed pool",
-    ("managed", "cuStreamWriteValue32_v2"): "stream memory operations refuse managed memory (README)",
-    ("managed", "cuStreamWaitValue32_v2"): "stream memory operations refuse managed memory (README)",
+    ("managed", "cuStreamWriteValue32_v2"): "stream memory operations refuse managed memory (docs/reference.md)",
+    ("managed", "cuStreamWaitValue32_v2"): "stream memory operations refuse managed memory (docs/reference.md)",
     ("managed", "cuStreamAttachMemAsync"): MANAGED,
     ("managed", "cuMemPrefetch"): MANAGED,
     ("managed", "cuMemAdvise"): MANAGED,

@@ -13,7 +13,7 @@ TIMEOUT = 30
 WORK = pathlib.Path(tempfile.mkdtemp(prefix="samples-"))
 # What looks at the whole card's memory runs by itself.
 ALONE = {"memory_info", "reset_gives_back", "memory_seen_by_nvml", "many_of_cudaMalloc_freed_async", "destroyed_with_memory"}
-# Differences that the README states.
+# Differences that docs/reference.md states, or the note beside each here.
 MANAGED = "which managed memory is no good for: the same passes unless NVSHARE_PLAIN=none is said"
 STATED = {"ipc/children+managed": f"an IPC handle, {MANAGED}", "ipc/small_and_inside+managed": f"an IPC handle, {MANAGED}", "pointers/dma_buf+managed": f"a NIC, {MANAGED}",
           "pointers/driver_each+managed": "attributes say what managed memory cannot do", "streams/wait_value+managed": f"stream memory operations, {MANAGED}", "streams/batch_of_operations+managed": f"stream memory operations, {MANAGED}",

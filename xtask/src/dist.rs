@@ -50,7 +50,7 @@ pub(crate) fn run() -> Result<(), String> {
         let library = dist.join("lib/nvshare/libnvshare.so");
         call(Command::new("patchelf").args(["--remove-needed", LOADER]).arg(library))?;
     }
-    for paper in ["README.md", "LICENSE", "CHANGELOG.md"] {
+    for paper in ["README.md", "LICENSE", "CHANGELOG.md", "docs/reference.md"] {
         copy(&workspace.join(paper), &dist.join(paper))?;
     }
     papers::write(&dist)?;
@@ -122,7 +122,9 @@ fn portable(workspace: &Path) -> Result<Option<Artifacts>, String> {
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), String> {
-    std::fs::copy(from, to).map(|_| ()).map_err(|error| format!("{}: {error}", from.display()))
+    let describe = |error: std::io::Error| format!("{}: {error}", from.display());
+    std::fs::create_dir_all(to.parent().unwrap_or(to)).map_err(describe)?;
+    std::fs::copy(from, to).map(|_| ()).map_err(describe)
 }
 
 pub(crate) fn call(command: &mut Command) -> Result<(), String> {
