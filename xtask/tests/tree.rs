@@ -6,6 +6,12 @@ use std::path::{Path, PathBuf};
 
 /// A source file has fewer lines.
 const MOST_LINES: usize = 600;
+/// README.md has at most this many lines.
+const MOST_LINES_OF_README: usize = 200;
+/// A cell of a table has at most this many characters, two lines.
+const LONGEST_CELL: usize = 200;
+/// A sentence of a document has at most this many words.
+const MOST_WORDS: usize = 25;
 /// A walk through the code has so many steps at most.
 const MOST_STEPS: usize = 10;
 /// The walks of ARCHITECTURE.md, by their headings.
@@ -249,4 +255,112 @@ fn a_broken_link_is_found() {
     let expected =
         ["docs/a.md: c.md: there is no such file", "docs/a.md: ../b.md#is-it: there is no such title"];
     assert_eq!(broken_links(Path::new("docs/a.md"), read), expected);
+}
+
+/// The sentences of a document: of its paragraphs, titles, items of lists and cells of tables. A quoted text is one word.
+fn sentences(document: &str) -> Vec<String> {
+    let mut texts = vec![String::new()];
+    for line in prose(document).filter(|line| !line.starts_with("<!--")) {
+        let line = line.trim();
+        let number = line.split_once(". ").is_some_and(|(number, _)| number.parse::<u8>().is_ok());
+        if line.starts_with('|') {
+            texts.extend(line.split('|').map(|cell| cell.trim().to_owned()));
+            texts.push(String::new());
+        } else if number || line.is_empty() || ["- ", "#", "!["].iter().any(|begin| line.starts_with(begin)) {
+            texts.push(line.trim_start_matches(['-', '#', ' ']).to_owned());
+        } else if let Some(text) = texts.last_mut() {
+            text.push(' ');
+            text.push_str(line);
+        }
+    }
+    let plain = |text: String| {
+        let unquoted = text.split('`').enumerate().map(|(at, part)| if at % 2 == 0 { part } else { "`" });
+        // "[text](target)" reads as its text.
+        let unlinked = unquoted.collect::<String>();
+        let parts = unlinked.split("](").enumerate();
+        parts
+            .map(|(at, part)| if at == 0 { part } else { part.split_once(')').map_or("", |(_, rest)| rest) })
+            .collect::<String>()
+            .replace("**", "")
+    };
+    texts.into_iter().map(plain).flat_map(|text| split_sentences(&text)).collect()
+}
+
+fn split_sentences(text: &str) -> Vec<String> {
+    let mut sentences = vec![String::new()];
+    let words: Vec<&str> = text.split_whitespace().collect();
+    for (at, word) in words.iter().enumerate() {
+        let sentence = sentences.last_mut().expect("there is one");
+        sentence.push_str(if sentence.is_empty() { "" } else { " " });
+        sentence.push_str(word);
+        let is_end = word.ends_with(['.', '?', '!', ':']);
+        let begins = |next: &&str| !next.starts_with(|c: char| c.is_lowercase());
+        if is_end && words.get(at + 1).is_some_and(begins) {
+            sentences.push(String::new());
+        }
+    }
+    sentences
+}
+
+/// What is wrong with the prose of a document, as far as it can be counted.
+fn faults(document: &str) -> Vec<String> {
+    let rows = prose(document).filter(|line| line.starts_with('|'));
+    let cells = rows.flat_map(|row| row.split('|').map(str::trim));
+    let long_cells = cells.filter(|cell| cell.chars().count() > LONGEST_CELL);
+    let mut faults: Vec<_> = long_cells.map(|cell| format!("a long cell: {cell}")).collect();
+    for sentence in sentences(document) {
+        let words = sentence.split(' ').filter(|word| word.chars().any(|c| c.is_alphanumeric() || c == '`'));
+        let has_subject =
+            !["Who ", "What ", "Whoever ", "Whatever "].iter().any(|word| sentence.starts_with(word));
+        if words.count() > MOST_WORDS {
+            faults.push(format!("a long sentence: {sentence}"));
+        } else if !has_subject && !sentence.ends_with('?') {
+            faults.push(format!("a subject that asks: {sentence}"));
+        } else if sentence.contains("so many ") {
+            faults.push(format!("a number that is not told: {sentence}"));
+        }
+    }
+    faults
+}
+
+#[test]
+fn documents_are_short_and_plain() {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    assert!(readme.lines().count() <= MOST_LINES_OF_README, "README.md has {} lines", readme.lines().count());
+    // A generated page, and one whose table is held against the scheduler's.
+    let is_other = |path: &Path| path.ends_with("entry-points.md") || path.ends_with("metrics.md");
+    let is_plain = |path: &PathBuf| {
+        let is_document = path.extension().is_some_and(|e| e == "md");
+        is_document
+            && !is_other(path)
+            && (path.starts_with("docs") || path.ends_with("CHANGELOG.md") || *path == Path::new("README.md"))
+    };
+    let documents: Vec<_> = tree().into_iter().filter(is_plain).collect();
+    assert!(documents.len() > 12, "only {documents:?} were found");
+    let faults = documents.iter().flat_map(|path| {
+        let faults = faults(&fs::read_to_string(root().join(path)).unwrap());
+        faults.into_iter().map(move |fault| format!("{}: {fault}", path.display()))
+    });
+    let faults: Vec<_> = faults.collect();
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
+}
+
+#[test]
+fn prose_that_is_long_or_asks_is_found() {
+    let nothing = Vec::<String>::new();
+    let of = |document: &str| {
+        faults(document).iter().map(|fault| fault.split(':').next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let words = |count: usize| vec!["a"; count].join(" ");
+    assert_eq!(
+        of(&format!("{}.\n{}.\n", words(25).replacen('a', "A", 1), words(24).replacen('a', "A", 1))),
+        nothing
+    );
+    assert_eq!(of(&format!("{}\n{}", words(13), words(13))), ["a long sentence"]);
+    assert_eq!(of(&format!("- {}\n- {}", words(13), words(13))), nothing);
+    assert_eq!(of(&format!("[{}](b.md) `{}`", words(24), words(9))), nothing);
+    assert_eq!(of(&format!("```\n{}\n```", words(26))), nothing);
+    assert_eq!(of(&format!("| {} |", "x".repeat(201))), ["a long cell"]);
+    assert_eq!(of("It is. Who asks waits. Who asks?"), ["a subject that asks"]);
+    assert_eq!(of("It has so many lines."), ["a number that is not told"]);
 }
