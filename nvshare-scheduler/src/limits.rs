@@ -67,7 +67,11 @@ pub(crate) fn given(given: Given) -> Result<String, String> {
         None => {}
     }
     said.extend(given.paused.map(|paused| if paused { "paused".to_owned() } else { "resumed".to_owned() }));
-    if said.is_empty() { Err("say what to limit: --memory 8g, --compute 25 or --policy force".to_owned()) } else { Ok(said.join(", ")) }
+    if said.is_empty() {
+        Err("say what to limit: --memory 8g, --compute 25 or --policy force".to_owned())
+    } else {
+        Ok(said.join(", "))
+    }
 }
 
 /// Most clients, even if the system allows more.

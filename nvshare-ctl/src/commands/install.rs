@@ -104,8 +104,7 @@ pub(crate) fn install(options: &Options) -> Done {
     print(&(list("installed", copies.iter().map(|copy| &copy.to)) + &next))
 }
 
-const UPGRADED: &str =
-    "A running scheduler stays the old version until you restart it. Running programs keep the old library.\n";
+const UPGRADED: &str = "A running scheduler stays the old version until you restart it. Running programs keep the old library.\n";
 
 /// The steps after a first install into `programs`.
 fn first_steps(programs: &Path) -> String {

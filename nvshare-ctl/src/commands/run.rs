@@ -109,11 +109,9 @@ pub(crate) fn run(options: &Options, socket: Option<&Path>) -> Done {
 
 /// Whether the kernel refused a file because it is no program, or nobody may execute it.
 fn is_no_program(program: &OsStr, error: &io::Error) -> bool {
-    let nobody_may = || {
-        fs::metadata(program).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 == 0)
-    };
-    error.raw_os_error() == Some(ENOEXEC)
-        || error.kind() == ErrorKind::PermissionDenied && nobody_may()
+    let nobody_may =
+        || fs::metadata(program).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 == 0);
+    error.raw_os_error() == Some(ENOEXEC) || error.kind() == ErrorKind::PermissionDenied && nobody_may()
 }
 
 impl Options {

@@ -84,8 +84,7 @@ pub(crate) fn render(columns: &[Column], rows: &[Vec<String>], layout: Layout) -
     let is_in_place = |i: usize| {
         layout.wide || !columns[i].wide || columns[i].usual.is_some_and(|usual| is_unusual(i, usual))
     };
-    let shown: Vec<usize> =
-        (0..columns.len()).filter(|&i| is_in_place(i) && (says(i) || i == 0)).collect();
+    let shown: Vec<usize> = (0..columns.len()).filter(|&i| is_in_place(i) && (says(i) || i == 0)).collect();
     let cell = |row: &Vec<String>, i: usize| row.get(i).cloned().unwrap_or_default();
     let mut widths: Vec<usize> = shown
         .iter()

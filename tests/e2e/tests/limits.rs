@@ -29,7 +29,8 @@ fn over_quota_is_out_of_memory_and_nothing_else_changes(memory: &str) {
         .finish();
     let outcome = job.outcome.expect("an account");
     assert_eq!(outcome.error.as_deref(), Some("cuMemAlloc: CUDA error 2"));
-    let why = ["an allocation of 64 MiB is refused", "the process's limit has 256 MiB, and 256 MiB are in use"];
+    let why =
+        ["an allocation of 64 MiB is refused", "the process's limit has 256 MiB, and 256 MiB are in use"];
     assert!(has_line(&job.log, "WARN", &why), "{}", job.log);
     // Memory that was allocated before the refusal is still charged, and no more: the library's last report.
     let status = Scheduler::status(&world);

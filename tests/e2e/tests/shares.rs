@@ -220,14 +220,17 @@ fn a_limit_below_what_a_client_has_says_that_it_keeps_it() {
     let job = Program::workload(&world, "job", "--memory 192MiB --block 64MiB --kernel-us 2000 --ahead");
     let job = job.until_told().start();
     Scheduler::until(&world, "it has its memory", |status| {
-        status.find(job.pid()).is_some_and(|client| client.usage.iter().any(|usage| usage.allocated >= 192 * MIB))
+        status
+            .find(job.pid())
+            .is_some_and(|client| client.usage.iter().any(|usage| usage.allocated >= 192 * MIB))
     });
     let client = Scheduler::status(&world).client(job.pid()).client.to_string();
     let said = |limit: &str| {
         let set = Scheduler::ctl(&world, &["set-limit", &client, "--memory", limit]);
         String::from_utf8_lossy(&set.stdout).into_owned()
     };
-    let keeps = "memory limit 128.0 MiB; it has 192.0 MiB and keeps them: new allocations fail until it is below";
+    let keeps =
+        "memory limit 128.0 MiB; it has 192.0 MiB and keeps them: new allocations fail until it is below";
     assert!(said("128MiB").contains(keeps), "{}", said("128MiB"));
     assert!(!said("256MiB").contains("keeps"), "{}", said("256MiB"));
     world.stop();
