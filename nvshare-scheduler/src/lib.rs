@@ -1,33 +1,25 @@
 //! The scheduler of nvshare: a pure core (`nvshare-core`) that decides, and a thin shell ([server]) that talks.
+//!
+//! From the highest room to the lowest: [server] accepts, `connection` reads and writes, `core_task` owns the core; `identity` says
+//! whose a connection is; `seats`, `events`, `metrics` and `host_memory` serve the core's task; `settings`, `gpus` and `sockets`
+//! know the machine.
 
 #![deny(unsafe_code)]
 
-mod bounds;
 mod bucket;
-mod caller;
-mod commands;
 mod connection;
 mod core_task;
-mod foresight;
-mod frames;
-pub mod gpus;
-mod groups;
+mod descriptors;
+mod events;
+mod gpus;
 pub mod host_memory;
-pub mod identity;
-mod journal;
-mod limits;
+mod identity;
 mod lock;
 pub mod log;
 pub mod metrics;
 pub mod notify;
-pub mod nvml;
-pub mod processes;
-mod recorder;
 pub mod seats;
 pub mod server;
 pub mod settings;
 mod setup;
 pub mod sockets;
-pub mod tenants;
-mod view;
-mod watchers;

@@ -1,7 +1,7 @@
 //! The shell around the core: connections become events, outputs become frames.
 //!
 //! One task owns the core and is the only one that touches it. Each connection has a task of its own
-//! (`connection.rs`), which reads frames into events and writes the core's messages. A connection that does not read
+//! (`connection/`), which reads frames into events and writes the core's messages. A connection that does not read
 //! is cut off; no client can delay the others, whatever it does or does not do.
 
 use std::future::Future;
@@ -15,18 +15,15 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tracing::{error, warn};
 
-use crate::bounds::Bounds;
 use crate::bucket::{Bucket, Rate};
-use crate::commands::Command;
-use crate::connection::{self, Shared};
-use crate::core_task::CoreTask;
+use crate::connection::{self, Bounds, Shared};
+use crate::core_task::{Command, CoreTask};
+use crate::descriptors;
+use crate::events::{Journal, Recorder};
+use crate::gpus::Watch;
 use crate::host_memory::{Budget, HostMemory};
-use crate::journal::Journal;
-use crate::limits;
 use crate::log;
 use crate::metrics::{self, Address, Counted, Counters};
-use crate::nvml::Watch;
-use crate::recorder::Recorder;
 use crate::seats::Inside;
 pub use crate::setup::Setup;
 use crate::sockets::{self, Sockets};
@@ -77,7 +74,7 @@ pub async fn run(
     let limited_from = Instant::now() + settle(&setup.config);
     let descriptions = setup.descriptions.gpus.clone();
     let journal = Journal::new(setup.config.boot);
-    let places = limits::descriptor_limits(setup.host_memory.is_some());
+    let places = descriptors::most(setup.host_memory.is_some());
     let host = setup.host_memory.and_then(|budget| hand_out(budget, places.segments, &setup));
     let counted = count(setup.metrics.take(), &commands);
     let recorder = Recorder::new(journal.clone(), counted);

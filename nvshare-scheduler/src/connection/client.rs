@@ -13,15 +13,14 @@ use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::Shared;
-use crate::bounds::Place;
+use super::bounds::Place;
 use crate::bucket::{Bucket, Rate};
-use crate::caller::Caller;
-use crate::commands::Command;
-use crate::frames::{self, Stream, WRITE_PATIENCE, refuse};
+use crate::core_task::Command;
 use crate::host_memory::{Account, Lot, News, Owner};
+use crate::identity::processes::{self, Image};
+use crate::identity::{Caller, Row, Tenant, Tenants};
 use crate::log;
-use crate::processes::{self, Image};
-use crate::tenants::{Row, Tenant, Tenants};
+use crate::sockets::frames::{self, Stream, WRITE_PATIENCE, refuse};
 
 /// Frames that wait for a client that does not read, before it is cut off.
 const BACKLOG: usize = 256;

@@ -1,6 +1,8 @@
 //! A connection: frames become commands for the core's task, and its answers become frames.
 
+mod bounds;
 mod client;
+mod watchers;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -15,20 +17,18 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 use tracing::debug;
 
-use crate::bounds::{Bounds, Place};
-use crate::caller::Caller;
-use crate::commands::Command;
-use crate::frames::{self, Stream, refuse, tell_all};
+pub(crate) use bounds::Bounds;
+
+use crate::core_task::Command;
+use crate::events::Journal;
 use crate::host_memory::HostMemory;
-use crate::identity::Peer;
-use crate::journal::Journal;
+use crate::identity::processes::{Image, Looks};
+use crate::identity::{Caller, Peer, Tenants, Viewer};
 use crate::lock::lock;
 use crate::log;
-use crate::processes::{Image, Looks};
 use crate::seats::Inside;
-use crate::tenants::Tenants;
-use crate::view::Viewer;
-use crate::watchers;
+use crate::sockets::frames::{self, Stream, refuse, tell_all};
+use bounds::Place;
 
 /// A connection that says nothing for this long is closed, unless it is a registered client's.
 const FIRST_FRAME_PATIENCE: Duration = Duration::from_secs(10);

@@ -4,6 +4,7 @@
 //! kernel says that nobody uses it any more. While memory will have to leave a GPU, the thread makes segments ahead, between what it
 //! is asked for (`ready.rs`: how many; `stock.rs`: those that are there).
 
+mod foresight;
 mod ledger;
 mod most;
 mod near_processors;
@@ -23,6 +24,7 @@ use nvshare_core::Contended;
 use nvshare_proto::{GpuUuid, HostSegment, HostStatus, Usage};
 use tokio::sync::mpsc as channel;
 
+pub(crate) use foresight::Foresight;
 pub(crate) use ledger::Owner;
 use most::Most;
 use near_processors::NearProcessors;

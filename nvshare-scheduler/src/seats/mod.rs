@@ -19,8 +19,9 @@ use tracing::info;
 
 use crate::bucket::{Bucket, Rate};
 use crate::lock::lock;
+use crate::settings::limits;
 use crate::sockets::{Bound, Error};
-use crate::{limits, log};
+use crate::{descriptors, log};
 use folder::Root;
 use record::{Record, Records};
 
@@ -147,7 +148,7 @@ impl Opened {
         let seats = Seats(Arc::new(All {
             root: Root(root),
             records: Records::beside(state),
-            most: limits::most_seats(),
+            most: descriptors::most_seats(),
             arrivals,
             changes: Mutex::default(),
             places: Mutex::default(),
@@ -201,7 +202,7 @@ impl Seats {
             None if count >= self.0.most => {
                 return Err(format!(
                     "no more seats: there are {count}; a higher limit of open files (ulimit -n) allows more, up to {}",
-                    limits::MOST_SEATS
+                    descriptors::MOST_SEATS
                 ));
             }
             None => (None, "is made"),

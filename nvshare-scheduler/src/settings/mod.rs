@@ -3,6 +3,7 @@
 //! Settings made at run time come before all of these, until they are reset: see [`Store`].
 
 mod file;
+pub(crate) mod limits;
 mod options;
 mod store;
 

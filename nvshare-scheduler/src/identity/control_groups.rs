@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use crate::bounds::Whom;
+use super::whom::Whom;
 
 /// The control groups of a process: a line for each hierarchy, "number:controllers:path".
 #[derive(Debug, Clone, Default)]

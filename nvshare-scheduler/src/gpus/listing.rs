@@ -16,24 +16,24 @@ use crate::lock::lock;
 const FRESH: Duration = Duration::from_secs(1);
 
 /// Folder in which the kernel module has a folder for each GPU, named by the GPU's place on the bus.
-pub const DESCRIPTIONS: &str = "/proc/driver/nvidia/gpus";
+pub(crate) const DESCRIPTIONS: &str = "/proc/driver/nvidia/gpus";
 
 /// A GPU of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub(crate) struct Listed {
     /// The GPU's name.
-    pub gpu: GpuUuid,
+    pub(crate) gpu: GpuUuid,
     /// The GPU's number, in the order of the bus, as `nvidia-smi` counts.
-    pub index: u32,
+    pub(crate) index: u32,
     /// The GPU's model.
-    pub name: String,
+    pub(crate) name: String,
     /// The GPU's place on the bus, as the kernel writes it: domain, bus, device and function.
-    pub bus: String,
+    pub(crate) bus: String,
 }
 
 /// Lists the GPUs that a folder describes; none where there is no such folder.
 #[must_use]
-pub fn list(descriptions: &Path) -> Vec<Listed> {
+pub(crate) fn list(descriptions: &Path) -> Vec<Listed> {
     let folders = fs::read_dir(descriptions).into_iter().flatten().filter_map(Result::ok);
     let mut folders: Vec<_> = folders.map(|entry| entry.path()).collect();
     folders.sort();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use nvshare_core::{Contended, Core};
 use tokio::time::Instant;
 
-use crate::host_memory::HostMemory;
+use super::HostMemory;
 
 /// The core is asked so often at most: the answer takes a look at all clients of a GPU, and clients may say something many times a second.
 const EVERY: Duration = Duration::from_millis(50);

@@ -1,15 +1,14 @@
 //! Whose a connection is: the seat's whose listener accepted it, or else what the kernel says of the process. It is settled once, when
 //! the connection is accepted.
 
-use nvshare_proto::GpuUuid;
+use nvshare_proto::{GpuUuid, SeatName};
 use tokio::net::UnixStream;
 
-use crate::bounds::Whom;
-use crate::identity::Peer;
-use crate::processes::{self, Described};
+use super::peer::Peer;
+use super::processes::{self, Described};
+use super::tenants::Tenant;
+use super::whom::Whom;
 use crate::seats::Inside;
-use crate::tenants::Tenant;
-use crate::view::Viewer;
 
 /// The process at the other end, and for whom it counts.
 #[derive(Debug)]
@@ -64,4 +63,13 @@ impl Caller {
         let own: Vec<String> = seat.gpus.iter().map(ToString::to_string).collect();
         Some(format!("{other} is no GPU of this seat, which has {}", own.join(", ")))
     }
+}
+
+/// Who asks on a socket for clients.
+#[derive(Debug, Clone)]
+pub(crate) enum Viewer {
+    /// A process at the common socket; none if the kernel cannot tell, as for a process in another pid namespace.
+    Process(Option<Described>),
+    /// Whoever is at a seat's socket.
+    Seat(SeatName),
 }

@@ -5,16 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use nvshare_proto::{ClientState, ClientStatus, GpuStatus, GpuUuid, MemoryMode, Others, SeatName};
 
 use crate::gpus::Listed;
-use crate::processes::Described;
-
-/// Who asks on a socket for clients.
-#[derive(Debug, Clone)]
-pub(crate) enum Viewer {
-    /// A process at the common socket; none if the kernel cannot tell, as for a process in another pid namespace.
-    Process(Option<Described>),
-    /// Whoever is at a seat's socket.
-    Seat(SeatName),
-}
+use crate::identity::{Described, Viewer};
 
 /// Whether a process is the viewer's own: of the same container, or outside containers of the same user.
 fn is_own(viewer: &Described, process: &Described) -> bool {

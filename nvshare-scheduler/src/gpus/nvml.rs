@@ -15,18 +15,18 @@ use tracing::{debug, info};
 
 /// A GPU as NVML sees it, in bytes.
 #[derive(Debug)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// The GPU's memory.
-    pub total: u64,
+    pub(crate) total: u64,
     /// Memory of each process: contexts, modules and plain memory. NVML does not see managed memory.
-    pub used: BTreeMap<u32, u64>,
+    pub(crate) used: BTreeMap<u32, u64>,
     /// Memory in use that belongs to no process that NVML lists: managed memory, and what that has given up and the driver keeps.
-    pub nobodys: u64,
+    pub(crate) nobodys: u64,
 }
 
 /// NVML, on its thread.
 #[derive(Debug)]
-pub struct Watch {
+pub(crate) struct Watch {
     questions: mpsc::Sender<GpuUuid>,
     /// GPUs whose question is not answered yet.
     asked: BTreeSet<GpuUuid>,
@@ -36,7 +36,7 @@ impl Watch {
     /// Starts the thread, which opens NVML when it is first asked, and calls `answer`, with none where NVML does not
     /// know the GPU. Opening NVML wakes a sleeping GPU, which takes a second, and programs that start wait during
     /// that time: with `--gpu-memory`, NVML is not needed and not opened.
-    pub fn start(answer: impl Fn(GpuUuid, Option<Seen>) + Send + 'static) -> Self {
+    pub(crate) fn start(answer: impl Fn(GpuUuid, Option<Seen>) + Send + 'static) -> Self {
         let (questions, received) = mpsc::channel::<GpuUuid>();
         let work = move || {
             let mut received = received.into_iter().peekable();
@@ -67,14 +67,14 @@ impl Watch {
     }
 
     /// Asks about a GPU, unless the last question about it is still open.
-    pub fn ask(&mut self, gpu: GpuUuid) {
+    pub(crate) fn ask(&mut self, gpu: GpuUuid) {
         if self.asked.insert(gpu) && self.questions.send(gpu).is_err() {
             debug!("NVML is not there to be asked about {gpu}");
         }
     }
 
     /// Notes that the answer about a GPU has come.
-    pub fn answered(&mut self, gpu: GpuUuid) {
+    pub(crate) fn answered(&mut self, gpu: GpuUuid) {
         self.asked.remove(&gpu);
     }
 }

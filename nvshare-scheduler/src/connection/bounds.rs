@@ -1,15 +1,15 @@
 //! Bounds for one user, one container or one seat: connections, registrations a second, and GPUs named.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use nvshare_proto::{GpuUuid, SeatName};
+use nvshare_proto::GpuUuid;
 
 use crate::bucket::{Bucket, Rate};
 use crate::gpus;
+use crate::identity::Whom;
 use crate::lock::lock;
 
 /// Registrations of one user or container.
@@ -21,28 +21,6 @@ const QUESTIONS: Rate = Rate { burst: 16, each_second: 8 };
 const PART: usize = 2;
 /// The same for a seat: several together leave places for others.
 const PART_OF_SEAT: usize = 8;
-
-/// The user, container or seat that a connection counts for, as the kernel, or the listener, says.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Whom {
-    /// A container, by the path of its control group: in containers every process may be root's.
-    Container(String),
-    /// A seat, by the listener that accepted the connection.
-    Seat(SeatName),
-    /// A user; none where the kernel cannot tell.
-    User(Option<u32>),
-}
-
-impl fmt::Display for Whom {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Container(path) => write!(f, "container {path:?}"),
-            Self::Seat(name) => write!(f, "seat {name}"),
-            Self::User(Some(user)) => write!(f, "user {user}"),
-            Self::User(None) => f.write_str("a user who is not known"),
-        }
-    }
-}
 
 /// Places for clients.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use nvshare_core::{ClientId, Happened, Time};
 use nvshare_proto::{Counters, EventKind, ProcessInfo, WatchEvent};
 
-use crate::journal::Journal;
+use super::journal::Journal;
 use crate::metrics::{Counted, OfTenant};
 
 /// Records events.

@@ -1,50 +1,36 @@
 //! The task that owns the core, and is the only one that touches it: commands become events, and outputs become frames.
 
+mod administrators;
+mod commands;
+mod status;
+mod view;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use nvshare_core::{ClientId, Config, Core, Event, Measured, Output, Rule, Time};
-use nvshare_proto::units::Bytes;
-use nvshare_proto::{
-    AdminReply, AdminRequest, Amount, ClientMemory, ClientMessage, ClientStatus, GpuStatus, GpuUuid,
-    MemoryMode, MemoryStatus, Reply, SchedulerMessage, SeatName, SeatStatus,
-};
-use tokio::sync::{mpsc, oneshot};
+use nvshare_core::{ClientId, Config, Core, Event, Measured, Output, Time};
+use nvshare_proto::{ClientMessage, GpuUuid, MemoryMode, SchedulerMessage, SeatName};
+use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
-use crate::commands::Command;
-use crate::foresight::Foresight;
-use crate::host_memory::HostMemory;
-use crate::metrics::{Question, Snapshot};
-use crate::nvml::{Seen, Watch};
-use crate::processes::{self, Described};
-use crate::recorder::Recorder;
-use crate::seats::Seats;
+pub(crate) use commands::Command;
+
+use crate::events::Recorder;
+use crate::gpus::{self, Seen, Watch};
+use crate::host_memory::{Foresight, HostMemory};
+use crate::identity::{Described, Tenant, processes};
+use crate::metrics::Question;
+use crate::seats::{self, Seats};
 use crate::settings::Store;
 use crate::setup::Setup;
-use crate::tenants::Tenant;
-use crate::view::{self, Viewer};
-use crate::{gpus, limits, seats};
+use status::Waiting;
 
-/// How long `status` waits for clients' counters.
-const COUNTERS_PATIENCE: Duration = Duration::from_millis(100);
-/// Clients are asked for their counters at most so often for the status on the clients' socket.
-const COUNTERS_FRESH: Duration = Duration::from_millis(500);
 /// How often NVML is asked about the GPUs at most: as long as the contexts of a new client do not count yet.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Each fifth time, NVML looks for memory on the GPUs that belongs to no client, whoever is new.
 const LOOKS: u32 = 5;
-
-/// A request for the status that waits for fresh counters.
-struct Waiting {
-    /// The process that asked on the clients' socket; none: an administrator.
-    viewer: Option<Viewer>,
-    clients: BTreeSet<ClientId>,
-    until: Instant,
-    answer: oneshot::Sender<Vec<Reply>>,
-}
 
 /// The reason why the core's task wakes.
 enum Woken {
@@ -267,165 +253,6 @@ impl CoreTask {
         self.core.bound_tenant(Tenant::Seat(name).number(), self.seats.given(name), now);
     }
 
-    /// Answers with the state as soon as the clients' counters are there.
-    fn wait_for_counters(&mut self, viewer: Option<Viewer>, answer: oneshot::Sender<Vec<Reply>>) {
-        let now = Instant::now();
-        self.listing.look();
-        // Each question of anybody else would be one to all clients.
-        let are_fresh = self.asked_counters.is_some_and(|asked| now < asked + COUNTERS_FRESH);
-        let clients = if viewer.is_some() && are_fresh {
-            BTreeSet::new()
-        } else {
-            self.asked_counters = Some(now);
-            self.core.ask_counters().into_iter().collect()
-        };
-        self.waiting.push(Waiting { viewer, clients, until: now + COUNTERS_PATIENCE, answer });
-    }
-
-    fn administer(&mut self, request: AdminRequest, answer: oneshot::Sender<Vec<Reply>>, now: Time) {
-        // What is in force now, and the change that is still to be kept.
-        let outcome = match request {
-            AdminRequest::Status => return self.wait_for_counters(None, answer),
-            AdminRequest::SetQuantum { gpu, quantum } => {
-                if let Err(reason) = limits::quantum(quantum) {
-                    Err(reason)
-                } else if let Some(gpu) = gpu.filter(|&gpu| !self.is_known(gpu)) {
-                    // It may have come since the last look.
-                    self.listing.look();
-                    Err(format!("unknown GPU {gpu}: this machine does not list it and no client has used it"))
-                } else {
-                    let text = self.core.set_quantum(gpu, quantum.into(), now);
-                    Ok((text, Some(self.store.set_quantum(gpu, quantum.into()))))
-                }
-            }
-            AdminRequest::Give { client, gpu, given } => limits::given(given).and_then(|said| {
-                let whom = self.core.give(client, gpu, given, now)?;
-                let beyond = self.beyond_limit(client, gpu, given.memory).unwrap_or_default();
-                Ok((format!("{whom}: {said}{beyond}"), None))
-            }),
-            AdminRequest::GiveRun { user, run, given } => limits::given(given).map(|said| {
-                let tenant = Tenant::Run { user, run };
-                self.core.give_tenant(tenant.number(), given, now);
-                (format!("what is about to run: {said}"), None)
-            }),
-            AdminRequest::On => {
-                let text = self.core.switch_on(now);
-                Ok((text, Some(self.store.set_scheduling(true))))
-            }
-            AdminRequest::Off { force } => {
-                let text = self.core.switch_off(force, now);
-                text.map(|text| (text, Some(self.store.set_scheduling(false))))
-            }
-            AdminRequest::Reset => {
-                let change = self.store.reset();
-                self.core.configure(self.config.clone(), now);
-                self.core.switch_on(now);
-                let rule = self.config.auto.map_or(Rule::Fixed(self.config.quantum), Rule::Auto);
-                let text = format!(
-                    "the configuration is in force: TQ {rule}, scheduling is on; limits and weights of clients stay"
-                );
-                Ok((text, Some(change)))
-            }
-            // The connection sends them itself, from the journal.
-            AdminRequest::Watch { .. } => Err("events are told on a connection of their own".to_owned()),
-            AdminRequest::Seat(seat) => {
-                let name = seat.name();
-                return self.change_seats(Some(name), answer, move |seats| seats.make(seat));
-            }
-            AdminRequest::RemoveSeat(name) => {
-                return self.change_seats(Some(name), answer, move |seats| seats.remove(name));
-            }
-            AdminRequest::HoldSeats(holders) => {
-                return self.change_seats(None, answer, move |seats| seats.hold(holders));
-            }
-        };
-        match outcome {
-            Ok((text, None)) => done(answer, text),
-            // The disk may take its time; nobody's grant waits for it.
-            Ok((text, Some(change))) => {
-                spawn_blocking(move || done(answer, kept(text, change.keep())));
-            }
-            Err(reason) => refuse(answer, reason),
-        }
-    }
-
-    /// What to say where a client has more memory than its new limit allows.
-    fn beyond_limit(&self, client: ClientId, gpu: Option<GpuUuid>, limit: Option<u64>) -> Option<String> {
-        let limit = limit.filter(|&limit| limit > 0)?;
-        let rows = self.core.client_status_at(self.started.elapsed());
-        let row = rows.iter().find(|row| row.client == client)?;
-        let usage = row.usage.iter().filter(|usage| gpu.is_none_or(|gpu| usage.gpu == gpu));
-        let has = usage.map(|usage| usage.allocated).max().filter(|&has| has > limit)?;
-        Some(format!("; it has {} and keeps them: new allocations fail until it is below", Bytes(has)))
-    }
-
-    /// Changes seats, beside this task: the disk may take its time. `name` is a seat that may set something else then.
-    fn change_seats(
-        &self,
-        name: Option<SeatName>,
-        answer: oneshot::Sender<Vec<Reply>>,
-        change: impl FnOnce(&Seats) -> Result<String, String> + Send + 'static,
-    ) {
-        let (seats, commands) = (self.seats.clone(), self.commands.clone());
-        spawn_blocking(move || {
-            let outcome = change(&seats);
-            if let Some(name) = name {
-                let _ = commands.blocking_send(Command::SeatChanged(name));
-            }
-            match outcome {
-                Ok(text) => done(answer, text),
-                Err(reason) => refuse(answer, reason),
-            }
-        });
-    }
-
-    /// Answers requests for the status whose counters are there, or late.
-    fn answer_status(&mut self) {
-        let now = Instant::now();
-        let is_ready = |waiting: &mut Waiting| waiting.clients.is_empty() || waiting.until <= now;
-        let ready: Vec<Waiting> = self.waiting.extract_if(.., is_ready).collect();
-        if ready.is_empty() {
-            return;
-        }
-        let snapshot = self.snapshot();
-        for waiting in ready {
-            let Snapshot { mut scheduler, mut gpus, mut clients, mut memory } = snapshot.clone();
-            if let Some(viewer) = &waiting.viewer {
-                scheduler.restricted = true;
-                view::restrict(viewer, &self.processes, &self.seated, &mut gpus, &mut clients);
-                memory.clients.retain(|kind| clients.iter().any(|row| row.client == kind.client));
-            }
-            let seats = self.seat_rows(waiting.viewer.as_ref());
-            let rows = std::iter::once(AdminReply::Scheduler(scheduler))
-                .chain(gpus.into_iter().map(AdminReply::Gpu))
-                .chain(clients.into_iter().map(|row| AdminReply::Client(Box::new(row))))
-                .chain(seats.into_iter().map(|row| AdminReply::Seat(Box::new(row))))
-                .chain(std::iter::once(AdminReply::Memory(Box::new(memory))))
-                .chain(std::iter::once(AdminReply::End));
-            let _ = waiting.answer.send(rows.map(Reply::Admin).collect());
-        }
-    }
-
-    /// The seats that a viewer may see: an administrator sees all, others the one at whose socket they ask.
-    fn seat_rows(&self, viewer: Option<&Viewer>) -> Vec<SeatStatus> {
-        let is_shown = |name: &SeatName| match viewer {
-            None => true,
-            Some(Viewer::Seat(own)) => own == name,
-            Some(Viewer::Process(_)) => false,
-        };
-        let mut clients: BTreeMap<SeatName, Vec<ClientId>> = BTreeMap::new();
-        for (&client, &name) in &self.seated {
-            clients.entry(name).or_default().push(client);
-        }
-        let shown = self.seats.all().into_iter().filter(|(name, ..)| is_shown(name));
-        shown
-            .map(|(name, seat, holder)| {
-                let clients = clients.remove(&name).unwrap_or_default();
-                SeatStatus { name, seat, holder, clients }
-            })
-            .collect()
-    }
-
     /// Forgets what is known about clients that are not shown any more.
     fn forget_the_gone(&mut self) {
         let rows = self.core.client_status_at(self.started.elapsed());
@@ -433,46 +260,6 @@ impl CoreTask {
         self.processes.retain(|id, _| shown.contains(id));
         self.seated.retain(|id, _| shown.contains(id));
         self.kinds.retain(|id, _| shown.contains(id));
-    }
-
-    /// The kinds of memory on the GPUs.
-    fn memory_status(&self, clients: &[ClientStatus]) -> MemoryStatus {
-        let kept = self.nobodys.iter().map(|(&gpu, &bytes)| Amount {
-            gpu,
-            bytes: bytes.saturating_sub(view::managed_on(gpu, clients, &self.kinds)),
-        });
-        let living = clients.iter().filter(|row| !row.gone).map(|row| row.client);
-        let kind = |client| Some(ClientMemory { client, memory: *self.kinds.get(&client)? });
-        MemoryStatus {
-            kept: kept.filter(|kept| kept.bytes > 0).collect(),
-            clients: living.filter_map(kind).collect(),
-        }
-    }
-
-    /// The present state.
-    fn snapshot(&mut self) -> Snapshot {
-        let mut scheduler = self.core.status(self.started.elapsed(), std::process::id());
-        self.forget_the_gone();
-        let mut clients = self.core.client_status_at(self.started.elapsed());
-        for row in &mut clients {
-            row.process = self.processes.get(&row.client).map(|process| process.info.clone());
-        }
-        if let Some((about, has)) = self.foresight.host().map(HostMemory::status) {
-            scheduler.host_memory = Some(about);
-            for row in &mut clients {
-                row.host_memory = has.get(&row.client).copied().unwrap_or(0);
-            }
-        }
-        let mut gpus = self.core.gpu_status();
-        let config = self.store.over(&self.config);
-        let idle = |gpu| {
-            let rule = config.rule(gpu);
-            let quantum = if let Rule::Fixed(quantum) = rule { quantum } else { Duration::ZERO };
-            GpuStatus { quantum_ms: quantum.as_millis() as u64, rule: rule.said(), ..GpuStatus::idle(gpu) }
-        };
-        view::list_all(&mut gpus, &self.listing.last(), idle);
-        let memory = self.memory_status(&clients);
-        Snapshot { scheduler, gpus, clients, memory }
     }
 
     /// Answers a reader of metrics.
@@ -487,11 +274,6 @@ impl CoreTask {
                 let _ = answer.send(self.snapshot());
             }
         }
-    }
-
-    /// Whether a client has used a GPU, or the machine lists it.
-    fn is_known(&self, gpu: GpuUuid) -> bool {
-        self.core.gpu_status().iter().any(|row| row.gpu == gpu) || self.listing.has(gpu)
     }
 
     /// Sends the core's messages to clients, and logs its notes for administrators.
@@ -559,25 +341,6 @@ impl CoreTask {
         let used = last_first.filter_map(|(&client, pid)| Some((client, seen.used.remove(pid)?))).collect();
         let strangers = seen.used.into_values().fold(0, u64::saturating_add);
         Measured { gpu, available: seen.total.saturating_sub(strangers), used }
-    }
-}
-
-/// Says why nothing was done.
-fn refuse(answer: oneshot::Sender<Vec<Reply>>, reason: String) {
-    let _ = answer.send(vec![Reply::Refused { reason }]);
-}
-
-/// Logs what was done for an administrator, and says so.
-fn done(answer: oneshot::Sender<Vec<Reply>>, text: String) {
-    info!("{text}");
-    let _ = answer.send(vec![Reply::Admin(AdminReply::Done { text })]);
-}
-
-/// The text about a change, and whether the change survives a restart of the scheduler.
-fn kept(text: String, kept: Result<(), String>) -> String {
-    match kept {
-        Ok(()) => text,
-        Err(error) => format!("{text}; a restart will undo this, because it cannot be kept: {error}"),
     }
 }
 

@@ -4,10 +4,9 @@ use nvshare_core::{ClientId, Config, Identity};
 use nvshare_proto::{AdminRequest, ClientMessage, GpuUuid, Register, Reply, SchedulerMessage, SeatName};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::gpus::Seen;
+use crate::identity::{Described, Viewer};
 use crate::metrics::Question;
-use crate::nvml::Seen;
-use crate::processes::Described;
-use crate::view::Viewer;
 
 /// A message of a connection, or of another task, to the core's task.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use futures_util::StreamExt;
 use nvshare_proto::{AdminReply, Reply, WatchFrom};
 use tokio::time::timeout;
 
-use crate::frames::{Stream, tell_all};
-use crate::journal::Journal;
+use crate::events::Journal;
+use crate::sockets::frames::{Stream, tell_all};
 
 /// Most events that are written at once.
 const BATCH: usize = 256;
@@ -66,8 +66,8 @@ mod tests {
     use tokio_util::codec::Framed;
 
     use super::*;
-    use crate::frames;
-    use crate::journal::tests::event;
+    use crate::events::journal::tests::event;
+    use crate::sockets::frames;
 
     /// More than the journal, the sockets and the buffers hold.
     const EVENTS: u64 = 20_000;

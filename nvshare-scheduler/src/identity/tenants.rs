@@ -18,13 +18,13 @@ use nvshare_proto::{Reply, SchedulerMessage, SeatName};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::frames::{self, Stream};
-use crate::groups::Groups;
+use super::control_groups::Groups;
 use crate::lock::lock;
+use crate::sockets::frames::{self, Stream};
 
 /// A tenant: a container, a seat, or one run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Tenant {
+pub(crate) enum Tenant {
     /// A container, by the whole path of its control group: anybody can make one with the same ending below a group
     /// of their own.
     Container(String),
@@ -54,7 +54,7 @@ impl Tenant {
 
     /// The number of the gang of this name, in a container or seat, or else of a user: processes of others cannot join it.
     #[must_use]
-    pub fn gang(tenant: Option<&Self>, user: Option<u32>, name: &str) -> u64 {
+    pub(crate) fn gang(tenant: Option<&Self>, user: Option<u32>, name: &str) -> u64 {
         let container = tenant.filter(|tenant| tenant.is_container());
         let mut hasher = DefaultHasher::new();
         (container, container.is_none().then_some(user), name).hash(&mut hasher);
@@ -63,7 +63,7 @@ impl Tenant {
 
     /// A number that stands for the tenant.
     #[must_use]
-    pub fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
         hasher.finish()
@@ -72,7 +72,7 @@ impl Tenant {
 
 /// All tenants with processes.
 #[derive(Debug, Default)]
-pub struct Tenants {
+pub(crate) struct Tenants {
     pages: Mutex<BTreeMap<Tenant, Arc<TenantPage>>>,
 }
 
@@ -118,7 +118,7 @@ impl Drop for TenantPage {
 
 /// A process's place in its tenant. Dropping it frees the process's bytes.
 #[derive(Debug)]
-pub struct Row {
+pub(crate) struct Row {
     shared: Arc<TenantPage>,
     row: usize,
 }
@@ -128,7 +128,7 @@ impl Tenants {
     ///
     /// # Errors
     /// There is no memory for the tenant's page, or the tenant has too many processes.
-    pub fn join(&self, tenant: Tenant) -> io::Result<Row> {
+    pub(crate) fn join(&self, tenant: Tenant) -> io::Result<Row> {
         let mut pages = lock(&self.pages);
         pages.retain(|_, shared| Arc::strong_count(shared) > 1);
         let shared = match pages.get(&tenant) {
@@ -157,7 +157,7 @@ impl Tenants {
     ///
     /// # Errors
     /// The socket's errors, or that there is no such tenant.
-    pub async fn show(&self, tenant: &Tenant, stream: &Stream) -> io::Result<()> {
+    pub(crate) async fn show(&self, tenant: &Tenant, stream: &Stream) -> io::Result<()> {
         let shared = lock(&self.pages).get(tenant).cloned().ok_or(io::ErrorKind::NotFound)?;
         tell(&shared, NO_ROW, stream).await
     }
@@ -173,7 +173,7 @@ impl Row {
     ///
     /// # Errors
     /// The socket's errors.
-    pub async fn tell(&self, stream: &Stream) -> io::Result<()> {
+    pub(crate) async fn tell(&self, stream: &Stream) -> io::Result<()> {
         tell(&self.shared, self.row as u32, stream).await
     }
 }

@@ -7,18 +7,18 @@ use nvshare_proto::ProcessInfo;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
-use crate::groups::Groups;
+use super::control_groups::Groups;
 
 /// Longest command that is shown, in characters.
 const LONGEST_COMMAND: usize = 160;
 
 /// A process, as the kernel describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Described {
+pub(crate) struct Described {
     /// The part that is shown.
-    pub info: ProcessInfo,
+    pub(crate) info: ProcessInfo,
     /// The control group of the process's container: the whole path, since anybody can make one with the same ending.
-    pub container: Option<String>,
+    pub(crate) container: Option<String>,
 }
 
 /// Whether a character is shown: not if it controls a terminal or the direction of text.

@@ -16,13 +16,13 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 
-use crate::groups::Groups;
+use super::control_groups::Groups;
 
 /// A peer's process.
 #[derive(Debug)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// The kernel's facts about the process.
-    pub identity: Identity,
+    pub(crate) identity: Identity,
     /// Its control groups when it connected.
     pub(crate) groups: Groups,
     /// Becomes readable when the process is gone, and with it all its memory on GPUs.
@@ -32,7 +32,7 @@ pub struct Peer {
 impl Peer {
     /// Asks the kernel for the peer of a connection.
     #[must_use]
-    pub fn of(stream: &UnixStream) -> Self {
+    pub(crate) fn of(stream: &UnixStream) -> Self {
         // In another pid namespace the number is 0.
         let pid = stream.peer_cred().ok().and_then(|cred| cred.pid()).filter(|&pid| pid > 0);
         let descriptor =
@@ -51,13 +51,13 @@ impl Peer {
 
     /// Whether the process is known to live.
     #[must_use]
-    pub fn lives(&self) -> bool {
+    pub(crate) fn lives(&self) -> bool {
         self.has_ended() == Some(false)
     }
 
     /// What `read` says about the process by its number; none if the process has ended meanwhile: then the number may be another
     /// process's.
-    pub fn read<T>(&self, read: impl FnOnce() -> T) -> Option<T> {
+    pub(crate) fn read<T>(&self, read: impl FnOnce() -> T) -> Option<T> {
         let said = read();
         (self.has_ended() != Some(true)).then_some(said)
     }
@@ -69,7 +69,7 @@ impl Peer {
     }
 
     /// Waits until the process is gone; for ever where the kernel cannot tell.
-    pub async fn gone(&self) {
+    pub(crate) async fn gone(&self) {
         match &self.descriptor {
             Some(descriptor) => {
                 let _ = descriptor.readable().await;

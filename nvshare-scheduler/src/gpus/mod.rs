@@ -1,0 +1,7 @@
+//! The machine's GPUs: which there are, as the kernel module lists them, and how their memory is used, as NVML says.
+
+mod listing;
+mod nvml;
+
+pub(crate) use listing::{DESCRIPTIONS, Listed, Listing, list, most_named};
+pub(crate) use nvml::{Seen, Watch};
