@@ -201,6 +201,37 @@ mod tests {
         text
     }
 
+    /// The text with the series of each metric in the order of their labels; readers get them in any order.
+    fn in_order(text: &str) -> String {
+        let (mut sorted, mut series) = (String::new(), Vec::new());
+        for line in text.split_inclusive('\n') {
+            if line.starts_with('#') {
+                series.sort_unstable();
+                sorted.extend(series.drain(..));
+                sorted.push_str(line);
+            } else {
+                series.push(line);
+            }
+        }
+        sorted
+    }
+
+    #[test]
+    fn readers_get_the_text_that_they_know() {
+        compare("nvshare-scheduler/src/metrics/sample.txt", &in_order(&sample()));
+    }
+
+    /// Compares a file of the tree with its text as it should be; `NVSHARE_GOLDEN=write` writes it first.
+    fn compare(file: &str, expected: &str) {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file);
+        if std::env::var_os("NVSHARE_GOLDEN").is_some_and(|what| what == "write") {
+            std::fs::write(&path, expected).unwrap();
+        }
+        let there = std::fs::read_to_string(&path).unwrap();
+        let differs = there.lines().zip(expected.lines()).find(|(there, expected)| there != expected);
+        assert!(there == expected, "{file}: {differs:?}; if that is meant: NVSHARE_GOLDEN=write");
+    }
+
     /// Each metric's name as Prometheus knows it, and its type.
     fn metrics() -> Vec<(String, String)> {
         let text = sample();
