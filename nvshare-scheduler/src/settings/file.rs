@@ -1,53 +1,50 @@
 //! The configuration file.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
-use crate::metrics::Address;
-use nvshare_core::Together;
-use nvshare_proto::units;
-use nvshare_proto::{GpuUuid, QuantumRule};
-use serde::de::{self, Deserialize, Deserializer, Visitor};
+use nvshare_proto::env as names;
+use serde::de;
 
-/// The contents of a configuration file. A name that is not here is an error.
-#[derive(Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct File {
-    #[serde(default, deserialize_with = "path")]
-    pub(super) socket: Option<PathBuf>,
-    #[serde(default, deserialize_with = "path")]
-    pub(super) admin_socket: Option<PathBuf>,
-    #[serde(default, deserialize_with = "path")]
-    pub(super) seats: Option<PathBuf>,
-    pub(super) tq: Option<Tq>,
-    pub(super) gpu_memory: Option<Memory>,
-    pub(super) reserve: Option<Size>,
-    pub(super) host_memory: Option<Memory>,
-    pub(super) host_memory_each: Option<Memory>,
-    pub(super) exclusive: Option<bool>,
-    pub(super) together: Option<How>,
-    pub(super) grace: Option<Grace>,
-    pub(super) log: Option<Level>,
-    pub(super) metrics: Option<Metrics>,
-    #[serde(default)]
-    pub(super) gpu: BTreeMap<GpuUuid, Gpu>,
+use super::options::Options;
+
+/// The configuration cannot be followed.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {reason}")]
+pub struct Error {
+    /// The file.
+    pub(super) path: PathBuf,
+    /// The line and the error there, or the reason why the file cannot be read.
+    pub(super) reason: String,
 }
 
-/// The part about one GPU.
-#[derive(Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct Gpu {
-    pub(super) tq: Option<Tq>,
-    pub(super) gpu_memory: Option<Memory>,
-    pub(super) reserve: Option<Size>,
-}
-
-/// A path that is not empty.
-fn path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
-    let path = PathBuf::deserialize(deserializer)?;
-    if path.as_os_str().is_empty() { Err(de::Error::custom("the path is empty")) } else { Ok(Some(path)) }
+/// Reads the file that is named, or else the usual one if it exists: what it says, and its path.
+///
+/// # Errors
+/// The file cannot be read, was named and is not there, or contains values that cannot be followed.
+pub(super) fn read(named: Option<&Path>, root: bool) -> Result<(Options, Option<PathBuf>), Error> {
+    let Some(path) = named.map(Path::to_owned).or_else(|| default_path(root)) else {
+        return Ok(Default::default());
+    };
+    let error = |reason: String| Error { path: path.clone(), reason };
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(missing) if missing.kind() == ErrorKind::NotFound && named.is_none() => {
+            return Ok(Default::default());
+        }
+        Err(why) => return Err(error(why.to_string())),
+    };
+    let file: Options = parse(&text).map_err(error)?;
+    let both = |memory: bool, reserve: bool| memory && reserve;
+    if both(file.gpu_memory.is_some(), file.reserve.is_some())
+        || file.gpu.values().any(|gpu| both(gpu.gpu_memory.is_some(), gpu.reserve.is_some()))
+    {
+        return Err(error(
+            "gpu-memory and reserve exclude each other: there is no reserve with gpu-memory".to_owned(),
+        ));
+    }
+    Ok((file, Some(path)))
 }
 
 /// Parses a file's text; an error names the line.
@@ -62,83 +59,34 @@ pub(crate) fn parse<T: de::DeserializeOwned>(text: &str) -> Result<T, String> {
     })
 }
 
-/// Declares a value that is written as on the command line, or as a plain number.
-macro_rules! written {
-    ($name:ident, $holds:ty, $parse:expr, $what:literal) => {
-        #[derive(Debug, Clone, Copy, PartialEq)]
-        pub(super) struct $name(pub(super) $holds);
-
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_any(Written($what)).and_then(|text| {
-                    $parse(&text).map(Self).map_err(|error| de::Error::custom(error.to_string()))
-                })
-            }
-        }
-    };
-}
-
-written!(Tq, QuantumRule, units::parse_rule, "seconds, or auto");
-written!(Grace, Duration, units::parse_grace, "seconds");
-written!(Size, u64, units::parse_bytes, "a size");
-written!(Memory, u64, units::parse_limit, "a size");
-written!(How, Together, together, "measure or always");
-written!(Level, tracing::Level, level, "a level");
-
-pub(super) fn together(text: &str) -> Result<Together, String> {
-    match text {
-        "measure" => Ok(Together::Measure),
-        "always" => Ok(Together::Always),
-        _ => Err(format!("{text:?} is no way to run together; accepted: measure, always")),
+/// The path of the file where none is named.
+fn default_path(root: bool) -> Option<PathBuf> {
+    if root {
+        Some("/etc/nvshare/config.toml".into())
+    } else {
+        own_folder("XDG_CONFIG_HOME", ".config", "config.toml")
     }
 }
 
-pub(super) fn level(text: &str) -> Result<tracing::Level, String> {
-    text.parse().map_err(|_| format!("{text:?} is not a level; accepted: error, warn, info, debug, trace"))
-}
-
-/// The address at which metrics are read.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Metrics(pub(super) Address);
-
-impl<'de> Deserialize<'de> for Metrics {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map(Self).map_err(de::Error::custom)
-    }
-}
-
-/// Takes a text or a number, as text.
-struct Written(&'static str);
-
-impl Visitor<'_> for Written {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<String, E> {
-        Ok(text.to_owned())
-    }
-
-    fn visit_i64<E: de::Error>(self, number: i64) -> Result<String, E> {
-        Ok(number.to_string())
-    }
-
-    fn visit_f64<E: de::Error>(self, number: f64) -> Result<String, E> {
-        Ok(number.to_string())
-    }
+/// A path in the user's own folder: that of a variable, or else the usual one.
+pub(super) fn own_folder(variable: &str, usual: &str, name: &str) -> Option<PathBuf> {
+    let folder = names::path(variable).or_else(|| Some(names::path("HOME")?.join(usual)))?;
+    Some(folder.join("nvshare").join(name))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
+
+    use nvshare_proto::QuantumRule;
     use nvshare_proto::units::{GIB, MIB};
+
+    use super::super::values::{Grace, Level, Memory, Size, Tq};
+    use super::*;
 
     #[test]
     fn everything_that_a_file_may_say() {
-        let file: File = parse(
+        let file: Options = parse(
             "tq = 0.5\ngpu-memory = \"40GiB\"\nreserve = 0\nexclusive = true\ngrace = \"20\"\nlog = \"warn\"\n\
              socket = \"/a\"\nadmin-socket = \"/b\"\n\
              [gpu.GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0]\ntq = 5\nreserve = \"512m\"\n",
@@ -146,7 +94,7 @@ mod tests {
         .unwrap();
         assert_eq!(file.tq, Some(Tq(QuantumRule::Fixed { millis: 500 })));
         assert_eq!(file.gpu_memory, Some(Memory(40 * GIB)));
-        assert_eq!((file.reserve, file.exclusive), (Some(Size(0)), Some(true)));
+        assert_eq!((file.reserve, file.exclusive), (Some(Size(0)), true));
         assert_eq!(file.grace, Some(Grace(Duration::from_secs(20))));
         assert_eq!(file.log, Some(Level(tracing::Level::WARN)));
         assert_eq!((file.socket, file.admin_socket), (Some("/a".into()), Some("/b".into())));
@@ -174,7 +122,7 @@ mod tests {
             ("[gpu.0]\ntq = 1\n", 1, "is not a GPU UUID"),
             ("[gpu.GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0]\nlog = 1\n", 2, "unknown field `log`"),
         ] {
-            let error = parse::<File>(text).unwrap_err();
+            let error = parse::<Options>(text).unwrap_err();
             assert!(error.starts_with(&format!("line {line}: ")) && error.contains(why), "{text}: {error}");
         }
     }

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 
 use nvshare_proto::GpuUuid;
 
-use super::file::{self, Tq};
+use super::file;
+use super::values::Tq;
 use crate::lock::lock;
 use nvshare_core::{Config, Rule};
 
