@@ -99,6 +99,23 @@ pub struct Register {
     pub asked: Asked,
 }
 
+impl Register {
+    /// A process that has no GPU yet, was never registered, and asks for nothing.
+    #[must_use]
+    pub fn newcomer(pid: u32, name: impl Into<String>) -> Self {
+        Self {
+            pid,
+            name: name.into(),
+            memory: MemoryMode::Managed,
+            gate: Gate::Closed,
+            returns: false,
+            run: None,
+            usage: Vec::new(),
+            asked: Asked::default(),
+        }
+    }
+}
+
 /// The memory of a process on one GPU. The process uses the GPU from the first message that names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {

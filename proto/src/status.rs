@@ -205,3 +205,28 @@ pub struct ClientStatus {
     /// Bytes of the host's memory that the client has from the scheduler.
     pub host_memory: u64,
 }
+
+impl ClientStatus {
+    /// A client of which nothing is known but its number: its gate is closed, and it has nothing.
+    #[must_use]
+    pub fn parked(client: u64) -> Self {
+        Self {
+            client,
+            pid: 0,
+            name: String::new(),
+            process: None,
+            state: ClientState::Parked,
+            blocked_on: None,
+            stuck: false,
+            gone: false,
+            usage: Vec::new(),
+            resident: 0,
+            overhead: 0,
+            held_ms: 0,
+            waited_ms: 0,
+            counters: Counters::default(),
+            share: ShareStatus::default(),
+            host_memory: 0,
+        }
+    }
+}

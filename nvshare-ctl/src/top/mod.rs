@@ -149,22 +149,14 @@ pub(crate) mod tests {
         let gpu = GpuUuid([7; 16]);
         let usage = Usage { gpu, total: 16 * GIB, limit: 0, allocated: 12 * GIB, absent: 0, immovable: 0 };
         ClientStatus {
-            share: nvshare_proto::ShareStatus::default(),
-            host_memory: 0,
-            client,
             pid: 70 + client as u32,
             name: format!("job{client}"),
-            process: None,
             state,
-            blocked_on: None,
-            stuck: false,
-            gone: false,
             usage: vec![usage],
             resident: 12 * GIB,
-            overhead: 0,
             held_ms,
-            waited_ms: 0,
             counters: Counters { evicted, ..Counters::default() },
+            ..ClientStatus::parked(client)
         }
     }
 

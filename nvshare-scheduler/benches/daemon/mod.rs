@@ -5,9 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
 use nvshare_proto::codec::Frames;
-use nvshare_proto::{
-    Asked, ClientMessage, Epoch, Gate, GpuUuid, MemoryMode, Register, Reply, Request, SchedulerMessage, Usage,
-};
+use nvshare_proto::{ClientMessage, Epoch, GpuUuid, Register, Reply, Request, SchedulerMessage, Usage};
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::codec::Framed;
@@ -20,16 +18,7 @@ pub(crate) fn runtime() -> Runtime {
 
 /// A program that uses 1 MiB of one GPU.
 pub(crate) fn register(name: String, gpu: u8) -> Register {
-    Register {
-        asked: Asked::default(),
-        pid: 1,
-        name,
-        memory: MemoryMode::Managed,
-        gate: Gate::Closed,
-        returns: false,
-        run: None,
-        usage: vec![usage(gpu, 1 << 20)],
-    }
+    Register { usage: vec![usage(gpu, 1 << 20)], ..Register::newcomer(1, name) }
 }
 
 pub(crate) fn usage(gpu: u8, allocated: u64) -> Usage {

@@ -68,8 +68,8 @@ pub(crate) fn list_all(rows: &mut Vec<GpuStatus>, listed: &[Listed], idle: impl 
 }
 
 /// Bytes of clients' managed memory that are on a GPU.
-pub(crate) fn managed_on(gpu: GpuUuid, clients: &[ClientStatus], kinds: &BTreeMap<u64, MemoryMode>) -> u64 {
-    let is_managed = |client: &&ClientStatus| kinds.get(&client.client) == Some(&MemoryMode::Managed);
+pub(crate) fn managed_on(gpu: GpuUuid, clients: &[ClientStatus], modes: &BTreeMap<u64, MemoryMode>) -> u64 {
+    let is_managed = |client: &&ClientStatus| modes.get(&client.client) == Some(&MemoryMode::Managed);
     clients
         .iter()
         .filter(|client| !client.gone)
@@ -83,7 +83,7 @@ pub(crate) fn managed_on(gpu: GpuUuid, clients: &[ClientStatus], kinds: &BTreeMa
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvshare_proto::{Counters, ProcessInfo, ShareStatus, Usage};
+    use nvshare_proto::{ProcessInfo, Usage};
 
     const GPU: GpuUuid = GpuUuid([1; 16]);
 
@@ -94,10 +94,10 @@ mod tests {
             row.usage[0].absent = absent;
             row
         };
-        let kinds = BTreeMap::from([(3, MemoryMode::Managed), (4, MemoryMode::Swap)]);
+        let modes = BTreeMap::from([(3, MemoryMode::Managed), (4, MemoryMode::Swap)]);
         let clients = [with(3, 20), with(4, 0), with(5, 0)];
-        assert_eq!(managed_on(GPU, &clients, &kinds), 10, "10 of its 30; the others' are not managed");
-        assert_eq!(managed_on(GpuUuid([2; 16]), &clients, &kinds), 0);
+        assert_eq!(managed_on(GPU, &clients, &modes), 10, "10 of its 30; the others' are not managed");
+        assert_eq!(managed_on(GpuUuid([2; 16]), &clients, &modes), 0);
     }
 
     fn process(user: u32, container: Option<&str>) -> Described {
@@ -108,31 +108,9 @@ mod tests {
     }
 
     fn client(client: u64) -> ClientStatus {
-        ClientStatus {
-            client,
-            pid: 1,
-            name: "x".to_owned(),
-            process: None,
-            state: ClientState::Waiting,
-            blocked_on: None,
-            stuck: false,
-            gone: false,
-            usage: vec![Usage {
-                gpu: GPU,
-                total: 100,
-                limit: 0,
-                allocated: 10 * client,
-                absent: 0,
-                immovable: 0,
-            }],
-            resident: 0,
-            overhead: 0,
-            held_ms: 0,
-            waited_ms: 0,
-            counters: Counters::default(),
-            share: ShareStatus::default(),
-            host_memory: 0,
-        }
+        let allocated = 10 * client;
+        let usage = Usage { gpu: GPU, total: 100, limit: 0, allocated, absent: 0, immovable: 0 };
+        ClientStatus { state: ClientState::Waiting, usage: vec![usage], ..ClientStatus::parked(client) }
     }
 
     fn row(gpu: GpuUuid) -> GpuStatus {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use nvshare_core::Config;
 use nvshare_proto::codec::Frames;
-use nvshare_proto::{Asked, Gate, MemoryMode, Register, Reply, Request};
+use nvshare_proto::{Register, Reply, Request};
 use nvshare_scheduler::host_memory::{Budget, Descriptions};
 use nvshare_scheduler::seats::Opened;
 use nvshare_scheduler::server::{self, Setup, Stopped};
@@ -73,14 +73,5 @@ pub(crate) async fn connect(socket: &Path) -> Stream {
 /// How a client without memory introduces itself.
 #[allow(dead_code, reason = "not every test has clients that register")]
 pub(crate) fn newcomer() -> Register {
-    Register {
-        pid: 1,
-        name: "x".to_owned(),
-        memory: MemoryMode::Managed,
-        gate: Gate::Closed,
-        returns: false,
-        run: None,
-        usage: Vec::new(),
-        asked: Asked::default(),
-    }
+    Register::newcomer(1, "x")
 }

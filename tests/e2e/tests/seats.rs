@@ -9,8 +9,8 @@ use std::process::Output;
 
 use nvshare_harness::{Program, Running, Scheduler, World, patience, wait_until};
 use nvshare_proto::{
-    AdminReply, AdminRequest, Asked, ClientMessage, Gate, Given, GpuUuid, Holder, MemoryMode, Register,
-    Reply, Request, Seat, SeatName, SeatStatus, Slot, Usage, codec,
+    AdminReply, AdminRequest, ClientMessage, Given, GpuUuid, Holder, Register, Reply, Request, Seat,
+    SeatName, SeatStatus, Slot, Usage, codec,
 };
 
 const CARDS: &[(&str, &str)] = &[("NVSIM_MEMORY", "1GiB"), ("NVSIM_SCALE", "64"), ("NVSIM_GPUS", "2")];
@@ -218,18 +218,7 @@ fn a_seats_processes_have_the_seats_gpus_alone() {
         absent: 0,
         immovable: 0,
     };
-    let register = |usage| {
-        Request::Register(Register {
-            pid: 1,
-            name: "x".into(),
-            memory: MemoryMode::Managed,
-            gate: Gate::Closed,
-            returns: false,
-            run: None,
-            usage,
-            asked: Asked::default(),
-        })
-    };
+    let register = |usage| Request::Register(Register { usage, ..Register::newcomer(1, "x") });
     let reason = format!("{} is no GPU of this seat, which has {}", card(0), card(1));
     for requests in [
         vec![register(vec![usage(1), usage(0)])],

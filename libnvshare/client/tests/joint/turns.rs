@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use nvshare_core::{Config, Event, Identity, Output};
-use nvshare_proto::{Asked, ClientMessage, Gate, MemoryMode, Register, SchedulerMessage, Usage};
+use nvshare_proto::{ClientMessage, Register, SchedulerMessage, Usage};
 
 use crate::plan::{Plan, steady};
 use crate::world::{CAPACITY, GIB, MS, World, config, gpu};
@@ -11,16 +11,7 @@ use crate::world::{CAPACITY, GIB, MS, World, config, gpu};
 /// A client that is not one of the world's processes.
 fn registered(client: u64, allocated: u64) -> Event {
     let usage = Usage { gpu: gpu(0), total: CAPACITY, limit: 0, allocated, absent: allocated, immovable: 0 };
-    let register = Register {
-        pid: 9,
-        name: "x".into(),
-        memory: MemoryMode::Managed,
-        gate: Gate::Closed,
-        returns: false,
-        run: None,
-        usage: vec![usage],
-        asked: Asked::default(),
-    };
+    let register = Register { usage: vec![usage], ..Register::newcomer(9, "x") };
     let identity = Identity { pid: Some(9), process: Some(client), ..Identity::default() };
     Event::Registered { client, identity, register }
 }

@@ -1,7 +1,7 @@
 //! This project's scheduler: the same core that the daemon runs.
 
 use nvshare_core::{Config, Core, Event, Identity, Output, Time};
-use nvshare_proto::{Asked, ClientMessage, Gate, GpuUuid, MemoryMode, Register, SchedulerMessage, Usage};
+use nvshare_proto::{Asked, ClientMessage, GpuUuid, MemoryMode, Register, SchedulerMessage, Usage};
 
 use super::{Faults, Newcomer, Scheduler};
 
@@ -40,14 +40,10 @@ impl Scheduler for Ours {
             immovable: 0,
         };
         let register = Register {
-            pid: newcomer.client as u32,
-            name: String::new(),
             memory: self.memory,
-            gate: Gate::Closed,
-            returns: false,
-            run: None,
             usage: newcomer.gpus.iter().map(usage).collect(),
             asked: Asked { weight: Some(newcomer.weight), ..Asked::default() },
+            ..Register::newcomer(newcomer.client as u32, "")
         };
         let process = Some(newcomer.client as u64);
         let identity = Identity { pid: Some(register.pid), process, ..Identity::default() };
