@@ -1,4 +1,4 @@
-//! Metrics that count events.
+//! The metrics that count: they follow the events, and what clients say of themselves.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -6,123 +6,109 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use nvshare_core::{ClientId, Happened, Time};
-use nvshare_proto::{EventKind, GpuUuid};
+use nvshare_proto::{ClientState, EventKind, GpuUuid};
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::{Metric, Registry};
+use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{self, Registry};
 
+use super::table::{Amount, Buckets, Length, METRICS, Metric, Moment, Own, Part, Passed, Source};
 use super::tenants::Tenants;
 use super::{OfGpu, OfTenant};
 use crate::lock::lock;
 
 type Seconds = Counter<f64, AtomicU64>;
-type Durations = Family<OfGpu, Histogram, fn() -> Histogram>;
 
-/// Buckets from a millisecond to half a minute.
-fn moves() -> Histogram {
-    Histogram::new(exponential_buckets(0.001, 2.0, 16))
-}
+/// The counters of each tenant.
+type OfTenants<M> = Family<OfTenant, M>;
 
-/// Buckets from a millisecond to hours.
-fn turns() -> Histogram {
-    Histogram::new(exponential_buckets(0.001, 4.0, 13))
-}
+/// The histograms of each GPU, which have the same buckets.
+type Durations = Family<OfGpu, Histogram, Buckets>;
 
-/// Gives the registry a metric as well.
-fn registered<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
-    registry.register(name, help, metric.clone());
+/// Gives the registry a metric of the table as well.
+fn registered<M: registry::Metric + Clone>(registry: &mut Registry, row: &Metric, metric: M) -> M {
+    registry.register(row.name, row.help, metric.clone());
     metric
 }
 
-/// The counters and histograms; the registry has them as well. The core's task counts, and the thread that answers readers forgets.
-#[derive(Debug)]
+impl MetricConstructor<Histogram> for Buckets {
+    fn new_metric(&self) -> Histogram {
+        self.histogram()
+    }
+}
+
+/// The metrics of the table that count, each with the function that says how much; the registry has them as well. The core's task
+/// counts, and the thread that answers readers forgets.
+#[derive(Debug, Default)]
 pub(crate) struct Counters {
     tenants: Mutex<Tenants>,
-    held: Family<OfTenant, Seconds>,
-    waited: Family<OfTenant, Seconds>,
-    grants: Family<OfTenant, Counter>,
-    evicted: Family<OfTenant, Counter>,
-    restored: Family<OfTenant, Counter>,
-    copied_out: Family<OfTenant, Counter>,
-    copied_in: Family<OfTenant, Counter>,
-    refused: Family<OfTenant, Counter>,
-    deferrals: Family<OfTenant, Counter>,
-    wait: Durations,
-    hold: Durations,
-    drain: Durations,
-    hand_over: Durations,
-    evict: Durations,
-    restore: Durations,
-    /// Time of the core's task for one command.
-    pub(crate) pass: Histogram,
+    events: Vec<(Amount, OfTenants<Counter>)>,
+    times: Vec<(Part, OfTenants<Seconds>)>,
+    said: Vec<(Own, OfTenants<Counter>)>,
+    durations: Vec<(Length, Durations)>,
+    /// Times of the core's task for one command.
+    loops: Vec<Histogram>,
 }
 
 impl Counters {
     pub(crate) fn new(registry: &mut Registry) -> Self {
-        let mut seconds = |name, help| registered(registry, name, help, Family::default());
-        let held =
-            seconds("gpu_held_seconds", "Time that the tenant held the GPU: from open gate to drained");
-        let waited = seconds("gpu_waited_seconds", "Time that the tenant waited for the GPU");
-        let mut counter = |name, help| registered(registry, name, help, Family::default());
-        let grants = counter("gpu_grants", "Grants of the GPU's lock");
-        let evicted = counter("gpu_evicted_bytes", "Room that evictions gave back");
-        let restored = counter("gpu_restored_bytes", "Memory that came back to the GPU");
-        let out =
-            "Memory that was copied when it left, on all GPUs: not zeros, nor what the host has a copy of";
-        let copied_out = counter("tenant_copied_out_bytes", out);
-        let back = "Memory that was copied when it came back, on all GPUs: not zeros";
-        let copied_in = counter("tenant_copied_in_bytes", back);
-        let refused = counter("gpu_refused_allocations", "Allocations for which no room could be made");
-        let deferrals = counter("gpu_deferrals", "Drains that were given up");
-        let mut durations = |name, help, buckets: fn() -> Histogram| {
-            registered(registry, name, help, Family::new_with_constructor(buckets))
-        };
-        let wait = durations("gpu_wait_seconds", "From REQ_LOCK to the open gate", turns);
-        let hold = durations("gpu_hold_seconds", "From the open gate to drained", turns);
-        let drain = durations("gpu_drain_seconds", "From DROP_LOCK to drained", moves);
-        let hand_over = durations(
-            "gpu_hand_over_seconds",
-            "From drained to the open gate of a client that waited",
-            moves,
-        );
-        let evict = durations("gpu_evict_seconds", "From EVICT to EVICTED", moves);
-        let restore = durations(
-            "gpu_restore_seconds",
-            "From LOCK_OK, or the first room before it, to the open gate, where memory came back",
-            moves,
-        );
-        let pass = Histogram::new(exponential_buckets(1e-6, 4.0, 12));
-        let pass = registered(
-            registry,
-            "scheduler_loop_seconds",
-            "Time of the scheduler's core for one event",
-            pass,
-        );
-        Self {
-            tenants: Mutex::default(),
-            held,
-            waited,
-            grants,
-            evicted,
-            restored,
-            copied_out,
-            copied_in,
-            refused,
-            deferrals,
-            wait,
-            hold,
-            drain,
-            hand_over,
-            evict,
-            restore,
-            pass,
+        let mut counters = Self::default();
+        for metric in METRICS {
+            match metric.source {
+                Source::Event(amount) => {
+                    counters.events.push((amount, registered(registry, metric, Family::default())))
+                }
+                Source::Time(part) => {
+                    counters.times.push((part, registered(registry, metric, Family::default())))
+                }
+                Source::Said(amount) => {
+                    counters.said.push((amount, registered(registry, metric, Family::default())))
+                }
+                Source::Took(buckets, seconds) => {
+                    let family = registered(registry, metric, Family::new_with_constructor(buckets));
+                    counters.durations.push((seconds, family));
+                }
+                Source::Loop(buckets) => {
+                    counters.loops.push(registered(registry, metric, buckets.histogram()))
+                }
+                // These are shown, from a snapshot.
+                Source::OfScheduler(_)
+                | Source::Rows(..)
+                | Source::OfGpu(_)
+                | Source::TotalOfGpu(_)
+                | Source::OfTenant(_)
+                | Source::SumOfTenant(..) => {}
+            }
         }
+        counters
     }
 
     /// The tenants that have series of their own. Each holds this for a moment: the core's task waits for it.
     pub(super) fn tenants(&self) -> MutexGuard<'_, Tenants> {
         lock(&self.tenants)
+    }
+
+    /// A client of the tenant is on a GPU.
+    fn join(&self, tenant: &OfTenant, gpu: GpuUuid) -> Times {
+        let mut tenants = self.tenants();
+        let gpu = tenants.gpu(gpu);
+        let tenant = tenants.join(tenant, &gpu);
+        let seconds = self.times.iter().map(|(_, family)| family.get_or_create_owned(&tenant)).collect();
+        Times { gpu, tenant, seconds }
+    }
+
+    /// Counts an event of a client on one GPU.
+    fn count(&self, moment: &Moment, on: &Times) {
+        for (amount, family) in &self.events {
+            if let Some(amount) = amount(moment) {
+                family.get_or_create(&on.tenant).inc_by(amount);
+            }
+        }
+        for (seconds, family) in &self.durations {
+            if let Some(seconds) = seconds(moment) {
+                family.get_or_create(&on.gpu).observe(seconds);
+            }
+        }
     }
 
     /// Forgets tenants that have gone long ago.
@@ -134,15 +120,17 @@ impl Counters {
     fn forget_one(&self, now: Time) -> bool {
         let mut tenants = self.tenants();
         let Some((tenant, is_last)) = tenants.forget_one(now) else { return false };
-        self.held.remove(&tenant);
-        self.waited.remove(&tenant);
-        for counter in [&self.grants, &self.evicted, &self.restored, &self.refused, &self.deferrals] {
-            counter.remove(&tenant);
+        for (_, family) in &self.times {
+            family.remove(&tenant);
+        }
+        for (_, family) in &self.events {
+            family.remove(&tenant);
         }
         if is_last {
             let whole = tenant.on_all();
-            self.copied_out.remove(&whole);
-            self.copied_in.remove(&whole);
+            for (_, family) in &self.said {
+                family.remove(&whole);
+            }
         }
         true
     }
@@ -166,8 +154,8 @@ struct Client {
     holds: Option<(Time, Time)>,
     /// The same for the time that it waits.
     waits: Option<(Time, Time)>,
-    /// The bytes that it has copied out and in, as it said last.
-    copied: Option<[u64; 2]>,
+    /// The largest figures that its library has said of itself, in the order of the table.
+    said: Option<Vec<u64>>,
 }
 
 /// A client's times on a GPU.
@@ -175,8 +163,28 @@ struct Client {
 struct Times {
     gpu: OfGpu,
     tenant: OfTenant,
-    held: Seconds,
-    waited: Seconds,
+    /// In the order of the table.
+    seconds: Vec<Seconds>,
+}
+
+impl Client {
+    /// The client holds the lock, or waits, from now on, as an event says that tells of its state.
+    fn follow(&mut self, kind: EventKind, now: Time) {
+        match kind {
+            EventKind::Running => {
+                self.holds = Some((now, now));
+                self.waits = None;
+            }
+            // The client goes on holding until it has drained.
+            EventKind::Deferred | EventKind::Drop => {}
+            EventKind::Waiting => self.waits = Some((now, now)),
+            // The client goes on waiting until it runs.
+            EventKind::Next | EventKind::Granted | EventKind::Blocked | EventKind::Withdrawn => {
+                self.holds = None;
+            }
+            _ => (self.holds, self.waits) = (None, None),
+        }
+    }
 }
 
 impl Counted {
@@ -187,28 +195,28 @@ impl Counted {
     /// A client is about to register.
     pub(crate) fn expect(&mut self, client: ClientId, tenant: OfTenant) {
         let gpus = BTreeMap::new();
-        self.clients.insert(client, Client { tenant, gpus, holds: None, waits: None, copied: None });
+        self.clients.insert(client, Client { tenant, gpus, holds: None, waits: None, said: None });
     }
 
     /// The core's task took this long for one event.
     pub(crate) fn passed(&self, took: Duration) {
-        self.counters.pass.observe(took.as_secs_f64());
+        self.counters.loops.iter().for_each(|histogram| histogram.observe(took.as_secs_f64()));
     }
 
     /// A client has said its counters. What it has when it says them first was counted before it came, under an earlier
     /// connection.
     pub(crate) fn said(&mut self, id: ClientId, counters: &nvshare_proto::Counters) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        let now = [counters.copied_out, counters.copied_in];
-        let before = *client.copied.get_or_insert(now);
+        let now = self.counters.said.iter().map(|(amount, _)| amount(counters));
+        let said = client.said.get_or_insert_with(|| now.clone().collect());
         // Without a GPU there is nothing to copy, and nobody whose series this would be.
         let Some(times) = client.gpus.values().next() else { return };
-        // A counter of a metric never falls, whatever a client says.
-        let most = [0, 1].map(|way| before[way].max(now[way]));
-        client.copied = Some(most);
         let whole = times.tenant.on_all();
-        for (way, family) in [&self.counters.copied_out, &self.counters.copied_in].into_iter().enumerate() {
-            family.get_or_create(&whole).inc_by(most[way] - before[way]);
+        for ((last, now), (_, family)) in said.iter_mut().zip(now).zip(&self.counters.said) {
+            // A counter of a metric never falls, whatever a client says.
+            let grown = now.saturating_sub(*last);
+            *last += grown;
+            family.get_or_create(&whole).inc_by(grown);
         }
     }
 
@@ -218,81 +226,33 @@ impl Counted {
         self.count(id, now);
         let Some(client) = self.clients.get_mut(&id) else { return };
         for &gpu in &happened.gpus {
-            client.gpus.entry(gpu).or_insert_with(|| {
-                let mut tenants = self.counters.tenants();
-                let gpu = tenants.gpu(gpu);
-                let tenant = tenants.join(&client.tenant, &gpu);
-                let held = self.counters.held.get_or_create_owned(&tenant);
-                let waited = self.counters.waited.get_or_create_owned(&tenant);
-                Times { gpu, tenant, held, waited }
-            });
+            client.gpus.entry(gpu).or_insert_with(|| self.counters.join(&client.tenant, gpu));
         }
-        let (kind, bytes) = (happened.kind, happened.bytes.unwrap_or(0));
-        let took = happened.took.map(|took| took.as_secs_f64());
-        let held = client.holds.map(|(since, _)| now.saturating_sub(since).as_secs_f64());
-        let waits_since = client.waits.map(|(since, _)| since);
+        let kind = happened.kind;
+        let [held_since, waited_since] =
+            [client.holds, client.waits].map(|span| span.map(|(since, _)| since));
+        if kind.state().is_some() {
+            client.follow(kind, now);
+        }
+        let seconds = |since: Time| now.saturating_sub(since).as_secs_f64();
         let on: Vec<&Times> = happened.gpus.iter().filter_map(|gpu| client.gpus.get(gpu)).collect();
-        let add = |family: &Family<OfTenant, Counter>, amount| {
-            for times in &on {
-                family.get_or_create(&times.tenant).inc_by(amount);
-            }
-        };
-        let seen = |family: &Durations, seconds: Option<f64>| {
-            for (times, seconds) in on.iter().zip(std::iter::repeat(seconds)) {
-                seconds.into_iter().for_each(|seconds| family.get_or_create(&times.gpu).observe(seconds));
-            }
-        };
-        match kind {
-            EventKind::Granted => add(&self.counters.grants, 1),
-            EventKind::Running => {
-                seen(&self.counters.wait, waits_since.map(|since| now.saturating_sub(since).as_secs_f64()));
-                for Times { gpu, .. } in &on {
-                    let freed = self.freed.remove(gpu);
-                    if let Some(freed) =
-                        freed.filter(|&freed| waits_since.is_some_and(|since| since <= freed))
-                    {
-                        let took = now.saturating_sub(freed).as_secs_f64();
-                        self.counters.hand_over.get_or_create(gpu).observe(took);
-                    }
-                }
-            }
-            EventKind::Restored => {
-                add(&self.counters.restored, bytes);
-                seen(&self.counters.restore, took);
-            }
-            EventKind::Released => seen(&self.counters.drain, took),
-            EventKind::Deferred => add(&self.counters.deferrals, 1),
-            EventKind::Evicted => {
-                add(&self.counters.evicted, bytes);
-                seen(&self.counters.evict, took.filter(|_| bytes > 0));
-            }
-            EventKind::Refused => add(&self.counters.refused, 1),
-            _ => {}
-        }
-        let Some(state) = kind.state() else { return };
-        let was_holding = client.holds.is_some();
-        match kind {
-            EventKind::Running => {
-                client.holds = Some((now, now));
-                client.waits = None;
-            }
-            // The client goes on holding until it has drained.
-            EventKind::Deferred | EventKind::Drop => {}
-            EventKind::Waiting => client.waits = Some((now, now)),
-            // The client goes on waiting until it runs.
-            EventKind::Next | EventKind::Granted | EventKind::Blocked | EventKind::Withdrawn => {
-                client.holds = None
-            }
-            _ => (client.holds, client.waits) = (None, None),
-        }
-        if was_holding && client.holds.is_none() {
-            seen(&self.counters.hold, held);
+        for times in &on {
+            let freed = if kind == EventKind::Running { self.freed.remove(&times.gpu) } else { None };
+            let moment = Moment {
+                kind,
+                bytes: happened.bytes.unwrap_or(0),
+                took: happened.took.map(|took| took.as_secs_f64()),
+                waited: waited_since.filter(|_| kind == EventKind::Running).map(seconds),
+                held: held_since.filter(|_| client.holds.is_none()).map(seconds),
+                free: freed.filter(|&freed| waited_since.is_some_and(|since| since <= freed)).map(seconds),
+            };
+            self.counters.count(&moment, times);
         }
         let frees = matches!(kind, EventKind::Released | EventKind::Idle | EventKind::Gone | EventKind::Left);
-        if frees && was_holding {
+        if frees && held_since.is_some() {
             self.freed.extend(on.iter().map(|times| (times.gpu.clone(), now)));
         }
-        if state == nvshare_proto::ClientState::Gone
+        if kind.state() == Some(ClientState::Gone)
             && let Some(client) = self.clients.remove(&id)
         {
             client.gpus.into_values().for_each(|times| self.counters.tenants().leave(&times.tenant, now));
@@ -306,10 +266,11 @@ impl Counted {
             Some((_, counted)) => now.saturating_sub(std::mem::replace(counted, now)).as_secs_f64(),
             None => 0.0,
         };
-        let (held, waited) = (passed(&mut client.holds), passed(&mut client.waits));
+        let passed = Passed { held: passed(&mut client.holds), waited: passed(&mut client.waits) };
         for times in client.gpus.values() {
-            times.held.inc_by(held);
-            times.waited.inc_by(waited);
+            for ((part, _), seconds) in self.counters.times.iter().zip(&times.seconds) {
+                seconds.inc_by(part(&passed));
+            }
         }
     }
 

@@ -1,12 +1,13 @@
-//! Metrics for Prometheus: figures of each GPU and of each tenant. `docs/metrics.md` lists them.
+//! Metrics for Prometheus: figures of the scheduler, of each GPU and of each tenant. `table.rs` has all of them.
 //!
-//! Events are counted as they happen (`counted.rs`), for as many tenants as may have figures of their own (`tenants.rs`); the
-//! present state is taken from a snapshot of the core when a reader asks (`shown.rs`). The text is made on a thread of its own (`http.rs`), from a snapshot that several
-//! readers share.
+//! Events are counted as they happen (`counted.rs`), for as many tenants as may have figures of their own (`tenants.rs`). The
+//! present state is taken from a snapshot of the core when a reader asks (`shown.rs`). A thread of its own makes the text (`http.rs`),
+//! from a snapshot that several readers share.
 
 mod counted;
 mod http;
 mod shown;
+mod table;
 mod tenants;
 
 use std::fmt;
@@ -111,6 +112,9 @@ impl OfTenant {
 
 #[cfg(test)]
 mod tests {
+    use prometheus_client::metrics::MetricType;
+
+    use super::table::{METRICS, Metric};
     use super::*;
 
     #[test]
@@ -162,22 +166,10 @@ mod tests {
         counted.said(2, &nvshare_proto::Counters::default());
         let usage = Usage { gpu, total: 9, limit: 8, allocated: 7, absent: 1, immovable: 0 };
         let client = ClientStatus {
-            share: nvshare_proto::ShareStatus::default(),
-            host_memory: 0,
-            client: 1,
-            pid: 2,
             name: "a \"quoted\" name".to_owned(),
-            process: None,
             state: nvshare_proto::ClientState::Running,
-            blocked_on: None,
-            stuck: false,
-            gone: false,
             usage: vec![usage],
-            resident: 6,
-            overhead: 0,
-            held_ms: 0,
-            waited_ms: 0,
-            counters: nvshare_proto::Counters::default(),
+            ..ClientStatus::parked(1)
         };
         let scheduler = SchedulerStatus {
             version: "1".to_owned(),
@@ -232,38 +224,81 @@ mod tests {
         assert!(there == expected, "{file}: {differs:?}; if that is meant: NVSHARE_GOLDEN=write");
     }
 
-    /// Each metric's name as Prometheus knows it, and its type.
-    fn metrics() -> Vec<(String, String)> {
-        let text = sample();
-        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
-        let named = |(name, kind): (&str, &str)| {
-            let end = if kind == "counter" { "_total" } else { "" };
-            (format!("{name}{end}"), kind.to_owned())
-        };
-        types.map(named).collect()
+    /// Whether a metric with these labels belongs to a section.
+    type Belongs = fn(&[&str]) -> bool;
+
+    /// The sections of the page, by their headings, and the labels by which a metric belongs to one.
+    const SECTIONS: [(&str, Belongs); 4] = [
+        ("## Of the scheduler", |labels| !labels.contains(&"gpu_uuid") && !labels.contains(&"user")),
+        ("## Of a GPU", |labels| labels.contains(&"gpu_uuid") && !labels.contains(&"user")),
+        ("## Of a tenant on a GPU", |labels| labels.contains(&"gpu_uuid") && labels.contains(&"user")),
+        ("## Of a tenant as a whole", |labels| !labels.contains(&"gpu_uuid") && labels.contains(&"user")),
+    ];
+
+    /// A metric's name and type, as Prometheus knows them.
+    fn shown_as(metric: &Metric) -> (String, &'static str) {
+        match metric.source.kind() {
+            MetricType::Counter => (format!("nvshare_{}_total", metric.name), "counter"),
+            MetricType::Histogram => (format!("nvshare_{}", metric.name), "histogram"),
+            _ => (format!("nvshare_{}", metric.name), "gauge"),
+        }
+    }
+
+    /// The table of a section of the page. A tenant's labels are named above it.
+    fn page_table(belongs: Belongs) -> String {
+        let rows: Vec<&Metric> = METRICS.iter().filter(|metric| belongs(metric.source.labels())).collect();
+        let is_of_tenants = rows.iter().all(|metric| metric.source.labels().ends_with(&["program"]));
+        let head = if is_of_tenants { ["", ""] } else { [" labels |", "---|"] };
+        let mut table = format!("| name | type |{} meaning |\n|---|---|{}---|\n", head[0], head[1]);
+        for metric in rows {
+            let (name, kind) = shown_as(metric);
+            let labels = metric.source.labels().iter().map(|label| format!("`{label}`"));
+            let labels = labels.collect::<Vec<_>>().join(", ");
+            let labels =
+                if is_of_tenants { String::new() } else { format!(" {labels} |").replace("  ", " ") };
+            let (first, rest) = metric.help.split_at(1);
+            let meaning = format!("{}{rest}{}", first.to_lowercase(), metric.more);
+            table += &format!("| `{name}` | {kind} |{labels} {meaning} |\n");
+        }
+        table
     }
 
     #[test]
-    fn the_documented_metrics_are_those_that_exist() {
-        let page = include_str!("../../../docs/metrics.md");
-        let rows = page.lines().filter_map(|line| {
-            let mut cells = line.strip_prefix("| `nvshare_")?.split('|').map(str::trim);
-            Some((format!("nvshare_{}", cells.next()?.trim_end_matches('`')), cells.next()?.to_owned()))
-        });
-        let (mut rows, mut metrics): (Vec<_>, _) = (rows.collect(), metrics());
-        rows.sort();
-        metrics.sort();
-        assert_eq!(rows, metrics, "documented, and there");
+    fn the_page_has_all_metrics() {
+        const PAGE: &str = "docs/metrics.md";
+        let mut page = include_str!("../../../docs/metrics.md").to_owned();
+        for (heading, belongs) in SECTIONS {
+            let section = page.find(heading).unwrap_or_else(|| panic!("no {heading}"));
+            let begin = section + page[section..].find("| name |").expect("a table");
+            let end = page[begin..].find("\n\n").map_or(page.len(), |length| begin + length + 1);
+            page.replace_range(begin..end, &page_table(belongs));
+        }
+        compare(PAGE, &page);
+    }
+
+    #[test]
+    fn series_have_the_labels_of_the_table() {
         let text = sample();
         assert!(text.ends_with("# EOF\n"), "{text}");
         assert!(text.contains("program=\"a \\\"quoted\\\" name\""), "names are escaped: {text}");
-        // Each label that a series has is documented.
-        let labels = text
-            .lines()
-            .filter(|line| !line.starts_with('#'))
-            .filter_map(|line| Some(line.split_once('{')?.1.rsplit_once('}')?.0.to_owned()));
-        for label in labels.flat_map(|labels| keys(&labels)) {
-            assert!(label == "le" || page.contains(&format!("`{label}`")), "{label} is not documented");
+        let page = include_str!("../../../docs/metrics.md");
+        for metric in METRICS {
+            let labels = metric.source.labels();
+            for label in labels {
+                assert!(page.contains(&format!("`{label}`")), "{label} is not documented");
+            }
+            let name = format!("nvshare_{}", metric.name);
+            let ends = ["", "_total", "_sum"].map(|end| format!("{name}{end}"));
+            let of = |line: &&str| ends.iter().any(|name| line.split(['{', ' ']).next() == Some(name));
+            let series: Vec<&str> = text.lines().filter(of).collect();
+            assert!(!series.is_empty(), "the sample has no {name}");
+            for line in series {
+                let keys = line.split_once('{').and_then(|(_, rest)| Some(keys(rest.rsplit_once('}')?.0)));
+                let mut keys = keys.unwrap_or_default();
+                // A tenant as a whole has an empty one, which is as good as none.
+                keys.retain(|key| labels.contains(&key.as_str()) || !line.contains(&format!("{key}=\"\"")));
+                assert_eq!(keys, labels, "{line}");
+            }
         }
     }
 
@@ -277,8 +312,9 @@ mod tests {
 
     #[test]
     fn dashboard_and_alerts_ask_for_metrics_that_exist() {
-        let names: Vec<String> = metrics()
-            .into_iter()
+        let names: Vec<String> = METRICS
+            .iter()
+            .map(shown_as)
             .flat_map(|(name, kind)| {
                 let ends: &[&str] = if kind == "histogram" { &["_bucket", "_sum", "_count"] } else { &[""] };
                 ends.iter().map(|end| format!("{name}{end}")).collect::<Vec<_>>()
@@ -297,8 +333,8 @@ mod tests {
             // Sums are made by labels that exist.
             for labels in text.split("by (").skip(1).filter_map(|rest| rest.split(')').next()) {
                 for label in labels.split(',').map(str::trim) {
-                    let known = ["le", "instance", "state"].contains(&label)
-                        || ["gpu_uuid", "program", "pod_uid", "user", "container_id", "job"].contains(&label);
+                    let known = ["le", "instance"].contains(&label)
+                        || METRICS.iter().any(|metric| metric.source.labels().contains(&label));
                     assert!(known, "{file}: {label}");
                 }
             }

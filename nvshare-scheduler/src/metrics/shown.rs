@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex};
 use nvshare_proto::{ClientState, ClientStatus, GpuStatus};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::TypedMetric;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::metrics::{MetricType, TypedMetric};
 
+use super::table::{METRICS, Metric, Source, TenantNow};
 use super::{Counters, OfGpu, OfTenant, Snapshot};
 use crate::lock::lock;
 
@@ -21,60 +22,8 @@ pub(super) struct Shown {
     counters: Arc<Counters>,
 }
 
-/// A gauge of a GPU: its name, its help text, and its value.
-type GpuGauge = (&'static str, &'static str, fn(&GpuStatus) -> f64);
-
-const GPU_GAUGES: [GpuGauge; 9] = [
-    ("gpu_capacity_bytes", "Bytes that clients may fill together", |gpu| gpu.capacity as f64),
-    ("gpu_allocated_bytes", "Bytes that clients have allocated", |gpu| gpu.allocated as f64),
-    ("gpu_resident_bytes", "Bytes charged as being on the GPU, unused room included", |gpu| {
-        gpu.resident as f64
-    }),
-    ("gpu_overhead_bytes", "Bytes of clients' contexts and modules, beside the resident ones", |gpu| {
-        gpu.overhead as f64
-    }),
-    ("gpu_quantum_seconds", "How long a turn lasts while somebody waits", |gpu| gpu.quantum_ms as f64 / 1e3),
-    ("gpu_holders", "Clients that hold the GPU's lock", |gpu| gpu.holders.len() as f64),
-    ("gpu_waiters", "Clients that wait for the GPU's lock", |gpu| gpu.waiters.len() as f64),
-    ("gpu_turns_by_measure", "1: clients that fit take turns, as they get more done so", |gpu| {
-        f64::from(u8::from(gpu.by_measure))
-    }),
-    (
-        "gpu_side_by_side_ratio",
-        "What clients get done side by side, of what they get done by turns; 0: not measured",
-        |gpu| f64::from(gpu.side_by_side) / 1e3,
-    ),
-];
-
-/// A tenant on a GPU at the moment.
-#[derive(Debug, Default)]
-struct Tenant {
-    clients: u64,
-    holding: u64,
-    waiting: u64,
-    stuck: u64,
-    allocated: u64,
-    resident: u64,
-    limit: u64,
-}
-
-/// A gauge of a tenant: its name, its help text, and its value.
-type TenantGauge = (&'static str, &'static str, fn(&Tenant) -> u64);
-
-const TENANT_GAUGES: [TenantGauge; 7] = [
-    ("tenant_clients", "Clients of the tenant that use the GPU", |tenant| tenant.clients),
-    ("tenant_holding", "Clients of the tenant that hold the GPU's lock", |tenant| tenant.holding),
-    ("tenant_waiting", "Clients of the tenant that wait for the GPU's lock", |tenant| tenant.waiting),
-    ("tenant_stuck", "Clients of the tenant that do not answer", |tenant| tenant.stuck),
-    ("tenant_allocated_bytes", "Bytes that the tenant has allocated", |tenant| tenant.allocated),
-    ("tenant_resident_bytes", "Bytes of the tenant that are charged as being on the GPU", |tenant| {
-        tenant.resident
-    }),
-    ("tenant_limit_bytes", "The tenant's memory limit; 0: none", |tenant| tenant.limit),
-];
-
-fn tenants(clients: &[ClientStatus], counters: &Counters) -> BTreeMap<OfTenant, Tenant> {
-    let mut tenants: BTreeMap<OfTenant, Tenant> = BTreeMap::new();
+fn tenants(clients: &[ClientStatus], counters: &Counters) -> BTreeMap<OfTenant, TenantNow> {
+    let mut tenants: BTreeMap<OfTenant, TenantNow> = BTreeMap::new();
     for client in clients.iter().filter(|client| !client.gone) {
         let of = OfTenant::of(client.process.as_ref(), &client.name);
         let holds = matches!(
@@ -101,29 +50,19 @@ fn tenants(clients: &[ClientStatus], counters: &Counters) -> BTreeMap<OfTenant, 
     tenants
 }
 
-/// What each tenant has of the host's memory, on whatever GPU.
-fn host_memory(clients: &[ClientStatus], counters: &Counters) -> BTreeMap<OfTenant, u64> {
-    let mut has: BTreeMap<OfTenant, u64> = BTreeMap::new();
+/// A sum over each tenant's clients, on whatever GPU.
+fn sums(
+    clients: &[ClientStatus],
+    counters: &Counters,
+    figure: fn(&ClientStatus) -> u64,
+) -> BTreeMap<OfTenant, u64> {
+    let mut sums: BTreeMap<OfTenant, u64> = BTreeMap::new();
     for client in clients.iter().filter(|client| !client.gone) {
         let of = OfTenant::of(client.process.as_ref(), &client.name);
-        *counters.tenants().figures_in(&mut has, &of, None) += client.host_memory;
+        *counters.tenants().figures_in(&mut sums, &of, None) += figure(client);
     }
-    has
+    sums
 }
-
-/// Each state of a client, with its name.
-const STATES: [(ClientState, &str); 10] = [
-    (ClientState::Parked, "parked"),
-    (ClientState::Waiting, "waiting"),
-    (ClientState::Blocked, "blocked"),
-    (ClientState::Next, "next"),
-    (ClientState::Restoring, "restoring"),
-    (ClientState::Running, "running"),
-    (ClientState::Draining, "draining"),
-    (ClientState::Idle, "idle"),
-    (ClientState::Free, "free"),
-    (ClientState::Left, "left"),
-];
 
 impl Shown {
     pub(super) fn new(counters: Arc<Counters>) -> Self {
@@ -135,70 +74,59 @@ impl Shown {
     }
 }
 
-/// Writes one metric with a value for each set of labels.
+/// Writes one metric with a figure for each set of labels.
 fn family<S: EncodeLabelSet, V: EncodeMetric + TypedMetric>(
     encoder: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    kind: MetricType,
-    values: impl IntoIterator<Item = (S, V)>,
+    metric: &Metric,
+    figures: impl IntoIterator<Item = (S, V)>,
 ) -> fmt::Result {
-    let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
-    values.into_iter().try_for_each(|(labels, value)| value.encode(metric.encode_family(&labels)?))
+    let mut family = encoder.encode_descriptor(metric.name, metric.help, None, metric.source.kind())?;
+    figures.into_iter().try_for_each(|(labels, figure)| figure.encode(family.encode_family(&labels)?))
 }
 
 impl Collector for Shown {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let snapshot = lock(&self.next);
-        let Some(snapshot) = snapshot.as_ref() else { return Ok(()) };
+        let now = lock(&self.next);
+        let Some(now) = now.as_ref() else { return Ok(()) };
         let encoder = &mut encoder;
-        let about = &snapshot.scheduler;
-        let gauge = MetricType::Gauge;
-        let version = [("version", about.version.as_str())];
-        family(encoder, "build_info", "The scheduler's version", gauge, [(version, ConstGauge::new(1))])?;
-        let none: [(&str, &str); 0] = [];
-        let uptime = ConstGauge::new(about.uptime_s);
-        family(encoder, "uptime_seconds", "Time since the scheduler started", gauge, [(none, uptime)])?;
-        let on = ConstGauge::new(u64::from(about.scheduling));
-        family(
-            encoder,
-            "scheduling_enabled",
-            "1: scheduling is on; 0: it is off, and every client runs",
-            gauge,
-            [(none, on)],
-        )?;
-        if let Some(host) = about.host_memory {
-            for (name, help, bytes) in [
-                ("host_memory_budget_bytes", "Bytes of the host that clients may have together", host.budget),
-                ("host_memory_used_bytes", "Bytes of the host that clients have", host.used),
-            ] {
-                family(encoder, name, help, gauge, [(none, ConstGauge::new(bytes))])?;
+        let tenants = tenants(&now.clients, &self.counters);
+        for metric in METRICS {
+            match metric.source {
+                Source::OfScheduler(figure) => {
+                    if let Some(figure) = figure(&now.scheduler) {
+                        let none: [(&str, &str); 0] = [];
+                        family(encoder, metric, [(none, ConstGauge::new(figure))])?;
+                    }
+                }
+                Source::Rows(labels, rows) => {
+                    let labelled = |values: Vec<String>| Vec::from_iter(labels.iter().copied().zip(values));
+                    let rows = rows(now).into_iter();
+                    let figures = rows.map(|(values, figure)| (labelled(values), ConstGauge::new(figure)));
+                    family(encoder, metric, figures)?;
+                }
+                Source::OfGpu(figure) => {
+                    let of = |gpu: &GpuStatus| (OfGpu::new(gpu.gpu), ConstGauge::new(figure(gpu)));
+                    family(encoder, metric, now.gpus.iter().map(of))?;
+                }
+                Source::TotalOfGpu(figure) => {
+                    let of = |gpu: &GpuStatus| (OfGpu::new(gpu.gpu), ConstCounter::new(figure(gpu)));
+                    family(encoder, metric, now.gpus.iter().map(of))?;
+                }
+                Source::OfTenant(figure) => {
+                    let figures =
+                        tenants.iter().map(|(of, tenant)| (of.clone(), ConstGauge::new(figure(tenant))));
+                    family(encoder, metric, figures)?;
+                }
+                Source::SumOfTenant(is_there, figure) => {
+                    if is_there(&now.scheduler) {
+                        let sums = sums(&now.clients, &self.counters, figure).into_iter();
+                        family(encoder, metric, sums.map(|(of, sum)| (of, ConstGauge::new(sum))))?;
+                    }
+                }
+                // These are counted, and the registry has them.
+                Source::Event(_) | Source::Time(_) | Source::Said(_) | Source::Took(..) | Source::Loop(_) => {
+                }
             }
-            let has = host_memory(&snapshot.clients, &self.counters);
-            let help = "Bytes of the host that the tenant has from the scheduler";
-            let has = has.into_iter().map(|(of, bytes)| (of, ConstGauge::new(bytes)));
-            family(encoder, "tenant_host_memory_bytes", help, gauge, has)?;
-        }
-        let count = |state| snapshot.clients.iter().filter(|client| client.state == state).count() as u64;
-        let states = STATES.map(|(state, name)| ([("state", name)], ConstGauge::new(count(state))));
-        family(encoder, "clients", "Clients, by state", gauge, states)?;
-        let info = snapshot.gpus.iter().map(|gpu| {
-            let index = gpu.index.map(|index| index.to_string()).unwrap_or_default();
-            let name = gpu.name.clone().unwrap_or_default();
-            let labels = [("gpu_uuid", gpu.gpu.to_string()), ("index", index), ("name", name)];
-            (labels, ConstGauge::new(1))
-        });
-        family(encoder, "gpu_info", "The GPU's number and model", gauge, info)?;
-        for (name, help, value) in GPU_GAUGES {
-            let values = snapshot.gpus.iter().map(|gpu| (OfGpu::new(gpu.gpu), ConstGauge::new(value(gpu))));
-            family(encoder, name, help, gauge, values)?;
-        }
-        let turns = snapshot.gpus.iter().map(|gpu| (OfGpu::new(gpu.gpu), ConstCounter::new(gpu.turns)));
-        family(encoder, "gpu_turns", "Turns taken", MetricType::Counter, turns)?;
-        let tenants = tenants(&snapshot.clients, &self.counters);
-        for (name, help, value) in TENANT_GAUGES {
-            let values = tenants.iter().map(|(of, tenant)| (of.clone(), ConstGauge::new(value(tenant))));
-            family(encoder, name, help, gauge, values)?;
         }
         Ok(())
     }
@@ -206,7 +134,7 @@ impl Collector for Shown {
 
 #[cfg(test)]
 mod tests {
-    use nvshare_proto::{GpuUuid, ShareStatus, Usage};
+    use nvshare_proto::{GpuUuid, Usage};
     use prometheus_client::registry::Registry;
 
     use super::*;
@@ -215,24 +143,8 @@ mod tests {
         let mut gpu = GpuUuid([0; 16]);
         gpu.0[..4].copy_from_slice(&(number % 200).to_le_bytes());
         let usage = Usage { gpu, total: 9, limit: 0, allocated: 1, absent: 0, immovable: 0 };
-        ClientStatus {
-            share: ShareStatus::default(),
-            host_memory: 1,
-            client: number.into(),
-            pid: 1,
-            name: format!("name-{number}"),
-            process: None,
-            state: ClientState::Parked,
-            blocked_on: None,
-            stuck: false,
-            gone: false,
-            usage: vec![usage],
-            resident: 0,
-            overhead: 0,
-            held_ms: 0,
-            waited_ms: 0,
-            counters: nvshare_proto::Counters::default(),
-        }
+        let name = format!("name-{number}");
+        ClientStatus { host_memory: 1, name, usage: vec![usage], ..ClientStatus::parked(number.into()) }
     }
 
     /// No event has named them: they do nothing.
@@ -240,7 +152,8 @@ mod tests {
     fn clients_without_end_have_no_figures_without_end() {
         let counters = Counters::new(&mut Registry::default());
         let clients: Vec<ClientStatus> = (0..5000).map(client).collect();
-        let (on_gpus, on_all) = (tenants(&clients, &counters), host_memory(&clients, &counters));
+        let (on_gpus, on_all) =
+            (tenants(&clients, &counters), sums(&clients, &counters, |client| client.host_memory));
         assert!(on_gpus.len() < 1300 && on_all.len() < 1300, "{} {}", on_gpus.len(), on_all.len());
         assert_eq!(on_gpus.values().map(|tenant| tenant.allocated).sum::<u64>(), 5000);
         assert_eq!(on_all.values().sum::<u64>(), 5000);

@@ -1,0 +1,372 @@
+//! The table of all metrics. A metric is one row: its name, its help text, and where its figures come from; type and labels follow from
+//! that. The counters (`counted.rs`), the gauges (`shown.rs`) and the tables of `docs/metrics.md` are made from it, in its order.
+
+use std::time::Duration;
+
+use nvshare_proto::{ClientState, ClientStatus, Counters, EventKind, GpuStatus, SchedulerStatus};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+
+use super::Snapshot;
+use Source::{Event, Loop, OfGpu, OfScheduler, OfTenant, Rows, Said, SumOfTenant, Time, Took, TotalOfGpu};
+
+/// A metric.
+#[derive(Debug)]
+pub(super) struct Metric {
+    /// The name, without the `nvshare_` before it and the `_total` behind the name of a counter.
+    pub(super) name: &'static str,
+    /// The help text that readers get.
+    pub(super) help: &'static str,
+    /// The part that the page says behind the help text.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the page is written by a test"))]
+    pub(super) more: &'static str,
+    pub(super) source: Source,
+}
+
+/// Where a metric's figures come from.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// Counted for a tenant on a GPU, at each event; none: the event does not count.
+    Event(Amount),
+    /// Time of a tenant on a GPU, in seconds: the part of what has passed that counts.
+    Time(Part),
+    /// Counted for a tenant, from what its clients' libraries say of themselves.
+    Said(Own),
+    /// How long something on a GPU took, in seconds, and the buckets; none: the event tells of no such time.
+    Took(Buckets, Length),
+    /// How long the core's task takes for one event, in seconds.
+    Loop(Buckets),
+    /// A figure of the scheduler; none: there is no such thing.
+    OfScheduler(fn(&SchedulerStatus) -> Option<u64>),
+    /// Rows with labels of their own: the labels' names, and for each row their values and the figure.
+    Rows(&'static [&'static str], fn(&Snapshot) -> Vec<Row>),
+    /// A figure of a GPU.
+    OfGpu(fn(&GpuStatus) -> f64),
+    /// A figure of a GPU that never falls.
+    TotalOfGpu(fn(&GpuStatus) -> u64),
+    /// A figure of a tenant on a GPU.
+    OfTenant(fn(&TenantNow) -> u64),
+    /// The sum over a tenant's clients, on whatever GPU; and whether there is such a thing.
+    SumOfTenant(fn(&SchedulerStatus) -> bool, fn(&ClientStatus) -> u64),
+}
+
+/// The amount that an event adds to a counter.
+pub(super) type Amount = fn(&Moment) -> Option<u64>;
+/// The part of the time that has passed, in seconds.
+pub(super) type Part = fn(&Passed) -> f64;
+/// One of a library's own counters.
+pub(super) type Own = fn(&Counters) -> u64;
+/// The length of something that an event ends, in seconds.
+pub(super) type Length = fn(&Moment) -> Option<f64>;
+
+/// The values of the labels, and the figure.
+pub(super) type Row = (Vec<String>, u64);
+
+/// What an event says of a client on one of its GPUs; times in seconds.
+#[derive(Debug)]
+pub(super) struct Moment {
+    pub(super) kind: EventKind,
+    pub(super) bytes: u64,
+    /// The time that the event tells.
+    pub(super) took: Option<f64>,
+    /// For how long the client had waited, at the event that opens its gate.
+    pub(super) waited: Option<f64>,
+    /// For how long the client had held the GPU, at the event that ends it.
+    pub(super) held: Option<f64>,
+    /// For how long the GPU had been free while the client waited, at the event that opens its gate.
+    pub(super) free: Option<f64>,
+}
+
+/// What has passed for a client since it was counted last, in seconds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Passed {
+    pub(super) held: f64,
+    pub(super) waited: f64,
+}
+
+/// A tenant on a GPU at the moment.
+#[derive(Debug, Default)]
+pub(super) struct TenantNow {
+    pub(super) clients: u64,
+    pub(super) holding: u64,
+    pub(super) waiting: u64,
+    pub(super) stuck: u64,
+    pub(super) allocated: u64,
+    pub(super) resident: u64,
+    pub(super) limit: u64,
+}
+
+/// The buckets of a histogram: the end of the first, how much each is wider than the one before, and how many there are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Buckets(Duration, f64, u16);
+
+impl Buckets {
+    pub(super) fn histogram(self) -> Histogram {
+        let Self(first, factor, count) = self;
+        Histogram::new(exponential_buckets(first.as_secs_f64(), factor, count))
+    }
+}
+
+/// From a millisecond to half a minute.
+const MOVES: Buckets = Buckets(Duration::from_millis(1), 2.0, 16);
+/// From a millisecond to hours.
+const TURNS: Buckets = Buckets(Duration::from_millis(1), 4.0, 13);
+/// From a microsecond to seconds.
+const EVENTS: Buckets = Buckets(Duration::from_micros(1), 4.0, 12);
+
+/// The labels of a GPU.
+#[cfg(test)]
+const GPU: &[&str] = &["gpu_uuid"];
+/// The labels of a tenant on a GPU. A tenant as a whole has no GPU.
+#[cfg(test)]
+const TENANT: &[&str] = &["gpu_uuid", "user", "pod_uid", "container_id", "job", "program"];
+
+impl Source {
+    /// The type that readers are told.
+    pub(super) fn kind(&self) -> MetricType {
+        match self {
+            Self::Event(_) | Self::Time(_) | Self::Said(_) | Self::TotalOfGpu(_) => MetricType::Counter,
+            Self::Took(..) | Self::Loop(_) => MetricType::Histogram,
+            Self::OfScheduler(_)
+            | Self::Rows(..)
+            | Self::OfGpu(_)
+            | Self::OfTenant(_)
+            | Self::SumOfTenant(..) => MetricType::Gauge,
+        }
+    }
+
+    /// The labels of its figures.
+    #[cfg(test)]
+    pub(super) fn labels(&self) -> &'static [&'static str] {
+        match self {
+            Self::Loop(_) | Self::OfScheduler(_) => &[],
+            Self::Rows(labels, _) => labels,
+            Self::Took(..) | Self::OfGpu(_) | Self::TotalOfGpu(_) => GPU,
+            Self::Event(_) | Self::Time(_) | Self::OfTenant(_) => TENANT,
+            Self::Said(_) | Self::SumOfTenant(..) => &TENANT[1..],
+        }
+    }
+}
+
+/// Shortens the rows: name, help, what the page says more, and source.
+const fn metric(name: &'static str, help: &'static str, more: &'static str, source: Source) -> Metric {
+    Metric { name, help, more, source }
+}
+
+/// See the module's documentation.
+pub(super) const METRICS: &[Metric] = &[
+    metric(
+        "gpu_held_seconds",
+        "Time that the tenant held the GPU: from open gate to drained",
+        "; clients that hold it together all count",
+        Time(|passed| passed.held),
+    ),
+    metric("gpu_waited_seconds", "Time that the tenant waited for the GPU", "", Time(|passed| passed.waited)),
+    metric(
+        "gpu_grants",
+        "Grants of the GPU's lock",
+        "",
+        Event(|moment| (moment.kind == EventKind::Granted).then_some(1)),
+    ),
+    metric(
+        "gpu_evicted_bytes",
+        "Room that evictions gave back",
+        ", copied or not",
+        Event(|moment| (moment.kind == EventKind::Evicted).then_some(moment.bytes)),
+    ),
+    metric(
+        "gpu_restored_bytes",
+        "Memory that came back to the GPU",
+        ", copied or not",
+        Event(|moment| (moment.kind == EventKind::Restored).then_some(moment.bytes)),
+    ),
+    metric(
+        "tenant_copied_out_bytes",
+        "Memory that was copied when it left, on all GPUs: not zeros, nor what the host has a copy of",
+        "; a part of the evicted memory",
+        Said(|counters| counters.copied_out),
+    ),
+    metric(
+        "tenant_copied_in_bytes",
+        "Memory that was copied when it came back, on all GPUs: not zeros",
+        "; a part of the restored memory",
+        Said(|counters| counters.copied_in),
+    ),
+    metric(
+        "gpu_refused_allocations",
+        "Allocations for which no room could be made",
+        "",
+        Event(|moment| (moment.kind == EventKind::Refused).then_some(1)),
+    ),
+    metric(
+        "gpu_deferrals",
+        "Drains that were given up",
+        "",
+        Event(|moment| (moment.kind == EventKind::Deferred).then_some(1)),
+    ),
+    metric("gpu_wait_seconds", "From REQ_LOCK to the open gate", "", Took(TURNS, |moment| moment.waited)),
+    metric("gpu_hold_seconds", "From the open gate to drained", "", Took(TURNS, |moment| moment.held)),
+    metric(
+        "gpu_drain_seconds",
+        "From DROP_LOCK to drained",
+        "",
+        Took(MOVES, |moment| moment.took.filter(|_| moment.kind == EventKind::Released)),
+    ),
+    metric(
+        "gpu_hand_over_seconds",
+        "From drained to the open gate of a client that waited",
+        ": the GPU computes nothing",
+        Took(MOVES, |moment| moment.free),
+    ),
+    metric(
+        "gpu_evict_seconds",
+        "From EVICT to EVICTED",
+        "",
+        Took(MOVES, |moment| moment.took.filter(|_| moment.kind == EventKind::Evicted && moment.bytes > 0)),
+    ),
+    metric(
+        "gpu_restore_seconds",
+        "From LOCK_OK, or the first room before it, to the open gate, where memory came back",
+        "; the first room comes before LOCK_OK in an exchange",
+        Took(MOVES, |moment| moment.took.filter(|_| moment.kind == EventKind::Restored)),
+    ),
+    metric("scheduler_loop_seconds", "Time of the scheduler's core for one event", "", Loop(EVENTS)),
+    metric(
+        "build_info",
+        "The scheduler's version",
+        "; the figure is 1",
+        Rows(&["version"], |snapshot| vec![(vec![snapshot.scheduler.version.clone()], 1)]),
+    ),
+    metric(
+        "uptime_seconds",
+        "Time since the scheduler started",
+        "",
+        OfScheduler(|scheduler| Some(scheduler.uptime_s)),
+    ),
+    metric(
+        "scheduling_enabled",
+        "1: scheduling is on; 0: it is off, and every client runs",
+        "",
+        OfScheduler(|scheduler| Some(u64::from(scheduler.scheduling))),
+    ),
+    metric(
+        "host_memory_budget_bytes",
+        "Bytes of the host that clients may have together",
+        " (`--host-memory`); absent without it, as the next one",
+        OfScheduler(|scheduler| Some(scheduler.host_memory?.budget)),
+    ),
+    metric(
+        "host_memory_used_bytes",
+        "Bytes of the host that clients have",
+        ", and that are not free yet; not what is made ahead",
+        OfScheduler(|scheduler| Some(scheduler.host_memory?.used)),
+    ),
+    metric(
+        "tenant_host_memory_bytes",
+        "Bytes of the host that the tenant has from the scheduler",
+        ", for all GPUs together; absent without `--host-memory`",
+        SumOfTenant(|scheduler| scheduler.host_memory.is_some(), |client| client.host_memory),
+    ),
+    metric("clients", "Clients, by state", " ([status.md](status.md))", Rows(&["state"], clients_by_state)),
+    metric(
+        "gpu_info",
+        "The GPU's number and model",
+        "; the figure is 1",
+        Rows(&["gpu_uuid", "index", "name"], numbers_and_models),
+    ),
+    metric(
+        "gpu_capacity_bytes",
+        "Bytes that clients may fill together",
+        "",
+        OfGpu(|gpu| gpu.capacity as f64),
+    ),
+    metric("gpu_allocated_bytes", "Bytes that clients have allocated", "", OfGpu(|gpu| gpu.allocated as f64)),
+    metric(
+        "gpu_resident_bytes",
+        "Bytes charged as being on the GPU, unused room included",
+        "",
+        OfGpu(|gpu| gpu.resident as f64),
+    ),
+    metric(
+        "gpu_overhead_bytes",
+        "Bytes of clients' contexts and modules, beside the resident ones",
+        "",
+        OfGpu(|gpu| gpu.overhead as f64),
+    ),
+    metric(
+        "gpu_quantum_seconds",
+        "How long a turn lasts while somebody waits",
+        "",
+        OfGpu(|gpu| gpu.quantum_ms as f64 / 1e3),
+    ),
+    metric("gpu_holders", "Clients that hold the GPU's lock", "", OfGpu(|gpu| gpu.holders.len() as f64)),
+    metric("gpu_waiters", "Clients that wait for the GPU's lock", "", OfGpu(|gpu| gpu.waiters.len() as f64)),
+    metric(
+        "gpu_turns_by_measure",
+        "1: clients that fit take turns, as they get more done so",
+        "",
+        OfGpu(|gpu| f64::from(u8::from(gpu.by_measure))),
+    ),
+    metric(
+        "gpu_side_by_side_ratio",
+        "What clients get done side by side, of what they get done by turns; 0: not measured",
+        "",
+        OfGpu(|gpu| f64::from(gpu.side_by_side) / 1e3),
+    ),
+    metric("gpu_turns", "Turns taken", "", TotalOfGpu(|gpu| gpu.turns)),
+    metric("tenant_clients", "Clients of the tenant that use the GPU", "", OfTenant(|tenant| tenant.clients)),
+    metric(
+        "tenant_holding",
+        "Clients of the tenant that hold the GPU's lock",
+        "",
+        OfTenant(|tenant| tenant.holding),
+    ),
+    metric(
+        "tenant_waiting",
+        "Clients of the tenant that wait for the GPU's lock",
+        "",
+        OfTenant(|tenant| tenant.waiting),
+    ),
+    metric("tenant_stuck", "Clients of the tenant that do not answer", "", OfTenant(|tenant| tenant.stuck)),
+    metric(
+        "tenant_allocated_bytes",
+        "Bytes that the tenant has allocated",
+        "",
+        OfTenant(|tenant| tenant.allocated),
+    ),
+    metric(
+        "tenant_resident_bytes",
+        "Bytes of the tenant that are charged as being on the GPU",
+        "",
+        OfTenant(|tenant| tenant.resident),
+    ),
+    metric("tenant_limit_bytes", "The tenant's memory limit; 0: none", "", OfTenant(|tenant| tenant.limit)),
+];
+
+/// Each state of a client, with its name.
+const STATES: [(ClientState, &str); 10] = [
+    (ClientState::Parked, "parked"),
+    (ClientState::Waiting, "waiting"),
+    (ClientState::Blocked, "blocked"),
+    (ClientState::Next, "next"),
+    (ClientState::Restoring, "restoring"),
+    (ClientState::Running, "running"),
+    (ClientState::Draining, "draining"),
+    (ClientState::Idle, "idle"),
+    (ClientState::Free, "free"),
+    (ClientState::Left, "left"),
+];
+
+fn clients_by_state(snapshot: &Snapshot) -> Vec<Row> {
+    let count = |state| snapshot.clients.iter().filter(|client| client.state == state).count() as u64;
+    STATES.iter().map(|&(state, name)| (vec![name.to_owned()], count(state))).collect()
+}
+
+fn numbers_and_models(snapshot: &Snapshot) -> Vec<Row> {
+    let row = |gpu: &GpuStatus| {
+        let index = gpu.index.map(|index| index.to_string()).unwrap_or_default();
+        let name = gpu.name.clone().unwrap_or_default();
+        (vec![gpu.gpu.to_string(), index, name], 1)
+    };
+    snapshot.gpus.iter().map(row).collect()
+}
