@@ -16,7 +16,7 @@ const PART_OF_SEATS: usize = 16;
 /// Most seats, even if the system allows more.
 pub(crate) const MOST_SEATS: usize = 4096;
 
-/// What the process has descriptors for.
+/// The uses of the process's descriptors that grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Most {
     /// Most clients.

@@ -25,10 +25,10 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, fmt, reload};
 
-/// By then clients of an earlier scheduler have found this one.
+/// The time in which clients of an earlier scheduler find this one.
 const SETTLE: Duration = RECONNECT_EVERY.saturating_add(Duration::from_millis(300));
 
-/// How long the scheduler's thread has to end everything when it is told to, and how long a line about that it has not is written.
+/// The time that the scheduler's thread has to end everything when it is told to; and the time for a line that says that it has not.
 const TIME_TO_END: Duration = Duration::from_millis(800);
 const LAST_WORD: Duration = Duration::from_millis(50);
 
@@ -38,7 +38,7 @@ const LAST_LINES: Duration = Duration::from_millis(500);
 type Error = Box<dyn std::error::Error>;
 type LevelHandle = reload::Handle<LevelFilter, Registry>;
 
-/// So many tasks run before sockets are looked at again: a client's message is seen soon, however many connections have
+/// The number of tasks that run before sockets are looked at again: a client's message is seen soon, however many connections have
 /// something to say.
 const LOOK_AT_SOCKETS_EVERY: u32 = 8;
 

@@ -20,7 +20,7 @@ use crate::connection::{self, Bounds, Shared};
 use crate::core_task::{Command, CoreTask};
 use crate::descriptors;
 use crate::events::{Journal, Recorder};
-use crate::gpus::Watch;
+use crate::gpus::NvmlThread;
 use crate::host_memory::{Budget, HostMemory};
 use crate::log;
 use crate::metrics::{self, Address, Counted, Counters};
@@ -28,11 +28,11 @@ use crate::seats::Inside;
 pub use crate::setup::Setup;
 use crate::sockets::{self, Sockets};
 
-/// Commands that wait for the core's task: what one connection says waits for so many of others at most, and for one of each
+/// Commands that wait for the core's task. A connection's command waits for this many of others at most, and for one of each
 /// connection that waits for a place among them.
 const COMMANDS: usize = 32;
-/// How many connections of clients are accepted. A process that connects without end waits in the kernel, where it takes no time from
-/// others.
+/// The rate at which clients' connections are accepted. A process that connects without end waits in the kernel, where it takes no time
+/// from others.
 const CONNECTIONS: Rate = Rate { burst: 4000, each_second: 4000 };
 /// How often the scheduler looks whether its sockets' files are there.
 const LOOK_AFTER_SOCKETS: Duration = Duration::from_secs(1);
@@ -59,7 +59,7 @@ pub async fn run(
 ) -> Result<(), Stopped> {
     let (commands, received) = mpsc::channel(COMMANDS);
     let answers = commands.clone();
-    let nvml = Watch::start(move |gpu, seen| {
+    let nvml = NvmlThread::start(move |gpu, seen| {
         let _ = answers.blocking_send(Command::Looked { gpu, seen });
     });
     let (_, none) = mpsc::channel(1);

@@ -1,4 +1,4 @@
-//! What a scheduler is started with.
+//! The parts that a scheduler is started with.
 
 use nvshare_core::Config;
 use tokio::sync::mpsc;

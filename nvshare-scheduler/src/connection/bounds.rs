@@ -86,9 +86,7 @@ impl Place {
         let mut taken = lock(&self.bounds.taken);
         taken.get_mut(&self.whom).map_or(Ok(()), |own| own.questions.take(now))
     }
-}
 
-impl Place {
     /// Whether a process may name these GPUs: processes of one user or container may not name more than the machine can have.
     pub(crate) fn names(&self, named: impl Iterator<Item = GpuUuid>) -> bool {
         let mut taken = lock(&self.bounds.taken);

@@ -15,7 +15,7 @@ use tracing::warn;
 use super::Shared;
 use super::bounds::Place;
 use crate::bucket::{Bucket, Rate};
-use crate::core_task::Command;
+use crate::core_task::{Command, Newcomer};
 use crate::host_memory::{Account, Lot, News, Owner};
 use crate::identity::processes::{self, Image};
 use crate::identity::{Caller, Row, Tenant, Tenants};
@@ -24,7 +24,7 @@ use crate::sockets::frames::{self, Stream, WRITE_PATIENCE, refuse};
 
 /// Frames that wait for a client that does not read, before it is cut off.
 const BACKLOG: usize = 256;
-/// How long a client that comes back may send long frames.
+/// The time in which a client that comes back may send long frames.
 const LISTS_FOR: Duration = Duration::from_secs(10);
 /// Longest time, for each frame and altogether, for which the socket of a process that is gone is read.
 const LAST_WORDS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
@@ -95,7 +95,7 @@ pub(super) async fn serve(
     // The runs of a gang are one job; a container, or a seat, is one job with all its processes.
     let own = tenant.as_ref().filter(|tenant| gang.is_none() || tenant.is_container());
     let identity = Identity { tenant: own.map(Tenant::number), gang, ..caller.peer.identity };
-    let (frames, outgoing) = mpsc::channel(BACKLOG);
+    let (to_client, outgoing) = mpsc::channel(BACKLOG);
     register.name = shown(&register.name);
     if register.usage.len() > MOST_GPUS_EACH {
         let reason = format!("{} GPUs in one registration; at most {MOST_GPUS_EACH}", register.usage.len());
@@ -120,9 +120,8 @@ pub(super) async fn serve(
     let bucket = Bucket::new(FRAMES, Instant::now());
     let mut client = Client { id, framed, caller, place, shared, outgoing, host, bucket, pause: None };
     register.usage.iter().for_each(|usage| client.uses(usage));
-    let register = Box::new(register);
-    let registers = Command::Register { client: id, identity, process, seat, register, frames };
-    if shared.commands.send(registers).await.is_err() {
+    let newcomer = Newcomer { client: id, identity, process, seat, register, outgoing: to_client };
+    if shared.commands.send(Command::Register(Box::new(newcomer))).await.is_err() {
         return;
     }
     let end = client.run(lists_for).await;
@@ -142,7 +141,7 @@ pub(super) async fn serve(
 }
 
 impl Client<'_> {
-    /// Serves the connection to its end. A client that was here before may list memory of the host that it has, for so long.
+    /// Serves the connection to its end. A client that was here before may list its memory of the host for `lists_for`.
     async fn run(&mut self, lists_for: Duration) -> End {
         let mut lists = std::pin::pin!(sleep(lists_for));
         let mut listed = false;
@@ -211,7 +210,7 @@ impl Client<'_> {
         let reply = Reply::Client(SchedulerMessage::HostMemory { offered, segments });
         let descriptors: Vec<_> = lot.iter().map(|(_, descriptor)| descriptor.as_fd()).collect();
         let sent = async {
-            // What waits before it goes first.
+            // Frames that wait go first.
             SinkExt::<Reply>::flush(&mut self.framed).await.map_err(|_| ())?;
             frames::tell_with(&self.framed, &reply, &descriptors).await.map_err(|_| ())
         };
@@ -309,7 +308,7 @@ fn refusal(
         .or_else(|| place.is_some_and(|place| !place.names(gpus)).then(|| TOO_MANY_GPUS.to_owned()))
 }
 
-/// What a client is told next about memory of the host; nothing, if the scheduler has none.
+/// The next news for a client about memory of the host; there is none, ever, if the scheduler hands out none.
 async fn news_of(host: &mut Option<Account>) -> News {
     match host {
         Some(host) => host.next().await,

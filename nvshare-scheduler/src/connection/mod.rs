@@ -93,13 +93,14 @@ impl Shared {
     }
 }
 
-/// Waits until a process runs another program than this; for ever where nobody can tell. What the earlier program had on GPUs went with it.
+/// Waits until a process runs another program than this; for ever where nobody can tell. The earlier program's memory on GPUs went with
+/// it.
 async fn runs_another(peer: &Peer, image: Option<Image>) {
     let Some((pid, before)) = peer.identity.pid.zip(image) else { return std::future::pending().await };
     let mut last = None;
     loop {
         sleep(LOOK_AT_IMAGES).await;
-        // What cannot be seen now is no sign. One look before, the driver may still have been freeing the memory.
+        // A program that cannot be seen now is no sign. At the look before, the driver may still have been freeing the memory.
         let now = peer.read(|| Image::of(pid)).flatten().filter(|&now| now != before);
         if now.is_some() && now == last {
             return;

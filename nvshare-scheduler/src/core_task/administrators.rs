@@ -19,7 +19,7 @@ impl CoreTask {
         answer: oneshot::Sender<Vec<Reply>>,
         now: Time,
     ) {
-        // What is in force now, and the change that is still to be kept.
+        // The text about what is in force now, and the change that is still to be kept.
         let outcome = match request {
             AdminRequest::Status => return self.wait_for_counters(None, answer),
             AdminRequest::SetQuantum { gpu, quantum } => {

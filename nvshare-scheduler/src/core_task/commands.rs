@@ -8,19 +8,24 @@ use crate::gpus::Seen;
 use crate::identity::{Described, Viewer};
 use crate::metrics::Question;
 
+/// A process that registers.
+#[derive(Debug)]
+pub(crate) struct Newcomer {
+    pub(crate) client: ClientId,
+    pub(crate) identity: Identity,
+    pub(crate) process: Option<Described>,
+    /// The seat at whose socket it is.
+    pub(crate) seat: Option<SeatName>,
+    pub(crate) register: Register,
+    /// Where messages to it go.
+    pub(crate) outgoing: mpsc::Sender<SchedulerMessage>,
+}
+
 /// A message of a connection, or of another task, to the core's task.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// A process registers; messages for it go to `frames`.
-    Register {
-        client: ClientId,
-        identity: Identity,
-        process: Option<Described>,
-        /// The seat at whose socket it is.
-        seat: Option<SeatName>,
-        register: Box<Register>,
-        frames: mpsc::Sender<SchedulerMessage>,
-    },
+    /// A process registers.
+    Register(Box<Newcomer>),
     /// A registered process sends a message.
     Message { client: ClientId, message: ClientMessage },
     /// A look at a registered process found its command.
@@ -37,7 +42,7 @@ pub(crate) enum Command {
     Admin { request: AdminRequest, answer: oneshot::Sender<Vec<Reply>> },
     /// A process asks for the status on the clients' socket.
     Look { viewer: Viewer, answer: oneshot::Sender<Vec<Reply>> },
-    /// What a seat sets has changed, or there is no such seat any more.
+    /// The limits of a seat have changed, or there is no such seat any more.
     SeatChanged(SeatName),
     /// A reader of metrics asks.
     Ask(Question),

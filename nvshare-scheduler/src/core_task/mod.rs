@@ -15,10 +15,10 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
-pub(crate) use commands::Command;
+pub(crate) use commands::{Command, Newcomer};
 
 use crate::events::Recorder;
-use crate::gpus::{self, Seen, Watch};
+use crate::gpus::{self, NvmlThread, Seen};
 use crate::host_memory::{Foresight, HostMemory};
 use crate::identity::{Described, Tenant, processes};
 use crate::metrics::Question;
@@ -44,28 +44,33 @@ enum Woken {
 /// Owns the core.
 pub(crate) struct CoreTask {
     core: Core,
-    /// For looks that take a while, to say what they found.
+    /// Where looks that take a while say what they found.
     commands: mpsc::Sender<Command>,
-    nvml: Watch,
+    nvml: NvmlThread,
     /// Memory on each GPU that belongs to no process, as NVML last saw it.
-    nobodys: BTreeMap<GpuUuid, u64>,
+    unowned: BTreeMap<GpuUuid, u64>,
     /// The configuration as it was read; settings made at run time come before it.
     config: Config,
     store: Store,
+    /// The machine's GPUs.
     listing: gpus::Listing,
     started: Instant,
-    frames: BTreeMap<ClientId, mpsc::Sender<SchedulerMessage>>,
+    /// Where messages to each client go.
+    outgoing: BTreeMap<ClientId, mpsc::Sender<SchedulerMessage>>,
+    /// The kernel's numbers of clients' processes.
     pids: BTreeMap<ClientId, u32>,
     /// The last look for processes that are stopped.
-    stops: Option<JoinHandle<()>>,
+    look_at_stopped: Option<JoinHandle<()>>,
     /// The kernel's descriptions of clients' processes when they registered.
     processes: BTreeMap<ClientId, Described>,
     seats: Seats,
     /// The seats of clients that came to the socket of one.
     seated: BTreeMap<ClientId, SeatName>,
     /// How clients get device memory.
-    kinds: BTreeMap<ClientId, MemoryMode>,
-    gpus: BTreeSet<GpuUuid>,
+    memory_modes: BTreeMap<ClientId, MemoryMode>,
+    /// The GPUs that clients used when NVML was last asked.
+    gpus_in_use: BTreeSet<GpuUuid>,
+    /// Requests for the status that are not answered yet.
     waiting: Vec<Waiting>,
     /// When clients were last asked for their counters.
     asked_counters: Option<Instant>,
@@ -77,7 +82,7 @@ pub(crate) struct CoreTask {
 impl CoreTask {
     pub(crate) fn new(
         setup: Setup,
-        nvml: Watch,
+        nvml: NvmlThread,
         recorder: Recorder,
         host: Option<HostMemory>,
         commands: mpsc::Sender<Command>,
@@ -92,7 +97,7 @@ impl CoreTask {
             core,
             commands,
             nvml,
-            nobodys: BTreeMap::new(),
+            unowned: BTreeMap::new(),
             config: setup.config,
             store: setup.store,
             listing: gpus::Listing::new(setup.descriptions.gpus),
@@ -100,11 +105,11 @@ impl CoreTask {
             processes: BTreeMap::new(),
             seats: setup.seats.seats,
             seated: BTreeMap::new(),
-            kinds: BTreeMap::new(),
-            frames: BTreeMap::new(),
+            memory_modes: BTreeMap::new(),
+            outgoing: BTreeMap::new(),
             pids: BTreeMap::new(),
-            stops: None,
-            gpus: BTreeSet::new(),
+            look_at_stopped: None,
+            gpus_in_use: BTreeSet::new(),
             waiting: Vec::new(),
             asked_counters: None,
             recorder,
@@ -167,26 +172,9 @@ impl CoreTask {
     fn obey(&mut self, command: Command) {
         let now = self.now();
         match command {
-            Command::Register { client, identity, process, seat, mut register, frames } => {
-                self.frames.insert(client, frames);
-                let pid = identity.pid.unwrap_or(register.pid);
-                let info = process.as_ref().map(|process| &process.info);
-                self.recorder.expect(client, pid, &register.name, info);
-                self.processes.extend(process.map(|process| (client, process)));
-                // Only the kernel's number counts, not the client's own: with that, it could name another process's
-                // memory as its own.
-                self.pids.extend(identity.pid.map(|pid| (client, pid)));
-                self.kinds.insert(client, register.memory);
-                if let Some(name) = seat {
-                    self.seated.insert(client, name);
-                    seats::keep_own_wishes(&mut register.asked, &self.seats.given(name));
-                    self.bound(name, now);
-                }
-                self.core.handle(Event::Registered { client, identity, register: *register }, now);
-                self.look_at_new_gpus();
-            }
+            Command::Register(newcomer) => self.register(*newcomer, now),
             Command::Message { client, message } => {
-                if !self.frames.contains_key(&client) {
+                if !self.outgoing.contains_key(&client) {
                     return;
                 }
                 if let ClientMessage::Counters(counters) = &message {
@@ -210,7 +198,7 @@ impl CoreTask {
             Command::Looked { gpu, seen } => {
                 self.nvml.answered(gpu);
                 if let Some(seen) = seen {
-                    self.nobodys.insert(gpu, seen.nobodys);
+                    self.unowned.insert(gpu, seen.unowned);
                     let measured = self.attribute(gpu, seen);
                     self.core.handle(Event::Measured(measured), now);
                 }
@@ -221,7 +209,7 @@ impl CoreTask {
                 }
             }
             Command::Disconnected { client, process_remains } => {
-                self.frames.remove(&client);
+                self.outgoing.remove(&client);
                 if !process_remains {
                     self.pids.remove(&client);
                 }
@@ -248,7 +236,27 @@ impl CoreTask {
         }
     }
 
-    /// What a seat sets is in force for its tenant from now on.
+    fn register(&mut self, newcomer: Newcomer, now: Time) {
+        let Newcomer { client, identity, process, seat, mut register, outgoing } = newcomer;
+        self.outgoing.insert(client, outgoing);
+        let pid = identity.pid.unwrap_or(register.pid);
+        let info = process.as_ref().map(|process| &process.info);
+        self.recorder.expect(client, pid, &register.name, info);
+        self.processes.extend(process.map(|process| (client, process)));
+        // Only the kernel's number counts, not the client's own: with that, it could name another process's
+        // memory as its own.
+        self.pids.extend(identity.pid.map(|pid| (client, pid)));
+        self.memory_modes.insert(client, register.memory);
+        if let Some(name) = seat {
+            self.seated.insert(client, name);
+            seats::keep_own_wishes(&mut register.asked, &self.seats.given(name));
+            self.bound(name, now);
+        }
+        self.core.handle(Event::Registered { client, identity, register }, now);
+        self.look_at_new_gpus();
+    }
+
+    /// The limits of a seat are in force for its tenant from now on.
     fn bound(&mut self, name: SeatName, now: Time) {
         self.core.bound_tenant(Tenant::Seat(name).number(), self.seats.given(name), now);
     }
@@ -259,7 +267,7 @@ impl CoreTask {
         let shown: BTreeSet<ClientId> = rows.iter().map(|row| row.client).collect();
         self.processes.retain(|id, _| shown.contains(id));
         self.seated.retain(|id, _| shown.contains(id));
-        self.kinds.retain(|id, _| shown.contains(id));
+        self.memory_modes.retain(|id, _| shown.contains(id));
     }
 
     /// Answers a reader of metrics.
@@ -293,35 +301,35 @@ impl CoreTask {
 
     fn send(&mut self, client: ClientId, message: SchedulerMessage) {
         log_grant(client, &message);
-        let Some(frames) = self.frames.get(&client) else { return };
-        if frames.try_send(message).is_err() {
+        let Some(outgoing) = self.outgoing.get(&client) else { return };
+        if outgoing.try_send(message).is_err() {
             warn!("client {client} does not read; it is cut off");
             // The connection's task ends with its channel, and reports that the client is gone.
-            self.frames.remove(&client);
+            self.outgoing.remove(&client);
         }
     }
 
     /// Asks NVML about GPUs that clients have begun to use.
     fn look_at_new_gpus(&mut self) {
         let in_use = self.core.gpus_in_use();
-        for &gpu in in_use.difference(&self.gpus) {
+        for &gpu in in_use.difference(&self.gpus_in_use) {
             if self.config.fixed_memory(gpu).is_none() {
                 self.nvml.ask(gpu);
             }
         }
-        self.gpus = in_use;
+        self.gpus_in_use = in_use;
     }
 
     /// Looks for processes that are stopped, where others may wait for them.
     fn look_for_stopped(&mut self) {
-        if self.stops.as_ref().is_some_and(|look| !look.is_finished()) {
+        if self.look_at_stopped.as_ref().is_some_and(|look| !look.is_finished()) {
             return;
         }
         let clients = self.core.suspects().into_iter();
         let of: Vec<(ClientId, u32)> =
             clients.filter_map(|client| Some((client, *self.pids.get(&client)?))).collect();
         let commands = self.commands.clone();
-        self.stops = (!of.is_empty()).then(|| {
+        self.look_at_stopped = (!of.is_empty()).then(|| {
             spawn_blocking(move || {
                 let _ = commands.blocking_send(Command::Stopped(processes::stopped(of).collect()));
             })
@@ -329,7 +337,7 @@ impl CoreTask {
     }
 
     fn look_around(&mut self) {
-        self.gpus.clear();
+        self.gpus_in_use.clear();
         self.look_at_new_gpus();
     }
 

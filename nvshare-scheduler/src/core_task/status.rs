@@ -15,9 +15,9 @@ use crate::host_memory::HostMemory;
 use crate::identity::Viewer;
 use crate::metrics::Snapshot;
 
-/// How long `status` waits for clients' counters.
+/// The longest time that `status` waits for clients' counters.
 const COUNTERS_PATIENCE: Duration = Duration::from_millis(100);
-/// Clients are asked for their counters at most so often for the status on the clients' socket.
+/// The time between two questions to clients for their counters, where the status is asked for on the clients' socket.
 const COUNTERS_FRESH: Duration = Duration::from_millis(500);
 
 /// A request for the status that waits for fresh counters.
@@ -94,12 +94,12 @@ impl CoreTask {
 
     /// The kinds of memory on the GPUs.
     fn memory_status(&self, clients: &[ClientStatus]) -> MemoryStatus {
-        let kept = self.nobodys.iter().map(|(&gpu, &bytes)| Amount {
+        let kept = self.unowned.iter().map(|(&gpu, &bytes)| Amount {
             gpu,
-            bytes: bytes.saturating_sub(view::managed_on(gpu, clients, &self.kinds)),
+            bytes: bytes.saturating_sub(view::managed_on(gpu, clients, &self.memory_modes)),
         });
         let living = clients.iter().filter(|row| !row.gone).map(|row| row.client);
-        let kind = |client| Some(ClientMemory { client, memory: *self.kinds.get(&client)? });
+        let kind = |client| Some(ClientMemory { client, memory: *self.memory_modes.get(&client)? });
         MemoryStatus {
             kept: kept.filter(|kept| kept.bytes > 0).collect(),
             clients: living.filter_map(kind).collect(),

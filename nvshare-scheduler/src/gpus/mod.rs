@@ -4,4 +4,4 @@ mod listing;
 mod nvml;
 
 pub(crate) use listing::{DESCRIPTIONS, Listed, Listing, list, most_named};
-pub(crate) use nvml::{Seen, Watch};
+pub(crate) use nvml::{NvmlThread, Seen};

@@ -21,18 +21,18 @@ pub(crate) struct Seen {
     /// Memory of each process: contexts, modules and plain memory. NVML does not see managed memory.
     pub(crate) used: BTreeMap<u32, u64>,
     /// Memory in use that belongs to no process that NVML lists: managed memory, and what that has given up and the driver keeps.
-    pub(crate) nobodys: u64,
+    pub(crate) unowned: u64,
 }
 
 /// NVML, on its thread.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct NvmlThread {
     questions: mpsc::Sender<GpuUuid>,
     /// GPUs whose question is not answered yet.
     asked: BTreeSet<GpuUuid>,
 }
 
-impl Watch {
+impl NvmlThread {
     /// Starts the thread, which opens NVML when it is first asked, and calls `answer`, with none where NVML does not
     /// know the GPU. Opening NVML wakes a sleeping GPU, which takes a second, and programs that start wait during
     /// that time: with `--gpu-memory`, NVML is not needed and not opened.
@@ -102,5 +102,5 @@ fn look(nvml: &Nvml, gpu: GpuUuid) -> Result<Seen, NvmlError> {
         }
     }
     let listed = listed.into_values().fold(0, u64::saturating_add);
-    Ok(Seen { total: memory.total, used, nobodys: memory.used.saturating_sub(listed) })
+    Ok(Seen { total: memory.total, used, unowned: memory.used.saturating_sub(listed) })
 }

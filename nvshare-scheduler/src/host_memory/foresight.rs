@@ -1,4 +1,5 @@
-//! Tells those who make memory of the host on which GPUs some will have to leave, as soon as the core knows it.
+//! The core's foresight: the thread that makes memory of the host is told on which GPUs memory will have to leave, as soon as the core
+//! knows it.
 
 use std::time::Duration;
 
@@ -7,7 +8,8 @@ use tokio::time::Instant;
 
 use super::HostMemory;
 
-/// The core is asked so often at most: the answer takes a look at all clients of a GPU, and clients may say something many times a second.
+/// The shortest time between two questions to the core: an answer takes a look at all clients of a GPU, and clients may say something
+/// many times a second.
 const EVERY: Duration = Duration::from_millis(50);
 
 /// See the module's documentation.

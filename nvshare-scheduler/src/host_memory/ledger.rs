@@ -1,4 +1,4 @@
-//! Who has how much of the host's memory.
+//! The books: how much of the host's memory each owner has.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub(crate) enum Owner {
     Client(u64),
 }
 
-/// The budget, in bytes. What is handed out never exceeds it; what clients had from an earlier scheduler may.
+/// The budget, in bytes. The memory that is handed out never exceeds it; with what clients had from an earlier scheduler it may.
 #[derive(Debug)]
 pub(super) struct Ledger {
     all: u64,
@@ -46,7 +46,7 @@ impl Ledger {
         self.each.saturating_sub(self.has(owner))
     }
 
-    /// An owner gets `bytes`, if there is so much left for it.
+    /// An owner gets `bytes`, if that much is left for it.
     pub(super) fn take(&mut self, owner: Owner, bytes: u64) -> bool {
         let fits = bytes <= self.left(owner);
         if fits {

@@ -1,8 +1,8 @@
-//! The host's memory that clients' evicted memory goes to, on behalf of all of them.
+//! The host's memory to which clients' memory is evicted, made by the scheduler on behalf of all of them.
 //!
-//! One thread makes segments, and takes them back. A client asks for one lot at a time. What it has is in the ledger until the
-//! kernel says that nobody uses it any more. While memory will have to leave a GPU, the thread makes segments ahead, between what it
-//! is asked for (`ready.rs`: how many; `stock.rs`: those that are there).
+//! One thread makes segments, and takes them back (`worker.rs`). A client asks for one lot at a time. The ledger counts a segment as the
+//! client's until the kernel says that nobody uses it any more. While memory will have to leave a GPU, the thread makes segments ahead,
+//! between two requests (`ready.rs`: how many bytes; `stock.rs`: the segments that are there).
 
 mod foresight;
 mod ledger;
@@ -46,12 +46,12 @@ pub struct Budget {
 /// A lot of segments with their descriptors.
 pub(crate) type Lot = Vec<(HostSegment, Arc<OwnedFd>)>;
 
-/// What a client is told.
+/// News for a client.
 #[derive(Debug)]
 pub(crate) enum News {
     /// The answer to its question.
     Lot(Lot),
-    /// Others lack so many bytes.
+    /// Others lack this many bytes.
     Short(u64),
 }
 
@@ -105,14 +105,14 @@ pub(crate) struct HostMemory {
     shown: Arc<Mutex<Shown>>,
 }
 
-/// What is told to administrators.
+/// The figures for administrators.
 #[derive(Debug, Default)]
 struct Shown {
     used: u64,
     clients: BTreeMap<u64, u64>,
 }
 
-/// What one client has. Dropping it gives that back.
+/// The memory of the host that one client has. Dropping it gives that memory back.
 #[derive(Debug)]
 pub(crate) struct Account {
     jobs: mpsc::Sender<Job>,
@@ -120,12 +120,12 @@ pub(crate) struct Account {
     answer: channel::Sender<News>,
     news: channel::Receiver<News>,
     asks: bool,
-    /// The numbers of the segments that it has got, or has said that it has. The thread hears of no others: it works for all clients,
-    /// and one client can say more in a second than it looks at in a minute.
+    /// The numbers of the segments that the client got, or says that it has. The thread hears of no others: it works for all clients,
+    /// and one client can name more in a second than the thread looks at in a minute.
     has: BTreeSet<u64>,
     /// How many segments of earlier schedulers it may name yet.
     may_claim: usize,
-    /// What of its memory may leave each GPU.
+    /// How much of its memory may leave each GPU.
     movable: BTreeMap<GpuUuid, u64>,
     most: Most,
     near: Arc<NearProcessors>,
@@ -153,7 +153,7 @@ impl HostMemory {
         Ok(Self { jobs, budget, near: Arc::new(NearProcessors::new(descriptions)), shown })
     }
 
-    /// What is handed out, and how much of it each client has, by its number. Clients that have none are left out.
+    /// How much is handed out, and how much of it each client has, by its number. Clients that have none are left out.
     pub(crate) fn status(&self) -> (HostStatus, BTreeMap<u64, u64>) {
         let shown = lock(&self.shown);
         let Budget { all: budget, each } = self.budget;
@@ -187,15 +187,15 @@ impl HostMemory {
 }
 
 impl Account {
-    /// The client asks for so many bytes. A question beside another one is not answered.
+    /// The client asks for this many bytes. A question beside another one is not answered.
     pub(crate) fn ask(&mut self, bytes: u64) {
         if !std::mem::replace(&mut self.asks, true) {
             let _ = self.jobs.send(Job::Make { client: self.client, bytes, answer: self.answer.clone() });
         }
     }
 
-    /// The client says what it has on a GPU. What it gets is made near the first GPU that it names: what it asks for may be for any of
-    /// its GPUs, and a question does not say for which.
+    /// The client says what it has on a GPU. Its segments are made near the first GPU that it names: a question does not say for which
+    /// of its GPUs the memory is.
     pub(crate) fn uses(&mut self, &Usage { gpu, allocated, immovable, .. }: &Usage) {
         self.movable.insert(gpu, allocated.saturating_sub(immovable));
         self.most.set(&self.movable);
@@ -208,7 +208,8 @@ impl Account {
         self.near.look(gpu, move |processors| _ = jobs.send(Job::Near { gpu, processors }));
     }
 
-    /// The client says what it has from an earlier scheduler. What it says again, or beyond what one owner may have, is not heard.
+    /// The client says which segments it has from an earlier scheduler. Segments that it names again, or beyond what one owner may have,
+    /// are not heard.
     pub(crate) fn claim(&mut self, mut segments: Vec<HostSegment>) {
         segments.retain(|segment| {
             self.may_claim > 0 && self.has.insert(segment.number) && {
@@ -228,7 +229,7 @@ impl Account {
         }
     }
 
-    /// What the client is told next.
+    /// The next news for the client.
     pub(crate) async fn next(&mut self) -> News {
         let news = self.news.recv().await.unwrap_or(News::Lot(Lot::new()));
         if let News::Lot(lot) = &news {

@@ -9,7 +9,7 @@ use nvshare_proto::{GpuUuid, SEGMENT};
 
 use super::worker::GRANULE;
 
-/// What a client may have allocated and not said yet, in bytes.
+/// Bytes that a client may have allocated and not said yet.
 const UNSAID: u64 = 64 * MIB;
 
 /// The most that a client may have, in bytes. Its connection writes it, and the thread that hands out memory reads it.
@@ -24,7 +24,7 @@ impl Default for Most {
 }
 
 impl Most {
-    /// So many bytes may leave each GPU. The pool of each keeps up to a segment that it has no use for.
+    /// These bytes may leave each GPU. The pool of each keeps up to a segment for which it has no use.
     pub(super) fn set(&self, movable: &BTreeMap<GpuUuid, u64>) {
         let with_spare = |bytes: &u64| bytes.saturating_add(SEGMENT.min(*bytes));
         let most = movable.values().map(with_spare).fold(UNSAID, u64::saturating_add);

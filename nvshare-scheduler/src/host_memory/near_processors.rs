@@ -56,8 +56,8 @@ impl NearProcessors {
     }
 
     /// Looks which processors are near a GPU, and tells them, if that was not done before. The kernel module may take its time
-    /// to describe a GPU, so a thread that nobody waits for asks it. What it does not describe, or beside too many others, is asked again
-    /// for the next client.
+    /// to describe a GPU, so a thread that nobody waits for asks it. A GPU that it does not describe, or that comes beside too many
+    /// others, is asked for again with the next client.
     pub(super) fn look(self: &Arc<Self>, gpu: GpuUuid, tell: impl FnOnce(Processors) + Send + 'static) {
         if !self.lock().begin(gpu) {
             return;

@@ -1,8 +1,8 @@
 //! How much memory of the host is made before anybody asks for it: what the next eviction on each GPU is expected to need.
 //!
-//! What a client lacks = the memory that may have to leave it, less what it has of the host's memory, and less what it has said that it does not need:
-//! pieces of zeros, and what it has memory of its own for. A client never lacks more than the GPU's clients have beyond its capacity, and than its
-//! tenant may still get.
+//! A client lacks = the memory that may have to leave it, less its memory of the host, and less what it said that it does not need:
+//! pieces of zeros, and pieces for which it has memory of its own. A client never lacks more than the GPU's clients have beyond its
+//! capacity, nor more than its tenant may still get.
 //!
 //! Ready = the least of
 //! - what all clients of the GPU lack;
@@ -14,19 +14,19 @@ use std::collections::BTreeMap;
 use nvshare_core::Contended;
 use nvshare_proto::GpuUuid;
 
-/// What is known of a client beside its memory on GPUs, in bytes.
+/// Facts about a client beside its memory on GPUs, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Known {
-    /// What it has of the host's memory.
+    /// Its memory of the host.
     pub(super) has: u64,
-    /// What of its memory needs none, as far as it has said.
+    /// The part of its memory that needs none of the host's, as far as it has said.
     pub(super) spared: u64,
-    /// What it may still get.
+    /// How much it may still get.
     pub(super) left: u64,
 }
 
-/// Bytes to have ready for each GPU. A client of which nothing is known gets nothing. What a client has counts for its
-/// GPUs in their order.
+/// Bytes to have ready for each GPU. A client of which nothing is known gets nothing. The host's memory of a client counts for its GPUs
+/// in their order.
 pub(super) fn wanted(contended: &[Contended], mut known: BTreeMap<u64, Known>) -> BTreeMap<GpuUuid, u64> {
     let mut lacks = |(client, movable): &(u64, u64), beyond: u64| {
         let Some(known) = known.get_mut(client) else { return 0 };

@@ -25,7 +25,7 @@ use super::processors::Processors;
 
 /// Threads that touch a segment, at most.
 const MOST_THREADS: usize = 8;
-/// A thread touches at least so many bytes.
+/// The fewest bytes for which a thread is started.
 const LEAST: usize = 8 * MIB as usize;
 const PAGE: usize = 4096;
 
@@ -133,7 +133,7 @@ mod tests {
     fn a_segment_is_touched_near_the_gpu_and_by_no_other_thread() {
         let before = Processors::of_this_thread().unwrap();
         let near = before.last();
-        // More than one thread would touch so much, if there were processors for them.
+        // More than one thread would touch this much, if there were processors for them.
         let Made { file, near: ran } = make(32 * MIB, Some(&near)).unwrap();
         assert_eq!(ran.unwrap().unwrap(), near);
         assert_eq!(fstat(&file).unwrap().st_blocks as u64 * 512, 32 * MIB);

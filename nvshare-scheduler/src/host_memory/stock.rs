@@ -41,8 +41,8 @@ impl Stock {
         self.segments.iter().filter(|ready| ready.place == *place).map(|ready| ready.bytes).sum()
     }
 
-    /// Takes one that lies at this place, for so many bytes. One of which less than half is used would have been made in vain: what it
-    /// is cut to is made as fast.
+    /// Takes one that lies at this place, for this many bytes. A segment of which less than half is used would have been made in vain:
+    /// one of the right length is made as fast.
     pub(super) fn take_at(&mut self, place: &Place, bytes: u64) -> Option<Ready> {
         let suits = |ready: &Ready| ready.place == *place && bytes >= ready.bytes / 2;
         let found = self.segments.iter().position(suits)?;

@@ -28,22 +28,23 @@ use crate::log;
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// Longest time for such questions at a time, but for the last one of them.
 const LONGEST_LOOK: Duration = Duration::from_millis(50);
-/// For so long after its start a scheduler hears what clients have from an earlier one: each looks for a scheduler once a second.
+/// The time after its start in which a scheduler hears what clients have from an earlier one: each looks for a scheduler once a second.
 const HEARS_CLAIMS: Duration = Duration::from_secs(10);
 /// Segments are whole numbers of these.
 pub(super) const GRANULE: u64 = 2 * MIB;
 /// Bytes of the machine's memory that segments leave free.
 const MARGIN: u64 = 1 << 30;
-/// A small budget is handed out in small segments: what is used in one of them keeps all of it from others.
+/// A small budget is handed out in small segments: a segment of which a part is used is kept from others as a whole.
 const PARTS: u64 = 16;
 const SMALL: u64 = 32 * MIB;
 /// A client is told once in this time that others lack memory.
 const TELL_AGAIN: Duration = Duration::from_millis(20);
-/// What clients say that they have, and that is not believed.
+/// Claims of clients that are not believed.
 static NOT_BELIEVED: Seldom = Seldom::new(log::warn);
 /// Segments that one owner may have.
 pub(super) const MOST_EACH: usize = 512;
-/// What is ready and not needed any more stays for so long: who grows and shrinks about the size of a GPU would have it made over and over.
+/// How long a ready segment stays that is not needed any more: clients that grow and shrink about the size of a GPU would have it made
+/// over and over.
 const LINGERS: Duration = Duration::from_secs(2);
 
 /// A segment that is out.
@@ -59,11 +60,11 @@ struct Out {
 #[derive(Debug)]
 struct Client {
     owner: Owner,
-    /// What it may have.
+    /// The most that it may have.
     most: Most,
     /// The GPU near which its segments are made.
     gpu: Option<GpuUuid>,
-    /// What it has from earlier schedulers, as far as that counts.
+    /// Bytes that it has from earlier schedulers, as far as they count.
     claims: BTreeMap<u64, u64>,
     /// Bytes of its memory that need none of the host's, as it last said by what it asked for or gave back.
     spared: u64,
@@ -85,7 +86,7 @@ pub(super) struct Worker {
     near: BTreeMap<GpuUuid, Processors>,
     /// The GPUs on which memory will have to leave.
     contended: Vec<Contended>,
-    /// What was made ahead. It gives way to whoever asks.
+    /// The segments that were made ahead. They give way to a client that asks.
     stock: Stock,
     /// Since when there is more of it than is likely to be needed.
     spare_since: Option<Instant>,
@@ -95,7 +96,7 @@ pub(super) struct Worker {
     empty_if_unused: fn(&OwnedFd) -> bool,
     /// Nothing is handed out before: clients of an earlier scheduler say first what they have.
     opens: Instant,
-    /// What clients say that they have from an earlier scheduler counts until then.
+    /// Until then, claims of clients about segments of an earlier scheduler count.
     hears_claims_until: Instant,
     /// The next segment's number. Those of different schedulers are different.
     next: u64,
@@ -143,7 +144,7 @@ impl Worker {
             let patience =
                 until.map_or(Duration::from_secs(3600), |until| until.saturating_duration_since(now));
             match jobs.recv_timeout(patience) {
-                // Who asks first must not get what others have already.
+                // The client that asks first must not get what others have already.
                 Ok(job @ Job::Make { .. }) if Instant::now() < self.opens => early.push(job),
                 Ok(job) => {
                     if self.work(job) {
@@ -151,7 +152,7 @@ impl Worker {
                     }
                     next_tend = Some(Instant::now());
                 }
-                // Nobody asks for anything: who does waits for one segment at most.
+                // Nobody asks for anything: a client that does waits for one segment at most.
                 Err(RecvTimeoutError::Timeout) if next_tend.is_some_and(|at| Instant::now() >= at) => {
                     next_tend = self.tend(Instant::now());
                 }
@@ -165,14 +166,14 @@ impl Worker {
                 }
             }
             if Instant::now() >= next_look {
-                // What a large program had comes back without a pause, between two jobs at most.
+                // The memory of a large program comes back without a pause, between two jobs at most.
                 let pause = if self.sweep(LONGEST_LOOK) { Duration::ZERO } else { LOOK_AGAIN };
                 next_look = Instant::now() + pause;
             }
         }
     }
 
-    /// Writes down what is told to administrators.
+    /// Writes down the figures for administrators.
     fn show(&self) {
         let mut clients: BTreeMap<u64, u64> = BTreeMap::new();
         let out = self.out.iter().filter_map(|out| Some((out.client?, out.segment.bytes)));
@@ -235,8 +236,8 @@ impl Worker {
         false
     }
 
-    /// A client says what it has from an earlier scheduler, of which no descriptor comes with that. So what counts is no more than it could
-    /// ask for: segments of lengths that there are, up to what may leave its GPUs, and while such clients come back.
+    /// A client says what it has from an earlier scheduler; no descriptor comes with that. So no more counts than it could ask for:
+    /// segments of lengths that there are, up to what may leave its GPUs, and while such clients come back.
     fn claim(&mut self, client: u64, segments: Vec<HostSegment>) {
         let mut not_believed = 0u64;
         for segment in segments {
@@ -260,7 +261,7 @@ impl Worker {
     fn takes_over(&mut self, client: u64, HostSegment { number, bytes }: HostSegment) -> bool {
         let may_have = self.left_of_memory(client);
         let Some(Client { owner, claims, .. }) = self.clients.get_mut(&client) else { return false };
-        // What this scheduler has handed out is in the books.
+        // A segment that this scheduler has handed out is in the books.
         let known = self.out.iter_mut().find(|out| out.segment.number == number && out.owner == *owner);
         if let Some(out) = known {
             out.client = out.client.or(Some(client));
@@ -315,7 +316,7 @@ impl Worker {
         (lot, lacking)
     }
 
-    /// A client lacks so many bytes: those that have some are told, as far as it could get what they give back.
+    /// A client lacks `bytes`: clients that have some are told, as far as it could get what they give back.
     fn tell_others(&mut self, asker: u64, lacking: u64) {
         let Some(&Client { owner, .. }) = self.clients.get(&asker) else { return };
         let part = self.ledger.left_of_part(owner);
@@ -323,7 +324,7 @@ impl Worker {
             let bytes = if client.owner == owner { lacking } else { lacking.min(part) };
             let has_some = !client.claims.is_empty() || self.out.iter().any(|out| out.client == Some(id));
             let knows = client.told.is_some_and(|told| told.elapsed() < TELL_AGAIN);
-            // Who has not read the last news yet is not told; so there is a place for an answer.
+            // A client that has not read the last news yet is not told; so there is a place for an answer.
             let is_idle = client.news.capacity() == MOST_NEWS;
             if id != asker && bytes > 0 && has_some && !knows && is_idle {
                 client.told = Some(Instant::now());
@@ -333,8 +334,8 @@ impl Worker {
         }
     }
 
-    /// A segment of at most so many bytes: one that is ready near this GPU, if most of it is asked for; else a new one; else any that is
-    /// ready. So nothing that is ready is in the way of who asks: where there is no room beside it, it is what they get.
+    /// A segment of at most this many bytes: one that is ready near this GPU, if most of it is asked for; else a new one; else any that is
+    /// ready. So no ready segment is in the way of a client that asks: where there is no room beside it, the client gets it.
     fn piece(&mut self, bytes: u64, gpu: Option<GpuUuid>) -> Option<(OwnedFd, u64)> {
         let Ready { file, bytes: has, .. } = match self.stock.take_at(&self.place(gpu), bytes) {
             Some(ready) => ready,
@@ -380,7 +381,7 @@ impl Worker {
         most.saturating_sub(self.has(client))
     }
 
-    /// A client says that it needs so many bytes in all, by asking for a `part` of it, or giving one back. Every process has a granule that
+    /// A client says how many bytes it needs in all, by asking for a `part` of them, or giving one back. Every process has a granule that
     /// is for none of its memory: about that, this says nothing.
     fn needs(&mut self, client: u64, bytes: u64, part: u64) {
         if part <= GRANULE {
@@ -480,8 +481,8 @@ impl Worker {
         Ok(file)
     }
 
-    /// Frees what was given back and is not used. Looks at one segment, and at more until so much time has passed. Returns whether any was
-    /// free.
+    /// Frees segments that were given back and are not used. Looks at one, and at more until this time has passed. Returns whether any
+    /// was free.
     fn sweep(&mut self, longest: Duration) -> bool {
         let (begin, before) = (Instant::now(), self.out.len());
         let (mut is_over, mut stay, mut next) = (false, 0, 0);

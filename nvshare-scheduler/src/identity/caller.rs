@@ -42,7 +42,7 @@ impl Caller {
         })
     }
 
-    /// What it may see on a socket for clients.
+    /// The viewer that it is on a socket for clients.
     pub(crate) fn viewer(&self) -> Viewer {
         match &self.seat {
             Some(seat) => Viewer::Seat(seat.name),
@@ -65,11 +65,11 @@ impl Caller {
     }
 }
 
-/// Who asks on a socket for clients.
+/// The one that asks on a socket for clients.
 #[derive(Debug, Clone)]
 pub(crate) enum Viewer {
     /// A process at the common socket; none if the kernel cannot tell, as for a process in another pid namespace.
     Process(Option<Described>),
-    /// Whoever is at a seat's socket.
+    /// Any process at a seat's socket.
     Seat(SeatName),
 }

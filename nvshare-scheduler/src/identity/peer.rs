@@ -18,7 +18,7 @@ use tokio::net::UnixStream;
 
 use super::control_groups::Groups;
 
-/// A peer's process.
+/// The process at the other end of a connection.
 #[derive(Debug)]
 pub(crate) struct Peer {
     /// The kernel's facts about the process.
@@ -55,7 +55,7 @@ impl Peer {
         self.has_ended() == Some(false)
     }
 
-    /// What `read` says about the process by its number; none if the process has ended meanwhile: then the number may be another
+    /// The answer of `read` about the process by its number; none if the process has ended meanwhile: then the number may be another
     /// process's.
     pub(crate) fn read<T>(&self, read: impl FnOnce() -> T) -> Option<T> {
         let said = read();

@@ -26,8 +26,8 @@ pub(crate) fn is_harmless(c: char) -> bool {
     c.is_ascii_graphic() || c == ' ' || c.is_alphanumeric()
 }
 
-/// Describes a process by its number from the kernel; none if the process is gone already. What is read here does not wait for the
-/// process: its command, which does, is its name until a look beside the scheduler has found it.
+/// Describes a process by its number from the kernel; none if the process is gone already. Nothing here waits for the process. To read
+/// its command would, so its name stands for that until a look beside the scheduler has found it.
 #[must_use]
 pub(crate) fn describe(pid: u32, user: u32, groups: &Groups) -> Option<Described> {
     let name = fs::read(format!("/proc/{pid}/comm")).ok()?;

@@ -150,9 +150,7 @@ impl Tenants {
         shared.page().reclaim(row);
         Ok(Row { shared, row })
     }
-}
 
-impl Tenants {
     /// Sends the page of a tenant that has processes to a process that only looks.
     ///
     /// # Errors

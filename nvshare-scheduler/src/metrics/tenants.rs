@@ -1,5 +1,5 @@
-//! Which tenants, and which GPUs, have series of their own. Programs name themselves, and any user can start them without end: what has
-//! no place here is counted together.
+//! The tenants, and the GPUs, that have series of their own. Programs name themselves, and any user can start them without end: tenants
+//! without a place here are counted together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -103,7 +103,7 @@ impl Tenants {
 
     /// A client that counted under these labels has gone.
     pub(super) fn leave(&mut self, own: &OfTenant, now: Time) {
-        // What counts together is never forgotten.
+        // The series of those that count together is never forgotten.
         let Some(known) = self.known.get_mut(own) else { return };
         known.clients = known.clients.saturating_sub(1);
         if known.clients == 0 {

@@ -134,7 +134,7 @@ impl Store {
 }
 
 impl State {
-    /// What this version knows of a file's settings, and the names of the others.
+    /// The settings of a file that this version knows, and the names of the others.
     fn known(table: toml::Table) -> (Self, Vec<String>) {
         let (mut state, mut unknown) = (Self::default(), Vec::new());
         for (name, value) in table {
