@@ -1,5 +1,5 @@
 //! The layers of the library: a lower one never names a higher one, and no files of one layer use each other in a circle.
-//! Nor do the files of the client's crate, which has one layer. The rooms of the scheduler's core are layers as well.
+//! Nor do the files of the client's crate, which has one layer. The rooms of the scheduler's core, and of its daemon, are layers as well.
 //!
 //! Read from the source: the `use` lines, and paths that begin with `crate::` or `super::`. In the core also the calls of methods:
 //! several files have methods of one type there, and no `use` line says who calls whose.
@@ -14,12 +14,36 @@ const LAYERS: [&str; 7] = ["process", "driver", "work", "memory", "session", "lo
 /// The rooms of the scheduler's core, from the lowest to the highest, and the file in which all of them meet.
 const ROOMS: [&str; 7] = ["policy", "state", "judge", "report", "steps", "inputs", "core"];
 
+/// The rooms of the scheduler's daemon, from the lowest to the highest.
+const DAEMON: [&str; 16] = [
+    "lock",
+    "bucket",
+    "descriptors",
+    "log",
+    "sockets",
+    "gpus",
+    "host_memory",
+    "metrics",
+    "settings",
+    "events",
+    "seats",
+    "setup",
+    "identity",
+    "core_task",
+    "connection",
+    "server",
+];
+
 /// The types of the core that have methods in several files, and what a value of each is called everywhere.
 const SPREAD: [(&str, &str); 4] =
     [("State", "state"), ("Report", "report"), ("Books", "books"), ("Round", "round")];
 
 /// Crates of one layer: its name here, and the folder from the library's.
-const CRATES: [(&str, &str); 2] = [("client", "client/src"), ("core", "../nvshare-scheduler/core/src")];
+const CRATES: [(&str, &str); 3] = [
+    ("client", "client/src"),
+    ("core", "../nvshare-scheduler/core/src"),
+    ("daemon", "../nvshare-scheduler/src"),
+];
 
 /// A place where one file names another.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -341,7 +365,7 @@ fn no_layer_names_a_higher_one() {
 
 #[test]
 fn no_files_of_a_layer_use_each_other_in_a_circle() {
-    for sources in [library(), one_layer(CRATES[0]), one_layer(CRATES[1])] {
+    for sources in [library()].into_iter().chain(CRATES.map(one_layer)) {
         let references = references(&sources);
         assert!(!references.is_empty(), "nothing was read");
         let found = circles(&references);
@@ -350,15 +374,17 @@ fn no_files_of_a_layer_use_each_other_in_a_circle() {
 }
 
 #[test]
-fn no_room_of_the_core_names_a_higher_one() {
-    let mut references = references(&one_layer(CRATES[1]));
-    for r in &mut references {
-        (r.from.layer, r.to.layer) = (r.from.name.clone(), r.to.name.clone());
+fn no_room_of_the_scheduler_names_a_higher_one() {
+    for (of, rooms) in [(CRATES[1], &ROOMS[..]), (CRATES[2], &DAEMON)] {
+        let mut references = references(&one_layer(of));
+        for r in &mut references {
+            (r.from.layer, r.to.layer) = (r.from.name.clone(), r.to.name.clone());
+        }
+        references.retain(|r| rooms.contains(&&*r.from.layer));
+        assert!(!references.is_empty(), "nothing was read");
+        let found = upwards(rooms, &references);
+        assert!(found.is_empty(), "\n{}", found.join("\n"));
     }
-    references.retain(|r| ROOMS.contains(&&*r.from.layer));
-    assert!(!references.is_empty(), "nothing was read");
-    let found = upwards(&ROOMS, &references);
-    assert!(found.is_empty(), "\n{}", found.join("\n"));
 }
 
 #[test]
