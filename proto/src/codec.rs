@@ -15,7 +15,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{AdminReply, AdminRequest, OLDEST, Reply, Request, VERSION};
+use crate::{OLDEST, VERSION};
 
 /// Longest frame in bytes, without its length.
 pub const MAX_FRAME: usize = 64 * 1024;
@@ -61,27 +61,6 @@ pub trait Message: Serialize {
     /// The first version that has this message.
     fn since(&self) -> u16 {
         OLDEST
-    }
-}
-
-/// The first version that has seats.
-const SEATS: u16 = 13;
-
-impl Message for Request {
-    fn since(&self) -> u16 {
-        match self {
-            Self::Admin(AdminRequest::Seat(_) | AdminRequest::HoldSeats(_) | AdminRequest::RemoveSeat(_)) => {
-                SEATS
-            }
-            _ => OLDEST,
-        }
-    }
-}
-
-impl Message for Reply {
-    fn since(&self) -> u16 {
-        let is_new = matches!(self, Self::Admin(AdminReply::Seat(_) | AdminReply::Memory(_)));
-        if is_new { SEATS } else { OLDEST }
     }
 }
 

@@ -23,8 +23,8 @@ mod watch;
 pub use gpu::{GpuUuid, ParseGpuUuidError};
 pub use host::{HostSegment, HostStatus, MOST_SEGMENTS, SEGMENT};
 pub use message::{
-    AdminReply, AdminRequest, Amount, ClientMessage, Counters, Epoch, Gate, Hold, MemoryMode, QuantumRule,
-    ROOM_PIECE, Register, Reply, Request, SchedulerMessage, Usage,
+    AdminReply, AdminRequest, Amount, ClientMessage, Counters, Epoch, Gate, Hold, MemoryMode, OLDEST,
+    QuantumRule, ROOM_PIECE, Register, Reply, Request, SchedulerMessage, Usage, VERSION,
 };
 
 pub use repeated::{LeftOut, Repeated, SILENCE, Seldom};
@@ -37,9 +37,3 @@ pub use status::{
     ClientMemory, ClientState, ClientStatus, GpuStatus, MemoryStatus, Others, ProcessInfo, SchedulerStatus,
 };
 pub use watch::{EventKind, WatchEvent, WatchFrom};
-
-/// Version of the wire protocol; [`codec`] says how ends of different versions meet.
-pub const VERSION: u16 = 13;
-
-/// The oldest version that is spoken: the one before, so that what runs stays scheduled while the machine is upgraded.
-pub const OLDEST: u16 = VERSION - 1;

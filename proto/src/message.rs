@@ -6,11 +6,39 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::codec::Message;
 use crate::units::MIB;
 use crate::{
     Asked, ClientStatus, Given, GpuStatus, GpuUuid, Holder, HostSegment, MemoryStatus, SchedulerStatus, Seat,
     SeatName, SeatStatus, WatchEvent, WatchFrom,
 };
+
+/// Version of the wire protocol; [`codec`](crate::codec) says how ends of different versions meet.
+pub const VERSION: u16 = 13;
+
+/// The oldest version that is spoken: the one before, so that what runs stays scheduled while the machine is upgraded.
+pub const OLDEST: u16 = VERSION - 1;
+
+/// The first version that has seats.
+const SEATS: u16 = 13;
+
+impl Message for Request {
+    fn since(&self) -> u16 {
+        match self {
+            Self::Admin(AdminRequest::Seat(_) | AdminRequest::HoldSeats(_) | AdminRequest::RemoveSeat(_)) => {
+                SEATS
+            }
+            _ => OLDEST,
+        }
+    }
+}
+
+impl Message for Reply {
+    fn since(&self) -> u16 {
+        let is_new = matches!(self, Self::Admin(AdminReply::Seat(_) | AdminReply::Memory(_)));
+        if is_new { SEATS } else { OLDEST }
+    }
+}
 
 /// Memory that leaves a card is reported in pieces of about so many bytes, and room to restore into is given in pieces of at
 /// least so many. The memory that comes is one piece behind the memory that leaves: 1.3 ms at 50 GiB/s, where messages and
