@@ -67,7 +67,7 @@ impl Books {
             let (size, source) = (gpu.size, gpu.source);
             self.agenda.dirty.insert(uuid);
             self.size(uuid, size, source);
-            self.settle_disputes(uuid);
+            self.agree_on_size(uuid);
         }
     }
 
@@ -95,7 +95,7 @@ impl Books {
                 self.tell_limits(id, 0);
             }
         }
-        self.settle_terms(job);
+        self.apply_terms(job);
         Ok(match members.len() {
             0 | 1 => format!("client {client} ({name})"),
             several => format!("the {several} processes of client {client} ({name})"),
@@ -107,7 +107,7 @@ impl Books {
         let job = Job::Tenant(tenant);
         self.state.make_place_for_terms();
         self.state.given.entry(job).or_default().take(None, given);
-        self.settle_terms(job);
+        self.apply_terms(job);
     }
 
     /// Sets what the seat of a tenant bounds, in place of what it did before.
@@ -120,12 +120,12 @@ impl Books {
         if !is_known {
             self.state.make_place_for_terms();
         }
-        let before = self.state.given.entry(job).or_default().bound(bounds);
+        let before = self.state.given.entry(job).or_default().set_seat(bounds);
         if before != bounds {
             for id in self.state.members_of_job(job) {
                 self.tell_limits(id, before.memory.unwrap_or(0));
             }
-            self.settle_terms(job);
+            self.apply_terms(job);
         }
     }
 

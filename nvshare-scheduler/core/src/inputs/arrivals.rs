@@ -40,7 +40,7 @@ impl Books {
         }
         self.join_job(id);
         self.enter(id);
-        self.settle_job(id);
+        self.apply_terms_of(id);
         for usage in &usage {
             self.greet(id, usage.gpu);
         }
@@ -73,7 +73,7 @@ impl Books {
         self.count_gpu(id, uuid);
         self.gather_gang(id);
         self.enter(id);
-        self.settle_job(id);
+        self.apply_terms_of(id);
         self.greet(id, uuid);
     }
 }

@@ -24,7 +24,7 @@ impl Books {
         self.report.remember(&self.state, &client);
         self.leave_job(&client);
         for uuid in client.gpus() {
-            self.settle_disputes(uuid);
+            self.agree_on_size(uuid);
         }
         if let Some(gang) = client.gang {
             self.leave_gang(id, gang);
@@ -43,11 +43,11 @@ impl Books {
             }
             gpu.released.remove(&client.id);
             gpu.shares.advance(now);
-            let part = gpu.ledger.entry(client.id).map(|entry| entry.part);
+            let activity = gpu.ledger.entry(client.id).map(|entry| entry.activity);
             let bound = gpu.most_kept();
-            gpu.shares.change(client.job, part, None, bound);
+            gpu.shares.change(client.job, activity, None, bound);
             gpu.ledger.set(client.id, None);
-            self.agenda.mark(gpu);
+            self.agenda.look_again(gpu);
             if leaves && account.room > 0 {
                 leave_behind(gpu, client, account.room, now + grace);
                 left = left.saturating_add(account.room);
@@ -66,10 +66,10 @@ impl Books {
         self.gather_gang(other);
         self.release_drained(other);
         let unit = self.state.unit(other);
-        self.settle_pauses(unit.to_vec());
+        self.apply_pauses(unit.to_vec());
         for &other in unit.iter() {
             self.enter(other);
-            self.agenda.untold.insert(other);
+            self.agenda.to_tell.insert(other);
         }
         // Members may not have had their turn because of the client that is gone.
         self.agenda.dirty.extend(self.state.gpus_of(&unit));

@@ -134,7 +134,7 @@ impl Books {
         if !known {
             self.meet_gpu(id, usage.gpu);
         } else if total_changed {
-            self.settle_disputes(usage.gpu);
+            self.agree_on_size(usage.gpu);
         }
     }
 
@@ -203,9 +203,9 @@ impl Books {
                 }
             }
             // The client had to restore what it reported as absent at its grant.
-            let (restored, ahead) = (account.restores, account.ahead.take());
+            let (restored, early) = (account.restores, account.early.take());
             // A restore that went along with evictions was no faster than these.
-            if restored > 0 && ahead.is_none() {
+            if restored > 0 && early.is_none() {
                 Rates::blend(&mut account.rates.restore, restored, took);
                 gpu.rates.restore = f64::midpoint(gpu.rates.restore, account.rates.restore);
             }

@@ -63,7 +63,7 @@ impl State {
     }
 
     pub(crate) fn fits_beside_members(&self, gpu: &Gpu, unit: &Unit) -> bool {
-        self.fits_with(gpu, gpu.ledger.sums().members, unit, Standing::stays)
+        self.fits_with(gpu, gpu.ledger.sums().members, unit, Standing::is_member)
     }
 
     /// Whether the clients that still hold a GPU leave no place for a unit that is next.
@@ -149,7 +149,7 @@ impl State {
                 }
                 judged.extend(unit.first());
             }
-            let staying = |id: &ClientId| gpu.ledger.entry(*id).filter(|entry| entry.standing.stays());
+            let staying = |id: &ClientId| gpu.ledger.entry(*id).filter(|entry| entry.standing.is_member());
             let more = unit.on(gpu.uuid).iter().filter_map(staying).fold(kept, Group::with);
             if kept.count == 0 || self.fit_within(gpu, capacity, more) {
                 kept = more;

@@ -180,7 +180,7 @@ impl State {
         let (Rule::Auto(target), Some(started), 1..) = (gpu.rule, gpu.turn_started, to_move) else {
             return quantum;
         };
-        let owed = gpu.budget.settled_at(target.overhead_ppm).saturating_sub(started);
+        let owed = gpu.budget.paid_at(target.overhead_ppm).saturating_sub(started);
         let longest = quantum::longest(target, self.hand_over_cost(gpu, unit, to_move), gpu.shares.long());
         quantum.max(owed.min(longest))
     }

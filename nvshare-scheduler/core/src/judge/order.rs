@@ -4,7 +4,7 @@ use crate::policy::next;
 use crate::state::State;
 use crate::state::client::{Client, ClientId};
 use crate::state::gpu::Gpu;
-use crate::state::ledger::Key;
+use crate::state::ledger::Place;
 use crate::state::virtual_time::Virtual;
 
 impl State {
@@ -30,7 +30,7 @@ impl State {
     }
 
     /// A client's place in the order of turns on a GPU, as it is now.
-    pub(crate) fn place_now(&self, gpu: &Gpu, client: &Client) -> Key {
+    pub(crate) fn place_now(&self, gpu: &Gpu, client: &Client) -> Place {
         let time = if client.uses_several() {
             gpu.shares.clock() + self.ahead_on_all(client)
         } else {
@@ -40,8 +40,8 @@ impl State {
     }
 
     /// A client's place in a GPU's queue; that of a client which is not in it, as it is now.
-    pub(crate) fn place_on(&self, gpu: &Gpu, client: &Client) -> Key {
-        let place = gpu.ledger.place(gpu.shares.clock(), client.id);
+    pub(crate) fn place_on(&self, gpu: &Gpu, client: &Client) -> Place {
+        let place = gpu.ledger.place_of(gpu.shares.clock(), client.id);
         place.unwrap_or_else(|| self.place_now(gpu, client))
     }
 
@@ -51,7 +51,7 @@ impl State {
         if ids.len() < 2 {
             return ids;
         }
-        let mut keys: Vec<Key> = self.clients_of(&ids).map(|client| self.place_now(gpu, client)).collect();
+        let mut keys: Vec<Place> = self.clients_of(&ids).map(|client| self.place_now(gpu, client)).collect();
         keys.sort_unstable();
         keys.into_iter().map(|key| key.2).collect()
     }

@@ -7,7 +7,7 @@ use crate::state::State;
 use crate::state::client::{Client, ClientId};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
-use crate::state::ledger::{Entry, Key, Standing};
+use crate::state::ledger::{Entry, Place, Standing};
 
 /// Room given, or made, beyond what an allocation asked for, so that not every allocation has to ask. At most a quarter of
 /// the free memory is given that way.
@@ -28,7 +28,7 @@ impl State {
     /// Bytes of a GPU's free room that are reserved before a unit that is next, or parked, may take any.
     pub(crate) fn reserved_before(&self, gpu: &Gpu, unit: &Unit) -> u64 {
         let entries = unit.on(gpu.uuid).iter().filter_map(|&id| gpu.ledger.entry(id));
-        let own = entries.filter(|entry| entry.standing == Standing::Next).map(|entry| entry.key).min();
+        let own = entries.filter(|entry| entry.standing == Standing::Next).map(|entry| entry.place).min();
         let ahead = gpu.ledger.next().iter().take_while(|&&key| own.is_none_or(|own| key < own));
         let deficits = ahead.map(|&(_, _, other)| gpu.deficit(other));
         deficits.fold(self.needed_by_holders(gpu), u64::saturating_add)
@@ -107,7 +107,7 @@ pub(crate) fn spare(gpu: &Gpu, free: u64, id: ClientId) -> u64 {
 }
 
 /// The first client that is next, behind a place.
-pub(crate) fn next_behind(gpu: &Gpu, at: Option<Key>) -> Option<Key> {
+pub(crate) fn next_behind(gpu: &Gpu, at: Option<Place>) -> Option<Place> {
     let next = gpu.ledger.next();
     match at {
         Some(at) => next.range(at..).find(|&&key| key > at).copied(),

@@ -71,7 +71,7 @@ impl LongWork {
             since: client.waiting_since,
             max_wait: target.max_wait,
             cost,
-            is_ahead: gpu.shares.time(client.job).saturating_sub(gpu.shares.clock()),
+            ahead_by: gpu.shares.time(client.job).saturating_sub(gpu.shares.clock()),
             most_ahead: ahead::most_ahead(gpu.quantum, target.max_wait, gpu.shares.active()),
         })
     }

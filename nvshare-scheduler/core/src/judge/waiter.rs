@@ -41,8 +41,8 @@ pub(crate) struct Outlook {
     barred: Vec<GpuUuid>,
     /// GPUs that it does not fit beside those who stay.
     pub(crate) contested: Vec<GpuUuid>,
-    /// Those GPUs are marked as contested.
-    pub(crate) marked: OnceLock<()>,
+    /// Those GPUs are noted as contested.
+    pub(crate) noted: OnceLock<()>,
 }
 
 impl Outlook {
@@ -110,7 +110,7 @@ impl State {
                 paced_until: self.paced_until(unit),
                 barred: barred.map(|gpu| gpu.uuid).take(2).collect(),
                 contested: contested.map(|gpu| gpu.uuid).collect(),
-                marked: OnceLock::new(),
+                noted: OnceLock::new(),
             }
         })
     }

@@ -31,8 +31,8 @@ pub struct Asks {
     /// The time that the hand-over to it takes.
     pub cost: Duration,
     /// The time that its job has had beyond its share, negative if less; in nanoseconds of virtual time.
-    pub is_ahead: i64,
-    /// The largest `is_ahead` with which it goes: see [`most_ahead`].
+    pub ahead_by: i64,
+    /// The largest `ahead_by` with which it goes: see [`most_ahead`].
     pub most_ahead: Duration,
 }
 
@@ -41,7 +41,7 @@ pub struct Asks {
 pub fn earliest(asks: &Asks) -> Option<Duration> {
     let most = i64::try_from(asks.most_ahead.as_nanos()).unwrap_or(i64::MAX);
     let latest = asks.since.saturating_add(asks.max_wait.saturating_sub(asks.cost));
-    (asks.is_ahead <= most).then(|| asks.allowed_at.min(latest))
+    (asks.ahead_by <= most).then(|| asks.allowed_at.min(latest))
 }
 
 #[cfg(test)]
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn the_wait_counts_more_than_the_cost_and_the_share_more_than_both() {
-        for (allowed, max_wait, cost, is_ahead, expected) in [
+        for (allowed, max_wait, cost, ahead_by, expected) in [
             (0, 30_000, 160, 0, Some(0)),
             (5000, 30_000, 160, 0, Some(5000)),
             (5000, 400, 160, 0, Some(1240)),
@@ -67,7 +67,7 @@ mod tests {
                 since: MS(1000),
                 max_wait: MS(max_wait),
                 cost: MS(cost),
-                is_ahead: is_ahead * 1_000_000,
+                ahead_by: ahead_by * 1_000_000,
                 most_ahead: MS(4500),
             };
             assert_eq!(earliest(&asks), expected.map(MS), "{asks:?}");

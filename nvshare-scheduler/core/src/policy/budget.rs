@@ -34,7 +34,7 @@ impl Budget {
 
     /// The time at which there is no debt any more, if no hand-over comes before.
     #[must_use]
-    pub fn settled_at(&self, ppm: u32) -> Duration {
+    pub fn paid_at(&self, ppm: u32) -> Duration {
         self.owes_at_most(0, ppm)
     }
 
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn spent_time_is_earned_again() {
-        for (spent, settled, allowed) in [
+        for (spent, paid, allowed) in [
             (0, 0, 0),
             (160, 3200, 0),
             // Half a second is what ten earn.
@@ -84,10 +84,10 @@ mod tests {
         ] {
             let mut budget = Budget::default();
             budget.spend(MS(spent));
-            let at = [budget.settled_at(FIVE_PER_CENT), budget.allows_at(FIVE_PER_CENT)];
-            assert_eq!(at, [MS(settled), MS(allowed)], "{spent} ms");
-            budget.advance(FIVE_PER_CENT, MS(settled));
-            assert_eq!(budget.settled_at(FIVE_PER_CENT), MS(settled), "no sooner and no later");
+            let at = [budget.paid_at(FIVE_PER_CENT), budget.allows_at(FIVE_PER_CENT)];
+            assert_eq!(at, [MS(paid), MS(allowed)], "{spent} ms");
+            budget.advance(FIVE_PER_CENT, MS(paid));
+            assert_eq!(budget.paid_at(FIVE_PER_CENT), MS(paid), "no sooner and no later");
         }
     }
 
@@ -108,10 +108,10 @@ mod tests {
         let mut budget = Budget::default();
         budget.advance(FIVE_PER_CENT, MS(3_600_000));
         budget.spend(MS(1000));
-        assert_eq!(budget.settled_at(FIVE_PER_CENT), MS(3_610_000), "half a second was saved");
+        assert_eq!(budget.paid_at(FIVE_PER_CENT), MS(3_610_000), "half a second was saved");
         budget.spend(Duration::MAX / 8);
         budget.advance(FIVE_PER_CENT, MS(3_600_001));
-        assert_eq!(budget.settled_at(FIVE_PER_CENT), MS(3_660_001));
+        assert_eq!(budget.paid_at(FIVE_PER_CENT), MS(3_660_001));
     }
 
     #[test]

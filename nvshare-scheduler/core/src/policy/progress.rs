@@ -40,7 +40,7 @@ pub const WINDOW: Duration = Duration::from_secs(1);
 /// How long what is in flight is short before the first round, at least.
 pub const SHORT_WINDOW: Duration = Duration::from_millis(250);
 /// Programs that took turns fill each other's gaps again after this time.
-pub const SETTLE: Duration = Duration::from_millis(100);
+pub const MIXES: Duration = Duration::from_millis(100);
 /// How often turns are checked against running side by side.
 pub const CHECK_EVERY: Duration = Duration::from_secs(30);
 /// The time after which turns are checked again whose check, or whose own rates, raised a doubt.

@@ -4,7 +4,7 @@ use nvshare_proto::GpuUuid;
 
 use crate::state::State;
 use crate::state::client::{ClientId, Phase};
-use crate::state::ledger::Key;
+use crate::state::ledger::Place;
 
 impl State {
     /// Recomputes the ledgers from the clients and compares. `restless`: a GPU that is still to be looked at.
@@ -49,7 +49,7 @@ impl State {
                 let has_room = self.clients.get(&id).is_none_or(|client| self.no_room_for(client).is_none());
                 has_room && !self.is_stopped(&self.unit(id))
             };
-            let only_here = |key: &Key| !elsewhere(key.2) && can_go(key.2);
+            let only_here = |place: &Place| !elsewhere(place.2) && can_go(place.2);
             let waits = gpu.contested && gpu.waiting().any(|key| only_here(&key));
             let others = self.gpus.iter().filter(|(other, _)| *other != uuid);
             let mut watchers = others.flat_map(|(_, other)| &other.watched_by);

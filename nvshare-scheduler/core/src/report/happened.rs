@@ -125,7 +125,7 @@ impl Report {
     /// Reports the bytes that a client restored on each GPU.
     fn tell_restored(&mut self, client: &Client, took: Option<Duration>, now: Time) {
         for (&gpu, account) in client.accounts.iter().filter(|(_, account)| account.restores > 0) {
-            let took = account.ahead.map_or(took, |ahead| Some(now.saturating_sub(ahead.since)));
+            let took = account.early.map_or(took, |early| Some(now.saturating_sub(early.since)));
             let (kind, client, gpus) = (EventKind::Restored, Some(client.id), vec![gpu]);
             self.happened.push_back(Happened { kind, client, gpus, bytes: Some(account.restores), took });
         }

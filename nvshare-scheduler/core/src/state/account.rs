@@ -34,7 +34,7 @@ pub(crate) struct Promise {
 
 /// Room that a client got while it was next and others still left: see [`policy::exchange`](crate::policy::exchange).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Ahead {
+pub(crate) struct EarlyRestore {
     /// When the client got the first of it.
     pub(crate) since: Time,
     /// Bytes that were absent then.
@@ -75,7 +75,7 @@ pub(crate) struct Account {
     /// Bytes that the client restores for its turn: what it had reported as absent when its restore began.
     pub(crate) restores: u64,
     /// The restore began before the grant.
-    pub(crate) ahead: Option<Ahead>,
+    pub(crate) early: Option<EarlyRestore>,
     /// Memory that was asked for and did not come back.
     pub(crate) stays: Option<Stays>,
     /// Evictions in a row that left memory where it was.
@@ -140,7 +140,7 @@ impl Account {
             needs: 0,
             promised: None,
             restores: 0,
-            ahead: None,
+            early: None,
             stays: None,
             shorts: 0,
             reported_short: false,

@@ -348,7 +348,7 @@ impl Client {
     /// Records the bytes that the client will restore under its grant: the client reports new usage while it restores.
     pub(crate) fn note_what_is_to_come_back(&mut self) {
         for account in self.accounts.values_mut() {
-            let before = account.ahead.map_or(0, |ahead| ahead.absent);
+            let before = account.early.map_or(0, |early| early.absent);
             account.restores = account.usage.absent.max(before).min(account.room);
         }
     }

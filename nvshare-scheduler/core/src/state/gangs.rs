@@ -117,8 +117,8 @@ impl Members {
 
     /// When the gang goes on without its missing members, or each member of one that is too large by itself.
     pub(crate) fn waits_until(&self) -> Option<Time> {
-        let parts = self.too_large_since.map(|since| since.saturating_add(PATIENCE));
-        (self.ids.len() < self.size as usize).then_some(self.waits_until).or(parts)
+        let disbands = self.too_large_since.map(|since| since.saturating_add(PATIENCE));
+        (self.ids.len() < self.size as usize).then_some(self.waits_until).or(disbands)
     }
 
     /// Notes whether the gang fits the one GPU of its members. Returns whether it has not for so long that they go on one by one.

@@ -12,7 +12,7 @@ use crate::state::account::Rates;
 use crate::state::client::{Client, ClientId, Identity};
 use crate::state::cost::SwitchCost;
 use crate::state::gangs::Unit;
-use crate::state::ledger::{Entry, Group, Key, Ledger, Standing};
+use crate::state::ledger::{Entry, Group, Place, Ledger, Standing};
 use crate::state::rule::Rule;
 use crate::state::shares::Shares;
 use crate::state::trial::Trial;
@@ -185,7 +185,7 @@ impl Gpu {
     }
 
     /// Clients that wait, in the order of turns.
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = Key> + '_ {
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = Place> + '_ {
         self.ledger.waiting(self.shares.clock())
     }
 
@@ -197,11 +197,11 @@ impl Gpu {
 
     /// How far its place in the order is before that of others whose job has had as much; in virtual time.
     pub(crate) fn lent_to(&self, client: &Client) -> Virtual {
-        let is_ahead = self.shares.time(client.job).saturating_sub(self.shares.clock());
+        let ahead_by = self.shares.time(client.job).saturating_sub(self.shares.clock());
         let Rule::Auto(target) = self.rule else { return 0 };
         let most = ahead::most_ahead(self.quantum, target.max_wait, self.shares.active());
         let most = nanos(most);
-        if self.goes_ahead(client) && is_ahead <= most { LENT } else { 0 }
+        if self.goes_ahead(client) && ahead_by <= most { LENT } else { 0 }
     }
 
     /// When the turn began that a client has now: one that was interrupted goes on.
@@ -234,12 +234,12 @@ impl Gpu {
     /// Whether a client waits, or did a moment ago while jobs took slices. A client that has just left asks again at once
     /// if it has more work: until then its successor must not submit without bounds. Nor may jobs whose progress is measured.
     pub(crate) fn is_contested(&self, now: Time) -> bool {
-        self.contested || self.trial.bounds() || self.contested_at.is_some_and(|at| now < at + LINGERS)
+        self.contested || self.trial.is_bounding() || self.contested_at.is_some_and(|at| now < at + LINGERS)
     }
 
     /// The same, where another client is certain to wait soon after a grant.
     pub(crate) fn is_contested_from_the_grant(&self, now: Time) -> bool {
-        (self.contested_at.is_some() || self.trial.bounds()) && self.is_contested(now)
+        (self.contested_at.is_some() || self.trial.is_bounding()) && self.is_contested(now)
     }
 
     /// Whether a drain was given up, and is tried again later.

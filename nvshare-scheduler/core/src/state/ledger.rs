@@ -11,11 +11,11 @@ use std::ops::Bound;
 
 use crate::Time;
 use crate::state::client::{ClientId, Job};
-use crate::state::shares::Part;
+use crate::state::shares::Activity;
 use crate::state::virtual_time::Virtual;
 
 /// The place of a client in the order of turns: the smallest virtual time first, then the longest wait.
-pub(crate) type Key = (Virtual, Time, ClientId);
+pub(crate) type Place = (Virtual, Time, ClientId);
 
 /// Where an entry's client stands, as far as the ledger needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,7 +41,7 @@ impl Standing {
         matches!(self, Self::Holds | Self::Leaves)
     }
 
-    pub(crate) fn stays(self) -> bool {
+    pub(crate) fn is_member(self) -> bool {
         matches!(self, Self::Holds | Self::Next)
     }
 }
@@ -68,14 +68,14 @@ pub(crate) struct Entry {
     pub(crate) stuck: bool,
     /// The client is next, and others leave for it.
     pub(crate) claims: bool,
-    /// The client's part in its job's share.
-    pub(crate) part: Part,
+    /// What the client does, as its job's share counts it.
+    pub(crate) activity: Activity,
     /// The job to which the client's time is charged.
     pub(crate) payer: Job,
     /// The job as which the client takes its turn: its own, or that of its gang.
     pub(crate) job: Job,
     /// The client's place among those that wait.
-    pub(crate) key: Key,
+    pub(crate) place: Place,
     /// The virtual time of the place counts from the GPU's clock: the client uses several GPUs, or waits with a gang.
     pub(crate) floats: bool,
     /// Bytes that the GPU has, as the client says; none: a process that has left.
@@ -97,7 +97,7 @@ impl Entry {
 }
 
 /// A place that counts from the clock, as a time.
-fn on_clock((time, since, id): Key, clock: Virtual) -> Key {
+fn on_clock((time, since, id): Place, clock: Virtual) -> Place {
     (time.saturating_add(clock), since, id)
 }
 
@@ -166,10 +166,10 @@ pub(crate) struct Ledger {
     /// How many members, and how many holders, each job has that answer.
     member_jobs: BTreeMap<Job, usize>,
     holder_jobs: BTreeMap<Job, usize>,
-    next: BTreeSet<Key>,
+    next: BTreeSet<Place>,
     /// Clients that wait and whose place is a time, and those whose place counts from the GPU's clock.
-    waiting: BTreeSet<Key>,
-    floating: BTreeSet<Key>,
+    waiting: BTreeSet<Place>,
+    floating: BTreeSet<Place>,
     /// Of each job to which time is charged: how many of its clients hold the GPU and use a turn, and how many wait.
     payers: BTreeMap<Job, [usize; 2]>,
     /// How many jobs have both.
@@ -227,7 +227,7 @@ impl Ledger {
             self.put_in(id, entry);
         }
         match (before, entry) {
-            (Some(before), Some(entry)) => Entry { key: entry.key, ..before } != entry,
+            (Some(before), Some(entry)) => Entry { place: entry.place, ..before } != entry,
             _ => true,
         }
     }
@@ -243,7 +243,7 @@ impl Ledger {
         sums.leaving += usize::from(entry.is_leaving());
         sums.running += usize::from(entry.runs);
         sums.claiming += usize::from(entry.claims);
-        if entry.standing.stays() {
+        if entry.standing.is_member() {
             sums.members.count_in(entry);
             if !entry.stuck {
                 *self.member_jobs.entry(entry.job).or_default() += 1;
@@ -261,12 +261,12 @@ impl Ledger {
         }
         match entry.standing {
             Standing::Next => {
-                self.next.insert(entry.key);
+                self.next.insert(entry.place);
                 sums.next_deficit += u128::from(entry.deficit());
                 *self.next_deficits.entry(entry.deficit()).or_default() += 1;
             }
             Standing::Waits => {
-                self.queue(entry).insert(entry.key);
+                self.queue(entry).insert(entry.place);
                 *self.waiting_demands.entry(entry.demand).or_default() += 1;
             }
             Standing::Departed => {
@@ -297,7 +297,7 @@ impl Ledger {
         sums.leaving -= usize::from(entry.is_leaving());
         sums.running -= usize::from(entry.runs);
         sums.claiming -= usize::from(entry.claims);
-        if entry.standing.stays() {
+        if entry.standing.is_member() {
             sums.members.count_out(entry);
             if !entry.stuck {
                 one_less(&mut self.member_jobs, entry.job);
@@ -315,12 +315,12 @@ impl Ledger {
         }
         match entry.standing {
             Standing::Next => {
-                self.next.remove(&entry.key);
+                self.next.remove(&entry.place);
                 sums.next_deficit -= u128::from(entry.deficit());
                 one_less(&mut self.next_deficits, entry.deficit());
             }
             Standing::Waits => {
-                self.queue(entry).remove(&entry.key);
+                self.queue(entry).remove(&entry.place);
                 one_less(&mut self.waiting_demands, entry.demand);
             }
             Standing::Departed => {
@@ -340,14 +340,14 @@ impl Ledger {
         }
     }
 
-    fn queue(&mut self, entry: &Entry) -> &mut BTreeSet<Key> {
+    fn queue(&mut self, entry: &Entry) -> &mut BTreeSet<Place> {
         if entry.floats { &mut self.floating } else { &mut self.waiting }
     }
 
     /// Counts an entry in or out of those of its job that hold the GPU, or wait.
     fn count_payer(&mut self, entry: &Entry, comes: bool) {
         let which = match entry.standing {
-            _ if entry.part.holds => 0,
+            _ if entry.activity.holds => 0,
             Standing::Waits => 1,
             _ => return,
         };
@@ -386,12 +386,12 @@ impl Ledger {
     }
 
     /// Clients that are next, in the order of turns.
-    pub(crate) fn next(&self) -> &BTreeSet<Key> {
+    pub(crate) fn next(&self) -> &BTreeSet<Place> {
         &self.next
     }
 
     /// Clients that wait, in the order of turns. `clock`: that of the GPU.
-    pub(crate) fn waiting(&self, clock: Virtual) -> impl Iterator<Item = Key> + '_ {
+    pub(crate) fn waiting(&self, clock: Virtual) -> impl Iterator<Item = Place> + '_ {
         let mut at = None;
         std::iter::from_fn(move || {
             at = self.waiting_behind(clock, at);
@@ -400,14 +400,14 @@ impl Ledger {
     }
 
     /// The first client that waits behind a place.
-    pub(crate) fn waiting_behind(&self, clock: Virtual, at: Option<Key>) -> Option<Key> {
-        let first = |queue: &BTreeSet<Key>, at: Option<Key>| match at {
+    pub(crate) fn waiting_behind(&self, clock: Virtual, at: Option<Place>) -> Option<Place> {
+        let first = |queue: &BTreeSet<Place>, at: Option<Place>| match at {
             Some(at) => queue.range((Bound::Excluded(at), Bound::Unbounded)).next().copied(),
             None => queue.first().copied(),
         };
         let floats =
             first(&self.floating, at.map(|(time, since, id)| (time.saturating_sub(clock), since, id)));
-        let floats = floats.map(|key| on_clock(key, clock));
+        let floats = floats.map(|place| on_clock(place, clock));
         first(&self.waiting, at).into_iter().chain(floats).min()
     }
 
@@ -417,11 +417,11 @@ impl Ledger {
     }
 
     /// The place of a client that waits or is next.
-    pub(crate) fn place(&self, clock: Virtual, id: ClientId) -> Option<Key> {
+    pub(crate) fn place_of(&self, clock: Virtual, id: ClientId) -> Option<Place> {
         let entry = self.entries.get(&id)?;
         match entry.standing {
-            Standing::Waits if entry.floats => Some(on_clock(entry.key, clock)),
-            Standing::Waits | Standing::Next => Some(entry.key),
+            Standing::Waits if entry.floats => Some(on_clock(entry.place, clock)),
+            Standing::Waits | Standing::Next => Some(entry.place),
             _ => None,
         }
     }
@@ -504,8 +504,8 @@ mod tests {
             |(standing, sizes, [needs, runs, stuck, floats], time, due, job)| {
                 let job = Job::Tenant(job);
                 let (room, pinned, demand, allocated, overhead, ordered) = sizes;
-                let key = (time, Time::ZERO, 0);
-                let (part, claims) = (Part { holds: runs && standing.holds(), ..Part::default() }, needs);
+                let place = (time, Time::ZERO, 0);
+                let (activity, claims) = (Activity { holds: runs && standing.holds(), ..Activity::default() }, needs);
                 let total = (standing != Standing::Departed).then_some(allocated);
                 Entry {
                     standing,
@@ -519,10 +519,10 @@ mod tests {
                     runs,
                     stuck,
                     claims,
-                    part,
+                    activity,
                     payer: job,
                     job,
-                    key,
+                    place,
                     floats,
                     total,
                     due,
@@ -551,13 +551,13 @@ mod tests {
             let mut ledger = Ledger::default();
             let mut model: BTreeMap<ClientId, Entry> = BTreeMap::new();
             for (id, change) in changes {
-                let change = change.map(|entry| Entry { key: (entry.key.0, entry.key.1, id), ..entry });
+                let change = change.map(|entry| Entry { place: (entry.place.0, entry.place.1, id), ..entry });
                 let before = model.get(&id).copied();
                 match change {
                     Some(entry) => model.insert(id, entry),
                     None => model.remove(&id),
                 };
-                let moved = |e: Entry| Entry { key: (0, Time::ZERO, 0), ..e };
+                let moved = |e: Entry| Entry { place: (0, Time::ZERO, 0), ..e };
                 prop_assert_eq!(ledger.set(id, change), before.map(moved) != change.map(moved));
                 ledger.audit().map_err(TestCaseError::fail)?;
                 let all = |what: fn(&Entry) -> u64| model.values().map(|e| u128::from(what(e))).sum::<u128>();
@@ -565,16 +565,16 @@ mod tests {
                 prop_assert_eq!(ledger.sums().pinned, all(|e| e.pinned));
                 prop_assert_eq!(ledger.sums().allocated, all(|e| e.allocated));
                 prop_assert_eq!(ledger.sums().ordered, all(|e| e.ordered.unwrap_or(0)));
-                prop_assert_eq!(ledger.sums().members, group(&model, Standing::stays));
+                prop_assert_eq!(ledger.sums().members, group(&model, Standing::is_member));
                 prop_assert_eq!(ledger.sums().holders, group(&model, Standing::holds));
                 const CLOCK: Virtual = 3;
                 let waits = || model.values().filter(|e| e.standing == Standing::Waits);
-                let place = |e: &Entry| if e.floats { on_clock(e.key, CLOCK) } else { e.key };
-                let mut waiting: Vec<Key> = waits().map(place).collect();
+                let place_now = |e: &Entry| if e.floats { on_clock(e.place, CLOCK) } else { e.place };
+                let mut waiting: Vec<Place> = waits().map(place_now).collect();
                 waiting.sort_unstable();
                 prop_assert!(ledger.waiting(CLOCK).eq(waiting));
                 prop_assert_eq!(ledger.count_waiting(), waits().count());
-                let in_turn = waits().any(|e| model.values().any(|other| other.part.holds && other.payer == e.payer));
+                let in_turn = waits().any(|e| model.values().any(|other| other.activity.holds && other.payer == e.payer));
                 prop_assert_eq!(ledger.has_waiter_in_turn(), in_turn);
                 let stated: BTreeSet<u64> = model.values().filter_map(|e| e.total).collect();
                 prop_assert_eq!(ledger.stated_size(), stated.last().map(|&most| (most, stated.len() == 1)));

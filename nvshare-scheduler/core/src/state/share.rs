@@ -46,9 +46,9 @@ pub(crate) struct Served {
     pub(crate) held: Virtual,
 }
 
-/// The part of one process in its job's share.
+/// What one process of a job does, as far as the job's share counts it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct Activity {
     /// The process wants the GPU or has it.
     pub(crate) active: bool,
     /// The process has the GPU, and restores or computes.
@@ -83,7 +83,7 @@ impl Share {
     }
 
     /// A process of the job changes.
-    pub(crate) fn count(&mut self, before: Option<Part>, after: Option<Part>) {
+    pub(crate) fn count(&mut self, before: Option<Activity>, after: Option<Activity>) {
         let (old, new) = (before.unwrap_or_default(), after.unwrap_or_default());
         count(&mut self.present, before.is_some(), after.is_some());
         count(&mut self.active, old.active, new.active);
@@ -116,7 +116,7 @@ impl Share {
     }
 
     /// Counts the service up to now. Called before the counts of the job's processes change.
-    pub(crate) fn settle(&mut self, served: Served) {
+    pub(crate) fn count_service(&mut self, served: Served) {
         (self.ran, self.restored) = self.turn(served);
         self.from = served;
     }
@@ -141,7 +141,7 @@ impl Share {
         if weight == self.weight {
             return;
         }
-        self.settle(served);
+        self.count_service(served);
         let ran = std::mem::take(&mut self.ran);
         self.restored = (self.restored - ran).max(0);
         self.time = self.time.saturating_add(weighed(ran, self.weight));

@@ -18,7 +18,7 @@ use crate::policy::pace::Pace;
 use crate::policy::rhythm::SHORTEST_SLEEP;
 use crate::policy::slices;
 use crate::state::client::Job;
-pub(crate) use crate::state::share::Part;
+pub(crate) use crate::state::share::Activity;
 use crate::state::share::{Served, Share};
 use crate::state::virtual_time::{USUAL, Virtual, nanos, weighed};
 
@@ -206,10 +206,10 @@ impl Shares {
     }
 
     /// A process of a job changes. `bound`: how much of what a job is behind or ahead is kept at most.
-    pub(crate) fn change(&mut self, job: Job, before: Option<Part>, after: Option<Part>, bound: Duration) {
+    pub(crate) fn change(&mut self, job: Job, before: Option<Activity>, after: Option<Activity>, bound: Duration) {
         let bound = nanos(bound);
         let mut was = self.jobs.get(&job).cloned().unwrap_or_else(|| Share::new(USUAL_TERMS));
-        was.settle(self.served);
+        was.count_service(self.served);
         let now = self.advanced_to;
         let mut share = was.clone();
         share.count(before, after);
@@ -307,11 +307,11 @@ mod tests {
     use crate::state::virtual_time::FINER;
 
     const S: fn(u64) -> Duration = Duration::from_secs;
-    const WAITS: Option<Part> = Some(PART);
-    const RESTORES: Option<Part> = Some(Part { holds: true, ..PART });
-    const HOLDS: Option<Part> = Some(Part { holds: true, counts: true, runs: true, ..PART });
-    const SITS: Option<Part> = Some(Part { active: false, long: false, ..PART });
-    const PART: Part = Part { active: true, holds: false, counts: false, runs: false, long: true };
+    const WAITS: Option<Activity> = Some(WANTS);
+    const RESTORES: Option<Activity> = Some(Activity { holds: true, ..WANTS });
+    const HOLDS: Option<Activity> = Some(Activity { holds: true, counts: true, runs: true, ..WANTS });
+    const SITS: Option<Activity> = Some(Activity { active: false, long: false, ..WANTS });
+    const WANTS: Activity = Activity { active: true, holds: false, counts: false, runs: false, long: true };
 
     fn job(n: u64) -> Job {
         Job::Process(n)

@@ -53,7 +53,7 @@ impl JobTerms {
     }
 
     /// Takes what the seat sets. Returns what it did before.
-    pub(crate) fn bound(&mut self, seat: Given) -> Given {
+    pub(crate) fn set_seat(&mut self, seat: Given) -> Given {
         std::mem::replace(&mut self.seat, seat)
     }
 

@@ -16,7 +16,7 @@ use crate::state::client::{Client, ClientId, Job, Phase, Why};
 use crate::state::config::Config;
 use crate::state::gpu::{Gpu, Size, Source};
 use crate::state::ledger::{Entry, Standing};
-use crate::state::share::Part;
+use crate::state::share::Activity;
 use crate::state::virtual_time::Virtual;
 
 /// Places of waiting clients, each on one GPU, that one event brings up to date: few enough to cost some microseconds.
@@ -32,7 +32,7 @@ pub(crate) struct Agenda {
     /// Waiters for which something that was in the way has changed since the core last looked at their GPUs.
     pub(crate) woken: BTreeSet<ClientId>,
     /// Clients for which the answer whether a client waits for what they hold may have changed.
-    pub(crate) untold: BTreeSet<ClientId>,
+    pub(crate) to_tell: BTreeSet<ClientId>,
     /// Clients that wait and whose place moves by itself, and in which event it was brought up to date; and the one whose turn that
     /// was last.
     pub(crate) moving: BTreeMap<ClientId, u64>,
@@ -49,11 +49,11 @@ impl Agenda {
         self.dirty.clear();
         self.dirty_gangs.clear();
         self.woken.clear();
-        self.untold.clear();
+        self.to_tell.clear();
     }
 
     /// Something about a GPU has changed: it is looked at again, and with it those who wait for that.
-    pub(crate) fn mark(&mut self, gpu: &mut Gpu) {
+    pub(crate) fn look_again(&mut self, gpu: &mut Gpu) {
         self.dirty.insert(gpu.uuid);
         self.woken.append(&mut gpu.watched_by);
     }
@@ -84,7 +84,7 @@ impl Books {
         let was_granted = client.phase.is_granted();
         change(client);
         if was_next && client.phase == Phase::Parked {
-            client.accounts.values_mut().for_each(|account| account.ahead = None);
+            client.accounts.values_mut().for_each(|account| account.early = None);
         }
         match (slept, client.is_asleep()) {
             (false, true) => client.rhythm.fall_asleep(now),
@@ -103,7 +103,7 @@ impl Books {
     pub(crate) fn with_account(&mut self, id: ClientId, gpu: GpuUuid, change: impl FnOnce(&mut Account)) {
         let now = self.state.now;
         let Some(client) = self.state.clients.get_mut(&id) else { return };
-        let seen = |client: &Client| (part(client), client.is_interactive());
+        let seen = |client: &Client| (activity(client), client.is_interactive());
         let was = seen(client);
         client.count(now);
         let is_same = seen(client) == was;
@@ -127,18 +127,18 @@ impl Books {
         let Some(client) = self.state.clients.get(&id) else { return };
         let (from, to) = only
             .map_or((Bound::Unbounded, Bound::Unbounded), |gpu| (Bound::Included(gpu), Bound::Included(gpu)));
-        let part = part(client);
+        let activity = activity(client);
         for uuid in client.accounts.range((from, to)).map(|(uuid, _)| uuid) {
             let Some(gpu) = self.state.gpus.get_mut(uuid) else { continue };
             gpu.shares.advance(now);
-            let before = gpu.ledger.entry(id).map(|entry| entry.part);
-            if before != Some(part) {
+            let before = gpu.ledger.entry(id).map(|entry| entry.activity);
+            if before != Some(activity) {
                 let bound = gpu.most_kept();
-                gpu.shares.change(client.job, before, Some(part), bound);
+                gpu.shares.change(client.job, before, Some(activity), bound);
             }
         }
         client.ahead.forget();
-        let stands = Stands::of(client, part, &self.state);
+        let stands = Stands::of(client, activity, &self.state);
         let has_mates = self.state.jobs.get(&client.job).is_some_and(|of_job| of_job.clients.len() > 1);
         let mut moves = stands.several || has_mates;
         let mut changed = false;
@@ -150,10 +150,10 @@ impl Books {
             let held = gpu.ledger.entry(id).is_some_and(|entry| entry.standing.holds());
             // With the rest of its gang.
             if entry.standing.holds() != held {
-                self.agenda.untold.insert(id);
+                self.agenda.to_tell.insert(id);
             }
             if gpu.ledger.set(id, Some(entry)) {
-                self.agenda.mark(gpu);
+                self.agenda.look_again(gpu);
                 self.agenda.changes += 1;
                 changed = true;
             }
@@ -227,7 +227,7 @@ impl Books {
 #[derive(Debug, Clone, Copy)]
 struct Stands {
     standing: Standing,
-    part: Part,
+    activity: Activity,
     job: Job,
     /// Its turn comes on several GPUs at once.
     several: bool,
@@ -236,10 +236,10 @@ struct Stands {
 }
 
 impl Stands {
-    fn of(client: &Client, part: Part, state: &State) -> Self {
+    fn of(client: &Client, activity: Activity, state: &State) -> Self {
         let (standing, several) = (standing(client), client.uses_several());
         let ahead = if several && is_ordered(standing) { state.ahead_on_all(client) } else { 0 };
-        Self { standing, part, job: state.takes_turns_as(client), several, ahead }
+        Self { standing, activity, job: state.takes_turns_as(client), several, ahead }
     }
 
     /// The client's entry on one GPU.
@@ -269,10 +269,10 @@ impl Stands {
             runs: client.phase.runs(),
             stuck: client.is_silent(),
             claims: client.phase == Phase::Next(Why::Claims),
-            part: self.part,
+            activity: self.activity,
             payer: client.job,
             job: self.job,
-            key: if ordered { (time, client.waiting_since, client.id) } else { (0, Time::ZERO, client.id) },
+            place: if ordered { (time, client.waiting_since, client.id) } else { (0, Time::ZERO, client.id) },
             floats,
             total: Some(account.usage.total),
             due: config.first_due(client, account),
@@ -296,13 +296,13 @@ fn standing(client: &Client) -> Standing {
     }
 }
 
-/// A client's part in its job's share: none while it does not answer, so that nobody waits for a turn of a process that is stopped.
-fn part(client: &Client) -> Part {
+/// What a client does for its job's share: nothing while it does not answer, so that nobody waits for a turn of a process that is stopped.
+fn activity(client: &Client) -> Activity {
     if client.stuck {
-        return Part::default();
+        return Activity::default();
     }
     let (holds, counts) = (client.phase.uses_a_turn(), client.phase.counts());
     let waits = client.waits() && !client.hopeless;
     let active = holds || waits || client.phase.is_next();
-    Part { active, holds, counts, runs: client.phase.runs(), long: active && !client.is_interactive() }
+    Activity { active, holds, counts, runs: client.phase.runs(), long: active && !client.is_interactive() }
 }

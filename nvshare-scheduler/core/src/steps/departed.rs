@@ -8,7 +8,7 @@ use crate::Time;
 use crate::state::client::{Client, ClientId, Job};
 use crate::state::gpu::{Departed, Gpu};
 use crate::state::ledger::{Entry, Standing};
-use crate::state::share::Part;
+use crate::state::share::Activity;
 use crate::steps::books::Books;
 
 /// The memory of a client that has left while its process lives on stays charged on a GPU; after `due`, the log says so.
@@ -39,7 +39,7 @@ impl Books {
             gpu.ledger.set(*id, None);
         }
         if !gone.is_empty() {
-            self.agenda.mark(gpu);
+            self.agenda.look_again(gpu);
         }
         for (id, departed) in &gone {
             self.report.tell_on(EventKind::Ended, *id, uuid, departed.bytes);
@@ -62,7 +62,7 @@ impl Books {
             Bytes(departed.bytes)
         );
         gpu.ledger.set(id, Some(departed_entry(id, departed.bytes, None)));
-        self.agenda.mark(gpu);
+        self.agenda.look_again(gpu);
         self.report.warn(text);
     }
 }
@@ -80,10 +80,10 @@ fn departed_entry(id: ClientId, bytes: u64, due: Option<Time>) -> Entry {
         runs: false,
         stuck: false,
         claims: false,
-        part: Part::default(),
+        activity: Activity::default(),
         payer: Job::Connection(id),
         job: Job::Connection(id),
-        key: (0, Time::ZERO, id),
+        place: (0, Time::ZERO, id),
         floats: false,
         total: None,
         due,

@@ -9,7 +9,7 @@ use nvshare_proto::{Amount, GpuUuid, SchedulerMessage};
 use crate::Time;
 use crate::judge::room::next_behind;
 use crate::policy::patience::LONGEST_RESTORE;
-use crate::state::account::Ahead;
+use crate::state::account::EarlyRestore;
 use crate::state::client::{Client, ClientId, HandOver, Phase, Why};
 use crate::state::gpu::Gpu;
 use crate::state::ledger::Standing;
@@ -43,7 +43,7 @@ impl Round<'_> {
             && let Some((_, _, id)) = next_behind(gpu, at)
         {
             self.books.work += 1;
-            at = gpu.ledger.entry(id).map(|entry| entry.key);
+            at = gpu.ledger.entry(id).map(|entry| entry.place);
             let gang = self.books.state.gang_of(id);
             if gang.is_none_or(|gang| !judged.contains(&gang)) {
                 judged.extend(gang);
@@ -125,7 +125,7 @@ impl Round<'_> {
             let leaves = self.books.order_evictions(uuid, missing, Some(&lacking));
             // One that uses several GPUs, or has a gang, holds nothing while it waits for the others.
             if leaves && unit.len() == 1 && gpus.len() == 1 {
-                self.books.restore_ahead(id, uuid, free);
+                self.books.restore_early(id, uuid, free);
             }
         }
         if complete {
@@ -139,7 +139,7 @@ impl Round<'_> {
 impl Books {
     /// A client that is next gets what is free, while others still make room for it: it brings its memory back behind its
     /// closed gate. The room is its own, whatever becomes of its turn.
-    fn restore_ahead(&mut self, id: ClientId, uuid: GpuUuid, free: u64) {
+    fn restore_early(&mut self, id: ClientId, uuid: GpuUuid, free: u64) {
         let now = self.state.now;
         let there = self.state.clients.get(&id).zip(self.state.account(id, uuid));
         // An allocation that waits is served first.
@@ -151,7 +151,7 @@ impl Books {
         }
         self.with_account(id, uuid, |account| {
             let absent = account.usage.absent;
-            account.ahead.get_or_insert(Ahead { since: now, absent });
+            account.early.get_or_insert(EarlyRestore { since: now, absent });
             account.room = account.room.saturating_add(bytes);
         });
         self.report.send(id, SchedulerMessage::Restore(Amount { gpu: uuid, bytes }));
@@ -170,7 +170,7 @@ impl Books {
             let capacity = gpu.map_or(0, |gpu| self.state.capacity(gpu, id));
             let Some(account) = self.state.account(id, uuid) else { continue };
             let absent = account.usage.absent.min(capacity);
-            moved |= absent > 0 || account.ahead.is_some();
+            moved |= absent > 0 || account.early.is_some();
             restore += account.rates.there_and_back(absent);
             self.on_gpu(uuid, |gpu| freed_at = freed_at.max(gpu.freed_at.take()));
             self.with_account(id, uuid, |account| account.room = account.room.saturating_add(bytes));

@@ -78,7 +78,7 @@ impl Books {
                 return;
             }
         }
-        self.give_up_place(id, phase);
+        self.leave_gpus(id, phase);
         self.release_drained(id);
     }
 
@@ -107,13 +107,13 @@ impl Books {
         }
         for &other in unit.iter() {
             if self.state.phase(other) == Some(Phase::Drained) {
-                self.give_up_place(other, Phase::Drained);
+                self.leave_gpus(other, Phase::Drained);
             }
         }
     }
 
     /// No work of a client runs on the GPU any more: other clients may have its place.
-    fn give_up_place(&mut self, id: ClientId, phase: Phase) {
+    fn leave_gpus(&mut self, id: ClientId, phase: Phase) {
         let now = self.state.now;
         self.with(id, |client| {
             // A client that drained before the others of its gang may have requested the lock again.

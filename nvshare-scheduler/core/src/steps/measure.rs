@@ -38,7 +38,7 @@ impl Books {
                 self.report.send(id, SchedulerMessage::AskProgress { ticket });
             }
         }
-        if todo.part {
+        if todo.separate {
             for id in gpu.ledger.holders().clone() {
                 self.ask_to_leave(id);
             }

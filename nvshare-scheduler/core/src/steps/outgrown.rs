@@ -22,18 +22,18 @@ impl Books {
         if self.state.fit(gpu, members, first) {
             return;
         }
-        let stays =
+        let is_stubborn =
             |id: &ClientId| self.state.clients.get(id).is_some_and(|client| client.deferrals >= STUBBORN);
         let mut members = self.state.members(gpu);
         if !is_over {
             let grew = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.needs);
             members.sort_by_key(grew);
         }
-        members.sort_by_key(|id| !stays(id));
-        let for_one_that_stays = members.first().is_some_and(stays);
+        members.sort_by_key(|id| !is_stubborn(id));
+        let for_a_stubborn_one = members.first().is_some_and(is_stubborn);
         let (_, leavers) = self.state.keep_what_fits(gpu, None, members);
         // The drain that was given up is not tried again so soon; for one that stays, others leave at once.
-        if now < not_before && (!for_one_that_stays || leavers.iter().any(stays)) {
+        if now < not_before && (!for_a_stubborn_one || leavers.iter().any(is_stubborn)) {
             self.wake_at(uuid, not_before);
             return;
         }

@@ -131,7 +131,7 @@ impl Books {
         if let Some(gpu) = self.state.gpus.get_mut(&uuid)
             && gpu.note_contest(self.state.now)
         {
-            self.agenda.untold.extend(gpu.ledger.holders());
+            self.agenda.to_tell.extend(gpu.ledger.holders());
         }
     }
 
@@ -139,9 +139,9 @@ impl Books {
     /// for the whole gang.
     fn tell_holders(&mut self) {
         let now = self.state.now;
-        let untold = std::mem::take(&mut self.agenda.untold).into_iter().collect();
+        let to_tell = std::mem::take(&mut self.agenda.to_tell).into_iter().collect();
         let mut of_gangs: BTreeMap<u64, bool> = BTreeMap::new();
-        for id in self.state.with_their_gangs(untold) {
+        for id in self.state.with_their_gangs(to_tell) {
             self.work += 1;
             let Some(client) = self.state.clients.get(&id) else { continue };
             let known = client.gang.and_then(|gang| of_gangs.get(&gang)).copied();

@@ -55,7 +55,7 @@ impl<'a> Round<'a> {
     /// why there is no room.
     pub(crate) fn judge_hopeless(&mut self, id: ClientId) -> bool {
         let mut full = self.books.full_for(id);
-        if self.part_if_too_large(id, full) {
+        if self.disband_if_too_large(id, full) {
             full = self.books.full_for(id);
         }
         let hopeless = full.is_some()
@@ -70,19 +70,19 @@ impl<'a> Round<'a> {
 
     /// A gang has no room on a GPU, or has it on all (`None`). If it has waited long enough, and its members could go on one by one,
     /// they do: then they are no gang any more. Returns whether that is so.
-    fn part_if_too_large(&mut self, id: ClientId, full: Option<GpuUuid>) -> bool {
+    fn disband_if_too_large(&mut self, id: ClientId, full: Option<GpuUuid>) -> bool {
         let state = &mut self.books.state;
         let Some(gang) = state.gang_of(id) else { return false };
         let unit = state.unit(id);
         let full = full.filter(|_| unit.len() > 1).and_then(|uuid| state.gpus.get(&uuid));
-        let parts = full.filter(|gpu| {
+        let lacks = full.filter(|gpu| {
             let fits_alone = |&id: &ClientId| state.fits_alone(gpu, &Unit::One([id]));
             state.gpus_of(&unit) == [gpu.uuid] && unit.iter().all(fits_alone)
         });
-        let (parts, now) = (parts.map(|gpu| gpu.uuid), state.now);
+        let (lacks, now) = (lacks.map(|gpu| gpu.uuid), state.now);
         let members = state.gangs.get_mut(&gang);
-        let is_over = members.is_some_and(|members| members.note_too_large(parts.is_some(), now));
-        let Some(uuid) = parts.filter(|_| is_over) else { return false };
+        let is_over = members.is_some_and(|members| members.note_too_large(lacks.is_some(), now));
+        let Some(uuid) = lacks.filter(|_| is_over) else { return false };
         state.gangs.remove(&gang);
         self.waiters.clear();
         self.lacking.clear();

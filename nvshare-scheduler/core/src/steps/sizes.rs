@@ -26,7 +26,7 @@ impl Books {
 
     /// Tells a client how much it may fill of a GPU that it has begun to use.
     pub(crate) fn greet(&mut self, id: ClientId, uuid: GpuUuid) {
-        self.settle_disputes(uuid);
+        self.agree_on_size(uuid);
         self.tell_capacity(id, uuid);
     }
 
@@ -37,7 +37,7 @@ impl Books {
 
     /// Without NVML and `--gpu-memory`, a GPU is as large as its clients say. While they agree, that size holds for all of
     /// them; when they differ, each client is believed for itself, and they run one at a time.
-    pub(crate) fn settle_disputes(&mut self, uuid: GpuUuid) {
+    pub(crate) fn agree_on_size(&mut self, uuid: GpuUuid) {
         let Some(gpu) = self.state.gpus.get(&uuid).filter(|gpu| gpu.source != Source::Certain) else {
             return;
         };
@@ -84,7 +84,7 @@ impl Books {
             return;
         }
         gpu.capacity = bytes;
-        self.agenda.mark(gpu);
+        self.agenda.look_again(gpu);
         self.reenter(uuid);
     }
 

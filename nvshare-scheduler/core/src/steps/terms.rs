@@ -8,15 +8,15 @@ use crate::steps::books::Books;
 
 impl Books {
     /// Applies a job's terms on all of its GPUs, after an administrator changed them.
-    pub(crate) fn settle_terms(&mut self, job: Job) {
+    pub(crate) fn apply_terms(&mut self, job: Job) {
         let gpus = self.state.jobs.get(&job).map(OfJob::gpus).unwrap_or_default();
-        self.settle_terms_on(job, gpus);
-        self.settle_pauses(self.state.members_of_job(job));
+        self.apply_terms_on(job, gpus);
+        self.apply_pauses(self.state.members_of_job(job));
     }
 
     /// Applies a job's terms on these GPUs.
-    fn settle_terms_on(&mut self, job: Job, gpus: Vec<GpuUuid>) {
-        let mut bounds = false;
+    fn apply_terms_on(&mut self, job: Job, gpus: Vec<GpuUuid>) {
+        let mut is_news = false;
         let terms = TermsOf::new(job, &self.state.given, &self.state.jobs);
         for uuid in gpus {
             let Some(gpu) = self.state.gpus.get_mut(&uuid) else { continue };
@@ -24,17 +24,17 @@ impl Books {
             gpu.shares.advance(self.state.now);
             if gpu.shares.set_terms(job, terms.on(Some(uuid)).terms()) {
                 self.agenda.dirty.insert(uuid);
-                bounds = true;
+                is_news = true;
             }
         }
-        if bounds {
-            self.agenda.untold.extend(self.state.members_of_job(job));
+        if is_news {
+            self.agenda.to_tell.extend(self.state.members_of_job(job));
         }
     }
 
     /// Pauses these clients and their gangs, or lets them go on. A gang is granted together or not at all, so all of it is
     /// paused while the job of one of its members is.
-    pub(crate) fn settle_pauses(&mut self, clients: Vec<ClientId>) {
+    pub(crate) fn apply_pauses(&mut self, clients: Vec<ClientId>) {
         for id in self.state.with_their_gangs(clients) {
             self.work += 1;
             let unit = self.state.unit(id);
@@ -45,7 +45,7 @@ impl Books {
                 self.with(id, |client| client.paused = paused);
                 // A client that runs has to leave, though nothing in its ledger entries changed. Until it can, its work in flight is bounded.
                 self.agenda.dirty.extend(self.state.gpus_used_by(id));
-                self.agenda.untold.insert(id);
+                self.agenda.to_tell.insert(id);
             }
         }
     }
@@ -75,15 +75,15 @@ impl Books {
 
     /// Applies the terms of a client's job after the client came, or began to use a GPU. A wish of one process counts on all GPUs of
     /// its job.
-    pub(crate) fn settle_job(&mut self, id: ClientId) {
+    pub(crate) fn apply_terms_of(&mut self, id: ClientId) {
         let Some(client) = self.state.clients.get(&id) else { return };
         let job = client.job;
         let gpus = match self.state.jobs.get(&job) {
             Some(of_job) if asks_for_its_job(&client.asked) => of_job.gpus(),
             _ => client.gpus(),
         };
-        self.settle_terms_on(job, gpus);
-        self.settle_pauses(vec![id]);
+        self.apply_terms_on(job, gpus);
+        self.apply_pauses(vec![id]);
         self.tell_limits(id, 0);
     }
 
@@ -100,7 +100,7 @@ impl Books {
             }
         } else if asks_for_its_job(&client.asked) {
             let gpus = of_job.gpus();
-            self.settle_terms_on(job, gpus);
+            self.apply_terms_on(job, gpus);
         }
     }
 }

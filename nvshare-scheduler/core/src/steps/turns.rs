@@ -9,7 +9,7 @@ use crate::judge::waiter::{Case, Head, Verdict, head_beside, nobody_else_fits};
 use crate::state::client::{Client, ClientId, Phase, Why};
 use crate::state::gangs::{Members, Unit};
 use crate::state::gpu::Gpu;
-use crate::state::ledger::Key;
+use crate::state::ledger::Place;
 use crate::state::rule::Rule;
 use crate::steps::books::Books;
 use crate::steps::round::Round;
@@ -20,16 +20,16 @@ impl Round<'_> {
     pub(crate) fn choose(&mut self, uuid: GpuUuid) {
         self.books.on_gpu(uuid, |gpu| gpu.contested = false);
         let mut head: Option<Head> = None;
-        let mut at: Option<Key> = None;
+        let mut at: Option<Place> = None;
         let mut judged: Vec<u64> = Vec::new();
-        while let Some(key) = self.books.waiter_behind(uuid, at) {
-            at = Some(key);
+        while let Some(place) = self.books.waiter_behind(uuid, at) {
+            at = Some(place);
             self.books.work += 1;
-            let id = key.2;
+            let id = place.2;
             // What others of its job got meanwhile may have moved it behind others: then it is met again.
             self.books.refresh_place(id);
             let Some((gpu, client)) = self.books.waiter(uuid, id) else { return };
-            if self.books.state.place_on(gpu, client) > key {
+            if self.books.state.place_on(gpu, client) > place {
                 continue;
             }
             if let Some(gang) = client.gang {
@@ -43,7 +43,7 @@ impl Round<'_> {
                     return;
                 }
                 if self.books.state.everybody_else_waits_for(gpu, head) {
-                    return self.books.mark_contested(uuid);
+                    return self.books.note_contested(uuid);
                 }
             }
             let case = self.case_of(id);
@@ -55,7 +55,7 @@ impl Round<'_> {
 }
 
 impl Books {
-    fn waiter_behind(&self, uuid: GpuUuid, at: Option<Key>) -> Option<Key> {
+    fn waiter_behind(&self, uuid: GpuUuid, at: Option<Place>) -> Option<Place> {
         let gpu = self.state.gpus.get(&uuid)?;
         gpu.ledger.waiting_behind(gpu.shares.clock(), at)
     }
@@ -69,7 +69,7 @@ impl Books {
             Verdict::Hopeless => {
                 // A client is waited for even if it does not drain, and has to bound its work in flight.
                 if self.state.gpus.get(&uuid).is_some_and(|gpu| self.state.somebody_defers(gpu)) {
-                    self.mark_contested(uuid);
+                    self.note_contested(uuid);
                 }
                 let gang = self.state.gang_of(id).and_then(|gang| self.state.gangs.get(&gang));
                 let until = gang.and_then(Members::waits_until);
@@ -81,19 +81,19 @@ impl Books {
             }
             Verdict::Leaves => {}
             Verdict::Behind => {
-                self.mark_contested(uuid);
+                self.note_contested(uuid);
                 self.line_up(uuid, &case.unit, head.as_mut());
             }
             Verdict::Paced(until) => self.wake_at(uuid, until),
             // Until those ahead have gone, the waiter is in nobody's way here.
             Verdict::Barred => {
                 if self.state.outlook(case).is_contested(uuid) {
-                    self.mark_contested(uuid);
+                    self.note_contested(uuid);
                 }
             }
             Verdict::Fits => self.make_next(&case.unit, Why::Joins),
             Verdict::NeedsTurn => {
-                self.mark_all_contested(uuid, case);
+                self.note_all_contested(uuid, case);
                 if self.recall_part_of_gang(&case.unit) {
                     return;
                 }
@@ -141,18 +141,18 @@ impl Books {
     }
 
     /// Others are waited for on each GPU that a waiter does not fit: noted once in a round, and at the look at each.
-    fn mark_all_contested(&mut self, uuid: GpuUuid, case: &Case) {
+    fn note_all_contested(&mut self, uuid: GpuUuid, case: &Case) {
         let outlook = self.state.outlook(case);
-        if outlook.marked.set(()).is_ok() {
+        if outlook.noted.set(()).is_ok() {
             for &gpu in &outlook.contested {
-                self.mark_contested(gpu);
+                self.note_contested(gpu);
             }
         } else if outlook.is_contested(uuid) {
-            self.mark_contested(uuid);
+            self.note_contested(uuid);
         }
     }
 
-    fn mark_contested(&mut self, uuid: GpuUuid) {
+    fn note_contested(&mut self, uuid: GpuUuid) {
         self.on_gpu(uuid, |gpu| gpu.contested = true);
     }
 

@@ -5,7 +5,7 @@
 //! | rests | side by side | when the set may be tried (again) |
 //! | counts | side by side | when it is known what a window got done |
 //! | shortens | side by side | when what is in flight is short |
-//! | parts | side by side | when all have given the lock back: then the count of each is exact |
+//! | separates | side by side | when all have given the lock back: then the count of each is exact |
 //! | turns | by turns | when a round is complete; if turns are decided upon, when they are to be checked |
 //!
 //! What counts is work that is complete. Side by side, clients are asked at both ends of the window: each answers as soon as all is complete
@@ -34,7 +34,7 @@ pub(crate) use seen::{Sight, Todo};
 /// A client has completed within this time what it had submitted when it was asked: more than any queue of work.
 const ANSWERS: Duration = Duration::from_secs(30);
 /// Submitted work is complete within this time after all were asked for the lock.
-const PARTS: Duration = Duration::from_secs(10);
+const SEPARATES: Duration = Duration::from_secs(10);
 /// Answers that come within this time say that what is in flight is short: a drain of it is not given up.
 const SHORT_FLIGHT: Duration = Duration::from_millis(150);
 /// What is in flight becomes short within this time, or not at all: a single kernel may be long.
@@ -68,7 +68,7 @@ enum Stage {
         since: Time,
         asked: Time,
     },
-    Parts {
+    Separates {
         since: Time,
     },
     /// Since when, and whether a job slept in this round, whose rates say nothing then.
@@ -118,15 +118,15 @@ pub(crate) struct Trial {
 impl Trial {
     /// Whether jobs take turns though they fit.
     pub(crate) fn takes_turns(&self) -> bool {
-        matches!(self.stage, Stage::Parts { .. } | Stage::Turns { .. })
+        matches!(self.stage, Stage::Separates { .. } | Stage::Turns { .. })
     }
 
     /// Whether what is in flight is bounded, though nobody may wait.
-    pub(crate) fn bounds(&self) -> bool {
+    pub(crate) fn is_bounding(&self) -> bool {
         match self.stage {
             Stage::Rests { .. } => false,
             Stage::Counts { asked, first, .. } => !first || asked == 2,
-            Stage::Shortens { .. } | Stage::Parts { .. } | Stage::Turns { .. } => true,
+            Stage::Shortens { .. } | Stage::Separates { .. } | Stage::Turns { .. } => true,
         }
     }
 
@@ -263,13 +263,13 @@ impl Trial {
                 Some(_) => self.finish_count(now, todo),
             },
             Stage::Shortens { since, asked } => self.shorten(since, asked, now, todo),
-            Stage::Parts { since } => {
-                todo.wake = Some(since + PARTS);
+            Stage::Separates { since } => {
+                todo.wake = Some(since + SEPARATES);
                 if sight.is_free {
                     todo.begin = true;
                     self.given_back = now;
                     self.begin_round(now);
-                } else if now >= since + PARTS {
+                } else if now >= since + SEPARATES {
                     self.end(now, "their work does not come to an end", todo);
                 }
             }
@@ -321,10 +321,10 @@ impl Trial {
         }
     }
 
-    fn count_for(&mut self, settle: Duration, window: Duration, first: bool, now: Time) {
+    fn count_for(&mut self, after: Duration, window: Duration, first: bool, now: Time) {
         self.said.clear();
         self.before = std::mem::take(&mut self.beside);
-        self.stage = Stage::Counts { from: now + settle, to: now + settle + window, asked: 0, first };
+        self.stage = Stage::Counts { from: now + after, to: now + after + window, asked: 0, first };
     }
 
     /// It is known what a window side by side got done.
@@ -418,9 +418,9 @@ impl Trial {
 
     fn separate(&mut self, now: Time, todo: &mut Todo) {
         self.counts.clear();
-        self.stage = Stage::Parts { since: now };
-        todo.part = true;
-        todo.wake = Some(now + PARTS);
+        self.stage = Stage::Separates { since: now };
+        todo.separate = true;
+        todo.wake = Some(now + SEPARATES);
     }
 
     /// The rounds of the trial, each with the windows before and after it, speak for turns.
@@ -493,7 +493,7 @@ impl Trial {
         let Aim::Turns(checks) = &mut self.aim else { return };
         if now >= checks.next || other && now >= checks.ended + progress::CHECK_SOON {
             checks.under_way = true;
-            self.count_for(progress::SETTLE, progress::WINDOW, false, now);
+            self.count_for(progress::MIXES, progress::WINDOW, false, now);
         } else {
             self.begin_round(now);
         }
@@ -512,7 +512,7 @@ impl Trial {
         } else if !std::mem::replace(glanced, true) {
             self.begin_round(now);
         } else {
-            self.count_for(progress::SETTLE, progress::WINDOW, false, now);
+            self.count_for(progress::MIXES, progress::WINDOW, false, now);
         }
     }
 
@@ -542,7 +542,7 @@ impl Trial {
             Stage::Rests { .. } => return,
             // What a round that was not complete has lost is not known; nor is it what turns lost to gaps.
             // In a drain that was given up, a program may have waited for itself.
-            Stage::Turns { since, .. } | Stage::Parts { since } => now.saturating_sub(since),
+            Stage::Turns { since, .. } | Stage::Separates { since } => now.saturating_sub(since),
             Stage::Counts { .. } | Stage::Shortens { .. } => Duration::ZERO,
         };
         self.lost += lost;
@@ -551,7 +551,7 @@ impl Trial {
         let failures = self.failures;
         if self.is_decided() {
             todo.note = Some(format!("jobs that fit run side by side again: {why}"));
-        } else if self.bounds() {
+        } else if self.is_bounding() {
             todo.note = Some(format!("a trial of jobs that fit side by side is over: {why}"));
         }
         self.rest_after_failure(now);

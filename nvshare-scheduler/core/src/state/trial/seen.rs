@@ -40,7 +40,7 @@ pub(crate) struct Todo {
     /// Ask the clients of the set, with this ticket, to say when what they have submitted by now is complete.
     pub(crate) ask: Option<u64>,
     /// Ask all holders for the lock.
-    pub(crate) part: bool,
+    pub(crate) separate: bool,
     /// All holders have given it back: the first turn begins.
     pub(crate) begin: bool,
     /// Look again then, if no event comes before.
