@@ -45,10 +45,10 @@ fn nobody_gains(rule: &str, config: &Config) {
         let cheat = world.add(0, cheat);
         let honest = [7, 13].map(|at| world.add(at, Honest::new(0, 12)));
         world.run(Duration::from_secs(120), |_| {});
-        let places = [cheat, honest[0], honest[1]];
-        let [got, first, second] = places.map(|place| world.computed(place).as_secs_f64());
+        let roles = [cheat, honest[0], honest[1]];
+        let [got, first, second] = roles.map(|role| world.computed(role).as_secs_f64());
         let part = got / (got + first + second);
-        let held = places.map(|place| world.held(place).as_secs_f64());
+        let held = roles.map(|role| world.held(role).as_secs_f64());
         let taken = held[0] / held.iter().sum::<f64>();
         println!(
             "{rule}, {what}: {part:.3} of the time, {taken:.3} with restores; {got:.1}, {first:.1} and {second:.1} s"

@@ -33,10 +33,10 @@ fn job(weight: u32, switch: Switch) -> Honest {
 /// The times in which these compute, in seconds, up to some moments.
 fn computed<const N: usize>(jobs: &[Honest], quantum: u64, moments: [u64; N]) -> [Vec<f64>; N] {
     let mut world = World::new(Config { quantum: MS(quantum), ..config(false) });
-    let places: Vec<usize> = jobs.iter().map(|job| world.add(0, job.clone())).collect();
+    let roles: Vec<usize> = jobs.iter().map(|job| world.add(0, job.clone())).collect();
     moments.map(|seconds| {
         world.run(Duration::from_secs(seconds), |_| {});
-        places.iter().map(|&place| world.computed(place).as_secs_f64()).collect()
+        roles.iter().map(|&role| world.computed(role).as_secs_f64()).collect()
     })
 }
 

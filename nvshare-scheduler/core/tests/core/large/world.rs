@@ -38,8 +38,8 @@ enum Later {
     Act(usize, u64, Act),
 }
 
-/// One place in the world: a behaviour, and the client that it is at present.
-struct Place {
+/// One role in the world: a behaviour, and the client that it is at present.
+struct Role {
     behaviour: Box<dyn Behaviour>,
     /// Its client, if it is connected.
     client: Option<u64>,
@@ -70,7 +70,7 @@ pub(crate) struct World {
     pub(crate) now: Duration,
     /// When the scheduler started.
     started: Duration,
-    places: Vec<Place>,
+    roles: Vec<Role>,
     of_client: BTreeMap<u64, usize>,
     clients: u64,
     agenda: BTreeMap<(Duration, u64), Later>,
@@ -87,7 +87,7 @@ impl World {
             core: Core::new(config),
             now: Duration::ZERO,
             started: Duration::ZERO,
-            places: Vec::new(),
+            roles: Vec::new(),
             of_client: BTreeMap::new(),
             clients: 0,
             agenda: BTreeMap::new(),
@@ -101,7 +101,7 @@ impl World {
     /// Somebody comes at this time, in milliseconds.
     pub(crate) fn add(&mut self, at: u64, behaviour: impl Behaviour + 'static) -> usize {
         let was = behaviour.seen();
-        self.places.push(Place {
+        self.roles.push(Role {
             behaviour: Box::new(behaviour),
             client: None,
             returns: false,
@@ -113,8 +113,8 @@ impl World {
             wait: None,
             worst_wait: 0.0,
         });
-        self.at(MS(at), Later::Begin(self.places.len() - 1));
-        self.places.len() - 1
+        self.at(MS(at), Later::Begin(self.roles.len() - 1));
+        self.roles.len() - 1
     }
 
     fn at(&mut self, time: Duration, what: Later) {
@@ -122,27 +122,27 @@ impl World {
         self.agenda.insert((time, self.sequence), what);
     }
 
-    /// Who is there: each place that has a client, with its client, its job and what is seen of it.
+    /// Who is there: each role that has a client, with its client, its job and what is seen of it.
     pub(crate) fn who_is_there(&self) -> impl Iterator<Item = (u64, (u8, u64), Seen)> {
-        self.places.iter().filter_map(|place| Some((place.client?, place.job, place.was)))
+        self.roles.iter().filter_map(|role| Some((role.client?, role.job, role.was)))
     }
 
     /// For how long somebody had the lock, from grant to drained.
-    pub(crate) fn held(&self, place: usize) -> Duration {
-        let place = &self.places[place];
-        place.held
+    pub(crate) fn held(&self, role: usize) -> Duration {
+        let role = &self.roles[role];
+        role.held
     }
 
     /// For how long somebody's gate was open, or its work completed.
-    pub(crate) fn computed(&self, place: usize) -> Duration {
-        let place = &self.places[place];
-        place.computed
+    pub(crate) fn computed(&self, role: usize) -> Duration {
+        let role = &self.roles[role];
+        role.computed
     }
 
-    pub(crate) fn longest_wait(&self, place: usize) -> Duration {
-        let place = &self.places[place];
-        let waits = place.was.waits_since.map_or(Duration::ZERO, |since| self.now.saturating_sub(since));
-        place.longest_wait.max(waits)
+    pub(crate) fn longest_wait(&self, role: usize) -> Duration {
+        let role = &self.roles[role];
+        let waits = role.was.waits_since.map_or(Duration::ZERO, |since| self.now.saturating_sub(since));
+        role.longest_wait.max(waits)
     }
 
     /// Runs until this time, and calls `watch` after each event.
@@ -168,15 +168,15 @@ impl World {
     /// Another scheduler takes the place of this one, at a moment when no memory comes back to the card, and its clients come
     /// back one after the other. Who ran goes on meanwhile.
     pub(crate) fn restart(&mut self, config: Config) {
-        while self.places.iter().any(|place| place.was.restores) {
+        while self.roles.iter().any(|role| role.was.restores) {
             self.run(self.now + MS(1), |_| {});
         }
         self.core = Core::new(config);
         self.started = self.now;
         self.of_client.clear();
-        for at in 0..self.places.len() {
-            if self.places[at].client.take().is_some() {
-                self.places[at].returns = true;
+        for at in 0..self.roles.len() {
+            if self.roles[at].client.take().is_some() {
+                self.roles[at].returns = true;
                 self.at(self.now + MS(20 + at as u64 * 37 % 1000), Later::Return(at));
             }
         }
@@ -185,9 +185,9 @@ impl World {
     fn pass(&mut self, time: Duration) {
         let passed = time.saturating_sub(self.now);
         self.now = self.now.max(time);
-        for place in self.places.iter_mut().filter(|place| place.was.holds) {
-            place.held += passed;
-            place.computed += if place.was.restores { Duration::ZERO } else { passed };
+        for role in self.roles.iter_mut().filter(|role| role.was.holds) {
+            role.held += passed;
+            role.computed += if role.was.restores { Duration::ZERO } else { passed };
         }
     }
 
@@ -198,23 +198,23 @@ impl World {
                 let client = self.clients;
                 self.clients += 1;
                 self.of_client.insert(client, at);
-                let place = &mut self.places[at];
-                place.client = Some(client);
-                let (identity, register, plan) = if std::mem::take(&mut place.returns) {
-                    place.behaviour.returns(client, now)
+                let role = &mut self.roles[at];
+                role.client = Some(client);
+                let (identity, register, plan) = if std::mem::take(&mut role.returns) {
+                    role.behaviour.returns(client, now)
                 } else {
-                    place.behaviour.begins(client, now)
+                    role.behaviour.begins(client, now)
                 };
-                place.job = job(identity, client);
-                place.wait = None;
+                role.job = job(identity, client);
+                role.wait = None;
                 self.event(Event::Registered { client, identity, register });
                 self.plan(at, client, plan);
             }
-            Later::Deliver(at, client, message) if self.places[at].client == Some(client) => {
-                let plan = self.places[at].behaviour.hears(message, now);
+            Later::Deliver(at, client, message) if self.roles[at].client == Some(client) => {
+                let plan = self.roles[at].behaviour.hears(message, now);
                 self.plan(at, client, plan);
             }
-            Later::Act(at, client, act) if self.places[at].client == Some(client) => match act {
+            Later::Act(at, client, act) if self.roles[at].client == Some(client) => match act {
                 Act::Say(message) => {
                     let asks = message == ClientMessage::ReqLock;
                     self.event(Event::Message { client, message });
@@ -223,11 +223,11 @@ impl World {
                     }
                 }
                 Act::Own(what) => {
-                    let plan = self.places[at].behaviour.does(what, now);
+                    let plan = self.roles[at].behaviour.does(what, now);
                     self.plan(at, client, plan);
                 }
                 Act::End(again) => {
-                    self.places[at].client = None;
+                    self.roles[at].client = None;
                     self.of_client.remove(&client);
                     self.event(Event::Disconnected { client, process_remains: false });
                     if let Some(again) = again {
@@ -243,36 +243,36 @@ impl World {
     /// before that. This counts for the jobs that are there, and for those that come later and are behind. A gang waits so on
     /// each of its GPUs.
     fn begins_to_wait(&mut self, at: usize) {
-        let Some(client) = self.places[at].client else { return };
-        let (own, on) = (self.places[at].job, self.places[at].behaviour.seen().gpu);
-        if self.places[at].wait.is_none() {
+        let Some(client) = self.roles[at].client else { return };
+        let (own, on) = (self.roles[at].job, self.roles[at].behaviour.seen().gpu);
+        if self.roles[at].wait.is_none() {
             let mut wait = Wait { since: self.now, catch_up: Duration::ZERO, jobs: BTreeSet::new() };
-            let of_gang = |place: &&Place| own.0 == 2 && place.job == own && place.client.is_some();
+            let of_gang = |role: &&Role| own.0 == 2 && role.job == own && role.client.is_some();
             let mut gpus: BTreeSet<u8> =
-                self.places.iter().filter(of_gang).map(|p| p.behaviour.seen().gpu).collect();
+                self.roles.iter().filter(of_gang).map(|p| p.behaviour.seen().gpu).collect();
             gpus.insert(on);
             for on in gpus {
-                for other in self.places.iter().filter(|other| other.job != own) {
+                for other in self.roles.iter().filter(|other| other.job != own) {
                     self.allow_before(other, on, client, &mut wait);
                 }
             }
-            self.places[at].wait = Some(wait);
+            self.roles[at].wait = Some(wait);
         }
-        for waiter in 0..self.places.len() {
-            if self.places[waiter].job == own {
+        for waiter in 0..self.roles.len() {
+            if self.roles[waiter].job == own {
                 continue;
             }
             let (Some(mut wait), Some(client)) =
-                (self.places[waiter].wait.take(), self.places[waiter].client)
+                (self.roles[waiter].wait.take(), self.roles[waiter].client)
             else {
                 continue;
             };
-            self.allow_before(&self.places[at], on, client, &mut wait);
-            self.places[waiter].wait = Some(wait);
+            self.allow_before(&self.roles[at], on, client, &mut wait);
+            self.roles[waiter].wait = Some(wait);
         }
     }
 
-    fn allow_before(&self, other: &Place, on: u8, waiter: u64, wait: &mut Wait) {
+    fn allow_before(&self, other: &Role, on: u8, waiter: u64, wait: &mut Wait) {
         let Some(id) = other.client.filter(|_| other.behaviour.seen().gpu == on) else { return };
         let times = self.core.virtual_time(gpu(on), waiter).zip(self.core.virtual_time(gpu(on), id));
         let Some((own, time)) = times else { return };
@@ -282,17 +282,17 @@ impl World {
         }
     }
 
-    /// The longest wait of a place, as a part of how long it may have been; the wait that is not over included.
-    pub(crate) fn worst_wait(&self, place: usize) -> f64 {
-        let place = &self.places[place];
-        place.wait.as_ref().map_or(0.0, |wait| self.part_of(place, wait)).max(place.worst_wait)
+    /// The longest wait of a role, as a part of how long it may have been; the wait that is not over included.
+    pub(crate) fn worst_wait(&self, role: usize) -> f64 {
+        let role = &self.roles[role];
+        role.wait.as_ref().map_or(0.0, |wait| self.part_of(role, wait)).max(role.worst_wait)
     }
 
-    fn part_of(&self, place: &Place, wait: &Wait) -> f64 {
+    fn part_of(&self, role: &Role, wait: &Wait) -> f64 {
         // The processes of a tenant have one share: those that do not fit together wait for each other too.
         let mates =
-            |other: &&Place| other.job == place.job && place.job.0 == 1 && other.was.gpu == place.was.gpu;
-        let own = self.places.iter().filter(mates).count().max(1) as f64;
+            |other: &&Role| other.job == role.job && role.job.0 == 1 && other.was.gpu == role.was.gpu;
+        let own = self.roles.iter().filter(mates).count().max(1) as f64;
         let allowed = wait.catch_up.as_secs_f64() + TURN.as_secs_f64() * (wait.jobs.len() + 1) as f64;
         self.now.saturating_sub(wait.since).as_secs_f64() / (allowed * own)
     }
@@ -305,18 +305,18 @@ impl World {
     }
 
     fn see(&mut self, at: usize) {
-        let place = &mut self.places[at];
-        let seen = if place.client.is_some() { place.behaviour.seen() } else { Seen::default() };
-        if let (Some(since), true) = (place.was.waits_since, seen.waits_since.is_none()) {
-            place.longest_wait = place.longest_wait.max(self.now.saturating_sub(since));
-            if let Some(wait) = place.wait.take() {
-                let part = self.part_of(&self.places[at], &wait);
-                let place = &mut self.places[at];
-                place.worst_wait = place.worst_wait.max(part);
+        let role = &mut self.roles[at];
+        let seen = if role.client.is_some() { role.behaviour.seen() } else { Seen::default() };
+        if let (Some(since), true) = (role.was.waits_since, seen.waits_since.is_none()) {
+            role.longest_wait = role.longest_wait.max(self.now.saturating_sub(since));
+            if let Some(wait) = role.wait.take() {
+                let part = self.part_of(&self.roles[at], &wait);
+                let role = &mut self.roles[at];
+                role.worst_wait = role.worst_wait.max(part);
             }
         }
-        let place = &mut self.places[at];
-        place.was = seen;
+        let role = &mut self.roles[at];
+        role.was = seen;
     }
 
     fn event(&mut self, event: Event) {
@@ -345,8 +345,8 @@ impl World {
     /// What honest clients have on each GPU fits it, and who runs there has the GPU with such as fit beside it.
     fn check(&self) {
         let mut resident = [0u64; 8];
-        for place in self.places.iter().filter(|place| place.client.is_some() || place.returns) {
-            let seen = place.behaviour.seen();
+        for role in self.roles.iter().filter(|role| role.client.is_some() || role.returns) {
+            let seen = role.behaviour.seen();
             resident[usize::from(seen.gpu)] += seen.resident.unwrap_or(0);
         }
         for (gpu, resident) in resident.into_iter().enumerate() {

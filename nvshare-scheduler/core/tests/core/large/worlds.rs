@@ -37,16 +37,16 @@ fn equal_jobs_stay_close_over_any_hour() {
         [(1000, vec![20, 5000]), (8000, vec![20, 5000, 1000]), (4000, vec![20, 20, 3000, 20, 500])]
     {
         let mut world = World::new(quantum(ms));
-        let places: Vec<usize> = drains
+        let roles: Vec<usize> = drains
             .iter()
             .map(|&drains_in| world.add(0, Honest { drains_in, ..Honest::new(0, 12) }))
             .collect();
         let longest = MS(drains.iter().copied().max().unwrap_or(0));
         // Lag over an hour is how far the difference of two moves within it, at most how far it moves in all.
-        let mut range = vec![(0i64, 0i64); places.len() * places.len()];
+        let mut range = vec![(0i64, 0i64); roles.len() * roles.len()];
         world.run(HOUR, |world| {
             let had: Vec<i64> =
-                places.iter().map(|&place| world.computed(place).as_millis() as i64).collect();
+                roles.iter().map(|&role| world.computed(role).as_millis() as i64).collect();
             for (i, one) in had.iter().enumerate() {
                 for (j, other) in had.iter().enumerate().skip(i + 1) {
                     let (least, most) = &mut range[i * had.len() + j];
@@ -110,14 +110,14 @@ fn nobody_in_a_crowd_waits_longer_than_the_jobs_ahead() {
         let all = crowd(&mut world, &mut Random(seed * 0x9e37_79b9), clients);
         let mut longest = (Duration::ZERO, 0);
         world.run(Duration::from_secs(240), |_| {});
-        for (place, _) in &all {
-            longest = longest.max((world.longest_wait(*place), *place));
+        for (role, _) in &all {
+            longest = longest.max((world.longest_wait(*role), *role));
         }
         let mut worst = 0.0f64;
-        for (place, plan) in &all {
-            let part = world.worst_wait(*place);
+        for (role, plan) in &all {
+            let part = world.worst_wait(*role);
             worst = worst.max(part);
-            assert!(part <= 1.0, "place {place} waited {part} times as long as it may: {plan:?}");
+            assert!(part <= 1.0, "role {role} waited {part} times as long as it may: {plan:?}");
         }
         println!(
             "{} clients, {} events: worst {worst:.2} of the bound, longest {longest:?}; steps {} at most, {:.1} a client",
@@ -139,9 +139,9 @@ fn a_crowd_gets_over_restarts_of_its_scheduler() {
             world.restart(Config { boot, restarted: true, settle: MS(1300), ..quantum(500) });
         }
         world.run(world.now + Duration::from_secs(180), |_| {});
-        for (place, plan) in &all {
-            let part = world.worst_wait(*place);
-            assert!(part <= 1.0, "place {place} waited {part} times as long as it may: {plan:?}");
+        for (role, plan) in &all {
+            let part = world.worst_wait(*role);
+            assert!(part <= 1.0, "role {role} waited {part} times as long as it may: {plan:?}");
         }
         println!("{} clients, {} events after 3 restarts", all.len(), world.events);
     }
@@ -164,8 +164,8 @@ fn lies_stop_nobody_on_another_gpu_and_cost_no_more_than_others() {
         }
         let away: Vec<usize> = (0..4).map(|_| world.add(0, Honest::new(7, 12))).collect();
         world.run(Duration::from_secs(seconds), |_| {});
-        for place in away {
-            let wait = world.longest_wait(place);
+        for role in away {
+            let wait = world.longest_wait(role);
             assert!(wait <= MS(4 * 1200), "waited {wait:?}");
         }
         // A need of who holds the GPU, and does not get it, once had others evict one byte after the other.
