@@ -34,7 +34,7 @@ const DAEMON: [&str; 16] = [
     "server",
 ];
 
-/// The types of the core that have methods in several files, and what a value of each is called everywhere.
+/// The types of the core that have methods in several files, and the name of a value of each, and of a method that answers one.
 const SPREAD: [(&str, &str); 4] =
     [("State", "state"), ("Report", "report"), ("Books", "books"), ("Round", "round")];
 
@@ -258,6 +258,9 @@ fn methods(code: &str) -> (Vec<Method<'_>>, Vec<(usize, Method<'_>)>) {
             "self" if next(1) == "." && next(3) == "(" => called.push((line, (own, next(2)))),
             "Self" if next(1) == "::" => called.push((line, (own, next(2)))),
             _ if next(1) == "." && next(3) == "(" => called.extend(of_value.map(|of| (line, (of, next(2))))),
+            _ if next(1) == "(" && next(2) == ")" && next(3) == "." && next(5) == "(" => {
+                called.extend(of_value.map(|of| (line, (of, next(4)))));
+            }
             _ if next(1) == "::" => called.extend(of_path.map(|of| (line, (of, next(2))))),
             _ => {}
         }
@@ -423,6 +426,10 @@ fn a_call_that_is_turned_round_is_found() {
     );
     assert_eq!(circle.1.len(), 2, "{circle:?}");
     assert!(circle.1[0].contains("steps/books.rs:3: a circle: Books::leave"), "{circle:?}");
+    let answered = "impl Books {\n    fn with(&mut self) { self.state().fits(); }\n}";
+    let above = "impl State {\n    fn fits(&self, books: &Books) -> bool { books.state(); self.books().with(); true }\n}";
+    assert_eq!(of(judge, answered, leaving), nothing);
+    assert_eq!(of(above, answered, leaving).0.len(), 1, "a value that a method answers");
     let through = "impl<'a> Round<'a> {\n    fn go(&mut self) { self.books.leave() }\n}";
     assert_eq!(of(judge, &format!("{books}\n{through}"), leaving).1.len(), 2);
     assert_eq!(of(judge, &format!("{books}\nfn f(x: X) {{ x.map(Books::leave) }}"), leaving).1.len(), 2);

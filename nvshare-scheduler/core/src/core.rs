@@ -11,6 +11,7 @@ use crate::report::contention::Contended;
 use crate::report::happened::Happened;
 use crate::state::client::ClientId;
 use crate::state::config::Config;
+#[cfg(feature = "test-api")]
 use crate::state::cost::SwitchCost;
 use crate::state::rule::Rule;
 use crate::steps::books::Books;
@@ -31,9 +32,8 @@ impl Core {
     /// Takes in one event. `now` never goes back.
     pub fn handle(&mut self, event: Event, now: Time) {
         let books = &mut self.books;
-        books.state.begin_event(now);
-        books.report.forget_happened();
-        books.work = 0;
+        books.begin_event(now);
+        books.forget_last_event();
         match event {
             Event::Registered { client, identity, register } => {
                 books.on_registered(client, identity, register);
@@ -52,19 +52,18 @@ impl Core {
 
     /// The next output; call until there is none.
     pub fn poll_output(&mut self) -> Option<Output> {
-        self.books.report.poll_output()
+        self.books.report().poll_output()
     }
 
     /// The next event since the last call of [`Core::handle`], which forgets all events that were not taken.
     pub fn poll_happened(&mut self) -> Option<Happened> {
-        self.books.report.poll_happened()
+        self.books.report().poll_happened()
     }
 
     /// When [`Event::Deadline`] is due if no other event comes before.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
-        let first = self.books.agenda.deadlines.first();
-        first.map(|(time, _)| *time).filter(|_| self.books.state.scheduling)
+        self.books.agenda().next_deadline().filter(|_| self.books.state().is_scheduling())
     }
 }
 
@@ -76,7 +75,7 @@ impl Core {
         now: Time,
         request: impl FnOnce(&mut Books) -> Result<T, String>,
     ) -> Result<T, String> {
-        self.books.state.begin_event(now);
+        self.books.begin_event(now);
         let done = request(&mut self.books)?;
         self.books.reconcile();
         Ok(done)
@@ -98,11 +97,11 @@ impl Core {
     /// Sets how the quantum is chosen on one GPU, or on all GPUs, known and unknown. Returns a line that says what was
     /// done.
     pub fn set_quantum(&mut self, gpu: Option<GpuUuid>, rule: Rule, now: Time) -> String {
-        let mut config = self.books.state.config.clone();
+        let mut config = self.books.state().config().clone();
         config.set_rule(gpu, rule);
         self.configure(config, now);
         let fixed = if let Rule::Fixed(quantum) = rule { Some(quantum) } else { None };
-        self.books.report.tell_setting(EventKind::Quantum, gpu, fixed);
+        self.books.report().tell_setting(EventKind::Quantum, gpu, fixed);
         match gpu {
             Some(uuid) => format!("quantum of {uuid} is {rule}"),
             None => format!("quantum of every GPU is {rule}"),
@@ -111,7 +110,7 @@ impl Core {
 
     /// Applies another configuration. The number that names this run of the scheduler stays, and the settings of its start.
     pub fn configure(&mut self, config: Config, now: Time) {
-        self.books.state.begin_event(now);
+        self.books.begin_event(now);
         self.books.configure(config);
         self.books.reconcile();
     }
@@ -132,14 +131,14 @@ impl Core {
 
     /// An administrator gives terms to a tenant that is about to come.
     pub fn give_tenant(&mut self, tenant: u64, given: Given, now: Time) {
-        self.books.state.begin_event(now);
+        self.books.begin_event(now);
         self.books.give_tenant(tenant, given);
         self.books.reconcile();
     }
 
     /// Sets what the seat of a tenant bounds, in place of what it did before. The tenant's processes can ask for less.
     pub fn bound_tenant(&mut self, tenant: u64, bounds: Given, now: Time) {
-        self.books.state.begin_event(now);
+        self.books.begin_event(now);
         self.books.bound_tenant(tenant, bounds);
         self.books.reconcile();
     }
@@ -150,96 +149,97 @@ impl Core {
     }
 }
 
-/// What can be seen.
+/// The state, as others see it.
 impl Core {
     /// The status of the scheduler itself, in whose process `pid` the core runs.
     #[must_use]
     pub fn status(&self, now: Time, pid: u32) -> SchedulerStatus {
-        self.books.state.status(now, pid)
+        self.books.state().status(now, pid)
     }
 
     /// A row for each GPU.
     #[must_use]
     pub fn gpu_status(&self) -> Vec<GpuStatus> {
-        self.books.state.gpu_status()
-    }
-
-    /// [`Core::client_status_at`] the last event.
-    #[must_use]
-    pub fn client_status(&self) -> Vec<ClientStatus> {
-        self.client_status_at(self.books.state.now)
+        self.books.state().gpu_status()
     }
 
     /// A row for each client, for each process that has left and still has memory, and for the last few that are gone. Times
     /// are counted up to `now`.
     #[must_use]
     pub fn client_status_at(&self, now: Time) -> Vec<ClientStatus> {
-        self.books.report.client_status_at(&self.books.state, now)
-    }
-
-    /// The cost of hand-overs on a GPU, or of one client on it, as far as it is known.
-    #[must_use]
-    pub fn switch_cost(&self, gpu: GpuUuid, of: Option<ClientId>) -> Option<SwitchCost> {
-        self.books.state.switch_cost(gpu, of)
+        self.books.client_status_at(now)
     }
 
     /// The GPUs that clients use.
     #[must_use]
     pub fn gpus_in_use(&self) -> BTreeSet<GpuUuid> {
-        self.books.state.gpus_in_use()
+        self.books.state().gpus_in_use()
     }
 
     /// The GPUs on which memory will have to leave. Looks at all clients of such a GPU.
     #[must_use]
     pub fn contended(&self) -> Vec<Contended> {
-        self.books.state.contended()
+        self.books.state().contended()
     }
 
     /// Whether a client that could be measured has not been measured often enough for its contexts to count.
     #[must_use]
     pub fn is_measuring(&self) -> bool {
-        self.books.state.is_measuring()
+        self.books.state().is_measuring()
     }
 
     /// Clients whose processes may be stopped to the harm of others, and those that are: the caller looks at them now and then.
     #[must_use]
     pub fn suspects(&self) -> Vec<ClientId> {
-        self.books.state.suspects()
+        self.books.state().suspects()
     }
 }
 
-/// For tests.
+/// For tests: the daemon needs none of it.
+#[cfg(feature = "test-api")]
 impl Core {
-    /// Work that the last event took: clients and GPUs looked at, and entries of ledgers written. For tests, which cannot rely on a clock.
+    /// [`Core::client_status_at`] the last event.
     #[must_use]
-    pub fn steps(&self) -> u64 {
-        self.books.work
+    pub fn client_status(&self) -> Vec<ClientStatus> {
+        self.client_status_at(self.books.state().now())
     }
 
-    /// The virtual time of a client's job, or of its gang, in nanoseconds: its place in the order of turns on a GPU. For tests,
-    /// which derive from it how long a wait may be.
+    /// The cost of hand-overs on a GPU, or of one client on it, as far as it is known.
+    #[must_use]
+    pub fn switch_cost(&self, gpu: GpuUuid, of: Option<ClientId>) -> Option<SwitchCost> {
+        self.books.state().switch_cost(gpu, of)
+    }
+
+    /// Work that the last event took: clients and GPUs looked at, and entries of ledgers written. A test cannot rely on a clock.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.books.agenda().work()
+    }
+
+    /// The virtual time of a client's job, or of its gang, in nanoseconds: its place in the order of turns on a GPU. Tests
+    /// derive from it how long a wait may be.
     #[must_use]
     pub fn virtual_time(&self, gpu: GpuUuid, client: ClientId) -> Option<i64> {
-        let state = &self.books.state;
-        let there = state.gpus.get(&gpu).zip(state.clients.get(&client));
+        let state = self.books.state();
+        let there = state.gpu(gpu).zip(state.client(client));
         there.map(|(gpu, client)| state.place_now(gpu, client).0)
     }
 
     /// The virtual time of a client's job on a GPU, in nanoseconds, and the weight by which its time is shared at present, where
-    /// 6400 is usual. For tests, which count the time that jobs get and compare.
+    /// 6400 is usual. Tests count the time that jobs get, and compare.
     #[must_use]
     pub fn share_of_time(&self, gpu: GpuUuid, client: ClientId) -> Option<(i64, u64)> {
-        let shares = &self.books.state.gpus.get(&gpu)?.shares;
-        let job = self.books.state.clients.get(&client)?.job;
+        let shares = &self.books.state().gpu(gpu)?.shares;
+        let job = self.books.state().client(client)?.job;
         Some((shares.time(job), shares.weight(job)))
     }
 
-    /// Recomputes the ledgers from the clients and compares; for tests.
+    /// Recomputes the ledgers from the clients and compares.
     ///
     /// # Errors
     /// The difference, or the client that waits though no event is to come.
     pub fn audit(&self) -> Result<(), String> {
-        self.books.state.audit(self.books.agenda.dirty.first().copied())
+        self.books.state().audit(self.books.agenda().gpus().first().copied())
     }
 }
 
@@ -269,18 +269,18 @@ mod tests {
     #[test]
     fn a_gpu_has_its_own_quantum_until_one_is_set_for_all() {
         let mut core = Core::new(config());
-        assert_eq!(core.books.state.config.rule(ONE), fixed(5));
-        assert_eq!(core.books.state.config.rule(OTHER), fixed(30));
+        assert_eq!(core.books.state().config().rule(ONE), fixed(5));
+        assert_eq!(core.books.state().config().rule(OTHER), fixed(30));
         core.set_quantum(Some(OTHER), fixed(7), Time::ZERO);
-        assert_eq!(core.books.state.config.rule(OTHER), fixed(7));
+        assert_eq!(core.books.state().config().rule(OTHER), fixed(7));
         core.set_quantum(None, fixed(9), Time::ZERO);
-        assert_eq!([ONE, OTHER].map(|gpu| core.books.state.config.rule(gpu)), [fixed(9); 2]);
+        assert_eq!([ONE, OTHER].map(|gpu| core.books.state().config().rule(gpu)), [fixed(9); 2]);
         let auto = Rule::Auto(Auto { overhead_ppm: 50_000, max_wait: Duration::from_secs(60) });
         core.set_quantum(Some(ONE), auto, Time::ZERO);
-        assert_eq!([ONE, OTHER].map(|gpu| core.books.state.config.rule(gpu)), [auto, fixed(9)]);
+        assert_eq!([ONE, OTHER].map(|gpu| core.books.state().config().rule(gpu)), [auto, fixed(9)]);
         core.set_quantum(None, auto, Time::ZERO);
         core.set_quantum(Some(ONE), fixed(3), Time::ZERO);
-        assert_eq!([ONE, OTHER].map(|gpu| core.books.state.config.rule(gpu)), [fixed(3), auto]);
+        assert_eq!([ONE, OTHER].map(|gpu| core.books.state().config().rule(gpu)), [fixed(3), auto]);
     }
 
     #[test]
@@ -291,7 +291,7 @@ mod tests {
         let gpu = &core.gpu_status()[0];
         assert_eq!((gpu.capacity, gpu.quantum_ms), (4 * GIB, 30_000));
         assert_eq!(
-            core.books.state.config.boot,
+            core.books.state().config().boot,
             Config::default().boot,
             "grants name the same run of the scheduler"
         );

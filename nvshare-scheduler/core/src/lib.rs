@@ -5,7 +5,7 @@
 //! back, one makes room. A lost or late event can therefore delay a decision and not derail it.
 //!
 //! An event comes in through `inputs`, which take `steps`. A step changes the `state`, and writes what goes out into the
-//! `report`. What it does follows from questions about the state (`judge`), which ask a [`policy`] with the numbers. Each of
+//! `report`. It acts on the answers to questions about the state (`judge`), which ask a `policy` with the numbers. Each of
 //! these rooms uses those that are named behind it here, and none before it.
 //!
 //! Invariants, each with a property test in `libnvshare/client/tests/joint/properties.rs`:
@@ -19,7 +19,7 @@
 mod core;
 mod inputs;
 mod judge;
-pub mod policy;
+mod policy;
 mod report;
 mod state;
 mod steps;
@@ -35,6 +35,7 @@ pub use report::contention::Contended;
 pub use report::happened::Happened;
 pub use state::client::{ClientId, Gang, Identity, MOST_GPUS_EACH};
 pub use state::config::{Config, GpuConfig, Together};
+#[cfg(feature = "test-api")]
 pub use state::cost::{SwitchCost, Timed};
 pub use state::rule::Rule;
 

@@ -14,15 +14,15 @@ impl Books {
     /// # Errors
     /// When it is on.
     pub(crate) fn switch_on(&mut self) -> Result<String, String> {
-        if self.state.scheduling {
+        if self.state().is_scheduling() {
             return Err("scheduling was on".to_owned());
         }
-        self.state.scheduling = true;
-        self.report.tell_setting(EventKind::On, None, None);
-        for id in self.state.clients.keys().copied().collect::<Vec<_>>() {
-            let epoch = self.state.new_epoch();
+        self.set_scheduling(true);
+        self.report().tell_setting(EventKind::On, None, None);
+        for id in self.state().client_ids() {
+            let epoch = self.new_epoch();
             self.adopt(id, epoch);
-            self.report.send(id, SchedulerMessage::SchedOn { epoch });
+            self.send(id, SchedulerMessage::SchedOn { epoch });
         }
         Ok("scheduling is on".to_owned())
     }
@@ -33,8 +33,8 @@ impl Books {
     /// When not everything fits, unless `force` is set: page faults would then move memory.
     pub(crate) fn switch_off(&mut self, force: bool) -> Result<String, String> {
         let demand = |gpu: &Gpu| gpu.ledger.sums().allocated;
-        let mut gpus = self.state.gpus.values().filter(|_| !force);
-        if let Some(gpu) = gpus.find(|gpu| demand(gpu) > u128::from(gpu.capacity)) {
+        let is_too_full = |gpu: &&Gpu| !force && demand(gpu) > u128::from(gpu.capacity);
+        if let Some(gpu) = self.state().gpus().find(is_too_full) {
             return Err(format!(
                 "{}: clients have {} together and {} fit; page faults would move the rest (--force does it anyway)",
                 gpu.uuid,
@@ -42,31 +42,33 @@ impl Books {
                 Bytes(gpu.capacity)
             ));
         }
-        self.state.scheduling = false;
-        self.report.tell_setting(EventKind::Off, None, None);
-        for id in self.state.clients.keys().copied().collect::<Vec<_>>() {
+        self.set_scheduling(false);
+        self.report().tell_setting(EventKind::Off, None, None);
+        for id in self.state().client_ids() {
             self.with(id, |client| {
                 client.phase = Phase::Free;
                 client.wants = false;
             });
-            self.report.send(id, SchedulerMessage::SchedOff);
+            self.send(id, SchedulerMessage::SchedOff);
         }
         Ok("scheduling is off".to_owned())
     }
 
     /// Applies another configuration. The number that names this run of the scheduler stays, and the settings of its start.
     pub(crate) fn configure(&mut self, config: Config) {
-        let Config { boot, settle, restarted, .. } = self.state.config;
-        self.state.config = Config { boot, settle, restarted, ..config };
-        for uuid in self.state.gpus.keys().copied().collect::<Vec<_>>() {
-            let rule = self.state.config.rule(uuid);
-            let Some(gpu) = self.state.gpus.get_mut(&uuid) else { continue };
-            if gpu.rule != rule {
-                (gpu.rule, gpu.quantum) = (rule, rule.at_first());
+        self.set_config(config);
+        for uuid in self.state().gpu_uuids() {
+            let rule = self.state().config().rule(uuid);
+            let configure = |gpu: &mut Gpu| {
+                if gpu.rule != rule {
+                    (gpu.rule, gpu.quantum) = (rule, rule.at_first());
+                }
+                (gpu.size, gpu.source)
+            };
+            self.look_at([uuid]);
+            if let Some((size, source)) = self.on_gpu(uuid, configure) {
+                self.size(uuid, size, source);
             }
-            let (size, source) = (gpu.size, gpu.source);
-            self.agenda.dirty.insert(uuid);
-            self.size(uuid, size, source);
             self.agree_on_size(uuid);
         }
     }
@@ -81,15 +83,15 @@ impl Books {
         gpu: Option<GpuUuid>,
         given: Given,
     ) -> Result<String, String> {
-        let Some(there) = self.state.clients.get(&client) else {
+        let Some(there) = self.state().client(client) else {
             return Err(format!("there is no client {client}; `nvshare-ctl clients` shows who is there"));
         };
         let (job, name) = (there.job, there.name.clone());
         if let Some(gpu) = gpu.filter(|gpu| !there.accounts.contains_key(gpu)) {
             return Err(format!("client {client} ({name}) does not use {gpu}"));
         }
-        self.state.given.entry(job).or_default().take(gpu, given);
-        let members = self.state.members_of_job(job);
+        self.jobs_mut().give(job, gpu, given);
+        let members = self.state().jobs().clients(job);
         if given.memory.is_some() {
             for &id in &members {
                 self.tell_limits(id, 0);
@@ -105,24 +107,16 @@ impl Books {
     /// An administrator gives terms to a tenant that is about to come.
     pub(crate) fn give_tenant(&mut self, tenant: u64, given: Given) {
         let job = Job::Tenant(tenant);
-        self.state.make_place_for_terms();
-        self.state.given.entry(job).or_default().take(None, given);
+        self.jobs_mut().give_in_advance(job, given);
         self.apply_terms(job);
     }
 
     /// Sets what the seat of a tenant bounds, in place of what it did before.
     pub(crate) fn bound_tenant(&mut self, tenant: u64, bounds: Given) {
         let job = Job::Tenant(tenant);
-        let is_known = self.state.given.contains_key(&job);
-        if !is_known && bounds == Given::default() {
-            return;
-        }
-        if !is_known {
-            self.state.make_place_for_terms();
-        }
-        let before = self.state.given.entry(job).or_default().set_seat(bounds);
+        let before = self.jobs_mut().set_seat(job, bounds);
         if before != bounds {
-            for id in self.state.members_of_job(job) {
+            for id in self.state().jobs().clients(job) {
                 self.tell_limits(id, before.memory.unwrap_or(0));
             }
             self.apply_terms(job);
@@ -131,7 +125,7 @@ impl Books {
 
     /// Asks every client for its counters, unless it still has to answer.
     pub(crate) fn ask_counters(&mut self) -> Vec<ClientId> {
-        let ids: Vec<ClientId> = self.state.clients.keys().copied().collect();
+        let ids: Vec<ClientId> = self.state().client_ids();
         for &id in &ids {
             self.ask_for_counters(id);
         }

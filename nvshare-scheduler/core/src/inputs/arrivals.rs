@@ -9,18 +9,18 @@ impl Books {
     pub(crate) fn on_registered(&mut self, id: ClientId, identity: Identity, register: Register) {
         let gate = register.gate;
         let was_here = register.returns || gate == Gate::Open;
-        let mut client = Client::new(id, identity, register, self.state.now);
-        let joins = |gang: &_| self.join_gang(id, *gang, client.job);
-        client.gang = identity.gang.filter(joins).map(|gang| gang.number);
-        self.report.note(format!("client {id} is {} (pid {})", client.name, client.pid));
+        let mut client = Client::new(id, identity, register, self.state().now());
+        let gang = identity.gang.filter(|&gang| self.join_gang(&client, gang));
+        client.gang = gang.map(|gang| gang.number);
+        self.report().note(format!("client {id} is {} (pid {})", client.name, client.pid));
         let usage: Vec<Usage> = client.accounts.values().map(|a| a.usage).collect();
         if was_here && usage.iter().any(|usage| usage.allocated > 0) {
             // The client was there before this scheduler, and others may have been as well.
-            self.state.settled_at = self.state.settled_at.max(self.state.config.settle);
+            self.wait_for_returns();
         }
-        let epoch = self.state.new_epoch();
+        let epoch = self.new_epoch();
         let hold = match gate {
-            _ if !self.state.scheduling => Hold::Free,
+            _ if !self.state().is_scheduling() => Hold::Free,
             Gate::Open => Hold::Running(epoch),
             Gate::Closed => Hold::Parked,
         };
@@ -30,21 +30,21 @@ impl Books {
         if hold == Hold::Free {
             client.phase = Phase::Free;
         }
-        self.state.clients.insert(id, client);
+        self.jobs_mut().join(&client);
+        self.add_client(client);
         self.gather_gang(id);
-        self.report.send(id, SchedulerMessage::Registered { client: id, hold });
+        self.send(id, SchedulerMessage::Registered { client: id, hold });
         for usage in &usage {
-            // The same process is back: what it reports now replaces what stayed charged to it.
+            // The same process is back: its report replaces the bytes that stayed charged to it.
             self.forget_departed(usage.gpu, |_, departed| departed.identity.is_same_process(identity));
-            self.know_gpu(usage.gpu);
+            self.begin_to_use(usage.gpu);
         }
-        self.join_job(id);
         self.enter(id);
         self.apply_terms_of(id);
         for usage in &usage {
             self.greet(id, usage.gpu);
         }
-        let allocated = self.state.clients.get(&id).map(Client::allocated);
+        let allocated = self.state().client(id).map(Client::allocated);
         self.tell(EventKind::Registered, id, allocated);
         match hold {
             Hold::Free => self.tell(EventKind::Free, id, None),
@@ -69,8 +69,10 @@ impl Books {
 
     /// A client uses a GPU from now on.
     pub(crate) fn meet_gpu(&mut self, id: ClientId, uuid: GpuUuid) {
-        self.know_gpu(uuid);
-        self.count_gpu(id, uuid);
+        self.begin_to_use(uuid);
+        if let Some(job) = self.state().client(id).map(|client| client.job) {
+            self.jobs_mut().count_gpu(job, uuid);
+        }
         self.gather_gang(id);
         self.enter(id);
         self.apply_terms_of(id);

@@ -18,7 +18,7 @@ const LOOKS_WITHOUT_A_SIGN: u32 = 2;
 impl Books {
     pub(crate) fn on_measured(&mut self, measured: &Measured) {
         let uuid = measured.gpu;
-        let users: Vec<ClientId> = match self.state.gpus.get(&uuid) {
+        let users: Vec<ClientId> = match self.state().gpu(uuid) {
             Some(gpu) => gpu.ledger.entries().map(|(id, _)| id).collect(),
             None => Vec::new(),
         };
@@ -27,7 +27,7 @@ impl Books {
             // The client has a context on the GPU and has not allocated anything there.
             let idle = |client: &Client| !client.accounts.contains_key(&uuid);
             size.overhead +=
-                if self.state.clients.get(id).is_some_and(idle) { used.min(MOST_OVERHEAD) } else { 0 };
+                if self.state().client(*id).is_some_and(idle) { used.min(MOST_OVERHEAD) } else { 0 };
         }
         for id in users {
             self.measure_client(id, measured, &mut size);
@@ -39,8 +39,9 @@ impl Books {
     /// One client's part in what was measured of a GPU; it counts for the GPU's size.
     fn measure_client(&mut self, id: ClientId, measured: &Measured, size: &mut Size) {
         let uuid = measured.gpu;
-        let Some(client) = self.state.clients.get_mut(&id) else { return };
-        let Some(account) = client.accounts.get_mut(&uuid) else { return };
+        // A process that has left has an entry as well, and no account.
+        let Some(client) = self.state().client(id) else { return };
+        let (name, memory) = (client.name.clone(), client.memory);
         let listed = measured.used.get(&id).copied();
         // A client that is not listed where others are has nothing there.
         let seen = match listed {
@@ -49,14 +50,15 @@ impl Books {
         };
         let is_moving =
             client.phase.is_next() || matches!(client.phase, Phase::Granted { .. } | Phase::Dropping { .. });
-        account.measure(listed.unwrap_or(0), client.memory, !is_moving && account.order.is_none());
-        let unseen = seen.map_or(0, |seen| account.disbelieve(seen, client.memory));
-        size.overhead += account.overhead();
-        // The client may have used all the room that it was given by now.
-        size.largest = size.largest.max(account.wanted()).max(account.room);
-        let name = client.name.clone();
-        self.enter(id);
-        if unseen > 0 {
+        let unseen = self.correct_account(id, uuid, |account| {
+            account.measure(listed.unwrap_or(0), memory, !is_moving && account.order.is_none());
+            let unseen = seen.map_or(0, |seen| account.disbelieve(seen, memory));
+            size.overhead += account.overhead();
+            // The client may have used all the room that it was given by now.
+            size.largest = size.largest.max(account.wanted()).max(account.room);
+            unseen
+        });
+        if let Some(unseen) = unseen.filter(|&unseen| unseen > 0) {
             let text = format!(
                 "client {id} ({name}) reports {} on {uuid} which NVML does not see: they are no longer charged to it",
                 Bytes(unseen)
@@ -76,7 +78,7 @@ impl Books {
             }
         });
         for gone in self.forget_departed(uuid, |_, departed| departed.unseen >= LOOKS_WITHOUT_A_SIGN) {
-            self.report.note(format!(
+            self.report().note(format!(
                 "process {} ({}) lives on and has nothing of {uuid} any more: {} are free",
                 gone.pid,
                 gone.name,

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use nvshare_proto::units::Bytes;
 use nvshare_proto::{Amount, ClientMessage, Counters, Epoch, GpuUuid, SchedulerMessage, Usage};
 
+use crate::Time;
 use crate::policy::patience::{STUBBORN, evict_again_after, retry_after};
 use crate::report::warnings::Topic;
 use crate::state::State;
@@ -14,15 +15,18 @@ use crate::steps::books::Books;
 
 impl Books {
     pub(crate) fn on_message(&mut self, id: ClientId, message: ClientMessage) {
-        let now = self.state.now;
+        let now = self.state().now();
         self.on_stopped(id, false);
-        let Some(phase) = self.state.phase(id) else { return };
+        // None: the connection has ended meanwhile.
+        let Some(phase) = self.state().phase(id) else { return };
         match message {
             ClientMessage::Usage(usage) => self.on_usage(id, usage),
             ClientMessage::Counters(counters) => self.on_counters(id, counters),
             ClientMessage::ReqLock => self.on_req_lock(id, phase),
             ClientMessage::Running { epoch } => match phase {
-                Phase::Granted { epoch: current, .. } if current == epoch => self.on_running(id, epoch),
+                Phase::Granted { epoch: current, since, begins, .. } if current == epoch => {
+                    self.on_running(id, epoch, since, begins);
+                }
                 _ => {}
             },
             ClientMessage::LockReleased { epoch } => match phase {
@@ -51,7 +55,7 @@ impl Books {
             },
             ClientMessage::NeedRoom(Amount { gpu, bytes }) => {
                 // If the client has been given that room by now, its request has crossed the answer.
-                let most = self.state.gpus.get(&gpu).map_or(0, |gpu| self.state.capacity(gpu, id));
+                let most = self.state().gpu(gpu).map_or(0, |gpu| self.state().capacity(gpu, id));
                 self.with_account(id, gpu, |account| {
                     account.needs = bytes.saturating_sub(account.room).min(most);
                 });
@@ -68,7 +72,7 @@ impl Books {
                 });
             }
             ClientMessage::Evicted { gpu, short } => self.on_evicted(id, phase, gpu, short),
-            ClientMessage::Ping => self.report.send(id, SchedulerMessage::Pong),
+            ClientMessage::Ping => self.send(id, SchedulerMessage::Pong),
             ClientMessage::Progress { ticket, submissions } => self.note_progress(id, ticket, submissions),
             // The host's memory is handed out beside the core.
             ClientMessage::HostWanted { .. }
@@ -78,31 +82,34 @@ impl Books {
     }
 
     fn on_evicted(&mut self, id: ClientId, phase: Phase, uuid: GpuUuid, short: u64) {
-        let now = self.state.now;
-        let mut is_news = false;
-        let mut evict = None;
-        self.with_account(id, uuid, |account| {
+        let now = self.state().now();
+        let answered = self.with_account(id, uuid, |account| {
             let order = account.order.take();
             // A client that answers EVICT and gives nothing back, though it has something, would be asked again without
             // end.
             let empty_handed = order.is_some_and(|order| order.came == 0) && could_give(account, phase);
             let stays = (short > 0 || empty_handed) && account.room > 0;
-            is_news = order.is_some() && stays && !std::mem::replace(&mut account.reported_short, true);
+            let is_news = order.is_some() && stays && !std::mem::replace(&mut account.reported_short, true);
             // If not all of the ordered memory could leave, more of the rest cannot leave now. A client without
             // room has nothing that stays.
             account.shorts = if stays { account.shorts.saturating_add(1) } else { 0 };
             let until = now + evict_again_after(account.shorts);
             account.stays = stays.then_some(Stays { bytes: account.room, until });
-            if let Some(Order { came, given, .. }) = order {
+            let evict = order.map(|Order { came, given, .. }| {
                 let took = now.saturating_sub(given);
                 Rates::blend(&mut account.rates.evict, came, took);
                 account.cost.evict.record(took);
-                evict = Some((account.rates.evict, took));
-            }
+                (account.rates.evict, took)
+            });
+            (is_news, evict)
         });
-        if let (Some((rate, took)), Some(gpu)) = (evict, self.state.gpus.get_mut(&uuid)) {
-            gpu.cost.evict.record(took);
-            gpu.rates.evict = f64::midpoint(gpu.rates.evict, rate);
+        // None: the client named a GPU that it does not use.
+        let Some((is_news, evict)) = answered else { return };
+        if let Some((rate, took)) = evict {
+            self.on_gpu(uuid, |gpu| {
+                gpu.cost.evict.record(took);
+                gpu.rates.evict = f64::midpoint(gpu.rates.evict, rate);
+            });
         }
         if is_news {
             let text = format!(
@@ -114,39 +121,36 @@ impl Books {
     }
 
     fn on_usage(&mut self, id: ClientId, usage: Usage) {
-        let rates = self.state.gpus.get(&usage.gpu).map_or_else(Rates::default, |gpu| gpu.rates);
-        let Some(client) = self.state.clients.get(&id) else { return };
-        let known = client.accounts.contains_key(&usage.gpu);
-        if client.accounts.len() >= MOST_GPUS_EACH && !known {
+        let rates = self.state().gpu(usage.gpu).map_or_else(Rates::default, |gpu| gpu.rates);
+        let known = self.state().account(id, usage.gpu).is_some();
+        let used = self.state().client(id).map_or(0, |client| client.accounts.len());
+        if used >= MOST_GPUS_EACH && !known {
             return;
         }
-        let mut total_changed = false;
-        self.with(id, |client| {
+        let total_changed = self.with(id, |client| {
             let account =
                 client.accounts.entry(usage.gpu).or_insert_with(|| Box::new(Account::new(usage, rates)));
             if account.usage.allocated != usage.allocated {
                 account.stays = None;
                 account.reported_short = false;
             }
-            total_changed = account.usage.total != usage.total;
+            let before = account.usage.total;
             account.told(usage);
+            before != usage.total
         });
         if !known {
             self.meet_gpu(id, usage.gpu);
-        } else if total_changed {
+        } else if total_changed == Some(true) {
             self.agree_on_size(usage.gpu);
         }
     }
 
     fn on_counters(&mut self, id: ClientId, counters: Counters) {
-        if let Some(client) = self.state.clients.get_mut(&id) {
-            client.asked_counters = false;
-            client.counters = counters;
-        }
+        self.note(id, |notes| (notes.asked_counters, notes.counters) = (false, counters));
     }
 
     fn on_req_lock(&mut self, id: ClientId, phase: Phase) {
-        let now = self.state.now;
+        let now = self.state().now();
         match phase {
             Phase::Parked => {
                 self.with(id, |client| {
@@ -158,29 +162,33 @@ impl Books {
                 self.want_together(id);
             }
             // The idle client kept its place and nobody took it, so it goes on at once.
-            Phase::Idle { .. } => self.with(id, |client| {
-                client.wants = true;
-                client.waiting_since = now;
-                client.phase = Phase::Next(Why::Resumes);
-            }),
+            Phase::Idle { .. } => {
+                self.with(id, |client| {
+                    client.wants = true;
+                    client.waiting_since = now;
+                    client.phase = Phase::Next(Why::Resumes);
+                });
+            }
             // The client is next already, maybe without a request (see `on_deferred`), and may still have to wait.
-            Phase::Next(_) | Phase::Drained => self.with(id, |client| client.wants = true),
+            Phase::Next(_) | Phase::Drained => {
+                self.with(id, |client| client.wants = true);
+            }
             // The client closed its gate while a grant was on its way, or requests twice.
             Phase::Granted { .. } | Phase::Running { .. } | Phase::Dropping { .. } => {}
-            Phase::Free => self.report.send(id, SchedulerMessage::SchedOff),
+            Phase::Free => self.send(id, SchedulerMessage::SchedOff),
         }
     }
 
-    fn on_running(&mut self, id: ClientId, epoch: Epoch) {
-        let now = self.state.now;
-        let Some(Phase::Granted { since, begins, .. }) = self.state.phase(id) else { return };
-        let mut hand_over = None;
-        self.with(id, |client| {
+    /// A client that was granted the lock `since` then has opened its gate. If it `begins`, a turn begins.
+    fn on_running(&mut self, id: ClientId, epoch: Epoch, since: Time, begins: bool) {
+        let now = self.state().now();
+        let hand_over = self.with(id, |client| {
             client.phase = Phase::Running { epoch };
             client.stuck = false;
-            hand_over = client.hand_over.take();
+            client.hand_over.take()
         });
-        self.state.on_each_gpu_of(id, |gpu, account| {
+        let hand_over = hand_over.flatten();
+        self.on_each_gpu_of(id, |gpu, account| {
             if begins || gpu.turn_started.is_none() {
                 gpu.turn_started = Some(gpu.turn_begins(id, now));
                 gpu.turns += 1;
@@ -213,16 +221,16 @@ impl Books {
     }
 
     fn on_deferred(&mut self, id: ClientId, epoch: Epoch) {
-        let now = self.state.now;
-        let unit = self.state.unit(id);
-        let gpus = self.state.gpus_of(&unit);
-        let deferrals = self.state.gpus_among(&gpus).map(|gpu| gpu.deferrals).max();
+        let now = self.state().now();
+        let unit = self.state().unit(id);
+        let gpus = self.state().gpus_of(&unit);
+        let deferrals = self.state().gpus_among(&gpus).map(|gpu| gpu.deferrals).max();
         let retry_at = now + retry_after(deferrals.unwrap_or(0), now);
         self.with(id, |client| {
             client.phase = Phase::Running { epoch };
             client.stuck = false;
         });
-        let in_a_row = self.state.clients_of(&unit).map(|client| client.deferrals).max().unwrap_or(0) + 1;
+        let in_a_row = self.state().clients_of(&unit).map(|client| client.deferrals).max().unwrap_or(0) + 1;
         for &member in unit.iter() {
             self.with(member, |client| {
                 client.deferrals = in_a_row;
@@ -234,7 +242,7 @@ impl Books {
         // The drain may depend on work of another client that sleeps at its gate by now: all clients that were asked along
         // with it go on. A client that has given the lock back gets it again. A client that has not answered yet is told at
         // once, whatever its answer will be.
-        let (gpus, others) = asked_along_with(&self.state, id);
+        let (gpus, others) = asked_along_with(self.state(), id);
         for uuid in gpus {
             let mut next = Vec::new();
             self.on_gpu(uuid, |gpu| {
@@ -245,21 +253,21 @@ impl Books {
             });
             // Clients that were next wait on.
             for other in next {
-                self.step_back(&self.state.unit(other));
+                self.step_back(&self.state().unit(other));
             }
         }
         for other in others {
-            match self.state.phase(other) {
+            match self.state().phase(other) {
                 Some(Phase::Parked) => {
                     self.with(other, |client| client.phase = Phase::Next(Why::Resumes));
                 }
                 Some(Phase::Dropping { .. } | Phase::Drained) => {
-                    self.send_grant(other, now + self.state.config.grace, Vec::new(), false);
+                    self.send_grant(other, now + self.state().config().grace, Vec::new(), false);
                 }
                 _ => {}
             }
         }
-        self.report.note(format!("client {id} keeps the GPU: its kernels are not done; it is asked again"));
+        self.report().note(format!("client {id} keeps the GPU: its kernels are not done; it is asked again"));
     }
 }
 
@@ -278,7 +286,7 @@ fn asked_along_with(state: &State, id: ClientId) -> (BTreeSet<GpuUuid>, BTreeSet
             let used: Vec<GpuUuid> =
                 state.gpus_used_by(member).into_iter().filter(|uuid| gpus.insert(*uuid)).collect();
             for gpu in state.gpus_among(&used) {
-                let holders = gpu.ledger.holders().iter().filter_map(|id| state.clients.get(id));
+                let holders = gpu.ledger.holders().iter().filter_map(|id| state.client(*id));
                 look_at.extend(holders.filter(leaves).map(|client| client.id));
                 look_at.extend(gpu.released.iter().copied());
             }
@@ -293,7 +301,7 @@ fn was_asked(state: &State, id: ClientId, gpus: &BTreeSet<GpuUuid>) -> bool {
     match state.phase(id) {
         Some(Phase::Dropping { .. } | Phase::Drained) => true,
         Some(Phase::Parked) => {
-            let mut gpus = gpus.iter().filter_map(|uuid| state.gpus.get(uuid));
+            let mut gpus = gpus.iter().filter_map(|uuid| state.gpu(*uuid));
             gpus.any(|gpu| gpu.released.contains(&id))
         }
         _ => false,

@@ -1,4 +1,4 @@
-//! What comes in: events, and the requests of administrators.
+//! All that comes in: events, and the requests of administrators.
 
 pub(crate) mod admin;
 pub(crate) mod arrivals;
@@ -43,7 +43,7 @@ pub enum Event {
     Exited {
         /// The last client of that process.
         client: ClientId,
-        /// The process: what its earlier clients had left is free as well.
+        /// The process: all that its earlier clients had left is free as well.
         identity: Identity,
     },
     /// The process of a client was stopped by a signal, or goes on.

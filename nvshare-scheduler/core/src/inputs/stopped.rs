@@ -9,8 +9,8 @@ use crate::steps::books::Books;
 impl Books {
     /// A client's process was stopped, or goes on.
     pub(crate) fn on_stopped(&mut self, id: ClientId, stopped: bool) {
-        let (now, until) = (self.state.now, self.state.now + self.state.config.grace);
-        if self.state.clients.get(&id).is_none_or(|client| client.stopped == stopped) {
+        let (now, until) = (self.state().now(), self.state().now() + self.state().config().grace);
+        if self.state().client(id).is_none_or(|client| client.stopped == stopped) {
             return;
         }
         self.with(id, |client| {
@@ -26,12 +26,12 @@ impl Books {
                 client.accounts.values_mut().for_each(|account| account.stays = None);
             }
         });
-        for &member in self.state.unit(id).iter() {
+        for &member in self.state().unit(id).iter() {
             self.enter(member);
         }
         // Its gang waits with it.
-        self.agenda.dirty.extend(self.state.gpus_of(&self.state.unit(id)));
-        if let Some(client @ Client { name, pid, .. }) = self.state.clients.get(&id).filter(|_| stopped) {
+        self.look_at(self.state().gpus_of(&self.state().unit(id)));
+        if let Some(client @ Client { name, pid, .. }) = self.state().client(id).filter(|_| stopped) {
             let keeps = Bytes(client.room());
             let text = format!(
                 "client {id} ({name}, pid {pid}) is stopped, and keeps {keeps}; `kill -CONT {pid}` lets it go on, and \

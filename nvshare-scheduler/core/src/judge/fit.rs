@@ -16,7 +16,7 @@ impl State {
             return gpu.capacity;
         }
         let said = self.account(id, gpu.uuid).map_or(0, |account| account.usage.total);
-        self.config.usable(gpu.uuid, Size { available: said, ..Size::default() })
+        self.config().usable(gpu.uuid, Size { available: said, ..Size::default() })
     }
 
     /// Free bytes of the part of a GPU that a client may fill.
@@ -35,7 +35,7 @@ impl State {
     /// Bytes that have to leave a GPU so that a unit has its whole demand there.
     pub(crate) fn bytes_to_move(&self, gpu: &Gpu, unit: &Unit) -> u64 {
         let deficits = unit.on(gpu.uuid).iter().map(|&id| gpu.deficit(id)).fold(0, u64::saturating_add);
-        deficits.saturating_sub(unit.first().map_or(0, |&id| self.free(gpu, id)))
+        deficits.saturating_sub(self.free(gpu, unit.first()))
     }
 
     /// Whether a group fits a GPU together, beside the pinned memory of others; judged by the capacity that `seen_by` may
@@ -48,7 +48,7 @@ impl State {
         if group.mixed && gpu.takes_slices() {
             return false;
         }
-        let alone = self.config.exclusive || gpu.source == Source::Disputed;
+        let alone = self.config().exclusive || gpu.source == Source::Disputed;
         together::fits(capacity, gpu.ledger.pinned_beside(group), group.demand, group.count, alone)
     }
 
@@ -78,7 +78,7 @@ impl State {
         let unit = self.unit(id);
         // A program can be told that an allocation failed, but not that the memory which it has does not come back.
         let restores = matches!(self.phase(id), Some(Phase::Granted { .. }));
-        let stays = |other, entry: &Entry| match self.clients.get(&other) {
+        let stays = |other, entry: &Entry| match self.client(other) {
             Some(client) => client.accounts.get(&gpu.uuid).map_or(0, |account| {
                 let is_lost = client.stopped && client.may_go_on_until.is_none() && !restores;
                 if is_lost { client.pinned(account) } else { account.pinned(client.memory) }
@@ -93,11 +93,8 @@ impl State {
     /// A GPU on which no room can be made for a client and its gang, as things are.
     pub(crate) fn no_room_for(&self, client: &Client) -> Option<&Gpu> {
         let unit = self.unit_of(client);
-        let is_full = |gpu: &&Gpu| !self.fits_alone(gpu, &unit);
-        match &unit {
-            Unit::One(_) => client.accounts.keys().filter_map(|uuid| self.gpus.get(uuid)).find(is_full),
-            Unit::Gang(members) => members.gpus().filter_map(|uuid| self.gpus.get(&uuid)).find(is_full),
-        }
+        let mut gpus = self.each_gpu_of(&unit).filter_map(|uuid| self.gpu(uuid));
+        gpus.find(|gpu| !self.fits_alone(gpu, &unit))
     }
 
     /// The reason why no room can be made for a client on a GPU, for the log. None while a process that has just ended still
@@ -144,10 +141,10 @@ impl State {
                 continue;
             }
             if unit.len() > 1 {
-                if unit.first().is_none_or(|first| judged.contains(first)) {
+                if judged.contains(&unit.first()) {
                     continue;
                 }
-                judged.extend(unit.first());
+                judged.push(unit.first());
             }
             let staying = |id: &ClientId| gpu.ledger.entry(*id).filter(|entry| entry.standing.is_member());
             let more = unit.on(gpu.uuid).iter().filter_map(staying).fold(kept, Group::with);

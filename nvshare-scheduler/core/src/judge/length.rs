@@ -60,15 +60,15 @@ impl State {
     pub(crate) fn turns_end(&self, unit: &Unit, splits: &[Split]) -> Option<End> {
         let mut ends = End { at: Time::ZERO, in_turn: Time::ZERO };
         for &Split { gpu: uuid, ref leavers, .. } in splits {
-            let gpu = self.gpus.get(&uuid)?;
+            let gpu = self.gpu(uuid)?;
             let mut held = Held { idle_since: Some(Time::ZERO), ..Held::default() };
             let to_move = self.bytes_to_move(gpu, unit);
-            // The waiter's turn comes anyhow: what an idle holder saves by keeping its place is its own return.
+            // The waiter's turn comes anyhow: an idle holder that keeps its place saves its own return.
             let own_return = leavers.iter().map(|&leaver| gpu.demand(leaver)).sum::<u128>();
             let to_return = u64::try_from(own_return).unwrap_or(u64::MAX).min(to_move);
             let move_cost = if to_return == 0 { Duration::ZERO } else { gpu.rates.there_and_back(to_return) };
             for leaver in leavers {
-                let client = self.clients.get(leaver)?;
+                let client = self.client(*leaver)?;
                 match client.phase {
                     // A turn that has not begun cannot be over.
                     Phase::Next(Why::Claims) | Phase::Granted { begins: true, .. } => return None,
@@ -86,7 +86,7 @@ impl State {
                 held.by.push(client.job);
             }
             let cost = self.hand_over_cost(gpu, unit, to_move);
-            let sooner = held.work.gives_way_at(&self.clients, gpu, unit, cost);
+            let sooner = held.work.gives_way_at(self, gpu, unit, cost);
             let (in_turn, at) = match sooner {
                 None => {
                     let in_turn = turn::ends(&self.turn(gpu, unit, &held)?)?;
@@ -110,13 +110,13 @@ impl State {
     /// The first waiter besides a unit that is not interactive.
     fn first_in_turn(&self, gpu: &Gpu, unit: &Unit) -> Option<Unit> {
         let others = gpu.waiting().map(|key| key.2).filter(|id| !unit.contains(id));
-        others.map(|id| self.unit(id)).find(|unit| !is_short(&self.clients, unit))
+        others.map(|id| self.unit(id)).find(|unit| !is_short(self, unit))
     }
 
     /// The turn of those who hold a GPU, as a waiter sees it.
     fn turn(&self, gpu: &Gpu, waiter: &Unit, held: &Held) -> Option<Turn> {
         let one = waiter.iter().copied().find(|&id| gpu.ledger.entry(id).is_some())?;
-        let own_job = self.clients.get(&one)?.job;
+        let own_job = self.client(one)?.job;
         let (own, own_weight) = (gpu.shares.time(own_job), gpu.shares.weight(own_job));
         let mut catches_up = Duration::ZERO;
         let mut heaviest = own_weight;
@@ -137,7 +137,7 @@ impl State {
             started: gpu.turn_started,
             quantum,
             most_quanta: slices::most_quanta(ratio, turn::MOST_QUANTA),
-            even_at: self.now.saturating_add(catches_up.saturating_mul(beside)),
+            even_at: self.now().saturating_add(catches_up.saturating_mul(beside)),
             beyond: gpu.longest_drain.max(slices::beyond(ratio, quantum, beyond.max().unwrap_or_default())),
             not_before: gpu.not_before,
             idle_since: held.idle_since,

@@ -22,31 +22,28 @@ impl State {
     /// When compute limits let all of a unit run on all of its GPUs; none: at once.
     pub(crate) fn paced_until(&self, unit: &Unit) -> Option<Time> {
         let begin = |client: &Client, uuid: &GpuUuid| {
-            self.gpus.get(uuid)?.shares.begins_at(client.job, expected_drain(client, *uuid))
+            self.gpu(*uuid)?.shares.begins_at(client.job, expected_drain(client, *uuid))
         };
         let clients = self.clients_of(unit);
         let begins = clients.flat_map(|c| c.accounts.keys().filter_map(move |uuid| begin(c, uuid)));
-        begins.max().filter(|&at| at > self.now)
+        begins.max().filter(|&at| at > self.now())
     }
 
     /// Whether a client's work in flight must be bounded though nobody waits: the client has to leave when its limit is
     /// used up, or as soon as it can.
     pub(crate) fn is_bounded(&self, client: &Client) -> bool {
-        let mut gpus = client.accounts.keys().filter_map(|uuid| self.gpus.get(uuid));
+        let mut gpus = client.accounts.keys().filter_map(|uuid| self.gpu(*uuid));
         client.paused || gpus.any(|gpu| gpu.shares.paced().contains(&client.job))
     }
 
     /// Clients whose processes may be stopped to the harm of others, and those that are: the caller looks at them now and then.
     pub(crate) fn suspects(&self) -> Vec<ClientId> {
-        let is_wanted = |uuid: &GpuUuid| {
-            self.gpus.get(uuid).is_some_and(|gpu| {
-                gpu.ledger.count_waiting() + gpu.ledger.next().len() + gpu.ledger.needy().len() > 0
-            })
-        };
-        let wanted: BTreeSet<GpuUuid> = self.gpus.keys().copied().filter(is_wanted).collect();
+        let is_wanted =
+            |gpu: &&Gpu| gpu.ledger.count_waiting() + gpu.ledger.next().len() + gpu.ledger.needy().len() > 0;
+        let wanted: BTreeSet<GpuUuid> = self.gpus().filter(is_wanted).map(|gpu| gpu.uuid).collect();
         let is_near = |client: &Client| client.accounts.keys().any(|uuid| wanted.contains(uuid));
-        let near = self.clients.iter().filter(|(_, client)| client.stopped || is_near(client));
-        near.map(|(&id, _)| id).collect()
+        let near = self.clients().filter(|client| client.stopped || is_near(client));
+        near.map(|client| client.id).collect()
     }
 
     /// Whether a process of a unit is stopped: the others would wait for it on the GPU.

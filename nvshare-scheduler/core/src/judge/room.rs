@@ -64,7 +64,7 @@ impl State {
             .entries()
             .filter(|(id, _)| for_clients.is_none_or(|ids| !ids.contains(id)))
             .filter(|(_, entry)| entry.room > 0 && entry.ordered.is_none() && !entry.stuck)
-            .filter_map(|(id, entry)| self.candidate(gpu, self.clients.get(&id)?, entry))
+            .filter_map(|(id, entry)| self.candidate(gpu, self.client(id)?, entry))
             .collect();
         let orders = victims::choose(missing, &candidates);
         let possible = orders.iter().fold(0, |sum: u64, &(_, bytes)| sum.saturating_add(bytes));
@@ -92,7 +92,7 @@ impl State {
             let (time, since, _) = self.place_on(gpu, client);
             return NextTurn::InOrder { time, since };
         }
-        let soon = gpu.goes_ahead(client) && client.rhythm.wakes_soon(self.now);
+        let soon = gpu.goes_ahead(client) && client.rhythm.wakes_soon(self.now());
         let asleep_since = client.rhythm.asleep_since().unwrap_or(client.waiting_since);
         NextTurn::Unknown { soon, asleep_since }
     }

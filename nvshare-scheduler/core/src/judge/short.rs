@@ -1,12 +1,12 @@
 //! Short work that goes ahead of long work: what of the state the policy is asked with (see [`ahead`]).
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use nvshare_proto::pace::IDLE_AFTER;
 
 use crate::Time;
 use crate::policy::ahead::{self, Asks};
+use crate::state::State;
 use crate::state::client::{Client, ClientId};
 use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
@@ -16,15 +16,15 @@ use crate::state::rule::Rule;
 /// leaves something for the hand-overs of long work.
 const LONGER_THAN_EVERY: f64 = 1.2;
 
-/// Whether a unit is one interactive client.
-pub(crate) fn is_short(clients: &BTreeMap<ClientId, Client>, unit: &Unit) -> bool {
-    matches!(unit, Unit::One([id]) if clients.get(id).is_some_and(Client::is_interactive))
+/// Whether a unit is one interactive client: a member of a gang is none.
+pub(crate) fn is_short(state: &State, unit: &Unit) -> bool {
+    state.clients_of(unit).any(Client::is_interactive)
 }
 
 /// The time that a GPU stood still until it was known that the short work of those who leave was done.
-pub(crate) fn noticed(clients: &BTreeMap<ClientId, Client>, leavers: &[ClientId]) -> Duration {
-    let leavers = leavers.iter().filter_map(|id| clients.get(id));
-    let was_short = leavers.filter(|client| client.phase.is_idle() && client.is_interactive()).count();
+pub(crate) fn noticed(state: &State, leavers: &[ClientId]) -> Duration {
+    let was_short =
+        state.clients_of(leavers).filter(|client| client.phase.is_idle() && client.is_interactive()).count();
     if was_short > 0 { IDLE_AFTER } else { Duration::ZERO }
 }
 
@@ -45,22 +45,16 @@ impl LongWork {
     }
 
     /// When they give way to short work; none: in its turn, and where nobody has said what switching may cost.
-    pub(crate) fn gives_way_at(
-        &self,
-        clients: &BTreeMap<ClientId, Client>,
-        gpu: &Gpu,
-        unit: &Unit,
-        cost: Duration,
-    ) -> Option<Time> {
+    pub(crate) fn gives_way_at(&self, state: &State, gpu: &Gpu, unit: &Unit, cost: Duration) -> Option<Time> {
         let Rule::Auto(target) = gpu.rule else { return None };
-        if !self.runs || self.is_short || !is_short(clients, unit) {
+        if !self.runs || self.is_short || !is_short(state, unit) {
             return None;
         }
-        let client = unit.first().and_then(|id| clients.get(id))?;
+        let client = state.client(unit.first())?;
         // One visit: there and back, and until it is known that it is over. Others that are short come as often.
         let visits = (cost * 2 + IDLE_AFTER) * u32::try_from(gpu.shares.short().max(1)).unwrap_or(u32::MAX);
         let every = visits.mul_f64(1e6 / f64::from(target.overhead_ppm.max(1)));
-        // Who comes no more often than that costs no more than it may, whatever others have cost.
+        // A client that comes no more often than that costs no more than it may, whatever others have cost.
         let often = client.rhythm.last_sleep() < every;
         let delay = if often { gpu.budget.delays(target.overhead_ppm, every) } else { Duration::ZERO };
         let delayed = client.waiting_since.saturating_add(delay);
@@ -71,7 +65,7 @@ impl LongWork {
             since: client.waiting_since,
             max_wait: target.max_wait,
             cost,
-            ahead_by: gpu.shares.time(client.job).saturating_sub(gpu.shares.clock()),
+            lead: gpu.shares.time(client.job).saturating_sub(gpu.shares.clock()),
             most_ahead: ahead::most_ahead(gpu.quantum, target.max_wait, gpu.shares.active()),
         })
     }

@@ -59,8 +59,8 @@ impl Outlook {
 /// The first client of a GPU's queue that does not fit beside the others: clients behind it must not delay it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Head {
-    /// The largest demand of the clients whose turn comes before, in bytes.
-    ahead: u128,
+    /// The demand of the head, or of the largest client that waits right behind it; in bytes.
+    demand: u128,
     /// Bytes that stay when the head comes: members that keep running beside it, and memory that cannot be moved.
     stays: u128,
 }
@@ -68,7 +68,7 @@ pub(crate) struct Head {
 impl Head {
     /// A waiter of this demand waits behind the head: those who come later delay it no more than the head.
     pub(crate) fn line_up(&mut self, demand: u128) {
-        self.ahead = self.ahead.max(demand);
+        self.demand = self.demand.max(demand);
     }
 }
 
@@ -148,7 +148,7 @@ impl State {
 
     /// Whether a holder gave up too many drains in a row: it is not expected to leave.
     pub(crate) fn somebody_defers(&self, gpu: &Gpu) -> bool {
-        let mut holders = gpu.ledger.holders().iter().filter_map(|id| self.clients.get(id));
+        let mut holders = gpu.ledger.holders().iter().filter_map(|id| self.client(*id));
         holders.any(|client| client.stubborn_until.is_some())
     }
 
@@ -168,13 +168,13 @@ impl State {
     }
 
     fn delays_nobody(&self, gpu: &Gpu, unit: &Unit, head: &Head) -> bool {
-        let capacity = unit.first().map_or(0, |&id| self.capacity(gpu, id));
+        let capacity = self.capacity(gpu, unit.first());
         self.is_in_nobodys_way(gpu, gpu.demand_of(unit), head, capacity)
     }
 
     fn is_in_nobodys_way(&self, gpu: &Gpu, demand: u128, head: &Head, capacity: u64) -> bool {
-        !(self.config.exclusive || gpu.takes_slices())
-            && next::delays_nobody(demand, head.ahead, head.stays, capacity)
+        !(self.config().exclusive || gpu.takes_slices())
+            && next::delays_nobody(demand, head.demand, head.stays, capacity)
     }
 
     /// Whether no client is ahead of a waiter on a GPU, apart from clients that cannot have room, that fit at once, or that
@@ -184,7 +184,10 @@ impl State {
         let own = places.min();
         let mut head: Option<Head> = None;
         for key in gpu.waiting().take_while(|key| own.is_some_and(|own| *key < own)) {
-            let Some(other) = self.clients.get(&key.2).filter(|_| !unit.contains(&key.2)) else { break };
+            let other = self.client(key.2);
+            debug_assert!(other.is_some(), "a client that is gone waits for nothing");
+            // Behind the first place of the unit there is nobody ahead of it.
+            let Some(other) = other.filter(|other| !unit.contains(&other.id)) else { break };
             let others = self.unit_of(other);
             if self.no_room_for(other).is_some() || self.fits_beside_members(gpu, &others) {
                 continue;
@@ -203,8 +206,8 @@ impl State {
 
 /// The head of a GPU's queue, beside the members that keep running when it comes, with it.
 pub(crate) fn head_beside(gpu: &Gpu, unit: &Unit, kept: Group) -> Head {
-    let ahead = gpu.demand_of(unit);
-    Head { ahead, stays: kept.demand - ahead + gpu.ledger.pinned_beside(kept) }
+    let demand = gpu.demand_of(unit);
+    Head { demand, stays: kept.demand - demand + gpu.ledger.pinned_beside(kept) }
 }
 
 /// Whether the turn is that of a client's job: it ends for the whole job at once, so a client that joins it delays

@@ -14,34 +14,34 @@ use super::turn;
 /// How far short work may run ahead of its share: by the longest turn of long work and one spell of its own; but all jobs
 /// together by no more than the longest wait. `jobs`: how many jobs want the GPU.
 #[must_use]
-pub fn most_ahead(quantum: Duration, max_wait: Duration, jobs: usize) -> Duration {
+pub(crate) fn most_ahead(quantum: Duration, max_wait: Duration, jobs: usize) -> Duration {
     let jobs = u32::try_from(jobs.max(1)).unwrap_or(u32::MAX);
     quantum.saturating_mul(turn::MOST_QUANTA).saturating_add(SHORT).min(max_wait / jobs)
 }
 
 /// Short work that waits for a GPU which long work holds.
 #[derive(Debug, Clone, Copy)]
-pub struct Asks {
+pub(crate) struct Asks {
     /// The time from which the budget of switching allows it.
-    pub allowed_at: Duration,
+    pub(crate) allowed_at: Duration,
     /// The time since which it waits.
-    pub since: Duration,
+    pub(crate) since: Duration,
     /// The longest time that work may wait.
-    pub max_wait: Duration,
+    pub(crate) max_wait: Duration,
     /// The time that the hand-over to it takes.
-    pub cost: Duration,
+    pub(crate) cost: Duration,
     /// The time that its job has had beyond its share, negative if less; in nanoseconds of virtual time.
-    pub ahead_by: i64,
-    /// The largest `ahead_by` with which it goes: see [`most_ahead`].
-    pub most_ahead: Duration,
+    pub(crate) lead: i64,
+    /// The largest `lead` with which it goes: see [`most_ahead`].
+    pub(crate) most_ahead: Duration,
 }
 
 /// The time at which short work may have the GPU before its turn; none: it waits for its turn.
 #[must_use]
-pub fn earliest(asks: &Asks) -> Option<Duration> {
+pub(crate) fn earliest(asks: &Asks) -> Option<Duration> {
     let most = i64::try_from(asks.most_ahead.as_nanos()).unwrap_or(i64::MAX);
     let latest = asks.since.saturating_add(asks.max_wait.saturating_sub(asks.cost));
-    (asks.ahead_by <= most).then(|| asks.allowed_at.min(latest))
+    (asks.lead <= most).then(|| asks.allowed_at.min(latest))
 }
 
 #[cfg(test)]
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn the_wait_counts_more_than_the_cost_and_the_share_more_than_both() {
-        for (allowed, max_wait, cost, ahead_by, expected) in [
+        for (allowed, max_wait, cost, lead, expected) in [
             (0, 30_000, 160, 0, Some(0)),
             (5000, 30_000, 160, 0, Some(5000)),
             (5000, 400, 160, 0, Some(1240)),
@@ -67,7 +67,7 @@ mod tests {
                 since: MS(1000),
                 max_wait: MS(max_wait),
                 cost: MS(cost),
-                ahead_by: ahead_by * 1_000_000,
+                lead: lead * 1_000_000,
                 most_ahead: MS(4500),
             };
             assert_eq!(earliest(&asks), expected.map(MS), "{asks:?}");

@@ -7,20 +7,20 @@
 use std::time::Duration;
 
 /// The largest saving, and the largest debt with which short work goes ahead, are what this much time earns.
-pub const LEEWAY: Duration = Duration::from_secs(10);
+pub(crate) const LEEWAY: Duration = Duration::from_secs(10);
 /// The largest debt is what this much time earns: a hand-over that took hours is not paid for with days.
 const MOST_DEBT: Duration = Duration::from_secs(60);
 
 /// The balance of switching, in nanoseconds × 10⁶.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Budget {
+pub(crate) struct Budget {
     balance: i128,
     at: Duration,
 }
 
 impl Budget {
     /// Time has passed up to `now`; switching may cost `ppm` millionths of it.
-    pub fn advance(&mut self, ppm: u32, now: Duration) {
+    pub(crate) fn advance(&mut self, ppm: u32, now: Duration) {
         let passed = now.saturating_sub(self.at);
         self.at = self.at.max(now);
         self.balance =
@@ -28,19 +28,19 @@ impl Budget {
     }
 
     /// A hand-over took this long.
-    pub fn spend(&mut self, took: Duration) {
+    pub(crate) fn spend(&mut self, took: Duration) {
         self.balance -= earned(took, 1_000_000);
     }
 
     /// The time at which there is no debt any more, if no hand-over comes before.
     #[must_use]
-    pub fn paid_at(&self, ppm: u32) -> Duration {
+    pub(crate) fn paid_at(&self, ppm: u32) -> Duration {
         self.owes_at_most(0, ppm)
     }
 
     /// The time from which short work may go ahead of long work.
     #[must_use]
-    pub fn allows_at(&self, ppm: u32) -> Duration {
+    pub(crate) fn allows_at(&self, ppm: u32) -> Duration {
         self.owes_at_most(earned(LEEWAY, ppm), ppm)
     }
 
@@ -48,7 +48,7 @@ impl Budget {
     /// at all while there is no debt, and for the whole of `every` when the debt is the largest one that short work may add to.
     /// So waits become longer by little and little, and are about the same each time.
     #[must_use]
-    pub fn delays(&self, ppm: u32, every: Duration) -> Duration {
+    pub(crate) fn delays(&self, ppm: u32, every: Duration) -> Duration {
         let most = earned(LEEWAY, ppm).max(1);
         let debt = (-self.balance).clamp(0, most);
         every.mul_f64(debt as f64 / most as f64)

@@ -1,8 +1,8 @@
 //! How much of a GPU clients may fill together.
 //!
 //! That is the GPU's memory, less a reserve: the driver has its own needs, and each process's context and modules are on
-//! the card beside what it allocates (half a GiB on an H200). Half of the reserve is the driver's. What contexts and
-//! modules are measured to take beyond the other half is not given away either, since many small programs would otherwise
+//! the card beside what it allocates (half a GiB on an H200). Half of the reserve is the driver's. Contexts and modules
+//! that are measured to take more than the other half are not given away either, since many small programs would otherwise
 //! fill a card without allocating anything.
 
 /// The capacity of a GPU. All in bytes: `available`: the GPU's memory, less what processes without the library have there;
@@ -11,7 +11,7 @@
 /// A client that has filled the card keeps what it has when others come: it could not know of them, and with less memory it
 /// would never run without page faults again.
 #[must_use]
-pub fn usable(available: u64, reserve: u64, overhead: u64, largest: u64) -> u64 {
+pub(crate) fn usable(available: u64, reserve: u64, overhead: u64, largest: u64) -> u64 {
     let most = available.saturating_sub(reserve);
     let left = available.saturating_sub(reserve / 2).saturating_sub(overhead);
     most.min(left.max(largest))

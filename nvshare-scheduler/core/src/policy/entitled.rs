@@ -6,18 +6,18 @@
 
 /// The terms of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
+pub(crate) struct Terms {
     /// The job's weight against others.
-    pub weight: u64,
+    pub(crate) weight: u64,
     /// Per cent of the time that the job may have while others want it.
-    pub limit: Option<u8>,
+    pub(crate) limit: Option<u8>,
     /// The job may not have more than its limit, even when nobody wants the rest.
-    pub forced: bool,
+    pub(crate) forced: bool,
 }
 
 /// The weights by which time is shared, in the order of the jobs. Their sum is the sum of the jobs' own weights.
 #[must_use]
-pub fn weights(jobs: &[Terms]) -> Vec<u64> {
+pub(crate) fn weights(jobs: &[Terms]) -> Vec<u64> {
     let all: f64 = jobs.iter().map(|job| job.weight as f64).sum();
     let mut parts: Vec<Option<f64>> = vec![None; jobs.len()];
     let mut left = 1.0;
@@ -25,7 +25,7 @@ pub fn weights(jobs: &[Terms]) -> Vec<u64> {
         let open = || jobs.iter().zip(&parts).filter(|(_, part)| part.is_none()).map(|(job, _)| job);
         let weight: f64 = open().map(|job| job.weight as f64).sum();
         let fair = |job: &Terms| left * job.weight as f64 / weight;
-        // The tightest limit first, one at a time: what it leaves is more for the others.
+        // The tightest limit first, one at a time: the others get more of the rest.
         let tightest = jobs
             .iter()
             .enumerate()

@@ -20,18 +20,18 @@
 //!
 //! A policy sees plain numbers, knows nothing of messages, and changes nothing.
 
-pub mod ahead;
-pub mod budget;
-pub mod capacity;
-pub mod entitled;
-pub mod exchange;
-pub mod next;
-pub mod pace;
-pub mod patience;
-pub mod progress;
-pub mod quantum;
-pub mod rhythm;
-pub mod slices;
-pub mod together;
-pub mod turn;
-pub mod victims;
+pub(crate) mod ahead;
+pub(crate) mod budget;
+pub(crate) mod capacity;
+pub(crate) mod entitled;
+pub(crate) mod exchange;
+pub(crate) mod next;
+pub(crate) mod pace;
+pub(crate) mod patience;
+pub(crate) mod progress;
+pub(crate) mod quantum;
+pub(crate) mod rhythm;
+pub(crate) mod slices;
+pub(crate) mod together;
+pub(crate) mod turn;
+pub(crate) mod victims;

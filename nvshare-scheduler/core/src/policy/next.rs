@@ -6,16 +6,16 @@
 
 /// How far a client that uses several GPUs at once is ahead of their clocks. Positive: ahead; negative: behind.
 #[must_use]
-pub fn ahead_on_all(ahead_on_each: impl Iterator<Item = i64>) -> i64 {
-    ahead_on_each.max().unwrap_or(0)
+pub(crate) fn lead_on_all(lead_on_each: impl Iterator<Item = i64>) -> i64 {
+    lead_on_each.max().unwrap_or(0)
 }
 
 /// Whether a waiter may go before one that is ahead of it in the order and does not fit: only if it is in nobody's way, and
-/// can stay when the other comes. All in bytes: `own` and `ahead`, what the two demand; `stays`, what stays on the GPU
+/// can stay when the other comes. All in bytes: `own` and `first`, what the two demand; `stays`, what stays on the GPU
 /// meanwhile (members that keep running beside the other, and what cannot be moved); and the GPU's capacity.
 #[must_use]
-pub fn delays_nobody(own: u128, ahead: u128, stays: u128, capacity: u64) -> bool {
-    own + ahead + stays <= u128::from(capacity)
+pub(crate) fn delays_nobody(own: u128, first: u128, stays: u128, capacity: u64) -> bool {
+    own + first + stays <= u128::from(capacity)
 }
 
 #[cfg(test)]
@@ -24,9 +24,9 @@ mod tests {
 
     #[test]
     fn a_gang_counts_where_it_is_least_behind() {
-        assert_eq!(ahead_on_all([-5, -2, -9].into_iter()), -2);
-        assert_eq!(ahead_on_all([-5, 3].into_iter()), 3);
-        assert_eq!(ahead_on_all(std::iter::empty()), 0);
+        assert_eq!(lead_on_all([-5, -2, -9].into_iter()), -2);
+        assert_eq!(lead_on_all([-5, 3].into_iter()), 3);
+        assert_eq!(lead_on_all(std::iter::empty()), 0);
     }
 
     #[test]

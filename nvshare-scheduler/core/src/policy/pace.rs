@@ -9,15 +9,15 @@
 use std::time::Duration;
 
 /// Length of a spell and the rest behind it.
-pub const PERIOD: Duration = Duration::from_millis(250);
+pub(crate) const PERIOD: Duration = Duration::from_millis(250);
 /// Shortest spell, unless spell and rest would then take longer than a second.
-pub const SHORTEST: Duration = Duration::from_millis(20);
+pub(crate) const SHORTEST: Duration = Duration::from_millis(20);
 /// Most credit that a job can owe after a drain that took longer than its spell, in nanoseconds.
 const MOST_DEBT: i64 = 5_000_000_000;
 
 /// What a job does with the GPU, as far as its limit is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Does {
+pub(crate) enum Does {
     /// Its gate is open, or its work completes.
     Holds,
     /// It wants the GPU and does not hold it.
@@ -28,7 +28,7 @@ pub enum Does {
 
 /// The pace of one job. Credit is in nanoseconds × 100.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pace {
+pub(crate) struct Pace {
     percent: i64,
     credit: i64,
     at: Duration,
@@ -37,14 +37,14 @@ pub struct Pace {
 impl Pace {
     /// The pace of a job that may hold the GPU for so many per cent of the time, and has not held it lately.
     #[must_use]
-    pub fn new(percent: u8, now: Duration) -> Self {
+    pub(crate) fn new(percent: u8, now: Duration) -> Self {
         let mut pace = Self { percent: i64::from(percent.clamp(1, 100)), credit: 0, at: now };
         pace.credit = pace.enough();
         pace
     }
 
     /// Sets another limit from now on: the job has credit for one spell, whatever it did under the other limit.
-    pub fn set(&mut self, percent: u8, does: Does, now: Duration) {
+    pub(crate) fn set(&mut self, percent: u8, does: Does, now: Duration) {
         self.advance(does, now);
         let percent = i64::from(percent.clamp(1, 100));
         if percent != self.percent {
@@ -53,14 +53,8 @@ impl Pace {
         }
     }
 
-    /// The limit, in per cent.
-    #[must_use]
-    pub fn percent(&self) -> u8 {
-        self.percent as u8
-    }
-
     /// Lets time pass, in which the job did this.
-    pub fn advance(&mut self, does: Does, now: Duration) {
+    pub(crate) fn advance(&mut self, does: Does, now: Duration) {
         let passed = nanos(now.saturating_sub(self.at));
         self.at = self.at.max(now);
         let rate = if does == Does::Holds { self.percent - 100 } else { self.percent };
@@ -71,7 +65,7 @@ impl Pace {
 
     /// When a job that does not hold the GPU may hold it again.
     #[must_use]
-    pub fn begins_at(&self) -> Duration {
+    pub(crate) fn begins_at(&self) -> Duration {
         let lacks = self.enough() - self.credit;
         // Rounded up: a moment too early, the credit would not be enough.
         self.at + Duration::from_nanos(lacks.max(0).unsigned_abs().div_ceil(self.percent.unsigned_abs()))
@@ -80,14 +74,14 @@ impl Pace {
     /// When a job that holds the GPU has to leave so that its drain, if it takes as long as expected, ends with its credit;
     /// none: never. Half of a spell it has in any case.
     #[must_use]
-    pub fn ends_at(&self, drain: Duration) -> Option<Duration> {
+    pub(crate) fn ends_at(&self, drain: Duration) -> Option<Duration> {
         let rate = 100 - self.percent;
         let kept = nanos(drain).saturating_mul(rate).min(self.enough() / 2);
         let left = (self.credit - kept).max(0).unsigned_abs();
         (rate > 0).then(|| self.at + Duration::from_nanos(left.div_ceil(rate.unsigned_abs())))
     }
 
-    /// Credit for a whole spell: what a spell uses up beyond what it earns meanwhile.
+    /// Credit for a whole spell: the amount that it uses up beyond what it earns meanwhile.
     fn enough(&self) -> i64 {
         let second = 1_000_000_000;
         let period = nanos(PERIOD).max(nanos(SHORTEST) * 100 / self.percent).min(second);

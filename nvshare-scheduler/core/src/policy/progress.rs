@@ -14,7 +14,7 @@
 //!   side by side.
 //! - While turns are taken, a window side by side shows every [`CHECK_EVERY`] whether that is still right. A sum above 1
 //!   twice, or above [`CLEARLY`] once, ends them.
-//! - What rounds may have cost stays within [`PART`] of the time that the set has lasted; a trial that showed nothing is repeated after
+//! - What rounds may have cost stays within [`MAY_COST`] of the time that the set has lasted; a trial that showed nothing is repeated after
 //!   [`RETRY`], and each time twice as late, up to [`RETRY_AT_MOST`].
 
 use std::time::Duration;
@@ -22,37 +22,37 @@ use std::time::Duration;
 use crate::policy::slices;
 
 /// The part of the time that rounds may cost.
-pub const PART: f64 = 0.01;
+pub(crate) const MAY_COST: f64 = 0.01;
 /// A round with a smaller sum speaks for turns.
-pub const LESS: f64 = 0.97;
+pub(crate) const LESS: f64 = 0.97;
 /// A sum above this is no noise: one is enough, that of the short first round too.
-pub const CLEARLY: f64 = 1.05;
+pub(crate) const CLEARLY: f64 = 1.05;
 /// So many rounds with a small sum decide.
-pub const ROUNDS: usize = 3;
+pub(crate) const ROUNDS: usize = 3;
 /// More rounds than this are not tried in a row.
-pub const MOST_ROUNDS: usize = 5;
+pub(crate) const MOST_ROUNDS: usize = 5;
 /// Jobs of a set that is measured: with more, each would wait for long.
-pub const MOST_JOBS: usize = 8;
+pub(crate) const MOST_JOBS: usize = 8;
 /// How long a set is counted side by side before its first round.
-pub const FIRST_WINDOW: Duration = Duration::from_millis(6500);
+pub(crate) const FIRST_WINDOW: Duration = Duration::from_millis(6500);
 /// How long it is counted side by side between rounds.
-pub const WINDOW: Duration = Duration::from_secs(1);
+pub(crate) const WINDOW: Duration = Duration::from_secs(1);
 /// How long what is in flight is short before the first round, at least.
-pub const SHORT_WINDOW: Duration = Duration::from_millis(250);
+pub(crate) const SHORT_WINDOW: Duration = Duration::from_millis(250);
 /// Programs that took turns fill each other's gaps again after this time.
-pub const MIXES: Duration = Duration::from_millis(100);
+pub(crate) const MIXES: Duration = Duration::from_millis(100);
 /// How often turns are checked against running side by side.
-pub const CHECK_EVERY: Duration = Duration::from_secs(30);
+pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(30);
 /// The time after which turns are checked again whose check, or whose own rates, raised a doubt.
-pub const CHECK_SOON: Duration = Duration::from_secs(5);
+pub(crate) const CHECK_SOON: Duration = Duration::from_secs(5);
 /// The time after which a set whose jobs did nothing is counted again; twice as long after each time.
-pub const QUIET: Duration = Duration::from_secs(10);
+pub(crate) const QUIET: Duration = Duration::from_secs(10);
 /// The time after which a trial that showed nothing is repeated, and the longest such time.
-pub const RETRY: Duration = Duration::from_secs(60);
+pub(crate) const RETRY: Duration = Duration::from_secs(60);
 /// See [`RETRY`].
-pub const RETRY_AT_MOST: Duration = Duration::from_secs(600);
+pub(crate) const RETRY_AT_MOST: Duration = Duration::from_secs(600);
 /// A job whose rate in its turns has changed by more than this part does other work.
-pub const OTHER_WORK: f64 = 0.15;
+pub(crate) const OTHER_WORK: f64 = 0.15;
 
 /// The longest slice, and the longest round.
 const SLICE: Duration = Duration::from_millis(250);
@@ -63,7 +63,7 @@ const DRAIN: Duration = Duration::from_millis(25);
 /// How long each of so many jobs has its turn. The first round is short, as it may cost much, and speaks against turns alone: what a few
 /// milliseconds of launches show is too little to speak for them.
 #[must_use]
-pub fn slice(jobs: usize, first: bool) -> Duration {
+pub(crate) fn slice(jobs: usize, first: bool) -> Duration {
     if first {
         return slices::SHORTEST;
     }
@@ -73,7 +73,7 @@ pub fn slice(jobs: usize, first: bool) -> Duration {
 
 /// The progress of a set, of the rate side by side and the rate alone of each job; none if that says nothing.
 #[must_use]
-pub fn progress(rates: impl Iterator<Item = (f64, f64)>) -> Option<f64> {
+pub(crate) fn progress(rates: impl Iterator<Item = (f64, f64)>) -> Option<f64> {
     let parts: Vec<f64> = rates.map(|(beside, alone)| beside / alone).collect();
     let sum: f64 = parts.iter().sum();
     (parts.len() > 1 && parts.iter().all(|part| part.is_finite()) && sum > 0.0).then_some(sum)
@@ -81,7 +81,7 @@ pub fn progress(rates: impl Iterator<Item = (f64, f64)>) -> Option<f64> {
 
 /// What the sums of a trial say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum Finding {
     /// Turns get more done.
     Turns,
     /// Turns get no more done, or nothing shows that they do.
@@ -92,66 +92,66 @@ pub enum Verdict {
 
 /// What the sums of a trial's rounds say, the first one first.
 #[must_use]
-pub fn verdict(sums: &[f64]) -> Verdict {
+pub(crate) fn finding(sums: &[f64]) -> Finding {
     let less = sums.iter().filter(|&&sum| sum < LESS).count();
     let more = sums.iter().filter(|&&sum| sum >= 1.0).count();
     if more > 1 {
-        Verdict::SideBySide
+        Finding::SideBySide
     } else if less >= ROUNDS + more {
-        Verdict::Turns
+        Finding::Turns
     } else if sums.len() >= MOST_ROUNDS {
-        Verdict::SideBySide
+        Finding::SideBySide
     } else {
-        Verdict::Unknown
+        Finding::Unknown
     }
 }
 
 /// Whether a round that speaks clearly against turns may be an exception, as all sums before it speak for them.
 #[must_use]
-pub fn is_outlier(before: &[f64]) -> bool {
+pub(crate) fn is_outlier(before: &[f64]) -> bool {
     !before.is_empty() && before.iter().all(|&sum| sum < LESS)
 }
 
 /// What a check of turns says.
 #[must_use]
-pub fn still(sum: f64, doubted: bool) -> Verdict {
+pub(crate) fn still(sum: f64, doubted: bool) -> Finding {
     if sum > CLEARLY || sum > 1.0 && doubted {
-        Verdict::SideBySide
+        Finding::SideBySide
     } else if sum > 1.0 {
-        Verdict::Unknown
+        Finding::Unknown
     } else {
-        Verdict::Turns
+        Finding::Turns
     }
 }
 
 /// The time that turns of this length lost, against running side by side.
 #[must_use]
-pub fn loss(sum: f64, took: Duration) -> Duration {
+pub(crate) fn loss(sum: f64, took: Duration) -> Duration {
     took.mul_f64((1.0 - 1.0 / sum.max(1.0)).clamp(0.0, 1.0))
 }
 
 /// The most that the first round of so many jobs may lose: while one works, the others wait.
 #[must_use]
-pub fn first_round_costs(jobs: usize) -> Duration {
+pub(crate) fn first_round_costs(jobs: usize) -> Duration {
     let others = u32::try_from(jobs.saturating_sub(1)).unwrap_or(u32::MAX);
     (slice(jobs, true) + DRAIN).saturating_mul(others)
 }
 
 /// How long a set has to last before it may have lost this much.
 #[must_use]
-pub fn pays_for(lost: Duration) -> Duration {
-    lost.mul_f64(1.0 / PART)
+pub(crate) fn pays_for(lost: Duration) -> Duration {
+    lost.mul_f64(1.0 / MAY_COST)
 }
 
 /// How long after the last of so many trials in a row that showed nothing the next one comes.
 #[must_use]
-pub fn retry(failures: u32) -> Duration {
+pub(crate) fn retry(failures: u32) -> Duration {
     RETRY.saturating_mul(1 << failures.saturating_sub(1).min(8)).min(RETRY_AT_MOST)
 }
 
 /// How long after the last of so many looks at a set that did nothing it is counted again.
 #[must_use]
-pub fn quiet(looks: u32) -> Duration {
+pub(crate) fn quiet(looks: u32) -> Duration {
     QUIET.saturating_mul(1 << looks.saturating_sub(1).min(8)).min(RETRY_AT_MOST)
 }
 
@@ -169,7 +169,7 @@ mod tests {
             // Each leaves gaps.
             (&[(0.75, 1.0), (0.75, 1.0)], Some(1.5)),
             (&[(0.1, 0.3), (0.1, 0.3), (0.1, 0.3)], Some(1.0)),
-            // Who did nothing in its turn, or is alone, shows nothing.
+            // A job that did nothing in its turn, or is alone, shows nothing.
             (&[(0.5, 1.0), (0.5, 0.0)], None),
             (&[(0.0, 0.0), (0.5, 1.0)], None),
             (&[(0.0, 1.0), (0.0, 1.0)], None),
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn three_rounds_decide_and_two_contradict() {
-        use Verdict::{SideBySide, Turns, Unknown};
+        use Finding::{SideBySide, Turns, Unknown};
         for (sums, expected) in [
             (&[][..], Unknown),
             (&[0.94, 0.94], Unknown),
@@ -200,13 +200,13 @@ mod tests {
             (&[0.98, 0.98, 0.98, 0.98], Unknown),
             (&[0.98, 0.94, 0.98, 0.94, 0.98], SideBySide),
         ] {
-            assert_eq!(verdict(sums), expected, "{sums:?}");
+            assert_eq!(finding(sums), expected, "{sums:?}");
         }
     }
 
     #[test]
     fn a_doubt_has_to_come_twice() {
-        use Verdict::{SideBySide, Turns, Unknown};
+        use Finding::{SideBySide, Turns, Unknown};
         for (sum, doubted, expected) in [
             (0.94, false, Turns),
             (0.99, true, Turns),

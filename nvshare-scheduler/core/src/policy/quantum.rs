@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 /// The shortest and the longest quantum that the rule chooses.
-pub const BOUNDS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(300));
+pub(crate) const BOUNDS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(300));
 
 /// The administrator's targets for a chosen quantum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Auto {
 
 /// The quantum. `cost`: the time of one hand-over; `jobs`: how many jobs take turns.
 #[must_use]
-pub fn auto(target: Auto, cost: Duration, jobs: usize) -> Duration {
+pub(crate) fn auto(target: Auto, cost: Duration, jobs: usize) -> Duration {
     let part = f64::from(target.overhead_ppm.clamp(1000, 900_000)) / 1e6;
     let cheap = cost.mul_f64((1.0 - part) / part);
     cheap.min(longest(target, cost, jobs)).clamp(BOUNDS.0, BOUNDS.1)
@@ -28,7 +28,7 @@ pub fn auto(target: Auto, cost: Duration, jobs: usize) -> Duration {
 
 /// With a longer quantum somebody would wait for longer than stated.
 #[must_use]
-pub fn longest(target: Auto, cost: Duration, jobs: usize) -> Duration {
+pub(crate) fn longest(target: Auto, cost: Duration, jobs: usize) -> Duration {
     // A waiter waits for a turn of each of the others, and for a hand-over to each of them and to itself.
     let others = u32::try_from(jobs.saturating_sub(1).max(1)).unwrap_or(u32::MAX);
     (target.max_wait.saturating_sub(cost) / others).saturating_sub(cost)

@@ -7,9 +7,9 @@
 use std::time::Duration;
 
 /// Work of an interactive client between two sleeps is no longer than this.
-pub const SHORT: Duration = Duration::from_millis(500);
+pub(crate) const SHORT: Duration = Duration::from_millis(500);
 /// Less than this is no sleep.
-pub const SHORTEST_SLEEP: Duration = Duration::from_millis(20);
+pub(crate) const SHORTEST_SLEEP: Duration = Duration::from_millis(20);
 /// How many spells of a client are remembered, each with the sleep behind it.
 const KEPT: usize = 4;
 /// How many spells have to be seen before a client can count as interactive.
@@ -17,7 +17,7 @@ const KNOWN: usize = 2;
 
 /// The last spells of work of a client, and its sleeps.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rhythm {
+pub(crate) struct Rhythm {
     work: Duration,
     asleep_since: Option<Duration>,
     /// Each spell with the sleep behind it; a new one replaces the oldest.
@@ -27,17 +27,17 @@ pub struct Rhythm {
 
 impl Rhythm {
     /// The client has run for this long.
-    pub fn add_work(&mut self, took: Duration) {
+    pub(crate) fn add_work(&mut self, took: Duration) {
         self.work = self.work.saturating_add(took);
     }
 
     /// The client neither runs nor asks for the lock from now on.
-    pub fn fall_asleep(&mut self, now: Duration) {
+    pub(crate) fn fall_asleep(&mut self, now: Duration) {
         self.asleep_since = Some(now);
     }
 
     /// The client asks for the lock, or runs.
-    pub fn wake(&mut self, now: Duration) {
+    pub(crate) fn wake(&mut self, now: Duration) {
         let slept = self.asleep_since.take().map(|since| now.saturating_sub(since));
         let Some(slept) = slept.filter(|&slept| slept >= SHORTEST_SLEEP) else { return };
         let spell = (std::mem::take(&mut self.work), slept);
@@ -49,13 +49,13 @@ impl Rhythm {
     }
 
     /// No other client waits: from now on the client does not say when it is idle.
-    pub fn stop_watching(&mut self) {
+    pub(crate) fn stop_watching(&mut self) {
         self.work = Duration::ZERO;
     }
 
     /// Whether all remembered spells and the present one are short, and the client slept for at least as long as it worked.
     #[must_use]
-    pub fn is_interactive(&self) -> bool {
+    pub(crate) fn is_interactive(&self) -> bool {
         let worked: Duration = self.spells.iter().map(|spell| spell.0).sum();
         let slept: Duration = self.spells.iter().map(|spell| spell.1).sum();
         let short = self.spells.iter().all(|spell| spell.0 <= SHORT) && self.work <= SHORT;
@@ -64,20 +64,20 @@ impl Rhythm {
 
     /// When the client fell asleep; none: it has not, or runs or asks for the lock.
     #[must_use]
-    pub fn asleep_since(&self) -> Option<Duration> {
+    pub(crate) fn asleep_since(&self) -> Option<Duration> {
         self.asleep_since
     }
 
     /// Whether the client sleeps, and not for longer than it may be expected to: twice the longest of its remembered sleeps.
     #[must_use]
-    pub fn wakes_soon(&self, now: Duration) -> bool {
+    pub(crate) fn wakes_soon(&self, now: Duration) -> bool {
         let longest = self.spells.iter().map(|spell| spell.1).max().unwrap_or(Duration::ZERO);
         self.asleep_since.is_some_and(|since| now.saturating_sub(since) <= longest.saturating_mul(2))
     }
 
     /// How long the client slept before its present spell; nothing if that is not known.
     #[must_use]
-    pub fn last_sleep(&self) -> Duration {
+    pub(crate) fn last_sleep(&self) -> Duration {
         let newest = (self.oldest + KEPT - 1) % KEPT;
         self.spells.get(newest).map_or(Duration::ZERO, |spell| spell.1)
     }
@@ -85,7 +85,7 @@ impl Rhythm {
     /// For how long an idle client keeps its place: not at all if keeping it through the remembered sleeps would have cost more
     /// than a hand-over at each; else for `usual`. `cost`: the time of a hand-over, there and back.
     #[must_use]
-    pub fn patience(&self, cost: Duration, usual: Duration) -> Duration {
+    pub(crate) fn patience(&self, cost: Duration, usual: Duration) -> Duration {
         let kept = |slept: Duration| if slept <= usual { slept } else { usual.saturating_add(cost) };
         let keeping =
             self.spells.iter().map(|spell| kept(spell.1)).fold(Duration::ZERO, Duration::saturating_add);

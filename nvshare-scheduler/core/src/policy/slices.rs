@@ -6,43 +6,43 @@
 use std::time::Duration;
 
 /// Shortest slice.
-pub const SHORTEST: Duration = Duration::from_millis(50);
+pub(crate) const SHORTEST: Duration = Duration::from_millis(50);
 /// Longest slice.
-pub const LONGEST: Duration = Duration::from_millis(100);
+pub(crate) const LONGEST: Duration = Duration::from_millis(100);
 /// A slice is so many times as long as a hand-over, within the bounds.
 const TIMES_THE_COST: u32 = 100;
 /// However heavy a job is, others wait for at most so many of its slices or quanta.
-pub const MOST: u32 = 64;
+pub(crate) const MOST: u32 = 64;
 
 /// Whether jobs that want a GPU take turns on it, whether they fit or not. `jobs`: how many there are; `weights`: how many
 /// different weights they have; `limited`: how many have a compute limit.
 #[must_use]
-pub fn are_asked_for(jobs: usize, weights: usize, limited: usize) -> bool {
+pub(crate) fn are_asked_for(jobs: usize, weights: usize, limited: usize) -> bool {
     jobs > 1 && (weights > 1 || limited > 0)
 }
 
 /// The length of a slice. `cost`: the time of a hand-over that moves no memory.
 #[must_use]
-pub fn length(cost: Option<Duration>) -> Duration {
+pub(crate) fn length(cost: Option<Duration>) -> Duration {
     (cost.unwrap_or_default() * TIMES_THE_COST).clamp(SHORTEST, LONGEST)
 }
 
 /// How many turns of a waiter of this weight are worth one of a holder of that weight, rounded up.
 #[must_use]
-pub fn ratio(holder: u64, waiter: u64) -> u32 {
+pub(crate) fn ratio(holder: u64, waiter: u64) -> u32 {
     holder.div_ceil(waiter.max(1)).min(u64::from(MOST)) as u32
 }
 
 /// Most quanta that a turn lasts when a holder is behind a waiter, by their [`ratio`].
 #[must_use]
-pub fn most_quanta(ratio: u32, usual: u32) -> u32 {
+pub(crate) fn most_quanta(ratio: u32, usual: u32) -> u32 {
     usual.max(ratio.saturating_add(1))
 }
 
 /// How much longer than so many quanta that turn lasts at most, where a turn of the waiter counts for `each` more than a quantum. It
 /// stays within [`MOST`] quanta.
 #[must_use]
-pub fn beyond(ratio: u32, quantum: Duration, each: Duration) -> Duration {
+pub(crate) fn beyond(ratio: u32, quantum: Duration, each: Duration) -> Duration {
     each.saturating_mul(ratio).min(quantum.saturating_mul(MOST.saturating_sub(ratio)))
 }
 

@@ -7,7 +7,7 @@
 ///
 /// In exclusive mode no two clients share a GPU, whether they fit or not.
 #[must_use]
-pub fn fits(capacity: u64, pinned: u128, demand: u128, members: usize, exclusive: bool) -> bool {
+pub(crate) fn fits(capacity: u64, pinned: u128, demand: u128, members: usize, exclusive: bool) -> bool {
     if exclusive && members > 1 {
         return false;
     }

@@ -13,35 +13,35 @@
 use std::time::Duration;
 
 /// An idle holder keeps its memory for this many times the cost of a hand-over.
-pub const IDLE_FACTOR: u32 = 2;
+pub(crate) const IDLE_FACTOR: u32 = 2;
 /// When a holder is behind the waiter, a turn lasts at most so many quanta and the longest drain.
-pub const MOST_QUANTA: u32 = 2;
+pub(crate) const MOST_QUANTA: u32 = 2;
 
 /// A turn on one GPU, seen by a waiter.
 #[derive(Debug, Clone)]
-pub struct Turn {
+pub(crate) struct Turn {
     /// When the turn's first client ran; none: no client has run yet.
-    pub started: Option<Duration>,
+    pub(crate) started: Option<Duration>,
     /// How long the turn lasts if somebody waits.
-    pub quantum: Duration,
+    pub(crate) quantum: Duration,
     /// Most quanta that the turn lasts while its holders catch up.
-    pub most_quanta: u32,
+    pub(crate) most_quanta: u32,
     /// When the clients that would have to leave have had as much as the waiter, if they go on.
-    pub even_at: Duration,
+    pub(crate) even_at: Duration,
     /// How much longer than so many quanta the turn lasts at most: the longest drain of late, or what the waiter's own turn counts for
     /// beyond a quantum, as many times as the holder is heavier.
-    pub beyond: Duration,
+    pub(crate) beyond: Duration,
     /// Clients that run are not asked to leave before this time, because a drain was deferred.
-    pub not_before: Duration,
+    pub(crate) not_before: Duration,
     /// When the last of the clients that would have to leave became idle, if all are idle.
-    pub idle_since: Option<Duration>,
+    pub(crate) idle_since: Option<Duration>,
     /// How long the idle clients keep their places.
-    pub patience: Duration,
+    pub(crate) patience: Duration,
 }
 
 /// When the turn is over; `None`: not before an event that has not come yet.
 #[must_use]
-pub fn ends(turn: &Turn) -> Option<Duration> {
+pub(crate) fn ends(turn: &Turn) -> Option<Duration> {
     let quantum_ends = turn.started.map(|started| {
         let least = started.saturating_add(turn.quantum);
         let most =

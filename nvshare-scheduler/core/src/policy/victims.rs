@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// What is known of a client's next turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NextTurn {
+pub(crate) enum NextTurn {
     /// The client sleeps, and nobody knows when it asks again.
     Unknown {
         /// It is expected to ask soon, and not to wait for its turn then.
@@ -33,15 +33,15 @@ pub enum NextTurn {
 
 /// The bytes that a client could give back on the GPU in question.
 #[derive(Debug, Clone, Copy)]
-pub struct Candidate {
+pub(crate) struct Candidate {
     /// The client.
-    pub id: u64,
+    pub(crate) id: u64,
     /// Room that the client has and does not use.
-    pub unused: u64,
+    pub(crate) unused: u64,
     /// Resident memory that could be moved to the host; 0 for clients that run.
-    pub movable: u64,
+    pub(crate) movable: u64,
     /// When the client needs it again.
-    pub next_turn: NextTurn,
+    pub(crate) next_turn: NextTurn,
 }
 
 impl Candidate {
@@ -60,7 +60,7 @@ impl Candidate {
 
 /// The clients to ask, and bytes of each, so that `needed` bytes become free, or as many as possible.
 #[must_use]
-pub fn choose(needed: u64, candidates: &[Candidate]) -> Vec<(u64, u64)> {
+pub(crate) fn choose(needed: u64, candidates: &[Candidate]) -> Vec<(u64, u64)> {
     let mut order: Vec<&Candidate> = candidates.iter().collect();
     order.sort_by_key(|candidate| candidate.usefulness());
     let mut given = vec![0; order.len()];
@@ -179,7 +179,7 @@ mod tests {
                     );
                 }
             }
-            // A stable subset: who is asked for less is asked for a part of it, in whatever order clients are looked at.
+            // A stable subset: for less, the same clients are asked for a part of it, in whatever order they are looked at.
             for (id, bytes) in &choose(needed + more, &candidates) {
                 prop_assert!(given.get(id).copied().unwrap_or(0) <= *bytes);
             }

@@ -12,12 +12,13 @@ impl State {
     /// # Errors
     /// The difference, or the client that waits though no event is to come.
     pub(crate) fn audit(&self, restless: Option<GpuUuid>) -> Result<(), String> {
-        if let Some(uuid) = restless.filter(|_| self.scheduling) {
-            return Err(format!("{uuid} does not come to rest: {:?}", self.gpus.get(&uuid)));
+        if let Some(uuid) = restless.filter(|_| self.is_scheduling()) {
+            return Err(format!("{uuid} does not come to rest: {:?}", self.gpu(uuid)));
         }
-        for (uuid, gpu) in &self.gpus {
+        for gpu in self.gpus() {
+            let uuid = &gpu.uuid;
             gpu.ledger.audit()?;
-            let clients = self.clients.values().filter_map(|client| client.accounts.get(uuid));
+            let clients = self.clients().filter_map(|client| client.accounts.get(uuid));
             let departed = gpu.departed.values().map(|departed| departed.bytes);
             let given: u128 = clients.map(|account| account.room).chain(departed).map(u128::from).sum();
             if given != gpu.ledger.sums().room {
@@ -29,7 +30,7 @@ impl State {
             let sums = gpu.ledger.sums();
             // An event is to come: an answer, or a time.
             let elsewhere = |id: ClientId| {
-                self.clients.get(&id).is_some_and(|client| client.accounts.len() > 1 || client.gang.is_some())
+                self.client(id).is_some_and(|client| client.accounts.len() > 1 || client.gang.is_some())
             };
             let going_on = sums.orders + sums.leaving + sums.holders.count + gpu.ledger.departed().len() > 0
                 || gpu.ledger.next().iter().copied().chain(gpu.waiting()).any(|key| elsewhere(key.2));
@@ -46,15 +47,15 @@ impl State {
                 + gpu.ledger.holders().iter().filter(|id| answers(id)).count();
             // A client that uses other GPUs too may wait for those.
             let can_go = |id| {
-                let has_room = self.clients.get(&id).is_none_or(|client| self.no_room_for(client).is_none());
+                let has_room = self.client(id).is_none_or(|client| self.no_room_for(client).is_none());
                 has_room && !self.is_stopped(&self.unit(id))
             };
             let only_here = |place: &Place| !elsewhere(place.2) && can_go(place.2);
             let waits = gpu.contested && gpu.waiting().any(|key| only_here(&key));
-            let others = self.gpus.iter().filter(|(other, _)| *other != uuid);
-            let mut watchers = others.flat_map(|(_, other)| &other.watched_by);
+            let others = self.gpus().filter(|other| other.uuid != *uuid);
+            let mut watchers = others.flat_map(|other| &other.watched_by);
             let watches = watchers.any(|&id| self.gpus_of(&self.unit(id)).contains(uuid));
-            if self.scheduling
+            if self.is_scheduling()
                 && waits
                 && answers == 0
                 && gpu.ledger.next().is_empty()
@@ -65,7 +66,7 @@ impl State {
             }
             for (_, _, id) in gpu.waiting().chain(gpu.ledger.next().iter().copied()) {
                 let elsewhere = elsewhere(id);
-                if self.scheduling && !going_on && gpu.deadline.is_none() && !elsewhere && can_go(id) {
+                if self.is_scheduling() && !going_on && gpu.deadline.is_none() && !elsewhere && can_go(id) {
                     return Err(format!("client {id} waits for {uuid}, and nothing is to happen: {gpu:?}"));
                 }
             }

@@ -23,8 +23,8 @@ pub struct Contended {
 impl State {
     /// The GPUs on which memory will have to leave. Looks at all clients of such a GPU.
     pub(crate) fn contended(&self) -> Vec<Contended> {
-        let gpus = self.gpus.iter().filter(|(_, gpu)| self.scheduling && gpu.capacity > 0);
-        gpus.filter_map(|(_, gpu)| self.contention_on(gpu)).collect()
+        let gpus = self.gpus().filter(|gpu| self.is_scheduling() && gpu.capacity > 0);
+        gpus.filter_map(|gpu| self.contention_on(gpu)).collect()
     }
 
     fn contention_on(&self, gpu: &Gpu) -> Option<Contended> {
@@ -39,7 +39,7 @@ impl State {
         }
         let largest = gpu.ledger.entries().map(|(_, entry)| entry.allocated).max().unwrap_or(0);
         let movable = |(id, _)| {
-            let client = self.clients.get(&id).filter(|client| client.memory == MemoryMode::Swap)?;
+            let client = self.client(id).filter(|client| client.memory == MemoryMode::Swap)?;
             let usage = client.accounts.get(&gpu.uuid)?.usage;
             Some((id, usage.allocated.saturating_sub(usage.immovable)))
         };

@@ -91,7 +91,7 @@ fn account_changed(
 }
 
 impl Report {
-    /// An event begins: what was not taken of the last one is forgotten.
+    /// An event begins: all that nobody took of the last one is forgotten.
     pub(crate) fn forget_happened(&mut self) {
         self.happened.clear();
     }

@@ -1,5 +1,6 @@
-//! What goes out: messages to clients, lines of the log, events for those who watch, and the state as an administrator sees it.
+//! All that goes out: messages to clients, lines of the log, events for those who watch, and the state as an administrator sees it.
 
+#[cfg(feature = "test-api")]
 pub(crate) mod audit;
 pub(crate) mod contention;
 pub(crate) mod happened;

@@ -8,6 +8,7 @@ use crate::Time;
 use crate::report::Report;
 use crate::state::State;
 use crate::state::client::{Client, ClientId, Phase};
+#[cfg(feature = "test-api")]
 use crate::state::cost::SwitchCost;
 use crate::state::gpu::Gpu;
 
@@ -21,8 +22,8 @@ impl State {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid,
             uptime_s: now.as_secs(),
-            scheduling: self.scheduling,
-            quantum_ms: self.config.quantum.as_millis() as u64,
+            scheduling: self.is_scheduling(),
+            quantum_ms: self.config().quantum.as_millis() as u64,
             restricted: false,
             host_memory: None,
         }
@@ -30,14 +31,14 @@ impl State {
 
     /// A row for each GPU.
     pub(crate) fn gpu_status(&self) -> Vec<GpuStatus> {
-        let row = |(&uuid, gpu): (_, &Gpu)| {
+        let row = |gpu: &Gpu| {
             let sums = gpu.ledger.sums();
             let which = |which: fn(&Client) -> bool| {
                 let ids = gpu.ledger.entries().map(|(id, _)| id);
-                self.by_turn(gpu, ids.filter(|id| self.clients.get(id).is_some_and(which)))
+                self.by_turn(gpu, ids.filter(|id| self.client(*id).is_some_and(which)))
             };
             GpuStatus {
-                gpu: uuid,
+                gpu: gpu.uuid,
                 index: None,
                 name: None,
                 capacity: gpu.capacity,
@@ -57,14 +58,15 @@ impl State {
                 side_by_side: gpu.trial.shown().map_or(0, |sum| (sum * 1000.0).round() as u32),
             }
         };
-        self.gpus.iter().map(row).collect()
+        self.gpus().map(row).collect()
     }
 
     /// The cost of hand-overs on a GPU, or of one client on it, as far as it is known.
+    #[cfg(feature = "test-api")]
     pub(crate) fn switch_cost(&self, gpu: GpuUuid, of: Option<ClientId>) -> Option<SwitchCost> {
         match of {
             Some(client) => self.account(client, gpu).map(|account| account.cost),
-            None => self.gpus.get(&gpu).map(|gpu| gpu.cost),
+            None => self.gpu(gpu).map(|gpu| gpu.cost),
         }
     }
 
@@ -86,21 +88,21 @@ impl State {
             overhead: client.accounts.values().fold(0, |sum, a| sum.saturating_add(a.overhead())),
             held_ms: held.as_millis() as u64,
             waited_ms: waited.as_millis() as u64,
-            counters: client.counters,
-            share: self.share_status(client),
+            counters: client.notes.counters,
+            share: self.jobs().share_status(client),
             host_memory: 0,
         }
     }
 
     /// The GPUs that clients use.
     pub(crate) fn gpus_in_use(&self) -> BTreeSet<GpuUuid> {
-        let used = |gpu: &Gpu| gpu.ledger.entries().any(|(id, _)| self.clients.contains_key(&id));
-        self.gpus.iter().filter(|(_, gpu)| used(gpu)).map(|(&uuid, _)| uuid).collect()
+        let used = |gpu: &Gpu| gpu.ledger.entries().any(|(id, _)| self.client(id).is_some());
+        self.gpus().filter(|gpu| used(gpu)).map(|gpu| gpu.uuid).collect()
     }
 
     /// Whether a client that could be measured has not been measured often enough for its contexts to count.
     pub(crate) fn is_measuring(&self) -> bool {
-        let clients = self.clients.values().filter(|client| client.identity.pid.is_some());
+        let clients = self.clients().filter(|client| client.identity.pid.is_some());
         clients.flat_map(|client| client.accounts.values()).any(|account| !account.is_measured())
     }
 }
@@ -110,14 +112,14 @@ impl Report {
     /// are counted up to `now`.
     pub(crate) fn client_status_at(&self, state: &State, now: Time) -> Vec<ClientStatus> {
         let mut rows: BTreeMap<_, _> = self.gone.iter().map(|row| (row.client, row.clone())).collect();
-        for (&id, departed) in state.gpus.values().flat_map(|gpu| &gpu.departed) {
+        for (&id, departed) in state.gpus().flat_map(|gpu| &gpu.departed) {
             if let Some(row) = rows.get_mut(&id) {
                 row.gone = false;
                 row.state = ClientState::Left;
                 row.resident = row.resident.saturating_add(departed.bytes);
             }
         }
-        let clients = state.clients.values().map(|client| state.describe(client, now));
+        let clients = state.clients().map(|client| state.describe(client, now));
         rows.into_values().chain(clients).collect()
     }
 
@@ -125,11 +127,10 @@ impl Report {
     pub(crate) fn remember(&mut self, state: &State, client: &Client) {
         if self.gone.len() >= GONE_KEPT {
             // A client that has left memory behind is listed until that memory is free.
-            let gpus = &state.gpus;
             let passed = self
                 .gone
                 .iter()
-                .position(|row| gpus.values().all(|gpu| !gpu.departed.contains_key(&row.client)));
+                .position(|row| state.gpus().all(|gpu| !gpu.departed.contains_key(&row.client)));
             passed.and_then(|at| self.gone.remove(at));
         }
         self.gone.push_back(ClientStatus {
@@ -137,7 +138,7 @@ impl Report {
             state: ClientState::Gone,
             blocked_on: None,
             share: ShareStatus::default(),
-            ..state.describe(client, state.now)
+            ..state.describe(client, state.now())
         });
     }
 }

@@ -8,8 +8,8 @@ use nvshare_proto::{GpuUuid, Repeated};
 
 use crate::Time;
 use crate::report::Report;
+use crate::state::State;
 use crate::state::client::ClientId;
-use crate::state::gpu::Gpu;
 
 /// What a warning is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,8 +72,8 @@ impl Report {
         self.warnings.of_clients.remove(&id);
     }
 
-    /// Forgets all GPUs but these.
-    pub(crate) fn forget_gpus(&mut self, known: &BTreeMap<GpuUuid, Gpu>) {
-        self.warnings.of_gpus.retain(|uuid, _| known.contains_key(uuid));
+    /// Forgets all GPUs that are not known any more.
+    pub(crate) fn forget_gpus(&mut self, state: &State) {
+        self.warnings.of_gpus.retain(|&uuid, _| state.gpu(uuid).is_some());
     }
 }

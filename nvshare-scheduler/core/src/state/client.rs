@@ -27,7 +27,19 @@ pub(crate) enum Why {
     Resumes,
 }
 
-/// Where a client stands.
+/// Where a client stands: by what the scheduler told it last, and what it answered. All that others ask follows from that, and is
+/// kept nowhere else:
+///
+/// | phase | `holds` | `uses_a_turn` | `counts` | `runs` | in a ledger, as `Standing` |
+/// |---|---|---|---|---|---|
+/// | Parked | | | | | parked, or waits |
+/// | Next | | | | | next |
+/// | Granted | yes | yes | | | holds |
+/// | Running | yes | yes | yes | yes | holds |
+/// | Dropping | yes | yes | yes | yes | leaves |
+/// | Drained | yes | yes | yes | | leaves |
+/// | Idle | yes | | | | holds |
+/// | Free | | | | | free |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// The client's gate is closed.
@@ -88,7 +100,7 @@ impl Phase {
         self.counts() || matches!(self, Self::Granted { .. })
     }
 
-    /// The time counts as that of the client's job: what a restore counts for is in `share.rs`.
+    /// The time counts as that of the client's job. `share.rs` says how much a restore counts for.
     pub(crate) fn counts(self) -> bool {
         self.runs() || self == Self::Drained
     }
@@ -178,7 +190,7 @@ pub(crate) struct Client {
     /// The gang that the client is a member of.
     pub(crate) gang: Option<u64>,
     /// How far the client is ahead of the clocks of its GPUs, if it uses several and has no gang.
-    pub(crate) ahead: OncePerEvent,
+    pub(crate) lead: OncePerEvent,
     /// The client's wishes for the GPUs' time.
     pub(crate) asked: Asked,
     /// An administrator has paused the client's job, or that of another member of its gang.
@@ -212,6 +224,13 @@ pub(crate) struct Client {
     pub(crate) stopped: bool,
     /// Until this time, allocations of others wait for the stopped process to go on.
     pub(crate) may_go_on_until: Option<Time>,
+    pub(crate) notes: Notes,
+}
+
+/// Things said to a client, about it, and by it about itself. No decision depends on them.
+#[derive(Debug, Default)]
+pub(crate) struct Notes {
+    /// The log says that no room can be made for the client.
     pub(crate) reported_hopeless: bool,
     /// The client was asked for its counters and has not answered.
     pub(crate) asked_counters: bool,
@@ -231,7 +250,7 @@ impl Client {
             identity,
             job: Job::of(identity, id),
             gang: None,
-            ahead: OncePerEvent::default(),
+            lead: OncePerEvent::default(),
             asked,
             paused: false,
             name: register.name,
@@ -252,9 +271,7 @@ impl Client {
             stuck: false,
             stopped: false,
             may_go_on_until: None,
-            reported_hopeless: false,
-            asked_counters: false,
-            counters: Counters::default(),
+            notes: Notes::default(),
         }
     }
 

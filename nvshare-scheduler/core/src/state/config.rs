@@ -18,7 +18,7 @@ use crate::state::rule::Rule;
 /// Whether jobs that fit a GPU together run side by side.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Together {
-    /// As long as they get no more done by turns: see [`policy::progress`](crate::policy::progress).
+    /// As long as they get no more done by turns: see `policy/progress.rs`.
     Measure,
     /// Always.
     #[default]

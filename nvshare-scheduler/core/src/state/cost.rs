@@ -21,7 +21,7 @@ pub struct Timed {
 
 impl Timed {
     /// A new sample counts for one part in so many of the mean.
-    const PART: u32 = 4;
+    const ONE_IN: u32 = 4;
 
     /// The mean; none: there is no sample yet.
     #[must_use]
@@ -30,6 +30,7 @@ impl Timed {
     }
 
     /// The number of samples.
+    #[cfg(any(test, feature = "test-api"))]
     #[must_use]
     pub fn samples(self) -> u64 {
         self.samples
@@ -38,7 +39,7 @@ impl Timed {
     pub(crate) fn record(&mut self, took: Duration) {
         self.mean = match self.samples {
             0 => took,
-            _ => (self.mean * (Self::PART - 1) + took) / Self::PART,
+            _ => (self.mean * (Self::ONE_IN - 1) + took) / Self::ONE_IN,
         };
         self.samples = self.samples.saturating_add(1);
     }
@@ -76,7 +77,7 @@ pub(crate) struct Moving {
 impl Moving {
     /// A hand-over for which so many bytes had to leave.
     pub(crate) fn record(&mut self, took: Duration, bytes: u64) {
-        let part = if self.bytes > 0.0 { 1.0 / f64::from(Timed::PART) } else { 1.0 };
+        let part = if self.bytes > 0.0 { 1.0 / f64::from(Timed::ONE_IN) } else { 1.0 };
         self.took += (took.as_secs_f64() - self.took) * part;
         self.bytes += (bytes as f64 - self.bytes) * part;
     }

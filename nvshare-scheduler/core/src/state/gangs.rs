@@ -31,9 +31,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Members {
     ids: BTreeSet<ClientId>,
     /// The same, as those who are granted together.
-    together: Arc<Together>,
+    roster: Arc<Roster>,
     /// How far the gang is ahead of the clocks.
-    pub(crate) ahead: OncePerEvent,
+    pub(crate) lead: OncePerEvent,
     /// The job as which the whole gang takes its turn: that of the member that came first, even after it has gone.
     job: Option<Job>,
     /// How many members there are to be, as they say; 0: as many as come.
@@ -86,19 +86,19 @@ impl Members {
 
     /// Notes who the members are, and which GPUs they use, after one of them has changed that.
     pub(crate) fn gather(&mut self, clients: &BTreeMap<ClientId, Client>) {
-        let mut together = Together { ids: self.ids.iter().copied().collect(), on: BTreeMap::new() };
+        let mut roster = Roster { ids: self.ids.iter().copied().collect(), on: BTreeMap::new() };
         for &id in &self.ids {
             for &uuid in clients.get(&id).into_iter().flat_map(|client| client.accounts.keys()) {
-                together.on.entry(uuid).or_default().push(id);
+                roster.on.entry(uuid).or_default().push(id);
             }
         }
-        self.together = Arc::new(together);
-        self.ahead.forget();
+        self.roster = Arc::new(roster);
+        self.lead.forget();
     }
 
     /// The GPUs of all members.
     pub(crate) fn gpus(&self) -> impl Iterator<Item = GpuUuid> {
-        self.together.gpus()
+        self.roster.on.keys().copied()
     }
 
     /// Whether the gang still has to wait for members.
@@ -131,30 +131,39 @@ impl Members {
 
 /// The members of a gang, and those on each of their GPUs.
 #[derive(Debug, Default)]
-pub(crate) struct Together {
+struct Roster {
     ids: Vec<ClientId>,
     on: BTreeMap<GpuUuid, Vec<ClientId>>,
 }
 
-impl Together {
-    pub(crate) fn gpus(&self) -> impl Iterator<Item = GpuUuid> {
-        self.on.keys().copied()
-    }
-}
-
 /// Clients that are granted together or not at all: a gang's members, else one client.
 #[derive(Debug, Clone)]
-pub(crate) enum Unit {
-    One([ClientId; 1]),
-    Gang(Arc<Together>),
+pub(crate) struct Unit(Mates);
+
+/// One client needs no list.
+#[derive(Debug, Clone)]
+enum Mates {
+    None([ClientId; 1]),
+    Gang(Arc<Roster>),
 }
 
 impl Unit {
+    /// A client by itself.
+    pub(crate) fn alone(id: ClientId) -> Self {
+        Self(Mates::None([id]))
+    }
+
+    /// The first of the clients: it stands for all of them where any one does.
+    pub(crate) fn first(&self) -> ClientId {
+        debug_assert!(!self.is_empty(), "a gang without members is forgotten");
+        self.iter().copied().next().unwrap_or_default()
+    }
+
     /// Those of the clients that may be on a GPU.
     pub(crate) fn on(&self, gpu: GpuUuid) -> &[ClientId] {
-        match self {
-            Self::One(one) => one,
-            Self::Gang(members) => members.on.get(&gpu).map_or(&[], Vec::as_slice),
+        match &self.0 {
+            Mates::None(one) => one,
+            Mates::Gang(roster) => roster.on.get(&gpu).map_or(&[], Vec::as_slice),
         }
     }
 }
@@ -163,29 +172,81 @@ impl Deref for Unit {
     type Target = [ClientId];
 
     fn deref(&self) -> &[ClientId] {
-        match self {
-            Self::One(one) => one,
-            Self::Gang(members) => &members.ids,
+        match &self.0 {
+            Mates::None(one) => one,
+            Mates::Gang(roster) => &roster.ids,
         }
+    }
+}
+
+/// Changes of gangs.
+impl State {
+    /// Notes who the members of a client's gang are, and which GPUs they use, after one of them has changed that.
+    pub(crate) fn gather_gang(&mut self, id: ClientId) {
+        let gang = self.gang_of(id);
+        if let Some(members) = gang.and_then(|gang| self.gangs.get_mut(&gang)) {
+            members.gather(&self.clients);
+        }
+    }
+
+    /// A client comes. Returns whether it counts as a member of its gang.
+    pub(crate) fn add_member(&mut self, client: &Client, gang: Gang) -> bool {
+        self.gangs.entry(gang.number).or_default().join(client.id, gang, client.job, self.now)
+    }
+
+    /// A member is gone. Returns one of those that are left; without any, the gang is gone as well.
+    pub(crate) fn remove_member(&mut self, id: ClientId, gang: u64) -> Option<ClientId> {
+        let other = self.gangs.get_mut(&gang)?.leave(id, self.now);
+        if other.is_none() {
+            self.gangs.remove(&gang);
+        }
+        other
+    }
+
+    /// Whether a client still has to wait for members of its gang.
+    pub(crate) fn muster(&mut self, id: ClientId) -> Muster {
+        let gang = self.gang_of(id).and_then(|gang| self.gangs.get_mut(&gang));
+        gang.map_or(Muster::Complete, |members| members.muster(self.now))
+    }
+
+    /// Notes whether a gang fits the one GPU of its members: see [`Members::note_too_large`].
+    pub(crate) fn note_too_large(&mut self, gang: u64, is_so_now: bool) -> bool {
+        let now = self.now;
+        self.gangs.get_mut(&gang).is_some_and(|members| members.note_too_large(is_so_now, now))
+    }
+
+    /// A gang is none any more: its members go on one by one.
+    pub(crate) fn remove_gang(&mut self, gang: u64) {
+        self.gangs.remove(&gang);
     }
 }
 
 impl State {
     /// The clients that are granted together with a client.
     pub(crate) fn unit(&self, id: ClientId) -> Unit {
-        self.clients.get(&id).map_or(Unit::One([id]), |client| self.unit_of(client))
+        self.clients.get(&id).map_or(Unit::alone(id), |client| self.unit_of(client))
     }
 
     /// The same for a client that is there.
     pub(crate) fn unit_of(&self, client: &Client) -> Unit {
         match client.gang.and_then(|gang| self.gangs.get(&gang)) {
-            Some(members) => Unit::Gang(Arc::clone(&members.together)),
-            None => Unit::One([client.id]),
+            Some(members) => Unit(Mates::Gang(Arc::clone(&members.roster))),
+            None => Unit::alone(client.id),
         }
     }
 
     pub(crate) fn gang_of(&self, id: ClientId) -> Option<u64> {
         self.clients.get(&id)?.gang
+    }
+
+    /// The GPUs of all members of a gang.
+    pub(crate) fn gpus_of_gang(&self, gang: u64) -> impl Iterator<Item = GpuUuid> {
+        self.gangs.get(&gang).into_iter().flat_map(Members::gpus)
+    }
+
+    /// When a client's gang goes on without its missing members, or each member of one that is too large by itself.
+    pub(crate) fn gang_waits_until(&self, id: ClientId) -> Option<Time> {
+        self.gangs.get(&self.gang_of(id)?)?.waits_until()
     }
 
     /// The job as which a client takes its turn where jobs run one after the other. The members of a gang run together, though
@@ -214,22 +275,28 @@ impl State {
 
     /// The GPUs that a unit uses, each once.
     pub(crate) fn gpus_of(&self, unit: &Unit) -> Vec<GpuUuid> {
-        match unit {
-            Unit::One([id]) => self.gpus_used_by(*id),
-            Unit::Gang(members) => members.gpus().collect(),
-        }
+        self.each_gpu_of(unit).collect()
     }
 
-    /// The GPUs of a unit's clients that do not have the lock.
+    /// The same, one after the other.
+    pub(crate) fn each_gpu_of<'a>(&'a self, unit: &'a Unit) -> impl Iterator<Item = GpuUuid> {
+        let (alone, gang) = match &unit.0 {
+            Mates::None([id]) => (self.clients.get(id), None),
+            Mates::Gang(roster) => (None, Some(roster)),
+        };
+        let own = alone.into_iter().flat_map(|client| client.accounts.keys());
+        own.chain(gang.into_iter().flat_map(|roster| roster.on.keys())).copied()
+    }
+
+    /// The GPUs of a unit's clients that do not have the lock, each once and in order.
     pub(crate) fn gpus_wanted_by(&self, unit: &Unit) -> Vec<GpuUuid> {
-        match unit {
-            Unit::One([id]) => self.gpus_used_by(*id),
-            Unit::Gang(members) => {
-                let parked = self.clients_of(&members.ids).filter(|client| client.phase == Phase::Parked);
-                let gpus: BTreeSet<GpuUuid> = parked.flat_map(|c| c.accounts.keys().copied()).collect();
-                gpus.into_iter().collect()
-            }
+        let parked = self.clients_of(unit).filter(|client| client.phase == Phase::Parked);
+        let mut gpus: Vec<GpuUuid> = parked.flat_map(|client| client.accounts.keys().copied()).collect();
+        if unit.len() > 1 {
+            gpus.sort_unstable();
+            gpus.dedup();
         }
+        gpus
     }
 
     /// Whether some members give the lock back: until they have, no member gets it.

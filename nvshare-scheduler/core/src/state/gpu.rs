@@ -12,7 +12,7 @@ use crate::state::account::Rates;
 use crate::state::client::{Client, ClientId, Identity};
 use crate::state::cost::SwitchCost;
 use crate::state::gangs::Unit;
-use crate::state::ledger::{Entry, Group, Place, Ledger, Standing};
+use crate::state::ledger::{Entry, Group, Ledger, Place, Standing};
 use crate::state::rule::Rule;
 use crate::state::shares::Shares;
 use crate::state::trial::Trial;
@@ -96,7 +96,7 @@ pub(crate) struct Gpu {
     /// When a client last waited while jobs took slices.
     pub(crate) contested_at: Option<Time>,
     /// The last answer to all holders whether a client waits.
-    pub(crate) told: bool,
+    pub(crate) told_contested: bool,
     /// When the GPU is looked at again, without regard to overdue things in its ledger.
     pub(crate) wake: Option<Time>,
     /// Waiters for which something here is in the way: all of their GPUs are looked at when something changes here.
@@ -113,7 +113,7 @@ pub(crate) struct Gpu {
 const LINGERS: Duration = Duration::from_millis(500);
 
 /// More than any two jobs are apart.
-const LENT: Virtual = 1 << 60;
+const HEAD_START: Virtual = 1 << 60;
 
 /// Hand-overs whose duration is kept.
 const SWITCHES_KEPT: usize = 4096;
@@ -149,7 +149,7 @@ impl Gpu {
             turns: 0,
             contested: false,
             contested_at: None,
-            told: false,
+            told_contested: false,
             wake: None,
             watched_by: BTreeSet::new(),
             deadline: None,
@@ -196,12 +196,12 @@ impl Gpu {
     }
 
     /// How far its place in the order is before that of others whose job has had as much; in virtual time.
-    pub(crate) fn lent_to(&self, client: &Client) -> Virtual {
-        let ahead_by = self.shares.time(client.job).saturating_sub(self.shares.clock());
+    pub(crate) fn head_start_of(&self, client: &Client) -> Virtual {
+        let lead = self.shares.time(client.job).saturating_sub(self.shares.clock());
         let Rule::Auto(target) = self.rule else { return 0 };
         let most = ahead::most_ahead(self.quantum, target.max_wait, self.shares.active());
         let most = nanos(most);
-        if self.goes_ahead(client) && ahead_by <= most { LENT } else { 0 }
+        if self.goes_ahead(client) && lead <= most { HEAD_START } else { 0 }
     }
 
     /// When the turn began that a client has now: one that was interrupted goes on.
@@ -287,7 +287,7 @@ impl Gpu {
         if let Some(until) = self.lingers_until().filter(|&until| contested && until > now) {
             self.wake_at(until);
         }
-        std::mem::replace(&mut self.told, contested) != contested
+        std::mem::replace(&mut self.told_contested, contested) != contested
     }
 
     pub(crate) fn wake_at(&mut self, time: Time) {

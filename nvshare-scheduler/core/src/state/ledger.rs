@@ -68,7 +68,7 @@ pub(crate) struct Entry {
     pub(crate) stuck: bool,
     /// The client is next, and others leave for it.
     pub(crate) claims: bool,
-    /// What the client does, as its job's share counts it.
+    /// The client's activity, as its job's share counts it.
     pub(crate) activity: Activity,
     /// The job to which the client's time is charged.
     pub(crate) payer: Job,
@@ -212,7 +212,7 @@ pub(crate) struct Sums {
 
 impl Ledger {
     /// Writes an entry, or takes it out. Returns whether anything but its place in the order changed.
-    pub(crate) fn set(&mut self, id: ClientId, entry: Option<Entry>) -> bool {
+    pub(in crate::state) fn set(&mut self, id: ClientId, entry: Option<Entry>) -> bool {
         let before = match entry {
             Some(entry) => self.entries.insert(id, entry),
             None => self.entries.remove(&id),
@@ -468,6 +468,7 @@ impl Ledger {
     ///
     /// # Errors
     /// The difference between the ledger and its entries.
+    #[cfg(any(test, feature = "test-api"))]
     pub(crate) fn audit(&self) -> Result<(), String> {
         let mut anew = Self::default();
         for (&id, &entry) in &self.entries {
@@ -505,7 +506,8 @@ mod tests {
                 let job = Job::Tenant(job);
                 let (room, pinned, demand, allocated, overhead, ordered) = sizes;
                 let place = (time, Time::ZERO, 0);
-                let (activity, claims) = (Activity { holds: runs && standing.holds(), ..Activity::default() }, needs);
+                let (activity, claims) =
+                    (Activity { holds: runs && standing.holds(), ..Activity::default() }, needs);
                 let total = (standing != Standing::Departed).then_some(allocated);
                 Entry {
                     standing,

@@ -1,12 +1,15 @@
-//! Who is there, and what each has.
+//! The state: the clients and GPUs that are there, and all that each has.
 //!
 //! Nothing here decides anything or says anything to anybody: [`judge`](crate::judge) asks about it, and
 //! [`steps`](crate::steps) change it.
 
 pub(crate) mod account;
+pub(crate) mod agenda;
 pub(crate) mod client;
 pub(crate) mod config;
 pub(crate) mod cost;
+pub(crate) mod departed;
+pub(crate) mod entries;
 pub(crate) mod gangs;
 pub(crate) mod gpu;
 pub(crate) mod ledger;
@@ -18,38 +21,123 @@ pub(crate) mod trial;
 pub(crate) mod virtual_time;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use nvshare_proto::{Epoch, GpuUuid};
 
 use crate::Time;
 use account::Account;
-use client::{Client, ClientId, Job, Phase};
+use client::{Client, ClientId, Notes, Phase};
 use config::Config;
 use gangs::Members;
 use gpu::Gpu;
-use terms::{JobTerms, OfJob};
+use terms::Jobs;
 
-/// See the module's documentation.
+/// See the module's documentation. All can be read by everybody. Changes go through the methods of this room, and only the
+/// [books](crate::steps::books) can call them: nobody else has a `&mut State`.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) config: Config,
-    pub(crate) scheduling: bool,
+    config: Config,
+    scheduling: bool,
     /// Nothing is granted before this time: see [`Config::settle`].
-    pub(crate) settled_at: Time,
-    pub(crate) clients: BTreeMap<ClientId, Client>,
-    pub(crate) gpus: BTreeMap<GpuUuid, Gpu>,
-    pub(crate) gangs: BTreeMap<u64, Members>,
-    /// The clients of each job: their time is counted together.
-    pub(crate) jobs: BTreeMap<Job, OfJob>,
-    /// Terms that administrators gave to jobs.
-    pub(crate) given: BTreeMap<Job, JobTerms>,
+    settled_at: Time,
+    clients: BTreeMap<ClientId, Client>,
+    gpus: BTreeMap<GpuUuid, Gpu>,
+    gangs: BTreeMap<u64, Members>,
+    jobs: Jobs,
     last_epoch: u64,
     /// The time of the current event, or of the last one.
-    pub(crate) now: Time,
+    now: Time,
     /// Counts the events.
-    pub(crate) events: u64,
+    events: u64,
 }
 
+/// Everybody may read this.
+impl State {
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Whether scheduling is on.
+    pub(crate) fn is_scheduling(&self) -> bool {
+        self.scheduling
+    }
+
+    /// The time of the current event, or of the last one.
+    pub(crate) fn now(&self) -> Time {
+        self.now
+    }
+
+    /// Nothing is granted before this time: see [`Config::settle`].
+    pub(crate) fn settled_at(&self) -> Time {
+        self.settled_at
+    }
+
+    pub(crate) fn is_settled(&self) -> bool {
+        self.now >= self.settled_at
+    }
+
+    /// A client; none: it is gone, or never came.
+    pub(crate) fn client(&self, id: ClientId) -> Option<&Client> {
+        self.clients.get(&id)
+    }
+
+    pub(crate) fn clients(&self) -> impl Iterator<Item = &Client> {
+        self.clients.values()
+    }
+
+    pub(crate) fn client_ids(&self) -> Vec<ClientId> {
+        self.clients.keys().copied().collect()
+    }
+
+    /// A GPU; none: no client uses it, and NVML has not measured it.
+    pub(crate) fn gpu(&self, uuid: GpuUuid) -> Option<&Gpu> {
+        self.gpus.get(&uuid)
+    }
+
+    /// A GPU that a step looks at. One that is not known is left out before (see `reconcile.rs`), and none is forgotten meanwhile.
+    pub(crate) fn looked_at(&self, uuid: GpuUuid) -> Option<&Gpu> {
+        let gpu = self.gpus.get(&uuid);
+        debug_assert!(gpu.is_some(), "{uuid} is looked at, and not known");
+        gpu
+    }
+
+    pub(crate) fn gpus(&self) -> impl Iterator<Item = &Gpu> {
+        self.gpus.values()
+    }
+
+    pub(crate) fn gpu_uuids(&self) -> Vec<GpuUuid> {
+        self.gpus.keys().copied().collect()
+    }
+
+    pub(crate) fn jobs(&self) -> &Jobs {
+        &self.jobs
+    }
+
+    pub(crate) fn account(&self, id: ClientId, uuid: GpuUuid) -> Option<&Account> {
+        self.clients.get(&id)?.accounts.get(&uuid).map(Box::as_ref)
+    }
+
+    pub(crate) fn gpus_used_by(&self, id: ClientId) -> Vec<GpuUuid> {
+        self.clients.get(&id).map(Client::gpus).unwrap_or_default()
+    }
+
+    pub(crate) fn phase(&self, id: ClientId) -> Option<Phase> {
+        self.clients.get(&id).map(|client| client.phase)
+    }
+
+    /// Those of the clients that are there.
+    pub(crate) fn clients_of<'a>(&'a self, ids: &'a [ClientId]) -> impl Iterator<Item = &'a Client> {
+        ids.iter().filter_map(|id| self.clients.get(id))
+    }
+
+    /// Those of the GPUs that are known.
+    pub(crate) fn gpus_among<'a>(&'a self, uuids: &'a [GpuUuid]) -> impl Iterator<Item = &'a Gpu> {
+        uuids.iter().filter_map(|uuid| self.gpus.get(uuid))
+    }
+}
+
+/// Only the books call this.
 impl State {
     pub(crate) fn new(config: Config) -> Self {
         Self {
@@ -59,8 +147,7 @@ impl State {
             clients: BTreeMap::new(),
             gpus: BTreeMap::new(),
             gangs: BTreeMap::new(),
-            jobs: BTreeMap::new(),
-            given: BTreeMap::new(),
+            jobs: Jobs::default(),
             last_epoch: 0,
             now: Time::ZERO,
             events: 0,
@@ -78,15 +165,75 @@ impl State {
         Epoch { boot: self.config.boot, counter: self.last_epoch }
     }
 
-    pub(crate) fn account(&self, id: ClientId, uuid: GpuUuid) -> Option<&Account> {
-        self.clients.get(&id)?.accounts.get(&uuid).map(Box::as_ref)
+    pub(crate) fn set_scheduling(&mut self, is_on: bool) {
+        self.scheduling = is_on;
     }
 
-    pub(crate) fn gpus_used_by(&self, id: ClientId) -> Vec<GpuUuid> {
-        self.clients.get(&id).map(Client::gpus).unwrap_or_default()
+    /// Applies another configuration. The number that names this run of the scheduler stays, and the settings of its start.
+    pub(crate) fn configure(&mut self, config: Config) {
+        let Config { boot, settle, restarted, .. } = self.config;
+        self.config = Config { boot, settle, restarted, ..config };
     }
 
-    /// Changes each GPU that a client uses, with its account there.
+    /// A client was there before this scheduler: others may have been as well, and are waited for.
+    pub(crate) fn wait_for_returns(&mut self) {
+        self.settled_at = self.settled_at.max(self.config.settle);
+    }
+
+    /// A client comes. Its entries in ledgers are still to be written.
+    pub(crate) fn add_client(&mut self, client: Client) {
+        self.clients.insert(client.id, client);
+    }
+
+    /// A client is gone. Its entries in ledgers are still to be taken out.
+    pub(crate) fn remove_client(&mut self, id: ClientId) -> Option<Client> {
+        self.clients.remove(&id)
+    }
+
+    pub(crate) fn jobs_mut(&mut self) -> &mut Jobs {
+        &mut self.jobs
+    }
+
+    pub(crate) fn gpu_mut(&mut self, uuid: GpuUuid) -> Option<&mut Gpu> {
+        self.gpus.get_mut(&uuid)
+    }
+
+    /// A GPU, which is known from now on.
+    pub(crate) fn know_gpu(&mut self, uuid: GpuUuid, gpu: impl FnOnce(&Config) -> Gpu) -> &mut Gpu {
+        let config = &self.config;
+        self.gpus.entry(uuid).or_insert_with(|| gpu(config))
+    }
+
+    /// Forgets the GPUs that no client uses.
+    pub(crate) fn forget_unused_gpus(&mut self) {
+        self.gpus.retain(|_, gpu| gpu.ledger.entries().next().is_some());
+    }
+
+    /// Notes what a client says of itself, or what was said of it. Returns what the note does; none: the client is gone.
+    pub(crate) fn note<T>(&mut self, id: ClientId, note: impl FnOnce(&mut Notes) -> T) -> Option<T> {
+        self.clients.get_mut(&id).map(|client| note(&mut client.notes))
+    }
+
+    /// A client is told whether others wait for what it holds. Returns whether that is news.
+    pub(crate) fn note_waiting(&mut self, id: ClientId, waiting: bool) -> bool {
+        let now = self.now;
+        self.clients.get_mut(&id).is_some_and(|client| client.tell_waiting(waiting, now))
+    }
+
+    /// The drain of a client took this long.
+    pub(crate) fn record_drain(&mut self, id: ClientId, took: Duration) {
+        let accounts = self.clients.get_mut(&id).map(|client| &mut client.accounts);
+        for (uuid, account) in accounts.into_iter().flatten() {
+            account.cost.drain.record(took);
+            if let Some(gpu) = self.gpus.get_mut(uuid) {
+                gpu.record_drain(took);
+                gpu.cost.drain.record(took);
+            }
+        }
+    }
+
+    /// Changes each GPU that a client uses, with its account there. The account's entry in the GPU's ledger is not
+    /// written: this is for figures that no entry has.
     pub(crate) fn on_each_gpu_of(&mut self, id: ClientId, mut change: impl FnMut(&mut Gpu, &mut Account)) {
         let accounts = self.clients.get_mut(&id).map(|client| &mut client.accounts);
         for (uuid, account) in accounts.into_iter().flatten() {
@@ -94,19 +241,5 @@ impl State {
                 change(gpu, account);
             }
         }
-    }
-
-    pub(crate) fn phase(&self, id: ClientId) -> Option<Phase> {
-        self.clients.get(&id).map(|client| client.phase)
-    }
-
-    /// Those of the clients that are there.
-    pub(crate) fn clients_of<'a>(&'a self, ids: &'a [ClientId]) -> impl Iterator<Item = &'a Client> {
-        ids.iter().filter_map(|id| self.clients.get(id))
-    }
-
-    /// Those of the GPUs that are known.
-    pub(crate) fn gpus_among<'a>(&'a self, uuids: &'a [GpuUuid]) -> impl Iterator<Item = &'a Gpu> {
-        uuids.iter().filter_map(|uuid| self.gpus.get(uuid))
     }
 }

@@ -3,7 +3,7 @@
 //! A job's time is what it gets while its gate is open, until its work is drained. While memory moves, nobody computes, and that time
 //! is nobody's: otherwise a light job, which pays for one switch in each of its short turns, would get less than a heavy one whose
 //! turns are long. But it costs the others as much as it takes. So a turn counts for as long as it computed, or for as long as its
-//! restore took if that is more: who is expensive to switch costs others no more time than the job itself gets, or is charged for.
+//! restore took if that is more: a job that is expensive to switch costs others no more time than it gets itself, or is charged for.
 
 use crate::Time;
 use crate::policy::entitled::Terms;
@@ -20,7 +20,7 @@ pub(crate) struct Share {
     pub(crate) pace: Option<Pace>,
     /// The job's virtual time, without its turn of now.
     pub(crate) time: Virtual,
-    /// What the job has had in its turn of now, up to the service `from`.
+    /// The time that the job has had in its turn of now, up to the service `from`.
     ran: Virtual,
     restored: Virtual,
     from: Served,
@@ -46,7 +46,7 @@ pub(crate) struct Served {
     pub(crate) held: Virtual,
 }
 
-/// What one process of a job does, as far as the job's share counts it.
+/// The activity of one process, as its job's share counts it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Activity {
     /// The process wants the GPU or has it.

@@ -147,6 +147,7 @@ impl Shares {
     /// Sets other terms from now on. Returns whether they differ from those before.
     pub(crate) fn set_terms(&mut self, job: Job, terms: Terms) -> bool {
         let now = self.advanced_to;
+        // None: the job is not known here, or nothing differs.
         let Some(share) = self.jobs.get_mut(&job).filter(|share| share.terms != terms) else { return false };
         let before = std::mem::replace(&mut share.terms, terms);
         let does = share.does();
@@ -206,7 +207,13 @@ impl Shares {
     }
 
     /// A process of a job changes. `bound`: how much of what a job is behind or ahead is kept at most.
-    pub(crate) fn change(&mut self, job: Job, before: Option<Activity>, after: Option<Activity>, bound: Duration) {
+    pub(in crate::state) fn change(
+        &mut self,
+        job: Job,
+        before: Option<Activity>,
+        after: Option<Activity>,
+        bound: Duration,
+    ) {
         let bound = nanos(bound);
         let mut was = self.jobs.get(&job).cloned().unwrap_or_else(|| Share::new(USUAL_TERMS));
         was.count_service(self.served);
@@ -217,7 +224,7 @@ impl Shares {
         if was.active == 0 && share.active > 0 {
             let known = self.jobs.contains_key(&job);
             self.catch_up();
-            // Who gives the lock back because it was asked to, and asks for it again at once, has not stopped wanting the GPU.
+            // A job that gives the lock back because it was asked to, and asks again at once, has not stopped wanting the GPU.
             let paused = now.saturating_sub(was.stopped_at) >= SHORTEST_SLEEP;
             let most = if paused { bound } else { Virtual::MAX };
             let start = self.clock - was.behind.clamp(0, most);

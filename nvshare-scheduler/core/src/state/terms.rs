@@ -8,13 +8,12 @@ use nvshare_proto::{
 };
 
 use crate::policy::entitled::Terms;
-use crate::state::State;
 use crate::state::client::{Client, ClientId, Job};
 use crate::state::virtual_time::FINER;
 
 /// The terms that a job was given.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct JobTerms {
+struct JobTerms {
     weight: Option<u32>,
     priority: Option<Priority>,
     enforcement: Option<Enforcement>,
@@ -23,13 +22,13 @@ pub(crate) struct JobTerms {
     compute_on: BTreeMap<GpuUuid, u8>,
     memory: Option<u64>,
     memory_on: BTreeMap<GpuUuid, u64>,
-    pub(crate) paused: bool,
-    /// What the seat of the job sets, on each GPU. An administrator's word stands above it, and processes may ask for less.
+    paused: bool,
+    /// The terms that the seat of the job sets, on each GPU. An administrator's word stands above it, and processes may ask for less.
     seat: Given,
 }
 
 impl JobTerms {
-    pub(crate) fn take(&mut self, gpu: Option<GpuUuid>, given: Given) {
+    fn take(&mut self, gpu: Option<GpuUuid>, given: Given) {
         self.weight = given.weight.or(self.weight);
         self.priority = given.priority.or(self.priority);
         self.enforcement = given.enforcement.or(self.enforcement);
@@ -53,7 +52,7 @@ impl JobTerms {
     }
 
     /// Takes what the seat sets. Returns what it did before.
-    pub(crate) fn set_seat(&mut self, seat: Given) -> Given {
+    fn set_seat(&mut self, seat: Given) -> Given {
         std::mem::replace(&mut self.seat, seat)
     }
 
@@ -89,9 +88,9 @@ fn factor(priority: Priority) -> u64 {
     }
 }
 
-/// The terms of a job, from what it was given and what all of its processes ask for: each process may ask for less.
+/// The terms of a job that are in force: they follow from those that it was given and what all of its processes ask for: each process may ask for less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Has {
+pub(crate) struct InForce {
     weight: u32,
     priority: Priority,
     enforcement: Enforcement,
@@ -160,16 +159,16 @@ impl Least {
 
 /// The processes of a job that are connected.
 #[derive(Debug, Default)]
-pub(crate) struct OfJob {
-    pub(crate) clients: BTreeSet<ClientId>,
+struct Processes {
+    clients: BTreeSet<ClientId>,
     /// The GPUs that they use.
     gpus: Counts<GpuUuid>,
     least: Least,
 }
 
-impl OfJob {
+impl Processes {
     /// A client comes, or goes.
-    pub(crate) fn count(&mut self, client: &Client, comes: bool) {
+    fn count(&mut self, client: &Client, comes: bool) {
         if comes {
             self.clients.insert(client.id)
         } else {
@@ -180,11 +179,11 @@ impl OfJob {
     }
 
     /// A client uses another GPU.
-    pub(crate) fn count_gpu(&mut self, gpu: GpuUuid) {
+    fn count_gpu(&mut self, gpu: GpuUuid) {
         count(&mut self.gpus, gpu, true);
     }
 
-    pub(crate) fn gpus(&self) -> Vec<GpuUuid> {
+    fn gpus(&self) -> Vec<GpuUuid> {
         self.gpus.keys().copied().collect()
     }
 }
@@ -202,7 +201,7 @@ fn strictness(enforcement: Enforcement) -> u8 {
     }
 }
 
-fn has(given: &JobTerms, least: &Least, gpu: Option<GpuUuid>) -> Has {
+fn in_force(given: &JobTerms, least: &Least, gpu: Option<GpuUuid>) -> InForce {
     let weight = first(&least.weight)
         .into_iter()
         .fold(given.weight.or(given.seat.weight).unwrap_or(USUAL_WEIGHT), u32::min)
@@ -216,10 +215,10 @@ fn has(given: &JobTerms, least: &Least, gpu: Option<GpuUuid>) -> Has {
     let enforcement = given.enforcement.or(strictest).unwrap_or_default();
     let limit = |gpu| given.compute(gpu).or_else(|| bound.into_iter().chain(least.compute(gpu)).min());
     let limit = gpu.and_then(limit).filter(|&percent| percent > 0);
-    Has { weight, priority, enforcement, limit: limit.map(|percent| percent.min(100)) }
+    InForce { weight, priority, enforcement, limit: limit.map(|percent| percent.min(100)) }
 }
 
-impl Has {
+impl InForce {
     /// The terms by which the job shares the time.
     pub(crate) fn terms(self) -> Terms {
         Terms {
@@ -230,40 +229,119 @@ impl Has {
     }
 }
 
-/// A view of one job's terms.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct TermsOf<'a> {
-    given: Option<&'a JobTerms>,
-    of_job: Option<&'a OfJob>,
+/// The jobs: the processes of each, and the terms that each was given.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs {
+    /// The jobs with a process: the time of all processes of a job is counted together.
+    present: BTreeMap<Job, Processes>,
+    /// Terms that administrators, and seats, gave to jobs.
+    given: BTreeMap<Job, JobTerms>,
 }
 
-impl<'a> TermsOf<'a> {
-    pub(crate) fn new(job: Job, given: &'a BTreeMap<Job, JobTerms>, jobs: &'a BTreeMap<Job, OfJob>) -> Self {
-        Self { given: given.get(&job), of_job: jobs.get(&job) }
+impl Jobs {
+    /// The clients of a job.
+    pub(crate) fn clients(&self, job: Job) -> Vec<ClientId> {
+        self.present.get(&job).into_iter().flat_map(|processes| &processes.clients).copied().collect()
     }
 
-    /// The terms on one GPU, or those that are the same on all.
-    pub(crate) fn on(self, gpu: Option<GpuUuid>) -> Has {
-        let (none, nobody) = (JobTerms::default(), Least::default());
-        let least = self.of_job.map_or(&nobody, |of_job| &of_job.least);
-        has(self.given.unwrap_or(&none), least, gpu)
-    }
-}
-
-impl State {
-    pub(crate) fn members_of_job(&self, job: Job) -> Vec<ClientId> {
-        self.jobs.get(&job).into_iter().flat_map(|of_job| &of_job.clients).copied().collect()
+    pub(crate) fn count_clients(&self, job: Job) -> usize {
+        self.present.get(&job).map_or(0, |processes| processes.clients.len())
     }
 
-    /// Forgets the terms of jobs without a process, if there are too many.
-    pub(crate) fn make_place_for_terms(&mut self) {
-        if self.given.len() >= MOST_ABSENT + self.jobs.len() {
-            let jobs = &self.jobs;
-            self.given.retain(|job, _| jobs.contains_key(job));
+    /// The GPUs that clients of a job use.
+    pub(crate) fn gpus(&self, job: Job) -> Vec<GpuUuid> {
+        self.present.get(&job).map(Processes::gpus).unwrap_or_default()
+    }
+
+    /// The terms of a job, from what it was given and what its processes ask for.
+    pub(crate) fn terms_of(&self, job: Job) -> TermsOf<'_> {
+        TermsOf { given: self.given.get(&job), processes: self.present.get(&job) }
+    }
+
+    pub(crate) fn is_paused(&self, job: Job) -> bool {
+        self.given.get(&job).is_some_and(|given| given.paused)
+    }
+
+    /// Whether any job is paused, if it has a process or not.
+    pub(crate) fn is_any_paused(&self) -> bool {
+        self.given.values().any(|given| given.paused)
+    }
+
+    /// A client comes to its job.
+    pub(crate) fn join(&mut self, client: &Client) {
+        self.present.entry(client.job).or_default().count(client, true);
+    }
+
+    /// A client is gone. The terms of its job are kept while the job has processes, and a tenant's terms until other jobs need
+    /// the place: a program that ends and starts again is the same tenant.
+    pub(crate) fn leave(&mut self, client: &Client) {
+        let job = client.job;
+        let Some(processes) = self.present.get_mut(&job) else {
+            debug_assert!(false, "a client is in its job from the event in which it comes");
+            return;
+        };
+        processes.count(client, false);
+        if processes.clients.is_empty() {
+            self.present.remove(&job);
+            if !matches!(job, Job::Tenant(_)) {
+                self.given.remove(&job);
+            }
         }
     }
 
-    /// What an administrator, or its seat, lets a client allocate, where that is another limit than the client says. `before` is what
+    /// A client of a job uses another GPU.
+    pub(crate) fn count_gpu(&mut self, job: Job, gpu: GpuUuid) {
+        if let Some(processes) = self.present.get_mut(&job) {
+            processes.count_gpu(gpu);
+        }
+    }
+
+    /// An administrator gives terms to a job with a process, on one GPU or on all.
+    pub(crate) fn give(&mut self, job: Job, gpu: Option<GpuUuid>, given: Given) {
+        self.given.entry(job).or_default().take(gpu, given);
+    }
+
+    /// An administrator gives terms to a job that may have no process.
+    pub(crate) fn give_in_advance(&mut self, job: Job, given: Given) {
+        self.make_place_for_terms();
+        self.give(job, None, given);
+    }
+
+    /// Takes what the seat of a job sets. Returns what it did before.
+    pub(crate) fn set_seat(&mut self, job: Job, seat: Given) -> Given {
+        if !self.given.contains_key(&job) {
+            if seat == Given::default() {
+                return seat;
+            }
+            self.make_place_for_terms();
+        }
+        self.given.entry(job).or_default().set_seat(seat)
+    }
+
+    /// Forgets the terms of jobs without a process, if there are too many.
+    fn make_place_for_terms(&mut self) {
+        if self.given.len() >= MOST_ABSENT + self.present.len() {
+            let present = &self.present;
+            self.given.retain(|job, _| present.contains_key(job));
+        }
+    }
+
+    /// The share of a client, as it is shown. The terms of a job follow from all of its processes.
+    pub(crate) fn share_status(&self, client: &Client) -> ShareStatus {
+        let terms = self.terms_of(client.job);
+        let all = terms.on(None);
+        let limit = |&gpu: &GpuUuid| Some(ComputeLimit { gpu, percent: terms.on(Some(gpu)).limit? });
+        ShareStatus {
+            weight: all.weight,
+            priority: all.priority,
+            enforcement: all.enforcement,
+            compute: client.accounts.keys().filter_map(limit).collect(),
+            paused: client.paused,
+            processes: self.count_clients(client.job) as u32,
+        }
+    }
+
+    /// The limits that an administrator, or its seat, sets for a client, where they are not those that the client says. `before` is what
     /// its seat set until now, in bytes; 0: nothing.
     pub(crate) fn limits_of(&self, client: &Client, before: u64) -> Vec<Amount> {
         let Some(given) = self.given.get(&client.job) else { return Vec::new() };
@@ -273,20 +351,21 @@ impl State {
         });
         limit.collect()
     }
+}
 
-    /// The share of a client, as it is shown. The terms of a job follow from all of its processes.
-    pub(crate) fn share_status(&self, client: &Client) -> ShareStatus {
-        let terms = TermsOf::new(client.job, &self.given, &self.jobs);
-        let all = terms.on(None);
-        let limit = |&gpu: &GpuUuid| Some(ComputeLimit { gpu, percent: terms.on(Some(gpu)).limit? });
-        ShareStatus {
-            weight: all.weight,
-            priority: all.priority,
-            enforcement: all.enforcement,
-            compute: client.accounts.keys().filter_map(limit).collect(),
-            paused: client.paused,
-            processes: self.jobs.get(&client.job).map_or(0, |of_job| of_job.clients.len() as u32),
-        }
+/// A view of one job's terms.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TermsOf<'a> {
+    given: Option<&'a JobTerms>,
+    processes: Option<&'a Processes>,
+}
+
+impl TermsOf<'_> {
+    /// The terms on one GPU, or those that are the same on all.
+    pub(crate) fn on(self, gpu: Option<GpuUuid>) -> InForce {
+        let (none, nobody) = (JobTerms::default(), Least::default());
+        let least = self.processes.map_or(&nobody, |processes| &processes.least);
+        in_force(self.given.unwrap_or(&none), least, gpu)
     }
 }
 
@@ -344,7 +423,7 @@ mod tests {
                 vec![asks(None, None, &[60], Disable)],
                 (100, Priority::Normal, Disable, Some(60)),
             ),
-            // What a library never sends.
+            // A library never sends these.
             (
                 given(Some(u32::MAX), None),
                 vec![asks(Some(u32::MAX), Some(Priority::High), &[255], Force)],
@@ -362,13 +441,13 @@ mod tests {
             ),
         ] {
             let least = of(&asked);
-            let got = has(&given, &least, Some(GPU));
+            let got = in_force(&given, &least, Some(GPU));
             assert_eq!(
                 (got.weight, got.priority, got.enforcement, got.limit),
                 expected,
                 "{given:?} {asked:?}"
             );
-            assert_eq!(has(&given, &least, Some(OTHER)).limit, None);
+            assert_eq!(in_force(&given, &least, Some(OTHER)).limit, None);
         }
     }
 
@@ -376,7 +455,7 @@ mod tests {
     fn an_administrators_word_stands_above_the_environment() {
         let mut given = JobTerms::default();
         let asked = [asks(None, None, &[20], Enforcement::Force)];
-        let limit = |given: &JobTerms, gpu| has(given, &of(&asked), Some(gpu)).limit;
+        let limit = |given: &JobTerms, gpu| in_force(given, &of(&asked), Some(gpu)).limit;
         given.take(Some(GPU), Given { compute: Some(60), memory: Some(7), ..Given::default() });
         assert_eq!((limit(&given, GPU), limit(&given, OTHER)), (Some(60), None));
         assert_eq!((given.memory(GPU), given.memory(OTHER)), (Some(7), None));
@@ -398,8 +477,8 @@ mod tests {
         let seat = Given { weight: Some(50), compute: Some(40), memory: Some(900), ..Given::default() };
         let mut given = JobTerms { seat, ..JobTerms::default() };
         let got = |given: &JobTerms, asked: &[Asked]| {
-            let has = has(given, &of(asked), Some(GPU));
-            (has.weight, has.enforcement, has.limit)
+            let found = in_force(given, &of(asked), Some(GPU));
+            (found.weight, found.enforcement, found.limit)
         };
         for (asked, expected) in [
             (vec![], (50, Default, Some(40))),
@@ -413,7 +492,7 @@ mod tests {
             (1000, 0, Some(900)),
             (900, 0, None),
             (500, 0, None),
-            // What the seat set until now follows it, upwards too.
+            // A limit that the seat set until now follows the seat, upwards too.
             (500, 500, Some(900)),
         ] {
             assert_eq!(given.limit_to_tell(GPU, own, before), told, "{own} {before}");

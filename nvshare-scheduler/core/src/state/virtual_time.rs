@@ -44,7 +44,7 @@ impl OncePerEvent {
         figure
     }
 
-    /// What it follows from has changed.
+    /// Something that it follows from has changed.
     pub(crate) fn forget(&self) {
         self.0.set(None);
     }

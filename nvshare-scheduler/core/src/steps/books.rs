@@ -1,10 +1,9 @@
 //! The books: the state, and what follows from each change of it. Here is the one way to change a client: its entries in ledgers
 //! change with it, what is different is told, and what depends on it is looked at again.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
+use std::time::Duration;
 
-use nvshare_proto::{EventKind, GpuUuid};
+use nvshare_proto::{ClientStatus, Epoch, EventKind, GpuUuid, SchedulerMessage};
 
 use crate::Time;
 use crate::report::Report;
@@ -12,197 +11,169 @@ use crate::report::happened::Glance;
 use crate::report::warnings::Topic;
 use crate::state::State;
 use crate::state::account::Account;
-use crate::state::client::{Client, ClientId, Job, Phase, Why};
+use crate::state::agenda::Agenda;
+use crate::state::client::{Client, ClientId, Gang, Notes};
 use crate::state::config::Config;
-use crate::state::gpu::{Gpu, Size, Source};
-use crate::state::ledger::{Entry, Standing};
-use crate::state::share::Activity;
-use crate::state::virtual_time::Virtual;
+use crate::state::gangs::Muster;
+use crate::state::gpu::Gpu;
+use crate::state::terms::Jobs;
 
-/// Places of waiting clients, each on one GPU, that one event brings up to date: few enough to cost some microseconds.
-const PLACES_REFRESHED: usize = 16;
-
-/// What is to be looked at again, and when.
-#[derive(Debug, Default)]
-pub(crate) struct Agenda {
-    /// GPUs of which something has changed since the core last looked at them.
-    pub(crate) dirty: BTreeSet<GpuUuid>,
-    /// Gangs of which a member has changed since the core last looked at their GPUs.
-    pub(crate) dirty_gangs: BTreeSet<u64>,
-    /// Waiters for which something that was in the way has changed since the core last looked at their GPUs.
-    pub(crate) woken: BTreeSet<ClientId>,
-    /// Clients for which the answer whether a client waits for what they hold may have changed.
-    pub(crate) to_tell: BTreeSet<ClientId>,
-    /// Clients that wait and whose place moves by itself, and in which event it was brought up to date; and the one whose turn that
-    /// was last.
-    pub(crate) moving: BTreeMap<ClientId, u64>,
-    refreshed: ClientId,
-    /// Counts the changes of entries in ledgers.
-    pub(crate) changes: u64,
-    /// When the core looks at each GPU again if no event comes before.
-    pub(crate) deadlines: BTreeSet<(Time, GpuUuid)>,
-}
-
-impl Agenda {
-    /// Nothing is to be looked at: scheduling is off.
-    pub(crate) fn forget(&mut self) {
-        self.dirty.clear();
-        self.dirty_gangs.clear();
-        self.woken.clear();
-        self.to_tell.clear();
-    }
-
-    /// Something about a GPU has changed: it is looked at again, and with it those who wait for that.
-    pub(crate) fn look_again(&mut self, gpu: &mut Gpu) {
-        self.dirty.insert(gpu.uuid);
-        self.woken.append(&mut gpu.watched_by);
-    }
-}
-
-/// See the module's documentation.
+/// See the module's documentation. The other steps read the [`State`], and change it by the methods below.
 #[derive(Debug)]
 pub(crate) struct Books {
-    pub(crate) state: State,
-    pub(crate) agenda: Agenda,
-    pub(crate) report: Report,
-    /// Work that the last event took: clients and GPUs that were looked at, and entries written, counted each time.
-    pub(crate) work: u64,
+    state: State,
+    agenda: Agenda,
+    report: Report,
 }
 
+/// The three parts of the books.
 impl Books {
     pub(crate) fn new(config: Config) -> Self {
-        let (agenda, report) = (Agenda::default(), Report::default());
-        Self { state: State::new(config), agenda, report, work: 0 }
+        Self { state: State::new(config), agenda: Agenda::default(), report: Report::default() }
     }
 
-    /// Changes a client, and its entries in the ledgers of its GPUs.
-    pub(crate) fn with(&mut self, id: ClientId, change: impl FnOnce(&mut Client)) {
-        let now = self.state.now;
-        let Some(client) = self.state.clients.get_mut(&id) else { return };
-        client.count(now);
-        let (before, slept, was_next) = (Glance::of(client), client.is_asleep(), client.phase.is_next());
-        let was_granted = client.phase.is_granted();
-        change(client);
-        if was_next && client.phase == Phase::Parked {
-            client.accounts.values_mut().for_each(|account| account.early = None);
+    pub(crate) fn state(&self) -> &State {
+        &self.state
+    }
+
+    pub(crate) fn agenda(&self) -> &Agenda {
+        &self.agenda
+    }
+
+    pub(crate) fn agenda_mut(&mut self) -> &mut Agenda {
+        &mut self.agenda
+    }
+
+    /// Counts clients and GPUs that were looked at.
+    pub(crate) fn count_work(&mut self, looks: u64) {
+        self.agenda.count_work(looks);
+    }
+
+    pub(crate) fn report(&mut self) -> &mut Report {
+        &mut self.report
+    }
+
+    pub(crate) fn jobs_mut(&mut self) -> &mut Jobs {
+        self.state.jobs_mut()
+    }
+}
+
+/// Changes of one client.
+impl Books {
+    /// Changes a client, with its entries in the ledgers of its GPUs, and tells what is different. Returns what the change does;
+    /// none: the client is gone.
+    pub(crate) fn with<T>(&mut self, id: ClientId, change: impl FnOnce(&mut Client) -> T) -> Option<T> {
+        let before = Glance::of(self.state.client(id)?);
+        let changed = self.state.change_client(&mut self.agenda, id, change);
+        if let Some(client) = self.state.client(id) {
+            self.report.tell_changes(client, before, self.state.now());
         }
-        match (slept, client.is_asleep()) {
-            (false, true) => client.rhythm.fall_asleep(now),
-            (true, false) => client.rhythm.wake(now),
-            _ => {}
-        }
-        if client.phase.is_granted() && !was_granted {
-            client.note_what_is_to_come_back();
-        }
-        self.enter(id);
-        if let Some(client) = self.state.clients.get(&id) {
-            self.report.tell_changes(client, before, now);
+        changed
+    }
+
+    /// The same for a client's account on one GPU; none: the client is gone, or does not use the GPU.
+    pub(crate) fn with_account<T>(
+        &mut self,
+        id: ClientId,
+        gpu: GpuUuid,
+        change: impl FnOnce(&mut Account) -> T,
+    ) -> Option<T> {
+        let (changed, [before, after]) = self.state.change_account(&mut self.agenda, id, gpu, change)?;
+        self.report.tell_account_changes(id, gpu, [&before, &after], self.state.now());
+        Some(changed)
+    }
+
+    /// Corrects a client's account by what was measured: see [`State::correct_account`].
+    pub(crate) fn correct_account<T>(
+        &mut self,
+        id: ClientId,
+        gpu: GpuUuid,
+        correct: impl FnOnce(&mut Account) -> T,
+    ) -> Option<T> {
+        self.state.correct_account(&mut self.agenda, id, gpu, correct)
+    }
+
+    /// Notes whether a client must wait as things are.
+    pub(crate) fn set_hopeless(&mut self, id: ClientId, hopeless: bool) {
+        self.state.note_hopeless(&mut self.agenda, id, hopeless);
+    }
+
+    /// Notes what a client says of itself, or what was said of it, that no ledger has.
+    pub(crate) fn note<T>(&mut self, id: ClientId, note: impl FnOnce(&mut Notes) -> T) -> Option<T> {
+        self.state.note(id, note)
+    }
+
+    /// Tells a client whether others wait for what it holds, if that is news.
+    pub(crate) fn tell_waiting(&mut self, id: ClientId, waiting: bool) {
+        if self.state.note_waiting(id, waiting) {
+            self.report.send(id, SchedulerMessage::Waiters { waiting });
         }
     }
 
-    pub(crate) fn with_account(&mut self, id: ClientId, gpu: GpuUuid, change: impl FnOnce(&mut Account)) {
-        let now = self.state.now;
-        let Some(client) = self.state.clients.get_mut(&id) else { return };
-        let seen = |client: &Client| (activity(client), client.is_interactive());
-        let was = seen(client);
-        client.count(now);
-        let is_same = seen(client) == was;
-        let Some(account) = client.accounts.get_mut(&gpu) else { return };
-        let before = **account;
-        change(account);
-        let after = **account;
-        // Nothing changes on the client's other GPUs, unless its work counts as another kind from now on.
-        self.enter_on(id, Some(gpu).filter(|_| is_same));
-        self.report.tell_account_changes(id, gpu, [&before, &after], now);
+    /// A client comes. It has entries as soon as the core knows its GPUs.
+    pub(crate) fn add_client(&mut self, client: Client) {
+        self.state.add_client(client);
     }
 
-    /// Writes a client into the ledgers of its GPUs. A GPU whose entry changed is looked at again.
+    /// A client is gone. Its entries in ledgers are still to be taken out.
+    pub(crate) fn remove_client(&mut self, id: ClientId) -> Option<Client> {
+        self.report.forget_client(id);
+        self.agenda.forget_place(id);
+        self.state.remove_client(id)
+    }
+
+    /// A client that is gone is listed for a while.
+    pub(crate) fn remember(&mut self, client: &Client) {
+        self.report.remember(&self.state, client);
+    }
+
+    /// Writes a client into the ledgers of its GPUs, since others than itself have changed.
     pub(crate) fn enter(&mut self, id: ClientId) {
-        self.enter_on(id, None);
+        self.state.enter(&mut self.agenda, id);
     }
 
-    /// The same for one GPU, or for all.
-    pub(crate) fn enter_on(&mut self, id: ClientId, only: Option<GpuUuid>) {
-        let now = self.state.now;
-        let Some(client) = self.state.clients.get(&id) else { return };
-        let (from, to) = only
-            .map_or((Bound::Unbounded, Bound::Unbounded), |gpu| (Bound::Included(gpu), Bound::Included(gpu)));
-        let activity = activity(client);
-        for uuid in client.accounts.range((from, to)).map(|(uuid, _)| uuid) {
-            let Some(gpu) = self.state.gpus.get_mut(uuid) else { continue };
-            gpu.shares.advance(now);
-            let before = gpu.ledger.entry(id).map(|entry| entry.activity);
-            if before != Some(activity) {
-                let bound = gpu.most_kept();
-                gpu.shares.change(client.job, before, Some(activity), bound);
-            }
-        }
-        client.ahead.forget();
-        let stands = Stands::of(client, activity, &self.state);
-        let has_mates = self.state.jobs.get(&client.job).is_some_and(|of_job| of_job.clients.len() > 1);
-        let mut moves = stands.several || has_mates;
-        let mut changed = false;
-        for (uuid, account) in client.accounts.range((from, to)) {
-            let Some(gpu) = self.state.gpus.get_mut(uuid) else { continue };
-            self.work += 1;
-            moves |= gpu.goes_ahead(client);
-            let entry = stands.entry(client, account, gpu, &self.state.config);
-            let held = gpu.ledger.entry(id).is_some_and(|entry| entry.standing.holds());
-            // With the rest of its gang.
-            if entry.standing.holds() != held {
-                self.agenda.to_tell.insert(id);
-            }
-            if gpu.ledger.set(id, Some(entry)) {
-                self.agenda.look_again(gpu);
-                self.agenda.changes += 1;
-                changed = true;
-            }
-        }
-        // The other members of its gang depend on it.
-        self.agenda.dirty_gangs.extend(client.gang.filter(|_| changed));
-        let waits = stands.standing == Standing::Waits;
-        if waits && moves {
-            let refreshed = self.agenda.moving.entry(id).or_default();
-            *refreshed = if only.is_none() { self.state.events } else { *refreshed };
-        } else if !waits {
-            self.agenda.moving.remove(&id);
-        }
+    /// The same for one GPU.
+    pub(crate) fn enter_on(&mut self, id: ClientId, gpu: GpuUuid) {
+        self.state.enter_on(&mut self.agenda, id, Some(gpu));
     }
 
-    /// Brings the places of waiting clients up to date that move without an event of their own: those of clients that use
-    /// several GPUs follow all of their clocks, and those of a job's processes what the others of the job get. Where many wait,
-    /// each event brings some up to date, in turn, so that its cost has a bound.
+    /// Brings the places of some clients up to date: see [`State::refresh_places`].
     pub(crate) fn refresh_places(&mut self) {
-        let mut left = PLACES_REFRESHED;
-        let behind = self.agenda.moving.range((Bound::Excluded(self.agenda.refreshed), Bound::Unbounded));
-        let around = self.agenda.moving.range(..=self.agenda.refreshed);
-        let mut ids = Vec::new();
-        for (&id, _) in behind.chain(around) {
-            let Some(client) = self.state.clients.get(&id) else { continue };
-            ids.push(id);
-            left = left.saturating_sub(client.accounts.len());
-            if left == 0 {
-                break;
-            }
-        }
-        for id in ids {
-            self.agenda.refreshed = id;
-            self.refresh_place(id);
-        }
+        self.state.refresh_places(&mut self.agenda);
     }
 
     /// The same for one client.
     pub(crate) fn refresh_place(&mut self, id: ClientId) {
-        if self.agenda.moving.get(&id).is_some_and(|&refreshed| refreshed != self.state.events) {
-            self.enter(id);
-        }
+        self.state.refresh_place(&mut self.agenda, id);
+    }
+}
+
+/// Changes of GPUs.
+impl Books {
+    /// Changes a GPU. Returns what the change does; none: the GPU is not known.
+    pub(crate) fn on_gpu<T>(&mut self, uuid: GpuUuid, change: impl FnOnce(&mut Gpu) -> T) -> Option<T> {
+        self.state.gpu_mut(uuid).map(change)
     }
 
-    /// Changes a GPU, if it is known.
-    pub(crate) fn on_gpu(&mut self, uuid: GpuUuid, change: impl FnOnce(&mut Gpu)) {
-        if let Some(gpu) = self.state.gpus.get_mut(&uuid) {
-            change(gpu);
-        }
+    /// Changes each GPU that a client uses, with figures of its account there: see [`State::on_each_gpu_of`].
+    pub(crate) fn on_each_gpu_of(&mut self, id: ClientId, change: impl FnMut(&mut Gpu, &mut Account)) {
+        self.state.on_each_gpu_of(id, change);
+    }
+
+    /// The drain of a client took this long.
+    pub(crate) fn record_drain(&mut self, id: ClientId, took: Duration) {
+        self.state.record_drain(id, took);
+    }
+
+    /// A GPU is known from now on, if it is not yet. Returns it.
+    pub(crate) fn know_gpu(&mut self, uuid: GpuUuid, new: impl FnOnce(&Config) -> Gpu) -> &mut Gpu {
+        self.state.know_gpu(uuid, new)
+    }
+
+    /// Forgets the GPUs that no client uses.
+    pub(crate) fn forget_unused_gpus(&mut self) {
+        self.state.forget_unused_gpus();
+        self.report.forget_gpus(&self.state);
     }
 
     /// The GPU is looked at again then, if not before.
@@ -210,99 +181,115 @@ impl Books {
         self.on_gpu(uuid, |gpu| gpu.wake_at(time));
     }
 
-    /// Reports an event of a client.
+    /// Something about a GPU has changed: it is looked at again, and with it those who wait for that.
+    pub(crate) fn look_again(&mut self, uuid: GpuUuid) {
+        if let Some(gpu) = self.state.gpu_mut(uuid) {
+            self.agenda.look_again(gpu);
+        }
+    }
+
+    /// These GPUs are looked at, without those who wait for a change there.
+    pub(crate) fn look_at(&mut self, gpus: impl IntoIterator<Item = GpuUuid>) {
+        self.agenda.look_at(gpus);
+    }
+}
+
+/// Changes of gangs: see [`state::gangs`](crate::state::gangs).
+impl Books {
+    /// Notes who the members of a client's gang are, and which GPUs they use, after one of them has changed that.
+    pub(crate) fn gather_gang(&mut self, id: ClientId) {
+        self.state.gather_gang(id);
+    }
+
+    /// A client comes. Returns whether it counts as a member of its gang.
+    pub(crate) fn add_member(&mut self, client: &Client, gang: Gang) -> bool {
+        self.state.add_member(client, gang)
+    }
+
+    /// A member is gone. Returns one of those that are left.
+    pub(crate) fn remove_member(&mut self, id: ClientId, gang: u64) -> Option<ClientId> {
+        self.state.remove_member(id, gang)
+    }
+
+    /// Whether a client still has to wait for members of its gang.
+    pub(crate) fn muster(&mut self, id: ClientId) -> Muster {
+        self.state.muster(id)
+    }
+
+    /// Notes whether a gang fits the one GPU of its members: see [`crate::state::gangs::Members::note_too_large`].
+    pub(crate) fn note_too_large(&mut self, gang: u64, is_so_now: bool) -> bool {
+        self.state.note_too_large(gang, is_so_now)
+    }
+
+    /// A gang is none any more.
+    pub(crate) fn remove_gang(&mut self, gang: u64) {
+        self.state.remove_gang(gang);
+    }
+}
+
+/// Events, and the scheduler as a whole.
+impl Books {
+    /// An event begins, or the request of an administrator.
+    pub(crate) fn begin_event(&mut self, now: Time) {
+        self.state.begin_event(now);
+    }
+
+    /// Forgets the last event: the changes that were told of it, and the work that it took.
+    pub(crate) fn forget_last_event(&mut self) {
+        self.report.forget_happened();
+        self.agenda.forget_work();
+    }
+
+    pub(crate) fn new_epoch(&mut self) -> Epoch {
+        self.state.new_epoch()
+    }
+
+    pub(crate) fn set_scheduling(&mut self, is_on: bool) {
+        self.state.set_scheduling(is_on);
+    }
+
+    /// Applies another configuration, but for what was chosen at the start.
+    pub(crate) fn set_config(&mut self, config: Config) {
+        self.state.configure(config);
+    }
+
+    /// A client was there before this scheduler: others may have been as well, and are waited for.
+    pub(crate) fn wait_for_returns(&mut self) {
+        self.state.wait_for_returns();
+    }
+}
+
+/// Messages, events and warnings.
+impl Books {
+    /// Sends a message to a client.
+    pub(crate) fn send(&mut self, id: ClientId, message: SchedulerMessage) {
+        self.report.send(id, message);
+    }
+
+    /// These clients are told at the end of the event whether a client waits for what they hold, if that is news.
+    pub(crate) fn tell_later(&mut self, clients: impl IntoIterator<Item = ClientId>) {
+        self.agenda.tell_later(clients);
+    }
+
+    /// Reports an event of a client that is there.
     pub(crate) fn tell(&mut self, kind: EventKind, id: ClientId, bytes: Option<u64>) {
-        if let Some(client) = self.state.clients.get(&id) {
+        if let Some(client) = self.state.client(id) {
             self.report.tell(kind, client, bytes, None);
         }
     }
 
     /// Warns of something about a client, on one GPU or in all.
     pub(crate) fn warn_of_client(&mut self, topic: Topic, id: ClientId, uuid: Option<GpuUuid>, text: &str) {
-        self.report.warn_of_client(topic, id, uuid, self.state.now, text);
-    }
-}
-
-/// How a client stands: what its entries have in common.
-#[derive(Debug, Clone, Copy)]
-struct Stands {
-    standing: Standing,
-    activity: Activity,
-    job: Job,
-    /// Its turn comes on several GPUs at once.
-    several: bool,
-    /// How far it is ahead of the clocks of its GPUs then.
-    ahead: Virtual,
-}
-
-impl Stands {
-    fn of(client: &Client, activity: Activity, state: &State) -> Self {
-        let (standing, several) = (standing(client), client.uses_several());
-        let ahead = if several && is_ordered(standing) { state.ahead_on_all(client) } else { 0 };
-        Self { standing, activity, job: state.takes_turns_as(client), several, ahead }
+        self.report.warn_of_client(topic, id, uuid, self.state.now(), text);
     }
 
-    /// The client's entry on one GPU.
-    fn entry(self, client: &Client, account: &Account, gpu: &Gpu, config: &Config) -> Entry {
-        let floats = self.several && self.standing == Standing::Waits;
-        let time = match self.several {
-            true if floats => self.ahead,
-            true => gpu.shares.clock().saturating_add(self.ahead),
-            false => gpu.shares.time(client.job),
-        };
-        let time = time.saturating_sub(gpu.lent_to(client));
-        let ordered = is_ordered(self.standing);
-        Entry {
-            standing: self.standing,
-            room: account.room,
-            pinned: client.pinned(account),
-            demand: account.demand(match gpu.source {
-                Source::Disputed => {
-                    config.usable(gpu.uuid, Size { available: account.usage.total, ..Size::default() })
-                }
-                _ => gpu.capacity,
-            }),
-            allocated: account.usage.allocated,
-            overhead: account.overhead(),
-            ordered: account.order.map(|order| order.bytes),
-            needs: account.needs > 0 && !client.stopped,
-            runs: client.phase.runs(),
-            stuck: client.is_silent(),
-            claims: client.phase == Phase::Next(Why::Claims),
-            activity: self.activity,
-            payer: client.job,
-            job: self.job,
-            place: if ordered { (time, client.waiting_since, client.id) } else { (0, Time::ZERO, client.id) },
-            floats,
-            total: Some(account.usage.total),
-            due: config.first_due(client, account),
-        }
+    /// Warns of something about a GPU.
+    pub(crate) fn warn_of_gpu(&mut self, topic: Topic, uuid: GpuUuid, text: &str) {
+        self.report.warn_of_gpu(topic, uuid, self.state.now(), text);
     }
-}
 
-/// Whether those who stand so have a place in the order of turns.
-fn is_ordered(standing: Standing) -> bool {
-    matches!(standing, Standing::Waits | Standing::Next)
-}
-
-fn standing(client: &Client) -> Standing {
-    match client.phase {
-        Phase::Parked if client.waits() => Standing::Waits,
-        Phase::Parked => Standing::Parked,
-        Phase::Next(_) => Standing::Next,
-        Phase::Dropping { .. } | Phase::Drained => Standing::Leaves,
-        Phase::Granted { .. } | Phase::Running { .. } | Phase::Idle { .. } => Standing::Holds,
-        Phase::Free => Standing::Free,
+    /// A row for each client: see [`Report::client_status_at`].
+    pub(crate) fn client_status_at(&self, now: Time) -> Vec<ClientStatus> {
+        self.report.client_status_at(&self.state, now)
     }
-}
-
-/// What a client does for its job's share: nothing while it does not answer, so that nobody waits for a turn of a process that is stopped.
-fn activity(client: &Client) -> Activity {
-    if client.stuck {
-        return Activity::default();
-    }
-    let (holds, counts) = (client.phase.uses_a_turn(), client.phase.counts());
-    let waits = client.waits() && !client.hopeless;
-    let active = holds || waits || client.phase.is_next();
-    Activity { active, holds, counts, runs: client.phase.runs(), long: active && !client.is_interactive() }
 }

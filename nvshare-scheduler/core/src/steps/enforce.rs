@@ -10,18 +10,20 @@ use crate::steps::books::Books;
 impl Books {
     /// Asks clients to leave whose time is over, and looks again when the next client's time is over.
     pub(crate) fn enforce_limits(&mut self, uuid: GpuUuid) {
-        let Some(gpu) = self.state.gpus.get(&uuid) else { return };
-        if gpu.shares.paced().is_empty() && !self.state.given.values().any(|given| given.paused) {
+        let state = self.state();
+        let Some(gpu) = state.looked_at(uuid) else { return };
+        if gpu.shares.paced().is_empty() && !state.jobs().is_any_paused() {
             return;
         }
         let holds = |client: &&Client| {
             matches!(client.phase, Phase::Granted { .. } | Phase::Running { .. } | Phase::Idle { .. })
         };
-        let holders = gpu.ledger.holders().iter().filter_map(|id| self.state.clients.get(id)).filter(holds);
+        let holders = gpu.ledger.holders().iter().filter_map(|id| state.client(*id)).filter(holds);
         let over = |client: &Client| Some((leaves_at(gpu, client)?.max(gpu.not_before), client.id));
         let over: Vec<(Time, ClientId)> = holders.filter_map(over).collect();
+        let now = state.now();
         for (over, id) in over {
-            if over <= self.state.now {
+            if over <= now {
                 self.ask_to_leave(id);
             } else {
                 self.wake_at(uuid, over);

@@ -21,7 +21,7 @@ impl Round<'_> {
     pub(crate) fn make_room(&mut self, uuid: GpuUuid) {
         self.books.take_back_what_is_too_much(uuid);
         let wants = |gpu: &&Gpu| !gpu.ledger.needy().is_empty() || !gpu.ledger.next().is_empty();
-        if self.books.state.gpus.get(&uuid).filter(wants).is_none() {
+        if self.books.state().gpu(uuid).filter(wants).is_none() {
             return;
         }
         let is_parked = |standing| standing == Standing::Parked || standing == Standing::Waits;
@@ -35,22 +35,22 @@ impl Round<'_> {
     /// Goes through the clients that are next, in the order of their turn. It ends when the rest of the free room is too
     /// little for any of them: then it orders what they lack together, as far as possible.
     fn grant_or_evict_for_all(&mut self, uuid: GpuUuid) {
-        let needed = |gpu| self.books.state.needed_by_holders(gpu);
-        let mut reserved = self.books.state.gpus.get(&uuid).map_or(0, needed);
+        let needed = |gpu| self.books.state().needed_by_holders(gpu);
+        let mut reserved = self.books.state().gpu(uuid).map_or(0, needed);
         let mut at = None;
         let mut judged: Vec<u64> = Vec::new();
-        while let Some(gpu) = self.books.state.gpus.get(&uuid)
+        while let Some(gpu) = self.books.state().gpu(uuid)
             && let Some((_, _, id)) = next_behind(gpu, at)
         {
-            self.books.work += 1;
             at = gpu.ledger.entry(id).map(|entry| entry.place);
-            let gang = self.books.state.gang_of(id);
+            self.books.count_work(1);
+            let gang = self.books.state().gang_of(id);
             if gang.is_none_or(|gang| !judged.contains(&gang)) {
                 judged.extend(gang);
                 self.grant_or_evict(id, uuid, reserved);
             }
-            if self.books.state.phase(id).is_some_and(Phase::is_next) {
-                let Some(gpu) = self.books.state.gpus.get(&uuid) else { return };
+            if self.books.state().phase(id).is_some_and(Phase::is_next) {
+                let Some(gpu) = self.books.state().looked_at(uuid) else { return };
                 reserved = reserved.saturating_add(gpu.deficit(id));
                 if self.nobody_else_gets_room(gpu, id, reserved) {
                     return self.order_what_they_lack(uuid, id);
@@ -62,18 +62,18 @@ impl Round<'_> {
     /// Whether the free room that is left behind a client is too little for any other that is next.
     fn nobody_else_gets_room(&self, gpu: &Gpu, id: ClientId, reserved: u64) -> bool {
         let least = gpu.ledger.least_next_deficit().unwrap_or(0);
-        let free = self.books.state.free(gpu, id);
+        let free = self.books.state().free(gpu, id);
         gpu.ledger.next().len() > 1 && least > free.saturating_sub(reserved)
     }
 
     /// Orders what all who are next lack together.
     fn order_what_they_lack(&mut self, uuid: GpuUuid, id: ClientId) {
-        let Some(gpu) = self.books.state.gpus.get(&uuid) else { return };
+        let Some(gpu) = self.books.state().looked_at(uuid) else { return };
         let sums = gpu.ledger.sums();
         if sums.leaving == 0 {
-            let together = sums.next_deficit.saturating_sub(u128::from(self.books.state.free(gpu, id)));
+            let together = sums.next_deficit.saturating_sub(u128::from(self.books.state().free(gpu, id)));
             let together = u64::try_from(together).unwrap_or(u64::MAX);
-            let missing = together.saturating_add(self.books.state.overfull(gpu, id));
+            let missing = together.saturating_add(self.books.state().overfull(gpu, id));
             self.books.order_evictions(uuid, missing, Some(&[id]));
         }
     }
@@ -81,18 +81,18 @@ impl Round<'_> {
     /// Grants the lock, or makes room for it; to all members of a gang at once. `reserved`: bytes that the clients ahead
     /// lack on the GPU `looked_at`.
     fn grant_or_evict(&mut self, id: ClientId, looked_at: GpuUuid, reserved: u64) {
-        let state = &self.books.state;
+        let state = self.books.state();
         let unit = state.unit(id);
-        let first = unit.first().copied().unwrap_or(id);
+        let first = unit.first();
         if self.lacking.contains(&first) {
             return;
         }
         let is_next = |client: &&Client| client.phase.is_next();
         let next: Vec<ClientId> = state.clients_of(&unit).filter(is_next).map(|client| client.id).collect();
-        // Members that run already are on the other GPUs of a gang: what happens there is not waited for.
+        // Members that run already are on the other GPUs of a gang: nothing there is waited for.
         let gpus: BTreeSet<GpuUuid> =
             state.clients_of(&next).flat_map(|client| client.accounts.keys().copied()).collect();
-        let known = || gpus.iter().filter_map(|uuid| state.gpus.get(uuid));
+        let known = || gpus.iter().filter_map(|uuid| state.gpu(*uuid));
         let leaving = known().any(|gpu| state.is_in_the_way(gpu, &unit));
         if gpus.len() > 1 {
             self.lacking.insert(first);
@@ -110,8 +110,9 @@ impl Round<'_> {
         }
         let mut complete = true;
         for &uuid in &gpus {
-            let state = &self.books.state;
-            let Some(gpu) = state.gpus.get(&uuid) else { continue };
+            let state = self.books.state();
+            // A client may use more GPUs than the core knows (see `sizes.rs`).
+            let Some(gpu) = state.gpu(uuid) else { continue };
             let deficit = next.iter().map(|&id| gpu.deficit(id)).fold(0, u64::saturating_add);
             let before = if uuid == looked_at { reserved } else { state.reserved_before(gpu, &unit) };
             let free = state.free(gpu, id).saturating_sub(before);
@@ -140,12 +141,12 @@ impl Books {
     /// A client that is next gets what is free, while others still make room for it: it brings its memory back behind its
     /// closed gate. The room is its own, whatever becomes of its turn.
     fn restore_early(&mut self, id: ClientId, uuid: GpuUuid, free: u64) {
-        let now = self.state.now;
-        let there = self.state.clients.get(&id).zip(self.state.account(id, uuid));
+        let now = self.state().now();
+        let there = self.state().client(id).zip(self.state().account(id, uuid));
         // An allocation that waits is served first.
         let Some((client, _)) = there.filter(|(_, account)| account.needs == 0) else { return };
-        let deficit = self.state.gpus.get(&uuid).map_or(0, |gpu| gpu.deficit(id));
-        let bytes = self.state.config.exchange.piece(client.memory, free, deficit);
+        let deficit = self.state().gpu(uuid).map_or(0, |gpu| gpu.deficit(id));
+        let bytes = self.state().config().exchange.piece(client.memory, free, deficit);
         if bytes == 0 {
             return;
         }
@@ -154,21 +155,24 @@ impl Books {
             account.early.get_or_insert(EarlyRestore { since: now, absent });
             account.room = account.room.saturating_add(bytes);
         });
-        self.report.send(id, SchedulerMessage::Restore(Amount { gpu: uuid, bytes }));
+        self.send(id, SchedulerMessage::Restore(Amount { gpu: uuid, bytes }));
     }
 
     fn grant(&mut self, id: ClientId) {
-        let now = self.state.now;
+        let now = self.state().now();
         let mut room = Vec::new();
         let mut restore = Duration::ZERO;
         let mut moved = false;
         let mut freed_at = None;
-        for uuid in self.state.gpus_used_by(id) {
+        for uuid in self.state().gpus_used_by(id) {
             self.serve_need_with_grant(id, uuid);
-            let gpu = self.state.gpus.get(&uuid);
-            let bytes = gpu.map_or(0, |gpu| self.state.room_to_grant(gpu, id));
-            let capacity = gpu.map_or(0, |gpu| self.state.capacity(gpu, id));
-            let Some(account) = self.state.account(id, uuid) else { continue };
+            let gpu = self.state().gpu(uuid);
+            let bytes = gpu.map_or(0, |gpu| self.state().room_to_grant(gpu, id));
+            let capacity = gpu.map_or(0, |gpu| self.state().capacity(gpu, id));
+            let Some(account) = self.state().account(id, uuid) else {
+                debug_assert!(false, "a client has an account on each GPU that it uses");
+                continue;
+            };
             let absent = account.usage.absent.min(capacity);
             moved |= absent > 0 || account.early.is_some();
             restore += account.rates.there_and_back(absent);
@@ -176,37 +180,35 @@ impl Books {
             self.with_account(id, uuid, |account| account.room = account.room.saturating_add(bytes));
             room.push(Amount { gpu: uuid, bytes });
         }
-        let begins = self.state.phase(id) == Some(Phase::Next(Why::Claims));
+        let begins = self.state().phase(id) == Some(Phase::Next(Why::Claims));
         self.with(id, |client| {
             client.wants = false;
-            client.reported_hopeless = false;
+            client.notes.reported_hopeless = false;
             if !begins {
                 client.accounts.values_mut().for_each(|account| account.claimed = 0);
             }
             let waited = |freed: &Time| client.waiting_since < *freed && *freed <= now;
             client.hand_over = freed_at.filter(waited).map(|freed| HandOver { freed, moves: moved });
         });
-        let until = now + self.state.config.grace + restore.min(LONGEST_RESTORE);
+        let until = now + self.state().config().grace + restore.min(LONGEST_RESTORE);
         self.send_grant(id, until, room, begins);
     }
 
     /// Sends a client the lock with so much room; the client should run by `until`.
     pub(crate) fn send_grant(&mut self, id: ClientId, until: Time, room: Vec<Amount>, begins: bool) {
-        let (epoch, since) = (self.state.new_epoch(), self.state.now);
+        let (epoch, since) = (self.new_epoch(), self.state().now());
         self.with(id, |client| client.phase = Phase::Granted { epoch, since, until, begins });
-        let gpus = self.state.gpus_used_by(id);
-        let quantum = self.state.gpus_among(&gpus).map(|gpu| gpu.quantum).min();
+        let gpus = self.state().gpus_used_by(id);
+        let quantum = self.state().gpus_among(&gpus).map(|gpu| gpu.quantum).min();
         let quantum_ms = quantum.map_or(u64::MAX, |quantum| quantum.as_millis() as u64);
         // WAITERS goes before the grant: the gate may open at once, and work in flight must be bounded from the first
         // launch on.
-        let contested = self.state.gpus_among(&gpus).any(|gpu| gpu.is_contested_from_the_grant(since));
-        let bounded = self.state.clients.get(&id).is_some_and(|client| self.state.is_bounded(client));
-        let waiting = contested || bounded;
-        if let Some(client) = self.state.clients.get_mut(&id).filter(|_| waiting)
-            && client.tell_waiting(waiting, since)
-        {
-            self.report.send(id, SchedulerMessage::Waiters { waiting });
+        let state = self.state();
+        let contested = state.gpus_among(&gpus).any(|gpu| gpu.is_contested_from_the_grant(since));
+        let bounded = state.client(id).is_some_and(|client| state.is_bounded(client));
+        if contested || bounded {
+            self.tell_waiting(id, true);
         }
-        self.report.send(id, SchedulerMessage::LockOk { epoch, quantum_ms, room });
+        self.send(id, SchedulerMessage::LockOk { epoch, quantum_ms, room });
     }
 }

@@ -12,16 +12,18 @@ use crate::steps::books::Books;
 impl Books {
     /// Asks a client for the lock back, and with it all members of its gang.
     pub(crate) fn ask_to_leave(&mut self, id: ClientId) {
-        for &member in self.state.unit(id).iter() {
+        for &member in self.state().unit(id).iter() {
             self.ask_one_to_leave(member);
         }
     }
 
     /// The same for one client alone.
     pub(crate) fn ask_one_to_leave(&mut self, id: ClientId) {
-        let now = self.state.now;
-        match self.state.phase(id) {
-            Some(Phase::Next(_)) => self.with(id, |client| client.phase = Phase::Parked),
+        let now = self.state().now();
+        match self.state().phase(id) {
+            Some(Phase::Next(_)) => {
+                self.with(id, |client| client.phase = Phase::Parked);
+            }
             // The client's gate is closed and its work is complete: there is nothing to ask.
             Some(Phase::Idle { .. }) => {
                 self.with(id, |client| {
@@ -29,16 +31,16 @@ impl Books {
                     client.note_drained();
                 });
                 self.wait_with_gang(id);
-                self.state.on_each_gpu_of(id, |gpu, _| gpu.freed_at = Some(now));
+                self.on_each_gpu_of(id, |gpu, _| gpu.freed_at = Some(now));
             }
             Some(Phase::Granted { epoch, .. } | Phase::Running { epoch }) => {
                 let patience = self.patience_with(id);
-                let grace = self.state.config.grace.max(patience);
+                let grace = self.state().config().grace.max(patience);
                 self.with(id, |client| {
                     client.phase = Phase::Dropping { epoch, since: now, due: now + client.grace(grace) };
                 });
                 let patience_ms = patience.as_millis() as u32;
-                self.report.send(id, SchedulerMessage::DropLock { epoch, patience_ms });
+                self.send(id, SchedulerMessage::DropLock { epoch, patience_ms });
             }
             None | Some(Phase::Parked | Phase::Dropping { .. } | Phase::Drained | Phase::Free) => {}
         }
@@ -46,8 +48,8 @@ impl Books {
 
     /// How long a client's drain may make no progress.
     fn patience_with(&self, id: ClientId) -> Duration {
-        let gpus = self.state.gpus_used_by(id);
-        let deferrals = self.state.gpus_among(&gpus).map(|gpu| gpu.deferrals).max();
+        let gpus = self.state().gpus_used_by(id);
+        let deferrals = self.state().gpus_among(&gpus).map(|gpu| gpu.deferrals).max();
         patience::patience(deferrals.unwrap_or(0))
     }
 
@@ -56,11 +58,11 @@ impl Books {
     pub(crate) fn recall_part_of_gang(&mut self, unit: &Unit) -> bool {
         let holds = |client: &&Client| client.phase.holds() && !client.stuck;
         let deferrals: Vec<u32> =
-            self.state.clients_of(unit).filter(holds).map(|client| client.deferrals).collect();
+            self.state().clients_of(unit).filter(holds).map(|client| client.deferrals).collect();
         // A member that deferred a drain lately, or was asked along with one that did, is not asked again and again.
         let recalls = !deferrals.is_empty() && deferrals.iter().all(|&deferrals| deferrals == 0);
-        if let Some(&one) = unit.first().filter(|_| recalls) {
-            self.ask_to_leave(one);
+        if recalls {
+            self.ask_to_leave(unit.first());
         }
         recalls
     }
@@ -68,7 +70,7 @@ impl Books {
     /// The client's gate is closed and its work is complete.
     pub(crate) fn park(&mut self, id: ClientId, phase: Phase) {
         if let Phase::Dropping { since, .. } = phase {
-            self.record_drain(id, self.state.now.saturating_sub(since));
+            self.record_drain(id, self.state().now().saturating_sub(since));
             if self.has_drained_before_others(id) {
                 self.with(id, |client| {
                     client.phase = Phase::Drained;
@@ -82,31 +84,20 @@ impl Books {
         self.release_drained(id);
     }
 
-    fn record_drain(&mut self, id: ClientId, took: Duration) {
-        let accounts = self.state.clients.get_mut(&id).map(|client| &mut client.accounts);
-        for (uuid, account) in accounts.into_iter().flatten() {
-            account.cost.drain.record(took);
-            if let Some(gpu) = self.state.gpus.get_mut(uuid) {
-                gpu.record_drain(took);
-                gpu.cost.drain.record(took);
-            }
-        }
-    }
-
     /// Whether another member of a client's gang still drains: until it has, the client keeps its place.
     fn has_drained_before_others(&self, id: ClientId) -> bool {
-        let unit = self.state.unit(id);
-        self.state.clients_of(&unit).any(|other| other.id != id && other.is_draining())
+        let unit = self.state().unit(id);
+        self.state().clients_of(&unit).any(|other| other.id != id && other.is_draining())
     }
 
     /// When no member of a gang drains any more, the members that have drained give up their places.
     pub(crate) fn release_drained(&mut self, id: ClientId) {
-        let unit @ Unit::Gang(_) = self.state.unit(id) else { return };
-        if self.state.clients_of(&unit).any(Client::is_draining) {
+        let unit = self.state().unit(id);
+        if self.state().clients_of(&unit).any(Client::is_draining) {
             return;
         }
         for &other in unit.iter() {
-            if self.state.phase(other) == Some(Phase::Drained) {
+            if self.state().phase(other) == Some(Phase::Drained) {
                 self.leave_gpus(other, Phase::Drained);
             }
         }
@@ -114,7 +105,7 @@ impl Books {
 
     /// No work of a client runs on the GPU any more: other clients may have its place.
     fn leave_gpus(&mut self, id: ClientId, phase: Phase) {
-        let now = self.state.now;
+        let now = self.state().now();
         self.with(id, |client| {
             // A client that drained before the others of its gang may have requested the lock again.
             client.wants &= phase == Phase::Drained;
@@ -125,7 +116,7 @@ impl Books {
                 account.promised = None;
             }
         });
-        self.state.on_each_gpu_of(id, |gpu, _| {
+        self.on_each_gpu_of(id, |gpu, _| {
             if phase.drops() || phase == Phase::Drained {
                 gpu.released.insert(id);
             }
@@ -141,7 +132,7 @@ impl Books {
     /// The clients of a unit that were next wait on.
     pub(crate) fn step_back(&mut self, unit: &Unit) {
         for &id in unit.iter() {
-            if self.state.phase(id).is_some_and(Phase::is_next) {
+            if self.state().phase(id).is_some_and(Phase::is_next) {
                 self.with(id, |client| client.phase = Phase::Parked);
             }
         }

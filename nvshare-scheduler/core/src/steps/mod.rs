@@ -1,4 +1,4 @@
-//! What is done: each step changes the state through the [`books`], and says what follows for clients.
+//! Steps: each changes the state through the [`books`], and says what follows for clients.
 //!
 //! | step | file |
 //! |---|---|

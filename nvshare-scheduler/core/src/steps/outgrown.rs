@@ -13,25 +13,26 @@ impl Books {
     /// A client whose drains are given up one after the other stays, and others leave: its drain may wait for a thread that sleeps
     /// until all of its memory is back.
     pub(crate) fn split_a_set_that_outgrew(&mut self, uuid: GpuUuid) {
-        let now = self.state.now;
-        let Some(gpu) = self.state.gpus.get(&uuid) else { return };
+        let now = self.state().now();
+        let Some(gpu) = self.state().looked_at(uuid) else { return };
         let (not_before, quantum) = (gpu.not_before, gpu.quantum);
         let members = gpu.ledger.sums().members;
+        // One client fits, or waits alone for what is in its way.
         let Some(&first) = gpu.ledger.members().first().filter(|_| members.count > 1) else { return };
         let is_over = gpu.turn_started.is_some_and(|started| started.saturating_add(quantum) <= now);
-        if self.state.fit(gpu, members, first) {
+        if self.state().fit(gpu, members, first) {
             return;
         }
         let is_stubborn =
-            |id: &ClientId| self.state.clients.get(id).is_some_and(|client| client.deferrals >= STUBBORN);
-        let mut members = self.state.members(gpu);
+            |id: &ClientId| self.state().client(*id).is_some_and(|client| client.deferrals >= STUBBORN);
+        let mut members = self.state().members(gpu);
         if !is_over {
             let grew = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.needs);
             members.sort_by_key(grew);
         }
         members.sort_by_key(|id| !is_stubborn(id));
         let for_a_stubborn_one = members.first().is_some_and(is_stubborn);
-        let (_, leavers) = self.state.keep_what_fits(gpu, None, members);
+        let (_, leavers) = self.state().keep_what_fits(gpu, None, members);
         // The drain that was given up is not tried again so soon; for one that stays, others leave at once.
         if now < not_before && (!for_a_stubborn_one || leavers.iter().any(is_stubborn)) {
             self.wake_at(uuid, not_before);

@@ -12,10 +12,10 @@ use crate::steps::books::Books;
 impl Books {
     /// Handles all that is overdue on a GPU.
     pub(crate) fn see_to_what_is_overdue(&mut self, uuid: GpuUuid) {
-        while let Some((due, id)) = self.state.gpus.get(&uuid).and_then(|gpu| gpu.ledger.first_due())
-            && due <= self.state.now
+        while let Some((due, id)) = self.state().gpu(uuid).and_then(|gpu| gpu.ledger.first_due())
+            && due <= self.state().now()
         {
-            if self.state.clients.contains_key(&id) {
+            if self.state().client(id).is_some() {
                 self.see_to(id, uuid);
             } else {
                 self.report_departed(id, uuid);
@@ -24,12 +24,14 @@ impl Books {
     }
 
     fn see_to(&mut self, id: ClientId, uuid: GpuUuid) {
-        let (now, grace) = (self.state.now, self.state.config.grace);
-        let mut unanswered = false;
-        self.with(id, |client| {
+        let (now, grace) = (self.state().now(), self.state().config().grace);
+        let unanswered = self.with(id, |client| {
             client.stubborn_until = client.stubborn_until.filter(|&until| until > now);
             client.may_go_on_until = client.may_go_on_until.filter(|&until| until > now);
-            let Some(account) = client.accounts.get_mut(&uuid) else { return };
+            let Some(account) = client.accounts.get_mut(&uuid) else {
+                debug_assert!(false, "a client without an account has no entry");
+                return false;
+            };
             account.promised = account.promised.filter(|promise| promise.until > now);
             // A host that had no memory may have some by now.
             account.stays = account.stays.filter(|stays| stays.until > now);
@@ -38,16 +40,17 @@ impl Books {
             {
                 account.order = None;
                 account.stays = Some(Stays { bytes: account.room, until: now + RETRY });
-                unanswered = true;
+                return true;
             }
+            false
         });
-        if unanswered {
+        if unanswered == Some(true) {
             let text = format!(
                 "client {id} was asked for memory of {uuid} and does not answer; others go on without it"
             );
             self.warn_of_client(Topic::NoAnswer, id, Some(uuid), &text);
         }
-        match self.state.clients.get(&id) {
+        match self.state().client(id) {
             Some(Client { phase: Phase::Dropping { due, .. }, stuck: false, .. }) if *due <= now => {
                 self.count_as_stuck(id, "give the lock back");
             }
@@ -60,7 +63,7 @@ impl Books {
 
     /// A client did not do what it should: nobody waits for it any longer.
     fn count_as_stuck(&mut self, id: ClientId, what: &str) {
-        let now = self.state.now;
+        let now = self.state().now();
         self.with(id, |client| {
             client.stuck = true;
             // The client's turn counts as begun, so that it can be over.
@@ -68,9 +71,9 @@ impl Books {
                 *begins = false;
             }
         });
-        self.state.on_each_gpu_of(id, |gpu, _| _ = gpu.turn_started.get_or_insert(now));
+        self.on_each_gpu_of(id, |gpu, _| _ = gpu.turn_started.get_or_insert(now));
         self.release_drained(id);
-        if let Some(client @ Client { name, pid, .. }) = self.state.clients.get(&id) {
+        if let Some(client @ Client { name, pid, .. }) = self.state().client(id) {
             let keeps = Bytes(client.room());
             let text = format!(
                 "client {id} ({name}, pid {pid}) does not answer: it should {what}, and keeps {keeps}; if its process is stopped, \

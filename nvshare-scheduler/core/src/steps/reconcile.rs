@@ -2,11 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use nvshare_proto::{GpuUuid, SchedulerMessage};
+use nvshare_proto::GpuUuid;
 
 use crate::Time;
 use crate::state::client::ClientId;
-use crate::state::gangs::Members;
 use crate::state::gpu::Gpu;
 use crate::steps::books::Books;
 use crate::steps::round::Round;
@@ -17,68 +16,73 @@ const MOST_ROUNDS: usize = 64;
 
 impl Books {
     pub(crate) fn reconcile(&mut self) {
-        if !self.state.scheduling {
-            return self.agenda.forget();
+        if !self.state().is_scheduling() {
+            return self.agenda_mut().forget();
         }
-        while let Some(&(time, uuid)) = self.agenda.deadlines.first()
-            && time <= self.state.now
-        {
-            self.agenda.deadlines.remove(&(time, uuid));
-            if let Some(gpu) = self.state.gpus.get_mut(&uuid) {
-                gpu.deadline = None;
-                self.agenda.dirty.insert(uuid);
-            }
-        }
+        self.look_at_what_is_due();
         self.spread_to_others();
-        if !self.agenda.dirty.is_empty() {
+        if !self.agenda().gpus().is_empty() {
             self.refresh_places();
         }
         let mut looked_at = BTreeSet::new();
         for _ in 0..MOST_ROUNDS {
-            if self.agenda.dirty.is_empty() {
+            if self.agenda().gpus().is_empty() {
                 break;
             }
             looked_at.append(&mut self.look_at_all());
             self.spread_to_others();
         }
-        if self.state.now >= self.state.settled_at {
+        if self.state().is_settled() {
             self.tell_holders();
         }
-        for &uuid in &self.agenda.dirty {
-            if let Some(gpu) = self.state.gpus.get_mut(&uuid) {
-                gpu.wake_at(self.state.now);
-                looked_at.insert(uuid);
-            }
+        let now = self.state().now();
+        for uuid in self.agenda().gpus().clone() {
+            self.wake_at(uuid, now);
+            looked_at.insert(uuid);
         }
         for uuid in looked_at {
             self.note_deadline(uuid);
         }
     }
 
+    /// GPUs are looked at whose deadline has come. One that has been forgotten since has no deadline.
+    fn look_at_what_is_due(&mut self) {
+        let now = self.state().now();
+        while let Some(uuid) = self.agenda_mut().take_due(now) {
+            if self.on_gpu(uuid, |gpu| gpu.deadline = None).is_some() {
+                self.look_at([uuid]);
+            }
+        }
+    }
+
     /// A change of one member may concern the others of its gang, and waiters that watch for it, on their GPUs.
     fn spread_to_others(&mut self) {
-        while let Some(id) = self.agenda.woken.pop_first() {
-            self.agenda.dirty.extend(self.state.gpus_of(&self.state.unit(id)));
+        while let Some(id) = self.agenda_mut().take_woken() {
+            self.look_at(self.state().gpus_of(&self.state().unit(id)));
         }
-        while let Some(gang) = self.agenda.dirty_gangs.pop_first() {
-            self.agenda.dirty.extend(self.state.gangs.get(&gang).into_iter().flat_map(Members::gpus));
+        while let Some(gang) = self.agenda_mut().take_gang() {
+            let gpus: Vec<GpuUuid> = self.state().gpus_of_gang(gang).collect();
+            self.look_at(gpus);
         }
     }
 
     /// Looks once at all GPUs of which something has changed: each is brought up to date before clients are chosen on any, since a
     /// client may use several. Returns the GPUs.
     fn look_at_all(&mut self) -> BTreeSet<GpuUuid> {
-        for uuid in self.agenda.dirty.clone() {
-            if let Some((_, _, id)) = self.state.gpus.get(&uuid).and_then(|gpu| gpu.waiting().next()) {
+        for uuid in self.agenda().gpus().clone() {
+            let first = self.state().gpu(uuid).and_then(|gpu| gpu.waiting().next());
+            if let Some((_, _, id)) = first {
                 self.refresh_place(id);
             }
         }
-        let gpus = std::mem::take(&mut self.agenda.dirty);
+        let mut gpus = self.agenda_mut().take_gpus();
+        self.count_work(gpus.len() as u64);
+        // A client may use more GPUs than the core knows (see `sizes.rs`).
+        gpus.retain(|&uuid| self.state().gpu(uuid).is_some());
         for &uuid in &gpus {
-            self.work += 1;
             self.bring_up_to_date(uuid);
         }
-        if self.state.now >= self.state.settled_at {
+        if self.state().is_settled() {
             self.decide_on(&gpus);
         }
         gpus
@@ -86,7 +90,7 @@ impl Books {
 
     /// Does what is due on one GPU as time passes.
     fn bring_up_to_date(&mut self, uuid: GpuUuid) {
-        let (now, settled_at) = (self.state.now, self.state.settled_at);
+        let (now, settled_at) = (self.state().now(), self.state().settled_at());
         self.on_gpu(uuid, |gpu| gpu.bring_up_to_date(now));
         self.forget_what_was_deferred(uuid);
         if now < settled_at {
@@ -102,8 +106,8 @@ impl Books {
     fn decide_on(&mut self, gpus: &BTreeSet<GpuUuid>) {
         let mut round = Round::new(self);
         for &uuid in gpus {
-            // What has changed meanwhile is brought up to date first, in the next round.
-            if round.books.agenda.dirty.contains(&uuid) {
+            // A GPU that has changed meanwhile is brought up to date first, in the next round.
+            if round.books.agenda().gpus().contains(&uuid) {
                 continue;
             }
             round.choose(uuid);
@@ -115,10 +119,10 @@ impl Books {
     /// When the clients that deferred a drain have left, or their work is complete, the turns of others are no longer for
     /// it.
     fn forget_what_was_deferred(&mut self, uuid: GpuUuid) {
-        let gpu = self.state.gpus.get(&uuid).filter(|gpu| gpu.cannot_drain(self.state.now));
+        let gpu = self.state().gpu(uuid).filter(|gpu| gpu.cannot_drain(self.state().now()));
         let deferred = |id: &ClientId| {
-            let unit = self.state.unit(*id);
-            self.state.clients_of(&unit).any(|client| client.deferrals > 0)
+            let unit = self.state().unit(*id);
+            self.state().clients_of(&unit).any(|client| client.deferrals > 0)
         };
         let is_over = |gpu: &Gpu| !gpu.ledger.members().iter().chain(gpu.ledger.holders()).any(deferred);
         if gpu.is_some_and(is_over) {
@@ -128,51 +132,50 @@ impl Books {
 
     /// Notes whether a client waits for what is held of a GPU.
     fn note_contest(&mut self, uuid: GpuUuid) {
-        if let Some(gpu) = self.state.gpus.get_mut(&uuid)
-            && gpu.note_contest(self.state.now)
-        {
-            self.agenda.to_tell.extend(gpu.ledger.holders());
-        }
+        let now = self.state().now();
+        let note = |gpu: &mut Gpu| {
+            if gpu.note_contest(now) { gpu.ledger.holders().clone() } else { BTreeSet::new() }
+        };
+        let holders = self.on_gpu(uuid, note).unwrap_or_default();
+        self.tell_later(holders);
     }
 
     /// Tells holders whether a client waits for what they hold, once in an event. A client that waits for one member of a gang waits
     /// for the whole gang.
     fn tell_holders(&mut self) {
-        let now = self.state.now;
-        let to_tell = std::mem::take(&mut self.agenda.to_tell).into_iter().collect();
+        let now = self.state().now();
+        let to_tell = self.agenda_mut().take_those_to_tell();
         let mut of_gangs: BTreeMap<u64, bool> = BTreeMap::new();
-        for id in self.state.with_their_gangs(to_tell) {
-            self.work += 1;
-            let Some(client) = self.state.clients.get(&id) else { continue };
+        for id in self.state().with_their_gangs(to_tell) {
+            self.count_work(1);
+            let state = self.state();
+            // It may be gone by now.
+            let Some(client) = state.client(id) else { continue };
             let known = client.gang.and_then(|gang| of_gangs.get(&gang)).copied();
             let contested = known.unwrap_or_else(|| {
-                let gpus = self.state.gpus_of(&self.state.unit_of(client));
-                self.state.gpus_among(&gpus).any(|gpu| gpu.is_contested(now))
+                let gpus = state.gpus_of(&state.unit_of(client));
+                state.gpus_among(&gpus).any(|gpu| gpu.is_contested(now))
             });
             of_gangs.extend(client.gang.map(|gang| (gang, contested)));
-            let waiting = contested || self.state.is_bounded(client);
-            if let Some(client) = self.state.clients.get_mut(&id).filter(|client| client.phase.holds())
-                && client.tell_waiting(waiting, now)
-            {
-                self.report.send(id, SchedulerMessage::Waiters { waiting });
+            let waiting = contested || state.is_bounded(client);
+            if client.phase.holds() {
+                self.tell_waiting(id, waiting);
             }
         }
     }
 
     /// Records when a GPU is looked at again if no event comes before.
     fn note_deadline(&mut self, uuid: GpuUuid) {
-        let settled_at = self.state.settled_at;
-        let Some(gpu) = self.state.gpus.get_mut(&uuid) else { return };
-        let overdue = gpu.ledger.first_due().map(|(due, _)| due.max(settled_at));
-        let deadline = [gpu.wake, overdue].into_iter().flatten().min();
-        if deadline != gpu.deadline {
-            if let Some(old) = gpu.deadline {
-                self.agenda.deadlines.remove(&(old, uuid));
-            }
-            if let Some(new) = deadline {
-                self.agenda.deadlines.insert((new, uuid));
-            }
-            gpu.deadline = deadline;
+        let settled_at = self.state().settled_at();
+        let note = |gpu: &mut Gpu| {
+            let overdue = gpu.ledger.first_due().map(|(due, _)| due.max(settled_at));
+            let deadline = [gpu.wake, overdue].into_iter().flatten().min();
+            (std::mem::replace(&mut gpu.deadline, deadline), deadline)
+        };
+        if let Some((before, after)) = self.on_gpu(uuid, note)
+            && before != after
+        {
+            self.agenda_mut().change_deadline(uuid, before, after);
         }
     }
 }

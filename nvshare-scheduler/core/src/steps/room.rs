@@ -17,7 +17,7 @@ impl Books {
     /// If the capacity has become smaller than the room that was given, evicts the excess as far as it can leave.
     pub(crate) fn take_back_what_is_too_much(&mut self, uuid: GpuUuid) {
         let excess = |gpu: &Gpu| gpu.ledger.sums().room.saturating_sub(u128::from(gpu.capacity));
-        let too_much = self.state.gpus.get(&uuid).map_or(0, excess);
+        let too_much = self.state().gpu(uuid).map_or(0, excess);
         if too_much > 0 {
             self.order_evictions(uuid, u64::try_from(too_much).unwrap_or(u64::MAX), None);
         }
@@ -25,34 +25,35 @@ impl Books {
 
     /// Gives room to allocations of clients that stand like this, in the order of turns, or makes it.
     pub(crate) fn serve_needs(&mut self, uuid: GpuUuid, whose: impl Fn(Standing) -> bool) {
-        let Some(gpu) = self.state.gpus.get(&uuid) else { return };
+        let Some(gpu) = self.state().looked_at(uuid) else { return };
         let standing = |id| gpu.ledger.entry(id).map(|entry| entry.standing);
         let needy = gpu.ledger.needy().iter().copied().filter(|&id| standing(id).is_some_and(&whose));
         // Room that clients ahead will take as soon as the rest of what they need is free.
         let mut reserved = 0;
-        for id in self.state.by_turn(gpu, needy) {
+        for id in self.state().by_turn(gpu, needy) {
             self.serve_need(id, uuid, &mut reserved);
         }
     }
 
     fn serve_need(&mut self, id: ClientId, uuid: GpuUuid, reserved: &mut u64) {
-        let there = self.state.gpus.get(&uuid).zip(self.state.account(id, uuid));
+        let there = self.state().gpu(uuid).zip(self.state().account(id, uuid));
+        // None: its need is over since this look began.
         let Some((gpu, account)) = there.filter(|(_, account)| account.needs > 0) else { return };
         let parked =
             gpu.ledger.entry(id).is_some_and(|entry| !entry.standing.holds() && !entry.standing.is_member());
         // One client can have no more than the capacity: a larger need gets only the rest up to that, which may be nothing.
-        let capacity = self.state.capacity(gpu, id);
+        let capacity = self.state().capacity(gpu, id);
         let needs = account.needs.min(capacity.saturating_sub(account.room));
-        let before = if parked { self.state.reserved_before(gpu, &Unit::One([id])) } else { 0 };
-        let (there, ahead_of) = (self.state.free(gpu, id), reserved.saturating_add(before));
-        let free = there.saturating_sub(ahead_of);
+        let before = if parked { self.state().reserved_before(gpu, &Unit::alone(id)) } else { 0 };
+        let (there, first) = (self.state().free(gpu, id), reserved.saturating_add(before));
+        let free = there.saturating_sub(first);
         if needs <= free {
             return self.give_room(id, uuid, needs + spare(gpu, free - needs, id));
         }
         // Freed room goes to the clients ahead first: if less than all of it were ordered, the order would be repeated
         // without end.
-        let missing = ahead_of.saturating_add(needs).saturating_sub(there);
-        let missing = missing.saturating_add(self.state.overfull(gpu, id));
+        let missing = first.saturating_add(needs).saturating_sub(there);
+        let missing = missing.saturating_add(self.state().overfull(gpu, id));
         *reserved = reserved.saturating_add(needs);
         // A client that is leaving will be asked for room when it has left.
         if gpu.ledger.sums().leaving > 0 {
@@ -62,8 +63,8 @@ impl Books {
         let dying = !gpu.ledger.departed().is_empty();
         // A program that grows will grow more: room is made in large pieces, as far as possible.
         let demand = gpu.ledger.entry(id).map_or(0, |entry| entry.demand);
-        let ahead = missing.saturating_add(SPARE_ROOM.min(capacity.saturating_sub(demand)));
-        let makes_room = self.order_evictions(uuid, ahead, Some(&[id]))
+        let with_spare = missing.saturating_add(SPARE_ROOM.min(capacity.saturating_sub(demand)));
+        let makes_room = self.order_evictions(uuid, with_spare, Some(&[id]))
             || self.order_evictions(uuid, missing, Some(&[id]));
         if !makes_room && !dying {
             self.wait_or_refuse(id, uuid, needs);
@@ -72,33 +73,33 @@ impl Books {
 
     /// Gives room to an allocation that waits.
     fn give_room(&mut self, id: ClientId, uuid: GpuUuid, bytes: u64) {
-        let until = self.state.now + PROMISE;
+        let until = self.state().now() + PROMISE;
         self.with_account(id, uuid, |account| {
             let allocated = account.wanted();
             account.promised = Some(Promise { allocated, until });
             account.needs = 0;
             account.room = account.room.saturating_add(bytes);
         });
-        self.report.send(id, SchedulerMessage::Room(Amount { gpu: uuid, bytes }));
+        self.send(id, SchedulerMessage::Room(Amount { gpu: uuid, bytes }));
     }
 
     /// Nobody can give an allocation the room that it needs now. It waits for a turn of its client, or is refused.
     fn wait_or_refuse(&mut self, id: ClientId, uuid: GpuUuid, needs: u64) {
-        if self.state.gpus.get(&uuid).is_some_and(|gpu| self.state.fits_in_the_end(gpu, id)) {
+        if self.state().gpu(uuid).is_some_and(|gpu| self.state().fits_in_the_end(gpu, id)) {
             // The clients in the way give the room back when their turn is over, or when their drain is complete after all.
             return self.want_turn(id);
         }
         self.with_account(id, uuid, |account| account.needs = 0);
-        self.report.send(id, SchedulerMessage::NoRoom { gpu: uuid });
-        self.report.tell_on(EventKind::Refused, id, uuid, needs);
+        self.send(id, SchedulerMessage::NoRoom { gpu: uuid });
+        self.report().tell_on(EventKind::Refused, id, uuid, needs);
         let text = format!("client {id}: no room for {} more on {uuid}", Bytes(needs));
         self.warn_of_client(Topic::Refused, id, Some(uuid), &text);
     }
 
     /// A parked client whose allocation needs room waits for its turn, as with work.
     fn want_turn(&mut self, id: ClientId) {
-        let now = self.state.now;
-        if self.state.clients.get(&id).is_some_and(|client| client.phase == Phase::Parked && !client.wants) {
+        let now = self.state().now();
+        if self.state().client(id).is_some_and(|client| client.phase == Phase::Parked && !client.wants) {
             self.with(id, |client| {
                 client.wants = true;
                 client.waiting_since = now;
@@ -109,14 +110,14 @@ impl Books {
     /// Gives room to an allocation that waits, before its client is granted the lock: a grant has room for the whole
     /// demand.
     pub(crate) fn serve_need_with_grant(&mut self, id: ClientId, uuid: GpuUuid) {
-        let needs = self.state.account(id, uuid).map_or(0, |account| account.needs);
+        let needs = self.state().account(id, uuid).map_or(0, |account| account.needs);
         if needs > 0 {
-            let bytes = needs.min(self.state.gpus.get(&uuid).map_or(0, |gpu| gpu.deficit(id)));
+            let bytes = needs.min(self.state().gpu(uuid).map_or(0, |gpu| gpu.deficit(id)));
             self.with_account(id, uuid, |account| {
                 account.needs = 0;
                 account.room = account.room.saturating_add(bytes);
             });
-            self.report.send(id, SchedulerMessage::Room(Amount { gpu: uuid, bytes }));
+            self.send(id, SchedulerMessage::Room(Amount { gpu: uuid, bytes }));
         }
     }
 
@@ -128,15 +129,15 @@ impl Books {
         needed: u64,
         for_clients: Option<&[ClientId]>,
     ) -> bool {
-        let now = self.state.now;
-        let Some(gpu) = self.state.gpus.get(&uuid) else { return false };
-        let evictions = self.state.evictions(gpu, needed, for_clients);
-        self.work += evictions.looked_at;
+        let now = self.state().now();
+        let Some(gpu) = self.state().looked_at(uuid) else { return false };
+        let evictions = self.state().evictions(gpu, needed, for_clients);
+        self.count_work(evictions.looked_at);
         for (victim, bytes) in evictions.orders {
             self.with_account(victim, uuid, |account| {
                 account.order = Some(Order { bytes, came: 0, given: now, since: now });
             });
-            self.report.send(victim, SchedulerMessage::Evict(Amount { gpu: uuid, bytes }));
+            self.send(victim, SchedulerMessage::Evict(Amount { gpu: uuid, bytes }));
         }
         evictions.suffice
     }

@@ -28,24 +28,24 @@ impl<'a> Round<'a> {
 
     /// A waiter's case, with its gang.
     pub(crate) fn case_of(&mut self, id: ClientId) -> Arc<Case> {
-        let Books { state, agenda, .. } = &*self.books;
-        let known = state.unit(id).first().and_then(|first| self.waiters.get(first));
-        // What has changed on its GPUs since then may concern it.
+        let (state, agenda) = (self.books.state(), self.books.agenda());
+        let known = self.waiters.get(&state.unit(id).first());
+        // A change on its GPUs since then may concern it.
         let holds = |case: &&Arc<Case>| {
-            case.changes == agenda.changes
-                || !state.gpus_of(&case.unit).iter().any(|uuid| agenda.dirty.contains(uuid))
+            case.changes == agenda.changes()
+                || !state.gpus_of(&case.unit).iter().any(|uuid| agenda.gpus().contains(uuid))
         };
         if let Some(case) = known.filter(holds) {
             return Arc::clone(case);
         }
-        self.books.work += 1;
+        self.books.count_work(1);
         let is_hopeless = self.judge_hopeless(id);
-        let Books { state, agenda, .. } = &*self.books;
+        let state = self.books.state();
         let unit = state.unit(id);
         let is_leaving = state.is_leaving(&unit);
-        let first = unit.first().copied().unwrap_or(id);
-        let case = Arc::new(Case::new(unit, is_hopeless, is_leaving, agenda.changes));
-        if state.clients.get(&id).is_some_and(Client::uses_several) {
+        let first = unit.first();
+        let case = Arc::new(Case::new(unit, is_hopeless, is_leaving, self.books.agenda().changes()));
+        if state.client(id).is_some_and(Client::uses_several) {
             self.waiters.insert(first, Arc::clone(&case));
         }
         case
@@ -60,7 +60,7 @@ impl<'a> Round<'a> {
         }
         let hopeless = full.is_some()
             || self.books.waits_for_members(id)
-            || self.books.state.is_stopped(&self.books.state.unit(id));
+            || self.books.state().is_stopped(&self.books.state().unit(id));
         if let Some(uuid) = full {
             self.books.say_why(id, uuid);
         }
@@ -71,25 +71,24 @@ impl<'a> Round<'a> {
     /// A gang has no room on a GPU, or has it on all (`None`). If it has waited long enough, and its members could go on one by one,
     /// they do: then they are no gang any more. Returns whether that is so.
     fn disband_if_too_large(&mut self, id: ClientId, full: Option<GpuUuid>) -> bool {
-        let state = &mut self.books.state;
+        let state = self.books.state();
         let Some(gang) = state.gang_of(id) else { return false };
         let unit = state.unit(id);
-        let full = full.filter(|_| unit.len() > 1).and_then(|uuid| state.gpus.get(&uuid));
+        let full = full.filter(|_| unit.len() > 1).and_then(|uuid| state.gpu(uuid));
         let lacks = full.filter(|gpu| {
-            let fits_alone = |&id: &ClientId| state.fits_alone(gpu, &Unit::One([id]));
+            let fits_alone = |&id: &ClientId| state.fits_alone(gpu, &Unit::alone(id));
             state.gpus_of(&unit) == [gpu.uuid] && unit.iter().all(fits_alone)
         });
-        let (lacks, now) = (lacks.map(|gpu| gpu.uuid), state.now);
-        let members = state.gangs.get_mut(&gang);
-        let is_over = members.is_some_and(|members| members.note_too_large(lacks.is_some(), now));
+        let lacks = lacks.map(|gpu| gpu.uuid);
+        let is_over = self.books.note_too_large(gang, lacks.is_some());
         let Some(uuid) = lacks.filter(|_| is_over) else { return false };
-        state.gangs.remove(&gang);
+        self.books.remove_gang(gang);
         self.waiters.clear();
         self.lacking.clear();
         for &member in unit.iter() {
             self.books.with(member, |client| client.gang = None);
         }
-        self.books.report.warn(format!(
+        self.books.report().warn(format!(
             "the gang of client {id} does not fit {uuid}: its {} members go on, each by itself",
             unit.len()
         ));
@@ -100,15 +99,17 @@ impl<'a> Round<'a> {
 impl Books {
     /// A GPU on which no room can be made for a client and its gang, as things are.
     fn full_for(&self, id: ClientId) -> Option<GpuUuid> {
-        self.state.no_room_for(self.state.clients.get(&id)?).map(|gpu| gpu.uuid)
+        self.state().no_room_for(self.state().client(id)?).map(|gpu| gpu.uuid)
     }
 
     /// Says once why there is no room for a client on a GPU.
     fn say_why(&mut self, id: ClientId, uuid: GpuUuid) {
-        let there = self.state.gpus.get(&uuid).zip(self.state.clients.get(&id));
-        let why = there.and_then(|(gpu, client)| self.state.why_no_room(gpu, client));
-        let (Some(why), Some(client)) = (why, self.state.clients.get_mut(&id)) else { return };
-        if !std::mem::replace(&mut client.reported_hopeless, true) {
+        let state = self.state();
+        let there = state.gpu(uuid).zip(state.client(id));
+        // There is nothing to say while a process that has just ended still frees its memory.
+        let Some(why) = there.and_then(|(gpu, client)| state.why_no_room(gpu, client)) else { return };
+        let was_said = self.note(id, |notes| std::mem::replace(&mut notes.reported_hopeless, true));
+        if was_said == Some(false) {
             self.tell(EventKind::Blocked, id, None);
             self.warn_of_client(Topic::Blocked, id, Some(uuid), &format!("client {id} waits: {why}"));
         }
@@ -116,14 +117,11 @@ impl Books {
 
     /// Whether a client, and its gang with it, must wait as things are.
     fn note_hopeless(&mut self, id: ClientId, hopeless: bool) {
-        if self.state.clients.get(&id).is_none_or(|client| client.hopeless == hopeless) {
+        if self.state().client(id).is_none_or(|client| client.hopeless == hopeless) {
             return;
         }
-        for &member in self.state.unit(id).iter() {
-            if let Some(client) = self.state.clients.get_mut(&member) {
-                client.hopeless = hopeless;
-            }
-            self.enter(member);
+        for &member in self.state().unit(id).iter() {
+            self.set_hopeless(member, hopeless);
         }
     }
 }

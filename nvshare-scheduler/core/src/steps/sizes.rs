@@ -13,15 +13,13 @@ const MOST_GPUS: usize = 256;
 
 impl Books {
     /// A GPU that a client uses has its place among those that the core knows.
-    pub(crate) fn know_gpu(&mut self, uuid: GpuUuid) {
-        if self.state.gpus.len() >= MOST_GPUS {
+    pub(crate) fn begin_to_use(&mut self, uuid: GpuUuid) {
+        if self.state().gpus().count() >= MOST_GPUS {
             // No machine has more GPUs: most of these are invented by a client.
-            self.state.gpus.retain(|_, gpu| gpu.ledger.entries().next().is_some());
-            self.report.forget_gpus(&self.state.gpus);
+            self.forget_unused_gpus();
         }
-        let rule = self.state.config.rule(uuid);
-        self.state.gpus.entry(uuid).or_insert_with(|| Gpu::new(uuid, 0, Source::Clients, rule));
-        self.agenda.dirty.insert(uuid);
+        self.know_gpu(uuid, |config| Gpu::new(uuid, 0, Source::Clients, config.rule(uuid)));
+        self.look_at([uuid]);
     }
 
     /// Tells a client how much it may fill of a GPU that it has begun to use.
@@ -31,40 +29,42 @@ impl Books {
     }
 
     fn tell_capacity(&mut self, id: ClientId, uuid: GpuUuid) {
-        let bytes = self.state.gpus.get(&uuid).map_or(0, |gpu| self.state.capacity(gpu, id));
-        self.report.send(id, SchedulerMessage::Capacity(Amount { gpu: uuid, bytes }));
+        let bytes = self.state().gpu(uuid).map_or(0, |gpu| self.state().capacity(gpu, id));
+        self.send(id, SchedulerMessage::Capacity(Amount { gpu: uuid, bytes }));
     }
 
     /// Without NVML and `--gpu-memory`, a GPU is as large as its clients say. While they agree, that size holds for all of
     /// them; when they differ, each client is believed for itself, and they run one at a time.
     pub(crate) fn agree_on_size(&mut self, uuid: GpuUuid) {
-        let Some(gpu) = self.state.gpus.get(&uuid).filter(|gpu| gpu.source != Source::Certain) else {
+        // Nobody disputes the size that NVML has measured, or that of a GPU which is not known.
+        let Some(gpu) = self.state().gpu(uuid).filter(|gpu| gpu.source != Source::Certain) else {
             return;
         };
         let was = gpu.source;
+        // None: its last client is gone.
         let Some((most, all_agree)) = gpu.ledger.stated_size() else { return };
-        if self.state.config.fixed_memory(uuid).is_some() {
+        if self.state().config().fixed_memory(uuid).is_some() {
             self.size_by_client(uuid, most);
         } else if all_agree {
             self.size(uuid, Size { available: most, ..Size::default() }, Source::Clients);
         } else if was != Source::Disputed {
             self.on_gpu(uuid, |gpu| gpu.source = Source::Disputed);
-            self.agenda.dirty.insert(uuid);
+            self.look_at([uuid]);
             self.reenter(uuid);
             let text = format!(
                 "clients report different sizes of {uuid}: they run one at a time; set --gpu-memory, or give the scheduler NVML"
             );
-            self.report.warn_of_gpu(Topic::Disputed, uuid, self.state.now, &text);
+            self.warn_of_gpu(Topic::Disputed, uuid, &text);
         }
     }
 
     /// Writes all clients of a GPU into its ledger, and tells them what they may fill.
     fn reenter(&mut self, uuid: GpuUuid) {
-        let entries = self.state.gpus.get(&uuid).into_iter().flat_map(|gpu| gpu.ledger.entries());
+        let entries = self.state().gpu(uuid).into_iter().flat_map(|gpu| gpu.ledger.entries());
         let ids: Vec<ClientId> = entries.map(|(id, _)| id).collect();
         for id in ids {
-            if self.state.clients.contains_key(&id) {
-                self.enter_on(id, Some(uuid));
+            if self.state().client(id).is_some() {
+                self.enter_on(id, uuid);
                 self.tell_capacity(id, uuid);
             }
         }
@@ -72,36 +72,35 @@ impl Books {
 
     /// Sets a GPU's size and source, and the capacity that follows from them.
     pub(crate) fn size(&mut self, uuid: GpuUuid, size: Size, source: Source) {
-        self.set_capacity(uuid, self.state.config.usable(uuid, size), source);
+        self.set_capacity(uuid, self.state().config().usable(uuid, size), source);
         self.on_gpu(uuid, |gpu| gpu.size = size);
     }
 
     fn set_capacity(&mut self, uuid: GpuUuid, bytes: u64, source: Source) {
-        let rule = self.state.config.rule(uuid);
-        let gpu = self.state.gpus.entry(uuid).or_insert_with(|| Gpu::new(uuid, bytes, source, rule));
+        let gpu = self.know_gpu(uuid, |config| Gpu::new(uuid, bytes, source, config.rule(uuid)));
         let was = std::mem::replace(&mut gpu.source, source);
         if gpu.capacity == bytes && (was == Source::Disputed) == (source == Source::Disputed) {
             return;
         }
         gpu.capacity = bytes;
-        self.agenda.look_again(gpu);
+        self.look_again(uuid);
         self.reenter(uuid);
     }
 
     /// A client says how large a GPU is, of which clients may fill a fixed number of bytes. The largest size that a client
     /// says bounds that number.
     pub(crate) fn size_by_client(&mut self, uuid: GpuUuid, total: u64) {
-        let known = self.state.gpus.get(&uuid).map(|gpu| gpu.size.available);
+        let known = self.state().gpu(uuid).map(|gpu| gpu.size.available);
         if known.is_some_and(|known| known >= total) {
             return;
         }
-        if let Some(fixed) = self.state.config.fixed_memory(uuid).filter(|&fixed| fixed > total) {
+        if let Some(fixed) = self.state().config().fixed_memory(uuid).filter(|&fixed| fixed > total) {
             let text = format!(
                 "clients may fill {} of {uuid}, which has {}: more than that is not given away",
                 Bytes(fixed),
                 Bytes(total)
             );
-            self.report.warn_of_gpu(Topic::TooMuch, uuid, self.state.now, &text);
+            self.warn_of_gpu(Topic::TooMuch, uuid, &text);
         }
         self.size(uuid, Size { available: total, ..Size::default() }, Source::Clients);
     }
@@ -121,7 +120,7 @@ mod tests {
         let mut books = Books::new(Config { gpu_memory: Some(80 * GIB), ..Config::default() });
         let mut capacity = |total| {
             books.size_by_client(ONE, total);
-            books.state.gpus.get(&ONE).map_or(0, |gpu| gpu.capacity)
+            books.state().gpu(ONE).map_or(0, |gpu| gpu.capacity)
         };
         assert_eq!(capacity(1), 1);
         assert_eq!(capacity(16 * GIB), 16 * GIB);

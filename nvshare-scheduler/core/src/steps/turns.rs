@@ -7,7 +7,7 @@ use nvshare_proto::GpuUuid;
 use crate::judge::short::{is_short, noticed};
 use crate::judge::waiter::{Case, Head, Verdict, head_beside, nobody_else_fits};
 use crate::state::client::{Client, ClientId, Phase, Why};
-use crate::state::gangs::{Members, Unit};
+use crate::state::gangs::Unit;
 use crate::state::gpu::Gpu;
 use crate::state::ledger::Place;
 use crate::state::rule::Rule;
@@ -24,12 +24,12 @@ impl Round<'_> {
         let mut judged: Vec<u64> = Vec::new();
         while let Some(place) = self.books.waiter_behind(uuid, at) {
             at = Some(place);
-            self.books.work += 1;
+            self.books.count_work(1);
             let id = place.2;
-            // What others of its job got meanwhile may have moved it behind others: then it is met again.
+            // Others of its job may have run meanwhile, and moved it behind others: then it is met again.
             self.books.refresh_place(id);
             let Some((gpu, client)) = self.books.waiter(uuid, id) else { return };
-            if self.books.state.place_on(gpu, client) > place {
+            if self.books.state().place_on(gpu, client) > place {
                 continue;
             }
             if let Some(gang) = client.gang {
@@ -42,12 +42,12 @@ impl Round<'_> {
                 if nobody_else_fits(gpu) {
                     return;
                 }
-                if self.books.state.everybody_else_waits_for(gpu, head) {
+                if self.books.state().everybody_else_waits_for(gpu, head) {
                     return self.books.note_contested(uuid);
                 }
             }
             let case = self.case_of(id);
-            let judge = |(gpu, client)| self.books.state.judge(gpu, client, &case, head.as_ref());
+            let judge = |(gpu, client)| self.books.state().judge(gpu, client, &case, head.as_ref());
             let Some(verdict) = self.books.waiter(uuid, id).map(judge) else { return };
             self.books.act(verdict, uuid, id, &case, &mut head);
         }
@@ -56,28 +56,30 @@ impl Round<'_> {
 
 impl Books {
     fn waiter_behind(&self, uuid: GpuUuid, at: Option<Place>) -> Option<Place> {
-        let gpu = self.state.gpus.get(&uuid)?;
+        let gpu = self.state().looked_at(uuid)?;
         gpu.ledger.waiting_behind(gpu.shares.clock(), at)
     }
 
+    /// A waiter, and the GPU that is looked at.
     fn waiter(&self, uuid: GpuUuid, id: ClientId) -> Option<(&Gpu, &Client)> {
-        self.state.gpus.get(&uuid).zip(self.state.clients.get(&id))
+        let client = self.state().client(id);
+        debug_assert!(client.is_some(), "a client that is gone waits for nothing");
+        self.state().looked_at(uuid).zip(client)
     }
 
     fn act(&mut self, verdict: Verdict, uuid: GpuUuid, id: ClientId, case: &Case, head: &mut Option<Head>) {
         match verdict {
             Verdict::Hopeless => {
                 // A client is waited for even if it does not drain, and has to bound its work in flight.
-                if self.state.gpus.get(&uuid).is_some_and(|gpu| self.state.somebody_defers(gpu)) {
+                if self.state().gpu(uuid).is_some_and(|gpu| self.state().somebody_defers(gpu)) {
                     self.note_contested(uuid);
                 }
-                let gang = self.state.gang_of(id).and_then(|gang| self.state.gangs.get(&gang));
-                let until = gang.and_then(Members::waits_until);
-                if let Some(until) = until.filter(|&until| until > self.state.now) {
+                let until = self.state().gang_waits_until(id);
+                if let Some(until) = until.filter(|&until| until > self.state().now()) {
                     self.wake_at(uuid, until);
                 }
                 // The room may be lacking on a GPU where a member of its gang runs.
-                self.watch(case, &self.state.gpus_of(&case.unit), id);
+                self.watch(case, &self.state().gpus_of(&case.unit), id);
             }
             Verdict::Leaves => {}
             Verdict::Behind => {
@@ -87,7 +89,7 @@ impl Books {
             Verdict::Paced(until) => self.wake_at(uuid, until),
             // Until those ahead have gone, the waiter is in nobody's way here.
             Verdict::Barred => {
-                if self.state.outlook(case).is_contested(uuid) {
+                if self.state().outlook(case).is_contested(uuid) {
                     self.note_contested(uuid);
                 }
             }
@@ -107,10 +109,10 @@ impl Books {
 
     /// The first waiter that does not fit takes the turn if it is over. Else it waits, as the head of the queue.
     fn take_turn_or_wait(&mut self, uuid: GpuUuid, id: ClientId, case: &Case) -> Option<Head> {
-        let (unit, contested) = (&case.unit, &self.state.outlook(case).contested);
-        let (splits, end) = self.state.turn_before(case);
+        let (unit, contested) = (&case.unit, &self.state().outlook(case).contested);
+        let (splits, end) = self.state().turn_before(case);
         match end {
-            Some(end) if end.at <= self.state.now => {
+            Some(end) if end.at <= self.state().now() => {
                 let mut leavers: Vec<ClientId> =
                     splits.iter().flat_map(|split| &split.leavers).copied().collect();
                 // A client may be in the way on several GPUs.
@@ -118,31 +120,31 @@ impl Books {
                     leavers.sort_unstable();
                     leavers.dedup();
                 }
-                self.work += leavers.len() as u64;
-                self.claim(unit, contested, leavers, end.in_turn > self.state.now);
+                self.count_work(leavers.len() as u64);
+                self.claim(unit, contested, leavers, end.in_turn > self.state().now());
                 return None;
             }
             Some(end) => self.wake_at(uuid, end.at),
             // The turn that it waits for may be on another GPU: when something changes there, its GPUs are looked at again.
             None => self.watch(case, contested, id),
         }
-        let gpu = self.state.gpus.get(&uuid)?;
+        let gpu = self.state().looked_at(uuid)?;
         Some(match splits.iter().find(|split| split.gpu == uuid) {
             Some(split) => head_beside(gpu, unit, split.kept),
-            None => self.state.head(gpu, unit),
+            None => self.state().head(gpu, unit),
         })
     }
 
     /// A waiter waits behind the head.
     fn line_up(&self, uuid: GpuUuid, unit: &Unit, head: Option<&mut Head>) {
-        if let Some((head, gpu)) = head.zip(self.state.gpus.get(&uuid)) {
+        if let Some((head, gpu)) = head.zip(self.state().gpu(uuid)) {
             head.line_up(gpu.demand_of(unit));
         }
     }
 
     /// Others are waited for on each GPU that a waiter does not fit: noted once in a round, and at the look at each.
     fn note_all_contested(&mut self, uuid: GpuUuid, case: &Case) {
-        let outlook = self.state.outlook(case);
+        let outlook = self.state().outlook(case);
         if outlook.noted.set(()).is_ok() {
             for &gpu in &outlook.contested {
                 self.note_contested(gpu);
@@ -168,9 +170,9 @@ impl Books {
 
     /// The clients of a unit whose gate is closed get the lock as soon as there is room.
     fn make_next(&mut self, unit: &Unit, why: Why) {
-        let now = self.state.now;
+        let now = self.state().now();
         for &id in unit.iter() {
-            if self.state.phase(id) == Some(Phase::Parked) {
+            if self.state().phase(id) == Some(Phase::Parked) {
                 self.with(id, |client| {
                     client.phase = Phase::Next(why);
                     // A member for which others of its gang asked waits on with them if it has to step back: a job that
@@ -183,13 +185,13 @@ impl Books {
         }
     }
 
-    /// The turn passes to a waiter: clients that do not fit beside it leave. `ahead`: before their turn is over.
-    fn claim(&mut self, unit: &Unit, contested: &[GpuUuid], leavers: Vec<ClientId>, ahead: bool) {
-        let short = is_short(&self.state.clients, unit);
-        let left = leavers.iter().flat_map(|&leaver| self.state.gpus_used_by(leaver));
+    /// The turn passes to a waiter: clients that do not fit beside it leave. `interrupts`: before their turn is over.
+    fn claim(&mut self, unit: &Unit, contested: &[GpuUuid], leavers: Vec<ClientId>, interrupts: bool) {
+        let short = is_short(self.state(), unit);
+        let left = leavers.iter().flat_map(|&leaver| self.state().gpus_used_by(leaver));
         let passing: BTreeSet<GpuUuid> = left.chain(contested.iter().copied()).collect();
         for &uuid in &passing {
-            self.pass_turn(uuid, unit, &leavers, short, ahead);
+            self.pass_turn(uuid, unit, &leavers, short, interrupts);
         }
         // Their gangs are among them.
         for leaver in leavers {
@@ -202,38 +204,42 @@ impl Books {
     }
 
     /// The turn of one GPU passes to a unit, which pays for that if it interrupts the turn of others.
-    fn pass_turn(&mut self, uuid: GpuUuid, unit: &Unit, leavers: &[ClientId], short: bool, ahead: bool) {
-        let (now, noticed) = (self.state.now, noticed(&self.state.clients, leavers));
-        let Some(gpu) = self.state.gpus.get(&uuid) else { return };
-        let to_move = self.state.bytes_to_move(gpu, unit);
-        let cost = self.state.hand_over_cost(gpu, unit, to_move);
-        let job = self.state.clients_of(unit).next().map(|client| client.job);
+    fn pass_turn(&mut self, uuid: GpuUuid, unit: &Unit, leavers: &[ClientId], short: bool, interrupts: bool) {
+        let state = self.state();
+        let (now, noticed) = (state.now(), noticed(state, leavers));
+        // A client may use more GPUs than the core knows (see `sizes.rs`).
+        let Some(gpu) = state.gpu(uuid) else { return };
+        let to_move = state.bytes_to_move(gpu, unit);
+        let cost = state.hand_over_cost(gpu, unit, to_move);
+        let job = state.clients_of(unit).next().map(|client| client.job);
         for &id in unit.on(uuid) {
             self.with_account(id, uuid, |account| account.claimed = to_move);
         }
-        let Some(gpu) = self.state.gpus.get_mut(&uuid) else { return };
-        gpu.budget.spend(noticed);
-        match (short, ahead) {
-            (true, true) => {
-                let runs = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.runs);
-                let here: Vec<ClientId> = leavers.iter().copied().filter(runs).collect();
-                gpu.interrupt(&here, now);
-                // The interrupted client must not pay for its return.
-                if let Some(job) = job {
-                    gpu.shares.charge(job, cost);
+        self.on_gpu(uuid, |gpu| {
+            gpu.budget.spend(noticed);
+            match (short, interrupts) {
+                (true, true) => {
+                    let runs = |id: &ClientId| gpu.ledger.entry(*id).is_some_and(|entry| entry.runs);
+                    let here: Vec<ClientId> = leavers.iter().copied().filter(runs).collect();
+                    gpu.interrupt(&here, now);
+                    // The interrupted client must not pay for its return.
+                    if let Some(job) = job {
+                        gpu.shares.charge(job, cost);
+                    }
                 }
+                // While the turn of others is interrupted, more short work may come.
+                (true, false) => {}
+                (false, _) => gpu.pass_to(unit),
             }
-            // While the turn of others is interrupted, more short work may come.
-            (true, false) => {}
-            (false, _) => gpu.pass_to(unit),
-        }
+        });
     }
 
     /// Those who leave a GPU were asked to: a hand-over to a unit begins, and its turn is as long as that costs.
     fn begin_hand_over(&mut self, uuid: GpuUuid, unit: &Unit, short: bool) {
-        let Some(gpu) = self.state.gpus.get(&uuid) else { return };
-        let to_move = self.state.bytes_to_move(gpu, unit);
-        let quantum = self.state.quantum(gpu, unit, to_move);
+        // A client may use more GPUs than the core knows (see `sizes.rs`).
+        let Some(gpu) = self.state().gpu(uuid) else { return };
+        let to_move = self.state().bytes_to_move(gpu, unit);
+        let quantum = self.state().quantum(gpu, unit, to_move);
         self.on_gpu(uuid, |gpu| {
             gpu.released.clear();
             if matches!(gpu.rule, Rule::Auto(_)) && to_move > 0 && !short {

@@ -1,4 +1,4 @@
-//! What the rounds of a trial are for: turns are tried, or they are taken and checked now and then.
+//! The aim of a trial's rounds: turns are tried, or they are taken and checked now and then.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::Time;
 use crate::policy::progress;
 use crate::state::client::Job;
 
-/// What rounds of turns are for.
+/// The aim of rounds of turns.
 #[derive(Debug)]
 pub(super) enum Aim {
     /// They are tried.

@@ -8,7 +8,7 @@
 //! | separates | side by side | when all have given the lock back: then the count of each is exact |
 //! | turns | by turns | when a round is complete; if turns are decided upon, when they are to be checked |
 //!
-//! What counts is work that is complete. Side by side, clients are asked at both ends of the window: each answers as soon as all is complete
+//! Work counts when it is complete. Side by side, clients are asked at both ends of the window: each answers as soon as all is complete
 //! that it had submitted when it was asked, however much that is, and the answer counts from the moment that it comes. In turns nobody is
 //! asked: a client says its counters each time that it gives the lock back, when all that it has submitted is complete.
 //!
@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::Time;
-use crate::policy::progress::{self, Verdict};
+use crate::policy::progress::{self, Finding};
 use crate::state::client::{ClientId, Job};
 
 use aim::{Aim, Checks};
@@ -37,7 +37,7 @@ const ANSWERS: Duration = Duration::from_secs(30);
 const SEPARATES: Duration = Duration::from_secs(10);
 /// Answers that come within this time say that what is in flight is short: a drain of it is not given up.
 const SHORT_FLIGHT: Duration = Duration::from_millis(150);
-/// What is in flight becomes short within this time, or not at all: a single kernel may be long.
+/// Work in flight becomes short within this time, or not at all: a single kernel may be long.
 const SHORTENS: Duration = Duration::from_secs(10);
 /// Time beyond its slices that a round may take.
 const ROUND_DELAYS: Duration = Duration::from_secs(2);
@@ -175,6 +175,7 @@ impl Trial {
 
     /// A client has given the lock back. All that it has submitted is complete, and `submissions` counts it.
     pub(crate) fn given_back(&mut self, client: ClientId, submissions: u64, now: Time) {
+        // Others than the set may use the GPU as well; side by side, the answers of clients count.
         let Some(&job) = self.set.get(&client).filter(|_| self.takes_turns()) else { return };
         let before = self.counts.insert(client, submissions);
         let Stage::Turns { .. } = self.stage else { return };
@@ -186,6 +187,7 @@ impl Trial {
 
     /// A client has nothing to do.
     pub(crate) fn fall_asleep(&mut self, client: ClientId) {
+        // Others than the set may use the GPU as well.
         let Some(&job) = self.set.get(&client) else { return };
         let counts = match &mut self.stage {
             Stage::Turns { slept, .. } => {
@@ -248,7 +250,7 @@ impl Trial {
             Stage::Counts { from, to, asked: 1, first } => match self.answered(|said| said.first) {
                 None => self.wait_for_answers(from, now, todo),
                 Some(answered) => {
-                    // What is in flight delays the answers at the other end as well, so clients are asked earlier.
+                    // Work in flight delays the answers at the other end as well, so clients are asked earlier.
                     let queue = if first { answered.saturating_sub(from) } else { Duration::ZERO };
                     let to = to.saturating_sub(queue);
                     todo.wake = Some(to);
@@ -356,28 +358,28 @@ impl Trial {
         };
         let Some(sum) = self.progress(mean) else { return self.end(now, DID_NOTHING, todo) };
         self.shown = Some(sum);
-        match self.verdict_with(sum) {
-            Verdict::SideBySide => return self.stay(now, sum, todo),
-            Verdict::Unknown => {}
+        match self.finding_with(sum) {
+            Finding::SideBySide => return self.stay(now, sum, todo),
+            Finding::Unknown => {}
             // Side by side without bounds they get as much done: bounds cost what turns seem to gain.
-            Verdict::Turns
+            Finding::Turns
                 if self.progress(|(job, _)| self.native_rate(*job)).is_none_or(|sum| sum >= 1.0) =>
             {
                 return self.stay(now, sum, todo);
             }
-            Verdict::Turns => self.decide(now, todo),
+            Finding::Turns => self.decide(now, todo),
         }
         self.separate(now, todo);
     }
 
-    /// What the rounds of a trial show, with one more.
-    fn verdict_with(&mut self, sum: f64) -> Verdict {
+    /// The finding of the rounds of a trial, with one more.
+    fn finding_with(&mut self, sum: f64) -> Finding {
         match &mut self.aim {
             Aim::Trial { sums, .. } => {
                 sums.push(sum);
-                progress::verdict(sums)
+                progress::finding(sums)
             }
-            Aim::Turns(_) => Verdict::Turns,
+            Aim::Turns(_) => Finding::Turns,
         }
     }
 
@@ -445,9 +447,9 @@ impl Trial {
         };
         self.shown = Some(sum);
         self.lost += progress::loss(sum, now.saturating_sub(since));
-        let verdict = progress::still(sum, doubted);
-        self.aim = Aim::Turns(Checks::after(now, verdict == Verdict::Unknown));
-        if verdict == Verdict::SideBySide {
+        let finding = progress::still(sum, doubted);
+        self.aim = Aim::Turns(Checks::after(now, finding == Finding::Unknown));
+        if finding == Finding::SideBySide {
             self.end(now, "they get as much done so", todo);
         }
     }
@@ -506,7 +508,10 @@ impl Trial {
         };
         self.shown = Some(sum);
         self.lost += progress::loss(sum, took);
-        let Aim::Trial { sums, glanced } = &mut self.aim else { return };
+        let Aim::Trial { sums, glanced } = &mut self.aim else {
+            debug_assert!(false, "rounds of turns that are decided upon are no trial");
+            return;
+        };
         if sum > progress::CLEARLY && !progress::is_outlier(sums) {
             self.stay(now, sum, todo);
         } else if !std::mem::replace(glanced, true) {
@@ -540,7 +545,7 @@ impl Trial {
     fn end(&mut self, now: Time, why: &str, todo: &mut Todo) {
         let lost = match self.stage {
             Stage::Rests { .. } => return,
-            // What a round that was not complete has lost is not known; nor is it what turns lost to gaps.
+            // Nobody knows how much a round lost that was not complete, nor how much turns lost to gaps.
             // In a drain that was given up, a program may have waited for itself.
             Stage::Turns { since, .. } | Stage::Separates { since } => now.saturating_sub(since),
             Stage::Counts { .. } | Stage::Shortens { .. } => Duration::ZERO,

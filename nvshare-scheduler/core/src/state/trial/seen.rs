@@ -27,7 +27,7 @@ pub(super) struct Said {
 }
 
 impl Said {
-    /// What became complete between the two.
+    /// The submissions that became complete between the two.
     pub(super) fn counted(self) -> Option<Counted> {
         let ((first, from), (last, to)) = self.first.zip(self.last)?;
         Some(Counted { submissions: last.saturating_sub(first), took: to.saturating_sub(from) })

@@ -1,0 +1,159 @@
+//! What is to be looked at again, and when.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+use nvshare_proto::GpuUuid;
+
+use crate::Time;
+use crate::state::client::ClientId;
+use crate::state::gpu::Gpu;
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Agenda {
+    /// GPUs of which something has changed since the core last looked at them.
+    gpus: BTreeSet<GpuUuid>,
+    /// Gangs of which a member has changed since the core last looked at their GPUs.
+    gangs: BTreeSet<u64>,
+    /// Waiters for which something that was in the way has changed since the core last looked at their GPUs.
+    woken: BTreeSet<ClientId>,
+    /// Clients for which the answer whether a client waits for what they hold may have changed.
+    to_tell: BTreeSet<ClientId>,
+    /// Clients that wait and whose place moves by itself, and in which event it was brought up to date.
+    moving: BTreeMap<ClientId, u64>,
+    /// The last of them that was brought up to date in its turn.
+    refreshed: ClientId,
+    /// When the core looks at each GPU again if no event comes before.
+    deadlines: BTreeSet<(Time, GpuUuid)>,
+    /// Counts the changes of entries in ledgers.
+    changes: u64,
+    /// Work that the last event took: clients and GPUs that were looked at, and entries written, counted each time.
+    work: u64,
+}
+
+/// GPUs and clients to look at.
+impl Agenda {
+    /// Nothing is to be looked at: scheduling is off.
+    pub(crate) fn forget(&mut self) {
+        self.gpus.clear();
+        self.gangs.clear();
+        self.woken.clear();
+        self.to_tell.clear();
+    }
+
+    /// Something about a GPU has changed: it is looked at again, and with it those who wait for that.
+    pub(crate) fn look_again(&mut self, gpu: &mut Gpu) {
+        self.gpus.insert(gpu.uuid);
+        self.woken.append(&mut gpu.watched_by);
+    }
+
+    /// These GPUs are looked at, without those who wait for a change there.
+    pub(crate) fn look_at(&mut self, gpus: impl IntoIterator<Item = GpuUuid>) {
+        self.gpus.extend(gpus);
+    }
+
+    /// The GPUs of a gang are looked at: one of its members has changed.
+    pub(crate) fn look_at_gang(&mut self, gang: u64) {
+        self.gangs.insert(gang);
+    }
+
+    pub(crate) fn gpus(&self) -> &BTreeSet<GpuUuid> {
+        &self.gpus
+    }
+
+    pub(crate) fn take_gpus(&mut self) -> BTreeSet<GpuUuid> {
+        std::mem::take(&mut self.gpus)
+    }
+
+    pub(crate) fn take_gang(&mut self) -> Option<u64> {
+        self.gangs.pop_first()
+    }
+
+    pub(crate) fn take_woken(&mut self) -> Option<ClientId> {
+        self.woken.pop_first()
+    }
+
+    /// These clients are told at the end of the event whether a client waits for what they hold, if that is news.
+    pub(crate) fn tell_later(&mut self, clients: impl IntoIterator<Item = ClientId>) {
+        self.to_tell.extend(clients);
+    }
+
+    pub(crate) fn take_those_to_tell(&mut self) -> Vec<ClientId> {
+        std::mem::take(&mut self.to_tell).into_iter().collect()
+    }
+}
+
+/// Places that move by themselves.
+impl Agenda {
+    /// A client's place moves. `refreshed`: the event that has just brought it up to date on all of its GPUs.
+    pub(crate) fn follow_place(&mut self, id: ClientId, refreshed: Option<u64>) {
+        let last = self.moving.entry(id).or_default();
+        *last = refreshed.unwrap_or(*last);
+    }
+
+    pub(crate) fn forget_place(&mut self, id: ClientId) {
+        self.moving.remove(&id);
+    }
+
+    /// Whether a client's place moves, and this event has not brought it up to date yet.
+    pub(crate) fn is_place_stale(&self, id: ClientId, event: u64) -> bool {
+        self.moving.get(&id).is_some_and(|&refreshed| refreshed != event)
+    }
+
+    /// The clients whose places move, beginning behind the last one that had its turn.
+    pub(crate) fn moving_in_turn(&self) -> impl Iterator<Item = ClientId> {
+        let behind = self.moving.range((Bound::Excluded(self.refreshed), Bound::Unbounded));
+        behind.chain(self.moving.range(..=self.refreshed)).map(|(&id, _)| id)
+    }
+
+    /// A client's place has had its turn.
+    pub(crate) fn pass_turn_of(&mut self, id: ClientId) {
+        self.refreshed = id;
+    }
+}
+
+/// Deadlines, and counts.
+impl Agenda {
+    pub(crate) fn next_deadline(&self) -> Option<Time> {
+        self.deadlines.first().map(|&(time, _)| time)
+    }
+
+    /// A GPU whose deadline has come.
+    pub(crate) fn take_due(&mut self, now: Time) -> Option<GpuUuid> {
+        let &(time, uuid) = self.deadlines.first().filter(|(time, _)| *time <= now)?;
+        self.deadlines.remove(&(time, uuid));
+        Some(uuid)
+    }
+
+    /// A GPU has another deadline than before.
+    pub(crate) fn change_deadline(&mut self, uuid: GpuUuid, before: Option<Time>, after: Option<Time>) {
+        if let Some(before) = before {
+            self.deadlines.remove(&(before, uuid));
+        }
+        self.deadlines.extend(after.map(|after| (after, uuid)));
+    }
+
+    /// An entry in a ledger has changed.
+    pub(crate) fn count_change(&mut self) {
+        self.changes += 1;
+    }
+
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    pub(crate) fn count_work(&mut self, looks: u64) {
+        self.work += looks;
+    }
+
+    /// Work that the last event took.
+    #[cfg(feature = "test-api")]
+    pub(crate) fn work(&self) -> u64 {
+        self.work
+    }
+
+    pub(crate) fn forget_work(&mut self) {
+        self.work = 0;
+    }
+}

@@ -1,0 +1,83 @@
+//! Clients that leave a GPU, and the memory of those whose process lives on: it stays charged to the process.
+
+use crate::Time;
+use crate::state::client::{Client, ClientId, Job};
+use crate::state::gpu::{Departed, Gpu};
+use crate::state::ledger::{Entry, Standing};
+use crate::state::share::Activity;
+
+impl Gpu {
+    /// A client is gone at the time `now`. If its process lives on, `left` bytes stay charged to that; after `due`, the log says so.
+    pub(crate) fn remove_client(&mut self, client: &Client, now: Time, left: u64, due: Time) {
+        if client.phase.holds() {
+            self.freed_at = Some(now);
+        }
+        self.released.remove(&client.id);
+        self.shares.advance(now);
+        let activity = self.ledger.entry(client.id).map(|entry| entry.activity);
+        let most_kept = self.most_kept();
+        self.shares.change(client.job, activity, None, most_kept);
+        self.ledger.set(client.id, None);
+        if left > 0 {
+            self.ledger.set(client.id, Some(entry(client.id, left, Some(due))));
+            let departed = Departed {
+                identity: client.identity,
+                pid: client.pid,
+                name: client.name.clone(),
+                bytes: left,
+                reported: false,
+                unseen: 0,
+            };
+            self.departed.insert(client.id, departed);
+        }
+    }
+
+    /// Frees the memory that some processes have left, and returns them.
+    pub(crate) fn forget_departed(
+        &mut self,
+        which: impl Fn(ClientId, &Departed) -> bool,
+    ) -> Vec<(ClientId, Departed)> {
+        let gone = self.departed.extract_if(.., |id, departed| which(*id, departed));
+        let gone: Vec<(ClientId, Departed)> = gone.collect();
+        for (id, _) in &gone {
+            self.ledger.set(*id, None);
+        }
+        gone
+    }
+
+    /// The log says that a process has left and lives on. Returns it.
+    pub(crate) fn report_departed(&mut self, id: ClientId) -> Option<&Departed> {
+        let Some(departed) = self.departed.get_mut(&id) else {
+            debug_assert!(false, "an entry without a client is that of a process that has left");
+            self.ledger.set(id, None);
+            return None;
+        };
+        departed.reported = true;
+        self.ledger.set(id, Some(entry(id, departed.bytes, None)));
+        Some(departed)
+    }
+}
+
+/// The entry of a process that has left.
+fn entry(id: ClientId, bytes: u64, due: Option<Time>) -> Entry {
+    Entry {
+        standing: Standing::Departed,
+        room: bytes,
+        pinned: bytes,
+        demand: 0,
+        allocated: 0,
+        overhead: 0,
+        ordered: None,
+        needs: false,
+        runs: false,
+        stuck: false,
+        claims: false,
+        activity: Activity::default(),
+        payer: Job::Connection(id),
+        job: Job::Connection(id),
+        place: (0, Time::ZERO, id),
+        floats: false,
+        total: None,
+        due,
+    }
+}

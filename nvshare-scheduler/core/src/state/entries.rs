@@ -1,0 +1,283 @@
+//! The entries of clients in the ledgers of their GPUs. Each change of a client that an entry depends on is made here, so that
+//! entries are in step with clients; the [`Agenda`] is told what is to be looked at again.
+
+use std::ops::Bound;
+
+use nvshare_proto::GpuUuid;
+
+use crate::Time;
+use crate::policy::next;
+use crate::state::State;
+use crate::state::account::Account;
+use crate::state::agenda::Agenda;
+use crate::state::client::{Client, ClientId, Job, Phase, Why};
+use crate::state::config::Config;
+use crate::state::gpu::{Gpu, Size, Source};
+use crate::state::ledger::{Entry, Standing};
+use crate::state::share::Activity;
+use crate::state::virtual_time::Virtual;
+
+/// Places of waiting clients, each on one GPU, that one event brings up to date: few enough to cost some microseconds.
+const PLACES_REFRESHED: usize = 16;
+
+/// Changes of a client, and of its entries.
+impl State {
+    /// Changes a client. Returns what the change does; none: the client is gone.
+    pub(crate) fn change_client<T>(
+        &mut self,
+        agenda: &mut Agenda,
+        id: ClientId,
+        change: impl FnOnce(&mut Client) -> T,
+    ) -> Option<T> {
+        let now = self.now;
+        let client = self.clients.get_mut(&id)?;
+        client.count(now);
+        let (slept, before) = (client.is_asleep(), client.phase);
+        let changed = change(client);
+        if before.is_next() && client.phase == Phase::Parked {
+            client.accounts.values_mut().for_each(|account| account.early = None);
+        }
+        match (slept, client.is_asleep()) {
+            (false, true) => client.rhythm.fall_asleep(now),
+            (true, false) => client.rhythm.wake(now),
+            _ => {}
+        }
+        if client.phase.is_granted() && !before.is_granted() {
+            client.note_what_is_to_come_back();
+        }
+        self.enter(agenda, id);
+        Some(changed)
+    }
+
+    /// Changes a client's account on one GPU. Returns what the change does, and the account before and after it; none: the
+    /// client is gone, or does not use the GPU.
+    pub(crate) fn change_account<T>(
+        &mut self,
+        agenda: &mut Agenda,
+        id: ClientId,
+        gpu: GpuUuid,
+        change: impl FnOnce(&mut Account) -> T,
+    ) -> Option<(T, [Account; 2])> {
+        let now = self.now;
+        let client = self.clients.get_mut(&id)?;
+        let seen = |client: &Client| (activity(client), client.is_interactive());
+        let was = seen(client);
+        client.count(now);
+        let is_same = seen(client) == was;
+        let account = client.accounts.get_mut(&gpu)?;
+        let before = **account;
+        let changed = change(account);
+        let after = **account;
+        // Nothing changes on the client's other GPUs, unless its work counts as another kind from now on.
+        self.enter_on(agenda, id, Some(gpu).filter(|_| is_same));
+        Some((changed, [before, after]))
+    }
+
+    /// Corrects a client's account by what was measured. Nothing has happened to the client: its time is not counted. Returns
+    /// what the correction does; none: the client is gone, or does not use the GPU.
+    pub(crate) fn correct_account<T>(
+        &mut self,
+        agenda: &mut Agenda,
+        id: ClientId,
+        gpu: GpuUuid,
+        correct: impl FnOnce(&mut Account) -> T,
+    ) -> Option<T> {
+        let corrected = correct(self.clients.get_mut(&id)?.accounts.get_mut(&gpu)?);
+        self.enter(agenda, id);
+        Some(corrected)
+    }
+
+    /// Notes whether a client must wait as things are.
+    pub(crate) fn note_hopeless(&mut self, agenda: &mut Agenda, id: ClientId, hopeless: bool) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.hopeless = hopeless;
+        }
+        self.enter(agenda, id);
+    }
+
+    /// Writes a client into the ledgers of its GPUs. A GPU whose entry changed is looked at again.
+    pub(crate) fn enter(&mut self, agenda: &mut Agenda, id: ClientId) {
+        self.enter_on(agenda, id, None);
+    }
+
+    /// The same for one GPU, or for all. A client that is gone has no entries.
+    pub(crate) fn enter_on(&mut self, agenda: &mut Agenda, id: ClientId, only: Option<GpuUuid>) {
+        let Some(client) = self.clients.get(&id) else { return };
+        let (from, to) = only
+            .map_or((Bound::Unbounded, Bound::Unbounded), |gpu| (Bound::Included(gpu), Bound::Included(gpu)));
+        let activity = activity(client);
+        for uuid in client.accounts.range((from, to)).map(|(uuid, _)| uuid) {
+            // A client may use more GPUs than the core knows (see `sizes.rs`), here and below.
+            let Some(gpu) = self.gpus.get_mut(uuid) else { continue };
+            gpu.shares.advance(self.now);
+            let before = gpu.ledger.entry(id).map(|entry| entry.activity);
+            if before != Some(activity) {
+                let most_kept = gpu.most_kept();
+                gpu.shares.change(client.job, before, Some(activity), most_kept);
+            }
+        }
+        client.lead.forget();
+        let stands = Stands::of(client, activity, self);
+        let mut moves = stands.several || self.jobs.count_clients(client.job) > 1;
+        let mut changed = false;
+        for (uuid, account) in client.accounts.range((from, to)) {
+            let Some(gpu) = self.gpus.get_mut(uuid) else { continue };
+            agenda.count_work(1);
+            moves |= gpu.goes_ahead(client);
+            let entry = stands.entry(client, account, gpu, &self.config);
+            let held = gpu.ledger.entry(id).is_some_and(|entry| entry.standing.holds());
+            // It is told with the rest of its gang.
+            if entry.standing.holds() != held {
+                agenda.tell_later([id]);
+            }
+            if gpu.ledger.set(id, Some(entry)) {
+                agenda.look_again(gpu);
+                agenda.count_change();
+                changed = true;
+            }
+        }
+        // The other members of its gang depend on it.
+        if let Some(gang) = client.gang.filter(|_| changed) {
+            agenda.look_at_gang(gang);
+        }
+        let waits = stands.standing == Standing::Waits;
+        if waits && moves {
+            agenda.follow_place(id, only.is_none().then_some(self.events));
+        } else if !waits {
+            agenda.forget_place(id);
+        }
+    }
+
+    /// Brings the places of waiting clients up to date that move without an event of their own: those of clients that use
+    /// several GPUs follow all of their clocks, and those of a job's processes what the others of the job get. Where many wait,
+    /// each event brings some up to date, in turn, so that its cost has a bound.
+    pub(crate) fn refresh_places(&mut self, agenda: &mut Agenda) {
+        let mut left = PLACES_REFRESHED;
+        let mut ids = Vec::new();
+        for id in agenda.moving_in_turn() {
+            debug_assert!(self.clients.contains_key(&id), "a client that is gone has no place");
+            ids.push(id);
+            left = left.saturating_sub(self.clients.get(&id).map_or(0, |client| client.accounts.len()));
+            if left == 0 {
+                break;
+            }
+        }
+        for id in ids {
+            agenda.pass_turn_of(id);
+            self.refresh_place(agenda, id);
+        }
+    }
+
+    /// The same for one client.
+    pub(crate) fn refresh_place(&mut self, agenda: &mut Agenda, id: ClientId) {
+        if agenda.is_place_stale(id, self.events) {
+            self.enter(agenda, id);
+        }
+    }
+
+    /// How far a client's job is ahead of the clock on each GPU that the client uses.
+    fn lead_on_each(&self, client: &Client) -> impl Iterator<Item = Virtual> {
+        client.accounts.keys().filter_map(|uuid| {
+            let shares = &self.gpus.get(uuid)?.shares;
+            Some(shares.time(client.job) - shares.clock())
+        })
+    }
+
+    /// How far a client is ahead of the clock on the GPU where it is furthest ahead, of all that it uses, or its gang.
+    pub(crate) fn lead_on_all(&self, client: &Client) -> Virtual {
+        let of_gang = client.gang.and_then(|gang| self.gangs.get(&gang));
+        let known = of_gang.map_or(&client.lead, |members| &members.lead);
+        known.get_or_compute(self.events, || match of_gang {
+            Some(members) => {
+                let clients = members.ids().filter_map(|id| self.clients.get(&id));
+                next::lead_on_all(clients.flat_map(|client| self.lead_on_each(client)))
+            }
+            None => next::lead_on_all(self.lead_on_each(client)),
+        })
+    }
+}
+
+/// How a client stands: its entries have this in common.
+#[derive(Debug, Clone, Copy)]
+struct Stands {
+    standing: Standing,
+    activity: Activity,
+    job: Job,
+    /// Its turn comes on several GPUs at once.
+    several: bool,
+    /// How far it is ahead of the clocks of its GPUs then.
+    lead: Virtual,
+}
+
+impl Stands {
+    fn of(client: &Client, activity: Activity, state: &State) -> Self {
+        let (standing, several) = (standing(client), client.uses_several());
+        let lead = if several && is_ordered(standing) { state.lead_on_all(client) } else { 0 };
+        Self { standing, activity, job: state.takes_turns_as(client), several, lead }
+    }
+
+    /// The client's entry on one GPU.
+    fn entry(self, client: &Client, account: &Account, gpu: &Gpu, config: &Config) -> Entry {
+        let floats = self.several && self.standing == Standing::Waits;
+        let time = match self.several {
+            true if floats => self.lead,
+            true => gpu.shares.clock().saturating_add(self.lead),
+            false => gpu.shares.time(client.job),
+        };
+        let time = time.saturating_sub(gpu.head_start_of(client));
+        let ordered = is_ordered(self.standing);
+        Entry {
+            standing: self.standing,
+            room: account.room,
+            pinned: client.pinned(account),
+            demand: account.demand(match gpu.source {
+                Source::Disputed => {
+                    config.usable(gpu.uuid, Size { available: account.usage.total, ..Size::default() })
+                }
+                _ => gpu.capacity,
+            }),
+            allocated: account.usage.allocated,
+            overhead: account.overhead(),
+            ordered: account.order.map(|order| order.bytes),
+            needs: account.needs > 0 && !client.stopped,
+            runs: client.phase.runs(),
+            stuck: client.is_silent(),
+            claims: client.phase == Phase::Next(Why::Claims),
+            activity: self.activity,
+            payer: client.job,
+            job: self.job,
+            place: if ordered { (time, client.waiting_since, client.id) } else { (0, Time::ZERO, client.id) },
+            floats,
+            total: Some(account.usage.total),
+            due: config.first_due(client, account),
+        }
+    }
+}
+
+/// Whether those who stand so have a place in the order of turns.
+fn is_ordered(standing: Standing) -> bool {
+    matches!(standing, Standing::Waits | Standing::Next)
+}
+
+fn standing(client: &Client) -> Standing {
+    match client.phase {
+        Phase::Parked if client.waits() => Standing::Waits,
+        Phase::Parked => Standing::Parked,
+        Phase::Next(_) => Standing::Next,
+        Phase::Dropping { .. } | Phase::Drained => Standing::Leaves,
+        Phase::Granted { .. } | Phase::Running { .. } | Phase::Idle { .. } => Standing::Holds,
+        Phase::Free => Standing::Free,
+    }
+}
+
+/// A client's activity, as its job's share counts it. A client that does not answer does nothing: nobody waits for a turn of a
+/// process that is stopped.
+fn activity(client: &Client) -> Activity {
+    if client.stuck {
+        return Activity::default();
+    }
+    let (holds, counts) = (client.phase.uses_a_turn(), client.phase.counts());
+    let waits = client.waits() && !client.hopeless;
+    let active = holds || waits || client.phase.is_next();
+    Activity { active, holds, counts, runs: client.phase.runs(), long: active && !client.is_interactive() }
+}
