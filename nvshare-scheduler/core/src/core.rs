@@ -225,8 +225,8 @@ impl Core {
         there.map(|(gpu, client)| state.place_now(gpu, client).0)
     }
 
-    /// The virtual time of a client's job on a GPU, in nanoseconds, and the weight by which its time is shared at present, where
-    /// 6400 is usual. Tests count the time that jobs get, and compare.
+    /// The virtual time of a client's job on a GPU, in nanoseconds, and the weight by which its time is shared at present. The
+    /// usual weight is 6400. Tests count the time that jobs get, and compare.
     #[must_use]
     pub fn share_of_time(&self, gpu: GpuUuid, client: ClientId) -> Option<(i64, u64)> {
         let shares = &self.books.state().gpu(gpu)?.shares;

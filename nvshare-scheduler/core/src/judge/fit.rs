@@ -119,8 +119,8 @@ impl State {
         Some(format!("what others have on {uuid} cannot be moved and leaves no room for it"))
     }
 
-    /// Splits the members of a GPU into those that fit it together with a unit, taken in the order of turns, and those that
-    /// do not. A gang stays as a whole, or leaves as a whole.
+    /// Splits the members of a GPU into those that fit it together with a unit, and those that do not. They are taken in the
+    /// order of turns. A gang stays as a whole, or leaves as a whole.
     pub(crate) fn keep_what_fits(
         &self,
         gpu: &Gpu,

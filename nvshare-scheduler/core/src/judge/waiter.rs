@@ -177,8 +177,8 @@ impl State {
             && next::delays_nobody(demand, head.demand, head.stays, capacity)
     }
 
-    /// Whether no client is ahead of a waiter on a GPU, apart from clients that cannot have room, that fit at once, or that
-    /// the waiter does not delay.
+    /// Whether no client is ahead of a waiter on a GPU. Clients that cannot have room, that fit at once, or that the waiter does
+    /// not delay do not count.
     fn may_go(&self, gpu: &Gpu, unit: &Unit) -> bool {
         let places = self.clients_of(unit.on(gpu.uuid)).map(|client| self.place_on(gpu, client));
         let own = places.min();

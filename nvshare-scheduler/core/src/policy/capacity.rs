@@ -2,8 +2,8 @@
 //!
 //! That is the GPU's memory, less a reserve: the driver has its own needs, and each process's context and modules are on
 //! the card beside what it allocates (half a GiB on an H200). Half of the reserve is the driver's. Contexts and modules
-//! that are measured to take more than the other half are not given away either, since many small programs would otherwise
-//! fill a card without allocating anything.
+//! that are measured to take more than the other half are not given away either. Many small programs would otherwise fill a
+//! card without allocating anything.
 
 /// The capacity of a GPU. All in bytes: `available`: the GPU's memory, less what processes without the library have there;
 /// `overhead`: what clients' contexts and modules take; `largest`: the most that one client has.

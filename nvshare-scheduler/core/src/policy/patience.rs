@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// A deferred drain is tried again after this many times the patience that it used up, and a little more, so that a client
-/// loses at most a fifth of its time to drains that fail.
+/// A deferred drain is tried again after this many times the patience that it used up, and a little more. So a client loses at
+/// most a fifth of its time to drains that fail.
 pub(crate) const RETRY_FACTOR: u32 = 4;
 
 /// A client that deferred so many drains in a row counts as one that does not leave, until the next drain is tried.
@@ -16,7 +16,7 @@ pub(crate) fn patience(deferrals: u32) -> Duration {
 }
 
 /// How long after a drain was deferred it is tried again. Up to one patience more than the factor says follows from the digits
-/// of the time: a program whose drains fail at one beat of its rhythm must not be asked at the same beat each time, as it is
+/// of the time. A program may fail to drain at one beat of its rhythm: it must not be asked at that beat each time, as it would be
 /// when its period goes into each of the waits.
 pub(crate) fn retry_after(deferrals: u32, now: Duration) -> Duration {
     /// 2⁶⁴ divided by the golden ratio: every digit of a factor changes the upper digits of the product.

@@ -2,8 +2,8 @@
 //!
 //! - Nobody is asked to leave before the quantum is over, counted from the moment that the turn's first client ran, nor
 //!   before a deferred drain may be tried again: unless all clients that would leave are idle, and have nothing to drain.
-//! - A holder whose job has had less than the waiter's goes on until it has had as much, for [`MOST_QUANTA`] quanta (more
-//!   if its job has the larger share) and what drains take at most. So a client that drains slowly, or whose restores take
+//! - A holder whose job has had less than the waiter's goes on until it has had as much. It does so for [`MOST_QUANTA`] quanta
+//!   (more if its job has the larger share) and the longest drain, at most. So a client that drains slowly, or whose restores take
 //!   longer than its turns, gets fewer turns, or the others get longer ones.
 //! - An idle holder gives way earlier: at once if no memory has to move, or if its last sleeps were so long that
 //!   waiting for it would not have paid (see [`super::rhythm`]); else when it has been idle for [`IDLE_FACTOR`] times what

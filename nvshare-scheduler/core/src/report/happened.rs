@@ -1,4 +1,4 @@
-//! Events for those who watch the scheduler. The core compares each client before and after a change, so that no change is
+//! Events for those who watch the scheduler. The core compares each client before and after a change: so no change is
 //! left out, and a follower of the events knows where each client stands.
 
 use std::mem::discriminant;

@@ -1,8 +1,8 @@
 //! How jobs share the time of a GPU: the clock of the GPU, and the virtual time of each job on it.
 //!
-//! This is weighted fair queueing. A job's virtual time grows while its processes use the GPU, by the wall clock divided
-//! by the number of jobs that use it together and by the job's weight, from the open gate until all work is drained; what a
-//! restore counts for is said in `share.rs`. The clock grows with the service given, divided by the weights of the jobs that want
+//! This is weighted fair queueing. A job's virtual time grows from the open gate of its processes until all
+//! work is drained. It grows by the wall clock, divided by the number of jobs that use the GPU together and by the job's weight.
+//! `share.rs` says how much a restore counts for. The clock grows with the service given, divided by the weights of the jobs that want
 //! it: it is the virtual time of a job that had got its exact share. A job that comes starts at the clock, so neither a new process nor a new
 //! connection earns time. A job that stops wanting the GPU keeps what it is behind, within a bound, and all that it is
 //! ahead until the clock has passed it.

@@ -9,7 +9,7 @@
 //! | turns | by turns | when a round is complete; if turns are decided upon, when they are to be checked |
 //!
 //! Work counts when it is complete. Side by side, clients are asked at both ends of the window: each answers as soon as all is complete
-//! that it had submitted when it was asked, however much that is, and the answer counts from the moment that it comes. In turns nobody is
+//! that it had submitted when it was asked, however much that is. The answer counts from the moment that it comes. In turns nobody is
 //! asked: a client says its counters each time that it gives the lock back, when all that it has submitted is complete.
 //!
 //! A program that never waits for its work has as much in flight as the driver takes: half a second of work, or several. A drain of that
@@ -55,8 +55,8 @@ enum Stage {
     Rests {
         until: Time,
     },
-    /// From and to when work is counted, how often clients were asked, and whether this is the first window of a trial, in
-    /// which nothing is bounded yet.
+    /// From and to when work is counted, and how often clients were asked. In the first window of a trial, nothing is bounded
+    /// yet.
     Counts {
         from: Time,
         to: Time,
