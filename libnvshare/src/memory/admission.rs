@@ -6,7 +6,7 @@ use nvshare_client::{Admission, Caller, Residency, Wait};
 
 use super::allocations::{self, Allocation, Kind, Part};
 use super::backing::{self, Made, Request};
-use super::deferred_free::Frees;
+use super::deferred_free::LateFrees;
 use super::devices::Device;
 use super::{deferred_free, driver_reserve, free, slabs};
 use crate::driver::types::{CUdeviceptr, CUresult};
@@ -119,7 +119,7 @@ pub(crate) fn admitted<T, U>(
     enter: impl Fn(T, u64) -> U,
 ) -> Result<U, CUresult> {
     deferred_free::sweep();
-    let mut frees = Frees::begin();
+    let mut frees = LateFrees::begin();
     // For plain memory, the driver itself reports that the card is full.
     let fits = || device.has_it_alone(bytes);
     let mut fits_then = || {

@@ -11,20 +11,21 @@
 //! another context.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use super::contexts::{self, Context};
 use super::event::Event;
 use super::stream_key::{Kind, StreamKey};
 use crate::driver;
 use crate::driver::types::{CUresult, CUstream};
-use crate::process::lock::lock;
+use crate::process::lock::{Counted, lock};
 use crate::process::threads;
 
-/// The number of open captures, which can be read without the lock.
-static OPEN: AtomicUsize = AtomicUsize::new(0);
-static CAPTURES: Mutex<Captures> =
-    Mutex::new(Captures { open: Vec::new(), before: Vec::new(), spread: false });
+/// The captures of the process; the open ones are counted.
+static CAPTURES: Counted<Captures> = Counted::new(
+    Captures { open: Vec::new(), before: Vec::new(), spread: false },
+    |captures| captures.open.len(),
+);
 
 #[derive(Debug)]
 struct Captures {
@@ -42,6 +43,18 @@ impl Captures {
 
     fn before(&self, context: &Arc<Context>) -> Vec<Arc<Event>> {
         self.before.iter().filter(|event| Arc::ptr_eq(event.context(), context)).cloned().collect()
+    }
+
+    fn blocking(&self, context: &Arc<Context>) -> Blocking {
+        let is_blocking = |capture: &&Capture| capture.is_of(context) && capture.kind != Kind::NonBlocking;
+        let mut first = self.open.iter().filter(is_blocking).map(|capture| capture.first).peekable();
+        if first.peek().is_none() {
+            Blocking::None
+        } else if first.all(|first| first) {
+            Blocking::FromTheStart
+        } else {
+            Blocking::Later
+        }
     }
 }
 
@@ -69,14 +82,10 @@ impl Capture {
     }
 }
 
-fn captures() -> MutexGuard<'static, Captures> {
-    lock(&CAPTURES)
-}
-
 /// The number of captures that are open in this process.
 #[inline(always)]
 pub(crate) fn open() -> usize {
-    OPEN.load(Ordering::SeqCst)
+    CAPTURES.count()
 }
 
 /// Whether a stream is capturing. Only the program's own calls with this stream may ask.
@@ -101,10 +110,7 @@ impl Drop for Turn {
 
 /// Whether a capture may be open in a context.
 pub(crate) fn may_be_in(context: &Arc<Context>) -> bool {
-    open() > 0 && {
-        let captures = captures();
-        captures.spread || captures.are_of(context)
-    }
+    open() > 0 && CAPTURES.read(|captures| captures.spread || captures.are_of(context))
 }
 
 /// No capture begins, and no stream joins one, while the result lives. It must not live longer than one driver call. `None`: a
@@ -149,31 +155,17 @@ pub(crate) enum Blocking {
 /// The events behind all work that there was in a context when its first open capture began, and which captures are open
 /// there. `None`: no event covers that work.
 pub(crate) fn of_context(context: &Arc<Context>) -> Option<(Vec<Arc<Event>>, Blocking)> {
-    let captures = captures();
-    let before = captures.before(context);
+    let (before, blocking) = CAPTURES.read(|captures| (captures.before(context), captures.blocking(context)));
     // If the driver has events of contexts, nothing else covers the work of streams that were destroyed before.
-    if before.is_empty() && driver::can_record_context() {
-        return None;
-    }
-    let of_this = |capture: &&Capture| capture.is_of(context);
-    let is_blocking = |capture: &&Capture| capture.kind != Kind::NonBlocking;
-    let mut first =
-        captures.open.iter().filter(of_this).filter(is_blocking).map(|capture| capture.first).peekable();
-    let kind = if first.peek().is_none() {
-        Blocking::None
-    } else if first.all(|first| first) {
-        Blocking::FromTheStart
-    } else {
-        Blocking::Later
-    };
-    Some((before, kind))
+    (!before.is_empty() || !driver::can_record_context()).then_some((before, blocking))
 }
 
 /// The event behind the work that was on a stream when a capture began there. `None`: no capture began on this stream.
 pub(crate) fn before(stream: StreamKey) -> Option<Vec<Arc<Event>>> {
-    let captures = captures();
-    let began = captures.open.iter().find(|capture| capture.stream == stream)?;
-    Some(began.before.iter().cloned().collect())
+    CAPTURES.read(|captures| {
+        let began = captures.open.iter().find(|capture| capture.stream == stream)?;
+        Some(began.before.iter().cloned().collect())
+    })
 }
 
 /// Distinguishes per-thread streams, which all have the same handle.
@@ -202,17 +194,18 @@ pub(crate) fn forget_dead_threads() {
 }
 
 fn remove(which: impl Fn(&Capture) -> bool) {
-    let mut captures = captures();
-    let (gone, left): (Vec<_>, _) = std::mem::take(&mut captures.open).into_iter().partition(which);
-    captures.open = left;
-    captures.spread &= !captures.open.is_empty();
-    let (kept, before): (Vec<_>, _) =
-        std::mem::take(&mut captures.before).into_iter().partition(|event| captures.are_of(event.context()));
-    captures.before = kept;
-    OPEN.store(captures.open.len(), Ordering::SeqCst);
-    drop(captures);
+    let gone = CAPTURES.change(|captures| {
+        let (gone, left): (Vec<_>, _) = std::mem::take(&mut captures.open).into_iter().partition(which);
+        captures.open = left;
+        captures.spread &= !captures.open.is_empty();
+        let before = std::mem::take(&mut captures.before);
+        let (kept, before): (Vec<_>, _) =
+            before.into_iter().partition(|event| captures.are_of(event.context()));
+        captures.before = kept;
+        (gone, before)
+    });
     // Dropping the events calls the driver, so it happens without the lock.
-    drop((gone, before));
+    drop(gone);
 }
 
 /// In a context, captures begin and spread one at a time, so that the second finds the first in the list. Each caller is in a
@@ -230,7 +223,9 @@ pub(crate) fn begin(stream: StreamKey, kind: Kind, call: impl FnOnce() -> CUresu
     one_by_one(context.as_ref(), || {
         let is_first = context.as_ref().is_some_and(|context| !may_be_in(context));
         // If the open captures end before this one begins, the events behind earlier work are still needed.
-        let mut before = context.as_ref().map_or_else(Vec::new, |context| captures().before(context));
+        let mut before = context.as_ref().map_or_else(Vec::new, |context| {
+            CAPTURES.read(|captures| captures.before(context))
+        });
         if let Some(context) = context.as_ref().filter(|_| is_first && driver::can_record_context())
             && let Ok(Ok(event)) = context.with(|| Event::behind_context(context))
         {
@@ -247,14 +242,13 @@ pub(crate) fn begin(stream: StreamKey, kind: Kind, call: impl FnOnce() -> CUresu
             .flatten();
         let result = call();
         if result == CUresult::SUCCESS {
-            let mut captures = captures();
-            if !context.as_ref().is_some_and(|context| captures.are_of(context)) {
-                captures.before.extend(before);
-            }
-            let thread = thread_of(stream);
-            let context = context.clone();
-            captures.open.push(Capture { stream, thread, context, kind, first, before: on_stream });
-            OPEN.store(captures.open.len(), Ordering::SeqCst);
+            let (thread, context) = (thread_of(stream), context.clone());
+            CAPTURES.change(|captures| {
+                if !context.as_ref().is_some_and(|context| captures.are_of(context)) {
+                    captures.before.append(&mut before);
+                }
+                captures.open.push(Capture { stream, thread, context, kind, first, before: on_stream });
+            });
         }
         result
     })
@@ -282,12 +276,12 @@ pub(crate) fn spread(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUres
         let result = call();
         // The legacy stream cannot join a capture, so a null stream that has joined is the thread's own.
         let joined = StreamKey::with_per_thread(stream).handle();
-        let is_known = |context: &Arc<Context>| captures().are_of(context);
+        let is_known = |context: &Arc<Context>| CAPTURES.read(|captures| captures.are_of(context));
         if result == CUresult::SUCCESS
             && !context.as_ref().is_some_and(is_known)
             && driver::is_capturing(joined)
         {
-            captures().spread = true;
+            CAPTURES.change(|captures| captures.spread = true);
         }
         result
     })

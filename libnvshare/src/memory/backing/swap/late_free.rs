@@ -1,6 +1,5 @@
 //! Frees memory that work may still use: the driver's own free waits for that work, an unmapping does not.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -9,7 +8,7 @@ use crate::memory::backing::{Freed, Work};
 use crate::memory::devices::{self, Device};
 use crate::memory::mapping::Mapped;
 use crate::memory::slabs;
-use crate::process::lock::lock;
+use crate::process::lock::Counted;
 use crate::process::{lifecycle, threads};
 use crate::work::captures;
 use crate::work::contexts::Context;
@@ -38,8 +37,7 @@ impl Waiting {
     }
 }
 
-static WAITING: Mutex<Vec<Arc<Waiting>>> = Mutex::new(Vec::new());
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+static WAITING: Counted<Vec<Arc<Waiting>>> = Counted::new(Vec::new(), Vec::len);
 
 /// Beside a capture, a look at all work may never come to an end.
 const PATIENCE_BESIDE_CAPTURE: Duration = Duration::from_millis(50);
@@ -57,10 +55,8 @@ pub(super) fn end_chunks(allocation: &Allocation) {
 
 /// Leaves an allocation that is off the list to [`finish`].
 fn leave(allocation: &Arc<Allocation>, before: Option<Drain>) {
-    let mut waiting = lock(&WAITING);
     let (allocation, before) = (Arc::clone(allocation), Mutex::new(before));
-    waiting.push(Arc::new(Waiting { allocation, before }));
-    COUNT.store(waiting.len(), Ordering::Relaxed);
+    WAITING.change(|all| all.push(Arc::new(Waiting { allocation, before })));
 }
 
 fn is_guessed(allocation: &Allocation) -> bool {
@@ -131,7 +127,7 @@ pub(super) fn free(allocation: &Arc<Allocation>, work: Work) -> Freed {
 
 /// Whether allocations wait to be freed.
 pub(super) fn is_waiting() -> bool {
-    COUNT.load(Ordering::Relaxed) > 0 && !lifecycle::is_forked()
+    WAITING.count() > 0 && !lifecycle::is_forked()
 }
 
 /// Frees waiting allocations whose work is complete by now, as contexts say that may be `asked`. `ended` is told of them, and of slabs that have
@@ -141,7 +137,7 @@ pub(super) fn finish(asked: &dyn Fn(&Context) -> bool, ended: &mut dyn FnMut(&Ar
         return;
     }
     // The driver is asked without the lock: it may not answer before another thread of the program goes on.
-    let all = lock(&WAITING).clone();
+    let all = WAITING.read(Vec::clone);
     for over in all.iter().filter(|waiting| waiting.is_over(asked)) {
         // An eviction that finds it charged, and not on the list, waits.
         let _under_way = devices::get(over.allocation.device).map(Device::begin_change);
@@ -154,9 +150,8 @@ pub(super) fn finish(asked: &dyn Fn(&Context) -> bool, ended: &mut dyn FnMut(&Ar
 
 /// Takes an allocation off those that wait. Returns whether it was there: another thread may have taken it.
 fn take(over: &Arc<Waiting>) -> bool {
-    let mut all = lock(&WAITING);
-    let at = all.iter().position(|waiting| Arc::ptr_eq(waiting, over));
-    at.map(|at| all.remove(at));
-    COUNT.store(all.len(), Ordering::Relaxed);
-    at.is_some()
+    WAITING.change(|all| {
+        let at = all.iter().position(|waiting| Arc::ptr_eq(waiting, over));
+        at.map(|at| all.remove(at)).is_some()
+    })
 }
