@@ -11,7 +11,7 @@ use crate::driver::functions::{self, signatures};
 use crate::driver::types::{CUdevice, CUdeviceptr, CUdeviceptrV1, CUresult};
 use crate::memory::admission::allocate;
 use crate::memory::allocations::{self, Kind};
-use crate::memory::backing::{Request, Work, kind_of_device_memory};
+use crate::memory::backing::{Request, Work};
 use crate::memory::devices::Device;
 use crate::memory::{deferred_free, free};
 use crate::process::lock::lock;
@@ -28,8 +28,7 @@ pub(crate) unsafe fn alloc(
         // SAFETY: the caller's arguments.
         return unsafe { real(place, bytes) };
     };
-    let kind = kind_of_device_memory(device, bytes as u64);
-    let made = allocate(Request::new(device, context, kind, bytes as u64), || {
+    let made = allocate(Request::for_device_memory(device, context, bytes as u64), || {
         let mut base = 0;
         // SAFETY: a place for the address, and a value.
         unsafe { real(&raw mut base, bytes) }.ok()?;
@@ -114,9 +113,13 @@ pub(crate) unsafe fn alloc_pitch(
         return CUresult::OUT_OF_MEMORY;
     };
     // Without the pitch, the padding of rows is not known in advance, and the memory stays plain.
-    let kind = known_pitch.map_or(Kind::Plain, |_| kind_of_device_memory(device, bytes as u64));
+    let request = if known_pitch.is_some() {
+        Request::for_device_memory(device, context, bytes as u64)
+    } else {
+        Request::new(device, context, Kind::Plain, bytes as u64)
+    };
     let made_pitch = Cell::new(known_pitch.unwrap_or(0));
-    let made = allocate(Request::new(device, context, kind, bytes as u64), || {
+    let made = allocate(request, || {
         let (mut base, mut row) = (0, 0);
         // SAFETY: places for both answers, and values.
         unsafe { real(&raw mut base, &raw mut row, width, height, element) }.ok()?;

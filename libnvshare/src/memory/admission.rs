@@ -1,24 +1,23 @@
 //! Admission: checks the limits, gets room on the card if the memory needs it, and enters the allocation.
 
+mod ladder;
+
 use std::sync::Arc;
 
 use nvshare_client::{Admission, Caller, Residency, Wait};
 
 use super::allocations::{self, Allocation, Kind, Part};
 use super::backing::{self, Made, Request};
-use super::deferred_free::LateFrees;
 use super::devices::Device;
-use super::{deferred_free, driver_reserve, free, slabs};
+use super::{deferred_free, free, slabs};
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::process::unwind::OnUnwind;
 use crate::process::{bell, log, threads};
 use crate::work::gate::{self, FrameMark};
+use ladder::{Ladder, Shortage};
 
-/// How often one allocation finds that the driver has less than the account says, before it fails.
-const MOST_LOSSES: u32 = 16;
-
-/// Makes an allocation within the limits, and enters it into the list: its address. `call` makes one by the function that the
-/// program called.
+/// Makes an allocation within the limits, and enters it into the list. Returns its address. `call` makes one by the function that
+/// the program called.
 pub(crate) fn allocate(
     request: Request,
     call: impl Fn() -> Result<CUdeviceptr, CUresult>,
@@ -39,10 +38,7 @@ fn in_slab(request: &Request) -> Result<CUdeviceptr, CUresult> {
             (slab.base, slab)
         }
     };
-    let allocation = Arc::new(Allocation::in_slab(base, Part { slab, asked }));
-    if let Some(gone) = allocations::insert(&allocation) {
-        free::forget(&gone);
-    }
+    insert(&Arc::new(Allocation::in_slab(base, Part { slab, asked })));
     Ok(base)
 }
 
@@ -52,9 +48,8 @@ pub(super) fn make(
     request: &Request,
     call: impl Fn() -> Result<CUdeviceptr, CUresult>,
 ) -> Result<Arc<Allocation>, CUresult> {
-    request.check_context()?;
-    let (device, kind, backing) = (request.device, request.kind, backing::of(request.kind));
-    let span = backing.span(request.bytes).ok_or(CUresult::OUT_OF_MEMORY)?;
+    let (device, kind) = (request.device, request.kind);
+    let (backing, span) = request.plan()?;
     if kind == Kind::DeviceAsManaged
         && let Some(again) = deferred_free::take_again(&request.context, span)
     {
@@ -65,14 +60,19 @@ pub(super) fn make(
         let context = Arc::clone(&request.context);
         let allocation = Allocation::new(base, span, device.ordinal, context, kind, charged);
         let allocation = Arc::new(allocation.with_chunks(mapped));
-        if let Some(gone) = allocations::insert(&allocation) {
-            free::forget(&gone);
-        }
+        insert(&allocation);
         backing.populate(&allocation, charged);
         allocation
     })?;
     settle(device, &allocation);
     Ok(allocation)
+}
+
+/// Enters an allocation into the list. An old one at its address has ended unseen, and is forgotten.
+fn insert(allocation: &Arc<Allocation>) {
+    if let Some(gone) = allocations::insert(allocation) {
+        free::forget(&gone);
+    }
 }
 
 /// Charges an allocation that was admitted while the lock was elsewhere, if the lock has come while the driver made it. The
@@ -110,7 +110,10 @@ fn settle(device: &'static Device, allocation: &Allocation) {
 }
 
 /// Makes something that takes memory by `make`, within the limits, and enters it by `enter` before the gate can close. Both
-/// are told how many of the bytes are charged.
+/// are told how many of the bytes are charged. If there is no memory for it, it climbs the [ladder](Ladder) and tries again.
+///
+/// # Errors
+/// Out of memory: the ladder has not helped. Any other error is that of `make`.
 pub(crate) fn admitted<T, U>(
     device: &'static Device,
     bytes: u64,
@@ -118,20 +121,11 @@ pub(crate) fn admitted<T, U>(
     make: impl Fn(u64) -> Result<T, CUresult>,
     enter: impl Fn(T, u64) -> U,
 ) -> Result<U, CUresult> {
-    deferred_free::sweep();
-    let mut frees = LateFrees::begin();
+    let mut ladder = Ladder::new(device, bytes, kind);
     // For plain memory, the driver itself reports that the card is full.
-    let fits = || device.has_it_alone(bytes);
-    let mut fits_then = || {
-        (free::drop_spares(device) && fits())
-            || (driver_reserve::give_up(device) && fits())
-            || (frees.wait() && fits())
-    };
-    if kind.is_in_disguise() && !fits() && !fits_then() {
-        return Err(CUresult::OUT_OF_MEMORY);
+    while kind.is_in_disguise() && !device.has_it_alone(bytes) {
+        ladder.climb(Shortage::Limit)?;
     }
-    let mut awaited = None;
-    let mut losses = 0;
     loop {
         let mark = FrameMark::new();
         let pass = gate::try_enter(&mark);
@@ -141,67 +135,55 @@ pub(crate) fn admitted<T, U>(
             threads::pause();
             continue;
         }
-        // From before it is charged: an eviction that finds the memory charged finds this.
-        let under_way = device.begin_change();
         let admission = device.admit(bytes, kind, caller);
-        drop(awaited.take());
-        match admission {
-            Ok(Admission::Lacks(lacks)) => {
+        ladder.end_waiting();
+        let shortage = match admission {
+            Ok((Admission::Charged(charged), under_way)) => {
+                let under_way = (charged > 0).then_some(under_way);
+                let made = make_charged(device, bytes, kind, charged, &make);
+                let made = made.map(|made| enter(made, charged));
+                leave(pass, &mark);
+                drop(under_way);
+                if !matches!(made, Err(CUresult::OUT_OF_MEMORY)) {
+                    device.tell_of_usage();
+                    return made;
+                }
+                Shortage::Driver(charged)
+            }
+            Ok((Admission::Again, _)) => {
+                leave(pass, &mark);
+                continue;
+            }
+            Ok((Admission::Lacks(lacks), under_way)) => {
                 drop(under_way);
                 leave(pass, &mark);
-                if free::drop_spares(device) {
-                    continue;
-                }
-                awaited = device.wait_for_room(lacks, Wait::of(kind), bell::ring);
-                if awaited.is_none() && !driver_reserve::give_up(device) && !frees.wait() {
-                    return Err(CUresult::OUT_OF_MEMORY);
-                }
+                Shortage::Room(lacks)
             }
-            Ok(Admission::Again) => leave(pass, &mark),
-            Ok(Admission::Charged(charged)) => {
-                let _under_way = (charged > 0).then_some(under_way);
-                let undo = OnUnwind::new(|| device.release(bytes, charged, kind));
-                let made = make(charged);
-                undo.done();
-                let made = match made {
-                    Ok(made) => {
-                        log::debug(format_args!("allocated {bytes} bytes, {kind:?}, {charged} on the card"));
-                        Ok(enter(made, charged))
-                    }
-                    Err(error) => {
-                        device.release(bytes, charged, kind);
-                        Err(error)
-                    }
-                };
+            Err(_refused) => {
                 leave(pass, &mark);
-                // The driver has less than the account says: the program has freed more than the driver has back, or others have
-                // what the scheduler has given.
-                if matches!(made, Err(CUresult::OUT_OF_MEMORY)) {
-                    if free::drop_spares(device) {
-                        continue;
-                    }
-                    if kind == Kind::Mapped && losses < MOST_LOSSES && device.lose_room(charged, bell::ring) {
-                        losses += 1;
-                        continue;
-                    }
-                    if device.wait_for_scheduler(bytes) {
-                        continue;
-                    }
-                }
-                if made.is_ok() && device.is_usage_stale() {
-                    bell::ring();
-                }
-                return made;
+                Shortage::Limit
             }
-            Err(error) => {
-                drop(under_way);
-                leave(pass, &mark);
-                if !free::drop_spares(device) && !driver_reserve::give_up(device) && !frees.wait() {
-                    return Err(error);
-                }
-            }
-        }
+        };
+        ladder.climb(shortage)?;
     }
+}
+
+/// Makes something by `make` that is charged already. If that fails, it is not charged any more.
+fn make_charged<T>(
+    device: &'static Device,
+    bytes: u64,
+    kind: Kind,
+    charged: u64,
+    make: impl Fn(u64) -> Result<T, CUresult>,
+) -> Result<T, CUresult> {
+    let undo = OnUnwind::new(|| device.release(bytes, charged, kind));
+    let made = make(charged);
+    undo.done();
+    match made {
+        Ok(_) => log::debug(format_args!("allocated {bytes} bytes, {kind:?}, {charged} on the card")),
+        Err(_) => device.release(bytes, charged, kind),
+    }
+    made
 }
 
 fn leave(pass: Option<gate::Pass>, mark: &FrameMark) {

@@ -20,7 +20,7 @@ use crate::memory::quota::{self, Seat};
 use crate::process::config::Config;
 use crate::process::lock::lock;
 use crate::process::unwind::OnUnwind;
-use crate::process::{lifecycle, log};
+use crate::process::{bell, lifecycle, log};
 use crate::work::gate;
 use crate::work::used_devices;
 
@@ -223,13 +223,20 @@ impl Device {
         self.under_way.load(Ordering::SeqCst) > 0
     }
 
-    /// See [`Account::admit`].
+    /// See [`Account::admit`]. The allocation is [under way](Self::is_changing) from before it is charged, so that an eviction finds
+    /// what it finds charged.
     ///
     /// # Errors
     /// Out of memory when it exceeds the limit or the GPU; the account is unchanged.
-    pub(crate) fn admit(&self, bytes: u64, kind: Kind, caller: Caller) -> Result<Admission, CUresult> {
+    pub(crate) fn admit(
+        &'static self,
+        bytes: u64,
+        kind: Kind,
+        caller: Caller,
+    ) -> Result<(Admission, UnderWay), CUresult> {
+        let under_way = self.begin_change();
         let admitted = self.lock().admit(bytes, kind, caller);
-        admitted.map_err(|refusal| {
+        admitted.map(|admission| (admission, under_way)).map_err(|refusal| {
             self.say_refused(bytes, refusal);
             CUresult::OUT_OF_MEMORY
         })
@@ -357,5 +364,12 @@ impl Device {
     /// Whether the scheduler's figure of allocated bytes is too old.
     pub(crate) fn is_usage_stale(&self) -> bool {
         self.lock().is_usage_stale()
+    }
+
+    /// Has the session tell the scheduler how much is allocated, if its figure is too old.
+    pub(crate) fn tell_of_usage(&self) {
+        if self.is_usage_stale() {
+            bell::ring();
+        }
     }
 }

@@ -46,10 +46,25 @@ impl Request {
         Self { device, context, kind, bytes, created: None, is_slab: false }
     }
 
+    /// A request for device memory, whose kind the library chooses.
+    pub(crate) fn for_device_memory(device: &'static Device, context: Arc<Context>, bytes: u64) -> Self {
+        Self::new(device, context, kind_of_device_memory(device, bytes), bytes)
+    }
+
+    /// The backing of the memory, and the bytes that it takes.
+    ///
+    /// # Errors
+    /// Out of memory: no memory can be that large. Or the error of [`Self::check_context`].
+    pub(crate) fn plan(&self) -> Result<(&'static dyn Backing, u64), CUresult> {
+        self.check_context()?;
+        let backing = of(self.kind);
+        Ok((backing, backing.span(self.bytes).ok_or(CUresult::OUT_OF_MEMORY)?))
+    }
+
     /// Whether the context can have more memory.
     ///
     /// # Errors
-    /// It has lost memory: the driver's error because of which it has.
+    /// The driver's error because of which the context has lost memory.
     pub(crate) fn check_context(&self) -> Result<(), CUresult> {
         self.context.failure().map_or(Ok(()), Err)
     }
@@ -216,7 +231,7 @@ pub(crate) fn of(kind: Kind) -> &'static dyn Backing {
 }
 
 /// The kind of memory that the program gets for device memory of this size.
-pub(crate) fn kind_of_device_memory(device: &Device, bytes: u64) -> Kind {
+fn kind_of_device_memory(device: &Device, bytes: u64) -> Kind {
     if device.memory == MemoryMode::Off || plain::needs_plain(bytes) {
         Kind::Plain
     } else if lifecycle::is_exiting() {

@@ -1,0 +1,108 @@
+//! The ways to get memory for an allocation before it is refused.
+
+use nvshare_client::Wait;
+
+use crate::driver::types::CUresult;
+use crate::memory::allocations::Kind;
+use crate::memory::deferred_free::{self, LateFrees};
+use crate::memory::devices::{Awaited, Device};
+use crate::memory::{driver_reserve, free};
+use crate::process::bell;
+
+/// How often one allocation finds that the driver has less than the account says, before it fails.
+const MOST_LOSSES: u32 = 16;
+
+/// Why an allocation cannot be made now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shortage {
+    /// It would exceed a limit, or the card of a process without a scheduler.
+    Limit,
+    /// This many bytes of room are lacking.
+    Room(u64),
+    /// The driver has no memory for it, though this many bytes were charged. The program has freed more than the driver has
+    /// back, or others have what the scheduler has given.
+    Driver(u64),
+}
+
+/// The ladder that an allocation climbs before it is refused.
+///
+/// Each rung is a way to get memory, from the cheapest to the one that takes longest. The allocation is tried again after the first
+/// rung that has helped, and starts from the lowest rung if it fails again.
+///
+/// | rung | limit | room | driver |
+/// |---|---|---|---|
+/// | end spare slabs | x | x | x |
+/// | wait for room | | x | |
+/// | have the driver release its reserve | x | x | |
+/// | wait for memory that ends later than it was freed | x | x | |
+/// | ask for other room | | | x |
+/// | wait for a scheduler that may come back | | | x |
+#[derive(Debug)]
+pub(super) struct Ladder {
+    device: &'static Device,
+    bytes: u64,
+    kind: Kind,
+    late_frees: LateFrees,
+    /// Room that came for the allocation, until the next try has taken it.
+    awaited: Option<Awaited<'static>>,
+    /// How often the driver had less than the account said.
+    losses: u32,
+}
+
+impl Ladder {
+    /// An allocation of `bytes` bytes is about to be tried for the first time.
+    pub(super) fn new(device: &'static Device, bytes: u64, kind: Kind) -> Self {
+        deferred_free::sweep();
+        Self { device, bytes, kind, late_frees: LateFrees::begin(), awaited: None, losses: 0 }
+    }
+
+    /// Climbs to the first rung that helps.
+    ///
+    /// # Errors
+    /// Out of memory: none helps, so the allocation is refused.
+    pub(super) fn climb(&mut self, shortage: Shortage) -> Result<(), CUresult> {
+        let has_helped = self.end_spare_slabs()
+            || match shortage {
+                Shortage::Limit => self.release_reserve() || self.wait_for_late_frees(),
+                Shortage::Room(lacks) => {
+                    self.wait_for_room(lacks) || self.release_reserve() || self.wait_for_late_frees()
+                }
+                Shortage::Driver(charged) => self.ask_for_other_room(charged) || self.wait_for_scheduler(),
+            };
+        if has_helped { Ok(()) } else { Err(CUresult::OUT_OF_MEMORY) }
+    }
+
+    /// The allocation has been tried, and has taken the room that came for it.
+    pub(super) fn end_waiting(&mut self) {
+        self.awaited = None;
+    }
+
+    fn end_spare_slabs(&self) -> bool {
+        free::drop_spares(self.device)
+    }
+
+    fn wait_for_room(&mut self, lacks: u64) -> bool {
+        self.awaited = self.device.wait_for_room(lacks, Wait::of(self.kind), bell::ring);
+        self.awaited.is_some()
+    }
+
+    fn release_reserve(&self) -> bool {
+        driver_reserve::give_up(self.device)
+    }
+
+    fn wait_for_late_frees(&mut self) -> bool {
+        self.late_frees.wait()
+    }
+
+    fn ask_for_other_room(&mut self, charged: u64) -> bool {
+        let is_asked = self.kind == Kind::Mapped
+            && self.losses < MOST_LOSSES
+            && self.device.lose_room(charged, bell::ring);
+        self.losses += u32::from(is_asked);
+        is_asked
+    }
+
+    fn wait_for_scheduler(&self) -> bool {
+        self.device.wait_for_scheduler(self.bytes)
+    }
+}
