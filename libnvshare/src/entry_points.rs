@@ -1,262 +1,258 @@
 //! The list of entry points: each function of the driver once, with its signature and its treatment.
 //!
-//! Two layers are made from it: [`driver::functions`](crate::driver::functions) has a place for each of the driver's own
+//! Two layers are made from it. [`driver::functions`](crate::driver::functions) has a place for each of the driver's own
 //! functions, and [`hooks::table`](crate::hooks::table) a hook for each that is not left alone. Signatures are those of
-//! `cuda.h` of CUDA 13.0, structures that nobody looks into as `c_void`; a name behind `and` is the function for
-//! per-thread default streams and has the same signature.
+//! `cuda.h` of CUDA 13.0; structures that the library does not look into are `c_void`. A name behind `and` is the function for
+//! per-thread default streams, with the same signature.
 //!
-//! A row has a class, which `docs/entry-points.md` shows, the function, and its treatment:
+//! A row has a class, which `docs/entry-points.md` shows, a place at the gate, the function, and its treatment.
 //!
-//! - **gated**: the hook passes the gate with the stream in brackets, and calls the driver.
-//! - **prompt**: gated as well. The driver returns from the function before its work is done, but not for managed memory. So if
+//! The place at the gate:
+//!
+//! - **on** a stream: the function submits work there, so the hook passes the gate with it.
+//! - **addresses**: the function submits nothing, and the driver reads addresses that have to have memory. The hook passes the gate
+//!   where the library maps memory.
+//! - **handler**: some calls of the function pass the gate, and the handler knows which.
+//! - **none**: the function passes no gate. A test lists why ([`hooks::table`](crate::hooks::table)).
+//!
+//! The treatment:
+//!
+//! - **unchanged**: the hook calls the driver with the program's arguments.
+//! - **prompt**: the same. The driver returns from the function before its work is done, but not for managed memory. So if
 //!   the pointers named allow it ([`are_prompt`](crate::hooks::pointers::are_prompt)), the hook calls the stream-ordered
 //!   function on the same default stream.
 //! - **handled**: the hook passes its arguments and the real function to a handler.
-//! - **looked_up**: the same; the handler gets the table of hooks too.
-//! - Functions in `called` have no hook; the library itself calls them. Names in `forwarded` are known and left alone.
+//! - **of_stream**: the same; the handler is told whether a null stream is the thread's own.
+//! - **looked_up**: the same as handled; the handler gets the table of hooks too.
+//!
+//! Functions in `called` have no hook; the library itself calls them. Names in `forwarded` are known and left alone.
 
 /// Expands the list by a macro of this name.
 macro_rules! entry_points {
     ($expand:ident) => { $expand! {
 hooked {
     // submit
-    submit cuLaunch(f: CUfunction) = gated(NULL);
-    submit cuLaunchCooperativeKernel(f: CUfunction, gridDimX: c_uint, gridDimY: c_uint, gridDimZ: c_uint, blockDimX: c_uint, blockDimY: c_uint, blockDimZ: c_uint, sharedMemBytes: c_uint, hStream: CUstream, kernelParams: *mut *mut c_void) and cuLaunchCooperativeKernel_ptsz = gated(hStream);
-    submit cuLaunchCooperativeKernelMultiDevice(launchParamsList: *mut c_void, numDevices: c_uint, flags: c_uint) = gated(NULL);
-    submit cuLaunchGrid(f: CUfunction, grid_width: c_int, grid_height: c_int) = gated(NULL);
-    submit cuLaunchGridAsync(f: CUfunction, grid_width: c_int, grid_height: c_int, hStream: CUstream) = gated(hStream);
-    submit cuLaunchKernel(f: CUfunction, gridDimX: c_uint, gridDimY: c_uint, gridDimZ: c_uint, blockDimX: c_uint, blockDimY: c_uint, blockDimZ: c_uint, sharedMemBytes: c_uint, hStream: CUstream, kernelParams: *mut *mut c_void, extra: *mut *mut c_void) and cuLaunchKernel_ptsz = gated(hStream);
-    submit cuLaunchKernelEx(config: *const c_void, f: CUfunction, kernelParams: *mut *mut c_void, extra: *mut *mut c_void) and cuLaunchKernelEx_ptsz = gated(config_stream(config));
-    submit cuMemBatchDecompressAsync(paramsArray: *mut c_void, count: usize, flags: c_uint, errorIndex: *mut usize, stream: CUstream) and cuMemBatchDecompressAsync_ptsz = gated(stream);
-    submit cuMemMapArrayAsync(mapInfoList: *mut c_void, count: c_uint, hStream: CUstream) = handled(vmm::map_arrays::<false>);
-    submit cuMemMapArrayAsync_ptsz(mapInfoList: *mut c_void, count: c_uint, hStream: CUstream) = handled(vmm::map_arrays::<true>);
-    submit cuStreamBatchMemOp(stream: CUstream, count: c_uint, paramArray: *mut c_void, flags: c_uint) and cuStreamBatchMemOp_ptsz = gated(stream);
-    submit cuStreamBatchMemOp_v2(stream: CUstream, count: c_uint, paramArray: *mut c_void, flags: c_uint) and cuStreamBatchMemOp_v2_ptsz = gated(stream);
-    submit cuStreamWaitValue32(stream: CUstream, addr: CUdeviceptr, value: u32, flags: c_uint) and cuStreamWaitValue32_ptsz = gated(stream);
-    submit cuStreamWaitValue32_v2(stream: CUstream, addr: CUdeviceptr, value: u32, flags: c_uint) and cuStreamWaitValue32_v2_ptsz = gated(stream);
-    submit cuStreamWaitValue64(stream: CUstream, addr: CUdeviceptr, value: u64, flags: c_uint) and cuStreamWaitValue64_ptsz = gated(stream);
-    submit cuStreamWaitValue64_v2(stream: CUstream, addr: CUdeviceptr, value: u64, flags: c_uint) and cuStreamWaitValue64_v2_ptsz = gated(stream);
-    submit cuStreamWriteValue32(stream: CUstream, addr: CUdeviceptr, value: u32, flags: c_uint) and cuStreamWriteValue32_ptsz = gated(stream);
-    submit cuStreamWriteValue32_v2(stream: CUstream, addr: CUdeviceptr, value: u32, flags: c_uint) and cuStreamWriteValue32_v2_ptsz = gated(stream);
-    submit cuStreamWriteValue64(stream: CUstream, addr: CUdeviceptr, value: u64, flags: c_uint) and cuStreamWriteValue64_ptsz = gated(stream);
-    submit cuStreamWriteValue64_v2(stream: CUstream, addr: CUdeviceptr, value: u64, flags: c_uint) and cuStreamWriteValue64_v2_ptsz = gated(stream);
+    submit [on NULL] cuLaunch(f: CUfunction) = unchanged();
+    submit [on hStream] cuLaunchCooperativeKernel(f: CUfunction, gridDimX: c_uint, gridDimY: c_uint, gridDimZ: c_uint, blockDimX: c_uint, blockDimY: c_uint, blockDimZ: c_uint, sharedMemBytes: c_uint, hStream: CUstream, kernelParams: *mut *mut c_void) and cuLaunchCooperativeKernel_ptsz = unchanged();
+    submit [on NULL] cuLaunchCooperativeKernelMultiDevice(launchParamsList: *mut c_void, numDevices: c_uint, flags: c_uint) = unchanged();
+    submit [on NULL] cuLaunchGrid(f: CUfunction, grid_width: c_int, grid_height: c_int) = unchanged();
+    submit [on hStream] cuLaunchGridAsync(f: CUfunction, grid_width: c_int, grid_height: c_int, hStream: CUstream) = unchanged();
+    submit [on hStream] cuLaunchKernel(f: CUfunction, gridDimX: c_uint, gridDimY: c_uint, gridDimZ: c_uint, blockDimX: c_uint, blockDimY: c_uint, blockDimZ: c_uint, sharedMemBytes: c_uint, hStream: CUstream, kernelParams: *mut *mut c_void, extra: *mut *mut c_void) and cuLaunchKernel_ptsz = unchanged();
+    submit [on config_stream(config)] cuLaunchKernelEx(config: *const c_void, f: CUfunction, kernelParams: *mut *mut c_void, extra: *mut *mut c_void) and cuLaunchKernelEx_ptsz = unchanged();
+    submit [on stream] cuMemBatchDecompressAsync(paramsArray: *mut c_void, count: usize, flags: c_uint, errorIndex: *mut usize, stream: CUstream) and cuMemBatchDecompressAsync_ptsz = unchanged();
+    submit [on hStream] cuMemMapArrayAsync(mapInfoList: *mut c_void, count: c_uint, hStream: CUstream) and cuMemMapArrayAsync_ptsz = handled(vmm::map_arrays);
+    submit [on stream] cuStreamBatchMemOp(stream: CUstream, count: c_uint, paramArray: *mut c_void, flags: c_uint) and cuStreamBatchMemOp_ptsz = unchanged();
+    submit [on stream] cuStreamBatchMemOp_v2(stream: CUstream, count: c_uint, paramArray: *mut c_void, flags: c_uint) and cuStreamBatchMemOp_v2_ptsz = unchanged();
+    submit [on stream] cuStreamWaitValue32(stream: CUstream, addr: CUdeviceptr, value: u32, flags: c_uint) and cuStreamWaitValue32_ptsz = unchanged();
+    submit [on stream] cuStreamWaitValue32_v2(stream: CUstream, addr: CUdeviceptr, value: u32, flags: c_uint) and cuStreamWaitValue32_v2_ptsz = unchanged();
+    submit [on stream] cuStreamWaitValue64(stream: CUstream, addr: CUdeviceptr, value: u64, flags: c_uint) and cuStreamWaitValue64_ptsz = unchanged();
+    submit [on stream] cuStreamWaitValue64_v2(stream: CUstream, addr: CUdeviceptr, value: u64, flags: c_uint) and cuStreamWaitValue64_v2_ptsz = unchanged();
+    submit [on stream] cuStreamWriteValue32(stream: CUstream, addr: CUdeviceptr, value: u32, flags: c_uint) and cuStreamWriteValue32_ptsz = unchanged();
+    submit [on stream] cuStreamWriteValue32_v2(stream: CUstream, addr: CUdeviceptr, value: u32, flags: c_uint) and cuStreamWriteValue32_v2_ptsz = unchanged();
+    submit [on stream] cuStreamWriteValue64(stream: CUstream, addr: CUdeviceptr, value: u64, flags: c_uint) and cuStreamWriteValue64_ptsz = unchanged();
+    submit [on stream] cuStreamWriteValue64_v2(stream: CUstream, addr: CUdeviceptr, value: u64, flags: c_uint) and cuStreamWriteValue64_v2_ptsz = unchanged();
     // copy
-    copy cuMemDiscardAndPrefetchBatchAsync(dptrs: *mut CUdeviceptr, sizes: *mut usize, count: usize, prefetchLocs: *mut CUmemLocation, prefetchLocIdxs: *mut usize, numPrefetchLocs: usize, flags: c_ulonglong, hStream: CUstream) and cuMemDiscardAndPrefetchBatchAsync_ptsz = gated(hStream);
-    copy cuMemDiscardBatchAsync(dptrs: *mut CUdeviceptr, sizes: *mut usize, count: usize, flags: c_ulonglong, hStream: CUstream) and cuMemDiscardBatchAsync_ptsz = gated(hStream);
-    copy cuMemPrefetchAsync(devPtr: CUdeviceptr, count: usize, dstDevice: CUdevice, hStream: CUstream) and cuMemPrefetchAsync_ptsz = gated(hStream);
-    copy cuMemPrefetchAsync_v2(devPtr: CUdeviceptr, count: usize, location: CUmemLocation, flags: c_uint, hStream: CUstream) and cuMemPrefetchAsync_v2_ptsz = gated(hStream);
-    copy cuMemPrefetchBatchAsync(dptrs: *mut CUdeviceptr, sizes: *mut usize, count: usize, prefetchLocs: *mut CUmemLocation, prefetchLocIdxs: *mut usize, numPrefetchLocs: usize, flags: c_ulonglong, hStream: CUstream) and cuMemPrefetchBatchAsync_ptsz = gated(hStream);
-    copy cuMemcpy2D(pCopy: *const c_void) = gated(NULL);
-    copy cuMemcpy2DAsync(pCopy: *const c_void, hStream: CUstream) = gated(hStream);
-    copy cuMemcpy2DAsync_v2(pCopy: *const c_void, hStream: CUstream) and cuMemcpy2DAsync_v2_ptsz = gated(hStream);
-    copy cuMemcpy2DUnaligned(pCopy: *const c_void) = gated(NULL);
-    copy cuMemcpy2DUnaligned_v2(pCopy: *const c_void) and cuMemcpy2DUnaligned_v2_ptds = gated(NULL);
-    copy cuMemcpy2D_v2(pCopy: *const c_void) and cuMemcpy2D_v2_ptds = gated(NULL);
-    copy cuMemcpy3D(pCopy: *const c_void) = gated(NULL);
-    copy cuMemcpy3DAsync(pCopy: *const c_void, hStream: CUstream) = gated(hStream);
-    copy cuMemcpy3DAsync_v2(pCopy: *const c_void, hStream: CUstream) and cuMemcpy3DAsync_v2_ptsz = gated(hStream);
-    copy cuMemcpy3DBatchAsync(numOps: usize, opList: *mut c_void, failIdx: *mut usize, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DBatchAsync_ptsz = gated(hStream);
-    copy cuMemcpy3DBatchAsync_v2(numOps: usize, opList: *mut c_void, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DBatchAsync_v2_ptsz = gated(hStream);
-    copy cuMemcpy3DPeer(pCopy: *const c_void) and cuMemcpy3DPeer_ptds = gated(NULL);
-    copy cuMemcpy3DPeerAsync(pCopy: *const c_void, hStream: CUstream) and cuMemcpy3DPeerAsync_ptsz = gated(hStream);
-    copy cuMemcpy3D_v2(pCopy: *const c_void) and cuMemcpy3D_v2_ptds = gated(NULL);
-    copy cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyAsync_ptsz = gated(hStream);
-    copy cuMemcpyWithAttributesAsync(dst: CUdeviceptr, src: CUdeviceptr, size: usize, attr: *mut c_void, hStream: CUstream) and cuMemcpyWithAttributesAsync_ptsz = gated(hStream);
-    copy cuMemcpy3DWithAttributesAsync(op: *mut c_void, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DWithAttributesAsync_ptsz = gated(hStream);
-    copy cuFabricCpyBatchAsync(numOps: usize, opList: *mut c_void, flags: c_ulonglong, hStream: CUstream) and cuFabricCpyBatchAsync_ptsz = gated(hStream);
-    copy cuMemcpyAtoA(dstArray: CUarray, dstOffset: c_uint, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint) = gated(NULL);
-    copy cuMemcpyAtoA_v2(dstArray: CUarray, dstOffset: usize, srcArray: CUarray, srcOffset: usize, ByteCount: usize) and cuMemcpyAtoA_v2_ptds = gated(NULL);
-    copy cuMemcpyAtoD(dstDevice: CUdeviceptrV1, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint) = gated(NULL);
-    copy cuMemcpyAtoD_v2(dstDevice: CUdeviceptr, srcArray: CUarray, srcOffset: usize, ByteCount: usize) and cuMemcpyAtoD_v2_ptds = gated(NULL);
-    copy cuMemcpyAtoH(dstHost: *mut c_void, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint) = gated(NULL);
-    copy cuMemcpyAtoHAsync(dstHost: *mut c_void, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint, hStream: CUstream) = gated(hStream);
-    copy cuMemcpyAtoHAsync_v2(dstHost: *mut c_void, srcArray: CUarray, srcOffset: usize, ByteCount: usize, hStream: CUstream) and cuMemcpyAtoHAsync_v2_ptsz = gated(hStream);
-    copy cuMemcpyAtoH_v2(dstHost: *mut c_void, srcArray: CUarray, srcOffset: usize, ByteCount: usize) and cuMemcpyAtoH_v2_ptds = gated(NULL);
-    copy cuMemcpyBatchAsync(dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, attrs: *mut c_void, attrsIdxs: *mut usize, numAttrs: usize, failIdx: *mut usize, hStream: CUstream) and cuMemcpyBatchAsync_ptsz = gated(hStream);
-    copy cuMemcpyBatchAsync_v2(dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, attrs: *mut c_void, attrsIdxs: *mut usize, numAttrs: usize, hStream: CUstream) and cuMemcpyBatchAsync_v2_ptsz = gated(hStream);
-    copy cuMemcpyDtoA(dstArray: CUarray, dstOffset: c_uint, srcDevice: CUdeviceptrV1, ByteCount: c_uint) = gated(NULL);
-    copy cuMemcpyDtoA_v2(dstArray: CUarray, dstOffset: usize, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoA_v2_ptds = gated(NULL);
-    copy cuMemcpyDtoD(dstDevice: CUdeviceptrV1, srcDevice: CUdeviceptrV1, ByteCount: c_uint) = gated(NULL);
-    copy cuMemcpyDtoDAsync(dstDevice: CUdeviceptrV1, srcDevice: CUdeviceptrV1, ByteCount: c_uint, hStream: CUstream) = gated(hStream);
-    copy cuMemcpyDtoDAsync_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoDAsync_v2_ptsz = gated(hStream);
-    copy cuMemcpyDtoH(dstHost: *mut c_void, srcDevice: CUdeviceptrV1, ByteCount: c_uint) = gated(NULL);
-    copy cuMemcpyDtoHAsync(dstHost: *mut c_void, srcDevice: CUdeviceptrV1, ByteCount: c_uint, hStream: CUstream) = gated(hStream);
-    copy cuMemcpyDtoHAsync_v2(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoHAsync_v2_ptsz = gated(hStream);
-    copy cuMemcpyDtoH_v2(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoH_v2_ptds = gated(NULL);
-    copy cuMemcpyHtoA(dstArray: CUarray, dstOffset: c_uint, srcHost: *const c_void, ByteCount: c_uint) = gated(NULL);
-    copy cuMemcpyHtoAAsync(dstArray: CUarray, dstOffset: c_uint, srcHost: *const c_void, ByteCount: c_uint, hStream: CUstream) = gated(hStream);
-    copy cuMemcpyHtoAAsync_v2(dstArray: CUarray, dstOffset: usize, srcHost: *const c_void, ByteCount: usize, hStream: CUstream) and cuMemcpyHtoAAsync_v2_ptsz = gated(hStream);
-    copy cuMemcpyHtoA_v2(dstArray: CUarray, dstOffset: usize, srcHost: *const c_void, ByteCount: usize) and cuMemcpyHtoA_v2_ptds = gated(NULL);
-    copy cuMemcpyHtoD(dstDevice: CUdeviceptrV1, srcHost: *const c_void, ByteCount: c_uint) = gated(NULL);
-    copy cuMemcpyHtoDAsync(dstDevice: CUdeviceptrV1, srcHost: *const c_void, ByteCount: c_uint, hStream: CUstream) = gated(hStream);
-    copy cuMemcpyHtoDAsync_v2(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize, hStream: CUstream) and cuMemcpyHtoDAsync_v2_ptsz = gated(hStream);
-    copy cuMemcpyHtoD_v2(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize) and cuMemcpyHtoD_v2_ptds = gated(NULL);
-    copy cuMemcpyPeer(dstDevice: CUdeviceptr, dstContext: CUcontext, srcDevice: CUdeviceptr, srcContext: CUcontext, ByteCount: usize) and cuMemcpyPeer_ptds = gated(NULL);
-    copy cuMemcpyPeerAsync(dstDevice: CUdeviceptr, dstContext: CUcontext, srcDevice: CUdeviceptr, srcContext: CUcontext, ByteCount: usize, hStream: CUstream) and cuMemcpyPeerAsync_ptsz = gated(hStream);
+    copy [on hStream] cuMemDiscardAndPrefetchBatchAsync(dptrs: *mut CUdeviceptr, sizes: *mut usize, count: usize, prefetchLocs: *mut CUmemLocation, prefetchLocIdxs: *mut usize, numPrefetchLocs: usize, flags: c_ulonglong, hStream: CUstream) and cuMemDiscardAndPrefetchBatchAsync_ptsz = unchanged();
+    copy [on hStream] cuMemDiscardBatchAsync(dptrs: *mut CUdeviceptr, sizes: *mut usize, count: usize, flags: c_ulonglong, hStream: CUstream) and cuMemDiscardBatchAsync_ptsz = unchanged();
+    copy [on hStream] cuMemPrefetchAsync(devPtr: CUdeviceptr, count: usize, dstDevice: CUdevice, hStream: CUstream) and cuMemPrefetchAsync_ptsz = unchanged();
+    copy [on hStream] cuMemPrefetchAsync_v2(devPtr: CUdeviceptr, count: usize, location: CUmemLocation, flags: c_uint, hStream: CUstream) and cuMemPrefetchAsync_v2_ptsz = unchanged();
+    copy [on hStream] cuMemPrefetchBatchAsync(dptrs: *mut CUdeviceptr, sizes: *mut usize, count: usize, prefetchLocs: *mut CUmemLocation, prefetchLocIdxs: *mut usize, numPrefetchLocs: usize, flags: c_ulonglong, hStream: CUstream) and cuMemPrefetchBatchAsync_ptsz = unchanged();
+    copy [on NULL] cuMemcpy2D(pCopy: *const c_void) = unchanged();
+    copy [on hStream] cuMemcpy2DAsync(pCopy: *const c_void, hStream: CUstream) = unchanged();
+    copy [on hStream] cuMemcpy2DAsync_v2(pCopy: *const c_void, hStream: CUstream) and cuMemcpy2DAsync_v2_ptsz = unchanged();
+    copy [on NULL] cuMemcpy2DUnaligned(pCopy: *const c_void) = unchanged();
+    copy [on NULL] cuMemcpy2DUnaligned_v2(pCopy: *const c_void) and cuMemcpy2DUnaligned_v2_ptds = unchanged();
+    copy [on NULL] cuMemcpy2D_v2(pCopy: *const c_void) and cuMemcpy2D_v2_ptds = unchanged();
+    copy [on NULL] cuMemcpy3D(pCopy: *const c_void) = unchanged();
+    copy [on hStream] cuMemcpy3DAsync(pCopy: *const c_void, hStream: CUstream) = unchanged();
+    copy [on hStream] cuMemcpy3DAsync_v2(pCopy: *const c_void, hStream: CUstream) and cuMemcpy3DAsync_v2_ptsz = unchanged();
+    copy [on hStream] cuMemcpy3DBatchAsync(numOps: usize, opList: *mut c_void, failIdx: *mut usize, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DBatchAsync_ptsz = unchanged();
+    copy [on hStream] cuMemcpy3DBatchAsync_v2(numOps: usize, opList: *mut c_void, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DBatchAsync_v2_ptsz = unchanged();
+    copy [on NULL] cuMemcpy3DPeer(pCopy: *const c_void) and cuMemcpy3DPeer_ptds = unchanged();
+    copy [on hStream] cuMemcpy3DPeerAsync(pCopy: *const c_void, hStream: CUstream) and cuMemcpy3DPeerAsync_ptsz = unchanged();
+    copy [on NULL] cuMemcpy3D_v2(pCopy: *const c_void) and cuMemcpy3D_v2_ptds = unchanged();
+    copy [on hStream] cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyAsync_ptsz = unchanged();
+    copy [on hStream] cuMemcpyWithAttributesAsync(dst: CUdeviceptr, src: CUdeviceptr, size: usize, attr: *mut c_void, hStream: CUstream) and cuMemcpyWithAttributesAsync_ptsz = unchanged();
+    copy [on hStream] cuMemcpy3DWithAttributesAsync(op: *mut c_void, flags: c_ulonglong, hStream: CUstream) and cuMemcpy3DWithAttributesAsync_ptsz = unchanged();
+    copy [on hStream] cuFabricCpyBatchAsync(numOps: usize, opList: *mut c_void, flags: c_ulonglong, hStream: CUstream) and cuFabricCpyBatchAsync_ptsz = unchanged();
+    copy [on NULL] cuMemcpyAtoA(dstArray: CUarray, dstOffset: c_uint, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint) = unchanged();
+    copy [on NULL] cuMemcpyAtoA_v2(dstArray: CUarray, dstOffset: usize, srcArray: CUarray, srcOffset: usize, ByteCount: usize) and cuMemcpyAtoA_v2_ptds = unchanged();
+    copy [on NULL] cuMemcpyAtoD(dstDevice: CUdeviceptrV1, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint) = unchanged();
+    copy [on NULL] cuMemcpyAtoD_v2(dstDevice: CUdeviceptr, srcArray: CUarray, srcOffset: usize, ByteCount: usize) and cuMemcpyAtoD_v2_ptds = unchanged();
+    copy [on NULL] cuMemcpyAtoH(dstHost: *mut c_void, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint) = unchanged();
+    copy [on hStream] cuMemcpyAtoHAsync(dstHost: *mut c_void, srcArray: CUarray, srcOffset: c_uint, ByteCount: c_uint, hStream: CUstream) = unchanged();
+    copy [on hStream] cuMemcpyAtoHAsync_v2(dstHost: *mut c_void, srcArray: CUarray, srcOffset: usize, ByteCount: usize, hStream: CUstream) and cuMemcpyAtoHAsync_v2_ptsz = unchanged();
+    copy [on NULL] cuMemcpyAtoH_v2(dstHost: *mut c_void, srcArray: CUarray, srcOffset: usize, ByteCount: usize) and cuMemcpyAtoH_v2_ptds = unchanged();
+    copy [on hStream] cuMemcpyBatchAsync(dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, attrs: *mut c_void, attrsIdxs: *mut usize, numAttrs: usize, failIdx: *mut usize, hStream: CUstream) and cuMemcpyBatchAsync_ptsz = unchanged();
+    copy [on hStream] cuMemcpyBatchAsync_v2(dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, attrs: *mut c_void, attrsIdxs: *mut usize, numAttrs: usize, hStream: CUstream) and cuMemcpyBatchAsync_v2_ptsz = unchanged();
+    copy [on NULL] cuMemcpyDtoA(dstArray: CUarray, dstOffset: c_uint, srcDevice: CUdeviceptrV1, ByteCount: c_uint) = unchanged();
+    copy [on NULL] cuMemcpyDtoA_v2(dstArray: CUarray, dstOffset: usize, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoA_v2_ptds = unchanged();
+    copy [on NULL] cuMemcpyDtoD(dstDevice: CUdeviceptrV1, srcDevice: CUdeviceptrV1, ByteCount: c_uint) = unchanged();
+    copy [on hStream] cuMemcpyDtoDAsync(dstDevice: CUdeviceptrV1, srcDevice: CUdeviceptrV1, ByteCount: c_uint, hStream: CUstream) = unchanged();
+    copy [on hStream] cuMemcpyDtoDAsync_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoDAsync_v2_ptsz = unchanged();
+    copy [on NULL] cuMemcpyDtoH(dstHost: *mut c_void, srcDevice: CUdeviceptrV1, ByteCount: c_uint) = unchanged();
+    copy [on hStream] cuMemcpyDtoHAsync(dstHost: *mut c_void, srcDevice: CUdeviceptrV1, ByteCount: c_uint, hStream: CUstream) = unchanged();
+    copy [on hStream] cuMemcpyDtoHAsync_v2(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) and cuMemcpyDtoHAsync_v2_ptsz = unchanged();
+    copy [on NULL] cuMemcpyDtoH_v2(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoH_v2_ptds = unchanged();
+    copy [on NULL] cuMemcpyHtoA(dstArray: CUarray, dstOffset: c_uint, srcHost: *const c_void, ByteCount: c_uint) = unchanged();
+    copy [on hStream] cuMemcpyHtoAAsync(dstArray: CUarray, dstOffset: c_uint, srcHost: *const c_void, ByteCount: c_uint, hStream: CUstream) = unchanged();
+    copy [on hStream] cuMemcpyHtoAAsync_v2(dstArray: CUarray, dstOffset: usize, srcHost: *const c_void, ByteCount: usize, hStream: CUstream) and cuMemcpyHtoAAsync_v2_ptsz = unchanged();
+    copy [on NULL] cuMemcpyHtoA_v2(dstArray: CUarray, dstOffset: usize, srcHost: *const c_void, ByteCount: usize) and cuMemcpyHtoA_v2_ptds = unchanged();
+    copy [on NULL] cuMemcpyHtoD(dstDevice: CUdeviceptrV1, srcHost: *const c_void, ByteCount: c_uint) = unchanged();
+    copy [on hStream] cuMemcpyHtoDAsync(dstDevice: CUdeviceptrV1, srcHost: *const c_void, ByteCount: c_uint, hStream: CUstream) = unchanged();
+    copy [on hStream] cuMemcpyHtoDAsync_v2(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize, hStream: CUstream) and cuMemcpyHtoDAsync_v2_ptsz = unchanged();
+    copy [on NULL] cuMemcpyHtoD_v2(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize) and cuMemcpyHtoD_v2_ptds = unchanged();
+    copy [on NULL] cuMemcpyPeer(dstDevice: CUdeviceptr, dstContext: CUcontext, srcDevice: CUdeviceptr, srcContext: CUcontext, ByteCount: usize) and cuMemcpyPeer_ptds = unchanged();
+    copy [on hStream] cuMemcpyPeerAsync(dstDevice: CUdeviceptr, dstContext: CUcontext, srcDevice: CUdeviceptr, srcContext: CUcontext, ByteCount: usize, hStream: CUstream) and cuMemcpyPeerAsync_ptsz = unchanged();
     // fill
-    fill cuMemsetD16(dstDevice: CUdeviceptrV1, us: c_ushort, N: c_uint) = gated(NULL);
-    fill cuMemsetD16Async(dstDevice: CUdeviceptr, us: c_ushort, N: usize, hStream: CUstream) and cuMemsetD16Async_ptsz = gated(hStream);
-    fill cuMemsetD2D16(dstDevice: CUdeviceptrV1, dstPitch: c_uint, us: c_ushort, Width: c_uint, Height: c_uint) = gated(NULL);
-    fill cuMemsetD2D16Async(dstDevice: CUdeviceptr, dstPitch: usize, us: c_ushort, Width: usize, Height: usize, hStream: CUstream) and cuMemsetD2D16Async_ptsz = gated(hStream);
-    fill cuMemsetD2D32(dstDevice: CUdeviceptrV1, dstPitch: c_uint, ui: c_uint, Width: c_uint, Height: c_uint) = gated(NULL);
-    fill cuMemsetD2D32Async(dstDevice: CUdeviceptr, dstPitch: usize, ui: c_uint, Width: usize, Height: usize, hStream: CUstream) and cuMemsetD2D32Async_ptsz = gated(hStream);
-    fill cuMemsetD2D8(dstDevice: CUdeviceptrV1, dstPitch: c_uint, uc: c_uchar, Width: c_uint, Height: c_uint) = gated(NULL);
-    fill cuMemsetD2D8Async(dstDevice: CUdeviceptr, dstPitch: usize, uc: c_uchar, Width: usize, Height: usize, hStream: CUstream) and cuMemsetD2D8Async_ptsz = gated(hStream);
-    fill cuMemsetD32(dstDevice: CUdeviceptrV1, ui: c_uint, N: c_uint) = gated(NULL);
-    fill cuMemsetD32Async(dstDevice: CUdeviceptr, ui: c_uint, N: usize, hStream: CUstream) and cuMemsetD32Async_ptsz = gated(hStream);
-    fill cuMemsetD8(dstDevice: CUdeviceptrV1, uc: c_uchar, N: c_uint) = gated(NULL);
-    fill cuMemsetD8Async(dstDevice: CUdeviceptr, uc: c_uchar, N: usize, hStream: CUstream) and cuMemsetD8Async_ptsz = gated(hStream);
-    copy cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize) and cuMemcpy_ptds = prompt(cuMemcpyAsync, dst, src);
-    copy cuMemcpyDtoD_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoD_v2_ptds = prompt(cuMemcpyDtoDAsync_v2, dstDevice, srcDevice);
-    fill cuMemsetD8_v2(dstDevice: CUdeviceptr, uc: c_uchar, N: usize) and cuMemsetD8_v2_ptds = prompt(cuMemsetD8Async, dstDevice);
-    fill cuMemsetD16_v2(dstDevice: CUdeviceptr, us: c_ushort, N: usize) and cuMemsetD16_v2_ptds = prompt(cuMemsetD16Async, dstDevice);
-    fill cuMemsetD32_v2(dstDevice: CUdeviceptr, ui: c_uint, N: usize) and cuMemsetD32_v2_ptds = prompt(cuMemsetD32Async, dstDevice);
-    fill cuMemsetD2D8_v2(dstDevice: CUdeviceptr, dstPitch: usize, uc: c_uchar, Width: usize, Height: usize) and cuMemsetD2D8_v2_ptds = prompt(cuMemsetD2D8Async, dstDevice);
-    fill cuMemsetD2D16_v2(dstDevice: CUdeviceptr, dstPitch: usize, us: c_ushort, Width: usize, Height: usize) and cuMemsetD2D16_v2_ptds = prompt(cuMemsetD2D16Async, dstDevice);
-    fill cuMemsetD2D32_v2(dstDevice: CUdeviceptr, dstPitch: usize, ui: c_uint, Width: usize, Height: usize) and cuMemsetD2D32_v2_ptds = prompt(cuMemsetD2D32Async, dstDevice);
+    fill [on NULL] cuMemsetD16(dstDevice: CUdeviceptrV1, us: c_ushort, N: c_uint) = unchanged();
+    fill [on hStream] cuMemsetD16Async(dstDevice: CUdeviceptr, us: c_ushort, N: usize, hStream: CUstream) and cuMemsetD16Async_ptsz = unchanged();
+    fill [on NULL] cuMemsetD2D16(dstDevice: CUdeviceptrV1, dstPitch: c_uint, us: c_ushort, Width: c_uint, Height: c_uint) = unchanged();
+    fill [on hStream] cuMemsetD2D16Async(dstDevice: CUdeviceptr, dstPitch: usize, us: c_ushort, Width: usize, Height: usize, hStream: CUstream) and cuMemsetD2D16Async_ptsz = unchanged();
+    fill [on NULL] cuMemsetD2D32(dstDevice: CUdeviceptrV1, dstPitch: c_uint, ui: c_uint, Width: c_uint, Height: c_uint) = unchanged();
+    fill [on hStream] cuMemsetD2D32Async(dstDevice: CUdeviceptr, dstPitch: usize, ui: c_uint, Width: usize, Height: usize, hStream: CUstream) and cuMemsetD2D32Async_ptsz = unchanged();
+    fill [on NULL] cuMemsetD2D8(dstDevice: CUdeviceptrV1, dstPitch: c_uint, uc: c_uchar, Width: c_uint, Height: c_uint) = unchanged();
+    fill [on hStream] cuMemsetD2D8Async(dstDevice: CUdeviceptr, dstPitch: usize, uc: c_uchar, Width: usize, Height: usize, hStream: CUstream) and cuMemsetD2D8Async_ptsz = unchanged();
+    fill [on NULL] cuMemsetD32(dstDevice: CUdeviceptrV1, ui: c_uint, N: c_uint) = unchanged();
+    fill [on hStream] cuMemsetD32Async(dstDevice: CUdeviceptr, ui: c_uint, N: usize, hStream: CUstream) and cuMemsetD32Async_ptsz = unchanged();
+    fill [on NULL] cuMemsetD8(dstDevice: CUdeviceptrV1, uc: c_uchar, N: c_uint) = unchanged();
+    fill [on hStream] cuMemsetD8Async(dstDevice: CUdeviceptr, uc: c_uchar, N: usize, hStream: CUstream) and cuMemsetD8Async_ptsz = unchanged();
+    copy [on NULL] cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize) and cuMemcpy_ptds = prompt(cuMemcpyAsync, dst, src);
+    copy [on NULL] cuMemcpyDtoD_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) and cuMemcpyDtoD_v2_ptds = prompt(cuMemcpyDtoDAsync_v2, dstDevice, srcDevice);
+    fill [on NULL] cuMemsetD8_v2(dstDevice: CUdeviceptr, uc: c_uchar, N: usize) and cuMemsetD8_v2_ptds = prompt(cuMemsetD8Async, dstDevice);
+    fill [on NULL] cuMemsetD16_v2(dstDevice: CUdeviceptr, us: c_ushort, N: usize) and cuMemsetD16_v2_ptds = prompt(cuMemsetD16Async, dstDevice);
+    fill [on NULL] cuMemsetD32_v2(dstDevice: CUdeviceptr, ui: c_uint, N: usize) and cuMemsetD32_v2_ptds = prompt(cuMemsetD32Async, dstDevice);
+    fill [on NULL] cuMemsetD2D8_v2(dstDevice: CUdeviceptr, dstPitch: usize, uc: c_uchar, Width: usize, Height: usize) and cuMemsetD2D8_v2_ptds = prompt(cuMemsetD2D8Async, dstDevice);
+    fill [on NULL] cuMemsetD2D16_v2(dstDevice: CUdeviceptr, dstPitch: usize, us: c_ushort, Width: usize, Height: usize) and cuMemsetD2D16_v2_ptds = prompt(cuMemsetD2D16Async, dstDevice);
+    fill [on NULL] cuMemsetD2D32_v2(dstDevice: CUdeviceptr, dstPitch: usize, ui: c_uint, Width: usize, Height: usize) and cuMemsetD2D32_v2_ptds = prompt(cuMemsetD2D32Async, dstDevice);
     // start
-    init cuInit(Flags: c_uint) = looked_up(init::cu_init);
-    context cuCtxCreate(pctx: *mut CUcontext, flags: c_uint, dev: CUdevice) = handled(contexts::create);
-    context cuCtxCreate_v2(pctx: *mut CUcontext, flags: c_uint, dev: CUdevice) = handled(contexts::create);
-    context cuCtxCreate_v3(pctx: *mut CUcontext, paramsArray: *mut c_void, numParams: c_int, flags: c_uint, dev: CUdevice) = handled(contexts::create_v3);
-    context cuCtxCreate_v4(pctx: *mut CUcontext, ctxCreateParams: *mut c_void, flags: c_uint, dev: CUdevice) = handled(contexts::create_v4);
-    context cuCtxDestroy(ctx: CUcontext) = handled(contexts::destroy);
-    context cuCtxDestroy_v2(ctx: CUcontext) = handled(contexts::destroy);
-    context cuCtxEnablePeerAccess(peerContext: CUcontext, Flags: c_uint) = handled(contexts::enable_peer);
-    context cuCtxDisablePeerAccess(peerContext: CUcontext) = handled(contexts::disable_peer);
-    context cuCtxAttach(pctx: *mut CUcontext, flags: c_uint) = handled(contexts::attach);
-    context cuCtxDetach(ctx: CUcontext) = handled(contexts::detach);
-    context cuGreenCtxCreate(phCtx: *mut CUgreenCtx, desc: *mut c_void, dev: CUdevice, flags: c_uint) = handled(contexts::create_green);
-    context cuGreenCtxDestroy(hCtx: CUgreenCtx) = handled(contexts::destroy_green);
-    context cuCtxSetCurrent(ctx: CUcontext) = handled(contexts::set_current);
-    context cuCtxPushCurrent(ctx: CUcontext) = handled(contexts::set_current);
-    context cuCtxPushCurrent_v2(ctx: CUcontext) = handled(contexts::set_current);
-    context cuCtxPopCurrent(pctx: *mut CUcontext) = handled(contexts::pop_current);
-    context cuCtxPopCurrent_v2(pctx: *mut CUcontext) = handled(contexts::pop_current);
-    context cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) = handled(contexts::retain_primary);
-    context cuDevicePrimaryCtxRelease(dev: CUdevice) = handled(contexts::release_primary);
-    context cuDevicePrimaryCtxRelease_v2(dev: CUdevice) = handled(contexts::release_primary);
-    context cuDevicePrimaryCtxReset(dev: CUdevice) = handled(contexts::reset_primary);
-    context cuDevicePrimaryCtxReset_v2(dev: CUdevice) = handled(contexts::reset_primary);
+    init [none] cuInit(Flags: c_uint) = looked_up(init::cu_init);
+    context [none] cuCtxCreate(pctx: *mut CUcontext, flags: c_uint, dev: CUdevice) = handled(contexts::create);
+    context [none] cuCtxCreate_v2(pctx: *mut CUcontext, flags: c_uint, dev: CUdevice) = handled(contexts::create);
+    context [none] cuCtxCreate_v3(pctx: *mut CUcontext, paramsArray: *mut c_void, numParams: c_int, flags: c_uint, dev: CUdevice) = handled(contexts::create_v3);
+    context [none] cuCtxCreate_v4(pctx: *mut CUcontext, ctxCreateParams: *mut c_void, flags: c_uint, dev: CUdevice) = handled(contexts::create_v4);
+    context [none] cuCtxDestroy(ctx: CUcontext) = handled(contexts::destroy);
+    context [none] cuCtxDestroy_v2(ctx: CUcontext) = handled(contexts::destroy);
+    context [none] cuCtxEnablePeerAccess(peerContext: CUcontext, Flags: c_uint) = handled(contexts::enable_peer);
+    context [none] cuCtxDisablePeerAccess(peerContext: CUcontext) = handled(contexts::disable_peer);
+    context [none] cuCtxAttach(pctx: *mut CUcontext, flags: c_uint) = handled(contexts::attach);
+    context [none] cuCtxDetach(ctx: CUcontext) = handled(contexts::detach);
+    context [none] cuGreenCtxCreate(phCtx: *mut CUgreenCtx, desc: *mut c_void, dev: CUdevice, flags: c_uint) = handled(contexts::create_green);
+    context [none] cuGreenCtxDestroy(hCtx: CUgreenCtx) = handled(contexts::destroy_green);
+    context [none] cuCtxSetCurrent(ctx: CUcontext) = handled(contexts::set_current);
+    context [none] cuCtxPushCurrent(ctx: CUcontext) = handled(contexts::set_current);
+    context [none] cuCtxPushCurrent_v2(ctx: CUcontext) = handled(contexts::set_current);
+    context [none] cuCtxPopCurrent(pctx: *mut CUcontext) = handled(contexts::pop_current);
+    context [none] cuCtxPopCurrent_v2(pctx: *mut CUcontext) = handled(contexts::pop_current);
+    context [none] cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) = handled(contexts::retain_primary);
+    context [none] cuDevicePrimaryCtxRelease(dev: CUdevice) = handled(contexts::release_primary);
+    context [none] cuDevicePrimaryCtxRelease_v2(dev: CUdevice) = handled(contexts::release_primary);
+    context [none] cuDevicePrimaryCtxReset(dev: CUdevice) = handled(contexts::reset_primary);
+    context [none] cuDevicePrimaryCtxReset_v2(dev: CUdevice) = handled(contexts::reset_primary);
     // allocate, free, view
-    allocate cuMemAlloc(dptr: *mut CUdeviceptrV1, bytesize: c_uint) = handled(memory::alloc_v1);
-    allocate cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) = handled(memory::alloc);
-    allocate cuMemAllocPitch(dptr: *mut CUdeviceptrV1, pPitch: *mut c_uint, WidthInBytes: c_uint, Height: c_uint, ElementSizeBytes: c_uint) = handled(memory::alloc_pitch_v1);
-    allocate cuMemAllocPitch_v2(dptr: *mut CUdeviceptr, pPitch: *mut usize, WidthInBytes: usize, Height: usize, ElementSizeBytes: c_uint) = handled(memory::alloc_pitch);
-    allocate cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: c_uint) = handled(memory::alloc_managed);
-    free cuMemFree(dptr: CUdeviceptrV1) = handled(memory::free_v1);
-    free cuMemFree_v2(dptr: CUdeviceptr) = handled(memory::free);
-    view cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) = handled(memory_info::get_info_v1);
-    view cuMemGetInfo_v2(free: *mut usize, total: *mut usize) = handled(memory_info::get_info);
-    view cuDeviceTotalMem(bytes: *mut c_uint, dev: CUdevice) = handled(memory_info::total_mem_v1);
-    view cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) = handled(memory_info::total_mem);
+    allocate [none] cuMemAlloc(dptr: *mut CUdeviceptrV1, bytesize: c_uint) = handled(memory::alloc_v1);
+    allocate [none] cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) = handled(memory::alloc);
+    allocate [none] cuMemAllocPitch(dptr: *mut CUdeviceptrV1, pPitch: *mut c_uint, WidthInBytes: c_uint, Height: c_uint, ElementSizeBytes: c_uint) = handled(memory::alloc_pitch_v1);
+    allocate [none] cuMemAllocPitch_v2(dptr: *mut CUdeviceptr, pPitch: *mut usize, WidthInBytes: usize, Height: usize, ElementSizeBytes: c_uint) = handled(memory::alloc_pitch);
+    allocate [none] cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: c_uint) = handled(memory::alloc_managed);
+    free [none] cuMemFree(dptr: CUdeviceptrV1) = handled(memory::free_v1);
+    free [none] cuMemFree_v2(dptr: CUdeviceptr) = handled(memory::free);
+    view [none] cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) = handled(memory_info::get_info_v1);
+    view [none] cuMemGetInfo_v2(free: *mut usize, total: *mut usize) = handled(memory_info::get_info);
+    view [none] cuDeviceTotalMem(bytes: *mut c_uint, dev: CUdevice) = handled(memory_info::total_mem_v1);
+    view [none] cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) = handled(memory_info::total_mem);
     // graphs: they allocate when they run
-    submit cuGraphLaunch(hGraphExec: CUgraphExec, hStream: CUstream) = handled(graphs::launch::<false>);
-    submit cuGraphLaunch_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) = handled(graphs::launch::<true>);
-    submit cuGraphUpload(hGraphExec: CUgraphExec, hStream: CUstream) = handled(graphs::launch::<false>);
-    submit cuGraphUpload_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) = handled(graphs::launch::<true>);
-    free cuDeviceGraphMemTrim(device: CUdevice) = handled(graphs::trim);
-    allocate cuGraphAddMemAllocNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(graphs::add_mem_alloc_node);
-    allocate cuGraphAddNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(nodes::add);
-    allocate cuGraphAddNode_v2(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(nodes::add_v2);
-    allocate cuGraphAddNode_v3(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(nodes::add_v2);
+    submit [handler] cuGraphLaunch(hGraphExec: CUgraphExec, hStream: CUstream) and cuGraphLaunch_ptsz = of_stream(graphs::launch);
+    submit [handler] cuGraphUpload(hGraphExec: CUgraphExec, hStream: CUstream) and cuGraphUpload_ptsz = of_stream(graphs::launch);
+    free [none] cuDeviceGraphMemTrim(device: CUdevice) = handled(graphs::trim);
+    allocate [handler] cuGraphAddMemAllocNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(graphs::add_mem_alloc_node);
+    allocate [handler] cuGraphAddNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(nodes::add);
+    allocate [handler] cuGraphAddNode_v2(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(nodes::add_v2);
+    allocate [handler] cuGraphAddNode_v3(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, nodeParams: *mut c_void) = handled(nodes::add_v2);
     // stream-ordered, physical and array memory: counted
-    allocate cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = handled(stream_ordered::alloc_async::<false>);
-    allocate cuMemAllocAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) = handled(stream_ordered::alloc_async::<true>);
-    allocate cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) = handled(stream_ordered::alloc_from_pool_async::<false>);
-    allocate cuMemAllocFromPoolAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) = handled(stream_ordered::alloc_from_pool_async::<true>);
-    free cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) = handled(stream_ordered::free_async::<false>);
-    free cuMemFreeAsync_ptsz(dptr: CUdeviceptr, hStream: CUstream) = handled(stream_ordered::free_async::<true>);
-    allocate cuMemPoolCreate(pool: *mut CUmemoryPool, poolProps: *const c_void) = handled(pools::create);
-    allocate cuMemPoolSetAttribute(pool: CUmemoryPool, attr: c_int, value: *mut c_void) = handled(pools::set_attribute);
-    view cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, dev: CUdevice) = handled(pools::default_of_device);
-    view cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) = handled(pools::current_of_device);
-    view cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) = handled(pools::set_of_device);
-    view cuMemGetDefaultMemPool(pool_out: *mut CUmemoryPool, location: *mut CUmemLocation, kind: c_int) = handled(pools::default_at);
-    view cuMemGetMemPool(pool: *mut CUmemoryPool, location: *mut CUmemLocation, kind: c_int) = handled(pools::current_at);
-    view cuMemSetMemPool(location: *mut CUmemLocation, kind: c_int, pool: CUmemoryPool) = handled(pools::set_at);
-    view cuMemPoolGetAccess(flags: *mut c_int, memPool: CUmemoryPool, location: *mut CUmemLocation) = handled(pools::get_access);
-    free cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize) = handled(pools::trim_to);
-    free cuMemPoolDestroy(pool: CUmemoryPool) = handled(pools::destroy);
-    allocate cuMemCreate(handle: *mut c_ulonglong, size: usize, prop: *const c_void, flags: c_ulonglong) = handled(vmm::create);
-    free cuMemRelease(handle: c_ulonglong) = handled(vmm::release);
-    allocate cuMemMap(ptr: CUdeviceptr, size: usize, offset: usize, handle: c_ulonglong, flags: c_ulonglong) = handled(vmm::map);
-    free cuMemUnmap(ptr: CUdeviceptr, size: usize) = handled(vmm::unmap);
-    allocate cuMemAddressReserve(ptr: *mut CUdeviceptr, size: usize, alignment: usize, addr: CUdeviceptr, flags: c_ulonglong) = handled(vmm::reserve);
-    free cuMemAddressFree(ptr: CUdeviceptr, size: usize) = handled(vmm::free_addresses);
-    allocate cuMemSetAccess(ptr: CUdeviceptr, size: usize, desc: *const c_void, count: usize) = handled(vmm::set_access);
-    view cuMemGetAllocationPropertiesFromHandle(prop: *mut c_void, handle: c_ulonglong) = handled(vmm::get_properties);
-    share cuMemExportToShareableHandle(shareableHandle: *mut c_void, handle: c_ulonglong, handleType: c_int, flags: c_ulonglong) = handled(vmm::export);
-    share cuMulticastBindMem(mcHandle: c_ulonglong, mcOffset: usize, memHandle: c_ulonglong, memOffset: usize, size: usize, flags: c_ulonglong) = handled(vmm::bind);
-    share cuMulticastBindAddr(mcHandle: c_ulonglong, mcOffset: usize, memptr: CUdeviceptr, size: usize, flags: c_ulonglong) = handled(vmm::bind_range);
-    share cuMulticastBindMem_v2(mcHandle: c_ulonglong, dev: CUdevice, mcOffset: usize, memHandle: c_ulonglong, memOffset: usize, size: usize, flags: c_ulonglong) = handled(vmm::bind_v2);
-    share cuMulticastBindAddr_v2(mcHandle: c_ulonglong, dev: CUdevice, mcOffset: usize, memptr: CUdeviceptr, size: usize, flags: c_ulonglong) = handled(vmm::bind_range_v2);
-    share cuLogicalEndpointBindMem(leId: c_uint, dev: CUdevice, offset: u64, memHandle: c_ulonglong, memOffset: u64, size: u64, flags: c_ulonglong) = handled(vmm::bind_endpoint);
-    share cuLogicalEndpointBindAddr(leId: c_uint, dev: CUdevice, offset: u64, ptr: CUdeviceptr, size: u64, flags: c_ulonglong) = handled(vmm::bind_endpoint_range);
-    share cuPointerSetAttribute(value: *const c_void, attribute: c_int, ptr: CUdeviceptr) = handled(pointers::set_attribute);
-    allocate cuMemRetainAllocationHandle(handle: *mut c_ulonglong, addr: *mut c_void) = handled(vmm::retain);
-    allocate cuArrayCreate(pHandle: *mut CUarray, pAllocateArray: *const c_void) = handled(arrays::array_create_v1);
-    allocate cuArrayCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const c_void) = handled(arrays::array_create);
-    allocate cuArray3DCreate(pHandle: *mut CUarray, pAllocateArray: *const c_void) = handled(arrays::array_3d_create_v1);
-    allocate cuArray3DCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const c_void) = handled(arrays::array_3d_create);
-    allocate cuMipmappedArrayCreate(pHandle: *mut CUmipmappedArray, pMipmappedArrayDesc: *const c_void, numMipmapLevels: c_uint) = handled(arrays::mipmapped_create);
-    free cuArrayDestroy(hArray: CUarray) = handled(arrays::array_destroy);
-    free cuMipmappedArrayDestroy(hMipmappedArray: CUmipmappedArray) = handled(arrays::mipmapped_destroy);
+    allocate [none] cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) and cuMemAllocAsync_ptsz = of_stream(stream_ordered::alloc_async);
+    allocate [none] cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) and cuMemAllocFromPoolAsync_ptsz = of_stream(stream_ordered::alloc_from_pool_async);
+    free [none] cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) and cuMemFreeAsync_ptsz = of_stream(stream_ordered::free_async);
+    allocate [none] cuMemPoolCreate(pool: *mut CUmemoryPool, poolProps: *const c_void) = handled(pools::create);
+    allocate [none] cuMemPoolSetAttribute(pool: CUmemoryPool, attr: c_int, value: *mut c_void) = handled(pools::set_attribute);
+    view [none] cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, dev: CUdevice) = handled(pools::default_of_device);
+    view [none] cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) = handled(pools::current_of_device);
+    view [none] cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) = handled(pools::set_of_device);
+    view [none] cuMemGetDefaultMemPool(pool_out: *mut CUmemoryPool, location: *mut CUmemLocation, kind: c_int) = handled(pools::default_at);
+    view [none] cuMemGetMemPool(pool: *mut CUmemoryPool, location: *mut CUmemLocation, kind: c_int) = handled(pools::current_at);
+    view [none] cuMemSetMemPool(location: *mut CUmemLocation, kind: c_int, pool: CUmemoryPool) = handled(pools::set_at);
+    view [none] cuMemPoolGetAccess(flags: *mut c_int, memPool: CUmemoryPool, location: *mut CUmemLocation) = handled(pools::get_access);
+    free [none] cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize) = handled(pools::trim_to);
+    free [none] cuMemPoolDestroy(pool: CUmemoryPool) = handled(pools::destroy);
+    allocate [none] cuMemCreate(handle: *mut c_ulonglong, size: usize, prop: *const c_void, flags: c_ulonglong) = handled(vmm::create);
+    free [none] cuMemRelease(handle: c_ulonglong) = handled(vmm::release);
+    allocate [handler] cuMemMap(ptr: CUdeviceptr, size: usize, offset: usize, handle: c_ulonglong, flags: c_ulonglong) = handled(vmm::map);
+    free [none] cuMemUnmap(ptr: CUdeviceptr, size: usize) = handled(vmm::unmap);
+    allocate [none] cuMemAddressReserve(ptr: *mut CUdeviceptr, size: usize, alignment: usize, addr: CUdeviceptr, flags: c_ulonglong) = handled(vmm::reserve);
+    free [none] cuMemAddressFree(ptr: CUdeviceptr, size: usize) = handled(vmm::free_addresses);
+    allocate [handler] cuMemSetAccess(ptr: CUdeviceptr, size: usize, desc: *const c_void, count: usize) = handled(vmm::set_access);
+    view [none] cuMemGetAllocationPropertiesFromHandle(prop: *mut c_void, handle: c_ulonglong) = handled(vmm::get_properties);
+    share [handler] cuMemExportToShareableHandle(shareableHandle: *mut c_void, handle: c_ulonglong, handleType: c_int, flags: c_ulonglong) = handled(vmm::export);
+    share [handler] cuMulticastBindMem(mcHandle: c_ulonglong, mcOffset: usize, memHandle: c_ulonglong, memOffset: usize, size: usize, flags: c_ulonglong) = handled(vmm::bind);
+    share [handler] cuMulticastBindAddr(mcHandle: c_ulonglong, mcOffset: usize, memptr: CUdeviceptr, size: usize, flags: c_ulonglong) = handled(vmm::bind_range);
+    share [handler] cuMulticastBindMem_v2(mcHandle: c_ulonglong, dev: CUdevice, mcOffset: usize, memHandle: c_ulonglong, memOffset: usize, size: usize, flags: c_ulonglong) = handled(vmm::bind_v2);
+    share [handler] cuMulticastBindAddr_v2(mcHandle: c_ulonglong, dev: CUdevice, mcOffset: usize, memptr: CUdeviceptr, size: usize, flags: c_ulonglong) = handled(vmm::bind_range_v2);
+    share [handler] cuLogicalEndpointBindMem(leId: c_uint, dev: CUdevice, offset: u64, memHandle: c_ulonglong, memOffset: u64, size: u64, flags: c_ulonglong) = handled(vmm::bind_endpoint);
+    share [handler] cuLogicalEndpointBindAddr(leId: c_uint, dev: CUdevice, offset: u64, ptr: CUdeviceptr, size: u64, flags: c_ulonglong) = handled(vmm::bind_endpoint_range);
+    share [handler] cuPointerSetAttribute(value: *const c_void, attribute: c_int, ptr: CUdeviceptr) = handled(pointers::set_attribute);
+    allocate [none] cuMemRetainAllocationHandle(handle: *mut c_ulonglong, addr: *mut c_void) = handled(vmm::retain);
+    allocate [none] cuArrayCreate(pHandle: *mut CUarray, pAllocateArray: *const c_void) = handled(arrays::array_create_v1);
+    allocate [none] cuArrayCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const c_void) = handled(arrays::array_create);
+    allocate [none] cuArray3DCreate(pHandle: *mut CUarray, pAllocateArray: *const c_void) = handled(arrays::array_3d_create_v1);
+    allocate [none] cuArray3DCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const c_void) = handled(arrays::array_3d_create);
+    allocate [none] cuMipmappedArrayCreate(pHandle: *mut CUmipmappedArray, pMipmappedArrayDesc: *const c_void, numMipmapLevels: c_uint) = handled(arrays::mipmapped_create);
+    free [none] cuArrayDestroy(hArray: CUarray) = handled(arrays::array_destroy);
+    free [none] cuMipmappedArrayDestroy(hMipmappedArray: CUmipmappedArray) = handled(arrays::mipmapped_destroy);
     // pointers, seen by the program and by other processes
-    view cuMemGetAddressRange_v2(pbase: *mut CUdeviceptr, psize: *mut usize, dptr: CUdeviceptr) = handled(pointers::get_address_range);
-    view cuPointerGetAttribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) = handled(pointers::get_attribute);
-    view cuPointerGetAttributes(numAttributes: c_uint, attributes: *const c_int, data: *const *mut c_void, ptr: CUdeviceptr) = handled(pointers::get_attributes);
-    share cuIpcGetMemHandle(pHandle: *mut c_void, dptr: CUdeviceptr) = handled(ipc::get_mem_handle);
+    view [none] cuMemGetAddressRange_v2(pbase: *mut CUdeviceptr, psize: *mut usize, dptr: CUdeviceptr) = handled(pointers::get_address_range);
+    view [none] cuPointerGetAttribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) = handled(pointers::get_attribute);
+    view [none] cuPointerGetAttributes(numAttributes: c_uint, attributes: *const c_int, data: *const *mut c_void, ptr: CUdeviceptr) = handled(pointers::get_attributes);
+    share [none] cuIpcGetMemHandle(pHandle: *mut c_void, dptr: CUdeviceptr) = handled(ipc::get_mem_handle);
     // what the driver reads addresses from: they have to have memory
-    name cuGraphAddMemcpyNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, copyParams: *const c_void, ctx: CUcontext) = naming();
-    name cuGraphAddMemsetNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, memsetParams: *const c_void, ctx: CUcontext) = handled(nodes::add_fill);
-    name cuGraphMemcpyNodeSetParams(hNode: *mut c_void, nodeParams: *const c_void) = naming();
-    name cuGraphMemsetNodeSetParams(hNode: *mut c_void, nodeParams: *const c_void) = handled(nodes::set_fill);
-    name cuGraphNodeSetParams(hNode: *mut c_void, nodeParams: *mut c_void) = handled(nodes::set);
-    name cuGraphNodeSetParams_v2(hNode: *mut c_void, nodeParams: *mut c_void) = handled(nodes::set);
-    name cuGraphExecMemcpyNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, copyParams: *const c_void, ctx: CUcontext) = naming();
-    name cuGraphExecMemsetNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, memsetParams: *const c_void, ctx: CUcontext) = handled(nodes::set_fill_in_exec);
-    name cuGraphExecNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, nodeParams: *mut c_void) = handled(nodes::set_in_exec);
-    name cuGraphExecUpdate(hGraphExec: CUgraphExec, hGraph: CUgraph, hErrorNode_out: *mut c_void, updateResult_out: *mut c_int) = naming();
-    name cuGraphExecUpdate_v2(hGraphExec: CUgraphExec, hGraph: CUgraph, resultInfo: *mut c_void) = naming();
-    name cuGraphInstantiate(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, phErrorNode: *mut c_void, logBuffer: *mut c_char, bufferSize: usize) = naming();
-    name cuGraphInstantiate_v2(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, phErrorNode: *mut c_void, logBuffer: *mut c_char, bufferSize: usize) = naming();
-    name cuGraphInstantiateWithFlags(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, flags: c_ulonglong) = naming();
-    name cuGraphInstantiateWithParams(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, instantiateParams: *mut c_void) and cuGraphInstantiateWithParams_ptsz = naming();
-    view cuMemGetAccess(flags: *mut c_ulonglong, location: *const c_void, ptr: CUdeviceptr) = handled(pointers::get_access);
-    share cuMemGetHandleForAddressRange(handle: *mut c_void, dptr: CUdeviceptr, size: usize, handleType: c_int, flags: c_ulonglong) = handled(ipc::get_handle_for_range);
+    name [addresses] cuGraphAddMemcpyNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, copyParams: *const c_void, ctx: CUcontext) = unchanged();
+    name [addresses] cuGraphAddMemsetNode(phGraphNode: *mut c_void, hGraph: CUgraph, dependencies: *const c_void, numDependencies: usize, memsetParams: *const c_void, ctx: CUcontext) = handled(nodes::add_fill);
+    name [addresses] cuGraphMemcpyNodeSetParams(hNode: *mut c_void, nodeParams: *const c_void) = unchanged();
+    name [addresses] cuGraphMemsetNodeSetParams(hNode: *mut c_void, nodeParams: *const c_void) = handled(nodes::set_fill);
+    name [addresses] cuGraphNodeSetParams(hNode: *mut c_void, nodeParams: *mut c_void) = handled(nodes::set);
+    name [addresses] cuGraphNodeSetParams_v2(hNode: *mut c_void, nodeParams: *mut c_void) = handled(nodes::set);
+    name [addresses] cuGraphExecMemcpyNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, copyParams: *const c_void, ctx: CUcontext) = unchanged();
+    name [addresses] cuGraphExecMemsetNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, memsetParams: *const c_void, ctx: CUcontext) = handled(nodes::set_fill_in_exec);
+    name [addresses] cuGraphExecNodeSetParams(hGraphExec: CUgraphExec, hNode: *mut c_void, nodeParams: *mut c_void) = handled(nodes::set_in_exec);
+    name [addresses] cuGraphExecUpdate(hGraphExec: CUgraphExec, hGraph: CUgraph, hErrorNode_out: *mut c_void, updateResult_out: *mut c_int) = unchanged();
+    name [addresses] cuGraphExecUpdate_v2(hGraphExec: CUgraphExec, hGraph: CUgraph, resultInfo: *mut c_void) = unchanged();
+    name [addresses] cuGraphInstantiate(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, phErrorNode: *mut c_void, logBuffer: *mut c_char, bufferSize: usize) = unchanged();
+    name [addresses] cuGraphInstantiate_v2(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, phErrorNode: *mut c_void, logBuffer: *mut c_char, bufferSize: usize) = unchanged();
+    name [addresses] cuGraphInstantiateWithFlags(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, flags: c_ulonglong) = unchanged();
+    name [addresses] cuGraphInstantiateWithParams(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, instantiateParams: *mut c_void) and cuGraphInstantiateWithParams_ptsz = unchanged();
+    view [none] cuMemGetAccess(flags: *mut c_ulonglong, location: *const c_void, ptr: CUdeviceptr) = handled(pointers::get_access);
+    share [handler] cuMemGetHandleForAddressRange(handle: *mut c_void, dptr: CUdeviceptr, size: usize, handleType: c_int, flags: c_ulonglong) = handled(ipc::get_handle_for_range);
     // callbacks
-    callback cuLaunchHostFunc(hStream: CUstream, func: *const c_void, userData: *mut c_void) = handled(callbacks::launch_host_func::<false>);
-    callback cuLaunchHostFunc_ptsz(hStream: CUstream, func: *const c_void, userData: *mut c_void) = handled(callbacks::launch_host_func::<true>);
-    callback cuLaunchHostFunc_v2(hStream: CUstream, func: *const c_void, userData: *mut c_void, syncMode: c_uint) = handled(callbacks::launch_host_func_v2::<false>);
-    callback cuLaunchHostFunc_v2_ptsz(hStream: CUstream, func: *const c_void, userData: *mut c_void, syncMode: c_uint) = handled(callbacks::launch_host_func_v2::<true>);
-    callback cuStreamAddCallback(hStream: CUstream, callback: *const c_void, userData: *mut c_void, flags: c_uint) = handled(callbacks::add_callback::<false>);
-    callback cuStreamAddCallback_ptsz(hStream: CUstream, callback: *const c_void, userData: *mut c_void, flags: c_uint) = handled(callbacks::add_callback::<true>);
+    callback [on hStream] cuLaunchHostFunc(hStream: CUstream, func: *const c_void, userData: *mut c_void) and cuLaunchHostFunc_ptsz = of_stream(callbacks::launch_host_func);
+    callback [on hStream] cuLaunchHostFunc_v2(hStream: CUstream, func: *const c_void, userData: *mut c_void, syncMode: c_uint) and cuLaunchHostFunc_v2_ptsz = of_stream(callbacks::launch_host_func_v2);
+    callback [on hStream] cuStreamAddCallback(hStream: CUstream, callback: *const c_void, userData: *mut c_void, flags: c_uint) and cuStreamAddCallback_ptsz = of_stream(callbacks::add_callback);
     // streams and capture
-    stream cuStreamCreate(phStream: *mut CUstream, Flags: c_uint) = handled(streams::create);
-    stream cuStreamCreateWithPriority(phStream: *mut CUstream, flags: c_uint, priority: c_int) = handled(streams::create_with_priority);
-    stream cuGreenCtxStreamCreate(phStream: *mut CUstream, greenCtx: CUgreenCtx, flags: c_uint, priority: c_int) = handled(streams::create_green);
-    stream cuStreamWaitEvent(hStream: CUstream, hEvent: CUevent, Flags: c_uint) = handled(streams::wait_event);
-    stream cuStreamWaitEvent_ptsz(hStream: CUstream, hEvent: CUevent, Flags: c_uint) = handled(streams::wait_event);
-    stream cuStreamDestroy(hStream: CUstream) = handled(streams::destroy);
-    stream cuStreamDestroy_v2(hStream: CUstream) = handled(streams::destroy);
-    capture cuStreamBeginCapture(hStream: CUstream) = handled(captures::begin_v1::<false>);
-    capture cuStreamBeginCapture_ptsz(hStream: CUstream) = handled(captures::begin_v1::<true>);
-    capture cuStreamBeginCapture_v2(hStream: CUstream, mode: c_int) = handled(captures::begin::<false>);
-    capture cuStreamBeginCapture_v2_ptsz(hStream: CUstream, mode: c_int) = handled(captures::begin::<true>);
-    capture cuStreamBeginCaptureToGraph(hStream: CUstream, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, mode: c_int) = handled(captures::begin_to_graph::<false>);
-    capture cuStreamBeginCaptureToGraph_ptsz(hStream: CUstream, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, mode: c_int) = handled(captures::begin_to_graph::<true>);
-    capture cuStreamBeginRecaptureToGraph(hStream: CUstream, mode: c_int, hGraph: CUgraph, callbackFunc: *const c_void, userData: *mut c_void) = handled(captures::begin_again::<false>);
-    capture cuStreamBeginRecaptureToGraph_ptsz(hStream: CUstream, mode: c_int, hGraph: CUgraph, callbackFunc: *const c_void, userData: *mut c_void) = handled(captures::begin_again::<true>);
-    capture cuStreamBeginCaptureToCig(hStream: CUstream, streamCigCaptureParams: *mut c_void) = handled(captures::begin_for_graphics::<false>);
-    capture cuStreamBeginCaptureToCig_ptsz(hStream: CUstream, streamCigCaptureParams: *mut c_void) = handled(captures::begin_for_graphics::<true>);
-    capture cuStreamEndCaptureToCig(hStream: CUstream) = handled(captures::end_for_graphics::<false>);
-    capture cuStreamEndCaptureToCig_ptsz(hStream: CUstream) = handled(captures::end_for_graphics::<true>);
-    capture cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) = handled(captures::end::<false>);
-    capture cuStreamEndCapture_ptsz(hStream: CUstream, phGraph: *mut CUgraph) = handled(captures::end::<true>);
-    resolve cuGetProcAddress(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64) = looked_up(get_proc_address::get_proc_address);
-    resolve cuGetProcAddress_v2(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64, symbolStatus: *mut c_int) = looked_up(get_proc_address::get_proc_address_v2);
-    resolve cuGetProcAddress_v2_ptsz(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64, symbolStatus: *mut c_int) = looked_up(get_proc_address::get_proc_address_v2);
+    stream [none] cuStreamCreate(phStream: *mut CUstream, Flags: c_uint) = handled(streams::create);
+    stream [none] cuStreamCreateWithPriority(phStream: *mut CUstream, flags: c_uint, priority: c_int) = handled(streams::create_with_priority);
+    stream [none] cuGreenCtxStreamCreate(phStream: *mut CUstream, greenCtx: CUgreenCtx, flags: c_uint, priority: c_int) = handled(streams::create_green);
+    stream [none] cuStreamWaitEvent(hStream: CUstream, hEvent: CUevent, Flags: c_uint) = handled(streams::wait_event);
+    stream [none] cuStreamWaitEvent_ptsz(hStream: CUstream, hEvent: CUevent, Flags: c_uint) = handled(streams::wait_event);
+    stream [none] cuStreamDestroy(hStream: CUstream) = handled(streams::destroy);
+    stream [none] cuStreamDestroy_v2(hStream: CUstream) = handled(streams::destroy);
+    capture [none] cuStreamBeginCapture(hStream: CUstream) and cuStreamBeginCapture_ptsz = of_stream(captures::begin_v1);
+    capture [none] cuStreamBeginCapture_v2(hStream: CUstream, mode: c_int) and cuStreamBeginCapture_v2_ptsz = of_stream(captures::begin);
+    capture [none] cuStreamBeginCaptureToGraph(hStream: CUstream, hGraph: CUgraph, dependencies: *const c_void, dependencyData: *const c_void, numDependencies: usize, mode: c_int) and cuStreamBeginCaptureToGraph_ptsz = of_stream(captures::begin_to_graph);
+    capture [none] cuStreamBeginRecaptureToGraph(hStream: CUstream, mode: c_int, hGraph: CUgraph, callbackFunc: *const c_void, userData: *mut c_void) and cuStreamBeginRecaptureToGraph_ptsz = of_stream(captures::begin_again);
+    capture [none] cuStreamBeginCaptureToCig(hStream: CUstream, streamCigCaptureParams: *mut c_void) and cuStreamBeginCaptureToCig_ptsz = of_stream(captures::begin_for_graphics);
+    capture [none] cuStreamEndCaptureToCig(hStream: CUstream) and cuStreamEndCaptureToCig_ptsz = of_stream(captures::end_for_graphics);
+    capture [none] cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) and cuStreamEndCapture_ptsz = of_stream(captures::end);
+    resolve [none] cuGetProcAddress(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64) = looked_up(get_proc_address::get_proc_address);
+    resolve [none] cuGetProcAddress_v2(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64, symbolStatus: *mut c_int) = looked_up(get_proc_address::get_proc_address_v2);
+    resolve [none] cuGetProcAddress_v2_ptsz(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: u64, symbolStatus: *mut c_int) = looked_up(get_proc_address::get_proc_address_v2);
 }
 
 called {

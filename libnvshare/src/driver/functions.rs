@@ -35,8 +35,8 @@ impl<F: Copy> Real<F> {
         if address.is_null() {
             return None;
         }
-        // SAFETY: `F` is a function pointer (its size is checked above, and only the list below names it) and the
-        // address is the one that the driver exports under the function's name, whose signature `F` is.
+        // SAFETY: `F` is a function pointer: its size is checked above, and only the list below names it. The driver exports
+        // this address under the name of a function with the signature `F`.
         Some(unsafe { std::mem::transmute_copy::<*mut (), F>(&address) })
     }
 
@@ -114,7 +114,7 @@ macro_rules! signature {
 
 macro_rules! functions {
     (
-        hooked { $( $class:ident $name:ident $args:tt $(and $per_thread:ident)? = $kind:ident $deed:tt; )* }
+        hooked { $( $class:ident $gate:tt $name:ident $args:tt $(and $per_thread:ident)? = $kind:ident $deed:tt; )* }
         called { $( $cname:ident $cargs:tt $(and $cper_thread:ident)?; )* }
         forwarded { $( $fname:ident )* }
     ) => {

@@ -6,9 +6,7 @@ use std::mem::transmute;
 use crate::driver;
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUresult, CUstream};
-use crate::session;
 use crate::work::callbacks::Running;
-use crate::work::gate::{self, FrameMark};
 use crate::work::stream_key::StreamKey;
 
 /// `CUhostFn`
@@ -55,13 +53,13 @@ unsafe extern "C-unwind" fn run_callback(stream: CUstream, status: CUresult, kep
 /// Passes a function of the program to the driver by `call`, inside a function of the library that marks the thread
 /// (`between`).
 ///
-/// The call passes the gate like other work: the driver moves no managed memory of the process while such a function runs
+/// The hook passes the gate as for other work: the driver moves no managed memory of the process while such a function runs
 /// (measured). A function that waited for a thread at the closed gate would keep the memory from coming back.
 ///
-/// In a capture, the driver gets the program's own function, and the thread is not marked: a graph runs the function each
-/// time that it is launched, and the program may read and change it. The program itself orders this call against the
-/// beginning of a capture, so no lock is held between the question and the call. The call may have to wait, in a full queue,
-/// for another thread of the program.
+/// In a capture, the driver gets the program's own function, and the thread is not marked. A graph runs the function at each
+/// launch, and the program may read and change it. The program itself orders this call against the beginning of a capture, so
+/// no lock is held between the question and the call. The call may have to wait, in a full queue, for another thread of the
+/// program.
 fn wrapped(
     function: *const c_void,
     data: *mut c_void,
@@ -69,20 +67,13 @@ fn wrapped(
     stream: StreamKey,
     call: impl FnOnce(*const c_void, *mut c_void) -> CUresult,
 ) -> CUresult {
-    let mark = FrameMark::new();
-    let pass = match gate::enter(stream, &mark, session::start) {
-        Ok(pass) => pass,
-        Err(error) => return error,
-    };
-    let result = if function.is_null() || driver::is_capturing(stream.handle()) {
+    if function.is_null() || driver::is_capturing(stream.handle()) {
         call(function, data)
     } else {
         // If the call reports an error of earlier work, the driver may run the function all the same. So the few bytes are
         // not freed then.
         call(between, Wanted::keep(function, data))
-    };
-    gate::leave(pass, &mark, result);
-    result
+    }
 }
 
 /// # Safety

@@ -3,13 +3,11 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::target::{device_of_properties, past_the_gate};
+use super::target::{device_of_properties, past_the_gate, past_the_gate_on};
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUdevice, CUgraph, CUgraphExec, CUresult, CUstream, MemoryProperties};
 use crate::memory::devices::{self, Device};
 use crate::memory::{driver_reserve, free};
-use crate::session;
-use crate::work::gate::{self, FrameMark};
 use crate::work::stream_key::StreamKey;
 
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`
@@ -119,14 +117,8 @@ pub(crate) unsafe fn launch<const PER_THREAD: bool>(
     if driver_reserve::is_over_by_graphs() {
         return CUresult::OUT_OF_MEMORY;
     }
-    let mark = FrameMark::new();
-    let pass = match gate::enter(StreamKey::new(stream, PER_THREAD), &mark, session::start) {
-        Ok(pass) => pass,
-        Err(error) => return error,
-    };
     // SAFETY: the caller's arguments.
-    let result = unsafe { real(exec, stream) };
-    gate::leave(pass, &mark, result);
+    let result = past_the_gate_on(StreamKey::new(stream, PER_THREAD), || unsafe { real(exec, stream) });
     if driver_reserve::has_graphs() {
         // The first launches of a graph take memory; later ones rarely do.
         let launches = LAUNCHES.fetch_add(1, Ordering::Relaxed);

@@ -1,93 +1,93 @@
-//! The hooks that rows of the list of [entry points](crate::entry_points) become.
+//! The hook that a row of the list of [entry points](crate::entry_points) becomes.
 //!
-//! Hooks are `extern "C-unwind"` without anything to drop in the frame of the driver call: code that unwinds or jumps
-//! through them (a C++ exception, `pthread_cancel`, `longjmp`) finds plain frames.
+//! Hooks are `extern "C-unwind"`, and have nothing to drop in the frame of the driver call. Code that unwinds or jumps through
+//! them (a C++ exception, `pthread_cancel`, `longjmp`) finds plain frames.
 
-/// One hook of a gated row.
-macro_rules! gated_hook {
-    ($name:ident, $per_thread:expr, ($($arg:ident : $ty:ty),*), $stream:expr) => {
+/// The hook of one function: it finds the real function, passes the gate, and treats the call.
+macro_rules! hook_function {
+    ($gate:tt $name:ident $per_thread:literal ($($arg:ident : $ty:ty),*) $kind:ident $deed:tt) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> CUresult {
             let Some(real) = $crate::driver::functions::$name.get() else { return CUresult::NOT_SUPPORTED };
-            // SAFETY: the stream is read from the caller's arguments as the driver itself would read it.
-            #[allow(unused_unsafe, reason = "only some rows look through a pointer")]
-            let stream = unsafe { $stream };
-            let mark = $crate::work::gate::FrameMark::new();
-            let stream = StreamKey::new(stream, $per_thread);
-            let pass = match $crate::work::gate::enter(stream, &mark, $crate::session::start) {
-                Ok(pass) => pass,
-                Err(error) => return error,
-            };
+            at_gate!($gate $per_thread, treated!($kind $deed $per_thread real ($($arg),*)))
+        }
+    };
+}
+
+/// A call at its place at the gate.
+macro_rules! at_gate {
+    ([none] $per_thread:literal, $call:expr) => {
+        $call
+    };
+    ([handler] $per_thread:literal, $call:expr) => {
+        $call
+    };
+    ([on $($stream:tt)+] $per_thread:literal, $call:expr) => {{
+        // SAFETY: the stream is read from the caller's arguments as the driver itself would read it.
+        #[allow(unused_unsafe, reason = "only some rows look through a pointer")]
+        let stream = unsafe { $($stream)+ };
+        let mark = $crate::work::gate::FrameMark::new();
+        let stream = StreamKey::new(stream, $per_thread);
+        let pass = match $crate::work::gate::enter(stream, &mark, $crate::session::start) {
+            Ok(pass) => pass,
+            Err(error) => return error,
+        };
+        let result = $call;
+        $crate::work::gate::leave(pass, &mark, result);
+        result
+    }};
+    ([addresses] $per_thread:literal, $call:expr) => {{
+        let mark = $crate::work::gate::FrameMark::new();
+        let pass = match $crate::work::gate::enter_to_name(&mark, $crate::session::start) {
+            Ok(pass) => pass,
+            Err(error) => return error,
+        };
+        let result = $call;
+        $crate::work::gate::leave(pass, &mark, CUresult::NOT_READY);
+        result
+    }};
+}
+
+/// The treatment of a call.
+macro_rules! treated {
+    (unchanged () $per_thread:literal $real:ident ($($arg:ident),*)) => {
+        // SAFETY: the caller's arguments, handed on unchanged to the function that it meant to call.
+        unsafe { $real($($arg),*) }
+    };
+    (prompt ($ordered:ident, $($pointer:ident),+) $per_thread:literal $real:ident ($($arg:ident),*)) => {
+        match $crate::driver::functions::$ordered.get() {
+            // SAFETY: the caller's arguments, and the stream that it meant.
+            Some(ordered) if pointers::are_prompt(&[$($pointer),+]) => unsafe {
+                ordered($($arg,)* StreamKey::new(NULL, $per_thread).handle())
+            },
             // SAFETY: the caller's arguments, handed on unchanged to the function that it meant to call.
-            let result = unsafe { real($($arg),*) };
-            $crate::work::gate::leave(pass, &mark, result);
-            result
+            _ => unsafe { $real($($arg),*) },
         }
+    };
+    (handled ($handler:path) $per_thread:literal $real:ident ($($arg:ident),*)) => {
+        unless_forked!($real ($($arg),*), $handler($real, $($arg),*))
+    };
+    (of_stream ($($handler:ident)::+) $per_thread:literal $real:ident ($($arg:ident),*)) => {
+        unless_forked!($real ($($arg),*), $($handler)::+::<$per_thread>($real, $($arg),*))
+    };
+    (looked_up ($handler:path) $per_thread:literal $real:ident ($($arg:ident),*)) => {
+        unless_forked!($real ($($arg),*), $handler($real, $($arg),* , &TABLE))
     };
 }
 
-/// One hook of a row that names addresses to the driver, and submits nothing.
-macro_rules! naming_hook {
-    ($name:ident, ($($arg:ident : $ty:ty),*)) => {
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> CUresult {
-            let Some(real) = $crate::driver::functions::$name.get() else { return CUresult::NOT_SUPPORTED };
-            let mark = $crate::work::gate::FrameMark::new();
-            let pass = match $crate::work::gate::enter_to_name(&mark, $crate::session::start) {
-                Ok(pass) => pass,
-                Err(error) => return error,
-            };
+/// A call of a handler. In a forked child the hook calls the real function instead. The driver refuses the call there, and a
+/// lock of the library may be held for ever by a thread that does not exist.
+macro_rules! unless_forked {
+    ($real:ident ($($arg:ident),*), $handled:expr) => {
+        if $crate::process::lifecycle::is_forked() {
             // SAFETY: the caller's arguments, handed on unchanged to the function that it meant to call.
-            let result = unsafe { real($($arg),*) };
-            $crate::work::gate::leave(pass, &mark, CUresult::NOT_READY);
-            result
-        }
-    };
-}
-
-/// One hook of a prompt row.
-macro_rules! prompt_hook {
-    ($name:ident, $per_thread:expr, ($($arg:ident : $ty:ty),*), $ordered:ident, ($($pointer:ident),+)) => {
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> CUresult {
-            let Some(real) = $crate::driver::functions::$name.get() else { return CUresult::NOT_SUPPORTED };
-            let stream = StreamKey::new(NULL, $per_thread);
-            let mark = $crate::work::gate::FrameMark::new();
-            let pass = match $crate::work::gate::enter(stream, &mark, $crate::session::start) {
-                Ok(pass) => pass,
-                Err(error) => return error,
-            };
-            let result = match $crate::driver::functions::$ordered.get() {
-                // SAFETY: the caller's arguments, and the stream that it meant.
-                Some(ordered) if pointers::are_prompt(&[$($pointer),+]) => unsafe {
-                    ordered($($arg,)* stream.handle())
-                },
-                // SAFETY: the caller's arguments, handed on unchanged to the function that it meant to call.
-                _ => unsafe { real($($arg),*) },
-            };
-            $crate::work::gate::leave(pass, &mark, result);
-            result
-        }
-    };
-}
-
-/// One hook of a handled row.
-macro_rules! handled_hook {
-    ($name:ident, ($($arg:ident : $ty:ty),*), $handler:path $(, $table:expr)?) => {
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> CUresult {
-            let Some(real) = $crate::driver::functions::$name.get() else { return CUresult::NOT_SUPPORTED };
-            if $crate::process::lifecycle::is_forked() {
-                // The driver refuses the call, and a lock of the library may be held for ever by a thread that does
-                // not exist in this process.
-                // SAFETY: the caller's arguments, handed on unchanged to the function that it meant to call.
-                return unsafe { real($($arg),*) };
-            }
+            unsafe { $real($($arg),*) }
+        } else {
             // SAFETY: the caller's arguments and the function that it meant to call; handlers treat pointers
             // as the driver does.
-            unsafe { $handler(real, $($arg),* $(, $table)?) }
+            unsafe { $handled }
         }
     };
 }
 
-pub(super) use {gated_hook, handled_hook, naming_hook, prompt_hook};
+pub(super) use {at_gate, hook_function, treated, unless_forked};

@@ -56,7 +56,7 @@ unsafe fn in_its_context(params: *const c_void) -> Option<Params> {
     }
 }
 
-/// Calls the driver with parameters of a node, while all memory is on the card.
+/// Calls the driver with parameters of a node.
 ///
 /// # Safety
 /// As for [`in_its_context`].
@@ -64,7 +64,18 @@ unsafe fn with_params(params: *mut c_void, call: impl FnOnce(*mut c_void) -> CUr
     // SAFETY: promised by the caller.
     let mut own = unsafe { in_its_context(params) };
     let params = own.as_mut().map_or(params, |own| own.as_mut_ptr().cast());
-    past_the_gate(|| call(params))
+    call(params)
+}
+
+/// Adds a node of any kind, if a limit admits what it allocates, while all memory is on the card.
+///
+/// # Safety
+/// As for [`in_its_context`].
+unsafe fn add_by(params: *mut c_void, call: impl FnOnce(*mut c_void) -> CUresult) -> CUresult {
+    // SAFETY: promised by the caller.
+    let add = || past_the_gate(|| unsafe { with_params(params, call) });
+    // SAFETY: promised by the caller.
+    unsafe { graphs::admitted_any(params, add) }
 }
 
 /// # Safety
@@ -78,9 +89,7 @@ pub(crate) unsafe fn add(
     params: *mut c_void,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    let add = || unsafe { with_params(params, |params| real(node, graph, dependencies, count, params)) };
-    // SAFETY: the caller's parameters.
-    unsafe { graphs::admitted_any(params, add) }
+    unsafe { add_by(params, |params| real(node, graph, dependencies, count, params)) }
 }
 
 /// # Safety
@@ -95,10 +104,7 @@ pub(crate) unsafe fn add_v2(
     params: *mut c_void,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    let add =
-        || unsafe { with_params(params, |params| real(node, graph, dependencies, data, count, params)) };
-    // SAFETY: the caller's parameters.
-    unsafe { graphs::admitted_any(params, add) }
+    unsafe { add_by(params, |params| real(node, graph, dependencies, data, count, params)) }
 }
 
 /// # Safety
@@ -138,7 +144,7 @@ pub(crate) unsafe fn add_fill(
     // SAFETY: the caller's arguments.
     unsafe {
         let context = context_for(address_of(fill), context);
-        past_the_gate(|| real(node, graph, dependencies, count, fill, context))
+        real(node, graph, dependencies, count, fill, context)
     }
 }
 
@@ -154,7 +160,7 @@ pub(crate) unsafe fn set_fill_in_exec(
     // SAFETY: the caller's arguments.
     unsafe {
         let context = context_for(address_of(fill), context);
-        past_the_gate(|| real(exec, node, fill, context))
+        real(exec, node, fill, context)
     }
 }
 
@@ -171,10 +177,8 @@ pub(crate) unsafe fn set_fill(
     let set = || unsafe { real(node, fill) };
     // SAFETY: the caller's parameters.
     let context = context_for(unsafe { address_of(fill) }, CUcontext::NULL);
-    past_the_gate(|| {
-        if context == CUcontext::NULL || driver::current_context().is_ok() {
-            return set();
-        }
-        driver::with_current(context, || Ok(set())).unwrap_or_else(|_| set())
-    })
+    if context == CUcontext::NULL || driver::current_context().is_ok() {
+        return set();
+    }
+    driver::with_current(context, || Ok(set())).unwrap_or_else(|_| set())
 }

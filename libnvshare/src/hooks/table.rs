@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
-use super::macros::{gated_hook, handled_hook, naming_hook, prompt_hook};
+use super::macros::{at_gate, hook_function, treated, unless_forked};
 use super::{
     arrays, callbacks, captures, contexts, graphs, init, ipc, memory, memory_info, nodes, pointers, pools,
     stream_ordered, streams, vmm,
@@ -17,7 +17,7 @@ const NULL: CUstream = CUstream::NULL;
 
 macro_rules! hooks {
     (
-        hooked { $( $class:ident $name:ident $args:tt $(and $per_thread:ident)? = $kind:ident $deed:tt; )* }
+        hooked { $( $class:ident $gate:tt $name:ident $args:tt $(and $per_thread:ident)? = $kind:ident $deed:tt; )* }
         called { $( $cname:ident $cargs:tt $(and $cper_thread:ident)?; )* }
         forwarded { $( $fname:ident )* }
     ) => {
@@ -26,7 +26,10 @@ macro_rules! hooks {
         mod hooks {
             use super::*;
 
-            $( hook_function!($kind $name false $args $deed); $( hook_function!($kind $per_thread true $args $deed); )? )*
+            $(
+                hook_function!($gate $name false $args $kind $deed);
+                $( hook_function!($gate $per_thread true $args $kind $deed); )?
+            )*
         }
 
         /// Every function of the driver that is known.
@@ -43,25 +46,11 @@ macro_rules! hooks {
         static CLASSES: &[(&str, &str)] = &[
             $( (stringify!($name), stringify!($class)), $( (stringify!($per_thread), stringify!($class)), )? )*
         ];
-    };
-}
 
-/// The hook of one row.
-macro_rules! hook_function {
-    (gated $name:ident $per_thread:literal $args:tt ($stream:expr)) => {
-        gated_hook!($name, $per_thread, $args, $stream);
-    };
-    (naming $name:ident $per_thread:literal $args:tt ()) => {
-        naming_hook!($name, $args);
-    };
-    (prompt $name:ident $per_thread:literal $args:tt ($ordered:ident, $($pointer:ident),+)) => {
-        prompt_hook!($name, $per_thread, $args, $ordered, ($($pointer),+));
-    };
-    (handled $name:ident $per_thread:literal $args:tt ($handler:path)) => {
-        handled_hook!($name, $args, $handler);
-    };
-    (looked_up $name:ident $per_thread:literal $args:tt ($handler:path)) => {
-        handled_hook!($name, $args, $handler, &TABLE);
+        /// The class of each row, the function, and its place at the gate.
+        #[cfg(test)]
+        static GATES: &[(&str, &str, &str)] =
+            &[ $( (stringify!($class), stringify!($name), stringify!($gate)), )* ];
     };
 }
 
@@ -115,6 +104,63 @@ mod tests {
             std::fs::write(path, &page).unwrap();
         }
         assert!(std::fs::read_to_string(path).unwrap() == page, "docs/entry-points.md is of another table");
+    }
+
+    /// Why the functions of a class pass no gate.
+    const WITHOUT_GATE: [(&str, &str); 9] = [
+        ("init", "there is no session before it"),
+        ("context", "it submits no work, and what it ends is waited for by the driver"),
+        ("allocate", "new memory is admitted, which steps in by itself and waits for room outside the gate"),
+        ("free", "it names memory that the program does not use any more"),
+        ("view", "the library answers for memory that is away"),
+        ("share", "the driver answers for its own memory"),
+        ("stream", "it submits no work"),
+        ("capture", "nothing runs on a capturing stream"),
+        ("resolve", "it looks a name up"),
+    ];
+
+    /// Why the handler of a function passes the gate itself.
+    const BY_HANDLER: [(&str, &str); 17] = [
+        ("cuGraphLaunch", GRAPH_MEMORY),
+        ("cuGraphUpload", GRAPH_MEMORY),
+        ("cuGraphAddMemAllocNode", REFUSED_FIRST),
+        ("cuGraphAddNode", REFUSED_FIRST),
+        ("cuGraphAddNode_v2", REFUSED_FIRST),
+        ("cuGraphAddNode_v3", REFUSED_FIRST),
+        ("cuMemMap", ONLY_OURS),
+        ("cuMemSetAccess", ONLY_OURS),
+        ("cuMemExportToShareableHandle", ONLY_OURS),
+        ("cuMulticastBindMem", ONLY_OURS),
+        ("cuMulticastBindAddr", ONLY_OURS),
+        ("cuMulticastBindMem_v2", ONLY_OURS),
+        ("cuMulticastBindAddr_v2", ONLY_OURS),
+        ("cuLogicalEndpointBindMem", ONLY_OURS),
+        ("cuLogicalEndpointBindAddr", ONLY_OURS),
+        ("cuPointerSetAttribute", ONLY_OURS),
+        ("cuMemGetHandleForAddressRange", ONLY_OURS),
+    ];
+    const GRAPH_MEMORY: &str = "the driver's reserve is measured before and after it, outside the gate";
+    const REFUSED_FIRST: &str = "a limit refuses it before it waits";
+    const ONLY_OURS: &str =
+        "only memory that the library moves may be away, and the call may name other memory";
+
+    #[test]
+    fn each_function_passes_the_gate_or_says_why_not() {
+        let is_class = |class: &str| WITHOUT_GATE.iter().any(|(known, _)| *known == class);
+        let is_handled = |name: &str| BY_HANDLER.iter().any(|(known, _)| *known == name);
+        for &(class, name, gate) in GATES {
+            match gate {
+                "[handler]" => assert!(is_handled(name), "{name}: why does the handler pass the gate?"),
+                "[none]" => assert!(is_class(class), "{name} is of the class {class}, which passes the gate"),
+                _ => assert!(gate == "[addresses]" || gate.starts_with("[on "), "{name}: {gate}"),
+            }
+        }
+        let has = |class: &str, gate: &str| GATES.iter().any(|row| (row.0, row.2) == (class, gate));
+        let is_by_handler = |name: &str| GATES.iter().any(|row| (row.1, row.2) == (name, "[handler]"));
+        let unused = WITHOUT_GATE.iter().find(|(class, _)| !has(class, "[none]"));
+        assert_eq!(unused, None, "no function of this class is without a gate");
+        let unused = BY_HANDLER.iter().find(|(name, _)| !is_by_handler(name));
+        assert_eq!(unused, None, "the handler of this function does not pass the gate");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::memory::devices::{self, Device};
 use crate::session;
 use crate::work::contexts::{self, Context};
 use crate::work::gate::{self, FrameMark};
+use crate::work::stream_key::StreamKey;
 use crate::work::{callbacks, used_devices};
 
 /// The device and context that the calling thread would allocate in. `None`: the driver has to report why there is none.
@@ -48,7 +49,20 @@ pub(crate) fn device_of(ordinal: CUdevice) -> Option<&'static Device> {
     devices::get(ordinal)
 }
 
-/// Makes a call that submits nothing while the gate is open: all memory is on the card then, or the call answers why it is not.
+/// Makes a call that submits work on a stream, as hooks do whose rows name that stream.
+pub(crate) fn past_the_gate_on(stream: StreamKey, call: impl FnOnce() -> CUresult) -> CUresult {
+    let mark = FrameMark::new();
+    let pass = match gate::enter(stream, &mark, session::start) {
+        Ok(pass) => pass,
+        Err(error) => return error,
+    };
+    let result = call();
+    gate::leave(pass, &mark, result);
+    result
+}
+
+/// Makes a call that submits nothing while the gate is open, as hooks do whose rows say `addresses`. All memory is on the card then,
+/// or the call answers why it is not.
 pub(crate) fn past_the_gate(call: impl FnOnce() -> CUresult) -> CUresult {
     let mark = FrameMark::new();
     let pass = match gate::enter_to_name(&mark, session::start) {

@@ -9,8 +9,6 @@ use crate::hooks::target::past_the_gate;
 use crate::memory::physical;
 use crate::memory::vmm::Handle;
 use crate::work::callbacks;
-use crate::work::gate::{self, FrameMark};
-use crate::work::stream_key::StreamKey;
 
 /// Makes a call with the driver's handles of memory of the library's, which stays on the card if the call succeeds.
 fn with_handles(
@@ -213,7 +211,7 @@ const _: () = assert!(size_of::<MapInfo>() == 96);
 ///
 /// # Safety
 /// As for the driver's function.
-pub(crate) unsafe fn map_arrays<const PER_THREAD: bool>(
+pub(crate) unsafe fn map_arrays(
     real: signatures::cuMemMapArrayAsync,
     list: *mut c_void,
     count: c_uint,
@@ -225,13 +223,6 @@ pub(crate) unsafe fn map_arrays<const PER_THREAD: bool>(
             return CUresult::INVALID_VALUE;
         }
     }
-    let mark = FrameMark::new();
-    let pass = match gate::enter(StreamKey::new(stream, PER_THREAD), &mark, crate::session::start) {
-        Ok(pass) => pass,
-        Err(error) => return error,
-    };
     // SAFETY: the caller's arguments.
-    let result = unsafe { real(list, count, stream) };
-    gate::leave(pass, &mark, result);
-    result
+    unsafe { real(list, count, stream) }
 }
