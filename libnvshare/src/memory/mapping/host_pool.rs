@@ -1,12 +1,12 @@
 //! Page-locked memory of the host, for chunks that are not on the card.
 //!
-//! A pool belongs to one context, which registers it: the registration ends with the context (measured), and so do
-//! its allocations, whose contents are in the pool. Contents of memory that belongs to no context stay, in memory that is
-//! not page-locked any more, until they are back on the card. A pool grows in segments: anonymous memory, in huge pages where
-//! the kernel has them, touched by several threads, which is ten times as fast as `cuMemHostAlloc` (measured). Forked
-//! children and core dumps do not contain it. Segments come from the scheduler, as far as it [hands out any](supply); all others
-//! are charged to the process's control group, and there are only as many as that allows. A pool grows to what is expected to leave the card, and shrinks by whole segments when it has more than that
-//! and one segment.
+//! A pool belongs to one context, in which the driver page-locks it. The page-lock ends with the context (measured), and so do
+//! the allocations whose contents are in the pool. Contents of memory that belongs to no context stay, in memory that is not
+//! page-locked any more, until they are back on the card. A pool grows in segments of anonymous memory, in huge pages where the
+//! kernel has them. Several threads touch a segment, which is ten times as fast as `cuMemHostAlloc` (measured). Forked children
+//! and core dumps do not contain it. Segments come from the scheduler, as far as it [hands out any](supply). All others are
+//! charged to the process's control group, which bounds their number. A pool grows to what is expected to leave the card, and
+//! shrinks by whole segments when it has more than that and one segment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
@@ -19,7 +19,6 @@ use nvshare_proto::{SEGMENT, Seldom};
 use super::GRANULE;
 use super::segment::Segment;
 use super::supply::{self, Supplied};
-use crate::driver;
 use crate::driver::types::CUresult;
 use crate::process::lock::lock;
 use crate::process::{host_memory, lifecycle, log};
@@ -141,7 +140,7 @@ impl Inner {
     }
 }
 
-/// Why there are no slots.
+/// The reason why there are no slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::memory) enum NoSlots {
     /// The host has no room for them.
@@ -152,8 +151,8 @@ pub(in crate::memory) enum NoSlots {
     Broken(CUresult),
 }
 
-/// After a refusal, the driver is not asked for memory of the process's own for so long: each attempt would touch a segment in
-/// vain.
+/// For this long after a refusal, the driver is not asked to page-lock memory of the process's own. Each attempt would touch a
+/// segment in vain.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 /// The page-locked memory of a context.
@@ -181,7 +180,7 @@ pub(in crate::memory) fn of(context: &Arc<Context>) -> Arc<HostPool> {
     pool
 }
 
-/// A context has ended, and with it the registration of its pool, and contents there but for those of other memory.
+/// A context has ended, and with it the page-lock of its pool, and the contents of its own memory there.
 pub(crate) fn forget_context(context: &Arc<Context>) {
     lock(&POOLS).retain(|pool| !Arc::ptr_eq(&pool.context, context) || pool.is_in_use());
 }
@@ -213,7 +212,7 @@ impl HostPool {
     /// Slots for `bytes`, growing the pool if necessary.
     ///
     /// # Errors
-    /// Why there are none.
+    /// The reason why there are none.
     pub(in crate::memory) fn take(&self, bytes: u64) -> Result<Vec<Slot>, NoSlots> {
         loop {
             if let Some(slots) = lock(&self.inner).take(bytes) {
@@ -256,7 +255,7 @@ impl HostPool {
                 Err(why) => return Err(why),
             }
         }
-        // Of the scheduler's memory that says nothing.
+        // A refusal of the process's own memory says nothing about the scheduler's.
         if refused.is_some_and(|when| when.elapsed() < AGAIN_AFTER) {
             return Err(NoSlots::Full);
         }
@@ -275,11 +274,9 @@ impl HostPool {
         }
     }
 
-    /// Adds a segment to the pool, if the driver page-locks it. The inner error: the driver does not.
-    fn register(&self, segment: Segment) -> Result<Result<(), CUresult>, NoSlots> {
-        let bytes = segment.bytes as u64;
-        let register = || driver::register_host(segment.address as *mut c_void, bytes);
-        match self.context.with(register) {
+    /// Adds a segment to the pool, if the driver page-locks it. The inner error: the driver refuses.
+    fn register(&self, mut segment: Segment) -> Result<Result<(), CUresult>, NoSlots> {
+        match segment.page_lock(&self.context) {
             Ok(Ok(())) => {
                 lock(&self.inner).put_in(segment);
                 Ok(Ok(()))
@@ -327,21 +324,17 @@ impl HostPool {
     }
 
     /// Gives a segment back that is not in the pool any more. False: the driver does not let it go.
-    fn release(&self, segment: Segment) -> bool {
-        let unregister = || driver::unregister_host(segment.address as *mut c_void);
-        match self.context.with(unregister) {
+    fn release(&self, mut segment: Segment) -> bool {
+        match segment.unlock() {
             Ok(Ok(())) => true,
-            // The registration has ended with the context.
-            Err(_) if self.context.life().is_over() => true,
             // The context or the process is ending: the segment ends with the pool.
             Err(_) => {
                 lock(&self.inner).put_in(segment);
                 false
             }
-            // The driver still knows the addresses, so nothing else may be there.
-            refused => {
+            // The segment stays mapped: the driver still knows the addresses, so nothing else may be there.
+            refused @ Ok(Err(_)) => {
                 log::debug(format_args!("{} bytes stay page-locked: {refused:?}", segment.bytes));
-                std::mem::forget(segment);
                 false
             }
         }
@@ -360,8 +353,8 @@ pub(in crate::memory) fn shrink_all(needed: impl Fn(&Arc<Context>) -> u64) {
     pools.iter().for_each(|pool| pool.shrink(needed(&pool.context)));
 }
 
-/// Which of these slots have to go so that segments of the scheduler become free, as many as have `bytes` in sum: those segments that have the
-/// fewest such slots.
+/// The slots, of these, that have to go so that segments of the scheduler with `bytes` in sum become free. The segments with
+/// the fewest such slots are chosen.
 pub(in crate::memory) fn that_free_segments(slots: &BTreeSet<Slot>, bytes: u64) -> BTreeSet<Slot> {
     let pools = lock(&POOLS);
     let mut freed: Vec<_> = pools.iter().flat_map(|pool| lock(&pool.inner).freed_without(slots)).collect();
@@ -431,7 +424,7 @@ mod tests {
     fn an_unused_segment_is_taken_out_and_its_neighbours_stay() {
         let mut inner = Inner::default();
         for at in [10, 12, 14, 20] {
-            inner.segments.push(Segment::at(at * G, 2 * G));
+            inner.segments.push(Segment::at(at * G, 2 * G, None));
             inner.add_free(at * G, 2 * G);
             inner.bytes += 2 * GRANULE;
         }
@@ -454,7 +447,7 @@ mod tests {
     fn segments_of_the_scheduler_are_freed_without_their_copies() {
         let mut inner = Inner::default();
         for (at, number) in [(10, Some(1)), (20, Some(2)), (30, None), (40, Some(3)), (50, Some(4))] {
-            inner.segments.push(Segment { address: at * G, bytes: 2 * G, number });
+            inner.segments.push(Segment::at(at * G, 2 * G, number));
         }
         inner.add_free(11 * G, G);
         inner.add_free(50 * G, 2 * G);
@@ -472,7 +465,7 @@ mod tests {
         let context = crate::work::contexts::learn(crate::driver::types::CUcontext(0x50_0000 as *mut _), 0);
         let pool = of(&context);
         let (number, bytes) = (7_000_002, 2 * GRANULE);
-        let mut segment = Segment::new(bytes).unwrap();
+        let mut segment = Segment::new(bytes).unwrap().with_page_lock(&context);
         segment.number = Some(number);
         lock(&pool.inner).put_in(segment);
         context.life().end();

@@ -2,26 +2,37 @@
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use nvshare_proto::HostSegment;
 
 use super::{GRANULE, supply};
+use crate::driver;
+use crate::driver::types::CUresult;
+use crate::work::contexts::Context;
+use crate::work::life::Gone;
 
 /// Threads that touch a segment, at most.
 const MOST_THREADS: usize = 8;
 
-/// Memory from the system, given back when it is dropped.
+/// Memory from the system. It is given back when it is dropped, unless the driver still knows the addresses.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) address: usize,
     pub(super) bytes: usize,
     /// The scheduler's number for it, if it comes from there.
     pub(super) number: Option<u64>,
+    /// The context in which the driver has page-locked the memory. The page-lock ends with the context (measured).
+    locked_in: Option<Arc<Context>>,
 }
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: a mapping of ours that nobody uses: its pool's context is gone, or it was never registered.
+        if self.is_known_to_driver() {
+            return;
+        }
+        // SAFETY: a mapping of ours that no copy uses. A segment leaves its pool, and a pool ends, only while none of its slots
+        // is taken. Nor does the driver know the addresses any more.
         unsafe { libc::munmap(self.address as *mut c_void, self.bytes) };
         if let Some(number) = self.number {
             supply::gave_back(number);
@@ -30,6 +41,42 @@ impl Drop for Segment {
 }
 
 impl Segment {
+    /// Has the driver page-lock the memory in a context, or says why it does not.
+    ///
+    /// # Errors
+    /// The context ends, or has ended.
+    pub(super) fn page_lock(&mut self, context: &Arc<Context>) -> Result<Result<(), CUresult>, Gone> {
+        let locked =
+            context.with(|| driver::register_host(self.address as *mut c_void, self.bytes as u64))?;
+        if locked.is_ok() {
+            self.locked_in = Some(Arc::clone(context));
+        }
+        Ok(locked)
+    }
+
+    /// Has the driver forget the memory, or says why it does not.
+    ///
+    /// # Errors
+    /// The context ends.
+    pub(super) fn unlock(&mut self) -> Result<Result<(), CUresult>, Gone> {
+        let Some(context) = self.locked_in.clone().filter(|_| self.is_known_to_driver()) else {
+            return Ok(Ok(()));
+        };
+        let unlocked = match context.with(|| driver::unregister_host(self.address as *mut c_void)) {
+            Err(Gone::Over) => Ok(()),
+            unlocked => unlocked?,
+        };
+        if unlocked.is_ok() {
+            self.locked_in = None;
+        }
+        Ok(unlocked)
+    }
+
+    /// Whether the driver has page-locked the memory in a context that has not ended.
+    fn is_known_to_driver(&self) -> bool {
+        self.locked_in.as_ref().is_some_and(|context| !context.life().is_over())
+    }
+
     pub(super) fn has(&self, address: usize) -> bool {
         (self.address..self.address + self.bytes).contains(&address)
     }
@@ -92,15 +139,23 @@ impl Segment {
                 libc::munmap(end as *mut c_void, raw + length - end);
             }
         }
-        let segment = Self { address, bytes: bytes as usize, number: None };
+        let segment = Self { address, bytes: bytes as usize, number: None, locked_in: None };
         segment.keep_private();
         Some(segment)
     }
 
     /// A segment that is nowhere.
     #[cfg(test)]
-    pub(super) fn at(address: usize, bytes: usize) -> Self {
-        Self { address, bytes, number: None }
+    pub(super) fn at(address: usize, bytes: usize, number: Option<u64>) -> Self {
+        Self { address, bytes, number, locked_in: None }
+    }
+
+    /// The segment as if the driver had page-locked it.
+    #[cfg(test)]
+    pub(super) fn with_page_lock(self, context: &Arc<Context>) -> Self {
+        let mut segment = self;
+        segment.locked_in = Some(Arc::clone(context));
+        segment
     }
 
     /// Makes the kernel find the pages, by several threads if there are processors for them; the driver does it with one.
@@ -139,6 +194,22 @@ mod tests {
         let segment = HostSegment { number: 7_000_001, bytes: 1 << 60 };
         assert!(Segment::of_scheduler(segment, &file).is_none());
         assert!(supply::is_given_back(segment.number));
+    }
+
+    #[test]
+    fn a_segment_that_the_driver_knows_is_not_unmapped() {
+        let context = crate::work::contexts::learn(crate::driver::types::CUcontext(0x51_0000 as *mut _), 0);
+        let mut segment = Segment::new(4 * MIB).unwrap();
+        segment.number = Some(7_000_003);
+        let (address, segment) = (segment.address, segment.with_page_lock(&context));
+        drop(segment);
+        assert!(!supply::is_given_back(7_000_003));
+        // SAFETY: the mapping has stayed.
+        unsafe { (address as *mut u8).write_volatile(7) };
+        let segment = Segment::at(address, 4 * 1024 * 1024, Some(7_000_003)).with_page_lock(&context);
+        context.life().over();
+        drop(segment);
+        assert!(supply::is_given_back(7_000_003), "the page-lock has ended with the context");
     }
 
     #[test]
