@@ -1,11 +1,22 @@
 //! Kinds of memory.
 
 /// The kind of memory of an allocation.
+///
+/// | kind | the program asked for | the memory is | it moves | without room, an allocation |
+/// |---|---|---|---|---|
+/// | `DeviceAsManaged` | device memory | managed | yes | is absent |
+/// | `Mapped` | device memory, or `cuMemCreate` | mapped by the library | yes | is absent |
+/// | `ProgramsManaged` | managed memory | managed | yes | is absent |
+/// | `ManagedPool` | memory of a pool | managed | yes | waits for its room |
+/// | `Plain` | device memory | as asked | no | waits for its room |
+/// | `PlainPool` | memory of a pool | as asked | no | waits for its room |
+/// | `SmallPlain` | little device memory | as asked | no | is charged later |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The program asked for device memory; the library has made it managed memory, and populates it.
     DeviceAsManaged,
-    /// The program asked for device memory; the library maps it: the addresses stay, the memory behind them comes and goes.
+    /// The program asked for device memory; the library maps it: the addresses stay, the memory behind them comes and goes. This kind
+    /// alone is none of the driver's: its functions do not take the address for that of an allocation.
     Mapped,
     /// The program asked for managed memory, and may want it on the host first.
     ProgramsManaged,
@@ -26,12 +37,6 @@ impl Kind {
         matches!(self, Self::DeviceAsManaged | Self::Mapped | Self::ProgramsManaged | Self::ManagedPool)
     }
 
-    /// Whether such memory is the driver's: its functions take the address for that of an allocation.
-    #[must_use]
-    pub fn is_drivers(self) -> bool {
-        self != Self::Mapped
-    }
-
     /// Whether a pool handed such memory out.
     #[must_use]
     pub fn is_pools(self) -> bool {
@@ -42,12 +47,6 @@ impl Kind {
     #[must_use]
     pub fn is_in_disguise(self) -> bool {
         matches!(self, Self::DeviceAsManaged | Self::ManagedPool)
-    }
-
-    /// Whether such memory is none of the driver's device memory, though the program asked for device memory.
-    #[must_use]
-    pub fn stands_for_device_memory(self) -> bool {
-        self.is_in_disguise() || self == Self::Mapped
     }
 
     /// Whether such memory has to have its room at once, wherever the lock is.

@@ -29,7 +29,8 @@ fn is_in_disguise(pointer: CUdeviceptr) -> bool {
 
 /// Whether a pointer points into memory that the program asked for as device memory and that is not plain.
 pub(crate) fn is_ours(pointer: CUdeviceptr) -> bool {
-    allocation_of(pointer).is_some_and(|allocation| allocation.kind.stands_for_device_memory())
+    let is_kind_of_ours = |kind: Kind| kind == Kind::Mapped || kind.is_in_disguise();
+    allocation_of(pointer).is_some_and(|allocation| is_kind_of_ours(allocation.kind))
 }
 
 fn allocation_of(pointer: CUdeviceptr) -> Option<Arc<Allocation>> {
@@ -44,11 +45,11 @@ fn id_again(pointer: CUdeviceptr) -> Option<u64> {
     allocation_of(pointer)?.id_again()
 }
 
-/// Whether a fill or a copy has to return before it is done. With device memory the driver returns at once; with managed
-/// memory it waits. So this is true if at least one pointer points into managed memory that stands for device memory, and
-/// all of them point into device memory of the current device. For other memory, another GPU's or memory that the host sees,
-/// the driver waits in any case, and programs rely on that. In a capture the driver refuses functions that are not
-/// stream-ordered, so nothing is changed there.
+/// Whether a fill or a copy has to return before it is done. With device memory the driver returns at once; with managed memory
+/// it waits. So at least one pointer has to point into managed memory that stands for device memory. All of them have to point
+/// into device memory of the current device. For other memory, another GPU's or memory that the host sees, the driver waits in
+/// any case, and programs rely on that. In a capture the driver refuses functions that are not stream-ordered, so nothing is
+/// changed there.
 pub(crate) fn are_prompt(pointers: &[CUdeviceptr]) -> bool {
     if captures::open() != 0 || lifecycle::is_exiting() || lifecycle::is_forked() {
         return false;

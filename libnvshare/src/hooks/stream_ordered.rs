@@ -118,7 +118,7 @@ pub(crate) unsafe fn free_async<const PER_THREAD: bool>(
     stream: CUstream,
 ) -> CUresult {
     if let Some(allocation) = allocations::find(base)
-        && !allocation.kind.is_drivers()
+        && allocation.kind == Kind::Mapped
     {
         if in_graph(stream, PER_THREAD) {
             // A graph frees only memory that a graph has allocated: the driver reports an error.

@@ -1,8 +1,8 @@
 //! Stream-ordered frees of managed memory, for drivers that do not support them. An event behind the stream's work says when
 //! the memory can be freed.
 //!
-//! The driver's own free waits for all work of the device, and that work may wait for the thread that frees: a host function, for
-//! example. The program's call did not wait, so no call of the program does that wait for it. The memory is freed
+//! The driver's own free waits for all work of the device. That work, a host function for example, may wait for the thread that
+//! frees. The program's call did not wait, so no call of the program does that wait for it. The memory is freed
 //!
 //! - by a call of the program that frees other memory of the context, and so waits as well ([`before_a_free`]);
 //! - by the mover, when all work is complete and the gate is closed ([`when_drained`]);
@@ -10,7 +10,7 @@
 //!   the memory, that thread does not wait for such a moment for longer than [`PATIENCE`].
 //!
 //! Beside work that does not end, none of these may come. An allocation of as many bytes gets the memory before it is freed
-//! ([`take_again`]), so a program that allocates and frees the same amount over and over stays within the card.
+//! ([`take_again`]). So a program that allocates and frees the same amount over and over stays within the card.
 
 mod state;
 
@@ -30,8 +30,8 @@ use crate::work::stream_key::StreamKey;
 use crate::work::{callbacks, captures};
 use state::{By, DEFERRED, DeferredFree, Stage};
 
-/// The longest wait of an allocation or of a free for memory that is freed later. Beside a capture, the work before the free may
-/// be out of sight until the capture ends, and the waiting thread may be the one that ends it. The work of the device may wait
+/// The longest wait of an allocation or of a free for memory that is freed later. Beside a capture, the work before the free
+/// may be out of sight until the capture ends. The waiting thread may be the one that ends it. The work of the device may wait
 /// for that thread as well.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// While an allocation waits for the memory, it is freed after this time even if the device has work.
@@ -79,8 +79,8 @@ pub(crate) fn is_freed(base: CUdeviceptr) -> bool {
 /// Finds the frees whose work is complete by now, in contexts that may be `asked`. Returns whether there is memory that can be
 /// freed.
 ///
-/// While a thread waits for a place in a full queue, the driver answers nothing about its context (measured), and the work in that queue may wait
-/// for the caller. So a thread of the program asks only where its own call would wait as well.
+/// While a thread waits for a place in a full queue, the driver answers nothing about its context (measured). The work in that
+/// queue may wait for the caller. So a thread of the program asks only where its own call would wait as well.
 fn look(asked: impl Fn(&Context) -> bool) -> bool {
     if DEFERRED.is_empty() || lifecycle::is_forked() || lifecycle::is_exiting() {
         return false;
@@ -139,7 +139,7 @@ fn end(allocation: &Arc<Allocation>) {
 
 /// Whether the library maps the memory. Its free does not call the driver's own, which waits.
 fn is_mapped(allocation: &Allocation) -> bool {
-    !allocation.kind.is_drivers()
+    allocation.kind == Kind::Mapped
 }
 
 fn end_those(which: impl Fn(&DeferredFree) -> bool, asked: impl Fn(&Context) -> bool) {
@@ -170,8 +170,9 @@ pub(crate) fn before_a_free(context: &Arc<Context>) {
 /// Waits for memory of a context that the library's own thread is freeing: when the program's call returns, that memory is free as
 /// well. The free waits for the same work as the program's call does.
 fn wait_for_own_thread(context: &Arc<Context>) {
-    let is_being_freed =
-        |freed: &DeferredFree| matches!(freed.stage, Stage::BeingFreed(By::OwnThread)) && freed.is_in(context);
+    let is_being_freed = |freed: &DeferredFree| {
+        matches!(freed.stage, Stage::BeingFreed(By::OwnThread)) && freed.is_in(context)
+    };
     let begin = Instant::now();
     while !DEFERRED.is_empty()
         && !lifecycle::is_forked()
@@ -183,8 +184,8 @@ fn wait_for_own_thread(context: &Arc<Context>) {
     }
 }
 
-/// Frees the memory whose work is complete, and that of other [frees that were put off](free::finish), without waiting for the driver:
-/// some at once, and some soon. The thread asks about work in other contexts than the current one.
+/// Frees the memory whose work is complete, and that of other [frees that were put off](free::finish). It does not wait for the
+/// driver, so some memory is free at once and some soon. The thread asks about work in other contexts than the current one.
 pub(crate) fn sweep() {
     if DEFERRED.is_empty() && !free::is_unfinished() {
         return;

@@ -137,7 +137,7 @@ fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> 
     // An allocation that is being freed waits in the driver for work of the program. The next restore looks at it again.
     let Some(mut residency) = allocation.try_residency() else { return Restored::default() };
     let absent = residency.absent_bytes();
-    if residency.is_freed() || absent == 0 || !allocation.kind.is_drivers() {
+    if residency.is_freed() || absent == 0 || allocation.kind == Kind::Mapped {
         return Restored::default();
     }
     let charged = device.update(|account| account.charge(absent));
@@ -189,7 +189,7 @@ fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> 
 /// Evicts the last resident piece of an allocation. Returns its bytes; 0 if there is none, or the host cannot take it.
 fn evict_piece(allocation: &Allocation, wanted: u64, host: &mut u64, device: &Device) -> Result<u64, Stop> {
     let mut residency = allocation.residency();
-    if !allocation.is_movable() || !allocation.kind.is_drivers() || allocation.size < SMALLEST_EVICTED {
+    if !allocation.is_movable() || allocation.kind == Kind::Mapped || allocation.size < SMALLEST_EVICTED {
         return Ok(0);
     }
     let Some(piece) = residency.next_out(wanted, *host) else { return Ok(0) };
@@ -207,9 +207,9 @@ fn evict_piece(allocation: &Allocation, wanted: u64, host: &mut u64, device: &De
     Ok(piece.bytes())
 }
 
-/// Brings new memory of a pool to the card. It may have been moved to the host when it belonged to another allocation. Not on the
-/// program's stream: on one that is busy the move would wait in the driver's queue, behind a host function that may wait for
-/// what comes next on that stream.
+/// Brings new memory of a pool to the card. It may have been moved to the host when it belonged to another allocation. The move
+/// is not on the program's stream. If that is busy, the move would wait in the driver's queue, behind a host function that may
+/// wait for later work of the stream.
 fn bring(base: CUdeviceptr, request: &Request) {
     if !POOLED_MOVED.load(Ordering::Relaxed) {
         return;

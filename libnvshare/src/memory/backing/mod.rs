@@ -88,7 +88,7 @@ pub(crate) struct Made {
     pub(crate) mapped: Option<Mapped>,
 }
 
-/// What is known about the work that uses memory which is being freed.
+/// The state of the work that uses memory which is being freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
     MayRun,
@@ -108,7 +108,7 @@ pub(crate) enum Freed {
     Not(CUresult),
 }
 
-/// What a restore does where room is lacking.
+/// The behaviour of a restore where room is lacking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lacking {
     /// It leaves the memory where it is.
@@ -189,9 +189,9 @@ pub(crate) trait Backing: Sync {
     /// leave stays where it is, and counts there.
     fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted;
 
-    /// Restores a device's memory as far as there is room, largest allocations first. Stops soon when it is `cancelled`.
-    /// Where room is [lacking](Lacking), it goes on without, or may wait. Memory that fails to come back comes by page faults when it is touched; or, if the library maps the memory, the
-    /// gate stays closed until it is back.
+    /// Restores a device's memory as far as there is room, largest allocations first. Stops soon when it is `cancelled`. Where
+    /// room is [lacking](Lacking), it goes on without, or may wait. Memory that fails to come back comes by page faults when it
+    /// is touched. If the library maps the memory, the gate stays closed until it is back.
     fn restore(&self, device: &'static Device, lacking: Lacking, cancelled: &dyn Fn() -> bool) -> Restored;
 
     /// Ends the memory of an allocation that is off the list and [leaving](Allocation::is_leaving). Waits for the piece
@@ -203,8 +203,8 @@ pub(crate) trait Backing: Sync {
         false
     }
 
-    /// Ends the memory that waits to be freed and whose work is complete by now, as far as that is known without a look at contexts
-    /// that may not be `asked`. `ended` is told of its allocations, which are still in the account.
+    /// Ends the memory that waits to be freed and whose work is complete by now. Only contexts that may be `asked` are looked
+    /// at. `ended` is told of its allocations, which are still in the account.
     fn finish_frees(&self, _asked: &dyn Fn(&Context) -> bool, _ended: &mut dyn FnMut(&Arc<Allocation>)) {}
 
     /// Ends the memory of an allocation that is off the list, because its context ends. The driver's own memory ends
@@ -217,8 +217,8 @@ pub(crate) trait Backing: Sync {
     /// Memory will soon have to leave the card: prepares for that in the background. A failure costs time later.
     fn foresee_eviction(&self) {}
 
-    /// Other programs lack so many bytes of the host's memory that the scheduler has handed out: gives back in the background what this
-    /// one has there of memory that is on the card.
+    /// Other programs lack `bytes` of the host's memory that the scheduler has handed out. Gives back, in the background, this
+    /// program's copies there of memory that is on the card.
     fn give_way(&self, _bytes: u64) {}
 }
 
@@ -227,7 +227,7 @@ pub(crate) const ALL: [&dyn Backing; 2] = [&swap::Swap, &managed::Managed];
 
 /// The backing of memory of a kind.
 pub(crate) fn of(kind: Kind) -> &'static dyn Backing {
-    if kind.is_drivers() { &managed::Managed } else { &swap::Swap }
+    if kind == Kind::Mapped { &swap::Swap } else { &managed::Managed }
 }
 
 /// The kind of memory that the program gets for device memory of this size.
