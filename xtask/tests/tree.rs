@@ -1,4 +1,5 @@
-//! The tree as a reader finds it: small files, an ARCHITECTURE.md that names what is there, and documents whose links lead somewhere.
+//! The tree as a reader finds it: small files, comments of plain sentences, an ARCHITECTURE.md that names what is there, and
+//! documents whose links lead somewhere.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,12 +11,15 @@ const MOST_LINES: usize = 600;
 const MOST_LINES_OF_README: usize = 200;
 /// A cell of a table has at most this many characters, two lines.
 const LONGEST_CELL: usize = 200;
-/// A sentence of a document has at most this many words.
+/// A sentence of a document, or of a comment, has at most this many words.
 const MOST_WORDS: usize = 25;
 /// A walk through the code has so many steps at most.
 const MOST_STEPS: usize = 10;
 /// The walks of ARCHITECTURE.md, by their headings.
 const WALKS: [&str; 4] = ["### A launch", "### An allocation", "### A hand-over", "### `set-tq`"];
+
+/// Folders whose comments are as plain as documents.
+const PLAIN: [&str; 2] = ["libnvshare/src", "libnvshare/client/src"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -339,6 +343,32 @@ fn documents_are_short_and_plain() {
     assert!(documents.len() > 12, "only {documents:?} were found");
     let faults = documents.iter().flat_map(|path| {
         let faults = faults(&fs::read_to_string(root().join(path)).unwrap());
+        faults.into_iter().map(move |fault| format!("{}: {fault}", path.display()))
+    });
+    let faults: Vec<_> = faults.collect();
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
+}
+
+/// The comments of a source as a document: code is empty lines there.
+fn comments(source: &str) -> String {
+    let comment = |line: &str| {
+        let signs = ["///", "//!", "//"];
+        signs.iter().find_map(|sign| line.trim_start().strip_prefix(sign)).unwrap_or_default().to_owned()
+    };
+    source.lines().map(comment).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn comments_of_the_library_are_plain() {
+    let source = "/// What waits\n/// goes on. It waits.\nfn waits() {}\n    // It has so many words.";
+    assert_eq!(faults(&comments(source)).len(), 2);
+    let is_plain = |path: &PathBuf| {
+        path.extension().is_some_and(|e| e == "rs") && PLAIN.iter().any(|folder| path.starts_with(folder))
+    };
+    let sources: Vec<_> = tree().into_iter().filter(is_plain).collect();
+    assert!(sources.len() > 100, "only {} sources were found", sources.len());
+    let faults = sources.iter().flat_map(|path| {
+        let faults = faults(&comments(&fs::read_to_string(root().join(path)).unwrap()));
         faults.into_iter().map(move |fault| format!("{}: {fault}", path.display()))
     });
     let faults: Vec<_> = faults.collect();

@@ -3,12 +3,12 @@
 //! Invariants, each after every call:
 //!
 //! 1. `charged <= allocated`: bytes on the card are allocated. The others are *absent*: evicted, or not brought there yet.
-//! 2. `allocated` is the sum of the allocations, of the driver's reserve and of memory set aside; `charged` the sum of their charged bytes and
-//!    of the reserve, which is always on the card.
-//! 3. While room is counted, `charged + room + made + lost` is the room that this process got from the scheduler and has not
-//!    given back: taking room charges as much, and memory that leaves the card becomes room again, or `made` until the
-//!    scheduler is told. `lost` is room that the card does not have. `room` is below zero while more is charged than was
-//!    given, by the driver's reserve or by a process that ran alone before, or while room is lost; then room is lacking.
+//! 2. `allocated` is the sum of the allocations, of the driver's reserve and of memory set aside. `charged` is the sum of their
+//!    charged bytes and of the reserve, which is always on the card.
+//! 3. While room is counted, `charged + room + made + lost` is the room that the scheduler gave this process and has not got
+//!    back. Taking room charges as much. Memory that leaves the card becomes room again, or `made` until the scheduler is told.
+//!    `lost` is room that the card does not have. `room` is below zero while more is charged than was given, or while room is
+//!    lost; then room is lacking. The driver's reserve, or a process that ran alone before, may charge more.
 //! 4. No allocation passes the limit of the process or, together with other processes, that of the tenant. Memory that
 //!    has to have its room at once has it when it is admitted.
 //! 5. `unmapped` is the part of [mapped memory](Kind::Mapped) that is not on the card: while there is any, the lock is not held.
@@ -86,7 +86,7 @@ impl DriverReserve {
     }
 }
 
-/// After so many turns, lost room is tried again: whoever had it may be gone, and nobody may have told.
+/// After this many turns, lost room is tried again: the process that had it may be gone.
 pub const TURNS_WITHOUT: u32 = 16;
 
 /// How absent memory that would fit comes back, when the process gets the lock.
@@ -135,8 +135,8 @@ pub struct Account<T> {
     /// Room that an eviction has made and the scheduler has not been told of. A registration names the charged bytes
     /// of its moment, and so includes this room.
     made: u64,
-    /// Room that the scheduler gave and the driver has no memory for: contexts that nobody has measured yet, or a process
-    /// without the library, have it.
+    /// Room that the scheduler gave and the driver has no memory for. Contexts that are not measured yet have it, or a process
+    /// without the library.
     lost: u64,
     /// Turns that have ended since room was lost.
     turns_without: u32,
@@ -251,8 +251,9 @@ impl<T: Tenant> Account<T> {
         }
     }
 
-    /// The bytes of NEED_ROOM if so much room is lacking: all room that the process wants. That is the room that it was given
-    /// and has not given back, and the room that it lacks. So room on its way is not asked for twice. 0: none is lacking.
+    /// The bytes of NEED_ROOM if `lacking` bytes of room are lacking: all room that the process wants. That is the room that it
+    /// was given and has not given back, and the room that it lacks. So room on its way is not asked for twice. 0: none is
+    /// lacking.
     #[must_use]
     pub fn to_ask_for(&self, lacking: u64) -> u64 {
         let given = self.charged + self.made + self.lost;
@@ -329,7 +330,7 @@ impl<T: Tenant> Account<T> {
         taken
     }
 
-    /// The driver has no memory for `bytes` of room: they count as used, so that the scheduler is asked for others, which
+    /// The driver has no memory for `bytes` of room. They count as used, so that the scheduler is asked for other room, which
     /// another process has to leave.
     pub fn lose(&mut self, bytes: u64) {
         if !self.unmetered {
@@ -377,8 +378,8 @@ impl<T: Tenant> Account<T> {
         if self.unmetered || is_awaited { 0 } else { self.unused_room() }
     }
 
-    /// The process has the lock: memory becomes resident when it is allocated. False: the lock is no use yet, because
-    /// absent memory would fit and has to come back first; or memory is unmapped, and no page fault brings it back.
+    /// The process has the lock: memory becomes resident when it is allocated. False: the lock is no use yet. Absent memory
+    /// would fit and has to come back first, or memory is unmapped, and no page fault brings it back.
     pub fn hold(&mut self, absent: Absent) -> bool {
         if self.unmapped > 0 {
             return false;

@@ -1,4 +1,4 @@
-//! What is known of a piece of memory: whether it is all zero, and its hash.
+//! The knowledge about a piece of memory: whether it is all zero, and its hash.
 //!
 //! A piece whose hash is that of the host's copy is not copied out again, so a collision would lose a change. The hash
 //! is a polynomial in eleven secret keys, modulo p = 2^130 - 5, of which the lowest 128 bits are kept. A piece consists of
@@ -11,12 +11,12 @@
 //! where J is how many words there are with that `t`. So 512 threads each evaluate a polynomial of one variable, and their
 //! results are joined by pairs.
 //!
-//! **Bound.** Words are below p. Two pieces that differ have polynomials that differ, in total degree at most 265 (255 for
-//! 2 MiB, nine bits, and `sum`, which is a factor of each term). Their hashes are equal only if the difference of the polynomials
-//! is one of the 7 multiples of 2^128 that a difference of remainders can be. By the lemma of Schwartz and Zippel, with each key
-//! drawn from 2^106 numbers (they are clamped as in Poly1305), that has a probability of at most 7 × 265 / 2^106 < 2^-95,
-//! whatever the pieces hold, as long as they do not depend on the keys. A program that compares a million pieces a second meets
-//! a collision once in 10^15 years on average.
+//! **Bound.** Words are below p. Two pieces that differ have polynomials that differ. Their total degree is at most 265: 255
+//! for 2 MiB, nine bits, and `sum`, a factor of each term. Their hashes are equal only if the difference of the polynomials is
+//! one of 7 multiples of 2^128. No other multiple can be a difference of remainders. Each key is drawn from 2^106 numbers (they
+//! are clamped as in Poly1305). So by the lemma of Schwartz and Zippel, that has a probability of at most 7 × 265 / 2^106 <
+//! 2^-95. This holds for all pieces that do not depend on the keys. A program that compares a million pieces a second meets a
+//! collision once in 10^15 years on average.
 
 /// The number of a kernel's threads for a piece.
 const THREADS: usize = 512;
@@ -67,7 +67,7 @@ impl Keys {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hash(pub [u64; 2]);
 
-/// What is known of a piece.
+/// The answer about a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seen {
     /// All bytes are zero.

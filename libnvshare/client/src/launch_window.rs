@@ -1,14 +1,14 @@
 //! How much work may be in flight on a stream while another client waits.
 //!
-//! A mark (an event) is recorded every `stride` launches; with [`MARKS`] of them incomplete, the next launch waits
-//! for the oldest. The stride follows the time that the marks take: it is halved while the queue holds more than
-//! [`LONGEST`], doubled while it holds less than [`SHORTEST`] of work. So a drain takes about [`LONGEST`], or one
-//! kernel where that is longer, and a stream of tiny kernels is marked once in [`LARGEST_STRIDE`].
+//! A mark (an event) is recorded every `stride` launches; with [`MARKS`] of them incomplete, the next launch waits for the
+//! oldest. The stride follows the time that the marks take. It is halved while the queue holds more than [`LONGEST`] of work,
+//! and doubled while it holds less than [`SHORTEST`]. So a drain takes about [`LONGEST`], or one kernel where that is longer,
+//! and a stream of tiny kernels is marked once in [`LARGEST_STRIDE`].
 //!
-//! A launch waits no longer than [`MOST_PATIENCE`], since the older one may itself wait for this launch. Each further
-//! launch that waits in vain for the same mark waits half as long as the one before, down to [`LEAST_PATIENCE`]. So a
-//! program that has to make many launches before the oldest can complete is hardly delayed, and a program with slow
-//! kernels does not run ahead of them.
+//! A launch waits no longer than [`MOST_PATIENCE`], since the older one may itself wait for this launch. Each further launch
+//! that waits in vain for the same mark waits half as long as the one before, down to [`LEAST_PATIENCE`]. So a program that has
+//! to make many launches before the oldest can complete is hardly delayed. A program with slow kernels does not run ahead of
+//! them.
 
 use std::time::Duration;
 

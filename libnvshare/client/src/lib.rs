@@ -1,7 +1,7 @@
 //! The decisions of the preloaded library: its side of the protocol, and the sums of its memory.
 //!
-//! There is no CUDA here, no IO, no lock and no clock. The library calls these functions under its locks, waits, and
-//! makes the driver's calls; tests call the same functions beside the real scheduler's core, in virtual time.
+//! There is no CUDA here, no IO, no lock and no clock. The library calls these functions under its locks, waits, and makes the
+//! driver's calls. Tests call the same functions beside the real scheduler's core, in virtual time.
 //!
 //! | module | |
 //! |---|---|

@@ -145,8 +145,8 @@ impl Machine {
         matches!(self.phase, Phase::Running { .. })
     }
 
-    /// How much work may be in flight from the moment that the gate opens: before a later message could bound it,
-    /// a program could submit seconds of work.
+    /// How much work may be in flight from the moment that the gate opens. Before a later message could bound it, a program
+    /// could submit seconds of work.
     #[must_use]
     pub fn in_flight(&self) -> InFlight {
         InFlight::while_others_wait(self.waiters && self.is_restoring())
@@ -326,7 +326,7 @@ impl Machine {
             Hold::Parked => {
                 if self.phase != Phase::Parked {
                     if matches!(self.phase, Phase::Freeing | Phase::Restoring { .. }) {
-                        // What is on its way back would come beside the evictions that follow.
+                        // Memory on its way back would come beside the evictions that follow.
                         self.act(Action::Cancel);
                     }
                     self.phase = Phase::Parked;
@@ -393,7 +393,7 @@ impl Machine {
         self.act(Action::Post(Job::RestoreAhead));
     }
 
-    /// If memory was coming back ahead of the lock, that is over. What has come back stays.
+    /// If memory was coming back ahead of the lock, that is over. Memory that has come back stays.
     fn end_next(&mut self) {
         if self.phase == Phase::Next {
             self.phase = Phase::Parked;
@@ -405,7 +405,7 @@ impl Machine {
         self.asleep = false;
         self.attempts = 0;
         self.last_submission.1 = now;
-        // What an earlier look found, or still finds, says nothing about the work that the gate opens for.
+        // The result of an earlier look says nothing about the work that the gate opens for.
         self.probe = Probe::None;
         match self.phase {
             Phase::Restoring { epoch } => {

@@ -1,10 +1,9 @@
 //! The part of one allocation that is on the card.
 //!
-//! The account of a device ([`crate::Account`]) knows sums alone; this says which bytes of an allocation are
-//! resident. Today they are a prefix: eviction takes from the end, and restoring brings back the bytes behind the
-//! prefix. Callers use [`Residency::next_out`] with [`Residency::evicted`], and [`Residency::next_in`] with
-//! [`Residency::restored`], which name ranges, so that a backing whose memory moves in chunks can keep another record
-//! behind the same calls.
+//! The account of a device ([`crate::Account`]) knows sums alone; this says which bytes of an allocation are resident. Today
+//! they are a prefix: eviction takes from the end, and restoring brings back the bytes behind the prefix. Callers use
+//! [`Residency::next_out`] with [`Residency::evicted`], and [`Residency::next_in`] with [`Residency::restored`], which name
+//! ranges. So a backing whose memory moves in chunks can keep another record behind the same calls.
 //!
 //! Invariants: `resident <= size`, `host_backed <= size`, and memory that was never resident has no contents.
 
@@ -15,8 +14,8 @@ pub const BLOCK: u64 = 2 * MIB;
 /// Bytes that one call takes off the card. Eviction is the slower way (16 GiB/s), and a program that frees the allocation
 /// or ends a context waits for one piece: 4 ms.
 pub const EVICT_PIECE: u64 = 64 * MIB;
-/// Bytes that one call brings to the card. Larger pieces are hardly faster (measured: 45.2 GiB/s, and 46.5 in pieces of
-/// 1 GiB), and a program that frees the allocation or ends the context waits for one.
+/// Bytes that one call brings to the card. Larger pieces are hardly faster (measured: 45.2 GiB/s, and 46.5 in pieces of 1 GiB).
+/// A program that frees the allocation or ends the context waits for one.
 pub const RESTORE_PIECE: u64 = 256 * MIB;
 
 /// The part of one allocation that is on the card. All sizes are bytes.
@@ -28,8 +27,8 @@ pub struct Residency {
     resident: u64,
     /// The allocation was on the card once: its absent bytes were evicted and have contents.
     has_contents: bool,
-    /// Bytes up to the end of the allocation that have pages on the host: they were evicted once, and evicting them
-    /// again needs no new host memory.
+    /// Bytes up to the end of the allocation that have pages on the host. They were evicted once, and evicting them again needs
+    /// no new host memory.
     host_backed: u64,
     /// The program freed the allocation.
     freed: bool,
@@ -119,9 +118,8 @@ impl Residency {
         self.has_contents |= bytes > 0;
     }
 
-    /// Chooses the next piece to leave: about `wanted` bytes, in whole blocks counted from the base, and so rather a
-    /// few more than fewer, but at most `host` bytes that the host has no pages for yet. `None`: nothing can leave,
-    /// or the host has no memory for it.
+    /// Chooses the next piece to leave. It has about `wanted` bytes, rather a few more, in whole blocks counted from the base.
+    /// The host has no pages yet for at most `host` bytes of it. `None`: nothing can leave, or the host has no memory for it.
     #[must_use]
     pub fn next_out(&self, wanted: u64, host: u64) -> Option<Piece> {
         if self.freed {

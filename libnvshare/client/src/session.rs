@@ -1,9 +1,8 @@
 //! The session: the machine and the accounts of the devices together, with the abilities of the library as a [`Host`].
 //!
-//! [`Session`] is told of events and calls its [`Host`]: to send messages to the scheduler, to open or close the
-//! gate, to order moves of memory. It decides when the scheduler learns of which sums. The order of messages matters:
-//! a usage goes before the room that it explains, and never behind it, so that the scheduler never takes room for
-//! free that is still charged.
+//! [`Session`] is told of events and calls its [`Host`], which sends messages to the scheduler, opens or closes the gate, and
+//! orders moves of memory. It decides when the scheduler learns of which sums. The order of messages matters. A usage goes
+//! before the room that it explains, so that the scheduler never takes room for free that is still charged.
 
 use std::time::Duration;
 

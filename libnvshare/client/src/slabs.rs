@@ -1,7 +1,7 @@
 //! Which parts of slabs are free: small allocations share slabs, as in the driver.
 //!
-//! A slab is [`SLAB`] bytes of addresses, at a multiple of as many. A part is taken from the smallest hole that it fits, and
-//! of equal holes from the first: so the parts of slabs that are nearly full are taken first, and slabs become empty.
+//! A slab is [`SLAB`] bytes of addresses, at a multiple of as many. A part is taken from the smallest hole that it fits, and of
+//! equal holes from the first. So the parts of slabs that are nearly full are taken first, and slabs become empty.
 //!
 //! Invariants: holes do not overlap, lie within one slab, and do not touch each other; their begins and lengths are multiples
 //! of [`ALIGNMENT`]. A part that was taken is in no hole until it is given back.
@@ -26,7 +26,7 @@ pub struct Slabs {
     closed: BTreeSet<u64>,
 }
 
-/// The length of the part that an allocation of so many bytes takes; `None`: it does not fit a slab.
+/// The length of the part that an allocation of `bytes` bytes takes; `None`: it does not fit a slab.
 fn length(bytes: u64) -> Option<u64> {
     bytes.max(1).checked_next_multiple_of(ALIGNMENT).filter(|length| *length <= SLAB)
 }
@@ -50,7 +50,7 @@ impl Slabs {
         Some(length)
     }
 
-    /// Takes a part for an allocation of so many bytes. `None`: no hole is as long.
+    /// Takes a part for an allocation of `bytes` bytes. `None`: no hole is as long.
     pub fn take(&mut self, bytes: u64) -> Option<u64> {
         let wanted = length(bytes)?;
         let (hole, begin) = *self.by_length.range((wanted, 0)..).next()?;
@@ -61,7 +61,7 @@ impl Slabs {
         Some(begin)
     }
 
-    /// Adds a slab, the first part of which an allocation of so many bytes has taken.
+    /// Adds a slab, the first part of which an allocation of `bytes` bytes has taken.
     pub fn add(&mut self, slab: u64, bytes: u64) {
         let taken = length(bytes).unwrap_or(SLAB);
         if taken < SLAB {
@@ -101,7 +101,7 @@ impl Slabs {
         empty
     }
 
-    /// The part of an allocation of so many bytes is free again. Returns its slab if that is empty now: it is forgotten, and no
+    /// The part of an allocation of `bytes` bytes is free again. Returns its slab if that is empty now: it is forgotten, and no
     /// more parts of it are taken.
     pub fn give_back(&mut self, address: u64, bytes: u64) -> Option<u64> {
         let (slab, mut begin, mut free) = (slab_of(address), address, length(bytes)?);

@@ -54,8 +54,8 @@ macro_rules! call {
     };
 }
 
-/// Whether the driver has shut down, as it does in its own exit handler: every call answers DEINITIALIZED from then on, and nothing
-/// runs on a device.
+/// Whether the driver has shut down, as it does in its own exit handler. From then on every call answers DEINITIALIZED, and
+/// nothing runs on a device.
 pub(crate) fn has_ended() -> bool {
     static ENDED: AtomicBool = AtomicBool::new(false);
     let mut count = 0;

@@ -1,6 +1,6 @@
 //! The types of the driver API that the library uses.
 //!
-//! Codes and flags are plain integers, never Rust enums: a newer driver may return values that no header has, and an unknown
+//! Codes and flags are plain integers, never Rust enums. A newer driver may return values that no header has, and an unknown
 //! value of a Rust enum would be undefined behaviour.
 
 #![allow(non_camel_case_types, reason = "the driver API's own names")]
@@ -28,11 +28,11 @@ impl CUresult {
         (900..=908).contains(&self.0)
     }
 
-    /// Whether no work of the context runs any more after this error: the driver has been shut down, the card is gone, the
-    /// context was destroyed, or a kernel left an error that only the end of the process clears.
+    /// Whether no work of the context runs any more after this error. The driver has been shut down, the card is gone, or the
+    /// context was destroyed. Or a kernel has left an error that only the end of the process clears.
     pub(crate) fn ends_all_work(self) -> bool {
-        // Shut down; no such context; a kernel's illegal address, time-out, assertion, stack, instruction, alignment, address
-        // space, program counter, failure, tensor memory; context destroyed; ended by the MPS server; another device's error.
+        // Shut down; no such context. A kernel's illegal address, time-out, assertion, stack, instruction, alignment, address
+        // space, program counter, failure, tensor memory. Context destroyed; ended by the MPS server; another device's error.
         self.is_of_card() || matches!(self.0, 4 | 201 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810 | 911)
     }
 
@@ -152,8 +152,8 @@ impl CUmemAllocationProp {
         Self { kind: PINNED, handle_types: 0, location, windows: 0, flags: [0; 8] }
     }
 
-    /// Whether such memory differs from [`Self::on`] in nothing but that descriptors of files may be made of it, and that
-    /// other devices may [reach](Self::is_for_rdma) it: it is not compressed, nor for sparse arrays or other machines.
+    /// Whether such memory is neither compressed, nor for sparse arrays or other machines. It may differ from [`Self::on`] in
+    /// two ways: descriptors of files can be made of it, and other devices may [reach](Self::is_for_rdma) it.
     pub(crate) fn is_ordinary(&self) -> bool {
         let plain = Self::on(self.location.id);
         let [compression, _, rest @ ..] = self.flags;

@@ -1,7 +1,7 @@
 //! `dlsym` and `dlvsym`: programs find the driver's functions by name through them.
 //!
-//! A name without a hook goes to the C library's look-up by a tail jump, so that `RTLD_NEXT` and `RTLD_DEFAULT` mean the
-//! same as for the caller. With an ordinary function call, the C library would take this library for the caller.
+//! A name without a hook goes to the C library's look-up by a tail jump. So `RTLD_NEXT` and `RTLD_DEFAULT` mean what they mean
+//! for the caller. With an ordinary function call, the C library would take this library for the caller.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
@@ -96,8 +96,8 @@ unsafe extern "C" fn choose_dlvsym(name: *const c_char) -> *const c_void {
     if unsafe { is_ours(name) } { our_dlvsym as *const c_void } else { c_library::DLVSYM.address() }
 }
 
-/// Whether a name is that of a hook, of a look-up function itself, or of a function of the driver that the table does not name. Only exact
-/// names count: `cudnn…` and `cublas…` have no hooks.
+/// Whether a name belongs to a hook, to a look-up function itself, or to a function of the driver that is not in the table.
+/// Only exact names count: `cudnn…` and `cublas…` have no hooks.
 unsafe fn is_ours(name: *const c_char) -> bool {
     if name.is_null() {
         return false;
@@ -118,8 +118,8 @@ unsafe fn is_ours(name: *const c_char) -> bool {
     }
     // SAFETY: a C string.
     let name = unsafe { CStr::from_ptr(name) };
-    // A name without a hook is the caller's business, unless the driver is newer than the library. What else has such a name
-    // (`cuFile…`) may be in the caller's scope alone.
+    // A name without a hook is the caller's business, unless the driver is newer than the library. Other functions with such
+    // names (`cuFile…`) may be in the caller's scope alone.
     name.to_str().is_ok_and(|name| lookup::is_hooked(&TABLE, name) || lookup::is_newer(&TABLE, name))
 }
 

@@ -21,7 +21,7 @@ fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
     // The runtime asks for the total before the scheduler is known, and keeps it. So the total does not depend on the
     // scheduler.
     let total = limit.min(driver_total);
-    // The limit is shared by the tenant's processes. What the card can hold is not shared, since memory moves.
+    // The limit is shared by the tenant's processes. The card's size is not shared among processes, since memory moves.
     let left =
         limit.saturating_sub(account.used()).min(fits.saturating_sub(account.allocated() - account.aside()));
     // With a scheduler, other clients' memory can move. Without one, only what is free on the card counts.

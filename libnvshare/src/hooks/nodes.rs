@@ -1,8 +1,8 @@
 //! Nodes of graphs that fill memory.
 //!
-//! The driver runs such a node in the context to which its memory belongs, whichever one the program names, none as well; memory of
-//! `cuMemCreate` belongs to none, and without a name the driver refuses it (measured, `tests/gpu/inferred.py`). So for memory of `cuMemAlloc`
-//! that the library maps, the library names the context in which it was allocated.
+//! The driver runs such a node in the context to which its memory belongs, even if the program names another or none. Memory of
+//! `cuMemCreate` belongs to none, and the driver refuses it if the program names none (measured, `tests/gpu/inferred.py`). So
+//! for memory of `cuMemAlloc` that the library maps, the library names the context in which it was allocated.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;

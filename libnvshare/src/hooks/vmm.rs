@@ -144,7 +144,7 @@ pub(crate) unsafe fn set_access(
     if callbacks::are_running() {
         return NOT_PERMITTED;
     }
-    // SAFETY: the caller's, so many of them.
+    // SAFETY: the caller's list, which has `count` entries.
     let wanted = unsafe { std::slice::from_raw_parts(access.cast::<CUmemAccessDesc>(), count) };
     let set = || physical::set_access(address, bytes as u64, wanted, drivers);
     match physical::access_needs(address, bytes as u64, wanted) {

@@ -106,8 +106,9 @@ fn hook_for(table: &Table, address: *mut c_void, is_meant: impl Fn(&str) -> bool
 
 /// A function of the driver that the table does not name: it is newer than the library. Returns whether the program is not to have it.
 ///
-/// Work that it submits passes no gate, and a handle or an address that the library stands for could reach the driver. With memory that the library
-/// maps, that ends the program, or the words of its memory; so there it is refused, as by a driver that does not have it.
+/// Work that it submits passes no gate, and a handle or an address that the library stands for could reach the driver. Where
+/// the library maps memory, that could end the program or spoil its data. So there it is refused, as by a driver that does not
+/// have it.
 pub(crate) fn refuses(table: &Table, found: *mut c_void, name: &str) -> bool {
     if !is_unknown(table, found) {
         return false;

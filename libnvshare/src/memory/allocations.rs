@@ -217,8 +217,8 @@ fn all() -> impl Iterator<Item = Arc<Allocation>> {
     each(list()).chain(each(hidden()))
 }
 
-/// Enters an allocation. Returns the old allocation at this address, if there is one: the driver returns an address again only
-/// after a free, so the program freed the old one by a function without a hook.
+/// Enters an allocation. Returns the old allocation at this address, if there is one. The program has freed that by a function
+/// without a hook, since the driver returns an address again only after a free.
 pub(crate) fn insert(allocation: &Arc<Allocation>) -> Option<Arc<Allocation>> {
     let before = list_of(allocation).insert(allocation.base, Arc::clone(allocation));
     index(allocation);

@@ -302,9 +302,9 @@ impl Device {
         Some(Awaited(self)).filter(|_| !is_refused)
     }
 
-    /// The driver has no memory for `bytes` for which the account had room: contexts have it that nobody has measured yet, or
-    /// a process without the library. Some room counts as lost then, and the scheduler is asked for other room. False: there
-    /// is no scheduler to ask.
+    /// The driver has no memory for `bytes`, though the account had room. Contexts that are not measured yet may have it, or a
+    /// process without the library. Some room counts as lost then, and the scheduler is asked for other room. False: there is
+    /// no scheduler to ask.
     ///
     /// `ask` tells the session.
     pub(crate) fn lose_room(&self, bytes: u64, ask: impl FnOnce()) -> bool {

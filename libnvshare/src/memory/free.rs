@@ -73,8 +73,9 @@ pub(super) fn count_late() {
     LATE.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Ends memory that could not be ended when the program freed it. Called by the library's threads, also when all work is complete or
-/// memory has to leave: a program that allocates nothing more would keep what it has freed. Returns whether there was any.
+/// Ends memory that could not be ended when the program freed it. The library's threads call it, also when all work is complete
+/// or memory has to leave. Otherwise a program that allocates nothing more would keep the memory that it has freed. Returns
+/// whether there was any.
 pub(crate) fn finish() -> bool {
     finish_in(&|_| true)
 }

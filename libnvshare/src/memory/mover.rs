@@ -196,9 +196,9 @@ fn probe(cancelled: impl Fn() -> bool) -> Done {
 /// Waits until all work is complete that is submitted by now, without closing the gate: how many submissions that are. `None` if it was
 /// given up: there is no telling, or another job is due.
 fn count(cancelled: impl Fn() -> bool) -> Option<u64> {
-    /// The program's own calls have the driver in between. What is counted takes a hundred times as long.
+    /// The program's own calls have the driver in between. Submissions worth counting take a hundred times as long.
     const LOOK: Duration = Duration::from_micros(500);
-    /// A capture that has not ended after so many looks may take long.
+    /// A capture that has not ended after this many looks may take long.
     const LOOKS: u32 = 400;
     let is_other = |(job, _): &(Job, u64)| !matches!(job, Job::Count(_) | Job::Probe);
     let given_up = || cancelled() || lifecycle::is_exiting() || lock(&QUEUE).jobs.iter().any(is_other);
@@ -263,9 +263,9 @@ fn evict(Amount { gpu, bytes }: Amount) {
     report(Done::EvictionEnds { gpu, short });
 }
 
-/// Evicts bytes of a device; returns how many cannot leave. An allocation that is charged but not on the list yet takes
-/// room that the scheduler counts on: it leaves as soon as the driver has made it. So does one that is being freed, and its room
-/// is there when the free is over. What was to move in a context that has ended meanwhile moves in another one.
+/// Evicts bytes of a device; returns how many cannot leave. An allocation that is charged but not on the list yet takes room
+/// that the scheduler counts on. It leaves as soon as the driver has made it. So does one that is being freed, and its room is
+/// there when the free is over. Memory whose context has ended meanwhile moves in another one.
 fn evict_from(device: &'static Device, bytes: u64) -> u64 {
     let report = || report(Done::Evicted(device.uuid));
     let begin = Instant::now();
@@ -283,7 +283,7 @@ fn evict_from(device: &'static Device, bytes: u64) -> u64 {
         }
         short = device::evict(device, short, &report);
     }
-    // What was freed meanwhile has left as well, and its room is given back as such.
+    // Memory that was freed meanwhile has left as well, and its room is given back as such.
     short.min(device.account().charged())
 }
 

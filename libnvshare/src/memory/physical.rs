@@ -1,8 +1,8 @@
 //! Physical memory that the program creates and maps itself, and that moves all the same (`NVSHARE_MEMORY=swap`).
 //!
-//! The handle that the program gets is the library's: the driver's come and go with the memory. The books say what was
-//! created, how often it has to be released, what is mapped where, and which addresses are reserved, so they answer
-//! while the memory is away. An object lives while it has a handle or is mapped, as in the driver.
+//! The handle that the program gets is the library's: the driver's come and go with the memory. The books list the objects, how
+//! often each has to be released, the mappings, and the reserved addresses. So they answer while the memory is away. An object
+//! lives while it has a handle or is mapped, as in the driver.
 //!
 //! Memory that others can reach (other processes, other devices) is *pinned*: it stays on the card until it ends.
 
@@ -325,7 +325,7 @@ pub(crate) fn unmap(at: CUdeviceptr, bytes: u64, call: impl Fn(CUdeviceptr, u64)
     result
 }
 
-/// What a change of access to a range needs.
+/// The need of a change of access to a range.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     /// The driver alone is concerned.
@@ -336,7 +336,7 @@ pub(crate) enum Access {
     Present,
 }
 
-/// What a change of access to a range needs.
+/// Finds the need of a change of access to a range.
 pub(crate) fn access_needs(at: CUdeviceptr, bytes: u64, access: &[CUmemAccessDesc]) -> Access {
     let books = read();
     let handles: Vec<Handle> =
@@ -378,7 +378,7 @@ pub(crate) fn set_access(
             Ok(())
         }
     };
-    // What the driver refuses is asked first: nothing is changed then.
+    // The driver is asked first: if it refuses, nothing is changed.
     let (drivers, ours): (Vec<&Part>, Vec<&Part>) =
         parts.iter().partition(|part| matches!(part, Part::Drivers(..)));
     drivers.into_iter().chain(ours).try_for_each(set).err().unwrap_or(CUresult::SUCCESS)

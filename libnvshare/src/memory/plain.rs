@@ -1,7 +1,7 @@
 //! Device memory that has to stay plain, because other processes (CUDA IPC), NICs or the stream's memory operations use it.
 //!
-//! None of them can use managed memory. So these get plain memory, which is not moved: programs whose [executable] shows that
-//! they need it, sizes that `NVSHARE_PLAIN` names, and all later allocations of a program that was refused a handle.
+//! None of them can use managed memory. So some memory is plain and does not move: that of programs whose [executable] shows
+//! the need, and sizes that `NVSHARE_PLAIN` names. After a program was refused a handle, all its allocations are plain.
 
 mod executable;
 

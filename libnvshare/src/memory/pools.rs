@@ -1,8 +1,8 @@
 //! The pools of stream-ordered memory.
 //!
 //! From CUDA 13 on, a pool can consist of managed memory. Its allocations are as fast as those of a plain pool (measured), and
-//! can be moved. So the program's own pools become managed pools, and the library has a managed pool that stands for a
-//! device's default pool. If the driver has no managed pools, or other processes have to reach the memory, the program gets
+//! can be moved. So the program's own pools become managed pools, and the library has a managed pool that stands for a device's
+//! default pool. The driver may have no managed pools, or other processes may have to reach the memory. Then the program gets
 //! the pool that it asked for; its memory is counted and not moved.
 
 use std::collections::BTreeMap;

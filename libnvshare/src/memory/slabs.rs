@@ -5,9 +5,10 @@
 //! addresses of the parts, and each part is on the list as an allocation that takes nothing of its own. A part is taken again
 //! only when it was given back, so after the work before its free.
 //!
-//! A slab without parts ends, but one of each context is kept: a program that allocates and frees something small in each step
-//! would make and end a slab each time. This spare slab is set aside in the account. It ends when its room or its place in
-//! a limit is needed: before the process evicts or restores memory, waits for room, or is refused an allocation.
+//! A slab without parts ends, but one of each context is kept. Otherwise a program that allocates and frees something small in
+//! each step would make and end a slab each time. This spare slab is set aside in the account. It ends when its room or its
+//! place in a limit is needed. So it ends before the process evicts or restores memory, waits for room, or is refused an
+//! allocation.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -34,7 +35,7 @@ fn of<'a>(pools: &'a mut [Pool], context: &Arc<Context>) -> Option<&'a mut Pool>
     pools.iter_mut().find(|pool| Arc::ptr_eq(&pool.context, context))
 }
 
-/// Takes a part of a context's slabs for an allocation of so many bytes: its address, and its slab. `None`: no slab has
+/// Takes a part of a context's slabs for an allocation of `bytes` bytes. Returns its address, and its slab. `None`: no slab has
 /// room for it.
 pub(super) fn take(context: &Arc<Context>, bytes: u64) -> Option<(CUdeviceptr, Arc<Allocation>)> {
     let mut pools = lock(&POOLS);
@@ -54,7 +55,7 @@ pub(super) fn take(context: &Arc<Context>, bytes: u64) -> Option<(CUdeviceptr, A
     Some((at, Arc::clone(slab)))
 }
 
-/// Adds a new slab. Its first part, of so many bytes, is taken.
+/// Adds a new slab. Its first part, of `bytes` bytes, is taken.
 pub(super) fn add(slab: &Arc<Allocation>, bytes: u64) {
     let mut pools = lock(&POOLS);
     let context = &slab.context;
@@ -83,7 +84,7 @@ pub(super) fn give_back(allocation: &Allocation, part: &Part) -> Option<Arc<Allo
         return None;
     }
     let empty = pool.free.give_back(allocation.base, part.asked)?;
-    // What is pinned is no memory to keep: it does not move.
+    // Pinned memory is not kept: it does not move.
     if let Some(device) = devices::get(part.slab.device)
         && !pool.free.has_empty()
         && !part.slab.is_pinned()

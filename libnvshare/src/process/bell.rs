@@ -1,7 +1,7 @@
 //! The bell that wakes the session's thread out of its wait. Every layer may ring it.
 //!
-//! The bell is a pair of sockets and not an `eventfd` or a pipe: if the program closes a socket, the wait ends; each socket
-//! is a file of its own, so a foreign file under its number is recognised; and ringing raises no SIGPIPE.
+//! The bell is a pair of sockets and not an `eventfd` or a pipe. If the program closes a socket, the wait ends. Each socket is
+//! a file of its own, so a foreign file under its number is recognised. Ringing raises no SIGPIPE.
 
 use std::ffi::c_int;
 

@@ -117,7 +117,7 @@ impl Tables {
     }
 
     /// # Safety
-    /// The object has so many symbols.
+    /// The object has more symbols than `index`.
     unsafe fn symbol(&self, index: u32) -> &libc::Elf64_Sym {
         // SAFETY: promised by the caller.
         unsafe { &*(self.symbols as *const libc::Elf64_Sym).add(index as usize) }

@@ -1,8 +1,8 @@
 //! The log: lines on standard error.
 //!
-//! A line is formatted on the stack and written by one `write`, without an allocation or a lock, so a closed or full
-//! standard error does no harm. Nothing is written to standard output. If the program has closed the standard error that it
-//! was started with, and opened a file under the same number, that file gets no lines.
+//! A line is formatted on the stack and written by one `write`, without an allocation or a lock. So a closed or full standard
+//! error does no harm. Nothing is written to standard output. The program may have closed the standard error that it was
+//! started with, and opened a file under its number. That file gets no lines.
 
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};

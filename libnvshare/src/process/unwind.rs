@@ -1,10 +1,10 @@
 //! The unwinder: the library uses the one that the process has loaded.
 //!
-//! The program may unwind through the library's frames: by cancelling a thread inside a driver call, or by an exception.
-//! Rust's personality routine then releases what the frames hold, and asks the unwinder for its context. This has to be the
-//! unwinder that is running: a second one, linked into this library, would misread the context. The library cannot depend
-//! on `libgcc_s.so.1` either, as not every container has it. So the names below, which are hidden from the rest of the
-//! process, jump to the functions of the `libgcc_s.so.1` that is loaded. glibc loads it before it cancels a thread.
+//! The program may unwind through the library's frames: by cancelling a thread inside a driver call, or by an exception. Rust's
+//! personality routine then releases what the frames hold, and asks the unwinder for its context. This has to be the unwinder
+//! that is running: a second one, linked into this library, would misread the context. The library cannot depend on
+//! `libgcc_s.so.1` either, as not every container has it. So the names below, which are hidden from the rest of the process,
+//! jump to the functions of the loaded `libgcc_s.so.1`. The C library loads it before it cancels a thread.
 //!
 //! If it is not loaded, the functions return zero. The personality routine then finds nothing to do in the library's frames,
 //! and unwinding continues. A panic would abort; the library has none.

@@ -294,7 +294,7 @@ impl Library {
         self.note(put);
     }
 
-    /// Sends what was said. What the session does and says at once goes out at once.
+    /// Sends what was said. Words that the session says at once go out at once.
     fn flush(&mut self) {
         let sent = self.wire.as_mut().map(Wire::flush);
         self.note(sent);

@@ -178,8 +178,8 @@ fn receive_with(descriptor: i32, bytes: &mut [u8], passed: &mut VecDeque<Vec<Own
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // Aligned as control messages have to be, and large enough for more descriptors than a scheduler sends.
     let mut control = [0u64; 32];
-    // SAFETY: a message of one part, and room for control messages, in buffers that live on. What the kernel wrote
-    // there is walked with the macros that are made for it; each descriptor is new and ours.
+    // SAFETY: a message of one part, and room for control messages, in buffers that live on. The macros that are made for it
+    // walk the kernel's answer; each descriptor is new and ours.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = &raw mut part;

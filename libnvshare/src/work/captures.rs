@@ -1,13 +1,13 @@
 //! Stream captures. Nothing runs on a capturing stream, and the library must not break a capture.
 //!
-//! Measured with calls from another thread in RELAXED mode: an event of a context breaks every open capture in it; a query
-//! of the legacy stream breaks captures on blocking streams; an event on another stream breaks none, nor does asking whether
-//! a stream captures. No call in one context breaks a capture in another. So this module lists the open captures. No capture
-//! begins, and no stream joins one, while a drain looks at the driver ([`hold_off`]). Before the first capture begins in a
-//! context, an event is recorded there behind all work that there is.
+//! The following was measured with calls from another thread in RELAXED mode. An event of a context breaks every open capture
+//! in it. A query of the legacy stream breaks captures on blocking streams. An event on another stream breaks none, nor does
+//! asking whether a stream captures. No call in one context breaks a capture in another. So this module lists the open
+//! captures. No capture begins, and no stream joins one, while a drain looks at the driver ([`hold_off`]). Before the first
+//! capture begins in a context, an event is recorded there behind all work that there is.
 //!
 //! A program that begins a capture calls the driver in the capture's own context only. While a thread waits for a place in a
-//! full queue, all calls in that context wait (measured), and the program may need the capture to make a place in the queue of
+//! full queue, all calls in that context wait (measured). The program may need the capture to make a place in the queue of
 //! another context.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,10 +22,10 @@ use crate::process::lock::{Counted, lock};
 use crate::process::threads;
 
 /// The captures of the process; the open ones are counted.
-static CAPTURES: Counted<Captures> = Counted::new(
-    Captures { open: Vec::new(), before: Vec::new(), spread: false },
-    |captures| captures.open.len(),
-);
+static CAPTURES: Counted<Captures> =
+    Counted::new(Captures { open: Vec::new(), before: Vec::new(), spread: false }, |captures| {
+        captures.open.len()
+    });
 
 #[derive(Debug)]
 struct Captures {
@@ -223,9 +223,9 @@ pub(crate) fn begin(stream: StreamKey, kind: Kind, call: impl FnOnce() -> CUresu
     one_by_one(context.as_ref(), || {
         let is_first = context.as_ref().is_some_and(|context| !may_be_in(context));
         // If the open captures end before this one begins, the events behind earlier work are still needed.
-        let mut before = context.as_ref().map_or_else(Vec::new, |context| {
-            CAPTURES.read(|captures| captures.before(context))
-        });
+        let mut before = context
+            .as_ref()
+            .map_or_else(Vec::new, |context| CAPTURES.read(|captures| captures.before(context)));
         if let Some(context) = context.as_ref().filter(|_| is_first && driver::can_record_context())
             && let Ok(Ok(event)) = context.with(|| Event::behind_context(context))
         {

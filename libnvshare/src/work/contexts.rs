@@ -50,11 +50,11 @@ static GENERATION: AtomicU64 = AtomicU64::new(1);
 /// The number of contexts that the program is ending now.
 static ENDS: AtomicUsize = AtomicUsize::new(0);
 
-/// So long one piece of memory waits for contexts that are being ended, and so long none waits after that.
+/// The time that a piece of memory waits for contexts that are being ended, and the time afterwards in which none waits.
 const LET_THEM_END: Duration = Duration::from_millis(100);
 
-/// Waits while the program ends a context, but for a limited time. The driver's call takes locks many times that it holds while
-/// memory moves, so the end of a context would wait for one piece after the other. The mover calls this before each.
+/// Waits while the program ends a context, but for a limited time. The driver's call takes many times the locks that it holds
+/// while memory moves. So the end of a context would wait for one piece after the other. The mover calls this before each.
 /// Returns earlier if it is `given_up`.
 pub(crate) fn let_them_end(given_up: impl Fn() -> bool) {
     static GIVEN_UP: Mutex<Option<Instant>> = Mutex::new(None);
@@ -159,9 +159,9 @@ impl Context {
         Ok(driver::with_current(self.handle, call))
     }
 
-    /// Moves memory by `call` on the library's own stream, and waits for it. Only one move is under way at a time: the driver
-    /// queues a move behind an incomplete one, and a running host function blocks that queue (measured), but it does a move on
-    /// an idle stream within the call. The context must be current and live through the call, with [`Relaxed`] in force.
+    /// Moves memory by `call` on the library's own stream, and waits for it. Only one move is under way at a time. The driver
+    /// queues a move behind an incomplete one, and a running host function blocks that queue (measured). It does a move on an
+    /// idle stream within the call. The context must be current and live through the call, with [`Relaxed`] in force.
     pub(crate) fn move_in_order(
         &self,
         call: impl FnOnce(CUstream) -> Result<(), CUresult>,
@@ -191,7 +191,7 @@ impl Context {
     }
 
     /// Waits for the library's own work in a context that ends, and that nobody uses any more. With another context that work
-    /// is over; with a green one it would go on (measured), and reach memory that ends, or that is not page-locked any more.
+    /// is over. With a green one it would go on (measured), and reach memory that ends, or that is not page-locked any more.
     ///
     /// A move takes as long as its copies. A look beside the program's work may have to wait for that, which may wait for this thread: so
     /// the wait is bounded.

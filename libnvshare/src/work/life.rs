@@ -1,11 +1,11 @@
 //! The life of a handle of the program: how long the library may use it.
 //!
 //! When a handle has ended, the driver does not return an error: it reads freed memory, and the process crashes (measured). So
-//! the library makes each of its own calls with a handle of the program between [`Life::enter`] and the end of the [`Use`].
-//! The hook of the function that ends the handle calls [`Life::end`] first: no use begins after that, and the hook waits for
-//! uses that have begun. Each use is one driver call, so the program waits for at most one call.
+//! the library makes each of its own calls with a handle of the program between [`Life::enter`] and the end of the [`Use`]. The
+//! hook of the function that ends the handle calls [`Life::end`] first. No use begins after that, and the hook waits for uses
+//! that have begun. Each use is one driver call, so the program waits for at most one call.
 //!
-//! A call that a hook adds to the program's own call with the same handle needs no use: the program promises the driver that
+//! A call that a hook adds to the program's own call with the same handle needs no use. The program promises the driver that
 //! the handle lives as long as its call.
 
 use std::sync::atomic::{AtomicU32, Ordering};

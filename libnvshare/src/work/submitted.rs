@@ -1,8 +1,8 @@
 //! Finds out when the work is complete that has been submitted by now, while the program submits more.
 //!
-//! Unlike a [drain](super::drain), which meets a closed gate, this waits for nothing that later work could delay: for one event
-//! behind each context ([`Event::behind_context`]), which is no barrier and needs no handle of a stream. Beside a capture, and on drivers before
-//! 12.4, there is no such event.
+//! Unlike a [drain](super::drain), which meets a closed gate, this waits for nothing that later work could delay. It waits for
+//! one event behind each context ([`Event::behind_context`]), which is no barrier and needs no handle of a stream. Beside a
+//! capture, and on drivers before 12.4, there is no such event.
 
 use super::captures;
 use super::contexts;

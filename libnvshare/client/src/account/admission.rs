@@ -84,9 +84,9 @@ impl<T: Tenant> Account<T> {
         Ok(Admission::Charged(again + self.charge(wanted)))
     }
 
-    /// An allocation is freed, and its memory stays for what the program allocates next: it is in the account as before, but
-    /// counts towards no limit, so that no process of the tenant is refused on its account. Who would be refused by this
-    /// process's own sums drops it first ([`Self::release_aside`]).
+    /// An allocation is freed, and its memory stays for the program's next allocation. It is in the account as before, but
+    /// counts towards no limit, so that no process of the tenant is refused because of it. Before this process's own sums
+    /// refuse an allocation, it is dropped ([`Self::release_aside`]).
     pub fn set_aside(&mut self, bytes: u64) {
         self.aside += bytes;
         if let Some(tenant) = self.tenant {

@@ -118,8 +118,8 @@ pub enum Action {
     ReturnAll,
     /// Do not count room from now on.
     Unlimit,
-    /// The scheduler that was lost may come back soon, or is not waited for any more: an allocation for which the card has no memory
-    /// waits for it so long.
+    /// The scheduler that was lost may come back soon, or is not waited for any more. An allocation for which the card has no
+    /// memory waits until one of the two is known.
     Expect(bool),
     /// Count room again, from the sums that were last reported.
     Limit,

@@ -200,7 +200,7 @@ fn an_earlier_look_at_the_work_does_not_make_a_new_grant_idle() {
     assert_eq!(client.tick(1, 0, 10), []);
     assert_eq!(client.tick(6, 0, 10), [Action::Post(Job::Probe)]);
     client.hear(SchedulerMessage::DropLock { epoch: epoch(1), patience_ms: 200 });
-    // What the mover found was on its way already.
+    // The mover's answer was on its way already.
     client.feed(Input::Quiet { submissions: 10 });
     client.feed(Input::Drained(1));
     client.feed(Input::Asked);
@@ -241,7 +241,7 @@ fn a_lost_scheduler_stops_no_holder_and_parks_nobody_for_ever() {
     let lost = [Action::Unlimit, Action::Bound(InFlight::Unbounded), Action::Expect(true)];
     assert_eq!(holder.feed(Input::Lost), lost);
     assert_eq!(holder.machine.gate(), Gate::Open);
-    // What lacks memory waits for the scheduler as long as a parked program does.
+    // An allocation that lacks memory waits for the scheduler as long as a parked program does.
     assert_eq!(holder.tick(4900, 0, 0), []);
     assert_eq!(holder.feed(Input::Lost), [], "another attempt is no other loss");
     assert_eq!(holder.tick(200, 0, 0), [Action::Expect(false)]);

@@ -132,8 +132,8 @@ pub(crate) fn swap(found: *mut c_void, name: &[u8]) -> Option<*mut c_void> {
 
 /// Finds another function of NVML, in the library that contains `nvml`, a function that the program called.
 fn helper(nvml: *const c_void, name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: zeroes are a valid answer, which the call fills; the name that it gives is the loader's and lives as long
-    // as the library, which is not loaded anew, only found.
+    // SAFETY: zeroes are a valid answer, which the call fills. The name in it is the loader's and lives as long as the library,
+    // which the call finds and does not load.
     unsafe {
         let mut place: libc::Dl_info = std::mem::zeroed();
         if libc::dladdr(nvml, &raw mut place) == 0 {

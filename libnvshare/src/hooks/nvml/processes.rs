@@ -142,7 +142,7 @@ pub(super) unsafe fn compute<E: Entry>(
     if let (SUCCESS | INSUFFICIENT_SIZE, Some(room), Some(count)) = (result, room, count)
         && let Some(own) = View::of(device, real as *const c_void).and_then(|view| view.processes())
     {
-        // SAFETY: the caller says that there is so much room.
+        // SAFETY: the caller says that there is room for this many.
         return unsafe { fill::<E>(&own, room as usize, count, list.cast()) };
     }
     result
@@ -163,7 +163,7 @@ pub(super) unsafe fn others<E: Entry>(
     if let (SUCCESS, Some(count), false) = (result, count, list.is_null())
         && let Some(own) = View::of(device, real as *const c_void).and_then(|view| view.processes())
     {
-        // SAFETY: NVML wrote so many.
+        // SAFETY: NVML wrote this many.
         unsafe { keep::<E>(&own, count, list.cast()) };
     }
     result
@@ -182,11 +182,11 @@ pub(super) unsafe fn details(real: Details, device: Handle, list: *mut c_void) -
         && let Some(own) = View::of(device, real as *const c_void).and_then(|view| view.processes())
     {
         if COMPUTING.contains(&list.mode) {
-            // SAFETY: the caller says that there is so much room.
+            // SAFETY: the caller says that there is room for this many.
             return unsafe { fill(&own, room as usize, &mut list.count, list.list) };
         }
         if result == SUCCESS && !list.list.is_null() {
-            // SAFETY: NVML wrote so many.
+            // SAFETY: NVML wrote this many.
             unsafe { keep(&own, &mut list.count, list.list) };
         }
     }

@@ -55,10 +55,10 @@ pub(super) struct Attributes {
     memory: Memory,
 }
 
-/// What the program calls the memory.
+/// The memory, as the program knows it.
 #[derive(Debug)]
 enum Memory {
-    /// Memory of `cuMemAlloc`, of so many bytes.
+    /// Memory of `cuMemAlloc`, and the bytes that the program asked for.
     Allocated(Arc<Allocation>, u64),
     /// A mapping of memory of `cuMemCreate`.
     Mapped(View),
@@ -76,8 +76,8 @@ pub(super) fn attributes_of(pointer: CUdeviceptr) -> Option<Attributes> {
     Some(Attributes { pointer, memory })
 }
 
-/// Where the driver answers otherwise about a mapping of the program's (measured): its range is that of the reserved
-/// addresses, and it is of no context.
+/// Answers that differ for a mapping of the program's (measured): its range is that of the reserved addresses, and it belongs
+/// to no context.
 fn value_of_view(view: &View, of: c_int) -> Option<Value> {
     let (begin, length) = view.reserved;
     let here = |access: &&CUmemAccessDesc| access.location.is_device(view.allocation.device);

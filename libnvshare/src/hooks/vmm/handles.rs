@@ -1,4 +1,4 @@
-//! What else the driver is told by a handle of physical memory: what reaches it from elsewhere keeps it on the card.
+//! Other functions that take a handle of physical memory. Memory that others can reach by them stays on the card.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
@@ -81,7 +81,7 @@ fn bind_memory(handle: Handle, call: impl Fn(Handle) -> CUresult) -> CUresult {
     with_handles(handle, "other devices can reach them", |handles| match handles {
         // It lives: the gate is open.
         [(.., only)] => call(only.0),
-        // What others reach can be shared, and so is one chunk.
+        // Memory that others reach can be shared, and so is one chunk.
         _ => CUresult::INVALID_VALUE,
     })
 }
@@ -218,7 +218,7 @@ pub(crate) unsafe fn map_arrays(
     stream: CUstream,
 ) -> CUresult {
     for index in 0..if list.is_null() { 0 } else { count as usize } {
-        // SAFETY: the caller's list has so many.
+        // SAFETY: the caller's list has `count` entries.
         if physical::is_ours(unsafe { (*list.cast::<MapInfo>().add(index)).handle }) {
             return CUresult::INVALID_VALUE;
         }

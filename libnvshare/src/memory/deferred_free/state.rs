@@ -155,7 +155,8 @@ impl DeferredFrees {
     /// Removes the memory of a context. The caller drops it, and with it the events, which calls the driver.
     pub(super) fn remove_context(&self, context: &Arc<Context>) -> Vec<DeferredFree> {
         self.0.change(|state| {
-            let (gone, left) = std::mem::take(&mut state.frees).into_iter().partition(|free| free.is_in(context));
+            let (gone, left) =
+                std::mem::take(&mut state.frees).into_iter().partition(|free| free.is_in(context));
             state.frees = left;
             gone
         })

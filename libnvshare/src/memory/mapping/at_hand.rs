@@ -1,9 +1,9 @@
 //! Memory that the driver has at hand for physical memory, where the card is full.
 //!
-//! What managed memory of any program has given up stays with the driver, and does not count as free. The driver takes it back when physical
-//! memory is asked for, at a price for each call: 38 ms for 32 MiB, 60 ms for 2 GiB (measured, `tests/gpu/probes/full_probe.py`).
-//! So where several chunks lack memory, one call asks for all of it, and gives it back: the chunks find it free. Room that is still being made is
-//! taken in large parts there.
+//! Memory that managed memory of any program has given up stays with the driver, and does not count as free. The driver takes
+//! it back for physical memory, at a price for each call. That is 38 ms for 32 MiB, 60 ms for 2 GiB (measured,
+//! `tests/gpu/probes/full_probe.py`). So where several chunks lack memory, one call asks for all of it, and gives it back: the
+//! chunks find it free. Room that is still being made is taken in large parts there.
 
 use std::time::{Duration, Instant};
 
@@ -16,15 +16,15 @@ use crate::process::{lifecycle, log};
 
 /// Where each call has its price, memory comes in parts of this size while room is still being made.
 const PART: u64 = GIB;
-/// One part in so many is asked for in addition. Of all that came at once, the last 3 % were not there for the chunks, and each of those had its
-/// price (measured: four to six of 208 chunks, one with this).
+/// One part in this many is asked for in addition. Without it, the last 3 % of all that came at once were not there for the
+/// chunks. Each of those had its price (measured: four to six of 208 chunks; with it, one).
 const LOST_OF: u64 = 32;
 /// No more than this is asked for in addition, in bytes: others may want it.
 const MOST_MORE: u64 = 256 * MIB;
 /// How long a part is waited for: then what has room comes. Managed memory leaves at 16 GiB/s.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// What the driver has at hand for the chunks of one device that come.
+/// The memory that the driver has at hand for the chunks of one device that come.
 #[derive(Debug, Default)]
 pub(crate) struct AtHand {
     /// Bytes that the driver was seen to have, less those that were taken since.
@@ -72,7 +72,8 @@ impl AtHand {
     }
 }
 
-/// Has the driver make as many of the wanted bytes free as it can, or of those that come, if that is more than one chunk. Returns how many.
+/// Has the driver free as many of the `wanted` bytes as it can, or else of those that are `coming`. One chunk is not worth a
+/// call. Returns how many.
 fn ask_for(chunk: u64, wanted: u64, coming: u64, device: CUdevice) -> u64 {
     let mut bytes = wanted;
     while bytes > chunk {

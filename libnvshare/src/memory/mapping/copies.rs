@@ -1,10 +1,10 @@
-//! What the host has of a chunk, granule by granule.
+//! The host's copies of a chunk, granule by granule.
 
 use nvshare_client::content::Hash;
 
 use super::host_pool::Slot;
 
-/// What the host has of a granule.
+/// The host's copy of a granule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::memory) enum HostCopy {
     /// Nothing.

@@ -1,10 +1,10 @@
 //! Device memory that the library maps.
 //!
-//! An allocation is a range of reserved addresses. The physical memory behind it comes in chunks, each mapped as a
-//! whole: a chunk that leaves is copied to page-locked memory of the host, unmapped and released; one that comes back
-//! is created, mapped at the same addresses, and copied in. Programs see no difference: they know the memory by its
-//! addresses alone, also in graphs (measured). A program must not touch, or name to the driver, addresses without
-//! memory: the gate is closed while there are any.
+//! An allocation is a range of reserved addresses. The physical memory behind it comes in chunks, each mapped as a whole. A
+//! chunk that leaves is copied to page-locked memory of the host, unmapped and released. A chunk that comes back is created,
+//! mapped at the same addresses, and copied in. Programs see no difference: they know the memory by its addresses alone, also
+//! in graphs (measured). A program must not touch, or name to the driver, addresses without memory: the gate is closed while
+//! there are any.
 //!
 //! State belongs to the chunk. A chunk that is being copied is *moving*: an allocation is freed only when none of its
 //! chunks moves.
@@ -36,8 +36,8 @@ use views::Program;
 
 /// The driver's granularity of physical memory, in bytes.
 pub(crate) const GRANULE: u64 = 2 * MIB;
-/// Most bytes of a chunk. Larger ones are hardly faster (measured: 47 GiB/s in pieces of 20 MiB, 50 in pieces of
-/// 128), and a program that frees an allocation waits for one.
+/// Most bytes of a chunk. Larger ones are hardly faster (measured: 47 GiB/s in pieces of 20 MiB, 50 in pieces of 128). A
+/// program that frees an allocation waits for one.
 const CHUNK: u64 = 32 * MIB;
 /// Time that the driver may take to give back memory that another process has just released.
 pub(crate) const DRIVER_IS_LATE: Duration = Duration::from_millis(250);
@@ -72,7 +72,7 @@ pub(crate) struct Mapped {
     pub(super) stopped: Condvar,
     /// Nothing of the allocation is copied any more: its context is broken, or others can reach its memory.
     pinned: AtomicBool,
-    /// What the program knows of memory that it created itself.
+    /// The program's knowledge of memory that it created itself.
     program: Option<Program>,
     /// Small allocations share the memory.
     is_slab: bool,
@@ -195,8 +195,8 @@ impl Mapped {
         self.lock().iter().any(|chunk| chunk.guessed)
     }
 
-    /// Whether a chunk has no memory on the card. Then no work uses any: a chunk leaves when all work is complete and the gate
-    /// is closed, and the gate opens when all are back.
+    /// Whether a chunk has no memory on the card. Then no work uses any chunk. One leaves when all work is complete and the
+    /// gate is closed, and the gate opens when all are back.
     pub(super) fn is_away(&self) -> bool {
         self.lock().iter().any(|chunk| chunk.physical.is_none())
     }

@@ -1,8 +1,9 @@
 //! Peer access to memory that the library maps.
 //!
-//! `cuCtxEnablePeerAccess` gives a context access to what another device's context has by `cuMemAlloc`. It does not reach mappings: their access is of devices,
-//! and is set for each mapping. So the library keeps which contexts may reach which, and names the devices of all that may wherever it maps memory of
-//! `cuMemAlloc`, at once and later. What the program maps itself has the access that the program gives it, as natively.
+//! `cuCtxEnablePeerAccess` gives a context access to what another device's context has by `cuMemAlloc`. It does not reach
+//! mappings: their access is of devices, and is set for each mapping. So the library notes which contexts may reach which.
+//! Wherever it maps memory of `cuMemAlloc`, at once and later, it names the devices of all that may. Memory that the program
+//! maps itself has the access that the program gives it, as natively.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -89,8 +90,9 @@ fn warn(base: CUdeviceptr, bytes: u64, error: CUresult) {
 }
 
 impl Mapped {
-    /// Sets the access of what of an allocation of a device is on the card: for those that may reach it, and for the one that `may_no_more`,
-    /// unless another of its contexts may. A chunk that comes now is waited for: it was mapped for those that could reach it before.
+    /// Sets the access to the part of an allocation that is on the card. It is given to the devices that may reach it, and
+    /// taken from the one that `may_no_more`, unless another of its contexts may. A chunk that comes now is waited for: it was
+    /// mapped for those that could reach it before.
     pub(crate) fn set_peers(&self, base: CUdeviceptr, device: CUdevice, may_no_more: Option<CUdevice>) {
         if self.is_programs() {
             return;

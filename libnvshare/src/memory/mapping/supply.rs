@@ -16,7 +16,7 @@ use crate::process::{bell, lifecycle, log};
 /// Longest wait for an answer: memory leaves the card when the scheduler says so, which then is there, and may have much to touch.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a process that asks gets.
+/// The answer to a process that asks.
 #[derive(Debug)]
 pub(super) enum Supplied {
     /// A segment.
@@ -150,7 +150,7 @@ pub(crate) fn lost() {
     CHANGED.notify_all();
 }
 
-/// What the session's thread is to tell the scheduler.
+/// The words that the session's thread is to tell the scheduler.
 pub(crate) fn to_say() -> Vec<ClientMessage> {
     let mut guard = supply();
     let Some(supply) = guard.as_mut() else { return Vec::new() };

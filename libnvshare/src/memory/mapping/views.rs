@@ -1,9 +1,9 @@
 //! Memory that the program creates itself (`cuMemCreate`), and the places at which it has mapped it.
 //!
-//! Such an object is an allocation of chunks like others, at addresses that the program does not know: all copies go
-//! there. The program's own mappings are *views*: they are made anew whenever a chunk comes back, with the access that the
-//! program gave them, and unmade before it leaves. So the state is the object's, however often it is mapped, and memory
-//! that is mapped nowhere moves as well.
+//! Such an object is an allocation of chunks like others, at addresses that the program does not know: all copies go there. The
+//! program's own mappings are *views*. They are made anew whenever a chunk comes back, with the access that the program gave
+//! them, and unmade before it leaves. So the state is the object's, however often it is mapped, and memory that is mapped
+//! nowhere moves as well.
 //!
 //! Views change, and chunks gain and lose their memory, under the lock of the chunks: a chunk with memory has all views.
 
@@ -16,7 +16,7 @@ use crate::process::lock::lock;
 use crate::process::log;
 use crate::work::contexts::Context;
 
-/// What the program has made of its memory.
+/// The properties and mappings that the program has given its memory.
 #[derive(Debug)]
 pub(super) struct Program {
     pub(super) properties: CUmemAllocationProp,
@@ -29,7 +29,7 @@ pub(super) struct Program {
 #[derive(Debug)]
 pub(super) struct View {
     at: CUdeviceptr,
-    /// Who may access it, and how; nobody at first.
+    /// The devices that may access it, and how; none at first.
     access: Vec<CUmemAccessDesc>,
 }
 

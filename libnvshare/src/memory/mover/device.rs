@@ -64,7 +64,7 @@ pub(super) fn restore(
 /// Returns the bytes that could not be evicted.
 pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u64 {
     let begin = Instant::now();
-    // What the program has freed, spare slabs and the unused part of the driver's reserve go first, as this costs nothing.
+    // Freed memory, spare slabs and the unused part of the driver's reserve go first, as this costs nothing.
     free::finish();
     let unused = || free::drop_spares(device) | driver_reserve::give_up(device);
     let is_smaller = lifecycle::hold_off_exit().is_some_and(|_call| unused());

@@ -1,9 +1,10 @@
 //! Which devices that are no GPUs could reach memory without a call of the driver that the library sees.
 //!
-//! JAX creates all of its memory with `gpuDirectRDMACapable` where the driver has that, whether a network card is there or
-//! not. A network card, GDRCopy and GPUDirect Storage find such memory by its address alone, through files in `/dev`; a network
-//! card's driver only with a module of the kernel that looks addresses up for it (`nvidia_peermem`). Other ways begin with a call that pins the memory: a dma-buf (`cuMemGetHandleForAddressRange`), or
-//! `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, which the kernel's interface for other modules asks for.
+//! JAX creates all of its memory with `gpuDirectRDMACapable` where the driver has that, whether a network card is there or not.
+//! A network card, GDRCopy and GPUDirect Storage find such memory by its address alone, through files in `/dev`. The network
+//! card's driver also needs a module of the kernel that looks addresses up for it (`nvidia_peermem`). Other ways begin with a
+//! call that pins the memory: a dma-buf (`cuMemGetHandleForAddressRange`), or `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, which the
+//! kernel's interface for other modules asks for.
 
 use std::path::Path;
 use std::sync::OnceLock;

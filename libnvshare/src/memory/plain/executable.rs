@@ -51,7 +51,7 @@ fn built_in(elf: &ElfFile64<'_>) -> Option<String> {
     called.then(|| BUILT_IN.to_owned())
 }
 
-/// Whether code that is loaded at `start` contains a direct call of `function` or a jump to it: an opcode, and the distance
+/// Whether code that is loaded at `start` calls `function` directly or jumps to it. Such code is an opcode, and the distance
 /// from the next instruction. The code is not disassembled; other bytes look like this once in many billions.
 #[cfg(target_arch = "x86_64")]
 fn calls(code: &[u8], start: u64, function: u64) -> bool {

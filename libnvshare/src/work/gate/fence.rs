@@ -1,10 +1,10 @@
 //! The fence between a thread's mark and its look at the gate, at the closer's expense.
 //!
-//! A thread marks itself and looks at the gate with every launch, and the gate closes once in a turn. So the closer
-//! has the kernel run a full fence on every thread of the process (`membarrier`, Linux 4.14 and newer), and the
-//! thread only keeps the compiler from changing the order. Either the thread's mark was there before that fence, and
-//! the closer sees it, or the thread looks after the fence, and sees the gate closed. If the kernel has no such call,
-//! or a sandbox forbids it, each thread runs a fence of its own.
+//! A thread marks itself and looks at the gate with every launch, and the gate closes once in a turn. So the closer has the
+//! kernel run a full fence on every thread of the process (`membarrier`, Linux 4.14 and newer). The thread only keeps the
+//! compiler from changing the order. Either the thread's mark was there before that fence, and the closer sees it. Or the
+//! thread looks after the fence, and sees the gate closed. If the kernel has no such call, or a sandbox forbids it, each thread
+//! runs a fence of its own.
 
 use super::atomics::{self, AtomicBool, Ordering};
 

@@ -1,9 +1,9 @@
 //! The slots in which threads note whether they are inside the gate.
 //!
-//! A slot belongs to one thread at a time. It is found through a thread-local pointer without a destructor, and given
-//! back by a key's destructor when the thread ends (also by `pthread_cancel`); slots themselves live for ever and are
-//! used again. Marks that a thread left behind do not count: a slot is void when its thread is gone, and a mark whose
-//! stack frame is gone is removed when the thread comes again.
+//! A slot belongs to one thread at a time. It is found through a thread-local pointer without a destructor. A key's destructor
+//! gives it back when the thread ends, also by `pthread_cancel`. Slots themselves live for ever and are used again. Marks that
+//! a thread left behind do not count. A slot is void when its thread is gone, and a mark whose stack frame is gone is removed
+//! when the thread comes again.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -157,8 +157,8 @@ impl Slot {
     /// The state of this slot for another call of the same thread, whose mark is `mark`.
     pub(super) fn inside(&self, mark: &FrameMark) -> Inside {
         let theirs = self.mark.load(Ordering::Relaxed);
-        // Stacks grow downwards. A frame that is above may be gone all the same, with others in its place; or it may
-        // be on the stack of a coroutine that is unmapped by now. So the kernel reads the word.
+        // Stacks grow downwards. A frame that is above may be gone all the same, with others in its place. Or it may be on the
+        // stack of a coroutine that is unmapped by now. So the kernel reads the word.
         let lives = theirs > ptr::from_ref(mark) as usize
             && match read_word(theirs) {
                 Word::Is(word) => word == self.word.load(Ordering::Relaxed),
@@ -223,7 +223,8 @@ impl Slot {
     }
 }
 
-/// The step from one word of a mark to the next: odd, so that all words occur, and large, so that few look like a program's.
+/// The step from one word of a mark to the next. It is odd, so that all words occur, and large, so that few look like a
+/// program's.
 const STEP: usize = 0x9e37_79b9_7f4a_7c15;
 
 /// The first place in which a stream's record may be.

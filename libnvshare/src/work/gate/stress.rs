@@ -20,8 +20,8 @@ fn reach(count: &AtomicU32, value: u32) {
 #[repr(align(128))]
 struct Apart<T>(T);
 
-/// Rounds in which the two sides met, and saw each other. Without the fence, a hundred rounds and more go wrong before so many
-/// have met (measured).
+/// Rounds in which the two sides met, and saw each other. Without the fence, a hundred rounds and more go wrong before this
+/// many have met (measured).
 const MEETINGS: u32 = 20_000;
 /// Rounds at most: on a busy machine the two sides rarely run at the same time.
 const ROUNDS: u32 = 500_000;

@@ -1,7 +1,7 @@
-//! The memory of the host that an eviction will need, made ahead of it, and given back when it is not needed any more.
+//! Host memory for an eviction: it is made ahead of the eviction, and given back when it is not needed any more.
 //!
-//! What leaves the card needs a granule of the host for each granule that is not zero. Which ones are zero is known from the
-//! last time they left, or is [looked at](content::guess) while the program still runs.
+//! Memory that leaves the card needs a granule of the host for each granule that is not zero. Which ones are zero is known from
+//! the last time they left, or is [looked at](content::guess) while the program still runs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -36,7 +36,7 @@ fn of_chunk(chunk: &Chunk) -> u64 {
     chunk.bytes - zeros as u64 * GRANULE
 }
 
-/// What the memory that the library maps may need, by context.
+/// The host memory that mapped memory may need, by context.
 fn needed() -> Vec<Needed> {
     let mut all: Vec<Needed> = Vec::new();
     allocations::each_mapped(|allocation| {
@@ -98,7 +98,7 @@ fn work(wanted: u8) {
                 TIDY => give_back(),
                 _ => prepare(),
             }
-            // What came in between would wait for nobody.
+            // An order that came in between would never be carried out.
             let more = WANTED.load(Ordering::SeqCst) != NOTHING;
             let goes_on = WORKS.load(Ordering::SeqCst) || more && !WORKS.swap(true, Ordering::SeqCst);
             if !goes_on {

@@ -65,10 +65,10 @@ pub(super) fn begin(
 
 /// Bytes of a chunk that are begun at a time. Memory that others may get is one chunk, however large it is.
 pub(super) const PART: u64 = 32 * MIB;
-/// Parts of a chunk that are under way at a time: the link stays busy, and a move that is not wanted any more ends soon.
+/// The number of parts of a chunk that are under way at a time. The link stays busy, and an unwanted move ends soon.
 const PARTS_IN_FLIGHT: usize = 2;
 
-/// Chunks of fewer bytes share an event, so that what an event costs is paid once for so many bytes.
+/// Chunks of fewer bytes share an event, so that its cost is paid once for this many bytes.
 pub(super) const BATCH: u64 = 16 * MIB;
 
 /// Why a chunk does not move.
@@ -122,7 +122,7 @@ pub(super) fn in_parts(
     if let Err(cut) = begun {
         // While the context ends, nothing else tells when its copies are over.
         under_way.iter().for_each(|event| _ = wait(Some(event)));
-        // Of the last part some copies may have begun before another one could not.
+        // Some copies of the last part may have begun before one failed.
         quiesce(context);
         return Err(cut);
     }
@@ -171,7 +171,7 @@ pub(super) fn quiesce(context: &Context) {
     }
 }
 
-/// What is done with a granule that moves.
+/// The treatment of a granule that moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     Nothing,

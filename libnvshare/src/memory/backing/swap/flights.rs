@@ -1,7 +1,7 @@
 //! Chunks under way, in the order of their copies.
 //!
-//! An event tells when copies are over. Small chunks share one: what it costs to make, to ask and to end an event is a fifth of
-//! what a chunk of 2 MiB costs.
+//! An event tells when copies are over. Small chunks share one: to make, to ask and to end an event costs a fifth of moving a
+//! chunk of 2 MiB.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::work::event::{Event, Outcome};
 /// Bytes of copies under way at a time.
 const IN_FLIGHT: u64 = 96 * MIB;
 
-/// What tells when a chunk's copies are over.
+/// The sign that a chunk's copies are over.
 #[derive(Debug)]
 pub(super) enum Behind {
     /// There is nothing to wait for.
@@ -40,7 +40,7 @@ pub(super) struct Flight {
     /// Bytes of it that are copied.
     pub(super) copied: u64,
     pub(super) behind: Behind,
-    /// What becomes of the chunk's contents; none on the way back.
+    /// The chunk's contents on their way out; none on the way back.
     pub(super) leaving: Option<Leaving>,
     /// The memory to which the chunk comes back; none on the way out.
     pub(super) physical: Option<CUmemHandle>,

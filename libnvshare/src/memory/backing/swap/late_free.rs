@@ -63,8 +63,8 @@ fn is_guessed(allocation: &Allocation) -> bool {
     allocation.mapped.as_ref().is_some_and(Mapped::is_guessed) && !lifecycle::is_exiting()
 }
 
-/// Whether a part of an allocation, or of its slab, is not on the card, so that no work uses it. A look at the work might see less:
-/// beside a capture, it may come to no end until the program goes on, which waits until all its memory is back.
+/// Whether a part of an allocation, or of its slab, is not on the card, so that no work uses it. A look at the work might not
+/// end beside a capture until the program goes on, which waits until all its memory is back.
 fn is_away(allocation: &Allocation) -> bool {
     let mapped = match &allocation.part {
         Some(part) => &part.slab.mapped,
@@ -103,7 +103,8 @@ fn end(allocation: &Allocation) -> Option<Arc<Allocation>> {
     Some(slab)
 }
 
-/// Frees an allocation that is off the list, once the work before the free is complete and nobody looks at it; or leaves that to [`finish`].
+/// Frees an allocation that is off the list, once the work before the free is complete and no look at it is under way. If that
+/// takes too long, [`finish`] frees it.
 pub(super) fn free(allocation: &Arc<Allocation>, work: Work) -> Freed {
     if work == Work::MayRun {
         let begin = Instant::now();

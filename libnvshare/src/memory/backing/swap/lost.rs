@@ -17,7 +17,7 @@ use crate::process::lock::lock;
 use crate::process::log;
 use crate::work::contexts::Context;
 
-/// Memory is given up after so long, if the error is one that may pass.
+/// Memory is given up after this time, if the error is one that may pass.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A context of which memory does not come back.
@@ -81,7 +81,7 @@ fn give_up_in(context: &Arc<Context>, device: &Device, error: CUresult) {
         });
         bytes += absent;
     });
-    // What is on the card is not copied any more.
+    // Memory that is on the card is not copied any more.
     pin_context(context, device, error);
     // An eviction may have found it before any memory was away.
     if bytes > 0 {

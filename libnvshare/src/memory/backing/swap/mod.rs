@@ -57,7 +57,7 @@ impl Backing for Swap {
 
     fn evict(&self, device: &'static Device, wanted: u64, report: &mut dyn FnMut(u64)) -> Evicted {
         let gone = moves::evict(device, wanted, report);
-        // What has become zero needs no memory of the host.
+        // Memory that has become zero needs none of the host's.
         ahead::tidy();
         gone
     }

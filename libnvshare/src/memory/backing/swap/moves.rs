@@ -1,8 +1,8 @@
 //! Chunks on their way: out to the host, back to the card.
 //!
-//! Copies are begun ahead as far as the link needs to stay busy, and no further: copies of other programs wait behind
-//! them (measured: for as long as all queued copies take). A chunk that is out is unmapped at once, so room appears
-//! while the next ones are still under way.
+//! Copies are begun ahead as far as the link needs to stay busy, and no further. Copies of other programs wait until all queued
+//! copies are over (measured). A chunk that is out is unmapped at once, so room appears while the next ones are still under
+//! way.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -91,7 +91,7 @@ pub(super) fn pin_context(context: &Arc<Context>, device: &Device, error: CUresu
     }
 }
 
-/// What an eviction does after a chunk.
+/// The next step of an eviction after a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     /// The chunk leaves, or has nothing to move.
@@ -101,7 +101,7 @@ enum Next {
     Stops,
 }
 
-/// What an eviction has done so far.
+/// An eviction that is under way.
 struct Evicting<'a> {
     device: &'static Device,
     looked: Looked,
@@ -125,7 +125,7 @@ impl Evicting<'_> {
         match begin_out(allocation, mapped, index, self.device, &self.looked, only_unused) {
             Begun::Flying(flight) => {
                 self.begun += flight.bytes;
-                // What is not copied does not wait for the copies of others.
+                // A chunk that is not copied does not wait for the copies of others.
                 if matches!(flight.behind, Behind::Nothing) {
                     self.land(flight)
                 } else {
@@ -165,7 +165,7 @@ pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut
     let (queue, out) = (Queue::default(), Evicted::default());
     let mut evicting = Evicting { device, looked, queue, begun: 0, out, report };
     while let Some(Place { allocation, index, .. }) = order.next(evicting.queue.is_full()) {
-        // If one cannot leave, the rest is tried as well as others below.
+        // If one cannot leave, the loop below tries the rest and all others.
         let Some(mapped) = &allocation.mapped else { break };
         if evicting.begin(&allocation, mapped, index, false) != Next::GoesOn {
             break;
@@ -193,8 +193,8 @@ pub(super) fn evict(device: &'static Device, wanted: u64, report: &mut dyn FnMut
     evicting.out
 }
 
-/// `only_unused`: the host has no room. Memory that came to the card for a turn that could not be needs none: it goes, so that
-/// whoever made room for it can come back.
+/// Begins to move a chunk out. `only_unused`: the host is full, so only chunks leave that no work has touched since they came.
+/// They need no host copy, and make room for the clients that had made room for them.
 fn begin_out(
     allocation: &Arc<Allocation>,
     mapped: &Mapped,
@@ -263,7 +263,8 @@ fn begin_out(
     cut_off(allocation, device, cut)
 }
 
-/// A chunk leaves, of which all copies are over. Returns the bytes that have left the card, and those that were copied.
+/// Ends the move of a chunk that leaves, after all its copies are over. Returns the bytes that have left the card, and those
+/// that were copied.
 fn land_out(flight: Flight, device: &Device) -> Evicted {
     let nothing = Evicted::default();
     let Flight { allocation, index, bytes, copied, behind, leaving, .. } = flight;
@@ -327,7 +328,7 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
         match begun {
             Begun::Flying(flight) => queue.push(flight),
             Begun::Lacks(bytes) => result.lacks_mapped += bytes,
-            // The driver has less memory than the scheduler says: it has not got back all that left, or others have it.
+            // The driver has less memory than the scheduler says: some that left is not back yet, or others have it.
             Begun::Full => {
                 result.is_full = true;
                 break;
@@ -418,7 +419,7 @@ fn begin_in(
         Ok(Some(event)) => Behind::Event(event),
         Ok(None) if host.is_empty() => Behind::Nothing,
         Ok(None) => Behind::Later(Arc::clone(context)),
-        // In a broken context the program finds the error, not its data.
+        // In a broken context the program finds the error and never its data.
         Err(Cut::Failed(Some(error))) if error.ends_all_work() => {
             stopped(allocation, device, Some(error));
             Behind::Nothing
@@ -473,7 +474,7 @@ fn undo(at: CUdeviceptr, bytes: u64, physical: CUmemHandle) {
     destroy(0, &mut Chunk { offset, bytes, physical, host, moving: false, guessed: false, unused: None });
 }
 
-/// A chunk is back, and all its copies are over.
+/// Ends the move of a chunk that comes back, after all its copies are over.
 fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
     let Flight { allocation, index, offset, bytes, copied, behind, physical, .. } = flight;
     let Some(mapped) = &allocation.mapped else { return };

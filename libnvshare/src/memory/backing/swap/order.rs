@@ -1,9 +1,9 @@
 //! In which order chunks move.
 //!
-//! Which chunks leave follows from the list of allocations alone: so it is the same ones each time. In which order these leave does
-//! not. A chunk that is zero, or has not changed, makes room at once, and the memory of the client that is next can come
-//! while the others are copied out; so it does not wait behind them. What comes back is copied as fast as the link carries
-//! it, and what needs no copy comes meanwhile.
+//! Which chunks leave follows from the list of allocations alone: so it is the same ones each time. In which order these leave
+//! does not. A chunk that is zero, or has not changed, makes room at once. The memory of the next client can come while other
+//! chunks are copied out, so such a chunk does not wait behind them. Chunks that come back are copied as fast as the link
+//! carries them, and chunks that need no copy come meanwhile.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ pub(super) fn leaving(device: &Device, wanted: u64, looked: &Looked) -> Order {
 pub(super) fn coming(device: &Device) -> Order {
     let mut order = Order::default();
     for allocation in allocations::of_device(device.ordinal) {
-        // What was given up is absent no more.
+        // Memory that was given up is not absent any more.
         let is_absent = allocation.residency().absent_bytes() > 0;
         let Some(mapped) = allocation.mapped.as_ref().filter(|_| is_absent) else { continue };
         for (index, chunk) in mapped.lock().iter().enumerate() {

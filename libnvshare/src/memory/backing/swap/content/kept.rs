@@ -1,5 +1,5 @@
-//! Copies of memory that is on the card. They are kept, as what has not changed need not be copied again when it leaves, and are
-//! the first to go where the host has too little memory: without its copy a piece is copied once more, and that is all.
+//! Copies of memory that is on the card. They are kept because an unchanged piece need not be copied again when it leaves. They
+//! are the first to go where the host has too little memory: a piece without its copy is only copied once more.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::memory::mapping::{Chunk, GRANULE};
 use crate::process::log;
 use crate::work::contexts::Context;
 
-/// A chunk is on the card again: what stays of the host's copies, and the slots that are not needed any more.
+/// A chunk is on the card again. Returns the host's copies that stay, and the slots that are not needed any more.
 pub(in super::super) fn keep(copies: Vec<HostCopy>) -> (Vec<HostCopy>, Vec<Slot>) {
     let mut free = Vec::new();
     let keep = |copy| match copy {
-        // What was zero is expected to be zero again.
+        // A piece that was zero is expected to be zero again.
         HostCopy::Data { hash: Some(_), .. } | HostCopy::Zero => copy,
         HostCopy::Data { slot, hash: None } => {
             free.push(slot);
@@ -35,10 +35,11 @@ fn may_go(chunk: &Chunk) -> bool {
     chunk.physical.is_some() && !chunk.moving
 }
 
-/// Gives up copies of chunks that are on the card, `bytes` of them if there are so many. Returns whether there were any.
+/// Gives up copies of chunks that are on the card, up to `bytes`. Returns whether there were any.
 ///
-/// Pieces that leave now and have become zero need none. After these go the copies of what stays, first of what leaves last. What leaves now
-/// and has not changed keeps its copies: it would need as much memory of the host again.
+/// Pieces that leave now and have become zero need none. After these go the copies of memory that stays, beginning with the
+/// memory that leaves last. Pieces that leave now and have not changed keep their copies: they would need as much memory of the
+/// host again.
 pub(super) fn drop_kept(context: &Arc<Context>, bytes: u64, looked: &Looked) -> bool {
     let mut dropped = 0;
     let all = allocations::of_device(context.device());
@@ -65,8 +66,8 @@ pub(super) fn drop_kept(context: &Arc<Context>, bytes: u64, looked: &Looked) -> 
     dropped > 0
 }
 
-/// Other programs lack so many bytes of the scheduler's memory: gives back segments of it that nothing needs but copies of memory that
-/// is on the card. What leaves at this moment needs its memory of the host itself.
+/// Other programs lack `bytes` of the scheduler's memory. Gives back segments of it that only hold copies of memory that is on
+/// the card. While memory leaves, it needs its memory of the host itself.
 pub(in super::super) fn give_way(bytes: u64) {
     let Ok(alone) = LOOKS.try_write() else { return };
     let mut copies = BTreeSet::new();

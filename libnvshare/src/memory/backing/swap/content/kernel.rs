@@ -1,11 +1,11 @@
 //! The kernel that looks at pieces of memory, in each context that has memory which the library maps.
 //!
 //! `kernel.cu` is its source, and `kernel.ptx` what the driver compiles. It is loaded in the background as soon as a context
-//! has such memory, since compiling takes a tenth of a second the first time, and it is launched once: the driver loads a
-//! kernel at its first launch, and that can wait for functions of the host (measured). This first launch looks at known
-//! memory, and if it does not see there what it must, the kernel is not used.
+//! has such memory, since compiling takes a tenth of a second the first time. It is launched once there: the driver loads a
+//! kernel at its first launch, and that can wait for functions of the host (measured). This first launch looks at known memory,
+//! and if it does not see there what it must, the kernel is not used.
 //!
-//! The list of pieces and what is seen of them are in page-locked memory, which the kernel reaches by itself.
+//! The list of pieces and the kernel's answers are in page-locked memory, which the kernel reaches by itself.
 
 use std::ffi::{CStr, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +36,7 @@ const THREADS: c_uint = 512;
 /// Bytes of a word of the hash.
 const WORD: u64 = 16;
 
-/// What the kernel writes of a piece.
+/// The kernel's answer about a piece.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 struct Written {
@@ -158,8 +158,8 @@ pub(in super::super) fn is_loading(context: &Arc<Context>) -> bool {
     lock(&KERNELS).iter().any(is_it)
 }
 
-/// What is seen of pieces of a context's memory, each a granule. The memory must stay mapped until this returns. `None`:
-/// the kernel is not there, or the context ends or is broken.
+/// Looks at pieces of a context's memory, each a granule. The memory must stay mapped until this returns. `None`: the kernel is
+/// not there, or the context ends or is broken.
 pub(super) fn look(context: &Arc<Context>, pieces: &[CUdeviceptr]) -> Option<Vec<Option<Seen>>> {
     let find = |(known, state): &(Arc<Context>, State)| match state {
         State::Ready(kernel) if Arc::ptr_eq(known, context) => Some(Arc::clone(kernel)),
@@ -216,7 +216,7 @@ impl Kernel {
         }
     }
 
-    /// What is seen of pieces of so many words each; there are at most [`MOST`].
+    /// Looks at pieces of `words` words each; there are at most [`MOST`].
     fn look(&self, pieces: &[CUdeviceptr], words: u64, hashes: bool) -> Result<Vec<Option<Seen>>, String> {
         let _using = lock(&self.buffer.using);
         let list = self.buffer.slot.memory().cast::<CUdeviceptr>();
@@ -240,8 +240,8 @@ impl Kernel {
         ];
         let launch = || {
             begin(&self.context, |stream| {
-                // SAFETY: the kernel takes these five; the list and the answers live as long as this, and the pieces
-                // are mapped until this function returns, which waits for the kernel.
+                // SAFETY: the kernel takes these five. The list and the answers live as long as this, and this function waits
+                // for the kernel. The pieces are mapped until it returns.
                 unsafe { driver::launch(self.function, count as c_uint, THREADS, &mut parameters, stream) }
             })
         };

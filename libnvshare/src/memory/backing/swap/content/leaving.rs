@@ -17,7 +17,7 @@ use crate::process::config::Content;
 use crate::process::{counters, log};
 use crate::work::contexts::Context;
 
-/// What becomes of a granule.
+/// The fate of a granule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Zero,
@@ -37,7 +37,7 @@ fn fate(had: HostCopy, seen: Option<Seen>) -> Fate {
     }
 }
 
-/// What becomes of each of a chunk's granules.
+/// The fate of each of a chunk's granules.
 fn fates(seen: &[Option<Seen>], count: usize, had: &[HostCopy]) -> Vec<Fate> {
     let fate_of = |index| {
         let had = had.get(index).copied().unwrap_or(HostCopy::None);
@@ -67,8 +67,8 @@ pub(in super::super) struct Leaving {
 }
 
 impl Leaving {
-    /// A chunk of `bytes` at an address begins to leave; `had`: what the host had of it. If the host has no room for what
-    /// has to be copied, the copies that are current are returned with the reason.
+    /// A chunk of `bytes` at an address begins to leave; `had`: what the host had of it. If the host has no room for the
+    /// copies, those that are current are returned with the reason.
     pub(in super::super) fn begin(
         context: &Arc<Context>,
         at: CUdeviceptr,
@@ -139,7 +139,7 @@ impl Leaving {
         host_pool::give_back(slots.flatten().collect());
     }
 
-    /// What the host has of the chunk now, after its copies are complete.
+    /// The host's copies of the chunk, after its copies are complete.
     pub(in super::super) fn landed(self) -> Vec<HostCopy> {
         let mut spare = Vec::new();
         let (mut zeros, mut unchanged) = (0, 0);

@@ -1,11 +1,11 @@
-//! What need not be copied: pieces that are all zero, and pieces that the host has already.
+//! Pieces that need not be copied, because they are all zero or the host has them already.
 //!
-//! Before chunks leave, a [kernel] looks at each granule of them, at the speed of the card's memory. A granule of
-//! zeros is neither copied nor stored, and comes back as a fill. One whose [hash](nvshare_client::content) is that of the
-//! host's copy is not copied again: the copy of a chunk that comes back is kept for that, as long as the host has memory for
-//! it. Where the kernel cannot be had, everything is copied.
+//! Before chunks leave, a [kernel] looks at each granule of them, at the speed of the card's memory. A granule of zeros is
+//! neither copied nor stored, and comes back as a fill. A piece is not copied again if its [hash](nvshare_client::content) is
+//! that of the host's copy. The copy of a chunk that comes back is kept for that, as long as the host has memory for it. Where
+//! the kernel cannot be had, everything is copied.
 //!
-//! Nothing can change a granule between the look and its end: the gate is closed and work is complete when memory leaves, and
+//! Nothing can change a granule between the look and its end. The gate is closed and work is complete when memory leaves, and
 //! no gate opens before the eviction is over. Chunks count as moving during the look, so that none is freed meanwhile.
 
 mod kept;
@@ -36,7 +36,7 @@ fn mode() -> Content {
     config::get().map_or(Content::Off, |config| config.content)
 }
 
-/// What is known of chunks that are about to leave, by their addresses.
+/// The answers about chunks that are about to leave, by their addresses.
 #[derive(Debug)]
 pub(super) struct Looked {
     seen: HashMap<CUdeviceptr, Vec<Option<Seen>>>,
@@ -75,13 +75,13 @@ pub(super) fn look(device: &Device, wanted: u64) -> Looked {
     looked
 }
 
-/// Looks at memory of a device of which nothing is known, while the program runs: what is zero now is expected to be so
-/// when it leaves, and needs no memory of the host. Memory that leaves is looked at again.
+/// Looks at memory of a device of which nothing is known, while the program runs. Memory that is zero now is expected to be
+/// zero when it leaves, and needs no memory of the host. Memory that leaves is looked at again.
 pub(super) fn guess(device: &Device) {
     if mode() == Content::Off {
         return;
     }
-    // What leaves at this moment is looked at for itself.
+    // Memory that leaves at this moment is looked at for itself.
     let Ok(_alone) = LOOKS.try_write() else { return };
     let guessed = |allocation: &Allocation, chunk: &mut Chunk| {
         let is_programs = allocation.mapped.as_ref().is_some_and(Mapped::is_programs);
@@ -103,7 +103,7 @@ pub(super) fn guess(device: &Device) {
     let_go(held);
 }
 
-/// Holds chunks on the card that are `wanted`, in the order in which they leave, `bytes` of them if there are so many.
+/// Holds chunks on the card that are `wanted`, in the order in which they leave, up to `bytes`.
 fn hold(device: &Device, bytes: u64, wanted: impl Fn(&Allocation, &mut Chunk) -> bool) -> Vec<Held> {
     let mut held = Vec::new();
     let mut left = bytes;
@@ -153,7 +153,7 @@ fn let_go(held: Vec<Held>) {
 }
 
 impl Looked {
-    /// What is known of the granules of a chunk.
+    /// The answers about the granules of a chunk.
     fn of(&self, at: CUdeviceptr) -> &[Option<Seen>] {
         self.seen.get(&at).map_or(&[], Vec::as_slice)
     }
