@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::target::{device_of_properties, past_the_gate, past_the_gate_on};
+use super::target::{device_of_properties, pass_gate_for_addresses, pass_gate_on};
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUdevice, CUgraph, CUgraphExec, CUresult, CUstream, MemoryProperties};
 use crate::memory::devices::{self, Device};
@@ -38,7 +38,7 @@ const MEM_ALLOC: c_int = 10;
 /// the graph frees.
 pub(crate) fn admitted(device: Option<&Device>, bytes: u64, add: impl FnOnce() -> CUresult) -> CUresult {
     LAUNCHES.store(0, Ordering::Relaxed);
-    driver_reserve::uses_graphs();
+    driver_reserve::note_graphs();
     match device {
         Some(device) if !device.account().has_left(bytes) && !spares_make_room(device, bytes) => {
             CUresult::OUT_OF_MEMORY
@@ -49,7 +49,7 @@ pub(crate) fn admitted(device: Option<&Device>, bytes: u64, add: impl FnOnce() -
 
 /// Whether it is admitted once memory that the library keeps is given up.
 fn spares_make_room(device: &Device, bytes: u64) -> bool {
-    free::drop_spares(device) && device.account().has_left(bytes)
+    free::end_spare_slabs(device) && device.account().has_left(bytes)
 }
 
 /// # Safety
@@ -87,7 +87,7 @@ pub(crate) unsafe fn add_mem_alloc_node(
     params: *mut c_void,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    let add = || past_the_gate(|| unsafe { real(node, graph, dependencies, count, params) });
+    let add = || pass_gate_for_addresses(|| unsafe { real(node, graph, dependencies, count, params) });
     // SAFETY: the caller's parameters.
     unsafe { admitted_node(params.cast(), add) }
 }
@@ -118,7 +118,7 @@ pub(crate) unsafe fn launch<const PER_THREAD: bool>(
         return CUresult::OUT_OF_MEMORY;
     }
     // SAFETY: the caller's arguments.
-    let result = past_the_gate_on(StreamKey::new(stream, PER_THREAD), || unsafe { real(exec, stream) });
+    let result = pass_gate_on(StreamKey::new(stream, PER_THREAD), || unsafe { real(exec, stream) });
     if driver_reserve::has_graphs() {
         // The first launches of a graph take memory; later ones rarely do.
         let launches = LAUNCHES.fetch_add(1, Ordering::Relaxed);

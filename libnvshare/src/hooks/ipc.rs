@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_ulonglong, c_void};
 
 use super::pointers;
-use super::target::past_the_gate;
+use super::target::pass_gate_for_addresses;
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUdeviceptr, CUresult};
 use crate::memory::{allocations, physical, plain};
@@ -48,7 +48,7 @@ pub(crate) unsafe fn get_handle_for_range(
     if callbacks::are_running() || !physical::is_in(base, size as u64) {
         return call();
     }
-    past_the_gate(|| {
+    pass_gate_for_addresses(|| {
         let result = call();
         if result == CUresult::SUCCESS {
             physical::pin_range(base, size as u64, "other devices can reach them");

@@ -38,7 +38,7 @@ macro_rules! at_gate {
     }};
     ([addresses] $per_thread:literal, $call:expr) => {{
         let mark = $crate::work::gate::FrameMark::new();
-        let pass = match $crate::work::gate::enter_to_name(&mark, $crate::session::start) {
+        let pass = match $crate::work::gate::enter_for_addresses(&mark, $crate::session::start) {
             Ok(pass) => pass,
             Err(error) => return error,
         };

@@ -212,7 +212,7 @@ pub(crate) fn free_unless_freed(base: CUdeviceptr, call: impl Fn() -> CUresult) 
 /// The same for a call that waits for the work of the memory's context.
 fn free_that_waits(base: CUdeviceptr, call: impl Fn() -> CUresult) -> CUresult {
     if let Some(allocation) = allocations::find(base) {
-        deferred_free::before_a_free(&allocation.context);
+        deferred_free::free_due_of_context(&allocation.context);
     }
     free_unless_freed(base, call)
 }

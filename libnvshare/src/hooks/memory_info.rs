@@ -13,7 +13,7 @@ fn view(driver_free: u64, driver_total: u64) -> Option<(u64, u64)> {
     // Programs size their pools by this before they allocate: so start the session, and wait for the scheduler's answer.
     let (device, _) = target()?;
     device.wait_for_capacity();
-    deferred_free::sweep();
+    deferred_free::free_without_waiting();
     driver_reserve::refresh(device);
     let account = device.account();
     let fits = account.capacity().unwrap_or(driver_total).min(driver_total);

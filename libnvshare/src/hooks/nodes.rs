@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
 use super::graphs;
-use super::target::past_the_gate;
+use super::target::pass_gate_for_addresses;
 use crate::driver;
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUcontext, CUdeviceptr, CUgraph, CUgraphExec, CUresult};
@@ -73,7 +73,7 @@ unsafe fn with_params(params: *mut c_void, call: impl FnOnce(*mut c_void) -> CUr
 /// As for [`in_its_context`].
 unsafe fn add_by(params: *mut c_void, call: impl FnOnce(*mut c_void) -> CUresult) -> CUresult {
     // SAFETY: promised by the caller.
-    let add = || past_the_gate(|| unsafe { with_params(params, call) });
+    let add = || pass_gate_for_addresses(|| unsafe { with_params(params, call) });
     // SAFETY: promised by the caller.
     unsafe { graphs::admitted_any(params, add) }
 }

@@ -9,7 +9,7 @@ mod mapped;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
 
-use super::target::past_the_gate;
+use super::target::pass_gate_for_addresses;
 use crate::driver;
 use crate::driver::functions::signatures;
 use crate::driver::types::{CU_POINTER_ATTRIBUTE_IS_MANAGED, CUdeviceptr, CUmemLocation, CUresult};
@@ -41,8 +41,8 @@ fn allocation_of(pointer: CUdeviceptr) -> Option<Arc<Allocation>> {
 }
 
 /// The number of memory that the program has freed and allocated again. The driver's is the one that it had before.
-fn id_again(pointer: CUdeviceptr) -> Option<u64> {
-    allocation_of(pointer)?.id_again()
+fn id_of_reuse(pointer: CUdeviceptr) -> Option<u64> {
+    allocation_of(pointer)?.id_of_reuse()
 }
 
 /// Whether a fill or a copy has to return before it is done. With device memory the driver returns at once; with managed memory
@@ -97,7 +97,7 @@ pub(crate) unsafe fn get_attribute(
                 data.cast::<c_uint>().write_unaligned(0);
             }
             CU_POINTER_ATTRIBUTE_BUFFER_ID => {
-                id_again(pointer).into_iter().for_each(|id| data.cast::<u64>().write_unaligned(id));
+                id_of_reuse(pointer).into_iter().for_each(|id| data.cast::<u64>().write_unaligned(id));
             }
             _ => {}
         }
@@ -133,7 +133,7 @@ pub(crate) unsafe fn get_attributes(
             match *attributes.add(i) {
                 CU_POINTER_ATTRIBUTE_IS_MANAGED => place.cast::<c_uint>().write_unaligned(0),
                 CU_POINTER_ATTRIBUTE_BUFFER_ID => {
-                    id_again(pointer).into_iter().for_each(|id| place.cast::<u64>().write_unaligned(id));
+                    id_of_reuse(pointer).into_iter().for_each(|id| place.cast::<u64>().write_unaligned(id));
                 }
                 CU_POINTER_ATTRIBUTE_HOST_POINTER => {
                     place.cast::<*mut c_void>().write_unaligned(std::ptr::null_mut());
@@ -170,7 +170,7 @@ pub(crate) unsafe fn set_attribute(
         }
         return result;
     }
-    past_the_gate(|| {
+    pass_gate_for_addresses(|| {
         let result = call();
         if result == CUresult::SUCCESS {
             let why = "the program has set an attribute of theirs";

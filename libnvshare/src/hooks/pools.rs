@@ -233,7 +233,7 @@ pub(crate) unsafe fn set_attribute(
         // SAFETY: the driver has read one of this size there.
         let threshold = unsafe { value.cast::<u64>().read_unaligned() };
         if threshold > 0 {
-            driver_reserve::uses_pools();
+            driver_reserve::note_pools();
         }
     }
     result

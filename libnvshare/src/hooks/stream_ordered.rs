@@ -125,7 +125,7 @@ pub(crate) unsafe fn free_async<const PER_THREAD: bool>(
             // SAFETY: the caller's arguments.
             return unsafe { real(base, stream) };
         }
-        return deferred_free::in_order(&allocation, StreamKey::new(stream, PER_THREAD).handle());
+        return deferred_free::free_in_order(&allocation, StreamKey::new(stream, PER_THREAD).handle());
     }
     let result = free_unless_freed(base, || {
         // SAFETY: the caller's arguments.
@@ -136,7 +136,7 @@ pub(crate) unsafe fn free_async<const PER_THREAD: bool>(
         && allocation.kind == Kind::DeviceAsManaged
         && !in_graph(stream, PER_THREAD)
     {
-        return deferred_free::in_order(&allocation, StreamKey::new(stream, PER_THREAD).handle());
+        return deferred_free::free_in_order(&allocation, StreamKey::new(stream, PER_THREAD).handle());
     }
     result
 }

@@ -50,7 +50,7 @@ pub(crate) fn device_of(ordinal: CUdevice) -> Option<&'static Device> {
 }
 
 /// Makes a call that submits work on a stream, as hooks do whose rows name that stream.
-pub(crate) fn past_the_gate_on(stream: StreamKey, call: impl FnOnce() -> CUresult) -> CUresult {
+pub(crate) fn pass_gate_on(stream: StreamKey, call: impl FnOnce() -> CUresult) -> CUresult {
     let mark = FrameMark::new();
     let pass = match gate::enter(stream, &mark, session::start) {
         Ok(pass) => pass,
@@ -63,9 +63,9 @@ pub(crate) fn past_the_gate_on(stream: StreamKey, call: impl FnOnce() -> CUresul
 
 /// Makes a call that submits nothing while the gate is open, as hooks do whose rows say `addresses`. All memory is on the card then,
 /// or the call answers why it is not.
-pub(crate) fn past_the_gate(call: impl FnOnce() -> CUresult) -> CUresult {
+pub(crate) fn pass_gate_for_addresses(call: impl FnOnce() -> CUresult) -> CUresult {
     let mark = FrameMark::new();
-    let pass = match gate::enter_to_name(&mark, session::start) {
+    let pass = match gate::enter_for_addresses(&mark, session::start) {
         Ok(pass) => pass,
         Err(error) => return error,
     };

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use nvshare_proto::MemoryMode;
 
-use super::target::{answer, device_of_properties, past_the_gate};
+use super::target::{answer, device_of_properties, pass_gate_for_addresses};
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUresult};
 use crate::memory::allocations;
@@ -95,7 +95,7 @@ pub(crate) unsafe fn map(
             () if callbacks::are_running() => NOT_PERMITTED,
             () if physical::is_reserved(address, bytes as u64) => map(),
             // The driver has to say what it thinks of such addresses.
-            () => past_the_gate(map),
+            () => pass_gate_for_addresses(map),
         };
     }
     let result = physical::map_drivers(address, bytes as u64, || {
@@ -150,7 +150,7 @@ pub(crate) unsafe fn set_access(
     match physical::access_needs(address, bytes as u64, wanted) {
         Access::Drivers => drivers(address, bytes as u64),
         Access::Noted => set(),
-        Access::Present => past_the_gate(set),
+        Access::Present => pass_gate_for_addresses(set),
     }
 }
 

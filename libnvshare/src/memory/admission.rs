@@ -28,7 +28,7 @@ pub(crate) fn allocate(
 /// Makes a small allocation in a slab, which is made if there is none with room.
 fn in_slab(request: &Request) -> Result<CUdeviceptr, CUresult> {
     request.check_context()?;
-    deferred_free::sweep();
+    deferred_free::free_without_waiting();
     let asked = request.bytes;
     let (base, slab) = match slabs::take(&request.context, asked) {
         Some(found) => found,
@@ -51,7 +51,7 @@ pub(super) fn make(
     let (device, kind) = (request.device, request.kind);
     let (backing, span) = request.plan()?;
     if kind == Kind::DeviceAsManaged
-        && let Some(again) = deferred_free::take_again(&request.context, span)
+        && let Some(again) = deferred_free::reuse(&request.context, span)
     {
         return Ok(again);
     }

@@ -119,8 +119,8 @@ impl Allocation {
 
     /// The context in which memory that the library maps is moved: the allocation's own. Memory that the program created
     /// by `cuMemCreate` belongs to none: another of the device takes it over when that one ends, if there is one.
-    pub(crate) fn place(&self) -> Arc<Context> {
-        let Some(place) = self.mapped.as_ref().and_then(Mapped::place) else {
+    pub(crate) fn context_to_move_in(&self) -> Arc<Context> {
+        let Some(place) = self.mapped.as_ref().and_then(Mapped::context_to_move_in) else {
             return Arc::clone(&self.context);
         };
         let mut place = lock(place);
@@ -133,12 +133,12 @@ impl Allocation {
     }
 
     /// The program has freed the memory and allocates it again: it is other memory for it.
-    pub(super) fn begin_again(&self) {
+    pub(super) fn begin_reuse(&self) {
         self.again.store(new_id(), Ordering::Relaxed);
     }
 
     /// The number that tells the memory from what it was before the program freed it, if it did.
-    pub(crate) fn id_again(&self) -> Option<u64> {
+    pub(crate) fn id_of_reuse(&self) -> Option<u64> {
         Some(self.again.load(Ordering::Relaxed)).filter(|&id| id != 0)
     }
 

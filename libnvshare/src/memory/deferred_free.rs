@@ -4,13 +4,13 @@
 //! The driver's own free waits for all work of the device. That work, a host function for example, may wait for the thread that
 //! frees. The program's call did not wait, so no call of the program does that wait for it. The memory is freed
 //!
-//! - by a call of the program that frees other memory of the context, and so waits as well ([`before_a_free`]);
-//! - by the mover, when all work is complete and the gate is closed ([`when_drained`]);
+//! - by a call of the program that frees other memory of the context, and so waits as well ([`free_due_of_context`]);
+//! - by the mover, when all work is complete and the gate is closed ([`free_all_due`]);
 //! - else by a thread of its own, at a moment at which the device has nothing to do. If an allocation would be refused without
 //!   the memory, that thread does not wait for such a moment for longer than [`PATIENCE`].
 //!
 //! Beside work that does not end, none of these may come. An allocation of as many bytes gets the memory before it is freed
-//! ([`take_again`]). So a program that allocates and frees the same amount over and over stays within the card.
+//! ([`reuse`]). So a program that allocates and frees the same amount over and over stays within the card.
 
 mod state;
 
@@ -41,7 +41,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 
 /// Frees memory once the work on a stream is complete. Called for the program's own call with that stream.
-pub(crate) fn in_order(allocation: &Arc<Allocation>, stream: CUstream) -> CUresult {
+pub(crate) fn free_in_order(allocation: &Arc<Allocation>, stream: CUstream) -> CUresult {
     let behind = behind(stream).map(Arc::new);
     if DEFERRED.has(|freed| Arc::ptr_eq(&freed.allocation, allocation)) {
         return CUresult::INVALID_VALUE;
@@ -98,7 +98,7 @@ fn is_elsewhere() -> impl Fn(&Context) -> bool {
 
 /// Managed memory of `bytes` bytes that the program has freed, for an allocation in the same context. The work before the free is complete, so
 /// nothing of the program uses it any more. For the driver and in the account it stays what it was.
-pub(super) fn take_again(context: &Arc<Context>, bytes: u64) -> Option<Arc<Allocation>> {
+pub(super) fn reuse(context: &Arc<Context>, bytes: u64) -> Option<Arc<Allocation>> {
     // In a broken context the driver refuses the allocation.
     if !look(|asked| asked.handle() == context.handle()) || context.is_broken() {
         return None;
@@ -112,7 +112,7 @@ pub(super) fn take_again(context: &Arc<Context>, bytes: u64) -> Option<Arc<Alloc
             && is_listed(old)
     };
     let again = DEFERRED.take_due(is_fitting)?;
-    again.begin_again();
+    again.begin_reuse();
     Some(again)
 }
 
@@ -123,12 +123,12 @@ fn is_listed(allocation: &Arc<Allocation>) -> bool {
 
 fn forget_freed(allocation: &Arc<Allocation>) {
     // A thread that does not find the memory any more finds it counted.
-    free::count_late();
+    free::note_ended_late();
     DEFERRED.remove(allocation);
 }
 
 /// Frees memory. If the library does not map it, the driver's free waits for the work of the device.
-fn end(allocation: &Arc<Allocation>) {
+fn free_due(allocation: &Arc<Allocation>) {
     let base = allocation.base;
     if let Some(free) = functions::cuMemFree_v2.get().filter(|_| is_listed(allocation)) {
         // SAFETY: an allocation that the program has given back; its context lives through the call.
@@ -142,27 +142,27 @@ fn is_mapped(allocation: &Allocation) -> bool {
     allocation.kind == Kind::Mapped
 }
 
-fn end_those(which: impl Fn(&DeferredFree) -> bool, asked: impl Fn(&Context) -> bool) {
+fn free_those_due(which: impl Fn(&DeferredFree) -> bool, asked: impl Fn(&Context) -> bool) {
     if look(asked) {
         while let Some(allocation) = DEFERRED.begin_due(&which, By::Caller) {
-            end(&allocation);
+            free_due(&allocation);
         }
     }
 }
 
 /// Frees the memory whose work is complete. Called when all work is complete and the gate is closed.
-pub(crate) fn when_drained() {
-    end_those(|_| true, |_| true);
+pub(crate) fn free_all_due() {
+    free_those_due(|_| true, |_| true);
 }
 
 /// Frees the memory of a context whose work is complete. Called for the program's own call that frees other memory of
 /// the context, and so waits for its work.
-pub(crate) fn before_a_free(context: &Arc<Context>) {
+pub(crate) fn free_due_of_context(context: &Arc<Context>) {
     // A callback must not call the driver.
     if !callbacks::are_running() {
         // The driver's own free waits for the work of the device.
         let on_device = |asked: &Context| asked.device() == context.device();
-        end_those(|freed| freed.is_in(context), on_device);
+        free_those_due(|freed| freed.is_in(context), on_device);
         wait_for_own_thread(context);
     }
 }
@@ -184,34 +184,34 @@ fn wait_for_own_thread(context: &Arc<Context>) {
     }
 }
 
-/// Frees the memory whose work is complete, and that of other [frees that were put off](free::finish). It does not wait for the
+/// Frees the memory whose work is complete, and that of other [frees that were put off](free::finish_late_frees). It does not wait for the
 /// driver, so some memory is free at once and some soon. The thread asks about work in other contexts than the current one.
-pub(crate) fn sweep() {
-    if DEFERRED.is_empty() && !free::is_unfinished() {
+pub(crate) fn free_without_waiting() {
+    if DEFERRED.is_empty() && !free::has_late_frees() {
         return;
     }
     let is_elsewhere = is_elsewhere();
-    free::finish_in(&|asked| !is_elsewhere(asked));
-    end_those(|freed| is_mapped(&freed.allocation), |asked| !is_elsewhere(asked));
+    free::finish_late_frees_in(&|asked| !is_elsewhere(asked));
+    free_those_due(|freed| is_mapped(&freed.allocation), |asked| !is_elsewhere(asked));
     let is_for_thread = |freed: &DeferredFree| match &freed.stage {
         Stage::Behind(event) => is_elsewhere(event.context()),
         stage => matches!(stage, Stage::Due),
     };
     if !lifecycle::is_forked()
         && !lifecycle::is_exiting()
-        && (free::is_unfinished() || DEFERRED.has(is_for_thread))
+        && (free::has_late_frees() || DEFERRED.has(is_for_thread))
         && DEFERRED.begin_thread()
-        && !threads::spawn("nvshare-free", free_those_due)
+        && !threads::spawn("nvshare-free", run_thread)
     {
         DEFERRED.end_thread();
     }
 }
 
 /// The thread that frees memory. It ends when there is none left.
-fn free_those_due() {
+fn run_thread() {
     let mut pause = SHORTEST_PAUSE;
-    while !lifecycle::is_exiting() && (!DEFERRED.is_empty() || free::is_unfinished()) {
-        free::finish();
+    while !lifecycle::is_exiting() && (!DEFERRED.is_empty() || free::has_late_frees()) {
+        free::finish_late_frees();
         look(|_| true);
         DEFERRED.note_look();
         let is_urgent = DEFERRED.is_urgent();
@@ -222,7 +222,7 @@ fn free_those_due() {
             DEFERRED.begin_due(|freed| Arc::ptr_eq(&freed.allocation, &due), By::OwnThread)
         };
         if let Some(allocation) = DEFERRED.first_due().filter(may_end).and_then(begin) {
-            end(&allocation);
+            free_due(&allocation);
             pause = SHORTEST_PAUSE;
         } else {
             threads::sleep(pause);
@@ -230,7 +230,7 @@ fn free_those_due() {
             pause = (pause * 2).min(longest);
         }
     }
-    // The next sweep finds what is freed from here on.
+    // The next call of [`free_without_waiting`] finds what is freed from here on.
     DEFERRED.end_thread();
 }
 
@@ -251,7 +251,7 @@ impl Waiter {
 
     /// Frees what can be freed by now, and presses for the rest after a while. Returns whether more will be free soon.
     fn look_again(&mut self) -> bool {
-        sweep();
+        free_without_waiting();
         if !self.is_urgent && self.begin.elapsed() >= PATIENCE {
             self.is_urgent = true;
             DEFERRED.press();
@@ -276,7 +276,7 @@ impl Drop for Waiter {
 /// The frees that an allocation may wait for before it is refused.
 #[derive(Debug)]
 pub(super) struct LateFrees {
-    /// [`free::late`] before the allocation was last tried.
+    /// [`free::ended_late`] before the allocation was last tried.
     seen: usize,
     /// When it first waited.
     begin: Option<Instant>,
@@ -285,7 +285,7 @@ pub(super) struct LateFrees {
 impl LateFrees {
     /// An allocation is about to be tried for the first time.
     pub(super) fn begin() -> Self {
-        Self { seen: free::late(), begin: None }
+        Self { seen: free::ended_late(), begin: None }
     }
 
     /// Waits for memory that ends later than the program freed it. Returns whether some has ended since the allocation
@@ -299,11 +299,14 @@ impl LateFrees {
         let mut waiter = Waiter::new();
         let begin = *self.begin.get_or_insert(waiter.begin);
         let is_in_time = || begin.elapsed() < LONGEST_WAIT && !lifecycle::is_exiting();
-        while free::late() == self.seen && (waiter.look_again() || free::is_unfinished()) && is_in_time() {
+        while free::ended_late() == self.seen
+            && (waiter.look_again() || free::has_late_frees())
+            && is_in_time()
+        {
             threads::pause();
         }
-        let more = free::late() != self.seen && is_in_time();
-        self.seen = free::late();
+        let more = free::ended_late() != self.seen && is_in_time();
+        self.seen = free::ended_late();
         more
     }
 }

@@ -117,7 +117,7 @@ fn describe(index: usize, config: &Config) -> Result<Device, CUresult> {
             log::warn(format_args!("device {index} has no mappings of its own; its memory is not moved"));
             memory = MemoryMode::Off;
         } else {
-            gate::hold_captures();
+            gate::make_captures_wait();
             if config.oversubscribe {
                 log::warn(format_args!(
                     "{} has no effect with {}=swap: absent memory has no page faults that would bring it back",

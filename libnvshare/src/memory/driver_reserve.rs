@@ -32,12 +32,12 @@ static FREED: AtomicU64 = AtomicU64::new(0);
 const LOOK_AFTER: u64 = 64 * MIB;
 
 /// Notes that a pool keeps freed memory from now on.
-pub(crate) fn uses_pools() {
+pub(crate) fn note_pools() {
     POOLS.store(true, Ordering::Relaxed);
 }
 
 /// Notes that there are graphs that allocate.
-pub(crate) fn uses_graphs() {
+pub(crate) fn note_graphs() {
     GRAPHS.store(true, Ordering::Relaxed);
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn is_kept_by_pools() -> bool {
 }
 
 /// Notes that an allocation of a pool was freed, of which `charged` bytes were charged.
-pub(crate) fn freed(device: &Device, allocation: &Allocation, charged: u64) {
+pub(crate) fn note_freed(device: &Device, allocation: &Allocation, charged: u64) {
     let bytes = allocation.size;
     device.update(|account| account.keep(bytes, charged, allocation.kind));
     if FREED.fetch_add(bytes, Ordering::Relaxed) + bytes >= LOOK_AFTER {
@@ -95,7 +95,7 @@ pub(crate) fn refresh(device: &Device) {
 
 /// Makes the driver release the part of its reserve on a device that is not in use. Returns whether the account has less
 /// than before.
-pub(crate) fn give_up(device: &Device) -> bool {
+pub(crate) fn release_unused(device: &Device) -> bool {
     if !in_use() {
         return false;
     }
@@ -136,7 +136,7 @@ pub(crate) fn is_over_by_graphs() -> bool {
     let over = || devices::used().any(is_over_limit_by_graphs);
     if over() {
         devices::used().for_each(|device| {
-            give_up(device);
+            release_unused(device);
         });
     }
     let over = over();

@@ -29,7 +29,7 @@ pub(super) fn free_hidden(allocation: &Arc<Allocation>) {
 }
 
 /// Ends the spare slabs of a device. Returns whether there was one.
-pub(crate) fn drop_spares(device: &Device) -> bool {
+pub(crate) fn end_spare_slabs(device: &Device) -> bool {
     let spares = slabs::take_spares(device.ordinal);
     spares.iter().for_each(free_hidden);
     !spares.is_empty()
@@ -64,28 +64,28 @@ fn free_removed(allocation: &Arc<Allocation>, work: Work, call: impl Fn() -> CUr
 static LATE: AtomicUsize = AtomicUsize::new(0);
 
 /// How often memory has ended later than the program freed it, and is out of the account.
-pub(super) fn late() -> usize {
+pub(super) fn ended_late() -> usize {
     LATE.load(Ordering::SeqCst)
 }
 
 /// Notes that memory has ended so, and is out of the account.
-pub(super) fn count_late() {
+pub(super) fn note_ended_late() {
     LATE.fetch_add(1, Ordering::SeqCst);
 }
 
 /// Ends memory that could not be ended when the program freed it. The library's threads call it, also when all work is complete
 /// or memory has to leave. Otherwise a program that allocates nothing more would keep the memory that it has freed. Returns
 /// whether there was any.
-pub(crate) fn finish() -> bool {
-    finish_in(&|_| true)
+pub(crate) fn finish_late_frees() -> bool {
+    finish_late_frees_in(&|_| true)
 }
 
 /// The same, without a look at contexts that may not be `asked`.
-pub(super) fn finish_in(asked: &dyn Fn(&Context) -> bool) -> bool {
+pub(super) fn finish_late_frees_in(asked: &dyn Fn(&Context) -> bool) -> bool {
     let mut any = false;
     let mut ended = |allocation: &Arc<Allocation>| {
         forget(allocation);
-        count_late();
+        note_ended_late();
         any = true;
     };
     backing::ALL.iter().for_each(|backing| backing.finish_frees(asked, &mut ended));
@@ -93,7 +93,7 @@ pub(super) fn finish_in(asked: &dyn Fn(&Context) -> bool) -> bool {
 }
 
 /// Whether there is such memory.
-pub(super) fn is_unfinished() -> bool {
+pub(super) fn has_late_frees() -> bool {
     backing::ALL.iter().any(|backing| backing.has_unfinished_frees())
 }
 
@@ -101,7 +101,7 @@ pub(super) fn is_unfinished() -> bool {
 fn ended(allocation: &Allocation) {
     match devices::get(allocation.device) {
         Some(device) if allocation.kind.is_pools() && driver_reserve::is_kept_by_pools() => {
-            driver_reserve::freed(device, allocation, allocation.residency().free());
+            driver_reserve::note_freed(device, allocation, allocation.residency().free());
         }
         _ => forget(allocation),
     }

@@ -152,8 +152,8 @@ fn drain(cancelled: impl Fn() -> bool) -> bool {
     }
     let took = begin.elapsed();
     counters::drained(took.as_nanos() as u64);
-    deferred_free::when_drained();
-    free::finish();
+    deferred_free::free_all_due();
+    free::finish_late_frees();
     if let Some(_call) = lifecycle::hold_off_exit() {
         devices::used().for_each(driver_reserve::refresh);
     }

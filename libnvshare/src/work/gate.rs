@@ -269,7 +269,7 @@ impl Drop for Sleeper {
 fn sleep_until_open() {
     /// How often a thread that sleeps while the process exits looks whether the driver has shut down.
     const LOOK: Duration = Duration::from_millis(1);
-    if opens_for_the_end() {
+    if open_if_driver_has_ended() {
         return;
     }
     let _sleeper = Sleeper::count();
@@ -281,7 +281,7 @@ fn sleep_until_open() {
         if lifecycle::is_exiting() {
             (sleep, _) = WAKE.wait_timeout(sleep, LOOK).unwrap_or_else(PoisonError::into_inner);
             drop(sleep);
-            if opens_for_the_end() {
+            if open_if_driver_has_ended() {
                 return;
             }
             sleep = lock(&SLEEP_LOCK);
@@ -292,7 +292,7 @@ fn sleep_until_open() {
 }
 
 /// Opens the gate if the driver has shut down: it refuses all calls itself, and no scheduler can give a grant any effect. Returns whether it did.
-fn opens_for_the_end() -> bool {
+fn open_if_driver_has_ended() -> bool {
     let has_ended = driver::has_ended();
     if has_ended {
         open(InFlight::Unbounded);
@@ -332,7 +332,7 @@ pub(crate) fn try_enter(mark: &FrameMark) -> Option<Pass> {
 ///
 /// # Errors
 /// As [`enter`], for the current context.
-pub(crate) fn enter_to_name(mark: &FrameMark, start: fn()) -> Result<Pass, CUresult> {
+pub(crate) fn enter_for_addresses(mark: &FrameMark, start: fn()) -> Result<Pass, CUresult> {
     if CAPTURES_WAIT.load(Ordering::Relaxed) {
         return enter(StreamKey::LEGACY, mark, start);
     }
@@ -340,7 +340,7 @@ pub(crate) fn enter_to_name(mark: &FrameMark, start: fn()) -> Result<Pass, CUres
 }
 
 /// From now on, addresses may have no memory while the gate is closed: calls that name them wait, on capturing streams too.
-pub(crate) fn hold_captures() {
+pub(crate) fn make_captures_wait() {
     CAPTURES_WAIT.store(true, Ordering::Relaxed);
 }
 

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use super::NOT_PERMITTED;
 use crate::driver::functions::signatures;
 use crate::driver::types::{CUdevice, CUdeviceptr, CUmemAllocationProp, CUmemHandle, CUresult, CUstream};
-use crate::hooks::target::past_the_gate;
+use crate::hooks::target::pass_gate_for_addresses;
 use crate::memory::physical;
 use crate::memory::vmm::Handle;
 use crate::work::callbacks;
@@ -19,7 +19,7 @@ fn with_handles(
     if callbacks::are_running() {
         return NOT_PERMITTED;
     }
-    past_the_gate(|| match physical::handles(handle) {
+    pass_gate_for_addresses(|| match physical::handles(handle) {
         Some(handles) => {
             let result = call(&handles);
             if result == CUresult::SUCCESS {
@@ -91,7 +91,7 @@ fn bind_addresses(memory: CUdeviceptr, bytes: u64, call: impl FnOnce() -> CUresu
     if callbacks::are_running() || !physical::is_in(memory, bytes) {
         return call();
     }
-    past_the_gate(|| {
+    pass_gate_for_addresses(|| {
         let result = call();
         if result == CUresult::SUCCESS {
             physical::pin_range(memory, bytes, "other devices can reach them");

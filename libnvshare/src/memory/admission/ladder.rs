@@ -52,7 +52,7 @@ pub(super) struct Ladder {
 impl Ladder {
     /// An allocation of `bytes` bytes is about to be tried for the first time.
     pub(super) fn new(device: &'static Device, bytes: u64, kind: Kind) -> Self {
-        deferred_free::sweep();
+        deferred_free::free_without_waiting();
         Self { device, bytes, kind, late_frees: LateFrees::begin(), awaited: None, losses: 0 }
     }
 
@@ -78,7 +78,7 @@ impl Ladder {
     }
 
     fn end_spare_slabs(&self) -> bool {
-        free::drop_spares(self.device)
+        free::end_spare_slabs(self.device)
     }
 
     fn wait_for_room(&mut self, lacks: u64) -> bool {
@@ -87,7 +87,7 @@ impl Ladder {
     }
 
     fn release_reserve(&self) -> bool {
-        driver_reserve::give_up(self.device)
+        driver_reserve::release_unused(self.device)
     }
 
     fn wait_for_late_frees(&mut self) -> bool {

@@ -119,7 +119,7 @@ enum Stop {
 }
 
 /// A context in which an allocation can be moved: its own, or another of the device if the memory has outlived its own.
-fn place_to_move(allocation: &Allocation) -> Option<Arc<Context>> {
+fn context_to_move_in(allocation: &Allocation) -> Option<Arc<Context>> {
     if allocation.context.life().is_alive() {
         return Some(Arc::clone(&allocation.context));
     }
@@ -150,7 +150,7 @@ fn bring_back(allocation: &Allocation, device: &Device, cancelled: &dyn Fn() -> 
         while at < until {
             contexts::let_them_end(|| cancelled() || allocation.is_leaving());
             let piece = RESTORE_PIECE.min(until - at);
-            let stopped = match place_to_move(allocation) {
+            let stopped = match context_to_move_in(allocation) {
                 _ if cancelled() => Err(Stop::Cancelled),
                 _ if allocation.is_leaving() => Err(Stop::Gone),
                 None => Err(Stop::Gone),
@@ -196,7 +196,7 @@ fn evict_piece(allocation: &Allocation, wanted: u64, host: &mut u64, device: &De
     let Piece { from, fresh, .. } = piece;
     // Pages that page faults have brought beyond that leave with it.
     let until = if device.account().may_spill(allocation.kind) { allocation.size } else { piece.until };
-    let context = place_to_move(allocation).ok_or(Stop::Gone)?;
+    let context = context_to_move_in(allocation).ok_or(Stop::Gone)?;
     prefetch(&context, allocation.base + from, until - from, CU_DEVICE_CPU)?;
     residency.evicted(piece);
     if allocation.kind.is_pools() {

@@ -62,7 +62,7 @@ fn present(chunks: &[Chunk]) -> impl Iterator<Item = (u64, u64)> {
 
 impl Mapped {
     /// The place where the memory moves, if the program created it.
-    pub(crate) fn place(&self) -> Option<&Mutex<Arc<Context>>> {
+    pub(crate) fn context_to_move_in(&self) -> Option<&Mutex<Arc<Context>>> {
         self.program.as_ref().map(|program| &program.place)
     }
 

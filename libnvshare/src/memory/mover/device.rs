@@ -29,9 +29,9 @@ pub(super) fn restore(
 ) -> AfterRestore {
     let begin = Instant::now();
     // The gate would stay closed for memory that the program has freed, if it was on its way out at that time.
-    free::finish();
+    free::finish_late_frees();
     if let Some(_call) = lifecycle::hold_off_exit() {
-        free::drop_spares(device);
+        free::end_spare_slabs(device);
     }
     let mut result = AfterRestore::default();
     let mut all = backing::Restored::default();
@@ -65,8 +65,8 @@ pub(super) fn restore(
 pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u64 {
     let begin = Instant::now();
     // Freed memory, spare slabs and the unused part of the driver's reserve go first, as this costs nothing.
-    free::finish();
-    let unused = || free::drop_spares(device) | driver_reserve::give_up(device);
+    free::finish_late_frees();
+    let unused = || free::end_spare_slabs(device) | driver_reserve::release_unused(device);
     let is_smaller = lifecycle::hold_off_exit().is_some_and(|_call| unused());
     // Room that has come for an allocation that waited is its own.
     let given = device.update(|account| account.evict_unused(bytes.min(account.unused())));

@@ -37,11 +37,12 @@ fn of_chunk(chunk: &Chunk) -> u64 {
 }
 
 /// The host memory that mapped memory may need, by context.
-fn needed() -> Vec<Needed> {
+fn needed_by_context() -> Vec<Needed> {
     let mut all: Vec<Needed> = Vec::new();
     allocations::each_mapped(|allocation| {
         let Some(mapped) = &allocation.mapped else { return };
-        let (context, bytes) = (allocation.place(), mapped.lock().iter().map(of_chunk).sum::<u64>());
+        let (context, bytes) =
+            (allocation.context_to_move_in(), mapped.lock().iter().map(of_chunk).sum::<u64>());
         match all.iter_mut().find(|needed| Arc::ptr_eq(&needed.context, &context)) {
             Some(needed) => needed.bytes += bytes,
             None => all.push(Needed { context, bytes: OTHERS + bytes }),
@@ -64,24 +65,24 @@ pub(super) fn foresee_eviction() {
     let mut any = false;
     allocations::each_mapped(|_| any = true);
     if any {
-        work(PREPARE);
+        start_background(PREPARE);
     }
 }
 
 /// Gives back in the background what the host keeps for nothing, if that may be a segment or more.
 pub(super) fn tidy() {
     if host_pool::may_shrink() {
-        work(TIDY);
+        start_background(TIDY);
     }
 }
 
 /// Gives back in the background, to the scheduler, what the host has of memory that is on the card.
 pub(super) fn give_way(bytes: u64) {
     OTHERS_LACK.fetch_max(bytes, Ordering::SeqCst);
-    work(TIDY);
+    start_background(TIDY);
 }
 
-fn work(wanted: u8) {
+fn start_background(wanted: u8) {
     WANTED.fetch_max(wanted, Ordering::SeqCst);
     if lifecycle::is_exiting() || lifecycle::is_forked() || WORKS.swap(true, Ordering::SeqCst) {
         return;
@@ -113,20 +114,20 @@ fn work(wanted: u8) {
 
 fn prepare() {
     let deadline = Instant::now() + KERNEL_IS_LATE;
-    for Needed { context, .. } in needed() {
+    for Needed { context, .. } in needed_by_context() {
         while content::is_loading(&context) && Instant::now() < deadline && !lifecycle::is_exiting() {
             threads::sleep(Duration::from_millis(1));
         }
     }
     devices::used().for_each(content::guess);
-    for Needed { context, bytes } in needed() {
+    for Needed { context, bytes } in needed_by_context() {
         host_pool::grow_ahead(&context, bytes);
     }
     give_back();
 }
 
 fn give_back() {
-    let needed = needed();
+    let needed = needed_by_context();
     host_pool::shrink_all(|context| {
         let of = needed.iter().find(|needed| Arc::ptr_eq(&needed.context, context));
         of.map_or(OTHERS, |needed| needed.bytes)

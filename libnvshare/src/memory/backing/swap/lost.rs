@@ -69,7 +69,7 @@ pub(super) fn give_up(device: &Device) {
 fn give_up_in(context: &Arc<Context>, device: &Device, error: CUresult) {
     let mut bytes = 0;
     allocations::each_mapped(|allocation| {
-        if !Arc::ptr_eq(&allocation.place(), context) {
+        if !Arc::ptr_eq(&allocation.context_to_move_in(), context) {
             return;
         }
         let absent = allocation.residency().give_up_absent();

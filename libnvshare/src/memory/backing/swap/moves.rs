@@ -43,9 +43,9 @@ enum Begun {
 }
 
 /// The move stops because of a driver's error, or because the context ends.
-fn stopped(allocation: &Allocation, device: &Device, error: Option<CUresult>) -> Begun {
+fn stop(allocation: &Allocation, device: &Device, error: Option<CUresult>) -> Begun {
     match error {
-        Some(error) if error.ends_all_work() => pin_context(&allocation.place(), device, error),
+        Some(error) if error.ends_all_work() => pin_context(&allocation.context_to_move_in(), device, error),
         Some(error) => {
             static FAILS: Seldom = Seldom::new(log::warn);
             FAILS.say(format_args!("moving memory at {:#x}: {error:?}", allocation.base));
@@ -56,14 +56,14 @@ fn stopped(allocation: &Allocation, device: &Device, error: Option<CUresult>) ->
 }
 
 /// A chunk stays where it was, though a part of it may have been copied.
-fn cut_off(allocation: &Allocation, device: &Device, cut: Cut) -> Begun {
+fn stop_at_cut(allocation: &Allocation, device: &Device, cut: Cut) -> Begun {
     match cut {
         Cut::Unwanted => {
             log::debug(format_args!("a move at {:#x} is given up between two of its parts", allocation.base));
             Begun::Stopped
         }
-        Cut::Gone => stopped(allocation, device, None),
-        Cut::Failed(error) => stopped(allocation, device, error),
+        Cut::Gone => stop(allocation, device, None),
+        Cut::Failed(error) => stop(allocation, device, error),
     }
 }
 
@@ -77,7 +77,8 @@ fn may_go_on(allocation: &Allocation) -> bool {
 pub(super) fn pin_context(context: &Arc<Context>, device: &Device, error: CUresult) {
     let mut bytes = 0;
     allocations::each_mapped(|allocation| {
-        let mapped = allocation.mapped.as_ref().filter(|_| Arc::ptr_eq(&allocation.place(), context));
+        let mapped =
+            allocation.mapped.as_ref().filter(|_| Arc::ptr_eq(&allocation.context_to_move_in(), context));
         if mapped.is_some_and(Mapped::pin) {
             let residency = allocation.residency();
             bytes += residency.resident_bytes();
@@ -212,7 +213,7 @@ fn begin_out(
     let Some((offset, bytes, had, is_unused)) = take(allocation, mapped, index, on_card) else {
         return Begun::Nothing;
     };
-    let (context, at) = (&allocation.place(), allocation.base + offset);
+    let (context, at) = (&allocation.context_to_move_in(), allocation.base + offset);
     let leaving = if is_unused {
         host_pool::give_back(copies::slots(had));
         Ok(Leaving::without_contents())
@@ -226,7 +227,7 @@ fn begin_out(
             return match why {
                 NoSlots::Full => Begun::Full,
                 NoSlots::Gone => Begun::Stopped,
-                NoSlots::Broken(error) => stopped(allocation, device, Some(error)),
+                NoSlots::Broken(error) => stop(allocation, device, Some(error)),
             };
         }
     };
@@ -260,7 +261,7 @@ fn begin_out(
     };
     mapped.settle(index, |_| ());
     leaving.give_up();
-    cut_off(allocation, device, cut)
+    stop_at_cut(allocation, device, cut)
 }
 
 /// Ends the move of a chunk that leaves, after all its copies are over. Returns the bytes that have left the card, and those
@@ -269,11 +270,11 @@ fn land_out(flight: Flight, device: &Device) -> Evicted {
     let nothing = Evicted::default();
     let Flight { allocation, index, bytes, copied, behind, leaving, .. } = flight;
     let (Some(mapped), Some(leaving)) = (&allocation.mapped, leaving) else { return nothing };
-    let context = &allocation.place();
+    let context = &allocation.context_to_move_in();
     if let Behind::Failed(error) = behind {
         mapped.settle(index, |_| ());
         leaving.give_up();
-        stopped(&allocation, device, error);
+        stop(&allocation, device, error);
         return nothing;
     }
     let mut host = Some(leaving.landed());
@@ -350,7 +351,7 @@ pub(super) fn restore(device: &'static Device, lacking: Lacking, cancelled: &dyn
 fn waits_for_more(allocation: &Allocation, device: &Device, at_hand: &mut AtHand) -> bool {
     let account = device.account();
     let more = || Ok(at_hand.waits_for_more(account.unused_room(), account.unmapped(), Instant::now()));
-    matches!(allocation.place().with(more), Ok(Ok(true)))
+    matches!(allocation.context_to_move_in().with(more), Ok(Ok(true)))
 }
 
 fn land(queue: &mut Queue, device: &Device, result: &mut Restored) {
@@ -384,7 +385,7 @@ fn begin_in(
     let Some((offset, bytes, host)) = taken else {
         return if lacks > 0 { Begun::Lacks(lacks) } else { Begun::Nothing };
     };
-    let (context, at) = (&allocation.place(), allocation.base + offset);
+    let (context, at) = (&allocation.context_to_move_in(), allocation.base + offset);
     let made = context.with(|| {
         // Chunks that come have room, as far as there is any, and room that is not used has chunks that come.
         let account = device.account();
@@ -392,20 +393,20 @@ fn begin_in(
         at_hand.prepare(bytes, coming, device.ordinal);
         let physical = mapped.create(at, bytes, device.ordinal)?;
         let allowed = peers::allow(mapped, at, bytes, device.ordinal);
-        allowed.inspect_err(|_| undo(at, bytes, physical))?;
+        allowed.inspect_err(|_| unmap_again(at, bytes, physical))?;
         Ok(physical)
     });
     let physical = match made {
         Ok(Ok(physical)) => physical,
         Ok(Err(error)) => {
-            stays_out(mapped, index, bytes, device);
+            stay_on_host(mapped, index, bytes, device);
             return match error {
                 CUresult::OUT_OF_MEMORY => Begun::Full,
-                error => stays_away(allocation, device, error),
+                error => stop_and_note_error(allocation, device, error),
             };
         }
         Err(_) => {
-            stays_out(mapped, index, bytes, device);
+            stay_on_host(mapped, index, bytes, device);
             return Begun::Stopped;
         }
     };
@@ -421,16 +422,16 @@ fn begin_in(
         Ok(None) => Behind::Later(Arc::clone(context)),
         // In a broken context the program finds the error and never its data.
         Err(Cut::Failed(Some(error))) if error.ends_all_work() => {
-            stopped(allocation, device, Some(error));
+            stop(allocation, device, Some(error));
             Behind::Nothing
         }
         // If the context has ended since the chunk was mapped, memory that belongs to no context comes back in another one.
         Err(cut) => {
-            undo(at, bytes, physical);
-            stays_out(mapped, index, bytes, device);
+            unmap_again(at, bytes, physical);
+            stay_on_host(mapped, index, bytes, device);
             return match cut {
-                Cut::Failed(Some(error)) => stays_away(allocation, device, error),
-                cut => cut_off(allocation, device, cut),
+                Cut::Failed(Some(error)) => stop_and_note_error(allocation, device, error),
+                cut => stop_at_cut(allocation, device, cut),
             };
         }
     };
@@ -456,19 +457,19 @@ fn copy_back(
 }
 
 /// The driver does not let a chunk come back.
-fn stays_away(allocation: &Allocation, device: &Device, error: CUresult) -> Begun {
-    lost::note(&allocation.place(), error);
-    stopped(allocation, device, Some(error))
+fn stop_and_note_error(allocation: &Allocation, device: &Device, error: CUresult) -> Begun {
+    lost::note(&allocation.context_to_move_in(), error);
+    stop(allocation, device, Some(error))
 }
 
 /// A chunk does not come back now; its contents stay where they were.
-fn stays_out(mapped: &Mapped, index: usize, bytes: u64, device: &Device) {
+fn stay_on_host(mapped: &Mapped, index: usize, bytes: u64, device: &Device) {
     device.update(|account| account.uncharge(bytes));
     mapped.settle(index, |_| ());
 }
 
 /// Unmaps and releases memory that was mapped a moment ago.
-fn undo(at: CUdeviceptr, bytes: u64, physical: CUmemHandle) {
+fn unmap_again(at: CUdeviceptr, bytes: u64, physical: CUmemHandle) {
     let physical = Some(physical);
     let (offset, host) = (at, Vec::new());
     destroy(0, &mut Chunk { offset, bytes, physical, host, moving: false, guessed: false, unused: None });
@@ -480,21 +481,21 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
     let Some(mapped) = &allocation.mapped else { return };
     if let Behind::Failed(error) = behind {
         match error {
-            Some(error) if !error.ends_all_work() => stays_away(&allocation, device, error),
-            error => stopped(&allocation, device, error),
+            Some(error) if !error.ends_all_work() => stop_and_note_error(&allocation, device, error),
+            error => stop(&allocation, device, error),
         };
         // In a broken context the program finds the error. In other cases no work may see contents that are not complete.
         if !error.is_some_and(CUresult::ends_all_work) {
             if let Some(physical) = physical {
-                undo(allocation.base + offset, bytes, physical);
+                unmap_again(allocation.base + offset, bytes, physical);
             }
-            return stays_out(mapped, index, bytes, device);
+            return stay_on_host(mapped, index, bytes, device);
         }
     }
     let settled = mapped.settle(index, |chunk| {
         if let Some(physical) = physical {
             let shown = mapped.show(offset, bytes, physical);
-            shown.inspect_err(|_| undo(allocation.base + offset, bytes, physical))?;
+            shown.inspect_err(|_| unmap_again(allocation.base + offset, bytes, physical))?;
         }
         chunk.physical = physical;
         allocation.residency().restored(bytes);
@@ -509,12 +510,12 @@ fn land_in(flight: Flight, device: &Device, result: &mut Restored) {
         Some(Ok(settled)) => settled,
         // Its contents stay on the host.
         Some(Err(error)) => {
-            stays_away(&allocation, device, error);
+            stop_and_note_error(&allocation, device, error);
             return device.update(|account| account.uncharge(bytes));
         }
         None => return,
     };
-    lost::forget(&allocation.place());
+    lost::forget(&allocation.context_to_move_in());
     result.back += bytes;
     result.had_contents += if had_contents { bytes } else { 0 };
     result.copied += copied;

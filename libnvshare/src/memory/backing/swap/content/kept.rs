@@ -45,7 +45,8 @@ pub(super) fn drop_kept(context: &Arc<Context>, bytes: u64, looked: &Looked) -> 
     let all = allocations::of_device(context.device());
     'all: for leaves in [true, false] {
         for allocation in all.iter().rev() {
-            let of_context = allocation.mapped.as_ref().filter(|_| Arc::ptr_eq(&allocation.place(), context));
+            let of_context =
+                allocation.mapped.as_ref().filter(|_| Arc::ptr_eq(&allocation.context_to_move_in(), context));
             let Some(mapped) = of_context else { continue };
             for chunk in mapped.lock().iter_mut().filter(|chunk| may_go(chunk)) {
                 if dropped >= bytes {

@@ -118,7 +118,7 @@ fn hold(device: &Device, bytes: u64, wanted: impl Fn(&Allocation, &mut Chunk) ->
             };
             if let Some((offset, bytes)) = take(&allocation, mapped, index, on_card) {
                 let at = allocation.base + offset;
-                let (allocation, context) = (Arc::clone(&allocation), allocation.place());
+                let (allocation, context) = (Arc::clone(&allocation), allocation.context_to_move_in());
                 held.push(Held { allocation, context, index, at, bytes });
                 left = left.saturating_sub(bytes);
             }
