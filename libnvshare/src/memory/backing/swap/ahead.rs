@@ -3,8 +3,7 @@
 //! Memory that leaves the card needs a granule of the host for each granule that is not zero. Which ones are zero is known from
 //! the last time they left, or is [looked at](content::guess) while the program still runs.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::content;
@@ -12,6 +11,7 @@ use crate::memory::allocations;
 use crate::memory::devices;
 use crate::memory::mapping::copies::HostCopy;
 use crate::memory::mapping::{Chunk, GRANULE, host_pool};
+use crate::process::lock::lock;
 use crate::process::{lifecycle, threads};
 use crate::work::contexts::Context;
 
@@ -51,64 +51,78 @@ fn needed_by_context() -> Vec<Needed> {
     all
 }
 
-/// The work of the background: nothing, to give back what is not needed, or to make what is needed as well.
-const NOTHING: u8 = 0;
-const TIDY: u8 = 1;
-const PREPARE: u8 = 2;
-static WANTED: AtomicU8 = AtomicU8::new(NOTHING);
-static WORKS: AtomicBool = AtomicBool::new(false);
-/// Bytes of the scheduler's memory that other programs lack.
-static OTHERS_LACK: AtomicU64 = AtomicU64::new(0);
+/// The work of the background thread; each includes the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Task {
+    Nothing,
+    /// Give back the memory that is not needed.
+    Tidy,
+    /// Make the memory that is needed as well.
+    Prepare,
+}
+
+/// The orders to the background thread. All of it is behind one lock, so no order comes between the thread's last look and its end.
+#[derive(Debug)]
+struct Orders {
+    task: Task,
+    /// Bytes of the scheduler's memory that other programs lack.
+    others_lack: u64,
+    has_thread: bool,
+}
+
+static ORDERS: Mutex<Orders> = Mutex::new(Orders { task: Task::Nothing, others_lack: 0, has_thread: false });
 
 /// Prepares the host's memory in the background.
 pub(super) fn foresee_eviction() {
     let mut any = false;
     allocations::each_mapped(|_| any = true);
     if any {
-        start_background(PREPARE);
+        order(Task::Prepare, 0);
     }
 }
 
 /// Gives back in the background what the host keeps for nothing, if that may be a segment or more.
 pub(super) fn tidy() {
     if host_pool::may_shrink() {
-        start_background(TIDY);
+        order(Task::Tidy, 0);
     }
 }
 
 /// Gives back in the background, to the scheduler, what the host has of memory that is on the card.
 pub(super) fn give_way(bytes: u64) {
-    OTHERS_LACK.fetch_max(bytes, Ordering::SeqCst);
-    start_background(TIDY);
+    order(Task::Tidy, bytes);
 }
 
-fn start_background(wanted: u8) {
-    WANTED.fetch_max(wanted, Ordering::SeqCst);
-    if lifecycle::is_exiting() || lifecycle::is_forked() || WORKS.swap(true, Ordering::SeqCst) {
+fn order(task: Task, others_lack: u64) {
+    if lifecycle::is_exiting() || lifecycle::is_forked() {
         return;
     }
-    let begun = threads::spawn("nvshare-pool", || {
-        loop {
-            let wanted = WANTED.swap(NOTHING, Ordering::SeqCst);
-            match OTHERS_LACK.swap(0, Ordering::SeqCst) {
-                0 => {}
-                bytes => content::give_way(bytes),
-            }
-            match wanted {
-                NOTHING => WORKS.store(false, Ordering::SeqCst),
-                TIDY => give_back(),
-                _ => prepare(),
-            }
-            // An order that came in between would never be carried out.
-            let more = WANTED.load(Ordering::SeqCst) != NOTHING;
-            let goes_on = WORKS.load(Ordering::SeqCst) || more && !WORKS.swap(true, Ordering::SeqCst);
-            if !goes_on {
-                return;
-            }
+    let mut orders = lock(&ORDERS);
+    orders.task = orders.task.max(task);
+    orders.others_lack = orders.others_lack.max(others_lack);
+    let begins = !std::mem::replace(&mut orders.has_thread, true);
+    drop(orders);
+    if begins && !threads::spawn("nvshare-pool", run_thread) {
+        lock(&ORDERS).has_thread = false;
+    }
+}
+
+/// The background thread. It ends when it has no more orders.
+fn run_thread() {
+    loop {
+        let mut orders = lock(&ORDERS);
+        let task = std::mem::replace(&mut orders.task, Task::Nothing);
+        let others_lack = std::mem::take(&mut orders.others_lack);
+        orders.has_thread = task != Task::Nothing;
+        drop(orders);
+        if others_lack > 0 {
+            content::give_way(others_lack);
         }
-    });
-    if !begun {
-        WORKS.store(false, Ordering::SeqCst);
+        match task {
+            Task::Nothing => return,
+            Task::Tidy => give_back(),
+            Task::Prepare => prepare(),
+        }
     }
 }
 
