@@ -181,7 +181,7 @@ impl<T: Tenant> Account<T> {
         self.allocated
     }
 
-    /// The part of [`Self::allocated`] that the program has freed, and that is kept for what it allocates next.
+    /// The part of [`Self::allocated`] that the program has freed, and that is kept for its next allocation.
     #[must_use]
     pub fn aside(&self) -> u64 {
         self.aside

@@ -48,7 +48,7 @@ pub(crate) unsafe fn get_proc_address_v2(
     answer
 }
 
-/// The answer for what the driver answered.
+/// The answer that replaces the driver's.
 ///
 /// # Safety
 /// The driver answered `result` for this symbol and this place.

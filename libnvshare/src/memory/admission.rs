@@ -145,7 +145,9 @@ pub(crate) fn admitted<T, U>(
                 leave(pass, &mark);
                 drop(under_way);
                 if !matches!(made, Err(CUresult::OUT_OF_MEMORY)) {
-                    device.tell_of_usage();
+                    if made.is_ok() {
+                        device.tell_of_usage();
+                    }
                     return made;
                 }
                 Shortage::Driver(charged)

@@ -26,8 +26,8 @@ pub(crate) struct Part {
     pub(crate) asked: u64,
 }
 
-/// An allocation that the program made; or memory of which the program knows no address: what it created by
-/// `cuMemCreate`, and slabs.
+/// An allocation that the program made; or memory of which the program knows no address, which is created by `cuMemCreate` or
+/// is a slab.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     pub(crate) base: CUdeviceptr,
@@ -211,7 +211,7 @@ fn list_of(allocation: &Allocation) -> &'static List {
     if allocation.is_hidden() { hidden() } else { list() }
 }
 
-/// All memory: what moves, and what does not.
+/// All memory, whether or not it moves.
 fn all() -> impl Iterator<Item = Arc<Allocation>> {
     let each = |list: &'static List| list.iter().map(|entry| Arc::clone(&entry));
     each(list()).chain(each(hidden()))

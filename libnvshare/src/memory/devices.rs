@@ -175,7 +175,7 @@ impl Device {
         lock(&self.account)
     }
 
-    /// Changes the account, and wakes those who wait for a change.
+    /// Changes the account, and wakes the threads that wait for a change.
     pub(crate) fn update<T>(&self, change: impl FnOnce(&mut Account) -> T) -> T {
         let mut account = self.lock();
         let result = change(&mut account);

@@ -68,7 +68,7 @@ pub(super) fn add(slab: &Arc<Allocation>, bytes: u64) {
     }
 }
 
-/// No more parts of a slab are taken: what the driver was told of its memory would hold for them as well.
+/// No more parts of a slab are taken: attributes that the driver was told for its memory would hold for them as well.
 pub(super) fn close(slab: &Allocation) {
     if let Some(pool) = of(&mut lock(&POOLS), &slab.context) {
         pool.free.close(slab.base);

@@ -137,6 +137,7 @@ impl Config {
         Ok(config)
     }
 
+    /// Takes the value of a variable over. One function, as it is the list of all variables: one arm for each.
     fn apply(&mut self, variable: &str, value: &str) -> Result<(), String> {
         match variable {
             names::MEM_LIMIT => self.limit = Some(parse_limit(value)?),

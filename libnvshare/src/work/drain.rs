@@ -180,7 +180,7 @@ fn split(context: &Arc<Context>) -> Looked {
 /// Waits for a context, where no event can show that its work is complete. A thread of its own waits, since the driver's call
 /// cannot be given up.
 fn wait_for_context(context: &Arc<Context>) -> Looked {
-    // One that an earlier drain has begun knows nothing of what was submitted since then.
+    // One that an earlier drain has begun knows nothing of later submissions.
     let Some(only) = context.begin_wait() else { return Looked::NotYet };
     let waiting = Arc::new(AtomicU32::new(WAITS));
     let (context, by) = (Arc::clone(context), Arc::clone(&waiting));

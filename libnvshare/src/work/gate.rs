@@ -353,7 +353,7 @@ pub(crate) fn prepare() {
 pub(crate) fn open(in_flight: InFlight) {
     let sleep = lock(&SLEEP_LOCK);
     if !lifecycle::is_forked() {
-        // First: who finds the gate closed behind this one sees that it has been open.
+        // This comes first: a thread that finds the gate closed later sees that it has been open.
         OPENINGS.fetch_add(1, Ordering::SeqCst);
         let state = if contexts::has_any_failed() { GUARDED } else { opened(in_flight) };
         STATE.store(state, Ordering::SeqCst);

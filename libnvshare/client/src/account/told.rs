@@ -9,8 +9,8 @@ use super::{Account, Tenant};
 const REPORT_STEP: u64 = 64 * MIB;
 
 impl<T: Tenant> Account<T> {
-    /// The usage that the scheduler is told; notes it as told. Lost room counts as allocated: whoever runs beside this process
-    /// has to do without it.
+    /// The usage that the scheduler is told; notes it as told. Lost room counts as allocated: a process that runs beside this
+    /// one has to do without it.
     pub fn usage(&mut self) -> Usage {
         self.reported = (self.allocated + self.lost, self.charged);
         Usage {

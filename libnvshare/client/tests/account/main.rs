@@ -107,6 +107,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
+/// One function, as it is the list of all operations: one arm for each.
 fn apply(account: &mut Account<Shared>, model: &mut Model, operation: Operation) {
     match operation {
         Operation::Allocate { bytes, kind, open } => allocate(account, model, bytes, kind, open),

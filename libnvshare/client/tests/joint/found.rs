@@ -28,6 +28,7 @@ fn both() -> Vec<GpuUuid> {
     vec![gpu(0), gpu(1)]
 }
 
+/// One function, as it is a list of worlds and one check for all.
 #[test]
 fn worlds_in_which_somebody_starved_serve_everybody() {
     for (seed, plans) in [

@@ -40,7 +40,8 @@ fn a_gang_has_one_share() {
     assert!(first.abs_diff(second) <= first / 5, "{first:?} and {second:?}");
 }
 
-/// What random worlds found, each a gang that was not served in the end.
+/// Worlds that random tests found, each with a gang that was not served in the end. One function, as it is a list of worlds and one
+/// check for all.
 #[test]
 fn gangs_that_were_held_up() {
     let gang = Some(Gang { number: 5, size: 0 });

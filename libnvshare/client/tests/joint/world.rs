@@ -200,6 +200,7 @@ impl World {
         Some(process)
     }
 
+    /// One function, as it is the list of all things that happen: one arm for each.
     fn happen(&mut self, what: Later) {
         if let Some(i) = self.doer(&what)
             && self.processes[i].stopped_until > self.now

@@ -53,8 +53,8 @@ fn supply() -> MutexGuard<'static, Option<Supply>> {
     lock(&SUPPLY)
 }
 
-/// Asks for `bytes`. The segment may be shorter. All who ask together wait no longer than one of them for an answer that does not
-/// come.
+/// Asks for `bytes`. The segment may be shorter. All threads that ask together wait no longer than one of them for an answer
+/// that does not come.
 pub(super) fn ask(bytes: u64) -> Supplied {
     if lifecycle::is_forked() {
         return Supplied::Nobody;

@@ -115,7 +115,7 @@ impl Mapped {
         true
     }
 
-    /// Maps the object at reserved addresses of the program: what is on the card now, the rest when it comes.
+    /// Maps the object at reserved addresses of the program. The part on the card is mapped now, the rest when it comes.
     pub(crate) fn add_view(&self, at: CUdeviceptr) -> Result<(), CUresult> {
         let Some(program) = &self.program else { return Err(CUresult::INVALID_VALUE) };
         let _relaxed = Relaxed::begin();

@@ -95,7 +95,7 @@ pub(super) fn evict(device: &'static Device, bytes: u64, report: &dyn Fn()) -> u
     bytes.saturating_sub(moved.left + lost)
 }
 
-/// The rate is that of what was copied.
+/// The rate counts the copied bytes alone.
 fn log_moved(what: &str, bytes: u64, copied: u64, took: Duration) {
     let (mib, seconds, rate) = (bytes / MIB, took.as_secs_f64(), gib_per_second(copied, took));
     if copied == bytes {

@@ -16,7 +16,7 @@ fn reach(count: &AtomicU32, value: u32) {
     }
 }
 
-/// Alone on its cache line: a store to it leaves the processor late, and a load of what was read before is at once there.
+/// Alone on its cache line: a store to it leaves the processor late. A load of a line that was read before returns at once.
 #[repr(align(128))]
 struct Apart<T>(T);
 

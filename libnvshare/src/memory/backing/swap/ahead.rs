@@ -81,14 +81,14 @@ pub(super) fn foresee_eviction() {
     }
 }
 
-/// Gives back in the background what the host keeps for nothing, if that may be a segment or more.
+/// Gives unneeded memory of the host back in the background, if that may be a segment or more.
 pub(super) fn tidy() {
     if host_pool::may_shrink() {
         order(Task::Tidy, 0);
     }
 }
 
-/// Gives back in the background, to the scheduler, what the host has of memory that is on the card.
+/// Gives the host's copies of memory that is on the card back to the scheduler, in the background.
 pub(super) fn give_way(bytes: u64) {
     order(Task::Tidy, bytes);
 }

@@ -1,4 +1,4 @@
-//! Chunks that move: who may move one, and the copies of its granules.
+//! Chunks that move: how a move takes one and ends, and the copies of its granules.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -161,14 +161,14 @@ impl Queue {
         self.flights.is_empty()
     }
 
-    /// Lands the first chunks under way that an event tells of. Returns whether the first one is known to have arrived, or never will.
+    /// Looks at the event that tells of the first chunk. Returns whether that chunk has arrived, or never will.
     pub(super) fn land_first(&mut self) -> bool {
         match self.flights.front().map(|first| &first.behind) {
             None => return false,
             Some(Behind::Nothing | Behind::Failed(_)) => return true,
             Some(Behind::Event(_) | Behind::Later(_)) => {}
         }
-        // One look at an event for each that is recorded, unless the link is busy.
+        // There is one look for each recorded event, unless the link is busy.
         if self.without_event > 0 && !self.is_full() {
             return false;
         }

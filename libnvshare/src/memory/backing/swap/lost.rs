@@ -20,7 +20,7 @@ use crate::work::contexts::Context;
 /// Memory is given up after this time, if the error is one that may pass.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A context of which memory does not come back.
+/// A context whose memory does not come back.
 #[derive(Debug)]
 struct Failing {
     context: Arc<Context>,
@@ -36,7 +36,7 @@ pub(super) fn note(context: &Arc<Context>, error: CUresult) {
     let now = Instant::now();
     let mut all = lock(&FAILING);
     if let Some(failing) = all.iter_mut().find(|failing| Arc::ptr_eq(&failing.context, context)) {
-        // Between two turns nothing is tried.
+        // Nothing is tried between two turns, so that time does not count.
         let since = if now - failing.last < PATIENCE { failing.since } else { now };
         (failing.error, failing.since, failing.last) = (error, since, now);
     } else {
@@ -49,7 +49,7 @@ pub(super) fn forget(context: &Arc<Context>) {
     lock(&FAILING).retain(|failing| !Arc::ptr_eq(&failing.context, context));
 }
 
-/// Gives up what is away of a device's contexts, where it cannot come back. Nothing of it may be on its way.
+/// Gives up the absent memory of a device's contexts, where it cannot come back. None of it may be on its way.
 pub(super) fn give_up(device: &Device) {
     let is_over = |failing: &Failing| {
         failing.error.ends_all_work() || failing.last.duration_since(failing.since) >= PATIENCE
@@ -83,7 +83,7 @@ fn give_up_in(context: &Arc<Context>, device: &Device, error: CUresult) {
     });
     // Memory that is on the card is not copied any more.
     pin_context(context, device, error);
-    // An eviction may have found it before any memory was away.
+    // An eviction may have met the error before any memory was away.
     if bytes > 0 {
         context.fail(error);
         log::error(format_args!(

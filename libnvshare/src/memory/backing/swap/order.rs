@@ -1,7 +1,7 @@
 //! In which order chunks move.
 //!
-//! Which chunks leave follows from the list of allocations alone: so it is the same ones each time. In which order these leave
-//! does not. A chunk that is zero, or has not changed, makes room at once. The memory of the next client can come while other
+//! The list of allocations alone says which chunks leave, so they are the same each time. Their order follows from their
+//! contents. A chunk that is zero, or has not changed, makes room at once. The memory of the next client can come while other
 //! chunks are copied out, so such a chunk does not wait behind them. Chunks that come back are copied as fast as the link
 //! carries them, and chunks that need no copy come meanwhile.
 
@@ -35,7 +35,7 @@ impl Order {
         if place.copied > 0 { &mut self.copied } else { &mut self.others }.push_back(place);
     }
 
-    /// The chunk that moves next. If the link is `busy`, that is one that needs no copy, as long as there is one.
+    /// The chunk that moves next. While the link is `busy`, a chunk that needs no copy comes first.
     pub(super) fn next(&mut self, busy: bool) -> Option<Place> {
         let [first, second] = if busy || self.copied.is_empty() {
             [&mut self.others, &mut self.copied]
@@ -51,7 +51,8 @@ impl Order {
     }
 }
 
-/// The chunks that leave if `wanted` bytes of a device have to. Those of which the least has to be copied make room soonest.
+/// The chunks that leave if `wanted` bytes of a device have to. Chunks with the least to copy come first, as they make room
+/// soonest.
 pub(super) fn leaving(device: &Device, wanted: u64, looked: &Looked) -> Order {
     let (mut order, mut left) = (Order::default(), wanted);
     'all: for allocation in allocations::of_device(device.ordinal) {

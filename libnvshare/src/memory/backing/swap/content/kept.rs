@@ -90,7 +90,8 @@ fn each_on_card(mut each: impl FnMut(&mut Chunk)) {
     });
 }
 
-/// Whether the copy of a piece is not needed for what leaves now: what was seen of the piece, if its chunk leaves.
+/// Whether the chunks that leave now do not need the copy of a piece. `seen` is the answer about the piece, if its chunk
+/// leaves.
 fn is_spare(leaves: bool, seen: Option<Seen>) -> bool {
     !leaves || seen == Some(Seen::Zero)
 }

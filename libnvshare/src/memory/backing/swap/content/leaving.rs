@@ -67,7 +67,7 @@ pub(in super::super) struct Leaving {
 }
 
 impl Leaving {
-    /// A chunk of `bytes` at an address begins to leave; `had`: what the host had of it. If the host has no room for the
+    /// A chunk of `bytes` at an address begins to leave; `had` are the host's copies of it. If the host has no room for the
     /// copies, those that are current are returned with the reason.
     pub(in super::super) fn begin(
         context: &Arc<Context>,
@@ -129,7 +129,7 @@ impl Leaving {
         })
     }
 
-    /// The chunk stays on the card: what it had on the host is given up.
+    /// The chunk stays on the card: its copies on the host are given up.
     pub(in super::super) fn give_up(self) {
         let current = |granule: &Granule| match granule.fate {
             Fate::Unchanged(slot, _) => Some(slot),
