@@ -1,20 +1,24 @@
 //! The limits of the seat, if the process is in a container that has one: a file that the scheduler keeps beside the seat's socket.
 //!
 //! The file is read without the scheduler, so limits hold while that is away. A file that is there and cannot be followed is an
-//! error: limits fail closed.
+//! error, and so is a seat without one: limits fail closed.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
+use nvshare_proto::SeatName;
 use nvshare_proto::env as names;
-use nvshare_proto::paths::{SEAT_LIMITS, SYSTEM_SOCKET};
+use nvshare_proto::paths::{SEAT_LIMITS, SEATS, SYSTEM_SOCKET};
 
 /// Longest file that is read, in bytes.
 const LONGEST: u64 = 4096;
 /// The variables that a seat's file may set.
 const LIMITS: [&str; 5] =
     [names::MEM_LIMIT, names::COMPUTE_LIMIT, names::HAMI_POLICY, names::WEIGHT, names::PRIORITY];
+
+/// The kernel's list of what is mounted where, as the process sees it.
+const MOUNTS: &str = "/proc/self/mountinfo";
 
 /// A seat's limits as variables and values.
 pub(crate) type Limits = Vec<(String, String)>;
@@ -24,17 +28,43 @@ pub(crate) type Limits = Vec<(String, String)>;
 /// # Errors
 /// The file's path, and the reason why it cannot be followed.
 pub(crate) fn limits(socket: &Path) -> Result<Option<Limits>, (String, String)> {
+    // Without `/proc` it is not known whether there is a seat.
+    limits_where(socket, || fs::read_to_string(MOUNTS).unwrap_or_default())
+}
+
+/// The same, with the kernel's list of mounts.
+fn limits_where(socket: &Path, mounts: impl FnOnce() -> String) -> Result<Option<Limits>, (String, String)> {
     // A program may name another socket, and stays within the limits of its seat.
     let fixed = Path::new(SYSTEM_SOCKET).with_file_name(SEAT_LIMITS);
     let beside = socket.with_file_name(SEAT_LIMITS);
-    for path in [fixed, beside] {
-        if fs::symlink_metadata(&path).is_ok() {
+    for path in [&fixed, &beside] {
+        if fs::symlink_metadata(path).is_ok() {
             let failed = |reason: String| (path.display().to_string(), reason);
-            let text = read(&path).map_err(|error| failed(error.to_string()))?;
+            let text = read(path).map_err(|error| failed(error.to_string()))?;
             return parse(&text).map(Some).map_err(failed);
         }
     }
-    Ok(None)
+    match mounted(&mounts()) {
+        Some(seat) => {
+            let reason =
+                format!("this container has seat {seat}, and no scheduler has written its limits yet");
+            Err((fixed.display().to_string(), reason))
+        }
+        None => Ok(None),
+    }
+}
+
+/// The seat whose folder is mounted, by the kernel's list: a mount's fourth field says which folder of its file system is mounted
+/// (`proc_pid_mountinfo(5)`). Neither a variable nor an empty folder hides that.
+fn mounted(list: &str) -> Option<SeatName> {
+    let of_seats = Path::new(SEATS).file_name();
+    list.lines().find_map(|line| {
+        // The kernel writes this behind a folder that was removed.
+        let folder = line.split(' ').nth(3)?;
+        let folder = Path::new(folder.strip_suffix("//deleted").unwrap_or(folder));
+        let name = folder.file_name()?.to_str()?.parse().ok()?;
+        (folder.parent()?.file_name() == of_seats).then_some(name)
+    })
 }
 
 fn read(path: &Path) -> io::Result<String> {
@@ -66,6 +96,35 @@ mod tests {
         for wrong in ["\n", "NVSHARE_MEM_LIMIT", "NVSHARE_MEM_LIMIT=", "NVSHARE_MEMORY=off", "LD_PRELOAD=x"] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn the_kernel_says_that_a_folder_is_that_of_a_seat() {
+        let name = "dabc7573cefc8f50";
+        let mount = |root: &str| format!("621 598 0:26 {root} /run/nvshare ro,nosuid,nodev - tmpfs tmpfs rw");
+        let list = |root: &str| format!("598 1 0:55 / / rw - overlay overlay rw\n{}\n", mount(root));
+        for root in ["/nvshare-seats", "/run/nvshare-seats", "/@/var/run/nvshare-seats"] {
+            let seat = Some(name.parse().unwrap());
+            assert_eq!(mounted(&list(&format!("{root}/{name}"))), seat);
+            assert_eq!(mounted(&list(&format!("{root}/{name}//deleted"))), seat);
+        }
+        for root in [
+            "/nvshare-seats",
+            "/nvshare",
+            "/nvshare-seats/.new",
+            "/other/dabc7573cefc8f50",
+            "/nvshare-seats/dabc/x",
+        ] {
+            assert_eq!(mounted(&list(root)), None, "{root}");
+        }
+        assert_eq!((mounted(""), mounted("\n36 35\n")), (None, None));
+
+        // A container that started before the scheduler: its folder is empty.
+        let (socket, seats) = (Path::new("/nowhere/scheduler.sock"), list(&format!("/nvshare-seats/{name}")));
+        let (path, why) = limits_where(socket, || seats).unwrap_err();
+        assert_eq!(path, "/var/run/nvshare/limits");
+        assert!(why.starts_with(&format!("this container has seat {name}, and no scheduler")), "{why}");
+        assert_eq!(limits_where(socket, || list("/nvshare")), Ok(None));
     }
 
     #[test]
