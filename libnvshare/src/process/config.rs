@@ -42,8 +42,8 @@ pub(crate) struct Config {
     device_compute_limits: Vec<(usize, u8)>,
     /// The limits of the container's seat, which its programs can lower and not raise.
     seat: Option<Seat>,
-    /// The process's share of the GPUs' time, as far as it asks for one.
-    pub(crate) asked: Asked,
+    /// The process's own wish for a share of the GPUs' time.
+    asked: Asked,
     pub(crate) memory: MemoryMode,
     pub(crate) content: Content,
     /// One program may allocate more than the GPU has.
@@ -57,13 +57,14 @@ pub(crate) struct Config {
     pub(crate) log: Level,
 }
 
-/// The limits of a seat, on each device.
+/// The limits of a seat, on each device, and its share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seat {
     /// In bytes.
     limit: Option<u64>,
     /// In per cent.
     compute_limit: Option<u8>,
+    asked: Asked,
 }
 
 /// The reason why the environment cannot be followed.
@@ -95,21 +96,38 @@ impl Config {
         least(own, self.seat.as_ref().and_then(|seat| seat.compute_limit))
     }
 
-    /// Takes the seat's limits where they are narrower than the program's own.
+    /// The process's share of the GPUs' time, as far as it asks for one, or its seat sets one: the narrower of the two.
+    pub(crate) fn asked(&self) -> Asked {
+        let mut asked = self.asked.clone();
+        if let Some(Seat { asked: seat, .. }) = &self.seat {
+            let strictness = |enforcement| match enforcement {
+                Enforcement::Disable => 0,
+                Enforcement::Default => 1,
+                Enforcement::Force => 2,
+            };
+            if strictness(seat.enforcement) > strictness(asked.enforcement) {
+                asked.enforcement = seat.enforcement;
+            }
+            asked.weight = least(asked.weight, seat.weight);
+            asked.priority = least(asked.priority, seat.priority);
+        }
+        asked
+    }
+
+    /// Keeps to these limits of a seat, and to no others.
     fn keep_to(&mut self, limits: seat::Limits) -> Result<(), Error> {
         let seat = Self::parse(limits.into_iter())?;
-        let strictness = |enforcement| match enforcement {
-            Enforcement::Disable => 0,
-            Enforcement::Default => 1,
-            Enforcement::Force => 2,
-        };
-        if strictness(seat.asked.enforcement) > strictness(self.asked.enforcement) {
-            self.asked.enforcement = seat.asked.enforcement;
-        }
-        self.asked.weight = least(self.asked.weight, seat.asked.weight);
-        self.asked.priority = least(self.asked.priority, seat.asked.priority);
-        self.seat = Some(Seat { limit: seat.limit(0), compute_limit: seat.compute_limit(0) });
+        let (limit, compute_limit) = (seat.limit(0), seat.compute_limit(0));
+        self.seat = Some(Seat { limit, compute_limit, asked: seat.asked });
         Ok(())
+    }
+
+    /// These settings with the limits that the process's seat has now, which may have changed since they were read. None: there is no
+    /// seat, or its limits cannot be read.
+    pub(crate) fn in_its_seat_now(&self) -> Option<Self> {
+        let mut now = self.clone();
+        now.keep_to(seat::limits(socket()).ok()??).ok()?;
+        Some(now)
     }
 
     fn parse(variables: impl Iterator<Item = (String, String)>) -> Result<Self, Error> {
@@ -421,7 +439,7 @@ mod tests {
         let in_seat = |variables: &[(&str, &str)]| {
             let mut config = parse(variables).unwrap();
             config.keep_to(seat.map(|(n, v)| (n.to_owned(), v.to_owned())).to_vec()).unwrap();
-            let Asked { weight, enforcement, .. } = config.asked;
+            let Asked { weight, enforcement, .. } = config.asked();
             (config.limit(0), config.compute_limit(0), weight, enforcement)
         };
         let whole = (Some(4 * GIB), Some(50), Some(100), Enforcement::Default);
@@ -440,6 +458,15 @@ mod tests {
             ("GPU_CORE_UTILIZATION_POLICY", "force"),
         ];
         assert_eq!(in_seat(&lower), (Some(GIB), Some(20), Some(1), Enforcement::Force));
+        // What the seat sets later stands in place of what it set before, and what the program wishes stays.
+        let mut config = parse(&[("NVSHARE_WEIGHT", "80")]).unwrap();
+        for (weight, limit, has) in
+            [("50", "1GiB", (Some(50), Some(GIB))), ("90", "2GiB", (Some(80), Some(2 * GIB)))]
+        {
+            let seat = [("NVSHARE_WEIGHT", weight), ("NVSHARE_MEM_LIMIT", limit)];
+            config.keep_to(seat.map(|(n, v)| (n.to_owned(), v.to_owned())).to_vec()).unwrap();
+            assert_eq!((config.asked().weight, config.limit(0)), has);
+        }
     }
 
     #[test]

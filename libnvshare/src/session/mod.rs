@@ -106,14 +106,24 @@ fn run() {
     }
 }
 
-/// The share of the GPUs' time that the environment asks for.
+/// The share of the GPUs' time that the environment, or the seat, asks for.
+///
+/// A seat may have other limits by now than those that the process knows: an old one would look like a wish of its own.
 fn asked() -> Asked {
     let Ok(config) = config::get() else { return Asked::default() };
+    let ordinal = |device: &Device| usize::try_from(device.ordinal).ok();
+    let now = config.in_its_seat_now();
+    if let Some(now) = &now {
+        for device in devices::all() {
+            let limit = ordinal(device).and_then(|index| now.limit(index));
+            device.update_for_all(|account| account.set_allocation_limit(limit));
+        }
+    }
+    let config = now.as_ref().unwrap_or(config);
     let limit = |device: &Device| {
-        let percent = config.compute_limit(usize::try_from(device.ordinal).ok()?)?;
-        Some(ComputeLimit { gpu: device.uuid, percent })
+        Some(ComputeLimit { gpu: device.uuid, percent: config.compute_limit(ordinal(device)?)? })
     };
-    Asked { compute: devices::all().filter_map(limit).collect(), ..config.asked.clone() }
+    Asked { compute: devices::all().filter_map(limit).collect(), ..config.asked() }
 }
 
 /// The session's thread: it waits for events and passes them to the session.
@@ -176,6 +186,8 @@ impl Thread {
         match Wire::connect(self.library.version) {
             Ok(wire) => {
                 self.library.wire = Some(wire);
+                // It may change the limits, which are registered.
+                let asked = asked();
                 let (gate, usage) = self.tell(Session::register);
                 let register = Register {
                     pid: std::process::id(),
@@ -185,7 +197,7 @@ impl Thread {
                     returns: self.registered,
                     run: config::run(),
                     usage,
-                    asked: asked(),
+                    asked,
                 };
                 self.tell(|_, library, _| library.send(&Request::Register(register)));
                 if let Some(held) = supply::connected() {

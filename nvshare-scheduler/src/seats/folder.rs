@@ -37,8 +37,10 @@ impl Root {
         make_folder(&self.0, 0o700)?;
         make_folder(&self.workshop(), 0o700)?;
         let is_new = make_folder(&folder, 0o755)?;
-        let made = bind_from(&self.workshop(), &folder.join(SEAT_SOCKET), 0o666)
-            .and_then(|bound| self.write_limits(name, given).map(|()| bound));
+        // Who finds the socket finds the limits as well.
+        let made = self
+            .write_limits(name, given)
+            .and_then(|()| bind_from(&self.workshop(), &folder.join(SEAT_SOCKET), 0o666));
         if made.is_err() && is_new {
             let _ = fs::remove_dir_all(&folder);
         }

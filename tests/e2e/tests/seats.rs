@@ -327,6 +327,50 @@ fn seats_are_there_again_after_a_restart_with_their_limits_and_clients() {
 }
 
 #[test]
+fn a_client_that_returns_after_its_seat_has_changed_has_the_new_limits() {
+    let world = World::simulated(CARDS);
+    let places = Places::of(&world);
+    let scheduler = places.start(&world);
+    let given = Given { weight: Some(50), compute: Some(40), ..memory(512 * MIB) };
+    let name = make(&world, &seat(0, 0, given));
+    let job = Program::workload(&world, "job", HOLDING).until_told().waits_for_go();
+    let job = job.env("NVSHARE_SOCKET", &text(&places.socket(name))).start();
+    let frugal = Program::workload(&world, "frugal", "--memory 64MiB --block 64MiB --kernel-us 1000");
+    let frugal = frugal.env("NVSHARE_SOCKET", &text(&places.socket(name))).env("NVSHARE_MEM_LIMIT", "256MiB");
+    let frugal = frugal.until_told().waits_for_go().start();
+    Running::go(&[&job, &frugal]);
+    let has = |job: &Running, bytes, weight, percent: Option<u8>| {
+        let what = format!("{bytes} bytes, weight {weight}, {percent:?} %");
+        Scheduler::until(&world, &what, |status| {
+            status.find(job.pid()).is_some_and(|client| {
+                let limits: Vec<u64> = client.usage.iter().map(|usage| usage.limit).collect();
+                let compute = client.share.compute.first().map(|limit| limit.percent);
+                limits == [bytes] && (client.share.weight, compute) == (weight, percent)
+            })
+        });
+    };
+    has(&job, 512 * MIB, 50, Some(40));
+    // A change while they run, and one that they meet when they are back: raised, and lowered.
+    let mut scheduler = scheduler;
+    for (live, at_rest) in [((640, 60), (768, 70)), ((832, 80), (320, 30))] {
+        make(&world, &seat(0, 0, Given { weight: Some(live.1), ..memory(live.0 * MIB) }));
+        has(&job, live.0 * MIB, live.1, None);
+        scheduler.kill();
+        let record = world.dir().join("nvshare-state.seats").join(name.to_string());
+        let old = std::fs::read_to_string(&record).expect("a record");
+        let new = old
+            .replace(&format!("memory = {}", live.0 * MIB), &format!("memory = {}", at_rest.0 * MIB))
+            .replace(&format!("weight = {}", live.1), &format!("weight = {}", at_rest.1));
+        assert_ne!(old, new);
+        std::fs::write(&record, new).expect("a file");
+        scheduler = places.start(&world);
+        has(&job, at_rest.0 * MIB, at_rest.1, None);
+        has(&frugal, 256 * MIB, at_rest.1, None);
+    }
+    world.stop_intact([job, frugal]);
+}
+
+#[test]
 fn a_folder_that_is_removed_comes_back() {
     let world = World::simulated(CARDS);
     let places = Places::of(&world);
