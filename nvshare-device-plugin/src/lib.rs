@@ -1,6 +1,7 @@
 //! The device plugin of Kubernetes for `nvshare.com/gpu`: each GPU has slots, and a container that asks for one gets a seat at the scheduler.
 //!
-//! What is decided is in modules without IO: [`devices`], [`allocate`], [`preferred`], [`cdi`], [`nvidia`]. Around them: the kubelet
+//! What is decided is in modules without IO: [`devices`], [`allocate`], [`preferred`], [`cdi`], [`nvidia`], [`checkpoint`],
+//! [`unused`]. Around them: the kubelet
 //! ([`kubelet`], [`grpc`]), the scheduler and the pods ([`upkeep`], [`pods`]), and files ([`files`], [`records`], [`specifications`],
 //! [`cards`]). [`plugin`] holds them together.
 
@@ -10,6 +11,7 @@ pub mod allocate;
 pub mod api;
 pub mod cards;
 pub mod cdi;
+pub mod checkpoint;
 pub mod devices;
 pub mod files;
 pub mod grpc;
@@ -22,4 +24,5 @@ pub mod preferred;
 pub mod records;
 pub mod run;
 pub mod specifications;
+pub mod unused;
 pub mod upkeep;

@@ -78,6 +78,10 @@ pub struct Options {
     #[arg(long, value_name = "DIR", default_value = "/var/lib/nvshare")]
     pub state: PathBuf,
 
+    /// A seat of several slots goes when no container has had it for so many seconds
+    #[arg(long, value_name = "SECONDS", default_value = "600", hide = true)]
+    pub keep_unused: u64,
+
     /// Folder of specifications of CDI devices that an administrator makes
     #[arg(long, value_name = "DIR", default_value = "/etc/cdi", hide = true)]
     pub etc_cdi: PathBuf,

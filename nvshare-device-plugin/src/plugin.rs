@@ -1,11 +1,12 @@
 //! The plugin: what it knows, and its answers to the kubelet.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nvshare_admin::{Error, Scheduler};
 use nvshare_proto::cdi::KIND;
-use nvshare_proto::{AdminRequest, GpuUuid, Seat, SeatName, Slot};
+use nvshare_proto::{AdminRequest, GpuUuid, Seat, SeatName, Seldom, Slot};
 use tokio::sync::{Notify, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
@@ -18,17 +19,21 @@ use crate::api::{
     self, AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, DevicePluginOptions,
     Empty, ListAndWatchResponse, PreferredAllocationRequest, PreferredAllocationResponse,
 };
+use crate::checkpoint;
 use crate::devices::Card;
 use crate::grpc::{self, Answer, Call};
 use crate::nvidia::Found;
 use crate::options::{Options, Strategy};
 use crate::records::Records;
 use crate::specifications::Specifications;
+use crate::unused::Unused;
 use crate::{allocate, cdi, devices, files, nvidia, preferred};
 
 /// So long a seat is asked for while no scheduler answers, and how often: a scheduler that is replaced is away for a moment, and the kubelet
 /// fails a pod for ever.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(12), Duration::from_millis(250));
+
+static NOT_REMOVED: Seldom = Seldom::new(|text| warn!("{text}"));
 
 /// What the plugin knows.
 #[derive(Debug)]
@@ -44,6 +49,7 @@ pub struct Plugin {
     /// Held while the scheduler is told of a seat and the record is made or read: both have the same limits afterwards.
     order: Arc<tokio::sync::Mutex<()>>,
     records: Mutex<Records>,
+    unused: Mutex<Unused>,
     specifications: Mutex<Specifications>,
     devices: watch::Sender<ListAndWatchResponse>,
 }
@@ -69,6 +75,7 @@ impl Plugin {
             allocated: Notify::new(),
             order: Arc::default(),
             records: Mutex::new(records),
+            unused: Mutex::default(),
             specifications: Mutex::new(Specifications::of(folders, cdi::FILE)),
             devices: watch::Sender::new(ListAndWatchResponse::default()),
             options,
@@ -123,6 +130,70 @@ impl Plugin {
         // The record is locked while it is written to the disk.
         let read = move || lock(&plugin.records).seats().keys().copied().collect();
         spawn_blocking(read).await.unwrap_or_default()
+    }
+
+    /// Makes the seats that the kubelet's record names and ours does not, which may have been lost or torn: the kubelet starts their containers
+    /// again with the answers that it has.
+    pub(crate) async fn restore(self: &Arc<Self>, given: &checkpoint::Seats) -> Result<(), Status> {
+        let known: BTreeSet<SeatName> = self.seats().await.into_iter().collect();
+        let is_ours =
+            |slots: &[Slot]| slots.iter().all(|slot| self.cards.iter().any(|card| card.gpu == slot.gpu));
+        let lost = given.iter().filter(|(name, slots)| !known.contains(name) && is_ours(slots));
+        let lost: Vec<_> = lost.collect();
+        for (name, slots) in &lost {
+            self.give(Seat { slots: (*slots).clone(), given: self.options.given() }).await?;
+            warn!("seat {name}, which a container has, was not recorded any more; it is again");
+        }
+        if lost.is_empty() { Ok(()) } else { self.publish_soon().await }
+    }
+
+    /// Removes the seats that no container has had for a while. `held`: those that containers have now.
+    pub(crate) async fn retire(self: &Arc<Self>, held: BTreeSet<SeatName>) -> Result<(), Status> {
+        let patience = Duration::from_secs(self.options.keep_unused);
+        let plugin = Arc::clone(self);
+        let look = move || {
+            let may_go = plugin.seats_that_may_go();
+            let (mut unused, now) = (lock(&plugin.unused), std::time::Instant::now());
+            unused.look(may_go, &held, now);
+            unused.over(patience, now)
+        };
+        let over = spawn_blocking(look).await.unwrap_or_default();
+        let mut gone = 0;
+        for name in over {
+            let plugin = Arc::clone(self);
+            let remove = move || {
+                // It may have been given out since.
+                if !lock(&plugin.unused).is_over(name, patience, std::time::Instant::now()) {
+                    return Ok(false);
+                }
+                // Where this fails, it is tried again after as long.
+                lock(&plugin.unused).keep(name);
+                let removed = plugin.scheduler.change(AdminRequest::RemoveSeat(name));
+                removed.map_err(|error| error.to_string())?;
+                lock(&plugin.records).remove(name).map(|()| true)
+            };
+            match self.in_order(remove).await {
+                Some(Ok(is_gone)) => gone += usize::from(is_gone),
+                Some(Err(error)) => NOT_REMOVED.say(format_args!("seat {name} stays: {error}")),
+                None => {}
+            }
+        }
+        if gone == 0 {
+            return Ok(());
+        }
+        info!("seats that are removed, as no container has had them for {} s: {gone}", patience.as_secs());
+        self.publish_soon().await
+    }
+
+    /// All seats but the single slots that are offered, whose devices are there ahead. It waits for the disk.
+    fn seats_that_may_go(&self) -> Vec<SeatName> {
+        let is_offered = |slots: &[Slot]| {
+            let [slot] = slots else { return false };
+            slot.number < self.options.slots && self.cards.iter().any(|card| card.gpu == slot.gpu)
+        };
+        let records = lock(&self.records);
+        let may_go = records.seats().iter().filter(|(_, seat)| !is_offered(&seat.slots));
+        may_go.map(|(&name, _)| name).collect()
     }
 
     /// Asks the scheduler for these seats again, with the limits that are recorded: containers that start again mount their folders, whatever
@@ -193,6 +264,11 @@ impl Plugin {
         Ok(())
     }
 
+    async fn publish_soon(self: &Arc<Self>) -> Result<(), Status> {
+        let plugin = Arc::clone(self);
+        blocking(move || plugin.publish().map_err(Status::internal)).await
+    }
+
     /// Gives seats out.
     async fn allocate(self: &Arc<Self>, request: AllocateRequest) -> Result<AllocateResponse, Status> {
         let plugin = Arc::clone(self);
@@ -200,8 +276,7 @@ impl Plugin {
         for (slots, _) in &asked {
             self.give(Seat { slots: slots.clone(), given: self.options.given() }).await?;
         }
-        let plugin = Arc::clone(self);
-        blocking(move || plugin.publish().map_err(Status::internal)).await?;
+        self.publish_soon().await?;
         self.allocated.notify_one();
         let responses = asked.iter().map(|(slots, names)| allocate::response(slots, names, &self.options));
         Ok(AllocateResponse { container_responses: responses.collect() })
@@ -234,6 +309,7 @@ impl Plugin {
         loop {
             let (plugin, seat) = (Arc::clone(self), seat.clone());
             let make = move || {
+                lock(&plugin.unused).keep(seat.name());
                 let made = plugin.scheduler.change(AdminRequest::Seat(seat.clone()));
                 made.map(|_| lock(&plugin.records).add(seat).map_err(Status::internal))
             };

@@ -1,6 +1,8 @@
 //! Whose the seats are: the kubelet says which container has which devices, and the scheduler is told.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +14,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::api::{Empty, LIST_PODS, ListPodResourcesResponse};
+use crate::checkpoint;
 use crate::grpc::Client;
 use crate::plugin::Plugin;
 
@@ -25,11 +28,41 @@ const MOST: usize = 100;
 
 static NO_PODS: Seldom = Seldom::new(|text| info!("{text}"));
 static NOT_TOLD: Seldom = Seldom::new(|text| warn!("{text}"));
+static NO_RECORD: Seldom = Seldom::new(|text| warn!("{text}"));
+static NOT_MADE: Seldom = Seldom::new(|text| warn!("{text}"));
 
 /// Seats and the containers that have them.
 pub type Holders = BTreeMap<SeatName, Holder>;
 /// A seat, and the container that has it now.
 pub type Change = (SeatName, Option<Holder>);
+
+/// A kubelet that starts again knows no pods for a while: so many looks in a row do not find a container that is gone.
+const MISSES: u32 = 5;
+
+/// Which containers have seats, over several looks.
+#[derive(Debug, Default)]
+pub struct Held {
+    now: Holders,
+    missed: BTreeMap<SeatName, u32>,
+}
+
+impl Held {
+    /// Takes a look into account. Returns which containers have seats.
+    pub fn look(&mut self, listed: Holders) -> &Holders {
+        let before = std::mem::replace(&mut self.now, listed);
+        let missed = std::mem::take(&mut self.missed);
+        for (seat, holder) in
+            before.into_iter().filter(|(seat, _)| !self.now.contains_key(seat)).collect::<Vec<_>>()
+        {
+            let misses = missed.get(&seat).map_or(1, |misses| misses + 1);
+            if misses < MISSES {
+                self.missed.insert(seat, misses);
+                self.now.insert(seat, holder);
+            }
+        }
+        &self.now
+    }
+}
 
 /// Which container has which seat.
 #[must_use]
@@ -74,16 +107,19 @@ pub async fn tell(plugin: Arc<Plugin>, boot: watch::Receiver<Option<u64>>) {
     let mut kubelet = None;
     // What was told, and to which run of the scheduler.
     let mut told: Option<(u64, Holders)> = None;
+    let mut held = Held::default();
     loop {
         let run = *boot.borrow();
         if let Some(run) = run {
             match list(&mut kubelet, &socket).await {
                 Ok(pods) => {
-                    let now = holders(&pods, &plugin.options.resource);
+                    let listed = holders(&pods, &plugin.options.resource);
+                    keep_in_step(&plugin, &listed).await;
+                    let now = held.look(listed);
                     let known = told.take_if(|(to, _)| *to == run).map(|(_, known)| known);
-                    let changes = changes(known.as_ref(), &now, &plugin.seats().await);
+                    let changes = changes(known.as_ref(), now, &plugin.seats().await);
                     told = match send(&plugin, changes).await {
-                        Ok(()) => Some((run, now)),
+                        Ok(()) => Some((run, now.clone())),
                         Err(error) => {
                             NOT_TOLD.say(format_args!(
                                 "the scheduler is not told which pods have seats: {error}"
@@ -105,6 +141,35 @@ pub async fn tell(plugin: Arc<Plugin>, boot: watch::Receiver<Option<u64>>) {
             () = sleep(LOOK_EVERY) => {}
             () = plugin.allocated.notified() => sleep(SETTLE).await,
         }
+    }
+}
+
+/// Makes seats that the kubelet's record names and that are not there, and removes those that nobody has. Without the record, or where it does not
+/// name what the kubelet itself lists, nothing is removed.
+async fn keep_in_step(plugin: &Arc<Plugin>, listed: &Holders) {
+    let path = plugin.options.kubelet.join("device-plugins").join(checkpoint::FILE);
+    let (resource, from) = (plugin.options.resource.clone(), path.clone());
+    let read = move || match fs::read_to_string(from) {
+        Ok(text) => checkpoint::seats(&text, &resource).map(Some),
+        // Nothing was given out yet.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.to_string()),
+    };
+    let given = match spawn_blocking(read).await {
+        Ok(Ok(Some(given))) => given,
+        Ok(Err(error)) => {
+            return NO_RECORD.say(format_args!("{}: {error}; no seat is removed", path.display()));
+        }
+        _ => return,
+    };
+    let restored = plugin.restore(&given).await;
+    let done = if listed.keys().all(|seat| given.contains_key(seat)) {
+        restored.and(plugin.retire(given.into_keys().collect()).await)
+    } else {
+        restored
+    };
+    if let Err(status) = done {
+        NOT_MADE.say(format_args!("the seats are not as the kubelet has them: {}", status.message()));
     }
 }
 
@@ -169,6 +234,26 @@ mod tests {
         let both = SeatName::of(&[slot(1, 0), slot(2, 1)]);
         let one = SeatName::of(&[slot(1, 2)]);
         assert_eq!(found, Holders::from([(both, holder("both")), (one, holder("one"))]));
+    }
+
+    #[test]
+    fn a_container_is_gone_when_several_looks_do_not_find_it() {
+        let [a, b] = [1, 2].map(|number| SeatName::of(&[slot(1, number)]));
+        let of = |pairs: &[(SeatName, &str)]| -> Holders {
+            pairs.iter().map(|&(seat, name)| (seat, holder(name))).collect()
+        };
+        let both = of(&[(a, "x"), (b, "y")]);
+        let mut held = Held::default();
+        assert_eq!(*held.look(both.clone()), both);
+        // The kubelet starts again, twice.
+        for misses in [MISSES - 1, MISSES - 1] {
+            (0..misses).for_each(|_| assert_eq!(*held.look(Holders::new()), both));
+            assert_eq!(*held.look(both.clone()), both);
+        }
+        // Another container has a seat at once.
+        let other = of(&[(a, "z")]);
+        (1..MISSES).for_each(|_| assert_eq!(*held.look(other.clone()), of(&[(a, "z"), (b, "y")])));
+        assert_eq!(*held.look(other.clone()), other);
     }
 
     #[test]

@@ -56,17 +56,32 @@ impl Records {
     /// # Errors
     /// The file cannot be written; then nothing has changed.
     pub fn add(&mut self, seat: Seat) -> Result<(), String> {
-        let name = seat.name();
-        if self.seats.get(&name) == Some(&seat) {
+        self.set(seat.name(), Some(seat))
+    }
+
+    /// Removes a seat, if it is there. It is not in the file when this returns.
+    ///
+    /// # Errors
+    /// As for [`Records::add`].
+    pub fn remove(&mut self, name: SeatName) -> Result<(), String> {
+        self.set(name, None)
+    }
+
+    fn set(&mut self, name: SeatName, seat: Option<Seat>) -> Result<(), String> {
+        if self.seats.get(&name) == seat.as_ref() {
             return Ok(());
         }
-        let old = self.seats.insert(name, seat);
-        files::replace(&self.path, format(&self.seats).as_bytes()).map(drop).inspect_err(|_| {
-            match old {
-                Some(old) => self.seats.insert(name, old),
-                None => self.seats.remove(&name),
-            };
-        })
+        let old = put(&mut self.seats, name, seat);
+        files::replace(&self.path, format(&self.seats).as_bytes())
+            .map(drop)
+            .inspect_err(|_| drop(put(&mut self.seats, name, old)))
+    }
+}
+
+fn put(seats: &mut Seats, name: SeatName, seat: Option<Seat>) -> Option<Seat> {
+    match seat {
+        Some(seat) => seats.insert(name, seat),
+        None => seats.remove(&name),
     }
 }
 

@@ -178,6 +178,83 @@ async fn a_set_of_gpus_outlives_the_plugin_and_the_machines_start() {
 }
 
 #[tokio::test]
+async fn a_set_that_no_container_may_have_again_is_removed() {
+    let mut machine = Machine::new();
+    let scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    let plugin = machine.start("--multi-gpu --keep-unused 3");
+    kubelet.registered(1).await;
+    let [init, app, other, late] = [
+        vec![slot(A, 0), slot(B, 0)],
+        vec![slot(A, 0)],
+        vec![slot(A, 1), slot(B, 1)],
+        vec![slot(A, 2), slot(B, 2)],
+    ];
+    let has = |machine: &Machine, slots: &[Slot]| {
+        machine.devices().iter().any(|(name, _)| ours(slots).ends_with(name.as_str()))
+    };
+    // The init container of the first pod is in no list; the kubelet may start it again.
+    kubelet.allocate(&[&init]).await.unwrap();
+    kubelet.allocate(&[&app]).await.unwrap();
+    kubelet.allocate(&[&other]).await.unwrap();
+    kubelet.keep_answers(&[&init, &app, &other]);
+    kubelet.list_pods(&[("one", &app), ("other", &other)]);
+    sleep(Duration::from_secs(8)).await;
+    assert_eq!(scheduler.removed(), []);
+
+    // The other pod is gone.
+    kubelet.run_pods(&[("one", &app)]);
+    kubelet.keep_answers(&[&init, &app]);
+    let removed = async |times: usize| {
+        until("it is removed", || (scheduler.removed().len() >= times).then_some(())).await;
+        assert_eq!(scheduler.removed(), vec![SeatName::of(&other); times]);
+    };
+    removed(1).await;
+    until("its device is gone", || (!has(&machine, &other)).then_some(())).await;
+    assert!(has(&machine, &init) && has(&machine, &app));
+    machine.says(plugin, "seats that are removed, as no container has had them for 3 s: 1").await;
+    // It is there again for the next container.
+    kubelet.allocate(&[&other]).await.unwrap();
+    assert!(has(&machine, &other));
+    removed(2).await;
+
+    // What the kubelet lists is not in its record, so that is none to go by; and one that cannot be read is none.
+    kubelet.allocate(&[&late]).await.unwrap();
+    kubelet.list_pods(&[("late", &late)]);
+    let count = scheduler.removed().len();
+    sleep(Duration::from_secs(6)).await;
+    write(&machine.root.join("kubelet/device-plugins/kubelet_internal_checkpoint"), "{}");
+    machine.says(plugin, "no seat is removed").await;
+    kubelet.list_pods(&[]);
+    sleep(Duration::from_secs(6)).await;
+    assert_eq!(scheduler.removed().len(), count);
+    // While a process uses it, it stays.
+    scheduler.refuse(Some("seat is in use"));
+    kubelet.keep_answers(&[&init, &app]);
+    machine.says(plugin, "stays: seat is in use").await;
+    assert!(has(&machine, &late));
+    scheduler.refuse(None);
+    let both = count + 2;
+    until("it is tried again", || (scheduler.removed().len() >= both).then_some(())).await;
+    until("its device is gone", || (!has(&machine, &late)).then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_set_that_the_kubelet_has_and_the_record_lost_is_there_again() {
+    let mut machine = Machine::new();
+    let scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    let set = vec![slot(A, 4), slot(B, 4)];
+    kubelet.keep_answers(&[&set]);
+    let plugin = machine.start("--multi-gpu --slot-memory 2GiB");
+    machine.says(plugin, "was not recorded any more; it is again").await;
+    let given = Given { memory: Some(2 << 30), ..Given::default() };
+    assert_eq!(scheduler.seats(), [Seat { slots: set.clone(), given }]);
+    let is_there = || machine.devices().iter().any(|(name, _)| ours(&set).ends_with(name.as_str()));
+    until("its device is there", || is_there().then_some(())).await;
+}
+
+#[tokio::test]
 async fn a_kubelet_that_starts_again_finds_the_plugin() {
     let mut machine = Machine::new();
     let _scheduler = Scheduler::start(&machine.root, 1);

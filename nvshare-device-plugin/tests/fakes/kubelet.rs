@@ -10,8 +10,10 @@ use nvshare_device_plugin::api::{
     LIST_AND_WATCH, LIST_PODS, ListAndWatchResponse, ListPodResourcesResponse, OPTIONS, PREFERRED,
     PodResources, PreferredAllocationRequest, PreferredAllocationResponse, REGISTER, RegisterRequest,
 };
+use nvshare_device_plugin::checkpoint;
 use nvshare_device_plugin::grpc::{self, Answer, Call, Client};
 use nvshare_proto::Slot;
+use serde_json::json;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 use tonic::{Code, Status};
@@ -40,7 +42,11 @@ impl Kubelet {
     pub(crate) fn start(root: &Path) -> Self {
         let folder = root.join("kubelet/device-plugins");
         for entry in fs::read_dir(&folder).unwrap() {
-            fs::remove_file(entry.unwrap().path()).unwrap();
+            let path = entry.unwrap().path();
+            // Its own record stays.
+            if path.file_name() != Some(checkpoint::FILE.as_ref()) {
+                fs::remove_file(path).unwrap();
+            }
         }
         let pods = root.join("kubelet/pod-resources/kubelet.sock");
         let _ = fs::remove_file(&pods);
@@ -101,8 +107,29 @@ impl Kubelet {
         answer.container_responses.into_iter().next().unwrap().device_ids
     }
 
-    /// Says from now on that pods have these slots of the resource, one container each.
+    /// Says from now on that pods have these slots of the resource, one container each, and keeps their answers.
     pub(crate) fn run_pods(&self, pods: &[(&str, &[Slot])]) {
+        self.keep_answers(&pods.iter().map(|&(_, slots)| slots).collect::<Vec<_>>());
+        self.list_pods(pods);
+    }
+
+    /// Notes from now on that it keeps the answers for these containers.
+    pub(crate) fn keep_answers(&self, containers: &[&[Slot]]) {
+        let entry = |slots: &&[Slot]| {
+            let ids: Vec<String> = slots.iter().map(Slot::to_string).collect();
+            let node = json!({ "-1": ids });
+            json!({"PodUID": "u", "ContainerName": "c", "ResourceName": "nvshare.com/gpu", "DeviceIDs": node, "AllocResp": ""})
+        };
+        let entries: Vec<_> = containers.iter().map(entry).collect();
+        let whole = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1});
+        let path = self.folder.join(checkpoint::FILE);
+        let new = path.with_extension("new");
+        fs::write(&new, whole.to_string()).unwrap();
+        fs::rename(new, path).unwrap();
+    }
+
+    /// Says from now on that pods have these slots of the resource, one container each.
+    pub(crate) fn list_pods(&self, pods: &[(&str, &[Slot])]) {
         let pod = |&(name, slots): &(&str, &[Slot])| {
             let devices = slots.iter().map(|slot| ContainerDevices {
                 resource_name: "nvshare.com/gpu".to_owned(),

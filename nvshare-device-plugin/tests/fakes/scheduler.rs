@@ -64,6 +64,16 @@ impl Scheduler {
         seats.collect()
     }
 
+    /// The seats that were to be removed.
+    pub(crate) fn removed(&self) -> Vec<SeatName> {
+        let asked = self.state.asked.lock().unwrap();
+        let removed = asked.iter().filter_map(|request| match request {
+            AdminRequest::RemoveSeat(seat) => Some(*seat),
+            _ => None,
+        });
+        removed.collect()
+    }
+
     /// What was said of containers, one message after the other.
     pub(crate) fn held(&self) -> Vec<Vec<(SeatName, Option<Holder>)>> {
         let asked = self.state.asked.lock().unwrap();
@@ -105,7 +115,7 @@ fn serve(state: &State, stream: &mut UnixStream) {
                 Reply::Admin(AdminReply::End),
             ]
         }
-        AdminRequest::Seat(_) => match state.refuses.lock().unwrap().clone() {
+        AdminRequest::Seat(_) | AdminRequest::RemoveSeat(_) => match state.refuses.lock().unwrap().clone() {
             Some(reason) => vec![Reply::Refused { reason }],
             None => vec![done()],
         },

@@ -199,6 +199,9 @@ impl Seats {
                 return Err(format!("seat {name} has other slots: {}", slots_of(there).join(", ")));
             }
             Some(Record { holder, .. }) => (holder.clone(), "has other limits now"),
+            None if count >= limits::MOST_SEATS => {
+                return Err(format!("no more seats: there are {count}, which are the most"));
+            }
             None if count >= self.0.most => {
                 return Err(format!(
                     "no more seats: there are {count}; a higher limit of open files (ulimit -n) allows more, up to {}",
@@ -263,15 +266,15 @@ impl Seats {
         Ok(if unknown > 0 { format!("{text}; not known: {unknown}") } else { text })
     }
 
-    /// Removes a seat. Waits for the disk. Returns what was done.
+    /// Removes a seat, if it is there. Waits for the disk. Returns what was done.
     ///
     /// # Errors
-    /// There is no such seat, it is in use, or it cannot be removed.
+    /// It is in use, or it cannot be removed.
     pub(crate) fn remove(&self, name: SeatName) -> Result<String, String> {
         let _one = lock(&self.0.changes);
         {
             let mut places = lock(&self.0.places);
-            let place = places.get(&name).ok_or_else(|| format!("there is no seat {name}"))?;
+            let Some(place) = places.get(&name) else { return Ok(format!("there is no seat {name}")) };
             if place.inside > 0 {
                 return Err(format!("seat {name} is in use: processes or connections: {}", place.inside));
             }
