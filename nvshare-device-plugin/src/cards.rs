@@ -1,67 +1,175 @@
 //! The GPUs of this machine, from NVML, or else from what the kernel module says of them.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 
-use nvml_wrapper::Nvml;
+use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{EventSet, Nvml};
+use nvshare_proto::{GpuUuid, Seldom};
+use tracing::info;
 
 use crate::devices::Card;
 
 /// Folder in which the kernel module has a folder for each GPU, named by the GPU's place on the bus.
 pub const DESCRIPTIONS: &str = "/proc/driver/nvidia/gpus";
 
-/// Lists the GPUs; none where there is no driver. `descriptions` and `sysfs`: where the kernel describes them.
-#[must_use]
-pub fn list(descriptions: &Path, sysfs: &Path) -> Vec<Card> {
-    // NVML knows this machine, whatever folder is named.
-    let by_nvml = (descriptions == Path::new(DESCRIPTIONS)).then(|| ask_nvml(sysfs).ok()).flatten();
-    by_nvml.filter(|cards| !cards.is_empty()).unwrap_or_else(|| described(descriptions, sysfs))
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+static NO_ERRORS: Seldom = Seldom::new(|text| info!("{text}"));
+
+/// Where the kernel describes the GPUs.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// See [`DESCRIPTIONS`]. NVML knows this machine, so it is asked only if no other folder is named.
+    pub descriptions: PathBuf,
+    /// `/sys`
+    pub sysfs: PathBuf,
 }
 
-/// How many GPUs the kernel module has, also those whose UUIDs it does not know yet.
-#[must_use]
-pub fn count(descriptions: &Path) -> usize {
-    fs::read_dir(descriptions).into_iter().flatten().filter_map(Result::ok).count()
+/// What is seen of the GPUs.
+#[derive(Debug)]
+pub enum Seen {
+    /// All that are there.
+    Cards(Vec<Card>),
+    /// The driver reports an error.
+    Xid {
+        /// Of this GPU.
+        gpu: GpuUuid,
+        /// NVIDIA's number of the error.
+        code: u64,
+    },
 }
 
-fn ask_nvml(sysfs: &Path) -> Result<Vec<Card>, NvmlError> {
-    let nvml = Nvml::init()?;
-    let mut cards = Vec::new();
-    for index in 0..nvml.device_count()? {
-        let device = nvml.device_by_index(index)?;
-        let Ok(gpu) = device.uuid()?.parse() else { continue };
-        // NVML writes the bus's domain with four digits more than the kernel.
-        let bus = device.pci_info().map(|pci| pci.bus_id.to_lowercase());
-        let bus = bus.map(|bus| bus.strip_prefix("0000").map(str::to_owned).unwrap_or(bus));
-        cards.push(Card {
-            gpu,
-            minor: device.minor_number().ok(),
-            numa: bus.ok().and_then(|bus| numa(sysfs, &bus)),
-            memory: device.memory_info().ok().map(|memory| memory.total),
-        });
+impl Places {
+    /// Lists the GPUs; none where there is no driver.
+    #[must_use]
+    pub fn list(&self) -> Vec<Card> {
+        let by_nvml = self.nvml().and_then(|nvml| self.ask(&nvml).ok());
+        by_nvml.filter(|cards| !cards.is_empty()).unwrap_or_else(|| self.described())
     }
-    Ok(cards)
+
+    /// How many GPUs the kernel module has, also those whose UUIDs it does not know yet.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        fs::read_dir(&self.descriptions).into_iter().flatten().filter_map(Result::ok).count()
+    }
+
+    /// Tells what is seen of the GPUs every few seconds, and of errors at once where NVML tells of them, for ever. Where NVML has answered and does
+    /// so no more, no GPU is seen.
+    pub fn follow(&self, tell: impl Fn(Seen)) {
+        let mut had_nvml = false;
+        loop {
+            if let Some(nvml) = self.nvml() {
+                had_nvml = true;
+                let Err(error) = self.follow_nvml(&nvml, &tell);
+                info!("NVML: {error}");
+            }
+            tell(Seen::Cards(if had_nvml { Vec::new() } else { self.described() }));
+            sleep(LOOK_EVERY);
+        }
+    }
+
+    fn follow_nvml(&self, nvml: &Nvml, tell: &impl Fn(Seen)) -> Result<std::convert::Infallible, NvmlError> {
+        let errors = errors(nvml)
+            .inspect_err(|error| NO_ERRORS.say(format_args!("NVML does not tell of Xid errors: {error}")))
+            .ok();
+        loop {
+            tell(Seen::Cards(self.ask(nvml)?));
+            let Some(errors) = &errors else {
+                sleep(LOOK_EVERY);
+                continue;
+            };
+            match errors.wait(LOOK_EVERY.as_millis().try_into().unwrap_or(u32::MAX)) {
+                Ok(event) => {
+                    // A GPU that cannot say its name any more is gone at the next look, which is now.
+                    let gpu = event.device.uuid().ok().and_then(|uuid| uuid.parse().ok());
+                    if let (Some(gpu), Some(error)) = (gpu, event.event_data) {
+                        tell(Seen::Xid { gpu, code: number(&error) });
+                    }
+                }
+                Err(NvmlError::Timeout) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn nvml(&self) -> Option<Nvml> {
+        (self.descriptions == Path::new(DESCRIPTIONS)).then(|| Nvml::init().ok()).flatten()
+    }
+
+    fn ask(&self, nvml: &Nvml) -> Result<Vec<Card>, NvmlError> {
+        let mut cards = Vec::new();
+        for index in 0..nvml.device_count()? {
+            // One that is lost takes no other with it.
+            let Ok(device) = nvml.device_by_index(index) else { continue };
+            let Some(gpu) = device.uuid().ok().and_then(|uuid| uuid.parse().ok()) else { continue };
+            // NVML writes the bus's domain with four digits more than the kernel.
+            let bus = device.pci_info().map(|pci| pci.bus_id.to_lowercase());
+            let bus = bus.map(|bus| bus.strip_prefix("0000").map(str::to_owned).unwrap_or(bus));
+            cards.push(Card {
+                gpu,
+                minor: device.minor_number().ok(),
+                numa: bus.ok().and_then(|bus| numa(&self.sysfs, &bus)),
+                memory: device.memory_info().ok().map(|memory| memory.total),
+                mig: device.mig_mode().is_ok_and(|mode| mode.current != 0),
+            });
+        }
+        Ok(cards)
+    }
+
+    fn described(&self) -> Vec<Card> {
+        let folders = fs::read_dir(&self.descriptions).into_iter().flatten().filter_map(Result::ok);
+        let mut folders: Vec<_> = folders.map(|entry| entry.path()).collect();
+        folders.sort();
+        let describe = |folder: &Path| {
+            let text = fs::read_to_string(folder.join("information")).ok()?;
+            let field = |name: &str| {
+                text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
+            };
+            let bus = folder.file_name()?.to_str()?;
+            let minor = field("Device Minor").and_then(|minor| minor.parse().ok());
+            Some(Card {
+                gpu: field("GPU UUID")?.parse().ok()?,
+                minor,
+                numa: numa(&self.sysfs, bus),
+                memory: None,
+                mig: minor.is_some_and(|minor| self.is_divided(minor)),
+            })
+        };
+        folders.iter().filter_map(|folder| describe(folder)).collect()
+    }
+
+    /// Whether a GPU has parts that MIG made: the kernel module has a folder for each, `gpuN/mig/giM`.
+    fn is_divided(&self, minor: u32) -> bool {
+        let parts = self.descriptions.with_file_name("capabilities").join(format!("gpu{minor}/mig"));
+        let is_part = |entry: fs::DirEntry| entry.file_name().to_string_lossy().starts_with("gi");
+        fs::read_dir(parts).into_iter().flatten().filter_map(Result::ok).any(is_part)
+    }
 }
 
-fn described(descriptions: &Path, sysfs: &Path) -> Vec<Card> {
-    let folders = fs::read_dir(descriptions).into_iter().flatten().filter_map(Result::ok);
-    let mut folders: Vec<_> = folders.map(|entry| entry.path()).collect();
-    folders.sort();
-    let describe = |folder: &Path| {
-        let text = fs::read_to_string(folder.join("information")).ok()?;
-        let field = |name: &str| {
-            text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
-        };
-        let bus = folder.file_name()?.to_str()?;
-        Some(Card {
-            gpu: field("GPU UUID")?.parse().ok()?,
-            minor: field("Device Minor").and_then(|minor| minor.parse().ok()),
-            numa: numa(sysfs, bus),
-            memory: None,
-        })
-    };
-    folders.iter().filter_map(|folder| describe(folder)).collect()
+/// The errors of all GPUs that tell of them.
+fn errors(nvml: &Nvml) -> Result<EventSet<'_>, NvmlError> {
+    let mut set = nvml.create_event_set()?;
+    for index in 0..nvml.device_count()? {
+        let Ok(device) = nvml.device_by_index(index) else { continue };
+        if device.supported_event_types().is_ok_and(|types| types.contains(EventTypes::CRITICAL_XID_ERROR)) {
+            set = device.register_events(EventTypes::CRITICAL_XID_ERROR, set).map_err(|error| error.error)?;
+        }
+    }
+    Ok(set)
+}
+
+/// NVIDIA's number of an error.
+const fn number(error: &XidError) -> u64 {
+    match *error {
+        XidError::Value(number) => number,
+        // So it is written on the wire.
+        XidError::Unknown => 999,
+    }
 }
 
 /// The NUMA node of a device; a machine without several says -1.
@@ -73,12 +181,12 @@ fn numa(sysfs: &Path, bus: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvshare_proto::GpuUuid;
 
     #[test]
     fn the_kernel_module_describes_gpus() {
         let root = std::env::temp_dir().join(format!("nvshare-cards-{}", std::process::id()));
         let gpus = root.join("gpus");
+        let places = Places { descriptions: gpus.clone(), sysfs: root.join("sys") };
         for (bus, text, node) in [
             (
                 "0000:41:00.0",
@@ -95,12 +203,16 @@ mod tests {
                 fs::write(file, text).unwrap();
             }
         }
-        let one = Card { gpu: GpuUuid([1; 16]), minor: None, numa: None, memory: None };
-        let two = Card { gpu: GpuUuid([2; 16]), minor: Some(0), numa: Some(1), memory: None };
-        assert_eq!(list(&gpus, &root.join("sys")), [one, two]);
-        assert_eq!(count(&gpus), 3);
-        assert_eq!(list(&root.join("none"), &root), []);
-        assert_eq!(count(&root.join("none")), 0);
+        let one = Card { gpu: GpuUuid([1; 16]), minor: None, numa: None, memory: None, mig: false };
+        let two = Card { gpu: GpuUuid([2; 16]), minor: Some(0), numa: Some(1), ..one.clone() };
+        assert_eq!((places.list(), places.count()), (vec![one.clone(), two.clone()], 3));
+        // Where MIG has made no part, there is a folder for making them.
+        for (part, mig) in [("config", false), ("gi7", true)] {
+            fs::create_dir_all(root.join("capabilities/gpu0/mig").join(part)).unwrap();
+            assert_eq!(places.list(), [one.clone(), Card { mig, ..two.clone() }]);
+        }
+        let nowhere = Places { descriptions: root.join("none"), ..places };
+        assert_eq!((nowhere.list(), nowhere.count()), (vec![], 0));
         fs::remove_dir_all(root).unwrap();
     }
 }

@@ -16,6 +16,8 @@ pub struct Card {
     pub numa: Option<u32>,
     /// Its memory in bytes, where that is known.
     pub memory: Option<u64>,
+    /// Whether it is divided by MIG.
+    pub mig: bool,
 }
 
 /// The GPUs that are given out: those that are named, or all.
@@ -70,7 +72,13 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn card(number: u8) -> Card {
-        Card { gpu: GpuUuid([number; 16]), minor: Some(number.into()), numa: None, memory: Some(8 << 30) }
+        Card {
+            gpu: GpuUuid([number; 16]),
+            minor: Some(number.into()),
+            numa: None,
+            memory: Some(8 << 30),
+            mig: false,
+        }
     }
 
     #[test]

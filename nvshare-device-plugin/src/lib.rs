@@ -1,6 +1,6 @@
 //! The device plugin of Kubernetes for `nvshare.com/gpu`: each GPU has slots, and a container that asks for one gets a seat at the scheduler.
 //!
-//! What is decided is in modules without IO: [`devices`], [`allocate`], [`preferred`], [`cdi`], [`nvidia`], [`checkpoint`],
+//! What is decided is in modules without IO: [`devices`], [`troubles`], [`allocate`], [`preferred`], [`cdi`], [`nvidia`], [`checkpoint`],
 //! [`unused`]. Around them: the kubelet
 //! ([`kubelet`], [`grpc`]), the scheduler and the pods ([`upkeep`], [`pods`]), and files ([`files`], [`records`], [`specifications`],
 //! [`cards`]). [`plugin`] holds them together.
@@ -24,5 +24,6 @@ pub mod preferred;
 pub mod records;
 pub mod run;
 pub mod specifications;
+pub mod troubles;
 pub mod unused;
 pub mod upkeep;

@@ -19,6 +19,7 @@ use crate::api::{
     self, AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, DevicePluginOptions,
     Empty, ListAndWatchResponse, PreferredAllocationRequest, PreferredAllocationResponse,
 };
+use crate::cards::Seen;
 use crate::checkpoint;
 use crate::devices::Card;
 use crate::grpc::{self, Answer, Call};
@@ -26,6 +27,7 @@ use crate::nvidia::Found;
 use crate::options::{Options, Strategy};
 use crate::records::Records;
 use crate::specifications::Specifications;
+use crate::troubles::Troubles;
 use crate::unused::Unused;
 use crate::{allocate, cdi, devices, files, nvidia, preferred};
 
@@ -50,6 +52,7 @@ pub struct Plugin {
     order: Arc<tokio::sync::Mutex<()>>,
     records: Mutex<Records>,
     unused: Mutex<Unused>,
+    troubles: Mutex<Troubles>,
     specifications: Mutex<Specifications>,
     devices: watch::Sender<ListAndWatchResponse>,
 }
@@ -76,6 +79,7 @@ impl Plugin {
             order: Arc::default(),
             records: Mutex::new(records),
             unused: Mutex::default(),
+            troubles: Mutex::default(),
             specifications: Mutex::new(Specifications::of(folders, cdi::FILE)),
             devices: watch::Sender::new(ListAndWatchResponse::default()),
             options,
@@ -99,10 +103,26 @@ impl Plugin {
         nvidia::find(specifications.now(), self.options.nvidia_cdi_kind.as_deref(), &self.cards)
     }
 
-    /// Offers the GPUs' slots, as healthy ones where the scheduler answers. Where containers get names of devices, NVIDIA's are needed.
+    /// Notes what is seen of the GPUs.
+    pub(crate) fn see(&self, seen: Seen) {
+        let mut troubles = lock(&self.troubles);
+        match seen {
+            Seen::Cards(found) => troubles.look(&self.cards, &found),
+            Seen::Xid { gpu, code } => troubles.xid(gpu, code, std::time::Instant::now()),
+        }
+    }
+
+    /// Offers the GPUs' slots, as healthy ones where the scheduler answers and the GPU has no trouble. Where containers get names of devices,
+    /// NVIDIA's are needed.
     pub(crate) fn offer(&self, nvidia: &Found, answers: bool) {
+        let troubled = {
+            let mut troubles = lock(&self.troubles);
+            troubles.news(&self.cards, std::time::Instant::now()).iter().for_each(|line| warn!("{line}"));
+            troubles.known()
+        };
         let is_named = |card: &Card| !self.names_devices() || nvidia.names.contains_key(&card.gpu);
-        let mut list = devices::list(&self.cards, self.options.slots, |card| answers && is_named(card));
+        let is_healthy = |card: &Card| answers && is_named(card) && !troubled.contains(&card.gpu);
+        let mut list = devices::list(&self.cards, self.options.slots, is_healthy);
         if self.names_devices() && !nvidia.any {
             list.clear();
         }

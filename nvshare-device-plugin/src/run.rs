@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nvshare_proto::{GpuUuid, Seldom};
@@ -11,10 +12,11 @@ use tokio::time::sleep;
 use tracing::info;
 
 use crate::allocate::{LIBRARY, PRELOAD, preload_file};
+use crate::cards::Places;
 use crate::devices::{self, Card};
 use crate::options::{Options, Preload};
 use crate::plugin::Plugin;
-use crate::{cards, files, kubelet, pods, upkeep};
+use crate::{files, kubelet, pods, upkeep};
 
 const LOOK_FOR_GPUS_EVERY: Duration = Duration::from_secs(5);
 /// Once there is a GPU, others whose UUIDs cannot be read are waited for so long. Some never can be: a GPU may be broken or not visible here.
@@ -31,8 +33,14 @@ pub async fn run(options: Options) -> Result<(), String> {
     let _entered = kubelet::enter(&options.kubelet).await;
     // No other plugin does the same now.
     install(&options)?;
-    let cards = find_cards(&options).await?;
+    let places = Places { descriptions: options.gpu_descriptions.clone(), sysfs: options.sysfs.clone() };
+    let cards = find_cards(&options, &places).await?;
     let plugin = Arc::new(Plugin::open(options, cards)?);
+    let sees = Arc::clone(&plugin);
+    // NVML waits.
+    let follows =
+        thread::Builder::new().name("gpus".to_owned()).spawn(move || places.follow(|seen| sees.see(seen)));
+    follows.map_err(|error| error.to_string())?;
     let (tell_boot, boot) = watch::channel(None);
     tokio::join!(
         kubelet::attend(Arc::clone(&plugin)),
@@ -63,11 +71,11 @@ fn install(options: &Options) -> Result<(), String> {
 }
 
 /// Waits until this machine has GPUs: the driver may be loaded later, and a GPU may tell its UUID later than others.
-async fn find_cards(options: &Options) -> Result<Vec<Card>, String> {
+async fn find_cards(options: &Options, places: &Places) -> Result<Vec<Card>, String> {
     let mut first: Option<Instant> = None;
     loop {
-        let (descriptions, sysfs) = (options.gpu_descriptions.clone(), options.sysfs.clone());
-        let look = move || (cards::list(&descriptions, &sysfs), cards::count(&descriptions));
+        let places = places.clone();
+        let look = move || (places.list(), places.count());
         let (found, count) = spawn_blocking(look).await.map_err(|error| error.to_string())?;
         if found.is_empty() {
             let descriptions = options.gpu_descriptions.display();

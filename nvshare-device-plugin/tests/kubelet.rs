@@ -255,6 +255,36 @@ async fn a_set_that_the_kubelet_has_and_the_record_lost_is_there_again() {
 }
 
 #[tokio::test]
+async fn a_gpu_that_is_lost_or_divided_gives_out_no_slot_until_it_is_back() {
+    let mut machine = Machine::new();
+    let _scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    let plugin = machine.start("--slots 1");
+    kubelet.list("two slots", are_all(HEALTHY)).await;
+    let health = |a: &'static str, b: &'static str| {
+        move |devices: &[Device]| devices.iter().map(|device| device.health.as_str()).eq([a, b])
+    };
+    let (gpu, away) = (machine.root.join("gpus/0000:02:00.0"), machine.root.join("away"));
+    fs::rename(&gpu, &away).unwrap();
+    kubelet.list("B is lost", health(HEALTHY, UNHEALTHY)).await;
+    machine.says(plugin, &format!("{B} is not there any more, or its driver does not answer")).await;
+    fs::rename(&away, &gpu).unwrap();
+    kubelet.list("B is back", are_all(HEALTHY)).await;
+    machine.says(plugin, &format!("slots of {B} are given out again")).await;
+
+    let part = machine.root.join("capabilities/gpu0/mig/gi1");
+    fs::create_dir_all(&part).unwrap();
+    kubelet.list("A is divided", health(UNHEALTHY, HEALTHY)).await;
+    machine.says(plugin, &format!("{A} is in MIG mode, and nvshare shares whole GPUs only")).await;
+    fs::remove_dir(&part).unwrap();
+    kubelet.list("A is whole", are_all(HEALTHY)).await;
+
+    // The driver is gone.
+    fs::rename(machine.root.join("gpus"), machine.root.join("none")).unwrap();
+    kubelet.list("no driver", are_all(UNHEALTHY)).await;
+}
+
+#[tokio::test]
 async fn a_kubelet_that_starts_again_finds_the_plugin() {
     let mut machine = Machine::new();
     let _scheduler = Scheduler::start(&machine.root, 1);
