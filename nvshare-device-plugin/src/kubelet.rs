@@ -68,6 +68,28 @@ pub async fn enter(kubelet: &Path) -> File {
     }
 }
 
+/// The path of the plugin's socket.
+#[must_use]
+pub fn socket(kubelet: &Path) -> PathBuf {
+    folder(kubelet).join(SOCKET)
+}
+
+/// The same as [`enter`] without waiting.
+///
+/// # Errors
+/// Another plugin has the folder, or there is none.
+pub fn enter_now(kubelet: &Path) -> Result<File, String> {
+    let folder = folder(kubelet);
+    let file = File::open(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            Err(format!("an nvshare-device-plugin runs at {}: remove it first", folder.display()))
+        }
+        Err(TryLockError::Error(error)) => Err(format!("{}: {error}", folder.display())),
+    }
+}
+
 /// The plugin's socket.
 #[derive(Debug)]
 struct Bound {
@@ -97,7 +119,7 @@ impl Drop for Bound {
 /// Serves, and is registered at the kubelet, for ever.
 pub async fn attend(plugin: Arc<Plugin>) {
     let folder = folder(&plugin.options.kubelet);
-    let (own, kubelet) = (folder.join(SOCKET), folder.join("kubelet.sock"));
+    let (own, kubelet) = (socket(&plugin.options.kubelet), folder.join("kubelet.sock"));
     let mut bound: Option<Bound> = None;
     let mut registered: Option<(Identity, Instant)> = None;
     let mut again = AGAIN.0;

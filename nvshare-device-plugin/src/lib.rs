@@ -1,9 +1,8 @@
 //! The device plugin of Kubernetes for `nvshare.com/gpu`: each GPU has slots, and a container that asks for one gets a seat at the scheduler.
 //!
-//! What is decided is in modules without IO: [`devices`], [`troubles`], [`allocate`], [`preferred`], [`cdi`], [`nvidia`], [`checkpoint`],
-//! [`unused`]. Around them: the kubelet
+//! What is decided is in modules without IO: [`devices`], [`troubles`], [`allocate`], [`preferred`], [`cdi`], [`nvidia`], [`checkpoint`], [`unused`]. Around them: the kubelet
 //! ([`kubelet`], [`grpc`]), the scheduler and the pods ([`upkeep`], [`pods`]), and files ([`files`], [`records`], [`specifications`],
-//! [`cards`]). [`plugin`] holds them together.
+//! [`cards`], [`features`]). [`plugin`] holds them together, and [`clean_up`] removes what they leave.
 
 #![forbid(unsafe_code)]
 
@@ -12,7 +11,9 @@ pub mod api;
 pub mod cards;
 pub mod cdi;
 pub mod checkpoint;
+pub mod clean_up;
 pub mod devices;
+pub mod features;
 pub mod files;
 pub mod grpc;
 pub mod kubelet;

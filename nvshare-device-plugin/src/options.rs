@@ -78,6 +78,18 @@ pub struct Options {
     #[arg(long, value_name = "DIR", default_value = "/var/lib/nvshare")]
     pub state: PathBuf,
 
+    /// Write a feature file into this folder, of which Node Feature Discovery makes labels of the node [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub features_dir: Option<PathBuf>,
+
+    /// Remove all that nvshare has left on this machine, and end. No pod may have a slot, and no scheduler may run
+    #[arg(long)]
+    pub clean_up: bool,
+
+    /// Folder of the folders of sockets, for --clean-up
+    #[arg(long, value_name = "DIR", default_value = "/var/run", hide = true)]
+    pub run_dir: PathBuf,
+
     /// A seat of several slots goes when no container has had it for so many seconds
     #[arg(long, value_name = "SECONDS", default_value = "600", hide = true)]
     pub keep_unused: u64,

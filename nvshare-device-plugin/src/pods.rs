@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use tracing::{info, warn};
 use crate::api::{Empty, LIST_PODS, ListPodResourcesResponse};
 use crate::checkpoint;
 use crate::grpc::Client;
+use crate::options::Options;
 use crate::plugin::Plugin;
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -101,9 +102,23 @@ pub fn changes(told: Option<&Holders>, now: &Holders, seats: &[SeatName]) -> Vec
     named.into_iter().map(|seat| (seat, now.get(&seat).cloned())).collect()
 }
 
+fn socket(options: &Options) -> PathBuf {
+    options.kubelet.join("pod-resources/kubelet.sock")
+}
+
+/// Which container has which seat now.
+///
+/// # Errors
+/// The kubelet does not answer.
+pub async fn holders_now(options: &Options) -> Result<Holders, String> {
+    let socket = socket(options);
+    let pods = list(&mut None, &socket).await.map_err(|error| format!("{}: {error}", socket.display()))?;
+    Ok(holders(&pods, &options.resource))
+}
+
 /// Tells the scheduler whose the seats are, for ever. `boot`: which run of the scheduler answers, if any.
 pub async fn tell(plugin: Arc<Plugin>, boot: watch::Receiver<Option<u64>>) {
-    let socket = plugin.options.kubelet.join("pod-resources/kubelet.sock");
+    let socket = socket(&plugin.options);
     let mut kubelet = None;
     // What was told, and to which run of the scheduler.
     let mut told: Option<(u64, Holders)> = None;

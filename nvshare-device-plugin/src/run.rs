@@ -16,7 +16,7 @@ use crate::cards::Places;
 use crate::devices::{self, Card};
 use crate::options::{Options, Preload};
 use crate::plugin::Plugin;
-use crate::{files, kubelet, pods, upkeep};
+use crate::{clean_up, features, files, kubelet, pods, upkeep};
 
 const LOOK_FOR_GPUS_EVERY: Duration = Duration::from_secs(5);
 /// Once there is a GPU, others whose UUIDs cannot be read are waited for so long. Some never can be: a GPU may be broken or not visible here.
@@ -25,16 +25,22 @@ const OTHERS_PATIENCE: Duration = Duration::from_secs(60);
 static NO_GPU: Seldom = Seldom::new(|text| info!("{text}"));
 static NOT_ALL: Seldom = Seldom::new(|text| info!("{text}"));
 
-/// Serves for ever.
+/// Serves for ever, or cleans up.
 ///
 /// # Errors
 /// What the command line asks for cannot be had.
 pub async fn run(options: Options) -> Result<(), String> {
+    if options.clean_up {
+        return clean_up::run(&options).await;
+    }
     let _entered = kubelet::enter(&options.kubelet).await;
     // No other plugin does the same now.
     install(&options)?;
     let places = Places { descriptions: options.gpu_descriptions.clone(), sysfs: options.sysfs.clone() };
     let cards = find_cards(&options, &places).await?;
+    if let Some(folder) = &options.features_dir {
+        features::write(folder, &cards, options.slots)?;
+    }
     let plugin = Arc::new(Plugin::open(options, cards)?);
     let sees = Arc::clone(&plugin);
     // NVML waits.

@@ -510,3 +510,52 @@ async fn what_cannot_be_had_is_said_at_the_start() {
     let plugin = machine.start("");
     machine.says(plugin, "no GPU is there yet").await;
 }
+
+#[tokio::test]
+async fn what_is_left_on_a_machine_is_removed_when_no_pod_needs_it() {
+    let mut machine = Machine::new();
+    let scheduler = Scheduler::start(&machine.root, 1);
+    let kubelet = Kubelet::start(&machine.root);
+    let at = |name: &str| machine.root.join(name);
+    let (features, run) = (at("features"), at("run"));
+    let left = [at("cdi"), at("lib"), at("state"), features.clone(), run.clone()];
+    let places = format!("--features-dir {} --run-dir {}", features.display(), run.display());
+    let plugin = machine.start(&places);
+    kubelet.registered(1).await;
+    assert_eq!(
+        fs::read_to_string(features.join("nvshare")).unwrap(),
+        "nvshare.com/gpu.count=2\nnvshare.com/gpu.slots=10\n"
+    );
+    kubelet.allocate(&[&[slot(A, 0)]]).await.unwrap();
+    kubelet.run_pods(&[("one", &[slot(A, 0)])]);
+    // What the scheduler makes.
+    for file in ["nvshare-seats/dabc7573cefc8f50/limits", "nvshare-seats/.new/x", "nvshare/scheduler.sock"] {
+        write(&run.join(file), "");
+    }
+    write(&machine.root.join("state/state.seats/dabc7573cefc8f50"), "");
+
+    let clean_up = format!("--clean-up {places}");
+    let refused = async |machine: &mut Machine, why: &str| {
+        let number = machine.start(&clean_up);
+        assert_eq!(machine.ended(number).await, 1);
+        machine.says(number, why).await;
+    };
+    refused(&mut machine, "an nvshare-device-plugin runs at").await;
+    machine.kill(plugin);
+    refused(&mut machine, "a scheduler answers at").await;
+    drop(scheduler);
+    refused(&mut machine, "containers that have seats: 1, such as default/one/main").await;
+    drop(kubelet);
+    refused(&mut machine, "pod-resources/kubelet.sock").await;
+    assert!(machine.specification().exists() && machine.root.join("lib/libnvshare.so").exists());
+
+    let _kubelet = Kubelet::start(&machine.root);
+    // Twice: it does not matter whether anything is left.
+    for _ in 0..2 {
+        let number = machine.start(&clean_up);
+        assert_eq!(machine.ended(number).await, 0, "{}", machine.log(number));
+        let files = |folder: &std::path::Path| fs::read_dir(folder).into_iter().flatten().count();
+        assert!(left.iter().all(|folder| files(folder) == 0), "{left:?}");
+    }
+    assert!(machine.nvidia().exists(), "it is not ours");
+}

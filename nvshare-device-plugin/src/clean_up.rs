@@ -1,0 +1,75 @@
+//! Removes what nvshare has left on a machine: CDI devices, the library, seats, sockets, records. The plugin itself never does that, since containers
+//! that start again need all of it.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use nvshare_admin::Scheduler;
+use nvshare_proto::WatchFrom;
+use tracing::info;
+
+use crate::features;
+use crate::options::Options;
+use crate::{cdi, kubelet, pods};
+
+/// Removes all of it. Folders that are mounted, as in a pod, stay, and are empty.
+///
+/// # Errors
+/// The scheduler or the plugin runs, a container has a seat, the kubelet does not say whether one does, or something cannot be removed.
+pub async fn run(options: &Options) -> Result<(), String> {
+    let _entered = kubelet::enter_now(&options.kubelet)?;
+    let socket = options.admin_socket();
+    if Scheduler::at(socket.clone()).watch(WatchFrom::Now, false).is_ok() {
+        return Err(format!("a scheduler answers at {}: remove it first", socket.display()));
+    }
+    let holders = pods::holders_now(options).await?;
+    if let Some((seat, holder)) = holders.first_key_value() {
+        let count = holders.len();
+        return Err(format!(
+            "containers that have seats: {count}, such as {holder} ({seat}): remove their pods first"
+        ));
+    }
+    for file in [options.cdi_dir.join(cdi::FILE), kubelet::socket(&options.kubelet)] {
+        gone(&file, fs::remove_file(&file))?;
+    }
+    if let Some(folder) = &options.features_dir {
+        let file = folder.join(features::FILE);
+        gone(&file, fs::remove_file(&file))?;
+    }
+    let run = ["nvshare-seats", "nvshare", "nvshare-admin"].map(|name| options.run_dir.join(name));
+    for folder in [options.library_dir.clone(), options.state.clone()].into_iter().chain(run) {
+        empty(&folder)?;
+    }
+    Ok(())
+}
+
+/// Removes all that is in a folder, and the folder unless it is mounted.
+fn empty(folder: &Path) -> Result<(), String> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(|error| format!("{}: {error}", folder.display()))?,
+    };
+    let paths: Vec<PathBuf> = entries.filter_map(Result::ok).map(|entry| entry.path()).collect();
+    for path in paths {
+        let is_folder = path.symlink_metadata().is_ok_and(|found| found.is_dir());
+        if is_folder {
+            empty(&path)?;
+        } else {
+            gone(&path, fs::remove_file(&path))?;
+        }
+    }
+    match fs::remove_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::ResourceBusy => Ok(()),
+        removed => gone(folder, removed),
+    }
+}
+
+fn gone(path: &Path, removed: io::Result<()>) -> Result<(), String> {
+    match removed {
+        Ok(()) => info!("removed {}", path.display()),
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(format!("{}: {error}", path.display())),
+    }
+    Ok(())
+}
