@@ -24,11 +24,14 @@ READY = "nvidia.com/gpu.present"
 # Every document that each folder is to have: nothing unseen, nothing lost.
 EXPECTED = {
     "manifests": ["DaemonSet/nvshare-device-plugin", "DaemonSet/nvshare-scheduler", "Namespace/nvshare"],
-    "manifests/examples": ["ConfigMap/multiply", "Namespace/nvshare-examples", "Pod/limited", "Pod/unlimited"],
-}
+    "manifests/clean-up": ["DaemonSet/nvshare-clean-up", "Namespace/nvshare-clean-up"],
+    "manifests/examples": [
+        "ConfigMap/multiply", "Namespace/nvshare-examples", "Pod/limited", "Pod/unlimited", "ResourceQuota/slots",
+    ],
+}  # fmt: skip
 
 # The level of Pod Security that each folder's namespace has.
-LEVELS = {"manifests": "privileged", "manifests/examples": "restricted"}
+LEVELS = {"manifests": "privileged", "manifests/clean-up": "privileged", "manifests/examples": "restricted"}
 
 # Volume types that the Pod Security level "restricted" allows.
 RESTRICTED_VOLUMES = {
@@ -304,6 +307,37 @@ def check_scheduler(daemon, sources):
     yield from (f"the library's installation {finding}" for finding in check_install(init[0]))
 
 
+def check_clean_up(daemon, sources):
+    """It sees all that the two daemons may leave, and does nothing else."""
+    pod = daemon["spec"]["template"]["spec"]
+    own = (directory_of(sources.socket), directory_of(sources.admin_socket), sources.seats, STATE, "/var/run/cdi")
+    mounts = {path: (path, False) for path in own} | {path: (path, only) for path, only in KUBELET.items()}
+    init = pod.get("initContainers") or []
+    if [container["name"] for container in init] != ["clean-up"]:
+        yield "there is not one init container, which cleans up"
+        return
+    command = init[0].get("command") or []
+    if command[:2] != ["nvshare-device-plugin", "--clean-up"]:
+        yield f"the init container does not clean up: {command}"
+    options = options_of([word for word in command[1:] if word != "--clean-up"])
+    for name in {"--clean-up", *options} - sources.plugin_options:
+        yield f"the device plugin has no option {name}"
+    if options.get("--admin-socket") != sources.admin_socket:
+        yield f"--admin-socket is {options.get('--admin-socket')}, and paths.rs says {sources.admin_socket}"
+    if init[0]["image"] != f"nvshare:{sources.version}":
+        yield f"image {init[0]['image']}, and the workspace is nvshare:{sources.version}"
+    if mounts_of(pod, init[0]) != mounts:
+        yield f"the clean-up mounts {mounts_of(pod, init[0])}, not {mounts}"
+    if any(container.get("volumeMounts") for container in pod["containers"]):
+        yield "what waits behind the clean-up mounts something"
+
+
+def check_quota(quota, sources):
+    names = list(quota["spec"].get("hard", {}))
+    if names != [f"requests.{sources.resource}"]:
+        yield f"counts {names}, not requests.{sources.resource}"
+
+
 def options_of(words):
     options = {}
     words = iter(words)
@@ -358,18 +392,18 @@ def check_kustomization(root):
                 yield f"manifests: kustomize does not set image {container['image']}"
 
 
-def with_component(root, name):
-    """All documents with a component switched on, the scheduler among them, and what is wrong."""
+def with_component(root, name, daemon="DaemonSet/nvshare-scheduler"):
+    """All documents with a component switched on, the daemon that it changes among them, and what is wrong."""
     with tempfile.TemporaryDirectory() as place:
         shutil.copytree(root / "manifests", Path(place) / "manifests")
         kustomization = Path(place) / "manifests/kustomization.yaml"
         switched = re.sub(rf"^# components:\n(?:#.*\n)*# +- {name}\n", f"components:\n  - {name}\n", kustomization.read_text(), flags=re.MULTILINE)
         kustomization.write_text(switched)
         documents, failures = render(Path(place), "manifests")
-    scheduler = {title(document): document for document in documents}.get("DaemonSet/nvshare-scheduler")
-    if scheduler is None and not failures:
-        failures = [f"manifests/{name}: there is no scheduler to change"]
-    return documents, scheduler, failures
+    changed = {title(document): document for document in documents}.get(daemon)
+    if changed is None and not failures:
+        failures = [f"manifests/{name}: there is no {daemon} to change"]
+    return documents, changed, failures
 
 
 def check_host_memory(root, versions, sources):
@@ -432,6 +466,62 @@ def check_nvml(root, versions):
         yield "manifests/nvml: changes more than that"
 
 
+def check_features(root, versions, sources):
+    """The component for Node Feature Discovery gives the plugin one more folder, and changes nothing else."""
+    documents, plugin, failures = with_component(root, "nfd", "DaemonSet/nvshare-device-plugin")
+    plain, more = render(root, "manifests")
+    if failures + more:
+        yield from failures + more
+        return
+    for finding in check_schema(plugin, versions):
+        yield f"manifests/nfd: {finding}"
+    pod = plugin["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    option, volume, mount = container["args"].pop(), pod["volumes"].pop(), container["volumeMounts"].pop()
+    folder = volume.get("hostPath", {}).get("path")
+    if option != f"--features-dir={folder}" or mount.get("mountPath") != folder or mount["name"] != volume["name"]:
+        yield f"manifests/nfd: {option}, {volume} and {mount} do not go together"
+    if "--features-dir" not in sources.plugin_options:
+        yield "manifests/nfd: the device plugin has no option --features-dir"
+    if documents != plain:
+        yield "manifests/nfd: changes more than that"
+
+
+def check_monitoring(root, versions, sources):
+    """The component for metrics opens a port, looks for pods that there are, and changes nothing else."""
+    documents, scheduler, failures = with_component(root, "monitoring")
+    plain, more = render(root, "manifests")
+    if failures + more:
+        yield from failures + more
+        return
+    for finding in check_schema(scheduler, versions):
+        yield f"manifests/monitoring: {finding}"
+    monitors = [document for document in documents if document["kind"] == "PodMonitor"]
+    labels = scheduler["spec"]["template"]["metadata"]["labels"]
+    container = scheduler["spec"]["template"]["spec"]["containers"][0]
+    ports = container.pop("ports", [])
+    option = container["args"].pop()
+    if "--metrics" not in sources.options or [option] != [f"--metrics=0.0.0.0:{port['containerPort']}" for port in ports]:
+        yield f"manifests/monitoring: {option} is not at the port {ports}"
+    if len(monitors) != 1:
+        yield f"manifests/monitoring: there are {len(monitors)} monitors"
+        return
+    spec = monitors[0]["spec"]
+    if not spec["selector"]["matchLabels"].items() <= labels.items():
+        yield "manifests/monitoring: the monitor looks for other pods"
+    if [endpoint.get("port") for endpoint in spec["podMetricsEndpoints"]] != [port["name"] for port in ports]:
+        yield "manifests/monitoring: the monitor looks for another port"
+    if [document for document in documents if document["kind"] != "PodMonitor"] != plain:
+        yield "manifests/monitoring: changes more than that"
+
+
+DAEMONS = {
+    "DaemonSet/nvshare-clean-up": check_clean_up,
+    "DaemonSet/nvshare-device-plugin": check_plugin,
+    "DaemonSet/nvshare-scheduler": check_scheduler,
+}
+
+
 def check(root, versions=VERSIONS):
     """All that is wrong."""
     sources = Sources(root)
@@ -464,7 +554,9 @@ def check(root, versions=VERSIONS):
             own = []
             if document["kind"] == "DaemonSet":
                 own += check_pod(document["spec"]["template"]["spec"])
-                own += (check_plugin if title(document).endswith("plugin") else check_scheduler)(document, sources)
+                own += DAEMONS[title(document)](document, sources)
+            elif document["kind"] == "ResourceQuota":
+                own += check_quota(document, sources)
             elif document["kind"] == "Pod":
                 own += check_pod(document["spec"])
                 own += check_example(document["spec"], sources)
@@ -472,8 +564,8 @@ def check(root, versions=VERSIONS):
             findings += [f"{where}: {finding}" for finding in own]
         if folder == "manifests/examples" and sorted(map(str, limits)) != ["8GiB", "None"]:
             findings.append(f"{folder}: not one pod with NVSHARE_MEM_LIMIT=8GiB and one without: {limits}")
-    components = list(check_nvml(root, versions)) + list(check_host_memory(root, versions, sources))
-    return findings + list(check_kustomization(root)) + components
+    findings += [*check_kustomization(root), *check_nvml(root, versions), *check_host_memory(root, versions, sources)]
+    return [*findings, *check_features(root, versions, sources), *check_monitoring(root, versions, sources)]
 
 
 def main():

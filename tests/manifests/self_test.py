@@ -15,6 +15,11 @@ NVML = "manifests/nvml/kustomization.yaml"
 HOST_MEMORY = "manifests/host-memory/kustomization.yaml"
 LIMITED = "manifests/examples/limited.yaml"
 UNLIMITED = "manifests/examples/unlimited.yaml"
+CLEAN_UP = "manifests/clean-up/clean-up.yaml"
+QUOTA = "manifests/examples/quota.yaml"
+FEATURES = "manifests/nfd/kustomization.yaml"
+MONITORING = "manifests/monitoring/kustomization.yaml"
+MONITOR = "manifests/monitoring/pod-monitor.yaml"
 DROP = '            capabilities:\n              drop: ["ALL"]\n'
 # What is broken, in which file, from what, to what, and what must be found.
 BREAKS = [
@@ -49,6 +54,22 @@ BREAKS = [
     ("memory of the host by another option", HOST_MEMORY, "--host-memory\n", "--host-mem\n", "not --host-memory SIZE"),
     ("memory of the host is not named", KUSTOMIZATION, "#   - host-memory", "#   - host-mem", "manifests/host-memory: adds"),
     ("memory of the host changes more", HOST_MEMORY, "patches:", "nameSuffix: -x\npatches:", "manifests/host-memory"),
+    ("labels from elsewhere", FEATURES, "mountPath: /etc/kubernetes", "mountPath: /etc", "do not go together"),
+    ("labels by another option", FEATURES, "--features-dir=", "--features=", "do not go together"),
+    ("labels are not named", KUSTOMIZATION, "#   - nfd", "#   - nf", "manifests/nfd"),
+    ("labels change more", FEATURES, "patches:", "nameSuffix: -x\npatches:", "manifests/nfd"),
+    ("metrics at another port", MONITORING, "containerPort: 9464", "containerPort: 9465", "is not at the port"),
+    ("a monitor of nothing", MONITOR, "      app.kubernetes.io/component: scheduler\n  pod", "      app.kubernetes.io/component: none\n  pod",
+     "looks for other pods"),
+    ("a monitor of another port", MONITOR, "port: metrics", "port: http", "looks for another port"),
+    ("metrics change more", MONITORING, "patches:", "nameSuffix: -x\npatches:", "manifests/monitoring"),
+    ("slots that nobody counts", QUOTA, "requests.nvshare.com/gpu", "requests.nvidia.com/gpu", "counts ['requests.nvidia.com/gpu']"),
+    ("a clean-up of nothing", CLEAN_UP, '"--clean-up", ', "", "does not clean up"),
+    ("a clean-up that leaves seats", CLEAN_UP, "            - name: seats\n              mountPath: /var/run/nvshare-seats\n", "",
+     "volume seats is not used"),
+    ("a clean-up of another version", "manifests/clean-up/kustomization.yaml", "newTag: 0.1.0", "newTag: 0.0.9", "and the workspace is"),
+    ("more rights for what waits", CLEAN_UP, "          securityContext: *security\n", "          securityContext: {privileged: true}\n",
+     "container done: privileged"),
     ("host processes", SCHEDULER, "      terminationG", "      hostPID: true\n      terminationG", "hostPID is on"),
     ("host network", LIMITED,
      "  restartPolicy: Never", "  restartPolicy: Never\n  hostNetwork: true", "hostNetwork is on"),

@@ -22,6 +22,7 @@ const PAPERS: [&str; 13] = [
     "docs/tuning.md",
     "docs/shares.md",
     "docs/coming-from.md",
+    "docs/kubernetes.md",
     "docs/troubleshooting.md",
     "docs/faq.md",
     "docs/status.md",
