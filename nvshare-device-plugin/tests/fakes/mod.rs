@@ -1,5 +1,7 @@
 //! A machine in a folder: a kubelet, a scheduler, GPUs, NVIDIA's CDI devices, and the plugin itself.
 
+#![allow(dead_code, reason = "each test uses some of it")]
+
 mod kubelet;
 mod scheduler;
 
@@ -13,6 +15,7 @@ use nvshare_proto::GpuUuid;
 use serde_json::{Value, json};
 
 pub(crate) use kubelet::Kubelet;
+#[allow(unused_imports, reason = "some tests have a real one")]
 pub(crate) use scheduler::Scheduler;
 
 pub(crate) const A: GpuUuid = GpuUuid([1; 16]);
@@ -21,6 +24,7 @@ pub(crate) const B: GpuUuid = GpuUuid([2; 16]);
 /// The machine. The plugin ends with it.
 pub(crate) struct Machine {
     pub(crate) root: PathBuf,
+    gpus: [GpuUuid; 2],
     plugins: Vec<Child>,
 }
 
@@ -29,10 +33,16 @@ static MACHINES: AtomicU32 = AtomicU32::new(0);
 impl Machine {
     /// A machine with GPUs A and B, the latter near NUMA node 1, and CDI devices of NVIDIA: A by its UUID, B by a number.
     pub(crate) fn new() -> Self {
+        Self::with([A, B])
+    }
+
+    /// The same with other GPUs.
+    pub(crate) fn with(gpus: [GpuUuid; 2]) -> Self {
         let number = MACHINES.fetch_add(1, Ordering::Relaxed);
         let root = std::env::temp_dir().join(format!("nvshare-plugin-{}-{number}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
-        for (bus, gpu, minor, node) in [("0000:01:00.0", A, 0, -1), ("0000:02:00.0", B, 4, 1)] {
+        let places = [("0000:01:00.0", 0, -1), ("0000:02:00.0", 4, 1)];
+        for (gpu, (bus, minor, node)) in gpus.into_iter().zip(places) {
             let text = format!("Model: \t\t GPU\nGPU UUID: \t {gpu}\nDevice Minor: \t {minor}\n");
             write(&root.join("gpus").join(bus).join("information"), &text);
             write(&root.join("sys/bus/pci/devices").join(bus).join("numa_node"), &format!("{node}\n"));
@@ -40,7 +50,7 @@ impl Machine {
         write(&root.join("build/libnvshare.so"), "the library");
         fs::create_dir_all(root.join("kubelet/device-plugins")).unwrap();
         fs::create_dir_all(root.join("kubelet/pod-resources")).unwrap();
-        let machine = Self { root, plugins: Vec::new() };
+        let machine = Self { root, gpus, plugins: Vec::new() };
         machine.generate_nvidia();
         machine
     }
@@ -48,8 +58,9 @@ impl Machine {
     /// NVIDIA's toolkit writes its specification.
     pub(crate) fn generate_nvidia(&self) {
         let text = format!(
-            "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: {A}\n  containerEdits:\n    deviceNodes:\n    \
-             - path: /dev/nvidia0\n- name: \"1\"\n  containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia4\n"
+            "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: {}\n  containerEdits:\n    deviceNodes:\n    \
+             - path: /dev/nvidia0\n- name: \"1\"\n  containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia4\n",
+            self.gpus[0]
         );
         write(&self.nvidia(), &text);
     }
